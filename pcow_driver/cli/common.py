@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands share: naming images, showing sizes."""
+
+import argparse
+import os
+
+from cliff import columns
+
+from pcow_driver import exception
+from pcow_driver import names
+from pcow_driver import pool
+from pcow_driver import registry
+from pcow_driver import units
+
+IMAGE_HELP = 'Image: POOL/NAME, or the path of a file.'
+POOL_IMAGE_HELP = 'POOL/NAME.'
+
+
+class Size(columns.FormattableColumn[int]):
+    """Bytes: '1.5 GiB' in tables, the number in machine-readable output."""
+
+    def human_readable(self) -> str:
+        return units.format_size(self._value)
+
+
+class OptionalSize(columns.FormattableColumn[int | None]):
+    def human_readable(self) -> str:
+        return '-' if self._value is None else units.format_size(self._value)
+
+
+def size_argument(text: str) -> int:
+    try:
+        return units.parse_size(text)
+    except exception.InvalidSize as e:
+        raise argparse.ArgumentTypeError(str(e)) from None
+
+
+def split_reference(reference: str) -> tuple[pool.Pool, str]:
+    """The pool and the image name of ``POOL/NAME``; the image need not exist.
+
+    :raises InvalidName: not of this form
+    :raises PoolNotFound:
+    """
+    pool_name, slash, name = reference.partition('/')
+    if not slash or not pool_name:
+        raise exception.InvalidName(kind='image', name=reference, reason='write POOL/NAME')
+    return registry.PoolRegistry().get(pool_name), names.check_name('image', name.removesuffix(names.IMAGE_SUFFIX))
+
+
+def image_path(reference: str) -> str:
+    """Path of an existing image given as ``POOL/NAME`` or as a path (``./a/b`` for a path that looks like a pool's).
+
+    :raises ImageNotFound:
+    """
+    pool_name, slash, _name = reference.partition('/')
+    if slash and pool_name not in ('', '.', '..'):
+        try:
+            found, name = split_reference(reference)
+            return found.existing_path(name)
+        except exception.PoolNotFound:
+            if not os.path.exists(reference):
+                raise
+    path = os.path.abspath(reference)
+    if not os.path.isfile(path):
+        raise exception.ImageNotFound(path=path)
+    return path

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pcowctl doctor"""
+
+import argparse
+from typing import Any
+
+from cliff import lister
+
+from pcow_driver import doctor
+
+
+class Doctor(lister.Lister):
+    """Say what this host lacks for pcow, and what to do about it; exit code 1 if something essential is missing."""
+
+    _status = 0
+
+    def take_action(self, parsed_args: argparse.Namespace) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+        findings = doctor.diagnose()
+        self._status = int(any(finding.status == doctor.MISSING for finding in findings))
+        return (('check', 'status', 'found', 'what to do'),
+                [(finding.check, finding.status, finding.found, finding.advice) for finding in findings])
+
+    def run(self, parsed_args: argparse.Namespace) -> int:
+        return super().run(parsed_args) or self._status

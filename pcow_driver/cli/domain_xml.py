@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pcowctl domain-xml"""
+
+import argparse
+import os
+
+from cliff import command
+
+from pcow_driver import domain_xml
+from pcow_driver import exception
+from pcow_driver import image
+from pcow_driver import libvirt_xml
+from pcow_driver import tool
+from pcow_driver import units
+from pcow_driver.cli import common
+
+
+class DomainXml(command.Command):
+    """Print libvirt XML of a guest that boots a kernel directly, with its root on a pcow image."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument('image', help=common.IMAGE_HELP)
+        parser.add_argument('--name', help='Name of the domain; default: that of the image.')
+        parser.add_argument('--kernel', required=True, help='Kernel file.')
+        parser.add_argument('--initrd', help='Initial RAM disk.')
+        parser.add_argument('--cmdline', default=domain_xml.DEFAULT_CMDLINE, help='Kernel command line; default: %(default)s')
+        parser.add_argument('--memory', type=common.size_argument, default=units.GIB, help='RAM of the guest; default: 1G.')
+        parser.add_argument('--vcpus', type=int, default=1, help='Default: 1.')
+        parser.add_argument('--type', choices=domain_xml.TYPES, default='kvm', help="'qemu' is emulation; default: kvm.")
+        parser.add_argument('--emulator', help='QEMU with the pcow backend; default: [pcow] emulator.')
+        parser.add_argument('--machine', default='q35', help='Machine type; default: q35.')
+        parser.add_argument('--serial-file', metavar='FILE', help='Write the console to a file rather than a pty.')
+        parser.add_argument('--carrier-disk', metavar='FILE', help='A small qcow2 disk to hold VM state for virsh snapshots.')
+        parser.add_argument('--network', choices=domain_xml.NETWORKS, default='none', help='Default: none.')
+        parser.add_argument('--pmem', action='store_true', help='Write <pmem/>.')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> None:
+        def absolute(path: str | None) -> str | None:
+            return None if path is None else os.path.abspath(path)
+
+        for path in (parsed_args.kernel, parsed_args.initrd, parsed_args.carrier_disk):
+            if path is not None and not os.path.isfile(path):
+                raise exception.UsageInvalid(reason=f'{path} is not a file')
+        path = common.image_path(parsed_args.image)
+        info = image.info(path, force_share=True)
+        if info.sealed:
+            raise exception.UsageInvalid(reason=(
+                f"{path} is a template, no guest may write to it: 'pcowctl image create' makes an image on it"))
+        name = parsed_args.name or os.path.basename(path).removesuffix('.pcow')
+        domain = domain_xml.Domain(
+            name=name, memory=parsed_args.memory, kernel=os.path.abspath(parsed_args.kernel),
+            nvdimms=[libvirt_xml.Nvdimm(path=path, size=info.virtual_size, pmem=parsed_args.pmem)],
+            initrd=absolute(parsed_args.initrd), cmdline=parsed_args.cmdline, vcpus=parsed_args.vcpus, type=parsed_args.type,
+            emulator=absolute(parsed_args.emulator) or tool.find('emulator', build_first=True), machine=parsed_args.machine,
+            serial_file=absolute(parsed_args.serial_file), carrier_disk=absolute(parsed_args.carrier_disk),
+            network=parsed_args.network)
+        self.app.stdout.write(domain.to_xml())

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pcowctl image ..."""
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from cliff import command
+from cliff import lister
+from cliff import show
+
+from pcow_driver import conf
+from pcow_driver import image
+from pcow_driver import pool
+from pcow_driver import registry
+from pcow_driver.cli import common
+
+Shown = tuple[tuple[str, ...], tuple[Any, ...]]
+Rows = tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]
+
+
+def show_path(path: str) -> Shown:
+    info = image.info(path, force_share=True)
+    return (('path', 'uuid', 'format', 'virtual size', 'allocated size', 'data size', 'cluster size', 'template', 'base',
+             'base snapshot', 'chain depth', 'snapshots', 'persistence'),
+            (path, info.uuid, info.format, common.Size(info.virtual_size), common.Size(info.actual_size),
+             common.Size(info.data_size), common.Size(info.cluster_size), info.sealed, info.base_filename or '',
+             info.base_snapshot or '', info.chain_depth, len(info.snapshots), info.persistence))
+
+
+def list_rows(pool_name: str | None, *, sealed: bool) -> Rows:
+    """Images or templates of one pool or of all; those that cannot be read are listed with the images."""
+    pools = registry.PoolRegistry()
+    chosen: list[pool.Pool] = [pools.get(pool_name)] if pool_name else [pools.get(entry.name) for entry in pools.list()]
+
+    def rows() -> Iterator[tuple[Any, ...]]:
+        for found in chosen:
+            for item in found.images():
+                if item.info is None:
+                    if not sealed:
+                        yield found.name, item.name, common.OptionalSize(None), common.OptionalSize(None), '', '', item.error
+                elif item.info.sealed == sealed:
+                    yield (found.name, item.name, common.OptionalSize(item.info.virtual_size),
+                           common.OptionalSize(item.info.actual_size), item.info.base_filename or '',
+                           len(item.info.snapshots), '')
+
+    return ('pool', 'name', 'virtual size', 'allocated size', 'base', 'snapshots', 'problem'), rows()
+
+
+class Create(show.ShowOne):
+    """Create an image in a pool: empty, or thin on a template."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument('image', help=common.POOL_IMAGE_HELP)
+        parser.add_argument('--template', metavar='NAME', help='Template or image of the same pool to stand on.')
+        parser.add_argument('--template-snapshot', metavar='NAME', help='Snapshot of it to stand on.')
+        parser.add_argument('--size', type=common.size_argument,
+                            help='Virtual size, a multiple of 2 MiB; default: that of the template.')
+        parser.add_argument('--cluster-size', type=common.size_argument, help='4k to 2M; default: [pcow] cluster_size.')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Shown:
+        found, name = common.split_reference(parsed_args.image)
+        return show_path(found.create_image(
+            name, size=parsed_args.size, base=parsed_args.template, base_snapshot=parsed_args.template_snapshot,
+            cluster_size=parsed_args.cluster_size or conf.CONF.pcow.cluster_size))
+
+
+class List(lister.Lister):
+    """List the images of a pool, or of all pools."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument('pool', nargs='?', help='Name of the pool.')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Rows:
+        return list_rows(parsed_args.pool, sealed=False)
+
+
+class Show(show.ShowOne):
+    """Show an image."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument('image', help=common.IMAGE_HELP)
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Shown:
+        return show_path(common.image_path(parsed_args.image))
+
+
+class Delete(command.Command):
+    """Delete an image of a pool, if nobody has it open and nothing stands on it."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument('image', help=common.POOL_IMAGE_HELP)
+        parser.add_argument('--force', action='store_true',
+                            help='Also if it is damaged or open, or if other images of the pool cannot be read.')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> None:
+        found, name = common.split_reference(parsed_args.image)
+        found.delete_image(name, force=parsed_args.force)
+
+
+class Check(show.ShowOne):
+    """Check an image for damage; exit code 2 if damage was found and not repaired, 3 if only space is lost."""
+
+    _status = 0
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument('image', help=common.IMAGE_HELP)
+        parser.add_argument('--repair', action='store_true', help='Repair what can be repaired.')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Shown:
+        result = image.check(common.image_path(parsed_args.image), repair=parsed_args.repair)
+        if result.corruptions > result.corruptions_fixed:
+            self._status = 2
+        elif result.leaks > result.leaks_fixed:
+            self._status = 3
+        return (('path', 'clean', 'corruptions', 'corruptions fixed', 'leaked slabs', 'leaked slabs fixed', 'lost data',
+                 'slabs', 'slabs used', 'findings'),
+                (result.filename, result.clean, result.corruptions, result.corruptions_fixed, result.leaks,
+                 result.leaks_fixed, common.Size(result.lost_size), result.slabs, result.slabs_used,
+                 '\n'.join(f'{finding.kind}: {finding.message}' for finding in result.findings)))
+
+    def run(self, parsed_args: argparse.Namespace) -> int:
+        return super().run(parsed_args) or self._status
+
+
+class Resize(show.ShowOne):
+    """Change the virtual size of an image that nobody has open."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument('image', help=common.IMAGE_HELP)
+        parser.add_argument('size', type=common.size_argument, help='New virtual size, a multiple of 2 MiB.')
+        parser.add_argument('--shrink', action='store_true', help='Allow giving up data beyond the new end.')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Shown:
+        path = common.image_path(parsed_args.image)
+        image.resize(path, parsed_args.size, shrink=parsed_args.shrink)
+        return show_path(path)

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of the group ``[pcow]``; services register them in their own configuration with :func:`register_opts`."""
+
+from oslo_config import cfg
+from oslo_config import types
+
+from pcow_driver import units
+
+GROUP = cfg.OptGroup('pcow', title='pcow images and pools')
+
+OPTS: list[cfg.Opt] = [
+    cfg.StrOpt('state_path', default='/var/lib/pcow',
+               help='Directory of the list of pools (pools.json) and of the locks that processes of this host share.'),
+    cfg.StrOpt('pcow_img', default='pcow-img',
+               help='The pcow-img program: a path, or a name looked for in PATH and then in build/bin of the checkout '
+                    'that this package runs from.'),
+    cfg.StrOpt('qemu_img', default='qemu-img',
+               help='The qemu-img program, which reads the sources of templates.'),
+    cfg.StrOpt('emulator', default='qemu-system-x86_64',
+               help='QEMU with the pcow backend; a path, or a name looked for in build/bin of the checkout that this '
+                    'package runs from and then in PATH (the distribution has a QEMU of the same name without the '
+                    'backend).'),
+    cfg.StrOpt('libvirt_uri', default='qemu:///system',
+               help='Connection over which running domains are controlled.'),
+    cfg.StrOpt('conversion_dir', default='/var/tmp',  # noqa: S108 - the files in it have random names
+               help='Directory for the sparse raw file that exists while a template is built; it takes as much space '
+                    'as the source holds data.'),
+    cfg.Opt('max_image_size', type=types.String(), default='16T',
+            help='Largest virtual size that a template may get, so that a small hostile source cannot ask for a '
+                 'huge image. Bytes, or a number with k, M, G or T.'),
+    cfg.IntOpt('cluster_size', default=64 * units.KIB, min=units.MIN_CLUSTER_SIZE, max=units.MAX_CLUSTER_SIZE,
+               help='Cluster size of new images in bytes: a power of two from 4 KiB to 2 MiB.'),
+]
+
+
+def register_opts(conf: cfg.ConfigOpts) -> None:
+    """Make ``conf.pcow.*`` available; may be called more than once."""
+    conf.register_group(GROUP)
+    conf.register_opts(OPTS, group=GROUP)
+
+
+def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
+    """Entry point of ``oslo.config.opts``."""
+    return [(GROUP, OPTS)]
+
+
+CONF = cfg.CONF
+register_opts(CONF)

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this host has and lacks for pcow; each finding says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import dataclasses
+import grp
+import os
+import platform
+import re
+import stat
+
+from pcow_driver import conf
+from pcow_driver import domain
+from pcow_driver import exception
+from pcow_driver import locks
+from pcow_driver import registry
+from pcow_driver import tool
+from pcow_driver import units
+
+OK, ADVICE, MISSING = 'ok', 'advice', 'missing'
+MIN_KERNEL = (6, 1)
+MIN_MAP_COUNT = 65530
+WANTED_MAP_COUNT = 262144
+MIN_LIBVIRT = (9, 0)
+HOOK = '/etc/libvirt/hooks/qemu.d/pcow'
+APPARMOR_LOCAL = '/etc/apparmor.d/local/abstractions/libvirt-qemu'
+NOTHING_TO_DO = 'nothing to do'
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    check: str
+    status: str                    # OK, ADVICE: works with limits, MISSING: does not work without
+    found: str
+    advice: str = NOTHING_TO_DO
+
+
+def diagnose() -> list[Finding]:
+    """All checks, in an order in which a person would act on them.  Does not raise for what it finds."""
+    findings: list[Finding] = []
+    for check in _CHECKS:
+        findings += check()
+    return findings
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path, encoding='utf-8', errors='replace') as f:
+            return f.read().strip()
+    except OSError:
+        return None
+
+
+def _version(text: str) -> tuple[int, int]:
+    match = re.search(r'(\d+)\.(\d+)', text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _program(option: str, why: str, **find: bool) -> Iterator[Finding]:
+    name = str(conf.CONF.pcow[option])
+    try:
+        path = tool.find(option, **find)
+        version = (tool.run(path, '--version').splitlines() or [''])[0]
+        yield Finding(name, OK, f'{version} ({path})')
+    except exception.PcowError as e:
+        yield Finding(name, MISSING, str(e), f'{why}: run tools/build, or set [pcow] {option} to its path')
+
+
+def _check_pcow_img() -> Iterator[Finding]:
+    yield from _program('pcow_img', 'nothing works without pcow-img')
+
+
+def _check_qemu_img() -> Iterator[Finding]:
+    name = str(conf.CONF.pcow.qemu_img)
+    for finding in _program('qemu_img', ''):
+        yield finding if finding.status == OK else Finding(
+            name, MISSING, finding.found, "templates are read with it: install qemu-utils ('apt install qemu-utils')")
+
+
+def _check_emulator() -> Iterator[Finding]:
+    found = list(_program('emulator', 'domains need a QEMU with the pcow backend', build_first=True))
+    yield from found
+    if found[0].status != OK:
+        return
+    path = tool.find('emulator', build_first=True)
+    try:
+        backend = tool.run(path, '-machine', 'none', '-object', 'memory-backend-file,help')
+    except exception.PcowError as e:
+        backend = str(e)
+    if re.search(r'^\s*format=', backend, re.MULTILINE):
+        yield Finding('pcow backend of QEMU', OK, f'memory-backend-file of {path} has format=')
+    else:
+        yield Finding('pcow backend of QEMU', MISSING, f'{path} does not know memory-backend-file,format=pcow',
+                      'run tools/build and set [pcow] emulator to build/bin/qemu-system-x86_64')
+
+
+def _check_kernel() -> Iterator[Finding]:
+    release = platform.release()
+    if _version(release) >= MIN_KERNEL:
+        yield Finding('kernel', OK, release)
+    else:
+        yield Finding('kernel', ADVICE, release, 'below 6.1 there is no /dev/userfaultfd and pcow is not tested: use 6.1 or later')
+
+
+def _check_userfaultfd() -> Iterator[Finding]:
+    path, check = '/dev/userfaultfd', 'userfaultfd'
+    rule = f'install etc/udev/rules.d/60-pcow.rules, then: udevadm control --reload; udevadm trigger {path}'
+    try:
+        status = os.stat(path)
+    except OSError:
+        yield Finding(check, ADVICE, f'{path} is not there', (
+            'only root can use the uffd engine; the signal engine works: use kernel 6.1 or later'))
+        return
+    mode = stat.S_IMODE(status.st_mode)
+    try:
+        group = grp.getgrgid(status.st_gid).gr_name
+    except KeyError:
+        group = str(status.st_gid)
+    found = f'{path} has mode {mode:04o}, group {group}'
+    if mode & 0o006 == 0o006 or (mode & 0o060 == 0o060 and group == 'kvm'):
+        yield Finding(check, OK, found)
+    else:
+        yield Finding(check, ADVICE, found, f"QEMU's user cannot use the uffd engine: {rule}")
+
+
+def _check_map_count() -> Iterator[Finding]:
+    text = _read('/proc/sys/vm/max_map_count') or ''
+    count = int(text) if text.isdigit() else 0
+    check, found = 'vm.max_map_count', str(count)
+    raise_it = 'install etc/sysctl.d/pcow.conf, then: sysctl --system'
+    if count < MIN_MAP_COUNT:
+        yield Finding(check, MISSING, found, f'scattered writes fail early below {MIN_MAP_COUNT}: {raise_it}')
+    elif count < WANTED_MAP_COUNT:
+        yield Finding(check, ADVICE, found, f'enough for images of some 64 GiB; for larger ones: {raise_it}')
+    else:
+        yield Finding(check, OK, found)
+
+
+def _check_state() -> Iterator[Finding]:
+    path = locks.state_path()
+    existing = path
+    while not os.path.exists(existing):
+        existing = os.path.dirname(existing)
+    if os.access(existing, os.W_OK | os.X_OK):
+        yield Finding('state directory', OK, path)
+    else:
+        yield Finding('state directory', MISSING, f'{existing} cannot be written to by this user',
+                      'become root, or set [pcow] state_path')
+
+
+def _check_pools() -> Iterator[Finding]:
+    pools = registry.PoolRegistry()
+    try:
+        entries = pools.list()
+    except exception.PcowError as e:
+        yield Finding('pools', MISSING, str(e), f'repair {pools.path}, or delete it and run pcowctl pool import for each pool')
+        return
+    if not entries:
+        yield Finding('pools', ADVICE, 'none', (
+            "make one on a mounted fsdax file system, or on tmpfs to try it: 'pcowctl pool create NAME DIR'"))
+    for entry in entries:
+        check = f'pool {entry.name}'
+        try:
+            pool = pools.get(entry.name)
+            capacity, persistence = pool.capacity(), pool.persistence()
+        except (exception.PcowError, OSError) as e:
+            yield Finding(check, ADVICE, str(e), f"mount its file system, or: pcowctl pool remove --forget {entry.name}")
+            continue
+        found = f'{persistence}, {units.format_size(capacity.free)} of {units.format_size(capacity.total)} free ({pool.path})'
+        if capacity.free < capacity.total // 20:
+            yield Finding(check, ADVICE, found, (
+                'guests wait when it is full: delete images or snapshots, or make the file system larger'))
+        elif persistence == 'volatile':
+            yield Finding(check, ADVICE, found, 'it does not survive the host: for data to keep, make a pool on fsdax')
+        else:
+            yield Finding(check, OK, found)
+
+
+def _check_libvirt() -> Iterator[Finding]:
+    try:
+        with domain.connect() as connection:
+            number = connection.getLibVersion()
+            version = f'{number // 1000000}.{number // 1000 % 1000}.{number % 1000}'
+    except exception.LibvirtFailed as e:
+        yield Finding('libvirt', ADVICE, str(e), 'domains cannot be controlled: start libvirtd, or set [pcow] libvirt_uri')
+        return
+    if _version(version) >= MIN_LIBVIRT:
+        yield Finding('libvirt', OK, f'{version} ({conf.CONF.pcow.libvirt_uri})')
+    else:
+        yield Finding('libvirt', ADVICE, version, 'use libvirt 9.0 or later')
+
+
+def _check_hook() -> Iterator[Finding]:
+    if os.access(HOOK, os.X_OK):
+        yield Finding('libvirt hook', OK, HOOK)
+    else:
+        yield Finding('libvirt hook', ADVICE, f'{HOOK} is not there or not executable', (
+            "QEMU's user cannot read the bases of images unless file permissions allow it: install "
+            'etc/libvirt/hooks/qemu.d/pcow there with mode 0755 and restart libvirtd'))
+
+
+def _check_apparmor() -> Iterator[Finding]:
+    if _read('/sys/module/apparmor/parameters/enabled') != 'Y' or not os.path.isdir('/etc/apparmor.d/libvirt'):
+        yield Finding('AppArmor', OK, 'libvirt does not use it here')
+    elif 'pcow' in (_read(APPARMOR_LOCAL) or ''):
+        yield Finding('AppArmor', OK, APPARMOR_LOCAL)
+    else:
+        yield Finding('AppArmor', ADVICE, f'{APPARMOR_LOCAL} does not mention pcow', (
+            'QEMU cannot open bases and /dev/userfaultfd: append etc/apparmor.d/local/abstractions/libvirt-qemu-pcow to it'))
+
+
+def _check_kvm() -> Iterator[Finding]:
+    if os.access('/dev/kvm', os.R_OK | os.W_OK):
+        yield Finding('KVM', OK, '/dev/kvm')
+    else:
+        yield Finding('KVM', ADVICE, '/dev/kvm cannot be used by this user', (
+            "guests run in emulation (domain type 'qemu'), slowly: enable virtualisation, join group kvm"))
+
+
+_CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    _check_pcow_img, _check_qemu_img, _check_emulator, _check_kernel, _check_kvm, _check_userfaultfd, _check_map_count,
+    _check_state, _check_pools, _check_libvirt, _check_hook, _check_apparmor)

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots of the pcow images of a libvirt domain, whether it runs or not.
+
+A running QEMU holds the only writer's lock, so it must do the work itself, told over QMP; otherwise pcow-img works on
+the file.  Which of the two is decided here, call by call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import contextlib
+import importlib
+import json
+import os
+from typing import Any
+
+from oslo_log import log as logging
+
+from pcow_driver import conf
+from pcow_driver import exception
+from pcow_driver import image
+from pcow_driver import libvirt_xml
+from pcow_driver import model
+from pcow_driver import names
+
+LOG = logging.getLogger(__name__)
+
+
+def _import(name: str) -> Any:
+    """libvirt's binding, which is not needed for anything else here, so not at import time."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as e:
+        raise exception.LibvirtFailed(uri=conf.CONF.pcow.libvirt_uri, reason=(
+            f"{e}; install python3-libvirt, or 'pip install libvirt-python' with libvirt-dev")) from None
+
+
+@contextlib.contextmanager
+def connect(uri: str | None = None) -> Iterator[Any]:
+    """A libvirt connection (virConnect), closed at the end; libvirt's errors become LibvirtFailed.
+
+    :param uri: [pcow] libvirt_uri if not given
+    :raises LibvirtFailed:
+    """
+    uri = uri or str(conf.CONF.pcow.libvirt_uri)
+    libvirt = _import('libvirt')
+    libvirt.registerErrorHandler(lambda _context, _error: None, None)    # it would print what is raised as well
+    try:
+        connection = libvirt.open(uri)
+        try:
+            yield connection
+        finally:
+            connection.close()
+    except libvirt.libvirtError as e:
+        raise exception.LibvirtFailed(uri=uri, reason=str(e)) from None
+
+
+class Domain:
+    """One domain of an open connection.
+
+    Methods raise LibvirtFailed (through :func:`connect`), QmpFailed, DomainInvalid, and what
+    :mod:`pcow_driver.image` raises.
+    """
+
+    def __init__(self, connection: Any, name: str) -> None:
+        self.name = name
+        self._domain = connection.lookupByName(name)
+
+    def active(self) -> bool:
+        """Whether a QEMU exists for it, running or paused."""
+        return bool(self._domain.isActive())
+
+    def images(self) -> list[libvirt_xml.Nvdimm]:
+        """Its NVDIMMs that are pcow images, as they are now."""
+        return [nvdimm for nvdimm in libvirt_xml.nvdimms(self._domain.XMLDesc(0)) if nvdimm.path.endswith(names.IMAGE_SUFFIX)]
+
+    def select(self, device: str | None = None) -> libvirt_xml.Nvdimm:
+        """The image that is meant.
+
+        :param device: its alias, its path or the last part of it; may be None if there is only one
+        :raises DomainInvalid: none or several match
+        """
+        images = self.images()
+        found = [nvdimm for nvdimm in images
+                 if device is None or device in (nvdimm.alias, nvdimm.path, os.path.basename(nvdimm.path))]
+        if len(found) == 1:
+            return found[0]
+        if not images:
+            reason = f'it has no NVDIMM on a *{names.IMAGE_SUFFIX} file'
+        else:
+            which = 'name one with --device' if device is None else f'{device} is not one of them'
+            reason = f'it has {len(images)} pcow image(s) ({", ".join(nvdimm.path for nvdimm in images)}): {which}'
+        raise exception.DomainInvalid(domain=self.name, reason=reason)
+
+    def qmp(self, command: str, **arguments: str) -> Any:
+        """Run a QMP command and return what it returns.
+
+        :raises QmpFailed: QEMU refused it
+        """
+        request: dict[str, Any] = {'execute': command}
+        if arguments:
+            request['arguments'] = arguments
+        LOG.debug('%s: %s', self.name, request)
+        reply = json.loads(_import('libvirt_qemu').qemuMonitorCommand(self._domain, json.dumps(request), 0))
+        if 'error' in reply:
+            error_class, description = str(reply['error'].get('class')), str(reply['error'].get('desc'))
+            if error_class == 'CommandNotFound':
+                description = 'this QEMU has no pcow backend; let <emulator> in the domain XML name the one that has'
+            raise exception.QmpFailed(command=command, error_class=error_class, description=description)
+        return reply.get('return')
+
+    def query(self) -> list[dict[str, Any]]:
+        """What QEMU says of its pcow backends (query-pcow); only while active."""
+        return list(self.qmp('query-pcow'))
+
+    def snapshot_create(self, name: str, device: str | None = None) -> None:
+        """Freeze the active layer; a running guest is paused for that moment by QEMU."""
+        names.check_snapshot_name(name)
+        nvdimm = self.select(device)
+        if self.active():
+            self.qmp('pcow-snapshot-create', id=self._backend(nvdimm), name=name)
+        else:
+            image.snapshot_create(nvdimm.path, name)
+
+    def snapshot_list(self, device: str | None = None) -> list[model.Snapshot]:
+        return image.snapshot_list(self.select(device).path, force_share=self.active())
+
+    def snapshot_revert(self, name: str, device: str | None = None, *, reset: bool = False) -> None:
+        """Drop what was written since the snapshot.
+
+        :param reset: restart the guest if it is active; its memory would change beneath it otherwise
+        :raises DomainInvalid: it is active and ``reset`` was not given
+        """
+        names.check_snapshot_name(name)
+        nvdimm = self.select(device)
+        if not self.active():
+            image.snapshot_revert(nvdimm.path, name)
+            return
+        if not reset:
+            raise exception.DomainInvalid(domain=self.name, reason=(
+                'it is active, and its memory would change beneath it: shut it down first, or give --reset to restart it'))
+        was_running = self._running()
+        if was_running:
+            self._domain.suspend()
+        try:
+            self.qmp('pcow-snapshot-revert', id=self._backend(nvdimm), name=name)    # QEMU resets the guest then
+        finally:
+            if was_running:
+                self._domain.resume()
+
+    def snapshot_delete(self, name: str, device: str | None = None) -> None:
+        names.check_snapshot_name(name)
+        nvdimm = self.select(device)
+        if self.active():
+            self.qmp('pcow-snapshot-delete', id=self._backend(nvdimm), name=name)
+        else:
+            image.snapshot_delete(nvdimm.path, name)
+
+    def snapshot_rename(self, name: str, new_name: str, device: str | None = None) -> None:
+        """Only while it is off: QEMU has no command for it.
+
+        :raises DomainInvalid: it is active
+        """
+        nvdimm = self.select(device)
+        if self.active():
+            raise exception.DomainInvalid(domain=self.name, reason=(
+                'a snapshot cannot be renamed while it is active: shut it down first'))
+        image.snapshot_rename(nvdimm.path, name, new_name)
+
+    def _running(self) -> bool:
+        state, _reason = self._domain.state()
+        return bool(state == _import('libvirt').VIR_DOMAIN_RUNNING)
+
+    def _backend(self, nvdimm: libvirt_xml.Nvdimm) -> str:
+        if nvdimm.backend_id is None:
+            raise exception.DomainInvalid(domain=self.name, reason=f'libvirt gives no alias for {nvdimm.path}')
+        return nvdimm.backend_id

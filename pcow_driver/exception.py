@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors.  ``str(error)`` is one sentence for a person: what is wrong with which thing, and the way out."""
+
+from typing import Any
+
+
+class PcowError(Exception):
+    """Base of all errors of this package.
+
+    ``msg_fmt`` is filled with the keyword arguments, which stay readable as :attr:`details`.
+    """
+
+    msg_fmt = '%(reason)s'
+
+    def __init__(self, **details: Any) -> None:
+        self.details = details
+        super().__init__(self.msg_fmt % details)
+
+
+class ToolNotFound(PcowError):
+    msg_fmt = '%(tool)s was not found: install it, or set [pcow] %(option)s to its path'
+
+
+class ToolFailed(PcowError):
+    """A program ended with an error; ``details`` has tool, exit_code and message (what it printed)."""
+
+    msg_fmt = '%(message)s'
+
+
+class ToolOutputInvalid(PcowError):
+    msg_fmt = '%(tool)s printed something that this version does not understand (%(reason)s): install matching versions'
+
+
+class InvalidName(PcowError):
+    msg_fmt = 'the %(kind)s name %(name)r cannot be used: %(reason)s'
+
+
+class InvalidSize(PcowError):
+    msg_fmt = 'the size %(size)s cannot be used: %(reason)s'
+
+
+class ImageNotFound(PcowError):
+    msg_fmt = 'there is no image %(path)s'
+
+
+class ImageExists(PcowError):
+    msg_fmt = '%(path)s exists already: choose another name or delete it first'
+
+
+class ImageInUse(PcowError):
+    msg_fmt = 'the image %(path)s cannot be deleted: %(reason)s'
+
+
+class NotATemplate(PcowError):
+    msg_fmt = '%(path)s is not a template (not sealed): use the image commands for it'
+
+
+class IsATemplate(PcowError):
+    msg_fmt = '%(path)s is a template: use the template commands for it'
+
+
+class SourceRejected(PcowError):
+    msg_fmt = '%(path)s cannot become a template: %(reason)s'
+
+
+class PoolNotFound(PcowError):
+    msg_fmt = "there is no pool %(name)s: 'pcowctl pool list' names those that are known"
+
+
+class PoolExists(PcowError):
+    msg_fmt = 'the pool name %(name)s is taken by %(path)s: choose another'
+
+
+class PoolInvalid(PcowError):
+    msg_fmt = '%(path)s is not a usable pool: %(reason)s'
+
+
+class PoolNotEmpty(PcowError):
+    msg_fmt = ('the pool %(name)s still holds %(count)d entries (%(entries)s): delete them first, '
+               'or only forget the pool (--forget)')
+
+
+class StateInvalid(PcowError):
+    msg_fmt = 'the state file %(path)s cannot be used: %(reason)s'
+
+
+class XmlInvalid(PcowError):
+    msg_fmt = 'the domain XML cannot be used: %(reason)s'
+
+
+class LibvirtFailed(PcowError):
+    msg_fmt = 'libvirt (%(uri)s): %(reason)s'
+
+
+class DomainInvalid(PcowError):
+    msg_fmt = 'the domain %(domain)s: %(reason)s'
+
+
+class QmpFailed(PcowError):
+    """QEMU answered a command with an error; ``details`` has command, error_class and description."""
+
+    msg_fmt = '%(command)s: %(description)s'
+
+
+class ConfigInvalid(PcowError):
+    msg_fmt = 'the configuration cannot be used: %(reason)s'
+
+
+class UsageInvalid(PcowError):
+    msg_fmt = '%(reason)s; --help shows how to call it'

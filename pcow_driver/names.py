@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of pools, images and snapshots."""
+
+from pcow_driver import exception
+
+IMAGE_SUFFIX = '.pcow'
+MAX_NAME_BYTES = 240               # with '.pcow' and the marks of a temporary file it stays below 255
+MAX_SNAPSHOT_BYTES = 127           # PCOW_SNAPSHOT_NAME_SIZE without the NUL
+
+
+def _reject(kind: str, name: str, reason: str) -> None:
+    raise exception.InvalidName(kind=kind, name=name, reason=reason)
+
+
+def _check_text(kind: str, name: str, max_bytes: int) -> None:
+    if not name:
+        _reject(kind, name, 'it is empty')
+    if not name.isprintable():
+        _reject(kind, name, 'it holds characters that cannot be printed')
+    try:
+        length = len(name.encode())
+    except UnicodeEncodeError:
+        _reject(kind, name, 'it is not valid UTF-8')
+    if length > max_bytes:
+        _reject(kind, name, f'it has more than {max_bytes} bytes')
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return ``name`` if a pool or an image (``kind``, for the message) may have it.
+
+    :raises InvalidName:
+    """
+    _check_text(kind, name, MAX_NAME_BYTES)
+    if '/' in name:
+        _reject(kind, name, "it holds a '/'")
+    if name[0] in '.-':
+        _reject(kind, name, f"it begins with '{name[0]}'")
+    if name.endswith(IMAGE_SUFFIX):
+        _reject(kind, name, f'leave out the {IMAGE_SUFFIX} at its end')
+    return name
+
+
+def check_snapshot_name(name: str) -> str:
+    """Return ``name`` if a snapshot may have it.
+
+    :raises InvalidName:
+    """
+    _check_text('snapshot', name, MAX_SNAPSHOT_BYTES)
+    if name.startswith('-'):
+        _reject('snapshot', name, "it begins with '-'")
+    return name

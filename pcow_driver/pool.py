@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pool: a directory of images on one byte-addressable (or ordinary) file system.
+
+The marker file ``.pcow-pool`` tells a pool from any other directory.  Images are the files ``NAME.pcow``; one that is
+sealed is a template, and what stands on it are its children.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import stat
+from typing import Any
+import uuid as uuidlib
+
+from pcow_driver import exception
+from pcow_driver import image
+from pcow_driver import locks
+from pcow_driver import model
+from pcow_driver import names
+
+MARKER = '.pcow-pool'
+_MARKER_FORMAT = 1
+_MAX_MARKER_SIZE = 64 << 10
+_DIRECTORY_MODE = 0o711            # QEMU's user reaches an image by name, nobody lists them
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolEntry:
+    """What the registry knows of a pool, without looking at its directory."""
+
+    name: str
+    path: str
+    uuid: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Capacity:
+    """Of the file system that holds the pool, in bytes."""
+
+    total: int
+    free: int                      # for this user
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolImage:
+    """An image file of a pool; ``info`` is None and ``error`` says why if it cannot be read."""
+
+    name: str
+    path: str
+    info: model.ImageInfo | None
+    error: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    name: str
+    path: str                      # absolute
+    uuid: str
+    created: str                   # ISO 8601, UTC
+
+    def renamed(self, name: str) -> Pool:
+        return dataclasses.replace(self, name=name)
+
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        """Hold while images appear or disappear: nobody then deletes a base that somebody is about to stand on."""
+        return locks.lock(f'pool-{self.uuid}')
+
+    def persistence(self) -> str:
+        """What survives: ``volatile``, ``page-cache`` or ``pmem``, as the file system was found to behave."""
+        return image.probe(self.path)
+
+    def capacity(self) -> Capacity:
+        status = os.statvfs(self.path)
+        return Capacity(total=status.f_blocks * status.f_frsize, free=status.f_bavail * status.f_frsize)
+
+    def entries(self) -> list[str]:
+        """Names of all files but the marker."""
+        return sorted(name for name in os.listdir(self.path) if name != MARKER)
+
+    def image_path(self, name: str) -> str:
+        """Where the image of this name is, or would be.
+
+        :raises InvalidName:
+        """
+        return os.path.join(self.path, names.check_name('image', name) + names.IMAGE_SUFFIX)
+
+    def existing_path(self, name: str) -> str:
+        """Where the image of this name is.
+
+        :raises InvalidName:
+        :raises ImageNotFound: no regular file has this name
+        """
+        path = self.image_path(name)
+        try:
+            if stat.S_ISREG(os.lstat(path).st_mode):
+                return path
+        except FileNotFoundError:
+            pass
+        raise exception.ImageNotFound(path=path)
+
+    def images(self) -> list[PoolImage]:
+        """All images and templates by name, also those that somebody has open.  Symbolic links are no images."""
+        found = []
+        for entry in sorted(os.scandir(self.path), key=lambda entry: entry.name):
+            if entry.name.startswith('.') or not entry.name.endswith(names.IMAGE_SUFFIX):
+                continue
+            if entry.is_file(follow_symlinks=False):
+                name = entry.name.removesuffix(names.IMAGE_SUFFIX)
+                try:
+                    found.append(PoolImage(name, entry.path, image.info(entry.path, force_share=True)))
+                except exception.ImageNotFound:
+                    continue           # deleted meanwhile
+                except exception.ToolFailed as e:
+                    found.append(PoolImage(name, entry.path, None, str(e)))
+        return found
+
+    def templates(self) -> list[PoolImage]:
+        return [item for item in self.images() if item.info and item.info.sealed]
+
+    def children(self, name: str) -> list[str]:
+        """Names of the images that stand on this one.
+
+        :raises ImageNotFound:
+        :raises ImageInUse: an image of the pool cannot be read, so that nobody can tell what it stands on
+        """
+        path = self.existing_path(name)
+        uuid = image.info(path, force_share=True).uuid
+        found = []
+        for item in self.images():
+            if item.info is None:
+                raise exception.ImageInUse(path=path, reason=f'{item.error}: whether this image stands on it is unknown')
+            if item.info.base_uuid == uuid:
+                found.append(item.name)
+        return found
+
+    def create_image(self, name: str, *, size: int | None = None, base: str | None = None,
+                     base_snapshot: str | None = None, cluster_size: int | None = None) -> str:
+        """Make an image and return its path.
+
+        :param size: virtual size in bytes; that of ``base`` if not given
+        :param base: name of the template or image of this pool to stand on
+        :raises InvalidName:
+        :raises InvalidSize:
+        :raises ImageExists:
+        :raises ImageNotFound: the base is not there
+        """
+        path = self.image_path(name)
+        with self.lock():
+            if base is not None:
+                image.create_overlay(path, self.existing_path(base), size=size, base_snapshot=base_snapshot,
+                                     cluster_size=cluster_size)
+            elif size is None:
+                raise exception.InvalidSize(size='(none)', reason='an image without a base needs a size')
+            else:
+                image.create(path, size, cluster_size=cluster_size)
+        return path
+
+    def delete_image(self, name: str, *, force: bool = False) -> None:
+        """Delete an image.
+
+        :param force: also if it is damaged or open, or if other images cannot be read; known children still protect it
+        :raises ImageNotFound:
+        :raises IsATemplate:
+        :raises ImageInUse: it has children, or somebody has it open
+        """
+        self._delete(name, sealed=False, force=force)
+
+    def delete_template(self, name: str) -> None:
+        """Delete a template.
+
+        :raises ImageNotFound:
+        :raises NotATemplate:
+        :raises ImageInUse: it has children, or somebody has it open
+        """
+        self._delete(name, sealed=True, force=False)
+
+    def _delete(self, name: str, *, sealed: bool, force: bool) -> None:
+        with self.lock():
+            path = self.existing_path(name)
+            try:
+                info = image.info(path)    # without force_share: fails while a writer has it
+                if info.sealed and not sealed:
+                    raise exception.IsATemplate(path=path)
+                if sealed and not info.sealed:
+                    raise exception.NotATemplate(path=path)
+            except exception.ToolFailed as e:
+                if not force:
+                    raise exception.ImageInUse(path=path, reason=str(e)) from None
+            try:
+                children = self.children(name)
+            except (exception.ToolFailed, exception.ImageInUse):
+                if not force:
+                    raise
+                children = []
+            if children:
+                raise exception.ImageInUse(path=path, reason=(
+                    f'{len(children)} image(s) stand on it: {", ".join(children[:5])}' + (', ...' if children[5:] else '')))
+            os.unlink(path)
+
+
+def make(name: str, directory: str) -> Pool:
+    """Write the marker file; the directory is made if it is missing.
+
+    :raises PoolInvalid: it is a pool already, or cannot be used
+    """
+    path = os.path.abspath(directory)
+    pool = Pool(name=name, path=path, uuid=str(uuidlib.uuid4()),
+                created=datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'))
+    text = json.dumps({'format': _MARKER_FORMAT, 'uuid': pool.uuid, 'name': name, 'created': pool.created}) + '\n'
+    marker = os.path.join(path, MARKER)
+    try:
+        if not os.path.lexists(path):
+            os.mkdir(path, _DIRECTORY_MODE)
+        fd = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        raise exception.PoolInvalid(path=path, reason="it is a pool already; 'pcowctl pool import' makes it known") from None
+    except OSError as e:
+        raise exception.PoolInvalid(path=path, reason=str(e.strerror)) from None
+    try:
+        with os.fdopen(fd, 'w', encoding='utf-8') as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+    except OSError as e:
+        os.unlink(marker)
+        raise exception.PoolInvalid(path=path, reason=str(e.strerror)) from None
+    return pool
+
+
+def unmake(pool: Pool) -> None:
+    """Delete the marker file; the directory and what else is in it stay."""
+    os.unlink(os.path.join(pool.path, MARKER))
+
+
+def open_directory(directory: str) -> Pool:
+    """The pool in a directory, under the name in its marker.
+
+    :raises PoolInvalid: there is none
+    """
+    path = os.path.abspath(directory)
+    try:
+        fd = os.open(os.path.join(path, MARKER), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, encoding='utf-8') as f:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise exception.PoolInvalid(path=path, reason=f'{MARKER} is not a file')
+            value = json.loads(f.read(_MAX_MARKER_SIZE))
+    except FileNotFoundError:
+        raise exception.PoolInvalid(path=path, reason=(
+            f"it has no {MARKER}; if its file system is not mounted, mount it, else 'pcowctl pool create' makes a pool")) from None
+    except (OSError, ValueError) as e:
+        raise exception.PoolInvalid(path=path, reason=f'{MARKER}: {e}') from None
+    return _from_marker(path, value)
+
+
+def _from_marker(path: str, value: Any) -> Pool:
+    if not isinstance(value, dict) or value.get('format') != _MARKER_FORMAT:
+        raise exception.PoolInvalid(path=path, reason=f'{MARKER} was written by another version')
+    fields = {key: value.get(key) for key in ('name', 'uuid', 'created')}
+    if not all(isinstance(field, str) for field in fields.values()):
+        raise exception.PoolInvalid(path=path, reason=f'{MARKER} lacks name, uuid or created')
+    try:
+        uuid = str(uuidlib.UUID(fields['uuid']))
+        names.check_name('pool', str(fields['name']))
+    except (ValueError, exception.InvalidName) as e:
+        raise exception.PoolInvalid(path=path, reason=f'{MARKER}: {e}') from None
+    return Pool(name=str(fields['name']), path=path, uuid=uuid, created=str(fields['created']))

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pools that this host knows: names and directories, in ``pools.json`` under ``[pcow] state_path``."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from typing import Any
+
+from pcow_driver import exception
+from pcow_driver import locks
+from pcow_driver import names
+from pcow_driver import pool as pool_module
+
+_STATE_FORMAT = 1
+
+
+class PoolRegistry:
+    """All operations may be called from any number of processes at once."""
+
+    def __init__(self) -> None:
+        self.path = os.path.join(locks.state_path(), 'pools.json')
+
+    def list(self) -> list[pool_module.PoolEntry]:
+        """Known pools by name, whether their directory is there or not.
+
+        :raises StateInvalid:
+        """
+        return [pool_module.PoolEntry(name, item['path'], item['uuid']) for name, item in sorted(self._read().items())]
+
+    def entry(self, name: str) -> pool_module.PoolEntry:
+        """:raises PoolNotFound:"""
+        for entry in self.list():
+            if entry.name == name:
+                return entry
+        raise exception.PoolNotFound(name=name)
+
+    def get(self, name: str) -> pool_module.Pool:
+        """The pool of this name.
+
+        :raises PoolNotFound: the name is not known
+        :raises PoolInvalid: its directory is not there, or holds another pool
+        """
+        return self._open(self.entry(name))
+
+    def find(self, directory: str) -> pool_module.Pool | None:
+        """The known pool whose directory this is."""
+        for entry in self.list():
+            if os.path.realpath(entry.path) == os.path.realpath(directory):
+                return self._open(entry)
+        return None
+
+    def create(self, name: str, directory: str) -> pool_module.Pool:
+        """Make ``directory`` (made if missing) a pool.  Files in it are left alone.
+
+        :raises PoolExists: the name is taken
+        :raises PoolInvalid: the directory is a pool already, or cannot be used
+        :raises InvalidName:
+        """
+        names.check_name('pool', name)
+        with locks.lock('pools'):
+            pools = self._read()
+            self._check_free(pools, name)
+            pool = pool_module.make(name, directory)
+            try:
+                self._add(pools, pool)
+            except BaseException:
+                pool_module.unmake(pool)
+                raise
+        return pool
+
+    def import_(self, directory: str, name: str | None = None) -> pool_module.Pool:
+        """Make a directory known that is a pool already, under its own name or another.
+
+        :raises PoolExists: the name is taken, or the pool is known
+        :raises PoolInvalid: no pool is there
+        :raises InvalidName:
+        """
+        pool = pool_module.open_directory(directory)
+        pool = pool.renamed(names.check_name('pool', name or pool.name))
+        with locks.lock('pools'):
+            pools = self._read()
+            self._check_free(pools, pool.name)
+            for other, item in pools.items():
+                if item['uuid'] == pool.uuid:
+                    raise exception.PoolInvalid(path=directory, reason=f'it is known already, as pool {other}')
+            self._add(pools, pool)
+        return pool
+
+    def remove(self, name: str, *, forget: bool = False) -> None:
+        """Undo create: delete the marker file and forget the name; the directory stays.
+
+        :param forget: only forget the name; the images stay, and import brings them back
+        :raises PoolNotFound:
+        :raises PoolNotEmpty: images are in it
+        """
+        with locks.lock('pools'):
+            pools = self._read()
+            entry = self.entry(name)
+            if not forget and os.path.lexists(os.path.join(entry.path, pool_module.MARKER)):
+                pool = self._open(entry)
+                with pool.lock():
+                    left = pool.entries()
+                    if left:
+                        raise exception.PoolNotEmpty(
+                            name=name, count=len(left), entries=', '.join(left[:3]) + (', ...' if left[3:] else ''))
+                    pool_module.unmake(pool)
+            del pools[name]
+            self._write(pools)
+
+    @staticmethod
+    def _open(entry: pool_module.PoolEntry) -> pool_module.Pool:
+        pool = pool_module.open_directory(entry.path)
+        if pool.uuid != entry.uuid:
+            raise exception.PoolInvalid(path=entry.path, reason=(
+                f'the pool {entry.name} was here and another one is now; forget the old one with '
+                f"'pcowctl pool remove --forget {entry.name}'"))
+        return pool.renamed(entry.name)
+
+    @staticmethod
+    def _check_free(pools: dict[str, Any], name: str) -> None:
+        if name in pools:
+            raise exception.PoolExists(name=name, path=pools[name]['path'])
+
+    def _add(self, pools: dict[str, Any], pool: pool_module.Pool) -> None:
+        pools[pool.name] = {'path': pool.path, 'uuid': pool.uuid}
+        self._write(pools)
+
+    def _read(self) -> dict[str, dict[str, str]]:
+        try:
+            with open(self.path, encoding='utf-8') as f:
+                state = json.load(f)
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as e:
+            raise exception.StateInvalid(path=self.path, reason=str(e)) from None
+        if not isinstance(state, dict) or state.get('format') != _STATE_FORMAT:
+            raise exception.StateInvalid(path=self.path, reason='it was written by another version')
+        pools = state.get('pools')
+        if not isinstance(pools, dict) or not all(
+                isinstance(item, dict) and isinstance(item.get('path'), str) and isinstance(item.get('uuid'), str)
+                for item in pools.values()):
+            raise exception.StateInvalid(path=self.path, reason='a pool in it has no path or no uuid')
+        return pools
+
+    def _write(self, pools: dict[str, Any]) -> None:
+        """Replace the file in one step, so that readers need no lock."""
+        directory = os.path.dirname(self.path)
+        try:
+            fd, temporary = tempfile.mkstemp(prefix='.pools.', dir=directory)
+        except OSError as e:
+            raise exception.StateInvalid(path=self.path, reason=str(e.strerror)) from None
+        try:
+            with os.fdopen(fd, 'w', encoding='utf-8') as f:
+                json.dump({'format': _STATE_FORMAT, 'pools': pools}, f, indent=2)
+                f.flush()
+                os.fchmod(f.fileno(), 0o644)
+                os.fsync(f.fileno())
+            os.rename(temporary, self.path)
+        except BaseException:
+            os.unlink(temporary)
+            raise

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding and running the programs that do the work: pcow-img, qemu-img, QEMU."""
+
+import json
+import os
+from pathlib import Path
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+from oslo_concurrency import processutils
+from oslo_log import log as logging
+
+from pcow_driver import conf
+from pcow_driver import exception
+
+LOG = logging.getLogger(__name__)
+
+_MAX_MESSAGE = 2000
+
+
+def build_dirs() -> list[Path]:
+    """build/bin of the checkout, seen from an editable install and from build/venv."""
+    return [Path(__file__).resolve().parents[1] / 'build' / 'bin', Path(sys.prefix).resolve().parent / 'bin']
+
+
+def find(option: str, *, build_first: bool = False) -> str:
+    """Path of the program that ``[pcow] option`` names: as given, then in PATH, then in the checkout's build/bin.
+
+    :param build_first: look in build/bin before PATH
+    :raises ToolNotFound:
+    """
+    name = str(conf.CONF.pcow[option])
+    if '/' in name:
+        places = [shutil.which(name)]
+    else:
+        built = [shutil.which(str(directory / name)) for directory in build_dirs()]
+        places = [*built, shutil.which(name)] if build_first else [shutil.which(name), *built]
+    for place in places:
+        if place:
+            return os.path.abspath(place)
+    raise exception.ToolNotFound(tool=name, option=option)
+
+
+def _message(name: str, stdout: str, stderr: str, exit_code: object) -> str:
+    """What a failed program said, in one line and without its own name in front."""
+    lines = [line.strip().removeprefix(f'{name}: ') for line in (stderr.strip() or stdout.strip()).splitlines()]
+    text = '; '.join(line for line in lines if line)
+    return text[:_MAX_MESSAGE] or f'{name} ended with exit code {exit_code} and no message'
+
+
+def run(path: str, *args: str, ok_exit_codes: tuple[int, ...] = (0,)) -> str:
+    """Run a program to its end and return what it printed on stdout.
+
+    The program does not outlive this call, also when the call is left by an exception such as KeyboardInterrupt.
+
+    :raises ToolFailed: another exit code than ``ok_exit_codes``
+    :raises ToolNotFound: the program went away
+    """
+    name = os.path.basename(path)
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        stdout, _stderr = processutils.execute(
+            path, *args, check_exit_code=list(ok_exit_codes), on_execute=started.append,
+            env_variables=dict(os.environ, LC_ALL='C'))
+    except processutils.ProcessExecutionError as e:
+        raise exception.ToolFailed(
+            tool=name, exit_code=e.exit_code,
+            message=_message(name, e.stdout or '', e.stderr or '', e.exit_code)) from None
+    except FileNotFoundError:
+        raise exception.ToolNotFound(tool=path, option=name.replace('-', '_')) from None
+    except BaseException:
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        raise
+    return str(stdout)
+
+
+def run_json(path: str, *args: str, ok_exit_codes: tuple[int, ...] = (0,)) -> Any:
+    """As :func:`run`, but parse the output as JSON.
+
+    :raises ToolOutputInvalid: it is not JSON
+    """
+    output = run(path, *args, ok_exit_codes=ok_exit_codes)
+    try:
+        return json.loads(output)
+    except ValueError as e:
+        raise exception.ToolOutputInvalid(tool=os.path.basename(path), reason=f'not JSON: {e}') from None

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include "chain/chain.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "format1/format1.h"
+#include "util/error.h"
+
+static uint64_t slabs_of(uint64_t size)
+{
+    return (size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS;
+}
+
+/* Nothing below shows through at or above this size. */
+static void cut(struct chain *chain, uint64_t size)
+{
+    for (uint64_t v = slabs_of(size); v < chain->guest_slabs; v++)
+        chain->head[v] = 0;
+}
+
+static void push_layer(struct chain *chain, struct pcow_image *image, unsigned level, const uint64_t *slabs, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        struct slab *slab = &image->slabs[slabs[i]];
+
+        if (slab->number < chain->guest_slabs) {
+            slab->next = chain->head[slab->number];
+            chain->head[slab->number] = slab_ref_make(level, slabs[i]);
+        }
+    }
+}
+
+/* Position of each layer on the way from the view to the root: 1 = the oldest. */
+static size_t path_of(const struct pcow_image *image, const struct layer **path)
+{
+    size_t length = 0;
+
+    for (const struct layer *layer = layer_find(image, image->view); layer; layer = layer->parent ? layer_find(image, layer->parent) : NULL)
+        path[length++] = layer;
+    /* Parents have lower ids (checked at load), so this ends. Turn it round: oldest first. */
+    for (size_t i = 0; i < length / 2; i++) {
+        const struct layer *swap = path[i];
+
+        path[i] = path[length - 1 - i];
+        path[length - 1 - i] = swap;
+    }
+    return length;
+}
+
+static size_t position(const struct layer *const *path, size_t length, uint32_t id)
+{
+    size_t low = 0, high = length;
+
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+
+        if (path[middle]->id < id)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < length && path[low]->id == id ? low : length;
+}
+
+/* Put the file's slabs on the lists, oldest layer first (counting sort by position on the path). */
+static int push_file(struct chain *chain, struct pcow_image *image, unsigned level)
+{
+    const struct layer **path = calloc(image->layer_count + 1, sizeof *path);
+    uint64_t *sorted = calloc(image->slab_count + 1, sizeof *sorted);
+    size_t *start = calloc(image->layer_count + 2, sizeof *start);
+    size_t length;
+    int ret = path && sorted && start ? 0 : -ENOMEM;
+
+    if (!ret) {
+        length = path_of(image, path);
+        for (int pass = 0; pass < 2; pass++) {
+            for (uint64_t p = 1; p < image->slab_count; p++) {
+                size_t at = image->slabs[p].kind == OWNER_DATA ? position(path, length, image->slabs[p].layer) : length;
+
+                if (at == length)
+                    continue;
+                if (pass == 0)
+                    start[at + 1]++;
+                else
+                    sorted[start[at]++] = p;
+            }
+            for (size_t i = 0; pass == 0 && i < length; i++)
+                start[i + 1] += start[i];
+        }
+        /* start[i] is now the end of position i. */
+        for (size_t i = 0; i < length; i++) {
+            cut(chain, path[i]->parent_limit);
+            push_layer(chain, image, level, sorted + (i ? start[i - 1] : 0), start[i] - (i ? start[i - 1] : 0));
+        }
+    }
+    free(path);
+    free(sorted);
+    free(start);
+    return ret;
+}
+
+static void push_format1(struct chain *chain, struct pcow_image *image, unsigned level)
+{
+    for (uint64_t v = 0; v < chain->guest_slabs && v < slabs_of(image->size); v++)
+        if (format1_has_slab(image, v)) {
+            image->slabs[v].next = chain->head[v];
+            chain->head[v] = slab_ref_make(level, v);
+        }
+}
+
+int chain_rebuild(struct pcow_image *image, struct pcow_error *error)
+{
+    struct chain *chain = image->chain;
+
+    memset(chain->head, 0, chain->guest_slabs * sizeof *chain->head);
+    for (unsigned level = 1; level <= chain->levels; level++) {
+        struct pcow_image *file = chain->file[level];
+
+        if (file->format1)
+            push_format1(chain, file, level);
+        else if (push_file(chain, file, level))
+            return error_set(error, -ENOMEM, "out of memory for the index of %s", image->file.path);
+        /* What a smaller file hides or never had does not come back in a larger one on it. */
+        cut(chain, file->size);
+    }
+    return 0;
+}
+
+struct chain *chain_get(struct pcow_image *image, struct pcow_error *error)
+{
+    struct chain *chain;
+    unsigned level = 0;
+
+    if (image->chain)
+        return image->chain;
+    chain = calloc(1, sizeof *chain);
+    if (!chain)
+        goto no_memory;
+    for (struct pcow_image *file = image; file; file = file->base)
+        chain->levels++;
+    level = chain->levels;
+    for (struct pcow_image *file = image; file; file = file->base)
+        chain->file[level--] = file;
+    chain->incomplete = image_base_record(chain->file[1]) != NULL;
+    chain->guest_slabs = slabs_of(image->size);
+    chain->head = calloc(chain->guest_slabs + 1, sizeof *chain->head);
+    chain->claim = calloc(chain->guest_slabs + 1, sizeof *chain->claim);
+    image->chain = chain;
+    if (!chain->head || !chain->claim)
+        goto no_memory;
+    if (chain_rebuild(image, error) == 0)
+        return chain;
+    chain_free(image);
+    return NULL;
+
+no_memory:
+    chain_free(image);
+    error_set(error, -ENOMEM, "out of memory for the index of %s", image->file.path);
+    return NULL;
+}
+
+void chain_free(struct pcow_image *image)
+{
+    if (image->chain) {
+        free(image->chain->head);
+        free(image->chain->claim);
+        free(image->chain);
+        image->chain = NULL;
+    }
+}
+
+void chain_claim(struct chain *chain, uint64_t guest_slab)
+{
+    for (unsigned spins = 0; __atomic_exchange_n(&chain->claim[guest_slab], 1, __ATOMIC_ACQUIRE); spins++) {
+        if (spins < 64)
+            __builtin_ia32_pause();
+        else
+            sched_yield();
+    }
+}
+
+void chain_release(struct chain *chain, uint64_t guest_slab)
+{
+    __atomic_store_n(&chain->claim[guest_slab], 0, __ATOMIC_RELEASE);
+}
+
+static bool is_own(const struct pcow_image *image, slab_ref ref)
+{
+    return slab_ref_level(ref) == image->chain->levels && !image->format1
+        && image->slabs[slab_ref_slab(ref)].layer == image_active(image) && image->view == image_active(image);
+}
+
+struct place chain_find(const struct pcow_image *image, uint64_t guest_slab, unsigned page, unsigned max_pages)
+{
+    const struct chain *chain = image->chain;
+    struct place place = {.pages = max_pages < PAGES_PER_SLAB - page ? max_pages : PAGES_PER_SLAB - page};
+    unsigned end = page + place.pages;
+
+    for (slab_ref ref = __atomic_load_n(&chain->head[guest_slab], __ATOMIC_ACQUIRE); ref;) {
+        const struct pcow_image *file = chain->file[slab_ref_level(ref)];
+        uint64_t slab = slab_ref_slab(ref);
+
+        if (file->format1) {
+            unsigned run = 1;
+            bool found = format1_find(file, guest_slab * PAGES_PER_SLAB + page, &place.offset, &run);
+
+            end = page + run < end ? page + run : end;
+            if (found) {
+                place.present = true;
+                place.level = slab_ref_level(ref);
+                break;
+            }
+        } else {
+            const struct page_set *valid = &file->valid[slab];
+
+            /* Pages whose nearer answer differs from this one's end the run, in either case. */
+            end = page_set_run_end(valid, page, end);
+            if (page_set_has(valid, page)) {
+                place.present = true;
+                place.level = slab_ref_level(ref);
+                place.offset = (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE;
+                place.own = is_own(image, ref);
+                break;
+            }
+        }
+        ref = file->slabs[slab].next;
+    }
+    place.pages = end - page;
+    return place;
+}
+
+void chain_own_pages(const struct pcow_image *image, uint64_t guest_slab, struct page_set *own)
+{
+    memset(own, 0, sizeof *own);
+    for (slab_ref ref = __atomic_load_n(&image->chain->head[guest_slab], __ATOMIC_ACQUIRE); ref && is_own(image, ref);
+         ref = image->slabs[slab_ref_slab(ref)].next)
+        for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
+            own->word[w] |= page_set_word(&image->valid[slab_ref_slab(ref)], w);
+}

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * The chain as the guest sees it: for every guest slab a list of the file slabs that hold pages of it, newest first, through all
+ * layers of all files. A page is found by walking the list until a valid set has it; the list is as long as the number of
+ * layers that touched this slab, whatever the depth of the chain.
+ *
+ * Concurrency: a list and the active layer's valid sets for one guest slab change only under that slab's claim. Lookups
+ * may run without it: a new head is published with release order after its fields, valid bits only ever appear for pages
+ * whose data is complete, and merge keeps the order of the list.
+ */
+#ifndef PCOW_CHAIN_CHAIN_H
+#define PCOW_CHAIN_CHAIN_H
+
+#include "image/image.h"
+
+/* A file slab in the chain: level of its file (1 = the bottom of the chain) and its number there. 0: none. */
+typedef uint64_t slab_ref;
+
+#define REF_SLAB_BITS 48u
+
+static inline slab_ref slab_ref_make(unsigned level, uint64_t slab)
+{
+    return (slab_ref)level << REF_SLAB_BITS | slab;
+}
+
+static inline unsigned slab_ref_level(slab_ref ref)
+{
+    return (unsigned)(ref >> REF_SLAB_BITS);
+}
+
+static inline uint64_t slab_ref_slab(slab_ref ref)
+{
+    return ref & ((UINT64_C(1) << REF_SLAB_BITS) - 1);
+}
+
+struct chain {
+    unsigned levels;                               /* files; the top one has level == levels */
+    struct pcow_image *file[PCOW_MAX_CHAIN_DEPTH + 1]; /* by level, from 1 */
+    bool incomplete;                               /* the bottom file has a base that was not opened */
+    uint64_t guest_slabs;                          /* of the top view, the last one possibly partial (format 1) */
+    slab_ref *head;                                /* by guest slab */
+    uint8_t *claim;                                /* by guest slab; 1 while somebody changes it */
+};
+
+struct place {
+    bool present;
+    unsigned level;
+    uint64_t offset;                               /* in that file */
+    bool own;                                      /* in the active layer of the top file, which may be stored to */
+    unsigned pages;                                /* as many from here on have one answer and lie in one piece */
+};
+
+/* The chain of this image, built on first use. NULL with *error set if memory is short or the base was not opened. */
+struct chain *chain_get(struct pcow_image *image, struct pcow_error *error);
+void chain_free(struct pcow_image *image);
+/* After a revert: build the lists anew. Nobody may be using them. */
+int chain_rebuild(struct pcow_image *image, struct pcow_error *error);
+
+/* Where is page (of the slab, 0 to 511) of a guest slab? At most max_pages are looked at. Async-signal-safe. */
+struct place chain_find(const struct pcow_image *image, uint64_t guest_slab, unsigned page, unsigned max_pages);
+
+/* Claim a guest slab for changes / let it go. Async-signal-safe; claims are short and never nested. */
+void chain_claim(struct chain *chain, uint64_t guest_slab);
+void chain_release(struct chain *chain, uint64_t guest_slab);
+
+/* The pages of a guest slab that the active layer holds. */
+void chain_own_pages(const struct pcow_image *image, uint64_t guest_slab, struct page_set *own);
+
+/*
+ * Make pages [first, first + count) of a guest slab valid in the active layer, keeping what they read as, or, if data is not
+ * NULL, with this content (count * 4 KiB) for the pages that were not valid. The caller holds the claim.
+ * -ENOSPC pool full, -EIO source unreadable or file not writable; the pages that are valid afterwards are whole.
+ * *copied and *zeroed (may be NULL) count pages. Async-signal-safe. Crash-safe: see "Update protocols" in format.rst.
+ */
+int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, unsigned count, const void *data,
+              uint64_t *copied, uint64_t *zeroed);
+
+/* chain/own.c: forget own pages beyond the guest's end, used before the image grows */
+int chain_drop_own_from(struct pcow_image *image, uint64_t first_guest_slab, struct pcow_error *error);
+
+#endif

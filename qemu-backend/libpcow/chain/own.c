@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * Copy-on-write and expansion: making pages valid in the active layer. This runs in signal handlers: no allocation, no lock
+ * but the claim of the guest slab, and only system calls that are safe there.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "chain/chain.h"
+#include "util/error.h"
+
+/* A file slab of the active layer for this guest slab: the first on the list, or a new one that has no owner yet. */
+static int target_slab(struct pcow_image *image, uint64_t guest_slab, uint64_t *slab, bool *is_new)
+{
+    slab_ref head = image->chain->head[guest_slab];
+
+    if (head && slab_ref_level(head) == image->chain->levels && image->slabs[slab_ref_slab(head)].layer == image_active(image)) {
+        *slab = slab_ref_slab(head);
+        *is_new = false;
+        return 0;
+    }
+    *is_new = true;
+    return slab_take(image, slab);
+}
+
+/* Zeros: blocks that are allocated and hold nothing. */
+static int fill_with_zeros(struct pcow_image *image, uint64_t slab, uint64_t offset, uint64_t length, bool new_slab)
+{
+    /*
+     * In a slab that was there when the image was opened, the blocks of a page that is not valid may hold the remains of
+     * an interrupted copy. slab_take() has already emptied a slab it handed out.
+     */
+    if (!new_slab && slab < image->slabs_at_open) {
+        int ret = file_punch(&image->file, offset, length);
+
+        if (ret)
+            return ret;
+    }
+    return file_allocate(&image->file, offset, length);
+}
+
+static int fill_run(struct pcow_image *image, uint64_t slab, unsigned page, const struct place *from, const char *data, bool new_slab,
+                    uint64_t *copied, uint64_t *zeroed)
+{
+    uint64_t to = (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE;
+    uint64_t length = from->pages * PCOW_PAGE_SIZE;
+    const void *source = data;
+    int ret;
+
+    if (!data && !from->present) {
+        ret = fill_with_zeros(image, slab, to, length, new_slab);
+        if (!ret && zeroed)
+            *zeroed += from->pages;
+        return ret;
+    }
+    if (!data) {
+        source = file_address(&image->chain->file[from->level]->file, from->offset);
+        if (!source)
+            return -ENOMEM;
+        if (copied)
+            *copied += from->pages;
+    }
+    return file_write_data(&image->file, to, source, length);
+}
+
+/* Let the guest slab's list begin with the new slab. Its owner word is durable by now. */
+static void push_slab(struct pcow_image *image, uint64_t guest_slab, uint64_t slab)
+{
+    slab_ref *head = &image->chain->head[guest_slab];
+
+    image->slabs[slab].next = *head;
+    __atomic_store_n(head, slab_ref_make(image->chain->levels, slab), __ATOMIC_RELEASE);
+}
+
+static int publish(struct pcow_image *image, uint64_t guest_slab, uint64_t slab, bool is_new, const struct page_set *filled)
+{
+    struct page_set valid = image->valid[slab];
+    int ret;
+
+    for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
+        valid.word[w] |= filled->word[w];
+    ret = slab_store_valid(image, slab, &valid);
+    if (ret || !is_new)
+        return ret;
+    ret = slab_publish(image, slab, (struct owner){OWNER_DATA, image_active(image), (uint32_t)guest_slab});
+    if (!ret)
+        push_slab(image, guest_slab, slab);
+    return ret;
+}
+
+int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, unsigned count, const void *data,
+              uint64_t *copied, uint64_t *zeroed)
+{
+    struct page_set own, filled = {{0}};
+    bool is_new = false, hides = false;
+    uint64_t slab = 0;
+    int ret = 0, published;
+
+    if (!image->file.writable || image->view != image_active(image))
+        return -EROFS;
+    chain_own_pages(image, guest_slab, &own);
+    for (unsigned page = first; page < first + count && ret == 0;) {
+        unsigned end = page_set_run_end(&own, page, first + count);
+        struct place from;
+
+        if (page_set_has(&own, page)) {
+            page = end;
+            continue;
+        }
+        if (slab == 0) {
+            ret = target_slab(image, guest_slab, &slab, &is_new);
+            if (ret)
+                return ret;
+        }
+        from = chain_find(image, guest_slab, page, end - page);
+        if (data)
+            from.pages = end - page;
+        else if (!from.present && image->chain->incomplete) {
+            ret = -ENOLINK;
+            break;
+        }
+        hides |= from.present || (data && image->chain->head[guest_slab]);
+        ret = fill_run(image, slab, page, &from, data ? (const char *)data + (page - first) * PCOW_PAGE_SIZE : NULL, is_new, copied, zeroed);
+        if (ret) {
+            /* Half a run may have been written: these blocks must not be taken for zeros later. */
+            file_punch(&image->file, (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE, from.pages * PCOW_PAGE_SIZE);
+            break;
+        }
+        page_set_add_range(&filled, page, from.pages);
+        page += from.pages;
+    }
+    if (slab == 0)
+        return 0;
+    if (page_set_empty(&filled)) {
+        if (is_new)
+            slab_untake(image, slab);
+        return ret;
+    }
+    /*
+     * Pages that hide older ones must be complete on the medium before they are valid. Where nothing was below, a page lost
+     * in a crash reads as the zeros that were there before.
+     */
+    published = hides ? file_sync(&image->file) : 0;
+    if (!published)
+        published = publish(image, guest_slab, slab, is_new, &filled);
+    if (published && is_new)
+        slab_untake(image, slab);
+    return published ? published : ret;
+}
+
+int chain_drop_own_from(struct pcow_image *image, uint64_t first_guest_slab, struct pcow_error *error)
+{
+    for (uint64_t p = 1; p < image->slab_count; p++) {
+        const struct slab *slab = &image->slabs[p];
+        int ret;
+
+        if (slab->kind != OWNER_DATA || slab->layer != image_active(image) || slab->number < first_guest_slab)
+            continue;
+        ret = slab_release(image, p, NULL);
+        if (ret)
+            return error_set_errno(error, ret, "%s: cannot give file slab %llu back", image->file.path, (unsigned long long)p);
+    }
+    return 0;
+}

@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* Changing what an image stands on: rebase to another base, commit into the base. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "chain/chain.h"
+#include "snapshot/tree.h"
+#include "util/error.h"
+
+static int report(pcow_progress_fn progress, void *opaque, uint64_t done, uint64_t total, const char *path, struct pcow_error *error)
+{
+    if (progress && progress(opaque, done, total))
+        return error_set(error, -ECANCELED, "%s: cancelled", path);
+    return 0;
+}
+
+static int read_or_zero(pcow_image *image, uint64_t offset, char *page, struct pcow_error *error)
+{
+    if (!image || offset + PCOW_PAGE_SIZE > image->size) {
+        memset(page, 0, PCOW_PAGE_SIZE);
+        return 0;
+    }
+    return pcow_read(image, offset, page, PCOW_PAGE_SIZE, error);
+}
+
+/* Bring pages into the active layer that would read differently on the new base. */
+static int keep_content(pcow_image *image, pcow_image *new_base, pcow_progress_fn progress, void *opaque, struct pcow_error *error)
+{
+    char before[PCOW_PAGE_SIZE], after[PCOW_PAGE_SIZE];
+
+    for (uint64_t offset = 0; offset < image->size;) {
+        struct pcow_extent extent, under = {.zero = true, .length = image->size - offset};
+        int ret = pcow_get_extent(image, offset, image->size - offset, &extent, error);
+
+        if (!ret && new_base && offset < new_base->size)
+            ret = pcow_get_extent(new_base, offset, new_base->size - offset, &under, error);
+        if (!ret)
+            ret = report(progress, opaque, offset, image->size, image->file.path, error);
+        if (ret)
+            return ret;
+        if (under.length < extent.length)
+            extent.length = under.length;
+        /* Depth 0: any layer of this file, so the base does not show. Both absent: zeros on either. */
+        if ((extent.present && extent.depth == 0) || (!extent.present && !under.present)) {
+            offset += extent.length;
+            continue;
+        }
+        for (uint64_t end = offset + extent.length; offset < end; offset += PCOW_PAGE_SIZE) {
+            ret = read_or_zero(image, offset, before, error);
+            if (!ret)
+                ret = read_or_zero(new_base, offset, after, error);
+            if (!ret && memcmp(before, after, PCOW_PAGE_SIZE))
+                ret = pcow_write(image, offset, before, PCOW_PAGE_SIZE, error);
+            if (ret)
+                return ret;
+        }
+    }
+    return pcow_flush(image, error);
+}
+
+static int check_rebase(const pcow_image *image, bool unsafe, struct pcow_error *error)
+{
+    int ret = image_check_writable(image, error);
+
+    if (ret)
+        return ret;
+    if (image->map)
+        return error_set(error, -EBUSY, "%s is mapped by a VM; stop it before rebasing", image->file.path);
+    /* Pages are kept for the active layer only; a snapshot would silently read something else. */
+    for (size_t i = 0; i < image->layer_count && !unsafe; i++)
+        if (image->layers[i].state != LAYER_OPEN)
+            return error_set(error, -EINVAL, "%s has snapshots, whose content a new base would change; delete them, "
+                             "or convert the image, or use -u if the new base has the same content", image->file.path);
+    return 0;
+}
+
+int pcow_rebase(pcow_image *image, const char *base, const char *base_snapshot, bool unsafe,
+                pcow_progress_fn progress, void *opaque, struct pcow_error *error)
+{
+    struct base_record record;
+    pcow_image *new_base = NULL;
+    uint64_t base_size;
+    int ret = check_rebase(image, unsafe, error);
+
+    if (!ret && base)
+        ret = base_record_make(&record, image->file.path, base, base_snapshot, unsafe && !base_snapshot, &base_size, error);
+    if (!ret && base && !unsafe)
+        ret = pcow_open(base, record.format == 1 ? PCOW_OPEN_FORMAT_1 : 0, base_snapshot, &new_base, error);
+    if (!ret)
+        ret = image_begin_change(image, error);
+    if (!ret && !unsafe)
+        ret = keep_content(image, new_base, progress, opaque, error);
+    pcow_close(new_base);
+    if (ret)
+        return ret;
+    ret = header_set_base(image, base ? &record : NULL, error);
+    if (ret)
+        return ret;
+    chain_free(image);
+    pcow_close(image->base);
+    image->base = NULL;
+    /* Unsafe means without looking: what is wrong with the new base shows at the next open. */
+    if (base && !unsafe)
+        ret = image_open_base(image, error);
+    return ret ? ret : report(progress, opaque, image->size, image->size, image->file.path, error);
+}
+
+static int copy_up(pcow_image *image, pcow_image *base, pcow_progress_fn progress, void *opaque, struct pcow_error *error)
+{
+    char *buffer = malloc(PCOW_SLAB_SIZE);
+    int ret = buffer ? 0 : error_set(error, -ENOMEM, "out of memory");
+
+    for (uint64_t offset = 0; offset < image->size && ret == 0;) {
+        struct pcow_extent extent;
+
+        ret = pcow_get_extent(image, offset, image->size - offset, &extent, error);
+        if (ret)
+            break;
+        if (extent.length > PCOW_SLAB_SIZE)
+            extent.length = PCOW_SLAB_SIZE;
+        if (extent.present && extent.depth == 0) {
+            ret = pcow_read(image, offset, buffer, extent.length, error);
+            if (!ret)
+                ret = pcow_write(base, offset, buffer, extent.length, error);
+        }
+        offset += extent.length;
+        if (!ret)
+            ret = report(progress, opaque, offset, image->size, image->file.path, error);
+    }
+    free(buffer);
+    return ret ? ret : pcow_flush(base, error);
+}
+
+static int check_commit(const struct pcow_image *image, struct pcow_error *error)
+{
+    const struct base_record *record = image_base_record(image);
+    int ret = image_check_writable(image, error);
+
+    if (ret)
+        return ret;
+    if (!image->base || !record)
+        return error_set(error, -EINVAL, "%s has no base to commit to", image->file.path);
+    if (image->map || image->base->format1 || record->layer)
+        return error_set(error, -EINVAL, "%s: cannot commit while it is mapped, nor into a snapshot or a format 1 base", image->file.path);
+    for (size_t i = 0; i < image->layer_count; i++)
+        if (image->layers[i].state != LAYER_OPEN)
+            return error_set(error, -EINVAL, "%s has snapshots; delete them before committing", image->file.path);
+    return 0;
+}
+
+static int commit_into(pcow_image *image, const char *path, pcow_progress_fn progress, void *opaque, struct pcow_error *error)
+{
+    struct base_record record = *image_base_record(image);
+    pcow_image *base;
+    uint64_t base_size;
+    int ret = pcow_open(path, PCOW_OPEN_WRITE, NULL, &base, error);
+
+    if (ret)
+        return ret;
+    /* Until it is done the base changes under the image: a crash on the way must not leave it "changed since". */
+    record.flags |= BASE_UNCHECKED;
+    record.crc = base_record_crc(&record);
+    ret = header_set_base(image, &record, error);
+    if (!ret && base->size < image->size)
+        ret = pcow_resize(base, image->size, false, error);
+    if (!ret && !chain_get(image, error))
+        ret = -ENOMEM;
+    if (!ret) {
+        image->chain->incomplete = false;     /* only what lies in this file is read */
+        ret = copy_up(image, base, progress, opaque, error);
+    }
+    pcow_close(base);
+    chain_free(image);
+    /* The base holds everything now. Emptying the layer changes nothing that can be read, at any point of it. */
+    if (!ret)
+        ret = tree_release_layer(image, image_active(image), OWNER_DATA, NULL, error);
+    if (!ret)
+        ret = base_record_make(&record, image->file.path, path, NULL, false, &base_size, error);
+    return ret ? ret : header_set_base(image, &record, error);
+}
+
+int pcow_commit(pcow_image *image, pcow_progress_fn progress, void *opaque, struct pcow_error *error)
+{
+    struct pcow_error reopened;
+    char *path;
+    int ret = check_commit(image, error);
+
+    if (!ret)
+        ret = image_begin_change(image, error);
+    if (ret)
+        return ret;
+    path = strdup(image->base->file.path);
+    if (!path)
+        return error_set(error, -ENOMEM, "out of memory");
+    /* Our own shared lock on the base would keep us from writing it; the exclusive one keeps everybody else out. */
+    chain_free(image);
+    pcow_close(image->base);
+    image->base = NULL;
+    ret = commit_into(image, path, progress, opaque, error);
+    free(path);
+    if (image_open_base(image, &reopened) && !ret)
+        ret = error_set(error, reopened.code, "%s", reopened.message);
+    return ret;
+}

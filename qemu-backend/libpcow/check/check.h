@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * Checking and repairing one file, from its bytes and not through pcow_open(), which refuses what is damaged. Each step finds what is
+ * wrong with one structure, says so, and puts it right in memory, so that the next step does not stumble over it; with
+ * PCOW_CHECK_REPAIR it also puts it right in the file, by the same kind of stores as every other update: a repair that is
+ * interrupted is simply done again.
+ */
+#ifndef PCOW_CHECK_CHECK_H
+#define PCOW_CHECK_CHECK_H
+
+#include "image/image.h"
+
+#define CHECK_MAX_TABLE (MAX_LAYERS / LAYER_TABLE_SLOTS + 1)
+
+/* A file slab with a readable owner word. */
+struct check_slab {
+    uint64_t slab;
+    struct owner owner;
+};
+
+/* What of a layer record cannot be used. */
+enum check_damage {
+    DAMAGED_PARENT = 1 << 0,
+    DAMAGED_SIZE = 1 << 1,
+    DAMAGED_LIMIT = 1 << 2,
+    DAMAGED_STATE_SIZE = 1 << 3,
+    DAMAGED_NAME = 1 << 4,
+    DAMAGED_ALL = (1 << 5) - 1,
+};
+
+/* A layer record whose id can be read; alive: see "Which layers are alive" in format.rst. */
+struct check_layer {
+    struct layer layer;
+    unsigned damage;
+    bool alive;
+    bool rewrite;                         /* the record is to be written anew */
+    uint64_t data_end, state_end;         /* by the slabs that it owns */
+};
+
+struct check {
+    struct file file;
+    bool repair;
+    pcow_finding_fn finding;
+    void *opaque;
+    struct pcow_check_result *result;
+    struct pcow_error *error;
+    unsigned shown, hidden;               /* findings told, and those that were too many */
+
+    struct header header;                 /* as it should be */
+    bool ids_uncertain;                   /* next_layer_id was lost and comes from the copy */
+    bool generation_raised;
+
+    uint64_t slab_count;
+    uint64_t length;                      /* of the file as it was found */
+    struct check_slab *slabs;             /* by ascending slab */
+    size_t count, capacity;
+    uint64_t table[CHECK_MAX_TABLE + 1];  /* file slab of each layer table, 0: none */
+
+    struct check_layer *layers;           /* by ascending id, one for each id */
+    size_t layer_count, layer_capacity;
+    uint32_t *lost_slots;                 /* records that hold something but whose id cannot be read */
+    size_t lost_count;
+    bool *slot_taken;
+    uint32_t slot_limit;                  /* slots that have a place */
+};
+
+/* ---- report.c: findings, reading, writing ------------------------------------------------------------------------ */
+
+/* Damage. repairable: it is (being) put right; the message says so, and it counts as fixed in repair mode. */
+void check_corruption(struct check *check, bool repairable, const char *format, ...) __attribute__((format(printf, 3, 4)));
+void check_leak(struct check *check, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void check_note(struct check *check, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void check_end_of_findings(struct check *check);
+
+/* Read metadata; what lies behind the end of file reads as zeros. */
+int check_read(struct check *check, uint64_t offset, void *buffer, size_t length);
+/* Without repair, these change nothing and return 0. Blocks are allocated first. */
+int check_store64(struct check *check, uint64_t offset, uint64_t word);
+int check_store(struct check *check, uint64_t offset, const void *from, size_t length);
+int check_punch(struct check *check, uint64_t offset, uint64_t length);
+/* To be called before the first change after which the guest could read something else. */
+int check_raise_generation(struct check *check);
+/* Store a word of the header. */
+int check_set_header_word(struct check *check, size_t field, uint64_t value);
+
+/* ---- header.c ------------------------------------------------------------------------------------------------------ */
+
+int check_header(struct check *check);
+/* At the end, when the words are settled. */
+int check_header_copy(struct check *check);
+
+/* ---- owners.c ------------------------------------------------------------------------------------------------------ */
+
+int check_length(struct check *check);
+int check_owners(struct check *check);
+int check_add_slab(struct check *check, uint64_t slab, struct owner owner);
+int check_bitmap(struct check *check, uint64_t slab, struct page_set *valid);
+/* Free a file slab: store an owner word of 0, then punch. lost: its valid pages are given up. */
+int check_free_slab(struct check *check, uint64_t slab, bool lost);
+/* The same for one of the list, which is marked OWNER_NONE; check_compact_slabs() takes such out. */
+int check_drop_slab(struct check *check, struct check_slab *slab, bool lost);
+void check_compact_slabs(struct check *check);
+
+/* ---- records.c: layer records as they are read and written ------------------------------------------------------ */
+
+int check_records(struct check *check);
+struct check_layer *check_find_layer(const struct check *check, uint32_t id);
+/* At the end of the list; call check_sort_layers() before the next search. -ENOMEM. */
+int check_add_layer(struct check *check, const struct check_layer *layer);
+void check_sort_layers(struct check *check);
+/* Decode what is usable of a record; returns what is not. */
+unsigned check_decode(const struct layer_record *record, uint32_t slot, struct layer *layer);
+uint64_t check_record_offset(const struct check *check, uint32_t slot);
+int check_write_record(struct check *check, const struct layer *layer);
+/* The first slot that nothing uses, marked as used; -ENOSPC. */
+int check_take_slot(struct check *check, uint32_t *slot);
+
+/* ---- rebuild.c: layers that must exist but have no record; the active layer --------------------------------------- */
+
+int check_rebuild(struct check *check);
+
+/* ---- tree.c: which layers are alive, and the fields of their records ---------------------------------------------- */
+
+int check_tree(struct check *check);
+
+/* ---- slabs.c ------------------------------------------------------------------------------------------------------- */
+
+int check_dead_slabs(struct check *check);
+int check_overlaps(struct check *check);
+int check_state(struct check *check);
+int check_free_blocks(struct check *check);
+
+#endif

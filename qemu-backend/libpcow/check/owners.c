@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The length of the file, and the slab table: who owns what. */
+#include "check/check.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "util/error.h"
+
+int check_length(struct check *check)
+{
+    uint64_t rounded = (check->file.size + PCOW_SLAB_SIZE - 1) / PCOW_SLAB_SIZE * PCOW_SLAB_SIZE;
+
+    check->length = check->file.size;
+    check->slab_count = rounded >> SLAB_BITS;
+    if (rounded == check->length)
+        return 0;
+    check_corruption(check, true, "the length of the file, %llu bytes, is not a multiple of 2 MiB: it was cut short, or something was "
+                     "appended", (unsigned long long)check->length);
+    if (!check->repair)
+        return 0;
+    if (ftruncate(check->file.fd, (off_t)rounded))
+        return error_set_errno(check->error, -errno, "cannot extend %s", check->file.path);
+    check->file.size = rounded;
+    return 0;
+}
+
+int check_add_slab(struct check *check, uint64_t slab, struct owner owner)
+{
+    if (check->count == check->capacity) {
+        size_t capacity = check->capacity ? check->capacity * 2 : 256;
+        struct check_slab *grown = realloc(check->slabs, capacity * sizeof *grown);
+
+        if (!grown)
+            return error_set(check->error, -ENOMEM, "out of memory for the slab table of %s", check->file.path);
+        check->slabs = grown;
+        check->capacity = capacity;
+    }
+    check->slabs[check->count++] = (struct check_slab){slab, owner};
+    return 0;
+}
+
+void check_compact_slabs(struct check *check)
+{
+    size_t kept = 0;
+
+    for (size_t i = 0; i < check->count; i++)
+        if (check->slabs[i].owner.kind != OWNER_NONE)
+            check->slabs[kept++] = check->slabs[i];
+    check->count = kept;
+}
+
+int check_bitmap(struct check *check, uint64_t slab, struct page_set *valid)
+{
+    return check_read(check, bitmap_offset(slab), valid, sizeof *valid);
+}
+
+int check_free_slab(struct check *check, uint64_t slab, bool lost)
+{
+    struct page_set valid;
+    uint64_t bytes;
+    int ret;
+
+    if (lost) {
+        ret = check_bitmap(check, slab, &valid);
+        if (!ret)
+            ret = check_raise_generation(check);
+        if (ret)
+            return ret;
+        bytes = page_set_count(&valid) * PCOW_PAGE_SIZE;
+        if (check->repair && bytes) {
+            check->result->lost_size += bytes;
+            check_note(check, "file slab %llu: %llu bytes of guest data were given up", (unsigned long long)slab,
+                       (unsigned long long)bytes);
+        }
+    }
+    ret = check_store64(check, owner_offset(slab), 0);
+    return ret || slab >= check->slab_count || slab_is_group_head(slab) ? ret
+        : check_punch(check, slab << SLAB_BITS, PCOW_SLAB_SIZE);
+}
+
+int check_drop_slab(struct check *check, struct check_slab *slab, bool lost)
+{
+    slab->owner.kind = OWNER_NONE;
+    return check_free_slab(check, slab->slab, lost);
+}
+
+static bool owner_is_possible(struct owner owner)
+{
+    switch (owner.kind) {
+    case OWNER_DATA:
+        return owner.layer && owner.number < MAX_GUEST_SLABS;
+    case OWNER_STATE:
+        return owner.layer && owner.number < MAX_GUEST_SLABS;
+    case OWNER_TABLE:
+        return owner.number >= 1 && owner.number <= CHECK_MAX_TABLE;
+    case OWNER_NONE:
+        break;
+    }
+    return false;
+}
+
+static int check_word(struct check *check, uint64_t slab, uint64_t word)
+{
+    struct owner owner = owner_decode(word);
+
+    if (!word_is_valid(word)) {
+        check_corruption(check, true, "the owner word of file slab %llu is damaged: whose data it holds is lost", (unsigned long long)slab);
+        return check_free_slab(check, slab, true);
+    }
+    if (slab_is_group_head(slab) || !owner_is_possible(owner)) {
+        check_corruption(check, true, "the owner word of file slab %llu is impossible (kind %u, layer %u, number %u)",
+                         (unsigned long long)slab, (unsigned)owner.kind, owner.layer, owner.number);
+        return check_free_slab(check, slab, !slab_is_group_head(slab));
+    }
+    if (slab >= check->slab_count) {
+        check_corruption(check, true, "file slab %llu (guest bytes from %llu of layer %u) lies behind the end of file: it was cut short",
+                         (unsigned long long)slab, (unsigned long long)owner.number << SLAB_BITS, owner.layer);
+        return check_free_slab(check, slab, owner.kind == OWNER_DATA);
+    }
+    if (owner.kind == OWNER_TABLE && check->table[owner.number]) {
+        check_corruption(check, true, "file slabs %llu and %llu both say that they are layer table %u; the first counts",
+                         (unsigned long long)check->table[owner.number], (unsigned long long)slab, owner.number);
+        return check_free_slab(check, slab, false);
+    }
+    if (owner.kind == OWNER_TABLE)
+        check->table[owner.number] = slab;
+    return check_add_slab(check, slab, owner);
+}
+
+/* The file ends inside its last slab: what its owner kept behind the end is gone. */
+static int check_cut_slab(struct check *check, struct check_slab *slab)
+{
+    unsigned first = (unsigned)(check->length % PCOW_SLAB_SIZE / PCOW_PAGE_SIZE), lost = 0;
+    struct page_set valid;
+    int ret;
+
+    if (slab->owner.kind == OWNER_STATE) {
+        check_corruption(check, true, "the file ends inside file slab %llu, which holds VM state of layer %u",
+                         (unsigned long long)slab->slab, slab->owner.layer);
+        return check_drop_slab(check, slab, false);
+    }
+    if (slab->owner.kind != OWNER_DATA)
+        return 0;
+    ret = check_bitmap(check, slab->slab, &valid);
+    for (unsigned page = first; page < PAGES_PER_SLAB; page++)
+        lost += page_set_has(&valid, page);
+    if (ret || !lost)
+        return ret;
+    check_corruption(check, true, "the file ends inside file slab %llu: %u pages of the guest from byte %llu on (layer %u) are lost",
+                     (unsigned long long)slab->slab, lost, ((unsigned long long)slab->owner.number << SLAB_BITS) + first * PCOW_PAGE_SIZE,
+                     slab->owner.layer);
+    ret = check_raise_generation(check);
+    for (unsigned w = first / 64; w < PAGE_SET_WORDS && ret == 0; w++) {
+        uint64_t kept = valid.word[w] & (w == first / 64 ? (UINT64_C(1) << first % 64) - 1 : 0);
+
+        if (kept != valid.word[w])
+            ret = check_store64(check, bitmap_offset(slab->slab) + w * sizeof kept, kept);
+    }
+    if (check->repair)
+        check->result->lost_size += lost * PCOW_PAGE_SIZE;
+    return ret;
+}
+
+int check_owners(struct check *check)
+{
+    uint64_t *words = malloc(SLABS_PER_GROUP * sizeof *words);
+    int ret = 0;
+
+    if (!words)
+        return error_set(check->error, -ENOMEM, "out of memory");
+    for (uint64_t first = 0; first < check->slab_count && ret == 0; first += SLABS_PER_GROUP) {
+        ret = check_read(check, owner_offset(first), words, SLABS_PER_GROUP * sizeof *words);
+        /* Also the words behind the end of file: they tell that it was cut, and would count again when it grows. */
+        for (uint64_t i = 0; i < SLABS_PER_GROUP && ret == 0; i++)
+            if (words[i])
+                ret = check_word(check, first + i, words[i]);
+    }
+    free(words);
+    if (!ret && check->count && check->slabs[check->count - 1].slab == check->length >> SLAB_BITS)
+        ret = check_cut_slab(check, &check->slabs[check->count - 1]);
+    check_compact_slabs(check);
+    return ret;
+}

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The bytes of format 2, as doc/source/format.rst specifies them. Nothing here allocates or does I/O. */
+#ifndef PCOW_FORMAT_FORMAT2_H
+#define PCOW_FORMAT_FORMAT2_H
+
+#include <assert.h>
+#include <stddef.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "pcow.h"
+#include "util/bits.h"
+#include "util/crc.h"
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the tables of a pcow image are little-endian and mapped; a big-endian host needs byte swapping here"
+#endif
+
+#define FORMAT2_MAGIC "\x89PCOW\r\n\x1a"
+#define FORMAT2_VERSION 2u
+
+#define SLAB_BITS 21u
+#define GROUP_BITS 14u
+#define SLABS_PER_GROUP (1u << GROUP_BITS)
+#define MAX_GROUPS 4096u
+#define MAX_FILE_SLABS ((uint64_t)MAX_GROUPS << GROUP_BITS)
+#define GROUP_SIZE ((uint64_t)SLABS_PER_GROUP << SLAB_BITS)
+
+#define HEADER_SIZE 4096u
+#define HEADER_COPY_OFFSET 4096u
+#define LOCK_OFFSET 12288
+#define SLAB_TABLE_OFFSET (UINT64_C(64) << 10)
+#define LAYER_TABLE_OFFSET (UINT64_C(192) << 10)
+#define BITMAP_OFFSET (UINT64_C(1) << 20)
+
+#define LAYER_RECORD_SIZE 256u
+#define LAYER_TABLE_0_SLOTS 3328u
+#define LAYER_TABLE_SLOTS 8192u
+#define MAX_LAYERS 65536u
+#define LAYER_ID_BITS 28u
+#define MAX_LAYER_ID ((1u << LAYER_ID_BITS) - 1)
+#define MAX_GUEST_SLABS (PCOW_MAX_VIRTUAL_SIZE >> SLAB_BITS)
+
+/* ---- checked words -------------------------------------------------------------------------------------------- */
+
+#define WORD_VALUE_MASK ((UINT64_C(1) << 56) - 1)
+
+static inline uint64_t word_encode(uint64_t value)
+{
+    value &= WORD_VALUE_MASK;
+    return value ? value | (uint64_t)crc8_of_word(value) << 56 : 0;
+}
+
+static inline bool word_is_valid(uint64_t word)
+{
+    return word == 0 || (word >> 56 == crc8_of_word(word) && (word & WORD_VALUE_MASK));
+}
+
+static inline uint64_t word_value(uint64_t word)
+{
+    return word & WORD_VALUE_MASK;
+}
+
+/* ---- header ------------------------------------------------------------------------------------------------------ */
+
+enum header_state { HEADER_SEALED = 1 };
+enum base_flags { BASE_UNCHECKED = 1 };
+
+struct base_record {
+    uint8_t uuid[PCOW_UUID_SIZE];
+    uint64_t generation;
+    uint64_t layer;
+    uint32_t format;
+    uint32_t flags;
+    char name[PCOW_BASE_NAME_SIZE];
+    uint8_t reserved[212];
+    uint32_t crc;
+};
+
+struct header {
+    char magic[8];
+    uint32_t version;
+    uint32_t header_size;
+    uint64_t incompatible_features;
+    uint64_t read_only_compatible_features;
+    uint64_t compatible_features;
+    uint8_t uuid[PCOW_UUID_SIZE];
+    uint32_t cluster_bits;
+    uint32_t page_bits;
+    uint32_t slab_bits;
+    uint32_t group_bits;
+    uint64_t created;
+    uint8_t reserved0[428];
+    uint32_t crc;
+    /* checked words from here */
+    uint64_t active_layer;
+    uint64_t next_layer_id;
+    uint64_t layer_slots;
+    uint64_t generation;
+    uint64_t base_slot;
+    uint64_t state;
+    uint8_t reserved1[464];
+    struct base_record base[2];
+    uint8_t reserved2[2048];
+};
+
+static_assert(sizeof(struct base_record) == 512, "base record");
+static_assert(sizeof(struct header) == HEADER_SIZE, "header");
+static_assert(offsetof(struct header, crc) == 508 && offsetof(struct header, active_layer) == 512, "header fields");
+static_assert(offsetof(struct header, base) == 1024, "base records");
+
+/*
+ * Is this a header that this library can use?  0, or -EMEDIUMTYPE (not ours), -ENOTSUP (version, incompatible feature),
+ * -EBADMSG (damaged).  path only names the file in the message.
+ */
+int header_validate(const struct header *header, const char *path, struct pcow_error *error);
+uint32_t header_crc(const struct header *header);
+uint32_t base_record_crc(const struct base_record *record);
+/* 0 or -EBADMSG: crc, name. */
+int base_record_validate(const struct base_record *record, const char *path, struct pcow_error *error);
+/* A file name that may be looked up in the directory of the image: not empty, no '/', not "." or "..". */
+bool base_name_is_safe(const char *name, size_t size);
+
+/* ---- layers ------------------------------------------------------------------------------------------------------- */
+
+enum layer_state { LAYER_FREE, LAYER_OPEN, LAYER_SNAPSHOT, LAYER_HIDDEN };
+enum layer_flags { LAYER_PINNED = 1 };
+
+struct layer_record {
+    uint64_t state;
+    uint64_t parent;
+    uint64_t virtual_size;
+    uint64_t parent_limit;
+    uint64_t state_size;
+    int64_t date_seconds;
+    uint32_t date_nanoseconds;
+    uint32_t reserved0;
+    char name[PCOW_SNAPSHOT_NAME_SIZE];
+    uint8_t reserved1[68];
+    uint32_t crc;
+};
+
+static_assert(sizeof(struct layer_record) == LAYER_RECORD_SIZE, "layer record");
+static_assert(offsetof(struct layer_record, crc) == 252, "layer record crc");
+
+static inline uint64_t layer_state_word(uint32_t id, enum layer_state state, unsigned flags, unsigned sequence)
+{
+    return word_encode((uint64_t)id | (uint64_t)state << 28 | (uint64_t)(flags & 0xff) << 32 | (uint64_t)(sequence & 0xff) << 40);
+}
+
+uint32_t layer_record_crc(const struct layer_record *record);
+/* A snapshot name: not empty, NUL-terminated, no control characters. */
+bool snapshot_name_is_valid(const char *name, size_t size);
+
+/* ---- slab table ----------------------------------------------------------------------------------------------------- */
+
+enum owner_kind { OWNER_NONE, OWNER_DATA, OWNER_STATE, OWNER_TABLE };
+
+struct owner {
+    enum owner_kind kind;
+    uint32_t layer;
+    uint32_t number;           /* guest slab, piece of state, or table */
+};
+
+#define OWNER_NUMBER_BITS 26u
+
+static inline uint64_t owner_encode(struct owner owner)
+{
+    return word_encode((uint64_t)owner.number | (uint64_t)owner.layer << OWNER_NUMBER_BITS | (uint64_t)owner.kind << 54);
+}
+
+static inline struct owner owner_decode(uint64_t word)
+{
+    uint64_t value = word_value(word);
+
+    return (struct owner){
+        .kind = (enum owner_kind)(value >> 54 & 3),
+        .layer = (uint32_t)(value >> OWNER_NUMBER_BITS) & MAX_LAYER_ID,
+        .number = (uint32_t)value & ((1u << OWNER_NUMBER_BITS) - 1),
+    };
+}
+
+/* File offsets of the metadata of file slab p. */
+static inline uint64_t slab_group_offset(uint64_t slab)
+{
+    return slab >> GROUP_BITS << (GROUP_BITS + SLAB_BITS);
+}
+
+static inline uint64_t owner_offset(uint64_t slab)
+{
+    return slab_group_offset(slab) + SLAB_TABLE_OFFSET + (slab % SLABS_PER_GROUP) * sizeof(uint64_t);
+}
+
+static inline uint64_t bitmap_offset(uint64_t slab)
+{
+    return slab_group_offset(slab) + BITMAP_OFFSET + (slab % SLABS_PER_GROUP) * sizeof(struct page_set);
+}
+
+static inline bool slab_is_group_head(uint64_t slab)
+{
+    return slab % SLABS_PER_GROUP == 0;
+}
+
+#endif

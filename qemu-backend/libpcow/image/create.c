@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "image/image.h"
+#include "util/error.h"
+
+#define FIRST_LAYER 1u
+
+static int make_uuid(uint8_t uuid[PCOW_UUID_SIZE])
+{
+    if (getrandom(uuid, PCOW_UUID_SIZE, 0) != PCOW_UUID_SIZE)
+        return -EIO;
+    /* RFC 4122 section 4.4: version 4, variant 1. */
+    uuid[6] = (uint8_t)((uuid[6] & 0x0f) | 0x40);
+    uuid[8] = (uint8_t)((uuid[8] & 0x3f) | 0x80);
+    return 0;
+}
+
+static int check_options(const char *path, const struct pcow_create_options *options, uint64_t base_size, uint64_t *virtual_size,
+                         uint64_t *cluster_size, struct pcow_error *error)
+{
+    *virtual_size = options->virtual_size ? options->virtual_size : (base_size + PCOW_SLAB_SIZE - 1) / PCOW_SLAB_SIZE * PCOW_SLAB_SIZE;
+    *cluster_size = options->cluster_size ? options->cluster_size : PCOW_DEFAULT_CLUSTER_SIZE;
+    if (*virtual_size == 0)
+        return error_set(error, -EINVAL, "%s: a size is needed", path);
+    if (*virtual_size > PCOW_MAX_VIRTUAL_SIZE)
+        return error_set(error, -EFBIG, "%s: %llu bytes is more than the largest image (16 TiB)", path, (unsigned long long)*virtual_size);
+    if (*virtual_size % PCOW_SLAB_SIZE)
+        return error_set(error, -EINVAL, "%s: the size %llu is not a multiple of 2 MiB; the next one is %llu", path,
+                         (unsigned long long)*virtual_size,
+                         (unsigned long long)((*virtual_size / PCOW_SLAB_SIZE + 1) * PCOW_SLAB_SIZE));
+    if (*cluster_size < PCOW_MIN_CLUSTER_SIZE || *cluster_size > PCOW_MAX_CLUSTER_SIZE || *cluster_size & (*cluster_size - 1))
+        return error_set(error, -EINVAL, "%s: the cluster size %llu is not a power of two from 4k to 2M", path,
+                         (unsigned long long)*cluster_size);
+    return 0;
+}
+
+/* Everything but the magic number, which makes the file an image. */
+static int write_image(int fd, struct header *header, uint64_t virtual_size)
+{
+    struct layer_record record = {
+        .state = layer_state_word(FIRST_LAYER, LAYER_OPEN, 0, 0),
+        .virtual_size = word_encode(virtual_size),
+        .parent_limit = word_encode(virtual_size),
+    };
+
+    if (ftruncate(fd, (off_t)PCOW_SLAB_SIZE)
+        || pwrite(fd, &record, sizeof record, (off_t)LAYER_TABLE_OFFSET) != sizeof record
+        || pwrite(fd, header, sizeof *header, HEADER_COPY_OFFSET) != sizeof *header
+        || pwrite(fd, header, sizeof *header, 0) != sizeof *header
+        || fsync(fd))
+        return errno ? -errno : -EIO;
+    return 0;
+}
+
+int pcow_create(const char *path, const struct pcow_create_options *options, struct pcow_error *error)
+{
+    struct header header = {
+        .version = FORMAT2_VERSION,
+        .header_size = HEADER_SIZE,
+        .page_bits = 12,
+        .slab_bits = SLAB_BITS,
+        .group_bits = GROUP_BITS,
+        .created = (uint64_t)time(NULL),
+        .active_layer = word_encode(FIRST_LAYER),
+        .next_layer_id = word_encode(FIRST_LAYER + 1),
+        .layer_slots = word_encode(1),
+        .generation = word_encode(1),
+    };
+    uint64_t virtual_size, cluster_size, base_size = 0;
+    struct file file;
+    int fd, ret;
+
+    memcpy(header.magic, FORMAT2_MAGIC, sizeof header.magic);
+    if (options->base) {
+        ret = base_record_make(&header.base[0], path, options->base, options->base_snapshot, options->base_unchecked, &base_size, error);
+        if (ret)
+            return ret;
+        header.base_slot = word_encode(1);
+    }
+    ret = check_options(path, options, base_size, &virtual_size, &cluster_size, error);
+    if (ret)
+        return ret;
+    header.cluster_bits = (uint32_t)__builtin_ctzll(cluster_size);
+    ret = make_uuid(header.uuid);
+    if (ret)
+        return error_set_errno(error, ret, "cannot make a uuid for %s", path);
+    header.crc = header_crc(&header);
+    fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (fd < 0)
+        return errno == EEXIST ? error_set(error, -EEXIST, "%s exists; remove it first or choose another name", path)
+                               : error_set_errno(error, -errno, "cannot create %s", path);
+    ret = file_adopt(&file, fd, path, error);
+    if (ret) {
+        unlink(path);
+        return ret;
+    }
+    errno = 0;
+    ret = write_image(fd, &header, virtual_size);
+    if (ret) {
+        error_set_errno(error, ret, "cannot write %s", path);
+        unlink(path);
+    }
+    file_close(&file);
+    return ret;
+}

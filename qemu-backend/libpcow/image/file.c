@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include "image/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "util/error.h"
+
+/* Sparse and free: growing in steps keeps the fault path from extending the file at every new slab. */
+#define GROW_STEP (UINT64_C(64) << SLAB_BITS)
+
+static int take_lock(const struct file *file, struct pcow_error *error)
+{
+    struct flock lock = {
+        .l_type = file->writable ? F_WRLCK : F_RDLCK,
+        .l_whence = SEEK_SET,
+        .l_start = LOCK_OFFSET,
+        .l_len = 1,
+    };
+
+    if (fcntl(file->fd, F_OFD_SETLK, &lock) == 0)
+        return 0;
+    if (errno == EAGAIN || errno == EACCES)
+        return error_set(error, -EBUSY, file->writable
+                         ? "%s is in use (by a VM, another tool, or images based on it); stop that first"
+                         : "%s is open for writing elsewhere; stop the VM or tool that uses it, or look without a lock (-U)",
+                         file->path);
+    return error_set_errno(error, -errno, "cannot lock %s", file->path);
+}
+
+static int finish_open(struct file *file, unsigned flags, struct pcow_error *error)
+{
+    struct stat st;
+    int ret;
+
+    if (fstat(file->fd, &st))
+        return error_set_errno(error, -errno, "cannot stat %s", file->path);
+    if (!S_ISREG(st.st_mode))
+        return error_set(error, -EMEDIUMTYPE, "%s is not a regular file; images are files in a pool", file->path);
+    if ((uint64_t)st.st_size > MAX_FILE_SLABS << SLAB_BITS)
+        return error_set(error, -EFBIG, "%s is larger than an image can be", file->path);
+    if (!(flags & FILE_FORCE_SHARE) && (ret = take_lock(file, error)))
+        return ret;
+    /* Again, now that no writer can be growing it. */
+    if (fstat(file->fd, &st))
+        return error_set_errno(error, -errno, "cannot stat %s", file->path);
+    file->size = (uint64_t)st.st_size;
+    persist_init(&file->persist, persist_classify(file->fd));
+    return 0;
+}
+
+int file_open(struct file *file, int directory, const char *name, const char *shown_path, unsigned flags, struct pcow_error *error)
+{
+    int ret;
+
+    memset(file, 0, sizeof *file);
+    file->writable = flags & FILE_WRITE;
+    file->path = strdup(shown_path);
+    if (!file->path)
+        return error_set(error, -ENOMEM, "out of memory");
+    /* O_NONBLOCK: a FIFO put in place of an image must not hang us. */
+    file->fd = openat(directory, name, (file->writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOCTTY | O_NONBLOCK
+                      | (flags & FILE_NO_FOLLOW ? O_NOFOLLOW : 0));
+    if (file->fd < 0)
+        ret = error_set_errno(error, -errno, "cannot open %s", shown_path);
+    else
+        ret = finish_open(file, flags, error);
+    if (ret)
+        file_close(file);
+    return ret;
+}
+
+int file_adopt(struct file *file, int fd, const char *path, struct pcow_error *error)
+{
+    int ret;
+
+    memset(file, 0, sizeof *file);
+    file->fd = fd;
+    file->writable = true;
+    file->path = strdup(path);
+    ret = file->path ? finish_open(file, FILE_WRITE, error) : error_set(error, -ENOMEM, "out of memory");
+    if (ret)
+        file_close(file);
+    return ret;
+}
+
+void file_close(struct file *file)
+{
+    for (unsigned g = 0; g < MAX_GROUPS; g++)
+        if (file->window[g])
+            munmap(file->window[g], GROUP_SIZE);
+    if (file->fd >= 0)
+        close(file->fd);
+    free(file->path);
+    memset(file, 0, sizeof *file);
+    file->fd = -1;
+}
+
+int file_read(const struct file *file, uint64_t offset, void *buffer, size_t length)
+{
+    char *at = buffer;
+
+    while (length > 0) {
+        ssize_t got = pread(file->fd, at, length, (off_t)offset);
+
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return got < 0 ? -errno : -ENODATA;
+        at += got;
+        offset += (uint64_t)got;
+        length -= (size_t)got;
+    }
+    return 0;
+}
+
+void *file_address(struct file *file, uint64_t offset)
+{
+    uint8_t **slot = &file->window[offset / GROUP_SIZE];
+    uint8_t *window = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
+
+    if (!window) {
+        int sync = file->persist.persistence == PCOW_PERSISTENCE_PMEM ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED;
+        uint8_t *expected = NULL;
+
+        /* A window may reach behind the end of file: only what lies before it is ever touched. */
+        window = mmap(NULL, GROUP_SIZE, PROT_READ | (file->writable ? PROT_WRITE : 0), sync | MAP_NORESERVE, file->fd,
+                      (off_t)(offset / GROUP_SIZE * GROUP_SIZE));
+        if (window == MAP_FAILED)
+            return NULL;
+        if (!__atomic_compare_exchange_n(slot, &expected, window, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+            munmap(window, GROUP_SIZE);
+            window = expected;
+        }
+    }
+    return window + offset % GROUP_SIZE;
+}
+
+int file_grow(struct file *file, uint64_t size)
+{
+    int ret = 0;
+
+    while (__atomic_exchange_n(&file->growing, true, __ATOMIC_ACQUIRE))
+        sched_yield();
+    if (size > __atomic_load_n(&file->size, __ATOMIC_ACQUIRE)) {
+        size = (size + GROW_STEP - 1) / GROW_STEP * GROW_STEP;
+        /* Under the claim only: two ftruncate() calls in the wrong order would cut off slabs in use. */
+        if (ftruncate(file->fd, (off_t)size))
+            ret = -errno;
+        else
+            __atomic_store_n(&file->size, size, __ATOMIC_RELEASE);
+    }
+    __atomic_store_n(&file->growing, false, __ATOMIC_RELEASE);
+    return ret;
+}
+
+int file_allocate(const struct file *file, uint64_t offset, uint64_t length)
+{
+    int ret;
+
+    do {
+        ret = fallocate(file->fd, 0, (off_t)offset, (off_t)length);
+    } while (ret && errno == EINTR);
+    if (ret == 0)
+        return 0;
+    /* A file system that is out of quota is full as well. */
+    return errno == EDQUOT || errno == ENOMEM ? -ENOSPC : -errno;
+}
+
+int file_punch(const struct file *file, uint64_t offset, uint64_t length)
+{
+    int ret;
+
+    do {
+        ret = fallocate(file->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)length);
+    } while (ret && errno == EINTR);
+    return ret ? -errno : 0;
+}
+
+static int write_fully(int fd, uint64_t offset, const void *from, size_t length)
+{
+    const char *at = from;
+
+    while (length > 0) {
+        ssize_t put = pwrite(fd, at, length, (off_t)offset);
+
+        if (put < 0 && errno == EINTR)
+            continue;
+        if (put < 0)
+            return errno == EDQUOT ? -ENOSPC : errno == EFAULT ? -EIO : -errno;
+        at += put;
+        offset += (uint64_t)put;
+        length -= (size_t)put;
+    }
+    return 0;
+}
+
+int file_write_data(struct file *file, uint64_t offset, const void *from, size_t length)
+{
+    int ret;
+
+    if (file->persist.persistence == PCOW_PERSISTENCE_PMEM) {
+        void *to = file_address(file, offset);
+
+        /*
+         * Through the MAP_SYNC window and not with pwrite(): only a write fault on such a mapping makes the file system's
+         * own metadata (the extent) durable before the store.
+         */
+        if (!to)
+            return -errno;
+        ret = file_allocate(file, offset, length);
+        if (ret)
+            return ret;
+        persist_copy(&file->persist, to, from, length);
+        persist_fence(&file->persist);
+        return 0;
+    }
+    /* One system call allocates, copies, and reports a full pool or an unreadable source as an error, not as a signal. */
+    return write_fully(file->fd, offset, from, length);
+}
+
+int file_sync(const struct file *file)
+{
+    if (file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE && fdatasync(file->fd))
+        return -errno;
+    return 0;
+}
+
+int file_store64(struct file *file, uint64_t offset, uint64_t value)
+{
+    uint64_t *where = file_address(file, offset);
+
+    return where ? persist_store64(&file->persist, where, value) : -errno;
+}
+
+int file_store(struct file *file, uint64_t offset, const void *from, size_t length)
+{
+    void *where = file_address(file, offset);
+
+    if (!where)
+        return -errno;
+    memcpy(where, from, length);
+    return persist_range(&file->persist, where, length);
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * One open image file: descriptor, lock, size, and its mapping in windows of one group (32 GiB of address space) each.
+ * Metadata is updated through the windows; what is read at open comes through pread(), so that a file cut short under us is an
+ * error and not a signal, and so that looking at a hole on tmpfs does not fill it.
+ */
+#ifndef PCOW_IMAGE_FILE_H
+#define PCOW_IMAGE_FILE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "format/format2.h"
+#include "persist/persist.h"
+
+struct file {
+    char *path;
+    int fd;
+    bool writable;
+    uint64_t size;                    /* end of file in bytes; grows only, by file_grow() */
+    struct persist persist;
+    uint8_t *window[MAX_GROUPS];      /* atomically set once */
+    bool growing;                     /* claim of file_grow() */
+};
+
+enum file_open_flags {
+    FILE_WRITE = 1 << 0,
+    FILE_FORCE_SHARE = 1 << 1,        /* no lock */
+    FILE_NO_FOLLOW = 1 << 2,          /* the last component must not be a symbolic link */
+};
+
+/* Open an existing regular file, relative to directory (AT_FDCWD). -EBUSY: locked by somebody else. */
+int file_open(struct file *file, int directory, const char *name, const char *shown_path, unsigned flags, struct pcow_error *error);
+/* Adopt the descriptor of a new file (create); takes the writer's lock. */
+int file_adopt(struct file *file, int fd, const char *path, struct pcow_error *error);
+void file_close(struct file *file);
+
+/* Whole-buffer pread: 0, -ENODATA if the file ends inside, or a negative errno. */
+int file_read(const struct file *file, uint64_t offset, void *buffer, size_t length);
+
+/* Address of a file offset in its window (mapped on first use), or NULL with errno set. Async-signal-safe. */
+void *file_address(struct file *file, uint64_t offset);
+
+/* Extend the end of file to at least size (rounded up in steps). Async-signal-safe; threads wait for each other. */
+int file_grow(struct file *file, uint64_t size);
+
+/* Allocate blocks: 0 or -ENOSPC. / Give blocks back; the range then reads as zeros. Async-signal-safe. */
+int file_allocate(const struct file *file, uint64_t offset, uint64_t length);
+int file_punch(const struct file *file, uint64_t offset, uint64_t length);
+
+/*
+ * Copy [from, from + length) of memory to the file, allocating blocks: 0, -ENOSPC, or -EIO if the source could not be read
+ * (media error, file cut short). Durable on return in class pmem, after file_sync() in class page-cache. Async-signal-safe.
+ */
+int file_write_data(struct file *file, uint64_t offset, const void *from, size_t length);
+
+/* Make all data written so far durable where that is not implied (class page-cache). Async-signal-safe. */
+int file_sync(const struct file *file);
+
+/* Metadata in the window: store, flush, fence. The blocks below must have been allocated (file_allocate). */
+int file_store64(struct file *file, uint64_t offset, uint64_t value);
+int file_store(struct file *file, uint64_t offset, const void *from, size_t length);
+
+#endif

@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <libgen.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "image/image.h"
+#include "util/error.h"
+
+int image_check_writable(const struct pcow_image *image, struct pcow_error *error)
+{
+    if (image->format1)
+        return error_set(error, -EROFS, "%s has format 1, which is read-only; convert it with pcow-img convert -f pcow1 -O pcow",
+                         image->file.path);
+    if (!image->file.writable)
+        return error_set(error, -EROFS, "%s is open read-only", image->file.path);
+    return 0;
+}
+
+int header_store_word(struct pcow_image *image, size_t field, uint64_t value, struct pcow_error *error)
+{
+    uint64_t word = word_encode(value);
+    int ret = file_store64(&image->file, field, word);
+
+    if (ret)
+        return error_set_errno(error, ret, "%s: cannot update the header", image->file.path);
+    memcpy((char *)&image->header + field, &word, sizeof word);
+    return 0;
+}
+
+int header_write_copy(struct pcow_image *image, struct pcow_error *error)
+{
+    int ret = file_store(&image->file, HEADER_COPY_OFFSET, &image->header, HEADER_SIZE);
+
+    return ret ? error_set_errno(error, ret, "%s: cannot update the copy of the header", image->file.path) : 0;
+}
+
+int image_begin_change(struct pcow_image *image, struct pcow_error *error)
+{
+    int ret = image_check_writable(image, error);
+
+    if (ret || image->changed)
+        return ret;
+    /* Before the first change: an image that was based on the old content must see that it is gone. */
+    ret = header_store_word(image, offsetof(struct header, generation), word_value(image->header.generation) + 1, error);
+    if (ret == 0)
+        image->changed = true;
+    return ret;
+}
+
+const struct base_record *image_base_record(const struct pcow_image *image)
+{
+    uint64_t slot = word_value(image->header.base_slot);
+
+    return image->format1 || slot == 0 ? NULL : &image->header.base[slot - 1];
+}
+
+int header_set_base(struct pcow_image *image, const struct base_record *record, struct pcow_error *error)
+{
+    uint64_t slot = 0;
+    int ret;
+
+    if (record) {
+        /* The record not in use is written and made durable; then one store switches. */
+        slot = word_value(image->header.base_slot) == 1 ? 2 : 1;
+        ret = file_store(&image->file, offsetof(struct header, base) + (slot - 1) * sizeof *record, record, sizeof *record);
+        if (ret)
+            return error_set_errno(error, ret, "%s: cannot write the name of its base", image->file.path);
+        image->header.base[slot - 1] = *record;
+    }
+    ret = header_store_word(image, offsetof(struct header, base_slot), slot, error);
+    return ret ? ret : header_write_copy(image, error);
+}
+
+/* 0 if both paths name files of one directory. */
+static int same_directory(const char *a, const char *b, struct pcow_error *error)
+{
+    char *copy_a = strdup(a), *copy_b = strdup(b);
+    struct stat dir_a, dir_b;
+    int ret = 0;
+
+    if (!copy_a || !copy_b)
+        ret = error_set(error, -ENOMEM, "out of memory");
+    else if (stat(dirname(copy_a), &dir_a))
+        ret = error_set_errno(error, -errno, "cannot find the directory of %s", a);
+    else if (stat(dirname(copy_b), &dir_b))
+        ret = error_set_errno(error, -errno, "cannot find the directory of %s", b);
+    else if (dir_a.st_dev != dir_b.st_dev || dir_a.st_ino != dir_b.st_ino)
+        ret = error_set(error, -EXDEV, "%s must lie in the same directory (pool) as %s to be its base; move or convert it there", b, a);
+    free(copy_a);
+    free(copy_b);
+    return ret;
+}
+
+int base_record_make(struct base_record *record, const char *image_path, const char *base_path, const char *base_snapshot,
+                     bool unchecked, uint64_t *base_size, struct pcow_error *error)
+{
+    const char *slash = strrchr(base_path, '/');
+    const char *name = slash ? slash + 1 : base_path;
+    pcow_image *base = NULL;
+    int ret;
+
+    memset(record, 0, sizeof *record);
+    *base_size = 0;
+    if (!base_name_is_safe(name, PCOW_BASE_NAME_SIZE))
+        return error_set(error, -EINVAL, "'%s' is not the name of a base: a file name of at most %d bytes is needed",
+                         base_path, PCOW_BASE_NAME_SIZE - 1);
+    strcpy(record->name, name);
+    record->format = 2;
+    if (unchecked) {
+        if (slash && (ret = same_directory(image_path, base_path, error)))
+            return ret;
+        if (base_snapshot)
+            return error_set(error, -EINVAL, "a snapshot of the base cannot be recorded without opening the base (-u)");
+        record->flags = BASE_UNCHECKED;
+        record->crc = base_record_crc(record);
+        return 0;
+    }
+    ret = same_directory(image_path, base_path, error);
+    if (ret)
+        return ret;
+    ret = pcow_open(base_path, 0, base_snapshot, &base, error);
+    if (ret == -EMEDIUMTYPE) {
+        /* The user named this file as a base, so reading it as format 1 guesses between our own two formats only. */
+        struct pcow_error ignored;
+
+        if (pcow_open(base_path, PCOW_OPEN_FORMAT_1, NULL, &base, &ignored) == 0)
+            ret = 0;
+    }
+    if (ret)
+        return ret;
+    if (base->format1) {
+        record->format = 1;
+        record->generation = base->file.size;
+    } else {
+        memcpy(record->uuid, base->header.uuid, sizeof record->uuid);
+        record->generation = word_value(base->header.generation);
+        record->layer = base_snapshot ? base->view : 0;
+    }
+    *base_size = pcow_size(base);
+    pcow_close(base);
+    record->crc = base_record_crc(record);
+    return 0;
+}

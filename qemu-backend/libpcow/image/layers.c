@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "image/image.h"
+#include "util/error.h"
+
+uint32_t image_active(const struct pcow_image *image)
+{
+    return (uint32_t)word_value(image->header.active_layer);
+}
+
+struct layer *layer_find(const struct pcow_image *image, uint32_t id)
+{
+    size_t low = 0, high = image->layer_count;
+
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+
+        if (image->layers[middle].id < id)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < image->layer_count && image->layers[low].id == id ? &image->layers[low] : NULL;
+}
+
+struct layer *layer_find_name(const struct pcow_image *image, const char *name)
+{
+    for (size_t i = 0; i < image->layer_count; i++)
+        if (image->layers[i].state == LAYER_SNAPSHOT && strcmp(image->layers[i].name, name) == 0)
+            return &image->layers[i];
+    return NULL;
+}
+
+unsigned layer_children(const struct pcow_image *image, uint32_t id, uint32_t *only_child)
+{
+    unsigned count = 0;
+
+    for (size_t i = 0; i < image->layer_count; i++)
+        if (image->layers[i].parent == id) {
+            count++;
+            *only_child = image->layers[i].id;
+        }
+    return count;
+}
+
+struct layer *layer_insert(struct pcow_image *image, const struct layer *layer)
+{
+    size_t at = image->layer_count;
+
+    if (image->layer_count == image->layer_capacity) {
+        size_t capacity = image->layer_capacity ? image->layer_capacity * 2 : 16;
+        struct layer *layers = realloc(image->layers, capacity * sizeof *layers);
+
+        if (!layers)
+            return NULL;
+        image->layers = layers;
+        image->layer_capacity = capacity;
+    }
+    while (at > 0 && image->layers[at - 1].id > layer->id)
+        at--;
+    memmove(&image->layers[at + 1], &image->layers[at], (image->layer_count - at) * sizeof *layer);
+    image->layers[at] = *layer;
+    image->layer_count++;
+    return &image->layers[at];
+}
+
+void layer_remove(struct pcow_image *image, uint32_t id)
+{
+    struct layer *layer = layer_find(image, id);
+
+    if (!layer)
+        return;
+    size_t at = (size_t)(layer - image->layers);
+
+    image->layer_count--;
+    memmove(layer, layer + 1, (image->layer_count - at) * sizeof *layer);
+}
+
+/* File slab of layer table number (1, 2, ...); 0 if there is none. */
+static uint64_t find_table(const struct pcow_image *image, uint32_t number)
+{
+    for (uint64_t slab = 0; slab < image->slab_count; slab++)
+        if (image->slabs[slab].kind == OWNER_TABLE && image->slabs[slab].number == number)
+            return slab;
+    return 0;
+}
+
+uint64_t layer_record_offset(const struct pcow_image *image, uint32_t slot)
+{
+    if (slot < LAYER_TABLE_0_SLOTS)
+        return LAYER_TABLE_OFFSET + (uint64_t)slot * LAYER_RECORD_SIZE;
+    slot -= LAYER_TABLE_0_SLOTS;
+
+    uint64_t slab = find_table(image, slot / LAYER_TABLE_SLOTS + 1);
+
+    return slab ? (slab << SLAB_BITS) + (uint64_t)(slot % LAYER_TABLE_SLOTS) * LAYER_RECORD_SIZE : 0;
+}
+
+static int decode(struct pcow_image *image, const struct layer_record *record, uint32_t slot, struct layer *layer,
+                  struct pcow_error *error)
+{
+    const uint64_t words[] = {record->state, record->parent, record->virtual_size, record->parent_limit, record->state_size};
+    uint64_t state = word_value(record->state);
+
+    memset(layer, 0, sizeof *layer);
+    if (record->state == 0)
+        return 0;
+    for (unsigned i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (!word_is_valid(words[i]))
+            return error_set(error, -EBADMSG, "%s: layer record %u is damaged (word %u); try pcow-img check -r all",
+                             image->file.path, slot, i);
+    layer->id = (uint32_t)state & MAX_LAYER_ID;
+    layer->state = (enum layer_state)(state >> 28 & 0xf);
+    layer->flags = (unsigned)(state >> 32 & 0xff);
+    layer->sequence = (unsigned)(state >> 40 & 0xff);
+    layer->slot = slot;
+    layer->parent = (uint32_t)word_value(record->parent);
+    layer->virtual_size = word_value(record->virtual_size);
+    layer->parent_limit = word_value(record->parent_limit);
+    layer->state_size = word_value(record->state_size);
+    layer->date_seconds = record->date_seconds;
+    layer->date_nanoseconds = record->date_nanoseconds;
+    memcpy(layer->name, record->name, sizeof layer->name);
+    if (layer->state == LAYER_FREE)
+        return 0;
+    if (layer->state > LAYER_HIDDEN || layer->id == 0 || layer->parent >= layer->id
+        || layer->virtual_size % PCOW_SLAB_SIZE || layer->virtual_size > PCOW_MAX_VIRTUAL_SIZE
+        || layer->parent_limit % PCOW_SLAB_SIZE || layer->state_size > PCOW_MAX_VIRTUAL_SIZE)
+        return error_set(error, -EBADMSG, "%s: layer record %u is impossible (id %u, parent %u, size %llu); "
+                         "try pcow-img check -r all", image->file.path, slot, layer->id, layer->parent,
+                         (unsigned long long)layer->virtual_size);
+    if (layer->state != LAYER_OPEN
+        && (record->crc != layer_record_crc(record) || !snapshot_name_is_valid(layer->name, sizeof layer->name)))
+        return error_set(error, -EBADMSG, "%s: the name of layer %u is damaged; try pcow-img check -r all",
+                         image->file.path, layer->id);
+    layer->name[sizeof layer->name - 1] = 0;
+    return 0;
+}
+
+/* Drop what is not alive: open layers that are neither active nor the active one's parent (an interrupted operation). */
+static void keep_alive(struct pcow_image *image)
+{
+    uint32_t active = image_active(image);
+    struct layer *top = layer_find(image, active);
+    uint32_t parent = top ? top->parent : 0;
+    size_t kept = 0;
+
+    for (size_t i = 0; i < image->layer_count; i++) {
+        struct layer *layer = &image->layers[i];
+
+        if (layer->state != LAYER_OPEN || layer->id == active || layer->id == parent)
+            image->layers[kept++] = *layer;
+    }
+    image->layer_count = kept;
+}
+
+int layers_load(struct pcow_image *image, struct pcow_error *error)
+{
+    uint64_t slots = word_value(image->header.layer_slots);
+    uint32_t next_id = (uint32_t)word_value(image->header.next_layer_id);
+    int ret;
+
+    if (slots == 0 || slots > MAX_LAYERS)
+        return error_set(error, -EBADMSG, "%s: impossible number of layer slots %llu", image->file.path, (unsigned long long)slots);
+    for (uint32_t slot = 0; slot < slots; slot++) {
+        uint64_t offset = layer_record_offset(image, slot);
+        struct layer_record record;
+        struct layer layer, *other;
+
+        ret = offset ? file_read(&image->file, offset, &record, sizeof record) : -ENODATA;
+        if (ret)
+            return error_set_errno(error, ret == -ENODATA ? -EBADMSG : ret, "%s: cannot read layer record %u", image->file.path, slot);
+        ret = decode(image, &record, slot, &layer, error);
+        if (ret)
+            return ret;
+        if (layer.state == LAYER_FREE)
+            continue;
+        if (layer.id >= next_id)
+            return error_set(error, -EBADMSG, "%s: layer %u has an id that was never given out", image->file.path, layer.id);
+        other = layer_find(image, layer.id);
+        if (other) {
+            /* An interrupted rename: the record with the higher sequence counts. */
+            if ((uint8_t)(layer.sequence - other->sequence) < 128)
+                *other = layer;
+        } else if (!layer_insert(image, &layer)) {
+            return error_set(error, -ENOMEM, "out of memory");
+        }
+    }
+    keep_alive(image);
+    if (!layer_find(image, image_active(image)))
+        return error_set(error, -EBADMSG, "%s: the active layer %u has no record; try pcow-img check -r all",
+                         image->file.path, image_active(image));
+    for (size_t i = 0; i < image->layer_count; i++) {
+        struct layer *layer = &image->layers[i];
+
+        if (layer->parent && !layer_find(image, layer->parent))
+            return error_set(error, -EBADMSG, "%s: layer %u has lost its parent %u; try pcow-img check -r all",
+                             image->file.path, layer->id, layer->parent);
+        if (layer->id == image_active(image))
+            layer->state = LAYER_OPEN;
+        else if (layer->state == LAYER_OPEN) {
+            /* Parent of the active layer: snapshot create got as far as its commit point. */
+            layer->state = LAYER_SNAPSHOT;
+            if (!snapshot_name_is_valid(layer->name, sizeof layer->name))
+                return error_set(error, -EBADMSG, "%s: the name of layer %u is damaged; try pcow-img check -r all",
+                                 image->file.path, layer->id);
+        }
+    }
+    return 0;
+}
+
+int layer_write_description(struct pcow_image *image, const struct layer *layer, struct pcow_error *error)
+{
+    const size_t from = offsetof(struct layer_record, date_seconds);
+    struct layer_record record = {
+        .date_seconds = layer->date_seconds,
+        .date_nanoseconds = layer->date_nanoseconds,
+    };
+    int ret;
+
+    memcpy(record.name, layer->name, sizeof record.name);
+    record.crc = layer_record_crc(&record);
+    ret = file_store(&image->file, layer_record_offset(image, layer->slot) + from, (const char *)&record + from, sizeof record - from);
+    return ret ? error_set_errno(error, ret, "%s: cannot write layer record %u", image->file.path, layer->slot) : 0;
+}
+
+int layer_store_word(struct pcow_image *image, const struct layer *layer, size_t field, uint64_t value, struct pcow_error *error)
+{
+    int ret = file_store64(&image->file, layer_record_offset(image, layer->slot) + field, word_encode(value));
+
+    return ret ? error_set_errno(error, ret, "%s: cannot update layer %u", image->file.path, layer->id) : 0;
+}
+
+int layer_store_state(struct pcow_image *image, const struct layer *layer, struct pcow_error *error)
+{
+    return layer_store_word(image, layer, offsetof(struct layer_record, state),
+                            word_value(layer_state_word(layer->id, layer->state, layer->flags, layer->sequence)), error);
+}
+
+int layer_write_record(struct pcow_image *image, const struct layer *layer, struct pcow_error *error)
+{
+    int ret = layer_store_word(image, layer, offsetof(struct layer_record, parent), layer->parent, error);
+
+    if (!ret)
+        ret = layer_store_word(image, layer, offsetof(struct layer_record, virtual_size), layer->virtual_size, error);
+    if (!ret)
+        ret = layer_store_word(image, layer, offsetof(struct layer_record, parent_limit), layer->parent_limit, error);
+    if (!ret)
+        ret = layer_store_word(image, layer, offsetof(struct layer_record, state_size), layer->state_size, error);
+    if (!ret)
+        ret = layer_write_description(image, layer, error);
+    return ret ? ret : layer_store_state(image, layer, error);
+}
+
+/* The first slot that no layer alive uses; slots if all are taken. */
+static int find_free_slot(const struct pcow_image *image, uint32_t slots, uint32_t *free_slot)
+{
+    bool *taken;
+
+    *free_slot = slots;
+    if (image->layer_count >= slots)
+        return 0;
+    taken = calloc(slots, sizeof *taken);
+    if (!taken)
+        return -ENOMEM;
+    for (size_t i = 0; i < image->layer_count; i++)
+        if (image->layers[i].slot < slots)
+            taken[image->layers[i].slot] = true;
+    for (*free_slot = 0; *free_slot < slots && taken[*free_slot];)
+        ++*free_slot;
+    free(taken);
+    return 0;
+}
+
+/* A further layer table for slots that have no place yet. */
+static int add_table(struct pcow_image *image, uint32_t number, struct pcow_error *error)
+{
+    struct owner owner = {.kind = OWNER_TABLE, .number = number};
+    uint64_t slab;
+    int ret = slab_take(image, &slab);
+
+    if (!ret) {
+        ret = slab_publish(image, slab, owner);
+        if (ret)
+            slab_untake(image, slab);
+    }
+    return ret ? error_set_errno(error, ret, "%s: cannot add a table for snapshots", image->file.path) : 0;
+}
+
+int layer_reserve(struct pcow_image *image, bool keep_spare, uint32_t *id, uint32_t *slot, struct pcow_error *error)
+{
+    uint64_t next = word_value(image->header.next_layer_id);
+    uint32_t slots = (uint32_t)word_value(image->header.layer_slots);
+    uint32_t candidate;
+    int ret;
+
+    if (next > MAX_LAYER_ID)
+        return error_set(error, -ENOSPC, "%s: all %u layer ids were used; pcow-img convert makes a copy that starts anew",
+                         image->file.path, MAX_LAYER_ID);
+    ret = find_free_slot(image, slots, &candidate);
+    if (ret)
+        return error_set(error, ret, "out of memory");
+    if (candidate >= MAX_LAYERS)
+        return error_set(error, -ENOSPC, "%s: has %u snapshots, the most an image can have; delete some", image->file.path, MAX_LAYERS);
+    if (candidate >= LAYER_TABLE_0_SLOTS && !layer_record_offset(image, candidate)) {
+        ret = add_table(image, (candidate - LAYER_TABLE_0_SLOTS) / LAYER_TABLE_SLOTS + 1, error);
+        if (ret)
+            return ret;
+    }
+    ret = file_allocate(&image->file, layer_record_offset(image, candidate), LAYER_RECORD_SIZE);
+    if (!ret && keep_spare && layer_record_offset(image, candidate + 1))
+        ret = file_allocate(&image->file, layer_record_offset(image, candidate + 1), LAYER_RECORD_SIZE);
+    if (ret)
+        return error_set_errno(error, ret, "%s: no space for the record of a snapshot; free space in the pool", image->file.path);
+    if (candidate == slots) {
+        /* What lies in a slot that was never used is zero, i.e. free; make it count only now. */
+        ret = header_store_word(image, offsetof(struct header, layer_slots), slots + 1, error);
+        if (ret)
+            return ret;
+    }
+    ret = header_store_word(image, offsetof(struct header, next_layer_id), next + 1, error);
+    if (ret)
+        return ret;
+    *id = (uint32_t)next;
+    *slot = candidate;
+    return 0;
+}

@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "chain/chain.h"
+#include "format1/format1.h"
+#include "image/image.h"
+#include "snapshot/tree.h"
+#include "util/error.h"
+
+static int open_directory(const char *path, struct pcow_error *error)
+{
+    char *copy = strdup(path);
+    int fd;
+
+    if (!copy)
+        return error_set(error, -ENOMEM, "out of memory");
+    fd = open(dirname(copy), O_PATH | O_DIRECTORY | O_CLOEXEC);
+    free(copy);
+    return fd >= 0 ? fd : error_set_errno(error, -errno, "cannot open the directory of %s", path);
+}
+
+static int load_header(struct pcow_image *image, struct pcow_error *error)
+{
+    const char *path = image->file.path;
+    const struct base_record *record;
+    int ret = file_read(&image->file, 0, &image->header, sizeof image->header);
+
+    if (ret == -ENODATA)
+        return error_set(error, -EMEDIUMTYPE, "%s is too short to be a pcow image (%llu bytes)", path,
+                         (unsigned long long)image->file.size);
+    if (ret)
+        return error_set_errno(error, ret, "cannot read the header of %s", path);
+    ret = header_validate(&image->header, path, error);
+    if (ret)
+        return ret;
+    if (image->file.size < PCOW_SLAB_SIZE || image->file.size % PCOW_SLAB_SIZE)
+        return error_set(error, -EBADMSG, "%s: its length (%llu bytes) is not a multiple of 2 MiB, so it was cut short or extended; "
+                         "try pcow-img check -r all", path, (unsigned long long)image->file.size);
+    if (image->file.writable && image->header.read_only_compatible_features)
+        return error_set(error, -ENOTSUP, "%s uses features (0x%llx) that this program can read but not write; use a newer pcow",
+                         path, (unsigned long long)image->header.read_only_compatible_features);
+    if (image->file.writable && word_value(image->header.state) & HEADER_SEALED)
+        return error_set(error, -EROFS, "%s is sealed (a template): make an image on it with pcow-img create -b, "
+                         "or unseal it with pcow-img unseal", path);
+    record = image_base_record(image);
+    /* A record that is being replaced (rebase -u -b, with NO_BASE) may be damaged: that is the way out. */
+    return record && !(image->open_flags & PCOW_OPEN_NO_BASE) ? base_record_validate(record, path, error) : 0;
+}
+
+int image_load(struct pcow_image *image, const char *snapshot, struct pcow_error *error)
+{
+    struct layer *layer;
+    int ret = load_header(image, error);
+
+    if (!ret)
+        ret = slabs_load(image, error);
+    if (!ret)
+        ret = layers_load(image, error);
+    if (ret)
+        return ret;
+    image->view = image_active(image);
+    if (snapshot) {
+        layer = layer_find_name(image, snapshot);
+        if (!layer)
+            return error_set(error, -ENOENT, "%s has no snapshot '%s'; pcow-img snapshot -l lists them", image->file.path, snapshot);
+        image->view = layer->id;
+    }
+    image->size = layer_find(image, image->view)->virtual_size;
+    return 0;
+}
+
+static int load(struct pcow_image *image, int directory, const char *name, const char *shown_path, unsigned flags,
+                const char *snapshot, struct pcow_error *error)
+{
+    unsigned file_flags = (flags & PCOW_OPEN_WRITE ? FILE_WRITE : 0) | (flags & PCOW_OPEN_FORCE_SHARE ? FILE_FORCE_SHARE : 0)
+        | (directory == AT_FDCWD ? 0 : FILE_NO_FOLLOW);
+    int ret;
+
+    image->open_flags = flags;
+    ret = file_open(&image->file, directory, name, shown_path, file_flags, error);
+    if (ret)
+        return ret;
+    if (directory == AT_FDCWD)
+        image->directory = open_directory(shown_path, error);
+    else
+        image->directory = fcntl(directory, F_DUPFD_CLOEXEC, 0);
+    if (image->directory < 0)
+        return error_set(error, -EMFILE, "cannot keep the directory of %s open", shown_path);
+    return flags & PCOW_OPEN_FORMAT_1 ? format1_load(image, error) : image_load(image, snapshot, error);
+}
+
+static struct pcow_image *new_image(void)
+{
+    struct pcow_image *image = calloc(1, sizeof *image);
+
+    if (image) {
+        image->file.fd = -1;
+        image->directory = -1;
+    }
+    return image;
+}
+
+/* Find the snapshot an image stands on by its id and take it as the view of the base. */
+static int view_layer(struct pcow_image *base, const struct base_record *record, const char *path, struct pcow_error *error)
+{
+    const struct layer *layer;
+
+    if (record->layer == 0)
+        return 0;
+    layer = record->layer <= MAX_LAYER_ID ? layer_find(base, (uint32_t)record->layer) : NULL;
+    if (!layer || layer->state == LAYER_OPEN)
+        return error_set(error, -ESTALE, "%s stands on snapshot %llu of %s, which is gone; rebase it to another base", path,
+                         (unsigned long long)record->layer, base->file.path);
+    base->view = layer->id;
+    base->size = layer->virtual_size;
+    return 0;
+}
+
+static int check_identity(const struct pcow_image *base, const struct base_record *record, const char *path, struct pcow_error *error)
+{
+    uint64_t generation = base->format1 ? base->file.size : word_value(base->header.generation);
+
+    if (record->flags & BASE_UNCHECKED)
+        return 0;
+    if (record->format == 2 && memcmp(record->uuid, base->header.uuid, PCOW_UUID_SIZE))
+        return error_set(error, -ESTALE, "%s: the file %s is another image than the base it was made on (uuid differs); "
+                         "put the right one back, or accept it with pcow-img rebase -u -b", path, base->file.path);
+    if (record->layer == 0 && record->generation != generation)
+        return error_set(error, -ESTALE, "%s: its base %s was changed since (generation %llu, was %llu); "
+                         "put the right one back, or accept it with pcow-img rebase -u -b", path, base->file.path,
+                         (unsigned long long)generation, (unsigned long long)record->generation);
+    return 0;
+}
+
+static int open_one_base(struct pcow_image *image, unsigned depth, struct pcow_error *error)
+{
+    char name_1[PCOW_BASE_NAME_SIZE], *shown, *slash;
+    const struct base_record *record = image_base_record(image);
+    const char *name = record ? record->name : format1_base_name(image, name_1);
+    unsigned flags = image->open_flags & PCOW_OPEN_FORCE_SHARE;
+    struct pcow_image *base;
+    int ret;
+
+    if (!name)
+        return 0;
+    if (depth >= PCOW_MAX_CHAIN_DEPTH)
+        return error_set(error, -ELOOP, "%s: its chain is deeper than %d files or leads back to itself; flatten it with pcow-img convert",
+                         image->file.path, PCOW_MAX_CHAIN_DEPTH);
+    if (!record || record->format == 1)
+        flags |= PCOW_OPEN_FORMAT_1;
+    shown = malloc(strlen(image->file.path) + sizeof name_1 + 2);
+    base = new_image();
+    if (!shown || !base) {
+        free(shown);
+        free(base);
+        return error_set(error, -ENOMEM, "out of memory");
+    }
+    strcpy(shown, image->file.path);
+    slash = strrchr(shown, '/');
+    strcpy(slash ? slash + 1 : shown, name);
+    ret = load(base, image->directory, name, shown, flags, NULL, error);
+    free(shown);
+    if (ret == -ENOENT)
+        error_set(error, ret, "%s: its base %s is missing from the directory; put it back, or set another with pcow-img rebase -u -b",
+                  image->file.path, name);
+    else if (ret == -ELOOP)
+        error_set(error, ret, "%s: its base %s is a symbolic link; refused", image->file.path, name);
+    if (!ret && record)
+        ret = check_identity(base, record, image->file.path, error);
+    if (!ret && record)
+        ret = view_layer(base, record, image->file.path, error);
+    if (ret) {
+        pcow_close(base);
+        return ret;
+    }
+    image->base = base;
+    return 0;
+}
+
+int image_open_base(struct pcow_image *image, struct pcow_error *error)
+{
+    /* A loop and not a recursion: the depth comes from the files. */
+    for (unsigned depth = 1; image; depth++, image = image->base) {
+        int ret = open_one_base(image, depth, error);
+
+        if (ret)
+            return ret;
+    }
+    return 0;
+}
+
+int pcow_open(const char *path, unsigned flags, const char *snapshot, pcow_image **result, struct pcow_error *error)
+{
+    struct pcow_image *image;
+    int ret;
+
+    *result = NULL;
+    if (flags & PCOW_OPEN_WRITE && (snapshot || flags & (PCOW_OPEN_FORCE_SHARE | PCOW_OPEN_FORMAT_1)))
+        return error_set(error, -EINVAL, "%s: a snapshot or a format 1 image cannot be opened for writing, nor one without its lock", path);
+    if (snapshot && flags & PCOW_OPEN_FORMAT_1)
+        return error_set(error, -EINVAL, "%s: snapshots of format 1 have no names; convert the image first", path);
+    image = new_image();
+    if (!image)
+        return error_set(error, -ENOMEM, "out of memory");
+    ret = load(image, AT_FDCWD, path, path, flags, snapshot, error);
+    if (!ret && !(flags & PCOW_OPEN_NO_BASE))
+        ret = image_open_base(image, error);
+    if (!ret && image->file.writable)
+        ret = tree_finish_interrupted(image, error);
+    if (ret) {
+        pcow_close(image);
+        return ret;
+    }
+    *result = image;
+    return 0;
+}
+
+void pcow_close(pcow_image *image)
+{
+    while (image) {
+        struct pcow_image *base = image->base;
+
+        chain_free(image);
+        format1_unload(image);
+        slabs_unload(image);
+        free(image->layers);
+        if (image->directory >= 0)
+            close(image->directory);
+        if (image->file.path || image->file.fd >= 0)
+            file_close(&image->file);
+        free(image);
+        image = base;
+    }
+}

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <fcntl.h>
+
+#include "image/image.h"
+#include "util/error.h"
+
+int pcow_seal(pcow_image *image, struct pcow_error *error)
+{
+    int ret = image_check_writable(image, error);
+
+    if (!ret)
+        ret = pcow_flush(image, error);
+    if (!ret)
+        ret = header_store_word(image, offsetof(struct header, state), word_value(image->header.state) | HEADER_SEALED, error);
+    return ret ? ret : header_write_copy(image, error);
+}
+
+int pcow_unseal(const char *path, struct pcow_error *error)
+{
+    struct pcow_image image = {.directory = -1};
+    int ret = file_open(&image.file, AT_FDCWD, path, path, FILE_WRITE, error);
+
+    if (ret)
+        return ret;
+    ret = file_read(&image.file, 0, &image.header, sizeof image.header);
+    if (ret)
+        error_set_errno(error, ret = ret == -ENODATA ? -EMEDIUMTYPE : ret, "cannot read the header of %s", path);
+    else
+        ret = header_validate(&image.header, path, error);
+    if (!ret)
+        ret = header_store_word(&image, offsetof(struct header, state), word_value(image.header.state) & ~(uint64_t)HEADER_SEALED, error);
+    if (!ret)
+        ret = header_write_copy(&image, error);
+    file_close(&image.file);
+    return ret;
+}

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "image/image.h"
+#include "util/error.h"
+
+static void *reserve(size_t size)
+{
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+int slabs_reserve(struct pcow_image *image, uint64_t capacity)
+{
+    image->slab_capacity = capacity ? capacity : 1;
+    image->slabs = reserve(image->slab_capacity * sizeof *image->slabs);
+    image->valid = reserve(image->slab_capacity * sizeof *image->valid);
+    image->used = reserve((image->slab_capacity + 63) / 64 * sizeof *image->used);
+    return image->slabs && image->valid && image->used ? 0 : -ENOMEM;
+}
+
+void slabs_unload(struct pcow_image *image)
+{
+    if (image->slabs)
+        munmap(image->slabs, image->slab_capacity * sizeof *image->slabs);
+    if (image->valid)
+        munmap(image->valid, image->slab_capacity * sizeof *image->valid);
+    if (image->used)
+        munmap(image->used, (image->slab_capacity + 63) / 64 * sizeof *image->used);
+    image->slabs = NULL;
+    image->valid = NULL;
+    image->used = NULL;
+}
+
+static void mark_used(struct pcow_image *image, uint64_t slab)
+{
+    __atomic_fetch_or(&image->used[slab / 64], UINT64_C(1) << (slab % 64), __ATOMIC_ACQ_REL);
+}
+
+/* Read the owner words of one group, and the bitmaps of its slabs that have an owner. */
+static int load_group(struct pcow_image *image, uint64_t first, uint64_t count, uint64_t *words, struct pcow_error *error)
+{
+    int ret = file_read(&image->file, owner_offset(first), words, count * sizeof *words);
+
+    if (ret)
+        return error_set_errno(error, ret, "%s: cannot read the slab table", image->file.path);
+    mark_used(image, first);
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t p = first + i;
+        struct owner owner = owner_decode(words[i]);
+
+        if (!word_is_valid(words[i]))
+            return error_set(error, -EBADMSG, "%s: the owner of file slab %llu is damaged; try pcow-img check -r all",
+                             image->file.path, (unsigned long long)p);
+        if (words[i] == 0)
+            continue;
+        if (i == 0 || owner.kind == OWNER_NONE || (owner.kind == OWNER_DATA && owner.number >= MAX_GUEST_SLABS)
+            || (owner.kind == OWNER_TABLE && (owner.number == 0 || owner.number > MAX_LAYERS / LAYER_TABLE_SLOTS + 1)))
+            return error_set(error, -EBADMSG, "%s: the owner of file slab %llu is impossible; try pcow-img check -r all",
+                             image->file.path, (unsigned long long)p);
+        image->slabs[p].layer = owner.layer;
+        image->slabs[p].number = owner.number;
+        image->slabs[p].kind = (unsigned)owner.kind & 3;
+        mark_used(image, p);
+        if (owner.kind == OWNER_DATA) {
+            ret = file_read(&image->file, bitmap_offset(p), &image->valid[p], sizeof image->valid[p]);
+            if (ret)
+                return error_set_errno(error, ret, "%s: cannot read page bitmap %llu", image->file.path, (unsigned long long)p);
+        }
+    }
+    return 0;
+}
+
+int slabs_load(struct pcow_image *image, struct pcow_error *error)
+{
+    uint64_t *words;
+    /* A writer's tables may grow to the largest file; pages that are never touched cost nothing. */
+    int ret = slabs_reserve(image, image->file.writable ? MAX_FILE_SLABS : image->file.size >> SLAB_BITS);
+
+    if (ret)
+        return error_set(error, ret, "out of memory for the tables of %s", image->file.path);
+    words = malloc(SLABS_PER_GROUP * sizeof *words);
+    if (!words)
+        return error_set(error, -ENOMEM, "out of memory");
+    image->slab_count = image->slabs_at_open = image->file.size >> SLAB_BITS;
+    image->free_hint = 1;
+    for (uint64_t first = 0; first < image->slab_count && ret == 0; first += SLABS_PER_GROUP) {
+        uint64_t rest = image->slab_count - first;
+
+        ret = load_group(image, first, rest < SLABS_PER_GROUP ? rest : SLABS_PER_GROUP, words, error);
+    }
+    free(words);
+    return ret;
+}
+
+/* Claim a free slab; MAX_FILE_SLABS if the file can grow no further. Lock-free. */
+static uint64_t claim_slab(struct pcow_image *image)
+{
+    uint64_t hint = __atomic_load_n(&image->free_hint, __ATOMIC_RELAXED);
+
+    for (uint64_t w = hint / 64; w < MAX_FILE_SLABS / 64; w++) {
+        uint64_t bits = __atomic_load_n(&image->used[w], __ATOMIC_ACQUIRE);
+
+        while (~bits) {
+            unsigned bit = (unsigned)__builtin_ctzll(~bits);
+            uint64_t slab = w * 64 + bit;
+
+            bits = __atomic_fetch_or(&image->used[w], UINT64_C(1) << bit, __ATOMIC_ACQ_REL);
+            if (bits >> bit & 1)
+                continue;            /* somebody was faster */
+            if (slab_is_group_head(slab))
+                continue;            /* holds the tables of its group; stays marked as used */
+            __atomic_store_n(&image->free_hint, slab + 1, __ATOMIC_RELAXED);
+            return slab;
+        }
+    }
+    return MAX_FILE_SLABS;
+}
+
+void slab_untake(struct pcow_image *image, uint64_t slab)
+{
+    uint64_t hint = __atomic_load_n(&image->free_hint, __ATOMIC_RELAXED);
+
+    __atomic_fetch_and(&image->used[slab / 64], ~(UINT64_C(1) << (slab % 64)), __ATOMIC_ACQ_REL);
+    if (slab < hint)
+        __atomic_store_n(&image->free_hint, slab, __ATOMIC_RELAXED);
+}
+
+static void raise_slab_count(struct pcow_image *image, uint64_t count)
+{
+    uint64_t seen = __atomic_load_n(&image->slab_count, __ATOMIC_RELAXED);
+
+    while (seen < count && !__atomic_compare_exchange_n(&image->slab_count, &seen, count, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+        ;
+}
+
+int slab_take(struct pcow_image *image, uint64_t *slab)
+{
+    uint64_t p = claim_slab(image);
+    struct page_set *valid;
+    bool fresh;
+    int ret;
+
+    if (p == MAX_FILE_SLABS)
+        return -EFBIG;
+    fresh = p >= image->slabs_at_open;
+    ret = file_grow(&image->file, (p + 1) << SLAB_BITS);
+    /* The words below are stored through a mapping: without blocks that would be a signal, not an error. */
+    if (!ret)
+        ret = file_allocate(&image->file, owner_offset(p) & ~(PCOW_PAGE_SIZE - 1), PCOW_PAGE_SIZE);
+    if (!ret)
+        ret = file_allocate(&image->file, bitmap_offset(p) & ~(PCOW_PAGE_SIZE - 1), PCOW_PAGE_SIZE);
+    /* An interrupted operation may have left blocks with data of a page that never became valid. */
+    if (!ret && !fresh)
+        ret = file_punch(&image->file, p << SLAB_BITS, PCOW_SLAB_SIZE);
+    if (ret) {
+        slab_untake(image, p);
+        return ret;
+    }
+    valid = file_address(&image->file, bitmap_offset(p));
+    if (!valid) {
+        slab_untake(image, p);
+        return -ENOMEM;
+    }
+    if (!page_set_empty(valid)) {
+        memset(valid, 0, sizeof *valid);
+        ret = persist_range(&image->file.persist, valid, sizeof *valid);
+        if (ret) {
+            slab_untake(image, p);
+            return ret;
+        }
+    }
+    memset(&image->valid[p], 0, sizeof image->valid[p]);
+    raise_slab_count(image, p + 1);
+    *slab = p;
+    return 0;
+}
+
+int slab_publish(struct pcow_image *image, uint64_t slab, struct owner owner)
+{
+    int ret = file_store64(&image->file, owner_offset(slab), owner_encode(owner));
+
+    if (ret)
+        return ret;
+    image->slabs[slab].layer = owner.layer;
+    image->slabs[slab].number = owner.number & ((1u << 30) - 1);
+    image->slabs[slab].kind = (unsigned)owner.kind & 3;
+    return 0;
+}
+
+int slab_store_valid(struct pcow_image *image, uint64_t slab, const struct page_set *valid)
+{
+    struct page_set *where = file_address(&image->file, bitmap_offset(slab));
+    int ret;
+
+    if (!where)
+        return -ENOMEM;
+    for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
+        if (page_set_word(where, w) != valid->word[w])
+            __atomic_store_n(&where->word[w], valid->word[w], __ATOMIC_RELEASE);
+    ret = persist_range(&image->file.persist, where, sizeof *where);
+    if (ret)
+        return ret;
+    for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
+        __atomic_store_n(&image->valid[slab].word[w], valid->word[w], __ATOMIC_RELEASE);
+    return 0;
+}
+
+int slab_release(struct pcow_image *image, uint64_t slab, uint64_t *freed)
+{
+    uint64_t bytes = image->slabs[slab].kind == OWNER_DATA ? page_set_count(&image->valid[slab]) * PCOW_PAGE_SIZE : PCOW_SLAB_SIZE;
+    int ret = file_store64(&image->file, owner_offset(slab), 0);
+
+    if (!ret)
+        ret = file_punch(&image->file, slab << SLAB_BITS, PCOW_SLAB_SIZE);
+    if (ret)
+        return ret;
+    memset(&image->slabs[slab], 0, sizeof image->slabs[slab]);
+    slab_untake(image, slab);
+    if (freed)
+        *freed += bytes;
+    return 0;
+}

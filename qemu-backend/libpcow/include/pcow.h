@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * libpcow: virtual machine images for byte-addressable storage.
+ *
+ * An image is one file; it holds a tree of layers (snapshots) and may stand on a base image, which may stand on another:
+ * the chain.  The guest sees the active layer of the top image over its ancestors.  Three ways in:
+ *
+ *   pcow_open() + pcow_read()/pcow_write()   copy bytes in and out (tools),
+ *   pcow_open() + pcow_map()                 the chain as a range of memory, loads and stores at memory speed (QEMU),
+ *   pcow_check()                             a file that may be damaged.
+ *
+ * Units: every offset, length and size is in bytes unless its name says otherwise.
+ * Errors: functions return 0 (or a count) on success and a negative errno on failure; *error, which may be NULL, then holds
+ * the same errno and one sentence that names the file and the way out.
+ * Threads: calls on one image must be serialised by the caller, except pcow_map_resolve(), pcow_map_flush(),
+ * pcow_map_next_event() and pcow_map_get_stats(), which any thread may call while the map exists, and the stores of the guest.
+ * The format is specified in doc/source/format.rst.
+ */
+#ifndef PCOW_H
+#define PCOW_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PCOW_PAGE_SIZE UINT64_C(4096)          /* the unit of copy-on-write */
+#define PCOW_SLAB_SIZE (UINT64_C(2) << 20)     /* the unit of file and address space; virtual sizes are multiples of it */
+#define PCOW_MIN_CLUSTER_SIZE UINT64_C(4096)
+#define PCOW_MAX_CLUSTER_SIZE PCOW_SLAB_SIZE
+#define PCOW_DEFAULT_CLUSTER_SIZE (UINT64_C(64) << 10)
+#define PCOW_MAX_VIRTUAL_SIZE (UINT64_C(16) << 40)
+#define PCOW_MAX_CHAIN_DEPTH 128               /* image files in one chain, the top one included */
+#define PCOW_SNAPSHOT_NAME_SIZE 128            /* bytes, the terminating NUL included */
+#define PCOW_BASE_NAME_SIZE 256                /* bytes, the terminating NUL included */
+#define PCOW_UUID_SIZE 16
+
+struct pcow_error {
+    int code;                                  /* negative errno */
+    char message[1024];                        /* one sentence, no trailing newline */
+};
+
+typedef struct pcow_image pcow_image;          /* an open image with its chain of bases */
+typedef struct pcow_map pcow_map;              /* the image monitor: an open image mapped into this process */
+
+/* Progress of long work; done goes from 0 to total (bytes).  Return non-zero to cancel (-ECANCELED). */
+typedef int (*pcow_progress_fn)(void *opaque, uint64_t done, uint64_t total);
+
+const char *pcow_version(void);
+
+/* ---- what survives which failure --------------------------------------------------------------------------------- */
+
+enum pcow_persistence {
+    PCOW_PERSISTENCE_VOLATILE,                 /* DRAM (tmpfs, hugetlbfs, memfd): survives a process, not the host */
+    PCOW_PERSISTENCE_PAGE_CACHE,               /* an ordinary file system: durable after pcow_map_flush()/msync */
+    PCOW_PERSISTENCE_PMEM,                     /* fsdax with MAP_SYNC: durable once flushed from the CPU caches */
+};
+
+const char *pcow_persistence_name(enum pcow_persistence persistence);   /* "volatile", "page-cache", "pmem" */
+
+/* Class of the file system that holds path (a file or a directory; probed with an unlinked file). */
+int pcow_probe_persistence(const char *path, enum pcow_persistence *persistence, struct pcow_error *error);
+
+/* ---- images ------------------------------------------------------------------------------------------------------ */
+
+struct pcow_create_options {
+    uint64_t virtual_size;                     /* 0: that of the base */
+    uint64_t cluster_size;                     /* power of two, 4 KiB to 2 MiB; 0: PCOW_DEFAULT_CLUSTER_SIZE */
+    const char *base;                          /* path of the base image, in the same directory; NULL: none */
+    const char *base_snapshot;                 /* snapshot of the base to stand on; NULL: its active layer */
+    bool base_unchecked;                       /* record the base by name without opening it (as qemu-img create -u); needs virtual_size */
+};
+
+/*
+ * Make a new image.  Fails with -EEXIST if path exists.  A failed call leaves no file.
+ * -EINVAL size or cluster size out of range; -EBUSY the base has a writer; -EXDEV the base is in another directory.
+ */
+int pcow_create(const char *path, const struct pcow_create_options *options, struct pcow_error *error);
+
+enum pcow_open_flags {
+    PCOW_OPEN_WRITE = 1 << 0,                  /* exclusive: -EBUSY while anybody else has the image open */
+    PCOW_OPEN_FORCE_SHARE = 1 << 1,            /* read-only without a lock; what a writer changes meanwhile may be seen half */
+    PCOW_OPEN_NO_BASE = 1 << 2,                /* do not open the base; reads below the image return -ENOLINK */
+    PCOW_OPEN_FORMAT_1 = 1 << 3,               /* the file is format 1 (the format is never guessed); read-only */
+};
+
+/*
+ * Open path and its chain.  snapshot: NULL for the active layer, or the name of a snapshot to read (not with WRITE).
+ * -EMEDIUMTYPE not a pcow image; -ENOTSUP unknown feature or version; -EBADMSG damaged, see pcow_check();
+ * -EBUSY locked; -ENOENT base or snapshot missing; -ESTALE base changed since; -EROFS sealed image opened for writing.
+ */
+int pcow_open(const char *path, unsigned flags, const char *snapshot, pcow_image **image, struct pcow_error *error);
+void pcow_close(pcow_image *image);            /* NULL is allowed; the map must be gone */
+
+struct pcow_info {
+    unsigned format;                           /* 1 or 2 */
+    uint8_t uuid[PCOW_UUID_SIZE];              /* zero for format 1 */
+    uint64_t virtual_size;
+    uint64_t cluster_size;
+    uint64_t file_size;                        /* end of file */
+    uint64_t allocated_size;                   /* blocks that the file system holds for it */
+    uint64_t data_size;                        /* guest pages valid in the active layer */
+    uint64_t free_size;                        /* slabs of the file that no layer owns */
+    uint64_t generation;                       /* grows whenever the image is changed by a new writer */
+    uint64_t incompatible_features, read_only_compatible_features, compatible_features;
+    bool sealed;                               /* a template: no writer may open it */
+    unsigned snapshots;
+    unsigned chain_depth;                      /* files, this one included; 1 without a base */
+    bool has_base;
+    unsigned base_format;
+    uint8_t base_uuid[PCOW_UUID_SIZE];
+    char base_name[PCOW_BASE_NAME_SIZE];
+    char base_snapshot[PCOW_SNAPSHOT_NAME_SIZE]; /* "" : the active layer of the base */
+    enum pcow_persistence persistence;
+};
+
+void pcow_get_info(const pcow_image *image, struct pcow_info *info);
+const char *pcow_path(const pcow_image *image);
+uint64_t pcow_size(const pcow_image *image);   /* virtual size of what is open */
+pcow_image *pcow_base(pcow_image *image);      /* borrowed; NULL at the bottom of the chain */
+
+/* Read what the guest would read.  offset + length <= pcow_size().  Returns 0. */
+int pcow_read(pcow_image *image, uint64_t offset, void *buffer, size_t length, struct pcow_error *error);
+/* Write to the active layer; durable after pcow_flush().  -ENOSPC: pool full, what was there is unchanged page by page. */
+int pcow_write(pcow_image *image, uint64_t offset, const void *buffer, size_t length, struct pcow_error *error);
+/* Make a range read as zeros and give its space back where whole pages are covered. */
+int pcow_write_zeroes(pcow_image *image, uint64_t offset, uint64_t length, struct pcow_error *error);
+int pcow_flush(pcow_image *image, struct pcow_error *error);
+
+struct pcow_extent {
+    uint64_t offset, length;                   /* guest range of equal status */
+    bool present;                              /* some layer of the chain holds it */
+    bool zero;                                 /* reads as zeros */
+    bool data;                                 /* backed by allocated blocks */
+    unsigned depth;                            /* file of the chain that holds it, 0 = top (as qemu-img map) */
+    uint64_t file_offset;                      /* where in that file; valid if present */
+    const char *path;                          /* that file; NULL if not present; lives as long as the image */
+};
+
+/* The extent that begins at offset; at most length bytes long, at least one page. */
+int pcow_get_extent(pcow_image *image, uint64_t offset, uint64_t length, struct pcow_extent *extent, struct pcow_error *error);
+
+/* Grow, or shrink with allow_shrink (data beyond the end is given up).  Not while mapped. */
+int pcow_resize(pcow_image *image, uint64_t virtual_size, bool allow_shrink, struct pcow_error *error);
+/*
+ * Stand on another base (NULL: on none).  Unless unsafe, pages that would read differently are copied into the image
+ * first, so that the guest sees no change.  unsafe: only the name is recorded; close the image afterwards.  Not while mapped.
+ */
+int pcow_rebase(pcow_image *image, const char *base, const char *base_snapshot, bool unsafe,
+                pcow_progress_fn progress, void *opaque, struct pcow_error *error);
+/* Copy the active layer into the base, which must be writable, and empty the layer.  -EINVAL if the image has snapshots. */
+int pcow_commit(pcow_image *image, pcow_progress_fn progress, void *opaque, struct pcow_error *error);
+/* Seal: no writer may open the image any more (a template).  The image must be open for writing; clearing needs pcow_unseal(). */
+int pcow_seal(pcow_image *image, struct pcow_error *error);
+int pcow_unseal(const char *path, struct pcow_error *error);
+
+/* ---- snapshots: a tree of layers inside one file ------------------------------------------------------------------ */
+
+struct pcow_snapshot {
+    uint32_t id;                               /* unique in the image for ever */
+    uint32_t parent_id;                        /* nearest snapshot it descends from; 0: none */
+    char name[PCOW_SNAPSHOT_NAME_SIZE];
+    int64_t date_seconds;                      /* since the epoch */
+    uint32_t date_nanoseconds;
+    uint64_t virtual_size;
+    uint64_t state_size;                       /* VM state stored with it */
+    uint64_t data_size;                        /* guest pages valid in its own layer */
+    bool current;                              /* the active layer stands on it */
+};
+
+/* The tree in order of creation; free with free().  count snapshots, none hidden. */
+int pcow_snapshot_list(pcow_image *image, struct pcow_snapshot **list, size_t *count, struct pcow_error *error);
+/*
+ * O(1): freeze the active layer under this name and put an empty one on it.  With a map attached nobody may be storing to
+ * it during the call (vCPUs and I/O stopped): its range is write-protected on return.  -EEXIST name taken.
+ */
+int pcow_snapshot_create(pcow_image *image, const char *name, struct pcow_error *error);
+/* O(1): drop the active layer and put an empty one on the snapshot; other branches stay.  -ENOENT. */
+int pcow_snapshot_revert(pcow_image *image, const char *name, struct pcow_error *error);
+/* Metadata merge, no guest data copied; *freed (may be NULL): bytes given back to the pool. */
+int pcow_snapshot_delete(pcow_image *image, const char *name, uint64_t *freed, struct pcow_error *error);
+int pcow_snapshot_rename(pcow_image *image, const char *name, const char *new_name, struct pcow_error *error);
+/* VM state (device state, RAM) kept with a snapshot: written in any order, then made visible with its length. */
+int pcow_snapshot_write_state(pcow_image *image, const char *name, uint64_t offset, const void *buffer, size_t length,
+                              struct pcow_error *error);
+int pcow_snapshot_set_state_size(pcow_image *image, const char *name, uint64_t size, struct pcow_error *error);
+int pcow_snapshot_read_state(pcow_image *image, const char *name, uint64_t offset, void *buffer, size_t length,
+                             struct pcow_error *error);
+
+/* ---- the image monitor -------------------------------------------------------------------------------------------- */
+
+enum pcow_engine {
+    PCOW_ENGINE_AUTO,                          /* signal */
+    PCOW_ENGINE_SIGNAL,                        /* write protection and SIGSEGV: stores of user-mode code (TCG, device models) */
+    PCOW_ENGINE_UFFD,                          /* userfaultfd for memory not yet allocated (first touch by anyone), SIGSEGV for copy-on-write */
+};
+
+enum pcow_full_policy {
+    PCOW_FULL_WAIT,                            /* a store that finds the pool full waits until there is space */
+    PCOW_FULL_FAIL,                            /* it gets SIGBUS */
+};
+
+enum pcow_event_kind {
+    PCOW_EVENT_POOL_FULL = 1,                  /* a store is waiting (or failed) for want of space */
+    PCOW_EVENT_POOL_RESUMED,                   /* space appeared, the store went on */
+    PCOW_EVENT_ERROR,                          /* a store could not be served for another reason */
+};
+
+struct pcow_event {
+    enum pcow_event_kind kind;
+    int error;                                 /* negative errno */
+    uint64_t offset;                           /* guest offset of the access */
+};
+
+struct pcow_map_options {
+    enum pcow_engine engine;
+    enum pcow_full_policy full_policy;
+    unsigned vma_budget;                       /* memory mappings it may use; 0: three quarters of vm.max_map_count */
+};
+
+/* Map the chain; one map per image, and the image must stay open until pcow_unmap().  Read-only images map read-only. */
+int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, pcow_map **map, struct pcow_error *error);
+void pcow_map_destroy(pcow_map *map);
+void *pcow_map_address(const pcow_map *map);   /* 2 MiB aligned, pcow_size() bytes */
+/*
+ * Make a range accessible for the kernel (system calls, DMA) before it touches it: what a trap would do, done in advance.
+ * Returns -ENOSPC instead of waiting.
+ */
+int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write, struct pcow_error *error);
+/* Make what was stored to a range durable, as far as the persistence class can. */
+int pcow_map_flush(pcow_map *map, uint64_t offset, uint64_t length, struct pcow_error *error);
+/* For poll(); readable while pcow_map_next_event() has something to say. */
+int pcow_map_event_fd(const pcow_map *map);
+bool pcow_map_next_event(pcow_map *map, struct pcow_event *event);
+
+struct pcow_map_stats {
+    enum pcow_engine engine;                   /* the one in force */
+    uint64_t write_traps, read_traps;          /* accesses that had to be resolved */
+    uint64_t pages_copied, pages_zeroed;       /* copy-on-write, expansion (4 KiB each) */
+    uint64_t slabs_promoted;                   /* slabs copied whole to stay inside the VMA budget */
+    uint64_t pool_full_waits;
+    unsigned vmas, vma_budget;                 /* upper bound of mappings in use, and the limit */
+    size_t memory;                             /* bytes of DRAM that the monitor itself uses */
+};
+
+void pcow_map_get_stats(const pcow_map *map, struct pcow_map_stats *stats);
+
+/* ---- check --------------------------------------------------------------------------------------------------------- */
+
+enum pcow_check_flags {
+    PCOW_CHECK_REPAIR = 1 << 0,
+    PCOW_CHECK_FORCE_SHARE = 1 << 1,
+};
+
+enum pcow_finding_kind {
+    PCOW_FINDING_CORRUPTION,                   /* damage: data may be wrong or lost */
+    PCOW_FINDING_LEAK,                         /* space that nothing refers to; harmless */
+    PCOW_FINDING_NOTE,                         /* what repair did, what was lost */
+};
+
+struct pcow_check_result {
+    uint64_t corruptions, corruptions_fixed;
+    uint64_t leaks, leaks_fixed;               /* slabs */
+    uint64_t lost_size;                        /* bytes of guest data that repair had to give up */
+    uint64_t slabs, slabs_used;
+};
+
+typedef void (*pcow_finding_fn)(void *opaque, enum pcow_finding_kind kind, const char *message);
+
+/*
+ * Check one file (not its bases).  Returns 0 if the check could be carried out, whatever it found: see *result.
+ * -EMEDIUMTYPE if neither the header nor its copy is one of ours.
+ */
+int pcow_check(const char *path, unsigned flags, pcow_finding_fn finding, void *opaque, struct pcow_check_result *result,
+               struct pcow_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "monitor/monitor.h"
+#include "util/error.h"
+
+#define DEFAULT_MAX_MAP_COUNT 65530u   /* Linux, include/linux/mm.h */
+
+static unsigned default_vma_budget(void)
+{
+    unsigned count = DEFAULT_MAX_MAP_COUNT;
+    FILE *file = fopen("/proc/sys/vm/max_map_count", "re");
+
+    if (file) {
+        if (fscanf(file, "%u", &count) != 1)
+            count = DEFAULT_MAX_MAP_COUNT;
+        fclose(file);
+    }
+    /* The rest is for malloc and the threads of the process, which fail for good when there is none left. */
+    return count / 4 * 3;
+}
+
+static int reserve_range(struct pcow_map *map, struct pcow_error *error)
+{
+    map->reservation_size = map->size + PCOW_SLAB_SIZE;
+    map->reservation = mmap(NULL, map->reservation_size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map->reservation == MAP_FAILED) {
+        map->reservation = NULL;
+        return error_set(error, -ENOMEM, "no address space for %llu bytes of %s", (unsigned long long)map->size, map->image->file.path);
+    }
+    map->address = (uint8_t *)(((uintptr_t)map->reservation + PCOW_SLAB_SIZE - 1) & ~(uintptr_t)(PCOW_SLAB_SIZE - 1));
+    return 0;
+}
+
+static int check_mappable(pcow_image *image, struct pcow_error *error)
+{
+    if (image->map)
+        return error_set(error, -EBUSY, "%s is mapped already", image->file.path);
+    if (!chain_get(image, error))
+        return -ENOMEM;
+    if (image->chain->incomplete)
+        return error_set(error, -ENOLINK, "%s was opened without its base and cannot be mapped", image->file.path);
+    /* Whoever maps it for writing is about to change it; from the fault path it would be too late to say so. */
+    return image->file.writable ? image_begin_change(image, error) : 0;
+}
+
+int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, pcow_map **result, struct pcow_error *error)
+{
+    static const struct pcow_map_options defaults;
+    struct pcow_map *map;
+    int ret = check_mappable(image, error);
+
+    *result = NULL;
+    if (ret)
+        return ret;
+    if (!options)
+        options = &defaults;
+    map = calloc(1, sizeof *map);
+    if (!map)
+        return error_set(error, -ENOMEM, "out of memory");
+    map->image = image;
+    map->size = image->size;
+    map->full_policy = options->full_policy;
+    map->vma_budget = options->vma_budget ? options->vma_budget : default_vma_budget();
+    map->engine = options->engine == PCOW_ENGINE_UFFD ? &uffd_engine : &signal_engine;
+    map->uffd = -1;
+    map->events.fd = -1;
+    /* aligned_alloc: a page set is a cache line. */
+    map->slabs = aligned_alloc(64, image->chain->guest_slabs * sizeof *map->slabs);
+    if (!map->slabs || events_init(&map->events)) {
+        ret = error_set(error, -ENOMEM, "out of memory or descriptors");
+        goto fail;
+    }
+    memset(map->slabs, 0, image->chain->guest_slabs * sizeof *map->slabs);
+    ret = reserve_range(map, error);
+    if (!ret)
+        ret = signal_register(map, error);
+    if (ret)
+        goto fail;
+    ret = map->engine->prepare(map, error);
+    if (ret) {
+        signal_unregister(map);
+        goto fail;
+    }
+    image->map = map;
+    ret = layout_map_all(map, error);
+    if (!ret)
+        ret = map->engine->start(map, error);
+    if (ret) {
+        pcow_map_destroy(map);
+        return ret;
+    }
+    *result = map;
+    return 0;
+
+fail:
+    if (map->reservation)
+        munmap(map->reservation, map->reservation_size);
+    events_destroy(&map->events);
+    free(map->slabs);
+    free(map);
+    return ret;
+}
+
+void pcow_map_destroy(pcow_map *map)
+{
+    if (!map)
+        return;
+    __atomic_store_n(&map->closing, true, __ATOMIC_RELAXED);
+    map->engine->stop(map);
+    signal_unregister(map);
+    munmap(map->reservation, map->reservation_size);
+    map->image->map = NULL;
+    events_destroy(&map->events);
+    free(map->slabs);
+    free(map);
+}
+
+void *pcow_map_address(const pcow_map *map)
+{
+    return map->address;
+}
+
+int pcow_map_event_fd(const pcow_map *map)
+{
+    return map->events.fd;
+}
+
+bool pcow_map_next_event(pcow_map *map, struct pcow_event *event)
+{
+    return events_next(&map->events, event);
+}
+
+int pcow_map_flush(pcow_map *map, uint64_t offset, uint64_t length, struct pcow_error *error)
+{
+    const struct persist *persist = &map->image->file.persist;
+    int ret = 0;
+
+    if (offset > map->size || length > map->size - offset)
+        return error_set(error, -EINVAL, "%s: flush beyond its end", map->image->file.path);
+    if (persist->persistence == PCOW_PERSISTENCE_PMEM)
+        ret = persist_range(persist, map->address + offset, length);
+    else
+        /* Data and metadata of the whole file: the range may be spread over it. */
+        ret = file_sync(&map->image->file);
+    return ret ? error_set_errno(error, ret, "cannot flush %s", map->image->file.path) : 0;
+}
+
+void pcow_map_get_stats(const pcow_map *map, struct pcow_map_stats *stats)
+{
+    const struct pcow_image *image = map->image;
+
+    *stats = (struct pcow_map_stats){
+        .engine = map->engine->id,
+        .write_traps = __atomic_load_n(&map->stats.write_traps, __ATOMIC_RELAXED),
+        .read_traps = __atomic_load_n(&map->stats.read_traps, __ATOMIC_RELAXED),
+        .pages_copied = __atomic_load_n(&map->stats.pages_copied, __ATOMIC_RELAXED),
+        .pages_zeroed = __atomic_load_n(&map->stats.pages_zeroed, __ATOMIC_RELAXED),
+        .slabs_promoted = __atomic_load_n(&map->stats.slabs_promoted, __ATOMIC_RELAXED),
+        .pool_full_waits = __atomic_load_n(&map->stats.pool_full_waits, __ATOMIC_RELAXED),
+        .vmas = __atomic_load_n(&map->vmas, __ATOMIC_RELAXED),
+        .vma_budget = map->vma_budget,
+        .memory = sizeof *map + sizeof *image + image->chain->guest_slabs * (sizeof *map->slabs + sizeof(slab_ref) + 1),
+    };
+    for (const struct pcow_image *file = image; file; file = file->base)
+        stats->memory += __atomic_load_n(&file->slab_count, __ATOMIC_RELAXED) * (sizeof *file->slabs + sizeof *file->valid);
+}
+
+/* ---- for snapshot operations ------------------------------------------------------------------------------------- */
+
+void monitor_freeze(struct pcow_map *map)
+{
+    /* One call whatever the number of mappings; absent memory of the uffd engine must stay writable to be noticed. */
+    if (map->engine->id == PCOW_ENGINE_SIGNAL) {
+        uint64_t v = 0, slabs = map->image->chain->guest_slabs;
+
+        while (v < slabs) {
+            uint64_t end = v;
+
+            while (end < slabs && map->slabs[end].cold == map->slabs[v].cold)
+                end++;
+            if (!map->slabs[v].cold)
+                mprotect(map->address + (v << SLAB_BITS),
+                         (end << SLAB_BITS < map->size ? end << SLAB_BITS : map->size) - (v << SLAB_BITS), PROT_READ);
+            v = end;
+        }
+    } else {
+        for (uint64_t v = 0; v < map->image->chain->guest_slabs; v++)
+            if (!page_set_empty(&map->slabs[v].writable))
+                layout_map_slab(map, v);
+    }
+    for (uint64_t v = 0; v < map->image->chain->guest_slabs; v++) {
+        memset(&map->slabs[v].writable, 0, sizeof map->slabs[v].writable);
+        map->slabs[v].faults = 0;
+    }
+}
+
+void monitor_unmap_all(struct pcow_map *map)
+{
+    mmap(map->address, map->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    map->vmas = 0;
+    memset(map->slabs, 0, map->image->chain->guest_slabs * sizeof *map->slabs);
+}
+
+int monitor_map_all(struct pcow_map *map, struct pcow_error *error)
+{
+    return layout_map_all(map, error);
+}

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * The image monitor: a chain as a range of memory.
+ *
+ * State of a page of the range          mapping                                   a load         a store
+ * ------------------------------------  ----------------------------------------  -------------  -----------------------------
+ * absent (no layer holds it)            anonymous, read-only (engine signal)      zeros          trap: expansion
+ *                                       anonymous, userfaultfd (engine uffd)      trap           trap: expansion
+ * held by an older layer or a base      that file, read-only                      memory speed   trap: copy-on-write
+ * own, not yet mapped                   as before it became own                   memory speed   trap: map
+ * own, mapped                           the top file, writable                    memory speed   memory speed
+ * cold (a slab of too many pieces)      nothing                                   trap           trap
+ *
+ * A trap ends in resolve(): claim the guest slab, make the pages own, map them, release. It runs in a signal handler
+ * or in the userfaultfd thread: no allocation, no lock, only system calls that are safe there.
+ */
+#ifndef PCOW_MONITOR_MONITOR_H
+#define PCOW_MONITOR_MONITOR_H
+
+#include <pthread.h>
+
+#include "chain/chain.h"
+
+#define EVENT_QUEUE_SIZE 64u          /* power of two */
+
+struct event_queue {
+    struct pcow_event event[EVENT_QUEUE_SIZE];
+    uint32_t ready[EVENT_QUEUE_SIZE];  /* position + 1 when the event may be read */
+    uint32_t head, tail;
+    int fd;                            /* eventfd */
+};
+
+/* How accesses to absent memory are noticed. One implementation a file: signal.c, uffd.c. */
+struct engine {
+    enum pcow_engine id;
+    /* Get ready for map_absent() on map->address; then, when the whole range is laid out, begin to serve. */
+    int (*prepare)(struct pcow_map *map, struct pcow_error *error);
+    int (*start)(struct pcow_map *map, struct pcow_error *error);
+    /* Undo both, or prepare alone. */
+    void (*stop)(struct pcow_map *map);
+    /* Make [address, address + length) absent memory. */
+    int (*map_absent)(struct pcow_map *map, void *address, size_t length);
+    /* Somebody may be waiting for this range. Async-signal-safe. */
+    void (*wake)(struct pcow_map *map, void *address, size_t length);
+};
+
+extern const struct engine signal_engine, uffd_engine;
+
+struct slab_map {
+    struct page_set writable;          /* own pages that are mapped for stores */
+    uint16_t pieces;                   /* upper bound of the memory mappings in this slab */
+    uint8_t faults;                    /* traps so far, to judge how hot it is (saturates) */
+    uint8_t cold;                      /* nothing is mapped */
+};
+
+struct pcow_map {
+    pcow_image *image;
+    uint8_t *address;
+    uint64_t size;
+    uint8_t *reservation;              /* address is aligned inside it */
+    size_t reservation_size;
+    const struct engine *engine;
+    enum pcow_full_policy full_policy;
+    struct slab_map *slabs;            /* by guest slab */
+    unsigned vmas, vma_budget;
+    bool closing;                      /* waiters give up */
+    struct event_queue events;
+    struct pcow_map_stats stats;       /* counters, relaxed atomics */
+    int uffd;
+    pthread_t uffd_thread;
+    bool uffd_running;
+    uint8_t *uffd_stop_page;
+    uint64_t uffd_features;
+};
+
+/* monitor/layout.c: the mappings of the range */
+int layout_map_all(struct pcow_map *map, struct pcow_error *error);
+int layout_map_slab(struct pcow_map *map, uint64_t guest_slab);            /* as the chain is now; the claim is held */
+int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count);
+
+/* monitor/resolve.c. Async-signal-safe. wait: on a full pool wait for space (by the map's policy) instead of -ENOSPC. */
+int resolve(struct pcow_map *map, uint64_t offset, bool write, bool wait);
+
+/* monitor/events.c. Async-signal-safe. */
+int events_init(struct event_queue *queue);
+void events_destroy(struct event_queue *queue);
+void events_post(struct event_queue *queue, enum pcow_event_kind kind, int error, uint64_t offset);
+bool events_next(struct event_queue *queue, struct pcow_event *event);
+
+/* monitor/signal.c: SIGSEGV in any map of the process, for every engine (copy-on-write of read-only mappings) */
+int signal_register(struct pcow_map *map, struct pcow_error *error);
+void signal_unregister(struct pcow_map *map);
+
+/* For snapshot operations on a mapped image; nobody stores to the range meanwhile. */
+void monitor_freeze(struct pcow_map *map);
+void monitor_unmap_all(struct pcow_map *map);
+int monitor_map_all(struct pcow_map *map, struct pcow_error *error);
+
+#endif

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * Engine "signal", and the SIGSEGV handler that every engine needs for stores to read-only mappings.
+ *
+ * A signal handler belongs to the process, so this file keeps what the process shares: the list of live maps, and the
+ * handler that was there before, which gets every signal that is not ours.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include "monitor/monitor.h"
+#include "util/error.h"
+
+#define MAX_MAPS 256
+
+static struct {
+    struct pcow_map *map[MAX_MAPS];    /* atomics; NULL: free */
+    pthread_mutex_t lock;              /* registration only, never taken in the handler */
+    bool installed;
+    struct sigaction previous;
+} process = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* x86 page fault error code, bit 1: the access was a write (Intel SDM vol. 3, 4.7). */
+static bool is_write(const ucontext_t *context)
+{
+    return context->uc_mcontext.gregs[REG_ERR] & 2;
+}
+
+static void pass_on(int signal, siginfo_t *info, void *context)
+{
+    const struct sigaction *previous = &process.previous;
+
+    if (previous->sa_flags & SA_SIGINFO) {
+        previous->sa_sigaction(signal, info, context);
+    } else if (previous->sa_handler == SIG_DFL || previous->sa_handler == SIG_IGN) {
+        /* Back to the default: the instruction is executed again and the process ends as it would have without us. */
+        struct sigaction standard = {.sa_handler = SIG_DFL};
+
+        sigaction(signal, &standard, NULL);
+    } else {
+        previous->sa_handler(signal);
+    }
+}
+
+static void fail_access(const siginfo_t *info)
+{
+    /* Queued to this thread and delivered on return from the handler, with the address, as for a failed page-in. */
+    pthread_sigqueue(pthread_self(), SIGBUS, (union sigval){.sival_ptr = info->si_addr});
+}
+
+static void handle_fault(int signal, siginfo_t *info, void *context)
+{
+    int saved_errno = errno;
+
+    for (unsigned i = 0; i < MAX_MAPS; i++) {
+        struct pcow_map *map = __atomic_load_n(&process.map[i], __ATOMIC_ACQUIRE);
+        uint64_t offset;
+        int ret;
+
+        if (!map || (uint8_t *)info->si_addr < map->address || (uint8_t *)info->si_addr >= map->address + map->size)
+            continue;
+        offset = (uint64_t)((uint8_t *)info->si_addr - map->address);
+        __atomic_fetch_add(is_write(context) ? &map->stats.write_traps : &map->stats.read_traps, 1, __ATOMIC_RELAXED);
+        ret = resolve(map, offset, is_write(context), true);
+        if (ret == 0)
+            map->engine->wake(map, map->address + (offset & ~(PCOW_PAGE_SIZE - 1)), PCOW_PAGE_SIZE);
+        errno = saved_errno;
+        if (ret == -EROFS)
+            break;                     /* a store to an image that is open read-only: as to any read-only memory */
+        if (ret)
+            fail_access(info);
+        return;
+    }
+    errno = saved_errno;
+    pass_on(signal, info, context);
+}
+
+int signal_register(struct pcow_map *map, struct pcow_error *error)
+{
+    int ret = -EMFILE;
+
+    pthread_mutex_lock(&process.lock);
+    if (!process.installed) {
+        struct sigaction action = {.sa_sigaction = handle_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
+
+        sigemptyset(&action.sa_mask);
+        if (sigaction(SIGSEGV, &action, &process.previous) == 0)
+            process.installed = true;
+    }
+    for (unsigned i = 0; i < MAX_MAPS && process.installed && ret; i++)
+        if (!process.map[i]) {
+            __atomic_store_n(&process.map[i], map, __ATOMIC_RELEASE);
+            ret = 0;
+        }
+    pthread_mutex_unlock(&process.lock);
+    return ret ? error_set(error, ret, "cannot map %s: more than %d images in one process", map->image->file.path, MAX_MAPS) : 0;
+}
+
+void signal_unregister(struct pcow_map *map)
+{
+    bool last = true;
+
+    pthread_mutex_lock(&process.lock);
+    for (unsigned i = 0; i < MAX_MAPS; i++) {
+        if (process.map[i] == map)
+            __atomic_store_n(&process.map[i], NULL, __ATOMIC_RELEASE);
+        last &= process.map[i] == NULL;
+    }
+    if (last && process.installed) {
+        struct sigaction current;
+
+        /* Only if nobody has put a handler on top of ours meanwhile: it would lose its way down. */
+        if (sigaction(SIGSEGV, NULL, &current) == 0 && current.sa_sigaction == handle_fault) {
+            sigaction(SIGSEGV, &process.previous, NULL);
+            process.installed = false;
+        }
+    }
+    pthread_mutex_unlock(&process.lock);
+}
+
+static int nothing_to_start(struct pcow_map *map, struct pcow_error *error)
+{
+    (void)map;
+    (void)error;
+    return 0;
+}
+
+static void stop(struct pcow_map *map)
+{
+    (void)map;
+}
+
+/* Private and read-only: loads see the kernel's zero page, without a trap and without memory; stores trap. */
+static int map_absent(struct pcow_map *map, void *address, size_t length)
+{
+    (void)map;
+    return mmap(address, length, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED ? -errno : 0;
+}
+
+static void wake(struct pcow_map *map, void *address, size_t length)
+{
+    (void)map;
+    (void)address;
+    (void)length;
+}
+
+const struct engine signal_engine = {PCOW_ENGINE_SIGNAL, nothing_to_start, nothing_to_start, stop, map_absent, wake};

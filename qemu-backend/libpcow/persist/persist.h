@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * Making stores durable, by class:
+ *   pmem        flush the cache lines (clwb, else clflushopt, else clflush), then sfence; needs a MAP_SYNC mapping
+ *   page-cache  msync
+ *   volatile    nothing: the page cache of tmpfs is the medium, and x86 keeps the order of stores for other processes
+ * Async-signal-safe throughout: the fault path calls it.
+ * Source: Intel SDM vol. 1 ch. 12 (flush instructions), mmap(2) MAP_SYNC.
+ */
+#ifndef PCOW_PERSIST_PERSIST_H
+#define PCOW_PERSIST_PERSIST_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "pcow.h"
+
+struct persist {
+    enum pcow_persistence persistence;
+    void (*flush_lines)(const void *address, size_t length);   /* class pmem only */
+};
+
+/* Choose the instructions for this CPU. */
+void persist_init(struct persist *persist, enum pcow_persistence persistence);
+
+/* The class of the file system of an open, writable or read-only regular file: MAP_SYNC is tried on it. */
+enum pcow_persistence persist_classify(int fd);
+
+/* Flush and fence [address, address + length). 0 or -EIO (msync). */
+int persist_range(const struct persist *persist, const void *address, size_t length);
+
+/* Order what was flushed before what follows. */
+void persist_fence(const struct persist *persist);
+
+/* One aligned 8-byte store, made durable: the commit point of every update. Everything it publishes must be durable before. */
+int persist_store64(const struct persist *persist, uint64_t *where, uint64_t value);
+
+/* Copy to persistent memory past the caches where the CPU can; durable after persist_fence(). */
+void persist_copy(const struct persist *persist, void *to, const void *from, size_t length);
+
+#endif

@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include "snapshot/tree.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "chain/chain.h"
+#include "util/error.h"
+
+static int slab_error(const struct pcow_image *image, int code, uint64_t slab, struct pcow_error *error)
+{
+    return error_set_errno(error, code, "%s: cannot change the owner of file slab %llu", image->file.path, (unsigned long long)slab);
+}
+
+int tree_release_layer(struct pcow_image *image, uint32_t id, enum owner_kind kind, uint64_t *freed, struct pcow_error *error)
+{
+    for (uint64_t p = 1; p < image->slab_count; p++) {
+        int ret;
+
+        if (image->slabs[p].layer != id || image->slabs[p].kind != kind)
+            continue;
+        ret = slab_release(image, p, freed);
+        if (ret)
+            return slab_error(image, ret, p, error);
+    }
+    return 0;
+}
+
+static int release_unowned(struct pcow_image *image, struct pcow_error *error)
+{
+    for (uint64_t p = 1; p < image->slab_count; p++) {
+        const struct slab *slab = &image->slabs[p];
+        int ret;
+
+        if (slab->kind == OWNER_NONE || slab->kind == OWNER_TABLE || layer_find(image, slab->layer))
+            continue;
+        ret = slab_release(image, p, NULL);
+        if (ret)
+            return slab_error(image, ret, p, error);
+    }
+    return 0;
+}
+
+int tree_finish_interrupted(struct pcow_image *image, struct pcow_error *error)
+{
+    struct layer *active = layer_find(image, image_active(image));
+    struct layer *parent = active->parent ? layer_find(image, active->parent) : NULL;
+    int ret = 0;
+
+    if (parent && parent->state == LAYER_SNAPSHOT) {
+        uint64_t offset = layer_record_offset(image, parent->slot), word;
+
+        /* Snapshot create may have stopped between its commit point and marking the record. */
+        ret = file_read(&image->file, offset, &word, sizeof word);
+        if (ret)
+            return error_set_errno(error, ret, "%s: cannot read layer record %u", image->file.path, parent->slot);
+        if ((word_value(word) >> 28 & 0xf) == LAYER_OPEN)
+            ret = layer_store_state(image, parent, error);
+    }
+    if (!ret)
+        ret = release_unowned(image, error);
+    return ret ? ret : tree_collapse(image, NULL, error);
+}
+
+int tree_put_active(struct pcow_image *image, uint32_t parent, uint64_t virtual_size, bool keep_spare, struct pcow_error *error)
+{
+    struct layer layer = {.parent = parent, .state = LAYER_OPEN, .virtual_size = virtual_size, .parent_limit = virtual_size};
+    struct layer *put;
+    int ret = layer_reserve(image, keep_spare, &layer.id, &layer.slot, error);
+
+    if (ret)
+        return ret;
+    ret = layer_write_record(image, &layer, error);
+    if (ret)
+        return ret;
+    put = layer_insert(image, &layer);
+    if (!put)
+        return error_set(error, -ENOMEM, "out of memory");
+    ret = header_store_word(image, offsetof(struct header, active_layer), layer.id, error);
+    if (ret) {
+        layer_remove(image, layer.id);
+        return ret;
+    }
+    image->view = layer.id;
+    image->size = virtual_size;
+    return 0;
+}
+
+/* Remove from a hidden layer's slab the pages that its only child holds too. */
+static int drop_shadowed(struct pcow_image *image, uint64_t slab, const struct page_set *shadow, uint64_t *freed)
+{
+    struct page_set valid = image->valid[slab];
+    bool changed = false;
+    int ret;
+
+    for (unsigned w = 0; w < PAGE_SET_WORDS; w++) {
+        changed |= (valid.word[w] & shadow->word[w]) != 0;
+        valid.word[w] &= ~shadow->word[w];
+    }
+    if (!changed)
+        return 0;
+    if (freed)
+        *freed += (page_set_count(&image->valid[slab]) - page_set_count(&valid)) * PCOW_PAGE_SIZE;
+    ret = slab_store_valid(image, slab, &valid);
+    for (unsigned page = 0; page < PAGES_PER_SLAB && ret == 0;) {
+        unsigned end = page_set_run_end(shadow, page, PAGES_PER_SLAB);
+
+        if (page_set_has(shadow, page))
+            ret = file_punch(&image->file, (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE, (end - page) * PCOW_PAGE_SIZE);
+        page = end;
+    }
+    return ret;
+}
+
+/* The pages of one guest slab that a layer holds, over all its slabs. first_of: per guest slab, see merge(). */
+static void layer_pages(const struct pcow_image *image, uint32_t id, uint64_t guest_slab, const uint64_t *by_guest, size_t count,
+                        struct page_set *pages)
+{
+    size_t low = 0, high = count;
+
+    memset(pages, 0, sizeof *pages);
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+
+        if (image->slabs[by_guest[middle]].number < guest_slab)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    for (; low < count && image->slabs[by_guest[low]].number == guest_slab; low++)
+        if (image->slabs[by_guest[low]].layer == id)
+            for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
+                pages->word[w] |= page_set_word(&image->valid[by_guest[low]], w);
+}
+
+struct slab_order {
+    const struct pcow_image *image;
+    uint64_t *slab;
+    size_t count;
+};
+
+static int by_guest_slab(const void *a, const void *b, void *opaque)
+{
+    const struct pcow_image *image = opaque;
+    uint32_t left = image->slabs[*(const uint64_t *)a].number, right = image->slabs[*(const uint64_t *)b].number;
+
+    return left < right ? -1 : left > right;
+}
+
+/* The child's data slabs, sorted by guest slab. */
+static int collect(const struct pcow_image *image, uint32_t id, struct slab_order *order)
+{
+    order->count = 0;
+    for (uint64_t p = 1; p < image->slab_count; p++)
+        order->count += image->slabs[p].kind == OWNER_DATA && image->slabs[p].layer == id;
+    order->slab = malloc((order->count + 1) * sizeof *order->slab);
+    if (!order->slab)
+        return -ENOMEM;
+    order->count = 0;
+    for (uint64_t p = 1; p < image->slab_count; p++)
+        if (image->slabs[p].kind == OWNER_DATA && image->slabs[p].layer == id)
+            order->slab[order->count++] = p;
+    qsort_r(order->slab, order->count, sizeof *order->slab, by_guest_slab, (void *)image);
+    return 0;
+}
+
+static int give_slab(struct pcow_image *image, uint64_t slab, uint32_t child, uint64_t limit, const struct slab_order *childs,
+                     uint64_t *freed)
+{
+    uint64_t guest_slab = image->slabs[slab].number;
+    bool claimed = image->chain && guest_slab < image->chain->guest_slabs;
+    struct page_set shadow;
+    int ret;
+
+    if (claimed)
+        chain_claim(image->chain, guest_slab);
+    layer_pages(image, child, guest_slab, childs->slab, childs->count, &shadow);
+    /* Above the child's parent_limit it never saw this layer. */
+    if (guest_slab << SLAB_BITS >= limit)
+        memset(&shadow, 0xff, sizeof shadow);
+    ret = drop_shadowed(image, slab, &shadow, freed);
+    if (!ret)
+        ret = slab_publish(image, slab, (struct owner){OWNER_DATA, child, (uint32_t)guest_slab});
+    if (claimed)
+        chain_release(image->chain, guest_slab);
+    return ret;
+}
+
+/* "Snapshot delete" in format.rst: a hidden layer with one child becomes part of it. No data is copied. */
+static int merge(struct pcow_image *image, uint32_t hidden_id, uint32_t child_id, uint64_t *freed, struct pcow_error *error)
+{
+    struct layer *hidden = layer_find(image, hidden_id), *child = layer_find(image, child_id);
+    uint64_t limit = child->parent_limit;
+    struct slab_order childs = {0};
+    int ret = collect(image, child_id, &childs);
+
+    if (ret)
+        return error_set(error, ret, "out of memory");
+    for (uint64_t p = 1; p < image->slab_count && ret == 0; p++)
+        if (image->slabs[p].kind == OWNER_DATA && image->slabs[p].layer == hidden_id) {
+            ret = give_slab(image, p, child_id, limit, &childs, freed);
+            if (ret)
+                slab_error(image, ret, p, error);
+        }
+    free(childs.slab);
+    if (ret)
+        return ret;
+    if (hidden->parent_limit < child->parent_limit) {
+        ret = layer_store_word(image, child, offsetof(struct layer_record, parent_limit), hidden->parent_limit, error);
+        if (ret)
+            return ret;
+        child->parent_limit = hidden->parent_limit;
+    }
+    ret = layer_store_word(image, child, offsetof(struct layer_record, parent), hidden->parent, error);
+    if (ret)
+        return ret;
+    child->parent = hidden->parent;
+    return 0;
+}
+
+static int remove_layer(struct pcow_image *image, uint32_t id, uint64_t *freed, struct pcow_error *error)
+{
+    struct layer gone = *layer_find(image, id);
+    int ret;
+
+    gone.state = LAYER_FREE;
+    ret = layer_store_state(image, &gone, error);
+    if (ret)
+        return ret;
+    layer_remove(image, id);
+    ret = tree_release_layer(image, id, OWNER_DATA, freed, error);
+    return ret ? ret : tree_release_layer(image, id, OWNER_STATE, freed, error);
+}
+
+int tree_collapse(struct pcow_image *image, uint64_t *freed, struct pcow_error *error)
+{
+    bool again = true;
+
+    while (again) {
+        again = false;
+        for (size_t i = 0; i < image->layer_count; i++) {
+            uint32_t id = image->layers[i].id, child = 0;
+            unsigned children;
+            int ret = 0;
+
+            if (image->layers[i].state != LAYER_HIDDEN)
+                continue;
+            children = layer_children(image, id, &child);
+            if (children > 1)
+                continue;
+            if (children == 1)
+                ret = merge(image, id, child, freed, error);
+            if (!ret)
+                ret = remove_layer(image, id, freed, error);
+            if (ret)
+                return ret;
+            again = true;
+            break;
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,333 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * QMP commands and events of memory backends on pcow images.
+ */
+#include "qemu/osdep.h"
+#include <pcow.h>
+#include "block/block-global-state.h"
+#include "block/thread-pool.h"
+#include "exec/tb-flush.h"
+#include "hw/core/cpu.h"
+#include "qapi/error.h"
+#include "qapi/qapi-commands-pcow.h"
+#include "qapi/qapi-events-pcow.h"
+#include "qemu/timer.h"
+#include "qemu/uuid.h"
+#include "system/cpus.h"
+#include "system/iothread.h"
+#include "system/hostmem-pcow.h"
+#include "system/runstate.h"
+#include "system/system.h"
+#include "system/tcg.h"
+
+void hostmem_pcow_handle_events(void *opaque)
+{
+    HostMemPcow *pcow = opaque;
+    struct pcow_event event;
+
+    while (pcow_map_next_event(pcow->map, &event)) {
+        switch (event.kind) {
+        case PCOW_EVENT_POOL_FULL:
+            qapi_event_send_pcow_pool_full(pcow->id, event.offset);
+            break;
+        case PCOW_EVENT_POOL_RESUMED:
+            qapi_event_send_pcow_pool_resumed(pcow->id);
+            break;
+        case PCOW_EVENT_ERROR:
+            qapi_event_send_pcow_error(pcow->id, event.offset,
+                                       strerror(-event.error));
+            break;
+        }
+    }
+}
+
+static HostMemPcow *find_pcow(const char *id, Error **errp)
+{
+    Object *obj = object_resolve_path_component(object_get_objects_root(), id);
+
+    if (obj && object_dynamic_cast(obj, TYPE_MEMORY_BACKEND_FILE)) {
+        HostMemPcow *pcow = hostmem_file_get_pcow(obj);
+
+        if (pcow->map) {
+            return pcow;
+        }
+    }
+    error_setg(errp, "'%s' is not the id of a memory backend on a pcow image; "
+               "query-pcow lists them", id);
+    return NULL;
+}
+
+static char *uuid_to_string(const uint8_t *bytes)
+{
+    QemuUUID uuid;
+
+    memcpy(uuid.data, bytes, sizeof(uuid.data));
+    return qemu_uuid_unparse_strdup(&uuid);
+}
+
+static PcowSnapshotInfo *snapshot_info(const struct pcow_snapshot *snapshot)
+{
+    PcowSnapshotInfo *info = g_new0(PcowSnapshotInfo, 1);
+
+    info->id = g_strdup_printf("%" PRIu32, snapshot->id);
+    info->name = g_strdup(snapshot->name);
+    if (snapshot->parent_id) {
+        info->parent_id = g_strdup_printf("%" PRIu32, snapshot->parent_id);
+    }
+    info->date_sec = snapshot->date_seconds;
+    info->date_nsec = snapshot->date_nanoseconds;
+    info->virtual_size = snapshot->virtual_size;
+    info->vm_state_size = snapshot->state_size;
+    info->data_size = snapshot->data_size;
+    info->current = snapshot->current;
+    return info;
+}
+
+static bool list_snapshots(HostMemPcow *pcow, PcowSnapshotInfoList **tail,
+                           Error **errp)
+{
+    struct pcow_snapshot *list;
+    struct pcow_error error;
+    size_t count;
+
+    if (pcow_snapshot_list(pcow->image, &list, &count, &error) < 0) {
+        error_setg(errp, "%s", error.message);
+        return false;
+    }
+    for (size_t i = 0; i < count; i++) {
+        QAPI_LIST_APPEND(tail, snapshot_info(&list[i]));
+    }
+    free(list);
+    return true;
+}
+
+static PcowStats *get_stats(HostMemPcow *pcow, HostMemPcowEngine *engine)
+{
+    PcowStats *stats = g_new0(PcowStats, 1);
+    struct pcow_map_stats s;
+
+    pcow_map_get_stats(pcow->map, &s);
+    *engine = (HostMemPcowEngine)s.engine;
+    stats->write_traps = s.write_traps;
+    stats->read_traps = s.read_traps;
+    stats->pages_copied = s.pages_copied;
+    stats->pages_zeroed = s.pages_zeroed;
+    stats->slabs_promoted = s.slabs_promoted;
+    stats->pool_full_waits = s.pool_full_waits;
+    stats->mappings = s.vmas;
+    stats->mapping_budget = s.vma_budget;
+    stats->memory = s.memory;
+    return stats;
+}
+
+static bool append_info(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    PcowInfoList ***tail = opaque;
+    PcowInfo *info = g_new0(PcowInfo, 1);
+    strList **chain = &info->chain;
+    struct pcow_info i;
+
+    QEMU_BUILD_BUG_ON((int)HOST_MEM_PCOW_PERSISTENCE_PMEM !=
+                      PCOW_PERSISTENCE_PMEM);
+    QAPI_LIST_APPEND(*tail, info);
+    pcow_get_info(pcow->image, &i);
+    info->id = g_strdup(pcow->id);
+    info->filename = g_strdup(pcow_path(pcow->image));
+    info->uuid = uuid_to_string(i.uuid);
+    info->format = i.format;
+    info->virtual_size = i.virtual_size;
+    info->data_size = i.data_size;
+    info->actual_size = i.allocated_size;
+    info->read_only = pcow->readonly;
+    info->persistence = (HostMemPcowPersistence)i.persistence;
+    info->stats = get_stats(pcow, &info->engine);
+    for (struct pcow_image *im = pcow->image; im; im = pcow_base(im)) {
+        QAPI_LIST_APPEND(chain, g_strdup(pcow_path(im)));
+    }
+    return list_snapshots(pcow, &info->snapshots, errp);
+}
+
+PcowInfoList *qmp_query_pcow(Error **errp)
+{
+    PcowInfoList *list = NULL, **tail = &list;
+
+    if (!hostmem_pcow_foreach(append_info, &tail, errp)) {
+        qapi_free_PcowInfoList(list);
+        return NULL;
+    }
+    return list;
+}
+
+/* The iothreads that hostmem_pcow_hold_guest() holds */
+static struct {
+    bool ready;
+    unsigned count;
+    QemuSemaphore parked, left;
+    QemuEvent release;
+} iothreads;
+
+static void park_iothread(void *opaque)
+{
+    qemu_sem_post(&iothreads.parked);
+    qemu_event_wait(&iothreads.release);
+    qemu_sem_post(&iothreads.left);
+}
+
+static int hold_iothread(Object *obj, void *opaque)
+{
+    IOThread *iothread =
+        (IOThread *)object_dynamic_cast(obj, TYPE_IOTHREAD);
+
+    if (iothread) {
+        aio_bh_schedule_oneshot(iothread_get_aio_context(iothread),
+                                park_iothread, NULL);
+        iothreads.count++;
+    }
+    return 0;
+}
+
+/*
+ * vCPUs first, as one of them may be about to submit a request; then the
+ * requests, which need the iothreads to end; then the iothreads, which may be
+ * taking new requests from a queue that the guest filled before.
+ */
+void hostmem_pcow_hold_guest(void)
+{
+    if (runstate_is_running()) {
+        pause_all_vcpus();
+    }
+    bdrv_drain_all_begin();
+    if (!iothreads.ready) {
+        qemu_sem_init(&iothreads.parked, 0);
+        qemu_sem_init(&iothreads.left, 0);
+        qemu_event_init(&iothreads.release, false);
+        iothreads.ready = true;
+    }
+    qemu_event_reset(&iothreads.release);
+    iothreads.count = 0;
+    object_child_foreach(object_get_objects_root(), hold_iothread, NULL);
+    for (unsigned i = 0; i < iothreads.count; i++) {
+        qemu_sem_wait(&iothreads.parked);
+    }
+}
+
+void hostmem_pcow_release_guest(void)
+{
+    qemu_event_set(&iothreads.release);
+    for (unsigned i = 0; i < iothreads.count; i++) {
+        qemu_sem_wait(&iothreads.left);
+    }
+    bdrv_drain_all_end();
+    resume_all_vcpus();
+}
+
+PcowSnapshotCreated *qmp_pcow_snapshot_create(const char *id, const char *name,
+                                              Error **errp)
+{
+    HostMemPcow *pcow = find_pcow(id, errp);
+    PcowSnapshotCreated *result;
+    struct pcow_error error;
+    int64_t start;
+    int ret;
+
+    if (!pcow) {
+        return NULL;
+    }
+    start = get_clock();
+    hostmem_pcow_hold_guest();
+    ret = pcow_snapshot_create(pcow->image, name, &error);
+    hostmem_pcow_release_guest();
+    if (ret < 0) {
+        error_setg(errp, "%s", error.message);
+        return NULL;
+    }
+    result = g_new0(PcowSnapshotCreated, 1);
+    result->pause = get_clock() - start;
+    return result;
+}
+
+bool hostmem_pcow_revert(HostMemPcow *pcow, const char *name, Error **errp)
+{
+    struct pcow_error error;
+
+    if (pcow_snapshot_revert(pcow->image, name, &error) < 0) {
+        error_setg(errp, "%s", error.message);
+        return false;
+    }
+    /* code that the guest ran straight from the image may differ now */
+    if (tcg_enabled()) {
+        tb_flush(first_cpu);
+    }
+    return true;
+}
+
+void qmp_pcow_snapshot_revert(const char *id, const char *name, Error **errp)
+{
+    HostMemPcow *pcow = find_pcow(id, errp);
+    bool ok;
+
+    if (!pcow) {
+        return;
+    }
+    if (runstate_is_running()) {
+        error_setg(errp, "the VM is running: stop it before reverting the "
+                   "pcow image '%s'", pcow_path(pcow->image));
+        return;
+    }
+    hostmem_pcow_hold_guest();
+    ok = hostmem_pcow_revert(pcow, name, errp);
+    hostmem_pcow_release_guest();
+    if (ok) {
+        qemu_system_reset(SHUTDOWN_CAUSE_HOST_QMP_SYSTEM_RESET);
+    }
+}
+
+PcowSnapshotDeleted *qmp_pcow_snapshot_delete(const char *id, const char *name,
+                                              Error **errp)
+{
+    HostMemPcow *pcow = find_pcow(id, errp);
+    PcowSnapshotDeleted *result;
+    struct pcow_error error;
+    uint64_t freed;
+    int ret;
+
+    if (!pcow) {
+        return NULL;
+    }
+    hostmem_pcow_hold_guest();
+    ret = pcow_snapshot_delete(pcow->image, name, &freed, &error);
+    hostmem_pcow_release_guest();
+    if (ret < 0) {
+        error_setg(errp, "%s", error.message);
+        return NULL;
+    }
+    result = g_new0(PcowSnapshotDeleted, 1);
+    result->freed = freed;
+    return result;
+}
+
+typedef struct FlushArgs {
+    HostMemPcow *pcow;
+    Error *err;
+} FlushArgs;
+
+static int flush_worker(void *opaque)
+{
+    FlushArgs *args = opaque;
+
+    return hostmem_pcow_flush(args->pcow, &args->err);
+}
+
+void coroutine_fn qmp_pcow_flush(const char *id, Error **errp)
+{
+    FlushArgs args = { .pcow = find_pcow(id, errp) };
+
+    if (!args.pcow) {
+        return;
+    }
+    object_ref(OBJECT(args.pcow->backend));
+    if (thread_pool_submit_co(flush_worker, &args) < 0) {
+        error_propagate(errp, args.err);
+    }
+    object_unref(OBJECT(args.pcow->backend));
+}

@@ -1,0 +1,415 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * memory-backend-file on a pcow image: open, map, hand out, close.
+ */
+#include "qemu/osdep.h"
+#include <pcow.h>
+#include "system/block-backend.h"
+#include "exec/memory.h"
+#include "exec/ramblock.h"
+#include "hw/virtio/vhost.h"
+#include "qapi/error.h"
+#include "qapi/qapi-events-pcow.h"
+#include "qemu/cutils.h"
+#include "qemu/error-report.h"
+#include "qemu/main-loop.h"
+#include "qom/object_interfaces.h"
+#include "system/hostmem-pcow.h"
+#include "system/kvm.h"
+#include "system/runstate.h"
+#include "system/system.h"
+
+/* "\x89PCOW\r\n\x1a": text tools, line-ending filters and 7-bit paths break it */
+static const uint8_t pcow_magic[8] = {
+    0x89, 'P', 'C', 'O', 'W', '\r', '\n', 0x1a
+};
+
+static bool has_magic(const char *path)
+{
+    uint8_t magic[sizeof(pcow_magic)];
+    struct stat st;
+    bool found;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+
+    if (fd < 0) {
+        return false;
+    }
+    found = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
+            pread(fd, magic, sizeof(magic), 0) == sizeof(magic) &&
+            memcmp(magic, pcow_magic, sizeof(magic)) == 0;
+    close(fd);
+    return found;
+}
+
+bool hostmem_pcow_probe(const HostMemPcow *pcow, const char *path,
+                        bool *is_pcow, Error **errp)
+{
+    *is_pcow = false;
+    if (!path || pcow->format == HOST_MEM_FORMAT_RAW) {
+        return true;
+    }
+    if (pcow->format == HOST_MEM_FORMAT_PCOW) {
+        *is_pcow = true;
+        return true;
+    }
+    if (!g_str_has_suffix(path, ".pcow")) {
+        if (has_magic(path)) {
+            warn_report("'%s' looks like a pcow image but is mapped raw, as "
+                        "its name does not end in .pcow: the guest can "
+                        "overwrite its structures. Give format=pcow to open "
+                        "it as one, or format=raw to silence this", path);
+        }
+        return true;
+    }
+    if (access(path, F_OK) < 0) {
+        error_setg_errno(errp, errno, "pcow image '%s'", path);
+        error_append_hint(errp, "Make it with 'pcow-img create', or give "
+                          "format=raw for a plain memory file.\n");
+        return false;
+    }
+    if (access(path, R_OK) < 0) {
+        error_setg_errno(errp, errno, "pcow image '%s' cannot be read", path);
+        return false;
+    }
+    if (!has_magic(path)) {
+        error_setg(errp, "'%s' is named like a pcow image but does not begin "
+                   "like one; if it was one, see 'pcow-img check'; give "
+                   "format=raw to map it as a plain memory file", path);
+        return false;
+    }
+    *is_pcow = true;
+    return true;
+}
+
+static bool check_options(HostMemoryBackend *backend, const char *path,
+                          uint64_t align, uint64_t offset, bool discard_data,
+                          Error **errp)
+{
+    if (!backend->share) {
+        error_setg(errp, "pcow image '%s' needs share=on: with share=off what "
+                   "the guest writes would be lost (libvirt: access='shared')",
+                   path);
+        return false;
+    }
+    if (offset) {
+        error_setg(errp, "pcow image '%s' is mapped whole: offset must be 0",
+                   path);
+        return false;
+    }
+    if (align > PCOW_SLAB_SIZE || !is_power_of_2(align ?: 1)) {
+        error_setg(errp, "pcow image '%s' is aligned to 2 MiB: leave out "
+                   "align, or give a power of two up to 2M", path);
+        return false;
+    }
+    if (discard_data) {
+        error_setg(errp, "pcow image '%s' cannot be used with "
+                   "discard-data=on, which destroys the data on exit", path);
+        return false;
+    }
+    if (backend->guest_memfd) {
+        error_setg(errp, "pcow image '%s' cannot be memory of a confidential "
+                   "guest", path);
+        return false;
+    }
+    if (kvm_enabled()) {
+        error_setg(errp, "pcow image '%s' needs accel=tcg: KVM reports a "
+                   "store to a page that must be copied first as an error "
+                   "without an address", path);
+        return false;
+    }
+    if (vhost_user_in_use()) {
+        error_setg(errp, "pcow image '%s' cannot be used together with "
+                   "vhost-user devices, which map guest memory by file "
+                   "descriptor", path);
+        return false;
+    }
+    return true;
+}
+
+/* Options that cannot be honoured and do no harm when they are not. */
+static void ignore_options(HostMemoryBackend *backend, const char *path)
+{
+    /* libvirt asks for it with every nvdimm; it would copy the whole base */
+    backend->prealloc = false;
+    /* KSM does not look at file mappings */
+    backend->merge = false;
+    if (backend->policy != HOST_MEM_POLICY_DEFAULT) {
+        warn_report("pcow image '%s' stays on the NUMA node of its pool: "
+                    "host-nodes and policy are ignored", path);
+        backend->policy = HOST_MEM_POLICY_DEFAULT;
+        bitmap_zero(backend->host_nodes, MAX_NODES + 1);
+    }
+}
+
+static bool open_image(HostMemPcow *pcow, const char *path, Error **errp)
+{
+    struct pcow_map_options options = {
+        .engine = (enum pcow_engine)pcow->engine,
+        .full_policy = PCOW_FULL_WAIT,
+    };
+    struct pcow_error error;
+
+    QEMU_BUILD_BUG_ON((int)HOST_MEM_PCOW_ENGINE_UFFD != PCOW_ENGINE_UFFD ||
+                      (int)HOST_MEM_PCOW_ENGINE_SIGNAL != PCOW_ENGINE_SIGNAL);
+
+    if (pcow_open(path, pcow->readonly ? 0 : PCOW_OPEN_WRITE, NULL,
+                  &pcow->image, &error) < 0) {
+        pcow->image = NULL;
+        error_setg(errp, "%s", error.message);
+        return false;
+    }
+    if (pcow->backend->size && pcow->backend->size != pcow_size(pcow->image)) {
+        error_setg(errp, "pcow image '%s' has %" PRIu64 " bytes, but "
+                   "size=%" PRIu64 " is asked for; leave out size, give that "
+                   "of the image, or change the image with 'pcow-img resize'",
+                   path, pcow_size(pcow->image), pcow->backend->size);
+        return false;
+    }
+    if (pcow_map_create(pcow->image, &options, &pcow->map, &error) < 0) {
+        pcow->map = NULL;
+        error_setg(errp, "%s", error.message);
+        return false;
+    }
+    return true;
+}
+
+static void close_image(HostMemPcow *pcow)
+{
+    if (pcow->map) {
+        qemu_set_fd_handler(pcow_map_event_fd(pcow->map), NULL, NULL, NULL);
+        pcow_map_destroy(pcow->map);
+        pcow->map = NULL;
+    }
+    pcow_close(pcow->image);
+    pcow->image = NULL;
+}
+
+/*
+ * The machine keeps its backends until the process is gone, so finalize does
+ * not come.  Threads may still run if exit() was called in the middle of
+ * things; then the memory has to stay, and the kernel drops the lock.
+ */
+static void exit_notify(Notifier *notifier, void *data)
+{
+    HostMemPcow *pcow = container_of(notifier, HostMemPcow, exit);
+    Error *err = NULL;
+
+    if (!pcow->readonly && hostmem_pcow_flush(pcow, &err) < 0) {
+        error_report_err(err);
+    }
+    if (!runstate_is_running()) {
+        pcow->backend->mr.ram_block->pcow = NULL;
+        close_image(pcow);
+    }
+}
+
+static int prepare_buffer(QEMUIOVector *qiov, size_t offset, size_t bytes,
+                          bool is_write);
+
+bool hostmem_pcow_alloc(HostMemPcow *pcow, HostMemoryBackend *backend,
+                        const char *path, bool readonly, uint64_t align,
+                        uint64_t offset, bool discard_data, Error **errp)
+{
+    g_autofree char *name = host_memory_backend_get_name(backend);
+    RAMBlock *block;
+
+    if (!check_options(backend, path, align, offset, discard_data, errp)) {
+        return false;
+    }
+    /*
+     * Pages are replaced under the mapping, as by a discard that nobody
+     * coordinates: what pins guest memory (vfio, vdpa) would go on with the
+     * old ones.
+     */
+    if (ram_block_discard_require(true) < 0) {
+        error_setg(errp, "pcow image '%s' cannot be used together with "
+                   "devices that pin guest memory (vfio, vdpa)", path);
+        return false;
+    }
+    pcow->discard_blocked = true;
+    pcow->backend = backend;
+    pcow->readonly = readonly;
+    if (!open_image(pcow, path, errp)) {
+        close_image(pcow);
+        return false;
+    }
+    ignore_options(backend, path);
+    backend->size = pcow_size(pcow->image);
+    backend->aligned = true;
+
+    memory_region_init_ram_ptr(&backend->mr, OBJECT(backend), name,
+                               backend->size, pcow_map_address(pcow->map));
+    backend->mr.align = PCOW_SLAB_SIZE;
+    memory_region_set_readonly(&backend->mr, readonly);
+    block = backend->mr.ram_block;
+    block->flags |= RAM_SHARED | (readonly ? RAM_READONLY : 0);
+    block->pcow = pcow;
+    blk_prepare_buffer = prepare_buffer;
+
+    pcow->id = g_strdup(object_get_canonical_path_component(OBJECT(backend)));
+    pcow->exit.notify = exit_notify;
+    qemu_add_exit_notifier(&pcow->exit);
+    qemu_set_fd_handler(pcow_map_event_fd(pcow->map),
+                        hostmem_pcow_handle_events, NULL, pcow);
+    hostmem_pcow_vmstate_register(pcow);
+    return true;
+}
+
+void hostmem_pcow_finalize(HostMemPcow *pcow)
+{
+    if (pcow->map) {
+        hostmem_pcow_vmstate_unregister(pcow);
+        qemu_remove_exit_notifier(&pcow->exit);
+    }
+    close_image(pcow);
+    if (pcow->discard_blocked) {
+        ram_block_discard_require(false);
+    }
+    g_free(pcow->id);
+}
+
+int hostmem_pcow_resolve(HostMemPcow *pcow, uint64_t offset, uint64_t length,
+                         bool is_write, bool report)
+{
+    int ret = pcow_map_resolve(pcow->map, offset, length, is_write, NULL);
+
+    if (ret == -ENOSPC && report) {
+        /* nobody waits, so libpcow does not speak of it */
+        qapi_event_send_pcow_error(pcow->id, offset, strerror(ENOSPC));
+    }
+    return ret;
+}
+
+/*
+ * The block layer is about to submit a request.  address_space_map() resolved
+ * the buffer, but since then a snapshot may have write-protected it again: the
+ * request may have waited in a drained queue, or be the retry of one that
+ * failed.  From here on draining waits for it.
+ */
+static int prepare_buffer(QEMUIOVector *qiov, size_t offset, size_t bytes,
+                          bool is_write)
+{
+    RCU_READ_LOCK_GUARD();
+
+    for (int i = 0; i < qiov->niov && bytes; i++) {
+        size_t length = qiov->iov[i].iov_len;
+        ram_addr_t at;
+        RAMBlock *block;
+        int ret;
+
+        if (offset >= length) {
+            offset -= length;
+            continue;
+        }
+        length = MIN(length - offset, bytes);
+        block = qemu_ram_block_from_host(qiov->iov[i].iov_base + offset, false,
+                                         &at);
+        if (block && block->pcow) {
+            ret = hostmem_pcow_resolve(block->pcow, at, length, is_write, true);
+            if (ret < 0) {
+                return ret;
+            }
+        }
+        bytes -= length;
+        offset = 0;
+    }
+    return 0;
+}
+
+int hostmem_pcow_flush(HostMemPcow *pcow, Error **errp)
+{
+    struct pcow_error error;
+    int ret = pcow_map_flush(pcow->map, 0, pcow_size(pcow->image), &error);
+
+    if (ret < 0) {
+        error_setg(errp, "%s", error.message);
+    }
+    return ret;
+}
+
+typedef struct ForeachArgs {
+    HostMemPcowFn *fn;
+    void *opaque;
+    Error **errp;
+    bool ok;
+} ForeachArgs;
+
+static int foreach_object(Object *obj, void *opaque)
+{
+    ForeachArgs *args = opaque;
+    HostMemPcow *pcow;
+
+    if (!object_dynamic_cast(obj, TYPE_MEMORY_BACKEND_FILE)) {
+        return 0;
+    }
+    pcow = hostmem_file_get_pcow(obj);
+    if (!pcow->map) {
+        return 0;
+    }
+    args->ok = args->fn(pcow, args->opaque, args->errp);
+    return !args->ok;
+}
+
+bool hostmem_pcow_foreach(HostMemPcowFn *fn, void *opaque, Error **errp)
+{
+    ForeachArgs args = { fn, opaque, errp, true };
+
+    object_child_foreach(object_get_objects_root(), foreach_object, &args);
+    return args.ok;
+}
+
+static bool refuse_fd_user(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    error_setg(errp, "%s cannot be used together with the pcow image '%s' "
+               "(memory backend '%s'), whose pages change their place in the "
+               "file; use an emulated device, or a raw memory file",
+               (const char *)opaque, pcow_path(pcow->image), pcow->id);
+    return false;
+}
+
+bool hostmem_pcow_check_no_fd_user(const char *user, Error **errp)
+{
+    return hostmem_pcow_foreach(refuse_fd_user, (void *)user, errp);
+}
+
+static int get_format(Object *obj, Error **errp)
+{
+    return hostmem_file_get_pcow(obj)->format;
+}
+
+static void set_format(Object *obj, int value, Error **errp)
+{
+    if (host_memory_backend_mr_inited(MEMORY_BACKEND(obj))) {
+        error_setg(errp, "cannot change property 'format'");
+        return;
+    }
+    hostmem_file_get_pcow(obj)->format = value;
+}
+
+static int get_engine(Object *obj, Error **errp)
+{
+    return hostmem_file_get_pcow(obj)->engine;
+}
+
+static void set_engine(Object *obj, int value, Error **errp)
+{
+    if (host_memory_backend_mr_inited(MEMORY_BACKEND(obj))) {
+        error_setg(errp, "cannot change property 'pcow-engine'");
+        return;
+    }
+    hostmem_file_get_pcow(obj)->engine = value;
+}
+
+void hostmem_pcow_class_init(ObjectClass *oc)
+{
+    object_class_property_add_enum(oc, "format", "HostMemFormat",
+                                   &HostMemFormat_lookup,
+                                   get_format, set_format);
+    object_class_property_set_description(oc, "format",
+        "raw, pcow, or auto: pcow if mem-path ends in .pcow");
+    object_class_property_add_enum(oc, "pcow-engine", "HostMemPcowEngine",
+                                   &HostMemPcowEngine_lookup,
+                                   get_engine, set_engine);
+    object_class_property_set_description(oc, "pcow-engine",
+        "How accesses to pages not yet in the pcow image are caught");
+}

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * memory-backend-file on a pcow image: a chain of images mapped as guest
+ * memory by libpcow.
+ *
+ * A RAM block of such a backend has RAMBlock.pcow set; that, and not the kind
+ * of device in front of it, is how the rest of QEMU recognises it.
+ */
+#ifndef SYSTEM_HOSTMEM_PCOW_H
+#define SYSTEM_HOSTMEM_PCOW_H
+
+#include "qapi/qapi-types-qom.h"
+#include "migration/vmstate.h"
+#include "qemu/notify.h"
+#include "system/hostmem.h"
+
+/* What a VM state records of an image, and loading it checks. */
+typedef struct HostMemPcowIdentity {
+    uint8_t uuid[16];
+    uint64_t size;              /* bytes */
+    uint64_t generation;        /* of a read-only image, else 0 */
+    uint32_t snapshot_id;       /* of a writable image, else 0 */
+} HostMemPcowIdentity;
+
+typedef struct HostMemPcow {
+    /* properties of memory-backend-file */
+    HostMemFormat format;
+    HostMemPcowEngine engine;
+
+    /* what hostmem_pcow_alloc() opened; map is NULL without a pcow image */
+    HostMemoryBackend *backend;
+    struct pcow_image *image;
+    struct pcow_map *map;
+    char *id;
+    bool readonly;
+    bool discard_blocked;
+    Notifier exit;
+
+    /* hostmem-pcow-savevm.c */
+    VMStateDescription vmstate;
+    HostMemPcowIdentity identity;
+    uint32_t snapshot_id;       /* being saved or loaded */
+    bool created;               /* by the savevm under way */
+    bool verified;              /* by the loadvm under way */
+} HostMemPcow;
+
+/* ---- hostmem-file.c ---- */
+
+HostMemPcow *hostmem_file_get_pcow(Object *backend);
+
+/* ---- hostmem-pcow.c ---- */
+
+void hostmem_pcow_class_init(ObjectClass *oc);
+
+/*
+ * Is @path to be opened as a pcow image?  By the format property, or by name
+ * and magic together; never by content alone, which belongs to the guest.
+ * Returns false with @errp set if it is named like one but is none.
+ */
+bool hostmem_pcow_probe(const HostMemPcow *pcow, const char *path,
+                        bool *is_pcow, Error **errp);
+bool hostmem_pcow_alloc(HostMemPcow *pcow, HostMemoryBackend *backend,
+                        const char *path, bool readonly, uint64_t align,
+                        uint64_t offset, bool discard_data, Error **errp);
+void hostmem_pcow_finalize(HostMemPcow *pcow);
+
+/*
+ * Make a range of the RAM block accessible to the host kernel, which gets
+ * EFAULT from a page that a store of our own would have made writable.
+ * Returns 0, or -errno if the access must fail; then, if @report, an event
+ * says so.  Any thread.
+ */
+int hostmem_pcow_resolve(HostMemPcow *pcow, uint64_t offset, uint64_t length,
+                         bool is_write, bool report);
+/* Make everything stored so far durable.  Returns 0 or -errno.  Any thread. */
+int hostmem_pcow_flush(HostMemPcow *pcow, Error **errp);
+
+/* Call @fn for each pcow backend until it returns false; returns the last. */
+typedef bool HostMemPcowFn(HostMemPcow *pcow, void *opaque, Error **errp);
+bool hostmem_pcow_foreach(HostMemPcowFn *fn, void *opaque, Error **errp);
+
+/* Fails if there is a pcow backend, which @user cannot be given access to. */
+bool hostmem_pcow_check_no_fd_user(const char *user, Error **errp);
+
+/* ---- hostmem-pcow-qmp.c ---- */
+
+void hostmem_pcow_handle_events(void *pcow);
+/*
+ * Nobody may store to an image while its pages change owner: vCPUs, iothreads
+ * and block requests are held.  The run state stays what it is, so that
+ * management sees no stop and no resume.
+ */
+void hostmem_pcow_hold_guest(void);
+void hostmem_pcow_release_guest(void);
+/* Revert the image and forget what was derived from its contents. */
+bool hostmem_pcow_revert(HostMemPcow *pcow, const char *name, Error **errp);
+
+/* ---- hostmem-pcow-savevm.c ---- */
+
+void hostmem_pcow_vmstate_register(HostMemPcow *pcow);
+void hostmem_pcow_vmstate_unregister(HostMemPcow *pcow);
+
+/* Fails if there is a pcow backend: its contents are in no migration stream. */
+bool hostmem_pcow_check_migration(Error **errp);
+/* The pcow side of savevm, loadvm and delvm: all images or none. */
+bool hostmem_pcow_all_create_snapshot(const char *name, Error **errp);
+void hostmem_pcow_all_undo_snapshot(const char *name);
+bool hostmem_pcow_all_delete_snapshot(const char *name, Error **errp);
+bool hostmem_pcow_all_have_snapshot(const char *name, Error **errp);
+bool hostmem_pcow_all_revert_snapshot(const char *name, Error **errp);
+/* After loadvm: fails if the VM state did not vouch for every image. */
+bool hostmem_pcow_all_verified(Error **errp);
+
+#endif

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "command.h"
+#include "json_output.h"
+#include "options.h"
+#include "report.h"
+#include "size.h"
+
+/* Exit codes, those of qemu-img. */
+enum { CLEAN = 0, NOT_CHECKED = 1, CORRUPTED = 2, LEAKING = 3, UNSUPPORTED = 63 };
+
+enum repair { REPAIR_NOTHING, REPAIR_LEAKS, REPAIR_ALL };
+
+struct check_request {
+    enum repair repair;
+    bool json, quiet, force_share;
+};
+
+struct finding_list {
+    json_object *array;                        /* NULL: print them */
+    bool quiet;
+};
+
+static void note_finding(void *opaque, enum pcow_finding_kind kind, const char *message)
+{
+    static const char *const kinds[] = {
+        [PCOW_FINDING_CORRUPTION] = "corruption", [PCOW_FINDING_LEAK] = "leak", [PCOW_FINDING_NOTE] = "note",
+    };
+    static const char *const prefixes[] = {
+        [PCOW_FINDING_CORRUPTION] = "ERROR", [PCOW_FINDING_LEAK] = "Leaked", [PCOW_FINDING_NOTE] = "Note",
+    };
+    struct finding_list *list = opaque;
+
+    if (list->array) {
+        json_object *object = json_object_new_object();
+
+        json_put_text(object, "kind", kinds[kind]);
+        json_put_text(object, "message", message);
+        json_object_array_add(list->array, object);
+    } else if (!list->quiet) {
+        printf("%s: ", prefixes[kind]);
+        print_text(message);
+        putchar('\n');
+    }
+}
+
+static void print_result(const struct pcow_check_result *result)
+{
+    uint64_t corruptions = result->corruptions - result->corruptions_fixed, leaks = result->leaks - result->leaks_fixed;
+    char text[SIZE_TEXT_LENGTH];
+
+    if (result->corruptions_fixed || result->leaks_fixed) {
+        printf("The following inconsistencies were found and repaired:\n\n    %" PRIu64 " leaked slabs\n    %" PRIu64
+               " corruptions\n\n", result->leaks_fixed, result->corruptions_fixed);
+    }
+    if (result->lost_size) {
+        printf("%s of guest data were lost.\n", format_size(result->lost_size, text));
+    }
+    if (corruptions) {
+        printf("\n%" PRIu64 " errors were found on the image.\n"
+               "Data may be corrupted, or further writes to the image may corrupt it.\n", corruptions);
+    }
+    if (leaks) {
+        printf("\n%" PRIu64 " leaked slabs were found on the image.\n"
+               "This means waste of disk space, but no harm to data.\n", leaks);
+    }
+    if (!corruptions && !leaks) {
+        puts("No errors were found on the image.");
+    }
+    printf("%" PRIu64 "/%" PRIu64 " slabs in use\n", result->slabs_used, result->slabs);
+}
+
+static int print_json(const char *path, const struct pcow_check_result *result, json_object *findings)
+{
+    json_object *object = json_object_new_object();
+
+    json_put_text(object, "filename", path);
+    json_put_text(object, "format", "pcow");
+    json_put_size(object, "check-errors", 0);
+    json_put_size(object, "corruptions", result->corruptions);
+    json_put_size(object, "corruptions-fixed", result->corruptions_fixed);
+    json_put_size(object, "leaks", result->leaks);
+    json_put_size(object, "leaks-fixed", result->leaks_fixed);
+    json_put_size(object, "lost-size", result->lost_size);
+    json_put_size(object, "slabs", result->slabs);
+    json_put_size(object, "slabs-used", result->slabs_used);
+    json_object_object_add(object, "findings", findings);
+    return json_print(object);
+}
+
+/* "-r leaks" must not touch anything else, and repair does everything: so it runs only where nothing else is wrong. */
+static int check_image(const char *path, const struct check_request *request, struct finding_list *list,
+                       struct pcow_check_result *result, struct pcow_error *error)
+{
+    unsigned flags = request->force_share ? PCOW_CHECK_FORCE_SHARE : 0;
+
+    if (request->repair == REPAIR_LEAKS) {
+        struct finding_list unseen = {.quiet = true};
+        int r = pcow_check(path, 0, note_finding, &unseen, result, error);
+
+        if (r) {
+            return r;
+        }
+        if (result->corruptions == 0) {
+            flags |= PCOW_CHECK_REPAIR;
+        } else {
+            note_finding(list, PCOW_FINDING_NOTE, "nothing was repaired: there are corruptions, which need '-r all'");
+        }
+    } else if (request->repair == REPAIR_ALL) {
+        flags |= PCOW_CHECK_REPAIR;
+    }
+    memset(result, 0, sizeof(*result));
+    return pcow_check(path, flags, note_finding, list, result, error);
+}
+
+static int check(const char *path, const struct check_request *request)
+{
+    struct finding_list list = {.array = request->json ? json_object_new_array() : NULL, .quiet = request->quiet};
+    struct pcow_check_result result = {0};
+    struct pcow_error error;
+    int r = check_image(path, request, &list, &result, &error);
+
+    if (r) {
+        json_object_put(list.array);
+        report_error(&error);
+        return r == -ENOTSUP ? UNSUPPORTED : NOT_CHECKED;
+    }
+    if (request->json) {
+        if (print_json(path, &result, list.array)) {
+            return NOT_CHECKED;
+        }
+    } else if (!request->quiet) {
+        print_result(&result);
+    }
+    if (result.corruptions > result.corruptions_fixed) {
+        return CORRUPTED;
+    }
+    return result.leaks > result.leaks_fixed ? LEAKING : CLEAN;
+}
+
+static int run(int argc, char **argv)
+{
+    enum { OUTPUT = 256 };
+    static const struct option names[] = {
+        HELP_OPTION, {"output", required_argument, NULL, OUTPUT}, {"repair", required_argument, NULL, 'r'},
+        {"force-share", no_argument, NULL, 'U'}, END_OF_OPTIONS,
+    };
+    struct check_request request = {0};
+    const char *path, *format = "pcow";
+    int option;
+
+    while ((option = next_option(argc, argv, ":hqUf:r:", names)) != -1) {
+        switch (option) {
+        case 'h': return command_help(&check_command, stdout);
+        case 'q': request.quiet = true; break;
+        case 'U': request.force_share = true; break;
+        case 'f': format = optarg; break;
+        case 'r':
+            request.repair = !strcmp(optarg, "leaks") ? REPAIR_LEAKS : REPAIR_ALL;
+            if (strcmp(optarg, "leaks") && strcmp(optarg, "all")) {
+                report("check: -r takes 'leaks' or 'all', not '%s'", optarg);
+                return NOT_CHECKED;
+            }
+            break;
+        case OUTPUT:
+            if (!parse_output(optarg, &request.json)) {
+                return NOT_CHECKED;
+            }
+            break;
+        default: return NOT_CHECKED;
+        }
+    }
+    path = only_operand(&check_command, argc, argv);
+    if (!path) {
+        return NOT_CHECKED;
+    }
+    if (strcmp(format, "pcow")) {
+        report("%s: format '%s' does not support checks; only pcow does", path, format);
+        return UNSUPPORTED;
+    }
+    if (request.repair != REPAIR_NOTHING && request.force_share) {
+        report("check: -r cannot be used with -U: a repair needs the image for itself");
+        return NOT_CHECKED;
+    }
+    return check(path, &request);
+}
+
+const struct command check_command = {
+    .name = "check",
+    .arguments = "[-q] [-U] [-f pcow] [--output human|json] [-r leaks|all] FILE",
+    .summary = "Look for damage in an image file, and repair it",
+    .help = "  -r leaks                   give back lost space, if nothing worse is found\n"
+            "  -r all                     repair everything that can be\n"
+            "  -U, --force-share          take no lock: also while the image is in use (findings may then be false)\n"
+            "  -q                         print nothing\n"
+            "  -f pcow                    the format (there is no other)\n"
+            "  --output human|json        default: human\n"
+            "Exit code: 0 clean or repaired, 1 not checked, 2 corrupted, 3 leaks only, 63 format without checks.\n",
+    .run = run,
+};

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "format/target.h"
+#include "report.h"
+
+struct pcow_target {
+    struct target target;
+    pcow_image *image;
+};
+
+static int write_image(struct target *target, uint64_t offset, const void *buffer, size_t length, struct pcow_error *error)
+{
+    return pcow_write(((struct pcow_target *)target)->image, offset, buffer, length, error);
+}
+
+static int zero_image(struct target *target, uint64_t offset, uint64_t length, struct pcow_error *error)
+{
+    return pcow_write_zeroes(((struct pcow_target *)target)->image, offset, length, error);
+}
+
+static int finish_image(struct target *target, struct pcow_error *error)
+{
+    return pcow_flush(((struct pcow_target *)target)->image, error);
+}
+
+static void close_image(struct target *target)
+{
+    struct pcow_target *pcow = (struct pcow_target *)target;
+
+    pcow_close(pcow->image);
+    free(pcow);
+}
+
+int pcow_target_open(const struct target_options *options, struct target **target, struct pcow_error *error)
+{
+    static const struct target_operations operations = {write_image, zero_image, finish_image, close_image};
+    const struct pcow_create_options create = {
+        .virtual_size = options->size, .cluster_size = options->cluster_size, .base = options->base,
+        .base_snapshot = options->base_snapshot,
+    };
+    struct pcow_target *pcow;
+    int r = options->existing ? 0 : pcow_create(options->path, &create, error);
+
+    if (r) {
+        return r;
+    }
+    pcow = calloc(1, sizeof(*pcow));
+    if (!pcow) {
+        return fail(error, -ENOMEM, "out of memory");
+    }
+    r = pcow_open(options->path, PCOW_OPEN_WRITE, NULL, &pcow->image, error);
+    if (r) {
+        free(pcow);
+        return r;
+    }
+    pcow->target.operations = &operations;
+    pcow->target.size = pcow_size(pcow->image);
+    *target = &pcow->target;
+    return 0;
+}

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <inttypes.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "format/nbd.h"
+#include "format/qcow2_header.h"
+#include "format/target.h"
+#include "interrupt.h"
+#include "report.h"
+
+struct qcow2_target {
+    struct target target;
+    struct nbd_handle *nbd;
+};
+
+static int write_image(struct target *target, uint64_t offset, const void *buffer, size_t length, struct pcow_error *error)
+{
+    struct qcow2_target *qcow2 = (struct qcow2_target *)target;
+    sigset_t old;
+    int r;
+
+    interrupt_hold(&old);
+    r = nbd_pwrite(qcow2->nbd, buffer, length, offset, 0);
+    interrupt_release(&old);
+    return r ? nbd_fail(target->path, "write it", error) : 0;
+}
+
+static int zero_image(struct target *target, uint64_t offset, uint64_t length, struct pcow_error *error)
+{
+    const uint64_t limit = UINT64_C(1) << 30;  /* a length must fit into 32 bits */
+    struct qcow2_target *qcow2 = (struct qcow2_target *)target;
+    sigset_t old;
+
+    while (length) {
+        uint64_t n = length < limit ? length : limit;
+        int r;
+
+        interrupt_hold(&old);
+        r = nbd_zero(qcow2->nbd, n, offset, 0);
+        interrupt_release(&old);
+        if (r) {
+            return nbd_fail(target->path, "write zeros to it", error);
+        }
+        offset += n;
+        length -= n;
+    }
+    return 0;
+}
+
+static int finish_image(struct target *target, struct pcow_error *error)
+{
+    struct qcow2_target *qcow2 = (struct qcow2_target *)target;
+    sigset_t old;
+    int r;
+
+    interrupt_hold(&old);
+    r = nbd_flush(qcow2->nbd, 0) || nbd_shutdown(qcow2->nbd, 0);
+    interrupt_release(&old);
+    if (r) {
+        return nbd_fail(target->path, "flush it", error);
+    }
+    return 0;
+}
+
+static void close_image(struct target *target)
+{
+    struct qcow2_target *qcow2 = (struct qcow2_target *)target;
+
+    nbd_close(qcow2->nbd);
+    free(qcow2);
+}
+
+static int create(const struct target_options *options, struct pcow_error *error)
+{
+    char size[24], *arguments[12] = {"qemu-img", "create", "-q", "-f", "qcow2"};
+    unsigned count = 5;
+    int status, r;
+    pid_t child;
+
+    snprintf(size, sizeof(size), "%" PRIu64, options->size);
+    if (options->qcow2_options) {
+        arguments[count++] = "-o";
+        arguments[count++] = (char *)options->qcow2_options;
+    }
+    arguments[count++] = "--";
+    arguments[count++] = (char *)options->path;
+    arguments[count] = size;
+    r = posix_spawnp(&child, "qemu-img", NULL, NULL, arguments, environ);
+    if (r) {
+        return fail(error, -r, "%s: cannot run qemu-img (package qemu-utils), which makes qcow2 images: %s",
+                    options->shown_path, strerror(r));
+    }
+    while (waitpid(child, &status, 0) < 0) {
+        if (errno != EINTR) {
+            return fail(error, -errno, "cannot wait for qemu-img: %s", strerror(errno));
+        }
+    }
+    return status ? fail(error, -EIO, "%s: qemu-img could not create it as qcow2", options->shown_path) : 0;
+}
+
+int qcow2_target_open(const struct target_options *options, struct target **target, struct pcow_error *error)
+{
+    static const struct target_operations operations = {write_image, zero_image, finish_image, close_image};
+    const struct nbd_server_options server = {.path = options->path, .writable = true};
+    struct qcow2_target *qcow2;
+    int64_t size;
+    int r = options->existing ? qcow2_check_header(options->path, error) : create(options, error);
+
+    if (r) {
+        return r;
+    }
+    qcow2 = calloc(1, sizeof(*qcow2));
+    if (!qcow2) {
+        return fail(error, -ENOMEM, "out of memory");
+    }
+    r = nbd_serve(&server, &qcow2->nbd, error);
+    if (r) {
+        free(qcow2);
+        return r;
+    }
+    size = nbd_get_size(qcow2->nbd);
+    if (size < 0) {
+        r = nbd_fail(options->shown_path, "find its size", error);
+        close_image(&qcow2->target);
+        return r;
+    }
+    qcow2->target.operations = &operations;
+    qcow2->target.size = (uint64_t)size;
+    *target = &qcow2->target;
+    return 0;
+}

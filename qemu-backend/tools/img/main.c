@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* pcow-img: the tool for image files, with qemu-img's conventions. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "command.h"
+#include "interrupt.h"
+#include "report.h"
+
+static const struct command *const commands[] = {
+    &check_command,   &commit_command, &compare_command, &convert_command, &create_command,   &info_command,   &map_command,
+    &measure_command, &probe_command,  &rebase_command,  &resize_command,  &seal_command,     &snapshot_command,
+    &unseal_command,
+};
+
+static const size_t command_count = sizeof(commands) / sizeof(commands[0]);
+
+int command_help(const struct command *command, FILE *stream)
+{
+    fprintf(stream, "usage: pcow-img %s %s\n%s\n\n%s", command->name, command->arguments, command->summary, command->help);
+    fputs("  -h, --help                 this text\n", stream);
+    return EXIT_SUCCESS;
+}
+
+const char *only_operand(const struct command *command, int argc, char **argv)
+{
+    extern int optind;
+
+    if (optind != argc - 1) {
+        report("%s: expecting one image file name; usage: pcow-img %s %s", command->name, command->name,
+               command->arguments);
+        return NULL;
+    }
+    return argv[optind];
+}
+
+static int help(void)
+{
+    puts("usage: pcow-img [-h | --help | -V | --version] COMMAND [OPTION]... [OPERAND]...\n"
+         "Work on pcow images: virtual machine images for persistent memory.\n\nCommands:");
+    for (size_t i = 0; i < command_count; i++) {
+        printf("  %-9s %s\n", commands[i]->name, commands[i]->summary);
+    }
+    puts("\n'pcow-img COMMAND --help' shows the options of a command.\n"
+         "Formats: pcow (format 2), pcow1 (format 1, read-only), raw, qcow2. A format is never guessed from content.\n"
+         "Sizes: a number of bytes, or with k, M, G, T, P, E for powers of 1024.");
+    return EXIT_SUCCESS;
+}
+
+static int version(void)
+{
+    printf("pcow-img version %s\n", pcow_version());
+    return EXIT_SUCCESS;
+}
+
+int main(int argc, char **argv)
+{
+    const char *name = argc > 1 ? argv[1] : NULL;
+
+    if (!name) {
+        report("expecting a command; see 'pcow-img --help'");
+        return EXIT_FAILURE;
+    }
+    if (!strcmp(name, "-h") || !strcmp(name, "--help") || !strcmp(name, "help")) {
+        return help();
+    }
+    if (!strcmp(name, "-V") || !strcmp(name, "--version")) {
+        return version();
+    }
+    for (size_t i = 0; i < command_count; i++) {
+        if (strcmp(name, commands[i]->name)) {
+            continue;
+        }
+        if (argc > 2 && !strcmp(argv[2], "--version")) {
+            return version();
+        }
+        return interrupt_obey(commands[i]->run(argc - 1, argv + 1));
+    }
+    report("command '%s' is not known; see 'pcow-img --help'", name);
+    return EXIT_FAILURE;
+}

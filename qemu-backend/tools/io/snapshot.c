@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* snapshot: on the open image, and so under its map, as a running VM does it. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "command.h"
+#include "report.h"
+#include "size.h"
+
+static int list(pcow_image *image, struct pcow_error *error)
+{
+    struct pcow_snapshot *snapshots;
+    size_t count;
+    int r = pcow_snapshot_list(image, &snapshots, &count, error);
+
+    if (r) {
+        return r;
+    }
+    for (size_t i = 0; i < count; i++) {
+        char size[SIZE_TEXT_LENGTH];
+
+        printf("%" PRIu32 " (on %" PRIu32 "), %s%s: ", snapshots[i].id, snapshots[i].parent_id,
+               format_size_decimals((double)snapshots[i].data_size, size), snapshots[i].current ? ", current" : "");
+        print_text(snapshots[i].name);
+        putchar('\n');
+    }
+    free(snapshots);
+    return 0;
+}
+
+static int delete(pcow_image *image, const char *name, struct pcow_error *error)
+{
+    uint64_t freed;
+
+    return pcow_snapshot_delete(image, name, &freed, error);
+}
+
+static bool run_snapshot(struct session *session, const struct command *command, int argc, char **argv)
+{
+    static const struct {
+        const char *name;
+        int (*run)(pcow_image *image, const char *name, struct pcow_error *error);
+    } actions[] = {{"create", pcow_snapshot_create}, {"revert", pcow_snapshot_revert}, {"delete", delete}};
+    struct pcow_error error;
+
+    if (argc == 2 && !strcmp(argv[1], "list")) {
+        return list(session->image, &error) ? command_failed(command, &error) : true;
+    }
+    for (size_t i = 0; argc == 3 && i < sizeof(actions) / sizeof(actions[0]); i++) {
+        if (!strcmp(argv[1], actions[i].name)) {
+            return actions[i].run(session->image, argv[2], &error) ? command_failed(command, &error) : true;
+        }
+    }
+    report("usage: snapshot %s", command->arguments);
+    return false;
+}
+
+const struct command snapshot_commands[] = {
+    {"snapshot", NULL, "create NAME | revert NAME | delete NAME | list", "snapshots of the open image", NULL, 1, 2,
+     run_snapshot},
+    {0},
+};

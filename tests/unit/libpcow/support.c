@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include "support.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char directory[256];
+
+int scratch_setup(void **state)
+{
+    const char *top = getenv("TMPDIR");
+    struct stat st;
+
+    (void)state;
+    if (!top)
+        top = stat("/dev/shm", &st) == 0 ? "/dev/shm" : "/tmp";
+    snprintf(directory, sizeof directory, "%s/pcow-test-XXXXXX", top);
+    return mkdtemp(directory) ? 0 : -1;
+}
+
+int scratch_teardown(void **state)
+{
+    DIR *dir = opendir(directory);
+    struct dirent *entry;
+
+    (void)state;
+    while (dir && (entry = readdir(dir)))
+        if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, ".."))
+            unlinkat(dirfd(dir), entry->d_name, 0);
+    if (dir)
+        closedir(dir);
+    return rmdir(directory);
+}
+
+const char *scratch_directory(void)
+{
+    return directory;
+}
+
+const char *scratch(const char *name)
+{
+    static char path[8][512];
+    static unsigned turn;
+
+    turn = (turn + 1) % 8;
+    snprintf(path[turn], sizeof path[turn], "%s/%s", directory, name);
+    return path[turn];
+}
+
+pcow_image *must_open(const char *path, unsigned flags)
+{
+    pcow_image *image;
+
+    MUST(pcow_open(path, flags, NULL, &image, &error));
+    return image;
+}
+
+pcow_image *must_create(const char *path, uint64_t size, uint64_t cluster_size, const char *base)
+{
+    struct pcow_create_options options = {.virtual_size = size, .cluster_size = cluster_size, .base = base};
+
+    MUST(pcow_create(path, &options, &error));
+    return must_open(path, PCOW_OPEN_WRITE);
+}
+
+static void print_finding(void *opaque, enum pcow_finding_kind kind, const char *message)
+{
+    (void)opaque;
+    print_error("finding %d: %s\n", (int)kind, message);
+}
+
+void must_be_clean(const char *path)
+{
+    struct pcow_check_result result;
+
+    MUST(pcow_check(path, 0, print_finding, NULL, &result, &error));
+    assert_int_equal(result.corruptions, 0);
+    assert_int_equal(result.leaks, 0);
+}
+
+void assert_reads(pcow_image *image, uint64_t offset, const void *expected, size_t length)
+{
+    unsigned char *buffer = malloc(length ? length : 1);
+
+    assert_non_null(buffer);
+    MUST(pcow_read(image, offset, buffer, length, &error));
+    for (size_t i = 0; i < length; i++)
+        if (buffer[i] != ((const unsigned char *)expected)[i])
+            fail_msg("byte %llu is %02x, not %02x", (unsigned long long)(offset + i), buffer[i], ((const unsigned char *)expected)[i]);
+    free(buffer);
+}
+
+/* xorshift64*: Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled". */
+uint64_t random_next(uint64_t *seed)
+{
+    *seed ^= *seed >> 12;
+    *seed ^= *seed << 25;
+    *seed ^= *seed >> 27;
+    return *seed * UINT64_C(2685821657736338717);
+}
+
+uint64_t random_seed(void)
+{
+    const char *text = getenv("PCOW_TEST_SEED");
+
+    return text ? strtoull(text, NULL, 0) | 1 : UINT64_C(0x5eed0123456789);
+}
+
+unsigned test_steps(unsigned standard)
+{
+    const char *text = getenv("PCOW_TEST_STEPS");
+
+    return text ? (unsigned)strtoul(text, NULL, 0) : standard;
+}
+
+void fill_pattern(void *buffer, size_t length, uint64_t *seed)
+{
+    unsigned char *bytes = buffer;
+
+    for (size_t i = 0; i < length; i += 8) {
+        uint64_t value = random_next(seed);
+
+        memcpy(bytes + i, &value, length - i < 8 ? length - i : 8);
+    }
+}

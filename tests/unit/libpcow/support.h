@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* What the C tests share: a scratch directory, calls that must succeed, a small random generator. */
+#ifndef PCOW_TEST_SUPPORT_H
+#define PCOW_TEST_SUPPORT_H
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "pcow.h"
+
+#define MIB (UINT64_C(1) << 20)
+#define KIB (UINT64_C(1) << 10)
+
+/* Call f(..., &error) and fail the test with the library's message if it returns an error. */
+#define MUST(call)                                                                    \
+    do {                                                                              \
+        struct pcow_error error = {0};                                                \
+        int must_result = (call);                                                     \
+                                                                                      \
+        if (must_result)                                                              \
+            fail_msg("%s: %s (%d)", #call, error.message, must_result);               \
+    } while (0)
+
+/* Call f(..., &error) and fail the test unless it returns this error and a message. */
+#define MUST_FAIL(expected, call)                                                     \
+    do {                                                                              \
+        struct pcow_error error = {0};                                                \
+        int must_result = (call);                                                     \
+                                                                                      \
+        if (must_result != (expected))                                                \
+            fail_msg("%s: returned %d, not %d: %s", #call, must_result, (expected), error.message); \
+        assert_int_equal(error.code, (expected));                                     \
+        assert_true(error.message[0] != 0);                                           \
+    } while (0)
+
+/* A directory of its own for each test, on TMPDIR or /dev/shm; removed with all in it by the teardown. */
+int scratch_setup(void **state);
+int scratch_teardown(void **state);
+/* path of name in the scratch directory; a few static buffers take turns */
+const char *scratch(const char *name);
+const char *scratch_directory(void);
+
+pcow_image *must_open(const char *path, unsigned flags);
+pcow_image *must_create(const char *path, uint64_t size, uint64_t cluster_size, const char *base);
+/* No finding at all, or the test fails with what was found. */
+void must_be_clean(const char *path);
+void assert_reads(pcow_image *image, uint64_t offset, const void *expected, size_t length);
+
+uint64_t random_next(uint64_t *seed);
+/* PCOW_TEST_SEED or a fixed one; printed by the tests so that a failure can be repeated. */
+uint64_t random_seed(void);
+unsigned test_steps(unsigned standard);    /* PCOW_TEST_STEPS overrides */
+void fill_pattern(void *buffer, size_t length, uint64_t *seed);
+
+#endif

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* Snapshots beyond what the random model covers: the shape of the tree, VM state, sizes, limits, overlays on a snapshot. */
+#include "support.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void put(pcow_image *image, uint64_t offset, const char *text)
+{
+    MUST(pcow_write(image, offset, text, strlen(text) + 1, &error));
+}
+
+static const struct pcow_snapshot *find(const struct pcow_snapshot *list, size_t count, const char *name)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(list[i].name, name) == 0)
+            return &list[i];
+    return NULL;
+}
+
+static void test_tree_keeps_every_branch(void **state)
+{
+    pcow_image *image = must_create(scratch("t"), 8 * MIB, 0, NULL), *view;
+    struct pcow_snapshot *list;
+    size_t count;
+
+    (void)state;
+    put(image, 0, "a");
+    MUST(pcow_snapshot_create(image, "a", &error));
+    put(image, 0, "b");
+    MUST(pcow_snapshot_create(image, "b", &error));
+    MUST(pcow_snapshot_revert(image, "a", &error));
+    put(image, 0, "c");
+    MUST(pcow_snapshot_create(image, "c", &error));
+    MUST(pcow_snapshot_list(image, &list, &count, &error));
+    assert_int_equal(count, 3);
+    assert_int_equal(find(list, count, "a")->parent_id, 0);
+    assert_int_equal(find(list, count, "b")->parent_id, find(list, count, "a")->id);
+    assert_int_equal(find(list, count, "c")->parent_id, find(list, count, "a")->id);
+    assert_true(find(list, count, "c")->current);
+    assert_false(find(list, count, "b")->current);
+    assert_int_equal(find(list, count, "b")->data_size, 4096);
+    free(list);
+    /* A fork of the tree: deleting the fork point keeps what both branches need. */
+    MUST(pcow_snapshot_delete(image, "a", NULL, &error));
+    MUST(pcow_snapshot_list(image, &list, &count, &error));
+    assert_int_equal(count, 2);
+    assert_int_equal(find(list, count, "b")->parent_id, 0);
+    free(list);
+    pcow_close(image);
+    must_be_clean(scratch("t"));
+    for (const char *name = "b"; *name <= 'c'; name = *name == 'b' ? "c" : "d") {
+        MUST(pcow_open(scratch("t"), 0, name, &view, &error));
+        assert_reads(view, 0, name, 2);
+        pcow_close(view);
+    }
+    MUST_FAIL(-ENOENT, pcow_open(scratch("t"), 0, "a", &view, &error));
+}
+
+static void test_delete_gives_space_back(void **state)
+{
+    pcow_image *image = must_create(scratch("t"), 32 * MIB, 0, NULL);
+    char *bytes = malloc(8 * MIB);
+    struct pcow_info before, after;
+    uint64_t freed;
+
+    (void)state;
+    assert_non_null(bytes);
+    memset(bytes, 1, 8 * MIB);
+    MUST(pcow_write(image, 0, bytes, 8 * MIB, &error));
+    MUST(pcow_snapshot_create(image, "s", &error));
+    MUST(pcow_write(image, 4 * MIB, bytes, 8 * MIB, &error));
+    pcow_get_info(image, &before);
+    MUST(pcow_snapshot_delete(image, "s", &freed, &error));
+    pcow_get_info(image, &after);
+    assert_int_equal(freed, 4 * MIB);                   /* what both held */
+    assert_int_equal(before.allocated_size - after.allocated_size, 4 * MIB);
+    assert_int_equal(after.data_size, 12 * MIB);
+    free(bytes);
+    pcow_close(image);
+    must_be_clean(scratch("t"));
+}
+
+static void test_names(void **state)
+{
+    pcow_image *image = must_create(scratch("t"), 4 * MIB, 0, NULL);
+    char name[PCOW_SNAPSHOT_NAME_SIZE + 1];
+
+    (void)state;
+    memset(name, 'n', sizeof name);
+    name[PCOW_SNAPSHOT_NAME_SIZE] = 0;
+    MUST_FAIL(-EINVAL, pcow_snapshot_create(image, name, &error));
+    MUST_FAIL(-EINVAL, pcow_snapshot_create(image, "", &error));
+    MUST_FAIL(-EINVAL, pcow_snapshot_create(image, "two\nlines", &error));
+    name[PCOW_SNAPSHOT_NAME_SIZE - 1] = 0;
+    MUST(pcow_snapshot_create(image, name, &error));
+    MUST_FAIL(-ENOENT, pcow_snapshot_rename(image, "x", "y", &error));
+    MUST(pcow_snapshot_rename(image, name, "y", &error));
+    MUST(pcow_snapshot_rename(image, "y", "y", &error));
+    MUST(pcow_snapshot_create(image, name, &error));
+    MUST_FAIL(-EEXIST, pcow_snapshot_rename(image, "y", name, &error));
+    pcow_close(image);
+}
+
+static void test_vm_state(void **state)
+{
+    const size_t length = 5 * MIB + 123;
+    pcow_image *image = must_create(scratch("t"), 4 * MIB, 0, NULL);
+    unsigned char *saved = malloc(length), *loaded = malloc(length);
+    struct pcow_snapshot *list;
+    uint64_t seed = random_seed(), freed;
+    struct pcow_info info;
+    size_t count;
+
+    (void)state;
+    assert_true(saved && loaded);
+    fill_pattern(saved, length, &seed);
+    MUST(pcow_snapshot_create(image, "s", &error));
+    MUST_FAIL(-EINVAL, pcow_snapshot_read_state(image, "s", 0, loaded, 1, &error));
+    MUST_FAIL(-EINVAL, pcow_snapshot_set_state_size(image, "s", length, &error));
+    MUST(pcow_snapshot_write_state(image, "s", 3 * MIB, saved + 3 * MIB, length - 3 * MIB, &error));
+    MUST(pcow_snapshot_write_state(image, "s", 0, saved, 3 * MIB, &error));
+    MUST(pcow_snapshot_set_state_size(image, "s", length, &error));
+    pcow_close(image);
+    must_be_clean(scratch("t"));
+    image = must_open(scratch("t"), PCOW_OPEN_WRITE);
+    MUST(pcow_snapshot_read_state(image, "s", 0, loaded, length, &error));
+    assert_memory_equal(loaded, saved, length);
+    MUST(pcow_snapshot_list(image, &list, &count, &error));
+    assert_int_equal(list[0].state_size, length);
+    free(list);
+    MUST(pcow_snapshot_delete(image, "s", &freed, &error));
+    assert_true(freed >= length);
+    pcow_get_info(image, &info);
+    assert_true(info.allocated_size < MIB);
+    pcow_close(image);
+    must_be_clean(scratch("t"));
+    free(saved);
+    free(loaded);
+}
+
+static void test_overlay_on_a_snapshot_of_its_base(void **state)
+{
+    struct pcow_create_options options = {.base = scratch("base"), .base_snapshot = "s"};
+    pcow_image *base = must_create(scratch("base"), 4 * MIB, 0, NULL), *top;
+
+    (void)state;
+    put(base, 0, "old");
+    MUST(pcow_snapshot_create(base, "s", &error));
+    put(base, 0, "new");
+    pcow_close(base);
+    MUST(pcow_create(scratch("top"), &options, &error));
+    /* The base may go on living: the snapshot cannot change. */
+    base = must_open(scratch("base"), PCOW_OPEN_WRITE);
+    put(base, 4096, "newer");
+    MUST(pcow_snapshot_create(base, "t", &error));
+    pcow_close(base);
+    top = must_open(scratch("top"), 0);
+    assert_reads(top, 0, "old", 4);
+    assert_reads(top, 4096, "", 1);
+    pcow_close(top);
+    base = must_open(scratch("base"), PCOW_OPEN_WRITE);
+    MUST(pcow_snapshot_delete(base, "s", NULL, &error));
+    pcow_close(base);
+    MUST_FAIL(-ESTALE, pcow_open(scratch("top"), 0, NULL, &top, &error));
+}
+
+static void test_thousands_of_snapshots(void **state)
+{
+    const unsigned many = 5000;        /* more than the first layer table holds */
+    pcow_image *image = must_create(scratch("t"), 4 * MIB, 4096, NULL);
+    struct pcow_snapshot *list;
+    char name[32];
+    size_t count;
+
+    (void)state;
+    for (unsigned i = 0; i < many; i++) {
+        snprintf(name, sizeof name, "s%u", i);
+        if (i % 16 == 0)
+            put(image, i * 64 % (4 * MIB), name);
+        MUST(pcow_snapshot_create(image, name, &error));
+    }
+    pcow_close(image);
+    must_be_clean(scratch("t"));
+    image = must_open(scratch("t"), PCOW_OPEN_WRITE);
+    MUST(pcow_snapshot_list(image, &list, &count, &error));
+    assert_int_equal(count, many);
+    free(list);
+    for (unsigned i = 0; i < many; i += 16) {
+        snprintf(name, sizeof name, "s%u", i);
+        assert_reads(image, i * 64 % (4 * MIB), name, strlen(name) + 1);
+    }
+    for (unsigned i = 0; i < many; i += 7) {
+        snprintf(name, sizeof name, "s%u", i);
+        MUST(pcow_snapshot_delete(image, name, NULL, &error));
+    }
+    for (unsigned i = 0; i < many; i += 16) {
+        snprintf(name, sizeof name, "s%u", i);
+        assert_reads(image, i * 64 % (4 * MIB), name, strlen(name) + 1);
+    }
+    pcow_close(image);
+    must_be_clean(scratch("t"));
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, scratch_setup, scratch_teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_tree_keeps_every_branch),
+        TEST(test_delete_gives_space_back),
+        TEST(test_names),
+        TEST(test_vm_state),
+        TEST(test_overlay_on_a_snapshot_of_its_base),
+        TEST(test_thousands_of_snapshots),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Base of the unit tests: a configuration and a state directory of their own."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import fixtures
+from oslo_config import fixture as config_fixture
+from oslotest import base
+
+from pcow_driver import conf
+
+os.environ.setdefault('OS_LOG_CAPTURE', '1')     # oslotest: show the log of tests that fail, not of all
+
+TOP = Path(__file__).resolve().parents[3]
+
+
+class TestCase(base.BaseTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.directory = Path(self.useFixture(fixtures.TempDir()).path)
+        self.configuration = self.useFixture(config_fixture.Config(conf.CONF))
+        conf.CONF([], project='pcow', default_config_files=[])
+        self.configure(state_path=str(self.directory / 'state'), conversion_dir=str(self.directory))
+
+    def configure(self, **options: Any) -> None:
+        self.configuration.config(group='pcow', **options)
+
+    def script(self, name: str, text: str) -> str:
+        """An executable file of this name; its path."""
+        path = self.directory / name
+        path.write_text(text, encoding='utf-8')
+        path.chmod(0o755)
+        return str(path)

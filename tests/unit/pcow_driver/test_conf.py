@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+import configparser
+import io
+from pathlib import Path
+
+from oslo_config import cfg
+from oslo_config import generator
+
+import pcow_driver
+from pcow_driver import conf
+from tests.unit.pcow_driver import base
+
+
+class SampleTest(base.TestCase):
+    def test_sample_is_current(self) -> None:
+        """If not: tox -e genconfig."""
+        options = cfg.ConfigOpts()
+        generator.register_cli_opts(options)
+        options([], default_config_files=[str(base.TOP / 'etc/oslo-config-generator/pcow.conf')])
+        output = io.StringIO()
+        generator.generate(options, output)
+        sample = (base.TOP / 'etc/pcow/pcow.conf.sample').read_text(encoding='utf-8')
+        self.assertEqual(sample, output.getvalue())
+
+
+class PackageTest(base.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.setup_cfg = configparser.ConfigParser()
+        self.setup_cfg.read(base.TOP / 'setup.cfg', encoding='utf-8')
+
+    def test_data_files_exist(self) -> None:
+        lines = [line for line in self.setup_cfg['files']['data_files'].splitlines() if line]
+        self.assertTrue(lines)
+        for line in lines:
+            self.assertTrue((base.TOP / line.split('=')[1].strip()).is_file(), line)
+
+    def test_every_command_is_reachable(self) -> None:
+        """Each module of cli has its commands among the entry points, and each entry point can be loaded."""
+        entries = dict(line.split(' = ') for line in self.setup_cfg['entry_points']['pcowctl'].splitlines() if line)
+        loaded = set()
+        for target in entries.values():
+            module, _colon, name = target.partition(':')
+            command = getattr(__import__(module, fromlist=[name]), name)
+            self.assertTrue(command.__doc__)
+            loaded.add(module)
+        helpers = {'__init__', 'app', 'common'}
+        modules = {path.stem for path in Path(pcow_driver.__file__).parent.joinpath('cli').glob('*.py')} - helpers
+        self.assertEqual({f'pcow_driver.cli.{name}' for name in modules}, loaded)
+
+    def test_group(self) -> None:
+        self.assertEqual(['pcow'], [group.name for group, _options in conf.list_opts()])

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What needs no pcow-img; the rest is in tests/functional/test_pcowctl.py."""
+
+import os
+
+from pcow_driver import exception
+from pcow_driver import pool
+from tests.unit.pcow_driver import base
+
+
+class MarkerTest(base.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.path = str(self.directory / 'p')
+        self.made = pool.make('fast', self.path)
+        self.marker = os.path.join(self.path, pool.MARKER)
+
+    def test_round_trip(self) -> None:
+        self.assertEqual(self.made, pool.open_directory(self.path))
+
+    def test_hostile_markers(self) -> None:
+        for text in ('', '{', 'null', '[]', '{"format": 2}', '{"format": 1, "name": "a", "created": "x"}',
+                     '{"format": 1, "name": "a", "created": "x", "uuid": "../../etc"}',
+                     '{"format": 1, "name": "../a", "created": "x", "uuid": "6d0f2b5e-7c1a-4e39-9b54-0a1f6c3d8e27"}',
+                     '{"format": 1, "name": 3, "created": "x", "uuid": "6d0f2b5e-7c1a-4e39-9b54-0a1f6c3d8e27"}',
+                     ' ' * (1 << 20) + '{}'):
+            with open(self.marker, 'w') as f:
+                f.write(text)
+            self.assertRaises(exception.PoolInvalid, pool.open_directory, self.path)
+        with open(self.marker, 'wb') as f:
+            f.write(b'\xff\xfe')
+        self.assertRaises(exception.PoolInvalid, pool.open_directory, self.path)
+
+    def test_marker_is_no_link_and_no_pipe(self) -> None:
+        os.rename(self.marker, self.marker + '.real')
+        os.symlink(self.marker + '.real', self.marker)
+        self.assertRaises(exception.PoolInvalid, pool.open_directory, self.path)
+        os.unlink(self.marker)
+        os.mkfifo(self.marker)
+        self.assertRaises(exception.PoolInvalid, pool.open_directory, self.path)
+
+    def test_make_needs_a_directory(self) -> None:
+        (self.directory / 'file').write_text('')
+        self.assertRaises(exception.PoolInvalid, pool.make, 'x', str(self.directory / 'file'))
+        self.assertRaises(exception.PoolInvalid, pool.make, 'x', str(self.directory / 'no/such'))
+
+
+class PoolTest(base.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.pool = pool.make('fast', str(self.directory / 'p'))
+
+    def test_paths_stay_inside(self) -> None:
+        self.assertEqual(str(self.directory / 'p/vm.pcow'), self.pool.image_path('vm'))
+        for name in ('../vm', '/etc/passwd', '.vm', '..'):
+            self.assertRaises(exception.InvalidName, self.pool.image_path, name)
+
+    def test_links_are_no_images(self) -> None:
+        os.symlink('/etc/passwd', self.pool.image_path('link'))
+        os.mkdir(self.pool.image_path('directory'))
+        self.assertEqual([], self.pool.images())
+        for name in ('link', 'directory', 'missing'):
+            self.assertRaises(exception.ImageNotFound, self.pool.existing_path, name)
+
+    def test_capacity(self) -> None:
+        capacity = self.pool.capacity()
+        self.assertGreater(capacity.total, capacity.free)
+        self.assertGreaterEqual(capacity.free, 0)

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import os
+import subprocess
+import sys
+
+from pcow_driver import exception
+from pcow_driver import pool
+from pcow_driver import registry
+from tests.unit.pcow_driver import base
+
+
+class RegistryTest(base.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.pools = registry.PoolRegistry()
+        self.path = str(self.directory / 'p')
+
+    def test_create_get_remove(self) -> None:
+        made = self.pools.create('fast', self.path)
+        self.assertEqual(made, registry.PoolRegistry().get('fast'))
+        self.assertEqual(0o711, os.stat(self.path).st_mode & 0o777)
+        marker = json.loads((self.directory / 'p/.pcow-pool').read_text())
+        self.assertEqual({'format': 1, 'uuid': made.uuid, 'name': 'fast', 'created': made.created}, marker)
+        self.pools.remove('fast')
+        self.assertEqual([], self.pools.list())
+        self.assertEqual([], os.listdir(self.path))
+        self.assertRaises(exception.PoolNotFound, self.pools.get, 'fast')
+        self.assertRaises(exception.PoolNotFound, self.pools.remove, 'fast')
+
+    def test_files_of_an_existing_directory_stay(self) -> None:
+        os.mkdir(self.path)
+        (self.directory / 'p/notes').write_text('x')
+        self.pools.create('fast', self.path)
+        self.assertRaises(exception.PoolNotEmpty, self.pools.remove, 'fast')
+        self.assertTrue(os.path.exists(self.path + '/.pcow-pool'))
+        self.pools.remove('fast', forget=True)
+        self.assertEqual({'notes', '.pcow-pool'}, set(os.listdir(self.path)))
+
+    def test_names_and_directories_are_taken_once(self) -> None:
+        self.pools.create('fast', self.path)
+        self.assertRaises(exception.PoolExists, self.pools.create, 'fast', str(self.directory / 'other'))
+        self.assertFalse((self.directory / 'other').exists())
+        error = self.assertRaises(exception.PoolInvalid, self.pools.create, 'slow', self.path)
+        self.assertIn('import', str(error))
+        self.assertEqual(['fast'], [entry.name for entry in self.pools.list()])
+        self.assertRaises(exception.InvalidName, self.pools.create, 'a/b', str(self.directory / 'other'))
+
+    def test_import(self) -> None:
+        made = self.pools.create('fast', self.path)
+        self.assertRaises(exception.PoolExists, self.pools.import_, self.path)
+        error = self.assertRaises(exception.PoolInvalid, self.pools.import_, self.path, 'again')
+        self.assertIn('as pool fast', str(error))
+        self.pools.remove('fast', forget=True)
+        self.assertEqual('new', self.pools.import_(self.path, 'new').name)
+        found = self.pools.get('new')
+        self.assertEqual(('new', made.uuid), (found.name, found.uuid))
+        self.assertEqual(found, self.pools.find(self.path))
+
+    def test_a_pool_that_went_away(self) -> None:
+        self.pools.create('fast', self.path)
+        os.unlink(self.path + '/.pcow-pool')
+        error = self.assertRaises(exception.PoolInvalid, self.pools.get, 'fast')
+        self.assertIn('mount', str(error))
+        self.pools.remove('fast')
+        self.assertEqual([], self.pools.list())
+
+    def test_another_pool_in_its_place(self) -> None:
+        self.pools.create('fast', self.path)
+        os.unlink(self.path + '/.pcow-pool')
+        pool.make('other', self.path)
+        self.assertIn('--forget', str(self.assertRaises(exception.PoolInvalid, self.pools.get, 'fast')))
+        self.assertRaises(exception.PoolInvalid, self.pools.remove, 'fast')
+        self.pools.remove('fast', forget=True)
+        self.assertTrue(os.path.exists(self.path + '/.pcow-pool'))
+
+    def test_damaged_state_is_refused_and_kept(self) -> None:
+        self.pools.create('fast', self.path)
+        for text in ('', '{', '[]', '{"format": 2, "pools": {}}', '{"format": 1, "pools": {"x": {"path": 3}}}', '{"format": 1}'):
+            with open(self.pools.path, 'w') as f:
+                f.write(text)
+            self.assertRaises(exception.StateInvalid, self.pools.list)
+            self.assertRaises(exception.StateInvalid, self.pools.create, 'more', str(self.directory / 'more'))
+            with open(self.pools.path) as f:
+                self.assertEqual(text, f.read())
+
+    def test_state_directory_that_cannot_be_used(self) -> None:
+        (self.directory / 'file').write_text('')
+        self.configure(state_path=str(self.directory / 'file'))
+        error = self.assertRaises(exception.StateInvalid, registry.PoolRegistry().create, 'fast', self.path)
+        self.assertIn('state_path', str(error))
+        self.assertFalse(os.path.exists(self.path))
+
+    def test_many_processes_at_once(self) -> None:
+        code = ('import sys\n'
+                'from pcow_driver import conf, exception, registry\n'
+                'state, directory, number = sys.argv[1:]\n'
+                'conf.CONF([], default_config_files=[])\n'
+                'conf.CONF.set_override("state_path", state, "pcow")\n'
+                'pools = registry.PoolRegistry()\n'
+                'for i in range(10):\n'
+                '    pools.create(f"{number}-{i}", f"{directory}/{number}-{i}")\n'
+                'pools.remove(f"{number}-0")\n'
+                'try:\n'
+                '    pools.create("shared", f"{directory}/shared-{number}")\n'
+                'except exception.PoolExists:\n'
+                '    sys.exit(1)\n')
+        running = [subprocess.Popen([sys.executable, '-c', code, str(self.directory / 'state'), str(self.directory), str(number)],
+                                    cwd=base.TOP) for number in range(6)]
+        results = [process.wait(120) for process in running]
+        self.assertEqual([0, 1, 1, 1, 1, 1], sorted(results))
+        wanted = {f'{number}-{i}' for number in range(6) for i in range(1, 10)} | {'shared'}
+        self.assertEqual(wanted, {entry.name for entry in self.pools.list()})
+        self.assertEqual(1, len(list(self.directory.glob('shared-*'))))

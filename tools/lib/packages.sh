@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+# Sourced: Debian packages that a step needs. Installs only what is missing.
+
+# For libpcow, its tools and QEMU.
+packages_build=(build-essential pkg-config ninja-build git ca-certificates xz-utils dpkg-dev flex bison
+    python3 python3-venv python3-dev
+    libglib2.0-dev libpixman-1-dev zlib1g-dev libfdt-dev libseccomp-dev libslirp-dev libnuma-dev liburing-dev libaio-dev
+    libjson-c-dev libnbd-dev libcmocka-dev libvirt-dev)
+# To run images and virtual machines.
+packages_run=(qemu-utils qemu-system-data seabios ipxe-qemu libvirt-daemon libvirt-daemon-system libvirt-clients
+    debootstrap e2fsprogs util-linux cpio busybox-static acl)
+# For the tests only.
+packages_test=(clang libclang-rt-14-dev)
+
+packages_missing() {
+    local package
+    for package in "$@"; do
+        dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || echo "$package"
+    done
+}
+
+# Without systemd (a container, a chroot) nothing must be started by the installation: nobody would ever stop it.
+packages_hold_services() {
+    [[ -d /run/systemd/system || -e /usr/sbin/policy-rc.d ]] && return 1
+    printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
+    chmod 755 /usr/sbin/policy-rc.d
+}
+
+packages_install() {
+    local missing held=no
+    mapfile -t missing < <(packages_missing "$@")
+    ((${#missing[@]})) || return 0
+    ((EUID == 0)) || fail "these packages are missing, and installing them needs root: ${missing[*]}"
+    step "installing ${missing[*]}"
+    export DEBIAN_FRONTEND=noninteractive
+    packages_hold_services && held=yes
+    if ! apt-get install -y --no-install-recommends "${missing[@]}" >"$build/logs/apt.log" 2>&1 </dev/null; then
+        # The lists may be missing or old.
+        run "$build/logs/apt-update.log" apt-get update
+        apt-get install -y --no-install-recommends "${missing[@]}" >"$build/logs/apt.log" 2>&1 </dev/null || {
+            [[ $held == yes ]] && rm -f /usr/sbin/policy-rc.d
+            tail -n 40 "$build/logs/apt.log" >&2
+            fail "apt-get could not install: ${missing[*]}"
+        }
+    fi
+    [[ $held == yes ]] && rm -f /usr/sbin/policy-rc.d
+    return 0
+}
