@@ -41,6 +41,25 @@ void hostmem_pcow_handle_events(void *opaque)
     }
 }
 
+void hostmem_pcow_handle_waiting(EventNotifier *notifier)
+{
+    HostMemPcow *pcow = container_of(notifier, HostMemPcow, waiting_changed);
+    bool full;
+
+    event_notifier_test_and_clear(notifier);
+    full = qatomic_read(&pcow->waiting) > 0;
+    if (full == pcow->told_full) {
+        return;
+    }
+    pcow->told_full = full;
+    if (full) {
+        qapi_event_send_pcow_pool_full(pcow->id,
+                                       qatomic_read(&pcow->waiting_offset));
+    } else {
+        qapi_event_send_pcow_pool_resumed(pcow->id);
+    }
+}
+
 static HostMemPcow *find_pcow(const char *id, Error **errp)
 {
     Object *obj = object_resolve_path_component(object_get_objects_root(), id);
@@ -108,12 +127,13 @@ static PcowStats *get_stats(HostMemPcow *pcow, HostMemPcowEngine *engine)
 
     pcow_map_get_stats(pcow->map, &s);
     *engine = (HostMemPcowEngine)s.engine;
-    stats->write_traps = s.write_traps;
-    stats->read_traps = s.read_traps;
+    stats->write_traps = s.write_traps + qatomic_read(&pcow->write_traps);
+    stats->read_traps = s.read_traps + qatomic_read(&pcow->read_traps);
     stats->pages_copied = s.pages_copied;
     stats->pages_zeroed = s.pages_zeroed;
     stats->slabs_promoted = s.slabs_promoted;
-    stats->pool_full_waits = s.pool_full_waits;
+    stats->pool_full_waits = s.pool_full_waits +
+                             qatomic_read(&pcow->full_waits);
     stats->mappings = s.vmas;
     stats->mapping_budget = s.vma_budget;
     stats->memory = s.memory;

@@ -48,38 +48,45 @@ static bool find_snapshot(HostMemPcow *pcow, const char *name, uint32_t *id,
     return true;
 }
 
-static int identity_post_load(void *opaque, int version_id)
+/* What keeps the VM state from fitting the image, or NULL. */
+static char *find_mismatch(HostMemPcow *pcow)
 {
-    HostMemPcow *pcow = opaque;
-    HostMemPcowIdentity now;
+    const HostMemPcowIdentity *then = &pcow->identity;
     const char *path = pcow_path(pcow->image);
+    HostMemPcowIdentity now;
 
     /* what hostmem_pcow_all_revert_snapshot() reverted to is in force */
     get_identity(pcow, pcow->snapshot_id, &now);
-    if (memcmp(now.uuid, pcow->identity.uuid, sizeof(now.uuid))) {
-        error_report("the VM state belongs to another pcow image than '%s' "
-                     "(UUIDs differ)", path);
-        return -EINVAL;
+    if (memcmp(now.uuid, then->uuid, sizeof(now.uuid))) {
+        return g_strdup_printf("the VM state belongs to another pcow image "
+                               "than '%s' (UUIDs differ)", path);
     }
-    if (now.size != pcow->identity.size) {
-        error_report("the VM state belongs to a pcow image of %" PRIu64
-                     " bytes, '%s' has %" PRIu64, pcow->identity.size, path,
-                     now.size);
-        return -EINVAL;
+    if (now.size != then->size) {
+        return g_strdup_printf("the VM state belongs to a pcow image of "
+                               "%" PRIu64 " bytes, '%s' has %" PRIu64,
+                               then->size, path, now.size);
     }
-    if (now.snapshot_id != pcow->identity.snapshot_id) {
-        error_report("the VM state belongs to snapshot %" PRIu32 " of pcow "
-                     "image '%s', but %" PRIu32 " has that name now",
-                     pcow->identity.snapshot_id, path, now.snapshot_id);
-        return -EINVAL;
+    if (now.snapshot_id != then->snapshot_id) {
+        return g_strdup_printf("the VM state belongs to snapshot %" PRIu32
+                               " of pcow image '%s', but %" PRIu32 " has that "
+                               "name now", then->snapshot_id, path,
+                               now.snapshot_id);
     }
-    if (now.generation != pcow->identity.generation) {
-        error_report("the read-only pcow image '%s' was changed after the VM "
-                     "state was saved", path);
-        return -EINVAL;
+    if (now.generation != then->generation) {
+        return g_strdup_printf("the read-only pcow image '%s' was changed "
+                               "after the VM state was saved", path);
     }
-    pcow->verified = true;
-    return 0;
+    return NULL;
+}
+
+static int identity_post_load(void *opaque, int version_id)
+{
+    HostMemPcow *pcow = opaque;
+
+    g_free(pcow->mismatch);
+    pcow->mismatch = find_mismatch(pcow);
+    pcow->verified = !pcow->mismatch;
+    return pcow->verified ? 0 : -EINVAL;
 }
 
 static int identity_pre_save(void *opaque)
@@ -115,6 +122,7 @@ void hostmem_pcow_vmstate_unregister(HostMemPcow *pcow)
 {
     vmstate_unregister(NULL, &pcow->vmstate, pcow);
     g_free((char *)pcow->vmstate.name);
+    g_free(pcow->mismatch);
 }
 
 static bool refuse_migration(HostMemPcow *pcow, void *opaque, Error **errp)
@@ -239,6 +247,8 @@ bool hostmem_pcow_all_have_snapshot(const char *name, Error **errp)
 static bool revert_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
 {
     pcow->verified = false;
+    g_free(pcow->mismatch);
+    pcow->mismatch = NULL;
     return pcow->readonly || hostmem_pcow_revert(pcow, opaque, errp);
 }
 
@@ -257,14 +267,21 @@ bool hostmem_pcow_all_revert_snapshot(const char *name, Error **errp)
 
 static bool check_verified(HostMemPcow *pcow, void *opaque, Error **errp)
 {
-    if (!pcow->verified) {
+    bool *loaded = opaque;
+
+    if (pcow->mismatch) {
+        error_setg(errp, "%s", pcow->mismatch);
+        return false;
+    }
+    if (*loaded && !pcow->verified) {
         error_setg(errp, "the VM state says nothing of the pcow image '%s': "
                    "it was saved without it", pcow_path(pcow->image));
+        return false;
     }
-    return pcow->verified;
+    return true;
 }
 
-bool hostmem_pcow_all_verified(Error **errp)
+bool hostmem_pcow_all_verified(bool loaded, Error **errp)
 {
-    return hostmem_pcow_foreach(check_verified, NULL, errp);
+    return hostmem_pcow_foreach(check_verified, &loaded, errp);
 }

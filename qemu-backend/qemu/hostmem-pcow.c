@@ -18,6 +18,7 @@
 #include "system/kvm.h"
 #include "system/runstate.h"
 #include "system/system.h"
+#include "system/tcg.h"
 
 /* "\x89PCOW\r\n\x1a": text tools, line-ending filters and 7-bit paths break it */
 static const uint8_t pcow_magic[8] = {
@@ -173,9 +174,32 @@ static bool open_image(HostMemPcow *pcow, const char *path, Error **errp)
     return true;
 }
 
+static bool start_events(HostMemPcow *pcow, Error **errp)
+{
+    int ret = event_notifier_init(&pcow->waiting_changed, false);
+
+    if (ret < 0) {
+        error_setg_errno(errp, -ret, "cannot watch pcow image '%s'",
+                         pcow_path(pcow->image));
+        return false;
+    }
+    event_notifier_set_handler(&pcow->waiting_changed,
+                               hostmem_pcow_handle_waiting);
+    qemu_set_fd_handler(pcow_map_event_fd(pcow->map),
+                        hostmem_pcow_handle_events, NULL, pcow);
+    if (tcg_enabled()) {
+        hostmem_pcow_tcg_init();
+    }
+    return true;
+}
+
 static void close_image(HostMemPcow *pcow)
 {
     if (pcow->map) {
+        if (pcow->waiting_changed.initialized) {
+            event_notifier_set_handler(&pcow->waiting_changed, NULL);
+            event_notifier_cleanup(&pcow->waiting_changed);
+        }
         qemu_set_fd_handler(pcow_map_event_fd(pcow->map), NULL, NULL, NULL);
         pcow_map_destroy(pcow->map);
         pcow->map = NULL;
@@ -229,7 +253,7 @@ bool hostmem_pcow_alloc(HostMemPcow *pcow, HostMemoryBackend *backend,
     pcow->discard_blocked = true;
     pcow->backend = backend;
     pcow->readonly = readonly;
-    if (!open_image(pcow, path, errp)) {
+    if (!open_image(pcow, path, errp) || !start_events(pcow, errp)) {
         close_image(pcow);
         return false;
     }
@@ -249,8 +273,6 @@ bool hostmem_pcow_alloc(HostMemPcow *pcow, HostMemoryBackend *backend,
     pcow->id = g_strdup(object_get_canonical_path_component(OBJECT(backend)));
     pcow->exit.notify = exit_notify;
     qemu_add_exit_notifier(&pcow->exit);
-    qemu_set_fd_handler(pcow_map_event_fd(pcow->map),
-                        hostmem_pcow_handle_events, NULL, pcow);
     hostmem_pcow_vmstate_register(pcow);
     return true;
 }
@@ -314,6 +336,39 @@ static int prepare_buffer(QEMUIOVector *qiov, size_t offset, size_t bytes,
         offset = 0;
     }
     return 0;
+}
+
+/* The image for whose space this thread waits */
+static __thread HostMemPcow *waits_for;
+
+int hostmem_pcow_trap(void *address, bool is_write)
+{
+    ram_addr_t offset;
+    RAMBlock *block = qemu_ram_block_from_host(address, false, &offset);
+    HostMemPcow *pcow = block ? block->pcow : NULL;
+    int ret;
+
+    if (!pcow) {
+        return -EFAULT;
+    }
+    ret = pcow_map_resolve(pcow->map, offset, 1, is_write, NULL);
+    if (ret == 0) {
+        qatomic_inc(is_write ? &pcow->write_traps : &pcow->read_traps);
+        if (waits_for == pcow) {
+            waits_for = NULL;
+            if (qatomic_fetch_dec(&pcow->waiting) == 1) {
+                event_notifier_set(&pcow->waiting_changed);
+            }
+        }
+    } else if (ret == -ENOSPC && waits_for != pcow) {
+        waits_for = pcow;
+        qatomic_inc(&pcow->full_waits);
+        qatomic_set(&pcow->waiting_offset, offset);
+        if (qatomic_fetch_inc(&pcow->waiting) == 0) {
+            event_notifier_set(&pcow->waiting_changed);
+        }
+    }
+    return ret;
 }
 
 int hostmem_pcow_flush(HostMemPcow *pcow, Error **errp)

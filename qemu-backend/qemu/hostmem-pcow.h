@@ -11,6 +11,7 @@
 
 #include "qapi/qapi-types-qom.h"
 #include "migration/vmstate.h"
+#include "qemu/event_notifier.h"
 #include "qemu/notify.h"
 #include "system/hostmem.h"
 
@@ -36,12 +37,20 @@ typedef struct HostMemPcow {
     bool discard_blocked;
     Notifier exit;
 
+    /* traps of vCPUs that hostmem_pcow_trap() served, and who waits for space */
+    uint64_t write_traps, read_traps, full_waits;
+    unsigned waiting;
+    uint64_t waiting_offset;
+    bool told_full;
+    EventNotifier waiting_changed;
+
     /* hostmem-pcow-savevm.c */
     VMStateDescription vmstate;
     HostMemPcowIdentity identity;
     uint32_t snapshot_id;       /* being saved or loaded */
     bool created;               /* by the savevm under way */
     bool verified;              /* by the loadvm under way */
+    char *mismatch;             /* what it found instead */
 } HostMemPcow;
 
 /* ---- hostmem-file.c ---- */
@@ -72,6 +81,11 @@ void hostmem_pcow_finalize(HostMemPcow *pcow);
  */
 int hostmem_pcow_resolve(HostMemPcow *pcow, uint64_t offset, uint64_t length,
                          bool is_write, bool report);
+/*
+ * Serve the trap of a vCPU at @address, in a signal handler.  Returns 0 if it
+ * can go on, -ENOSPC if there is no space, -EFAULT if that is not an image.
+ */
+int hostmem_pcow_trap(void *address, bool is_write);
 /* Make everything stored so far durable.  Returns 0 or -errno.  Any thread. */
 int hostmem_pcow_flush(HostMemPcow *pcow, Error **errp);
 
@@ -82,9 +96,14 @@ bool hostmem_pcow_foreach(HostMemPcowFn *fn, void *opaque, Error **errp);
 /* Fails if there is a pcow backend, which @user cannot be given access to. */
 bool hostmem_pcow_check_no_fd_user(const char *user, Error **errp);
 
+/* ---- hostmem-pcow-tcg.c ---- */
+
+void hostmem_pcow_tcg_init(void);
+
 /* ---- hostmem-pcow-qmp.c ---- */
 
 void hostmem_pcow_handle_events(void *pcow);
+void hostmem_pcow_handle_waiting(EventNotifier *notifier);
 /*
  * Nobody may store to an image while its pages change owner: vCPUs, iothreads
  * and block requests are held.  The run state stays what it is, so that
@@ -108,7 +127,10 @@ void hostmem_pcow_all_undo_snapshot(const char *name);
 bool hostmem_pcow_all_delete_snapshot(const char *name, Error **errp);
 bool hostmem_pcow_all_have_snapshot(const char *name, Error **errp);
 bool hostmem_pcow_all_revert_snapshot(const char *name, Error **errp);
-/* After loadvm: fails if the VM state did not vouch for every image. */
-bool hostmem_pcow_all_verified(Error **errp);
+/*
+ * After loadvm: fails if the VM state did not fit an image or, if it could be
+ * @loaded, said nothing of one.
+ */
+bool hostmem_pcow_all_verified(bool loaded, Error **errp);
 
 #endif

@@ -8,7 +8,6 @@
 # archive key. Source, patched tree and objects stay in ${PCOW_CACHE_DIR:-/var/cache/pcow}; the first build takes some
 # minutes, a later one compiles what has changed. PCOW_DEBIAN_MIRROR=URL overrides the mirror.
 set -euo pipefail
-. "$(dirname "$0")/common.sh"
 
 QEMU_SERIES=10.0
 QEMU_SUITE=trixie
@@ -24,11 +23,33 @@ QEMU_FILES=(
     hostmem-pcow.c backends/hostmem-pcow.c
     hostmem-pcow-qmp.c backends/hostmem-pcow-qmp.c
     hostmem-pcow-savevm.c backends/hostmem-pcow-savevm.c
+    hostmem-pcow-tcg.c backends/hostmem-pcow-tcg.c
     hostmem-pcow.h include/system/hostmem-pcow.h
     pcow.json qapi/pcow.json)
 
+top=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)
+cache=${PCOW_CACHE_DIR:-/var/cache/pcow}
 QEMU_PART=$top/qemu-backend/qemu
 WORK=                                   # what an exit has to remove
+
+say() {
+    printf 'build-qemu: %s\n' "$*"
+}
+
+die() {
+    printf 'build-qemu: error: %s\n' "$*" >&2
+    exit 1
+}
+
+# quietly LOG COMMAND...: says nothing unless the command fails
+quietly() {
+    local log=$1
+    shift
+    "$@" >"$log" 2>&1 </dev/null || {
+        tail -n 40 "$log" >&2
+        die "'$1' failed; all of its output is in $log"
+    }
+}
 
 # copy_if_changed FROM TO: keeps the time stamp of what is the same, for ninja
 copy_if_changed() {
@@ -45,7 +66,7 @@ debian_mirrors() {
         return
     fi
     apt-get --print-uris update 2>/dev/null |
-        sed -n "s|^'\(.*\)/dists/\(bullseye\|bookworm\|trixie\|forky\|sid\|oldstable\|stable\|testing\|unstable\)/InRelease'.*|\1|p" |
+        sed -nE "s#^'(.*)/dists/(bullseye|bookworm|trixie|forky|sid|oldstable|stable|testing|unstable)/InRelease'.*#\1#p" |
         awk '!seen[$0]++ { if ($0 ~ /\/debian\/?$/) print; else rest = rest $0 "\n" } END { printf "%s", rest }'
 }
 
@@ -75,16 +96,16 @@ fetch_source() {
     if [ -z "$(cached_tarball)" ]; then
         WORK=$(mktemp -d "$cache/downloads/.fetch.XXXXXX")
         while read -r mirror; do
-            step "fetching the QEMU source of Debian $QEMU_SUITE"
+            say "fetching the QEMU source of Debian $QEMU_SUITE"
             fetch_from "$mirror" "$WORK" >"$WORK/log" 2>&1 && break
             sed 's/^/  /' "$WORK/log" >&2
         done < <(debian_mirrors)
         tarball=$(find "$WORK" -maxdepth 1 -name 'qemu_*.orig.tar.xz')
-        [ -n "$tarball" ] || fail "no Debian archive that apt is configured for has the source of qemu in $QEMU_SUITE;" \
+        [ -n "$tarball" ] || die "no Debian archive that apt is configured for has the source of qemu in $QEMU_SUITE;" \
             "give one with PCOW_DEBIAN_MIRROR=URL, or put qemu_$QEMU_SERIES.*.orig.tar.xz into $cache/downloads"
         case $tarball in
         */qemu_"$QEMU_SERIES".*) mv "$tarball" "$cache/downloads/" ;;
-        *) fail "Debian $QEMU_SUITE has $(basename "$tarball") now, but the patches are for QEMU $QEMU_SERIES;" \
+        *) die "Debian $QEMU_SUITE has $(basename "$tarball") now, but the patches are for QEMU $QEMU_SERIES;" \
             "put qemu_$QEMU_SERIES.*.orig.tar.xz into $cache/downloads" ;;
         esac
         remove_work
@@ -103,11 +124,12 @@ remove_work() {
 unpack() {
     local patch
     WORK=$(mktemp -d "$2.XXXXXX")
+    chmod 755 "$WORK"
     mkdir "$WORK/src"
     tar -xf "$1" -C "$WORK/src" --strip-components=1
     for patch in "$QEMU_PART"/patches/*.patch; do
         patch -d "$WORK/src" -p1 --batch --forward --fuzz=0 --silent <"$patch" >"$WORK/log" 2>&1 ||
-            fail "$(basename "$patch") does not apply to $(basename "$1"): $(cat "$WORK/log")"
+            die "$(basename "$patch") does not apply to $(basename "$1"): $(cat "$WORK/log")"
     done
     mv "$WORK" "$2"
     WORK=
@@ -116,6 +138,7 @@ unpack() {
 # One object with only the public symbols: libpcow and QEMU both have a crc32c(), for one.
 stage_library() {
     local archive=$1 header=$2 stage=$3
+    rm -rf "$stage".??????
     WORK=$(mktemp -d "$stage.XXXXXX")
     ld -r --whole-archive "$archive" -o "$WORK/all.o"
     objcopy --wildcard --keep-global-symbol='pcow_*' "$WORK/all.o" "$WORK/pcow.o"
@@ -135,10 +158,10 @@ END
 configure() {
     local tree=$1 cc=${CC:-cc}
     [ ! -e "$tree/build/.configured" ] || return 0
-    step "configuring QEMU"
+    say "configuring QEMU"
     rm -rf "$tree/venv" "$tree/build"
-    run "$tree/log" /usr/bin/python3 -m venv "$tree/venv"
-    run "$tree/log" "$tree/venv/bin/pip" install --quiet --disable-pip-version-check "${QEMU_PYTHON_PACKAGES[@]}"
+    quietly "$tree/log" /usr/bin/python3 -m venv "$tree/venv"
+    quietly "$tree/log" "$tree/venv/bin/pip" install --quiet --disable-pip-version-check "${QEMU_PYTHON_PACKAGES[@]}"
     if command -v ccache >/dev/null; then
         cc="ccache $cc"
     fi
@@ -146,7 +169,7 @@ configure() {
     (
         cd "$tree/build"
         export PATH=$tree/venv/bin:$PATH PKG_CONFIG_PATH=$tree/libpcow CC=$cc
-        run "$tree/log" ../src/configure --python="$tree/venv/bin/python3" "${QEMU_CONFIGURE[@]}"
+        quietly "$tree/log" ../src/configure --python="$tree/venv/bin/python3" "${QEMU_CONFIGURE[@]}"
     )
     touch "$tree/build/.configured"
 }
@@ -154,19 +177,19 @@ configure() {
 compile() {
     local tree=$1
     if [ ! -e "$tree/build/qemu-system-x86_64" ]; then
-        step "compiling QEMU (some minutes, the first time only)"
+        say "compiling QEMU (some minutes, the first time only)"
     fi
     PATH=$tree/venv/bin:$PATH PKG_CONFIG_PATH=$tree/libpcow \
-        run "$tree/log" ninja -C "$tree/build" qemu-system-x86_64
+        quietly "$tree/log" ninja -C "$tree/build" qemu-system-x86_64
 }
 
-# Trees that nobody has used for a month, and what an interrupted run left.
+# Trees that nobody has used for a month.
 clean_cache() {
     local tree
     for tree in "$cache"/qemu-*/; do
         tree=${tree%/}
         if [ -n "$(find "$tree" -maxdepth 0 -mtime +30)" ]; then
-            (flock -n 9 && rm -rf "$tree" "$tree.lock") 9>"$tree.lock" || true
+            (flock -n 9 && rm -rf "$tree") 9>>"$tree.lock" || true
         fi
     done
 }
@@ -174,8 +197,8 @@ clean_cache() {
 build() {
     local prefix=$1 tarball key tree i
     local archive=$prefix/meson/qemu-backend/libpcow/libpcow.a header=$top/qemu-backend/libpcow/include/pcow.h
-    [ -e "$archive" ] || fail "$archive is missing: build libpcow first (tools/build does)"
-    mkdir -p "$cache" || fail "cannot make $cache; give another folder with PCOW_CACHE_DIR"
+    [ -e "$archive" ] || die "$archive is missing: build libpcow first (tools/build does)"
+    mkdir -p "$cache" || die "cannot make $cache; give another folder with PCOW_CACHE_DIR"
     fetch_source
     tarball=$(cached_tarball)
     key=$({
@@ -206,7 +229,7 @@ main() {
     trap 'exit 130' INT
     trap 'exit 143' TERM
     case ${1:-} in
-    '' | -*) fail "usage: build-qemu.sh BUILD_PREFIX" ;;
+    '' | -*) die "usage: build-qemu.sh BUILD_PREFIX" ;;
     *)
         mkdir -p "$1"
         build "$(cd "$1" && pwd)"

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * A vCPU under TCG that stores to a page for which the pool has no space.
+ *
+ * libpcow would wait inside the trap, where nothing can reach the vCPU: stop,
+ * snapshots and quit would wait as well.  Leave the trap instead, as for a page
+ * fault of the guest, with the instruction not yet executed.  The vCPU looks
+ * for requests and tries again.
+ */
+#include "qemu/osdep.h"
+#include <ucontext.h>
+#include "accel/tcg/tb-internal.h"
+#include "exec/cpu-common.h"
+#include "hw/core/cpu.h"
+#include "system/hostmem-pcow.h"
+#include "tcg/tcg.h"
+
+#define RETRY_INTERVAL_NS (10 * 1000 * 1000)
+
+#ifdef __x86_64__
+
+static struct sigaction previous;
+
+static void handle_sigsegv(int signum, siginfo_t *info, void *opaque)
+{
+    const ucontext_t *context = opaque;
+    uintptr_t pc = context->uc_mcontext.gregs[REG_RIP];
+    bool is_write = context->uc_mcontext.gregs[REG_ERR] & 2;
+    int saved_errno = errno;
+    int ret = -EFAULT;
+
+    /* In a helper, what it has done already could not be taken back. */
+    if (current_cpu && current_cpu->running &&
+        in_code_gen_buffer((void *)(pc - tcg_splitwx_diff))) {
+        ret = hostmem_pcow_trap(info->si_addr, is_write);
+    }
+    if (ret == -ENOSPC) {
+        struct timespec interval = { 0, RETRY_INTERVAL_NS };
+
+        nanosleep(&interval, NULL);
+        if (cpu_restore_state(current_cpu, pc + GETPC_ADJ)) {
+            cpu_loop_exit(current_cpu);
+        }
+    }
+    errno = saved_errno;
+    if (ret < 0) {
+        previous.sa_sigaction(signum, info, opaque);
+    }
+}
+
+void hostmem_pcow_tcg_init(void)
+{
+    struct sigaction action = {
+        .sa_sigaction = handle_sigsegv,
+        .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER,
+    };
+
+    if (!previous.sa_sigaction) {
+        sigemptyset(&action.sa_mask);
+        sigaction(SIGSEGV, &action, &previous);
+    }
+}
+
+#else
+
+void hostmem_pcow_tcg_init(void)
+{
+}
+
+#endif
