@@ -79,10 +79,10 @@ static int publish(struct pcow_image *image, uint64_t guest_slab, uint64_t slab,
 
     for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
         valid.word[w] |= filled->word[w];
-    ret = slab_store_valid(image, slab, &valid);
+    ret = slab_store_valid(image, slab, &valid, true);
     if (ret || !is_new)
         return ret;
-    ret = slab_publish(image, slab, (struct owner){OWNER_DATA, image_active(image), (uint32_t)guest_slab});
+    ret = slab_publish(image, slab, (struct owner){OWNER_DATA, image_active(image), (uint32_t)guest_slab}, true);
     if (!ret)
         push_slab(image, guest_slab, slab);
     return ret;

@@ -25,7 +25,8 @@ static int run(struct check *check)
 static void count_slabs(struct check *check)
 {
     check->result->slabs = check->slab_count - (check->slab_count + SLABS_PER_GROUP - 1) / SLABS_PER_GROUP;
-    check->result->slabs_used = check->count;
+    for (size_t i = 0; i < check->count; i++)
+        check->result->slabs_used += check->slabs[i].owner.kind != OWNER_NONE;
 }
 
 int pcow_check(const char *path, unsigned flags, pcow_finding_fn finding, void *opaque, struct pcow_check_result *result,

@@ -12,7 +12,7 @@
 
 #define CHECK_MAX_TABLE (MAX_LAYERS / LAYER_TABLE_SLOTS + 1)
 
-/* A file slab with a readable owner word. */
+/* A file slab that has an owner word; OWNER_NONE: it could not be used, or it was freed by this check. */
 struct check_slab {
     uint64_t slab;
     struct owner owner;
@@ -97,9 +97,8 @@ int check_add_slab(struct check *check, uint64_t slab, struct owner owner);
 int check_bitmap(struct check *check, uint64_t slab, struct page_set *valid);
 /* Free a file slab: store an owner word of 0, then punch. lost: its valid pages are given up. */
 int check_free_slab(struct check *check, uint64_t slab, bool lost);
-/* The same for one of the list, which is marked OWNER_NONE; check_compact_slabs() takes such out. */
+/* The same for one of the list, which is marked OWNER_NONE. */
 int check_drop_slab(struct check *check, struct check_slab *slab, bool lost);
-void check_compact_slabs(struct check *check);
 
 /* ---- records.c: layer records as they are read and written ------------------------------------------------------ */
 

@@ -42,16 +42,6 @@ int check_add_slab(struct check *check, uint64_t slab, struct owner owner)
     return 0;
 }
 
-void check_compact_slabs(struct check *check)
-{
-    size_t kept = 0;
-
-    for (size_t i = 0; i < check->count; i++)
-        if (check->slabs[i].owner.kind != OWNER_NONE)
-            check->slabs[kept++] = check->slabs[i];
-    check->count = kept;
-}
-
 int check_bitmap(struct check *check, uint64_t slab, struct page_set *valid)
 {
     return check_read(check, bitmap_offset(slab), valid, sizeof *valid);
@@ -102,28 +92,36 @@ static bool owner_is_possible(struct owner owner)
     return false;
 }
 
+/* An owner word that cannot count. The slab stays on the list without owner, so that its blocks are not found again as a leak. */
+static int drop_word(struct check *check, uint64_t slab, bool lost)
+{
+    int ret = slab < check->slab_count ? check_add_slab(check, slab, (struct owner){0}) : 0;
+
+    return ret ? ret : check_free_slab(check, slab, lost);
+}
+
 static int check_word(struct check *check, uint64_t slab, uint64_t word)
 {
     struct owner owner = owner_decode(word);
 
     if (!word_is_valid(word)) {
         check_corruption(check, true, "the owner word of file slab %llu is damaged: whose data it holds is lost", (unsigned long long)slab);
-        return check_free_slab(check, slab, true);
+        return drop_word(check, slab, true);
     }
     if (slab_is_group_head(slab) || !owner_is_possible(owner)) {
         check_corruption(check, true, "the owner word of file slab %llu is impossible (kind %u, layer %u, number %u)",
                          (unsigned long long)slab, (unsigned)owner.kind, owner.layer, owner.number);
-        return check_free_slab(check, slab, !slab_is_group_head(slab));
+        return drop_word(check, slab, !slab_is_group_head(slab));
     }
     if (slab >= check->slab_count) {
         check_corruption(check, true, "file slab %llu (guest bytes from %llu of layer %u) lies behind the end of file: it was cut short",
                          (unsigned long long)slab, (unsigned long long)owner.number << SLAB_BITS, owner.layer);
-        return check_free_slab(check, slab, owner.kind == OWNER_DATA);
+        return drop_word(check, slab, owner.kind == OWNER_DATA);
     }
     if (owner.kind == OWNER_TABLE && check->table[owner.number]) {
         check_corruption(check, true, "file slabs %llu and %llu both say that they are layer table %u; the first counts",
                          (unsigned long long)check->table[owner.number], (unsigned long long)slab, owner.number);
-        return check_free_slab(check, slab, false);
+        return drop_word(check, slab, false);
     }
     if (owner.kind == OWNER_TABLE)
         check->table[owner.number] = slab;
@@ -181,6 +179,5 @@ int check_owners(struct check *check)
     free(words);
     if (!ret && check->count && check->slabs[check->count - 1].slab == check->length >> SLAB_BITS)
         ret = check_cut_slab(check, &check->slabs[check->count - 1]);
-    check_compact_slabs(check);
     return ret;
 }

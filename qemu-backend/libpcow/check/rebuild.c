@@ -137,9 +137,9 @@ static int find_missing(struct check *check, struct ids *ids)
             ret = add_id(check, ids, found->layer.parent);
     }
     for (size_t i = 0; i < check->count && ret == 0; i++)
-        if (check->slabs[i].owner.kind != OWNER_TABLE && !check_find_layer(check, check->slabs[i].owner.layer))
+        if ((check->slabs[i].owner.kind == OWNER_DATA || check->slabs[i].owner.kind == OWNER_STATE)
+            && !check_find_layer(check, check->slabs[i].owner.layer))
             ret = check_new_id(check, &check->slabs[i], ids);
-    check_compact_slabs(check);
     if (ids->count)
         qsort(ids->id, ids->count, sizeof *ids->id, compare_ids);
     for (size_t i = 0; i < ids->count; i++)

@@ -15,14 +15,13 @@ int check_dead_slabs(struct check *check)
 
     for (size_t i = 0; i < check->count && ret == 0; i++) {
         struct check_slab *slab = &check->slabs[i];
-        const struct check_layer *found = slab->owner.kind == OWNER_TABLE ? NULL : check_find_layer(check, slab->owner.layer);
+        const struct check_layer *found = check_find_layer(check, slab->owner.layer);
 
-        if (slab->owner.kind == OWNER_TABLE || (found && found->alive))
+        if (slab->owner.kind == OWNER_NONE || slab->owner.kind == OWNER_TABLE || (found && found->alive))
             continue;
         check_leak(check, "file slab %llu belongs to layer %u, which is deleted", (unsigned long long)slab->slab, slab->owner.layer);
         ret = check_drop_slab(check, slab, false);
     }
-    check_compact_slabs(check);
     return ret;
 }
 
@@ -181,7 +180,6 @@ int check_state(struct check *check)
         ret = check_pieces(check, &check->layers[i], sorted + first, at - first);
     }
     free(sorted);
-    check_compact_slabs(check);
     return ret;
 }
 
@@ -197,7 +195,8 @@ static bool holes_are_known(const struct check *check)
         && ((uint64_t)hole < check->file.size || (uint64_t)st.st_blocks * 512 >= check->file.size);
 }
 
-static bool is_owned(const struct check *check, uint64_t slab)
+/* Owned, or dealt with already. */
+static bool is_known(const struct check *check, uint64_t slab)
 {
     size_t low = 0, high = check->count;
 
@@ -225,7 +224,7 @@ int check_free_blocks(struct check *check)
         slab = (uint64_t)data >> SLAB_BITS;
         if (slab >= check->slab_count)
             return 0;
-        if (slab_is_group_head(slab) || is_owned(check, slab))
+        if (slab_is_group_head(slab) || is_known(check, slab))
             continue;
         check_leak(check, "file slab %llu has blocks, but no owner", (unsigned long long)slab);
         ret = check_punch(check, slab << SLAB_BITS, PCOW_SLAB_SIZE);

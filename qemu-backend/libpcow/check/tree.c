@@ -93,7 +93,7 @@ static void find_ends(struct check *check)
 {
     for (size_t i = 0; i < check->count; i++) {
         const struct owner *owner = &check->slabs[i].owner;
-        struct check_layer *found = owner->kind == OWNER_TABLE ? NULL : check_find_layer(check, owner->layer);
+        struct check_layer *found = check_find_layer(check, owner->layer);
         uint64_t end = (owner->number + UINT64_C(1)) << SLAB_BITS;
 
         if (found && owner->kind == OWNER_DATA && end > found->data_end)
@@ -107,9 +107,14 @@ static uint64_t largest_size(const struct check *check)
 {
     uint64_t largest = PCOW_SLAB_SIZE;
 
-    for (size_t i = 0; i < check->layer_count; i++)
-        if (check->layers[i].alive && check->layers[i].layer.virtual_size > largest)
-            largest = check->layers[i].layer.virtual_size;
+    for (size_t i = 0; i < check->layer_count; i++) {
+        const struct check_layer *found = &check->layers[i];
+
+        if (found->alive && found->layer.virtual_size > largest)
+            largest = found->layer.virtual_size;
+        if (found->alive && found->data_end > largest)
+            largest = found->data_end;
+    }
     return largest;
 }
 

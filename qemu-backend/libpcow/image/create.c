@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,6 +61,20 @@ static int write_image(int fd, struct header *header, uint64_t virtual_size)
     return 0;
 }
 
+/* The new name itself must survive a crash. */
+static int sync_directory(const char *path)
+{
+    char *copy = strdup(path);
+    int fd = copy ? open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1, ret = fd < 0 ? -errno : 0;
+
+    free(copy);
+    if (ret == 0 && fsync(fd) && errno != EINVAL)
+        ret = -errno;
+    if (fd >= 0)
+        close(fd);
+    return ret;
+}
+
 int pcow_create(const char *path, const struct pcow_create_options *options, struct pcow_error *error)
 {
     struct header header = {
@@ -104,6 +119,8 @@ int pcow_create(const char *path, const struct pcow_create_options *options, str
     }
     errno = 0;
     ret = write_image(fd, &header, virtual_size);
+    if (!ret)
+        ret = sync_directory(path);
     if (ret) {
         error_set_errno(error, ret, "cannot write %s", path);
         unlink(path);

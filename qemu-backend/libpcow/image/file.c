@@ -240,6 +240,16 @@ int file_store64(struct file *file, uint64_t offset, uint64_t value)
     return where ? persist_store64(&file->persist, where, value) : -errno;
 }
 
+int file_store64_lazily(struct file *file, uint64_t offset, uint64_t value)
+{
+    uint64_t *where = file_address(file, offset);
+
+    if (!where)
+        return -errno;
+    __atomic_store_n(where, value, __ATOMIC_RELEASE);
+    return file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE ? 0 : persist_range(&file->persist, where, sizeof *where);
+}
+
 int file_store(struct file *file, uint64_t offset, const void *from, size_t length)
 {
     void *where = file_address(file, offset);

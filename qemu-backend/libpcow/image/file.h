@@ -59,6 +59,8 @@ int file_sync(const struct file *file);
 
 /* Metadata in the window: store, flush, fence. The blocks below must have been allocated (file_allocate). */
 int file_store64(struct file *file, uint64_t offset, uint64_t value);
+/* The same, but in class page-cache it is left to the next flush: for what may reach the medium in any order. */
+int file_store64_lazily(struct file *file, uint64_t offset, uint64_t value);
 int file_store(struct file *file, uint64_t offset, const void *from, size_t length);
 
 #endif

@@ -89,12 +89,16 @@ int slabs_load(struct pcow_image *image, struct pcow_error *error);
 void slabs_unload(struct pcow_image *image);
 /* Take a free slab with an empty bitmap; it has no owner yet. Async-signal-safe. */
 int slab_take(struct pcow_image *image, uint64_t *slab);
-/* Publish the owner of a taken slab (the commit point of an allocation). Async-signal-safe. */
-int slab_publish(struct pcow_image *image, uint64_t slab, struct owner owner);
+/*
+ * Publish the owner of a taken slab (the commit point of an allocation). Async-signal-safe. lazily, here and below: in class
+ * page-cache do not sync. An allocation may: whichever of owner and bitmap is lost in a host crash, the page reads as before
+ * the store, which was not flushed. Moving a slab between layers may not.
+ */
+int slab_publish(struct pcow_image *image, uint64_t slab, struct owner owner, bool lazily);
 /* Give a slab back: owner word cleared, blocks punched out; *freed grows by the blocks it had (estimated by valid pages). */
 int slab_release(struct pcow_image *image, uint64_t slab, uint64_t *freed);
 /* Replace the valid set (every word is a store of its own). Async-signal-safe. */
-int slab_store_valid(struct pcow_image *image, uint64_t slab, const struct page_set *valid);
+int slab_store_valid(struct pcow_image *image, uint64_t slab, const struct page_set *valid, bool lazily);
 void slab_untake(struct pcow_image *image, uint64_t slab);
 
 /* image/header.c */

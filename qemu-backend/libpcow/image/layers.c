@@ -283,7 +283,7 @@ static int add_table(struct pcow_image *image, uint32_t number, struct pcow_erro
     int ret = slab_take(image, &slab);
 
     if (!ret) {
-        ret = slab_publish(image, slab, owner);
+        ret = slab_publish(image, slab, owner, false);
         if (ret)
             slab_untake(image, slab);
     }

@@ -180,9 +180,9 @@ int slab_take(struct pcow_image *image, uint64_t *slab)
     return 0;
 }
 
-int slab_publish(struct pcow_image *image, uint64_t slab, struct owner owner)
+int slab_publish(struct pcow_image *image, uint64_t slab, struct owner owner, bool lazily)
 {
-    int ret = file_store64(&image->file, owner_offset(slab), owner_encode(owner));
+    int ret = (lazily ? file_store64_lazily : file_store64)(&image->file, owner_offset(slab), owner_encode(owner));
 
     if (ret)
         return ret;
@@ -192,7 +192,7 @@ int slab_publish(struct pcow_image *image, uint64_t slab, struct owner owner)
     return 0;
 }
 
-int slab_store_valid(struct pcow_image *image, uint64_t slab, const struct page_set *valid)
+int slab_store_valid(struct pcow_image *image, uint64_t slab, const struct page_set *valid, bool lazily)
 {
     struct page_set *where = file_address(&image->file, bitmap_offset(slab));
     int ret;
@@ -202,7 +202,8 @@ int slab_store_valid(struct pcow_image *image, uint64_t slab, const struct page_
     for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
         if (page_set_word(where, w) != valid->word[w])
             __atomic_store_n(&where->word[w], valid->word[w], __ATOMIC_RELEASE);
-    ret = persist_range(&image->file.persist, where, sizeof *where);
+    ret = lazily && image->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE
+        ? 0 : persist_range(&image->file.persist, where, sizeof *where);
     if (ret)
         return ret;
     for (unsigned w = 0; w < PAGE_SET_WORDS; w++)

@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include "monitor/monitor.h"
+#include "util/error.h"
 
 #define WAIT_INTERVAL_NS 10000000L     /* between two tries on a full pool */
 
@@ -132,9 +133,9 @@ int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write
 {
     uint64_t end = offset + length;
 
-    (void)error;
     if (offset > map->size || length > map->size - offset)
-        return -EINVAL;
+        return error_set(error, -EINVAL, "%s: offset %llu and length %llu reach beyond its end", map->image->file.path,
+                         (unsigned long long)offset, (unsigned long long)length);
     for (offset &= ~(PCOW_PAGE_SIZE - 1); offset < end; offset += PCOW_PAGE_SIZE) {
         const struct slab_map *slab = &map->slabs[offset >> SLAB_BITS];
         int ret;
@@ -143,8 +144,10 @@ int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write
         if (write ? page_set_has(&slab->writable, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB)) : !slab->cold)
             continue;
         ret = resolve(map, offset, write, false);
+        if (ret == -ENOSPC)
+            return error_set(error, ret, "%s: the pool is full; free space or extend it", map->image->file.path);
         if (ret)
-            return ret;
+            return error_set_errno(error, ret, "%s: cannot prepare offset %llu", map->image->file.path, (unsigned long long)offset);
     }
     return 0;
 }

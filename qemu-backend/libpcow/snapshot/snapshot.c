@@ -274,7 +274,7 @@ int pcow_snapshot_write_state(pcow_image *image, const char *name, uint64_t offs
         if (!ret)
             ret = file_write_data(&image->file, (slab << SLAB_BITS) + in_slab, from, piece);
         if (!ret && is_new)
-            ret = slab_publish(image, slab, (struct owner){OWNER_STATE, layer->id, (uint32_t)(offset >> SLAB_BITS)});
+            ret = slab_publish(image, slab, (struct owner){OWNER_STATE, layer->id, (uint32_t)(offset >> SLAB_BITS)}, false);
         if (ret) {
             if (is_new && slab)
                 slab_untake(image, slab);

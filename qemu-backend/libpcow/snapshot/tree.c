@@ -102,7 +102,7 @@ static int drop_shadowed(struct pcow_image *image, uint64_t slab, const struct p
         return 0;
     if (freed)
         *freed += (page_set_count(&image->valid[slab]) - page_set_count(&valid)) * PCOW_PAGE_SIZE;
-    ret = slab_store_valid(image, slab, &valid);
+    ret = slab_store_valid(image, slab, &valid, false);
     for (unsigned page = 0; page < PAGES_PER_SLAB && ret == 0;) {
         unsigned end = page_set_run_end(shadow, page, PAGES_PER_SLAB);
 
@@ -181,7 +181,7 @@ static int give_slab(struct pcow_image *image, uint64_t slab, uint32_t child, ui
         memset(&shadow, 0xff, sizeof shadow);
     ret = drop_shadowed(image, slab, &shadow, freed);
     if (!ret)
-        ret = slab_publish(image, slab, (struct owner){OWNER_DATA, child, (uint32_t)guest_slab});
+        ret = slab_publish(image, slab, (struct owner){OWNER_DATA, child, (uint32_t)guest_slab}, false);
     if (claimed)
         chain_release(image->chain, guest_slab);
     return ret;

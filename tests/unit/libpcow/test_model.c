@@ -253,7 +253,7 @@ static void step(struct world *w)
 static void run_model(enum pcow_engine engine)
 {
     struct world w = {.seed = random_seed(), .size = 6 * MIB, .engine = engine, .files = 1};
-    unsigned steps = test_steps(3000);
+    unsigned steps = test_steps(2000);
 
     print_message("seed %#llx, %u steps\n", (unsigned long long)w.seed, steps);
     w.bytes = calloc(1, MAX_SIZE);
