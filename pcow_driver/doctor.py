@@ -199,7 +199,8 @@ def _check_hook() -> Iterator[Finding]:
     else:
         yield Finding('libvirt hook', ADVICE, f'{HOOK} is not there or not executable', (
             "QEMU's user cannot read the bases of images unless file permissions allow it: install "
-            'etc/libvirt/hooks/qemu.d/pcow there with mode 0755 and restart libvirtd'))
+            'etc/libvirt/hooks/qemu.d/pcow there with mode 0755, and pcow-img in /usr/local/bin (or set [pcow] pcow_img in '
+            '/etc/pcow/pcow.conf), and restart libvirtd'))
 
 
 def _check_apparmor() -> Iterator[Finding]:

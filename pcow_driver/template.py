@@ -78,6 +78,23 @@ def _inspected_size(path: str, source_format: str) -> int:
     return int(found.virtual_size)
 
 
+def check_source(source: Source) -> None:
+    """Find out whether a qcow2 file is whole: qemu-img would read what a truncated one lacks as zeros.
+
+    :raises SourceRejected: it is damaged
+    :raises ToolFailed: it cannot be opened
+    """
+    if source.format != 'qcow2':
+        return
+    try:
+        tool.run(tool.find('qemu_img'), 'check', '-q', '-f', source.format, source.path, ok_exit_codes=(0, 3))    # 3: leaks
+    except exception.ToolFailed as e:
+        if e.details['exit_code'] != 2:
+            raise
+        raise exception.SourceRejected(
+            path=source.path, reason="it is damaged or not complete ('qemu-img check' shows details); get it again") from None
+
+
 def virtual_size(source_size: int, page_map: dax.PageMap, size: int | None = None) -> int:
     """Virtual size of the template of a source of ``source_size`` bytes.
 
@@ -117,6 +134,7 @@ def build(pool: pool_module.Pool, name: str, source_path: str, source_format: st
         part = os.path.join(pool.path, f'.{os.path.basename(target)}.part')
         with contextlib.ExitStack() as stack:
             stack.callback(_unlink, part)
+            check_source(source)
             _unlink(part)          # left by a build that was killed: whoever holds the lock owns the name
             with tempfile.TemporaryDirectory(prefix='pcow-template-', dir=str(conf.CONF.pcow.conversion_dir)) as directory:
                 raw = os.path.join(directory, 'namespace.raw')

@@ -14,6 +14,7 @@ from oslo_log import log as logging
 
 from pcow_driver import conf
 from pcow_driver import exception
+from pcow_driver import interrupt
 
 LOG = logging.getLogger(__name__)
 
@@ -60,9 +61,15 @@ def run(path: str, *args: str, ok_exit_codes: tuple[int, ...] = (0,)) -> str:
     """
     name = os.path.basename(path)
     started: list[subprocess.Popen[bytes]] = []
+
+    def on_execute(process: subprocess.Popen[bytes]) -> None:
+        started.append(process)
+        interrupt.check()
+
+    interrupt.check()
     try:
         stdout, _stderr = processutils.execute(
-            path, *args, check_exit_code=list(ok_exit_codes), on_execute=started.append,
+            path, *args, check_exit_code=list(ok_exit_codes), on_execute=on_execute,
             env_variables=dict(os.environ, LC_ALL='C'))
     except processutils.ProcessExecutionError as e:
         raise exception.ToolFailed(
@@ -76,6 +83,7 @@ def run(path: str, *args: str, ok_exit_codes: tuple[int, ...] = (0,)) -> str:
                 process.kill()
                 process.wait()
         raise
+    interrupt.check()
     return str(stdout)
 
 

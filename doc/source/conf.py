@@ -9,16 +9,16 @@ copyright = author
 extensions: list[str] = []
 exclude_patterns = ['_build']
 html_theme = 'alabaster'
-nitpicky = True
+# '--size' in running text stays two hyphens
+smartquotes = False
+man_show_urls = False
 
 
 def _man_page(path: Path) -> tuple[str, str, str, list[str], int]:
-    """Name and description are in the page's first title line: 'name - description'."""
-    for line in path.read_text(encoding='utf-8').splitlines():
-        name, dash, description = line.partition(' - ')
-        if dash and name == path.stem:
-            return (f'man/{path.stem}', name, description, [author], 1)
-    raise ValueError(f"{path} has no line '{path.stem} - description'")
+    """The title of a page is 'NAME - description' or just 'NAME'."""
+    lines = path.read_text(encoding='utf-8').splitlines()
+    title = next((line for line in lines if line.startswith(path.stem)), path.stem)
+    return (f'man/{path.stem}', path.stem, title.removeprefix(path.stem).lstrip(' -:'), [author], 1)
 
 
 man_pages = [_man_page(path) for path in sorted((Path(__file__).parent / 'man').glob('*.rst')) if path.stem != 'index']

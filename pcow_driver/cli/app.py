@@ -3,6 +3,7 @@
 
 import argparse
 from importlib import metadata
+import logging
 import signal
 import sys
 from typing import Any
@@ -13,6 +14,7 @@ from oslo_config import cfg
 
 from pcow_driver import conf
 from pcow_driver import exception
+from pcow_driver import interrupt
 
 
 def _version() -> str:
@@ -35,6 +37,12 @@ class PcowCtl(app.App):
                             help='Configuration file, may be given more than once; default: pcow.conf in ~/.pcow and /etc/pcow.')
         return parser
 
+    def configure_logging(self) -> None:
+        super().configure_logging()
+        if not self.options.debug:
+            # what it finds is in the error that follows
+            logging.getLogger('oslo_utils.imageutils').setLevel(logging.CRITICAL)
+
     def initialize_app(self, argv: list[str]) -> None:
         try:
             conf.CONF([], project='pcow', prog='pcow', default_config_files=self.options.config_file)
@@ -44,13 +52,8 @@ class PcowCtl(app.App):
             raise exception.ConfigInvalid(reason=str(e)) from None
 
 
-def _terminated(_signal: int, _frame: object) -> None:
-    """End by an exception, so that temporary files and child processes go."""
-    raise SystemExit(128 + signal.SIGTERM)
-
-
 def main(argv: list[str] | None = None) -> int:
-    signal.signal(signal.SIGTERM, _terminated)
+    interrupt.install()
     try:
         return int(PcowCtl().run(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:

@@ -4,8 +4,8 @@
 The kernel unpacks several archives one after another, so an archive made here may be appended to any initrd.
 """
 
-import stat
 from pathlib import Path
+import stat
 
 _ALIGNMENT = 4
 

@@ -3,9 +3,9 @@
  * A vCPU under TCG that stores to a page for which the pool has no space.
  *
  * libpcow would wait inside the trap, where nothing can reach the vCPU: stop,
- * snapshots and quit would wait as well.  Leave the trap instead, as for a page
- * fault of the guest, with the instruction not yet executed.  The vCPU looks
- * for requests and tries again.
+ * snapshots and quit would wait as well.  Leave the instruction instead, as for
+ * a page fault of the guest, before it has done anything.  The vCPU looks for
+ * requests and tries again.
  */
 #include "qemu/osdep.h"
 #include <ucontext.h>
@@ -17,8 +17,25 @@
 
 #define RETRY_INTERVAL_NS (10 * 1000 * 1000)
 
+static void wait_for_space(void)
+{
+    struct timespec interval = { 0, RETRY_INTERVAL_NS };
+
+    nanosleep(&interval, NULL);
+}
+
+/* A helper stores to host memory, on behalf of generated code at @ra. */
+void hostmem_pcow_prepare_store(CPUState *cpu, void *host, uintptr_t ra)
+{
+    if (ra && hostmem_pcow_make_writable(host) == -ENOSPC) {
+        wait_for_space();
+        cpu_loop_exit_restore(cpu, ra);
+    }
+}
+
 #ifdef __x86_64__
 
+/* Generated code that stores to host memory by itself traps. */
 static struct sigaction previous;
 
 static void handle_sigsegv(int signum, siginfo_t *info, void *opaque)
@@ -29,15 +46,12 @@ static void handle_sigsegv(int signum, siginfo_t *info, void *opaque)
     int saved_errno = errno;
     int ret = -EFAULT;
 
-    /* In a helper, what it has done already could not be taken back. */
     if (current_cpu && current_cpu->running &&
         in_code_gen_buffer((void *)(pc - tcg_splitwx_diff))) {
         ret = hostmem_pcow_trap(info->si_addr, is_write);
     }
     if (ret == -ENOSPC) {
-        struct timespec interval = { 0, RETRY_INTERVAL_NS };
-
-        nanosleep(&interval, NULL);
+        wait_for_space();
         if (cpu_restore_state(current_cpu, pc + GETPC_ADJ)) {
             cpu_loop_exit(current_cpu);
         }

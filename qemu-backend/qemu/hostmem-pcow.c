@@ -174,6 +174,18 @@ static bool open_image(HostMemPcow *pcow, const char *path, Error **errp)
     return true;
 }
 
+uintptr_t hostmem_pcow_low, hostmem_pcow_high;
+
+static void widen_range(void *host, uint64_t length)
+{
+    uintptr_t low = (uintptr_t)host;
+
+    if (!hostmem_pcow_high || low < hostmem_pcow_low) {
+        hostmem_pcow_low = low;
+    }
+    hostmem_pcow_high = MAX(hostmem_pcow_high, low + length);
+}
+
 static bool start_events(HostMemPcow *pcow, Error **errp)
 {
     int ret = event_notifier_init(&pcow->waiting_changed, false);
@@ -268,6 +280,7 @@ bool hostmem_pcow_alloc(HostMemPcow *pcow, HostMemoryBackend *backend,
     block = backend->mr.ram_block;
     block->flags |= RAM_SHARED | (readonly ? RAM_READONLY : 0);
     block->pcow = pcow;
+    widen_range(block->host, block->max_length);
     blk_prepare_buffer = prepare_buffer;
 
     pcow->id = g_strdup(object_get_canonical_path_component(OBJECT(backend)));
@@ -341,31 +354,74 @@ static int prepare_buffer(QEMUIOVector *qiov, size_t offset, size_t bytes,
 /* The image for whose space this thread waits */
 static __thread HostMemPcow *waits_for;
 
-int hostmem_pcow_trap(void *address, bool is_write)
+static void end_wait(HostMemPcow *pcow)
+{
+    if (waits_for == pcow) {
+        waits_for = NULL;
+        if (qatomic_fetch_dec(&pcow->waiting) == 1) {
+            event_notifier_set(&pcow->waiting_changed);
+        }
+    }
+}
+
+static void begin_wait(HostMemPcow *pcow, uint64_t offset)
+{
+    if (waits_for != pcow) {
+        waits_for = pcow;
+        qatomic_inc(&pcow->full_waits);
+        qatomic_set(&pcow->waiting_offset, offset);
+        if (qatomic_fetch_inc(&pcow->waiting) == 0) {
+            event_notifier_set(&pcow->waiting_changed);
+        }
+    }
+}
+
+/* *result: the image at @address, or NULL */
+static int serve_access(void *address, bool is_write, HostMemPcow **result)
 {
     ram_addr_t offset;
     RAMBlock *block = qemu_ram_block_from_host(address, false, &offset);
     HostMemPcow *pcow = block ? block->pcow : NULL;
     int ret;
 
+    *result = pcow;
     if (!pcow) {
         return -EFAULT;
     }
     ret = pcow_map_resolve(pcow->map, offset, 1, is_write, NULL);
     if (ret == 0) {
+        end_wait(pcow);
+    } else if (ret == -ENOSPC) {
+        begin_wait(pcow, offset);
+    }
+    return ret;
+}
+
+int hostmem_pcow_trap(void *address, bool is_write)
+{
+    HostMemPcow *pcow;
+    int ret = serve_access(address, is_write, &pcow);
+
+    if (ret == 0) {
         qatomic_inc(is_write ? &pcow->write_traps : &pcow->read_traps);
-        if (waits_for == pcow) {
-            waits_for = NULL;
-            if (qatomic_fetch_dec(&pcow->waiting) == 1) {
-                event_notifier_set(&pcow->waiting_changed);
-            }
-        }
-    } else if (ret == -ENOSPC && waits_for != pcow) {
-        waits_for = pcow;
-        qatomic_inc(&pcow->full_waits);
-        qatomic_set(&pcow->waiting_offset, offset);
-        if (qatomic_fetch_inc(&pcow->waiting) == 0) {
-            event_notifier_set(&pcow->waiting_changed);
+    }
+    return ret;
+}
+
+int hostmem_pcow_make_writable(void *address)
+{
+    HostMemPcow *pcow;
+    int ret = serve_access(address, true, &pcow);
+
+    if (ret == 0) {
+        struct pcow_map_stats stats;
+        uint64_t pages;
+
+        /* Most pages are writable already; a trap it is if one became so. */
+        pcow_map_get_stats(pcow->map, &stats);
+        pages = stats.pages_copied + stats.pages_zeroed;
+        if (qatomic_xchg(&pcow->pages, pages) != pages) {
+            qatomic_inc(&pcow->write_traps);
         }
     }
     return ret;

@@ -39,6 +39,7 @@ typedef struct HostMemPcow {
 
     /* traps of vCPUs that hostmem_pcow_trap() served, and who waits for space */
     uint64_t write_traps, read_traps, full_waits;
+    uint64_t pages;             /* copied or zeroed so far */
     unsigned waiting;
     uint64_t waiting_offset;
     bool told_full;
@@ -86,6 +87,17 @@ int hostmem_pcow_resolve(HostMemPcow *pcow, uint64_t offset, uint64_t length,
  * can go on, -ENOSPC if there is no space, -EFAULT if that is not an image.
  */
 int hostmem_pcow_trap(void *address, bool is_write);
+/* The same for a store of a vCPU that is about to come, if it is to an image. */
+int hostmem_pcow_make_writable(void *address);
+
+/* Host addresses between which all images lie; high is 0 without one. */
+extern uintptr_t hostmem_pcow_low, hostmem_pcow_high;
+
+static inline bool hostmem_pcow_may_cover(const void *address)
+{
+    return unlikely((uintptr_t)address < hostmem_pcow_high &&
+                    (uintptr_t)address >= hostmem_pcow_low);
+}
 /* Make everything stored so far durable.  Returns 0 or -errno.  Any thread. */
 int hostmem_pcow_flush(HostMemPcow *pcow, Error **errp);
 
@@ -99,6 +111,7 @@ bool hostmem_pcow_check_no_fd_user(const char *user, Error **errp);
 /* ---- hostmem-pcow-tcg.c ---- */
 
 void hostmem_pcow_tcg_init(void);
+void hostmem_pcow_prepare_store(CPUState *cpu, void *host, uintptr_t ra);
 
 /* ---- hostmem-pcow-qmp.c ---- */
 

@@ -9,7 +9,6 @@ import json
 import os
 from pathlib import Path
 import pwd
-import random
 import shutil
 import signal
 import subprocess
@@ -55,6 +54,9 @@ class TestCase(unittest.TestCase):
                               stdin=None if 'input' in kwargs else subprocess.DEVNULL, timeout=120, check=False, **kwargs)
         self.assertEqual(exit_code, done.returncode, done)
         return done
+
+    def status(self, *args: object) -> int:
+        return subprocess.run(list(map(str, args)), env=self.environment, cwd=TOP, capture_output=True, check=False).returncode
 
     def ctl(self, *args: object) -> str:
         return self.run_program(*self.command(*args)).stdout
@@ -127,7 +129,8 @@ class LifeTest(TestCase):
         self.ctl('snapshot', 'create', 'p/vm', 's1')
         self.io(path, f'write -P 0xbb {OFFSET} 64k')
         self.ctl('snapshot', 'create', path, 's2')
-        self.assertEqual([('s1', ''), ('s2', 's1')], [(row['name'], row['parent']) for row in self.show('snapshot', 'list', 'p/vm')])
+        self.assertEqual([('s1', ''), ('s2', 's1')],
+                         [(row['name'], row['parent']) for row in self.show('snapshot', 'list', 'p/vm')])
         self.ctl('snapshot', 'revert', 'p/vm', 's1')
         self.io(path, f'read -P 0xaa {OFFSET} 4k', f'read -P 0x11 {OFFSET + 4096} 60k')
         self.ctl('snapshot', 'revert', 'p/vm', 's2')
@@ -175,7 +178,8 @@ class LifeTest(TestCase):
         self.ctl('image', 'create', 'p/vm', '--template', 't')
         kernel = self.make_raw('vmlinuz', 4096)
         xml = self.ctl('domain-xml', 'p/vm', '--kernel', kernel, '--type', 'qemu', '--emulator', '/opt/qemu', '--memory', '512M')
-        for part in (f'<path>{self.pool}/vm.pcow</path>', '<size unit="KiB">10240</size>', f'<kernel>{kernel}</kernel>', '<name>vm</name>'):
+        for part in (f'<path>{self.pool}/vm.pcow</path>', '<size unit="KiB">10240</size>', f'<kernel>{kernel}</kernel>',
+                     '<name>vm</name>'):
             self.assertIn(part, xml)
         self.assertIn('image create', self.fails('domain-xml', 'p/t', '--kernel', kernel, '--emulator', '/opt/qemu'))
         self.assertIn('/no/kernel', self.fails('domain-xml', 'p/vm', '--kernel', '/no/kernel', '--emulator', '/opt/qemu'))
@@ -225,13 +229,14 @@ class TemplateTest(TestCase):
         self.assertEqual(before, path.read_bytes())
 
     def test_bad_sources_leave_nothing(self) -> None:
-        self.run_program('qemu-img', 'create', '-q', '-f', 'qcow2', '-b', '/etc/hostname', '-F', 'raw', self.directory / 'backed', '8M')
+        backed = self.directory / 'backed'
+        self.run_program('qemu-img', 'create', '-q', '-f', 'qcow2', '-b', '/etc/hostname', '-F', 'raw', backed, '8M')
         good = self.make_qcow2('good.qcow2', 8 * MIB, at_0=1)
         truncated = self.directory / 'truncated'
-        truncated.write_bytes(good.read_bytes()[:270000])
+        truncated.write_bytes(good.read_bytes()[:300000])
         huge = self.directory / 'huge'
         self.run_program('qemu-img', 'create', '-q', '-f', 'qcow2', huge, '20T')
-        for source, source_format, args in ((self.directory / 'backed', 'qcow2', ()), (good, 'raw', ()), (truncated, 'qcow2', ()),
+        for source, source_format, args in ((backed, 'qcow2', ()), (good, 'raw', ()), (truncated, 'qcow2', ()),
                                             (huge, 'qcow2', ()), (self.directory / 'missing', 'qcow2', ()),
                                             (good, 'qcow2', ('--size', '8M')), (good, 'qcow2', ('--cluster-size', '5000'))):
             self.fails('template', 'build', source, 'p/bad', '--source-format', source_format, *args)
@@ -241,7 +246,8 @@ class TemplateTest(TestCase):
     def test_taken_name(self) -> None:
         path = self.make_template()
         before = path.stat()
-        self.assertIn('exists already', self.fails('template', 'build', self.directory / 't.qcow2', 'p/t', '--source-format', 'qcow2'))
+        source = self.directory / 't.qcow2'
+        self.assertIn('exists already', self.fails('template', 'build', source, 'p/t', '--source-format', 'qcow2'))
         self.assertEqual(before, path.stat())
 
     def test_two_builds_of_one_name(self) -> None:
@@ -252,7 +258,7 @@ class TemplateTest(TestCase):
         self.assertEqual(['t.pcow'], self.files())
 
     def test_interrupted_build_leaves_nothing(self) -> None:
-        content = random.Random(1).randbytes(MIB)
+        content = os.urandom(MIB)
         raw = self.directory / 'big.raw'
         with open(raw, 'wb') as f:
             for _ in range(400):
@@ -315,16 +321,13 @@ class BadCasesTest(TestCase):
         self.ctl('snapshot', 'create', 'p/vm', 's1')
 
     def _wait_for_lock(self) -> None:
-        """Until a writer's lock is on the image; F_OFD_GETLK over the whole file tells."""
+        """Until nobody else may open the image."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
-            if self.run_program_status(BIN / 'pcow-img', 'info', self.path):
+            if self.status(BIN / 'pcow-img', 'info', self.path):
                 return
             time.sleep(0.02)
         self.fail('pcow-io takes no lock')
-
-    def run_program_status(self, *args: object) -> int:
-        return subprocess.run(list(map(str, args)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode
 
     def test_damaged_image(self) -> None:
         with open(self.path, 'r+b') as f:
@@ -334,7 +337,7 @@ class BadCasesTest(TestCase):
         self.assertEqual('vm', self.show('pool', 'show', 'p')['unreadable'])
         self.assertIn('vm', self.fails('template', 'delete', 'p/t'))
         self.assertIn('vm.pcow', self.fails('image', 'delete', 'p/vm'))
-        self.assertNotEqual(0, subprocess.run(self.command('image', 'check', 'p/vm'), cwd=TOP, capture_output=True, check=False).returncode)
+        self.assertIn(self.status(*self.command('image', 'check', 'p/vm')), (1, 2))
         self.ctl('image', 'delete', '--force', 'p/vm')
         self.ctl('template', 'delete', 'p/t')
 
@@ -347,9 +350,9 @@ class BadCasesTest(TestCase):
         """Whoever comes first: an image never loses the template that it was made on."""
         for turn in range(8):
             self.make_template(f'r{turn}')
+            commands = (('image', 'create', f'p/c{turn}', '--template', f'r{turn}'), ('template', 'delete', f'p/r{turn}'))
             racers = [subprocess.Popen(self.command(*words), cwd=TOP, env=self.environment, stdout=subprocess.DEVNULL,
-                                       stderr=subprocess.DEVNULL)
-                      for words in (('image', 'create', f'p/c{turn}', '--template', f'r{turn}'), ('template', 'delete', f'p/r{turn}'))]
+                                       stderr=subprocess.DEVNULL) for words in commands]
             created, deleted = (racer.wait(120) == 0 for racer in racers)
             self.assertNotEqual(created, deleted)
             self.assertEqual(created, (self.pool / f'r{turn}.pcow').exists())
@@ -371,13 +374,15 @@ class HookTest(TestCase):
     def _hook(self, path: object, exit_code: int = 0) -> str:
         xml = (f"<domain><devices><memory model='nvdimm'><source><path>{path}</path></source></memory></devices>"
                f"<seclabel type='static' model='dac'><label>+{self.user.pw_uid}:+{self.user.pw_gid}</label></seclabel></domain>")
-        return self.run_program('/usr/bin/python3', '-I', HOOK, 'vm', 'prepare', 'begin', '-', exit_code=exit_code, input=xml).stderr
+        done = self.run_program('/usr/bin/python3', '-I', HOOK, 'vm', 'prepare', 'begin', '-', exit_code=exit_code, input=xml)
+        return done.stderr
 
     def _readable(self, name: str) -> bool:
         """Whether the user may read the file, tried as that user."""
         code = 'import sys; open(sys.argv[1], "rb").read(1)'
-        return subprocess.run([shutil.which('python3', path='/usr/bin:/bin') or 'python3', '-I', '-c', code, self.pool / name], user=self.user.pw_uid,
-                              group=self.user.pw_gid, extra_groups=[], capture_output=True, check=False, cwd='/').returncode == 0
+        done = subprocess.run(['/usr/bin/python3', '-I', '-c', code, self.pool / name], user=self.user.pw_uid,
+                              group=self.user.pw_gid, extra_groups=[], capture_output=True, check=False, cwd='/')
+        return done.returncode == 0
 
     def test_bases_become_readable_and_nothing_else(self) -> None:
         self.ctl('image', 'create', 'p/other', '--size', '2M')

@@ -24,6 +24,18 @@ static int check_range(const struct pcow_image *image, uint64_t offset, uint64_t
     return 0;
 }
 
+/* What is refused must not count as a change of the image. */
+static int begin_write(struct pcow_image *image, uint64_t offset, uint64_t length, struct pcow_error *error)
+{
+    int ret = image_check_writable(image, error);
+
+    if (ret == 0)
+        ret = check_range(image, offset, length, error);
+    if (ret == 0 && !chain_get(image, error))
+        ret = -ENOMEM;
+    return ret ? ret : image_begin_change(image, error);
+}
+
 static int no_base(const struct pcow_image *image, struct pcow_error *error)
 {
     return error_set(error, -ENOLINK, "%s: the data lies in its base, which was not opened", image->file.path);
@@ -136,12 +148,8 @@ static int write_slab(struct pcow_image *image, struct position at, const char *
 int pcow_write(pcow_image *image, uint64_t offset, const void *buffer, size_t length, struct pcow_error *error)
 {
     const char *from = buffer;
-    int ret = image_begin_change(image, error);
+    int ret = begin_write(image, offset, length, error);
 
-    if (ret == 0 && !chain_get(image, error))
-        ret = -ENOMEM;
-    if (ret == 0)
-        ret = check_range(image, offset, length, error);
     while (ret == 0 && length > 0) {
         size_t piece = PCOW_SLAB_SIZE - offset % PCOW_SLAB_SIZE;
 
@@ -187,12 +195,8 @@ static int zero_pages(struct pcow_image *image, uint64_t guest_slab, unsigned pa
 int pcow_write_zeroes(pcow_image *image, uint64_t offset, uint64_t length, struct pcow_error *error)
 {
     static const char zeros[PCOW_PAGE_SIZE];
-    int ret = image_begin_change(image, error);
+    int ret = begin_write(image, offset, length, error);
 
-    if (ret == 0 && !chain_get(image, error))
-        ret = -ENOMEM;
-    if (ret == 0)
-        ret = check_range(image, offset, length, error);
     while (ret == 0 && length > 0) {
         struct position at = position_of(offset);
         uint64_t piece;

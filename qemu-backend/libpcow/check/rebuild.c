@@ -64,18 +64,25 @@ static int put_active(struct check *check)
     return ret ? ret : check_set_header_word(check, offsetof(struct header, active_layer), next);
 }
 
+static bool owns_slabs(const struct check *check, uint32_t id)
+{
+    for (size_t i = 0; i < check->count; i++)
+        if (check->slabs[i].owner.kind != OWNER_NONE && check->slabs[i].owner.layer == id)
+            return true;
+    return false;
+}
+
 static int settle_active(struct check *check)
 {
     const struct check_layer *named = check_find_layer(check, active_id(check));
-    struct check_layer *guess;
+    struct check_layer *guess = guess_active(check);
     int ret;
 
-    /* No record at all: it is made anew below, with the slabs that it owns. */
-    if (!named || named->layer.state == LAYER_OPEN)
+    /* No record at all: it is made anew below, unless another open layer is the better candidate. */
+    if (named ? named->layer.state == LAYER_OPEN : !guess || owns_slabs(check, active_id(check)))
         return 0;
-    guess = guess_active(check);
-    check_corruption(check, true, "the header names layer %u as the active one, but that is %s; %s", active_id(check),
-                     named->layer.state == LAYER_FREE ? "deleted" : "a snapshot",
+    check_corruption(check, true, "the header names layer %u as the active one, but that %s; %s", active_id(check),
+                     !named ? "has no record" : named->layer.state == LAYER_FREE ? "is deleted" : "is a snapshot",
                      guess ? "the open layer is taken" : "an empty layer is put on the newest snapshot");
     ret = check_raise_generation(check);
     if (ret)
@@ -209,12 +216,18 @@ static int revive_parents(struct check *check)
 
     /* From the newest down: a parent has a lower id, so those that it needs in turn come later. */
     for (size_t i = check->layer_count; i-- > 0;) {
-        const struct check_layer *child = &check->layers[i];
+        struct check_layer *child = &check->layers[i];
         struct check_layer *found = child->layer.parent ? check_find_layer(check, child->layer.parent) : NULL;
         int ret;
 
         if (!found || is_frozen(found) || (!is_frozen(child) && child->layer.id != active_id(check)))
             continue;
+        if (found == active) {
+            /* Nothing can stand on what is still written to. */
+            child->damage |= DAMAGED_PARENT;
+            child->layer.parent = 0;
+            continue;
+        }
         if (found->layer.state == LAYER_OPEN && found->layer.id == parent_of_active)
             continue;
         check_corruption(check, true, "layer %u stands on layer %u, whose record says that it was deleted", child->layer.id, found->layer.id);

@@ -77,7 +77,8 @@ static int settle_parents(struct check *check)
                                  found->layer.id, word_value(check->header.base_slot) ? "the base" : "nothing");
             found->rewrite = true;
         }
-        if (!has_child[i]) {
+        /* Nothing stands on the active layer. */
+        if (!has_child[i] && found->layer.id != word_value(check->header.active_layer)) {
             childless++;
             sum += i;
         }

@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "util/error.h"
 
@@ -292,11 +291,7 @@ int format1_load(struct pcow_image *image, struct pcow_error *error)
     }
     image->size = (uint64_t)format1->clusters * format1->cluster_size;
     /* The chain links guest slabs through this table; slabs_unload() gives it back. */
-    image->slab_capacity = (image->size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS;
-    image->slabs = mmap(NULL, image->slab_capacity * sizeof *image->slabs, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (image->slabs == MAP_FAILED) {
-        image->slabs = NULL;
+    if (slabs_reserve(image, (image->size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS)) {
         format1_unload(image);
         return error_set(error, -ENOMEM, "out of memory for the table of %s", image->file.path);
     }

@@ -75,6 +75,63 @@ static int sync_directory(const char *path)
     return ret;
 }
 
+static int exists(const char *path, struct pcow_error *error)
+{
+    return error_set(error, -EEXIST, "%s exists; remove it first or choose another name", path);
+}
+
+/*
+ * The file gets its name when it is complete, so that nobody sees half an image, not even after a crash. A file system
+ * without nameless files gets it at once.
+ */
+static int open_new(const char *path, bool *nameless)
+{
+    char *copy = strdup(path);
+    int fd = copy ? open(dirname(copy), O_TMPFILE | O_RDWR | O_CLOEXEC, 0644) : -1;
+
+    free(copy);
+    *nameless = fd >= 0;
+    return fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR) ? fd : open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+}
+
+static int give_name(int fd, const char *path)
+{
+    char link[64];
+
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    return linkat(AT_FDCWD, link, AT_FDCWD, path, AT_SYMLINK_FOLLOW) ? -errno : 0;
+}
+
+static int make_file(const char *path, struct header *header, uint64_t virtual_size, struct pcow_error *error)
+{
+    struct file file;
+    bool nameless;
+    int fd, ret;
+
+    if (access(path, F_OK) == 0)
+        return exists(path, error);
+    fd = open_new(path, &nameless);
+    if (fd < 0)
+        return errno == EEXIST ? exists(path, error) : error_set_errno(error, -errno, "cannot create %s", path);
+    ret = file_adopt(&file, fd, path, error);
+    if (!ret) {
+        errno = 0;
+        ret = write_image(fd, header, virtual_size);
+        if (!ret && nameless)
+            ret = give_name(fd, path);
+        if (!ret)
+            ret = sync_directory(path);
+        if (ret == -EEXIST)
+            exists(path, error);
+        else if (ret)
+            error_set_errno(error, ret, "cannot write %s", path);
+        file_close(&file);
+    }
+    if (ret && !nameless)
+        unlink(path);
+    return ret;
+}
+
 int pcow_create(const char *path, const struct pcow_create_options *options, struct pcow_error *error)
 {
     struct header header = {
@@ -90,8 +147,7 @@ int pcow_create(const char *path, const struct pcow_create_options *options, str
         .generation = word_encode(1),
     };
     uint64_t virtual_size, cluster_size, base_size = 0;
-    struct file file;
-    int fd, ret;
+    int ret;
 
     memcpy(header.magic, FORMAT2_MAGIC, sizeof header.magic);
     if (options->base) {
@@ -108,23 +164,5 @@ int pcow_create(const char *path, const struct pcow_create_options *options, str
     if (ret)
         return error_set_errno(error, ret, "cannot make a uuid for %s", path);
     header.crc = header_crc(&header);
-    fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-    if (fd < 0)
-        return errno == EEXIST ? error_set(error, -EEXIST, "%s exists; remove it first or choose another name", path)
-                               : error_set_errno(error, -errno, "cannot create %s", path);
-    ret = file_adopt(&file, fd, path, error);
-    if (ret) {
-        unlink(path);
-        return ret;
-    }
-    errno = 0;
-    ret = write_image(fd, &header, virtual_size);
-    if (!ret)
-        ret = sync_directory(path);
-    if (ret) {
-        error_set_errno(error, ret, "cannot write %s", path);
-        unlink(path);
-    }
-    file_close(&file);
-    return ret;
+    return make_file(path, &header, virtual_size, error);
 }

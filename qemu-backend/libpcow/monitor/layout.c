@@ -13,7 +13,15 @@ static int map_file(const struct pcow_map *map, void *address, size_t length, co
     int protection = PROT_READ | (write ? PROT_WRITE : 0);
 
     (void)map;
-    return mmap(address, length, protection, flags, file->file.fd, (off_t)offset) == MAP_FAILED ? -errno : 0;
+    if (mmap(address, length, protection, flags, file->file.fd, (off_t)offset) == MAP_FAILED)
+        return -errno;
+    /*
+     * Without readahead the page cache holds single pages. A store to one page of a larger folio makes the file system (ext4, Linux
+     * 6.16 and later) reserve blocks for all of it: up to 2 MiB for 4 KiB, and SIGBUS if the pool is nearly full.
+     */
+    if (file->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE)
+        madvise(address, length, MADV_RANDOM);
+    return 0;
 }
 
 /* A stretch of the range that one mapping can serve. */
@@ -34,7 +42,8 @@ static int map_piece(struct pcow_map *map, const struct piece *piece)
         return 0;
     if (piece->level == 0)
         return map->engine->map_absent(map, address, length);
-    return map_file(map, address, length, image->chain->file[piece->level], piece->offset, piece->own);
+    return map_file(map, address, length, image->chain->file[piece->level], piece->offset,
+                    piece->own && image->file.writable);
 }
 
 static bool continues(const struct piece *piece, const struct place *place)

@@ -68,7 +68,7 @@ int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, p
     map->size = image->size;
     map->full_policy = options->full_policy;
     map->vma_budget = options->vma_budget ? options->vma_budget : default_vma_budget();
-    map->engine = options->engine == PCOW_ENGINE_UFFD ? &uffd_engine : &signal_engine;
+    map->engine = options->engine == PCOW_ENGINE_UFFD && image->file.writable ? &uffd_engine : &signal_engine;
     map->uffd = -1;
     map->events.fd = -1;
     /* aligned_alloc: a page set is a cache line. */

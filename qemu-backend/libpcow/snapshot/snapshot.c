@@ -97,10 +97,13 @@ int pcow_snapshot_create(pcow_image *image, const char *name, struct pcow_error 
     uint32_t frozen_id;
     struct layer *frozen;
     struct timespec now;
-    int ret = image_begin_change(image, error);
+    int ret = image_check_writable(image, error);
 
+    /* What is refused must not count as a change: images on this one would no longer open. */
     if (!ret)
         ret = check_new_name(image, name, error);
+    if (!ret)
+        ret = image_begin_change(image, error);
     if (!ret && file_sync(&image->file))
         ret = error_set_errno(error, -EIO, "cannot flush %s", image->file.path);
     if (ret)
@@ -132,7 +135,7 @@ int pcow_snapshot_revert(pcow_image *image, const char *name, struct pcow_error 
     uint32_t dropped, target;
     struct layer *layer, gone;
     uint64_t size;
-    int ret = image_begin_change(image, error);
+    int ret = image_check_writable(image, error);
 
     if (ret)
         return ret;
@@ -142,6 +145,9 @@ int pcow_snapshot_revert(pcow_image *image, const char *name, struct pcow_error 
     if (image->map && layer->virtual_size != image->size)
         return error_set(error, -EBUSY, "%s: snapshot '%s' has another size (%llu bytes) than the memory that is mapped; "
                          "stop the VM and revert then", image->file.path, name, (unsigned long long)layer->virtual_size);
+    ret = image_begin_change(image, error);
+    if (ret)
+        return ret;
     target = layer->id;
     size = layer->virtual_size;
     dropped = image_active(image);
@@ -177,7 +183,7 @@ int pcow_snapshot_delete(pcow_image *image, const char *name, uint64_t *freed, s
     uint64_t bytes = 0;
     struct layer *layer;
     uint32_t id;
-    int ret = image_begin_change(image, error);
+    int ret = image_check_writable(image, error);
 
     if (freed)
         *freed = 0;
@@ -188,6 +194,9 @@ int pcow_snapshot_delete(pcow_image *image, const char *name, uint64_t *freed, s
         return -ENOENT;
     if (layer->flags & LAYER_PINNED)
         return error_set(error, -EBUSY, "%s: images stand on snapshot '%s'; delete or rebase them first", image->file.path, name);
+    ret = image_begin_change(image, error);
+    if (ret)
+        return ret;
     id = layer->id;
     layer->state = LAYER_HIDDEN;
     ret = layer_store_state(image, layer, error);
@@ -213,7 +222,7 @@ int pcow_snapshot_rename(pcow_image *image, const char *name, const char *new_na
 {
     struct layer *layer, renamed, old;
     uint32_t unused_id;
-    int ret = image_begin_change(image, error);
+    int ret = image_check_writable(image, error);
 
     if (ret)
         return ret;
@@ -223,6 +232,8 @@ int pcow_snapshot_rename(pcow_image *image, const char *name, const char *new_na
     if (strcmp(name, new_name) == 0)
         return 0;
     ret = check_new_name(image, new_name, error);
+    if (!ret)
+        ret = image_begin_change(image, error);
     if (ret)
         return ret;
     old = renamed = *layer;

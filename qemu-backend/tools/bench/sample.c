@@ -22,8 +22,8 @@ double percentile(double *samples, size_t count, double fraction)
         return NAN;
     }
     qsort(samples, count, sizeof(*samples), compare);
-    at = (size_t)(fraction * (double)count);
-    return samples[at < count ? at : count - 1];
+    at = (size_t)ceil(fraction * (double)count);   /* nearest rank */
+    return samples[at > 0 ? at - 1 : 0];
 }
 
 double mean(const double *samples, size_t count)

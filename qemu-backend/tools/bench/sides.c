@@ -168,7 +168,8 @@ int side_open(const struct bench *bench, struct side *side, const char *base, ui
     char path[4096], base_path[4096];
     struct pcow_create_options create = {.virtual_size = size, .cluster_size = cluster_size,
                                          .base = base ? bench_path(bench, base, base_path) : NULL};
-    struct pcow_map_options options = {.engine = engine};
+    /* Waiting would be for ever: what fills the pool is not going to be undone by us. */
+    struct pcow_map_options options = {.engine = engine, .full_policy = PCOW_FULL_FAIL};
     int r;
 
     *side = (struct side){.size = size, .name = TOP_IMAGE};

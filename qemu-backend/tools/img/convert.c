@@ -192,42 +192,53 @@ static int convert(struct convert_request *request, struct pcow_error *error)
     return r;
 }
 
-static int run(int argc, char **argv)
+/* Returns 0, or after a report or the help -1 with *status, the exit code. */
+static int parse(int argc, char **argv, struct convert_request *request, int *status)
 {
     static const struct option names[] = {HELP_OPTION, {"force-share", no_argument, NULL, 'U'}, END_OF_OPTIONS};
-    struct convert_request request = {0};
-    struct pcow_error error;
-    int option, r;
+    int option;
 
+    *status = EXIT_FAILURE;
     while ((option = next_option(argc, argv, ":hpqnUf:O:B:F:o:l:", names)) != -1) {
         switch (option) {
-        case 'h': return command_help(&convert_command, stdout);
-        case 'p': request.progress = true; break;
-        case 'q': request.quiet = true; break;
-        case 'n': request.existing = true; break;
-        case 'U': request.force_share = true; break;
-        case 'f': request.source_format = optarg; break;
-        case 'O': request.target_format = optarg; break;
-        case 'B': request.base = optarg; break;
-        case 'F': request.base_format = optarg; break;
-        case 'l': request.snapshot = optarg; break;
+        case 'h': *status = command_help(&convert_command, stdout); return -1;
+        case 'p': request->progress = true; break;
+        case 'q': request->quiet = true; break;
+        case 'n': request->existing = true; break;
+        case 'U': request->force_share = true; break;
+        case 'f': request->source_format = optarg; break;
+        case 'O': request->target_format = optarg; break;
+        case 'B': request->base = optarg; break;
+        case 'F': request->base_format = optarg; break;
+        case 'l': request->snapshot = optarg; break;
         case 'o':
-            if (!append_key_values(&request.option_list, optarg)) {
-                return EXIT_FAILURE;
+            if (!append_key_values(&request->option_list, optarg)) {
+                return -1;
             }
             break;
-        default: return EXIT_FAILURE;
+        default: return -1;
         }
     }
     if (argc - optind != 2) {
         report("convert: expecting a source and a destination file name; see 'pcow-img convert --help'");
-        return EXIT_FAILURE;
+        return -1;
     }
-    request.source_path = argv[optind];
-    request.target_path = argv[optind + 1];
-    r = convert(&request, &error);
+    request->source_path = argv[optind];
+    request->target_path = argv[optind + 1];
+    return 0;
+}
+
+static int run(int argc, char **argv)
+{
+    struct convert_request request = {0};
+    struct pcow_error error;
+    int status;
+
+    if (!parse(argc, argv, &request, &status)) {
+        status = convert(&request, &error) ? report_error(&error) : EXIT_SUCCESS;
+    }
     free(request.option_list);
-    return r ? report_error(&error) : EXIT_SUCCESS;
+    return status;
 }
 
 const struct command convert_command = {

@@ -17,8 +17,8 @@ static const size_t command_count = sizeof(commands) / sizeof(commands[0]);
 
 int command_help(const struct command *command, FILE *stream)
 {
-    fprintf(stream, "usage: pcow-img %s %s\n%s\n\n%s", command->name, command->arguments, command->summary, command->help);
-    fputs("  -h, --help                 this text\n", stream);
+    fprintf(stream, "usage: pcow-img %s %s\n%s\n\n  -h, --help                 this text\n%s", command->name,
+            command->arguments, command->summary, command->help);
     return EXIT_SUCCESS;
 }
 

@@ -86,8 +86,8 @@ static void dump(const unsigned char *data, size_t length, uint64_t offset)
 {
     for (size_t i = 0; i < length; i += 16) {
         printf("%08" PRIx64 ":  ", offset + i);
-        for (size_t j = i; j < i + 16; j++) {
-            j < length ? printf("%02x ", data[j]) : printf("   ");
+        for (size_t j = i; j < i + 16 && j < length; j++) {
+            printf("%02x ", data[j]);
         }
         putchar(' ');
         for (size_t j = i; j < i + 16 && j < length; j++) {

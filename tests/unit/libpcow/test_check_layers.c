@@ -289,6 +289,94 @@ static void test_wrong_active_layer(void **state)
     expect_usable();
 }
 
+static void test_unknown_active_layer(void **state)
+{
+    (void)state;
+    /* An id that nobody has: the open layer is meant. */
+    make_image();
+    poke_word(WORD(active_layer), 100);
+    expect_repair("has no record");
+    expect_content();
+    expect_usable();
+    /* Both damaged: the slabs of the active layer tell that it exists. */
+    make_image();
+    flip(record_offset(2, STATE), 1);
+    flip(record_offset(0, STATE), 1);
+    expect_repair("the active layer 3 has no record");
+    expect_content_by_id();
+    expect_usable();
+}
+
+/* A snapshot that says it stands on the active layer would change with it. */
+static void test_snapshot_on_the_active_layer(void **state)
+{
+    struct layer_record record;
+
+    (void)state;
+    make_image();
+    peek(record_offset(1, 0), &record, sizeof record);
+    strcpy(record.name, "odd");
+    record.crc = layer_record_crc(&record);
+    record.state = layer_state_word(4, LAYER_SNAPSHOT, 0, 0);
+    record.parent = word_encode(LAYER_ACTIVE);
+    poke(record_offset(3, 0), &record, sizeof record);
+    poke_word(WORD(next_layer_id), 5);
+    poke_word(WORD(layer_slots), 4);
+    expect_repair("lost its parent");
+    expect_content();
+    expect_usable();
+}
+
+static void test_records_that_do_not_count(void **state)
+{
+    struct layer_record record = {.state = layer_state_word(4, LAYER_OPEN, 0, 0), .parent = 7};
+
+    (void)state;
+    /* Free, but open() reads its words. */
+    make_image();
+    poke_word(WORD(layer_slots), 5);
+    poke_word(WORD(next_layer_id), 5);
+    poke_word(record_offset(3, STATE), word_value(layer_state_word(4, LAYER_FREE, 0, 0)));
+    flip(record_offset(3, PARENT), 7);
+    expect_repair("is free");
+    expect_content();
+    /* What an interrupted operation left. */
+    poke(record_offset(3, 0), &record, sizeof record);
+    expect_repair("interrupted operation");
+    expect_content();
+    /* Nothing tells whose they are, and nothing is missing. */
+    flip(record_offset(3, STATE), 1);
+    flip(record_offset(4, STATE), 1);
+    expect_repair("nothing tells whose it is");
+    expect_content();
+    expect_usable();
+}
+
+static void test_layer_tables(void **state)
+{
+    struct owner table = {.kind = OWNER_TABLE, .number = 1};
+    uint64_t word = owner_encode(table);
+
+    (void)state;
+    make_image();
+    poke(owner_offset(20), &word, sizeof word);
+    expect_clean();
+    poke(owner_offset(21), &word, sizeof word);
+    expect_repair("layer table 1");
+    assert_int_equal(find_slab(OWNER_TABLE, 0, 1), 20);
+    expect_content();
+    expect_usable();
+    /* A later table needs those before it. */
+    make_image();
+    table.number = 3;
+    word = owner_encode(table);
+    poke(owner_offset(20), &word, sizeof word);
+    expect_repair("layer table 2 is missing");
+    assert_true(find_slab(OWNER_TABLE, 0, 1) && find_slab(OWNER_TABLE, 0, 2));
+    expect_content();
+    expect_usable();
+}
+
 /* An interrupted repair is done again: killed at any moment, the next one ends at the same content. */
 static void test_repair_is_killed(void **state)
 {
@@ -392,6 +480,10 @@ int main(void)
         TEST(test_interrupted_operations),
         TEST(test_counters),
         TEST(test_wrong_active_layer),
+        TEST(test_unknown_active_layer),
+        TEST(test_snapshot_on_the_active_layer),
+        TEST(test_records_that_do_not_count),
+        TEST(test_layer_tables),
         TEST(test_repair_is_killed),
         TEST(test_random_damage),
     };

@@ -135,6 +135,8 @@ static void test_one_segment(void **state)
     put_cluster(&b, 3, 0, 1);
     put_cluster(&b, 0, 0, 2);
     put_cluster(&b, 63, 0, 3);
+    /* Clusters that the prototype had allocated in advance. */
+    assert_int_equal(ftruncate(b.fd, (off_t)b.end + 5 * 65536), 0);
     close(b.fd);
     image = open_1("a.v1");
     assert_int_equal(pcow_size(image), 64 * 65536);
@@ -480,6 +482,18 @@ static void test_damage(void **state)
     }
 }
 
+static void test_a_segment_that_is_not_full(void **state)
+{
+    struct builder b = build("gap.v1", 4096, 1024, NULL);
+
+    (void)state;
+    for (uint32_t i = 0; i < 600; i++)
+        put_cluster(&b, i, 0, 1);
+    put32(&b, 4096, 503);
+    close(b.fd);
+    expect_refused("gap.v1", -EBADMSG, "fewer than 504");
+}
+
 static void test_files_that_end_early(void **state)
 {
     struct builder b = healthy();
@@ -564,6 +578,7 @@ int main(void)
         TEST(test_it_is_read_only),
         TEST(test_names_of_bases),
         TEST(test_damage),
+        TEST(test_a_segment_that_is_not_full),
         TEST(test_files_that_end_early),
         TEST(test_bitmaps_need_small_clusters),
         TEST(test_entries_in_holes),

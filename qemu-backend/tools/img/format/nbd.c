@@ -3,9 +3,11 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "format/qemu_img.h"
 #include "json_output.h"
 #include "report.h"
 
@@ -18,11 +20,20 @@ int nbd_fail(const char *path, const char *what, struct pcow_error *error)
                 problem ? problem : "unknown error");
 }
 
-/* The file as block driver options: nothing in a file name is then taken for a protocol, and no backing file is opened. */
-static json_object *describe(const struct nbd_server_options *options, const char *absolute_path)
+/*
+ * The file as a "json:" name, which the caller frees: nothing in a path is then taken for a protocol, and no backing file
+ * is opened.
+ */
+static int describe(const struct nbd_server_options *options, char **name, struct pcow_error *error)
 {
-    json_object *image = json_object_new_object(), *file = json_object_new_object();
+    json_object *image, *file;
+    char path[PATH_MAX];
 
+    if (!realpath(options->path, path)) {
+        return fail(error, -errno, "%s: %s", options->path, strerror(errno));
+    }
+    image = json_object_new_object();
+    file = json_object_new_object();
     json_put_text(image, "driver", "qcow2");
     json_object_object_add(image, "backing", NULL);
     if (options->writable) {
@@ -31,12 +42,35 @@ static json_object *describe(const struct nbd_server_options *options, const cha
         json_put_bool(image, "force-share", true);
     }
     json_put_text(file, "driver", "file");
-    json_object_object_add(file, "filename", json_object_new_string(absolute_path));
+    json_object_object_add(file, "filename", json_object_new_string(path));
     json_object_object_add(image, "file", file);
-    return image;
+    if (asprintf(name, "json:%s", json_object_to_json_string(image)) < 0) {
+        *name = NULL;
+    }
+    json_object_put(image);
+    return *name ? 0 : fail(error, -ENOMEM, "out of memory");
 }
 
-static int connect_to_server(struct nbd_handle *nbd, const struct nbd_server_options *options, char *image,
+int nbd_check_file(const struct nbd_server_options *options, struct pcow_error *error)
+{
+    const int corrupted = 2;                   /* qemu-img check's exit code */
+    char *name, *arguments[] = {"qemu-img", "check", "-q", NULL, NULL};
+    int status, r = describe(options, &name, error);
+
+    if (r) {
+        return r;
+    }
+    arguments[3] = name;
+    r = qemu_img_run(arguments, true, &status, error);
+    free(name);
+    if (!r && status == corrupted) {
+        r = fail(error, -EBADMSG, "%s is damaged or cut short ('qemu-img check -f qcow2' shows where); repair it or get it "
+                 "again", options->path);
+    }
+    return r;
+}
+
+static int connect_to_server(struct nbd_handle *nbd, const struct nbd_server_options *options, char *name,
                              struct pcow_error *error)
 {
     char *arguments[6] = {"qemu-nbd"};
@@ -49,9 +83,8 @@ static int connect_to_server(struct nbd_handle *nbd, const struct nbd_server_opt
         arguments[count++] = "--load-snapshot";
         arguments[count++] = (char *)options->snapshot;
     }
-    arguments[count] = image;
+    arguments[count] = name;
     if (nbd_add_meta_context(nbd, LIBNBD_CONTEXT_BASE_ALLOCATION) || nbd_connect_systemd_socket_activation(nbd, arguments)) {
-        nbd_fail(options->path, "open it", error);
         return fail(error, -EIO, "%s: qemu-nbd (package qemu-utils) did not open it as qcow2%s%s", options->path,
                     options->snapshot ? ", snapshot " : "", options->snapshot ? options->snapshot : "");
     }
@@ -60,29 +93,16 @@ static int connect_to_server(struct nbd_handle *nbd, const struct nbd_server_opt
 
 int nbd_serve(const struct nbd_server_options *options, struct nbd_handle **nbd, struct pcow_error *error)
 {
-    char absolute_path[PATH_MAX], *name;
-    json_object *image;
-    int r;
+    char *name;
+    int r = describe(options, &name, error);
 
-    if (!realpath(options->path, absolute_path)) {
-        return fail(error, -errno, "%s: %s", options->path, strerror(errno));
+    if (r) {
+        return r;
     }
     *nbd = nbd_create();
-    if (!*nbd) {
-        return nbd_fail(options->path, "open it", error);
-    }
-    image = describe(options, absolute_path);
-    name = malloc(strlen(json_object_to_json_string(image)) + sizeof("json:"));
-    if (!name) {
-        r = fail(error, -ENOMEM, "out of memory");
-    } else {
-        strcpy(name, "json:");
-        strcat(name, json_object_to_json_string(image));
-        r = connect_to_server(*nbd, options, name, error);
-    }
+    r = *nbd ? connect_to_server(*nbd, options, name, error) : nbd_fail(options->path, "open it", error);
     free(name);
-    json_object_put(image);
-    if (r) {
+    if (r && *nbd) {
         nbd_close(*nbd);
     }
     return r;

@@ -13,6 +13,9 @@ struct nbd_server_options {
     bool writable, force_share;
 };
 
+/* Ask qemu-img whether the metadata are sound: QEMU itself reads what a truncated file lacks as zeros.  -EBADMSG if not. */
+int nbd_check_file(const struct nbd_server_options *options, struct pcow_error *error);
+
 /* Start qemu-nbd on a file and connect to it; nbd_close() ends it. */
 int nbd_serve(const struct nbd_server_options *options, struct nbd_handle **nbd, struct pcow_error *error);
 

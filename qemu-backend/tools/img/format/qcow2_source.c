@@ -105,6 +105,7 @@ int qcow2_source_open(const struct source_options *options, struct source **sour
     int64_t size;
     int r = qcow2_check_header(options->path, error);
 
+    r = r ? r : nbd_check_file(&server, error);
     if (r) {
         return r;
     }

@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include <errno.h>
 #include <inttypes.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "format/nbd.h"
 #include "format/qcow2_header.h"
+#include "format/qemu_img.h"
 #include "format/target.h"
 #include "interrupt.h"
 #include "report.h"
@@ -81,7 +78,6 @@ static int create(const struct target_options *options, struct pcow_error *error
     char size[24], *arguments[12] = {"qemu-img", "create", "-q", "-f", "qcow2"};
     unsigned count = 5;
     int status, r;
-    pid_t child;
 
     snprintf(size, sizeof(size), "%" PRIu64, options->size);
     if (options->qcow2_options) {
@@ -91,17 +87,11 @@ static int create(const struct target_options *options, struct pcow_error *error
     arguments[count++] = "--";
     arguments[count++] = (char *)options->path;
     arguments[count] = size;
-    r = posix_spawnp(&child, "qemu-img", NULL, NULL, arguments, environ);
-    if (r) {
-        return fail(error, -r, "%s: cannot run qemu-img (package qemu-utils), which makes qcow2 images: %s",
-                    options->shown_path, strerror(r));
+    r = qemu_img_run(arguments, false, &status, error);
+    if (!r && status) {
+        r = fail(error, -EIO, "%s: qemu-img could not create it as qcow2", options->shown_path);
     }
-    while (waitpid(child, &status, 0) < 0) {
-        if (errno != EINTR) {
-            return fail(error, -errno, "cannot wait for qemu-img: %s", strerror(errno));
-        }
-    }
-    return status ? fail(error, -EIO, "%s: qemu-img could not create it as qcow2", options->shown_path) : 0;
+    return r;
 }
 
 int qcow2_target_open(const struct target_options *options, struct target **target, struct pcow_error *error)

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ending on SIGINT and SIGTERM, for programs made of this package; libraries and services never install this.
+
+The handler raises, so that temporary files and child processes go.  But Python drops an exception that strikes in the
+hooks around fork or in a destructor; so the signal is remembered as well, and looked at around each program that is run.
+"""
+
+import signal
+from types import FrameType
+
+_received: list[int] = []
+
+
+def install() -> None:
+    """Let SIGINT raise KeyboardInterrupt and SIGTERM raise SystemExit(143), and remember both."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _handle)
+
+
+def check() -> None:
+    """Raise again what a signal raised before; nothing new begins after an interrupt."""
+    if _received:
+        if _received[0] == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + _received[0])
+
+
+def _handle(number: int, _frame: FrameType | None) -> None:
+    _received.append(number)
+    check()

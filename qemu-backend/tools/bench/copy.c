@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * Copy-on-write: stores to memory that a base image holds.  The monitor copies one page at the first trap in a slab and the
+ * cluster from the second on; the cluster size decides whether that is 64 KiB or 2 MiB.
+ */
+#include "trap.h"
+
+static const struct trap_row rows[] = {
+    {.name = "cow-4k", .visit = VISIT_ONE_PER_SLAB, .on_base = true, .cluster_size = PCOW_DEFAULT_CLUSTER_SIZE,
+     .paper_cluster_size = PCOW_DEFAULT_CLUSTER_SIZE, .paper_fine_grained = true, .copied = PCOW_PAGE_SIZE, .at_most_raw = {7, 0},
+     .at_most_limit = 4.5},
+    {.name = "cow-64k", .visit = VISIT_SECOND_IN_SLAB, .on_base = true, .cluster_size = PCOW_DEFAULT_CLUSTER_SIZE,
+     .paper_cluster_size = PCOW_DEFAULT_CLUSTER_SIZE, .copied = PCOW_DEFAULT_CLUSTER_SIZE, .at_most_limit = 2.5},
+    {.name = "cow-2m", .visit = VISIT_SECOND_IN_SLAB, .on_base = true, .cluster_size = PCOW_SLAB_SIZE,
+     .paper_cluster_size = PCOW_SLAB_SIZE, .copied = PCOW_SLAB_SIZE, .at_most_limit = 1.1},
+};
+
+static const char *const names[] = {"cow-4k", "cow-64k", "cow-2m", NULL};
+
+static int run(struct bench *bench, struct pcow_error *error)
+{
+    int r = 0;
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]) && !r; i++) {
+        r = bench_wants(bench, rows[i].name) ? measure_trap_row(bench, &rows[i], error) : 0;
+    }
+    return r;
+}
+
+const struct group copy_group = {names, run};

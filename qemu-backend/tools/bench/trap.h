@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* Rows about stores that trap: what differs between them is a table, how they are measured is the same. */
+#ifndef BENCH_TRAP_H
+#define BENCH_TRAP_H
+
+#include "bench.h"
+
+/* Which pages are stored to, and in which order. */
+enum visit {
+    VISIT_ONE_PER_CLUSTER,                     /* a page of each cluster, clusters in random order: each store traps */
+    VISIT_SEQUENTIAL,                          /* every page */
+    VISIT_CLUSTERED,                           /* every page, clusters in random order */
+    VISIT_ONE_PER_SLAB,                        /* a page of each slab, slabs in random order: the first trap in the slab */
+    VISIT_SECOND_IN_SLAB,                      /* as before, after one store to each slab that is not timed: the slab is hot */
+};
+
+struct trap_row {
+    const char *name;
+    enum visit visit;
+    bool on_base;                              /* copy-on-write from a base; else memory that no layer holds */
+    uint64_t cluster_size;                     /* of the pcow image */
+    uint64_t paper_cluster_size;
+    bool paper_fine_grained;
+    bool amortised;                            /* mean over all stores instead of the median of those that trap */
+    uint64_t copied;                           /* bytes that one trap copies; part of the limit */
+    double at_most_raw[MAX_THREADS];           /* pcow/raw by threads - 1; 0: no target */
+    double at_most_limit;                      /* pcow/limit at one thread; 0: no target */
+};
+
+int measure_trap_row(struct bench *bench, const struct trap_row *row, struct pcow_error *error);
+
+struct visits {
+    uint64_t *page;                            /* timed, in order */
+    size_t count;
+    uint64_t *warm;                            /* before, not timed */
+    size_t warm_count;
+};
+
+/* order.c */
+int visits_make(struct visits *visits, enum visit visit, uint64_t size, uint64_t cluster_size, uint64_t seed);
+void visits_free(struct visits *visits);
+
+#endif

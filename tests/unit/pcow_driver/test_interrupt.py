@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+import signal
+import subprocess
+import sys
+
+from tests.unit.pcow_driver import base
+
+
+class InterruptTest(base.TestCase):
+    def _run(self, code: str) -> int:
+        return subprocess.run([sys.executable, '-c', code], cwd=base.TOP, capture_output=True, check=False, timeout=60).returncode
+
+    def test_an_exception_that_python_drops_is_not_lost(self) -> None:
+        """Raised in the hook that runs before fork, where Python prints and ignores it."""
+        for number, exit_code in ((signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 128 + signal.SIGTERM)):
+            marker = self.directory / 'finished'
+            code = ('import os, signal\n'
+                    'from pcow_driver import interrupt, tool\n'
+                    'interrupt.install()\n'
+                    f'os.register_at_fork(after_in_parent=lambda: signal.raise_signal({int(number)}))\n'
+                    f'tool.run("/bin/sh", "-c", "sleep 0.5; touch {marker}")\n')
+            self.assertEqual(exit_code, self._run(code))
+            self.assertFalse(marker.exists())
+
+    def test_nothing_new_begins(self) -> None:
+        marker = self.directory / 'started'
+        code = ('import signal\n'
+                'from pcow_driver import interrupt, tool\n'
+                'interrupt.install()\n'
+                'try:\n'
+                '    signal.raise_signal(signal.SIGTERM)\n'
+                'except SystemExit:\n'
+                '    pass\n'
+                f'tool.run("/usr/bin/touch", "{marker}")\n')
+        self.assertEqual(128 + signal.SIGTERM, self._run(code))
+        self.assertFalse(marker.exists())
