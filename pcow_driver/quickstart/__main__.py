@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entry point of tools/quickstart."""
 
+import logging
 import sys
 
 from pcow_driver import exception
@@ -22,6 +23,7 @@ def _stop() -> int:
 
 
 def main() -> int:
+    logging.getLogger().addHandler(logging.NullHandler())      # errors are told once, by the lines below
     try:
         chosen = options.parse(sys.argv[1:])
         teardown.reap()

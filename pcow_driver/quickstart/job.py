@@ -86,7 +86,7 @@ class Job:
 
     def _make_pool(self) -> None:
         shown = self.place.make_pool(self.options.pool)
-        self.report.figures |= {'pool': str(self.place.pool), 'persistence': shown['persistence']}
+        self.report.figures |= {'run': self.run.id, 'pool': str(self.place.pool), 'persistence': shown['persistence']}
         self.report.say(f'{self.place.pool}: persistence class "{shown["persistence"]}", '
                         f'{units.format_size(shown["free"])} free of {units.format_size(shown["total"])}')
 

@@ -39,13 +39,20 @@ def _child(run: state.Run, job: Callable[[state.Run], None]) -> int:
 
 
 def _ended(pid: int, patience: float) -> bool:
-    """Whether a child ended, waiting for it a while.  It stays a zombie, so that its number names nothing else."""
+    """Whether a child ended, waiting for it a while.  It stays a zombie, so that its number names nothing else.
+
+    Daemons that came to this process are waited for on the way: libvirtd counts on QEMU's zombies going away.
+    """
     limit = time.monotonic() + patience
-    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        if time.monotonic() > limit:
-            return False
-        time.sleep(0.02)
-    return True
+    while time.monotonic() < limit:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            return True
+        if ended is None:
+            time.sleep(0.01)
+        else:
+            os.waitpid(ended.si_pid, os.WNOHANG)
+    return False
 
 
 def supervise(job: Callable[[state.Run], None]) -> int:

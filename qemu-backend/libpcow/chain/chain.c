@@ -17,8 +17,18 @@ static uint64_t slabs_of(uint64_t size)
 /* Nothing below shows through at or above this size. */
 static void cut(struct chain *chain, uint64_t size)
 {
-    for (uint64_t v = slabs_of(size); v < chain->guest_slabs; v++)
+    for (uint64_t v = slabs_of(size); v < chain->end; v++)
         chain->head[v] = 0;
+    if (slabs_of(size) < chain->end)
+        chain->end = slabs_of(size);
+}
+
+static void push(struct chain *chain, struct slab *slab, uint64_t guest_slab, slab_ref ref)
+{
+    slab->next = chain->head[guest_slab];
+    chain->head[guest_slab] = ref;
+    if (guest_slab >= chain->end)
+        chain->end = guest_slab + 1;
 }
 
 static void push_layer(struct chain *chain, struct pcow_image *image, unsigned level, const uint64_t *slabs, size_t count)
@@ -26,10 +36,8 @@ static void push_layer(struct chain *chain, struct pcow_image *image, unsigned l
     for (size_t i = 0; i < count; i++) {
         struct slab *slab = &image->slabs[slabs[i]];
 
-        if (slab->number < chain->guest_slabs) {
-            slab->next = chain->head[slab->number];
-            chain->head[slab->number] = slab_ref_make(level, slabs[i]);
-        }
+        if (slab->number < chain->guest_slabs)
+            push(chain, slab, slab->number, slab_ref_make(level, slabs[i]));
     }
 }
 
@@ -105,10 +113,8 @@ static int push_file(struct chain *chain, struct pcow_image *image, unsigned lev
 static void push_format1(struct chain *chain, struct pcow_image *image, unsigned level)
 {
     for (uint64_t v = 0; v < chain->guest_slabs && v < slabs_of(image->size); v++)
-        if (format1_has_slab(image, v)) {
-            image->slabs[v].next = chain->head[v];
-            chain->head[v] = slab_ref_make(level, v);
-        }
+        if (format1_has_slab(image, v))
+            push(chain, &image->slabs[v], v, slab_ref_make(level, v));
 }
 
 int chain_rebuild(struct pcow_image *image, struct pcow_error *error)
@@ -116,6 +122,7 @@ int chain_rebuild(struct pcow_image *image, struct pcow_error *error)
     struct chain *chain = image->chain;
 
     memset(chain->head, 0, chain->guest_slabs * sizeof *chain->head);
+    chain->end = 0;
     for (unsigned level = 1; level <= chain->levels; level++) {
         struct pcow_image *file = chain->file[level];
 
@@ -131,6 +138,7 @@ int chain_rebuild(struct pcow_image *image, struct pcow_error *error)
 
 struct chain *chain_get(struct pcow_image *image, struct pcow_error *error)
 {
+    char base_name[PCOW_BASE_NAME_SIZE];
     struct chain *chain;
     unsigned level = 0;
 
@@ -144,7 +152,7 @@ struct chain *chain_get(struct pcow_image *image, struct pcow_error *error)
     level = chain->levels;
     for (struct pcow_image *file = image; file; file = file->base)
         chain->file[level--] = file;
-    chain->incomplete = image_base_record(chain->file[1]) != NULL;
+    chain->incomplete = image_base_record(chain->file[1]) != NULL || format1_base_name(chain->file[1], base_name) != NULL;
     chain->guest_slabs = slabs_of(image->size);
     chain->head = calloc(chain->guest_slabs + 1, sizeof *chain->head);
     chain->claim = calloc(chain->guest_slabs + 1, sizeof *chain->claim);

@@ -39,6 +39,7 @@ struct chain {
     bool incomplete;                               /* the bottom file has a base that was not opened */
     uint64_t guest_slabs;                          /* of the top view, the last one possibly partial (format 1) */
     slab_ref *head;                                /* by guest slab */
+    uint64_t end;                                  /* while it is built: no head at or above */
     uint8_t *claim;                                /* by guest slab; 1 while somebody changes it */
 };
 

@@ -143,8 +143,11 @@ int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, uns
     published = hides ? file_sync(&image->file) : 0;
     if (!published)
         published = publish(image, guest_slab, slab, is_new, &filled);
-    if (published && is_new)
+    if (published && is_new) {
+        /* It may be handed out again as one that holds nothing. */
+        file_punch(&image->file, slab << SLAB_BITS, PCOW_SLAB_SIZE);
         slab_untake(image, slab);
+    }
     return published ? published : ret;
 }
 

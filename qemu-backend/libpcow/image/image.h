@@ -39,6 +39,7 @@ struct pcow_image {
     struct header header;             /* as in the file, kept current */
     struct layer *layers;             /* alive ones, by ascending id */
     size_t layer_count, layer_capacity;
+    uint32_t stale_record;            /* slot + 1 of the old record that an interrupted rename left; 0: none */
     uint32_t view;                    /* layer that is seen: the active one, or a snapshot */
     uint64_t size;                    /* virtual size of the view */
     bool changed;                     /* generation was raised by this writer */
@@ -51,6 +52,7 @@ struct pcow_image {
     uint64_t slab_capacity;
     uint64_t slabs_at_open;           /* a free slab below may hold blocks of an interrupted operation */
     uint64_t free_hint;               /* no free slab below; a hint */
+    uint64_t table[MAX_LAYER_TABLE + 1]; /* file slab of each further layer table, 0: none */
 
     struct format1 *format1;          /* not NULL: a format 1 file, read-only */
     struct pcow_image *base;

@@ -79,22 +79,14 @@ void layer_remove(struct pcow_image *image, uint32_t id)
     memmove(layer, layer + 1, (image->layer_count - at) * sizeof *layer);
 }
 
-/* File slab of layer table number (1, 2, ...); 0 if there is none. */
-static uint64_t find_table(const struct pcow_image *image, uint32_t number)
-{
-    for (uint64_t slab = 0; slab < image->slab_count; slab++)
-        if (image->slabs[slab].kind == OWNER_TABLE && image->slabs[slab].number == number)
-            return slab;
-    return 0;
-}
-
 uint64_t layer_record_offset(const struct pcow_image *image, uint32_t slot)
 {
     if (slot < LAYER_TABLE_0_SLOTS)
         return LAYER_TABLE_OFFSET + (uint64_t)slot * LAYER_RECORD_SIZE;
     slot -= LAYER_TABLE_0_SLOTS;
 
-    uint64_t slab = find_table(image, slot / LAYER_TABLE_SLOTS + 1);
+    uint32_t number = slot / LAYER_TABLE_SLOTS + 1;
+    uint64_t slab = number <= MAX_LAYER_TABLE ? image->table[number] : 0;
 
     return slab ? (slab << SLAB_BITS) + (uint64_t)(slot % LAYER_TABLE_SLOTS) * LAYER_RECORD_SIZE : 0;
 }
@@ -157,38 +149,97 @@ static void keep_alive(struct pcow_image *image)
     image->layer_count = kept;
 }
 
-int layers_load(struct pcow_image *image, struct pcow_error *error)
+/* At the end of the list; sort_layers() brings it in order. */
+static int append(struct pcow_image *image, const struct layer *layer)
 {
-    uint64_t slots = word_value(image->header.layer_slots);
-    uint32_t next_id = (uint32_t)word_value(image->header.next_layer_id);
-    int ret;
+    if (image->layer_count == image->layer_capacity) {
+        size_t capacity = image->layer_capacity ? image->layer_capacity * 2 : 16;
+        struct layer *layers = realloc(image->layers, capacity * sizeof *layers);
 
-    if (slots == 0 || slots > MAX_LAYERS)
-        return error_set(error, -EBADMSG, "%s: impossible number of layer slots %llu", image->file.path, (unsigned long long)slots);
-    for (uint32_t slot = 0; slot < slots; slot++) {
-        uint64_t offset = layer_record_offset(image, slot);
-        struct layer_record record;
-        struct layer layer, *other;
+        if (!layers)
+            return -ENOMEM;
+        image->layers = layers;
+        image->layer_capacity = capacity;
+    }
+    image->layers[image->layer_count++] = *layer;
+    return 0;
+}
 
-        ret = offset ? file_read(&image->file, offset, &record, sizeof record) : -ENODATA;
-        if (ret)
-            return error_set_errno(error, ret == -ENODATA ? -EBADMSG : ret, "%s: cannot read layer record %u", image->file.path, slot);
-        ret = decode(image, &record, slot, &layer, error);
-        if (ret)
-            return ret;
-        if (layer.state == LAYER_FREE)
-            continue;
-        if (layer.id >= next_id)
-            return error_set(error, -EBADMSG, "%s: layer %u has an id that was never given out", image->file.path, layer.id);
-        other = layer_find(image, layer.id);
-        if (other) {
-            /* An interrupted rename: the record with the higher sequence counts. */
-            if ((uint8_t)(layer.sequence - other->sequence) < 128)
-                *other = layer;
-        } else if (!layer_insert(image, &layer)) {
-            return error_set(error, -ENOMEM, "out of memory");
+static int by_id(const void *left, const void *right)
+{
+    const struct layer *a = left, *b = right;
+
+    if (a->id != b->id)
+        return a->id < b->id ? -1 : 1;
+    return a->slot < b->slot ? -1 : a->slot > b->slot;
+}
+
+/* By id. Two records of one layer are an interrupted rename: the one with the higher sequence counts, the other is remembered. */
+static void sort_layers(struct pcow_image *image)
+{
+    size_t kept = 0;
+
+    if (image->layer_count)
+        qsort(image->layers, image->layer_count, sizeof *image->layers, by_id);
+    for (size_t i = 0; i < image->layer_count; i++) {
+        struct layer *last = kept ? &image->layers[kept - 1] : NULL, *layer = &image->layers[i];
+
+        if (!last || last->id != layer->id) {
+            image->layers[kept++] = *layer;
+        } else if ((uint8_t)(layer->sequence - last->sequence) < 128) {
+            image->stale_record = last->slot + 1;
+            *last = *layer;
+        } else {
+            image->stale_record = layer->slot + 1;
         }
     }
+    image->layer_count = kept;
+}
+
+/* All records; -EBADMSG if one cannot be used. */
+static int read_records(struct pcow_image *image, uint32_t slots, struct pcow_error *error)
+{
+    const uint32_t batch = 256;    /* divides the number of slots of every table */
+    struct layer_record *records = malloc(batch * sizeof *records);
+    int ret = records ? 0 : error_set(error, -ENOMEM, "out of memory");
+
+    for (uint32_t slot = 0; slot < slots && ret == 0; slot++) {
+        struct layer layer;
+
+        if (slot % batch == 0) {
+            uint64_t offset = layer_record_offset(image, slot);
+
+            ret = offset ? file_read(&image->file, offset, records, batch * sizeof *records) : -ENODATA;
+            if (ret) {
+                error_set_errno(error, ret == -ENODATA ? -EBADMSG : ret, "%s: cannot read layer record %u", image->file.path, slot);
+                ret = ret == -ENODATA ? -EBADMSG : ret;
+                break;
+            }
+        }
+        ret = decode(image, &records[slot % batch], slot, &layer, error);
+        if (ret || layer.state == LAYER_FREE)
+            continue;
+        if (layer.id >= word_value(image->header.next_layer_id))
+            ret = error_set(error, -EBADMSG, "%s: layer %u has an id that was never given out; try pcow-img check -r all",
+                            image->file.path, layer.id);
+        else if (append(image, &layer))
+            ret = error_set(error, -ENOMEM, "out of memory");
+    }
+    free(records);
+    return ret;
+}
+
+int layers_load(struct pcow_image *image, struct pcow_error *error)
+{
+    uint64_t slots = word_value(image->header.layer_slots), active = word_value(image->header.active_layer);
+    int ret;
+
+    if (slots == 0 || slots > MAX_LAYERS || active > MAX_LAYER_ID || word_value(image->header.next_layer_id) > MAX_LAYER_ID + 1)
+        return error_set(error, -EBADMSG, "%s: the header has impossible counts of layers; try pcow-img check -r all", image->file.path);
+    ret = read_records(image, (uint32_t)slots, error);
+    if (ret)
+        return ret;
+    sort_layers(image);
     keep_alive(image);
     if (!layer_find(image, image_active(image)))
         return error_set(error, -EBADMSG, "%s: the active layer %u has no record; try pcow-img check -r all",
@@ -196,7 +247,7 @@ int layers_load(struct pcow_image *image, struct pcow_error *error)
     for (size_t i = 0; i < image->layer_count; i++) {
         struct layer *layer = &image->layers[i];
 
-        if (layer->parent && !layer_find(image, layer->parent))
+        if (layer->parent && (!layer_find(image, layer->parent) || layer->parent == image_active(image)))
             return error_set(error, -EBADMSG, "%s: layer %u has lost its parent %u; try pcow-img check -r all",
                              image->file.path, layer->id, layer->parent);
         if (layer->id == image_active(image))

@@ -59,13 +59,15 @@ static int load_group(struct pcow_image *image, uint64_t first, uint64_t count, 
         if (words[i] == 0)
             continue;
         if (i == 0 || owner.kind == OWNER_NONE || (owner.kind == OWNER_DATA && owner.number >= MAX_GUEST_SLABS)
-            || (owner.kind == OWNER_TABLE && (owner.number == 0 || owner.number > MAX_LAYERS / LAYER_TABLE_SLOTS + 1)))
+            || (owner.kind == OWNER_TABLE && (owner.number == 0 || owner.number > MAX_LAYER_TABLE)))
             return error_set(error, -EBADMSG, "%s: the owner of file slab %llu is impossible; try pcow-img check -r all",
                              image->file.path, (unsigned long long)p);
         image->slabs[p].layer = owner.layer;
         image->slabs[p].number = owner.number;
         image->slabs[p].kind = (unsigned)owner.kind & 3;
         mark_used(image, p);
+        if (owner.kind == OWNER_TABLE && !image->table[owner.number])
+            image->table[owner.number] = p;
         if (owner.kind == OWNER_DATA) {
             ret = file_read(&image->file, bitmap_offset(p), &image->valid[p], sizeof image->valid[p]);
             if (ret)
@@ -189,6 +191,8 @@ int slab_publish(struct pcow_image *image, uint64_t slab, struct owner owner, bo
     image->slabs[slab].layer = owner.layer;
     image->slabs[slab].number = owner.number & ((1u << 30) - 1);
     image->slabs[slab].kind = (unsigned)owner.kind & 3;
+    if (owner.kind == OWNER_TABLE)
+        image->table[owner.number] = slab;
     return 0;
 }
 

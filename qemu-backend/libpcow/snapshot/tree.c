@@ -58,6 +58,13 @@ int tree_finish_interrupted(struct pcow_image *image, struct pcow_error *error)
         if ((word_value(word) >> 28 & 0xf) == LAYER_OPEN)
             ret = layer_store_state(image, parent, error);
     }
+    if (!ret && image->stale_record) {
+        /* Before the layer can be deleted, or its old record would bring it back. */
+        ret = file_store64(&image->file, layer_record_offset(image, image->stale_record - 1), 0);
+        if (ret)
+            return error_set_errno(error, ret, "%s: cannot free layer record %u", image->file.path, image->stale_record - 1);
+        image->stale_record = 0;
+    }
     if (!ret)
         ret = release_unowned(image, error);
     return ret ? ret : tree_collapse(image, NULL, error);

@@ -8,11 +8,11 @@
 
 #include "report.h"
 
-#define RAW_CHAIN_FILE "raw-chain"
 #define OVERWRITTEN_PART 8u                    /* each layer overwrites an eighth of the units */
 #define SEED UINT64_C(0x63686169)
 #define WORDS_PER_PAGE (PCOW_PAGE_SIZE / sizeof(uint64_t))
 
+static const char *const raw_files[2] = {"raw-chain", "raw-control"};
 static const char *const files[3] = {"chain-1.pcow", "chain-2.pcow", "chain-3.pcow"};
 
 /* Layers from the bottom: which file, and the snapshot that is made of it when it is written. */
@@ -77,13 +77,19 @@ static int build(struct chain_sides *sides, uint64_t unit, uint64_t *buffer, str
     return r;
 }
 
-static int open_raw(struct chain_sides *sides, struct pcow_error *error)
+static int create_raw(const struct bench *bench, struct pcow_error *error)
 {
-    int r = raw_create(sides->bench, RAW_CHAIN_FILE, sides->bench->size, error);
+    int r = raw_create(bench, raw_files[0], bench->size, error);
 
-    r = r ? r : raw_map(sides->bench, RAW_CHAIN_FILE, &sides->raw, error);
+    return r ? r : raw_create(bench, raw_files[1], bench->size, error);
+}
+
+static int open_raw(struct chain_sides *sides, unsigned which, struct pcow_error *error)
+{
+    int r = raw_map(sides->bench, raw_files[which], &sides->raw[which], error);
+
     for (uint64_t page = 0; page < sides->pages && !r; page++) {
-        uint64_t *words = (uint64_t *)(sides->raw.memory + page * PCOW_PAGE_SIZE);
+        uint64_t *words = (uint64_t *)(sides->raw[which].memory + page * PCOW_PAGE_SIZE);
 
         memset(words, 0, PCOW_PAGE_SIZE);
         words[0] = chain_word(page, sides->writer[page]);
@@ -91,21 +97,24 @@ static int open_raw(struct chain_sides *sides, struct pcow_error *error)
     return r;
 }
 
-int chain_open(const struct bench *bench, uint64_t unit, struct chain_sides *sides, struct pcow_error *error)
+int chain_open(const struct bench *bench, uint64_t unit, bool raw_first, struct chain_sides *sides, struct pcow_error *error)
 {
     struct pcow_map_options options = {.engine = PCOW_ENGINE_SIGNAL, .full_policy = PCOW_FULL_FAIL};
     uint64_t *buffer = slab_buffer();
     int r;
 
-    *sides = (struct chain_sides){.bench = bench, .raw.fd = -1, .pages = bench->size / PCOW_PAGE_SIZE};
+    *sides = (struct chain_sides){.bench = bench, .raw = {{.fd = -1}, {.fd = -1}}, .pages = bench->size / PCOW_PAGE_SIZE};
     sides->writer = calloc(sides->pages, 1);
     r = buffer && sides->writer ? 0 : fail(error, -ENOMEM, "out of memory");
+    r = r || !raw_first ? r : create_raw(bench, error);
     if (!r) {
         memset(buffer, 0, PCOW_SLAB_SIZE);
         r = build(sides, unit, buffer, error);
     }
     free(buffer);
-    r = r ? r : open_raw(sides, error);
+    r = r || raw_first ? r : create_raw(bench, error);
+    r = r ? r : open_raw(sides, 0, error);
+    r = r ? r : open_raw(sides, 1, error);
     r = r ? r : pcow_map_create(sides->image, &options, &sides->map, error);
     if (!r) {
         sides->pcow = pcow_map_address(sides->map);
@@ -119,9 +128,9 @@ int chain_open(const struct bench *bench, uint64_t unit, struct chain_sides *sid
 
 void chain_write_all(struct chain_sides *sides)
 {
-    uint8_t *const memory[2] = {sides->raw.memory, sides->pcow};
+    uint8_t *const memory[3] = {sides->raw[0].memory, sides->raw[1].memory, sides->pcow};
 
-    for (unsigned side = 0; side < 2; side++) {
+    for (unsigned side = 0; side < 3; side++) {
         for (uint64_t page = 0; page < sides->pages; page++) {
             *(volatile uint64_t *)(memory[side] + page * PCOW_PAGE_SIZE) = chain_word(page, CHAIN_WRITTEN);
         }
@@ -131,9 +140,9 @@ void chain_write_all(struct chain_sides *sides)
 
 int chain_verify(const struct chain_sides *sides, struct pcow_error *error)
 {
-    const uint8_t *const memory[2] = {sides->raw.memory, sides->pcow};
+    const uint8_t *const memory[3] = {sides->raw[0].memory, sides->raw[1].memory, sides->pcow};
 
-    for (unsigned side = 0; side < 2; side++) {
+    for (unsigned side = 0; side < 3; side++) {
         for (uint64_t page = 0; page < sides->pages; page++) {
             const uint64_t *words = (const uint64_t *)(memory[side] + page * PCOW_PAGE_SIZE);
             bool stored = sides->writer[page] == CHAIN_WRITTEN;
@@ -143,7 +152,7 @@ int chain_verify(const struct chain_sides *sides, struct pcow_error *error)
                 wrong |= stored && i % 8 == 0 && words[i] ? chain_word_page(words[i]) ^ page : words[i];
             }
             if (wrong) {
-                return fail(error, -EILSEQ, "%s: wrong data at offset %llu of the chain", side ? "pcow" : "raw",
+                return fail(error, -EILSEQ, "%s: wrong data at offset %llu of the chain", side == 2 ? "pcow" : "raw",
                             (unsigned long long)(page * PCOW_PAGE_SIZE));
             }
         }
@@ -155,11 +164,13 @@ void chain_close(struct chain_sides *sides)
 {
     pcow_map_destroy(sides->map);
     pcow_close(sides->image);
-    raw_unmap(&sides->raw);
-    bench_remove(sides->bench, RAW_CHAIN_FILE);
+    for (unsigned which = 0; which < 2; which++) {
+        raw_unmap(&sides->raw[which]);
+        bench_remove(sides->bench, raw_files[which]);
+    }
     for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
         bench_remove(sides->bench, files[i]);
     }
     free(sides->writer);
-    *sides = (struct chain_sides){.raw.fd = -1};
+    *sides = (struct chain_sides){.raw = {{.fd = -1}, {.fd = -1}}};
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * A chain of three files and four snapshots on which every page was written, and a raw file with the same content.
+ * A chain of three files and four snapshots on which every page was written, and raw files with the same content.
  * Word 0 of a page tells its number and who wrote it last; the rest of a page is zeros.  After chain_write_all() the caller
  * may store words with the right page number to the start of any line.
  */
@@ -24,7 +24,7 @@ static inline uint64_t chain_word_page(uint64_t word)
 
 struct chain_sides {
     const struct bench *bench;
-    struct raw raw;
+    struct raw raw[2];                         /* the second is a control: what two equal files differ by */
     pcow_image *image;
     pcow_map *map;
     uint8_t *pcow;
@@ -32,11 +32,14 @@ struct chain_sides {
     uint64_t pages;
 };
 
-/* unit: 2 MiB or 64 KiB, what a layer overwrites at a time, in random places. */
-int chain_open(const struct bench *bench, uint64_t unit, struct chain_sides *sides, struct pcow_error *error);
-/* Store to every page of both sides, through the maps: all pages are the active layer's afterwards. */
+/*
+ * unit: 2 MiB or 64 KiB, what a layer overwrites at a time, in random places.  raw_first: which files are made first, for where
+ * they come to lie in physical memory.
+ */
+int chain_open(const struct bench *bench, uint64_t unit, bool raw_first, struct chain_sides *sides, struct pcow_error *error);
+/* Store to every page of all sides, through the maps: all pages are the active layer's afterwards. */
 void chain_write_all(struct chain_sides *sides);
-/* Both sides hold what was written last.  -EILSEQ. */
+/* All sides hold what was written last.  -EILSEQ. */
 int chain_verify(const struct chain_sides *sides, struct pcow_error *error);
 void chain_close(struct chain_sides *sides);
 

@@ -81,7 +81,7 @@ static json_object *row_object(const struct row *row)
     put_met(object, row_met(row));
     json_object_object_add(object, "targets", criteria_of(row));
     for (unsigned i = 0; i < row->detail_count; i++) {
-        put_number(details, row->details[i].key, row->details[i].value, "%.10g");
+        put_number(details, row->details[i].key, row->details[i].value, "%.12g");
     }
     json_object_object_add(object, "details", details);
     return object;

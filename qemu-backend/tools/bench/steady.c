@@ -2,6 +2,8 @@
 /*
  * Steady state: random accesses to a chain on which every page has been written, against the raw mapping of a file with the
  * same content.  The sides take turns batch by batch; a batch is timed as a whole, p99 comes from accesses timed one by one.
+ * Where the pages of a file lie in physical memory, and how the host backs it, moves the result by several per cent: the files
+ * are made anew for every repetition, and a second raw file is measured as a control.
  */
 #include <errno.h>
 #include <immintrin.h>
@@ -9,7 +11,6 @@
 #include <string.h>
 
 #include "chain.h"
-#include "interrupt.h"
 #include "report.h"
 #include "sample.h"
 #include "threads.h"
@@ -21,21 +22,26 @@
 #define SEED UINT64_C(0x73746561)
 #define WORDS_PER_PAGE (PCOW_PAGE_SIZE / sizeof(uint64_t))
 
+enum { RAW, CONTROL, PCOW, SIDES };
+
 /* The value is also what a store leaves behind: see chain_word(). */
 enum access { READ_PAGE = CHAIN_FREE, WRITE_PAGE, STORE_FLUSH };
 
 struct steady {
     struct bench *bench;
+    const char *name;
     enum access access;
-    uint8_t *memory[2];                        /* raw, pcow */
-    uint64_t pages;
+    uint8_t *memory[SIDES];
+    uint64_t pages, seed;
     uint64_t *order;                           /* BATCH pages */
     uint64_t *buffer;
     uint64_t wrong;                            /* page numbers that did not fit to the page */
-    uint8_t *visited;                          /* by page */
+    uint8_t *visited;                          /* by page, in this repetition */
     double *samples;                           /* BATCH */
-    double *batches[2];                        /* BATCHES */
-    struct series series[2];
+    double batches[SIDES][BATCHES];
+    struct series series[SIDES];
+    unsigned vmas;                             /* of the last repetition */
+    double raw_huge, pcow_huge;
 };
 
 /* Another line of each page, so that not all of them fall into the same sets of the caches. */
@@ -107,151 +113,168 @@ static double time_each(struct steady *s, uint8_t *memory)
     return percentile(s->samples, BATCH, 0.99);
 }
 
-static void choose_pages(struct steady *s, uint64_t *seed)
+static void choose_pages(struct steady *s)
 {
     for (size_t i = 0; i < BATCH; i++) {
-        s->order[i] = random_next(seed) % s->pages;
+        s->order[i] = random_next(&s->seed) % s->pages;
         s->visited[s->order[i]] = 1;
     }
 }
 
-static void repeat(void *opaque, unsigned thread)
+static void repetition(void *opaque, unsigned thread)
 {
     struct steady *s = opaque;
-    uint64_t seed = SEED;
+    double p99[SIDES];
 
     (void)thread;
-    choose_pages(s, &seed);
-    for (unsigned side = 0; side < 2; side++) {
+    choose_pages(s);
+    for (unsigned side = 0; side < SIDES; side++) {
         time_batch(s, s->memory[side]);        /* warm up */
     }
-    for (unsigned repetition = 0; repetition < s->bench->repeat && !interrupt_pending(); repetition++) {
-        double p99[2];
+    for (unsigned batch = 0; batch < BATCHES; batch++) {
+        choose_pages(s);
+        /* Who comes first finds the order array, and not the pages, in the cache: so they change places. */
+        for (unsigned turn = 0; turn < SIDES; turn++) {
+            unsigned side = (turn + batch) % SIDES;
 
-        for (unsigned batch = 0; batch < BATCHES; batch++) {
-            choose_pages(s, &seed);
-            /* Who comes second finds the order array, but not the pages, in the cache: so they change places. */
-            for (unsigned turn = 0; turn < 2; turn++) {
-                unsigned side = turn ^ (batch & 1);
-
-                s->batches[side][batch] = time_batch(s, s->memory[side]);
-            }
+            s->batches[side][batch] = time_batch(s, s->memory[side]);
         }
-        choose_pages(s, &seed);
-        for (unsigned side = 0; side < 2; side++) {
-            p99[side] = time_each(s, s->memory[side]);
-        }
-        for (unsigned side = 0; side < 2; side++) {
-            series_add_value(&s->series[side], percentile(s->batches[side], BATCHES, 0.5), p99[side]);
-        }
+    }
+    choose_pages(s);
+    for (unsigned side = 0; side < SIDES; side++) {
+        p99[side] = time_each(s, s->memory[side]);
+        series_add_value(&s->series[side], percentile(s->batches[side], BATCHES, 0.5), p99[side]);
     }
 }
 
-/* Every store arrived, on both sides. */
-static int verify_stores(const struct steady *s, const char *name, struct pcow_error *error)
+/* Every store arrived, on all sides. */
+static int verify_stores(const struct steady *s, struct pcow_error *error)
 {
     for (uint64_t page = 0; page < s->pages && s->access != READ_PAGE; page++) {
-        for (unsigned side = 0; side < 2 && s->visited[page]; side++) {
+        for (unsigned side = 0; side < SIDES && s->visited[page]; side++) {
             uint64_t *words = (uint64_t *)(s->memory[side] + page * PCOW_PAGE_SIZE);
 
             if (*(s->access == STORE_FLUSH ? line_of(words, page) : words) != chain_word(page, s->access)) {
-                return fail(error, -EILSEQ, "%s: a store to offset %llu of %s was lost", name,
-                            (unsigned long long)(page * PCOW_PAGE_SIZE), side ? "pcow" : "raw");
+                return fail(error, -EILSEQ, "%s: a store to offset %llu of %s was lost", s->name,
+                            (unsigned long long)(page * PCOW_PAGE_SIZE), side == PCOW ? "pcow" : "raw");
             }
         }
     }
     return 0;
 }
 
-static int add_row(const struct steady *s, const char *name, const struct chain_sides *sides, struct pcow_error *error)
+static void steady_end(struct steady *s)
 {
-    struct row *row = bench_add_row(s->bench, name, 1, engine_name(PCOW_ENGINE_SIGNAL));
-
-    if (!row) {
-        return fail(error, -ENOMEM, "out of memory");
-    }
-    row->raw_ns = series_value(&s->series[0]);
-    row->raw_p99_ns = series_p99(&s->series[0]);
-    row->limit_ns = row->raw_ns;
-    row->pcow_ns = series_value(&s->series[1]);
-    row->pcow_p99_ns = series_p99(&s->series[1]);
-    row_add_criterion(row, "pcow/raw", row->pcow_ns / row->raw_ns, AT_MOST);
-    row_add_detail(row, "samples", (double)BATCHES * BATCH * s->bench->repeat);
-    row_add_detail(row, "vmas", count_mappings(sides->pcow, s->bench->size));
-    row_add_detail(row, "raw_huge_share", huge_share(sides->raw.memory, s->bench->size));
-    row_add_detail(row, "pcow_huge_share", huge_share(sides->pcow, s->bench->size));
-    return 0;
-}
-
-static int measure(struct bench *bench, const char *name, enum access access, struct chain_sides *sides, struct pcow_error *error)
-{
-    struct steady *s = calloc(1, sizeof(*s));
-    int r = s ? 0 : -ENOMEM;
-
-    if (s) {
-        *s = (struct steady){.bench = bench, .access = access, .memory = {sides->raw.memory, sides->pcow},
-                             .pages = bench->size / PCOW_PAGE_SIZE, .visited = calloc(bench->size / PCOW_PAGE_SIZE, 1), .order = calloc(BATCH, sizeof(uint64_t)),
-                             .buffer = aligned_alloc(PCOW_PAGE_SIZE, PCOW_PAGE_SIZE), .samples = calloc(BATCH, sizeof(double)),
-                             .batches = {calloc(BATCHES, sizeof(double)), calloc(BATCHES, sizeof(double))}};
-        r = s->visited && s->order && s->buffer && s->samples && s->batches[0] && s->batches[1] ? 0 : -ENOMEM;
-    }
-    if (r) {
-        fail(error, r, "out of memory");
-    } else {
-        memset(s->buffer, 0, PCOW_PAGE_SIZE);
-        r = run_threads(1, repeat, s, error);
-        r = r ? r : bench_need(bench, 0, error);
-    }
-    if (!r && s->wrong) {
-        r = fail(error, -EILSEQ, "%s read wrong data; its times mean nothing", name);
-    }
-    r = r ? r : verify_stores(s, name, error);
-    r = r ? r : add_row(s, name, sides, error);
     if (s) {
         free(s->visited);
         free(s->order);
         free(s->buffer);
         free(s->samples);
-        free(s->batches[0]);
-        free(s->batches[1]);
     }
     free(s);
-    return r;
 }
 
-static int run_reads(struct bench *bench, const char *name, uint64_t unit, struct pcow_error *error)
+/* NULL when out of memory. */
+static struct steady *steady_begin(struct bench *bench, const char *name, enum access access)
 {
-    struct chain_sides sides;
-    int r = bench_need(bench, 3 * bench->size + SLACK, error);
+    struct steady *s = calloc(1, sizeof(*s));
 
-    r = r ? r : chain_open(bench, unit, &sides, error);
-    if (r) {
-        return r;
+    if (!s) {
+        return NULL;
     }
-    r = measure(bench, name, READ_PAGE, &sides, error);
-    r = r ? r : chain_verify(&sides, error);
-    chain_close(&sides);
-    return r;
+    s->bench = bench;
+    s->name = name;
+    s->access = access;
+    s->pages = bench->size / PCOW_PAGE_SIZE;
+    s->seed = SEED;
+    s->order = calloc(BATCH, sizeof(*s->order));
+    s->buffer = aligned_alloc(PCOW_PAGE_SIZE, PCOW_PAGE_SIZE);
+    s->visited = calloc(s->pages, 1);
+    s->samples = calloc(BATCH, sizeof(*s->samples));
+    if (!s->order || !s->buffer || !s->visited || !s->samples) {
+        steady_end(s);
+        return NULL;
+    }
+    return s;
 }
 
-static int run_writes(struct bench *bench, struct pcow_error *error)
+static int measure_once(struct steady *s, const struct chain_sides *sides, struct pcow_error *error)
 {
-    struct chain_sides sides;
-    int r = bench_need(bench, 4 * bench->size + SLACK, error);
+    int r;
 
-    r = r ? r : chain_open(bench, PCOW_SLAB_SIZE, &sides, error);
-    if (r) {
-        return r;
+    s->memory[RAW] = sides->raw[0].memory;
+    s->memory[CONTROL] = sides->raw[1].memory;
+    s->memory[PCOW] = sides->pcow;
+    memset(s->visited, 0, s->pages);
+    memset(s->buffer, 0, PCOW_PAGE_SIZE);
+    r = run_threads(1, repetition, s, error);
+    if (!r && s->wrong) {
+        r = fail(error, -EILSEQ, "%s read wrong data; its times mean nothing", s->name);
     }
-    chain_write_all(&sides);
-    if (bench_wants(bench, "steady-write-4k")) {
-        r = measure(bench, "steady-write-4k", WRITE_PAGE, &sides, error);
+    s->vmas = count_mappings(sides->pcow, s->bench->size);
+    s->raw_huge = huge_share(sides->raw[0].memory, s->bench->size);
+    s->pcow_huge = huge_share(sides->pcow, s->bench->size);
+    return r ? r : verify_stores(s, error);
+}
+
+static int add_row(const struct steady *s, struct pcow_error *error)
+{
+    struct row *row = bench_add_row(s->bench, s->name, 1, engine_name(PCOW_ENGINE_SIGNAL));
+
+    if (!row) {
+        return fail(error, -ENOMEM, "out of memory");
     }
-    if (!r && bench_wants(bench, "steady-store-flush")) {
-        r = measure(bench, "steady-store-flush", STORE_FLUSH, &sides, error);
+    row->raw_ns = series_value(&s->series[RAW]);
+    row->raw_p99_ns = series_p99(&s->series[RAW]);
+    row->limit_ns = row->raw_ns;
+    row->pcow_ns = series_value(&s->series[PCOW]);
+    row->pcow_p99_ns = series_p99(&s->series[PCOW]);
+    row_add_criterion(row, "pcow/raw", row->pcow_ns / row->raw_ns, AT_MOST);
+    row_add_detail(row, "control_ratio", series_value(&s->series[CONTROL]) / row->raw_ns);
+    row_add_detail(row, "samples", (double)BATCHES * BATCH * s->bench->repeat);
+    row_add_detail(row, "vmas", s->vmas);
+    row_add_detail(row, "raw_huge_share", s->raw_huge);
+    row_add_detail(row, "pcow_huge_share", s->pcow_huge);
+    return 0;
+}
+
+struct plan {
+    const char *name;
+    enum access access;
+};
+
+/* The rows of one plan share a chain.  stored: every page was stored to since the last snapshot. */
+static int run_plan(struct bench *bench, const struct plan plan[2], uint64_t unit, bool stored, struct pcow_error *error)
+{
+    struct steady *steady[2] = {NULL, NULL};
+    int r = 0;
+
+    for (unsigned i = 0; i < 2 && plan[i].name && !r; i++) {
+        if (bench_wants(bench, plan[i].name)) {
+            steady[i] = steady_begin(bench, plan[i].name, plan[i].access);
+            r = steady[i] ? 0 : fail(error, -ENOMEM, "out of memory");
+        }
     }
-    r = r ? r : chain_verify(&sides, error);
-    chain_close(&sides);
+    for (unsigned i = 0; i < bench->repeat && !r && (steady[0] || steady[1]); i++) {
+        struct chain_sides sides;
+
+        r = bench_need(bench, 5 * bench->size + SLACK, error);
+        r = r ? r : chain_open(bench, unit, i & 1, &sides, error);
+        if (r) {
+            break;
+        }
+        if (stored) {
+            chain_write_all(&sides);
+        }
+        r = steady[0] ? measure_once(steady[0], &sides, error) : 0;
+        r = r || !steady[1] ? r : measure_once(steady[1], &sides, error);
+        r = r ? r : chain_verify(&sides, error);
+        chain_close(&sides);
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        r = r || !steady[i] ? r : add_row(steady[i], error);
+        steady_end(steady[i]);
+    }
     return r;
 }
 
@@ -259,18 +282,12 @@ static const char *const names[] = {"steady-read-4k", "steady-read-4k-scattered"
 
 static int run(struct bench *bench, struct pcow_error *error)
 {
-    int r = 0;
+    static const struct plan reads[2] = {{"steady-read-4k", READ_PAGE}}, scattered[2] = {{"steady-read-4k-scattered", READ_PAGE}},
+                             stores[2] = {{"steady-write-4k", WRITE_PAGE}, {"steady-store-flush", STORE_FLUSH}};
+    int r = run_plan(bench, reads, PCOW_SLAB_SIZE, false, error);
 
-    if (bench_wants(bench, "steady-read-4k")) {
-        r = run_reads(bench, "steady-read-4k", PCOW_SLAB_SIZE, error);
-    }
-    if (!r && bench_wants(bench, "steady-read-4k-scattered")) {
-        r = run_reads(bench, "steady-read-4k-scattered", PCOW_DEFAULT_CLUSTER_SIZE, error);
-    }
-    if (!r && (bench_wants(bench, "steady-write-4k") || bench_wants(bench, "steady-store-flush"))) {
-        r = run_writes(bench, error);
-    }
-    return r;
+    r = r ? r : run_plan(bench, scattered, PCOW_DEFAULT_CLUSTER_SIZE, false, error);
+    return r ? r : run_plan(bench, stores, PCOW_SLAB_SIZE, true, error);
 }
 
 const struct group steady_group = {names, run};

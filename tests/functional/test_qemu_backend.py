@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory backend inside the real QEMU: options, QMP, snapshots, a full pool. What a guest does is in test_main_job.py."""
+
+import os
+from pathlib import Path
+import shutil
+import subprocess
+import tempfile
+
+import testtools
+
+from tests.functional import images
+from tests.functional import qemu
+
+SIZE = 64 * images.MIB
+DEVICE = ('-device', 'nvdimm,memdev=mem0,id=nv0')
+
+
+def backend(path: Path, more: str = '') -> tuple[str, ...]:
+    return ('-object', f'memory-backend-file,id=mem0,mem-path={path},share=on{more}', *DEVICE)
+
+
+def tool(name: str, *arguments: object) -> str:
+    return subprocess.run([images.program(name), *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          timeout=images.TIMEOUT, check=True).stdout
+
+
+class QemuTestCase(testtools.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.directory = Path(tempfile.mkdtemp(prefix='pcow-test-', dir=os.environ.get('PCOW_TEST_DIR', '/dev/shm')))
+        self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
+        self.image = self.directory / 'vm.pcow'
+
+    def overlay(self) -> None:
+        """An image on a base that is full of 0x5a."""
+        base = self.directory / 'base.pcow'
+        tool('pcow-img', 'create', '-q', base, SIZE)
+        tool('pcow-io', '-c', f'write -q -P 0x5a 0 {SIZE}', base)
+        tool('pcow-img', 'seal', base)
+        tool('pcow-img', 'create', '-q', '-b', base, self.image)
+
+
+class MemoryTest(QemuTestCase):
+    def test_stores_go_to_the_image_and_not_to_its_base(self) -> None:
+        self.overlay()
+        before = images.digest(self.directory / 'base.pcow')
+        for engine in ('signal', 'uffd'):
+            with qemu.Qemu(self.directory, *backend(self.image, f',prealloc=on,pcow-engine={engine}')) as vm:
+                address = vm.address('nv0')
+                self.assertEqual(0, address % images.SLAB)
+                self.assertEqual(b'\x5a' * 64, vm.read(address + 5000, 64))
+                vm.write(address + 4090, f'over a border, {engine}'.encode())
+                (info,) = vm.qmp('query-pcow')
+                self.assertEqual(engine, info['engine'])
+                self.assertEqual(['vm.pcow', 'base.pcow'], [Path(name).name for name in info['chain']])
+                # prealloc, which libvirt always asks for, must not copy the base
+                self.assertLess(info['data-size'], images.MIB)
+                vm.quit()
+            tool('pcow-img', 'check', self.image)
+            text = tool('pcow-io', '-r', '-c', 'read -v 4090 32', self.image)
+            self.assertIn('over a border'[:10], text)
+        self.assertEqual(before, images.digest(self.directory / 'base.pcow'))
+
+    def test_killed_and_started_again(self) -> None:
+        tool('pcow-img', 'create', '-q', self.image, SIZE)
+        with qemu.Qemu(self.directory, *backend(self.image)) as vm:
+            vm.write(vm.address('nv0') + images.MIB, b'stays')
+        with qemu.Qemu(self.directory, *backend(self.image)) as vm:
+            self.assertEqual(b'stays', vm.read(vm.address('nv0') + images.MIB, 5))
+            vm.quit()
+        tool('pcow-img', 'check', self.image)
+
+
+class SnapshotTest(QemuTestCase):
+    def test_live_create_revert_delete(self) -> None:
+        self.overlay()
+        with qemu.Qemu(self.directory, *backend(self.image)) as vm:
+            address = vm.address('nv0')
+            vm.write(address, b'one')
+            self.assertGreater(vm.qmp('pcow-snapshot-create', id='mem0', name='first')['pause'], 0)
+            vm.write(address, b'two')
+            vm.write(address + 9 * images.MIB, b'two')
+            self.assertIn('first', vm.qmp_error('pcow-snapshot-create', id='mem0', name='first'))
+            self.assertEqual('running', vm.qmp('query-status')['status'])
+            vm.qmp_error('pcow-snapshot-revert', id='mem0', name='first')
+            self.assertEqual(b'two', vm.read(address, 3))
+            vm.qmp('stop')
+            self.assertIn('nowhere', vm.qmp_error('pcow-snapshot-revert', id='mem0', name='nowhere'))
+            vm.qmp('pcow-snapshot-revert', id='mem0', name='first')
+            self.assertEqual(b'one', vm.read(address, 3))
+            self.assertEqual(b'\x5a' * 3, vm.read(address + 9 * images.MIB, 3))
+            vm.qmp('cont')
+            vm.write(address, b'six')
+            vm.qmp('pcow-snapshot-delete', id='mem0', name='first')
+            self.assertEqual(b'six', vm.read(address, 3))
+            (info,) = vm.qmp('query-pcow')
+            self.assertEqual([], info['snapshots'])
+            vm.qmp_error('pcow-snapshot-create', id='other', name='x')
+            vm.quit()
+        tool('pcow-img', 'check', self.image)
+
+
+class RefusalTest(QemuTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        tool('pcow-img', 'create', '-q', self.image, SIZE)
+
+    def assert_refused(self, expected: str, *arguments: str) -> None:
+        before = images.digest(self.image)
+        message = qemu.refused(*arguments)
+        self.assertIn(expected, message)
+        self.assertIn(self.image.name, message)
+        self.assertEqual(before, images.digest(self.image))
+
+    def test_options(self) -> None:
+        name = f'memory-backend-file,id=mem0,mem-path={self.image}'
+        self.assert_refused('share=on', '-object', f'{name},share=off', *DEVICE)
+        self.assert_refused('size', '-object', f'{name},share=on,size=32M', *DEVICE)
+        self.assert_refused('offset', '-object', f'{name},share=on,offset=4096', *DEVICE)
+
+    def test_second_writer(self) -> None:
+        with qemu.Qemu(self.directory, *backend(self.image)) as vm:
+            self.assertIn('in use', qemu.refused(*backend(self.image)))
+            vm.quit()
+
+    def test_damaged_image(self) -> None:
+        images.patch(self.image, 520, b'\xff')
+        self.assert_refused('damaged', *backend(self.image))
+
+    def test_never_on_content_alone(self) -> None:
+        other = self.directory / 'vm.raw'
+        self.image.rename(other)
+        with qemu.Qemu(self.directory, *backend(other, f',size={other.stat().st_size}')) as vm:
+            self.assertEqual([], vm.qmp('query-pcow'))
+            vm.quit()
+        with qemu.Qemu(self.directory, *backend(other, ',format=pcow')) as vm:
+            self.assertEqual(1, len(vm.qmp('query-pcow')))
+            vm.quit()
+
+    def test_foreign_content_under_our_name(self) -> None:
+        self.image.write_bytes(b'QFI\xfb' + bytes(images.SLAB))
+        self.assert_refused('pcow', *backend(self.image))
+
+
+class FullPoolTest(QemuTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.pool = self.directory / 'pool'
+        self.pool.mkdir()
+        subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=8m', 'pcow-test', self.pool], check=True)
+        self.addCleanup(subprocess.run, ['umount', '-l', self.pool], check=True)
+        self.image = self.pool / 'vm.pcow'
+        tool('pcow-img', 'create', '-q', self.image, SIZE)
+
+    def test_a_device_is_told_and_nothing_is_lost(self) -> None:
+        """A store on behalf of a device cannot wait: it fails, with an event, and QEMU goes on."""
+        with qemu.Qemu(self.directory, *backend(self.image)) as vm:
+            address = vm.address('nv0')
+            for offset in range(0, SIZE, 4096):
+                vm.write(address + offset, (offset + 1).to_bytes(8, 'little'))
+            failed = vm.wait_event('PCOW_ERROR')
+            self.assertEqual('mem0', failed['id'])
+            self.assertIn('No space left', failed['error'])
+            for offset in range(0, failed['offset'], 4096):
+                self.assertEqual((offset + 1).to_bytes(8, 'little'), vm.read(address + offset, 8))
+            self.assertEqual(bytes(8), vm.read(address + failed['offset'], 8))
+            subprocess.run(['mount', '-o', 'remount,size=128m', self.pool], check=True)
+            for offset in range(failed['offset'], SIZE, 4096):
+                vm.write(address + offset, (offset + 1).to_bytes(8, 'little'))
+            for offset in range(0, SIZE, 4096):
+                self.assertEqual((offset + 1).to_bytes(8, 'little'), vm.read(address + offset, 8))
+            vm.quit()
+        tool('pcow-img', 'check', self.image)
