@@ -33,7 +33,7 @@ class Domain:
     initrd: str | None = None
     cmdline: str = DEFAULT_CMDLINE
     vcpus: int = 1
-    type: str = 'kvm'                              # one of TYPES; 'qemu' is emulation (TCG)
+    type: str = 'qemu'                             # one of TYPES; 'qemu' is emulation (TCG), 'kvm' is refused by this QEMU so far
     emulator: str | None = None
     machine: str = 'q35'
     uuid: str | None = None

@@ -27,7 +27,8 @@ class DomainXml(command.Command):
         parser.add_argument('--cmdline', default=domain_xml.DEFAULT_CMDLINE, help='Kernel command line; default: %(default)s')
         parser.add_argument('--memory', type=common.size_argument, default=units.GIB, help='RAM of the guest; default: 1G.')
         parser.add_argument('--vcpus', type=int, default=1, help='Default: 1.')
-        parser.add_argument('--type', choices=domain_xml.TYPES, default='kvm', help="'qemu' is emulation; default: kvm.")
+        parser.add_argument('--type', choices=domain_xml.TYPES, default='qemu',
+                            help="'qemu' is emulation (TCG), the default; QEMU refuses pcow images under 'kvm' so far.")
         parser.add_argument('--emulator', help='QEMU with the pcow backend; default: [pcow] emulator.')
         parser.add_argument('--machine', default='q35', help='Machine type; default: q35.')
         parser.add_argument('--serial-file', metavar='FILE', help='Write the console to a file rather than a pty.')

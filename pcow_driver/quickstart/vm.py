@@ -20,12 +20,6 @@ _POLL = 0.005
 _COMMAND_SECONDS = 120.0
 
 
-def accelerator() -> str:
-    """libvirt's domain type: ``kvm`` where the processor and the device are there, else ``qemu`` (emulation)."""
-    flags = re.search(r'^flags\s*:.*\b(vmx|svm)\b', Path('/proc/cpuinfo').read_text(), re.MULTILINE)
-    return 'kvm' if flags and os.access('/dev/kvm', os.R_OK | os.W_OK) else 'qemu'
-
-
 class Vm:
     """One domain; ``log`` gets all that it prints on the console."""
 

@@ -4,16 +4,15 @@
  */
 #include "qemu/osdep.h"
 #include <pcow.h>
-#include "system/block-backend.h"
 #include "exec/memory.h"
 #include "exec/ramblock.h"
 #include "hw/virtio/vhost.h"
 #include "qapi/error.h"
-#include "qapi/qapi-events-pcow.h"
 #include "qemu/cutils.h"
 #include "qemu/error-report.h"
 #include "qemu/main-loop.h"
 #include "qom/object_interfaces.h"
+#include "system/block-backend.h"
 #include "system/hostmem-pcow.h"
 #include "system/kvm.h"
 #include "system/runstate.h"
@@ -174,18 +173,6 @@ static bool open_image(HostMemPcow *pcow, const char *path, Error **errp)
     return true;
 }
 
-uintptr_t hostmem_pcow_low, hostmem_pcow_high;
-
-static void widen_range(void *host, uint64_t length)
-{
-    uintptr_t low = (uintptr_t)host;
-
-    if (!hostmem_pcow_high || low < hostmem_pcow_low) {
-        hostmem_pcow_low = low;
-    }
-    hostmem_pcow_high = MAX(hostmem_pcow_high, low + length);
-}
-
 static bool start_events(HostMemPcow *pcow, Error **errp)
 {
     int ret = event_notifier_init(&pcow->waiting_changed, false);
@@ -239,9 +226,6 @@ static void exit_notify(Notifier *notifier, void *data)
     }
 }
 
-static int prepare_buffer(QEMUIOVector *qiov, size_t offset, size_t bytes,
-                          bool is_write);
-
 bool hostmem_pcow_alloc(HostMemPcow *pcow, HostMemoryBackend *backend,
                         const char *path, bool readonly, uint64_t align,
                         uint64_t offset, bool discard_data, Error **errp)
@@ -280,8 +264,8 @@ bool hostmem_pcow_alloc(HostMemPcow *pcow, HostMemoryBackend *backend,
     block = backend->mr.ram_block;
     block->flags |= RAM_SHARED | (readonly ? RAM_READONLY : 0);
     block->pcow = pcow;
-    widen_range(block->host, block->max_length);
-    blk_prepare_buffer = prepare_buffer;
+    hostmem_pcow_cover(block->host, block->max_length);
+    blk_prepare_buffer = hostmem_pcow_prepare_buffer;
 
     pcow->id = g_strdup(object_get_canonical_path_component(OBJECT(backend)));
     pcow->exit.notify = exit_notify;
@@ -301,141 +285,6 @@ void hostmem_pcow_finalize(HostMemPcow *pcow)
         ram_block_discard_require(false);
     }
     g_free(pcow->id);
-}
-
-int hostmem_pcow_resolve(HostMemPcow *pcow, uint64_t offset, uint64_t length,
-                         bool is_write, bool report)
-{
-    int ret = pcow_map_resolve(pcow->map, offset, length, is_write, NULL);
-
-    if (ret == -ENOSPC && report) {
-        /* nobody waits, so libpcow does not speak of it */
-        qapi_event_send_pcow_error(pcow->id, offset, strerror(ENOSPC));
-    }
-    return ret;
-}
-
-/*
- * The block layer is about to submit a request.  address_space_map() resolved
- * the buffer, but since then a snapshot may have write-protected it again: the
- * request may have waited in a drained queue, or be the retry of one that
- * failed.  From here on draining waits for it.
- */
-static int prepare_buffer(QEMUIOVector *qiov, size_t offset, size_t bytes,
-                          bool is_write)
-{
-    RCU_READ_LOCK_GUARD();
-
-    for (int i = 0; i < qiov->niov && bytes; i++) {
-        size_t length = qiov->iov[i].iov_len;
-        ram_addr_t at;
-        RAMBlock *block;
-        int ret;
-
-        if (offset >= length) {
-            offset -= length;
-            continue;
-        }
-        length = MIN(length - offset, bytes);
-        block = qemu_ram_block_from_host(qiov->iov[i].iov_base + offset, false,
-                                         &at);
-        if (block && block->pcow) {
-            ret = hostmem_pcow_resolve(block->pcow, at, length, is_write, true);
-            if (ret < 0) {
-                return ret;
-            }
-        }
-        bytes -= length;
-        offset = 0;
-    }
-    return 0;
-}
-
-/* The image for whose space this thread waits */
-static __thread HostMemPcow *waits_for;
-
-static void end_wait(HostMemPcow *pcow)
-{
-    if (waits_for == pcow) {
-        waits_for = NULL;
-        if (qatomic_fetch_dec(&pcow->waiting) == 1) {
-            event_notifier_set(&pcow->waiting_changed);
-        }
-    }
-}
-
-static void begin_wait(HostMemPcow *pcow, uint64_t offset)
-{
-    if (waits_for != pcow) {
-        waits_for = pcow;
-        qatomic_inc(&pcow->full_waits);
-        qatomic_set(&pcow->waiting_offset, offset);
-        if (qatomic_fetch_inc(&pcow->waiting) == 0) {
-            event_notifier_set(&pcow->waiting_changed);
-        }
-    }
-}
-
-/* *result: the image at @address, or NULL */
-static int serve_access(void *address, bool is_write, HostMemPcow **result)
-{
-    ram_addr_t offset;
-    RAMBlock *block = qemu_ram_block_from_host(address, false, &offset);
-    HostMemPcow *pcow = block ? block->pcow : NULL;
-    int ret;
-
-    *result = pcow;
-    if (!pcow) {
-        return -EFAULT;
-    }
-    ret = pcow_map_resolve(pcow->map, offset, 1, is_write, NULL);
-    if (ret == 0) {
-        end_wait(pcow);
-    } else if (ret == -ENOSPC) {
-        begin_wait(pcow, offset);
-    }
-    return ret;
-}
-
-int hostmem_pcow_trap(void *address, bool is_write)
-{
-    HostMemPcow *pcow;
-    int ret = serve_access(address, is_write, &pcow);
-
-    if (ret == 0) {
-        qatomic_inc(is_write ? &pcow->write_traps : &pcow->read_traps);
-    }
-    return ret;
-}
-
-int hostmem_pcow_make_writable(void *address)
-{
-    HostMemPcow *pcow;
-    int ret = serve_access(address, true, &pcow);
-
-    if (ret == 0) {
-        struct pcow_map_stats stats;
-        uint64_t pages;
-
-        /* Most pages are writable already; a trap it is if one became so. */
-        pcow_map_get_stats(pcow->map, &stats);
-        pages = stats.pages_copied + stats.pages_zeroed;
-        if (qatomic_xchg(&pcow->pages, pages) != pages) {
-            qatomic_inc(&pcow->write_traps);
-        }
-    }
-    return ret;
-}
-
-int hostmem_pcow_flush(HostMemPcow *pcow, Error **errp)
-{
-    struct pcow_error error;
-    int ret = pcow_map_flush(pcow->map, 0, pcow_size(pcow->image), &error);
-
-    if (ret < 0) {
-        error_setg(errp, "%s", error.message);
-    }
-    return ret;
 }
 
 typedef struct ForeachArgs {

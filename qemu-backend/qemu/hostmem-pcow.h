@@ -12,6 +12,7 @@
 #include "qapi/qapi-types-qom.h"
 #include "migration/vmstate.h"
 #include "qemu/event_notifier.h"
+#include "qemu/iov.h"
 #include "qemu/notify.h"
 #include "system/hostmem.h"
 
@@ -74,6 +75,15 @@ bool hostmem_pcow_alloc(HostMemPcow *pcow, HostMemoryBackend *backend,
                         uint64_t offset, bool discard_data, Error **errp);
 void hostmem_pcow_finalize(HostMemPcow *pcow);
 
+/* Call @fn for each pcow backend until it returns false; returns the last. */
+typedef bool HostMemPcowFn(HostMemPcow *pcow, void *opaque, Error **errp);
+bool hostmem_pcow_foreach(HostMemPcowFn *fn, void *opaque, Error **errp);
+
+/* Fails if there is a pcow backend, which @user cannot be given access to. */
+bool hostmem_pcow_check_no_fd_user(const char *user, Error **errp);
+
+/* ---- hostmem-pcow-access.c ---- */
+
 /*
  * Make a range of the RAM block accessible to the host kernel, which gets
  * EFAULT from a page that a store of our own would have made writable.
@@ -90,23 +100,22 @@ int hostmem_pcow_trap(void *address, bool is_write);
 /* The same for a store of a vCPU that is about to come, if it is to an image. */
 int hostmem_pcow_make_writable(void *address);
 
+/* The same for the buffer of a block request that is about to be submitted. */
+int hostmem_pcow_prepare_buffer(QEMUIOVector *qiov, size_t offset,
+                                size_t bytes, bool is_write);
+
 /* Host addresses between which all images lie; high is 0 without one. */
 extern uintptr_t hostmem_pcow_low, hostmem_pcow_high;
+void hostmem_pcow_cover(void *host, uint64_t length);
 
 static inline bool hostmem_pcow_may_cover(const void *address)
 {
     return unlikely((uintptr_t)address < hostmem_pcow_high &&
                     (uintptr_t)address >= hostmem_pcow_low);
 }
+
 /* Make everything stored so far durable.  Returns 0 or -errno.  Any thread. */
 int hostmem_pcow_flush(HostMemPcow *pcow, Error **errp);
-
-/* Call @fn for each pcow backend until it returns false; returns the last. */
-typedef bool HostMemPcowFn(HostMemPcow *pcow, void *opaque, Error **errp);
-bool hostmem_pcow_foreach(HostMemPcowFn *fn, void *opaque, Error **errp);
-
-/* Fails if there is a pcow backend, which @user cannot be given access to. */
-bool hostmem_pcow_check_no_fd_user(const char *user, Error **errp);
 
 /* ---- hostmem-pcow-tcg.c ---- */
 

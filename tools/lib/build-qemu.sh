@@ -21,6 +21,7 @@ QEMU_CONFIGURE=(--target-list=x86_64-softmmu --prefix=/usr --disable-relocatable
 # Files that the series adds as a whole: FILE IN-QEMU-TREE
 QEMU_FILES=(
     hostmem-pcow.c backends/hostmem-pcow.c
+    hostmem-pcow-access.c backends/hostmem-pcow-access.c
     hostmem-pcow-qmp.c backends/hostmem-pcow-qmp.c
     hostmem-pcow-savevm.c backends/hostmem-pcow-savevm.c
     hostmem-pcow-tcg.c backends/hostmem-pcow-tcg.c

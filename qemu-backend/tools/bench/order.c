@@ -58,9 +58,9 @@ int visits_make(struct visits *visits, enum visit visit, uint64_t size, uint64_t
     case VISIT_CLUSTERED:
         return every_page(visits, clusters, cluster_pages, false, &seed);
     case VISIT_ONE_PER_SLAB:
-        return random_page_of_each(visits, slabs, PAGES_PER_SLAB, 0, &seed);
     case VISIT_SECOND_IN_SLAB:
         /* The first page warms the slab; the timed store goes to another cluster. */
+        visits->warm_stores = visit == VISIT_SECOND_IN_SLAB;
         visits->warm = malloc(slabs * sizeof(*visits->warm));
         for (visits->warm_count = 0; visits->warm && visits->warm_count < slabs; visits->warm_count++) {
             visits->warm[visits->warm_count] = visits->warm_count * PAGES_PER_SLAB;

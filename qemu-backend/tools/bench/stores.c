@@ -28,7 +28,7 @@ int stores_begin(struct stores *stores, const struct bench *bench, enum visit vi
     for (size_t i = 0; i < stores->visits.count; i++) {
         stores->stored[stores->visits.page[i]] = 1;
     }
-    for (size_t i = 0; i < stores->visits.warm_count; i++) {
+    for (size_t i = 0; i < stores->visits.warm_count && stores->visits.warm_stores; i++) {
         stores->stored[stores->visits.warm[i]] = 1;
     }
     return 0;
@@ -50,7 +50,13 @@ static volatile uint64_t *mark_address(uint8_t *memory, uint64_t page)
 void stores_warm(const struct stores *stores, uint8_t *memory)
 {
     for (size_t i = 0; i < stores->visits.warm_count; i++) {
-        *mark_address(memory, stores->visits.warm[i]) = page_mark(stores->visits.warm[i]);
+        volatile uint64_t *address = mark_address(memory, stores->visits.warm[i]);
+
+        if (stores->visits.warm_stores) {
+            *address = page_mark(stores->visits.warm[i]);
+        } else {
+            (void)*address;
+        }
     }
 }
 

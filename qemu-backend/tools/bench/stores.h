@@ -20,7 +20,7 @@ int stores_begin(struct stores *stores, const struct bench *bench, enum visit vi
                  uint64_t seed, struct pcow_error *error);
 void stores_end(struct stores *stores);
 
-/* The stores that are not timed. */
+/* The loads or stores that are not timed. */
 void stores_warm(const struct stores *stores, uint8_t *memory);
 /* Time every store. */
 int stores_run(struct stores *stores, uint8_t *memory, struct pcow_error *error);

@@ -66,9 +66,14 @@ static int measure_paper(struct measurement *m, bool preallocated, bool every_pa
     if (r) {
         return r;
     }
-    r = stores_run(&m->stores, paper_memory(paper), error);
     /* Its clusters are copied whole at once: a store to a slab before would leave nothing to time. */
-    stores_warm(&m->stores, paper_memory(paper));
+    if (!m->stores.visits.warm_stores) {
+        stores_warm(&m->stores, paper_memory(paper));
+    }
+    r = stores_run(&m->stores, paper_memory(paper), error);
+    if (m->stores.visits.warm_stores) {
+        stores_warm(&m->stores, paper_memory(paper));
+    }
     r = r ? r : paper_check(paper, error);
     r = r ? r : stores_verify(&m->stores, "the paper's method", paper_memory(paper), m->row->on_base, every_page, error);
     if (!r) {

@@ -10,8 +10,9 @@ enum visit {
     VISIT_ONE_PER_CLUSTER,                     /* a page of each cluster, clusters in random order: each store traps */
     VISIT_SEQUENTIAL,                          /* every page */
     VISIT_CLUSTERED,                           /* every page, clusters in random order */
-    VISIT_ONE_PER_SLAB,                        /* a page of each slab, slabs in random order: the first trap in the slab */
-    VISIT_SECOND_IN_SLAB,                      /* as before, after one store to each slab that is not timed: the slab is hot */
+    VISIT_ONE_PER_SLAB,                        /* a page of each slab, in random order, after a load elsewhere in the slab has
+                                                  made its page table: the first trap in the slab */
+    VISIT_SECOND_IN_SLAB,                      /* the same after a store: the slab is hot */
 };
 
 struct trap_row {
@@ -34,6 +35,7 @@ struct visits {
     size_t count;
     uint64_t *warm;                            /* before, not timed */
     size_t warm_count;
+    bool warm_stores;                          /* else loads */
 };
 
 /* order.c */

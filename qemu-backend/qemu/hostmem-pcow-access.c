@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * Accesses to a pcow image that have to be prepared or served by QEMU: those
+ * of the host kernel, and those of a vCPU that must not wait for space.
+ */
+#include "qemu/osdep.h"
+#include <pcow.h>
+#include "exec/memory.h"
+#include "exec/ramblock.h"
+#include "qapi/error.h"
+#include "qapi/qapi-events-pcow.h"
+#include "qemu/rcu.h"
+#include "system/hostmem-pcow.h"
+
+uintptr_t hostmem_pcow_low, hostmem_pcow_high;
+
+void hostmem_pcow_cover(void *host, uint64_t length)
+{
+    uintptr_t low = (uintptr_t)host;
+
+    if (!hostmem_pcow_high || low < hostmem_pcow_low) {
+        hostmem_pcow_low = low;
+    }
+    hostmem_pcow_high = MAX(hostmem_pcow_high, low + length);
+}
+
+int hostmem_pcow_resolve(HostMemPcow *pcow, uint64_t offset, uint64_t length,
+                         bool is_write, bool report)
+{
+    int ret = pcow_map_resolve(pcow->map, offset, length, is_write, NULL);
+
+    if (ret == -ENOSPC && report) {
+        /* nobody waits, so libpcow does not speak of it */
+        qapi_event_send_pcow_error(pcow->id, offset, strerror(ENOSPC));
+    }
+    return ret;
+}
+
+/*
+ * The block layer is about to submit a request.  address_space_map() resolved
+ * the buffer, but since then a snapshot may have write-protected it again: the
+ * request may have waited in a drained queue, or be the retry of one that
+ * failed.  From here on draining waits for it.
+ */
+int hostmem_pcow_prepare_buffer(QEMUIOVector *qiov, size_t offset,
+                                size_t bytes, bool is_write)
+{
+    RCU_READ_LOCK_GUARD();
+
+    for (int i = 0; i < qiov->niov && bytes; i++) {
+        size_t length = qiov->iov[i].iov_len;
+        ram_addr_t at;
+        RAMBlock *block;
+        int ret;
+
+        if (offset >= length) {
+            offset -= length;
+            continue;
+        }
+        length = MIN(length - offset, bytes);
+        block = qemu_ram_block_from_host(qiov->iov[i].iov_base + offset, false,
+                                         &at);
+        if (block && block->pcow) {
+            ret = hostmem_pcow_resolve(block->pcow, at, length, is_write, true);
+            if (ret < 0) {
+                return ret;
+            }
+        }
+        bytes -= length;
+        offset = 0;
+    }
+    return 0;
+}
+
+/* The image for whose space this thread waits */
+static __thread HostMemPcow *waits_for;
+
+static void end_wait(HostMemPcow *pcow)
+{
+    if (waits_for == pcow) {
+        waits_for = NULL;
+        if (qatomic_fetch_dec(&pcow->waiting) == 1) {
+            event_notifier_set(&pcow->waiting_changed);
+        }
+    }
+}
+
+static void begin_wait(HostMemPcow *pcow, uint64_t offset)
+{
+    if (waits_for != pcow) {
+        waits_for = pcow;
+        qatomic_inc(&pcow->full_waits);
+        qatomic_set(&pcow->waiting_offset, offset);
+        if (qatomic_fetch_inc(&pcow->waiting) == 0) {
+            event_notifier_set(&pcow->waiting_changed);
+        }
+    }
+}
+
+/* *result: the image at @address, or NULL */
+static int serve_access(void *address, bool is_write, HostMemPcow **result)
+{
+    ram_addr_t offset;
+    RAMBlock *block = qemu_ram_block_from_host(address, false, &offset);
+    HostMemPcow *pcow = block ? block->pcow : NULL;
+    int ret;
+
+    *result = pcow;
+    if (!pcow) {
+        return -EFAULT;
+    }
+    ret = pcow_map_resolve(pcow->map, offset, 1, is_write, NULL);
+    if (ret == 0) {
+        end_wait(pcow);
+    } else if (ret == -ENOSPC) {
+        begin_wait(pcow, offset);
+    }
+    return ret;
+}
+
+int hostmem_pcow_trap(void *address, bool is_write)
+{
+    HostMemPcow *pcow;
+    int ret = serve_access(address, is_write, &pcow);
+
+    if (ret == 0) {
+        qatomic_inc(is_write ? &pcow->write_traps : &pcow->read_traps);
+    }
+    return ret;
+}
+
+int hostmem_pcow_make_writable(void *address)
+{
+    HostMemPcow *pcow;
+    int ret = serve_access(address, true, &pcow);
+
+    if (ret == 0) {
+        struct pcow_map_stats stats;
+        uint64_t pages;
+
+        /* Most pages are writable already; a trap it is if one became so. */
+        pcow_map_get_stats(pcow->map, &stats);
+        pages = stats.pages_copied + stats.pages_zeroed;
+        if (qatomic_xchg(&pcow->pages, pages) != pages) {
+            qatomic_inc(&pcow->write_traps);
+        }
+    }
+    return ret;
+}
+
+int hostmem_pcow_flush(HostMemPcow *pcow, Error **errp)
+{
+    struct pcow_error error;
+    int ret = pcow_map_flush(pcow->map, 0, pcow_size(pcow->image), &error);
+
+    if (ret < 0) {
+        error_setg(errp, "%s", error.message);
+    }
+    return ret;
+}
