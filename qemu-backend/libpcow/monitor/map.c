@@ -174,38 +174,59 @@ void pcow_map_get_stats(const pcow_map *map, struct pcow_map_stats *stats)
 
 /* ---- for snapshot operations ------------------------------------------------------------------------------------- */
 
-void monitor_freeze(struct pcow_map *map)
+static int protect(struct pcow_map *map)
 {
-    /* One call whatever the number of mappings; absent memory of the uffd engine must stay writable to be noticed. */
-    if (map->engine->id == PCOW_ENGINE_SIGNAL) {
-        uint64_t v = 0, slabs = map->image->chain->guest_slabs;
+    uint64_t v = 0, slabs = map->image->chain->guest_slabs;
 
-        while (v < slabs) {
-            uint64_t end = v;
+    while (v < slabs) {
+        uint64_t end = v;
 
-            while (end < slabs && map->slabs[end].cold == map->slabs[v].cold)
-                end++;
-            if (!map->slabs[v].cold)
-                mprotect(map->address + (v << SLAB_BITS),
-                         (end << SLAB_BITS < map->size ? end << SLAB_BITS : map->size) - (v << SLAB_BITS), PROT_READ);
-            v = end;
-        }
-    } else {
-        for (uint64_t v = 0; v < map->image->chain->guest_slabs; v++)
-            if (!page_set_empty(&map->slabs[v].writable))
-                layout_map_slab(map, v);
+        while (end < slabs && map->slabs[end].cold == map->slabs[v].cold)
+            end++;
+        if (!map->slabs[v].cold
+            && mprotect(map->address + (v << SLAB_BITS),
+                        (end << SLAB_BITS < map->size ? end << SLAB_BITS : map->size) - (v << SLAB_BITS), PROT_READ))
+            return -errno;
+        v = end;
     }
+    return 0;
+}
+
+/* Absent memory of the uffd engine must stay writable to be noticed, so only slabs with own pages are mapped anew. */
+static int map_frozen(struct pcow_map *map)
+{
+    int ret = 0;
+
+    for (uint64_t v = 0; v < map->image->chain->guest_slabs && ret == 0; v++)
+        if (!page_set_empty(&map->slabs[v].writable))
+            ret = layout_map_slab(map, v);
+    return ret;
+}
+
+int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
+{
+    int ret = map->engine->id == PCOW_ENGINE_SIGNAL ? protect(map) : map_frozen(map);
+
+    /* A page that stayed writable would change the snapshot. Without any mapping every access traps: slower, but right. */
+    if (ret)
+        return monitor_unmap_all(map, error);
     for (uint64_t v = 0; v < map->image->chain->guest_slabs; v++) {
         memset(&map->slabs[v].writable, 0, sizeof map->slabs[v].writable);
         map->slabs[v].faults = 0;
     }
+    return 0;
 }
 
-void monitor_unmap_all(struct pcow_map *map)
+int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error)
 {
-    mmap(map->address, map->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    if (mmap(map->address, map->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+        return error_set_errno(error, -errno, "%s: its memory cannot be write-protected; stop the VM now, "
+                               "or what it writes changes the snapshot", map->image->file.path);
     map->vmas = 0;
     memset(map->slabs, 0, map->image->chain->guest_slabs * sizeof *map->slabs);
+    for (uint64_t v = 0; v < map->image->chain->guest_slabs; v++)
+        map->slabs[v].cold = 1;
+    return 0;
 }
 
 int monitor_map_all(struct pcow_map *map, struct pcow_error *error)

@@ -92,8 +92,8 @@ int signal_register(struct pcow_map *map, struct pcow_error *error);
 void signal_unregister(struct pcow_map *map);
 
 /* For snapshot operations on a mapped image; nobody stores to the range meanwhile. */
-void monitor_freeze(struct pcow_map *map);
-void monitor_unmap_all(struct pcow_map *map);
+int monitor_freeze(struct pcow_map *map, struct pcow_error *error);
+int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error);      /* every slab is cold then */
 int monitor_map_all(struct pcow_map *map, struct pcow_error *error);
 
 #endif

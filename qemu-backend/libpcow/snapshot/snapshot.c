@@ -125,8 +125,9 @@ int pcow_snapshot_create(pcow_image *image, const char *name, struct pcow_error 
     frozen = layer_find(image, frozen_id);
     frozen->state = LAYER_SNAPSHOT;
     if (image->map)
-        monitor_freeze(image->map);
-    ret = layer_store_state(image, frozen, error);
+        ret = monitor_freeze(image->map, error);
+    if (!ret)
+        ret = layer_store_state(image, frozen, error);
     return ret ? ret : header_write_copy(image, error);
 }
 
@@ -159,8 +160,8 @@ int pcow_snapshot_revert(pcow_image *image, const char *name, struct pcow_error 
     gone.state = LAYER_FREE;
     layer_remove(image, dropped);
     ret = layer_store_state(image, &gone, error);
-    if (image->map)
-        monitor_unmap_all(image->map);
+    if (!ret && image->map)
+        ret = monitor_unmap_all(image->map, error);
     chain_free(image);
     if (!ret)
         ret = tree_release_layer(image, dropped, OWNER_DATA, NULL, error);

@@ -14,6 +14,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "monitor/monitor.h"
+
 static const enum pcow_engine engines[] = {PCOW_ENGINE_SIGNAL, PCOW_ENGINE_UFFD};
 
 #define FOR_EACH_ENGINE(engine)                                                                   \
@@ -148,6 +150,31 @@ static void test_snapshot_freezes_and_revert_restores(void **state)
         assert_int_equal(memory[MIB], 2);
         memory[MIB] = 5;
         assert_int_equal(memory[MIB + 4096], 2);
+        pcow_map_destroy(map);
+        pcow_close(image);
+        must_be_clean(scratch("top.pcow"));
+        remove_images();
+    }
+}
+
+/* What freeze falls back to when the kernel refuses to write-protect: nothing is mapped, and everything is still right. */
+static void test_memory_without_mappings(void **state)
+{
+    (void)state;
+    FOR_EACH_ENGINE(engine) {
+        pcow_image *image = make_overlay(8 * MIB, 0x5a), *view;
+        pcow_map *map = must_map(image, engine);
+        unsigned char *memory = pcow_map_address(map);
+
+        memset(memory + MIB, 1, 4 * MIB);
+        MUST(pcow_snapshot_create(image, "s", &error));
+        MUST(monitor_unmap_all(map, &error));
+        memory[2 * MIB] = 2;
+        for (uint64_t offset = 0; offset < 8 * MIB; offset += 4096)
+            assert_int_equal(memory[offset], offset == 2 * MIB ? 2 : offset >= MIB && offset < 5 * MIB ? 1 : 0x5a);
+        MUST(pcow_open(scratch("top.pcow"), PCOW_OPEN_FORCE_SHARE, "s", &view, &error));
+        assert_reads(view, 2 * MIB, "\1", 1);
+        pcow_close(view);
         pcow_map_destroy(map);
         pcow_close(image);
         must_be_clean(scratch("top.pcow"));
@@ -481,6 +508,7 @@ int main(void)
         TEST(test_stores_survive_reopening),
         TEST(test_base_is_never_changed),
         TEST(test_snapshot_freezes_and_revert_restores),
+        TEST(test_memory_without_mappings),
         TEST(test_kernel_access_after_resolve),
         TEST(test_vma_budget_promotes_slabs),
         TEST(test_threads_on_the_same_pages),
