@@ -11,6 +11,8 @@ GROUP = cfg.OptGroup('pcow', title='pcow images and pools')
 OPTS: list[cfg.Opt] = [
     cfg.StrOpt('state_path', default='/var/lib/pcow',
                help='Directory of the list of pools (pools.json) and of the locks that processes of this host share.'),
+    cfg.StrOpt('pools_path', default='/var/lib/pcow/pools',
+               help='Directory in which pcowctl pool create mounts the file systems that it makes.'),
     cfg.StrOpt('pcow_img', default='pcow-img',
                help='The pcow-img program: a path, or a name looked for in PATH and then in build/bin of the checkout '
                     'that this package runs from.'),

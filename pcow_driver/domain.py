@@ -55,6 +55,20 @@ def connect(uri: str | None = None) -> Iterator[Any]:
         raise exception.LibvirtFailed(uri=uri, reason=str(e)) from None
 
 
+def all_images() -> frozenset[str]:
+    """Real paths of the files that the NVDIMMs of any domain name, running or not, now or after its next start.
+
+    :raises LibvirtFailed: then nobody knows
+    """
+    found: set[str] = set()
+    with connect() as connection:
+        libvirt = _import('libvirt')
+        for one in connection.listAllDomains():
+            for flags in (0, libvirt.VIR_DOMAIN_XML_INACTIVE):
+                found.update(os.path.realpath(nvdimm.path) for nvdimm in libvirt_xml.nvdimms(one.XMLDesc(flags)))
+    return frozenset(found)
+
+
 class Domain:
     """One domain of an open connection.
 

@@ -21,6 +21,10 @@ class ToolNotFound(PcowError):
     msg_fmt = '%(tool)s was not found: install it, or set [pcow] %(option)s to its path'
 
 
+class PackageMissing(PcowError):
+    msg_fmt = '%(tool)s was not found: install it (apt install %(package)s)'
+
+
 class ToolFailed(PcowError):
     """A program ended with an error; ``details`` has tool, exit_code and message (what it printed)."""
 
@@ -78,6 +82,35 @@ class PoolInvalid(PcowError):
 class PoolNotEmpty(PcowError):
     msg_fmt = ('the pool %(name)s still holds %(count)d entries (%(entries)s): delete them first, '
                'or only forget the pool (--forget)')
+
+
+class PoolDraining(PcowError):
+    msg_fmt = "the pool %(name)s takes nothing new ('pcowctl pool drain --end %(name)s' changes that): choose another"
+
+
+class NoRoom(PcowError):
+    msg_fmt = ('%(size)s more cannot be promised in the pool %(name)s: %(promised)s of %(limit)s are promised already '
+               "(over-commit %(overcommit)g, see 'pcowctl pool set'): delete images, extend the pool, or raise its limit")
+
+
+class RegionNotFound(PcowError):
+    msg_fmt = 'there is no region %(name)s of persistent memory; there are: %(known)s'
+
+
+class NamespaceNotFound(PcowError):
+    msg_fmt = 'there is no namespace %(name)s; there are: %(known)s'
+
+
+class DeviceRefused(PcowError):
+    """A block device or namespace that must not be formatted as it is."""
+
+    msg_fmt = '%(device)s is left alone: %(reason)s'
+
+
+class ProbeFailed(PcowError):
+    """A file system does not do what images need of it."""
+
+    msg_fmt = '%(path)s: %(reason)s'
 
 
 class StateInvalid(PcowError):

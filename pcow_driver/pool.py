@@ -21,6 +21,7 @@ from pcow_driver import image
 from pcow_driver import locks
 from pcow_driver import model
 from pcow_driver import names
+from pcow_driver import units
 
 MARKER = '.pcow-pool'
 _MARKER_FORMAT = 1
@@ -35,6 +36,7 @@ class PoolEntry:
     name: str
     path: str
     uuid: str
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,11 +58,39 @@ class PoolImage:
 
 
 @dataclasses.dataclass(frozen=True)
+class Settings:
+    """What the operator decided for a pool on this host; percentages are of its file system."""
+
+    overcommit: float = 0.0        # virtual sizes of images may add up to this many times the space; 0: no limit
+    reserve: int = 0               # percent that are never promised
+    low: int = 20                  # percent free below which somebody should act
+    critical: int = 5              # percent free below which guests will soon wait
+    draining: bool = False         # takes no new images
+
+    def check(self) -> Settings:
+        """:raises UsageInvalid:"""
+        if not 0 <= self.overcommit <= 10000:
+            raise exception.UsageInvalid(reason='the over-commit limit is 0 (none) to 10000')
+        if not 0 <= self.reserve < 100 or not 0 <= self.critical <= self.low <= 100:
+            raise exception.UsageInvalid(reason='percentages are 0 to 100, and critical is not above low')
+        return self
+
+    def kept_free(self, total: int) -> int:
+        """Bytes of a file system of ``total`` bytes that are never promised."""
+        return total * self.reserve // 100
+
+    def limit(self, total: int) -> int | None:
+        """Bytes that may be promised in all; None: no limit."""
+        return int((total - self.kept_free(total)) * self.overcommit) if self.overcommit else None
+
+
+@dataclasses.dataclass(frozen=True)
 class Pool:
     name: str
     path: str                      # absolute
     uuid: str
     created: str                   # ISO 8601, UTC
+    settings: Settings = Settings()
 
     def renamed(self, name: str) -> Pool:
         return dataclasses.replace(self, name=name)
@@ -78,8 +108,8 @@ class Pool:
         return Capacity(total=status.f_blocks * status.f_frsize, free=status.f_bavail * status.f_frsize)
 
     def entries(self) -> list[str]:
-        """Names of all files but the marker."""
-        return sorted(name for name in os.listdir(self.path) if name != MARKER)
+        """Names of all files but the marker and what the file system itself keeps in its root."""
+        return sorted(name for name in os.listdir(self.path) if name not in (MARKER, 'lost+found'))
 
     def image_path(self, name: str) -> str:
         """Where the image of this name is, or would be.
@@ -150,6 +180,7 @@ class Pool:
         """
         path = self.image_path(name)
         with self.lock():
+            self.check_room(size, base)
             if base is not None:
                 image.create_overlay(path, self.existing_path(base), size=size, base_snapshot=base_snapshot,
                                      cluster_size=cluster_size)
@@ -158,6 +189,30 @@ class Pool:
             else:
                 image.create(path, size, cluster_size=cluster_size)
         return path
+
+    def promised(self) -> int:
+        """Virtual sizes of all images that guests can fill; templates are full already."""
+        return sum(item.info.virtual_size for item in self.images() if item.info and not item.info.sealed)
+
+    def check_room(self, size: int | None, base: str | None = None) -> None:
+        """Refuse what the operator's limits have no room for.
+
+        :param size: virtual size of a new image in bytes; that of ``base`` if None
+        :raises PoolDraining:
+        :raises NoRoom:
+        """
+        if self.settings.draining:
+            raise exception.PoolDraining(name=self.name)
+        limit = self.settings.limit(self.capacity().total)
+        if limit is None:
+            return                         # looking at every image of a large pool is not free
+        if size is None:
+            size = image.info(self.existing_path(base), force_share=True).virtual_size if base else 0
+        promised = self.promised()
+        if promised + size > limit:
+            raise exception.NoRoom(
+                name=self.name, size=units.format_size(size), promised=units.format_size(promised), limit=units.format_size(limit),
+                overcommit=self.settings.overcommit)
 
     def delete_image(self, name: str, *, force: bool = False) -> None:
         """Delete an image.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import tempfile
@@ -16,6 +17,14 @@ from pcow_driver import pool as pool_module
 _STATE_FORMAT = 1
 
 
+def _settings_are_valid(value: Any) -> bool:
+    try:
+        pool_module.Settings(**value).check()
+    except (TypeError, exception.UsageInvalid):
+        return False
+    return True
+
+
 class PoolRegistry:
     """All operations may be called from any number of processes at once."""
 
@@ -27,7 +36,8 @@ class PoolRegistry:
 
         :raises StateInvalid:
         """
-        return [pool_module.PoolEntry(name, item['path'], item['uuid']) for name, item in sorted(self._read().items())]
+        return [pool_module.PoolEntry(name, item['path'], item['uuid'], item.get('settings', {}))
+                for name, item in sorted(self._read().items())]
 
     def entry(self, name: str) -> pool_module.PoolEntry:
         """:raises PoolNotFound:"""
@@ -88,6 +98,21 @@ class PoolRegistry:
             self._add(pools, pool)
         return pool
 
+    def set(self, name: str, **settings: Any) -> pool_module.Pool:
+        """Change some of the pool's :class:`~pcow_driver.pool.Settings`.
+
+        :raises PoolNotFound:
+        :raises UsageInvalid: a value is out of range
+        """
+        with locks.lock('pools'):
+            pools = self._read()
+            entry = self.entry(name)
+            changed = {**entry.settings, **settings}
+            pool_module.Settings(**changed).check()
+            pools[name]['settings'] = changed
+            self._write(pools)
+        return self.get(name)
+
     def remove(self, name: str, *, forget: bool = False) -> None:
         """Undo create: delete the marker file and forget the name; the directory stays.
 
@@ -112,11 +137,16 @@ class PoolRegistry:
     @staticmethod
     def _open(entry: pool_module.PoolEntry) -> pool_module.Pool:
         pool = pool_module.open_directory(entry.path)
+        settings = pool_module.Settings(**entry.settings)
         if pool.uuid != entry.uuid:
             raise exception.PoolInvalid(path=entry.path, reason=(
                 f'the pool {entry.name} was here and another one is now; forget the old one with '
                 f"'pcowctl pool remove --forget {entry.name}'"))
-        return pool.renamed(entry.name)
+        return dataclasses.replace(pool, name=entry.name, settings=settings)
+
+    def check_unknown(self, name: str) -> None:
+        """:raises PoolExists: the name is taken"""
+        self._check_free(self._read(), name)
 
     @staticmethod
     def _check_free(pools: dict[str, Any], name: str) -> None:
@@ -127,7 +157,7 @@ class PoolRegistry:
         pools[pool.name] = {'path': pool.path, 'uuid': pool.uuid}
         self._write(pools)
 
-    def _read(self) -> dict[str, dict[str, str]]:
+    def _read(self) -> dict[str, dict[str, Any]]:
         try:
             with open(self.path, encoding='utf-8') as f:
                 state = json.load(f)
@@ -140,8 +170,9 @@ class PoolRegistry:
         pools = state.get('pools')
         if not isinstance(pools, dict) or not all(
                 isinstance(item, dict) and isinstance(item.get('path'), str) and isinstance(item.get('uuid'), str)
+                and _settings_are_valid(item.get('settings', {}))
                 for item in pools.values()):
-            raise exception.StateInvalid(path=self.path, reason='a pool in it has no path or no uuid')
+            raise exception.StateInvalid(path=self.path, reason='a pool in it has no path, no uuid or impossible settings')
         return pools
 
     def _write(self, pools: dict[str, Any]) -> None:

@@ -44,6 +44,17 @@ def find(option: str, *, build_first: bool = False) -> str:
     raise exception.ToolNotFound(tool=name, option=option)
 
 
+def find_system(name: str, package: str) -> str:
+    """Path of a program of the distribution, also if PATH lacks the directories for root.
+
+    :raises PackageMissing:
+    """
+    path = shutil.which(name, path=os.pathsep.join((os.environ.get('PATH', os.defpath), '/usr/sbin', '/sbin')))
+    if path is None:
+        raise exception.PackageMissing(tool=name, package=package)
+    return path
+
+
 def _message(name: str, stdout: str, stderr: str, exit_code: object) -> str:
     """What a failed program said, in one line and without its own name in front."""
     lines = [line.strip().removeprefix(f'{name}: ') for line in (stderr.strip() or stdout.strip()).splitlines()]

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Space: what images were promised, what they hold, what they share, and whether a pool is running out.  Bytes throughout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+import enum
+
+from pcow_driver import exception
+from pcow_driver import image
+from pcow_driver import pool as pool_module
+from pcow_driver import units
+
+
+class State(enum.IntEnum):
+    """Of a pool; the values are exit codes as monitoring systems know them (Nagios plug-ins)."""
+
+    OK = 0
+    LOW = 1
+    CRITICAL = 2
+    UNKNOWN = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageUsage:
+    name: str
+    template: bool
+    virtual: int                       # what the guest sees
+    allocated: int                     # blocks that the pool holds for the file
+    own: int                           # guest data in it, snapshots included
+    reserved: int                      # blocks allocated ahead of need, and metadata: allocated without being data
+    shared: int                        # what the guest reads from its bases
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolUsage:
+    """A pool at one moment; ``unreadable`` images are in none of the sums."""
+
+    name: str
+    total: int                         # of the file system
+    free: int
+    kept_free: int                     # by the pool's reserve: never promised to images
+    images: tuple[ImageUsage, ...]
+    unreadable: tuple[str, ...]
+    limit: int | None                  # what may be promised in all; None: no limit
+    state: State
+    reason: str                        # of the state
+
+    @property
+    def promised(self) -> int:
+        """Virtual sizes of all images that guests can fill; templates are full already."""
+        return sum(item.virtual for item in self.images if not item.template)
+
+    @property
+    def allocated(self) -> int:
+        return sum(item.allocated for item in self.images)
+
+
+def _shared(path: str) -> int:
+    return sum(extent.length for extent in image.map_extents(path, force_share=True) if extent.present and extent.depth)
+
+
+def _image_usage(item: pool_module.PoolImage, *, with_shared: bool) -> ImageUsage | None:
+    if item.info is None:
+        return None
+    own = item.info.data_size + sum(snapshot.data_size + snapshot.vm_state_size for snapshot in item.info.snapshots)
+    shared = 0
+    if with_shared and item.info.base_filename is not None:
+        shared = _shared(item.path)
+    return ImageUsage(name=item.name, template=item.info.sealed, virtual=item.info.virtual_size, allocated=item.info.actual_size,
+                      own=own, reserved=max(item.info.actual_size - own, 0), shared=shared)
+
+
+def usage(pool: pool_module.Pool, *, with_shared: bool = True) -> PoolUsage:
+    """Look at a pool and everything in it.
+
+    :param with_shared: also find out what images read from their bases, which reads the index of each
+    :raises ToolNotFound: there is no pcow-img
+    """
+    capacity, settings = pool.capacity(), pool.settings
+    found: list[ImageUsage] = []
+    unreadable: list[str] = []
+    for item in pool.images():
+        try:
+            one = _image_usage(item, with_shared=with_shared)
+        except exception.ToolFailed:
+            one = None
+        if one is None:
+            unreadable.append(item.name)
+        else:
+            found.append(one)
+    state, reason = judge(capacity, settings)
+    return PoolUsage(name=pool.name, total=capacity.total, free=capacity.free, kept_free=settings.kept_free(capacity.total),
+                     images=tuple(found), unreadable=tuple(unreadable), limit=settings.limit(capacity.total),
+                     state=state, reason=reason)
+
+
+def judge(capacity: pool_module.Capacity, settings: pool_module.Settings) -> tuple[State, str]:
+    """Whether the space that is left is enough, and the sentence that says so."""
+    percent = 100 * capacity.free / max(capacity.total, 1)
+    text = f'{units.format_size(capacity.free)} of {units.format_size(capacity.total)} free ({percent:.1f} %)'
+    if percent < settings.critical:
+        return State.CRITICAL, f'{text}, less than {settings.critical} %: guests wait when it is full; free space or extend it now'
+    if percent < settings.low:
+        return State.LOW, f'{text}, less than {settings.low} %: free space or extend it'
+    return State.OK, text
+
+
+_METRICS: tuple[tuple[str, str, Callable[[PoolUsage], int]], ...] = (
+    ('pcow_pool_size_bytes', 'Size of the file system of a pool.', lambda p: p.total),
+    ('pcow_pool_free_bytes', 'Free space of a pool.', lambda p: p.free),
+    ('pcow_pool_reserve_bytes', 'Space that is never promised to images.', lambda p: p.kept_free),
+    ('pcow_pool_promised_bytes', 'Virtual sizes of all images in a pool.', lambda p: p.promised),
+    ('pcow_pool_promise_limit_bytes', 'What may be promised to images; 0: no limit.', lambda p: p.limit or 0),
+    ('pcow_pool_allocated_bytes', 'Blocks that images and templates hold.', lambda p: p.allocated),
+    ('pcow_pool_images', 'Images and templates in a pool.', lambda p: len(p.images)),
+    ('pcow_pool_unreadable_images', 'Images that could not be read.', lambda p: len(p.unreadable)),
+    ('pcow_pool_state', '0 ok, 1 low on space, 2 critically low.', lambda p: int(p.state)),
+)
+_IMAGE_METRICS: tuple[tuple[str, str, Callable[[ImageUsage], int]], ...] = (
+    ('pcow_image_virtual_bytes', 'Size that the guest sees.', lambda i: i.virtual),
+    ('pcow_image_allocated_bytes', 'Blocks that the image holds.', lambda i: i.allocated),
+    ('pcow_image_own_bytes', 'Guest data in the image, snapshots included.', lambda i: i.own),
+    ('pcow_image_shared_bytes', 'Guest data that the image reads from its bases.', lambda i: i.shared),
+)
+
+
+def _label(value: str) -> str:
+    return value.replace('\\', '\\\\').replace('"', '\\"').replace('\n', '\\n')
+
+
+def prometheus(pools: list[PoolUsage]) -> str:
+    """The text format that a Prometheus node exporter collects from files."""
+    lines = []
+    for name, help_text, value in _METRICS:
+        lines += [f'# HELP {name} {help_text}', f'# TYPE {name} gauge']
+        lines += [f'{name}{{pool="{_label(pool.name)}"}} {value(pool)}' for pool in pools]
+    for name, help_text, of_image in _IMAGE_METRICS:
+        lines += [f'# HELP {name} {help_text}', f'# TYPE {name} gauge']
+        lines += [f'{name}{{pool="{_label(pool.name)}",image="{_label(item.name)}"}} {of_image(item)}'
+                  for pool in pools for item in pool.images]
+    return '\n'.join(lines) + '\n'

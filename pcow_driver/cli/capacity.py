@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pcowctl pool set, drain, extend, capacity, check."""
+
+import argparse
+from collections.abc import Iterator
+import os
+import tempfile
+from typing import Any
+
+from cliff import command
+from cliff import lister
+from cliff import show
+
+from pcow_driver import capacity
+from pcow_driver import exception
+from pcow_driver import registry
+from pcow_driver import units
+from pcow_driver.cli import common
+from pcow_driver.cli import pool as pool_commands
+from pcow_driver.pmem import provision
+
+Rows = tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]
+
+
+class Set(show.ShowOne):
+    """Set the limits of a pool on this host."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument('name', help='Name of the pool.')
+        parser.add_argument('--overcommit', type=float, help=(
+            'Virtual sizes of images may add up to this many times the space of the pool; 0: no limit (default).'))
+        parser.add_argument('--reserve', type=int, help='Percent of the space that are never promised to images; default: 0.')
+        parser.add_argument('--low', type=int, help="Percent free below which 'pool check' warns; default: 20.")
+        parser.add_argument('--critical', type=int, help="Percent free below which 'pool check' says critical; default: 5.")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> pool_commands.Shown:
+        wanted = {key: value for key in ('overcommit', 'reserve', 'low', 'critical')
+                  if (value := getattr(parsed_args, key)) is not None}
+        settings = registry.PoolRegistry().set(parsed_args.name, **wanted).settings
+        return (('overcommit', 'reserve', 'low', 'critical', 'draining'),
+                (settings.overcommit, settings.reserve, settings.low, settings.critical, settings.draining))
+
+
+class Drain(lister.Lister):
+    """Let a pool take nothing new, and list what is still in it."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument('name', help='Name of the pool.')
+        parser.add_argument('--end', action='store_true', help='Let it take new images again.')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Rows:
+        found = registry.PoolRegistry().set(parsed_args.name, draining=not parsed_args.end)
+        rows = ((item.name, item.path, common.OptionalSize(item.info.actual_size if item.info else None), item.error or '')
+                for item in found.images())
+        return ('name', 'path', 'allocated size', 'problem'), rows
+
+
+class Extend(show.ShowOne):
+    """Make a pool larger: one in DRAM up to --size, one whose file system is smaller than its device up to that."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument('name', help='Name of the pool.')
+        parser.add_argument('--size', type=common.size_argument, help='New size of a pool in DRAM.')
+        parser.add_argument('--dry-run', action='store_true', help='Print what would be done, and stop.')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> pool_commands.Shown:
+        plan = provision.plan_extend(parsed_args.name, parsed_args.size)
+        if not pool_commands.carry_out(self.app, plan, parsed_args.dry_run):
+            return (), ()
+        found = registry.PoolRegistry().get(parsed_args.name).capacity()
+        return ('total', 'free'), (common.Size(found.total), common.Size(found.free))
+
+
+class Show(lister.Lister):
+    """Show where the space of a pool is: per image, and in all."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument('name', help='Name of the pool.')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Rows:
+        return (('name', 'kind', 'virtual', 'allocated', 'own data', 'reserved', 'shared'),
+                self._rows(capacity.usage(registry.PoolRegistry().get(parsed_args.name))))
+
+    @staticmethod
+    def _rows(usage: capacity.PoolUsage) -> Iterator[tuple[Any, ...]]:
+        for item in usage.images:
+            yield (item.name, 'template' if item.template else 'image', *map(common.Size, (
+                item.virtual, item.allocated, item.own, item.reserved, item.shared)))
+        yield (f'{usage.name} (all)', f'pool, {units.format_size(usage.total)}', *map(common.Size, (
+            usage.promised, usage.allocated, sum(item.own for item in usage.images),
+            sum(item.reserved for item in usage.images), sum(item.shared for item in usage.images))))
+
+
+class Check(command.Command):
+    """Say whether pools run out of space: exit code 0 ok, 1 low, 2 critical, 3 unknown.
+
+    With --prometheus also write figures of pools and images for a node exporter's text file collector.
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument('name', nargs='*', help='Names of pools; default: all.')
+        parser.add_argument('--prometheus', metavar='FILE', help='File to write, for example in /var/lib/prometheus/node-exporter.')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        pools = registry.PoolRegistry()
+        worst, usages = capacity.State.OK, []
+        for name in parsed_args.name or [entry.name for entry in pools.list()]:
+            try:
+                usage = capacity.usage(pools.get(name), with_shared=parsed_args.prometheus is not None)
+            except (exception.PcowError, OSError) as e:
+                self.app.stdout.write(f'UNKNOWN {name}: {e}\n')
+                worst = capacity.State.UNKNOWN
+                continue
+            usages.append(usage)
+            worst = max(worst, usage.state)
+            unreadable = f'; cannot be read: {", ".join(usage.unreadable)}' if usage.unreadable else ''
+            self.app.stdout.write(f'{usage.state.name} {name}: {usage.reason}{unreadable}\n')
+        if parsed_args.prometheus is not None:
+            _write_atomically(parsed_args.prometheus, capacity.prometheus(usages))
+        return int(worst)
+
+
+def _write_atomically(path: str, text: str) -> None:
+    """A collector never sees half a file."""
+    directory = os.path.dirname(os.path.abspath(path))
+    try:
+        fd, temporary = tempfile.mkstemp(prefix='.pcow.', dir=directory)
+        try:
+            with os.fdopen(fd, 'w', encoding='utf-8') as f:
+                f.write(text)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as e:
+        raise exception.UsageInvalid(reason=f'{path} cannot be written ({e.strerror})') from None

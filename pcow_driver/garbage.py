@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lies in a pool and nobody needs any more: found with reasons, deleted only on request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import dataclasses
+import enum
+import os
+import re
+import stat
+import time
+
+from pcow_driver import exception
+from pcow_driver import image
+from pcow_driver import names
+from pcow_driver import pool as pool_module
+
+_UNFINISHED = re.compile(r'\..*\.(part|partial)')      # what pcow-img and template build write before they rename it
+_MIN_AGE = 3600                        # seconds; a younger one may be in the making
+
+
+class Kind(enum.StrEnum):
+    UNFINISHED = 'unfinished'          # a file that an interrupted command left
+    ORPHAN = 'orphan'                  # an image whose base is gone: it cannot be opened
+    UNUSED_TEMPLATE = 'unused-template'
+    UNUSED_IMAGE = 'unused-image'      # no domain names it and nothing stands on it
+    LEAK = 'leak'                      # space in an image that nothing refers to
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    kind: Kind
+    path: str
+    size: int                          # bytes that would come back
+    reason: str
+
+
+def find(pool: pool_module.Pool, domain_images: frozenset[str] | None) -> list[Finding]:
+    """Look at a pool; nothing is changed.
+
+    :param domain_images: real paths of the images of all domains, None if they are not known: then no image counts as unused
+    :raises ToolNotFound: there is no pcow-img
+    """
+    items = pool.images()
+    findings = list(_unfinished(pool))
+    used = {item.info.base_uuid for item in items if item.info and item.info.base_uuid}
+    for item in items:
+        if item.info is None:
+            continue
+        if item.info.base_path is not None and not os.path.lexists(item.info.base_path):
+            findings.append(Finding(Kind.ORPHAN, item.path, item.info.actual_size, (
+                f'its base {item.info.base_filename} is gone: bring it back, or delete the image')))
+        elif item.info.sealed and item.info.uuid not in used:
+            findings.append(Finding(Kind.UNUSED_TEMPLATE, item.path, item.info.actual_size, 'nothing stands on this template'))
+        elif not item.info.sealed and item.info.uuid not in used and domain_images is not None \
+                and os.path.realpath(item.path) not in domain_images:
+            findings.append(Finding(Kind.UNUSED_IMAGE, item.path, item.info.actual_size, (
+                'no domain of this libvirt names it and nothing stands on it')))
+        findings += _leaks(item)
+    return findings
+
+
+def _unfinished(pool: pool_module.Pool) -> Iterator[Finding]:
+    for entry in sorted(os.scandir(pool.path), key=lambda entry: entry.name):
+        if not _UNFINISHED.fullmatch(entry.name):
+            continue
+        status = entry.stat(follow_symlinks=False)
+        age = time.time() - status.st_mtime
+        if stat.S_ISREG(status.st_mode) and age > _MIN_AGE:
+            yield Finding(Kind.UNFINISHED, entry.path, status.st_blocks * 512, (
+                f'an interrupted command left it {age / 3600:.0f} hours ago'))
+
+
+def _leaks(item: pool_module.PoolImage) -> Iterator[Finding]:
+    try:
+        result = image.check(item.path)
+    except exception.ToolFailed:
+        return                             # somebody has it open: it is looked at when that ends
+    if result.leaks and not result.corruptions:
+        yield Finding(Kind.LEAK, item.path, 0, f'{result.leaks} slabs belong to nothing')
+
+
+def delete(pool: pool_module.Pool, finding: Finding) -> None:
+    """Delete what was found, unless it is needed by now.
+
+    :raises ImageInUse: somebody has it open, or something stands on it
+    :raises ImageNotFound:
+    """
+    name = os.path.basename(finding.path)
+    if finding.kind is Kind.LEAK:
+        image.check(finding.path, repair=True)
+    elif finding.kind is Kind.UNFINISHED:
+        with pool.lock():
+            os.unlink(finding.path)
+    elif finding.kind is Kind.UNUSED_TEMPLATE:
+        pool.delete_template(name.removesuffix(names.IMAGE_SUFFIX))
+    else:
+        pool.delete_image(name.removesuffix(names.IMAGE_SUFFIX), force=finding.kind is Kind.ORPHAN)

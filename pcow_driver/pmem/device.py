@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a block device carries, and whether somebody uses it.  Nothing here changes anything."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from pcow_driver import exception
+from pcow_driver import tool
+from pcow_driver import units
+
+_HEAD = 8 * units.MIB                  # where every file system, partition table and volume manager leaves something
+_TAIL = units.MIB                      # where GPT and RAID leave more
+_BLKID_NOTHING = 2                     # blkid(8): nothing was found
+
+
+def signature(device: str) -> str | None:
+    """Type of the file system, partition table or volume that blkid(8) knows; None: it knows nothing there.
+
+    :raises ToolFailed: the device cannot be read, or two signatures contradict each other
+    """
+    output = tool.run(tool.find_system('blkid', 'util-linux'), '--probe', '--output', 'export', device,
+                      ok_exit_codes=(0, _BLKID_NOTHING))
+    values = dict(line.split('=', 1) for line in output.splitlines() if '=' in line)
+    return values.get('TYPE') or values.get('PTTYPE') or ('something' if values else None)
+
+
+def is_blank(device: str) -> bool:
+    """Head and tail hold zeros only: what blkid does not know may still be somebody's data.
+
+    :raises DeviceRefused: it cannot be read
+    """
+    try:
+        with open(device, 'rb', buffering=0) as f:
+            size = f.seek(0, os.SEEK_END)
+            for start in {0, max(size - _TAIL, 0)}:
+                f.seek(start)
+                end = min(size, start + _HEAD)
+                while (position := f.tell()) < end:
+                    if any(f.read(min(units.MIB, end - position))):
+                        return False
+    except OSError as e:
+        raise exception.DeviceRefused(device=device, reason=f'it cannot be read ({e.strerror})') from None
+    return True
+
+
+def check_unused(device: str) -> None:
+    """:raises DeviceRefused: it is mounted, held by another device, or no block device"""
+    try:
+        if not stat.S_ISBLK(os.stat(device).st_mode):
+            raise exception.DeviceRefused(device=device, reason='it is not a block device')
+        # O_EXCL on a block device: refused while it is mounted, swap, or part of another device (open(2)).
+        os.close(os.open(device, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
+    except OSError as e:
+        busy = 'it is in use (mounted, or part of another device): unmount it first'
+        reason = busy if e.errno == errno.EBUSY else str(e.strerror)
+        raise exception.DeviceRefused(device=device, reason=reason) from None
+
+
+def check_formattable(device: str, *, force: bool) -> None:
+    """Make sure that a new file system destroys nothing that anybody may want.
+
+    :param force: known or unknown content may be destroyed; a device in use is refused all the same
+    :raises DeviceRefused:
+    """
+    check_unused(device)
+    if force:
+        return
+    found = signature(device)
+    if found:
+        raise exception.DeviceRefused(device=device, reason=f'it carries {found}; give --force to destroy that')
+    if not is_blank(device):
+        raise exception.DeviceRefused(device=device, reason=(
+            'it carries data that blkid does not know; give --force to destroy that'))

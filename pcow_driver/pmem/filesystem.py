@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""File systems for images: made so that extents are aligned to 2 MiB, mounted with DAX, and looked at afterwards."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import mmap
+import os
+import resource
+import tempfile
+
+from pcow_driver import exception
+from pcow_driver import tool
+from pcow_driver import units
+
+KINDS = ('xfs', 'ext4')
+MOUNT_OPTIONS = 'dax=always,noatime'
+_MAP_SHARED_VALIDATE, _MAP_SYNC = 0x03, 0x80000    # Linux, include/uapi/asm-generic/mman.h
+_PROBE_SLABS = 8
+_PROBE_SIZE = _PROBE_SLABS * units.SLAB_SIZE
+_MAX_PROBE_FAULTS = 8 * _PROBE_SLABS       # one a slab, and some of Python's own; in pages of 4 KiB it would be 512 a slab
+
+
+def make_command(kind: str, device: str, label: str) -> tuple[str, ...]:
+    """Allocation in stripes of 2 MiB is what keeps large extents aligned so that the kernel can map them as one entry.
+
+    ext4: no lazy initialisation, whose writes would come later, from the kernel's own time.  XFS: reflink off, as file
+    systems with it refuse DAX on some of the kernels that pcow supports.
+    """
+    if kind == 'ext4':
+        blocks = units.SLAB_SIZE // units.PAGE_SIZE
+        return ('mkfs.ext4', '-q', '-F', '-b', str(units.PAGE_SIZE), '-m', '0', '-L', label[:16], '-E',
+                f'stride={blocks},stripe_width={blocks},lazy_itable_init=0,lazy_journal_init=0,nodiscard', device)
+    return ('mkfs.xfs', '-q', '-f', '-K', '-b', f'size={units.PAGE_SIZE}', '-d', 'su=2m,sw=1', '-m', 'reflink=0', '-L', label[:12],
+            device)
+
+
+def extent_hint_command(directory: str) -> tuple[str, ...]:
+    """XFS: files made in the directory allocate space in pieces of 2 MiB."""
+    return 'xfs_io', '-c', f'extsize {units.SLAB_SIZE}', directory
+
+
+def mount_command(kind: str, device: str, directory: str) -> tuple[str, ...]:
+    return 'mount', '-t', kind, '-o', MOUNT_OPTIONS, device, directory
+
+
+def umount_command(directory: str) -> tuple[str, ...]:
+    return 'umount', directory
+
+
+_PACKAGES = {'mkfs.ext4': 'e2fsprogs', 'mkfs.xfs': 'xfsprogs', 'xfs_io': 'xfsprogs', 'xfs_growfs': 'xfsprogs',
+             'resize2fs': 'e2fsprogs', 'mount': 'mount', 'umount': 'mount'}
+
+
+def run(command: tuple[str, ...]) -> None:
+    """Run one of the commands above.
+
+    :raises ToolFailed:
+    :raises PackageMissing:
+    """
+    tool.run(tool.find_system(command[0], _PACKAGES.get(command[0], command[0])), *command[1:])
+
+
+@dataclasses.dataclass(frozen=True)
+class Behaviour:
+    """How a file system was found to behave."""
+
+    map_sync: bool                     # a store is durable once it has left the CPU caches
+    huge_mappings: bool                # 2 MiB are mapped by one fault
+
+
+def probe(directory: str) -> Behaviour:
+    """Map a new file, store to it, and count the faults: what mount options promise is not taken for granted.
+
+    :raises ProbeFailed: the file could not be made
+    """
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            os.posix_fallocate(file.fileno(), 0, _PROBE_SIZE)
+            try:
+                return Behaviour(True, _faults(file.fileno(), _MAP_SHARED_VALIDATE | _MAP_SYNC) <= _MAX_PROBE_FAULTS)
+            except OSError:
+                return Behaviour(False, _faults(file.fileno(), mmap.MAP_SHARED) <= _MAX_PROBE_FAULTS)
+    except OSError as e:
+        raise exception.ProbeFailed(path=directory, reason=f'no file of {units.format_size(_PROBE_SIZE)} could be made and '
+                                                           f'mapped there ({e.strerror})') from None
+
+
+def _faults(fd: int, flags: int) -> int:
+    """Page faults of one store to each page of the aligned slabs of the file."""
+    with mmap.mmap(fd, _PROBE_SIZE, flags=flags) as memory:
+        first = ctypes.c_char.from_buffer(memory)
+        skew = -ctypes.addressof(first) % units.SLAB_SIZE
+        del first                          # or the mapping could not be closed
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        for offset in range(skew, skew + (_PROBE_SLABS - 1) * units.SLAB_SIZE, units.PAGE_SIZE):
+            memory[offset] = 1
+        after = resource.getrusage(resource.RUSAGE_SELF)
+    return after.ru_minflt + after.ru_majflt - before.ru_minflt - before.ru_majflt

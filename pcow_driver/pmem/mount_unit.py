@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The systemd unit that mounts a pool at boot (systemd.mount(5)), before libvirt starts guests."""
+
+from __future__ import annotations
+
+import os
+import re
+
+DIRECTORY = '/etc/systemd/system'
+_WANTS = 'multi-user.target.wants'
+_PLAIN = re.compile(r'[A-Za-z0-9:_.]')
+
+_TEMPLATE = """\
+# Written by pcowctl for the pool {name}; 'pcowctl pool remove' deletes it.
+[Unit]
+Description=pcow pool {name}
+Documentation=man:pcowctl(1)
+Before=libvirtd.service virtqemud.service
+
+[Mount]
+What={what}
+Where={where}
+Type={kind}
+Options={options}
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def unit_name(directory: str) -> str:
+    """Name of the unit for a mount point, by the rules of systemd-escape(1) --path."""
+    path = os.path.normpath(directory).strip('/')
+    escaped = ''.join('-' if character == '/' else character if _PLAIN.match(character) and not (character == '.' and at == 0)
+                      else ''.join(f'\\x{byte:02x}' for byte in character.encode())
+                      for at, character in enumerate(path))
+    return f'{escaped or "-"}.mount'
+
+
+def text(name: str, what: str, where: str, kind: str, options: str) -> str:
+    """The unit; ``%`` is systemd's own mark and is doubled."""
+    values = {key: value.replace('%', '%%') for key, value in
+              (('name', name), ('what', what), ('where', where), ('kind', kind), ('options', options))}
+    return _TEMPLATE.format(**values)
+
+
+def paths(directory: str) -> tuple[str, str]:
+    """The unit's file, and the link that has it started at boot (what 'systemctl enable' makes)."""
+    unit = unit_name(directory)
+    return os.path.join(DIRECTORY, unit), os.path.join(DIRECTORY, _WANTS, unit)
+
+
+def install(directory: str, content: str) -> None:
+    """Write and enable the unit."""
+    path, link = paths(directory)
+    os.makedirs(os.path.dirname(link), exist_ok=True)
+    with open(path, 'w', encoding='utf-8') as f:
+        f.write(content)
+    if not os.path.lexists(link):
+        os.symlink(path, link)
+
+
+def uninstall(directory: str) -> None:
+    """Undo :func:`install`; a unit that is not there is no error."""
+    for path in paths(directory):
+        if os.path.lexists(path):
+            os.unlink(path)
+
+
+def installed(directory: str) -> bool:
+    return os.path.exists(paths(directory)[0])

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import json
+
+from pcow_driver import capacity
+from pcow_driver import exception
+from pcow_driver import pool
+from pcow_driver import registry
+from pcow_driver import units
+from tests.unit.pcow_driver import base
+
+
+class SettingsTest(base.TestCase):
+    def test_limits(self) -> None:
+        self.assertIsNone(pool.Settings().limit(1000))
+        self.assertEqual(1800, pool.Settings(overcommit=2, reserve=10).limit(1000))
+
+    def test_impossible_values(self) -> None:
+        for values in ({'overcommit': -1.0}, {'reserve': 100}, {'reserve': -1}, {'low': 5, 'critical': 6}, {'low': 101}):
+            self.assertRaises(exception.UsageInvalid, pool.Settings(**values).check)
+
+    def test_kept_in_the_registry(self) -> None:
+        pools = registry.PoolRegistry()
+        pools.create('fast', str(self.directory / 'p'))
+        self.assertEqual(pool.Settings(), pools.get('fast').settings)
+        pools.set('fast', overcommit=3.0, draining=True)
+        pools.set('fast', low=50)
+        self.assertEqual(pool.Settings(overcommit=3.0, low=50, draining=True), registry.PoolRegistry().get('fast').settings)
+        self.assertRaises(exception.UsageInvalid, pools.set, 'fast', low=2)
+        self.assertEqual(50, pools.get('fast').settings.low)
+        self.assertRaises(exception.PoolNotFound, pools.set, 'slow', low=2)
+
+    def test_damaged_registry(self) -> None:
+        pools = registry.PoolRegistry()
+        pools.create('fast', str(self.directory / 'p'))
+        with open(pools.path, encoding='utf-8') as f:
+            state = json.load(f)
+        damaged: tuple[object, ...] = ({'low': 'x'}, {'nonsense': 1}, [], {'reserve': 1000})
+        for settings in damaged:
+            state['pools']['fast']['settings'] = settings
+            with open(pools.path, 'w', encoding='utf-8') as f:
+                json.dump(state, f)
+            self.assertRaises(exception.StateInvalid, pools.list)
+
+
+class RoomTest(base.TestCase):
+    def test_draining(self) -> None:
+        pools = registry.PoolRegistry()
+        pools.create('fast', str(self.directory / 'p'))
+        self.assertRaises(exception.PoolDraining, pools.set('fast', draining=True).check_room, 1)
+        pools.set('fast', draining=False).check_room(units.TIB)
+
+    def test_over_commit(self) -> None:
+        pools = registry.PoolRegistry()
+        pools.create('fast', str(self.directory / 'p'))
+        found = pools.set('fast', overcommit=0.5, reserve=50)
+        limit = found.settings.limit(found.capacity().total)
+        assert limit is not None
+        found.check_room(limit)
+        self.assertRaises(exception.NoRoom, found.check_room, limit + 1)
+
+
+class StateTest(base.TestCase):
+    def _usage(self, total: int, free: int) -> capacity.PoolUsage:
+        state, reason = capacity.judge(pool.Capacity(total=total, free=free), pool.Settings(low=20, critical=5))
+        return capacity.PoolUsage(name='p"\\', total=total, free=free, kept_free=0, images=(), unreadable=(), limit=None,
+                                  state=state, reason=reason)
+
+    def test_thresholds(self) -> None:
+        for free, state in ((1000, 0), (200, 0), (199, 1), (50, 1), (49, 2), (0, 2)):
+            self.assertEqual(state, self._usage(1000, free).state)
+
+    def test_prometheus(self) -> None:
+        text = capacity.prometheus([self._usage(1000, 10)])
+        self.assertIn('# TYPE pcow_pool_free_bytes gauge\npcow_pool_free_bytes{pool="p\\"\\\\"} 10\n', text)
+        self.assertIn('pcow_pool_state{pool="p\\"\\\\"} 2\n', text)
+        self.assertEqual(text, text.strip() + '\n')

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be seen without persistent memory; the rest runs on emulated NVDIMMs in a VM (tools/vm-test fsdax)."""
+
+import os
+
+import fixtures
+
+from pcow_driver import exception
+from pcow_driver.pmem import device
+from pcow_driver.pmem import mount_unit
+from pcow_driver.pmem import ndctl
+from pcow_driver.pmem import plan
+from pcow_driver.pmem import promise
+from pcow_driver.pmem import provision
+from tests.unit.pcow_driver import base
+
+# Printed by ndctl 76.1 in a guest with two NVDIMMs of 2 and 1 GiB, shortened.
+LISTED = """
+[{"provider":"ACPI.NFIT","dev":"ndbus0","dimms":[{"dev":"nmem1","id":"8680-57341200","handle":2,"phys_id":0}],
+  "regions":[
+   {"dev":"region1","size":1071644672,"align":16777216,"available_size":0,"max_available_extent":0,"type":"pmem",
+    "mappings":[{"dimm":"nmem1","offset":0,"length":1071644672,"position":0}],"persistence_domain":"unknown",
+    "namespaces":[{"dev":"namespace1.0","mode":"raw","size":1071644672,"sector_size":512,"blockdev":"pmem1"}]},
+   {"dev":"region0","size":2145386496,"align":16777216,"available_size":1493172224,"max_available_extent":1000000000,"type":"pmem",
+    "mappings":[{"dimm":"nmem0","offset":0,"length":2145386496,"position":0}],"persistence_domain":"memory_controller",
+    "namespaces":[
+     {"dev":"namespace0.2","mode":"raw","size":0,"uuid":"00000000-0000-0000-0000-000000000000","sector_size":512,"state":"disabled"},
+     {"dev":"namespace0.0","mode":"fsdax","map":"dev","size":526385152,"uuid":"e3fc7486-664e-4d17-a787-794d5ea95cfa",
+      "sector_size":512,"align":2097152,"blockdev":"pmem0","name":"pcow1","badblock_count":3}]}]}]
+"""
+
+
+class NdctlTest(base.TestCase):
+    def _prints(self, text: str) -> None:
+        (self.directory / 'text').write_text(text, encoding='utf-8')
+        self.script('ndctl', f'#!/bin/sh\ncat {self.directory}/text\n')
+        self.useFixture(fixtures.EnvironmentVariable('PATH', f'{self.directory}:{os.environ["PATH"]}'))
+
+    def test_regions(self) -> None:
+        self._prints(LISTED)
+        first, second = ndctl.regions()
+        self.assertEqual(('region0', 'ACPI.NFIT', 2145386496, 1000000000, ('nmem0',), 16777216, 'memory_controller'),
+                         (first.dev, first.provider, first.size, first.available, first.dimms, first.align,
+                          first.persistence_domain))
+        (namespace,) = first.namespaces        # one without a size is only the kernel's seed for the next
+        self.assertEqual(ndctl.Namespace(
+            dev='namespace0.0', mode='fsdax', size=526385152, uuid='e3fc7486-664e-4d17-a787-794d5ea95cfa', align=2097152,
+            map='dev', blockdev='pmem0', enabled=True, badblocks=3), namespace)
+        self.assertEqual('/dev/pmem0', namespace.device)
+        self.assertEqual(['namespace1.0'], [item.dev for item in second.namespaces])
+
+    def test_none(self) -> None:
+        self._prints('')
+        self.assertEqual([], ndctl.regions())
+        error = self.assertRaises(exception.RegionNotFound, ndctl.find_region, 'region0')
+        self.assertIn('there are: none', str(error))
+
+    def test_unknown_output(self) -> None:
+        for text in ('x', '[1]', '{"dev": "ndbus0", "regions": [{"dev": "region0"}]}',
+                     '[{"provider": "p", "regions": [{"dev": "region0"}]}]'):
+            self._prints(text)
+            self.assertRaises(exception.ToolOutputInvalid, ndctl.regions)
+
+    def test_names_are_checked(self) -> None:
+        for name in ('', 'all', '-f', 'region', 'region0 ', 'region0;x'):
+            self.assertRaises(exception.InvalidName, ndctl.find_region, name)
+        for name in ('namespace0', 'all', 'namespace0.0.0'):
+            self.assertRaises(exception.InvalidName, ndctl.find_namespace, name)
+
+    def test_bad_sectors_are_refused(self) -> None:
+        self._prints(LISTED)
+        error = self.assertRaises(exception.DeviceRefused, provision.plan_create, provision.Request(
+            name='p', directory=str(self.directory / 'mnt'), filesystem='xfs', namespace='namespace0.0'))
+        self.assertIn('3 bad sectors', str(error))
+
+    def test_sizes_are_rounded_to_what_the_region_can_do(self) -> None:
+        self._prints(LISTED)
+        region = ndctl.find_region('region0')
+        self.assertIn(f'--size={112 << 20}', ndctl.create_namespace_command(region, 100 << 20, 2 << 20, 'n'))
+        self.assertFalse([word for word in ndctl.create_namespace_command(region, None, 2 << 20, 'n') if word.startswith('--size')])
+
+
+class RequestTest(base.TestCase):
+    def _refused(self, error: type[Exception], **changes: object) -> str:
+        wanted = {'name': 'p', 'directory': str(self.directory / 'mnt'), 'filesystem': 'xfs', 'device': '/dev/null', **changes}
+        return str(self.assertRaises(error, provision.plan_create, provision.Request(**wanted)))     # type: ignore[arg-type]
+
+    def test_refused(self) -> None:
+        self.assertIn('not a block device', self._refused(exception.DeviceRefused))
+        self._refused(exception.DeviceRefused, device='/dev/does-not-exist')
+        self._refused(exception.UsageInvalid, device=None)
+        self._refused(exception.UsageInvalid, region='region0')
+        self._refused(exception.UsageInvalid, filesystem='btrfs')
+        self._refused(exception.UsageInvalid, align=4096)
+        self._refused(exception.UsageInvalid, directory='relative')
+        self._refused(exception.InvalidName, name='../x')
+        self.assertIn('mounted there', self._refused(exception.DeviceRefused, directory='/proc'))
+        self.assertIn('not empty', self._refused(exception.DeviceRefused, directory='/etc'))
+
+
+class DeviceTest(base.TestCase):
+    def test_blank(self) -> None:
+        path = self.directory / 'device'
+        path.write_bytes(bytes(20 << 20))
+        self.assertTrue(device.is_blank(str(path)))
+        for offset in (0, 4096, (8 << 20) - 1, (19 << 20) + 5, (20 << 20) - 1):
+            path.write_bytes(bytes(20 << 20))
+            with path.open('r+b') as f:
+                f.seek(offset)
+                f.write(b'\x01')
+            self.assertFalse(device.is_blank(str(path)), offset)
+
+    def test_small(self) -> None:
+        path = self.directory / 'device'
+        path.write_bytes(bytes(5000))
+        self.assertTrue(device.is_blank(str(path)))
+
+    def test_signature(self) -> None:
+        path = self.directory / 'device'
+        path.write_bytes(bytes(20 << 20))
+        self.assertIsNone(device.signature(str(path)))
+        with path.open('r+b') as f:
+            f.write(b'XFSB' + bytes(3) + b'\x10')       # blkid wants more of XFS; swap needs only its mark
+            f.seek(4086)
+            f.write(b'SWAPSPACE2')
+            f.seek(1024)
+            f.write((1).to_bytes(4, 'little') + (100).to_bytes(4, 'little'))
+        self.assertEqual('swap', device.signature(str(path)))
+
+
+class PlanTest(base.TestCase):
+    def test_steps_are_undone_newest_first(self) -> None:
+        done: list[str] = []
+        made = plan.Plan()
+        made.add('one', lambda: done.append('1'), lambda: done.append('-1'))
+        made.add('two', lambda: done.append('2'))
+        made.add('three', lambda: done.append('3'), lambda: done.append('-3'))
+
+        def fail() -> None:
+            raise exception.ProbeFailed(path='p', reason='r')
+
+        made.add('four', fail, lambda: done.append('-4'))
+        said: list[str] = []
+        self.assertRaises(exception.ProbeFailed, made.run, said.append)
+        self.assertEqual(['1', '2', '3', '-3', '-1'], done)
+        self.assertEqual(['one', 'two', 'three', 'four'], said)
+
+    def test_an_undo_that_fails_does_not_stop_the_others(self) -> None:
+        done: list[str] = []
+        made = plan.Plan()
+
+        def fail() -> None:
+            raise exception.ProbeFailed(path='p', reason='r')
+
+        made.add('one', lambda: None, lambda: done.append('-1'))
+        made.add('two', lambda: None, fail)
+        made.add('three', fail)
+        self.assertRaises(exception.ProbeFailed, made.run, lambda _line: None)
+        self.assertEqual(['-1'], done)
+
+    def test_showing_changes_nothing(self) -> None:
+        done: list[str] = []
+        made = plan.Plan()
+        made.add('one', lambda: done.append('1'))
+        made.add_command(lambda: ('mkfs', 'a b'), lambda _command: done.append('2'))
+        self.assertEqual(['one', "mkfs 'a b'"], list(made.lines()))
+        self.assertEqual([], done)
+
+
+class MountUnitTest(base.TestCase):
+    def test_names(self) -> None:
+        # As printed by systemd-escape --path --suffix=mount (systemd 252).
+        for path, name in (('/var/lib/pcow/pools/fast', 'var-lib-pcow-pools-fast.mount'), ('/', '-.mount'),
+                           ('/mnt/a-b', 'mnt-a\\x2db.mount'), ('/mnt//x/', 'mnt-x.mount'), ('/.a/.b', '\\x2ea-.b.mount'),
+                           ('/mnt/ü ', 'mnt-\\xc3\\xbc\\x20.mount')):
+            self.assertEqual(name, mount_unit.unit_name(path))
+
+    def test_percent_is_doubled(self) -> None:
+        self.assertIn('Where=/mnt/50%%\n', mount_unit.text('p', 'UUID=x', '/mnt/50%', 'xfs', 'dax=always'))
+
+
+class PromiseTest(base.TestCase):
+    @staticmethod
+    def _region(provider: str, domain: str) -> ndctl.Region:
+        return ndctl.Region(dev='region0', provider=provider, size=1, available=0, dimms=('nmem0',), align=1,
+                            persistence_domain=domain, namespaces=())
+
+    def test_power_loss_is_promised_only_where_it_is_kept(self) -> None:
+        for persistence, region, kept in (
+                ('volatile', None, False), ('page-cache', None, False), ('pmem', None, False),
+                ('pmem', self._region('e820', 'unknown'), False), ('pmem', self._region('ramdax', 'memory_controller'), False),
+                ('pmem', self._region('ACPI.NFIT', 'unknown'), False),
+                ('pmem', self._region('ACPI.NFIT', 'memory_controller'), True),
+                ('pmem', self._region('ACPI.NFIT', 'cpu_cache'), True), ('pmem', self._region('CXL', 'memory_controller'), True)):
+            self.assertEqual(kept, promise.of(persistence, region).survives.startswith('power loss'), f'{persistence} {region}')
+
+    def test_cxl_is_named(self) -> None:
+        self.assertIn('CXL', promise.of('pmem', self._region('cxl_test', 'cpu_cache')).note)
