@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Iterator
-import dataclasses
 import grp
 import os
 import platform
@@ -19,23 +18,18 @@ from pcow_driver import locks
 from pcow_driver import registry
 from pcow_driver import tool
 from pcow_driver import units
+from pcow_driver.finding import ADVICE
+from pcow_driver.finding import MISSING
+from pcow_driver.finding import OK
+from pcow_driver.finding import Finding
+from pcow_driver.pmem import diagnosis
 
-OK, ADVICE, MISSING = 'ok', 'advice', 'missing'
 MIN_KERNEL = (6, 1)
 MIN_MAP_COUNT = 65530
 WANTED_MAP_COUNT = 262144
 MIN_LIBVIRT = (9, 0)
 HOOK = '/etc/libvirt/hooks/qemu.d/pcow'
 APPARMOR_LOCAL = '/etc/apparmor.d/local/abstractions/libvirt-qemu'
-NOTHING_TO_DO = 'nothing to do'
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    check: str
-    status: str                    # OK, ADVICE: works with limits, MISSING: does not work without
-    found: str
-    advice: str = NOTHING_TO_DO
 
 
 def diagnose() -> list[Finding]:
@@ -177,6 +171,7 @@ def _check_pools() -> Iterator[Finding]:
             yield Finding(check, ADVICE, found, 'it does not survive the host: for data to keep, make a pool on fsdax')
         else:
             yield Finding(check, OK, found)
+        yield from diagnosis.check_pool(pool)
 
 
 def _check_libvirt() -> Iterator[Finding]:
@@ -223,4 +218,5 @@ def _check_kvm() -> Iterator[Finding]:
 
 _CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _check_pcow_img, _check_qemu_img, _check_emulator, _check_kernel, _check_kvm, _check_userfaultfd, _check_map_count,
-    _check_state, _check_pools, _check_libvirt, _check_hook, _check_apparmor)
+    _check_state, diagnosis.check_kernel_config, diagnosis.check_regions, _check_pools, _check_libvirt, _check_hook,
+    _check_apparmor)

@@ -7,6 +7,7 @@ from typing import Any
 from cliff import lister
 
 from pcow_driver import doctor
+from pcow_driver import finding as finding_module
 
 
 class Doctor(lister.Lister):
@@ -16,7 +17,7 @@ class Doctor(lister.Lister):
 
     def take_action(self, parsed_args: argparse.Namespace) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
         findings = doctor.diagnose()
-        self._status = int(any(finding.status == doctor.MISSING for finding in findings))
+        self._status = int(any(finding.status == finding_module.MISSING for finding in findings))
         return (('check', 'status', 'found', 'what to do'),
                 [(finding.check, finding.status, finding.found, finding.advice) for finding in findings])
 
