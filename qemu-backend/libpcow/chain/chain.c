@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "format1/format1.h"
 #include "util/error.h"
@@ -85,7 +86,7 @@ static int push_file(struct chain *chain, struct pcow_image *image, unsigned lev
     if (!ret) {
         length = path_of(image, path);
         for (int pass = 0; pass < 2; pass++) {
-            for (uint64_t p = 1; p < image->slab_count; p++) {
+            for (uint64_t p = 1; p < image_slab_count(image); p++) {
                 size_t at = image->slabs[p].kind == OWNER_DATA ? position(path, length, image->slabs[p].layer) : length;
 
                 if (at == length)
@@ -183,10 +184,14 @@ void chain_free(struct pcow_image *image)
 void chain_claim(struct chain *chain, uint64_t guest_slab)
 {
     for (unsigned spins = 0; __atomic_exchange_n(&chain->claim[guest_slab], 1, __ATOMIC_ACQUIRE); spins++) {
+        static const struct timespec moment = {0, 20000};
+
         if (spins < 64)
             __builtin_ia32_pause();
-        else
+        else if (spins < 256)
             sched_yield();
+        else
+            nanosleep(&moment, NULL);  /* who holds it may have a lower priority than who waits */
     }
 }
 

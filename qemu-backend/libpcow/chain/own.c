@@ -5,8 +5,10 @@
  */
 #include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "chain/chain.h"
+#include "image/prepare.h"
 #include "util/error.h"
 
 /* A file slab of the active layer for this guest slab: the first on the list, or a new one that has no owner yet. */
@@ -20,7 +22,7 @@ static int target_slab(struct pcow_image *image, uint64_t guest_slab, uint64_t *
         return 0;
     }
     *is_new = true;
-    return slab_take(image, slab);
+    return slab_take_ready(image, slab);
 }
 
 /* Zeros: blocks that are allocated and hold nothing. */
@@ -30,13 +32,43 @@ static int fill_with_zeros(struct pcow_image *image, uint64_t slab, uint64_t off
      * In a slab that was there when the image was opened, the blocks of a page that is not valid may hold the remains of
      * an interrupted copy. slab_take() has already emptied a slab it handed out.
      */
-    if (!new_slab && slab < image->slabs_at_open) {
-        int ret = file_punch(&image->file, offset, length);
+    bool suspect = !new_slab && slab < image->slabs_at_open && !file_is_hole(&image->file, offset, length);
+    int ret = 0;
+
+    if (suspect && image->file.persist.persistence == PCOW_PERSISTENCE_PMEM) {
+        /* Durable at once, where a hole would need a commit of the file system. */
+        static const char zeros[PCOW_PAGE_SIZE] __attribute__((aligned(64)));
+
+        for (uint64_t done = 0; done < length && ret == 0; done += sizeof zeros)
+            ret = file_write_data(&image->file, offset + done, zeros, sizeof zeros);
+        return ret;
+    }
+    if (suspect)
+        ret = file_punch(&image->file, offset, length);
+    return ret ? ret : file_allocate(&image->file, offset, length);
+}
+
+/* Into blocks that are there, through the window: no lock of the file system, and no system call for what a page table has already. */
+static int copy_to_prepared(struct pcow_image *image, uint64_t to, struct file *from_file, uint64_t from, const void *data, size_t length)
+{
+    void *window = file_address(&image->file, to);
+    const void *source = data ? data : file_address(from_file, from);
+
+    if (!window || !source)
+        return -ENOMEM;
+    if (!data && length == PCOW_PAGE_SIZE && !image->file.persist.observer) {
+        int ret = file_read(from_file, from, window, length);
 
         if (ret)
-            return ret;
+            return -EIO;
+        return persist_range(&image->file.persist, window, length);
     }
-    return file_allocate(&image->file, offset, length);
+    /* The kernel maps the source first: a page that cannot be read is an error of this call and not a signal later on. */
+    if (!data && madvise((void *)(uintptr_t)source, length, MADV_POPULATE_READ))
+        return -EIO;
+    persist_copy(&image->file.persist, window, source, length);
+    persist_fence(&image->file.persist);
+    return 0;
 }
 
 static int fill_run(struct pcow_image *image, uint64_t slab, unsigned page, const struct place *from, const char *data, bool new_slab,
@@ -44,21 +76,26 @@ static int fill_run(struct pcow_image *image, uint64_t slab, unsigned page, cons
 {
     uint64_t to = (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE;
     uint64_t length = from->pages * PCOW_PAGE_SIZE;
+    bool prepared = page_set_has(&image->prepared[slab], page);
+    struct file *from_file = from->present ? &image->chain->file[from->level]->file : NULL;
     const void *source = data;
-    int ret;
+    int ret = 0;
 
     if (!data && !from->present) {
-        ret = fill_with_zeros(image, slab, to, length, new_slab);
+        if (!prepared)
+            ret = fill_with_zeros(image, slab, to, length, new_slab);
         if (!ret && zeroed)
             *zeroed += from->pages;
         return ret;
     }
+    if (!data && copied)
+        *copied += from->pages;
+    if (prepared && image->file.persist.persistence != PCOW_PERSISTENCE_PAGE_CACHE)
+        return copy_to_prepared(image, to, from_file, from->offset, data, length);
     if (!data) {
-        source = file_address(&image->chain->file[from->level]->file, from->offset);
+        source = file_address(from_file, from->offset);
         if (!source)
             return -ENOMEM;
-        if (copied)
-            *copied += from->pages;
     }
     return file_write_data(&image->file, to, source, length);
 }
@@ -119,11 +156,15 @@ int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, uns
             ret = -ENOLINK;
             break;
         }
+        end = page + from.pages;
+        prepared_run(image, slab, page, &end);
+        from.pages = end - page;
         hides |= from.present || (data && image->chain->head[guest_slab]);
         ret = fill_run(image, slab, page, &from, data ? (const char *)data + (page - first) * PCOW_PAGE_SIZE : NULL, is_new, copied, zeroed);
         if (ret) {
             /* Half a run may have been written: these blocks must not be taken for zeros later. */
             file_punch(&image->file, (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE, from.pages * PCOW_PAGE_SIZE);
+            slab_forget_prepared(image, slab);
             break;
         }
         page_set_add_range(&filled, page, from.pages);
@@ -132,15 +173,17 @@ int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, uns
     if (slab == 0)
         return 0;
     if (page_set_empty(&filled)) {
-        if (is_new)
+        if (is_new) {
+            file_punch(&image->file, slab << SLAB_BITS, PCOW_SLAB_SIZE);
             slab_untake(image, slab);
+        }
         return ret;
     }
     /*
      * Pages that hide older ones must be complete on the medium before they are valid. Where nothing was below, a page lost
      * in a crash reads as the zeros that were there before.
      */
-    published = hides ? file_sync(&image->file) : 0;
+    published = hides ? file_sync(&image->file) : file_settle(&image->file);
     if (!published)
         published = publish(image, guest_slab, slab, is_new, &filled);
     if (published && is_new) {
@@ -153,7 +196,7 @@ int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, uns
 
 int chain_drop_own_from(struct pcow_image *image, uint64_t first_guest_slab, struct pcow_error *error)
 {
-    for (uint64_t p = 1; p < image->slab_count; p++) {
+    for (uint64_t p = 1; p < image_slab_count(image); p++) {
         const struct slab *slab = &image->slabs[p];
         int ret;
 

@@ -80,21 +80,18 @@ int pcow_rebase(pcow_image *image, const char *base, const char *base_snapshot, 
 {
     struct base_record record;
     pcow_image *new_base = NULL;
-    uint64_t base_size;
     int ret = check_rebase(image, unsafe, error);
 
     if (!ret && base)
-        ret = base_record_make(&record, image->file.path, base, base_snapshot, unsafe && !base_snapshot, &base_size, error);
-    if (!ret && base && !unsafe)
-        ret = pcow_open(base, record.format == 1 ? PCOW_OPEN_FORMAT_1 : 0, base_snapshot, &new_base, error);
+        ret = base_record_make(&record, image->file.path, base, base_snapshot, unsafe && !base_snapshot, &new_base, error);
     if (!ret)
         ret = image_begin_change(image, error);
     if (!ret && !unsafe)
         ret = keep_content(image, new_base, progress, opaque, error);
+    if (!ret)
+        ret = header_set_base(image, base ? &record : NULL, error);
+    /* Held until the record counts: nothing else keeps a snapshot that no image stands on yet. */
     pcow_close(new_base);
-    if (ret)
-        return ret;
-    ret = header_set_base(image, base ? &record : NULL, error);
     if (ret)
         return ret;
     chain_free(image);
@@ -153,8 +150,7 @@ static int commit_into(pcow_image *image, const char *path, pcow_progress_fn pro
 {
     struct base_record record = *image_base_record(image);
     pcow_image *base;
-    uint64_t base_size;
-    int ret = pcow_open(path, PCOW_OPEN_WRITE, NULL, &base, error);
+    int ret = image_open(path, PCOW_OPEN_WRITE, NULL, image->file.persist.observer, &base, error);
 
     if (ret)
         return ret;
@@ -174,10 +170,14 @@ static int commit_into(pcow_image *image, const char *path, pcow_progress_fn pro
     chain_free(image);
     /* The base holds everything now. Emptying the layer changes nothing that can be read, at any point of it. */
     if (!ret)
-        ret = tree_release_layer(image, image_active(image), OWNER_DATA, NULL, error);
+        ret = tree_release_layer(image, image_active(image), OWNER_DATA, error);
     if (!ret)
-        ret = base_record_make(&record, image->file.path, path, NULL, false, &base_size, error);
-    return ret ? ret : header_set_base(image, &record, error);
+        ret = base_record_make(&record, image->file.path, path, NULL, false, &base, error);
+    if (ret)
+        return ret;
+    ret = header_set_base(image, &record, error);
+    pcow_close(base);
+    return ret;
 }
 
 int pcow_commit(pcow_image *image, pcow_progress_fn progress, void *opaque, struct pcow_error *error)

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "image/lock.h"
 #include "util/error.h"
 
 static int run(struct check *check)
@@ -32,6 +33,12 @@ static void count_slabs(struct check *check)
 int pcow_check(const char *path, unsigned flags, pcow_finding_fn finding, void *opaque, struct pcow_check_result *result,
                struct pcow_error *error)
 {
+    return check_file(path, flags, NULL, finding, opaque, result, error);
+}
+
+int check_file(const char *path, unsigned flags, struct observer *observer, pcow_finding_fn finding, void *opaque,
+               struct pcow_check_result *result, struct pcow_error *error)
+{
     struct check *check;
     int ret;
 
@@ -47,11 +54,15 @@ int pcow_check(const char *path, unsigned flags, pcow_finding_fn finding, void *
     check->result = result;
     check->error = error;
     ret = file_open(&check->file, AT_FDCWD, path, path,
-                    (check->repair ? FILE_WRITE : 0) | (flags & PCOW_CHECK_FORCE_SHARE ? FILE_FORCE_SHARE : 0), error);
+                    (check->repair ? FILE_WRITE : 0) | (flags & PCOW_CHECK_FORCE_SHARE ? FILE_FORCE_SHARE : 0), observer, error);
     if (!ret) {
-        ret = run(check);
-        count_slabs(check);
-        check_end_of_findings(check);
+        /* Readers of a snapshot do not hold the image, and what is repaired may be moved. */
+        ret = check->repair ? lock_everything(&check->file, error) : 0;
+        if (!ret) {
+            ret = run(check);
+            count_slabs(check);
+            check_end_of_findings(check);
+        }
         file_close(&check->file);
     }
     free(check->slabs);

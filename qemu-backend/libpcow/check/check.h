@@ -64,6 +64,10 @@ struct check {
     uint32_t slot_limit;                  /* slots that have a place */
 };
 
+/* check.c: pcow_check(), seen by an observer (NULL: none) */
+int check_file(const char *path, unsigned flags, struct observer *observer, pcow_finding_fn finding, void *opaque,
+               struct pcow_check_result *result, struct pcow_error *error);
+
 /* ---- report.c: findings, reading, writing ------------------------------------------------------------------------ */
 
 /* Damage. repairable: it is (being) put right; the message says so, and it counts as fixed in repair mode. */

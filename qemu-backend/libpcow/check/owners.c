@@ -12,6 +12,7 @@
 int check_length(struct check *check)
 {
     uint64_t rounded = (check->file.size + PCOW_SLAB_SIZE - 1) / PCOW_SLAB_SIZE * PCOW_SLAB_SIZE;
+    int ret;
 
     check->length = check->file.size;
     check->slab_count = rounded >> SLAB_BITS;
@@ -21,10 +22,8 @@ int check_length(struct check *check)
                      "appended", (unsigned long long)check->length);
     if (!check->repair)
         return 0;
-    if (ftruncate(check->file.fd, (off_t)rounded))
-        return error_set_errno(check->error, -errno, "cannot extend %s", check->file.path);
-    check->file.size = rounded;
-    return 0;
+    ret = file_set_size(&check->file, rounded);
+    return ret ? error_set_errno(check->error, ret, "cannot extend %s", check->file.path) : 0;
 }
 
 int check_add_slab(struct check *check, uint64_t slab, struct owner owner)

@@ -149,9 +149,9 @@ static int replace_table(struct check *check, uint32_t number)
         return 0;
     if (slab >= MAX_FILE_SLABS)
         return error_set(check->error, -EFBIG, "%s has no room for another layer table; convert it with pcow-img convert", check->file.path);
-    if (ftruncate(check->file.fd, (off_t)((slab + 1) << SLAB_BITS)))
-        return error_set_errno(check->error, -errno, "cannot extend %s", check->file.path);
-    check->file.size = (slab + 1) << SLAB_BITS;
+    ret = file_set_size(&check->file, (slab + 1) << SLAB_BITS);
+    if (ret)
+        return error_set_errno(check->error, ret, "cannot extend %s", check->file.path);
     check->slab_count = slab + 1;
     check->table[number] = slab;
     ret = check_store64(check, owner_offset(slab), owner_encode(owner));

@@ -28,7 +28,11 @@
 
 #define HEADER_SIZE 4096u
 #define HEADER_COPY_OFFSET 4096u
+/* Bytes that are locked, and never written: see "Locks" in format.rst. */
 #define LOCK_OFFSET 12288
+#define LOCK_GATE_OFFSET 12289
+#define LOCK_TREE_OFFSET 12290
+#define LOCK_SNAPSHOTS_OFFSET (INT64_C(1) << 62)     /* + layer id; behind the end of any file */
 #define SLAB_TABLE_OFFSET (UINT64_C(64) << 10)
 #define LAYER_TABLE_OFFSET (UINT64_C(192) << 10)
 #define BITMAP_OFFSET (UINT64_C(1) << 20)
@@ -64,7 +68,7 @@ static inline uint64_t word_value(uint64_t word)
 
 /* ---- header ------------------------------------------------------------------------------------------------------ */
 
-enum header_state { HEADER_SEALED = 1 };
+enum header_state { HEADER_SEALED = 1, HEADER_COPY_ON_READ = 2 };
 enum base_flags { BASE_UNCHECKED = 1 };
 
 struct base_record {

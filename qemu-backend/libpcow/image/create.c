@@ -44,21 +44,22 @@ static int check_options(const char *path, const struct pcow_create_options *opt
 }
 
 /* Everything but the magic number, which makes the file an image. */
-static int write_image(int fd, struct header *header, uint64_t virtual_size)
+static int write_image(struct file *file, struct header *header, uint64_t virtual_size)
 {
     struct layer_record record = {
         .state = layer_state_word(FIRST_LAYER, LAYER_OPEN, 0, 0),
         .virtual_size = word_encode(virtual_size),
         .parent_limit = word_encode(virtual_size),
     };
+    int ret = file_set_size(file, PCOW_SLAB_SIZE);
 
-    if (ftruncate(fd, (off_t)PCOW_SLAB_SIZE)
-        || pwrite(fd, &record, sizeof record, (off_t)LAYER_TABLE_OFFSET) != sizeof record
-        || pwrite(fd, header, sizeof *header, HEADER_COPY_OFFSET) != sizeof *header
-        || pwrite(fd, header, sizeof *header, 0) != sizeof *header
-        || fsync(fd))
-        return errno ? -errno : -EIO;
-    return 0;
+    if (!ret)
+        ret = file_write(file, LAYER_TABLE_OFFSET, &record, sizeof record);
+    if (!ret)
+        ret = file_write(file, HEADER_COPY_OFFSET, header, sizeof *header);
+    if (!ret)
+        ret = file_write(file, 0, header, sizeof *header);
+    return ret ? ret : file_commit(file);
 }
 
 /* The new name itself must survive a crash. */
@@ -102,7 +103,8 @@ static int give_name(int fd, const char *path)
     return linkat(AT_FDCWD, link, AT_FDCWD, path, AT_SYMLINK_FOLLOW) ? -errno : 0;
 }
 
-static int make_file(const char *path, struct header *header, uint64_t virtual_size, struct pcow_error *error)
+static int make_file(const char *path, struct header *header, uint64_t virtual_size, struct observer *observer,
+                     struct pcow_error *error)
 {
     struct file file;
     bool nameless;
@@ -113,10 +115,9 @@ static int make_file(const char *path, struct header *header, uint64_t virtual_s
     fd = open_new(path, &nameless);
     if (fd < 0)
         return errno == EEXIST ? exists(path, error) : error_set_errno(error, -errno, "cannot create %s", path);
-    ret = file_adopt(&file, fd, path, error);
+    ret = file_adopt(&file, fd, path, observer, error);
     if (!ret) {
-        errno = 0;
-        ret = write_image(fd, header, virtual_size);
+        ret = write_image(&file, header, virtual_size);
         if (!ret && nameless)
             ret = give_name(fd, path);
         if (!ret)
@@ -134,6 +135,11 @@ static int make_file(const char *path, struct header *header, uint64_t virtual_s
 
 int pcow_create(const char *path, const struct pcow_create_options *options, struct pcow_error *error)
 {
+    return image_create(path, options, NULL, error);
+}
+
+int image_create(const char *path, const struct pcow_create_options *options, struct observer *observer, struct pcow_error *error)
+{
     struct header header = {
         .version = FORMAT2_VERSION,
         .header_size = HEADER_SIZE,
@@ -146,23 +152,28 @@ int pcow_create(const char *path, const struct pcow_create_options *options, str
         .layer_slots = word_encode(1),
         .generation = word_encode(1),
     };
-    uint64_t virtual_size, cluster_size, base_size = 0;
-    int ret;
+    uint64_t virtual_size, cluster_size;
+    pcow_image *base = NULL;
+    int ret = 0;
 
     memcpy(header.magic, FORMAT2_MAGIC, sizeof header.magic);
+    if (options->copy_on_read)
+        header.state = word_encode(HEADER_COPY_ON_READ);
     if (options->base) {
-        ret = base_record_make(&header.base[0], path, options->base, options->base_snapshot, options->base_unchecked, &base_size, error);
+        ret = base_record_make(&header.base[0], path, options->base, options->base_snapshot, options->base_unchecked, &base, error);
         if (ret)
             return ret;
         header.base_slot = word_encode(1);
     }
-    ret = check_options(path, options, base_size, &virtual_size, &cluster_size, error);
-    if (ret)
-        return ret;
-    header.cluster_bits = (uint32_t)__builtin_ctzll(cluster_size);
-    ret = make_uuid(header.uuid);
-    if (ret)
-        return error_set_errno(error, ret, "cannot make a uuid for %s", path);
-    header.crc = header_crc(&header);
-    return make_file(path, &header, virtual_size, error);
+    ret = check_options(path, options, base ? pcow_size(base) : 0, &virtual_size, &cluster_size, error);
+    if (!ret && make_uuid(header.uuid))
+        ret = error_set(error, -EIO, "cannot make a uuid for %s", path);
+    if (!ret) {
+        header.cluster_bits = (uint32_t)__builtin_ctzll(cluster_size);
+        header.crc = header_crc(&header);
+        ret = make_file(path, &header, virtual_size, observer, error);
+    }
+    /* Until the file has its name nothing but our lock keeps the snapshot that it stands on. */
+    pcow_close(base);
+    return ret;
 }

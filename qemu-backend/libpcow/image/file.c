@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "util/error.h"
+#include "util/order.h"
 
 /* Sparse and free: growing in steps keeps the fault path from extending the file at every new slab. */
 #define GROW_STEP (UINT64_C(64) << SLAB_BITS)
@@ -35,7 +36,7 @@ static int take_lock(const struct file *file, struct pcow_error *error)
     return error_set_errno(error, -errno, "cannot lock %s", file->path);
 }
 
-static int finish_open(struct file *file, unsigned flags, struct pcow_error *error)
+static int finish_open(struct file *file, unsigned flags, struct observer *observer, struct pcow_error *error)
 {
     struct stat st;
     int ret;
@@ -52,11 +53,12 @@ static int finish_open(struct file *file, unsigned flags, struct pcow_error *err
     if (fstat(file->fd, &st))
         return error_set_errno(error, -errno, "cannot stat %s", file->path);
     file->size = (uint64_t)st.st_size;
-    persist_init(&file->persist, persist_classify(file->fd));
-    return 0;
+    persist_init(&file->persist, persist_classify(file->fd), observer);
+    return persist_observe(&file->persist, (struct observation){.what = OBSERVED_OPEN, .path = file->path});
 }
 
-int file_open(struct file *file, int directory, const char *name, const char *shown_path, unsigned flags, struct pcow_error *error)
+int file_open(struct file *file, int directory, const char *name, const char *shown_path, unsigned flags, struct observer *observer,
+              struct pcow_error *error)
 {
     int ret;
 
@@ -71,13 +73,13 @@ int file_open(struct file *file, int directory, const char *name, const char *sh
     if (file->fd < 0)
         ret = error_set_errno(error, -errno, "cannot open %s", shown_path);
     else
-        ret = finish_open(file, flags, error);
+        ret = finish_open(file, flags, observer, error);
     if (ret)
         file_close(file);
     return ret;
 }
 
-int file_adopt(struct file *file, int fd, const char *path, struct pcow_error *error)
+int file_adopt(struct file *file, int fd, const char *path, struct observer *observer, struct pcow_error *error)
 {
     int ret;
 
@@ -85,7 +87,7 @@ int file_adopt(struct file *file, int fd, const char *path, struct pcow_error *e
     file->fd = fd;
     file->writable = true;
     file->path = strdup(path);
-    ret = file->path ? finish_open(file, FILE_WRITE, error) : error_set(error, -ENOMEM, "out of memory");
+    ret = file->path ? finish_open(file, FILE_WRITE, observer, error) : error_set(error, -ENOMEM, "out of memory");
     if (ret)
         file_close(file);
     return ret;
@@ -93,6 +95,7 @@ int file_adopt(struct file *file, int fd, const char *path, struct pcow_error *e
 
 void file_close(struct file *file)
 {
+    persist_observe(&file->persist, (struct observation){.what = OBSERVED_CLOSE});
     for (unsigned g = 0; g < MAX_GROUPS; g++)
         if (file->window[g])
             munmap(file->window[g], GROUP_SIZE);
@@ -127,12 +130,18 @@ void *file_address(struct file *file, uint64_t offset)
     uint8_t *window = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
 
     if (!window) {
-        int sync = file->persist.persistence == PCOW_PERSISTENCE_PMEM ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED;
+        uint64_t start = offset / GROUP_SIZE * GROUP_SIZE;
         uint8_t *expected = NULL;
+        int ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_MAP, .offset = start, .length = GROUP_SIZE});
+
+        if (ret) {
+            errno = -ret;
+            return NULL;
+        }
 
         /* A window may reach behind the end of file: only what lies before it is ever touched. */
-        window = mmap(NULL, GROUP_SIZE, PROT_READ | (file->writable ? PROT_WRITE : 0), sync | MAP_NORESERVE, file->fd,
-                      (off_t)(offset / GROUP_SIZE * GROUP_SIZE));
+        window = mmap(NULL, GROUP_SIZE, PROT_READ | (file->writable ? PROT_WRITE : 0), file->persist.map_flags | MAP_NORESERVE,
+                      file->fd, (off_t)start);
         if (window == MAP_FAILED)
             return NULL;
         if (!__atomic_compare_exchange_n(slot, &expected, window, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
@@ -141,6 +150,29 @@ void *file_address(struct file *file, uint64_t offset)
         }
     }
     return window + offset % GROUP_SIZE;
+}
+
+int file_map(const struct file *file, void *address, size_t length, uint64_t offset, bool write)
+{
+    int ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_MAP, .address = address, .offset = offset, .length = length});
+
+    if (ret)
+        return ret;
+    return order_mmap(address, length, PROT_READ | (write ? PROT_WRITE : 0), MAP_FIXED | (write ? file->persist.map_flags : MAP_SHARED),
+                file->fd, (off_t)offset) == MAP_FAILED ? -errno : 0;
+}
+
+int file_set_size(struct file *file, uint64_t size)
+{
+    int ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_TRUNCATE, .length = size});
+
+    if (ret)
+        return ret;
+    if (ftruncate(file->fd, (off_t)size))
+        return -errno;
+    __atomic_store_n(&file->unsettled, true, __ATOMIC_RELEASE);
+    __atomic_store_n(&file->size, size, __ATOMIC_RELEASE);
+    return 0;
 }
 
 int file_grow(struct file *file, uint64_t size)
@@ -152,10 +184,7 @@ int file_grow(struct file *file, uint64_t size)
     if (size > __atomic_load_n(&file->size, __ATOMIC_ACQUIRE)) {
         size = (size + GROW_STEP - 1) / GROW_STEP * GROW_STEP;
         /* Under the claim only: two ftruncate() calls in the wrong order would cut off slabs in use. */
-        if (ftruncate(file->fd, (off_t)size))
-            ret = -errno;
-        else
-            __atomic_store_n(&file->size, size, __ATOMIC_RELEASE);
+        ret = file_set_size(file, size);
     }
     __atomic_store_n(&file->growing, false, __ATOMIC_RELEASE);
     return ret;
@@ -163,8 +192,10 @@ int file_grow(struct file *file, uint64_t size)
 
 int file_allocate(const struct file *file, uint64_t offset, uint64_t length)
 {
-    int ret;
+    int ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_ALLOCATE, .offset = offset, .length = length});
 
+    if (ret)
+        return ret;
     do {
         ret = fallocate(file->fd, 0, (off_t)offset, (off_t)length);
     } while (ret && errno == EINTR);
@@ -174,22 +205,35 @@ int file_allocate(const struct file *file, uint64_t offset, uint64_t length)
     return errno == EDQUOT || errno == ENOMEM ? -ENOSPC : -errno;
 }
 
-int file_punch(const struct file *file, uint64_t offset, uint64_t length)
+int file_punch(struct file *file, uint64_t offset, uint64_t length)
 {
-    int ret;
+    int ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_PUNCH, .offset = offset, .length = length});
 
+    if (ret)
+        return ret;
     do {
         ret = fallocate(file->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)length);
     } while (ret && errno == EINTR);
+    __atomic_store_n(&file->unsettled, true, __ATOMIC_RELEASE);
     return ret ? -errno : 0;
 }
 
-static int write_fully(int fd, uint64_t offset, const void *from, size_t length)
+bool file_is_hole(const struct file *file, uint64_t offset, uint64_t length)
+{
+    off_t data = lseek(file->fd, (off_t)offset, SEEK_DATA);
+
+    return data < 0 ? errno == ENXIO : (uint64_t)data >= offset + length;
+}
+
+int file_write(const struct file *file, uint64_t offset, const void *from, size_t length)
 {
     const char *at = from;
+    int ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_WRITE, .offset = offset, .from = from, .length = length});
 
+    if (ret)
+        return ret;
     while (length > 0) {
-        ssize_t put = pwrite(fd, at, length, (off_t)offset);
+        ssize_t put = pwrite(file->fd, at, length, (off_t)offset);
 
         if (put < 0 && errno == EINTR)
             continue;
@@ -223,21 +267,48 @@ int file_write_data(struct file *file, uint64_t offset, const void *from, size_t
         return 0;
     }
     /* One system call allocates, copies, and reports a full pool or an unreadable source as an error, not as a signal. */
-    return write_fully(file->fd, offset, from, length);
+    return file_write(file, offset, from, length);
 }
 
-int file_sync(const struct file *file)
+int file_sync(struct file *file)
 {
-    if (file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE && fdatasync(file->fd))
-        return -errno;
-    return 0;
+    return file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE ? file_commit(file) : file_settle(file);
+}
+
+int file_commit(struct file *file)
+{
+    int ret;
+
+    if (file->persist.persistence == PCOW_PERSISTENCE_VOLATILE)
+        return 0;
+    ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_SYNC});
+    /* Before the call: what is done meanwhile is for the next one. */
+    __atomic_store_n(&file->unsettled, false, __ATOMIC_SEQ_CST);
+    if (!ret && fdatasync(file->fd))
+        ret = -errno;
+    if (ret)
+        __atomic_store_n(&file->unsettled, true, __ATOMIC_RELEASE);
+    return ret;
+}
+
+int file_settle(struct file *file)
+{
+    return __atomic_load_n(&file->unsettled, __ATOMIC_ACQUIRE) ? file_commit(file) : 0;
 }
 
 int file_store64(struct file *file, uint64_t offset, uint64_t value)
 {
-    uint64_t *where = file_address(file, offset);
+    uint64_t *where = file_address(file, offset), old;
+    int ret;
 
-    return where ? persist_store64(&file->persist, where, value) : -errno;
+    if (!where)
+        return -errno;
+    old = *where;
+    ret = persist_store64(&file->persist, where, value);
+    /* What is reported as failed must not take effect later. */
+    if (ret)
+        persist_word(&file->persist, where, old);
+    return ret;
 }
 
 int file_store64_lazily(struct file *file, uint64_t offset, uint64_t value)
@@ -246,8 +317,18 @@ int file_store64_lazily(struct file *file, uint64_t offset, uint64_t value)
 
     if (!where)
         return -errno;
-    __atomic_store_n(where, value, __ATOMIC_RELEASE);
+    persist_word(&file->persist, where, value);
     return file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE ? 0 : persist_range(&file->persist, where, sizeof *where);
+}
+
+int file_store_lazily(struct file *file, uint64_t offset, const void *from, size_t length)
+{
+    void *where = file_address(file, offset);
+
+    if (!where)
+        return -errno;
+    persist_bytes(&file->persist, where, from, length);
+    return file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE ? 0 : persist_range(&file->persist, where, length);
 }
 
 int file_store(struct file *file, uint64_t offset, const void *from, size_t length)
@@ -256,6 +337,6 @@ int file_store(struct file *file, uint64_t offset, const void *from, size_t leng
 
     if (!where)
         return -errno;
-    memcpy(where, from, length);
+    persist_bytes(&file->persist, where, from, length);
     return persist_range(&file->persist, where, length);
 }

@@ -21,6 +21,7 @@ struct file {
     struct persist persist;
     uint8_t *window[MAX_GROUPS];      /* atomically set once */
     bool growing;                     /* claim of file_grow() */
+    bool unsettled;                   /* the end of file or holes may not be on the medium yet */
 };
 
 enum file_open_flags {
@@ -29,14 +30,18 @@ enum file_open_flags {
     FILE_NO_FOLLOW = 1 << 2,          /* the last component must not be a symbolic link */
 };
 
-/* Open an existing regular file, relative to directory (AT_FDCWD). -EBUSY: locked by somebody else. */
-int file_open(struct file *file, int directory, const char *name, const char *shown_path, unsigned flags, struct pcow_error *error);
+/* Open an existing regular file, relative to directory (AT_FDCWD). -EBUSY: locked by somebody else. observer: NULL but in tests. */
+int file_open(struct file *file, int directory, const char *name, const char *shown_path, unsigned flags, struct observer *observer,
+              struct pcow_error *error);
 /* Adopt the descriptor of a new file (create); takes the writer's lock. */
-int file_adopt(struct file *file, int fd, const char *path, struct pcow_error *error);
+int file_adopt(struct file *file, int fd, const char *path, struct observer *observer, struct pcow_error *error);
 void file_close(struct file *file);
 
 /* Whole-buffer pread: 0, -ENODATA if the file ends inside, or a negative errno. */
 int file_read(const struct file *file, uint64_t offset, void *buffer, size_t length);
+
+/* Map a piece of the file at a fixed address, for loads or for stores too: 0 or a negative errno. Async-signal-safe. */
+int file_map(const struct file *file, void *address, size_t length, uint64_t offset, bool write);
 
 /* Address of a file offset in its window (mapped on first use), or NULL with errno set. Async-signal-safe. */
 void *file_address(struct file *file, uint64_t offset);
@@ -44,9 +49,15 @@ void *file_address(struct file *file, uint64_t offset);
 /* Extend the end of file to at least size (rounded up in steps). Async-signal-safe; threads wait for each other. */
 int file_grow(struct file *file, uint64_t size);
 
+/* Set the end of file; only for who has the file alone (create, check). */
+int file_set_size(struct file *file, uint64_t size);
+
 /* Allocate blocks: 0 or -ENOSPC. / Give blocks back; the range then reads as zeros. Async-signal-safe. */
 int file_allocate(const struct file *file, uint64_t offset, uint64_t length);
-int file_punch(const struct file *file, uint64_t offset, uint64_t length);
+int file_punch(struct file *file, uint64_t offset, uint64_t length);
+
+/* Are there no blocks in the range? (Where the file system cannot tell: false.) Async-signal-safe. */
+bool file_is_hole(const struct file *file, uint64_t offset, uint64_t length);
 
 /*
  * Copy [from, from + length) of memory to the file, allocating blocks: 0, -ENOSPC, or -EIO if the source could not be read
@@ -54,13 +65,29 @@ int file_punch(const struct file *file, uint64_t offset, uint64_t length);
  */
 int file_write_data(struct file *file, uint64_t offset, const void *from, size_t length);
 
+/* Write with pwrite(): 0, -ENOSPC or another negative errno. */
+int file_write(const struct file *file, uint64_t offset, const void *from, size_t length);
+
 /* Make all data written so far durable where that is not implied (class page-cache). Async-signal-safe. */
-int file_sync(const struct file *file);
+int file_sync(struct file *file);
+
+/*
+ * Commit what the file system was told about the file (end of file, allocated blocks, holes) together with its data, in every class
+ * but volatile. Async-signal-safe.
+ */
+int file_commit(struct file *file);
+
+/*
+ * The same, if anything of that kind was done since the last commit. To be called before a word is stored that relies on it: in a crash
+ * it would otherwise name a slab behind the end of file, or pages whose blocks still hold what was punched out. Async-signal-safe.
+ */
+int file_settle(struct file *file);
 
 /* Metadata in the window: store, flush, fence. The blocks below must have been allocated (file_allocate). */
 int file_store64(struct file *file, uint64_t offset, uint64_t value);
-/* The same, but in class page-cache it is left to the next flush: for what may reach the medium in any order. */
+/* _lazily: the same, but in class page-cache it is left to the next flush: for what may reach the medium in any order. */
 int file_store64_lazily(struct file *file, uint64_t offset, uint64_t value);
 int file_store(struct file *file, uint64_t offset, const void *from, size_t length);
+int file_store_lazily(struct file *file, uint64_t offset, const void *from, size_t length);
 
 #endif

@@ -6,6 +6,8 @@
 #include <sys/stat.h>
 
 #include "image/image.h"
+#include "image/lock.h"
+#include "snapshot/pin.h"
 #include "util/error.h"
 
 int image_check_writable(const struct pcow_image *image, struct pcow_error *error)
@@ -31,7 +33,8 @@ int header_store_word(struct pcow_image *image, size_t field, uint64_t value, st
 
 int header_write_copy(struct pcow_image *image, struct pcow_error *error)
 {
-    int ret = file_store(&image->file, HEADER_COPY_OFFSET, &image->header, HEADER_SIZE);
+    /* Only check -r reads it, and takes no word of it that is torn: any later flush will do. */
+    int ret = file_store_lazily(&image->file, HEADER_COPY_OFFSET, &image->header, HEADER_SIZE);
 
     return ret ? error_set_errno(error, ret, "%s: cannot update the copy of the header", image->file.path) : 0;
 }
@@ -59,18 +62,25 @@ const struct base_record *image_base_record(const struct pcow_image *image)
 int header_set_base(struct pcow_image *image, const struct base_record *record, struct pcow_error *error)
 {
     uint64_t slot = 0;
-    int ret;
+    int ret = lock_tree(&image->file, true, error);
 
+    if (ret)
+        return ret;
     if (record) {
         /* The record not in use is written and made durable; then one store switches. */
         slot = word_value(image->header.base_slot) == 1 ? 2 : 1;
         ret = file_store(&image->file, offsetof(struct header, base) + (slot - 1) * sizeof *record, record, sizeof *record);
         if (ret)
-            return error_set_errno(error, ret, "%s: cannot write the name of its base", image->file.path);
-        image->header.base[slot - 1] = *record;
+            error_set_errno(error, ret, "%s: cannot write the name of its base", image->file.path);
+        else
+            image->header.base[slot - 1] = *record;
     }
-    ret = header_store_word(image, offsetof(struct header, base_slot), slot, error);
-    return ret ? ret : header_write_copy(image, error);
+    if (!ret)
+        ret = header_store_word(image, offsetof(struct header, base_slot), slot, error);
+    if (!ret)
+        ret = header_write_copy(image, error);
+    unlock_tree(&image->file);
+    return ret;
 }
 
 /* 0 if both paths name files of one directory. */
@@ -94,7 +104,7 @@ static int same_directory(const char *a, const char *b, struct pcow_error *error
 }
 
 int base_record_make(struct base_record *record, const char *image_path, const char *base_path, const char *base_snapshot,
-                     bool unchecked, uint64_t *base_size, struct pcow_error *error)
+                     bool unchecked, pcow_image **held, struct pcow_error *error)
 {
     const char *slash = strrchr(base_path, '/');
     const char *name = slash ? slash + 1 : base_path;
@@ -102,7 +112,7 @@ int base_record_make(struct base_record *record, const char *image_path, const c
     int ret;
 
     memset(record, 0, sizeof *record);
-    *base_size = 0;
+    *held = NULL;
     if (!base_name_is_safe(name, PCOW_BASE_NAME_SIZE))
         return error_set(error, -EINVAL, "'%s' is not the name of a base: a file name of at most %d bytes is needed",
                          base_path, PCOW_BASE_NAME_SIZE - 1);
@@ -128,6 +138,14 @@ int base_record_make(struct base_record *record, const char *image_path, const c
         if (pcow_open(base_path, PCOW_OPEN_FORMAT_1, NULL, &base, &ignored) == 0)
             ret = 0;
     }
+    if (ret == -EBUSY && !base_snapshot)
+        return error_set(error, ret, "%s is in use; stop what uses it, or make the image on a snapshot of it, which can be done while it runs",
+                         base_path);
+    if (!ret && base_snapshot) {
+        ret = pin_set(base, error);
+        if (ret)
+            pcow_close(base);
+    }
     if (ret)
         return ret;
     if (base->format1) {
@@ -138,8 +156,7 @@ int base_record_make(struct base_record *record, const char *image_path, const c
         record->generation = word_value(base->header.generation);
         record->layer = base_snapshot ? base->view : 0;
     }
-    *base_size = pcow_size(base);
-    pcow_close(base);
+    *held = base;
     record->crc = base_record_crc(record);
     return 0;
 }

@@ -12,6 +12,8 @@
 
 struct format1;
 struct chain;
+struct prepared_ring;
+struct layer_names;
 
 struct layer {
     uint32_t id, parent;              /* parent 0: none */
@@ -39,6 +41,8 @@ struct pcow_image {
     struct header header;             /* as in the file, kept current */
     struct layer *layers;             /* alive ones, by ascending id */
     size_t layer_count, layer_capacity;
+    struct layer_names *names;        /* of snapshots; built on first use, see names.c */
+    uint64_t slot_used[MAX_LAYERS / 64]; /* one bit a record slot: holds a layer of the list */
     uint32_t stale_record;            /* slot + 1 of the old record that an interrupted rename left; 0: none */
     uint32_t view;                    /* layer that is seen: the active one, or a snapshot */
     uint64_t size;                    /* virtual size of the view */
@@ -49,6 +53,9 @@ struct pcow_image {
     struct slab *slabs;
     struct page_set *valid;
     uint64_t *used;                   /* one bit a slab: taken */
+    struct page_set *prepared;        /* writers: pages whose blocks are known to be there and to hold zeros, see prepare.h */
+    struct prepared_ring *ready;      /* prepared slabs; NULL: not mapped for writing */
+    uint64_t *tables_ready;           /* one bit for each 64 slabs: the pages of their owner words and bitmaps have blocks */
     uint64_t slab_capacity;
     uint64_t slabs_at_open;           /* a free slab below may hold blocks of an interrupted operation */
     uint64_t free_hint;               /* no free slab below; a hint */
@@ -60,17 +67,26 @@ struct pcow_image {
     pcow_map *map;
 };
 
+/* image/open.c, create.c, seal.c: what pcow_open(), pcow_create() and pcow_unseal() do, seen by an observer (NULL: none) */
+int image_open(const char *path, unsigned flags, const char *snapshot, struct observer *observer, pcow_image **image,
+               struct pcow_error *error);
+int image_create(const char *path, const struct pcow_create_options *options, struct observer *observer, struct pcow_error *error);
+int image_unseal(const char *path, struct observer *observer, struct pcow_error *error);
+
 /* image/open.c */
 int image_load(struct pcow_image *image, const char *snapshot, struct pcow_error *error);
 int image_open_base(struct pcow_image *image, struct pcow_error *error);
 
 /* image/layers.c: layers in memory and in the file */
 struct layer *layer_find(const struct pcow_image *image, uint32_t id);
-struct layer *layer_find_name(const struct pcow_image *image, const char *name);
 uint32_t image_active(const struct pcow_image *image);
 unsigned layer_children(const struct pcow_image *image, uint32_t id, uint32_t *only_child);
 struct layer *layer_insert(struct pcow_image *image, const struct layer *layer);
 void layer_remove(struct pcow_image *image, uint32_t id);
+/* Keep the record of a removed layer until the next writer: it still owns slabs, and an owner without any record counts as damage. */
+void layer_hold_slot(struct pcow_image *image, uint32_t slot);
+/* A layer has another record now. */
+void layer_move(struct pcow_image *image, struct layer *layer, uint32_t slot);
 uint64_t layer_record_offset(const struct pcow_image *image, uint32_t slot);     /* 0: no such slot */
 int layers_load(struct pcow_image *image, struct pcow_error *error);
 /* Write the whole record of a layer (state word last, as its commit). */
@@ -79,18 +95,31 @@ int layer_write_description(struct pcow_image *image, const struct layer *layer,
 int layer_store_state(struct pcow_image *image, const struct layer *layer, struct pcow_error *error);
 int layer_store_word(struct pcow_image *image, const struct layer *layer, size_t field, uint64_t value, struct pcow_error *error);
 /*
- * A new id and a record slot whose blocks exist, both durable as used. keep_spare: make sure that one more slot has blocks, so
+ * A new id and a record slot whose blocks exist, both durable as used; the first change of the image if there was none yet. keep_spare: make sure that one more slot has blocks, so
  * that a revert, which gives space back, still works when the pool is full.
  */
 int layer_reserve(struct pcow_image *image, bool keep_spare, uint32_t *id, uint32_t *slot, struct pcow_error *error);
 
+/* image/names.c: a snapshot by its name; to be told when a layer becomes one, and before it is none any more or is renamed */
+struct layer *layer_find_name(struct pcow_image *image, const char *name);
+void layer_name_add(struct pcow_image *image, const struct layer *layer);
+void layer_name_remove(struct pcow_image *image, const struct layer *layer);
+void layer_names_free(struct pcow_image *image);
+
 /* image/slabs.c: slabs in memory and in the file */
+static inline uint64_t image_slab_count(const struct pcow_image *image)
+{
+    return __atomic_load_n(&image->slab_count, __ATOMIC_ACQUIRE);
+}
+
 /* Reserve the tables; format 1 uses image->slabs with one entry for each guest slab. Freed by slabs_unload(). */
 int slabs_reserve(struct pcow_image *image, uint64_t capacity);
 int slabs_load(struct pcow_image *image, struct pcow_error *error);
 void slabs_unload(struct pcow_image *image);
-/* Take a free slab with an empty bitmap; it has no owner yet. Async-signal-safe. */
+/* Take a free slab with an empty bitmap and without blocks; it has no owner yet. Async-signal-safe. */
 int slab_take(struct pcow_image *image, uint64_t *slab);
+/* The same, for guest data: a prepared one if there is one. */
+int slab_take_ready(struct pcow_image *image, uint64_t *slab);
 /*
  * Publish the owner of a taken slab (the commit point of an allocation). Async-signal-safe. lazily, here and below: in class
  * page-cache do not sync. An allocation may: whichever of owner and bitmap is lost in a host crash, the page reads as before
@@ -102,6 +131,12 @@ int slab_release(struct pcow_image *image, uint64_t slab, uint64_t *freed);
 /* Replace the valid set (every word is a store of its own). Async-signal-safe. */
 int slab_store_valid(struct pcow_image *image, uint64_t slab, const struct page_set *valid, bool lazily);
 void slab_untake(struct pcow_image *image, uint64_t slab);
+/* Layer, number and kind of a slab whose claim is not held; next is not given. Async-signal-safe. */
+struct slab slab_peek(const struct pcow_image *image, uint64_t slab);
+/* Punch out what a crash left in a slab, if nobody has it. Async-signal-safe. */
+bool slab_empty_if_free(struct pcow_image *image, uint64_t slab);
+/* Its blocks may be gone, or hold something: nothing is known of them any more. */
+void slab_forget_prepared(struct pcow_image *image, uint64_t slab);
 
 /* image/header.c */
 int image_begin_change(struct pcow_image *image, struct pcow_error *error);
@@ -109,9 +144,17 @@ int header_store_word(struct pcow_image *image, size_t field, uint64_t value, st
 int header_write_copy(struct pcow_image *image, struct pcow_error *error);
 int header_set_base(struct pcow_image *image, const struct base_record *record, struct pcow_error *error);
 const struct base_record *image_base_record(const struct pcow_image *image);   /* NULL: no base */
-/* Fill *record so that an image in the directory of base_path may stand on it; opens the base to look. */
+/*
+ * Fill *record so that an image in the directory of base_path may stand on it. A snapshot is pinned. *held: the base, open so that it
+ * stays as it is; to be closed when the record has been published. NULL if unchecked.
+ */
 int base_record_make(struct base_record *record, const char *image_path, const char *base_path, const char *base_snapshot,
-                     bool unchecked, uint64_t *base_size, struct pcow_error *error);
+                     bool unchecked, pcow_image **held, struct pcow_error *error);
+
+static inline bool image_copies_on_read(const struct pcow_image *image)
+{
+    return word_value(image->header.state) & HEADER_COPY_ON_READ;
+}
 
 /* A read-only image, or a format 1 one, may not be changed: -EROFS. */
 int image_check_writable(const struct pcow_image *image, struct pcow_error *error);

@@ -31,7 +31,7 @@ pcow_image *pcow_base(pcow_image *image)
 
 static void count_slabs(const struct pcow_image *image, struct pcow_info *info)
 {
-    for (uint64_t p = 1; p < image->slab_count; p++) {
+    for (uint64_t p = 1; p < image_slab_count(image); p++) {
         const struct slab *slab = &image->slabs[p];
 
         if (slab->kind == OWNER_NONE || (slab->kind != OWNER_TABLE && !layer_find(image, slab->layer)))
@@ -82,6 +82,7 @@ void pcow_get_info(const pcow_image *image, struct pcow_info *info)
     info->read_only_compatible_features = image->header.read_only_compatible_features;
     info->compatible_features = image->header.compatible_features;
     info->sealed = word_value(image->header.state) & HEADER_SEALED;
+    info->copy_on_read = image_copies_on_read(image);
     for (size_t i = 0; i < image->layer_count; i++)
         info->snapshots += image->layers[i].state == LAYER_SNAPSHOT;
     count_slabs(image, info);

@@ -26,12 +26,26 @@ struct layer *layer_find(const struct pcow_image *image, uint32_t id)
     return low < image->layer_count && image->layers[low].id == id ? &image->layers[low] : NULL;
 }
 
-struct layer *layer_find_name(const struct pcow_image *image, const char *name)
+static void mark_slot(struct pcow_image *image, uint32_t slot, bool used)
 {
-    for (size_t i = 0; i < image->layer_count; i++)
-        if (image->layers[i].state == LAYER_SNAPSHOT && strcmp(image->layers[i].name, name) == 0)
-            return &image->layers[i];
-    return NULL;
+    uint64_t bit = UINT64_C(1) << slot % 64;
+
+    if (used)
+        image->slot_used[slot / 64] |= bit;
+    else
+        image->slot_used[slot / 64] &= ~bit;
+}
+
+void layer_hold_slot(struct pcow_image *image, uint32_t slot)
+{
+    mark_slot(image, slot, true);
+}
+
+void layer_move(struct pcow_image *image, struct layer *layer, uint32_t slot)
+{
+    mark_slot(image, layer->slot, false);
+    layer->slot = slot;
+    mark_slot(image, slot, true);
 }
 
 unsigned layer_children(const struct pcow_image *image, uint32_t id, uint32_t *only_child)
@@ -64,6 +78,7 @@ struct layer *layer_insert(struct pcow_image *image, const struct layer *layer)
     memmove(&image->layers[at + 1], &image->layers[at], (image->layer_count - at) * sizeof *layer);
     image->layers[at] = *layer;
     image->layer_count++;
+    mark_slot(image, layer->slot, true);
     return &image->layers[at];
 }
 
@@ -73,6 +88,7 @@ void layer_remove(struct pcow_image *image, uint32_t id)
 
     if (!layer)
         return;
+    mark_slot(image, layer->slot, false);
     size_t at = (size_t)(layer - image->layers);
 
     image->layer_count--;
@@ -241,6 +257,8 @@ int layers_load(struct pcow_image *image, struct pcow_error *error)
         return ret;
     sort_layers(image);
     keep_alive(image);
+    for (size_t i = 0; i < image->layer_count; i++)
+        mark_slot(image, image->layers[i].slot, true);
     if (!layer_find(image, image_active(image)))
         return error_set(error, -EBADMSG, "%s: the active layer %u has no record; try pcow-img check -r all",
                          image->file.path, image_active(image));
@@ -263,17 +281,21 @@ int layers_load(struct pcow_image *image, struct pcow_error *error)
     return 0;
 }
 
+static void describe(const struct layer *layer, struct layer_record *record)
+{
+    record->date_seconds = layer->date_seconds;
+    record->date_nanoseconds = layer->date_nanoseconds;
+    memcpy(record->name, layer->name, sizeof record->name);
+    record->crc = layer_record_crc(record);
+}
+
 int layer_write_description(struct pcow_image *image, const struct layer *layer, struct pcow_error *error)
 {
     const size_t from = offsetof(struct layer_record, date_seconds);
-    struct layer_record record = {
-        .date_seconds = layer->date_seconds,
-        .date_nanoseconds = layer->date_nanoseconds,
-    };
+    struct layer_record record = {0};
     int ret;
 
-    memcpy(record.name, layer->name, sizeof record.name);
-    record.crc = layer_record_crc(&record);
+    describe(layer, &record);
     ret = file_store(&image->file, layer_record_offset(image, layer->slot) + from, (const char *)&record + from, sizeof record - from);
     return ret ? error_set_errno(error, ret, "%s: cannot write layer record %u", image->file.path, layer->slot) : 0;
 }
@@ -293,37 +315,42 @@ int layer_store_state(struct pcow_image *image, const struct layer *layer, struc
 
 int layer_write_record(struct pcow_image *image, const struct layer *layer, struct pcow_error *error)
 {
-    int ret = layer_store_word(image, layer, offsetof(struct layer_record, parent), layer->parent, error);
+    const size_t from = offsetof(struct layer_record, parent);
+    uint64_t offset = layer_record_offset(image, layer->slot);
+    const uint64_t *state = file_address(&image->file, offset);
+    struct layer_record record = {
+        .parent = word_encode(layer->parent),
+        .virtual_size = word_encode(layer->virtual_size),
+        .parent_limit = word_encode(layer->parent_limit),
+        .state_size = word_encode(layer->state_size),
+    };
+    int ret = state ? 0 : -errno;
 
+    describe(layer, &record);
+    /*
+     * An interrupted operation may have left a record here that is not free, only dead. It must not be read with half of the new
+     * fields: a parent that is younger than the layer makes an image unusable.
+     */
+    if (!ret && word_value(*state) >> 28 & 0xf)
+        ret = file_store64(&image->file, offset, 0);
+    /* Nothing of this counts before the state does, so it may arrive in any order. */
     if (!ret)
-        ret = layer_store_word(image, layer, offsetof(struct layer_record, virtual_size), layer->virtual_size, error);
-    if (!ret)
-        ret = layer_store_word(image, layer, offsetof(struct layer_record, parent_limit), layer->parent_limit, error);
-    if (!ret)
-        ret = layer_store_word(image, layer, offsetof(struct layer_record, state_size), layer->state_size, error);
-    if (!ret)
-        ret = layer_write_description(image, layer, error);
-    return ret ? ret : layer_store_state(image, layer, error);
+        ret = file_store(&image->file, offset + from, (const char *)&record + from, sizeof record - from);
+    if (ret)
+        return error_set_errno(error, ret, "%s: cannot write layer record %u", image->file.path, layer->slot);
+    return layer_store_state(image, layer, error);
 }
 
 /* The first slot that no layer alive uses; slots if all are taken. */
-static int find_free_slot(const struct pcow_image *image, uint32_t slots, uint32_t *free_slot)
+static uint32_t find_free_slot(const struct pcow_image *image, uint32_t slots)
 {
-    bool *taken;
+    for (uint32_t w = 0; w * 64 < slots; w++)
+        if (~image->slot_used[w]) {
+            uint32_t slot = w * 64 + (uint32_t)__builtin_ctzll(~image->slot_used[w]);
 
-    *free_slot = slots;
-    if (image->layer_count >= slots)
-        return 0;
-    taken = calloc(slots, sizeof *taken);
-    if (!taken)
-        return -ENOMEM;
-    for (size_t i = 0; i < image->layer_count; i++)
-        if (image->layers[i].slot < slots)
-            taken[image->layers[i].slot] = true;
-    for (*free_slot = 0; *free_slot < slots && taken[*free_slot];)
-        ++*free_slot;
-    free(taken);
-    return 0;
+            return slot < slots ? slot : slots;
+        }
+    return slots;
 }
 
 /* A further layer table for slots that have no place yet. */
@@ -351,9 +378,7 @@ int layer_reserve(struct pcow_image *image, bool keep_spare, uint32_t *id, uint3
     if (next > MAX_LAYER_ID)
         return error_set(error, -ENOSPC, "%s: all %u layer ids were used; pcow-img convert makes a copy that starts anew",
                          image->file.path, MAX_LAYER_ID);
-    ret = find_free_slot(image, slots, &candidate);
-    if (ret)
-        return error_set(error, ret, "out of memory");
+    candidate = find_free_slot(image, slots);
     if (candidate >= MAX_LAYERS)
         return error_set(error, -ENOSPC, "%s: has %u snapshots, the most an image can have; delete some", image->file.path, MAX_LAYERS);
     if (candidate >= LAYER_TABLE_0_SLOTS && !layer_record_offset(image, candidate)) {
@@ -366,6 +391,10 @@ int layer_reserve(struct pcow_image *image, bool keep_spare, uint32_t *id, uint3
         ret = file_allocate(&image->file, layer_record_offset(image, candidate + 1), LAYER_RECORD_SIZE);
     if (ret)
         return error_set_errno(error, ret, "%s: no space for the record of a snapshot; free space in the pool", image->file.path);
+    /* Only now: what a full pool refuses is no change, and images on this one still open. */
+    ret = image_begin_change(image, error);
+    if (ret)
+        return ret;
     if (candidate == slots) {
         /* What lies in a slot that was never used is zero, i.e. free; make it count only now. */
         ret = header_store_word(image, offsetof(struct header, layer_slots), slots + 1, error);

@@ -4,11 +4,13 @@
 #include <libgen.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "chain/chain.h"
 #include "format1/format1.h"
 #include "image/image.h"
+#include "image/lock.h"
 #include "snapshot/tree.h"
 #include "util/error.h"
 
@@ -74,15 +76,39 @@ int image_load(struct pcow_image *image, const char *snapshot, struct pcow_error
     return 0;
 }
 
-static int load(struct pcow_image *image, int directory, const char *name, const char *shown_path, unsigned flags,
-                const char *snapshot, struct pcow_error *error)
+/* The tree stays as it is from here on. So is, now, the length of the file that holds the snapshots. */
+static int hold_tree(struct pcow_image *image, struct pcow_error *error)
 {
-    unsigned file_flags = (flags & PCOW_OPEN_WRITE ? FILE_WRITE : 0) | (flags & PCOW_OPEN_FORCE_SHARE ? FILE_FORCE_SHARE : 0)
+    struct stat st;
+    int ret = lock_tree(&image->file, false, error);
+
+    if (ret)
+        return ret;
+    if (fstat(image->file.fd, &st))
+        return error_set_errno(error, -errno, "cannot stat %s", image->file.path);
+    image->file.size = (uint64_t)st.st_size < MAX_FILE_SLABS << SLAB_BITS ? (uint64_t)st.st_size : MAX_FILE_SLABS << SLAB_BITS;
+    return 0;
+}
+
+/* The view is a snapshot: it stays, however the tree changes. */
+static int hold_view(struct pcow_image *image, struct pcow_error *error)
+{
+    int ret = lock_snapshot(&image->file, image->view, false);
+
+    unlock_tree(&image->file);
+    return ret ? error_set_errno(error, ret, "cannot lock snapshot '%s' of %s", layer_find(image, image->view)->name, image->file.path) : 0;
+}
+
+/* of_snapshot: the view is, or will be, a snapshot: a writer is no obstacle. The tree is locked on return. */
+static int load(struct pcow_image *image, int directory, const char *name, const char *shown_path, unsigned flags, bool of_snapshot,
+                const char *snapshot, struct observer *observer, struct pcow_error *error)
+{
+    unsigned file_flags = (flags & PCOW_OPEN_WRITE ? FILE_WRITE : 0) | (flags & PCOW_OPEN_FORCE_SHARE || of_snapshot ? FILE_FORCE_SHARE : 0)
         | (directory == AT_FDCWD ? 0 : FILE_NO_FOLLOW);
     int ret;
 
     image->open_flags = flags;
-    ret = file_open(&image->file, directory, name, shown_path, file_flags, error);
+    ret = file_open(&image->file, directory, name, shown_path, file_flags, observer, error);
     if (ret)
         return ret;
     if (directory == AT_FDCWD)
@@ -91,6 +117,8 @@ static int load(struct pcow_image *image, int directory, const char *name, const
         image->directory = fcntl(directory, F_DUPFD_CLOEXEC, 0);
     if (image->directory < 0)
         return error_set(error, -EMFILE, "cannot keep the directory of %s open", shown_path);
+    if (of_snapshot && (ret = hold_tree(image, error)))
+        return ret;
     return flags & PCOW_OPEN_FORMAT_1 ? format1_load(image, error) : image_load(image, snapshot, error);
 }
 
@@ -113,12 +141,12 @@ static int view_layer(struct pcow_image *base, const struct base_record *record,
     if (record->layer == 0)
         return 0;
     layer = record->layer <= MAX_LAYER_ID ? layer_find(base, (uint32_t)record->layer) : NULL;
-    if (!layer || layer->state == LAYER_OPEN)
+    if (!layer || layer->state != LAYER_SNAPSHOT)
         return error_set(error, -ESTALE, "%s stands on snapshot %llu of %s, which is gone; rebase it to another base", path,
                          (unsigned long long)record->layer, base->file.path);
     base->view = layer->id;
     base->size = layer->virtual_size;
-    return 0;
+    return hold_view(base, error);
 }
 
 static int check_identity(const struct pcow_image *base, const struct base_record *record, const char *path, struct pcow_error *error)
@@ -163,7 +191,7 @@ static int open_one_base(struct pcow_image *image, unsigned depth, struct pcow_e
     strcpy(shown, image->file.path);
     slash = strrchr(shown, '/');
     strcpy(slash ? slash + 1 : shown, name);
-    ret = load(base, image->directory, name, shown, flags, NULL, error);
+    ret = load(base, image->directory, name, shown, flags, record && record->layer, NULL, image->file.persist.observer, error);
     free(shown);
     if (ret == -ENOENT)
         error_set(error, ret, "%s: its base %s is missing from the directory; put it back, or set another with pcow-img rebase -u -b",
@@ -194,7 +222,8 @@ int image_open_base(struct pcow_image *image, struct pcow_error *error)
     return 0;
 }
 
-int pcow_open(const char *path, unsigned flags, const char *snapshot, pcow_image **result, struct pcow_error *error)
+int image_open(const char *path, unsigned flags, const char *snapshot, struct observer *observer, pcow_image **result,
+               struct pcow_error *error)
 {
     struct pcow_image *image;
     int ret;
@@ -207,7 +236,12 @@ int pcow_open(const char *path, unsigned flags, const char *snapshot, pcow_image
     image = new_image();
     if (!image)
         return error_set(error, -ENOMEM, "out of memory");
-    ret = load(image, AT_FDCWD, path, path, flags, snapshot, error);
+    /* What is asked for can always be had in whole, so no half of anything is given. */
+    if (snapshot)
+        flags &= ~(unsigned)PCOW_OPEN_FORCE_SHARE;
+    ret = load(image, AT_FDCWD, path, path, flags, snapshot, snapshot, observer, error);
+    if (!ret && snapshot)
+        ret = hold_view(image, error);
     if (!ret && !(flags & PCOW_OPEN_NO_BASE))
         ret = image_open_base(image, error);
     if (!ret && image->file.writable)
@@ -220,6 +254,11 @@ int pcow_open(const char *path, unsigned flags, const char *snapshot, pcow_image
     return 0;
 }
 
+int pcow_open(const char *path, unsigned flags, const char *snapshot, pcow_image **image, struct pcow_error *error)
+{
+    return image_open(path, flags, snapshot, NULL, image, error);
+}
+
 void pcow_close(pcow_image *image)
 {
     while (image) {
@@ -229,6 +268,7 @@ void pcow_close(pcow_image *image)
         format1_unload(image);
         slabs_unload(image);
         free(image->layers);
+        layer_names_free(image);
         if (image->directory >= 0)
             close(image->directory);
         if (image->file.path || image->file.fd >= 0)

@@ -16,10 +16,26 @@ int pcow_seal(pcow_image *image, struct pcow_error *error)
     return ret ? ret : header_write_copy(image, error);
 }
 
+int pcow_set_copy_on_read(pcow_image *image, bool on, struct pcow_error *error)
+{
+    uint64_t state = word_value(image->header.state) & ~(uint64_t)HEADER_COPY_ON_READ;
+    int ret = image_check_writable(image, error);
+
+    /* No change of the content: images on this one need not notice. */
+    if (!ret)
+        ret = header_store_word(image, offsetof(struct header, state), state | (on ? HEADER_COPY_ON_READ : 0), error);
+    return ret ? ret : header_write_copy(image, error);
+}
+
 int pcow_unseal(const char *path, struct pcow_error *error)
 {
+    return image_unseal(path, NULL, error);
+}
+
+int image_unseal(const char *path, struct observer *observer, struct pcow_error *error)
+{
     struct pcow_image image = {.directory = -1};
-    int ret = file_open(&image.file, AT_FDCWD, path, path, FILE_WRITE, error);
+    int ret = file_open(&image.file, AT_FDCWD, path, path, FILE_WRITE, observer, error);
 
     if (ret)
         return ret;

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include <errno.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#include "image/image.h"
+#include "image/prepare.h"
 #include "util/error.h"
+
+#define SLABS_PER_TABLE_PAGE (PCOW_PAGE_SIZE / sizeof(struct page_set))   /* of bitmaps; a page of owner words has more */
 
 static void *reserve(size_t size)
 {
@@ -14,13 +17,25 @@ static void *reserve(size_t size)
     return memory == MAP_FAILED ? NULL : memory;
 }
 
+/* One bit for each page of bitmaps. */
+static size_t tables_ready_size(const struct pcow_image *image)
+{
+    return (image->slab_capacity / SLABS_PER_TABLE_PAGE + 64) / 64 * sizeof *image->tables_ready;
+}
+
 int slabs_reserve(struct pcow_image *image, uint64_t capacity)
 {
     image->slab_capacity = capacity ? capacity : 1;
     image->slabs = reserve(image->slab_capacity * sizeof *image->slabs);
     image->valid = reserve(image->slab_capacity * sizeof *image->valid);
     image->used = reserve((image->slab_capacity + 63) / 64 * sizeof *image->used);
-    return image->slabs && image->valid && image->used ? 0 : -ENOMEM;
+    if (!image->slabs || !image->valid || !image->used)
+        return -ENOMEM;
+    if (!image->file.writable)
+        return 0;
+    image->prepared = reserve(image->slab_capacity * sizeof *image->prepared);
+    image->tables_ready = reserve(tables_ready_size(image));
+    return image->prepared && image->tables_ready ? 0 : -ENOMEM;
 }
 
 void slabs_unload(struct pcow_image *image)
@@ -31,9 +46,15 @@ void slabs_unload(struct pcow_image *image)
         munmap(image->valid, image->slab_capacity * sizeof *image->valid);
     if (image->used)
         munmap(image->used, (image->slab_capacity + 63) / 64 * sizeof *image->used);
+    if (image->prepared)
+        munmap(image->prepared, image->slab_capacity * sizeof *image->prepared);
+    if (image->tables_ready)
+        munmap(image->tables_ready, tables_ready_size(image));
     image->slabs = NULL;
     image->valid = NULL;
     image->used = NULL;
+    image->prepared = NULL;
+    image->tables_ready = NULL;
 }
 
 static void mark_used(struct pcow_image *image, uint64_t slab)
@@ -123,10 +144,18 @@ static uint64_t claim_slab(struct pcow_image *image)
     return MAX_FILE_SLABS;
 }
 
+void slab_forget_prepared(struct pcow_image *image, uint64_t slab)
+{
+    for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
+        if (page_set_word(&image->prepared[slab], w))
+            __atomic_store_n(&image->prepared[slab].word[w], 0, __ATOMIC_RELEASE);
+}
+
 void slab_untake(struct pcow_image *image, uint64_t slab)
 {
     uint64_t hint = __atomic_load_n(&image->free_hint, __ATOMIC_RELAXED);
 
+    slab_forget_prepared(image, slab);
     __atomic_fetch_and(&image->used[slab / 64], ~(UINT64_C(1) << (slab % 64)), __ATOMIC_ACQ_REL);
     if (slab < hint)
         __atomic_store_n(&image->free_hint, slab, __ATOMIC_RELAXED);
@@ -140,6 +169,22 @@ static void raise_slab_count(struct pcow_image *image, uint64_t count)
         ;
 }
 
+/* The words are stored through a mapping: without blocks that would be a signal, not an error. */
+static int allocate_tables(struct pcow_image *image, uint64_t slab)
+{
+    uint64_t page = slab / SLABS_PER_TABLE_PAGE, bit = UINT64_C(1) << (page % 64);
+    int ret;
+
+    if (__atomic_load_n(&image->tables_ready[page / 64], __ATOMIC_ACQUIRE) & bit)
+        return 0;
+    ret = file_allocate(&image->file, owner_offset(slab) & ~(PCOW_PAGE_SIZE - 1), PCOW_PAGE_SIZE);
+    if (!ret)
+        ret = file_allocate(&image->file, bitmap_offset(slab) & ~(PCOW_PAGE_SIZE - 1), PCOW_PAGE_SIZE);
+    if (!ret)
+        __atomic_fetch_or(&image->tables_ready[page / 64], bit, __ATOMIC_RELEASE);
+    return ret;
+}
+
 int slab_take(struct pcow_image *image, uint64_t *slab)
 {
     uint64_t p = claim_slab(image);
@@ -151,14 +196,14 @@ int slab_take(struct pcow_image *image, uint64_t *slab)
         return -EFBIG;
     fresh = p >= image->slabs_at_open;
     ret = file_grow(&image->file, (p + 1) << SLAB_BITS);
-    /* The words below are stored through a mapping: without blocks that would be a signal, not an error. */
     if (!ret)
-        ret = file_allocate(&image->file, owner_offset(p) & ~(PCOW_PAGE_SIZE - 1), PCOW_PAGE_SIZE);
-    if (!ret)
-        ret = file_allocate(&image->file, bitmap_offset(p) & ~(PCOW_PAGE_SIZE - 1), PCOW_PAGE_SIZE);
+        ret = allocate_tables(image, p);
     /* An interrupted operation may have left blocks with data of a page that never became valid. */
-    if (!ret && !fresh)
+    if (!ret && !fresh && !file_is_hole(&image->file, p << SLAB_BITS, PCOW_SLAB_SIZE))
         ret = file_punch(&image->file, p << SLAB_BITS, PCOW_SLAB_SIZE);
+    /* Its owner word relies on the end of file and on the hole. */
+    if (!ret)
+        ret = file_settle(&image->file);
     if (ret) {
         slab_untake(image, p);
         return ret;
@@ -169,7 +214,9 @@ int slab_take(struct pcow_image *image, uint64_t *slab)
         return -ENOMEM;
     }
     if (!page_set_empty(valid)) {
-        memset(valid, 0, sizeof *valid);
+        static const struct page_set empty;
+
+        persist_bytes(&image->file.persist, valid, &empty, sizeof empty);
         ret = persist_range(&image->file.persist, valid, sizeof *valid);
         if (ret) {
             slab_untake(image, p);
@@ -182,15 +229,55 @@ int slab_take(struct pcow_image *image, uint64_t *slab)
     return 0;
 }
 
+/* Layer, number and kind are next to each other and change with one store, so that who looks without a claim sees one owner. */
+typedef uint64_t __attribute__((may_alias)) owner_fields;
+
+_Static_assert(offsetof(struct slab, layer) % 8 == 0 && sizeof(struct slab) == offsetof(struct slab, layer) + 8, "one word");
+
+static void set_owner(struct slab *slab, struct slab owner)
+{
+    __atomic_store_n((owner_fields *)&slab->layer, *(const owner_fields *)&owner.layer, __ATOMIC_RELEASE);
+}
+
+struct slab slab_peek(const struct pcow_image *image, uint64_t slab)
+{
+    struct slab peeked = {0};
+
+    *(owner_fields *)&peeked.layer = __atomic_load_n((const owner_fields *)&image->slabs[slab].layer, __ATOMIC_ACQUIRE);
+    return peeked;
+}
+
+int slab_take_ready(struct pcow_image *image, uint64_t *slab)
+{
+    if (image->ready) {
+        if (prepared_pop(image, slab))
+            return 0;
+        __atomic_fetch_add(&image->ready->missed, 1, __ATOMIC_RELAXED);
+    }
+    return slab_take(image, slab);
+}
+
+bool slab_empty_if_free(struct pcow_image *image, uint64_t slab)
+{
+    uint64_t bit = UINT64_C(1) << (slab % 64);
+    bool had_blocks;
+
+    if (slab_is_group_head(slab) || __atomic_fetch_or(&image->used[slab / 64], bit, __ATOMIC_ACQ_REL) & bit)
+        return false;
+    had_blocks = !file_is_hole(&image->file, slab << SLAB_BITS, PCOW_SLAB_SIZE);
+    if (had_blocks)
+        file_punch(&image->file, slab << SLAB_BITS, PCOW_SLAB_SIZE);
+    slab_untake(image, slab);
+    return had_blocks;
+}
+
 int slab_publish(struct pcow_image *image, uint64_t slab, struct owner owner, bool lazily)
 {
     int ret = (lazily ? file_store64_lazily : file_store64)(&image->file, owner_offset(slab), owner_encode(owner));
 
     if (ret)
         return ret;
-    image->slabs[slab].layer = owner.layer;
-    image->slabs[slab].number = owner.number & ((1u << 30) - 1);
-    image->slabs[slab].kind = (unsigned)owner.kind & 3;
+    set_owner(&image->slabs[slab], (struct slab){.layer = owner.layer, .number = owner.number & ((1u << 30) - 1), .kind = (unsigned)owner.kind & 3});
     if (owner.kind == OWNER_TABLE)
         image->table[owner.number] = slab;
     return 0;
@@ -203,9 +290,15 @@ int slab_store_valid(struct pcow_image *image, uint64_t slab, const struct page_
 
     if (!where)
         return -ENOMEM;
+    /* Who takes pages away punches their blocks out, and perhaps those of their neighbours. */
+    for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
+        if (page_set_word(&image->valid[slab], w) & ~valid->word[w]) {
+            slab_forget_prepared(image, slab);
+            break;
+        }
     for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
         if (page_set_word(where, w) != valid->word[w])
-            __atomic_store_n(&where->word[w], valid->word[w], __ATOMIC_RELEASE);
+            persist_word(&image->file.persist, &where->word[w], valid->word[w]);
     ret = lazily && image->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE
         ? 0 : persist_range(&image->file.persist, where, sizeof *where);
     if (ret)
@@ -224,7 +317,8 @@ int slab_release(struct pcow_image *image, uint64_t slab, uint64_t *freed)
         ret = file_punch(&image->file, slab << SLAB_BITS, PCOW_SLAB_SIZE);
     if (ret)
         return ret;
-    memset(&image->slabs[slab], 0, sizeof image->slabs[slab]);
+    set_owner(&image->slabs[slab], (struct slab){0});
+    image->slabs[slab].next = 0;
     slab_untake(image, slab);
     if (freed)
         *freed += bytes;

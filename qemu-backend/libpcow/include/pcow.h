@@ -61,6 +61,15 @@ enum pcow_persistence {
 
 const char *pcow_persistence_name(enum pcow_persistence persistence);   /* "volatile", "page-cache", "pmem" */
 
+enum pcow_survives {                           /* failures, as a set */
+    PCOW_SURVIVES_PROCESS = 1 << 0,            /* the end of the process that mapped the image, of whatever kind */
+    PCOW_SURVIVES_HOST = 1 << 1,               /* a crash or reset of the host */
+    PCOW_SURVIVES_POWER = 1 << 2,              /* loss of power, as far as platform and disk keep what they say they keep */
+};
+
+/* What stored data survives; flushed: that pcow_map_flush() or pcow_flush() covered since. */
+unsigned pcow_persistence_survives(enum pcow_persistence persistence, bool flushed);
+
 /* Class of the file system that holds path (a file or a directory; probed with an unlinked file). */
 int pcow_probe_persistence(const char *path, enum pcow_persistence *persistence, struct pcow_error *error);
 
@@ -71,6 +80,7 @@ struct pcow_create_options {
     uint64_t cluster_size;                     /* power of two, 4 KiB to 2 MiB; 0: PCOW_DEFAULT_CLUSTER_SIZE */
     const char *base;                          /* path of the base image, in the same directory; NULL: none */
     const char *base_snapshot;                 /* snapshot of the base to stand on; NULL: its active layer */
+    bool copy_on_read;                         /* see pcow_set_copy_on_read() */
     bool base_unchecked;                       /* record the base by name without opening it (as qemu-img create -u); needs virtual_size */
 };
 
@@ -82,13 +92,15 @@ int pcow_create(const char *path, const struct pcow_create_options *options, str
 
 enum pcow_open_flags {
     PCOW_OPEN_WRITE = 1 << 0,                  /* exclusive: -EBUSY while anybody else has the image open */
-    PCOW_OPEN_FORCE_SHARE = 1 << 1,            /* read-only without a lock; what a writer changes meanwhile may be seen half */
+    PCOW_OPEN_FORCE_SHARE = 1 << 1,            /* read-only without a lock; what a writer changes meanwhile may be seen half;
+                                                  not for a snapshot: that is always seen whole */
     PCOW_OPEN_NO_BASE = 1 << 2,                /* do not open the base; reads below the image return -ENOLINK */
     PCOW_OPEN_FORMAT_1 = 1 << 3,               /* the file is format 1 (the format is never guessed); read-only */
 };
 
 /*
- * Open path and its chain.  snapshot: NULL for the active layer, or the name of a snapshot to read (not with WRITE).
+ * Open path and its chain.  snapshot: NULL for the active layer, or the name of a snapshot to read (not with WRITE).  A snapshot can
+ * be read while somebody writes to the image; it is not deleted until it is closed.
  * -EMEDIUMTYPE not a pcow image; -ENOTSUP unknown feature or version; -EBADMSG damaged, see pcow_check();
  * -EBUSY locked; -ENOENT base or snapshot missing; -ESTALE base changed since; -EROFS sealed image opened for writing.
  */
@@ -107,6 +119,7 @@ struct pcow_info {
     uint64_t generation;                       /* grows whenever the image is changed by a new writer */
     uint64_t incompatible_features, read_only_compatible_features, compatible_features;
     bool sealed;                               /* a template: no writer may open it */
+    bool copy_on_read;                         /* see pcow_set_copy_on_read() */
     unsigned snapshots;
     unsigned chain_depth;                      /* files, this one included; 1 without a base */
     bool has_base;
@@ -156,6 +169,11 @@ int pcow_commit(pcow_image *image, pcow_progress_fn progress, void *opaque, stru
 /* Seal: no writer may open the image any more (a template).  The image must be open for writing; clearing needs pcow_unseal(). */
 int pcow_seal(pcow_image *image, struct pcow_error *error);
 int pcow_unseal(const char *path, struct pcow_error *error);
+/*
+ * A switch of the image, kept in it: where a map finds data in an older layer or a base, the first load copies the slab (2 MiB) into the
+ * active layer, as a store would.  Costs that copy and its space once; then the slab is one mapping.  For maps made from now on.
+ */
+int pcow_set_copy_on_read(pcow_image *image, bool on, struct pcow_error *error);
 
 /* ---- snapshots: a tree of layers inside one file ------------------------------------------------------------------ */
 
@@ -169,6 +187,9 @@ struct pcow_snapshot {
     uint64_t state_size;                       /* VM state stored with it */
     uint64_t data_size;                        /* guest pages valid in its own layer */
     bool current;                              /* the active layer stands on it */
+    bool pinned;                               /* an image was made on it */
+    uint64_t shared_size;                      /* guest pages that it shows and another layer of the file holds */
+    uint64_t delete_frees;                     /* guest pages and VM state that only it keeps: given back when it is deleted now */
 };
 
 /* The tree in order of creation; free with free().  count snapshots, none hidden. */
@@ -178,11 +199,24 @@ int pcow_snapshot_list(pcow_image *image, struct pcow_snapshot **list, size_t *c
  * it during the call (vCPUs and I/O stopped): its range is write-protected on return.  -EEXIST name taken.
  */
 int pcow_snapshot_create(pcow_image *image, const char *name, struct pcow_error *error);
+/* The same with a date of the caller's choice: what belongs together in several files can carry the same one. */
+int pcow_snapshot_create_at(pcow_image *image, const char *name, int64_t date_seconds, uint32_t date_nanoseconds,
+                            struct pcow_error *error);
 /* O(1): drop the active layer and put an empty one on the snapshot; other branches stay.  -ENOENT. */
 int pcow_snapshot_revert(pcow_image *image, const char *name, struct pcow_error *error);
-/* Metadata merge, no guest data copied; *freed (may be NULL): bytes given back to the pool. */
+/*
+ * Metadata merge, no guest data copied; *freed (may be NULL): bytes given back to the pool.  -EBUSY: somebody reads the
+ * snapshot, or a file in the directory stands on it.
+ */
 int pcow_snapshot_delete(pcow_image *image, const char *name, uint64_t *freed, struct pcow_error *error);
+/* Whether pcow_snapshot_delete() would be refused now (-EBUSY, -ENOENT); changes nothing. */
+int pcow_snapshot_check_delete(pcow_image *image, const char *name, struct pcow_error *error);
 int pcow_snapshot_rename(pcow_image *image, const char *name, const char *new_name, struct pcow_error *error);
+/*
+ * An image was made on the snapshot, so it is kept.  If no file in the directory stands on it any more, it need not be: look,
+ * and remember that.  Also while somebody writes to the image.  pcow_snapshot_delete() does this itself if it may list the directory.
+ */
+int pcow_snapshot_unpin(const char *path, const char *name, struct pcow_error *error);
 /* VM state (device state, RAM) kept with a snapshot: written in any order, then made visible with its length. */
 int pcow_snapshot_write_state(pcow_image *image, const char *name, uint64_t offset, const void *buffer, size_t length,
                               struct pcow_error *error);
@@ -196,6 +230,7 @@ enum pcow_engine {
     PCOW_ENGINE_AUTO,                          /* signal */
     PCOW_ENGINE_SIGNAL,                        /* write protection and SIGSEGV: stores of user-mode code (TCG, device models) */
     PCOW_ENGINE_UFFD,                          /* userfaultfd for memory not yet allocated (first touch by anyone), SIGSEGV for copy-on-write */
+    PCOW_ENGINE_KVM,                           /* as signal; a virtual machine monitor serves the vCPUs, see pcow_map_is_accessible() */
 };
 
 enum pcow_full_policy {
@@ -219,6 +254,7 @@ struct pcow_map_options {
     enum pcow_engine engine;
     enum pcow_full_policy full_policy;
     unsigned vma_budget;                       /* memory mappings it may use; 0: three quarters of vm.max_map_count */
+    unsigned prepared_slabs;                   /* slabs kept prepared ahead of the stores, at least, also when idle; 0: as the rate asks */
 };
 
 /* Map the chain; one map per image, and the image must stay open until pcow_unmap().  Read-only images map read-only. */
@@ -230,8 +266,28 @@ void *pcow_map_address(const pcow_map *map);   /* 2 MiB aligned, pcow_size() byt
  * Returns -ENOSPC instead of waiting.
  */
 int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write, struct pcow_error *error);
-/* Make what was stored to a range durable, as far as the persistence class can. */
+/*
+ * Whether the page at offset may be loaded from (stored to) without EFAULT. A KVM vCPU that stores where it may not comes back with a
+ * bare EFAULT: guess the address, ask this, call pcow_map_resolve() and run the vCPU again. Any thread.
+ */
+bool pcow_map_is_accessible(const pcow_map *map, uint64_t offset, bool write);
+/*
+ * When no guess fits: until the next store to a page that may not be stored to, have userfaultfd watch all such pages; it knows the
+ * address, and the store is served. Loads of them are slower meanwhile. Any thread. -EPERM and others: userfaultfd is not available.
+ */
+int pcow_map_watch(pcow_map *map, struct pcow_error *error);
+/* Where the last watch found a store that it could not serve (pool full, media error): pcow_map_resolve() it. False if none. */
+bool pcow_map_watch_found(const pcow_map *map, uint64_t *offset);
+/*
+ * Make what was stored to a range durable, as far as the persistence class can: page-cache, msync() of what is mapped for stores, or
+ * fdatasync() when that is much; pmem, flush of its cache lines, or fdatasync() when they are many; volatile, nothing.
+ */
 int pcow_map_flush(pcow_map *map, uint64_t offset, uint64_t length, struct pcow_error *error);
+/*
+ * Map the slabs of a range anew, as the image has them: after the caller had put memory of his own over a page, for instance to let an
+ * access to an unreadable one end.
+ */
+int pcow_map_restore(pcow_map *map, uint64_t offset, uint64_t length, struct pcow_error *error);
 /* For poll(); readable while pcow_map_next_event() has something to say. */
 int pcow_map_event_fd(const pcow_map *map);
 bool pcow_map_next_event(pcow_map *map, struct pcow_event *event);
@@ -241,7 +297,14 @@ struct pcow_map_stats {
     uint64_t write_traps, read_traps;          /* accesses that had to be resolved */
     uint64_t pages_copied, pages_zeroed;       /* copy-on-write, expansion (4 KiB each) */
     uint64_t slabs_promoted;                   /* slabs copied whole to stay inside the VMA budget */
+    uint64_t slabs_prepared;                   /* by the thread that works ahead, since the map was made */
+    uint64_t slabs_missed;                     /* wanted before one was ready */
+    uint64_t slabs_completed;                  /* hot slabs copied whole in the background */
+    unsigned slabs_queued;                     /* guest slabs that wait for that thread */
+    unsigned slabs_ready;                      /* prepared now */
     uint64_t pool_full_waits;
+    uint64_t flushes;                          /* calls of pcow_map_flush() */
+    uint64_t watches;                          /* calls of pcow_map_watch() */
     unsigned vmas, vma_budget;                 /* upper bound of mappings in use, and the limit */
     size_t memory;                             /* bytes of DRAM that the monitor itself uses */
 };

@@ -6,15 +6,17 @@
 
 #include "monitor/monitor.h"
 #include "util/error.h"
+#include "util/order.h"
+
+#define FAULT_AROUND (UINT64_C(64) << 10)      /* Linux, mm/memory.c: what a load's fault brings in of what is in the page cache */
 
 static int map_file(const struct pcow_map *map, void *address, size_t length, const struct pcow_image *file, uint64_t offset, bool write)
 {
-    int flags = MAP_FIXED | (file->file.persist.persistence == PCOW_PERSISTENCE_PMEM && write ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED);
-    int protection = PROT_READ | (write ? PROT_WRITE : 0);
+    int ret = file_map(&file->file, address, length, offset, write);
 
     (void)map;
-    if (mmap(address, length, protection, flags, file->file.fd, (off_t)offset) == MAP_FAILED)
-        return -errno;
+    if (ret)
+        return ret;
     /*
      * Without readahead the page cache holds single pages. A store to one page of a larger folio makes the file system (ext4, Linux
      * 6.16 and later) reserve blocks for all of it: up to 2 MiB for 4 KiB, and SIGBUS if the pool is nearly full.
@@ -54,16 +56,35 @@ static bool continues(const struct piece *piece, const struct place *place)
         && (level == 0 || place->offset == piece->offset + (piece->to - piece->from));
 }
 
-static unsigned pages_in_slab(const struct pcow_map *map, uint64_t guest_slab)
+bool layout_is_hot(const struct slab_map *slab, unsigned share)
+{
+    return slab->faults >= HOT_FAULTS && page_set_count(&slab->writable) >= PAGES_PER_SLAB / share;
+}
+
+unsigned layout_pages(const struct pcow_map *map, uint64_t guest_slab)
 {
     uint64_t left = (map->size - (guest_slab << SLAB_BITS)) / PCOW_PAGE_SIZE;
 
     return left < PAGES_PER_SLAB ? (unsigned)left : PAGES_PER_SLAB;
 }
 
+void layout_populate(const struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count)
+{
+    const uint8_t *from = map->address + (guest_slab << SLAB_BITS) + first * PCOW_PAGE_SIZE;
+
+    if (map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE)
+        return;
+    /*
+     * By loads and not with MADV_POPULATE_READ: faults of several threads do not wait for each other. In assembly, because the
+     * other threads' stores that a sanitizer would see it race with do not matter.
+     */
+    for (size_t at = 0; at < count * PCOW_PAGE_SIZE; at += FAULT_AROUND)
+        __asm__ volatile("testb $0, (%0)" : : "r"(from + at) : "cc");
+}
+
 static unsigned count_pieces(const struct pcow_map *map, uint64_t guest_slab)
 {
-    unsigned pieces = 0, pages = pages_in_slab(map, guest_slab);
+    unsigned pieces = 0, pages = layout_pages(map, guest_slab);
 
     for (unsigned page = 0; page < pages; pieces++)
         page += chain_find(map->image, guest_slab, page, pages - page).pages;
@@ -73,19 +94,21 @@ static unsigned count_pieces(const struct pcow_map *map, uint64_t guest_slab)
 static void remember(struct pcow_map *map, uint64_t guest_slab, unsigned pieces)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
+    struct page_set own = {{0}};
 
     __atomic_add_fetch(&map->vmas, pieces - slab->pieces, __ATOMIC_RELAXED);
     slab->pieces = (uint16_t)pieces;
     if (!slab->cold && map->image->file.writable && map->image->view == image_active(map->image))
-        chain_own_pages(map->image, guest_slab, &slab->writable);
-    else
-        memset(&slab->writable, 0, sizeof slab->writable);
+        chain_own_pages(map->image, guest_slab, &own);
+    /* Looked at without the claim, so no page may disappear from it for a moment. */
+    for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
+        __atomic_store_n(&slab->writable.word[w], own.word[w], __ATOMIC_RELEASE);
 }
 
 /* Extend the piece under construction by one slab, mapping what is complete. */
 static int add_slab(struct pcow_map *map, uint64_t guest_slab, struct piece *piece)
 {
-    unsigned pages = pages_in_slab(map, guest_slab);
+    unsigned pages = layout_pages(map, guest_slab);
 
     for (unsigned page = 0; page < pages;) {
         struct place place = chain_find(map->image, guest_slab, page, pages - page);
@@ -110,12 +133,22 @@ int layout_map_slab(struct pcow_map *map, uint64_t guest_slab)
     int ret;
 
     map->slabs[guest_slab].cold = 0;
+    __atomic_store_n(&map->slabs[guest_slab].watched, WATCHED_NOT, __ATOMIC_RELAXED);
     ret = add_slab(map, guest_slab, &piece);
     if (!ret)
         ret = map_piece(map, &piece);
     if (!ret)
         remember(map, guest_slab, count_pieces(map, guest_slab));
     return ret;
+}
+
+/* Every page is own and writable, and all of them lie in one piece of the file: adjacent mappings have become one. */
+static bool is_one_piece(const struct pcow_map *map, uint64_t guest_slab)
+{
+    unsigned pages = layout_pages(map, guest_slab);
+
+    return page_set_run_end(&map->slabs[guest_slab].writable, 0, pages) == pages
+        && chain_find(map->image, guest_slab, 0, pages).pages == pages;
 }
 
 int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count)
@@ -139,6 +172,10 @@ int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, un
             __atomic_fetch_or(&slab->writable.word[p / 64], UINT64_C(1) << (p % 64), __ATOMIC_RELEASE);
         page += place.pages;
     }
+    if (is_one_piece(map, guest_slab)) {
+        __atomic_sub_fetch(&map->vmas, slab->pieces - 1u, __ATOMIC_RELAXED);
+        slab->pieces = 1;
+    }
     return 0;
 }
 
@@ -149,7 +186,24 @@ static int map_cold(struct pcow_map *map, uint64_t guest_slab, uint64_t length)
 
     map->slabs[guest_slab].cold = 1;
     remember(map, guest_slab, 1);
-    return mmap(address, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED ? -errno : 0;
+    return order_mmap(address, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED ? -errno : 0;
+}
+
+/* Copy-on-read: something shows from an older layer or a base, which the first access shall bring into the active one. */
+static bool is_to_be_copied(const struct pcow_map *map, uint64_t guest_slab)
+{
+    unsigned pages = layout_pages(map, guest_slab);
+
+    if (!map->image->file.writable || !image_copies_on_read(map->image))
+        return false;
+    for (unsigned page = 0; page < pages;) {
+        struct place place = chain_find(map->image, guest_slab, page, pages - page);
+
+        if (place.present && !place.own)
+            return true;
+        page += place.pages;
+    }
+    return false;
 }
 
 int layout_map_all(struct pcow_map *map, struct pcow_error *error)
@@ -163,11 +217,11 @@ int layout_map_all(struct pcow_map *map, struct pcow_error *error)
         /* Every slab needs one at least; a slab of many pieces may have them while what is left suffices for the others. */
         uint64_t reserved = slabs - v;
 
-        if (pieces > 1 && map->image->file.writable && map->vmas + pieces + reserved > map->vma_budget) {
+        if ((pieces > 1 && map->image->file.writable && map->vmas + pieces + reserved > map->vma_budget) || is_to_be_copied(map, v)) {
             ret = map_piece(map, &piece);
             piece = (struct piece){.from = (v + 1) << SLAB_BITS, .to = (v + 1) << SLAB_BITS};
             if (!ret)
-                ret = map_cold(map, v, pages_in_slab(map, v) * PCOW_PAGE_SIZE);
+                ret = map_cold(map, v, layout_pages(map, v) * PCOW_PAGE_SIZE);
             continue;
         }
         map->slabs[v].cold = 0;

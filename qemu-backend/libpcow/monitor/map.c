@@ -7,8 +7,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "image/prepare.h"
 #include "monitor/monitor.h"
 #include "util/error.h"
+#include "util/order.h"
 
 #define DEFAULT_MAX_MAP_COUNT 65530u   /* Linux, include/linux/mm.h */
 
@@ -68,8 +70,11 @@ int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, p
     map->size = image->size;
     map->full_policy = options->full_policy;
     map->vma_budget = options->vma_budget ? options->vma_budget : default_vma_budget();
-    map->engine = options->engine == PCOW_ENGINE_UFFD && image->file.writable ? &uffd_engine : &signal_engine;
+    map->engine = options->engine == PCOW_ENGINE_KVM ? &kvm_engine
+                  : options->engine == PCOW_ENGINE_UFFD && image->file.writable ? &uffd_engine : &signal_engine;
+    pthread_mutex_init(&map->watch_lock, NULL);
     map->uffd = -1;
+    map->density.pagemap = -1;
     map->events.fd = -1;
     /* aligned_alloc: a page set is a cache line. */
     map->slabs = aligned_alloc(64, image->chain->guest_slabs * sizeof *map->slabs);
@@ -90,12 +95,17 @@ int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, p
     }
     image->map = map;
     ret = layout_map_all(map, error);
-    if (!ret)
+    if (!ret) {
+        /* Before the engine: its thread looks at what these set up. */
+        density_open(&map->density);
+        ahead_start(map, options->prepared_slabs);
         ret = map->engine->start(map, error);
+    }
     if (ret) {
         pcow_map_destroy(map);
         return ret;
     }
+    order_release(map);
     *result = map;
     return 0;
 
@@ -113,8 +123,11 @@ void pcow_map_destroy(pcow_map *map)
     if (!map)
         return;
     __atomic_store_n(&map->closing, true, __ATOMIC_RELAXED);
+    order_acquire(map);
     map->engine->stop(map);
     signal_unregister(map);
+    ahead_stop(map);
+    density_close(&map->density);
     munmap(map->reservation, map->reservation_size);
     map->image->map = NULL;
     events_destroy(&map->events);
@@ -137,19 +150,19 @@ bool pcow_map_next_event(pcow_map *map, struct pcow_event *event)
     return events_next(&map->events, event);
 }
 
-int pcow_map_flush(pcow_map *map, uint64_t offset, uint64_t length, struct pcow_error *error)
+int pcow_map_restore(pcow_map *map, uint64_t offset, uint64_t length, struct pcow_error *error)
 {
-    const struct persist *persist = &map->image->file.persist;
+    uint64_t end = offset + length;
     int ret = 0;
 
     if (offset > map->size || length > map->size - offset)
-        return error_set(error, -EINVAL, "%s: flush beyond its end", map->image->file.path);
-    if (persist->persistence == PCOW_PERSISTENCE_PMEM)
-        ret = persist_range(persist, map->address + offset, length);
-    else
-        /* Data and metadata of the whole file: the range may be spread over it. */
-        ret = file_sync(&map->image->file);
-    return ret ? error_set_errno(error, ret, "cannot flush %s", map->image->file.path) : 0;
+        return error_set(error, -EINVAL, "%s: restore beyond its end", map->image->file.path);
+    for (uint64_t v = offset >> SLAB_BITS; v << SLAB_BITS < end && !ret; v++) {
+        chain_claim(map->image->chain, v);
+        ret = layout_map_slab(map, v);
+        chain_release(map->image->chain, v);
+    }
+    return ret ? error_set_errno(error, ret, "cannot map %s", map->image->file.path) : 0;
 }
 
 void pcow_map_get_stats(const pcow_map *map, struct pcow_map_stats *stats)
@@ -164,12 +177,21 @@ void pcow_map_get_stats(const pcow_map *map, struct pcow_map_stats *stats)
         .pages_zeroed = __atomic_load_n(&map->stats.pages_zeroed, __ATOMIC_RELAXED),
         .slabs_promoted = __atomic_load_n(&map->stats.slabs_promoted, __ATOMIC_RELAXED),
         .pool_full_waits = __atomic_load_n(&map->stats.pool_full_waits, __ATOMIC_RELAXED),
+        .flushes = __atomic_load_n(&map->stats.flushes, __ATOMIC_RELAXED),
+        .watches = __atomic_load_n(&map->stats.watches, __ATOMIC_RELAXED),
         .vmas = __atomic_load_n(&map->vmas, __ATOMIC_RELAXED),
         .vma_budget = map->vma_budget,
+        .slabs_ready = image->ready ? prepared_count(image) : 0,
+        .slabs_prepared = __atomic_load_n(&map->ahead.prepared, __ATOMIC_RELAXED),
+        .slabs_missed = image->ready ? __atomic_load_n(&image->ready->missed, __ATOMIC_RELAXED) : 0,
+        .slabs_queued = ahead_queued(map),
+        .slabs_completed = __atomic_load_n(&map->ahead.completed, __ATOMIC_RELAXED),
         .memory = sizeof *map + sizeof *image + image->chain->guest_slabs * (sizeof *map->slabs + sizeof(slab_ref) + 1),
     };
+    if (image->ready)
+        stats->memory += sizeof *image->ready + image_slab_count(image) * sizeof *image->prepared;
     for (const struct pcow_image *file = image; file; file = file->base)
-        stats->memory += __atomic_load_n(&file->slab_count, __ATOMIC_RELAXED) * (sizeof *file->slabs + sizeof *file->valid);
+        stats->memory += image_slab_count(file) * (sizeof *file->slabs + sizeof *file->valid);
 }
 
 /* ---- for snapshot operations ------------------------------------------------------------------------------------- */
@@ -192,44 +214,74 @@ static int protect(struct pcow_map *map)
     return 0;
 }
 
-/* Absent memory of the uffd engine must stay writable to be noticed, so only slabs with own pages are mapped anew. */
-static int map_frozen(struct pcow_map *map)
+/* Absent memory of the uffd engine must stay writable to be noticed, so only what is mapped for stores is protected, run by run. */
+static int protect_writable(struct pcow_map *map)
 {
-    int ret = 0;
+    uint64_t from = 0, to = 0;
 
-    for (uint64_t v = 0; v < map->image->chain->guest_slabs && ret == 0; v++)
-        if (!page_set_empty(&map->slabs[v].writable))
-            ret = layout_map_slab(map, v);
-    return ret;
+    for (uint64_t v = 0; v < map->image->chain->guest_slabs; v++) {
+        const struct page_set *writable = &map->slabs[v].writable;
+
+        for (unsigned page = 0; page < PAGES_PER_SLAB;) {
+            unsigned end = page_set_run_end(writable, page, PAGES_PER_SLAB);
+            uint64_t start = (v << SLAB_BITS) + page * PCOW_PAGE_SIZE;
+
+            if (page_set_has(writable, page)) {
+                if (start != to) {
+                    if (to > from && mprotect(map->address + from, to - from, PROT_READ))
+                        return -errno;
+                    from = start;
+                }
+                to = start + (end - page) * PCOW_PAGE_SIZE;
+            }
+            page = end;
+        }
+    }
+    return to > from && mprotect(map->address + from, to - from, PROT_READ) ? -errno : 0;
 }
 
 int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
 {
-    int ret = map->engine->id == PCOW_ENGINE_SIGNAL ? protect(map) : map_frozen(map);
+    int ret = map->engine->id == PCOW_ENGINE_UFFD ? protect_writable(map) : protect(map);
 
+    if (map->image->file.persist.persistence == PCOW_PERSISTENCE_PMEM)
+        __atomic_store_n(&map->unflushed_frozen, true, __ATOMIC_SEQ_CST);
+
+    watch_forget(map);
     /* A page that stayed writable would change the snapshot. Without any mapping every access traps: slower, but right. */
     if (ret)
         return monitor_unmap_all(map, error);
+    /* What has become an older layer is to be copied when it is read. */
+    if (image_copies_on_read(map->image)) {
+        ret = monitor_unmap_all(map, error);
+        return ret ? ret : monitor_map_all(map, error);
+    }
     for (uint64_t v = 0; v < map->image->chain->guest_slabs; v++) {
         memset(&map->slabs[v].writable, 0, sizeof map->slabs[v].writable);
         map->slabs[v].faults = 0;
+        map->slabs[v].queued = 0;
+        map->slabs[v].run = 0;
     }
     return 0;
 }
 
 int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error)
 {
-    if (mmap(map->address, map->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+    order_acquire(map);
+    if (order_mmap(map->address, map->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
         return error_set_errno(error, -errno, "%s: its memory cannot be write-protected; stop the VM now, "
                                "or what it writes changes the snapshot", map->image->file.path);
+    watch_forget(map);
     map->vmas = 0;
     memset(map->slabs, 0, map->image->chain->guest_slabs * sizeof *map->slabs);
     for (uint64_t v = 0; v < map->image->chain->guest_slabs; v++)
         map->slabs[v].cold = 1;
+    order_release(map);
     return 0;
 }
 
 int monitor_map_all(struct pcow_map *map, struct pcow_error *error)
 {
-    return layout_map_all(map, error);
+    /* Half a layout would be wrong. With none at all every access traps, and what it needs is mapped then. */
+    return layout_map_all(map, error) ? monitor_unmap_all(map, error) : 0;
 }

@@ -10,6 +10,8 @@
  * own, not yet mapped                   as before it became own                   memory speed   trap: map
  * own, mapped                           the top file, writable                    memory speed   memory speed
  * cold (a slab of too many pieces)      nothing                                   trap           trap
+ * watched (any of the above but own,    anonymous, userfaultfd                    trap once      trap: as above
+ *   mapped; see watch.c)
  *
  * A trap ends in resolve(): claim the guest slab, make the pages own, map them, release. It runs in a signal handler
  * or in the userfaultfd thread: no allocation, no lock, only system calls that are safe there.
@@ -20,6 +22,7 @@
 #include <pthread.h>
 
 #include "chain/chain.h"
+#include "monitor/ahead.h"
 
 #define EVENT_QUEUE_SIZE 64u          /* power of two */
 
@@ -44,13 +47,24 @@ struct engine {
     void (*wake)(struct pcow_map *map, void *address, size_t length);
 };
 
-extern const struct engine signal_engine, uffd_engine;
+extern const struct engine signal_engine, kvm_engine, uffd_engine;
+
+struct density {
+    int pagemap;                       /* of this process; -1: not to be had */
+    bool dense;                        /* the guest uses more than a page or two of what a trap brings in */
+    uint32_t windows;                  /* so far */
+    const uint8_t *sample;             /* the window that is watched */
+};
 
 struct slab_map {
     struct page_set writable;          /* own pages that are mapped for stores */
     uint16_t pieces;                   /* upper bound of the memory mappings in this slab */
     uint8_t faults;                    /* traps so far, to judge how hot it is (saturates) */
     uint8_t cold;                      /* nothing is mapped */
+    uint8_t recent;                    /* there was a trap since the thread last looked */
+    uint8_t queued;                    /* the thread is asked to copy the rest */
+    uint16_t run_end, run;             /* the window of the last trap: page after it, pages; to notice a sequence */
+    uint8_t watched;                   /* enum watched: what is not in writable may be under watch instead of mapped */
 };
 
 struct pcow_map {
@@ -64,22 +78,52 @@ struct pcow_map {
     struct slab_map *slabs;            /* by guest slab */
     unsigned vmas, vma_budget;
     bool closing;                      /* waiters give up */
+    bool unflushed_frozen;             /* class pmem: frozen pages may hold stores that no flush has covered */
     struct event_queue events;
+    struct ahead ahead;
+    struct density density;
     struct pcow_map_stats stats;       /* counters, relaxed atomics */
     int uffd;
     pthread_t uffd_thread;
     bool uffd_running;
     uint8_t *uffd_stop_page;
     uint64_t uffd_features;
+    pthread_mutex_t watch_lock;        /* of pcow_map_watch() against itself */
+    bool watching;                     /* the store is still looked for */
+    uint64_t watch_found;              /* offset + 1 of a store that could not be served; 0: none */
+};
+
+enum watched {
+    WATCHED_NOT,
+    WATCHED,
+    WATCHED_READ,                      /* and it holds copies of pages that were loaded from */
 };
 
 /* monitor/layout.c: the mappings of the range */
 int layout_map_all(struct pcow_map *map, struct pcow_error *error);
 int layout_map_slab(struct pcow_map *map, uint64_t guest_slab);            /* as the chain is now; the claim is held */
 int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count);
+bool layout_is_hot(const struct slab_map *slab, unsigned share);
+unsigned layout_pages(const struct pcow_map *map, uint64_t guest_slab);    /* 512, but fewer at the end of an image of format 1 */
+/*
+ * Fill the page table for mapped own pages. Class volatile only: there a load's fault brings in 16 writable entries, where a store's
+ * brings in one; elsewhere the first store must be seen by the file system.
+ */
+void layout_populate(const struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count);
 
 /* monitor/resolve.c. Async-signal-safe. wait: on a full pool wait for space (by the map's policy) instead of -ENOSPC. */
 int resolve(struct pcow_map *map, uint64_t offset, bool write, bool wait);
+
+#define HOT_FAULTS 8u                 /* a slab with so many traps */
+#define HOT_SHARE 2u                  /* and one part in so many own is made own whole: that at most doubles its space, */
+#define HOT_SHARE_ABSENT 3u           /* or makes it three times as much where nothing is copied and the guest uses page for page */
+
+/* monitor/density.c: should the page table be filled for this window of mapped pages? Async-signal-safe. */
+void density_open(struct density *density);
+void density_close(struct density *density);
+/* Has the guest lately used what traps brought in? */
+bool density_is_high(const struct density *density);
+bool density_wants(struct density *density, const uint8_t *window, unsigned pages);
 
 /* monitor/events.c. Async-signal-safe. */
 int events_init(struct event_queue *queue);
@@ -90,6 +134,19 @@ bool events_next(struct event_queue *queue, struct pcow_event *event);
 /* monitor/signal.c: SIGSEGV in any map of the process, for every engine (copy-on-write of read-only mappings) */
 int signal_register(struct pcow_map *map, struct pcow_error *error);
 void signal_unregister(struct pcow_map *map);
+
+/* monitor/uffd.c: userfaultfd for the engine of that name and for the watch. Idempotent; uffd_close() ends the thread. */
+int uffd_open(struct pcow_map *map, struct pcow_error *error);
+int uffd_start(struct pcow_map *map, struct pcow_error *error);
+void uffd_close(struct pcow_map *map);
+/* Anonymous memory whose first touch is reported, and with copies every first store to a page that was copied in. */
+int uffd_map(const struct pcow_map *map, void *address, size_t length, bool copies);
+void uffd_wake(const struct pcow_map *map, void *address, size_t length);
+
+/* monitor/watch.c: an access to a slab that may be watched, in the userfaultfd thread. Returns false if it is not. */
+bool watch_serve(struct pcow_map *map, uint64_t offset, bool write);
+/* Nobody looks for a store any more: the layer it was meant for is frozen or gone. */
+void watch_forget(struct pcow_map *map);
 
 /* For snapshot operations on a mapped image; nobody stores to the range meanwhile. */
 int monitor_freeze(struct pcow_map *map, struct pcow_error *error);

@@ -6,6 +6,7 @@
 #include "monitor/monitor.h"
 #include "util/error.h"
 
+#define MAX_COPY_RUN 128u              /* pages that one trap copies at most: others wait for the slab meanwhile */
 #define WAIT_INTERVAL_NS 10000000L     /* between two tries on a full pool */
 
 struct range {
@@ -17,31 +18,61 @@ static void count_up(uint64_t *counter, uint64_t by)
     __atomic_fetch_add(counter, by, __ATOMIC_RELAXED);
 }
 
-static unsigned pages_of(const struct pcow_map *map, uint64_t guest_slab)
+static unsigned cluster_pages(const struct pcow_map *map)
 {
-    uint64_t left = (map->size - (guest_slab << SLAB_BITS)) / PCOW_PAGE_SIZE;
-
-    return left < PAGES_PER_SLAB ? (unsigned)left : PAGES_PER_SLAB;
+    return 1u << (map->image->header.cluster_bits - 12);
 }
 
 /*
  * How much to bring in around a page. Absent memory: its cluster. Memory that has to be copied: the page alone at the first trap in
- * the slab (fine-grained copy-on-write), its cluster when the slab proves hot. The whole slab if mappings run short.
+ * the slab (fine-grained copy-on-write), its cluster when the slab proves hot. Where the last trap's window ends, a sequence goes
+ * on: twice as much. The whole slab if mappings run short.
  */
 static struct range choose(const struct pcow_map *map, uint64_t guest_slab, unsigned page, bool present)
 {
     const struct slab_map *slab = &map->slabs[guest_slab];
-    unsigned pages = pages_of(map, guest_slab);
-    unsigned cluster = 1u << (map->image->header.cluster_bits - 12);
+    unsigned pages = layout_pages(map, guest_slab);
+    unsigned cluster = cluster_pages(map);
     struct range range = {page / cluster * cluster, cluster};
 
     if (slab->cold || __atomic_load_n(&map->vmas, __ATOMIC_RELAXED) + 2 >= map->vma_budget)
         return (struct range){0, pages};
     if (present && slab->faults == 0)
         range = (struct range){page, 1};
+    else if (page == slab->run_end && slab->run >= cluster)
+        range = (struct range){page, present && slab->run >= MAX_COPY_RUN ? MAX_COPY_RUN : slab->run * 2u};
     if (range.first + range.count > pages)
         range.count = pages - range.first;
     return range;
+}
+
+/* Map what is own and not yet mapped, without touching the rest, whose page table is filled. */
+static int map_rest(struct pcow_map *map, uint64_t guest_slab)
+{
+    unsigned pages = layout_pages(map, guest_slab);
+    int ret = 0;
+
+    for (unsigned page = 0; page < pages && ret == 0;) {
+        unsigned end = page_set_run_end(&map->slabs[guest_slab].writable, page, pages);
+
+        if (!page_set_has(&map->slabs[guest_slab].writable, page)) {
+            ret = layout_map_own(map, guest_slab, page, end - page);
+            layout_populate(map, guest_slab, page, end - page);
+        }
+        page = end;
+    }
+    return ret;
+}
+
+/* Absent memory in a slab that is used page for page and partly there: the rest in one go, as for a hot slab of an older layer. */
+static bool wants_rest(const struct pcow_map *map, uint64_t guest_slab)
+{
+    slab_ref head = map->image->chain->head[guest_slab];
+
+    /* Nothing older on the list, so nothing to copy. */
+    return layout_is_hot(&map->slabs[guest_slab], HOT_SHARE_ABSENT) && density_is_high(&map->density)
+        && map->image->file.persist.persistence == PCOW_PERSISTENCE_VOLATILE
+        && slab_ref_level(head) == map->image->chain->levels && map->image->slabs[slab_ref_slab(head)].next == 0;
 }
 
 /* Make the page own and map it for stores. The claim is held. */
@@ -57,6 +88,12 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
         return 0;                      /* another thread was here first */
     place = chain_find(map->image, guest_slab, page, 1);
     range = choose(map, guest_slab, page, place.present);
+    if (range.count < layout_pages(map, guest_slab) && wants_rest(map, guest_slab)
+        && chain_own(map->image, guest_slab, 0, layout_pages(map, guest_slab), NULL, &copied, &zeroed) == 0) {
+        count_up(&map->stats.pages_copied, copied);
+        count_up(&map->stats.pages_zeroed, zeroed);
+        return map_rest(map, guest_slab);
+    }
     ret = chain_own(map->image, guest_slab, range.first, range.count, NULL, &copied, &zeroed);
     if (ret == -ENOSPC && range.count > 1) {
         /* Not enough for all of it; the one page may still fit. */
@@ -69,14 +106,25 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
         return ret;
     if (slab->faults < UINT8_MAX)
         slab->faults++;
-    if (range.count == pages_of(map, guest_slab) && range.count > 1) {
+    slab->run_end = (uint16_t)(range.first + range.count);
+    slab->run = (uint16_t)range.count;
+    if (range.count == layout_pages(map, guest_slab) && range.count > 1) {
         if (copied)
             count_up(&map->stats.slabs_promoted, 1);
         return layout_map_slab(map, guest_slab);
     }
     if (slab->cold)
         return layout_map_slab(map, guest_slab);
-    return layout_map_own(map, guest_slab, range.first, range.count);
+    ret = layout_map_own(map, guest_slab, range.first, range.count);
+    if (ret)
+        return ret;
+    /* What a sequence will touch next; or the page, which brings its neighbours with it and saves the fault of the store. */
+    if (range.first == page && range.count > cluster_pages(map))
+        layout_populate(map, guest_slab, range.first, range.count);
+    else if (density_wants(&map->density, map->address + (guest_slab << SLAB_BITS) + range.first * PCOW_PAGE_SIZE, range.count))
+        layout_populate(map, guest_slab, page, 1);
+    ahead_served(map, guest_slab, copied > 0);
+    return 0;
 }
 
 /* A load from memory where nothing is mapped: a cold slab, or absent memory under userfaultfd. */
@@ -85,8 +133,12 @@ static int resolve_read(struct pcow_map *map, uint64_t guest_slab, unsigned page
     struct slab_map *slab = &map->slabs[guest_slab];
     struct place place = chain_find(map->image, guest_slab, page, 1);
 
-    if (slab->cold)
-        return map->image->file.writable ? resolve_write(map, guest_slab, page) : layout_map_slab(map, guest_slab);
+    if (slab->cold) {
+        int ret = map->image->file.writable ? resolve_write(map, guest_slab, page) : layout_map_slab(map, guest_slab);
+
+        /* Copy-on-read saves time later; a load need not wait for space for it. */
+        return ret == -ENOSPC && image_copies_on_read(map->image) ? layout_map_slab(map, guest_slab) : ret;
+    }
     if (!place.present && map->engine->id == PCOW_ENGINE_UFFD)
         return resolve_write(map, guest_slab, page);
     return 0;
@@ -103,13 +155,18 @@ int resolve(struct pcow_map *map, uint64_t offset, bool write, bool wait)
 {
     uint64_t guest_slab = offset >> SLAB_BITS;
     unsigned page = (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB);
-    bool told = false;
+    bool told = false, reclaimed = false;
     int ret;
 
     for (;;) {
         chain_claim(map->image->chain, guest_slab);
         ret = write ? resolve_write(map, guest_slab, page) : resolve_read(map, guest_slab, page);
         chain_release(map->image->chain, guest_slab);
+        if (ret == -ENOSPC && !reclaimed) {
+            reclaimed = true;
+            if (ahead_reclaim(map))
+                continue;
+        }
         if (ret != -ENOSPC || !wait)
             break;
         if (!told) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Engine "signal", and the SIGSEGV handler that every engine needs for stores to read-only mappings.
+ * Engines "signal" and "kvm", and the SIGSEGV handler that every engine needs for stores to read-only mappings.
  *
  * A signal handler belongs to the process, so this file keeps what the process shares: the list of live maps, and the
  * handler that was there before, which gets every signal that is not ours.
@@ -13,6 +13,7 @@
 
 #include "monitor/monitor.h"
 #include "util/error.h"
+#include "util/order.h"
 
 #define MAX_MAPS 256
 
@@ -29,6 +30,12 @@ static bool is_write(const ucontext_t *context)
     return context->uc_mcontext.gregs[REG_ERR] & 2;
 }
 
+/* Somebody sent it (kill, sigqueue): it tells of no access, and si_addr means nothing. */
+static bool from_outside(const siginfo_t *info)
+{
+    return info->si_code <= 0;
+}
+
 static void pass_on(int signal, siginfo_t *info, void *context)
 {
     const struct sigaction *previous = &process.previous;
@@ -39,7 +46,11 @@ static void pass_on(int signal, siginfo_t *info, void *context)
         /* Back to the default: the instruction is executed again and the process ends as it would have without us. */
         struct sigaction standard = {.sa_handler = SIG_DFL};
 
+        if (from_outside(info) && previous->sa_handler == SIG_IGN)
+            return;
         sigaction(signal, &standard, NULL);
+        if (from_outside(info))
+            raise(signal);             /* no instruction will do it again */
     } else {
         previous->sa_handler(signal);
     }
@@ -55,7 +66,7 @@ static void handle_fault(int signal, siginfo_t *info, void *context)
 {
     int saved_errno = errno;
 
-    for (unsigned i = 0; i < MAX_MAPS; i++) {
+    for (unsigned i = 0; i < MAX_MAPS && !from_outside(info); i++) {
         struct pcow_map *map = __atomic_load_n(&process.map[i], __ATOMIC_ACQUIRE);
         uint64_t offset;
         int ret;
@@ -128,16 +139,20 @@ static int nothing_to_start(struct pcow_map *map, struct pcow_error *error)
     return 0;
 }
 
-static void stop(struct pcow_map *map)
+/* The watch will need it, perhaps after privileges were dropped; if it cannot be had now, it may be then. */
+static int prepare_watch(struct pcow_map *map, struct pcow_error *error)
 {
-    (void)map;
+    (void)error;
+    if (map->image->file.writable)
+        uffd_open(map, NULL);
+    return 0;
 }
 
 /* Private and read-only: loads see the kernel's zero page, without a trap and without memory; stores trap. */
 static int map_absent(struct pcow_map *map, void *address, size_t length)
 {
     (void)map;
-    return mmap(address, length, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED ? -errno : 0;
+    return order_mmap(address, length, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED ? -errno : 0;
 }
 
 static void wake(struct pcow_map *map, void *address, size_t length)
@@ -147,4 +162,5 @@ static void wake(struct pcow_map *map, void *address, size_t length)
     (void)length;
 }
 
-const struct engine signal_engine = {PCOW_ENGINE_SIGNAL, nothing_to_start, nothing_to_start, stop, map_absent, wake};
+const struct engine signal_engine = {PCOW_ENGINE_SIGNAL, nothing_to_start, nothing_to_start, uffd_close, map_absent, wake};
+const struct engine kvm_engine = {PCOW_ENGINE_KVM, prepare_watch, nothing_to_start, uffd_close, map_absent, wake};

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Engine "uffd": absent memory is anonymous memory registered with userfaultfd, so its first touch is noticed whoever makes it:
- * user code, a system call, or KVM. One thread serves it, with a blocking read (a poll before it doubles the latency).
+ * userfaultfd, for two users. Engine "uffd": absent memory is anonymous memory registered with it, so that its first touch is noticed
+ * whoever makes it: user code, a system call, or KVM. And the watch (watch.c). One thread serves both, with a blocking read (a poll
+ * before it doubles the latency); it never waits for space, which would make everybody else wait with it.
  * Regular files cannot be registered, so copy-on-write of read-only mappings stays with SIGSEGV.
  */
 #include <errno.h>
@@ -15,6 +16,7 @@
 
 #include "monitor/monitor.h"
 #include "util/error.h"
+#include "util/order.h"
 
 /* A descriptor that sees kernel faults too: from the device (its mode decides who may), or by privilege. */
 static int open_userfaultfd(void)
@@ -30,31 +32,92 @@ static int open_userfaultfd(void)
     return fd >= 0 ? fd : (int)syscall(SYS_userfaultfd, O_CLOEXEC);
 }
 
-static int register_range(const struct pcow_map *map, void *address, size_t length)
+static int register_range(const struct pcow_map *map, void *address, size_t length, bool copies)
 {
     struct uffdio_register range = {
         .range = {(uintptr_t)address, length},
-        .mode = UFFDIO_REGISTER_MODE_MISSING,
+        .mode = UFFDIO_REGISTER_MODE_MISSING | (copies ? UFFDIO_REGISTER_MODE_WP : 0),
     };
 
     return ioctl(map->uffd, UFFDIO_REGISTER, &range) ? -errno : 0;
 }
 
-static void wake(struct pcow_map *map, void *address, size_t length)
+int uffd_map(const struct pcow_map *map, void *address, size_t length, bool copies)
+{
+    int ret;
+
+    /* Nobody may touch it before it is registered: what he stored would stay there. */
+    if (order_mmap(address, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+        return -errno;
+    /* A first touch would make the kernel clear a huge page, only to find then that userfaultfd wants to know. */
+    madvise(address, length, MADV_NOHUGEPAGE);
+    ret = register_range(map, address, length, copies);
+    return ret ? ret : mprotect(address, length, PROT_READ | PROT_WRITE) ? -errno : 0;
+}
+
+void uffd_wake(const struct pcow_map *map, void *address, size_t length)
 {
     struct uffdio_range range = {(uintptr_t)address, length};
 
-    ioctl(map->uffd, UFFDIO_WAKE, &range);
+    if (map->uffd >= 0)
+        ioctl(map->uffd, UFFDIO_WAKE, &range);
 }
 
-/* Let the access find a page that nothing is behind, so that a thread that cannot be served is not stuck for ever. */
-static void fail_access(struct pcow_map *map, uint64_t address)
+/* Without space: absent memory as the signal engine has it. Loads go on, and a store traps where its own thread can wait. */
+static void make_read_only(struct pcow_map *map, uint64_t guest_slab)
 {
-    uint64_t slab = (address - (uintptr_t)map->address) & ~(PCOW_SLAB_SIZE - 1);
+    uint64_t start = guest_slab << SLAB_BITS;
+    unsigned pages = (unsigned)((map->size - start) / PCOW_PAGE_SIZE < PAGES_PER_SLAB ? (map->size - start) / PCOW_PAGE_SIZE : PAGES_PER_SLAB);
 
-    /* No access at all: the waiting instruction runs again and gets SIGSEGV, or EFAULT in a system call. */
-    mmap(map->address + slab, PCOW_SLAB_SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-    map->slabs[slab >> SLAB_BITS].cold = 1;
+    chain_claim(map->image->chain, guest_slab);
+    for (unsigned page = 0; page < pages && !map->slabs[guest_slab].cold;) {
+        struct place place = chain_find(map->image, guest_slab, page, pages - page);
+
+        if (!place.present)
+            signal_engine.map_absent(map, map->address + start + page * PCOW_PAGE_SIZE, place.pages * PCOW_PAGE_SIZE);
+        page += place.pages;
+    }
+    chain_release(map->image->chain, guest_slab);
+}
+
+/* No access at all: the waiting instruction runs again and gets SIGSEGV or EFAULT, and whoever serves that gets the error. */
+static void make_inaccessible(struct pcow_map *map, uint64_t offset)
+{
+    uint64_t guest_slab = offset >> SLAB_BITS;
+
+    chain_claim(map->image->chain, guest_slab);
+    if (!page_set_has(&map->slabs[guest_slab].writable, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB)))
+        order_mmap(map->address + offset, PCOW_PAGE_SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    chain_release(map->image->chain, guest_slab);
+}
+
+/* offset: of the page. Read or write, it becomes a cluster of the file: anonymous memory must never hold what the guest stored. */
+static void serve_absent(struct pcow_map *map, uint64_t offset)
+{
+    int ret = resolve(map, offset, true, false);
+
+    if (ret == -ENOSPC)
+        make_read_only(map, offset >> SLAB_BITS);
+    else if (ret)
+        make_inaccessible(map, offset);
+}
+
+static void serve_fault(struct pcow_map *map, const struct uffd_msg *message)
+{
+    uint64_t offset = (message->arg.pagefault.address & ~(PCOW_PAGE_SIZE - 1)) - (uintptr_t)map->address;
+    bool write = message->arg.pagefault.flags & UFFD_PAGEFAULT_FLAG_WRITE;
+
+    /*
+     * Whoever waits for this may be awake already, if a neighbour was served, and everybody be stopped for a snapshot: its changes of
+     * the chain must not be met half done.
+     */
+    ahead_hold(map);
+    __atomic_fetch_add(write ? &map->stats.write_traps : &map->stats.read_traps, 1, __ATOMIC_RELAXED);
+    if (!watch_serve(map, offset, write) && map->engine->id == PCOW_ENGINE_UFFD)
+        serve_absent(map, offset);
+    ahead_release(map);
+    /* Everything that this may have mapped, so that nobody waits for a neighbour that is there. */
+    uffd_wake(map, map->address + (offset & ~(PCOW_SLAB_SIZE - 1)), PCOW_SLAB_SIZE);
 }
 
 static void *serve(void *opaque)
@@ -64,7 +127,6 @@ static void *serve(void *opaque)
 
     for (;;) {
         ssize_t got = read(map->uffd, &message, sizeof message);
-        uint64_t address;
 
         if (got < 0 && (errno == EINTR || errno == EAGAIN))
             continue;
@@ -72,34 +134,29 @@ static void *serve(void *opaque)
             return NULL;
         if (message.event != UFFD_EVENT_PAGEFAULT)
             continue;
-        address = message.arg.pagefault.address & ~(PCOW_PAGE_SIZE - 1);
-        if (address == (uintptr_t)map->uffd_stop_page) {
-            struct uffdio_zeropage zero = {.range = {address, PCOW_PAGE_SIZE}};
+        if ((message.arg.pagefault.address & ~(PCOW_PAGE_SIZE - 1)) == (uintptr_t)map->uffd_stop_page) {
+            struct uffdio_zeropage zero = {.range = {(uintptr_t)map->uffd_stop_page, PCOW_PAGE_SIZE}};
 
             ioctl(map->uffd, UFFDIO_ZEROPAGE, &zero);
             return NULL;
         }
-        __atomic_fetch_add(message.arg.pagefault.flags & UFFD_PAGEFAULT_FLAG_WRITE ? &map->stats.write_traps : &map->stats.read_traps,
-                           1, __ATOMIC_RELAXED);
-        /* Read or write, it becomes a cluster of the file: anonymous memory must never hold what the guest stored. */
-        if (resolve(map, address - (uintptr_t)map->address, true, true))
-            fail_access(map, address);
-        /* Everything that this may have mapped, so that nobody waits for a neighbour that is there. */
-        wake(map, (void *)(address & ~(PCOW_SLAB_SIZE - 1)), PCOW_SLAB_SIZE);
+        serve_fault(map, &message);
     }
 }
 
-static int prepare(struct pcow_map *map, struct pcow_error *error)
+int uffd_open(struct pcow_map *map, struct pcow_error *error)
 {
     struct uffdio_api api = {.api = UFFD_API};
     int ret;
 
+    if (map->uffd >= 0)
+        return 0;
     map->uffd = open_userfaultfd();
     if (map->uffd < 0)
         return error_set_errno(error, -errno, "userfaultfd is not available to this process; "
-                               "give its user access to /dev/userfaultfd (see pcowctl doctor) or use the signal engine");
+                               "give its user access to /dev/userfaultfd (see pcowctl doctor)");
     if (ioctl(map->uffd, UFFDIO_API, &api)) {
-        ret = error_set_errno(error, -errno, "userfaultfd of this kernel cannot be used; use the signal engine");
+        ret = error_set_errno(error, -errno, "userfaultfd of this kernel cannot be used");
         goto close_fd;
     }
     map->uffd_stop_page = mmap(NULL, PCOW_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -107,7 +164,7 @@ static int prepare(struct pcow_map *map, struct pcow_error *error)
         ret = error_set(error, -ENOMEM, "out of memory");
         goto close_fd;
     }
-    ret = register_range(map, map->uffd_stop_page, PCOW_PAGE_SIZE);
+    ret = register_range(map, map->uffd_stop_page, PCOW_PAGE_SIZE, false);
     if (ret == 0)
         return 0;
     error_set_errno(error, ret, "cannot register memory with userfaultfd");
@@ -118,31 +175,47 @@ close_fd:
     return ret;
 }
 
-static int start(struct pcow_map *map, struct pcow_error *error)
+int uffd_start(struct pcow_map *map, struct pcow_error *error)
 {
-    int ret = -pthread_create(&map->uffd_thread, NULL, serve, map);
+    int ret = map->uffd_running ? 0 : -pthread_create(&map->uffd_thread, NULL, serve, map);
 
-    map->uffd_running = ret == 0;
-    return ret ? error_set_errno(error, ret, "cannot start the userfaultfd thread") : 0;
+    if (ret)
+        return error_set_errno(error, ret, "cannot start the userfaultfd thread");
+    map->uffd_running = true;
+    return 0;
 }
 
-static void stop(struct pcow_map *map)
+void uffd_close(struct pcow_map *map)
 {
+    if (map->uffd < 0)
+        return;
     if (map->uffd_running) {
         /* The thread sits in a blocking read; a fault of our own on a page it knows is what ends it. */
         *(volatile uint8_t *)map->uffd_stop_page;
         pthread_join(map->uffd_thread, NULL);
+        map->uffd_running = false;
     }
     munmap(map->uffd_stop_page, PCOW_PAGE_SIZE);
     close(map->uffd);
     map->uffd = -1;
 }
 
-static int map_absent(struct pcow_map *map, void *address, size_t length)
+static int prepare(struct pcow_map *map, struct pcow_error *error)
 {
-    if (mmap(address, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
-        return -errno;
-    return register_range(map, address, length);
+    struct pcow_error reason;
+    int ret = uffd_open(map, &reason);
+
+    return ret ? error_set(error, ret, "%.900s; or use another engine", reason.message) : 0;
 }
 
-const struct engine uffd_engine = {PCOW_ENGINE_UFFD, prepare, start, stop, map_absent, wake};
+static int map_absent(struct pcow_map *map, void *address, size_t length)
+{
+    return uffd_map(map, address, length, false);
+}
+
+static void wake(struct pcow_map *map, void *address, size_t length)
+{
+    uffd_wake(map, address, length);
+}
+
+const struct engine uffd_engine = {PCOW_ENGINE_UFFD, prepare, uffd_start, uffd_close, map_absent, wake};

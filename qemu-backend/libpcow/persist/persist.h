@@ -14,20 +14,39 @@
 #include <stdint.h>
 
 #include "pcow.h"
+#include "persist/observer.h"
 
 struct persist {
     enum pcow_persistence persistence;
+    int map_flags;                                             /* for mmap() of what is stored to */
     void (*flush_lines)(const void *address, size_t length);   /* class pmem only */
+    struct observer *observer;                                 /* NULL but in tests, see observer.h */
 };
 
-/* Choose the instructions for this CPU. */
-void persist_init(struct persist *persist, enum pcow_persistence persistence);
+/* Choose the instructions for this CPU. With an observer (may be NULL) its class counts, and MAP_SYNC is not asked for. */
+void persist_init(struct persist *persist, enum pcow_persistence persistence, struct observer *observer);
+
+/* Let the observer look; 0, or its verdict. */
+static inline int persist_observe(const struct persist *persist, struct observation observation)
+{
+    if (__builtin_expect(persist->observer == NULL, 1))
+        return 0;
+    observation.persist = persist;
+    return persist->observer->look(persist->observer, &observation);
+}
 
 /* The class of the file system of an open, writable or read-only regular file: MAP_SYNC is tried on it. */
 enum pcow_persistence persist_classify(int fd);
 
 /* Flush and fence [address, address + length). 0 or -EIO (msync). */
 int persist_range(const struct persist *persist, const void *address, size_t length);
+
+/*
+ * Stores that are not durable before persist_range(): one aligned word, or a copy whose words may arrive in any order. All
+ * metadata is stored through these.
+ */
+void persist_word(const struct persist *persist, uint64_t *where, uint64_t value);
+void persist_bytes(const struct persist *persist, void *where, const void *from, size_t length);
 
 /* Order what was flushed before what follows. */
 void persist_fence(const struct persist *persist);

@@ -2,14 +2,18 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "chain/chain.h"
+#include "image/lock.h"
 #include "monitor/monitor.h"
+#include "snapshot/pin.h"
+#include "snapshot/sizes.h"
 #include "snapshot/tree.h"
 #include "util/error.h"
 
-static struct layer *find(struct pcow_image *image, const char *name, struct pcow_error *error)
+struct layer *snapshot_find(struct pcow_image *image, const char *name, struct pcow_error *error)
 {
     struct layer *layer = image->format1 ? NULL : layer_find_name(image, name);
 
@@ -18,7 +22,7 @@ static struct layer *find(struct pcow_image *image, const char *name, struct pco
     return layer;
 }
 
-static int check_new_name(const struct pcow_image *image, const char *name, struct pcow_error *error)
+static int check_new_name(struct pcow_image *image, const char *name, struct pcow_error *error)
 {
     if (!snapshot_name_is_valid(name, strlen(name) + 1))
         return error_set(error, -EINVAL, "'%s' cannot be the name of a snapshot: 1 to %d bytes without control characters are needed",
@@ -39,31 +43,11 @@ static uint32_t visible_parent(const struct pcow_image *image, const struct laye
     return 0;
 }
 
-/* One pass over the slabs for all layers: a list of thousands of snapshots stays linear. */
-static void add_data_sizes(const struct pcow_image *image, struct pcow_snapshot *list, size_t count)
-{
-    for (uint64_t p = 1; p < image->slab_count; p++) {
-        size_t low = 0, high = count;
-
-        if (image->slabs[p].kind != OWNER_DATA)
-            continue;
-        while (low < high) {
-            size_t middle = low + (high - low) / 2;
-
-            if (list[middle].id < image->slabs[p].layer)
-                low = middle + 1;
-            else
-                high = middle;
-        }
-        if (low < count && list[low].id == image->slabs[p].layer)
-            list[low].data_size += page_set_count(&image->valid[p]) * PCOW_PAGE_SIZE;
-    }
-}
-
 int pcow_snapshot_list(pcow_image *image, struct pcow_snapshot **result, size_t *count, struct pcow_error *error)
 {
     struct pcow_snapshot *list = calloc(image->layer_count + 1, sizeof *list);
     uint32_t current;
+    int ret;
 
     *result = list;
     *count = 0;
@@ -86,44 +70,57 @@ int pcow_snapshot_list(pcow_image *image, struct pcow_snapshot **result, size_t 
         snapshot->virtual_size = layer->virtual_size;
         snapshot->state_size = layer->state_size;
         snapshot->current = layer->id == current;
+        snapshot->pinned = pin_is_set(image, layer);
         ++*count;
     }
-    add_data_sizes(image, list, *count);
+    ret = sizes_fill(image, list, *count);
+    if (ret) {
+        free(list);
+        *result = NULL;
+        *count = 0;
+        return error_set(error, ret, "out of memory");
+    }
     return 0;
 }
 
 int pcow_snapshot_create(pcow_image *image, const char *name, struct pcow_error *error)
 {
+    struct timespec now;
+
+    clock_gettime(CLOCK_REALTIME, &now);
+    return pcow_snapshot_create_at(image, name, now.tv_sec, (uint32_t)now.tv_nsec, error);
+}
+
+static int create(pcow_image *image, const char *name, int64_t date_seconds, uint32_t date_nanoseconds, struct pcow_error *error)
+{
+    struct layer active = {0};
     uint32_t frozen_id;
     struct layer *frozen;
-    struct timespec now;
-    int ret = image_check_writable(image, error);
-
     /* What is refused must not count as a change: images on this one would no longer open. */
+    int ret = check_new_name(image, name, error);
+
     if (!ret)
-        ret = check_new_name(image, name, error);
-    if (!ret)
-        ret = image_begin_change(image, error);
+        ret = layer_reserve(image, true, &active.id, &active.slot, error);
     if (!ret && file_sync(&image->file))
         ret = error_set_errno(error, -EIO, "cannot flush %s", image->file.path);
     if (ret)
         return ret;
     frozen_id = image_active(image);
     frozen = layer_find(image, frozen_id);
-    clock_gettime(CLOCK_REALTIME, &now);
-    frozen->date_seconds = now.tv_sec;
-    frozen->date_nanoseconds = (uint32_t)now.tv_nsec;
+    frozen->date_seconds = date_seconds;
+    frozen->date_nanoseconds = date_nanoseconds;
     memset(frozen->name, 0, sizeof frozen->name);
     memcpy(frozen->name, name, strlen(name));
     /* The description of the active layer does not count until another layer is active. */
     ret = layer_write_description(image, frozen, error);
     if (!ret)
-        ret = tree_put_active(image, frozen_id, frozen->virtual_size, true, error);
+        ret = tree_put_active(image, &active, frozen_id, frozen->virtual_size, error);
     if (ret)
         return ret;
     /* From here on it is a snapshot, whatever happens: tree_finish_interrupted() would do the rest. */
     frozen = layer_find(image, frozen_id);
     frozen->state = LAYER_SNAPSHOT;
+    layer_name_add(image, frozen);
     if (image->map)
         ret = monitor_freeze(image->map, error);
     if (!ret)
@@ -131,29 +128,57 @@ int pcow_snapshot_create(pcow_image *image, const char *name, struct pcow_error 
     return ret ? ret : header_write_copy(image, error);
 }
 
-int pcow_snapshot_revert(pcow_image *image, const char *name, struct pcow_error *error)
+/* Nobody may be loading the tables while the tree changes, nor copying in the background. */
+static int begin(pcow_image *image, struct pcow_error *error)
 {
-    uint32_t dropped, target;
-    struct layer *layer, gone;
-    uint64_t size;
     int ret = image_check_writable(image, error);
+
+    if (!ret)
+        ret = lock_tree(&image->file, true, error);
+    if (!ret && image->map)
+        ahead_hold(image->map);
+    return ret;
+}
+
+static void end(pcow_image *image)
+{
+    if (image->map)
+        ahead_release(image->map);
+    unlock_tree(&image->file);
+}
+
+int pcow_snapshot_create_at(pcow_image *image, const char *name, int64_t date_seconds, uint32_t date_nanoseconds,
+                            struct pcow_error *error)
+{
+    int ret = begin(image, error);
 
     if (ret)
         return ret;
-    layer = find(image, name, error);
+    ret = create(image, name, date_seconds, date_nanoseconds, error);
+    end(image);
+    return ret;
+}
+
+static int revert(pcow_image *image, const char *name, struct pcow_error *error)
+{
+    uint32_t dropped, target;
+    struct layer *layer, gone, active = {0};
+    uint64_t size;
+    int ret;
+
+    layer = snapshot_find(image, name, error);
     if (!layer)
         return -ENOENT;
     if (image->map && layer->virtual_size != image->size)
         return error_set(error, -EBUSY, "%s: snapshot '%s' has another size (%llu bytes) than the memory that is mapped; "
                          "stop the VM and revert then", image->file.path, name, (unsigned long long)layer->virtual_size);
-    ret = image_begin_change(image, error);
-    if (ret)
-        return ret;
     target = layer->id;
     size = layer->virtual_size;
     dropped = image_active(image);
     gone = *layer_find(image, dropped);
-    ret = tree_put_active(image, target, size, false, error);
+    ret = layer_reserve(image, false, &active.id, &active.slot, error);
+    if (!ret)
+        ret = tree_put_active(image, &active, target, size, error);
     if (ret)
         return ret;
     /* The commit is done: nothing below can take the revert back. */
@@ -164,9 +189,11 @@ int pcow_snapshot_revert(pcow_image *image, const char *name, struct pcow_error 
         ret = monitor_unmap_all(image->map, error);
     chain_free(image);
     if (!ret)
-        ret = tree_release_layer(image, dropped, OWNER_DATA, NULL, error);
+        ret = tree_release_layer(image, dropped, OWNER_DATA, error);
+    if (ret)
+        layer_hold_slot(image, gone.slot);
     if (!ret)
-        ret = tree_collapse(image, NULL, error);
+        ret = tree_collapse(image, gone.parent, error);
     if (!ret)
         ret = header_write_copy(image, error);
     if (image->map && !chain_get(image, error))
@@ -179,62 +206,111 @@ int pcow_snapshot_revert(pcow_image *image, const char *name, struct pcow_error 
     return ret;
 }
 
-int pcow_snapshot_delete(pcow_image *image, const char *name, uint64_t *freed, struct pcow_error *error)
+int pcow_snapshot_revert(pcow_image *image, const char *name, struct pcow_error *error)
 {
-    uint64_t bytes = 0;
-    struct layer *layer;
-    uint32_t id;
-    int ret = image_check_writable(image, error);
+    int ret = begin(image, error);
 
-    if (freed)
-        *freed = 0;
     if (ret)
         return ret;
-    layer = find(image, name, error);
-    if (!layer)
-        return -ENOENT;
-    if (layer->flags & LAYER_PINNED)
-        return error_set(error, -EBUSY, "%s: images stand on snapshot '%s'; delete or rebase them first", image->file.path, name);
-    ret = image_begin_change(image, error);
+    ret = revert(image, name, error);
+    end(image);
+    return ret;
+}
+
+/* What the pool holds for the file. */
+static uint64_t allocated_size(const struct pcow_image *image)
+{
+    struct stat st;
+
+    return fstat(image->file.fd, &st) ? 0 : (uint64_t)st.st_blocks * 512;
+}
+
+/* The snapshot is locked: nobody reads it, and no image stands on it. */
+static int delete(pcow_image *image, struct layer *layer, uint64_t *freed, struct pcow_error *error)
+{
+    uint64_t before = allocated_size(image), after;
+    uint32_t id = layer->id;
+    unsigned flags = layer->flags;
+    int ret = image_begin_change(image, error);
+
     if (ret)
         return ret;
-    id = layer->id;
+    layer_name_remove(image, layer);
     layer->state = LAYER_HIDDEN;
+    layer->flags &= ~(unsigned)LAYER_PINNED;
     ret = layer_store_state(image, layer, error);
     if (ret) {
         layer->state = LAYER_SNAPSHOT;
+        layer->flags = flags;
+        layer_name_add(image, layer);
         return ret;
     }
     /* No snapshot any more: its VM state can never be asked for again. */
     layer->state_size = 0;
     ret = layer_store_word(image, layer, offsetof(struct layer_record, state_size), 0, error);
     if (!ret)
-        ret = tree_release_layer(image, id, OWNER_STATE, &bytes, error);
+        ret = tree_release_layer(image, id, OWNER_STATE, error);
     if (!ret)
-        ret = tree_collapse(image, &bytes, error);
+        ret = tree_collapse(image, id, error);
     if (!ret)
         ret = header_write_copy(image, error);
+    /* Asked, not reckoned: a page that is valid need not have a block. */
+    after = allocated_size(image);
     if (freed)
-        *freed = bytes;
+        *freed = before > after ? before - after : 0;
     return ret;
 }
 
-int pcow_snapshot_rename(pcow_image *image, const char *name, const char *new_name, struct pcow_error *error)
+int pcow_snapshot_delete(pcow_image *image, const char *name, uint64_t *freed, struct pcow_error *error)
 {
-    struct layer *layer, renamed, old;
-    uint32_t unused_id;
-    int ret = image_check_writable(image, error);
+    struct layer *layer;
+    int ret = begin(image, error);
+
+    if (freed)
+        *freed = 0;
+    if (ret)
+        return ret;
+    layer = snapshot_find(image, name, error);
+    ret = layer ? pin_check_free(image, &image->file, layer, error) : -ENOENT;
+    if (!ret) {
+        uint32_t id = layer->id;
+
+        ret = delete(image, layer, freed, error);
+        unlock_snapshot(&image->file, id);
+    }
+    end(image);
+    return ret;
+}
+
+int pcow_snapshot_check_delete(pcow_image *image, const char *name, struct pcow_error *error)
+{
+    struct layer *layer;
+    int ret = begin(image, error);
 
     if (ret)
         return ret;
-    layer = find(image, name, error);
+    layer = snapshot_find(image, name, error);
+    ret = layer ? pin_check_free(image, &image->file, layer, error) : -ENOENT;
+    if (!ret)
+        unlock_snapshot(&image->file, layer->id);
+    end(image);
+    return ret;
+}
+
+static int rename_layer(pcow_image *image, const char *name, const char *new_name, struct pcow_error *error)
+{
+    struct layer *layer, renamed, old;
+    uint32_t unused_id, slot;
+    int ret;
+
+    layer = snapshot_find(image, name, error);
     if (!layer)
         return -ENOENT;
     if (strcmp(name, new_name) == 0)
         return 0;
     ret = check_new_name(image, new_name, error);
     if (!ret)
-        ret = image_begin_change(image, error);
+        ret = pin_refresh(image, layer, error);
     if (ret)
         return ret;
     old = renamed = *layer;
@@ -247,101 +323,24 @@ int pcow_snapshot_rename(pcow_image *image, const char *name, const char *new_na
         ret = layer_write_record(image, &renamed, error);
     if (ret)
         return ret;
-    *layer_find(image, old.id) = renamed;
+    layer = layer_find(image, old.id);
+    layer_name_remove(image, layer);
+    slot = renamed.slot;
+    renamed.slot = old.slot;
+    *layer = renamed;
+    layer_move(image, layer, slot);
+    layer_name_add(image, layer);
     old.state = LAYER_FREE;
     return layer_store_state(image, &old, error);
 }
 
-/* ---- VM state ------------------------------------------------------------------------------------------------------ */
-
-static uint64_t find_piece(const struct pcow_image *image, uint32_t layer, uint64_t piece)
+int pcow_snapshot_rename(pcow_image *image, const char *name, const char *new_name, struct pcow_error *error)
 {
-    for (uint64_t p = 1; p < image->slab_count; p++)
-        if (image->slabs[p].kind == OWNER_STATE && image->slabs[p].layer == layer && image->slabs[p].number == piece)
-            return p;
-    return 0;
-}
-
-int pcow_snapshot_write_state(pcow_image *image, const char *name, uint64_t offset, const void *buffer, size_t length,
-                              struct pcow_error *error)
-{
-    const char *from = buffer;
-    struct layer *layer;
-    int ret = image_begin_change(image, error);
+    int ret = begin(image, error);
 
     if (ret)
         return ret;
-    layer = find(image, name, error);
-    if (!layer)
-        return -ENOENT;
-    if (offset > PCOW_MAX_VIRTUAL_SIZE || length > PCOW_MAX_VIRTUAL_SIZE - offset)
-        return error_set(error, -EFBIG, "%s: VM state of more than 16 TiB", image->file.path);
-    while (length > 0) {
-        uint64_t slab = find_piece(image, layer->id, offset >> SLAB_BITS), in_slab = offset % PCOW_SLAB_SIZE;
-        size_t piece = PCOW_SLAB_SIZE - in_slab < length ? PCOW_SLAB_SIZE - in_slab : length;
-        bool is_new = slab == 0;
-
-        if (is_new)
-            ret = slab_take(image, &slab);
-        if (!ret)
-            ret = file_write_data(&image->file, (slab << SLAB_BITS) + in_slab, from, piece);
-        if (!ret && is_new)
-            ret = slab_publish(image, slab, (struct owner){OWNER_STATE, layer->id, (uint32_t)(offset >> SLAB_BITS)}, false);
-        if (ret) {
-            if (is_new && slab)
-                slab_untake(image, slab);
-            return error_set_errno(error, ret, "%s: cannot store VM state", image->file.path);
-        }
-        from += piece;
-        offset += piece;
-        length -= piece;
-    }
-    return 0;
-}
-
-int pcow_snapshot_set_state_size(pcow_image *image, const char *name, uint64_t size, struct pcow_error *error)
-{
-    struct layer *layer;
-    int ret = image_begin_change(image, error);
-
-    if (ret)
-        return ret;
-    layer = find(image, name, error);
-    if (!layer)
-        return -ENOENT;
-    for (uint64_t piece = 0; piece << SLAB_BITS < size; piece++)
-        if (!find_piece(image, layer->id, piece))
-            return error_set(error, -EINVAL, "%s: VM state of '%s' was not written up to %llu", image->file.path, name,
-                             (unsigned long long)size);
-    if (file_sync(&image->file))
-        return error_set_errno(error, -EIO, "cannot flush %s", image->file.path);
-    ret = layer_store_word(image, layer, offsetof(struct layer_record, state_size), size, error);
-    if (!ret)
-        layer->state_size = size;
+    ret = rename_layer(image, name, new_name, error);
+    end(image);
     return ret;
-}
-
-int pcow_snapshot_read_state(pcow_image *image, const char *name, uint64_t offset, void *buffer, size_t length,
-                             struct pcow_error *error)
-{
-    struct layer *layer = find(image, name, error);
-    char *to = buffer;
-
-    if (!layer)
-        return -ENOENT;
-    if (offset > layer->state_size || length > layer->state_size - offset)
-        return error_set(error, -EINVAL, "%s: VM state of '%s' has %llu bytes only", image->file.path, name,
-                         (unsigned long long)layer->state_size);
-    while (length > 0) {
-        uint64_t slab = find_piece(image, layer->id, offset >> SLAB_BITS), in_slab = offset % PCOW_SLAB_SIZE;
-        size_t piece = PCOW_SLAB_SIZE - in_slab < length ? PCOW_SLAB_SIZE - in_slab : length;
-        int ret = slab ? file_read(&image->file, (slab << SLAB_BITS) + in_slab, to, piece) : -EBADMSG;
-
-        if (ret)
-            return error_set_errno(error, ret, "%s: cannot read VM state of '%s'", image->file.path, name);
-        to += piece;
-        offset += piece;
-        length -= piece;
-    }
-    return 0;
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "chain/chain.h"
+#include "image/lock.h"
 #include "util/error.h"
 
 static int slab_error(const struct pcow_image *image, int code, uint64_t slab, struct pcow_error *error)
@@ -13,14 +14,14 @@ static int slab_error(const struct pcow_image *image, int code, uint64_t slab, s
     return error_set_errno(error, code, "%s: cannot change the owner of file slab %llu", image->file.path, (unsigned long long)slab);
 }
 
-int tree_release_layer(struct pcow_image *image, uint32_t id, enum owner_kind kind, uint64_t *freed, struct pcow_error *error)
+int tree_release_layer(struct pcow_image *image, uint32_t id, enum owner_kind kind, struct pcow_error *error)
 {
-    for (uint64_t p = 1; p < image->slab_count; p++) {
+    for (uint64_t p = 1; p < image_slab_count(image); p++) {
         int ret;
 
         if (image->slabs[p].layer != id || image->slabs[p].kind != kind)
             continue;
-        ret = slab_release(image, p, freed);
+        ret = slab_release(image, p, NULL);
         if (ret)
             return slab_error(image, ret, p, error);
     }
@@ -29,7 +30,7 @@ int tree_release_layer(struct pcow_image *image, uint32_t id, enum owner_kind ki
 
 static int release_unowned(struct pcow_image *image, struct pcow_error *error)
 {
-    for (uint64_t p = 1; p < image->slab_count; p++) {
+    for (uint64_t p = 1; p < image_slab_count(image); p++) {
         const struct slab *slab = &image->slabs[p];
         int ret;
 
@@ -42,7 +43,7 @@ static int release_unowned(struct pcow_image *image, struct pcow_error *error)
     return 0;
 }
 
-int tree_finish_interrupted(struct pcow_image *image, struct pcow_error *error)
+static int finish_interrupted(struct pcow_image *image, struct pcow_error *error)
 {
     struct layer *active = layer_find(image, image_active(image));
     struct layer *parent = active->parent ? layer_find(image, active->parent) : NULL;
@@ -67,18 +68,34 @@ int tree_finish_interrupted(struct pcow_image *image, struct pcow_error *error)
     }
     if (!ret)
         ret = release_unowned(image, error);
-    return ret ? ret : tree_collapse(image, NULL, error);
+    /* From the newest down, so that what is freed may free its parent; each may shorten the list. */
+    for (size_t i = image->layer_count; i > 0 && !ret; i--)
+        if (i <= image->layer_count)
+            ret = tree_collapse(image, image->layers[i - 1].id, error);
+    return ret;
 }
 
-int tree_put_active(struct pcow_image *image, uint32_t parent, uint64_t virtual_size, bool keep_spare, struct pcow_error *error)
+int tree_finish_interrupted(struct pcow_image *image, struct pcow_error *error)
 {
-    struct layer layer = {.parent = parent, .state = LAYER_OPEN, .virtual_size = virtual_size, .parent_limit = virtual_size};
-    struct layer *put;
-    int ret = layer_reserve(image, keep_spare, &layer.id, &layer.slot, error);
+    int ret = lock_tree(&image->file, true, error);
 
     if (ret)
         return ret;
-    ret = layer_write_record(image, &layer, error);
+    ret = finish_interrupted(image, error);
+    unlock_tree(&image->file);
+    return ret;
+}
+
+int tree_put_active(struct pcow_image *image, const struct layer *reserved, uint32_t parent, uint64_t virtual_size,
+                    struct pcow_error *error)
+{
+    struct layer layer = {
+        .id = reserved->id, .slot = reserved->slot, .parent = parent, .state = LAYER_OPEN,
+        .virtual_size = virtual_size, .parent_limit = virtual_size,
+    };
+    struct layer *put;
+    int ret = layer_write_record(image, &layer, error);
+
     if (ret)
         return ret;
     put = layer_insert(image, &layer);
@@ -95,7 +112,7 @@ int tree_put_active(struct pcow_image *image, uint32_t parent, uint64_t virtual_
 }
 
 /* Remove from a hidden layer's slab the pages that its only child holds too. */
-static int drop_shadowed(struct pcow_image *image, uint64_t slab, const struct page_set *shadow, uint64_t *freed)
+static int drop_shadowed(struct pcow_image *image, uint64_t slab, const struct page_set *shadow)
 {
     struct page_set valid = image->valid[slab];
     bool changed = false;
@@ -107,9 +124,10 @@ static int drop_shadowed(struct pcow_image *image, uint64_t slab, const struct p
     }
     if (!changed)
         return 0;
-    if (freed)
-        *freed += (page_set_count(&image->valid[slab]) - page_set_count(&valid)) * PCOW_PAGE_SIZE;
-    ret = slab_store_valid(image, slab, &valid, false);
+    /* In class page-cache the words that make the child's pages count may not be on the medium yet: they were left to the next flush. */
+    ret = file_sync(&image->file);
+    if (!ret)
+        ret = slab_store_valid(image, slab, &valid, false);
     for (unsigned page = 0; page < PAGES_PER_SLAB && ret == 0;) {
         unsigned end = page_set_run_end(shadow, page, PAGES_PER_SLAB);
 
@@ -159,21 +177,20 @@ static int by_guest_slab(const void *a, const void *b, void *opaque)
 static int collect(const struct pcow_image *image, uint32_t id, struct slab_order *order)
 {
     order->count = 0;
-    for (uint64_t p = 1; p < image->slab_count; p++)
+    for (uint64_t p = 1; p < image_slab_count(image); p++)
         order->count += image->slabs[p].kind == OWNER_DATA && image->slabs[p].layer == id;
     order->slab = malloc((order->count + 1) * sizeof *order->slab);
     if (!order->slab)
         return -ENOMEM;
     order->count = 0;
-    for (uint64_t p = 1; p < image->slab_count; p++)
+    for (uint64_t p = 1; p < image_slab_count(image); p++)
         if (image->slabs[p].kind == OWNER_DATA && image->slabs[p].layer == id)
             order->slab[order->count++] = p;
     qsort_r(order->slab, order->count, sizeof *order->slab, by_guest_slab, (void *)image);
     return 0;
 }
 
-static int give_slab(struct pcow_image *image, uint64_t slab, uint32_t child, uint64_t limit, const struct slab_order *childs,
-                     uint64_t *freed)
+static int give_slab(struct pcow_image *image, uint64_t slab, uint32_t child, uint64_t limit, const struct slab_order *childs)
 {
     uint64_t guest_slab = image->slabs[slab].number;
     bool claimed = image->chain && guest_slab < image->chain->guest_slabs;
@@ -186,7 +203,7 @@ static int give_slab(struct pcow_image *image, uint64_t slab, uint32_t child, ui
     /* Above the child's parent_limit it never saw this layer. */
     if (guest_slab << SLAB_BITS >= limit)
         memset(&shadow, 0xff, sizeof shadow);
-    ret = drop_shadowed(image, slab, &shadow, freed);
+    ret = drop_shadowed(image, slab, &shadow);
     if (!ret)
         ret = slab_publish(image, slab, (struct owner){OWNER_DATA, child, (uint32_t)guest_slab}, false);
     if (claimed)
@@ -195,7 +212,7 @@ static int give_slab(struct pcow_image *image, uint64_t slab, uint32_t child, ui
 }
 
 /* "Snapshot delete" in format.rst: a hidden layer with one child becomes part of it. No data is copied. */
-static int merge(struct pcow_image *image, uint32_t hidden_id, uint32_t child_id, uint64_t *freed, struct pcow_error *error)
+static int merge(struct pcow_image *image, uint32_t hidden_id, uint32_t child_id, struct pcow_error *error)
 {
     struct layer *hidden = layer_find(image, hidden_id), *child = layer_find(image, child_id);
     uint64_t limit = child->parent_limit;
@@ -204,9 +221,9 @@ static int merge(struct pcow_image *image, uint32_t hidden_id, uint32_t child_id
 
     if (ret)
         return error_set(error, ret, "out of memory");
-    for (uint64_t p = 1; p < image->slab_count && ret == 0; p++)
+    for (uint64_t p = 1; p < image_slab_count(image) && ret == 0; p++)
         if (image->slabs[p].kind == OWNER_DATA && image->slabs[p].layer == hidden_id) {
-            ret = give_slab(image, p, child_id, limit, &childs, freed);
+            ret = give_slab(image, p, child_id, limit, &childs);
             if (ret)
                 slab_error(image, ret, p, error);
         }
@@ -226,7 +243,7 @@ static int merge(struct pcow_image *image, uint32_t hidden_id, uint32_t child_id
     return 0;
 }
 
-static int remove_layer(struct pcow_image *image, uint32_t id, uint64_t *freed, struct pcow_error *error)
+static int remove_layer(struct pcow_image *image, uint32_t id, struct pcow_error *error)
 {
     struct layer gone = *layer_find(image, id);
     int ret;
@@ -236,35 +253,33 @@ static int remove_layer(struct pcow_image *image, uint32_t id, uint64_t *freed, 
     if (ret)
         return ret;
     layer_remove(image, id);
-    ret = tree_release_layer(image, id, OWNER_DATA, freed, error);
-    return ret ? ret : tree_release_layer(image, id, OWNER_STATE, freed, error);
+    ret = tree_release_layer(image, id, OWNER_DATA, error);
+    if (!ret)
+        ret = tree_release_layer(image, id, OWNER_STATE, error);
+    if (ret)
+        layer_hold_slot(image, gone.slot);
+    return ret;
 }
 
-int tree_collapse(struct pcow_image *image, uint64_t *freed, struct pcow_error *error)
+int tree_collapse(struct pcow_image *image, uint32_t id, struct pcow_error *error)
 {
-    bool again = true;
+    const struct layer *layer = layer_find(image, id);
 
-    while (again) {
-        again = false;
-        for (size_t i = 0; i < image->layer_count; i++) {
-            uint32_t id = image->layers[i].id, child = 0;
-            unsigned children;
-            int ret = 0;
+    /* Upwards: when a layer is gone, its hidden parent may have one child too few. */
+    while (layer && layer->state == LAYER_HIDDEN) {
+        uint32_t gone = layer->id, parent = layer->parent, child = 0;
+        unsigned children = layer_children(image, gone, &child);
+        int ret = 0;
 
-            if (image->layers[i].state != LAYER_HIDDEN)
-                continue;
-            children = layer_children(image, id, &child);
-            if (children > 1)
-                continue;
-            if (children == 1)
-                ret = merge(image, id, child, freed, error);
-            if (!ret)
-                ret = remove_layer(image, id, freed, error);
-            if (ret)
-                return ret;
-            again = true;
-            break;
-        }
+        if (children > 1)
+            return 0;
+        if (children == 1)
+            ret = merge(image, gone, child, error);
+        if (!ret)
+            ret = remove_layer(image, gone, error);
+        if (ret)
+            return ret;
+        layer = parent ? layer_find(image, parent) : NULL;
     }
     return 0;
 }

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "interrupt.h"
+#include "machine.h"
 #include "report.h"
 #include "size.h"
 #include "uffd.h"
@@ -70,7 +71,7 @@ int bench_begin(struct bench *bench, const char *pool, struct pcow_error *error)
         bench->directory = NULL;
         return r;
     }
-    fd = uffd_open();
+    fd = bench_uffd_open();
     bench->uffd_problem = fd >= 0 ? NULL : "userfaultfd is not available to this user; give it access to /dev/userfaultfd";
     if (fd >= 0) {
         close(fd);
@@ -84,8 +85,9 @@ void bench_end(struct bench *bench)
     const struct dirent *entry;
 
     while (directory && (entry = readdir(directory))) {
-        if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..")) {
-            unlinkat(dirfd(directory), entry->d_name, 0);
+        if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..")
+            && unlinkat(dirfd(directory), entry->d_name, 0) && errno == EISDIR) {
+            unlinkat(dirfd(directory), entry->d_name, AT_REMOVEDIR);
         }
     }
     if (directory) {
@@ -126,17 +128,21 @@ int bench_need(const struct bench *bench, uint64_t size, struct pcow_error *erro
 {
     struct statvfs space;
     char need[SIZE_TEXT_LENGTH], have[SIZE_TEXT_LENGTH];
+    uint64_t left;
 
     if (interrupt_pending()) {
         return fail(error, -EINTR, "interrupted");
     }
-    if (statvfs(bench->pool, &space)) {
-        return fail(error, -errno, "cannot look at the space of %s: %s", bench->pool, strerror(errno));
+    if (statvfs(bench->directory, &space)) {
+        return fail(error, -errno, "cannot look at the space of %s: %s", bench->directory, strerror(errno));
     }
-    if ((uint64_t)space.f_bavail * space.f_frsize < size) {
+    left = (uint64_t)space.f_bavail * space.f_frsize;
+    if (bench->persistence == PCOW_PERSISTENCE_VOLATILE && memory_available() < left) {
+        left = memory_available();
+    }
+    if (left < size) {
         return fail(error, -ENOSPC, "%s has %s left and %s are needed; name a larger pool with --pool, or a smaller working set "
-                    "with --size or --quick", bench->pool, format_size((uint64_t)space.f_bavail * space.f_frsize, have),
-                    format_size(size, need));
+                    "with --size or --quick", bench->pool, format_size(left, have), format_size(size, need));
     }
     return 0;
 }
@@ -158,8 +164,21 @@ struct row *bench_add_row(struct bench *bench, const char *name, unsigned thread
 void row_add_criterion(struct row *row, const char *what, double value, double at_most)
 {
     if (row->criterion_count < MAX_CRITERIA) {
-        row->criteria[row->criterion_count++] = (struct criterion){what, value, at_most};
+        row->criteria[row->criterion_count++] = (struct criterion){what, value, at_most, false};
     }
+}
+
+void row_add_criterion_at_least(struct row *row, const char *what, double value, double at_least)
+{
+    if (row->criterion_count < MAX_CRITERIA) {
+        row->criteria[row->criterion_count++] = (struct criterion){what, value, at_least, true};
+    }
+}
+
+/* What could not be measured (NAN) meets nothing. */
+bool criterion_met(const struct criterion *criterion)
+{
+    return criterion->at_least ? criterion->value >= criterion->bound : criterion->value <= criterion->bound;
 }
 
 void row_add_detail(struct row *row, const char *key, double value)
@@ -174,7 +193,7 @@ int row_met(const struct row *row)
     int met = row->criterion_count ? 1 : -1;
 
     for (unsigned i = 0; i < row->criterion_count; i++) {
-        if (!(row->criteria[i].value <= row->criteria[i].at_most)) {
+        if (!criterion_met(&row->criteria[i])) {
             met = 0;
         }
     }

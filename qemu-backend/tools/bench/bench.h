@@ -10,13 +10,15 @@
 #include <sys/types.h>
 
 #define MAX_CRITERIA 3
-#define MAX_DETAILS 8
+#define MAX_DETAILS 16
+#define NOTE_LENGTH 256
 #define MAX_THREADS 2
 
-/* A bound that the project set itself: value <= at_most. */
+/* A bound that the project set itself: value <= bound, or value >= bound if at_least. */
 struct criterion {
     const char *what;                          /* "pcow/raw", "pcow/limit", "ns", ... */
-    double value, at_most;
+    double value, bound;
+    bool at_least;
 };
 
 struct detail {
@@ -37,6 +39,7 @@ struct row {
     unsigned criterion_count;
     struct detail details[MAX_DETAILS];
     unsigned detail_count;
+    char note[NOTE_LENGTH];                    /* what the numbers do not say; "" if nothing */
 };
 
 struct limits {
@@ -48,6 +51,7 @@ struct limits {
 
 struct bench {
     char *directory;                           /* of this run only, inside the pool */
+    char *outer_directory;                     /* while huge.c put another in its place */
     char *pool;                                /* as shown */
     uint64_t size;                             /* working set of each side, bytes; multiple of a slab */
     unsigned repeat;
@@ -55,6 +59,8 @@ struct bench {
     const char *const *wanted;                 /* NULL-terminated; NULL: all rows */
     enum pcow_persistence persistence;
     const char *uffd_problem;                  /* why there is no userfaultfd; NULL: there is */
+    const char *huge_problem;                  /* why the rows about huge pages were left out; NULL: they were not */
+    const char *qcow2_problem;                 /* the same of those beside qcow2 */
     void (*flush_lines)(const void *address, size_t length);   /* the best instruction of this CPU, without a fence */
     const char *flush_instruction;
     struct limits limits;
@@ -71,12 +77,17 @@ bool bench_wants(const struct bench *bench, const char *name);
 /* Path of a file in the directory of this run; the caller's buffer. */
 const char *bench_path(const struct bench *bench, const char *name, char path[4096]);
 void bench_remove(const struct bench *bench, const char *name);
-/* -ENOSPC with a sentence if the pool has less than size bytes left, -EINTR after a signal. */
+/*
+ * -ENOSPC with a sentence if there are less than size bytes left where bench->directory is (in memory, if that is where it
+ * keeps them), -EINTR after a signal.
+ */
 int bench_need(const struct bench *bench, uint64_t size, struct pcow_error *error);
 
 /* A new row with every number NAN; NULL when out of memory. */
 struct row *bench_add_row(struct bench *bench, const char *name, unsigned threads, const char *engine);
 void row_add_criterion(struct row *row, const char *what, double value, double at_most);
+void row_add_criterion_at_least(struct row *row, const char *what, double value, double at_least);
+bool criterion_met(const struct criterion *criterion);
 void row_add_detail(struct row *row, const char *key, double value);
 /* 1 all criteria are met, 0 one is not, -1 there are none. */
 int row_met(const struct row *row);
@@ -90,15 +101,15 @@ struct group {
     int (*run)(struct bench *bench, struct pcow_error *error);
 };
 
-extern const struct group first_touch_group, copy_group, steady_group, open_group, snapshot_group;
+extern const struct group first_touch_group, copy_group, steady_group, open_group, scattered_group, snapshot_group, freeze_group,
+    qcow2_group;
 
 /* limits.c; first, as the rows refer to them. */
 int measure_limits(struct bench *bench, struct pcow_error *error);
 
 /* report: human.c, json.c */
 void print_table(const struct bench *bench);
-/* file: NULL for stdout.  Returns an exit status. */
-int print_json(const struct bench *bench);
+/* path: NULL for stdout.  Returns an exit status. */
 int write_json(const struct bench *bench, const char *path);
 
 #endif

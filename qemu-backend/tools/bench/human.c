@@ -38,24 +38,21 @@ static const char *format_ratio(double ratio, char text[TIME_LENGTH])
 
 static void print_criteria(const struct row *row)
 {
-    char value[TIME_LENGTH], at_most[TIME_LENGTH];
+    char value[TIME_LENGTH], bound[TIME_LENGTH];
 
     for (unsigned i = 0; i < row->criterion_count; i++) {
         const struct criterion *criterion = &row->criteria[i];
-        bool met = criterion->value <= criterion->at_most;
+        const char *sign = criterion->at_least ? ">=" : "<=";
 
         if (!strcmp(criterion->what, "ns")) {
             format_time(criterion->value, value);
-            format_time(criterion->at_most, at_most);
+            format_time(criterion->bound, bound);
         } else {
-            snprintf(value, sizeof(value), "%.*f", criterion->value >= 1000 ? 0 : 2, criterion->value);
-            snprintf(at_most, sizeof(at_most), "%.3g", criterion->at_most);
-            if (criterion->at_most >= 1000) {
-                snprintf(at_most, sizeof(at_most), "%.0f", criterion->at_most);
-            }
+            snprintf(value, sizeof(value), criterion->value >= 1000 ? "%.0f" : "%.3g", criterion->value);
+            snprintf(bound, sizeof(bound), criterion->bound >= 1000 ? "%.0f" : "%.3g", criterion->bound);
         }
-        printf("%s%s %s %s %s", i ? "; " : "", strcmp(criterion->what, "ns") ? criterion->what : "time", value,
-               met ? "<=" : "MISSES", at_most);
+        printf("%s%s %s %s%s %s", i ? "; " : "", strcmp(criterion->what, "ns") ? criterion->what : "time", value,
+               criterion_met(criterion) ? "" : "MISSES ", sign, bound);
     }
 }
 
@@ -95,6 +92,12 @@ void print_table(const struct bench *bench)
            limits->clock_ns);
     if (bench->uffd_problem) {
         printf("engine uffd was left out: %s\n\n", bench->uffd_problem);
+    }
+    if (bench->huge_problem) {
+        printf("rows with 2 MiB pages were left out: %s\n\n", bench->huge_problem);
+    }
+    if (bench->qcow2_problem) {
+        printf("rows beside qcow2 were left out: %s\n\n", bench->qcow2_problem);
     }
     printf("%-24s %3s %-6s %9s %9s %9s %9s %9s %9s %8s %8s %8s  %s\n", "row", "thr", "engine", "limit", "raw", "raw p99", "paper",
            "pcow", "pcow p99", "/limit", "/raw", "paper/", "target");

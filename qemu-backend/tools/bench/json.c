@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "bench.h"
+#include "document.h"
 #include "json_output.h"
 #include "machine.h"
 #include "report.h"
@@ -44,21 +45,23 @@ static json_object *criteria_of(const struct row *row)
 
         json_put_text(criterion, "what", row->criteria[i].what);
         put_number(criterion, "value", row->criteria[i].value, "%.4f");
-        put_number(criterion, "at-most", row->criteria[i].at_most, "%.4f");
-        json_put_bool(criterion, "met", row->criteria[i].value <= row->criteria[i].at_most);
+        put_number(criterion, row->criteria[i].at_least ? "at-least" : "at-most", row->criteria[i].bound, "%.4f");
+        json_put_bool(criterion, "met", criterion_met(&row->criteria[i]));
         json_object_array_add(list, criterion);
     }
     return list;
 }
 
+/* The ratio (pcow by raw) at which the first criterion would just be met, in whatever terms it is stated. */
 static double ratio_target(const struct row *row)
 {
-    for (unsigned i = 0; i < row->criterion_count; i++) {
-        if (!strcmp(row->criteria[i].what, "pcow/raw")) {
-            return row->criteria[i].at_most;
-        }
+    const struct criterion *first = &row->criteria[0];
+    double ratio = row->pcow_ns / row->raw_ns;
+
+    if (row->criterion_count == 0) {
+        return NAN;
     }
-    return NAN;
+    return first->at_least ? ratio * first->value / first->bound : ratio * first->bound / first->value;
 }
 
 static json_object *row_object(const struct row *row)
@@ -84,6 +87,9 @@ static json_object *row_object(const struct row *row)
         put_number(details, row->details[i].key, row->details[i].value, "%.12g");
     }
     json_object_object_add(object, "details", details);
+    if (row->note[0]) {
+        json_put_text(object, "note", row->note);
+    }
     return object;
 }
 
@@ -102,7 +108,7 @@ static json_object *limits_object(const struct bench *bench)
     return object;
 }
 
-static json_object *machine_object(const struct bench *bench)
+json_object *document_machine(const struct bench *bench)
 {
     json_object *object = json_object_new_object();
     struct machine machine;
@@ -132,6 +138,12 @@ static json_object *run_object(const struct bench *bench)
     if (bench->uffd_problem) {
         json_put_text(object, "engine_uffd_skipped", bench->uffd_problem);
     }
+    if (bench->huge_problem) {
+        json_put_text(object, "huge_skipped", bench->huge_problem);
+    }
+    if (bench->qcow2_problem) {
+        json_put_text(object, "qcow2_skipped", bench->qcow2_problem);
+    }
     return object;
 }
 
@@ -144,22 +156,26 @@ static json_object *document(const struct bench *bench)
     }
     json_object_object_add(object, "rows", rows);
     json_object_object_add(object, "limits", limits_object(bench));
-    json_object_object_add(object, "machine", machine_object(bench));
+    json_object_object_add(object, "machine", document_machine(bench));
     json_object_object_add(object, "run", run_object(bench));
     return object;
 }
 
-int print_json(const struct bench *bench)
-{
-    return json_print(document(bench));
-}
-
 int write_json(const struct bench *bench, const char *path)
 {
-    json_object *object = document(bench);
-    FILE *file = fopen(path, "we");
-    bool ok = file && fprintf(file, "%s\n", json_object_to_json_string_ext(object, JSON_FLAGS)) > 0;
+    return document_put(document(bench), path);
+}
 
+int document_put(json_object *object, const char *path)
+{
+    FILE *file;
+    bool ok;
+
+    if (!path) {
+        return json_print(object);
+    }
+    file = fopen(path, "we");
+    ok = file && fprintf(file, "%s\n", json_object_to_json_string_ext(object, JSON_FLAGS)) > 0;
     if (file && fclose(file)) {
         ok = false;
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include "machine.h"
 
+#include <inttypes.h>
 #include <linux/magic.h>
 #include <stdio.h>
 #include <string.h>
@@ -59,6 +60,23 @@ static const char *file_system_name(const char *path, char *buffer, size_t size)
         snprintf(buffer, size, "0x%x", (uint32_t)fs.f_type);
         return buffer;
     }
+}
+
+uint64_t memory_available(void)
+{
+    FILE *file = fopen("/proc/meminfo", "re");
+    char line[128];
+    uint64_t kib = UINT64_MAX >> 10;
+
+    while (file && fgets(line, sizeof(line), file)) {
+        if (sscanf(line, "MemAvailable: %" SCNu64, &kib) == 1) {
+            break;
+        }
+    }
+    if (file) {
+        fclose(file);
+    }
+    return kib << 10;
 }
 
 void machine_describe(const struct bench *bench, struct machine *machine)

@@ -14,6 +14,9 @@ struct machine {
     char pool_file_system[32];
 };
 
+/* Bytes that can be had without swapping; very much if the kernel does not say. */
+uint64_t memory_available(void);
+
 void machine_describe(const struct bench *bench, struct machine *machine);
 
 #endif

@@ -11,15 +11,19 @@
 #include "options.h"
 #include "report.h"
 #include "sample.h"
+#include "soak.h"
+#include "soak_threads.h"
 
 #define DEFAULT_SIZE (UINT64_C(512) << 20)
 #define QUICK_SIZE (UINT64_C(32) << 20)
 #define MIN_SIZE (UINT64_C(16) << 20)
 #define DEFAULT_REPEAT 7
 #define QUICK_REPEAT 2
+#define DEFAULT_THREADS 4
 #define MAX_WANTED 64
 
-static const struct group *const groups[] = {&first_touch_group, &copy_group, &steady_group, &open_group, &snapshot_group};
+static const struct group *const groups[] = {&first_touch_group, &copy_group, &steady_group, &open_group,
+                                            &scattered_group, &snapshot_group, &freeze_group, &qcow2_group};
 
 #define GROUPS (sizeof(groups) / sizeof(groups[0]))
 
@@ -27,6 +31,8 @@ struct options {
     const char *pool, *json_file;
     bool json;
     char *row_list;
+    unsigned soak_seconds, threads;            /* 0: no soak */
+    uint64_t seed;
     const char *wanted[MAX_WANTED + 1];
 };
 
@@ -41,6 +47,9 @@ static int help(void)
          "      --size SIZE            working set of each side (default 512M, at least 16M)\n"
          "      --repeat NUMBER        repetitions of which the median is taken (default 7)\n"
          "      --quick                small and short: to see that it works, not for numbers\n"
+         "      --soak SECONDS         measure nothing; use an image at random for so long and compare every byte\n"
+         "      --threads NUMBER       of a soak (default 4, at most 64)\n"
+         "      --seed NUMBER          of a soak (default: from the clock)\n"
          "  -h, --help                 this text\n"
          "  -V, --version              the version\n\nRows:");
     for (size_t i = 0; i < GROUPS; i++) {
@@ -79,17 +88,26 @@ static bool parse_rows(char *list, struct options *options)
     return true;
 }
 
-static bool parse_repeat(const char *text, unsigned *repeat)
+static bool parse_number(const char *option, const char *text, uint64_t most, uint64_t *number)
 {
     char *end;
-    unsigned long value = strtoul(text, &end, 10);
 
-    if (end == text || *end || text[0] == '-' || value == 0 || value > MAX_REPEAT) {
-        report("--repeat takes a number from 1 to %d, not '%s'", MAX_REPEAT, text);
+    errno = 0;
+    *number = strtoull(text, &end, 10);
+    if (end == text || *end || text[0] == '-' || errno || *number == 0 || *number > most) {
+        report("%s takes a number from 1 to %llu, not '%s'", option, (unsigned long long)most, text);
         return false;
     }
-    *repeat = (unsigned)value;
     return true;
+}
+
+static bool parse_unsigned(const char *option, const char *text, unsigned most, unsigned *number)
+{
+    uint64_t value;
+    bool ok = parse_number(option, text, most, &value);
+
+    *number = ok ? (unsigned)value : 0;
+    return ok;
 }
 
 static bool parse_size_of_set(const char *text, uint64_t *size)
@@ -106,11 +124,12 @@ static bool parse_size_of_set(const char *text, uint64_t *size)
 
 static int parse_options(int argc, char **argv, struct bench *bench, struct options *options)
 {
-    enum { OUTPUT = 256, JSON_FILE, POOL, ROWS, SIZE, REPEAT, QUICK };
+    enum { OUTPUT = 256, JSON_FILE, POOL, ROWS, SIZE, REPEAT, QUICK, SOAK, THREADS, SEED };
     static const struct option names[] = {
         {"output", required_argument, NULL, OUTPUT}, {"json-file", required_argument, NULL, JSON_FILE},
         {"pool", required_argument, NULL, POOL}, {"rows", required_argument, NULL, ROWS}, {"size", required_argument, NULL, SIZE},
-        {"repeat", required_argument, NULL, REPEAT}, {"quick", no_argument, NULL, QUICK}, {"help", no_argument, NULL, 'h'},
+        {"repeat", required_argument, NULL, REPEAT}, {"quick", no_argument, NULL, QUICK}, {"soak", required_argument, NULL, SOAK},
+        {"threads", required_argument, NULL, THREADS}, {"seed", required_argument, NULL, SEED}, {"help", no_argument, NULL, 'h'},
         {"version", no_argument, NULL, 'V'}, {NULL, 0, NULL, 0},
     };
     int option;
@@ -123,8 +142,11 @@ static int parse_options(int argc, char **argv, struct bench *bench, struct opti
         case POOL: options->pool = optarg; break;
         case ROWS: options->row_list = optarg; break;
         case SIZE: ok = parse_size_of_set(optarg, &bench->size); break;
-        case REPEAT: ok = parse_repeat(optarg, &bench->repeat); break;
+        case REPEAT: ok = parse_unsigned("--repeat", optarg, MAX_REPEAT, &bench->repeat); break;
         case QUICK: bench->quick = true; break;
+        case SOAK: ok = parse_unsigned("--soak", optarg, UINT32_MAX, &options->soak_seconds); break;
+        case THREADS: ok = parse_unsigned("--threads", optarg, MAX_SOAK_THREADS, &options->threads); break;
+        case SEED: ok = parse_number("--seed", optarg, UINT64_MAX, &options->seed); break;
         case 'h': exit(help());
         case 'V':
             printf("pcow-bench version %s\n", pcow_version());
@@ -140,8 +162,16 @@ static int parse_options(int argc, char **argv, struct bench *bench, struct opti
         ok = parse_rows(options->row_list, options);
         bench->wanted = options->wanted;
     }
+    if (ok && !options->soak_seconds && (options->threads || options->seed)) {
+        report("--threads and --seed go with --soak");
+        ok = false;
+    }
+    if (ok && options->soak_seconds && (options->row_list || bench->repeat || bench->quick)) {
+        report("--soak measures nothing: leave out --rows, --repeat and --quick");
+        ok = false;
+    }
     if (!bench->size) {
-        bench->size = bench->quick ? QUICK_SIZE : DEFAULT_SIZE;
+        bench->size = options->soak_seconds ? SOAK_SIZE : bench->quick ? QUICK_SIZE : DEFAULT_SIZE;
     }
     if (!bench->repeat) {
         bench->repeat = bench->quick ? QUICK_REPEAT : DEFAULT_REPEAT;
@@ -154,7 +184,7 @@ static int show(const struct bench *bench, const struct options *options)
     int status = options->json_file ? write_json(bench, options->json_file) : EXIT_SUCCESS;
 
     if (options->json) {
-        return print_json(bench) == EXIT_SUCCESS ? status : EXIT_FAILURE;
+        return write_json(bench, NULL) == EXIT_SUCCESS ? status : EXIT_FAILURE;
     }
     print_table(bench);
     if (fflush(stdout)) {
@@ -184,6 +214,31 @@ static int measure(void *opaque)
     return r ? report_error(&error) : show(run->bench, run->options);
 }
 
+static int use(void *opaque)
+{
+    const struct run *run = opaque;
+    const struct options *options = run->options;
+    struct pcow_error error = {0};
+    struct soak_report done;
+    int r = soak(run->bench, options->soak_seconds, options->threads ? options->threads : DEFAULT_THREADS, options->seed, &done, &error);
+
+    if (interrupt_pending()) {
+        return EXIT_FAILURE;
+    }
+    if (r) {
+        report("%s (seed %llu)", error.message, (unsigned long long)done.seed);
+        return EXIT_FAILURE;
+    }
+    if (options->json_file && write_soak_json(run->bench, &done, options->json_file)) {
+        return EXIT_FAILURE;
+    }
+    if (options->json) {
+        return write_soak_json(run->bench, &done, NULL);
+    }
+    print_soak(run->bench, &done);
+    return fflush(stdout) ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
 /* Before minutes of measuring, not after them. */
 static bool can_write(const char *path)
 {
@@ -211,7 +266,7 @@ int main(int argc, char **argv)
     if (bench_begin(&bench, options.pool, &error)) {
         status = report_error(&error);
     } else {
-        status = run_guarded(measure, &(struct run){&bench, &options});
+        status = run_guarded(options.soak_seconds ? use : measure, &(struct run){&bench, &options});
     }
     bench_end(&bench);
     return interrupt_obey(status);

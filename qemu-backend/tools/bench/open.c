@@ -26,6 +26,7 @@
 #define ROUNDS 4u                              /* for each repetition */
 #define AT_MOST_NS 30e6
 #define AT_MOST_VMAS 10000
+#define AT_MOST_MEMORY 0.1                     /* per cent */
 #define SLACK (UINT64_C(256) << 20)
 #define SEED UINT64_C(0x6f70656e)
 
@@ -35,6 +36,7 @@ struct open_row {
     uint64_t *order;                           /* of clusters, for the paper's method */
     struct series raw, paper, pcow, map;
     unsigned vmas;
+    size_t memory;                             /* of the monitor, bytes */
     uint64_t paper_mapped;
     char path[4096], raw_path[4096];
 };
@@ -158,6 +160,7 @@ static int time_pcow(struct open_row *o, double *open_ns, double *map_ns, bool c
 {
     pcow_image *image = NULL;
     pcow_map *map = NULL;
+    struct pcow_map_stats stats;
     uint64_t start = now_ns(), opened;
     int r = pcow_open(o->path, PCOW_OPEN_WRITE, NULL, &image, error);
 
@@ -167,6 +170,8 @@ static int time_pcow(struct open_row *o, double *open_ns, double *map_ns, bool c
     *open_ns = (double)(now_ns() - start) - o->bench->limits.clock_ns;
     if (!r) {
         o->vmas = count_mappings(pcow_map_address(map), o->size);
+        pcow_map_get_stats(map, &stats);
+        o->memory = stats.memory;
         r = check ? verify(o, pcow_map_address(map), error) : 0;
         pcow_map_destroy(map);
     }
@@ -210,7 +215,9 @@ static int add_row(struct open_row *o, struct pcow_error *error)
     if (o->size == SIZE) {
         row_add_criterion(row, "ns", row->pcow_ns, AT_MOST_NS);
         row_add_criterion(row, "vmas", o->vmas, AT_MOST_VMAS);
+        row_add_criterion(row, "monitor's memory, % of mapped", 100.0 * (double)o->memory / (double)o->size, AT_MOST_MEMORY);
     }
+    row_add_detail(row, "monitor_bytes", (double)o->memory);
     row_add_detail(row, "image_bytes", (double)o->size);
     row_add_detail(row, "samples", (double)ROUNDS * o->bench->repeat);
     row_add_detail(row, "vmas", o->vmas);

@@ -130,12 +130,12 @@ static void *serve(void *opaque)
     struct paper *paper = opaque;
     uint8_t *address;
 
-    while ((address = uffd_wait(paper->uffd))) {
+    while ((address = bench_uffd_wait(paper->uffd))) {
         uint64_t cluster = (uint64_t)(address - paper->memory) / paper->options.cluster_size;
         int r = 0;
 
         if (address == paper->stop_page) {
-            uffd_zero_page(paper->uffd, address);
+            bench_uffd_zero_page(paper->uffd, address);
             return NULL;
         }
         if (!paper->offset[cluster]) {
@@ -143,9 +143,9 @@ static void *serve(void *opaque)
         }
         if (r) {
             note(paper, r);
-            uffd_zero_page(paper->uffd, address);
+            bench_uffd_zero_page(paper->uffd, address);
         }
-        uffd_wake(paper->uffd, paper->memory + cluster * paper->options.cluster_size, paper->options.cluster_size);
+        bench_uffd_wake(paper->uffd, paper->memory + cluster * paper->options.cluster_size, paper->options.cluster_size);
     }
     return NULL;
 }
@@ -154,7 +154,7 @@ static int start_uffd(struct paper *paper)
 {
     int r;
 
-    paper->uffd = uffd_open();
+    paper->uffd = bench_uffd_open();
     if (paper->uffd < 0) {
         r = paper->uffd;
         paper->uffd = -1;
@@ -165,8 +165,8 @@ static int start_uffd(struct paper *paper)
         paper->stop_page = NULL;
         return -ENOMEM;
     }
-    r = uffd_register(paper->uffd, paper->memory, paper->options.size);
-    r = r ? r : uffd_register(paper->uffd, paper->stop_page, PCOW_PAGE_SIZE);
+    r = bench_uffd_register(paper->uffd, paper->memory, paper->options.size);
+    r = r ? r : bench_uffd_register(paper->uffd, paper->stop_page, PCOW_PAGE_SIZE);
     r = r ? r : -pthread_create(&paper->thread, NULL, serve, paper);
     if (r) {
         munmap(paper->stop_page, PCOW_PAGE_SIZE);

@@ -11,6 +11,8 @@
 #include "report.h"
 
 #define WORDS_PER_PAGE (PCOW_PAGE_SIZE / sizeof(uint64_t))
+#define PREPARE_TRIES 100u                     /* without a change: there is not going to be more */
+#define PREPARE_WAIT_US 1000u
 
 uint64_t random_next(uint64_t *seed)           /* xorshift64 */
 {
@@ -165,11 +167,17 @@ int side_create_base(const struct bench *bench, const char *name, uint64_t size,
 int side_open(const struct bench *bench, struct side *side, const char *base, uint64_t size, uint64_t cluster_size,
               enum pcow_engine engine, struct pcow_error *error)
 {
+    return side_open_prepared(bench, side, base, size, cluster_size, engine, 0, error);
+}
+
+int side_open_prepared(const struct bench *bench, struct side *side, const char *base, uint64_t size, uint64_t cluster_size,
+                       enum pcow_engine engine, unsigned prepared_slabs, struct pcow_error *error)
+{
     char path[4096], base_path[4096];
     struct pcow_create_options create = {.virtual_size = size, .cluster_size = cluster_size,
                                          .base = base ? bench_path(bench, base, base_path) : NULL};
     /* Waiting would be for ever: what fills the pool is not going to be undone by us. */
-    struct pcow_map_options options = {.engine = engine, .full_policy = PCOW_FULL_FAIL};
+    struct pcow_map_options options = {.engine = engine, .full_policy = PCOW_FULL_FAIL, .prepared_slabs = prepared_slabs};
     int r;
 
     *side = (struct side){.size = size, .name = TOP_IMAGE};
@@ -181,7 +189,20 @@ int side_open(const struct bench *bench, struct side *side, const char *base, ui
         return r;
     }
     side->memory = pcow_map_address(side->map);
+    side_settle(side, prepared_slabs);
     return 0;
+}
+
+void side_settle(const struct side *side, unsigned prepared_slabs)
+{
+    struct pcow_map_stats stats = {.slabs_queued = 1}, before = {0};
+
+    for (unsigned tries = 0; tries < PREPARE_TRIES && (stats.slabs_ready < prepared_slabs || stats.slabs_queued > 0); tries++) {
+        usleep(PREPARE_WAIT_US);
+        before = stats;
+        pcow_map_get_stats(side->map, &stats);
+        tries = stats.slabs_ready == before.slabs_ready && stats.slabs_queued == before.slabs_queued ? tries : 0;
+    }
 }
 
 void side_close(const struct bench *bench, struct side *side)

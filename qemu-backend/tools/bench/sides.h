@@ -61,6 +61,11 @@ int side_create_base(const struct bench *bench, const char *name, uint64_t size,
 /* A new image, on base if that is not NULL, opened and mapped. */
 int side_open(const struct bench *bench, struct side *side, const char *base, uint64_t size, uint64_t cluster_size,
               enum pcow_engine engine, struct pcow_error *error);
+/* The same, with so many slabs prepared before it returns (0: as many as the monitor finds right, and without waiting). */
+int side_open_prepared(const struct bench *bench, struct side *side, const char *base, uint64_t size, uint64_t cluster_size,
+                       enum pcow_engine engine, unsigned prepared_slabs, struct pcow_error *error);
+/* Let the thread that works ahead get its lead, as in a VM that has been running for a while; a pool short of space gives less. */
+void side_settle(const struct side *side, unsigned prepared_slabs);
 void side_close(const struct bench *bench, struct side *side);
 
 /* 2 MiB for one slab of content, aligned to a page; free with free(); NULL when out of memory. */

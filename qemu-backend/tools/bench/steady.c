@@ -11,13 +11,14 @@
 #include <string.h>
 
 #include "chain.h"
+#include "huge.h"
 #include "report.h"
 #include "sample.h"
 #include "threads.h"
 
 #define BATCH 2048u
 #define BATCHES 32u                            /* for each repetition and side */
-#define AT_MOST (1 / 0.98)                     /* at least 0.98 of raw's speed */
+#define AT_LEAST 0.98                          /* of raw's speed, and of its share of huge mappings */
 #define SLACK (UINT64_C(256) << 20)
 #define SEED UINT64_C(0x73746561)
 #define WORDS_PER_PAGE (PCOW_PAGE_SIZE / sizeof(uint64_t))
@@ -229,7 +230,10 @@ static int add_row(const struct steady *s, struct pcow_error *error)
     row->limit_ns = row->raw_ns;
     row->pcow_ns = series_value(&s->series[PCOW]);
     row->pcow_p99_ns = series_p99(&s->series[PCOW]);
-    row_add_criterion(row, "pcow/raw", row->pcow_ns / row->raw_ns, AT_MOST);
+    row_add_criterion_at_least(row, "raw/pcow", row->raw_ns / row->pcow_ns, AT_LEAST);
+    if (s->raw_huge > 0) {
+        row_add_criterion_at_least(row, "2 MiB mappings, of raw's", s->pcow_huge / s->raw_huge, AT_LEAST);
+    }
     row_add_detail(row, "control_ratio", series_value(&s->series[CONTROL]) / row->raw_ns);
     row_add_detail(row, "samples", (double)BATCHES * BATCH * s->bench->repeat);
     row_add_detail(row, "vmas", s->vmas);
@@ -278,7 +282,25 @@ static int run_plan(struct bench *bench, const struct plan plan[2], uint64_t uni
     return r;
 }
 
-static const char *const names[] = {"steady-read-4k", "steady-read-4k-scattered", "steady-write-4k", "steady-store-flush", NULL};
+static const char *const names[] = {"steady-read-4k", "steady-read-4k-scattered", "steady-write-4k", "steady-store-flush",
+                                    "steady-read-4k-huge", "steady-write-4k-huge", "steady-store-flush-huge", NULL};
+
+/* The same with files that are mapped with huge pages. */
+static int run_huge(struct bench *bench, struct pcow_error *error)
+{
+    static const struct plan reads[2] = {{"steady-read-4k-huge", READ_PAGE}},
+                             stores[2] = {{"steady-write-4k-huge", WRITE_PAGE}, {"steady-store-flush-huge", STORE_FLUSH}};
+    int r;
+
+    if (!(bench_wants(bench, reads[0].name) || bench_wants(bench, stores[0].name) || bench_wants(bench, stores[1].name))
+        || !huge_pool_enter(bench)) {
+        return 0;
+    }
+    r = run_plan(bench, reads, PCOW_SLAB_SIZE, false, error);
+    r = r ? r : run_plan(bench, stores, PCOW_SLAB_SIZE, true, error);
+    huge_pool_leave(bench);
+    return r;
+}
 
 static int run(struct bench *bench, struct pcow_error *error)
 {
@@ -287,7 +309,8 @@ static int run(struct bench *bench, struct pcow_error *error)
     int r = run_plan(bench, reads, PCOW_SLAB_SIZE, false, error);
 
     r = r ? r : run_plan(bench, scattered, PCOW_DEFAULT_CLUSTER_SIZE, false, error);
-    return r ? r : run_plan(bench, stores, PCOW_SLAB_SIZE, true, error);
+    r = r ? r : run_plan(bench, stores, PCOW_SLAB_SIZE, true, error);
+    return r ? r : run_huge(bench, error);
 }
 
 const struct group steady_group = {names, run};

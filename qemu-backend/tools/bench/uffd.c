@@ -9,7 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-int uffd_open(void)
+int bench_uffd_open(void)
 {
     int device = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC), fd = -1;
     struct uffdio_api api = {.api = UFFD_API};
@@ -35,28 +35,28 @@ int uffd_open(void)
     return fd;
 }
 
-int uffd_register(int fd, void *address, size_t length)
+int bench_uffd_register(int fd, void *address, size_t length)
 {
     struct uffdio_register range = {.range = {(uintptr_t)address, length}, .mode = UFFDIO_REGISTER_MODE_MISSING};
 
     return ioctl(fd, UFFDIO_REGISTER, &range) ? -errno : 0;
 }
 
-void uffd_wake(int fd, void *address, size_t length)
+void bench_uffd_wake(int fd, void *address, size_t length)
 {
     struct uffdio_range range = {(uintptr_t)address, length};
 
     ioctl(fd, UFFDIO_WAKE, &range);
 }
 
-void uffd_zero_page(int fd, void *address)
+void bench_uffd_zero_page(int fd, void *address)
 {
     struct uffdio_zeropage zero = {.range = {(uintptr_t)address, PCOW_PAGE_SIZE}};
 
     ioctl(fd, UFFDIO_ZEROPAGE, &zero);
 }
 
-void *uffd_wait(int fd)
+void *bench_uffd_wait(int fd)
 {
     struct uffd_msg message;
 

@@ -7,11 +7,11 @@
 #include <stdint.h>
 
 /* A descriptor that is ready for use, or a negative errno. */
-int uffd_open(void);
-int uffd_register(int fd, void *address, size_t length);
-void uffd_wake(int fd, void *address, size_t length);
-void uffd_zero_page(int fd, void *address);
+int bench_uffd_open(void);
+int bench_uffd_register(int fd, void *address, size_t length);
+void bench_uffd_wake(int fd, void *address, size_t length);
+void bench_uffd_zero_page(int fd, void *address);
 /* The page of the next fault; NULL when the descriptor is done. */
-void *uffd_wait(int fd);
+void *bench_uffd_wait(int fd);
 
 #endif

@@ -11,7 +11,7 @@ static int commit(const char *path, const char *format, bool show_progress, stru
 {
     struct progress progress;
     pcow_image *image;
-    int r = image_open(path, format, PCOW_OPEN_WRITE, NULL, &image, error);
+    int r = img_open(path, format, PCOW_OPEN_WRITE, NULL, &image, error);
 
     if (r) {
         return r;

@@ -20,7 +20,7 @@ struct convert_request {
     uint64_t cluster_size;
     char qcow2_options[1024];
     char *option_list;                         /* of all -o */
-    bool existing, quiet, progress, force_share;
+    bool existing, quiet, progress, force_share, sealed;
 };
 
 static bool is_qcow2_option(const char *key)
@@ -50,6 +50,10 @@ static int apply_options(struct convert_request *request, enum image_format form
             }
         } else if (format == FORMAT_PCOW && !strcmp(key, "base_snapshot")) {
             request->base_snapshot = value;
+        } else if (format == FORMAT_PCOW && !strcmp(key, "sealed")) {
+            if (!parse_switch(key, value, &request->sealed, error)) {
+                return -EINVAL;
+            }
         } else if (format == FORMAT_QCOW2 && is_qcow2_option(key) && !strchr(value, ',')) {
             used += (size_t)snprintf(request->qcow2_options + used, sizeof(request->qcow2_options) - used, "%s%s=%s",
                                      used ? "," : "", key, value);
@@ -184,6 +188,7 @@ static int convert(struct convert_request *request, struct pcow_error *error)
     if (!r) {
         to.base_snapshot = request->base_snapshot;
         to.cluster_size = request->cluster_size;
+        to.sealed = request->sealed;
         to.qcow2_options = *request->qcow2_options ? request->qcow2_options : NULL;
         r = request->existing ? fill(request, &to, source, base, error) : fill_new(request, &to, source, base, error);
     }
@@ -249,10 +254,11 @@ const struct command convert_command = {
             "  -O FMT                     format of DESTINATION: raw, qcow2, pcow; default: pcow for *.pcow, else raw\n"
             "  -B BASE                    make a pcow image on this base that holds only what differs from it\n"
             "  -F FMT                     format of BASE: pcow (default) or pcow1\n"
-            "  -l SNAPSHOT                copy a snapshot of SOURCE and not its present state\n"
+            "  -l SNAPSHOT                copy a snapshot of SOURCE and not its present state; of pcow also while SOURCE is in use\n"
             "  -n                         write into DESTINATION, which exists (a block device, an image)\n"
             "  -o cluster_size=SIZE       of a pcow image, 4k to 2M, default 64k\n"
             "  -o base_snapshot=NAME      stand on this snapshot of BASE\n"
+            "  -o sealed=on               make a template of the pcow image that nobody can change\n"
             "  -o ...                     for qcow2: qemu-img's compat, cluster_size, compression_type, extended_l2,\n"
             "                             lazy_refcounts, preallocation, refcount_bits\n"
             "  -U, --force-share          take no lock on SOURCE: also while it is in use\n"

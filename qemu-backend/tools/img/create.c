@@ -30,13 +30,17 @@ static int apply_options(char *list, struct create_request *request, struct pcow
             }
         } else if (!strcmp(key, "base_snapshot")) {
             request->options.base_snapshot = value;
+        } else if (!strcmp(key, "copy_on_read")) {
+            if (!parse_switch(key, value, &request->options.copy_on_read, error)) {
+                return -EINVAL;
+            }
         } else if (!strcmp(key, "backing_file")) {
             request->base = value;
         } else if (!strcmp(key, "backing_fmt")) {
             request->base_format = value;
         } else {
             return fail(error, -EINVAL, "create option '%s' is not known; there are size, cluster_size, base_snapshot, "
-                        "backing_file and backing_fmt", key);
+                        "copy_on_read, backing_file and backing_fmt", key);
         }
     }
     return more;
@@ -158,6 +162,7 @@ const struct command create_command = {
             "  -u                         do not look at BASE; needs SIZE\n"
             "  -o cluster_size=SIZE       unit of allocation, 4k to 2M, default 64k\n"
             "  -o base_snapshot=NAME      stand on this snapshot of BASE\n"
+            "  -o copy_on_read=on|off     have data that a VM reads from older layers copied into the newest one\n"
             "  SIZE                       default: that of BASE; rounded up to 2 MiB\n",
     .run = run,
 };

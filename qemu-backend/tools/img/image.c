@@ -9,8 +9,8 @@
 #include "report.h"
 #include "size.h"
 
-int image_open(const char *path, const char *format, unsigned flags, const char *snapshot, pcow_image **image,
-               struct pcow_error *error)
+int img_open(const char *path, const char *format, unsigned flags, const char *snapshot, pcow_image **image,
+             struct pcow_error *error)
 {
     if (format && !strcmp(format, "pcow1")) {
         flags |= PCOW_OPEN_FORMAT_1;
@@ -53,6 +53,16 @@ int check_base_format(const char *format, struct pcow_error *error)
                     "'pcow-img convert -f %s -O pcow'", format, format);
     }
     return 0;
+}
+
+bool parse_switch(const char *key, const char *value, bool *on, struct pcow_error *error)
+{
+    *on = !strcmp(value, "on");
+    if (!*on && strcmp(value, "off")) {
+        fail(error, -EINVAL, "%s is 'on' or 'off', not '%s'", key, value);
+        return false;
+    }
+    return true;
 }
 
 int round_virtual_size(uint64_t *size, bool quiet, struct pcow_error *error)

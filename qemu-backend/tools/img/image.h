@@ -9,8 +9,8 @@
 /*
  * Open path for a command that works on pcow images only.  format: the value of -f, "pcow" or "pcow1"; NULL: pcow.
  */
-int image_open(const char *path, const char *format, unsigned flags, const char *snapshot, pcow_image **image,
-               struct pcow_error *error);
+int img_open(const char *path, const char *format, unsigned flags, const char *snapshot, pcow_image **image,
+             struct pcow_error *error);
 
 /* Join the directory of the file path with name.  -ENAMETOOLONG */
 int sibling_path(const char *path, const char *name, char result[PATH_MAX], struct pcow_error *error);
@@ -23,6 +23,9 @@ int base_path(const char *path, const char *base, char result[PATH_MAX], struct 
 
 /* Is format one that a base can have ("pcow" or "pcow1")?  NULL is. */
 int check_base_format(const char *format, struct pcow_error *error);
+
+/* "on" or "off"; false with *error set for anything else. */
+bool parse_switch(const char *key, const char *value, bool *on, struct pcow_error *error);
 
 /*
  * Round a virtual size up to the unit of pcow and say so, unless quiet.

@@ -18,6 +18,41 @@ static const char *format_name(unsigned format)
     return format == 1 ? "pcow1" : "pcow";
 }
 
+static const struct {
+    enum pcow_survives bit;
+    const char *name;
+} failures[] = {
+    {PCOW_SURVIVES_PROCESS, "process-crash"},
+    {PCOW_SURVIVES_HOST, "host-crash"},
+    {PCOW_SURVIVES_POWER, "power-loss"},
+};
+
+static void put_survives(json_object *object, const char *key, unsigned survives)
+{
+    json_object *array = json_object_new_array();
+
+    for (size_t i = 0; i < sizeof failures / sizeof *failures; i++) {
+        if (survives & failures[i].bit) {
+            json_object_array_add(array, json_object_new_string(failures[i].name));
+        }
+    }
+    json_object_object_add(object, key, array);
+}
+
+static void print_survives(const char *what, unsigned survives)
+{
+    const char *separator = " ";
+
+    printf("    %s data survives:", what);
+    for (size_t i = 0; i < sizeof failures / sizeof *failures; i++) {
+        if (survives & failures[i].bit) {
+            printf("%s%s", separator, failures[i].name);
+            separator = ", ";
+        }
+    }
+    putchar('\n');
+}
+
 static void put_format_specific(json_object *object, const struct pcow_info *info)
 {
     json_object *specific = json_object_new_object(), *data = json_object_new_object();
@@ -30,11 +65,14 @@ static void put_format_specific(json_object *object, const struct pcow_info *inf
     json_put_text(data, "uuid", format_uuid(info->uuid, uuid));
     json_put_size(data, "generation", info->generation);
     json_put_bool(data, "sealed", info->sealed);
+    json_put_bool(data, "copy-on-read", info->copy_on_read);
     json_put_size(data, "data-size", info->data_size);
     json_put_size(data, "free-size", info->free_size);
     json_put_size(data, "file-size", info->file_size);
     json_put_size(data, "chain-depth", info->chain_depth);
     json_put_text(data, "persistence", pcow_persistence_name(info->persistence));
+    put_survives(data, "stored-survives", pcow_persistence_survives(info->persistence, false));
+    put_survives(data, "flushed-survives", pcow_persistence_survives(info->persistence, true));
     if (info->has_base) {
         json_put_text(data, "base-uuid", format_uuid(info->base_uuid, uuid));
         json_put_size(data, "base-format", info->base_format);
@@ -127,10 +165,15 @@ static int print_info(pcow_image *image, struct pcow_error *error)
         printf("    uuid: %s\n", format_uuid(info.uuid, uuid));
         printf("    generation: %" PRIu64 "\n    sealed: %s\n", info.generation, info.sealed ? "true" : "false");
     }
+    if (info.copy_on_read) {
+        puts("    copy on read: true");
+    }
     print_size("    data size", info.data_size);
     print_size("    free size", info.free_size);
     print_size("    file size", info.file_size);
     printf("    chain depth: %u\n    persistence: %s\n", info.chain_depth, pcow_persistence_name(info.persistence));
+    print_survives("stored", pcow_persistence_survives(info.persistence, false));
+    print_survives("flushed", pcow_persistence_survives(info.persistence, true));
     return 0;
 }
 
@@ -173,9 +216,9 @@ static int open_for_info(const char *path, const char *format, bool chain, bool 
 {
     unsigned flags = force_share ? PCOW_OPEN_FORCE_SHARE : 0;
     struct pcow_error problem;
-    int r = image_open(path, format, flags, NULL, image, error);
+    int r = img_open(path, format, flags, NULL, image, error);
 
-    if (!r || chain || image_open(path, format, flags | PCOW_OPEN_NO_BASE, NULL, image, &problem)) {
+    if (!r || chain || img_open(path, format, flags | PCOW_OPEN_NO_BASE, NULL, image, &problem)) {
         return r;
     }
     report("warning: %s", error->message);

@@ -126,7 +126,7 @@ static int run(int argc, char **argv)
     if (!path) {
         return EXIT_FAILURE;
     }
-    r = image_open(path, request.format, request.force_share ? PCOW_OPEN_FORCE_SHARE : 0, request.snapshot, &image, &error);
+    r = img_open(path, request.format, request.force_share ? PCOW_OPEN_FORCE_SHARE : 0, request.snapshot, &image, &error);
     if (r) {
         return report_error(&error);
     }

@@ -45,7 +45,7 @@ static int rebase(const char *path, const struct rebase_request *request, struct
         r = fail(error, -EINVAL, "%s: base_snapshot needs a base: give one with -b", path);
     }
     if (!r) {
-        r = image_open(path, request->format, flags, NULL, &image, error);
+        r = img_open(path, request->format, flags, NULL, &image, error);
     }
     if (r) {
         return r;

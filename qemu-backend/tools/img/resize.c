@@ -37,7 +37,7 @@ static int resize_image(const char *path, const struct resize_request *request, 
 {
     uint64_t size;
     pcow_image *image;
-    int r = image_open(path, request->format, PCOW_OPEN_WRITE, NULL, &image, error);
+    int r = img_open(path, request->format, PCOW_OPEN_WRITE, NULL, &image, error);
 
     if (r) {
         return r;

@@ -8,5 +8,7 @@
 
 int snapshot_list_json(pcow_image *image, json_object **array, struct pcow_error *error);
 int snapshot_list_print(pcow_image *image, struct pcow_error *error);
+/* Each below the one that it descends from. */
+int snapshot_tree_print(pcow_image *image, struct pcow_error *error);
 
 #endif

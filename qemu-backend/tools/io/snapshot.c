@@ -4,10 +4,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "command.h"
 #include "report.h"
 #include "size.h"
+
+static double now(void)
+{
+    struct timespec time;
+
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
 
 static int list(pcow_image *image, struct pcow_error *error)
 {
@@ -44,13 +53,23 @@ static bool run_snapshot(struct session *session, const struct command *command,
         int (*run)(pcow_image *image, const char *name, struct pcow_error *error);
     } actions[] = {{"create", pcow_snapshot_create}, {"revert", pcow_snapshot_revert}, {"delete", delete}};
     struct pcow_error error;
+    bool timed = argc > 1 && !strcmp(argv[1], "-t");
 
-    if (argc == 2 && !strcmp(argv[1], "list")) {
+    argc -= timed;
+    argv += timed;
+    if (argc == 2 && !timed && !strcmp(argv[1], "list")) {
         return list(session->image, &error) ? command_failed(command, &error) : true;
     }
     for (size_t i = 0; argc == 3 && i < sizeof(actions) / sizeof(actions[0]); i++) {
         if (!strcmp(argv[1], actions[i].name)) {
-            return actions[i].run(session->image, argv[2], &error) ? command_failed(command, &error) : true;
+            double begun = now();
+            bool failed = actions[i].run(session->image, argv[2], &error) < 0;
+
+            if (timed && !failed) {
+                printf("%s %.9f\n", argv[1], now() - begun);
+                fflush(stdout);
+            }
+            return failed ? command_failed(command, &error) : true;
         }
     }
     report("usage: snapshot %s", command->arguments);
@@ -58,7 +77,8 @@ static bool run_snapshot(struct session *session, const struct command *command,
 }
 
 const struct command snapshot_commands[] = {
-    {"snapshot", NULL, "create NAME | revert NAME | delete NAME | list", "snapshots of the open image", NULL, 1, 2,
+    {"snapshot", NULL, "[-t] create NAME | revert NAME | delete NAME | list", "snapshots of the open image; -t: print the seconds",
+     NULL, 1, 3,
      run_snapshot},
     {0},
 };

@@ -100,7 +100,7 @@ static void test_persist_copies_in_every_class(void **state)
     for (int class = PCOW_PERSISTENCE_VOLATILE; class <= PCOW_PERSISTENCE_PMEM; class++) {
         struct persist persist;
 
-        persist_init(&persist, (enum pcow_persistence)class);
+        persist_init(&persist, (enum pcow_persistence)class, NULL);
         for (unsigned round = 0; round < 500; round++) {
             size_t at = random_next(&seed) % 4096, length = random_next(&seed) % 4096;
 

@@ -16,10 +16,10 @@
 
 #include "monitor/monitor.h"
 
-static const enum pcow_engine engines[] = {PCOW_ENGINE_SIGNAL, PCOW_ENGINE_UFFD};
+static const enum pcow_engine engines[] = {PCOW_ENGINE_SIGNAL, PCOW_ENGINE_UFFD, PCOW_ENGINE_KVM};
 
 #define FOR_EACH_ENGINE(engine)                                                                   \
-    for (unsigned engine_index = 0; engine_index < 2; engine_index++)                             \
+    for (unsigned engine_index = 0; engine_index < 3; engine_index++)                             \
         for (enum pcow_engine engine = engines[engine_index], *once = &engine; once; once = NULL)
 
 static pcow_map *must_map(pcow_image *image, enum pcow_engine engine)

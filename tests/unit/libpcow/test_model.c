@@ -265,7 +265,8 @@ static void run_model(enum pcow_engine engine)
 
         step(&w);
         MUST(pcow_check(w.path, PCOW_CHECK_FORCE_SHARE, NULL, NULL, &result, &error));
-        if (result.corruptions || result.leaks)
+        /* What a mapped image has prepared has blocks and no owner yet. */
+        if (result.corruptions || (result.leaks && !w.map))
             fail_msg("step %u (%s): check finds %llu corruptions, %llu leaks", i, w.doing, (unsigned long long)result.corruptions,
                      (unsigned long long)result.leaks);
         if (i % 8 == 0)

@@ -48,7 +48,12 @@ int pcow_source_open(const struct source_options *options, struct source **sourc
     }
     r = pcow_open(options->path, flags, options->snapshot, &pcow->image, error);
     if (r) {
+        struct pcow_error busy = *error;
+
         free(pcow);
+        if (r == -EBUSY && !options->snapshot) {
+            fail(error, r, "%s; a snapshot of it can be read meanwhile", busy.message);
+        }
         return r;
     }
     pcow->source.operations = &operations;

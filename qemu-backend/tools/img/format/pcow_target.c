@@ -8,6 +8,7 @@
 struct pcow_target {
     struct target target;
     pcow_image *image;
+    bool sealed;
 };
 
 static int write_image(struct target *target, uint64_t offset, const void *buffer, size_t length, struct pcow_error *error)
@@ -22,7 +23,10 @@ static int zero_image(struct target *target, uint64_t offset, uint64_t length, s
 
 static int finish_image(struct target *target, struct pcow_error *error)
 {
-    return pcow_flush(((struct pcow_target *)target)->image, error);
+    struct pcow_target *pcow = (struct pcow_target *)target;
+    int r = pcow_flush(pcow->image, error);
+
+    return r || !pcow->sealed ? r : pcow_seal(pcow->image, error);
 }
 
 static void close_image(struct target *target)
@@ -56,6 +60,7 @@ int pcow_target_open(const struct target_options *options, struct target **targe
         return r;
     }
     pcow->target.operations = &operations;
+    pcow->sealed = options->sealed;
     pcow->target.size = pcow_size(pcow->image);
     *target = &pcow->target;
     return 0;

@@ -35,6 +35,7 @@ struct target_options {
     uint64_t size;                             /* of a new image */
     const char *base, *base_snapshot;          /* of a new pcow image; NULL: none */
     uint64_t cluster_size;                     /* of a new pcow image; 0: default */
+    bool sealed;                               /* make a template of the pcow image when it is finished */
     const char *qcow2_options;                 /* of a new qcow2 image: for "qemu-img create -o"; NULL: none */
 };
 

@@ -1,0 +1,441 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include "monitor/ahead.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "image/prepare.h"
+#include "monitor/monitor.h"
+#include "util/order.h"
+
+#define LEAD_MIN 4u                    /* slabs that are kept ready while the image is in use */
+#define LEAD_TIME_NS 200000000u        /* or as many as were taken in such a time */
+#define RATE_WINDOW_NS 100000000u
+#define IDLE_SECONDS 5                 /* without a trap, before everything is given back */
+#define MAX_OPENED 512u                /* slabs (1 GiB) handed out with prepared pages, before those not in use are trimmed */
+#define CHUNK 16u                      /* pages that are worked on under one claim: a trap may be waiting for it */
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static uint64_t traps(const struct pcow_map *map)
+{
+    return __atomic_load_n(&map->stats.write_traps, __ATOMIC_RELAXED) + __atomic_load_n(&map->stats.read_traps, __ATOMIC_RELAXED);
+}
+
+static bool stopping(const struct ahead *ahead)
+{
+    return __atomic_load_n(&ahead->stop, __ATOMIC_ACQUIRE);
+}
+
+/* ---- called by others ----------------------------------------------------------------------------------------------- */
+
+static void wake(struct ahead *ahead)
+{
+    __atomic_fetch_add(&ahead->wakeups, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_exchange_n(&ahead->sleeping, 0, __ATOMIC_SEQ_CST))
+        syscall(SYS_futex, &ahead->wakeups, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+static void enqueue(struct ahead *ahead, uint64_t guest_slab)
+{
+    uint32_t at = __atomic_fetch_add(&ahead->queue_tail, 1, __ATOMIC_RELAXED) % AHEAD_QUEUE_SIZE;
+
+    __atomic_store_n(&ahead->queue[at], (uint32_t)guest_slab + 1, __ATOMIC_RELEASE);
+    wake(ahead);
+}
+
+static bool is_hot(const struct slab_map *slab)
+{
+    return layout_is_hot(slab, HOT_SHARE) && !page_set_full(&slab->writable);
+}
+
+void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied)
+{
+    struct slab_map *slab = &map->slabs[guest_slab];
+    struct ahead *ahead = &map->ahead;
+    slab_ref head = map->image->chain->head[guest_slab];
+
+    slab->recent = 1;
+    if (!ahead->running)
+        return;
+    if (slab->faults == 1 && head && (copied || !page_set_full(&map->image->prepared[slab_ref_slab(head)]))) {
+        enqueue(ahead, guest_slab);
+    } else if (copied && !slab->queued && is_hot(slab)) {
+        slab->queued = 1;
+        enqueue(ahead, guest_slab);
+    } else if (slab->faults == 1 && prepared_count(map->image) <= __atomic_load_n(&ahead->lead, __ATOMIC_RELAXED) / 2
+               && __atomic_load_n(&ahead->sleeping, __ATOMIC_RELAXED)) {
+        wake(ahead);
+    }
+}
+
+/* Give back what a file slab has too much. all: even if it is in use. Returns pages. */
+static unsigned trim(struct pcow_map *map, uint64_t p, bool all)
+{
+    struct pcow_image *image = map->image;
+    struct slab owner = slab_peek(image, p);
+    uint64_t guest_slab = owner.number;
+    unsigned pages = 0;
+
+    if (owner.kind != OWNER_DATA || page_set_empty(&image->prepared[p]) || guest_slab >= image->chain->guest_slabs
+        || __atomic_exchange_n(&image->chain->claim[guest_slab], 1, __ATOMIC_ACQUIRE))
+        return 0;
+    /* Under the claim it is still what it was, or it is left alone. */
+    if (image->slabs[p].kind == OWNER_DATA && image->slabs[p].number == guest_slab) {
+        if (all || !map->slabs[guest_slab].recent || image->slabs[p].layer != image_active(image))
+            pages = prepared_trim(image, p);
+        else
+            map->slabs[guest_slab].recent = 0;
+    }
+    chain_release(image->chain, guest_slab);
+    return pages;
+}
+
+static uint64_t trim_all(struct pcow_map *map, bool all)
+{
+    uint64_t pages = 0;
+
+    for (uint64_t p = 1; p < image_slab_count(map->image); p++)
+        pages += trim(map, p, all);
+    return pages;
+}
+
+bool ahead_reclaim(struct pcow_map *map)
+{
+    bool dropped;
+
+    if (!map->image->ready)
+        return false;
+    dropped = prepared_drop(map->image, 0) > 0;
+    return trim_all(map, true) > 0 || dropped;
+}
+
+unsigned ahead_queued(const struct pcow_map *map)
+{
+    uint32_t waiting = __atomic_load_n(&map->ahead.queue_tail, __ATOMIC_RELAXED) - __atomic_load_n(&map->ahead.queue_head, __ATOMIC_RELAXED);
+
+    return waiting < AHEAD_QUEUE_SIZE ? waiting : AHEAD_QUEUE_SIZE;
+}
+
+void ahead_hold(struct pcow_map *map)
+{
+    pthread_mutex_lock(&map->ahead.busy);
+    order_acquire(map);
+}
+
+void ahead_release(struct pcow_map *map)
+{
+    order_release(map);
+    pthread_mutex_unlock(&map->ahead.busy);
+}
+
+/* ---- the thread ----------------------------------------------------------------------------------------------------- */
+
+static unsigned clamp(uint64_t value, unsigned low, unsigned high)
+{
+    return value > high ? high : value < low ? low : (unsigned)value;
+}
+
+/* How many slabs should be ready, from how fast they are taken. */
+static void judge_rate(struct pcow_map *map)
+{
+    const struct prepared_ring *ring = map->image->ready;
+    struct ahead *ahead = &map->ahead;
+    uint64_t missed = __atomic_load_n(&ring->missed, __ATOMIC_RELAXED);
+    uint64_t taken = __atomic_load_n(&ring->head, __ATOMIC_RELAXED) - __atomic_load_n(&ring->dropped, __ATOMIC_RELAXED) + missed;
+    uint64_t now = now_ns(), passed = now - ahead->rate_since_ns;
+    unsigned lead = ahead->lead;
+
+    ahead->opened += (unsigned)(taken - ahead->seen_taken);
+    if (passed >= RATE_WINDOW_NS) {
+        lead = clamp((taken - ahead->rate_taken) * LEAD_TIME_NS / passed, 0, PREPARED_MAX);
+        ahead->rate_since_ns = now;
+        ahead->rate_taken = taken;
+    }
+    /* Too late already: do not wait for the end of the window. */
+    if (missed != ahead->seen_missed)
+        lead = clamp((uint64_t)lead * 2, 2 * LEAD_MIN, PREPARED_MAX);
+    if (taken != ahead->idle_taken)
+        lead = clamp(lead, LEAD_MIN, PREPARED_MAX);
+    ahead->seen_taken = taken;
+    ahead->seen_missed = missed;
+    __atomic_store_n(&ahead->lead, clamp(lead, ahead->lead_min, PREPARED_MAX), __ATOMIC_RELAXED);
+}
+
+/* True if there may be more to do. */
+static bool refill(struct pcow_map *map)
+{
+    struct ahead *ahead = &map->ahead;
+    uint64_t room;
+
+    judge_rate(map);
+    if (prepared_count(map->image) >= ahead->lead)
+        return false;
+    room = prepare_room(map->image);
+    if (room == 0) {
+        prepared_drop(map->image, 0);
+        return false;
+    }
+    if (prepared_count(map->image) >= room || prepare_one(map->image))
+        return false;
+    ahead->holding = true;
+    __atomic_fetch_add(&ahead->prepared, 1, __ATOMIC_RELAXED);
+    return true;
+}
+
+/* Prepare what is not valid in the file slab that the guest slab was given without. */
+static void complete_blocks(struct pcow_map *map, uint64_t guest_slab)
+{
+    struct pcow_image *image = map->image;
+
+    for (unsigned page = 0; page < PAGES_PER_SLAB && !stopping(&map->ahead); page += CHUNK) {
+        int ret = -ESTALE;
+        slab_ref head;
+
+        if (prepare_room(image) == 0)
+            return;
+        map->ahead.holding = true;
+        ahead_hold(map);
+        chain_claim(image->chain, guest_slab);
+        head = image->chain->head[guest_slab];
+        if (head && slab_ref_level(head) == image->chain->levels && image->slabs[slab_ref_slab(head)].layer == image_active(image)) {
+            uint64_t p = slab_ref_slab(head);
+            unsigned at = page;
+
+            for (ret = 0; at < page + CHUNK && ret == 0;) {
+                unsigned end = page_set_run_end(&image->valid[p], at, page + CHUNK);
+
+                if (!page_set_has(&image->valid[p], at) && !prepared_run(image, p, at, &end))
+                    ret = prepare_pages(image, p, at, end - at);
+                at = end;
+            }
+        }
+        chain_release(image->chain, guest_slab);
+        ahead_release(map);
+        if (ret)
+            return;
+    }
+}
+
+/* Where the next copies will come from: into the page table of that file's window, so that they need not wait for it. */
+static void touch_source(struct pcow_map *map, uint64_t guest_slab)
+{
+    struct pcow_image *image = map->image;
+
+    for (unsigned page = 0; page < layout_pages(map, guest_slab) && !stopping(&map->ahead);) {
+        struct place place;
+        void *source = NULL;
+
+        ahead_hold(map);
+        place = chain_find(image, guest_slab, page, CHUNK);
+        if (place.present && !place.own)
+            source = file_address(&image->chain->file[place.level]->file, place.offset);
+        /* Whether it can be read is found out, and told, by who copies it. */
+        if (source)
+            madvise(source, place.pages * PCOW_PAGE_SIZE, MADV_POPULATE_READ);
+        ahead_release(map);
+        page += place.pages;
+    }
+}
+
+/* A hot slab: make the rest own, a chunk at a time, and then it is one mapping. */
+static void complete_pages(struct pcow_map *map, uint64_t guest_slab)
+{
+    struct slab_map *slab = &map->slabs[guest_slab];
+    unsigned pages = layout_pages(map, guest_slab);
+    uint64_t copied = 0, zeroed = 0;
+    int ret = 0;
+
+    for (unsigned page = 0; page < pages && ret == 0 && !stopping(&map->ahead); page += CHUNK) {
+        if (prepare_room(map->image) == 0)
+            return;
+        ahead_hold(map);
+        chain_claim(map->image->chain, guest_slab);
+        ret = slab->cold || slab->watched || !slab->queued ? -ESTALE
+            : chain_own(map->image, guest_slab, page, pages - page < CHUNK ? pages - page : CHUNK, NULL, &copied, &zeroed);
+        if (!ret && page + CHUNK >= pages) {
+            ret = layout_map_slab(map, guest_slab);
+            layout_populate(map, guest_slab, 0, pages);
+            __atomic_fetch_add(&map->ahead.completed, 1, __ATOMIC_RELAXED);
+        }
+        chain_release(map->image->chain, guest_slab);
+        ahead_release(map);
+    }
+    __atomic_fetch_add(&map->stats.pages_copied, copied, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&map->stats.pages_zeroed, zeroed, __ATOMIC_RELAXED);
+}
+
+static bool serve_queue(struct pcow_map *map)
+{
+    struct ahead *ahead = &map->ahead;
+    uint32_t head = ahead->queue_head, tail = __atomic_load_n(&ahead->queue_tail, __ATOMIC_RELAXED);
+
+    if (tail - head > AHEAD_QUEUE_SIZE)
+        head = tail - AHEAD_QUEUE_SIZE;                /* forgotten: they are served on a trap, as without a thread */
+    while (head != tail) {
+        uint32_t found = __atomic_exchange_n(&ahead->queue[head++ % AHEAD_QUEUE_SIZE], 0, __ATOMIC_ACQUIRE);
+        bool hot;
+
+        if (found == 0)
+            continue;
+        ahead_hold(map);
+        chain_claim(map->image->chain, found - 1);
+        hot = map->slabs[found - 1].queued && is_hot(&map->slabs[found - 1]);
+        chain_release(map->image->chain, found - 1);
+        ahead_release(map);
+        if (hot) {
+            complete_pages(map, found - 1);
+        } else {
+            if (ahead->opened < MAX_OPENED)
+                complete_blocks(map, found - 1);
+            touch_source(map, found - 1);
+        }
+        __atomic_store_n(&ahead->queue_head, head, __ATOMIC_RELAXED);
+        return true;
+    }
+    __atomic_store_n(&ahead->queue_head, head, __ATOMIC_RELAXED);
+    return false;
+}
+
+/* Too much handed out: take it back from slabs that are not in use any more. */
+static bool limit_opened(struct pcow_map *map)
+{
+    if (map->ahead.opened < MAX_OPENED)
+        return false;
+    map->ahead.opened = 0;
+    ahead_hold(map);
+    trim_all(map, false);
+    ahead_release(map);
+    return true;
+}
+
+/* Nothing happened for a while: keep nothing that others could use. */
+static void give_back(struct pcow_map *map)
+{
+    struct ahead *ahead = &map->ahead;
+
+    __atomic_store_n(&ahead->lead, ahead->lead_min, __ATOMIC_RELAXED);
+    ahead->rate_taken = ahead->idle_taken = ahead->seen_taken;
+    ahead->rate_since_ns = now_ns();
+    prepared_drop(map->image, ahead->lead_min);
+    ahead_hold(map);
+    trim_all(map, true);
+    ahead_release(map);
+    ahead->opened = 0;
+    ahead->holding = false;
+}
+
+/* Returns false if the time has passed without anything having happened. */
+static bool rest(struct pcow_map *map, uint32_t seen)
+{
+    struct ahead *ahead = &map->ahead;
+    struct timespec idle = {IDLE_SECONDS, 0};
+    bool something = ahead->holding;
+    long ret;
+
+    __atomic_store_n(&ahead->sleeping, 1, __ATOMIC_SEQ_CST);
+    ret = syscall(SYS_futex, &ahead->wakeups, FUTEX_WAIT_PRIVATE, seen, something ? &idle : NULL, NULL, 0);
+    if (ret < 0 && errno == ETIMEDOUT) {
+        uint64_t count = traps(map);
+
+        if (count == ahead->idle_traps)
+            return false;
+        ahead->idle_traps = count;
+    }
+    return true;
+}
+
+/* Before the first slab is prepared: give back what was prepared and not used when a former writer crashed. */
+static void tidy(struct pcow_map *map)
+{
+    struct pcow_image *image = map->image;
+
+    for (uint64_t p = 1; p < image->slabs_at_open && !stopping(&map->ahead); p++) {
+        struct slab owner;
+        uint64_t guest_slab;
+
+        ahead_hold(map);
+        slab_empty_if_free(image, p);
+        owner = slab_peek(image, p);
+        guest_slab = owner.number;
+        if (owner.kind == OWNER_DATA && guest_slab < image->chain->guest_slabs) {
+            chain_claim(image->chain, guest_slab);
+            /* Prepared since: then it is somebody's, and no remains. */
+            if (image->slabs[p].kind == OWNER_DATA && image->slabs[p].number == guest_slab && page_set_empty(&image->prepared[p]))
+                prepare_empty(image, p);
+            chain_release(image->chain, guest_slab);
+        }
+        ahead_release(map);
+    }
+}
+
+static void *run(void *opaque)
+{
+    struct pcow_map *map = opaque;
+    struct ahead *ahead = &map->ahead;
+    bool tidied = false;
+
+    pthread_setname_np(pthread_self(), "pcow-ahead");
+    /* Waking up must not interrupt who stores, least of all a vCPU with a real-time policy, which would be inherited. */
+    pthread_setschedparam(pthread_self(), SCHED_BATCH, &(struct sched_param){0});
+    while (!stopping(ahead)) {
+        uint32_t seen = __atomic_load_n(&ahead->wakeups, __ATOMIC_SEQ_CST);
+        bool more = false;
+
+        if (!tidied && (ahead->lead_min > 0 || traps(map) > 0)) {
+            tidy(map);
+            tidied = true;
+        }
+        more |= refill(map);
+        more |= serve_queue(map);
+        more |= limit_opened(map);
+        if (!more && !stopping(ahead) && !rest(map, seen))
+            give_back(map);
+    }
+    return NULL;
+}
+
+void ahead_start(struct pcow_map *map, unsigned lead_min)
+{
+    struct ahead *ahead = &map->ahead;
+    sigset_t all, before;
+
+    if (!map->image->file.writable || prepare_begin(map->image))
+        return;
+    pthread_mutex_init(&ahead->busy, NULL);
+    ahead->lead = ahead->lead_min = clamp(lead_min, 0, PREPARED_MAX);
+    ahead->rate_since_ns = now_ns();
+    /* Signals are for the program's own threads. */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    ahead->running = pthread_create(&ahead->thread, NULL, run, map) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+void ahead_stop(struct pcow_map *map)
+{
+    struct ahead *ahead = &map->ahead;
+
+    if (!map->image->ready)
+        return;
+    if (ahead->running) {
+        __atomic_store_n(&ahead->stop, true, __ATOMIC_RELEASE);
+        wake(ahead);
+        pthread_join(ahead->thread, NULL);
+        ahead->running = false;
+    }
+    prepare_end(map->image);
+    pthread_mutex_destroy(&ahead->busy);
+}

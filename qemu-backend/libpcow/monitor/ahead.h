@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * The thread that works ahead of the guest's stores, one for each map of a writable image. It
+ *
+ *   keeps slabs prepared (image/prepare.h), as many as the observed rate asks for,
+ *   prepares the rest of slabs that were taken when none was ready,
+ *   copies the rest of slabs that have proven hot, so that they become one mapping,
+ *   gives back what was prepared and not used, when the image is idle or the pool short of space.
+ *
+ * It sleeps on a futex; traps wake it, and only when it has something to do.
+ */
+#ifndef PCOW_MONITOR_AHEAD_H
+#define PCOW_MONITOR_AHEAD_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct pcow_map;
+
+#define AHEAD_QUEUE_SIZE 1024u         /* power of two; guest slabs that wait for the thread; more are forgotten */
+
+struct ahead {
+    pthread_t thread;
+    bool running, stop;
+    pthread_mutex_t busy;              /* held by the thread while it looks at the chain, and during snapshot operations */
+    uint32_t wakeups;                  /* the futex */
+    uint32_t sleeping;
+    uint32_t queue[AHEAD_QUEUE_SIZE];  /* guest slab + 1; 0: empty */
+    uint32_t queue_head, queue_tail;
+    unsigned lead, lead_min;           /* slabs to keep ready: now, and never less */
+    uint64_t seen_taken, seen_missed;  /* of the ring, at the last look */
+    uint64_t rate_since_ns, rate_taken;
+    uint64_t idle_traps;               /* traps at the last look for idleness */
+    uint64_t idle_taken;               /* slabs taken when everything was given back */
+    bool holding;                      /* something was prepared since the last time that everything was given back */
+    unsigned opened;                   /* slabs with prepared pages that were handed out since the last trim */
+    uint64_t prepared, completed;      /* statistics: slabs prepared, slabs copied whole */
+};
+
+/* Start / end the thread. Without it (no memory for one) everything works, but nothing is ahead. */
+void ahead_start(struct pcow_map *map, unsigned lead_min);
+void ahead_stop(struct pcow_map *map);
+
+/* After a trap was served in this guest slab, perhaps with a copy; its claim is held. Async-signal-safe. */
+void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied);
+/* The pool is full: give back what is prepared and not used. True if there was something. No claim is held. Async-signal-safe. */
+bool ahead_reclaim(struct pcow_map *map);
+
+/* Guest slabs that wait for the thread. */
+unsigned ahead_queued(const struct pcow_map *map);
+
+/* Keep the thread away from chain and layers / let it go on. */
+void ahead_hold(struct pcow_map *map);
+void ahead_release(struct pcow_map *map);
+
+#endif

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * Making the guest's stores durable when it asks for it (virtio-pmem, pcow_map_flush()).
+ *
+ * Only own pages that are mapped for stores can hold what is not durable: everything older was made so when it was frozen, or is
+ * remembered by unflushed_frozen. Within one flush, data and metadata may reach the medium in any order: a page whose bit or owner is
+ * missing reads as before the stores that this flush covers.
+ */
+#include <errno.h>
+
+#include "monitor/monitor.h"
+#include "util/error.h"
+
+/*
+ * Class page-cache: each msync() is a commit of the file system's journal and a flush of the device. Up to so many pieces they beat one
+ * fdatasync(), which writes everything that is dirty in the file and finds it without help.
+ */
+#define MAX_PIECES 2u
+/*
+ * Class pmem: each line of the pages costs a flush instruction, dirty or not. Beyond this many bytes fdatasync() is cheaper: the
+ * kernel knows the pages that were stored to since the last one, and write-protects them again.
+ */
+#define MAX_LINE_FLUSH (UINT64_C(8) << 20)
+
+typedef int flush_piece_fn(const struct pcow_map *map, uint64_t offset, uint64_t length);
+
+struct walk {
+    unsigned pieces;
+    uint64_t bytes;
+};
+
+static int flush_piece(const struct pcow_map *map, uint64_t offset, uint64_t length)
+{
+    return persist_range(&map->image->file.persist, map->address + offset, length);
+}
+
+/* Count the pieces of [offset, end) that are mapped for stores, and call flush for each of them if it is not NULL. */
+static int walk_writable(const struct pcow_map *map, uint64_t offset, uint64_t end, struct walk *walk, flush_piece_fn *flush)
+{
+    while (offset < end) {
+        uint64_t guest_slab = offset >> SLAB_BITS, from = guest_slab << SLAB_BITS;
+        const struct page_set *writable = &map->slabs[guest_slab].writable;
+        uint64_t last = end - from < PCOW_SLAB_SIZE ? end - from : PCOW_SLAB_SIZE;
+        unsigned page = (unsigned)((offset - from) / PCOW_PAGE_SIZE), pages = (unsigned)((last + PCOW_PAGE_SIZE - 1) / PCOW_PAGE_SIZE);
+
+        while (page < pages) {
+            unsigned run_end = page_set_run_end(writable, page, pages);
+
+            if (page_set_has(writable, page)) {
+                uint64_t bytes = (run_end - page) * PCOW_PAGE_SIZE;
+                int ret = flush ? flush(map, from + page * PCOW_PAGE_SIZE, bytes) : 0;
+
+                if (ret)
+                    return ret;
+                walk->pieces++;
+                walk->bytes += bytes;
+            }
+            page = run_end;
+        }
+        offset = from + PCOW_SLAB_SIZE;
+    }
+    return 0;
+}
+
+/* Owner word and valid set of the file slabs that hold a range; allocations leave them to the next flush. */
+static int flush_metadata(const struct pcow_map *map, uint64_t offset, uint64_t end)
+{
+    struct file *file = &map->image->file;
+
+    for (uint64_t v = offset >> SLAB_BITS; v << SLAB_BITS < end; v++) {
+        slab_ref head = __atomic_load_n(&map->image->chain->head[v], __ATOMIC_ACQUIRE);
+        uint64_t slab = slab_ref_slab(head);
+        void *owner, *valid;
+        int ret;
+
+        if (!head || slab_ref_level(head) != map->image->chain->levels)
+            continue;
+        owner = file_address(file, owner_offset(slab));
+        valid = file_address(file, bitmap_offset(slab));
+        if (!owner || !valid)
+            return -ENOMEM;
+        ret = persist_range(&file->persist, valid, sizeof(struct page_set));
+        if (!ret)
+            ret = persist_range(&file->persist, owner, sizeof(uint64_t));
+        if (ret)
+            return ret;
+    }
+    return 0;
+}
+
+static int flush_all(pcow_map *map)
+{
+    int ret;
+
+    /* Before the flush: what is frozen meanwhile is for the next one. */
+    __atomic_store_n(&map->unflushed_frozen, false, __ATOMIC_SEQ_CST);
+    ret = file_commit(&map->image->file);
+    if (ret)
+        __atomic_store_n(&map->unflushed_frozen, true, __ATOMIC_SEQ_CST);
+    return ret;
+}
+
+static int flush_range(pcow_map *map, uint64_t offset, uint64_t end)
+{
+    enum pcow_persistence persistence = map->image->file.persist.persistence;
+    struct walk walk = {0};
+    int ret;
+
+    if (persistence == PCOW_PERSISTENCE_VOLATILE || !map->image->file.writable)
+        return 0;
+    if (__atomic_load_n(&map->unflushed_frozen, __ATOMIC_SEQ_CST))
+        return flush_all(map);
+    walk_writable(map, offset, end, &walk, NULL);
+    if (persistence == PCOW_PERSISTENCE_PMEM ? walk.bytes > MAX_LINE_FLUSH : walk.pieces > MAX_PIECES || offset >> SLAB_BITS != (end - 1) >> SLAB_BITS)
+        return flush_all(map);
+    ret = walk_writable(map, offset, end, &walk, flush_piece);
+    /* In class pmem metadata is durable when it is published. */
+    if (ret || persistence == PCOW_PERSISTENCE_PMEM)
+        return ret;
+    return flush_metadata(map, offset, end);
+}
+
+int pcow_map_flush(pcow_map *map, uint64_t offset, uint64_t length, struct pcow_error *error)
+{
+    int ret = 0;
+
+    if (offset > map->size || length > map->size - offset)
+        return error_set(error, -EINVAL, "%s: flush beyond its end", map->image->file.path);
+    __atomic_fetch_add(&map->stats.flushes, 1, __ATOMIC_RELAXED);
+    if (length > 0)
+        ret = flush_range(map, offset, offset + length);
+    return ret ? error_set_errno(error, ret, "cannot flush %s", map->image->file.path) : 0;
+}

@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include "snapshot/pin.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "image/lock.h"
+#include "snapshot/tree.h"
+#include "util/error.h"
+
+static enum layer_state state_of(uint64_t word)
+{
+    return (enum layer_state)(word_value(word) >> 28 & 0xf);
+}
+
+static int read_state(const struct file *file, uint64_t offset, uint64_t *word, struct pcow_error *error)
+{
+    int ret = file_read(file, offset, word, sizeof *word);
+
+    return ret ? error_set_errno(error, ret, "cannot read the snapshots of %s", file->path) : 0;
+}
+
+/* The same file again, for writing, and without the lock of a writer: there may be one. */
+static int reopen(const struct pcow_image *image, struct file *file, struct pcow_error *error)
+{
+    char link[64];
+    int ret;
+
+    snprintf(link, sizeof link, "/proc/self/fd/%d", image->file.fd);
+    ret = file_open(file, AT_FDCWD, link, image->file.path, FILE_WRITE | FILE_FORCE_SHARE, image->file.persist.observer, error);
+    if (ret == -EACCES || ret == -EPERM || ret == -EROFS)
+        error_set_errno(error, ret, "%s: its snapshot must be marked as one that an image stands on, which needs write permission",
+                        image->file.path);
+    return ret;
+}
+
+/* The flags of the record at offset, which must still be that of the layer: it moves when the snapshot is renamed. */
+static int store_flags(struct file *file, uint64_t offset, const struct layer *layer, unsigned flags, struct pcow_error *error)
+{
+    uint64_t word, value;
+    int ret = read_state(file, offset, &word, error);
+
+    if (ret)
+        return ret;
+    value = word_value(word);
+    if (!word_is_valid(word) || (value & MAX_LAYER_ID) != layer->id || state_of(word) == LAYER_FREE || state_of(word) == LAYER_HIDDEN)
+        return error_set(error, -EBUSY, "%s: snapshot '%s' was renamed just now; try again", file->path, layer->name);
+    /* Open: snapshot create was interrupted behind its commit point. What the next writer would do is done here. */
+    word = layer_state_word(layer->id, LAYER_SNAPSHOT, flags, (unsigned)(value >> 40));
+    ret = file_store64(file, offset, word);
+    return ret ? error_set_errno(error, ret, "%s: cannot mark snapshot '%s'", file->path, layer->name) : 0;
+}
+
+int pin_set(const struct pcow_image *base, struct pcow_error *error)
+{
+    const struct layer *layer = layer_find(base, base->view);
+    struct file file;
+    int ret;
+
+    if (layer->flags & LAYER_PINNED)
+        return 0;
+    if (base->header.read_only_compatible_features)
+        return error_set(error, -ENOTSUP, "%s uses features (0x%llx) that this program can read but not write, so its snapshot cannot be "
+                         "marked; use a newer pcow", base->file.path, (unsigned long long)base->header.read_only_compatible_features);
+    ret = reopen(base, &file, error);
+    if (ret)
+        return ret;
+    ret = lock_tree(&file, true, error);
+    if (!ret)
+        ret = store_flags(&file, layer_record_offset(base, layer->slot), layer, layer->flags | LAYER_PINNED, error);
+    file_close(&file);
+    return ret;
+}
+
+int pin_refresh(const struct pcow_image *image, struct layer *layer, struct pcow_error *error)
+{
+    uint64_t word;
+    int ret = read_state(&image->file, layer_record_offset(image, layer->slot), &word, error);
+
+    if (!ret && word_is_valid(word) && (word_value(word) & MAX_LAYER_ID) == layer->id)
+        layer->flags = (unsigned)(word_value(word) >> 32 & 0xff);
+    return ret;
+}
+
+bool pin_is_set(const struct pcow_image *image, const struct layer *layer)
+{
+    struct layer now = *layer;
+
+    /* A reader has what it loaded; a writer's own view of the mark may be old. */
+    if (image->file.writable)
+        pin_refresh(image, &now, NULL);
+    return now.flags & LAYER_PINNED;
+}
+
+static int refuse(const struct pcow_image *image, const struct layer *layer, const struct children *children, struct pcow_error *error)
+{
+    if (children->count)
+        return error_set(error, -EBUSY, "%s: %u image%s on snapshot '%s': %s; delete or rebase %s first", image->file.path,
+                         children->count, children->count == 1 ? " stands" : "s stand", layer->name, children->names,
+                         children->count == 1 ? "it" : "them");
+    return error_set(error, -EBUSY, "%s: '%s' in its directory may stand on snapshot '%s', but cannot be read; repair or remove it, or run "
+                     "'pcow-img snapshot --unpin' as a user who may read it", image->file.path, children->first_unknown, layer->name);
+}
+
+int pin_check_free(const struct pcow_image *image, const struct file *file, struct layer *layer, struct pcow_error *error)
+{
+    struct children children = {0};
+    int ret = pin_refresh(image, layer, error), busy, found = 0;
+
+    if (ret)
+        return ret;
+    /* First the lock: who is about to make an image on it holds it until that image can be found. */
+    busy = lock_snapshot(file, layer->id, true);
+    if (busy && busy != -EBUSY)
+        return error_set_errno(error, busy, "cannot lock snapshot '%s' of %s", layer->name, image->file.path);
+    if (layer->flags & LAYER_PINNED || busy)
+        found = children_find(image->directory, image->header.uuid, layer->id, &children);
+    if (children.count || (layer->flags & LAYER_PINNED && children.unknown))
+        ret = refuse(image, layer, &children, error);
+    else if (busy)
+        ret = error_set(error, -EBUSY, "%s: snapshot '%s' is in use (by an export, or by a VM or tool whose image stands on it); "
+                        "wait for it or stop it first", image->file.path, layer->name);
+    else if (layer->flags & LAYER_PINNED && found)
+        ret = error_set(error, -EBUSY, "%s: images were made on snapshot '%s', and whether they still exist cannot be seen from here (%s); "
+                        "run 'pcow-img snapshot --unpin' as a user who may list the directory, then try again", image->file.path,
+                        layer->name, strerror(-found));
+    if (ret && !busy)
+        unlock_snapshot(file, layer->id);
+    return ret;
+}
+
+static int unpin(struct pcow_image *image, const char *name, struct pcow_error *error)
+{
+    struct layer *layer = snapshot_find(image, name, error);
+    struct file file;
+    int ret;
+
+    if (!layer)
+        return -ENOENT;
+    if (!(layer->flags & LAYER_PINNED))
+        return 0;
+    ret = reopen(image, &file, error);
+    if (ret)
+        return ret;
+    /* The lock that our own view holds is in the way of the question whether anybody else has one. */
+    unlock_snapshot(&image->file, layer->id);
+    ret = lock_tree(&file, true, error);
+    if (!ret)
+        ret = pin_check_free(image, &file, layer, error);
+    if (!ret)
+        ret = store_flags(&file, layer_record_offset(image, layer->slot), layer, layer->flags & ~(unsigned)LAYER_PINNED, error);
+    file_close(&file);
+    return ret;
+}
+
+int pcow_snapshot_unpin(const char *path, const char *name, struct pcow_error *error)
+{
+    pcow_image *image;
+    int ret = pcow_open(path, PCOW_OPEN_NO_BASE, name, &image, error);
+
+    if (ret)
+        return ret;
+    ret = unpin(image, name, error);
+    pcow_close(image);
+    return ret;
+}

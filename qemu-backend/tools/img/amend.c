@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* amend: change what an image was created with, as far as that is possible. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "command.h"
+#include "image.h"
+#include "options.h"
+#include "report.h"
+
+struct amend_request {
+    const char *format;
+    bool given, copy_on_read, quiet;
+};
+
+static int apply_options(char *list, struct amend_request *request, struct pcow_error *error)
+{
+    char *key, *value;
+    int more;
+
+    while ((more = next_key_value(&list, &key, &value, error)) > 0) {
+        if (strcmp(key, "copy_on_read")) {
+            return fail(error, -EINVAL, "amend option '%s' is not known; there is copy_on_read", key);
+        }
+        if (!parse_switch(key, value, &request->copy_on_read, error)) {
+            return -EINVAL;
+        }
+        request->given = true;
+    }
+    return more;
+}
+
+static int amend(const char *path, const struct amend_request *request, struct pcow_error *error)
+{
+    pcow_image *image;
+    int r = img_open(path, request->format, PCOW_OPEN_WRITE, NULL, &image, error);
+
+    if (r) {
+        return r;
+    }
+    r = pcow_set_copy_on_read(image, request->copy_on_read, error);
+    pcow_close(image);
+    return r;
+}
+
+static int run(int argc, char **argv)
+{
+    static const struct option names[] = {HELP_OPTION, END_OF_OPTIONS};
+    struct amend_request request = {0};
+    struct pcow_error error;
+    const char *path;
+    int option;
+
+    while ((option = next_option(argc, argv, ":hqf:o:", names)) != -1) {
+        switch (option) {
+        case 'h': return command_help(&amend_command, stdout);
+        case 'q': request.quiet = true; break;
+        case 'f': request.format = optarg; break;
+        case 'o':
+            if (apply_options(optarg, &request, &error)) {
+                return report_error(&error);
+            }
+            break;
+        default: return EXIT_FAILURE;
+        }
+    }
+    path = only_operand(&amend_command, argc, argv);
+    if (!path) {
+        return EXIT_FAILURE;
+    }
+    if (!request.given) {
+        report("amend: expecting -o copy_on_read=on or -o copy_on_read=off");
+        return EXIT_FAILURE;
+    }
+    return amend(path, &request, &error) ? report_error(&error) : EXIT_SUCCESS;
+}
+
+const struct command amend_command = {
+    .name = "amend",
+    .arguments = "[-q] [-f pcow] -o OPTIONS FILE",
+    .summary = "Change an option that an image was created with",
+    .help = "  -o copy_on_read=on|off     have data that a VM reads from older layers copied into the newest one\n"
+            "  -q                         accepted for qemu-img's sake; success prints nothing anyway\n"
+            "  -f pcow                    the format (there is no other)\n",
+    .run = run,
+};

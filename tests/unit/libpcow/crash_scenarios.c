@@ -1,0 +1,399 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include "crash_steps.h"
+
+#include <stdio.h>
+
+#include "image/image.h"
+
+/* ---- images to begin with --------------------------------------------------------------------------------------------------- */
+
+static void nothing(struct crash *c)
+{
+    (void)c;
+}
+
+static void some_pages(struct crash *c)
+{
+    step_put(c, 3, 6);
+    step_put(c, 600, 20);
+}
+
+/* s1 - s2 - active, with pages that the younger ones hide and some that they do not. */
+void crash_two_snapshots(struct crash *c)
+{
+    some_pages(c);
+    step_snapshot(c, "s1");
+    step_put(c, 5, 6);
+    step_put(c, 700, 4);
+    step_snapshot(c, "s2");
+    step_put(c, 8, 6);
+}
+
+/* s1 with the branches s2 and s3 - active. */
+static void two_branches(struct crash *c)
+{
+    crash_two_snapshots(c);
+    step_revert(c, "s1");
+    step_put(c, 4, 2);
+    step_put(c, 900, 2);
+    step_snapshot(c, "s3");
+    step_put(c, 6, 1);
+}
+
+/* Space of the file that was in use once: what is in it must never be seen again. */
+static void used_space(struct crash *c)
+{
+    step_put(c, 0, 64);
+    step_put(c, 512, 64);
+    step_snapshot(c, "s1");
+    step_put(c, 0, 64);
+    step_put(c, 512, 64);
+    step_revert(c, "s1");
+    step_delete(c, "s1");
+}
+
+void crash_on_a_base(struct crash *c)
+{
+    step_put(c, 4, 3);
+    step_put(c, 610, 2);
+}
+
+/* ---- scenarios ---------------------------------------------------------------------------------------------------------------- */
+
+static void first_touch(struct crash *c)
+{
+    step_put(c, 10, 2);
+    step_put(c, 520, 1);
+    step_flush(c);
+    step_put(c, 10, 1);
+    step_put(c, 14, 3);
+    step_flush(c);
+    step_put(c, 1000, 2);
+}
+
+static void first_touch_mapped(struct crash *c)
+{
+    step_map(c);
+    step_guest_store(c, 10);
+    step_guest_store(c, 520);
+    step_guest_flush(c, 10);
+    step_guest_store(c, 11);
+    step_guest_store(c, 40);
+    step_guest_flush(c, 520);
+    step_guest_flush(c, 40);
+    step_guest_store(c, 40);
+    step_unmap(c);
+}
+
+static void copy_on_write(struct crash *c)
+{
+    step_put(c, 4, 1);
+    step_put(c, 601, 3);
+    step_flush(c);
+    step_put(c, 4, 4);
+    step_put(c, 30, 1);
+    step_flush(c);
+}
+
+static void copy_on_write_mapped(struct crash *c)
+{
+    step_map(c);
+    step_guest_store(c, 4);
+    step_guest_store(c, 5);
+    step_guest_flush(c, 4);
+    step_guest_store(c, 601);
+    step_guest_store(c, 640);
+    step_guest_flush(c, 601);
+    step_guest_store(c, 4);
+    step_unmap(c);
+}
+
+static void create_snapshots(struct crash *c)
+{
+    step_put(c, 20, 1);
+    step_snapshot(c, "a");
+    step_put(c, 3, 1);
+    step_put(c, 900, 1);
+    step_snapshot(c, "b");
+    step_snapshot(c, "c");
+    step_put(c, 3, 1);
+    step_flush(c);
+}
+
+static void create_mapped(struct crash *c)
+{
+    step_map(c);
+    step_guest_store(c, 4);
+    step_guest_store(c, 90);
+    step_guest_flush(c, 4);
+    step_guest_flush(c, 90);
+    step_snapshot(c, "a");
+    step_guest_store(c, 4);
+    step_guest_flush(c, 4);
+    step_snapshot(c, "b");
+    step_guest_store(c, 90);
+    step_unmap(c);
+}
+
+static void revert_to_snapshots(struct crash *c)
+{
+    step_revert(c, "s2");
+    step_put(c, 3, 2);
+    step_revert(c, "s1");
+    step_put(c, 800, 2);
+    step_snapshot(c, "a");
+    step_flush(c);
+    step_revert(c, "s2");
+    step_revert(c, "s2");
+}
+
+static void revert_mapped(struct crash *c)
+{
+    step_map(c);
+    step_guest_store(c, 4);
+    step_revert(c, "s2");
+    step_guest_store(c, 4);
+    step_guest_store(c, 50);
+    step_guest_flush(c, 4);
+    step_revert(c, "s1");
+    step_guest_store(c, 50);
+    step_guest_flush(c, 50);
+    step_unmap(c);
+}
+
+static void delete_the_first(struct crash *c)
+{
+    step_delete(c, "s1");
+    step_put(c, 1010, 2);
+    step_flush(c);
+    step_delete(c, "s2");
+}
+
+static void delete_in_the_middle(struct crash *c)
+{
+    step_delete(c, "s2");
+    step_put(c, 3, 1);
+    step_snapshot(c, "s2");
+    step_delete(c, "s1");
+    step_flush(c);
+}
+
+/* A layer with two children stays hidden until one of them goes. */
+static void delete_branches(struct crash *c)
+{
+    step_delete(c, "s1");
+    step_delete(c, "s2");
+    step_put(c, 1000, 1);
+    step_delete(c, "s3");
+    step_flush(c);
+}
+
+static void rename_snapshots(struct crash *c)
+{
+    step_rename(c, "s1", "x");
+    step_rename(c, "s2", "s1");
+    step_rename(c, "x", "y");
+    step_snapshot(c, "z");
+    step_delete(c, "y");
+}
+
+static void grow(struct crash *c)
+{
+    step_resize(c, 6 * MIB);
+    step_put(c, 1200, 2);
+    step_flush(c);
+    step_snapshot(c, "a");
+}
+
+static void shrink_and_grow(struct crash *c)
+{
+    step_resize(c, 2 * MIB);
+    step_put(c, 40, 1);
+    step_flush(c);
+    step_resize(c, 6 * MIB);
+    step_put(c, 601, 1);
+    step_flush(c);
+}
+
+static void write_zeroes(struct crash *c)
+{
+    step_zero(c, 8, 3);
+    step_zero(c, 600, 2);
+    step_flush(c);
+    step_put(c, 9, 1);
+    step_zero(c, 3, 10);
+    step_flush(c);
+    step_zero(c, 40, 20);
+    step_flush(c);
+}
+
+static void keep_state(struct crash *c)
+{
+    step_vm_state(c, "s1", 40 * KIB);
+    step_vm_state(c, "s2", 2 * MIB + 8 * KIB);
+    step_put(c, 20, 1);
+    step_delete(c, "s1");
+    step_delete(c, "s2");
+}
+
+static void reuse(struct crash *c)
+{
+    step_put(c, 5, 1);
+    step_put(c, 530, 1);
+    step_flush(c);
+    step_put(c, 1, 1);
+    step_snapshot(c, "a");
+    step_put(c, 1, 4);
+    step_flush(c);
+    step_revert(c, "a");
+    step_put(c, 530, 1);
+    step_flush(c);
+}
+
+/* One page of a cluster is stored to: the others come up as zeros. */
+static void reuse_mapped(struct crash *c)
+{
+    step_map(c);
+    step_guest_store(c, 5);
+    step_guest_store(c, 530);
+    step_guest_flush(c, 5);
+    step_guest_flush(c, 530);
+    step_snapshot(c, "a");
+    step_guest_store(c, 100);
+    step_guest_flush(c, 100);
+    step_revert(c, "a");
+    step_guest_store(c, 200);
+    step_guest_flush(c, 200);
+    step_unmap(c);
+}
+
+static void prepared(struct crash *c)
+{
+    step_map_prepared(c);
+    step_guest_store(c, 5);
+    step_guest_store(c, 530);
+    step_guest_flush(c, 5);
+    step_guest_flush(c, 530);
+    step_snapshot(c, "a");
+    step_guest_store(c, 100);
+    step_guest_store(c, 5);
+    step_guest_flush(c, 100);
+    step_revert(c, "a");
+    step_guest_store(c, 200);
+    step_guest_flush(c, 200);
+    step_unmap(c);
+}
+
+static void seal(struct crash *c)
+{
+    step_put(c, 30, 1);
+    /* It flushes first. */
+    if (c->persistence == PCOW_PERSISTENCE_PAGE_CACHE)
+        step_flush(c);
+    OPERATION(c, c->now.sealed = true, pcow_seal(c->image, &error));
+    pcow_close(c->image);
+    OPERATION(c, c->now.sealed = false, image_unseal(c->top, &c->recorder.observer, &error));
+    MUST(image_open(c->top, PCOW_OPEN_WRITE, NULL, &c->recorder.observer, &c->image, &error));
+    step_put(c, 30, 1);
+}
+
+static void write_over_base(struct crash *c)
+{
+    step_put(c, 100, 3);
+    step_put(c, 4, 1);
+    step_flush(c);
+    step_snapshot(c, "a");
+    step_put(c, 101, 1);
+    step_flush(c);
+}
+
+/* Nothing that the guest reads changes; durable when it returns. */
+static void rebase_to_nothing(struct crash *c)
+{
+    step_expect(c, NULL);
+    MUST(pcow_rebase(c->image, NULL, NULL, false, NULL, NULL, &error));
+    step_put(c, 4, 1);
+    step_flush(c);
+}
+
+static void commit(struct crash *c)
+{
+    step_expect(c, NULL);
+    MUST(pcow_commit(c->image, NULL, NULL, &error));
+    /* From here on the base alone tells what there is. */
+    c->now.base = c->now.active;
+    c->now.has_base_view = true;
+    step_expect(c, NULL);
+    step_put(c, 4, 1);
+    step_flush(c);
+}
+
+/* What a crash between writing the record of a new layer and its commit point leaves: a record that is not free, only dead. */
+static void dead_record(struct crash *c)
+{
+    struct layer dead = {.parent = 2, .state = LAYER_OPEN, .virtual_size = CRASH_SIZE, .parent_limit = CRASH_SIZE};
+
+    crash_two_snapshots(c);
+    MUST(layer_reserve(c->image, false, &dead.id, &dead.slot, &error));
+    MUST(layer_write_record(c->image, &dead, &error));
+}
+
+/* Any image may be in the middle of anything. */
+void crash_go_on(struct crash *c)
+{
+    char first[16], second[16];
+
+    snprintf(first, sizeof first, "a%u", c->generation);
+    snprintf(second, sizeof second, "b%u", c->generation);
+    step_put(c, 20, 1);
+    /* The record that it frees is used before the one that an interrupted operation may have left. */
+    if (c->now.snapshots > 1)
+        step_delete(c, c->now.saved[0].name);
+    while (c->now.snapshots > 2)
+        step_delete(c, c->now.saved[0].name);
+    step_snapshot(c, first);
+    step_put(c, 20, 1);
+    step_snapshot(c, second);
+    step_delete(c, c->now.saved[0].name);
+    step_rename(c, second, "renamed");
+    step_revert(c, "renamed");
+    step_put(c, 21, 1);
+    step_rename(c, "renamed", second);
+}
+
+void crash_prepare_base(struct crash *c)
+{
+    step_put(c, 3, 3);
+    step_put(c, 100, 10);
+    step_put(c, 600, 4);
+}
+
+const struct scenario scenarios[] = {
+    {"first touch", nothing, first_touch},
+    {"first touch, mapped", nothing, first_touch_mapped},
+    {"copy-on-write", crash_two_snapshots, copy_on_write},
+    {"copy-on-write, mapped", crash_two_snapshots, copy_on_write_mapped},
+    {"snapshot create", some_pages, create_snapshots},
+    {"snapshot create, mapped", some_pages, create_mapped},
+    {"revert", crash_two_snapshots, revert_to_snapshots},
+    {"revert, mapped", crash_two_snapshots, revert_mapped},
+    {"delete the first", crash_two_snapshots, delete_the_first},
+    {"delete in the middle", crash_two_snapshots, delete_in_the_middle},
+    {"delete branches", two_branches, delete_branches},
+    {"rename", crash_two_snapshots, rename_snapshots},
+    {"grow", crash_two_snapshots, grow},
+    {"shrink and grow", crash_two_snapshots, shrink_and_grow},
+    {"write zeroes", crash_two_snapshots, write_zeroes},
+    {"VM state", crash_two_snapshots, keep_state},
+    {"reuse of space", used_space, reuse},
+    {"reuse of space, mapped", used_space, reuse_mapped},
+    {"prepared slabs", nothing, prepared},
+    {"prepared slabs, over snapshots", crash_two_snapshots, prepared},
+    {"prepared slabs, reuse", used_space, prepared},
+    {"after a crash", dead_record, crash_go_on},
+    {"seal", some_pages, seal},
+    {"write over a base", crash_on_a_base, write_over_base},
+    {"rebase", crash_on_a_base, rebase_to_nothing},
+    {"commit", crash_on_a_base, commit},
+};
+const size_t scenario_count = sizeof scenarios / sizeof scenarios[0];

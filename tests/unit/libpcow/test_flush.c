@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* What a flush of the guest's range flushes, seen by an observer: the pages that were stored to, and not the world. */
+#include "support.h"
+
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "image/image.h"
+#include "monitor/monitor.h"
+
+#define SIZE (64 * MIB)
+
+struct counter {
+    struct observer observer;
+    pcow_map *map;
+    unsigned syncs, msyncs, flushes;
+    uint64_t guest_bytes;                  /* flushed or msynced through the guest's range */
+    uint64_t last_offset;                  /* of that */
+};
+
+static int count(struct observer *observer, const struct observation *seen)
+{
+    struct counter *counter = (struct counter *)observer;
+    const uint8_t *start = counter->map ? pcow_map_address(counter->map) : NULL;
+
+    counter->syncs += seen->what == OBSERVED_SYNC;
+    counter->msyncs += seen->what == OBSERVED_MSYNC;
+    counter->flushes += seen->what == OBSERVED_FLUSH;
+    if ((seen->what == OBSERVED_MSYNC || seen->what == OBSERVED_FLUSH) && start && (const uint8_t *)seen->address >= start
+        && (const uint8_t *)seen->address < start + SIZE) {
+        counter->guest_bytes += seen->length;
+        counter->last_offset = (uint64_t)((const uint8_t *)seen->address - start);
+    }
+    return 0;
+}
+
+static void reset(struct counter *counter)
+{
+    counter->syncs = counter->msyncs = counter->flushes = 0;
+    counter->guest_bytes = counter->last_offset = 0;
+}
+
+static void begin(struct counter *counter, enum pcow_persistence persistence, pcow_image **image)
+{
+    struct pcow_map_options options = {.engine = PCOW_ENGINE_SIGNAL};
+
+    *counter = (struct counter){.observer = {.persistence = persistence, .look = count}};
+    unlink(scratch("vm.pcow"));
+    pcow_close(must_create(scratch("vm.pcow"), SIZE, 0, NULL));
+    MUST(image_open(scratch("vm.pcow"), PCOW_OPEN_WRITE, NULL, &counter->observer, image, &error));
+    MUST(pcow_map_create(*image, &options, &counter->map, &error));
+}
+
+static void end(struct counter *counter, pcow_image *image)
+{
+    pcow_map_destroy(counter->map);
+    counter->map = NULL;
+    pcow_close(image);
+}
+
+/* Bytes of the image; a store may bring in more than it touches. */
+static uint64_t data_size(const pcow_image *image)
+{
+    struct pcow_info info;
+
+    pcow_get_info(image, &info);
+    return info.data_size;
+}
+
+static void test_page_cache(void **state)
+{
+    struct counter counter;
+    pcow_image *image;
+    uint64_t stored;
+    uint8_t *memory;
+
+    (void)state;
+    begin(&counter, PCOW_PERSISTENCE_PAGE_CACHE, &image);
+    memory = pcow_map_address(counter.map);
+    memset(memory + 4 * MIB, 1, 64 * KIB);
+    stored = data_size(image);
+    memset(memory + 30 * MIB, 1, 64 * KIB);
+
+    /* one piece: its pages, then where its owner and its valid set are */
+    reset(&counter);
+    MUST(pcow_map_flush(counter.map, 4 * MIB, 2 * MIB, &error));
+    assert_int_equal(counter.syncs, 0);
+    assert_int_equal(counter.guest_bytes, stored);
+    assert_int_equal(counter.last_offset, 4 * MIB);
+    assert_int_equal(counter.msyncs, 3);
+
+    /* half of it */
+    reset(&counter);
+    MUST(pcow_map_flush(counter.map, 4 * MIB + 32 * KIB, 4 * KIB, &error));
+    assert_int_equal(counter.guest_bytes, 4 * KIB);
+    assert_int_equal(counter.last_offset, 4 * MIB + 32 * KIB);
+
+    /* what nobody stored to */
+    reset(&counter);
+    MUST(pcow_map_flush(counter.map, 8 * MIB, 2 * MIB, &error));
+    assert_int_equal(counter.syncs + counter.msyncs, 0);
+
+    /* everything: one fdatasync is cheaper than a commit of the journal for each piece */
+    reset(&counter);
+    MUST(pcow_map_flush(counter.map, 0, SIZE, &error));
+    assert_int_equal(counter.syncs, 1);
+    assert_int_equal(counter.guest_bytes, 0);
+
+    MUST_FAIL(-EINVAL, pcow_map_flush(counter.map, SIZE, 1, &error));
+    MUST(pcow_map_flush(counter.map, SIZE, 0, &error));
+    end(&counter, image);
+}
+
+static void test_pmem(void **state)
+{
+    struct counter counter;
+    struct pcow_map_stats stats;
+    pcow_image *image;
+    uint8_t *memory;
+
+    (void)state;
+    begin(&counter, PCOW_PERSISTENCE_PMEM, &image);
+    memory = pcow_map_address(counter.map);
+    memset(memory + 4 * MIB, 1, 64 * KIB);
+    memset(memory + 30 * MIB, 1, 128 * KIB);
+
+    /* the guest's whole range, and yet only what can be dirty */
+    reset(&counter);
+    MUST(pcow_map_flush(counter.map, 0, SIZE, &error));
+    assert_int_equal(counter.syncs, 0);
+    assert_int_equal(counter.guest_bytes, data_size(image));
+    assert_true(counter.guest_bytes < MIB);
+
+    /* more than is worth a flush instruction for each line */
+    memset(memory + 40 * MIB, 1, 12 * MIB);
+    reset(&counter);
+    MUST(pcow_map_flush(counter.map, 0, SIZE, &error));
+    assert_int_equal(counter.syncs, 1);
+    assert_int_equal(counter.guest_bytes, 0);
+
+    /* what a snapshot froze is not mapped for stores any more, but may be in the caches */
+    memory[4 * MIB] = 2;
+    MUST(pcow_snapshot_create(image, "s", &error));
+    reset(&counter);
+    MUST(pcow_map_flush(counter.map, 4 * MIB, 4096, &error));
+    assert_int_equal(counter.syncs, 1);
+    reset(&counter);
+    MUST(pcow_map_flush(counter.map, 4 * MIB, 4096, &error));
+    assert_int_equal(counter.syncs, 0);
+    pcow_map_get_stats(counter.map, &stats);
+    assert_int_equal(stats.flushes, 4);
+    end(&counter, image);
+}
+
+static void test_volatile(void **state)
+{
+    struct counter counter;
+    pcow_image *image;
+
+    (void)state;
+    begin(&counter, PCOW_PERSISTENCE_VOLATILE, &image);
+    memset(pcow_map_address(counter.map), 1, 4 * MIB);
+    reset(&counter);
+    MUST(pcow_map_flush(counter.map, 0, SIZE, &error));
+    assert_int_equal(counter.syncs + counter.msyncs + counter.flushes, 0);
+    assert_int_equal(pcow_persistence_survives(PCOW_PERSISTENCE_VOLATILE, true), PCOW_SURVIVES_PROCESS);
+    assert_int_equal(pcow_persistence_survives(PCOW_PERSISTENCE_PAGE_CACHE, false), PCOW_SURVIVES_PROCESS);
+    assert_int_equal(pcow_persistence_survives(PCOW_PERSISTENCE_PAGE_CACHE, true),
+                     PCOW_SURVIVES_PROCESS | PCOW_SURVIVES_HOST | PCOW_SURVIVES_POWER);
+    end(&counter, image);
+}
+
+/* Memory of somebody else over a page of each kind, then the image again. */
+static void test_restore(void **state)
+{
+    struct counter counter;
+    pcow_image *image;
+    uint8_t *memory;
+
+    (void)state;
+    begin(&counter, PCOW_PERSISTENCE_VOLATILE, &image);
+    memory = pcow_map_address(counter.map);
+    memory[5 * MIB] = 0x11;
+    MUST(pcow_snapshot_create(image, "s", &error));
+    memory[7 * MIB] = 0x22;
+    for (unsigned at = 5; at <= 9; at += 2) {
+        assert_ptr_equal(memory + at * MIB,
+                         mmap(memory + at * MIB, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
+        memory[at * MIB] = 0x99;
+        MUST(pcow_map_restore(counter.map, at * MIB, 4096, &error));
+    }
+    assert_int_equal(memory[5 * MIB], 0x11);
+    assert_int_equal(memory[7 * MIB], 0x22);
+    assert_int_equal(memory[9 * MIB], 0);
+    for (unsigned at = 5; at <= 9; at += 2)
+        memory[at * MIB] = 0x33;
+    MUST_FAIL(-EINVAL, pcow_map_restore(counter.map, SIZE, 4096, &error));
+    end(&counter, image);
+    image = must_open(scratch("vm.pcow"), 0);
+    for (unsigned at = 5; at <= 9; at += 2)
+        assert_reads(image, at * MIB, "\x33", 1);
+    pcow_close(image);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_page_cache),
+        cmocka_unit_test(test_pmem),
+        cmocka_unit_test(test_volatile),
+        cmocka_unit_test(test_restore),
+    };
+
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
+}

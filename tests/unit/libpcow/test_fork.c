@@ -1,0 +1,480 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* Images on snapshots of an image that somebody writes to: who keeps what from whom, and that readers never see a change. */
+#include "support.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "format/format2.h"
+
+static void put(pcow_image *image, uint64_t offset, const char *text)
+{
+    MUST(pcow_write(image, offset, text, strlen(text) + 1, &error));
+}
+
+static int fork_image(const char *name, const char *base, const char *snapshot, struct pcow_error *error)
+{
+    struct pcow_create_options options = {.base = scratch(base), .base_snapshot = snapshot};
+
+    return pcow_create(scratch(name), &options, error);
+}
+
+/* Fails with -EBUSY and says this. */
+static void delete_is_refused(pcow_image *image, const char *name, const char *words)
+{
+    struct pcow_error error = {0};
+    struct pcow_info before, after;
+
+    pcow_get_info(image, &before);
+    assert_int_equal(pcow_snapshot_delete(image, name, NULL, &error), -EBUSY);
+    if (!strstr(error.message, words) || !strstr(error.message, name))
+        fail_msg("'%s' is not in: %s", words, error.message);
+    pcow_get_info(image, &after);
+    assert_int_equal(after.generation, before.generation);
+    assert_int_equal(after.snapshots, before.snapshots);
+}
+
+/* Read the text at an offset of an image or of a snapshot of it. */
+static void reads(const char *path, const char *snapshot, uint64_t offset, const char *text)
+{
+    pcow_image *image;
+
+    MUST(pcow_open(path, 0, snapshot, &image, &error));
+    assert_reads(image, offset, text, strlen(text) + 1);
+    pcow_close(image);
+}
+
+static unsigned flags_in_file(const char *name, const char *snapshot)
+{
+    struct layer_record record;
+    unsigned flags = 0;
+    int fd = open(scratch(name), O_RDONLY | O_CLOEXEC);
+
+    for (unsigned slot = 0; slot < 32; slot++) {
+        assert_int_equal(pread(fd, &record, sizeof record, (off_t)(LAYER_TABLE_OFFSET + slot * LAYER_RECORD_SIZE)), sizeof record);
+        if ((word_value(record.state) >> 28 & 0xf) == LAYER_SNAPSHOT && strcmp(record.name, snapshot) == 0)
+            flags = (unsigned)(word_value(record.state) >> 32 & 0xff);
+    }
+    close(fd);
+    return flags;
+}
+
+static void test_children_keep_their_snapshot(void **state)
+{
+    pcow_image *base = must_create(scratch("base"), 4 * MIB, 0, NULL);
+
+    (void)state;
+    put(base, 0, "old");
+    MUST(pcow_snapshot_create(base, "s", &error));
+    put(base, 0, "new");
+    pcow_close(base);
+    assert_int_equal(flags_in_file("base", "s"), 0);
+    MUST(fork_image("one", "base", "s", &error));
+    assert_int_equal(flags_in_file("base", "s"), LAYER_PINNED);
+    MUST(fork_image("two", "base", "s", &error));
+    base = must_open(scratch("base"), PCOW_OPEN_WRITE);
+    delete_is_refused(base, "s", "2 images stand on snapshot 's'");
+    unlink(scratch("two"));
+    delete_is_refused(base, "s", "1 image stands on snapshot 's': 'one'");
+    /* Its name does not matter, nor does a mark that was lost with a copy of the record: the snapshot is found by its id. */
+    MUST(pcow_snapshot_rename(base, "s", "renamed", &error));
+    assert_int_equal(flags_in_file("base", "renamed"), LAYER_PINNED);
+    delete_is_refused(base, "renamed", "'one'");
+    pcow_close(base);
+    must_be_clean(scratch("base"));
+    reads(scratch("one"), NULL, 0, "old");
+    unlink(scratch("one"));
+    base = must_open(scratch("base"), PCOW_OPEN_WRITE);
+    MUST(pcow_snapshot_delete(base, "renamed", NULL, &error));
+    pcow_close(base);
+    must_be_clean(scratch("base"));
+}
+
+static void test_a_rebased_child_lets_go(void **state)
+{
+    pcow_image *image = must_create(scratch("base"), 4 * MIB, 0, NULL);
+
+    (void)state;
+    put(image, 0, "a");
+    MUST(pcow_snapshot_create(image, "a", &error));
+    put(image, 0, "b");
+    MUST(pcow_snapshot_create(image, "b", &error));
+    MUST(fork_image("top", "base", "a", &error));
+    pcow_close(image);
+    image = must_open(scratch("top"), PCOW_OPEN_WRITE);
+    MUST(pcow_rebase(image, scratch("base"), "b", false, NULL, NULL, &error));
+    pcow_close(image);
+    assert_int_equal(flags_in_file("base", "b"), LAYER_PINNED);
+    reads(scratch("top"), NULL, 0, "a");
+    image = must_open(scratch("base"), PCOW_OPEN_WRITE);
+    MUST(pcow_snapshot_delete(image, "a", NULL, &error));
+    delete_is_refused(image, "b", "'top'");
+    pcow_close(image);
+    reads(scratch("top"), NULL, 0, "a");
+}
+
+static void test_fork_of_an_image_in_use(void **state)
+{
+    pcow_image *base = must_create(scratch("base"), 8 * MIB, 0, NULL), *top;
+
+    (void)state;
+    put(base, 0, "old");
+    MUST(pcow_snapshot_create(base, "s", &error));
+    put(base, 0, "new");
+    /* Its present state is what the writer changes. */
+    MUST_FAIL(-EBUSY, fork_image("top", "base", NULL, &error));
+    MUST(fork_image("top", "base", "s", &error));
+    top = must_open(scratch("top"), PCOW_OPEN_WRITE);
+    assert_reads(top, 0, "old", 4);
+    put(top, 4096, "child");
+    put(base, 4096, "parent");
+    MUST(pcow_snapshot_create(base, "t", &error));
+    put(base, 0, "newer");
+    assert_reads(top, 0, "old", 4);
+    assert_reads(top, 4096, "child", 6);
+    delete_is_refused(base, "s", "'top'");
+    MUST(pcow_snapshot_delete(base, "t", NULL, &error));
+    MUST(pcow_snapshot_revert(base, "s", &error));
+    assert_reads(base, 0, "old", 4);
+    pcow_close(top);
+    reads(scratch("top"), NULL, 4096, "child");
+    /* What its writer knows of the mark it reads again before it acts. */
+    unlink(scratch("top"));
+    MUST(pcow_snapshot_delete(base, "s", NULL, &error));
+    pcow_close(base);
+    must_be_clean(scratch("base"));
+}
+
+static void test_a_snapshot_that_is_read_stays(void **state)
+{
+    pcow_image *image = must_create(scratch("t"), 4 * MIB, 0, NULL), *view;
+    struct pcow_check_result result;
+
+    (void)state;
+    put(image, 0, "a");
+    MUST(pcow_snapshot_create(image, "a", &error));
+    put(image, 0, "b");
+    MUST(pcow_snapshot_create(image, "b", &error));
+    MUST(pcow_open(scratch("t"), 0, "a", &view, &error));
+    delete_is_refused(image, "a", "is in use");
+    MUST(pcow_snapshot_delete(image, "b", NULL, &error));
+    assert_reads(view, 0, "a", 2);
+    pcow_close(image);
+    /* Repair may move what a reader looks at; looking for damage may not. */
+    MUST_FAIL(-EBUSY, pcow_check(scratch("t"), PCOW_CHECK_REPAIR, NULL, NULL, &result, &error));
+    must_be_clean(scratch("t"));
+    pcow_close(view);
+    MUST(pcow_check(scratch("t"), PCOW_CHECK_REPAIR, NULL, NULL, &result, &error));
+    image = must_open(scratch("t"), PCOW_OPEN_WRITE);
+    MUST(pcow_snapshot_delete(image, "a", NULL, &error));
+    pcow_close(image);
+}
+
+static void test_ancestors_may_be_deleted(void **state)
+{
+    pcow_image *base = must_create(scratch("base"), 4 * MIB, 4096, NULL), *top;
+    char text[2] = "a";
+
+    (void)state;
+    for (unsigned i = 0; i < 5; i++, text[0]++) {
+        put(base, i * 4096, text);
+        put(base, MIB, text);
+        MUST(pcow_snapshot_create(base, text, &error));
+    }
+    MUST(fork_image("top", "base", "d", &error));
+    top = must_open(scratch("top"), 0);
+    for (const char *gone = "ceab"; *gone; gone++) {
+        memcpy(text, (char[2]){*gone}, 2);
+        MUST(pcow_snapshot_delete(base, text, NULL, &error));
+        for (unsigned i = 0; i < 4; i++)
+            assert_reads(top, i * 4096, (char[2]){(char)('a' + i)}, 2);
+        assert_reads(top, 4 * 4096, "", 1);
+        assert_reads(top, MIB, "d", 2);
+    }
+    pcow_close(top);
+    pcow_close(base);
+    must_be_clean(scratch("base"));
+    reads(scratch("top"), NULL, MIB, "d");
+}
+
+/* As QEMU in a pool: it may open the files, but not list them. */
+static void test_a_directory_that_cannot_be_listed(void **state)
+{
+    pcow_image *base = must_create(scratch("base"), 4 * MIB, 0, NULL);
+    int status;
+    pid_t child;
+
+    (void)state;
+    MUST(pcow_snapshot_create(base, "s", &error));
+    pcow_close(base);
+    MUST(fork_image("top", "base", "s", &error));
+    assert_int_equal(chmod(scratch("base"), 0666), 0);
+    unlink(scratch("top"));
+    assert_int_equal(chmod(scratch_directory(), 0311), 0);
+    child = fork();
+    if (child == 0) {
+        struct pcow_error error = {0};
+        int ret;
+
+        if (getuid() == 0 && setuid(65534))
+            _exit(9);
+        ret = pcow_open(scratch("base"), PCOW_OPEN_WRITE, NULL, &base, &error);
+        if (ret)
+            _exit(8);
+        ret = pcow_snapshot_delete(base, "s", NULL, &error);
+        if (ret != -EBUSY || !strstr(error.message, "--unpin"))
+            _exit(7);
+        pcow_close(base);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(chmod(scratch_directory(), 0700), 0);
+    assert_int_equal(status, 0);
+    MUST_FAIL(-ENOENT, pcow_snapshot_unpin(scratch("base"), "none", &error));
+    base = must_open(scratch("base"), PCOW_OPEN_WRITE);
+    MUST(pcow_snapshot_unpin(scratch("base"), "s", &error));
+    assert_int_equal(flags_in_file("base", "s"), 0);
+    MUST(pcow_snapshot_delete(base, "s", NULL, &error));
+    pcow_close(base);
+}
+
+static void test_unpin_looks(void **state)
+{
+    pcow_image *base = must_create(scratch("base"), 4 * MIB, 0, NULL), *top;
+
+    (void)state;
+    MUST(pcow_snapshot_create(base, "s", &error));
+    MUST(pcow_snapshot_unpin(scratch("base"), "s", &error));
+    MUST(fork_image("top", "base", "s", &error));
+    MUST_FAIL(-EBUSY, pcow_snapshot_unpin(scratch("base"), "s", &error));
+    assert_int_equal(flags_in_file("base", "s"), LAYER_PINNED);
+    top = must_open(scratch("top"), 0);
+    unlink(scratch("top"));
+    MUST_FAIL(-EBUSY, pcow_snapshot_unpin(scratch("base"), "s", &error));
+    pcow_close(top);
+    MUST(pcow_snapshot_unpin(scratch("base"), "s", &error));
+    pcow_close(base);
+}
+
+/* A file that may be a child and cannot be judged keeps the snapshot; one that is none does not. */
+static void test_strange_files_in_the_directory(void **state)
+{
+    pcow_image *base = must_create(scratch("base"), 4 * MIB, 0, NULL);
+    struct header header;
+    int fd;
+
+    (void)state;
+    MUST(pcow_snapshot_create(base, "s", &error));
+    MUST(fork_image("top", "base", "s", &error));
+    fd = open(scratch("top"), O_RDWR | O_CLOEXEC);
+    assert_int_equal(pread(fd, &header, sizeof header, 0), sizeof header);
+    header.base[0].layer ^= 1;                  /* and its checksum is wrong now */
+    assert_int_equal(pwrite(fd, &header, sizeof header, 0), sizeof header);
+    assert_int_equal(mkfifo(scratch("fifo"), 0600), 0);
+    assert_int_equal(symlink("nowhere", scratch("link")), 0);
+    close(open(scratch("short"), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+    delete_is_refused(base, "s", "'top' in its directory may stand on snapshot 's'");
+    memset(&header, 0x5a, sizeof header);
+    assert_int_equal(pwrite(fd, &header, sizeof header, 0), sizeof header);
+    close(fd);
+    MUST(pcow_snapshot_delete(base, "s", NULL, &error));
+    pcow_close(base);
+}
+
+/* Without permission to mark the snapshot there is no fork, and no file. */
+static void test_a_base_that_cannot_be_marked(void **state)
+{
+    pcow_image *base = must_create(scratch("base"), 4 * MIB, 0, NULL);
+    struct stat st;
+    int status;
+    pid_t child;
+
+    (void)state;
+    MUST(pcow_snapshot_create(base, "s", &error));
+    pcow_close(base);
+    assert_int_equal(chmod(scratch("base"), 0444), 0);
+    assert_int_equal(chmod(scratch_directory(), 0777), 0);
+    child = fork();
+    if (child == 0) {
+        struct pcow_error error = {0};
+
+        if (getuid() == 0 && setuid(65534))
+            _exit(9);
+        if (fork_image("top", "base", "s", &error) != -EACCES || !strstr(error.message, "write permission"))
+            _exit(8);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    assert_int_equal(stat(scratch("top"), &st), -1);
+    /* One that is marked already can be forked by anybody who may read it. */
+    if (getuid() == 0) {
+        MUST(fork_image("one", "base", "s", &error));
+        child = fork();
+        if (child == 0)
+            _exit(setuid(65534) ? 9 : -fork_image("two", "base", "s", NULL));
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_int_equal(status, 0);
+    }
+}
+
+/* ---- readers beside a writer that does everything ---------------------------------------------------------------------- */
+
+#define SIZE (8 * MIB)
+
+static void write_some(pcow_image *image, uint64_t *seed)
+{
+    unsigned char bytes[5 * 4096];
+    size_t length = 4096 * (1 + random_next(seed) % 5);
+
+    fill_pattern(bytes, length, seed);
+    MUST(pcow_write(image, random_next(seed) % ((SIZE - sizeof bytes) / 4096) * 4096, bytes, length, &error));
+}
+
+/* In a process of its own, where a test cannot fail. On a busy machine a reader may hold the tree for long: then not this time. */
+static void must(int ret, const struct pcow_error *error)
+{
+    if (ret && ret != -EBUSY) {
+        fprintf(stderr, "writer: %s\n", error->message);
+        _exit(3);
+    }
+}
+
+/* Any operation but deletion of 's', which must not succeed. */
+static void change_tree(pcow_image *image, unsigned *counter, uint64_t *seed)
+{
+    struct pcow_error error = {0};
+    struct pcow_snapshot *list;
+    const char *name;
+    char fresh[32];
+    size_t count;
+
+    must(pcow_snapshot_list(image, &list, &count, &error), &error);
+    name = list[random_next(seed) % count].name;
+    snprintf(fresh, sizeof fresh, "w%u", (*counter)++);
+    switch (random_next(seed) % (count > 10 ? 6 : 4)) {
+    case 0: case 1: must(pcow_snapshot_create(image, fresh, &error), &error); break;
+    case 2: must(pcow_snapshot_revert(image, name, &error), &error); break;
+    case 3:
+        if (strcmp(name, "s"))
+            must(pcow_snapshot_rename(image, name, fresh, &error), &error);
+        break;
+    default:
+        if (strcmp(name, "s"))
+            must(pcow_snapshot_delete(image, name, NULL, &error), &error);
+        else if (pcow_snapshot_delete(image, name, NULL, NULL) != -EBUSY)
+            _exit(4);
+        break;
+    }
+    free(list);
+}
+
+static void be_the_writer(const char *path, int ready, uint64_t seed)
+{
+    struct pcow_error error = {0};
+    pcow_image *image;
+    unsigned counter = 0;
+
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    must(pcow_open(path, PCOW_OPEN_WRITE, NULL, &image, &error), &error);
+    if (write(ready, "", 1) != 1)
+        _exit(5);
+    for (;;) {
+        for (unsigned i = random_next(&seed) % 4; i > 0; i--) {
+            unsigned char bytes[5 * 4096];
+            size_t length = 4096 * (1 + random_next(&seed) % 5);
+
+            fill_pattern(bytes, length, &seed);
+            must(pcow_write(image, random_next(&seed) % ((SIZE - sizeof bytes) / 4096) * 4096, bytes, length, &error), &error);
+        }
+        change_tree(image, &counter, &seed);
+    }
+}
+
+static void test_readers_beside_a_writer(void **state)
+{
+    unsigned char *expected = malloc(SIZE), *seen = malloc(SIZE), ready;
+    pcow_image *image = must_create(scratch("base"), SIZE, 4096, NULL), *view, *top;
+    uint64_t seed = random_seed();
+    unsigned rounds = test_steps(300);
+    int pipes[2], status;
+    pcow_map *map;
+    char name[8];
+    pid_t writer;
+
+    (void)state;
+    assert_true(expected && seen && pipe(pipes) == 0);
+    for (unsigned i = 0; i < 8; i++) {
+        for (unsigned j = 0; j < 40; j++)
+            write_some(image, &seed);
+        snprintf(name, sizeof name, i == 5 ? "s" : "a%u", i);
+        MUST(pcow_snapshot_create(image, name, &error));
+    }
+    pcow_close(image);
+    MUST(pcow_open(scratch("base"), 0, "s", &view, &error));
+    MUST(pcow_read(view, 0, expected, SIZE, &error));
+    pcow_close(view);
+    MUST(fork_image("top", "base", "s", &error));
+    top = must_open(scratch("top"), PCOW_OPEN_WRITE);
+    MUST(pcow_map_create(top, NULL, &map, &error));
+    writer = fork();
+    if (writer == 0)
+        be_the_writer(scratch("base"), pipes[1], seed);
+    assert_int_equal(read(pipes[0], &ready, 1), 1);
+    for (unsigned i = 0; i < rounds; i++) {
+        /* Newly loaded tables, tables of the beginning, and memory mapped in the beginning. */
+        MUST(pcow_open(scratch("base"), 0, "s", &view, &error));
+        MUST(pcow_read(view, 0, seen, SIZE, &error));
+        pcow_close(view);
+        assert_memory_equal(seen, expected, SIZE);
+        if (i % 16)
+            continue;
+        MUST(pcow_read(top, 0, seen, SIZE, &error));
+        assert_memory_equal(seen, expected, SIZE);
+        assert_memory_equal(pcow_map_address(map), expected, SIZE);
+        assert_int_equal(waitpid(writer, &status, WNOHANG), 0);
+    }
+    kill(writer, SIGKILL);
+    assert_int_equal(waitpid(writer, &status, 0), writer);
+    pcow_map_destroy(map);
+    pcow_close(top);
+    /* Killed at any point; nothing of it matters to the snapshot, before and after the next writer has tidied up. */
+    for (unsigned i = 0; i < 2; i++) {
+        MUST(pcow_open(scratch("base"), 0, "s", &view, &error));
+        assert_reads(view, 0, expected, SIZE);
+        pcow_close(view);
+        pcow_close(must_open(scratch("base"), PCOW_OPEN_WRITE));
+    }
+    must_be_clean(scratch("base"));
+    close(pipes[0]);
+    close(pipes[1]);
+    free(expected);
+    free(seen);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, scratch_setup, scratch_teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_children_keep_their_snapshot),
+        TEST(test_a_rebased_child_lets_go),
+        TEST(test_fork_of_an_image_in_use),
+        TEST(test_a_snapshot_that_is_read_stays),
+        TEST(test_ancestors_may_be_deleted),
+        TEST(test_a_directory_that_cannot_be_listed),
+        TEST(test_unpin_looks),
+        TEST(test_strange_files_in_the_directory),
+        TEST(test_a_base_that_cannot_be_marked),
+        TEST(test_readers_beside_a_writer),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

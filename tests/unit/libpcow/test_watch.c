@@ -1,0 +1,492 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * The watch that finds a store of which nobody knows the address. A system call that stores to the range stands for a KVM vCPU: both
+ * get EFAULT from a read-only mapping, and both go through userfaultfd.
+ */
+#include "support.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+static const enum pcow_engine engines[] = {PCOW_ENGINE_KVM, PCOW_ENGINE_SIGNAL, PCOW_ENGINE_UFFD};
+
+#define FOR_EACH_ENGINE(engine)                                                                                 \
+    for (unsigned engine_index = 0; engine_index < sizeof engines / sizeof *engines; engine_index++)            \
+        for (enum pcow_engine engine = engines[engine_index], *once = &engine; once; once = NULL)
+
+#define BASE_SIZE (8 * MIB)            /* the base; the image on it is twice as large, so half of it is absent memory */
+#define SIZE (2 * BASE_SIZE)
+#define FILL 0x5a
+
+static pcow_map *must_map(pcow_image *image, enum pcow_engine engine, unsigned vma_budget)
+{
+    struct pcow_map_options options = {.engine = engine, .vma_budget = vma_budget};
+    pcow_map *map;
+
+    MUST(pcow_map_create(image, &options, &map, &error));
+    return map;
+}
+
+static pcow_image *make_image(void)
+{
+    pcow_image *base = must_create(scratch("base.pcow"), BASE_SIZE, 0, NULL), *top;
+    unsigned char *bytes = malloc(BASE_SIZE);
+
+    assert_non_null(bytes);
+    memset(bytes, FILL, BASE_SIZE);
+    MUST(pcow_write(base, 0, bytes, BASE_SIZE, &error));
+    MUST(pcow_seal(base, &error));
+    pcow_close(base);
+    free(bytes);
+    top = must_create(scratch("top.pcow"), 0, 0, scratch("base.pcow"));
+    MUST(pcow_resize(top, SIZE, false, &error));
+    return top;
+}
+
+static void finish(pcow_image *image, pcow_map *map)
+{
+    pcow_map_destroy(map);
+    pcow_close(image);
+    must_be_clean(scratch("top.pcow"));
+    unlink(scratch("top.pcow"));
+    unlink(scratch("base.pcow"));
+}
+
+static unsigned char expected_at(uint64_t offset)
+{
+    return offset < BASE_SIZE ? FILL : 0;
+}
+
+/* Everything as at the beginning, but for one byte. */
+static void assert_only_changed(const unsigned char *memory, uint64_t at, unsigned char value)
+{
+    for (uint64_t offset = 0; offset < SIZE; offset++)
+        if (memory[offset] != (offset == at ? value : expected_at(offset)))
+            fail_msg("byte 0x%llx is %02x", (unsigned long long)offset, memory[offset]);
+}
+
+/* Let the kernel store one byte: 1, or -1 with errno. */
+static ssize_t kernel_store(void *to, unsigned char value)
+{
+    struct iovec target = {to, 1};
+    int fds[2];
+    ssize_t ret;
+
+    assert_int_equal(pipe(fds), 0);
+    assert_int_equal(write(fds[1], &value, 1), 1);
+    ret = readv(fds[0], &target, 1);
+    close(fds[0]);
+    close(fds[1]);
+    return ret;
+}
+
+/* What QEMU does for a vCPU: it comes back with EFAULT, and goes again under watch. */
+static void watched_kernel_store(pcow_map *map, uint64_t offset, unsigned char value)
+{
+    unsigned char *memory = pcow_map_address(map);
+
+    if (kernel_store(memory + offset, value) == 1)
+        return;
+    assert_int_equal(errno, EFAULT);
+    assert_false(pcow_map_is_accessible(map, offset, true));
+    MUST(pcow_map_watch(map, &error));
+    assert_int_equal(kernel_store(memory + offset, value), 1);
+    assert_true(pcow_map_is_accessible(map, offset, true));
+}
+
+static unsigned count_mappings(const unsigned char *memory)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    unsigned count = 0;
+    char line[512];
+
+    assert_non_null(maps);
+    while (fgets(line, sizeof line, maps)) {
+        unsigned long from = 0;
+
+        assert_int_equal(sscanf(line, "%lx-", &from), 1);
+        count += from >= (uintptr_t)memory && from < (uintptr_t)memory + SIZE;
+    }
+    fclose(maps);
+    return count;
+}
+
+static void test_a_store_is_found(void **state)
+{
+    static const uint64_t offsets[] = {0, 3 * MIB + 12345, BASE_SIZE - 1, BASE_SIZE, SIZE - 1};
+
+    (void)state;
+    FOR_EACH_ENGINE(engine) {
+        for (unsigned i = 0; i < sizeof offsets / sizeof *offsets; i++) {
+            pcow_image *image = make_image();
+            pcow_map *map = must_map(image, engine, 0);
+            struct pcow_map_stats stats;
+            uint64_t found;
+
+            watched_kernel_store(map, offsets[i], 7);
+            pcow_map_get_stats(map, &stats);
+            /* One page, or one cluster where nothing was; the uffd engine needs no watch there. */
+            assert_int_equal(stats.pages_copied, offsets[i] < BASE_SIZE);
+            assert_int_equal(stats.pages_zeroed, offsets[i] < BASE_SIZE ? 0 : 16);
+            assert_int_equal(stats.watches, engine != PCOW_ENGINE_UFFD || offsets[i] < BASE_SIZE);
+            assert_false(pcow_map_watch_found(map, &found));
+            assert_only_changed(pcow_map_address(map), offsets[i], 7);
+            pcow_map_get_stats(map, &stats);
+            assert_true(count_mappings(pcow_map_address(map)) <= stats.vmas + 1);
+            finish(image, map);
+        }
+    }
+}
+
+/* One store after the other, so that every slab is a mixture of own, old and absent pages, and watches meet the remains of others. */
+static void test_scattered_stores(void **state)
+{
+    (void)state;
+    FOR_EACH_ENGINE(engine) {
+        pcow_image *image = make_image();
+        pcow_map *map = must_map(image, engine, 0);
+        unsigned char *memory = pcow_map_address(map), *model = malloc(SIZE);
+        uint64_t seed = random_seed();
+
+        assert_non_null(model);
+        for (uint64_t offset = 0; offset < SIZE; offset++)
+            model[offset] = expected_at(offset);
+        for (unsigned i = 0; i < 300; i++) {
+            uint64_t offset = random_next(&seed) % SIZE, other = random_next(&seed) % SIZE;
+
+            assert_int_equal(memory[other], model[other]);
+            model[offset] = (unsigned char)(i + 1);
+            watched_kernel_store(map, offset, model[offset]);
+            if (i == 100 || i == 200)
+                MUST(pcow_snapshot_create(image, i == 100 ? "one" : "two", &error));
+        }
+        assert_memory_equal(memory, model, SIZE);
+        free(model);
+        finish(image, map);
+    }
+}
+
+/* A slab of too many pieces has no mappings at all; a store there is an EFAULT as well. */
+static void test_cold_slabs(void **state)
+{
+    pcow_image *image = make_image();
+    pcow_map *map = must_map(image, PCOW_ENGINE_KVM, 0);
+    unsigned char *memory = pcow_map_address(map);
+
+    (void)state;
+    for (uint64_t offset = 0; offset < BASE_SIZE; offset += 128 * KIB)
+        memory[offset] = FILL;
+    pcow_map_destroy(map);
+    map = must_map(image, PCOW_ENGINE_KVM, 16);
+    memory = pcow_map_address(map);
+    assert_false(pcow_map_is_accessible(map, 7 * MIB, false));
+    MUST(pcow_map_watch(map, &error));
+    assert_int_equal(memory[7 * MIB - 3], FILL);
+    assert_int_equal(kernel_store(memory + 7 * MIB, 3), 1);
+    assert_only_changed(memory, 7 * MIB, 3);
+    finish(image, map);
+}
+
+/* Loads of everybody go on, and find what they would have found. */
+static void test_loads_under_watch(void **state)
+{
+    (void)state;
+    FOR_EACH_ENGINE(engine) {
+        pcow_image *image = make_image();
+        pcow_map *map = must_map(image, engine, 0);
+        unsigned char *memory = pcow_map_address(map);
+        struct pcow_map_stats stats;
+        char buffer[64];
+        int fds[2];
+
+        memory[BASE_SIZE - 4096] = FILL;       /* own, and writable */
+        pcow_map_get_stats(map, &stats);
+        assert_int_equal(stats.pages_copied, 1);
+        MUST(pcow_map_watch(map, &error));
+        assert_int_equal(pipe(fds), 0);
+        assert_int_equal(write(fds[1], memory + 5 * MIB - 32, 64), 64);
+        assert_int_equal(read(fds[0], buffer, 64), 64);
+        assert_int_equal(buffer[0], FILL);
+        assert_only_changed(memory, SIZE, 0);
+        memory[BASE_SIZE - 4095] = FILL;       /* to an own page: nobody asked for it, the watch goes on */
+        assert_only_changed(memory, SIZE, 0);
+        pcow_map_get_stats(map, &stats);
+        assert_int_equal(stats.pages_copied, 1);
+        assert_int_equal(stats.pages_zeroed, 0);
+        watched_kernel_store(map, MIB, 9);
+        assert_only_changed(memory, MIB, 9);
+        pcow_map_get_stats(map, &stats);
+        assert_true(count_mappings(memory) <= stats.vmas + 1);
+        close(fds[0]);
+        close(fds[1]);
+        finish(image, map);
+    }
+}
+
+/* An instruction that loads from the page that it stores to, and one that loads from another. */
+static void test_load_and_store_of_one_instruction(void **state)
+{
+    (void)state;
+    FOR_EACH_ENGINE(engine) {
+        static const uint64_t distances[] = {100, 4096, 4 * MIB};
+
+        for (unsigned i = 0; i < 3; i++) {
+            pcow_image *image = make_image();
+            pcow_map *map = must_map(image, engine, 0);
+            unsigned char *memory = pcow_map_address(map), *from = memory + 2 * MIB, *to = from + distances[i];
+            size_t count = 50;
+
+            MUST(pcow_map_watch(map, &error));
+            __asm__ volatile("rep movsb" : "+S"(from), "+D"(to), "+c"(count) : : "memory");
+            assert_int_equal(count, 0);
+            MUST(pcow_map_watch(map, &error));
+            __asm__ volatile("lock addb $1, %0" : "+m"(memory[3 * MIB]));
+            assert_only_changed(memory, 3 * MIB, FILL + 1);
+            finish(image, map);
+        }
+    }
+}
+
+/* ---- snapshots ---------------------------------------------------------------------------------------------------------- */
+
+/* Freeze and revert while everything is under watch, and while what remains of one has not gone yet. */
+static void test_snapshots_under_watch(void **state)
+{
+    (void)state;
+    FOR_EACH_ENGINE(engine) {
+        pcow_image *image = make_image(), *view;
+        pcow_map *map = must_map(image, engine, 0);
+        unsigned char *memory = pcow_map_address(map);
+
+        memory[MIB] = 1;
+        MUST(pcow_map_watch(map, &error));
+        assert_int_equal(memory[MIB + 4096], FILL);
+        MUST(pcow_snapshot_create(image, "one", &error));
+        assert_only_changed(memory, MIB, 1);
+        memory[MIB] = 2;
+        watched_kernel_store(map, MIB + 1, FILL);
+        assert_only_changed(memory, MIB, 2);
+        MUST(pcow_map_watch(map, &error));
+        assert_int_equal(memory[5 * MIB], FILL);
+        MUST(pcow_snapshot_revert(image, "one", &error));
+        assert_only_changed(memory, MIB, 1);
+        watched_kernel_store(map, 6 * MIB, 3);
+        MUST(pcow_snapshot_create(image, "two", &error));
+        MUST(pcow_map_watch(map, &error));
+        memory[6 * MIB] = 4;
+        MUST(pcow_snapshot_delete(image, "two", NULL, &error));
+        assert_int_equal(memory[6 * MIB], 4);
+        MUST(pcow_open(scratch("top.pcow"), PCOW_OPEN_FORCE_SHARE, "one", &view, &error));
+        assert_reads(view, MIB, "\1", 1);
+        assert_reads(view, 6 * MIB, "\x5a", 1);
+        pcow_close(view);
+        finish(image, map);
+    }
+}
+
+/* ---- many threads --------------------------------------------------------------------------------------------------------- */
+
+#define THREADS 3
+#define ROUNDS 4
+
+struct storer {
+    pcow_map *map;
+    unsigned number;
+    pthread_barrier_t *barrier;
+    unsigned long loads;
+};
+
+static uint64_t own_offset(uint64_t page, unsigned number)
+{
+    return page * 4096 + number * 8;
+}
+
+/* Each thread stores to its own byte of every second page, by itself or through the kernel, and loads what others may be storing to. */
+static void *store_everywhere(void *opaque)
+{
+    struct storer *storer = opaque;
+    unsigned char *memory = pcow_map_address(storer->map);
+
+    for (unsigned round = 1; round <= ROUNDS; round++) {
+        uint64_t seed = random_seed() + storer->number + round * 100;
+
+        pthread_barrier_wait(storer->barrier);
+        for (unsigned i = 0; i < 500; i++) {
+            uint64_t page = random_next(&seed) % (SIZE / 4096);
+            unsigned char *to = memory + own_offset(page, storer->number);
+
+            storer->loads += *(volatile unsigned char *)(memory + random_next(&seed) % SIZE);
+            if (page % 2)
+                *(volatile unsigned char *)to = (unsigned char)round;
+            else
+                while (kernel_store(to, (unsigned char)round) != 1)
+                    MUST(pcow_map_watch(storer->map, &error));
+        }
+        pthread_barrier_wait(storer->barrier);
+    }
+    return NULL;
+}
+
+static void replay(unsigned char *model, unsigned round)
+{
+    for (unsigned number = 0; number < THREADS; number++) {
+        uint64_t seed = random_seed() + number + round * 100;
+
+        for (unsigned i = 0; i < 500; i++) {
+            model[own_offset(random_next(&seed) % (SIZE / 4096), number)] = (unsigned char)round;
+            random_next(&seed);
+        }
+    }
+}
+
+static void test_threads_and_snapshots(void **state)
+{
+    (void)state;
+    FOR_EACH_ENGINE(engine) {
+        pcow_image *image = make_image();
+        pcow_map *map = must_map(image, engine, 0);
+        unsigned char *memory = pcow_map_address(map), *model = malloc(SIZE);
+        struct storer storers[THREADS];
+        pthread_t threads[THREADS];
+        pthread_barrier_t barrier;
+
+        assert_non_null(model);
+        for (uint64_t offset = 0; offset < SIZE; offset++)
+            model[offset] = expected_at(offset);
+        pthread_barrier_init(&barrier, NULL, THREADS + 1);
+        for (unsigned i = 0; i < THREADS; i++) {
+            storers[i] = (struct storer){.map = map, .number = i, .barrier = &barrier};
+            assert_int_equal(pthread_create(&threads[i], NULL, store_everywhere, &storers[i]), 0);
+        }
+        for (unsigned round = 1; round <= ROUNDS; round++) {
+            char name[16];
+
+            pthread_barrier_wait(&barrier);
+            for (unsigned i = 0; i < 20; i++) {
+                MUST(pcow_map_watch(map, &error));
+                usleep(500);
+            }
+            pthread_barrier_wait(&barrier);
+            replay(model, round);
+            if (round % 2)
+                assert_memory_equal(memory, model, SIZE);
+            MUST(pcow_map_watch(map, &error));
+            snprintf(name, sizeof name, "s%u", round);
+            MUST(pcow_snapshot_create(image, name, &error));
+        }
+        for (unsigned i = 0; i < THREADS; i++)
+            pthread_join(threads[i], NULL);
+        assert_memory_equal(memory, model, SIZE);
+        pthread_barrier_destroy(&barrier);
+        pcow_map_destroy(map);
+        assert_reads(image, 0, model, SIZE);
+        free(model);
+        pcow_close(image);
+        must_be_clean(scratch("top.pcow"));
+        unlink(scratch("top.pcow"));
+        unlink(scratch("base.pcow"));
+    }
+}
+
+/* ---- what cannot be served ------------------------------------------------------------------------------------------------ */
+
+static char pool[512];
+
+static int pool_setup(void **state)
+{
+    if (scratch_setup(state))
+        return -1;
+    snprintf(pool, sizeof pool, "%s", scratch("pool"));
+    return mkdir(pool, 0700) || mount("pcow-test", pool, "tmpfs", 0, "size=4m") ? -1 : 0;
+}
+
+static int pool_teardown(void **state)
+{
+    umount2(pool, MNT_DETACH);
+    rmdir(pool);
+    return scratch_teardown(state);
+}
+
+/* The watch says where the store is, and everybody else goes on: only the one who stores waits, and where it can be stopped. */
+static void test_full_pool(void **state)
+{
+    (void)state;
+    FOR_EACH_ENGINE(engine) {
+        struct pcow_map_stats stats;
+        char path[600];
+        pcow_image *image;
+        pcow_map *map;
+        unsigned char *memory;
+        uint64_t offset = 0, found;
+
+        snprintf(path, sizeof path, "%s/top.pcow", pool);
+        image = must_create(path, 16 * MIB, 0, NULL);
+        map = must_map(image, engine, 0);
+        memory = pcow_map_address(map);
+        while (pcow_map_resolve(map, offset, 1, true, NULL) == 0)
+            memory[offset] = 1, offset += 4096;
+        assert_true(offset > MIB && offset < 4 * MIB);
+        MUST(pcow_map_watch(map, &error));
+        assert_int_equal(kernel_store(memory + offset + 5, 2), -1);
+        assert_int_equal(errno, EFAULT);
+        assert_int_equal(memory[offset + 5], 0);
+        assert_int_equal(memory[15 * MIB], 0);
+        assert_int_equal(memory[0], 1);
+        if (engine != PCOW_ENGINE_UFFD || pcow_map_watch_found(map, &found)) {
+            assert_true(pcow_map_watch_found(map, &found));
+            assert_int_equal(found, offset);
+        }
+        assert_int_equal(pcow_map_resolve(map, offset, 1, true, NULL), -ENOSPC);
+        assert_int_equal(mount("pcow-test", pool, "tmpfs", MS_REMOUNT, "size=32m"), 0);
+        MUST(pcow_map_resolve(map, offset, 1, true, &error));
+        assert_int_equal(kernel_store(memory + offset + 5, 2), 1);
+        assert_int_equal(memory[offset + 5], 2);
+        pcow_map_get_stats(map, &stats);
+        assert_int_equal(stats.pool_full_waits, 0);
+        pcow_map_destroy(map);
+        pcow_close(image);
+        must_be_clean(path);
+        unlink(path);
+        assert_int_equal(mount("pcow-test", pool, "tmpfs", MS_REMOUNT, "size=4m"), 0);
+    }
+}
+
+static void test_read_only_image(void **state)
+{
+    pcow_image *image = make_image();
+    pcow_map *map;
+
+    (void)state;
+    pcow_close(image);
+    image = must_open(scratch("top.pcow"), 0);
+    map = must_map(image, PCOW_ENGINE_KVM, 0);
+    MUST_FAIL(-EROFS, pcow_map_watch(map, &error));
+    assert_true(pcow_map_is_accessible(map, 0, false));
+    assert_false(pcow_map_is_accessible(map, 0, true));
+    assert_false(pcow_map_is_accessible(map, SIZE, false));
+    finish(image, map);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_a_store_is_found, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_scattered_stores, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_cold_slabs, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_loads_under_watch, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_load_and_store_of_one_instruction, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_snapshots_under_watch, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_threads_and_snapshots, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_full_pool, pool_setup, pool_teardown),
+        cmocka_unit_test_setup_teardown(test_read_only_image, scratch_setup, scratch_teardown),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
