@@ -112,10 +112,18 @@ static int serve_access(void *address, bool is_write, HostMemPcow **result)
     ret = pcow_map_resolve(pcow->map, offset, 1, is_write, NULL);
     if (ret == 0) {
         end_wait(pcow);
-    } else if (ret == -ENOSPC) {
+    } else if (ret == -ENOSPC && pcow->full == HOST_MEM_PCOW_FULL_WAIT) {
         begin_wait(pcow, offset);
     }
     return ret;
+}
+
+bool hostmem_pcow_fails_when_full(const void *address)
+{
+    ram_addr_t offset;
+    RAMBlock *block = qemu_ram_block_from_host((void *)address, false, &offset);
+
+    return block && block->pcow && block->pcow->full == HOST_MEM_PCOW_FULL_FAIL;
 }
 
 int hostmem_pcow_trap(void *address, bool is_write)

@@ -8,6 +8,7 @@
 #include "block/thread-pool.h"
 #include "exec/tb-flush.h"
 #include "hw/core/cpu.h"
+#include "hw/mem/memory-device.h"
 #include "qapi/error.h"
 #include "qapi/qapi-commands-pcow.h"
 #include "qapi/qapi-events-pcow.h"
@@ -28,14 +29,17 @@ void hostmem_pcow_handle_events(void *opaque)
     while (pcow_map_next_event(pcow->map, &event)) {
         switch (event.kind) {
         case PCOW_EVENT_POOL_FULL:
-            qapi_event_send_pcow_pool_full(pcow->id, event.offset);
+            if (pcow->full == HOST_MEM_PCOW_FULL_WAIT) {
+                qapi_event_send_pcow_pool_full(pcow->id, event.offset,
+                                               pcow->full);
+            }                   /* else hostmem-pcow-error.c tells */
             break;
         case PCOW_EVENT_POOL_RESUMED:
             qapi_event_send_pcow_pool_resumed(pcow->id);
             break;
         case PCOW_EVENT_ERROR:
-            qapi_event_send_pcow_error(pcow->id, event.offset,
-                                       strerror(-event.error));
+            hostmem_pcow_tell_error(pcow, event.offset, event.error,
+                                    "the guest got an error");
             break;
         }
     }
@@ -54,7 +58,8 @@ void hostmem_pcow_handle_waiting(EventNotifier *notifier)
     pcow->told_full = full;
     if (full) {
         qapi_event_send_pcow_pool_full(pcow->id,
-                                       qatomic_read(&pcow->waiting_offset));
+                                       qatomic_read(&pcow->waiting_offset),
+                                       HOST_MEM_PCOW_FULL_WAIT);
     } else {
         qapi_event_send_pcow_pool_resumed(pcow->id);
     }
@@ -98,7 +103,10 @@ static PcowSnapshotInfo *snapshot_info(const struct pcow_snapshot *snapshot)
     info->virtual_size = snapshot->virtual_size;
     info->vm_state_size = snapshot->state_size;
     info->data_size = snapshot->data_size;
+    info->shared_size = snapshot->shared_size;
+    info->delete_frees = snapshot->delete_frees;
     info->current = snapshot->current;
+    info->pinned = snapshot->pinned;
     return info;
 }
 
@@ -134,10 +142,98 @@ static PcowStats *get_stats(HostMemPcow *pcow, HostMemPcowEngine *engine)
     stats->slabs_promoted = s.slabs_promoted;
     stats->pool_full_waits = s.pool_full_waits +
                              qatomic_read(&pcow->full_waits);
+    stats->flushes = s.flushes;
+    stats->watches = s.watches;
     stats->mappings = s.vmas;
     stats->mapping_budget = s.vma_budget;
     stats->memory = s.memory;
     return stats;
+}
+
+/* The device that the backend is plugged into, or NULL. */
+static Object *find_front_end(HostMemPcow *pcow, const char **type)
+{
+    g_autofree char *path = object_get_canonical_path(OBJECT(pcow->backend));
+    MemoryDeviceInfoList *list = qmp_memory_device_list();
+    const char *id = NULL;
+    Object *device = NULL;
+
+    for (MemoryDeviceInfoList *i = list; i; i = i->next) {
+        MemoryDeviceInfo *info = i->value;
+
+        switch (info->type) {
+        case MEMORY_DEVICE_INFO_KIND_DIMM:
+            if (!strcmp(info->u.dimm.data->memdev, path)) {
+                *type = "pc-dimm";
+                id = info->u.dimm.data->id;
+            }
+            break;
+        case MEMORY_DEVICE_INFO_KIND_NVDIMM:
+            if (!strcmp(info->u.nvdimm.data->memdev, path)) {
+                *type = "nvdimm";
+                id = info->u.nvdimm.data->id;
+            }
+            break;
+        case MEMORY_DEVICE_INFO_KIND_VIRTIO_PMEM:
+            if (!strcmp(info->u.virtio_pmem.data->memdev, path)) {
+                *type = "virtio-pmem";
+                id = info->u.virtio_pmem.data->id;
+            }
+            break;
+        default:
+            break;
+        }
+    }
+    if (id) {
+        device = object_resolve_path_type(id, TYPE_DEVICE, NULL);
+    }
+    qapi_free_MemoryDeviceInfoList(list);
+    return device;
+}
+
+static PcowFailureList *failures(enum pcow_persistence persistence,
+                                 bool flushed)
+{
+    unsigned survived = pcow_persistence_survives(persistence, flushed);
+    PcowFailureList *list = NULL, **tail = &list;
+
+    for (PcowFailure f = 0; f < PCOW_FAILURE__MAX; f++) {
+        if (survived & 1u << f) {
+            QAPI_LIST_APPEND(tail, f);
+        }
+    }
+    return list;
+}
+
+static PcowDurability *get_durability(HostMemPcow *pcow,
+                                      enum pcow_persistence persistence)
+{
+    PcowDurability *durability = g_new0(PcowDurability, 1);
+    const char *type = NULL;
+    Object *device = find_front_end(pcow, &type);
+    bool is_virtio = type && !strcmp(type, "virtio-pmem");
+
+    QEMU_BUILD_BUG_ON(1 << PCOW_FAILURE_PROCESS_CRASH != PCOW_SURVIVES_PROCESS ||
+                      1 << PCOW_FAILURE_POWER_LOSS != PCOW_SURVIVES_POWER);
+    /* What reaches the host as a flush; an nvdimm's flush stays in the CPU. */
+    durability->guest_flush = failures(persistence, is_virtio ||
+                                       persistence == PCOW_PERSISTENCE_PMEM);
+    durability->host_flush = failures(persistence, true);
+    if (type) {
+        durability->front_end = g_strdup(type);
+    }
+    if (pcow->readonly) {
+        durability->promise = PCOW_PROMISE_READ_ONLY;
+    } else if (device && type && !strcmp(type, "nvdimm") &&
+               object_property_get_bool(device, "unarmed", NULL)) {
+        durability->promise = PCOW_PROMISE_READ_ONLY;
+    } else if (persistence == PCOW_PERSISTENCE_PMEM ||
+               (is_virtio && persistence == PCOW_PERSISTENCE_PAGE_CACHE)) {
+        durability->promise = PCOW_PROMISE_DURABLE;
+    } else {
+        durability->promise = PCOW_PROMISE_VOLATILE;
+    }
+    return durability;
 }
 
 static bool append_info(HostMemPcow *pcow, void *opaque, Error **errp)
@@ -160,6 +256,8 @@ static bool append_info(HostMemPcow *pcow, void *opaque, Error **errp)
     info->actual_size = i.allocated_size;
     info->read_only = pcow->readonly;
     info->persistence = (HostMemPcowPersistence)i.persistence;
+    info->durability = get_durability(pcow, i.persistence);
+    info->full_policy = pcow->full;
     info->stats = get_stats(pcow, &info->engine);
     for (struct pcow_image *im = pcow->image; im; im = pcow_base(im)) {
         QAPI_LIST_APPEND(chain, g_strdup(pcow_path(im)));

@@ -4,14 +4,20 @@
  * snapshot-create).
  *
  * The contents of an image never travel through the VM state.  Each image
- * takes a snapshot of the same name inside itself, and the VM state records
- * which one; loading the state checks that it is there again.
+ * takes a snapshot of the same name and date inside itself, and the VM state
+ * records which one.  Loading a state compares name and date before anything
+ * is changed, and the rest when the state has been read.
+ *
+ * While the disks (hostmem-pcow-carrier.c) take or delete their part, the
+ * snapshot inside the image has a name that says so: a QEMU that is killed
+ * meanwhile leaves a mark, by which the next one goes forth or back.
  */
 #include "qemu/osdep.h"
 #include <pcow.h>
 #include "qapi/error.h"
 #include "qemu/error-report.h"
 #include "system/hostmem-pcow.h"
+#include "system/system.h"
 
 static void get_identity(HostMemPcow *pcow, uint32_t snapshot_id,
                          HostMemPcowIdentity *identity)
@@ -26,22 +32,22 @@ static void get_identity(HostMemPcow *pcow, uint32_t snapshot_id,
     identity->snapshot_id = pcow->readonly ? 0 : snapshot_id;
 }
 
-/* The id of the snapshot @name; 0, which is nobody's, if there is none. */
-static bool find_snapshot(HostMemPcow *pcow, const char *name, uint32_t *id,
-                          Error **errp)
+/* The snapshot @name, or @id without a name; its id is 0 if there is none. */
+static bool find_snapshot(HostMemPcow *pcow, const char *name, uint32_t id,
+                          struct pcow_snapshot *found, Error **errp)
 {
     struct pcow_snapshot *list;
     struct pcow_error error;
     size_t count;
 
-    *id = 0;
+    found->id = 0;
     if (pcow_snapshot_list(pcow->image, &list, &count, &error) < 0) {
         error_setg(errp, "%s", error.message);
         return false;
     }
     for (size_t i = 0; i < count; i++) {
-        if (!strcmp(list[i].name, name)) {
-            *id = list[i].id;
+        if (name ? !strcmp(list[i].name, name) : list[i].id == id) {
+            *found = list[i];
         }
     }
     free(list);
@@ -105,6 +111,12 @@ static const VMStateField identity_fields[] = {
     VMSTATE_END_OF_LIST()
 };
 
+/* The disks are there, and nothing has been loaded or run. */
+static void machine_ready(Notifier *notifier, void *data)
+{
+    hostmem_pcow_all_recover();
+}
+
 void hostmem_pcow_vmstate_register(HostMemPcow *pcow)
 {
     pcow->vmstate = (VMStateDescription) {
@@ -116,10 +128,13 @@ void hostmem_pcow_vmstate_register(HostMemPcow *pcow)
         .fields = identity_fields,
     };
     vmstate_register(NULL, 0, &pcow->vmstate, pcow);
+    pcow->machine_ready.notify = machine_ready;
+    qemu_add_machine_init_done_notifier(&pcow->machine_ready);
 }
 
 void hostmem_pcow_vmstate_unregister(HostMemPcow *pcow)
 {
+    qemu_remove_machine_init_done_notifier(&pcow->machine_ready);
     vmstate_unregister(NULL, &pcow->vmstate, pcow);
     g_free((char *)pcow->vmstate.name);
     g_free(pcow->mismatch);
@@ -140,108 +155,306 @@ bool hostmem_pcow_check_migration(Error **errp)
     return hostmem_pcow_foreach(refuse_migration, NULL, errp);
 }
 
-static bool delete_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
+static bool refuse_disk_only(HostMemPcow *pcow, void *opaque, Error **errp)
 {
-    struct pcow_error error;
-    uint32_t id;
+    error_setg(errp, "a snapshot of disks alone would leave out the pcow image "
+               "'%s' (memory backend '%s'). Use snapshot-save (virsh "
+               "snapshot-create without --disk-only), or pcowctl snapshot "
+               "create for the image alone",
+               pcow_path(pcow->image), pcow->id);
+    return false;
+}
 
-    if (pcow->readonly) {
-        return true;
-    }
-    if (!find_snapshot(pcow, opaque, &id, errp)) {
+bool hostmem_pcow_check_disk_only(Error **errp)
+{
+    return hostmem_pcow_foreach(refuse_disk_only, NULL, errp);
+}
+
+/* ---- taking a snapshot --------------------------------------------------- */
+
+static bool check_new(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    struct pcow_snapshot found;
+
+    if (!find_snapshot(pcow, opaque, 0, &found, errp)) {
         return false;
     }
-    if (id && pcow_snapshot_delete(pcow->image, opaque, NULL, &error) < 0) {
-        error_setg(errp, "%s", error.message);
+    if (found.id) {
+        error_setg(errp, "pcow image '%s' has a snapshot '%s' already: choose "
+                   "another name, or delete that one first (virsh "
+                   "snapshot-delete, or pcowctl snapshot delete if the disks "
+                   "have none of that name)", pcow_path(pcow->image),
+                   (const char *)opaque);
         return false;
     }
     return true;
 }
 
-bool hostmem_pcow_all_delete_snapshot(const char *name, Error **errp)
+bool hostmem_pcow_all_check_new(const char *name, bool has_devices,
+                                strList *devices, Error **errp)
 {
-    bool ok;
-
-    hostmem_pcow_hold_guest();
-    ok = hostmem_pcow_foreach(delete_snapshot, (void *)name, errp);
-    hostmem_pcow_release_guest();
-    return ok;
+    hostmem_pcow_all_recover();
+    if (!hostmem_pcow_present()) {
+        return true;
+    }
+    if (strlen(name) >= PCOW_SNAPSHOT_NAME_SIZE ||
+        hostmem_pcow_is_mark(name)) {
+        error_setg(errp, "'%s' cannot be the name of a snapshot of a VM with "
+                   "pcow images: at most %d bytes, and not like those that "
+                   "mark an unfinished one", name, PCOW_SNAPSHOT_NAME_SIZE - 1);
+        return false;
+    }
+    return hostmem_pcow_foreach(check_new, (void *)name, errp) &&
+           hostmem_pcow_check_new_on_disks(name, has_devices, devices, errp);
 }
 
 static bool create_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
 {
+    const HostMemPcowMark *mark = opaque;
+    g_autofree char *name = hostmem_pcow_mark_name(mark);
+    struct pcow_snapshot created;
     struct pcow_error error;
 
+    pcow->snapshot_id = 0;
     if (pcow->readonly) {
         return true;
     }
-    if (pcow_snapshot_create(pcow->image, opaque, &error) < 0) {
+    if (pcow_snapshot_create_at(pcow->image, name, mark->date_sec,
+                                mark->date_nsec, &error) < 0) {
         error_setg(errp, "%s", error.message);
         return false;
     }
-    pcow->created = true;
-    return find_snapshot(pcow, opaque, &pcow->snapshot_id, errp);
-}
-
-static bool forget_created(HostMemPcow *pcow, void *opaque, Error **errp)
-{
-    pcow->created = false;
+    if (!find_snapshot(pcow, name, 0, &created, errp)) {
+        return false;
+    }
+    pcow->snapshot_id = created.id;
     return true;
 }
 
-static bool delete_created(HostMemPcow *pcow, void *opaque, Error **errp)
+static bool forget_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    pcow->snapshot_id = 0;
+    return true;
+}
+
+/* Give the snapshot that is being worked on another name. */
+static bool rename_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    struct pcow_snapshot found;
+    struct pcow_error error;
+
+    if (!pcow->snapshot_id) {
+        return true;
+    }
+    if (!find_snapshot(pcow, NULL, pcow->snapshot_id, &found, errp)) {
+        return false;
+    }
+    if (pcow_snapshot_rename(pcow->image, found.name, opaque, &error) < 0) {
+        error_setg(errp, "%s", error.message);
+        return false;
+    }
+    return true;
+}
+
+/* Delete the snapshot that is being worked on. */
+static bool delete_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    struct pcow_snapshot found;
+    struct pcow_error error;
+
+    if (!pcow->snapshot_id) {
+        return true;
+    }
+    if (!find_snapshot(pcow, NULL, pcow->snapshot_id, &found, errp)) {
+        return false;
+    }
+    if (found.id &&
+        pcow_snapshot_delete(pcow->image, found.name, NULL, &error) < 0) {
+        error_setg(errp, "%s", error.message);
+        return false;
+    }
+    pcow->snapshot_id = 0;
+    return true;
+}
+
+static bool take_back(HostMemPcow *pcow, void *opaque, Error **errp)
 {
     Error *err = NULL;
 
-    if (pcow->created && !delete_snapshot(pcow, opaque, &err)) {
+    if (!delete_snapshot(pcow, opaque, &err)) {
         warn_report_err(err);
     }
-    pcow->created = false;
     return true;
 }
 
-bool hostmem_pcow_all_create_snapshot(const char *name, Error **errp)
+static bool held_foreach(HostMemPcowFn *fn, void *opaque, Error **errp)
 {
     bool ok;
 
-    hostmem_pcow_hold_guest();
-    hostmem_pcow_foreach(forget_created, NULL, NULL);
-    ok = hostmem_pcow_foreach(create_snapshot, (void *)name, errp);
-    if (!ok) {
-        hostmem_pcow_foreach(delete_created, (void *)name, NULL);
+    if (!hostmem_pcow_present()) {
+        return true;
     }
+    hostmem_pcow_hold_guest();
+    ok = hostmem_pcow_foreach(fn, opaque, errp);
     hostmem_pcow_release_guest();
     return ok;
 }
 
-void hostmem_pcow_all_undo_snapshot(const char *name)
+bool hostmem_pcow_all_create_snapshot(const QEMUSnapshotInfo *sn,
+                                      bool has_devices, strList *devices,
+                                      Error **errp)
 {
-    hostmem_pcow_hold_guest();
-    hostmem_pcow_foreach(delete_created, (void *)name, NULL);
-    hostmem_pcow_release_guest();
+    HostMemPcowMark mark = {
+        .date_sec = sn->date_sec,
+        .date_nsec = sn->date_nsec,
+    };
+
+    if (!hostmem_pcow_present()) {
+        return true;
+    }
+    hostmem_pcow_foreach(forget_snapshot, NULL, NULL);
+    if (!hostmem_pcow_count_disks(has_devices, devices, NULL, &mark.disks,
+                                  errp)) {
+        return false;
+    }
+    return held_foreach(create_snapshot, &mark, errp);
 }
 
-static bool have_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
+bool hostmem_pcow_all_finish_snapshot(const char *name, Error **errp)
 {
+    return held_foreach(rename_snapshot, (void *)name, errp);
+}
+
+void hostmem_pcow_all_undo_snapshot(void)
+{
+    held_foreach(take_back, NULL, NULL);
+}
+
+/* ---- deleting one -------------------------------------------------------- */
+
+typedef struct DeleteArgs {
+    const char *name;
+    bool has_devices;
+    strList *devices;
+} DeleteArgs;
+
+/*
+ * Mark it, if it is one with a part on disks: that of the same name and date.
+ * Without space for the mark it goes without, as deleting is the way to get
+ * space.
+ */
+static bool mark_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    const DeleteArgs *args = opaque;
+    g_autofree char *mark_name = NULL;
+    struct pcow_snapshot found;
+    struct pcow_error error;
+    HostMemPcowMark mark;
+    int ret;
+
     if (pcow->readonly) {
         return true;
     }
-    if (!find_snapshot(pcow, opaque, &pcow->snapshot_id, errp)) {
+    if (!find_snapshot(pcow, args->name, 0, &found, errp)) {
         return false;
     }
-    if (!pcow->snapshot_id) {
-        error_setg(errp, "pcow image '%s' has no snapshot '%s': it was not "
-                   "part of the VM when that was taken, or lost it since; "
-                   "query-pcow lists what it has",
-                   pcow_path(pcow->image), (const char *)opaque);
+    if (found.id &&
+        pcow_snapshot_check_delete(pcow->image, args->name, &error) < 0) {
+        error_setg(errp, "%s", error.message);
+        return false;
+    }
+    pcow->snapshot_id = found.id;
+    mark.date_sec = found.date_seconds;
+    mark.date_nsec = found.date_nanoseconds;
+    if (!found.id || mark.date_sec != found.date_seconds ||
+        !hostmem_pcow_count_disks(args->has_devices, args->devices, &mark,
+                                  &mark.disks, NULL) || !mark.disks) {
+        return true;
+    }
+    mark_name = hostmem_pcow_mark_name(&mark);
+    ret = pcow_snapshot_rename(pcow->image, args->name, mark_name, &error);
+    if (ret < 0 && ret != -ENOSPC) {
+        pcow->snapshot_id = 0;
+        error_setg(errp, "%s", error.message);
         return false;
     }
     return true;
 }
 
-bool hostmem_pcow_all_have_snapshot(const char *name, Error **errp)
+bool hostmem_pcow_all_begin_delete(const char *name, bool has_devices,
+                                   strList *devices, Error **errp)
 {
-    return hostmem_pcow_foreach(have_snapshot, (void *)name, errp);
+    DeleteArgs args = { name, has_devices, devices };
+
+    hostmem_pcow_all_recover();
+    hostmem_pcow_foreach(forget_snapshot, NULL, NULL);
+    if (!held_foreach(mark_snapshot, &args, errp)) {
+        hostmem_pcow_all_recover();
+        return false;
+    }
+    return true;
+}
+
+bool hostmem_pcow_all_end_delete(Error **errp)
+{
+    return held_foreach(delete_snapshot, NULL, errp);
+}
+
+/* ---- loading one --------------------------------------------------------- */
+
+static char *format_date(int64_t sec, uint32_t nsec)
+{
+    g_autoptr(GDateTime) date = g_date_time_new_from_unix_utc(sec);
+    g_autofree char *text = date ? g_date_time_format(date, "%F %T") : NULL;
+
+    return g_strdup_printf("%s.%06" PRIu32, text ?: "?", nsec / 1000);
+}
+
+static bool check_load(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    const QEMUSnapshotInfo *sn = opaque;
+    const char *path = pcow_path(pcow->image);
+    struct pcow_snapshot found;
+
+    if (pcow->readonly) {
+        return true;
+    }
+    if (!find_snapshot(pcow, sn->name, 0, &found, errp)) {
+        return false;
+    }
+    if (!found.id) {
+        error_setg(errp, "pcow image '%s' has no snapshot '%s': it was not "
+                   "part of the VM when that was taken, or lost it since; "
+                   "query-pcow lists what it has", path, sn->name);
+        return false;
+    }
+    if (found.date_seconds != sn->date_sec ||
+        found.date_nanoseconds != sn->date_nsec) {
+        g_autofree char *ours = format_date(found.date_seconds,
+                                            found.date_nanoseconds);
+        g_autofree char *theirs = format_date(sn->date_sec, sn->date_nsec);
+
+        error_setg(errp, "snapshot '%s' of pcow image '%s' is of %s, the VM "
+                   "state of that name of %s (UTC): they do not belong "
+                   "together, so nothing was changed; put the right image "
+                   "back, or revert the image alone while the VM is off "
+                   "(pcowctl snapshot revert)", sn->name, path, ours, theirs);
+        return false;
+    }
+    if (found.virtual_size != pcow_size(pcow->image)) {
+        error_setg(errp, "snapshot '%s' of pcow image '%s' is of %" PRIu64
+                   " bytes, the VM has %" PRIu64 " now: define the VM with "
+                   "the old size to load it", sn->name, path,
+                   found.virtual_size, pcow_size(pcow->image));
+        return false;
+    }
+    pcow->snapshot_id = found.id;
+    return true;
+}
+
+bool hostmem_pcow_all_check_load(const QEMUSnapshotInfo *sn, Error **errp)
+{
+    return hostmem_pcow_foreach(check_load, (void *)sn, errp);
 }
 
 static bool revert_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
@@ -254,15 +467,7 @@ static bool revert_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
 
 bool hostmem_pcow_all_revert_snapshot(const char *name, Error **errp)
 {
-    bool ok;
-
-    if (!hostmem_pcow_all_have_snapshot(name, errp)) {
-        return false;
-    }
-    hostmem_pcow_hold_guest();
-    ok = hostmem_pcow_foreach(revert_snapshot, (void *)name, errp);
-    hostmem_pcow_release_guest();
-    return ok;
+    return held_foreach(revert_snapshot, (void *)name, errp);
 }
 
 static bool check_verified(HostMemPcow *pcow, void *opaque, Error **errp)

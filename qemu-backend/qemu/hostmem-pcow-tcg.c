@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * A vCPU under TCG that stores to a page for which the pool has no space.
+ * A vCPU under TCG that stores to a page for which the pool has no space, or
+ * accesses one that cannot be read.
  *
  * libpcow would wait inside the trap, where nothing can reach the vCPU: stop,
  * snapshots and quit would wait as well.  Leave the instruction instead, as for
  * a page fault of the guest, before it has done anything.  The vCPU looks for
- * requests and tries again.
+ * requests and tries again, unless it got a machine check meanwhile.
  */
 #include "qemu/osdep.h"
 #include <ucontext.h>
@@ -17,20 +18,41 @@
 
 #define RETRY_INTERVAL_NS (10 * 1000 * 1000)
 
-static void wait_for_space(void)
+/* There is no space at @host: wait a little, or let the vCPU have the error. */
+static void wait_or_fail(CPUState *cpu, const void *host)
 {
     struct timespec interval = { 0, RETRY_INTERVAL_NS };
 
-    nanosleep(&interval, NULL);
+    if (hostmem_pcow_fails_when_full(host)) {
+        hostmem_pcow_memory_error(cpu, host, -ENOSPC);
+    } else {
+        nanosleep(&interval, NULL);
+    }
 }
 
-/* A helper stores to host memory, on behalf of generated code at @ra. */
-void hostmem_pcow_prepare_store(CPUState *cpu, void *host, uintptr_t ra)
+/* A helper loads from host memory, on behalf of generated code at @ra. */
+void hostmem_pcow_prepare_load(CPUState *cpu, const void *host, uintptr_t ra)
 {
-    if (ra && hostmem_pcow_make_writable(host) == -ENOSPC) {
-        wait_for_space();
+    if (ra && !hostmem_pcow_can_load(host)) {
+        hostmem_pcow_memory_error(cpu, host, -EIO);
         cpu_loop_exit_restore(cpu, ra);
     }
+}
+
+/* It stores. */
+void hostmem_pcow_prepare_store(CPUState *cpu, void *host, uintptr_t ra)
+{
+    int ret = ra ? hostmem_pcow_make_writable(host) : 0;
+
+    if (ret == -ENOSPC) {
+        wait_or_fail(cpu, host);
+        cpu_loop_exit_restore(cpu, ra);
+    }
+    if (ret == -EIO) {
+        hostmem_pcow_memory_error(cpu, host, ret);
+        cpu_loop_exit_restore(cpu, ra);
+    }
+    hostmem_pcow_prepare_load(cpu, host, ra);
 }
 
 #ifdef __x86_64__
@@ -46,12 +68,16 @@ static void handle_sigsegv(int signum, siginfo_t *info, void *opaque)
     int saved_errno = errno;
     int ret = -EFAULT;
 
-    if (current_cpu && current_cpu->running &&
+    if (info->si_code > 0 && current_cpu && current_cpu->running &&
         in_code_gen_buffer((void *)(pc - tcg_splitwx_diff))) {
         ret = hostmem_pcow_trap(info->si_addr, is_write);
     }
-    if (ret == -ENOSPC) {
-        wait_for_space();
+    if (ret == -ENOSPC || ret == -EIO) {
+        if (ret == -ENOSPC) {
+            wait_or_fail(current_cpu, info->si_addr);
+        } else {
+            hostmem_pcow_memory_error(current_cpu, info->si_addr, ret);
+        }
         if (cpu_restore_state(current_cpu, pc + GETPC_ADJ)) {
             cpu_loop_exit(current_cpu);
         }

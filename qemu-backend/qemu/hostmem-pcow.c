@@ -81,9 +81,9 @@ bool hostmem_pcow_probe(const HostMemPcow *pcow, const char *path,
     return true;
 }
 
-static bool check_options(HostMemoryBackend *backend, const char *path,
-                          uint64_t align, uint64_t offset, bool discard_data,
-                          Error **errp)
+static bool check_options(HostMemPcow *pcow, HostMemoryBackend *backend,
+                          const char *path, uint64_t align, uint64_t offset,
+                          bool discard_data, Error **errp)
 {
     if (!backend->share) {
         error_setg(errp, "pcow image '%s' needs share=on: with share=off what "
@@ -111,16 +111,17 @@ static bool check_options(HostMemoryBackend *backend, const char *path,
                    "guest", path);
         return false;
     }
-    if (kvm_enabled()) {
-        error_setg(errp, "pcow image '%s' needs accel=tcg: KVM reports a "
-                   "store to a page that must be copied first as an error "
-                   "without an address", path);
+    if (pcow->engine == HOST_MEM_PCOW_ENGINE_KVM && !kvm_enabled()) {
+        error_setg(errp, "pcow-engine=kvm of pcow image '%s' needs accel=kvm: "
+                   "leave pcow-engine out", path);
         return false;
     }
-    if (vhost_user_in_use()) {
-        error_setg(errp, "pcow image '%s' cannot be used together with "
-                   "vhost-user devices, which map guest memory by file "
-                   "descriptor", path);
+    if (vhost_in_use()) {
+        error_setg(errp, "pcow image '%s' cannot be used together with vhost "
+                   "devices: those in other processes map guest memory by file "
+                   "descriptor, and those in the kernel cannot store to pages "
+                   "that must be copied first; use devices of QEMU (vhost=off)",
+                   path);
         return false;
     }
     return true;
@@ -141,16 +142,28 @@ static void ignore_options(HostMemoryBackend *backend, const char *path)
     }
 }
 
+/* Under KVM the guest's stores are not signals, whatever was asked for. */
+static enum pcow_engine choose_engine(HostMemPcowEngine engine)
+{
+    QEMU_BUILD_BUG_ON((int)HOST_MEM_PCOW_ENGINE_UFFD != PCOW_ENGINE_UFFD ||
+                      (int)HOST_MEM_PCOW_ENGINE_SIGNAL != PCOW_ENGINE_SIGNAL ||
+                      (int)HOST_MEM_PCOW_ENGINE_KVM != PCOW_ENGINE_KVM);
+
+    if (engine == HOST_MEM_PCOW_ENGINE_UFFD) {
+        return PCOW_ENGINE_UFFD;
+    }
+    return kvm_enabled() ? PCOW_ENGINE_KVM : PCOW_ENGINE_SIGNAL;
+}
+
 static bool open_image(HostMemPcow *pcow, const char *path, Error **errp)
 {
     struct pcow_map_options options = {
-        .engine = (enum pcow_engine)pcow->engine,
-        .full_policy = PCOW_FULL_WAIT,
+        .engine = choose_engine(pcow->engine),
+        .full_policy = (enum pcow_full_policy)pcow->full,
     };
     struct pcow_error error;
 
-    QEMU_BUILD_BUG_ON((int)HOST_MEM_PCOW_ENGINE_UFFD != PCOW_ENGINE_UFFD ||
-                      (int)HOST_MEM_PCOW_ENGINE_SIGNAL != PCOW_ENGINE_SIGNAL);
+    QEMU_BUILD_BUG_ON((int)HOST_MEM_PCOW_FULL_FAIL != PCOW_FULL_FAIL);
 
     if (pcow_open(path, pcow->readonly ? 0 : PCOW_OPEN_WRITE, NULL,
                   &pcow->image, &error) < 0) {
@@ -175,8 +188,12 @@ static bool open_image(HostMemPcow *pcow, const char *path, Error **errp)
 
 static bool start_events(HostMemPcow *pcow, Error **errp)
 {
-    int ret = event_notifier_init(&pcow->waiting_changed, false);
+    int ret;
 
+    if (!hostmem_pcow_error_init(errp)) {
+        return false;
+    }
+    ret = event_notifier_init(&pcow->waiting_changed, false);
     if (ret < 0) {
         error_setg_errno(errp, -ret, "cannot watch pcow image '%s'",
                          pcow_path(pcow->image));
@@ -233,7 +250,8 @@ bool hostmem_pcow_alloc(HostMemPcow *pcow, HostMemoryBackend *backend,
     g_autofree char *name = host_memory_backend_get_name(backend);
     RAMBlock *block;
 
-    if (!check_options(backend, path, align, offset, discard_data, errp)) {
+    if (!check_options(pcow, backend, path, align, offset, discard_data,
+                       errp)) {
         return false;
     }
     /*
@@ -332,6 +350,44 @@ bool hostmem_pcow_check_no_fd_user(const char *user, Error **errp)
     return hostmem_pcow_foreach(refuse_fd_user, (void *)user, errp);
 }
 
+bool hostmem_pcow_check_nvdimm(HostMemPcow *pcow, bool told_volatile,
+                               Error **errp)
+{
+    struct pcow_info info;
+
+    pcow_get_info(pcow->image, &info);
+    /*
+     * A pool in DRAM was made by somebody who knows that it is gone with the
+     * host.  A pool on a disk looks as if it kept what the guest has flushed.
+     */
+    if (told_volatile || pcow->readonly ||
+        info.persistence != PCOW_PERSISTENCE_PAGE_CACHE) {
+        return true;
+    }
+    error_setg(errp, "an nvdimm on the pcow image '%s' would promise the guest "
+               "that what it has flushed is durable, but its pool is page "
+               "cache: a crash of the host may lose it", pcow_path(pcow->image));
+    error_append_hint(errp, "Use -device virtio-pmem-pci, whose flush reaches "
+                      "the disk; or a pool on fsdax; or say pcow-volatile=on "
+                      "if the data may be lost with the host; or unarmed=on "
+                      "for a device that the guest only reads.\n");
+    return false;
+}
+
+static bool refuse_vhost(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    error_setg(errp, "vhost cannot be used together with the pcow image '%s' "
+               "(memory backend '%s'): the host kernel cannot store to pages "
+               "that must be copied first; use a device that QEMU emulates "
+               "(vhost=off)", pcow_path(pcow->image), pcow->id);
+    return false;
+}
+
+bool hostmem_pcow_check_no_vhost(Error **errp)
+{
+    return hostmem_pcow_foreach(refuse_vhost, NULL, errp);
+}
+
 static int get_format(Object *obj, Error **errp)
 {
     return hostmem_file_get_pcow(obj)->format;
@@ -360,6 +416,20 @@ static void set_engine(Object *obj, int value, Error **errp)
     hostmem_file_get_pcow(obj)->engine = value;
 }
 
+static int get_full(Object *obj, Error **errp)
+{
+    return hostmem_file_get_pcow(obj)->full;
+}
+
+static void set_full(Object *obj, int value, Error **errp)
+{
+    if (host_memory_backend_mr_inited(MEMORY_BACKEND(obj))) {
+        error_setg(errp, "cannot change property 'pcow-full'");
+        return;
+    }
+    hostmem_file_get_pcow(obj)->full = value;
+}
+
 void hostmem_pcow_class_init(ObjectClass *oc)
 {
     object_class_property_add_enum(oc, "format", "HostMemFormat",
@@ -372,4 +442,9 @@ void hostmem_pcow_class_init(ObjectClass *oc)
                                    get_engine, set_engine);
     object_class_property_set_description(oc, "pcow-engine",
         "How accesses to pages not yet in the pcow image are caught");
+    object_class_property_add_enum(oc, "pcow-full", "HostMemPcowFull",
+                                   &HostMemPcowFull_lookup,
+                                   get_full, set_full);
+    object_class_property_set_description(oc, "pcow-full",
+        "What a store does that finds the pool of the pcow image full");
 }

@@ -9,6 +9,8 @@
 #ifndef SYSTEM_HOSTMEM_PCOW_H
 #define SYSTEM_HOSTMEM_PCOW_H
 
+#include "block/snapshot.h"
+#include "qapi/qapi-builtin-types.h"
 #include "qapi/qapi-types-qom.h"
 #include "migration/vmstate.h"
 #include "qemu/event_notifier.h"
@@ -28,6 +30,7 @@ typedef struct HostMemPcow {
     /* properties of memory-backend-file */
     HostMemFormat format;
     HostMemPcowEngine engine;
+    int full;                   /* HostMemPcowFull */
 
     /* what hostmem_pcow_alloc() opened; map is NULL without a pcow image */
     HostMemoryBackend *backend;
@@ -46,11 +49,15 @@ typedef struct HostMemPcow {
     bool told_full;
     EventNotifier waiting_changed;
 
+    /* hostmem-pcow-error.c: told last, and when */
+    uint64_t told_error;
+    int64_t told_error_at;
+
     /* hostmem-pcow-savevm.c */
     VMStateDescription vmstate;
+    Notifier machine_ready;
     HostMemPcowIdentity identity;
-    uint32_t snapshot_id;       /* being saved or loaded */
-    bool created;               /* by the savevm under way */
+    uint32_t snapshot_id;       /* being saved, loaded or deleted; 0: none */
     bool verified;              /* by the loadvm under way */
     char *mismatch;             /* what it found instead */
 } HostMemPcow;
@@ -79,8 +86,17 @@ void hostmem_pcow_finalize(HostMemPcow *pcow);
 typedef bool HostMemPcowFn(HostMemPcow *pcow, void *opaque, Error **errp);
 bool hostmem_pcow_foreach(HostMemPcowFn *fn, void *opaque, Error **errp);
 
+/*
+ * Can the device keep the promise of an NVDIMM, that what the guest has flushed
+ * from its CPU caches is durable?  Unless @told_volatile, fails if not.
+ */
+bool hostmem_pcow_check_nvdimm(HostMemPcow *pcow, bool told_volatile,
+                               Error **errp);
+
 /* Fails if there is a pcow backend, which @user cannot be given access to. */
 bool hostmem_pcow_check_no_fd_user(const char *user, Error **errp);
+/* Fails if there is a pcow backend, to which vhost in the kernel cannot store. */
+bool hostmem_pcow_check_no_vhost(Error **errp);
 
 /* ---- hostmem-pcow-access.c ---- */
 
@@ -114,13 +130,49 @@ static inline bool hostmem_pcow_may_cover(const void *address)
                     (uintptr_t)address >= hostmem_pcow_low);
 }
 
+/* Does a store that finds the pool full fail, rather than wait? */
+bool hostmem_pcow_fails_when_full(const void *address);
+
 /* Make everything stored so far durable.  Returns 0 or -errno.  Any thread. */
 int hostmem_pcow_flush(HostMemPcow *pcow, Error **errp);
+
+/* ---- hostmem-pcow-error.c ---- */
+
+bool hostmem_pcow_error_init(Error **errp);
+/*
+ * An access of @cpu at @host failed.  It gets a machine check soon; until then
+ * it is to try again.  In its thread, without locks.
+ */
+void hostmem_pcow_memory_error(CPUState *cpu, const void *host, int error);
+/* Can the byte be loaded?  Where SIGBUS is meant to be served. */
+bool hostmem_pcow_can_load(const void *host);
+/* Can all of the range?  With @report, an event says so if not. */
+bool hostmem_pcow_readable(HostMemPcow *pcow, uint64_t offset, uint64_t length,
+                           bool report);
+/* Tell of an error, but not again and again of the same. */
+void hostmem_pcow_tell_error(HostMemPcow *pcow, uint64_t offset, int error,
+                             const char *consequence);
+
+/* ---- hostmem-pcow-mce.c ---- */
+
+/* Fails if the guest would not take it, or not survive it.  Main loop. */
+bool hostmem_pcow_machine_check(CPUState *cpu, HostMemPcow *pcow,
+                                uint64_t offset);
 
 /* ---- hostmem-pcow-tcg.c ---- */
 
 void hostmem_pcow_tcg_init(void);
+void hostmem_pcow_prepare_load(CPUState *cpu, const void *host, uintptr_t ra);
 void hostmem_pcow_prepare_store(CPUState *cpu, void *host, uintptr_t ra);
+
+/* ---- hostmem-pcow-kvm.c ---- */
+
+/*
+ * KVM_RUN of this vCPU returned -EFAULT.  Returns 0 if it can be run again,
+ * EXCP_INTERRUPT if the VM is being stopped, -EFAULT if it was not an access
+ * to an image.
+ */
+int hostmem_pcow_kvm_fault(CPUState *cpu);
 
 /* ---- hostmem-pcow-qmp.c ---- */
 
@@ -143,16 +195,56 @@ void hostmem_pcow_vmstate_unregister(HostMemPcow *pcow);
 
 /* Fails if there is a pcow backend: its contents are in no migration stream. */
 bool hostmem_pcow_check_migration(Error **errp);
-/* The pcow side of savevm, loadvm and delvm: all images or none. */
-bool hostmem_pcow_all_create_snapshot(const char *name, Error **errp);
-void hostmem_pcow_all_undo_snapshot(const char *name);
-bool hostmem_pcow_all_delete_snapshot(const char *name, Error **errp);
-bool hostmem_pcow_all_have_snapshot(const char *name, Error **errp);
+/* Fails if there is a pcow backend, which a snapshot of disks would leave out. */
+bool hostmem_pcow_check_disk_only(Error **errp);
+
+/*
+ * The pcow side of savevm, loadvm and delvm: all images or none.  @devices are
+ * the block devices that take part, as in snapshot-save.
+ */
+bool hostmem_pcow_all_check_new(const char *name, bool has_devices,
+                                strList *devices, Error **errp);
+/* Takes the snapshot under the name of a mark, until finish_snapshot(). */
+bool hostmem_pcow_all_create_snapshot(const QEMUSnapshotInfo *sn,
+                                      bool has_devices, strList *devices,
+                                      Error **errp);
+bool hostmem_pcow_all_finish_snapshot(const char *name, Error **errp);
+void hostmem_pcow_all_undo_snapshot(void);
+/*
+ * Around the deletion on the disks; end deletes what begin has marked.  If the
+ * disks fail, hostmem_pcow_all_recover() takes back or finishes.
+ */
+bool hostmem_pcow_all_begin_delete(const char *name, bool has_devices,
+                                   strList *devices, Error **errp);
+bool hostmem_pcow_all_end_delete(Error **errp);
+/* Fails unless every image has the snapshot that belongs to VM state @sn. */
+bool hostmem_pcow_all_check_load(const QEMUSnapshotInfo *sn, Error **errp);
 bool hostmem_pcow_all_revert_snapshot(const char *name, Error **errp);
 /*
  * After loadvm: fails if the VM state did not fit an image or, if it could be
  * @loaded, said nothing of one.
  */
 bool hostmem_pcow_all_verified(bool loaded, Error **errp);
+
+/* ---- hostmem-pcow-carrier.c ---- */
+
+/* A snapshot that is being taken or deleted, as the name of it in an image. */
+typedef struct HostMemPcowMark {
+    uint32_t date_sec, date_nsec;   /* of the snapshot */
+    unsigned disks;                 /* that have a part of it, or shall have */
+} HostMemPcowMark;
+
+char *hostmem_pcow_mark_name(const HostMemPcowMark *mark);
+bool hostmem_pcow_is_mark(const char *name);
+/* How many disks take part; with @mark: how many have a snapshot of its date. */
+bool hostmem_pcow_count_disks(bool has_devices, strList *devices,
+                              const HostMemPcowMark *mark, unsigned *count,
+                              Error **errp);
+/* Fails if a disk has a snapshot @name, which savevm would overwrite. */
+bool hostmem_pcow_check_new_on_disks(const char *name, bool has_devices,
+                                     strList *devices, Error **errp);
+/* Finish or take back what a QEMU that was killed left unfinished. */
+void hostmem_pcow_all_recover(void);
+bool hostmem_pcow_present(void);
 
 #endif

@@ -22,9 +22,15 @@ QEMU_CONFIGURE=(--target-list=x86_64-softmmu --prefix=/usr --disable-relocatable
 QEMU_FILES=(
     hostmem-pcow.c backends/hostmem-pcow.c
     hostmem-pcow-access.c backends/hostmem-pcow-access.c
+    hostmem-pcow-carrier.c backends/hostmem-pcow-carrier.c
+    hostmem-pcow-error.c backends/hostmem-pcow-error.c
+    hostmem-pcow-mce.c backends/hostmem-pcow-mce.c
     hostmem-pcow-qmp.c backends/hostmem-pcow-qmp.c
     hostmem-pcow-savevm.c backends/hostmem-pcow-savevm.c
     hostmem-pcow-tcg.c backends/hostmem-pcow-tcg.c
+    hostmem-pcow-kvm.c target/i386/kvm/hostmem-pcow-kvm.c
+    hostmem-pcow-x86.c target/i386/kvm/hostmem-pcow-x86.c
+    hostmem-pcow-x86.h target/i386/kvm/hostmem-pcow-x86.h
     hostmem-pcow.h include/system/hostmem-pcow.h
     pcow.json qapi/pcow.json)
 

@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * The disks' part of VM snapshots with pcow images: which disks there are,
+ * which of them have it, and what becomes of a snapshot that was being taken
+ * or deleted when QEMU was killed.
+ *
+ * A snapshot of a VM is valid when all of its disks have it.  Until they do,
+ * and from when one may have lost it, the snapshot inside the pcow image bears
+ * a mark instead of its name: the date, which is the same on disks and image,
+ * and the number of disks.  Whoever finds a mark compares: all disks have a
+ * snapshot of that date, so the image gets the name that it has there; or one
+ * has not, so it is deleted everywhere.
+ */
+#include "qemu/osdep.h"
+#include <pcow.h>
+#include "block/block-global-state.h"
+#include "block/block_int-common.h"
+#include "block/graph-lock.h"
+#include "qapi/error.h"
+#include "qemu/cutils.h"
+#include "qemu/error-report.h"
+#include "system/block-backend.h"
+#include "system/hostmem-pcow.h"
+
+#define MARK ".incomplete-"
+
+char *hostmem_pcow_mark_name(const HostMemPcowMark *mark)
+{
+    return g_strdup_printf(MARK "%" PRIu32 ".%09" PRIu32 "-%u",
+                           mark->date_sec, mark->date_nsec, mark->disks);
+}
+
+bool hostmem_pcow_is_mark(const char *name)
+{
+    return g_str_has_prefix(name, MARK);
+}
+
+static bool parse_mark(const char *name, HostMemPcowMark *mark)
+{
+    int end = -1;
+
+    return sscanf(name, MARK "%" SCNu32 ".%" SCNu32 "-%u%n", &mark->date_sec,
+                  &mark->date_nsec, &mark->disks, &end) == 3 && !name[end];
+}
+
+static bool notice(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    return false;
+}
+
+bool hostmem_pcow_present(void)
+{
+    return !hostmem_pcow_foreach(notice, NULL, NULL);
+}
+
+/* As savevm chooses: what is writable and in use, or the monitor's own. */
+static bool GRAPH_RDLOCK takes_part(BlockDriverState *bs, bool has_devices,
+                                    strList *devices)
+{
+    if (has_devices) {
+        for (; devices; devices = devices->next) {
+            if (bdrv_find_node(devices->value) == bs) {
+                return true;
+            }
+        }
+        return false;
+    }
+    return bdrv_is_inserted(bs) && !bdrv_is_read_only(bs) &&
+           (bdrv_has_blk(bs) || QLIST_EMPTY(&bs->parents));
+}
+
+/* Calls @fn for each snapshot of a disk until it returns false. */
+typedef bool SnapshotFn(BlockDriverState *bs, const QEMUSnapshotInfo *sn,
+                        void *opaque, Error **errp);
+
+static bool GRAPH_RDLOCK foreach_snapshot(BlockDriverState *bs, SnapshotFn *fn,
+                                          void *opaque, Error **errp)
+{
+    g_autofree QEMUSnapshotInfo *list = NULL;
+    int count = bdrv_snapshot_list(bs, &list);
+
+    for (int i = 0; i < count; i++) {
+        if (!fn(bs, &list[i], opaque, errp)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The same for all disks that take part; counts them. */
+static bool foreach_disk(bool has_devices, strList *devices, SnapshotFn *fn,
+                         void *opaque, unsigned *disks, Error **errp)
+{
+    BlockDriverState *bs;
+    BdrvNextIterator it;
+
+    GRAPH_RDLOCK_GUARD_MAINLOOP();
+    *disks = 0;
+    for (bs = bdrv_first(&it); bs; bs = bdrv_next(&it)) {
+        if (!takes_part(bs, has_devices, devices) || !bdrv_can_snapshot(bs)) {
+            continue;
+        }
+        ++*disks;
+        if (!foreach_snapshot(bs, fn, opaque, errp)) {
+            bdrv_next_cleanup(&it);
+            return false;
+        }
+    }
+    return true;
+}
+
+typedef struct Found {
+    const HostMemPcowMark *mark;
+    unsigned disks;
+    char name[sizeof_field(QEMUSnapshotInfo, name)];
+} Found;
+
+static bool has_date(const QEMUSnapshotInfo *sn, const HostMemPcowMark *mark)
+{
+    return sn->date_sec == mark->date_sec && sn->date_nsec == mark->date_nsec;
+}
+
+static bool match_date(BlockDriverState *bs, const QEMUSnapshotInfo *sn,
+                       void *opaque, Error **errp)
+{
+    Found *found = opaque;
+
+    if (found->mark && has_date(sn, found->mark)) {
+        found->disks++;
+        pstrcpy(found->name, sizeof(found->name), sn->name);
+    }
+    return true;
+}
+
+bool hostmem_pcow_count_disks(bool has_devices, strList *devices,
+                              const HostMemPcowMark *mark, unsigned *count,
+                              Error **errp)
+{
+    Found found = { .mark = mark };
+    unsigned disks;
+
+    if (!foreach_disk(has_devices, devices, match_date, &found, &disks, errp)) {
+        return false;
+    }
+    *count = mark ? found.disks : disks;
+    return true;
+}
+
+static bool refuse_name(BlockDriverState *bs, const QEMUSnapshotInfo *sn,
+                        void *opaque, Error **errp)
+{
+    if (strcmp(sn->name, opaque)) {
+        return true;
+    }
+    error_setg(errp, "disk '%s' has a snapshot '%s' already: choose another "
+               "name, or delete that one first (virsh snapshot-delete, "
+               "delvm). A VM with pcow images does not overwrite one",
+               bdrv_get_device_or_node_name(bs), sn->name);
+    return false;
+}
+
+bool hostmem_pcow_check_new_on_disks(const char *name, bool has_devices,
+                                     strList *devices, Error **errp)
+{
+    unsigned disks;
+
+    return foreach_disk(has_devices, devices, refuse_name, (void *)name,
+                        &disks, errp);
+}
+
+/* ---- recovery ------------------------------------------------------------ */
+
+static bool delete_on_disk(BlockDriverState *bs, const QEMUSnapshotInfo *sn,
+                           void *opaque, Error **errp)
+{
+    GRAPH_RDLOCK_GUARD_MAINLOOP();
+    return !has_date(sn, opaque) ||
+           bdrv_snapshot_delete(bs, sn->id_str, sn->name, errp) >= 0;
+}
+
+static bool recover_mark(HostMemPcow *pcow, const char *mark_name,
+                         const HostMemPcowMark *mark, Error **errp)
+{
+    Found found = { .mark = mark };
+    struct pcow_error error;
+    unsigned disks;
+    int ret;
+
+    if (!foreach_disk(false, NULL, match_date, &found, &disks, errp)) {
+        return false;
+    }
+    if (disks < mark->disks) {
+        error_setg(errp, "snapshot '%s' of pcow image '%s' was being taken or "
+                   "deleted when a QEMU with %u disk(s) ended, and this one "
+                   "has %u: start the VM with all of them to have it finished "
+                   "or taken back", mark_name, pcow_path(pcow->image),
+                   mark->disks, disks);
+        return false;
+    }
+    if (found.disks >= mark->disks) {
+        ret = pcow_snapshot_rename(pcow->image, mark_name, found.name, &error);
+    } else if (foreach_disk(false, NULL, delete_on_disk, (void *)mark, &disks,
+                            errp)) {
+        ret = pcow_snapshot_delete(pcow->image, mark_name, NULL, &error);
+    } else {
+        return false;
+    }
+    if (ret < 0) {
+        error_setg(errp, "%s", error.message);
+        return false;
+    }
+    info_report("pcow image '%s': a snapshot was being taken or deleted when "
+                "QEMU ended: %s %s", pcow_path(pcow->image),
+                found.disks >= mark->disks ? "kept as" : "there is none now",
+                found.disks >= mark->disks ? found.name : "");
+    return true;
+}
+
+static bool recover(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    struct pcow_snapshot *list;
+    HostMemPcowMark mark;
+    Error *err = NULL;
+    size_t count;
+
+    if (pcow->readonly ||
+        pcow_snapshot_list(pcow->image, &list, &count, NULL) < 0) {
+        return true;
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (parse_mark(list[i].name, &mark) &&
+            !recover_mark(pcow, list[i].name, &mark, &err)) {
+            warn_report_err(err);
+            err = NULL;
+        }
+    }
+    free(list);
+    return true;
+}
+
+void hostmem_pcow_all_recover(void)
+{
+    if (!hostmem_pcow_present()) {
+        return;
+    }
+    hostmem_pcow_hold_guest();
+    hostmem_pcow_foreach(recover, NULL, NULL);
+    hostmem_pcow_release_guest();
+}

@@ -1,0 +1,387 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * A vCPU under KVM that stores to a page of a pcow image that must be copied
+ * first.
+ *
+ * The page is mapped read-only, so KVM_RUN returns -EFAULT, in most kernels
+ * without an address.  The instruction has not been executed: make the page
+ * writable and run the vCPU again.  Where it was is guessed from the
+ * instruction and the registers, which costs a few ioctls; what cannot be
+ * guessed (a store that the processor makes by itself, to page tables or the
+ * stack of an interrupt handler; scattered vectors) is found by userfaultfd,
+ * see pcow_map_watch().
+ */
+#include "qemu/osdep.h"
+#include <linux/kvm.h>
+#include <pcow.h>
+#include "exec/address-spaces.h"
+#include "exec/cpu-common.h"
+#include "exec/memory.h"
+#include "exec/ramblock.h"
+#include "exec/ramlist.h"
+#include "hw/core/cpu.h"
+#include "qapi/qapi-events-pcow.h"
+#include "qemu/error-report.h"
+#include "qemu/main-loop.h"
+#include "qemu/rcu.h"
+#include "system/hostmem-pcow.h"
+#include "system/kvm.h"
+#include "system/runstate.h"
+#include "hostmem-pcow-x86.h"
+
+#define RETRY_INTERVAL_NS (10 * 1000 * 1000)
+
+/*
+ * How often a vCPU may come back with the same registers before we give up:
+ * without a store of anybody being served meanwhile, which may have cost us
+ * the watch; and in all
+ */
+#define MAX_TRIES_ALONE 10
+#define MAX_TRIES 1000
+
+/* A vCPU that stays where it is */
+static __thread struct {
+    struct kvm_regs regs;
+    unsigned tries, tries_alone;
+    uint64_t served;
+} stuck;
+
+typedef struct Access {
+    HostMemPcow *pcow;
+    uint64_t offset;
+    bool store;
+    bool lost;                  /* a media error, or a file cut short */
+} Access;
+
+/* The byte of RAM or ROM at a guest-physical address, or NULL */
+static uint8_t *find_ram(hwaddr gpa, RAMBlock **block, uint64_t *offset)
+{
+    hwaddr length = 1, at;
+    MemoryRegion *mr = address_space_translate(&address_space_memory, gpa, &at,
+                                               &length, false,
+                                               MEMTXATTRS_UNSPECIFIED);
+
+    if (!memory_region_is_ram(mr) || !mr->ram_block) {
+        return NULL;
+    }
+    *block = mr->ram_block;
+    *offset = at;
+    return (uint8_t *)memory_region_get_ram_ptr(mr) + at;
+}
+
+static bool translate(CPUState *cpu, uint64_t linear, hwaddr *gpa)
+{
+    struct kvm_translation translation = { .linear_address = linear };
+
+    if (kvm_vcpu_ioctl(cpu, KVM_TRANSLATE, &translation) < 0 ||
+        !translation.valid) {
+        return false;
+    }
+    *gpa = translation.physical_address;
+    return true;
+}
+
+/* Would this access to guest-physical memory be refused, and by which page? */
+static bool is_refused_physical(hwaddr gpa, bool store, Access *access)
+{
+    RAMBlock *block;
+    uint64_t offset;
+    uint8_t *host = find_ram(gpa, &block, &offset);
+    bool lost = false;
+
+    if (!host || !block->pcow) {
+        return false;
+    }
+    if (pcow_map_is_accessible(block->pcow->map, offset, store)) {
+        lost = !hostmem_pcow_can_load(host);
+        if (!lost) {
+            return false;
+        }
+    }
+    *access = (Access) { block->pcow, offset, store, lost };
+    return true;
+}
+
+static bool is_refused(CPUState *cpu, uint64_t linear, uint64_t length,
+                       bool store, Access *access)
+{
+    uint64_t page = linear & ~(PCOW_PAGE_SIZE - 1);
+    uint64_t end = linear + length;
+    hwaddr gpa;
+
+    for (; page < end; page += PCOW_PAGE_SIZE) {
+        if (translate(cpu, page, &gpa) &&
+            is_refused_physical(gpa, store, access)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void get_state(const struct kvm_regs *regs,
+                      const struct kvm_sregs *sregs, X86State *state)
+{
+    *state = (X86State) {
+        .gpr = {
+            regs->rax, regs->rcx, regs->rdx, regs->rbx,
+            regs->rsp, regs->rbp, regs->rsi, regs->rdi,
+            regs->r8, regs->r9, regs->r10, regs->r11,
+            regs->r12, regs->r13, regs->r14, regs->r15,
+        },
+        .ip = regs->rip,
+        .base = {
+            sregs->es.base, sregs->cs.base, sregs->ss.base,
+            sregs->ds.base, sregs->fs.base, sregs->gs.base,
+        },
+        .code_bits = sregs->cs.l ? 64 : sregs->cs.db ? 32 : 16,
+        .stack_bits = sregs->cs.l ? 64 : sregs->ss.db ? 32 : 16,
+    };
+}
+
+/*
+ * The bytes of the instruction.  If they are in an image and not mapped,
+ * fetching them is what failed: then 0, and *access says so.
+ */
+static size_t read_code(CPUState *cpu, const X86State *state, uint8_t *code,
+                        Access *access)
+{
+    uint64_t linear = state->ip;
+    size_t done = 0;
+
+    if (state->code_bits != 64) {
+        linear = (uint32_t)(state->base[X86_CS] + state->ip);
+    }
+    while (done < X86_MAX_CODE) {
+        size_t length = PCOW_PAGE_SIZE - (linear + done) % PCOW_PAGE_SIZE;
+        RAMBlock *block;
+        uint64_t offset;
+        uint8_t *host;
+        hwaddr gpa;
+
+        if (!translate(cpu, linear + done, &gpa)) {
+            break;
+        }
+        if (is_refused_physical(gpa, false, access)) {
+            return 0;
+        }
+        host = find_ram(gpa, &block, &offset);
+        if (!host) {
+            break;
+        }
+        length = MIN(length, X86_MAX_CODE - done);
+        memcpy(code + done, host, length);
+        done += length;
+    }
+    return done;
+}
+
+/* The address of an operand of the instruction.  @known: it has one. */
+static bool guess_by_instruction(CPUState *cpu, const X86State *state,
+                                 bool *known, Access *access)
+{
+    X86Operand operands[X86_MAX_OPERANDS];
+    uint8_t code[X86_MAX_CODE];
+    Access fetch = { };
+    unsigned count;
+    size_t length = read_code(cpu, state, code, &fetch);
+
+    *known = false;
+    if (fetch.pcow) {
+        *access = fetch;
+        return true;
+    }
+    count = x86_memory_operands(state, code, length, operands);
+    for (unsigned i = 0; i < count; i++) {
+        *known |= operands[i].store;
+        if (is_refused(cpu, operands[i].address, operands[i].length,
+                       operands[i].store, access)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Perhaps a register points to it: the price of an error is a page copied. */
+static bool guess_by_registers(CPUState *cpu, const X86State *state,
+                               Access *access)
+{
+    for (unsigned i = 0; i < X86_GPRS; i++) {
+        uint64_t address = state->gpr[i];
+
+        if (i == X86_SP) {
+            address -= 8;
+        }
+        if (state->code_bits != 64) {
+            address = (uint32_t)(state->base[i == X86_SP ? X86_SS : X86_DS] +
+                                 address);
+        }
+        if (is_refused(cpu, address, 1, true, access)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A store that a watch has found, but could not serve */
+static bool found_by_watch(Access *access)
+{
+    RAMBlock *block;
+
+    RAMBLOCK_FOREACH(block) {
+        uint64_t offset;
+
+        if (block->pcow && pcow_map_watch_found(block->pcow->map, &offset) &&
+            !pcow_map_is_accessible(block->pcow->map, offset, true)) {
+            *access = (Access) { block->pcow, offset, true };
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool find_access(CPUState *cpu, Access *access)
+{
+    struct kvm_run *run = cpu->kvm_run;
+    struct kvm_sregs sregs;
+    struct kvm_regs regs;
+    X86State state;
+    bool known;
+
+    if (run->exit_reason == KVM_EXIT_MEMORY_FAULT &&
+        is_refused_physical(run->memory_fault.gpa, true, access)) {
+        return true;
+    }
+    if (kvm_vcpu_ioctl(cpu, KVM_GET_REGS, &regs) < 0 ||
+        kvm_vcpu_ioctl(cpu, KVM_GET_SREGS, &sregs) < 0) {
+        return false;
+    }
+    get_state(&regs, &sregs, &state);
+    if (memcmp(&regs, &stuck.regs, sizeof(regs))) {
+        stuck.regs = regs;
+        stuck.tries = stuck.tries_alone = 0;
+    }
+    return guess_by_instruction(cpu, &state, &known, access) ||
+           /* if all is well, another vCPU may just have been faster */
+           ((!known || stuck.tries) &&
+            guess_by_registers(cpu, &state, access)) ||
+           (stuck.tries && found_by_watch(access));
+}
+
+/*
+ * The vCPU cannot go on, but whoever removes the cause can let it try again
+ * (cont), which an internal error would not allow.
+ */
+static int stop_vm(void)
+{
+    bql_lock();
+    vm_stop(RUN_STATE_IO_ERROR);
+    bql_unlock();
+    return EXCP_INTERRUPT;
+}
+
+static int serve(CPUState *cpu, const Access *access)
+{
+    struct timespec interval = { 0, RETRY_INTERVAL_NS };
+    uint8_t *host = (uint8_t *)pcow_map_address(access->pcow->map) +
+                    access->offset;
+    int ret = access->lost ? -EIO : hostmem_pcow_trap(host, access->store);
+
+    if (ret == 0) {
+        stuck.tries = stuck.tries_alone = 0;
+    } else if (ret == -ENOSPC && !hostmem_pcow_fails_when_full(host)) {
+        /* kicks of the vCPU end this early, and the loop sees to them */
+        nanosleep(&interval, NULL);
+    } else {
+        hostmem_pcow_memory_error(cpu, host, ret);
+    }
+    return 0;
+}
+
+/* Stores that were served so far, in all images */
+static uint64_t count_served(void)
+{
+    uint64_t served = 0;
+    RAMBlock *block;
+
+    RCU_READ_LOCK_GUARD();
+    RAMBLOCK_FOREACH(block) {
+        if (block->pcow) {
+            struct pcow_map_stats stats;
+
+            pcow_map_get_stats(block->pcow->map, &stats);
+            served += stats.write_traps +
+                      qatomic_read(&block->pcow->write_traps);
+        }
+    }
+    return served;
+}
+
+/* The vCPU comes back unchanged.  Is there nothing left to try? */
+static bool is_hopeless(void)
+{
+    uint64_t served = count_served();
+
+    stuck.tries++;
+    stuck.tries_alone++;
+    if (served != stuck.served) {
+        stuck.served = served;
+        stuck.tries_alone = 0;
+    }
+    return stuck.tries > MAX_TRIES || stuck.tries_alone > MAX_TRIES_ALONE;
+}
+
+/* Let userfaultfd find out.  Returns 0 if that has begun. */
+static int watch_all(CPUState *cpu)
+{
+    g_autofree char *id = NULL;
+    struct pcow_error error;
+    RAMBlock *block;
+    int ret = -EFAULT;
+
+    WITH_RCU_READ_LOCK_GUARD() {
+        RAMBLOCK_FOREACH(block) {
+            if (block->pcow && !block->pcow->readonly) {
+                ret = pcow_map_watch(block->pcow->map, &error);
+                if (ret < 0) {
+                    id = g_strdup(block->pcow->id);
+                    break;
+                }
+            }
+        }
+    }
+    if (!id) {
+        return ret;
+    }
+    stuck.tries = 1;
+    stuck.tries_alone = 0;
+    error_report("vCPU %d stores to a page of a pcow image that must be copied "
+                 "first, but KVM does not say to which, and %s. The VM is "
+                 "paused and nothing is lost: remove the cause, and continue",
+                 cpu->cpu_index, error.message);
+    bql_lock();
+    qapi_event_send_pcow_error(id, 0, error.message);
+    bql_unlock();
+    return stop_vm();
+}
+
+int hostmem_pcow_kvm_fault(CPUState *cpu)
+{
+    Access access;
+    bool found;
+
+    if (!hostmem_pcow_high) {
+        return -EFAULT;
+    }
+    WITH_RCU_READ_LOCK_GUARD() {
+        found = find_access(cpu, &access);
+    }
+    if (found) {
+        return serve(cpu, &access);
+    }
+    if (is_hopeless()) {
+        /* Neither we nor userfaultfd know of it: it is not an image's. */
+        stuck.tries = 0;
+        return -EFAULT;
+    }
+    return stuck.tries == 1 ? 0 : watch_all(cpu);
+}
