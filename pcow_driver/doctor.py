@@ -9,6 +9,7 @@ import grp
 import os
 import platform
 import re
+import shutil
 import stat
 
 from pcow_driver import conf
@@ -198,6 +199,30 @@ def _check_hook() -> Iterator[Finding]:
             '/etc/pcow/pcow.conf), and restart libvirtd'))
 
 
+def _qemu_img_of(pid: str) -> str | None:
+    """The qemu-img that a process finds in its PATH; '' if it has no PATH, None if that cannot be told."""
+    try:
+        with open(f'/proc/{pid}/environ', 'rb') as f:
+            variables = dict(item.partition(b'=')[::2] for item in f.read().split(b'\0'))
+    except OSError:
+        return None
+    return shutil.which('qemu-img', path=os.fsdecode(variables.get(b'PATH', os.defpath.encode()))) or ''
+
+
+def _check_snapshots_while_off() -> Iterator[Finding]:
+    """libvirt runs qemu-img on the disks of a domain that is off, and nothing on its NVDIMMs."""
+    check = 'snapshots while off'
+    for pid in filter(str.isdigit, os.listdir('/proc')):
+        if (_read(f'/proc/{pid}/comm') or '') in ('libvirtd', 'virtqemud'):
+            found = _qemu_img_of(pid)
+            if found is not None and 'pcow' in (_read(found) or '')[:200]:
+                yield Finding(check, OK, found)
+            else:
+                yield Finding(check, ADVICE, f'libvirt (process {pid}) finds {found or "no qemu-img that this user can see"}', (
+                    'virsh snapshot-create on a domain that is off would leave its pcow images out: install '
+                    'etc/libvirt/bin/qemu-img and etc/libvirt/libvirtd.service.d/pcow.conf, and restart libvirt'))
+
+
 def _check_apparmor() -> Iterator[Finding]:
     if _read('/sys/module/apparmor/parameters/enabled') != 'Y' or not os.path.isdir('/etc/apparmor.d/libvirt'):
         yield Finding('AppArmor', OK, 'libvirt does not use it here')
@@ -219,4 +244,4 @@ def _check_kvm() -> Iterator[Finding]:
 _CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _check_pcow_img, _check_qemu_img, _check_emulator, _check_kernel, _check_kvm, _check_userfaultfd, _check_map_count,
     _check_state, diagnosis.check_kernel_config, diagnosis.check_regions, _check_pools, _check_libvirt, _check_hook,
-    _check_apparmor)
+    _check_snapshots_while_off, _check_apparmor)

@@ -127,14 +127,19 @@ class Domain:
         """What QEMU says of its pcow backends (query-pcow); only while active."""
         return list(self.qmp('query-pcow'))
 
-    def snapshot_create(self, name: str, device: str | None = None) -> None:
-        """Freeze the active layer; a running guest is paused for that moment by QEMU."""
+    def snapshot_create(self, name: str, device: str | None = None, *, quiesce: bool = False) -> None:
+        """Freeze the active layer; a running guest is paused for that moment by QEMU.
+
+        :param quiesce: have the guest's agent write out and freeze its file systems meanwhile
+        :raises DomainInvalid: ``quiesce``, and the guest's agent does not answer
+        """
         names.check_snapshot_name(name)
         nvdimm = self.select(device)
-        if self.active():
-            self.qmp('pcow-snapshot-create', id=self._backend(nvdimm), name=name)
-        else:
-            image.snapshot_create(nvdimm.path, name)
+        with self._quiet() if quiesce else contextlib.nullcontext():
+            if self.active():
+                self.qmp('pcow-snapshot-create', id=self._backend(nvdimm), name=name)
+            else:
+                image.snapshot_create(nvdimm.path, name)
 
     def snapshot_list(self, device: str | None = None) -> list[model.Snapshot]:
         return image.snapshot_list(self.select(device).path, force_share=self.active())
@@ -162,13 +167,28 @@ class Domain:
             if was_running:
                 self._domain.resume()
 
-    def snapshot_delete(self, name: str, device: str | None = None) -> None:
+    def snapshot_delete(self, name: str, device: str | None = None) -> int | None:
+        """Delete a snapshot; through libvirt if it is one of the whole VM, with its part on the disks.
+
+        :return: bytes given back to the pool; None if libvirt did it
+        """
         names.check_snapshot_name(name)
         nvdimm = self.select(device)
-        if self.active():
-            self.qmp('pcow-snapshot-delete', id=self._backend(nvdimm), name=name)
-        else:
-            image.snapshot_delete(nvdimm.path, name)
+        whole = self._snapshot_of_libvirt(name)
+        if whole is not None:
+            whole.delete()
+            return None
+        if not self.active():
+            return image.snapshot_delete(nvdimm.path, name)
+        try:
+            reply = self.qmp('pcow-snapshot-delete', id=self._backend(nvdimm), name=name)
+        except exception.QmpFailed as e:
+            if '--unpin' not in str(e):
+                raise
+            # QEMU may not list the pool to see whether the images that were made on it still exist
+            image.snapshot_unpin(nvdimm.path, name)
+            reply = self.qmp('pcow-snapshot-delete', id=self._backend(nvdimm), name=name)
+        return int(reply.get('freed', 0))
 
     def snapshot_rename(self, name: str, new_name: str, device: str | None = None) -> None:
         """Only while it is off: QEMU has no command for it.
@@ -179,7 +199,37 @@ class Domain:
         if self.active():
             raise exception.DomainInvalid(domain=self.name, reason=(
                 'a snapshot cannot be renamed while it is active: shut it down first'))
+        if self._snapshot_of_libvirt(name) is not None:
+            raise exception.DomainInvalid(domain=self.name, reason=(
+                f'{name} is a snapshot of the whole VM, which libvirt knows by this name: it cannot be renamed'))
         image.snapshot_rename(nvdimm.path, name, new_name)
+
+    @contextlib.contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """The guest's file systems are frozen; thawed at the end whatever happens."""
+        libvirt_error = _import('libvirt').libvirtError
+        if not self._running():
+            raise exception.DomainInvalid(domain=self.name, reason=(
+                'it does not run, so its agent cannot quiesce it: leave out --quiesce'))
+        try:
+            self._domain.fsFreeze()
+        except libvirt_error as e:
+            raise exception.DomainInvalid(domain=self.name, reason=(
+                f'its file systems cannot be frozen ({e}): install qemu-guest-agent in the guest and give the domain a channel '
+                'org.qemu.guest_agent.0, or leave out --quiesce')) from None
+        try:
+            yield
+        finally:
+            try:
+                self._domain.fsThaw()
+            except libvirt_error as e:
+                raise exception.DomainInvalid(domain=self.name, reason=(
+                    f"its file systems are frozen and cannot be thawed ({e}): try 'virsh domfsthaw'")) from None
+
+    def _snapshot_of_libvirt(self, name: str) -> Any:
+        """libvirt's snapshot of that name (virDomainSnapshot), or None."""
+        found = [snapshot for snapshot in self._domain.listAllSnapshots() if snapshot.getName() == name]
+        return found[0] if found else None
 
     def _running(self) -> bool:
         state, _reason = self._domain.state()

@@ -16,6 +16,14 @@ DEFAULT_CMDLINE = 'root=/dev/pmem0 rootflags=dax=always rw console=ttyS0'
 TYPES = ('kvm', 'qemu')
 NETWORKS = ('none', 'user')
 MIN_HOTPLUG_SLOTS = 16
+_QEMU_NAMESPACE = 'http://libvirt.org/schemas/domain/qemu/1.0'
+_ACCEPT_VOLATILE = ('-global', 'nvdimm.pcow-volatile=on')
+ET.register_namespace('qemu', _QEMU_NAMESPACE)
+
+
+def default_type() -> str:
+    """KVM where this host has it, else emulation."""
+    return 'kvm' if os.path.exists('/dev/kvm') else 'qemu'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +41,7 @@ class Domain:
     initrd: str | None = None
     cmdline: str = DEFAULT_CMDLINE
     vcpus: int = 1
-    type: str = 'qemu'                             # one of TYPES; 'qemu' is emulation (TCG), 'kvm' is refused by this QEMU so far
+    type: str = 'qemu'                             # one of TYPES; 'qemu' is emulation (TCG)
     emulator: str | None = None
     machine: str = 'q35'
     uuid: str | None = None
@@ -41,6 +49,7 @@ class Domain:
     carrier_disk: str | None = None                # qcow2 file that holds VM state for virsh snapshots
     network: str = 'none'                          # one of NETWORKS
     hotplug_memory: int = 64 * units.GIB           # address space kept for later NVDIMMs
+    volatile: bool = False                         # a host crash may lose what the guest flushed: nvdimm on class page-cache
 
     def check(self) -> None:
         """:raises XmlInvalid: something in it that libvirt would refuse or misread"""
@@ -79,6 +88,10 @@ class Domain:
         ET.SubElement(domain, 'on_reboot').text = 'restart'
         ET.SubElement(domain, 'on_crash').text = 'destroy'
         self._add_devices(domain)
+        if self.volatile:
+            command_line = ET.SubElement(domain, f'{{{_QEMU_NAMESPACE}}}commandline')
+            for word in _ACCEPT_VOLATILE:
+                ET.SubElement(command_line, f'{{{_QEMU_NAMESPACE}}}arg', value=word)
         return domain
 
     def to_xml(self) -> str:

@@ -174,13 +174,24 @@ def snapshot_revert(path: str, name: str) -> None:
     _run('snapshot', '-a', names.check_snapshot_name(name), _existing(path))
 
 
-def snapshot_delete(path: str, name: str) -> None:
+def snapshot_delete(path: str, name: str) -> int:
     """Merge the snapshot's data into the layers that stand on it.
+
+    :return: bytes given back to the pool
+    :raises ImageNotFound:
+    :raises InvalidName:
+    """
+    value = _json('snapshot', '-d', names.check_snapshot_name(name), _existing(path))
+    return model.Reader(value, 'snapshot -d').integer('freed')
+
+
+def snapshot_unpin(path: str, name: str) -> None:
+    """Look that no image stands on the snapshot any more, and let it be deleted; also while somebody writes to the image.
 
     :raises ImageNotFound:
     :raises InvalidName:
     """
-    _run('snapshot', '-d', names.check_snapshot_name(name), _existing(path))
+    _run('snapshot', '--unpin', names.check_snapshot_name(name), _existing(path))
 
 
 def snapshot_rename(path: str, name: str, new_name: str) -> None:
@@ -193,10 +204,11 @@ def snapshot_rename(path: str, name: str, new_name: str) -> None:
 
 
 def convert(source: str, source_format: str, target: str, target_format: str = FORMAT, *,
-            snapshot: str | None = None, cluster_size: int | None = None) -> None:
+            snapshot: str | None = None, cluster_size: int | None = None, sealed: bool = False) -> None:
     """Copy an image into a new file of another format; sparse stays sparse.
 
-    :param snapshot: snapshot of a pcow ``source`` to copy, rather than its active layer
+    :param snapshot: snapshot of a pcow ``source`` to copy, rather than its active layer; also while somebody writes to it
+    :param sealed: make a template of a pcow ``target``
     :raises ImageNotFound: ``source`` is not there
     :raises ImageExists: ``target`` is there already
     """
@@ -206,6 +218,8 @@ def convert(source: str, source_format: str, target: str, target_format: str = F
     args = [] if snapshot is None else ['-l', names.check_snapshot_name(snapshot)]
     if cluster_size is not None:
         args += ['-o', f'cluster_size={cluster_size}']
+    if sealed:
+        args += ['-o', 'sealed=on']
     _run('convert', '-f', source_format, '-O', target_format, *args, _existing(source), target)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The libvirt ``<memory model='nvdimm'>`` element of a pcow image: builder and parser."""
+"""The libvirt ``<memory model='nvdimm'>`` or ``'virtio-pmem'`` element of a pcow image: builder and parser."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pcow_driver import exception
 from pcow_driver import units
 
 MIN_LABEL_SIZE = 128 * units.KIB
+# What a guest flushes is durable on an nvdimm if its pool is class pmem, on virtio-pmem also if it is class page-cache.
+MODELS = ('nvdimm', 'virtio-pmem')
 # Powers of 1000 and 1024 that libvirt accepts in unit=; a size without a unit is in KiB.
 _UNITS = {'b': 1, 'bytes': 1, 'KB': 1000, 'k': 1 << 10, 'KiB': 1 << 10, 'MB': 1000**2, 'M': 1 << 20, 'MiB': 1 << 20,
           'GB': 1000**3, 'G': 1 << 30, 'GiB': 1 << 30, 'TB': 1000**4, 'T': 1 << 40, 'TiB': 1 << 40}
@@ -57,7 +59,7 @@ def to_string(element: ET.Element) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Nvdimm:
-    """One NVDIMM of a domain, backed by a file.
+    """One NVDIMM or virtio-pmem device of a domain, backed by a file.
 
     access='shared' is always written: without it the guest's stores are private to QEMU and lost.
     """
@@ -71,6 +73,7 @@ class Nvdimm:
     readonly: bool = False
     alias: str | None = None       # 'ua-...' if chosen by the user
     shared: bool = True            # as parsed; never False in what is built
+    model: str = MODELS[0]         # virtio-pmem has neither node, label, alignment, <pmem/> nor <readonly/>
 
     @property
     def backend_id(self) -> str | None:
@@ -85,22 +88,24 @@ class Nvdimm:
             raise exception.XmlInvalid(reason=f'the size {self.size} of {self.path} is not a multiple of 2 MiB')
         if self.label_size is not None and not MIN_LABEL_SIZE <= self.label_size < self.size:
             raise exception.XmlInvalid(reason=f'a label area of {self.label_size} bytes is not between 128 KiB and the image')
+        if self.model not in MODELS or (self.model != 'nvdimm' and (self.label_size is not None or self.pmem or self.readonly)):
+            raise exception.XmlInvalid(reason=f'{self.path}: model {self.model} is unknown or has no label, <pmem/> or <readonly/>')
         if not self.shared:
             raise exception.XmlInvalid(reason=f"{self.path} needs access='shared': what the guest stores would be lost")
 
     def to_element(self) -> ET.Element:
         """:raises XmlInvalid: QEMU would not take it"""
         self.check()
-        memory = ET.Element('memory', model='nvdimm', access='shared')
+        memory = ET.Element('memory', model=self.model, access='shared')
         source = ET.SubElement(memory, 'source')
         ET.SubElement(source, 'path').text = self.path
-        if self.align_size is not None:
+        if self.align_size is not None and self.model == 'nvdimm':
             add_size(source, 'alignsize', self.align_size)
         if self.pmem:
             ET.SubElement(source, 'pmem')
         target = ET.SubElement(memory, 'target')
         add_size(target, 'size', self.size)
-        if self.node is not None:
+        if self.node is not None and self.model == 'nvdimm':
             ET.SubElement(target, 'node').text = str(self.node)
         if self.label_size is not None:
             add_size(ET.SubElement(target, 'label'), 'size', self.label_size)
@@ -116,8 +121,9 @@ class Nvdimm:
 
     @classmethod
     def from_element(cls, memory: ET.Element) -> Nvdimm:
-        """:raises XmlInvalid: not an nvdimm of the kind that :meth:`to_element` writes"""
-        if memory.tag != 'memory' or memory.get('model') != 'nvdimm':
+        """:raises XmlInvalid: not a device of the kind that :meth:`to_element` writes"""
+        model = memory.get('model', '')
+        if memory.tag != 'memory' or model not in MODELS:
             raise exception.XmlInvalid(reason='not a <memory model="nvdimm"> element')
         path = memory.findtext('source/path')
         if not path:
@@ -132,12 +138,14 @@ class Nvdimm:
                    label_size=None if label is None else read_size(label, f'the label size of {path}'),
                    align_size=None if align is None else read_size(align, f'the alignment of {path}'),
                    pmem=memory.find('source/pmem') is not None, readonly=memory.find('target/readonly') is not None,
-                   alias=None if alias is None else alias.get('name'), shared=memory.get('access') == 'shared')
+                   alias=None if alias is None else alias.get('name'), shared=memory.get('access') == 'shared',
+                   model=model)
 
 
 def nvdimms(domain_xml: str) -> list[Nvdimm]:
-    """All file-backed NVDIMMs of a domain, pcow or not.
+    """All file-backed NVDIMMs and virtio-pmem devices of a domain, pcow or not.
 
     :raises XmlInvalid:
     """
-    return [Nvdimm.from_element(element) for element in parse(domain_xml).findall('devices/memory[@model="nvdimm"]')]
+    return [Nvdimm.from_element(element) for element in parse(domain_xml).findall('devices/memory')
+            if element.get('model') in MODELS]

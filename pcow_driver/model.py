@@ -80,6 +80,9 @@ class Snapshot:
     vm_state_size: int
     data_size: int                     # guest pages valid in its own layer
     current: bool                      # the active layer stands on it
+    shared_size: int = 0               # guest pages that it shows and an older snapshot of the file holds
+    delete_frees: int = 0              # what deleting it now would give back
+    pinned: bool = False               # an image was made on it
 
     @classmethod
     def from_json(cls, value: Any) -> Snapshot:
@@ -92,7 +95,9 @@ class Snapshot:
         return cls(id=data.string('id'), name=data.string('name'), parent_id=data.optional_string('parent-id'),
                    date=date.replace(microsecond=min(nanoseconds // 1000, 999999)),
                    virtual_size=data.integer('virtual-size', 0), vm_state_size=data.integer('vm-state-size', 0),
-                   data_size=data.integer('data-size', 0), current=data.boolean('current', False))
+                   data_size=data.integer('data-size', 0), current=data.boolean('current', False),
+                   shared_size=data.integer('shared-size', 0), delete_frees=data.integer('delete-frees', 0),
+                   pinned=data.boolean('pinned', False))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -64,3 +64,8 @@ def image_path(reference: str) -> str:
     if not os.path.isfile(path):
         raise exception.ImageNotFound(path=path)
     return path
+
+
+def same_directory(directory: str, path: str) -> bool:
+    """Whether the file at ``path`` lies in ``directory``."""
+    return os.path.samefile(directory, os.path.dirname(os.path.abspath(path)))

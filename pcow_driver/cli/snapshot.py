@@ -13,6 +13,7 @@ from pcow_driver import domain
 from pcow_driver import exception
 from pcow_driver import image
 from pcow_driver import model
+from pcow_driver import units
 from pcow_driver.cli import common
 
 
@@ -65,13 +66,21 @@ class _SnapshotCommand(command.Command):
 class Create(_SnapshotCommand):
     """Freeze what an image holds now as a snapshot; a guest may go on meanwhile."""
 
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument('--quiesce', action='store_true',
+                            help="With --domain: have the guest's agent freeze its file systems for the moment.")
+        return parser
+
     def take_action(self, parsed_args: argparse.Namespace) -> None:
         path, (name,) = self._target.resolve(parsed_args)
         if path is not None:
+            if parsed_args.quiesce:
+                raise exception.UsageInvalid(reason='--quiesce goes with --domain')
             image.snapshot_create(path, name)
             return
         with _domain(parsed_args) as found:
-            found.snapshot_create(name, parsed_args.device)
+            found.snapshot_create(name, parsed_args.device, quiesce=parsed_args.quiesce)
 
 
 class Revert(_SnapshotCommand):
@@ -96,11 +105,14 @@ class Delete(_SnapshotCommand):
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
         path, (name,) = self._target.resolve(parsed_args)
+        freed: int | None
         if path is not None:
-            image.snapshot_delete(path, name)
-            return
-        with _domain(parsed_args) as found:
-            found.snapshot_delete(name, parsed_args.device)
+            freed = image.snapshot_delete(path, name)
+        else:
+            with _domain(parsed_args) as found:
+                freed = found.snapshot_delete(name, parsed_args.device)
+        if freed is not None and self.app_args is not None and self.app_args.verbose_level:
+            self.app.stdout.write(f'Snapshot {name} deleted, {units.format_size(freed)} given back to the pool.\n')
 
 
 class Rename(_SnapshotCommand):
@@ -134,12 +146,14 @@ class List(lister.Lister):
         else:
             with _domain(parsed_args) as found:
                 snapshots = found.snapshot_list(parsed_args.device)
-        return (('id', 'name', 'parent', 'date', 'virtual size', 'data size', 'VM state size', 'current'),
+        return (('id', 'name', 'parent', 'date', 'virtual size', 'data size', 'shared size', 'delete frees', 'VM state size',
+                 'current', 'pinned'),
                 self._rows(snapshots))
 
     @staticmethod
     def _rows(snapshots: list[model.Snapshot]) -> list[tuple[Any, ...]]:
         by_id = {snapshot.id: snapshot.name for snapshot in snapshots}
         return [(item.id, item.name, by_id.get(item.parent_id or '', ''), item.date.isoformat(timespec='seconds'),
-                 common.Size(item.virtual_size), common.Size(item.data_size), common.Size(item.vm_state_size), item.current)
+                 common.Size(item.virtual_size), common.Size(item.data_size), common.Size(item.shared_size),
+                 common.Size(item.delete_frees), common.Size(item.vm_state_size), item.current, item.pinned)
                 for item in snapshots]

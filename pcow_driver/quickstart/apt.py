@@ -95,16 +95,16 @@ def _field(text: str, name: str) -> str:
     return match[1]
 
 
-def kernel_package() -> tuple[str, str]:
-    """Name and version of the package with Debian's cloud kernel, as apt would install it.
+def kernel_package(meta: str = 'linux-image-cloud-amd64') -> tuple[str, str]:
+    """Name and version of the package with Debian's cloud kernel, or that of another meta package, as apt would install it.
 
     :raises ToolFailed: apt does not know it
     """
     try:
-        text = _show('linux-image-cloud-amd64')
+        text = _show(meta)
     except exception.ToolFailed:
         tool.run('/usr/bin/apt-get', 'update')
-        text = _show('linux-image-cloud-amd64')
+        text = _show(meta)
     name = _field(text, 'Depends').split()[0].rstrip(',')
     return name, _field(_show(name), 'Version')
 

@@ -72,13 +72,14 @@ class Cache:
         return path
 
 
-def _make_root(mirror: apt.Mirror, part: Path) -> None:
+def _make_root(mirror: apt.Mirror, packages: tuple[str, ...], part: Path) -> None:
     tree, raw = part.with_name('root'), part.with_name('root.raw')
     tree.mkdir(mode=0o755)
     environment = [f'{key}={value}' for key, value in apt.proxy_environment().items()]
     # In namespaces of its own, debootstrap leaves no mount and no process whenever it is ended.
     tool.run('/usr/bin/env', *environment, 'unshare', '--mount', '--pid', '--fork', '--kill-child', '--mount-proc', 'debootstrap',
-             '--variant=minbase', *([f'--keyring={mirror.keyring}'] if mirror.keyring else []), SUITE, str(tree), mirror.uri)
+             '--variant=minbase', *([f'--include={",".join(packages)}'] if packages else []),
+             *([f'--keyring={mirror.keyring}'] if mirror.keyring else []), SUITE, str(tree), mirror.uri)
     for package in (tree / 'var/cache/apt/archives').glob('*.deb'):
         package.unlink()
     (tree / 'etc/hostname').write_text('pcow-guest\n')
@@ -94,9 +95,9 @@ def _make_kernel(name: str, version: str, part: Path) -> None:
     tool.run('/usr/bin/dpkg-deb', '-x', str(apt.download(name, version, download)), str(part))
 
 
-def _needed_modules(directory: Path) -> set[str]:
+def _needed_modules(directory: Path, modules: tuple[str, ...]) -> set[str]:
     """Paths in ``directory`` of the modules that the guest needs; what the kernel has built in has none."""
-    wanted = {f'{name}.ko' for name in MODULES}
+    wanted = {f'{name}.ko' for name in modules}
     found: set[str] = set()
     for line in (directory / 'modules.dep').read_text().splitlines():
         path, _colon, needs = line.partition(':')
@@ -114,12 +115,12 @@ def _program_files() -> dict[str, Path]:
     return files | {'pcow/busybox': _BUSYBOX}
 
 
-def _module_files(tree: Path) -> dict[str, Path]:
+def _module_files(tree: Path, modules: tuple[str, ...] = MODULES) -> dict[str, Path]:
     """What the archive needs of a kernel package: modules with what they depend on, and modprobe's indexes."""
     base = next(path for root in ('lib/modules', 'usr/lib/modules') if (tree / root).is_dir() for path in (tree / root).iterdir())
     if not (base / 'modules.dep').exists():
         tool.run(str(_BUSYBOX), 'depmod', '-b', str(tree), base.name)
-    names = [*_needed_modules(base), *(name for name in _INDEXES if (base / name).exists())]
+    names = [*_needed_modules(base, modules), *(name for name in _INDEXES if (base / name).exists())]
     return {f'lib/modules/{base.name}/{name}': base / name for name in names}
 
 
@@ -127,23 +128,37 @@ def _write_initrd(part: Path, user: bytes, files: dict[str, Path]) -> None:
     part.write_bytes(user + bytes(-len(user) % 4) + cpio.archive(files))
 
 
-def prepare(run: state.Run, image: Path | None, kernel: Path | None, initrd: Path | None) -> tuple[Guest, Cache]:
+def prepare_kernel(cache: Cache, modules: tuple[str, ...], *package: str) -> tuple[Path, dict[str, Path]]:
+    """Debian's cloud kernel, and for an initramfs some of its modules with what they depend on.
+
+    :param package: meta package of another kernel
+    :returns: the kernel, and the modules as for :func:`cpio.archive`
+    :raises ToolFailed:
+    """
+    name, version = apt.kernel_package(*package)
+    tree = cache.get(f'kernel-{_key(name, version)}', lambda part: _make_kernel(name, version, part))
+    return next((tree / 'boot').glob('vmlinuz-*')), _module_files(tree, modules)
+
+
+def prepare(run: state.Run, image: Path | None, kernel: Path | None, initrd: Path | None,
+            packages: tuple[str, ...] = (), modules: tuple[str, ...] = ()) -> tuple[Guest, Cache]:
     """Make the guest, or what the user did not bring of it.
 
     :param image: the user's qcow2
     :param kernel: the user's kernel; its modules are then those of ``initrd`` or built in
+    :param packages: what the root file system has beyond Debian's minimum
+    :param modules: of the kernel, beyond what a root on an NVDIMM needs; loaded if the command line has ``pcow.modules=A,B``
     :raises ToolFailed:
     """
     cache = Cache(run)
     if image is None:
         mirror = apt.mirror(SUITE)
-        image = cache.get(f'root-{_key(mirror.uri, SUITE, str(ROOT_SIZE))}.qcow2', lambda part: _make_root(mirror, part))
+        image = cache.get(f'root-{_key(mirror.uri, SUITE, str(ROOT_SIZE), *packages)}.qcow2',
+                          lambda part: _make_root(mirror, packages, part))
     files, user = _program_files(), b''
     if kernel is None:
-        name, version = apt.kernel_package()
-        tree = cache.get(f'kernel-{_key(name, version)}', lambda part: _make_kernel(name, version, part))
-        kernel = next((tree / 'boot').glob('vmlinuz-*'))
-        files |= _module_files(tree)
+        kernel, module_files = prepare_kernel(cache, MODULES + modules)
+        files |= module_files
     elif initrd is not None:
         user = initrd.read_bytes()
     key = _key(user, *(item for path in sorted(files) for item in (path, files[path].read_bytes())))

@@ -136,11 +136,12 @@ class Job:
                         f'(pcow-img from start to end, median of {_OVERLAYS})')
 
     def _machine(self, connection: Any, name: str, path: Path, size: int, guest: guest_module.Guest) -> vm.Vm:
-        # libvirt's domain type "qemu": the backend is refused under KVM until its engine for that is there
+        # libvirt's domain type "qemu" (emulation): it works on any machine, also where /dev/kvm is itself an emulation
         self.report.figures['accelerator'] = 'TCG'
         spec = domain_xml.Domain(
             name=name, memory=MEMORY, nvdimms=[libvirt_xml.Nvdimm(path=str(path), size=size)], kernel=str(guest.kernel),
-            initrd=str(guest.initrd), cmdline=CMDLINE, type='qemu', emulator=tool.find('emulator', build_first=True))
+            initrd=str(guest.initrd), cmdline=CMDLINE, type='qemu', emulator=tool.find('emulator', build_first=True),
+            volatile=self.report.figures['persistence'] == 'page-cache')     # it is thrown away with the run
         return vm.Vm(connection, spec, self.run.directory / f'{name}.console')
 
     def _boot_by_turns(self, connection: Any, template: Path, guest: guest_module.Guest) -> tuple[vm.Vm, Path]:

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 import shlex
 import socket
 import subprocess
 import time
 
 from pcow_driver import exception
+from pcow_driver import tool
 from pcow_driver.quickstart import state
 
 _START_SECONDS = 60.0
@@ -38,6 +41,15 @@ _PLACES = {'/etc/libvirt': 'etc', '/var/lib/libvirt': 'lib', '/run/libvirt': 'ru
            '/var/log/libvirt': 'log'}
 
 
+# In place of qemu-img: snapshots of domains that are off include their pcow images.
+_BIN = Path(__file__).resolve().parents[2] / 'etc' / 'libvirt' / 'bin'
+
+
+def _environment() -> dict[str, str]:
+    directories = (str(_BIN), os.path.dirname(tool.find('pcow_img')), os.environ.get('PATH', os.defpath))
+    return dict(os.environ, PATH=os.pathsep.join(directories))
+
+
 class Libvirtd:
     """Started by :meth:`start`; it ends with the run (:mod:`pcow_driver.quickstart.teardown`)."""
 
@@ -62,7 +74,7 @@ class Libvirtd:
         # A session of its own: with --keep it outlives this process.
         with open(self.directory / 'start.log', 'wb') as log:
             process = subprocess.Popen(('unshare', '--mount', '/bin/sh', '-c', '\n'.join(commands)), stdin=subprocess.DEVNULL,
-                                       stdout=log, stderr=log, start_new_session=True)
+                                       stdout=log, stderr=log, start_new_session=True, env=_environment())
         self._wait(process)
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:

@@ -22,17 +22,17 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PATIENCE = 5.0                                # seconds for the child to end by itself
 
 
-def _child(run: state.Run, job: Callable[[state.Run], None]) -> int:
+def _child(run: state.Run, job: Callable[[state.Run], None], program: str) -> int:
     """The job, in a session of its own: what it starts can be ended as one group, and Ctrl-C reaches the parent only."""
     try:
         job(run)
         return 0
     except exception.PcowError as e:
         sys.stdout.flush()
-        print(f'quickstart: {e}', file=sys.stderr)
+        print(f'{program}: {e}', file=sys.stderr)
     except OSError as e:
         sys.stdout.flush()
-        print(f'quickstart: {e.filename or "the system"}: {e.strerror}', file=sys.stderr)
+        print(f'{program}: {e.filename or "the system"}: {e.strerror}', file=sys.stderr)
     except Exception:
         traceback.print_exc()
     return 1
@@ -55,8 +55,11 @@ def _ended(pid: int, patience: float) -> bool:
     return False
 
 
-def supervise(job: Callable[[state.Run], None]) -> int:
-    """Run ``job`` and return the exit code; afterwards nothing of it is left, unless it set ``run.kept``."""
+def supervise(job: Callable[[state.Run], None], program: str = 'quickstart') -> int:
+    """Run ``job`` and return the exit code; afterwards nothing of it is left, unless it set ``run.kept``.
+
+    :param program: whose name stands in front of messages
+    """
     received: list[int] = []
     for number in _SIGNALS:
         signal.signal(number, lambda number, _frame: received.append(number))
@@ -68,7 +71,7 @@ def supervise(job: Callable[[state.Run], None]) -> int:
         os.setsid()
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
-        code = _child(run, job)
+        code = _child(run, job, program)
         with contextlib.suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -80,7 +83,7 @@ def supervise(job: Callable[[state.Run], None]) -> int:
         teardown.tear_down(run)
     _reap_orphans()
     if received:
-        print(f'quickstart: interrupted ({signal.Signals(received[0]).name}); nothing is left', file=sys.stderr)
+        print(f'{program}: interrupted ({signal.Signals(received[0]).name}); nothing is left', file=sys.stderr)
         return 128 + received[0]
     return code
 

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A QEMU without a guest: the test itself stores to guest memory (qtest protocol) and talks QMP, over sockets in a directory."""
 
-import json
 from pathlib import Path
-import socket
 import subprocess
 import time
 from types import TracebackType
@@ -11,9 +9,9 @@ from typing import Any
 from typing import Self
 
 from tests.functional import images
+from tests.functional import qmp
 
-START_SECONDS = 60
-EVENT_SECONDS = 30
+START_SECONDS = qmp.START_SECONDS
 
 
 class Qemu:
@@ -27,20 +25,17 @@ class Qemu:
             '-qmp', f'unix:{self._sockets["qmp"]},server=on,wait=off',
             '-qtest', f'unix:{self._sockets["qtest"]},server=on,wait=off', '-qtest-log', 'none',
             *arguments]
-        self.events: list[dict[str, Any]] = []
         self._open: list[Any] = []
 
     def __enter__(self) -> Self:
         self.process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                         text=True)
         try:
-            qmp = self._connect('qmp')
-            self._qmp = qmp.makefile('rw')
-            qtest = self._connect('qtest')
+            self._qmp = qmp.Qmp(qmp.connect(self._sockets['qmp'], self.process))
+            self._open.append(self._qmp)
+            qtest = qmp.connect(self._sockets['qtest'], self.process)
             self._qtest = qtest.makefile('rw')
-            self._open += [self._qmp, self._qtest, qmp, qtest]
-            self._qmp.readline()
-            self.qmp('qmp_capabilities')
+            self._open += [self._qtest, qtest]
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -55,55 +50,28 @@ class Qemu:
         if self.process.stderr is not None:
             self.process.stderr.close()
 
-    def _connect(self, name: str) -> socket.socket:
-        end = time.monotonic() + START_SECONDS
-        while True:
-            connection = socket.socket(socket.AF_UNIX)
-            try:
-                connection.connect(str(self._sockets[name]))
-            except OSError:
-                connection.close()
-                if self.process.poll() is not None or time.monotonic() > end:
-                    raise
-                time.sleep(0.02)
-            else:
-                connection.settimeout(START_SECONDS)
-                return connection
-
-    def _send(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        self._qmp.write(json.dumps({'execute': name, 'arguments': arguments}) + '\n')
-        self._qmp.flush()
-        while True:
-            reply = json.loads(self._qmp.readline())
-            if 'event' not in reply:
-                return dict(reply)
-            self.events.append(reply)
-
     def qmp(self, command: str, /, **arguments: Any) -> Any:
         """Result of a command that succeeds; '_' in names of arguments stands for '-'."""
-        reply = self._send(command, {key.replace('_', '-'): value for key, value in arguments.items()})
-        if 'error' in reply:
-            raise AssertionError(f'{command}: {reply["error"]["desc"]}')
-        return reply['return']
+        return self._qmp.run(command, **arguments)
 
     def qmp_error(self, command: str, /, **arguments: Any) -> str:
         """Message of a command that fails."""
-        reply = self._send(command, arguments)
-        if 'error' not in reply:
-            raise AssertionError(f'{command} succeeded: {reply["return"]}')
-        return str(reply['error']['desc'])
+        return self._qmp.run_error(command, **arguments)
+
+    def take_event(self, name: str) -> dict[str, Any] | None:
+        """Data of an event that has come, as far as it has been read."""
+        return self._qmp.take_event(name)
 
     def wait_event(self, name: str) -> dict[str, Any]:
         """An event, also one that came before."""
-        end = time.monotonic() + EVENT_SECONDS
-        while time.monotonic() < end:
-            for event in self.events:
-                if event['event'] == name:
-                    self.events.remove(event)
-                    return dict(event['data'])
-            self.qmp('query-status')
+        return self._qmp.wait_event(name)
+
+    def wait_status(self, expected: str) -> str:
+        """The run state, when it has become what is expected, or after some time."""
+        end = time.monotonic() + qmp.EVENT_SECONDS
+        while (found := str(self.qmp('query-status')['status'])) != expected and time.monotonic() < end:
             time.sleep(0.02)
-        raise AssertionError(f'no event {name} in {EVENT_SECONDS} s')
+        return found
 
     def quit(self) -> None:
         """End in an orderly way."""
@@ -111,10 +79,12 @@ class Qemu:
         self.process.wait(START_SECONDS)
 
     def address(self, device: str) -> int:
-        """Where an NVDIMM lies in guest memory."""
-        return next(int(entry['data']['addr']) for entry in self.qmp('query-memory-devices') if entry['data']['id'] == device)
+        """Where an NVDIMM or a virtio-pmem device lies in guest memory."""
+        device_of = {entry['data']['id']: entry['data'] for entry in self.qmp('query-memory-devices')}
+        return int(device_of[device].get('addr') or device_of[device]['memaddr'])
 
-    def _command_qtest(self, line: str) -> str:
+    def ask(self, line: str) -> str:
+        """Answer to a command of the qtest protocol, without its OK."""
         self._qtest.write(line + '\n')
         self._qtest.flush()
         reply = self._qtest.readline().split(maxsplit=1)
@@ -123,10 +93,10 @@ class Qemu:
         return reply[1].strip() if len(reply) > 1 else ''
 
     def write(self, address: int, data: bytes) -> None:
-        self._command_qtest(f'write {address:#x} {len(data):#x} 0x{data.hex()}')
+        self.ask(f'write {address:#x} {len(data):#x} 0x{data.hex()}')
 
     def read(self, address: int, length: int) -> bytes:
-        return bytes.fromhex(self._command_qtest(f'read {address:#x} {length:#x}')[2:])
+        return bytes.fromhex(self.ask(f'read {address:#x} {length:#x}')[2:])
 
 
 def refused(*arguments: str) -> str:

@@ -12,8 +12,8 @@ from tests.functional.images import MIB
 
 class CommandLineTest(images.ImageTestCase):
 
-    COMMANDS = ('check', 'commit', 'compare', 'convert', 'create', 'info', 'map', 'measure', 'probe', 'rebase', 'resize', 'seal',
-                'snapshot', 'unseal')
+    COMMANDS = ('amend', 'check', 'commit', 'compare', 'convert', 'create', 'info', 'map', 'measure', 'probe',
+                'rebase', 'resize', 'seal', 'snapshot', 'unseal')
 
     def test_help_and_version(self):
         text = self.img('--help')
@@ -261,7 +261,7 @@ class SnapshotTest(images.ImageTestCase):
         self.assertEqual('', self.img('snapshot', '-l', path))
         self.img('snapshot', '-c', 'the name', path)
         text = self.img('snapshot', path)
-        self.assertRegex(text, r'(?m)^Snapshot list:\nID +PARENT +VM SIZE +DATA +DATE +TAG\n1 .* \* the name$')
+        self.assertRegex(text, r'(?m)^Snapshot list:\nID +PARENT +VM SIZE +OWN +SHARED +FREES +DATE +TAG\n1 .* \*  the name$')
 
     def test_bad_requests(self):
         path = self.create('a.pcow')

@@ -10,7 +10,7 @@ packages_build=(build-essential pkg-config ninja-build git ca-certificates xz-ut
 packages_run=(qemu-utils qemu-system-data seabios ipxe-qemu libvirt-daemon libvirt-daemon-system libvirt-clients
     debootstrap e2fsprogs util-linux cpio busybox-static acl)
 # For the tests only.
-packages_test=(clang libclang-rt-14-dev)
+packages_test=(clang libclang-rt-14-dev ndctl xfsprogs)
 
 packages_missing() {
     local package

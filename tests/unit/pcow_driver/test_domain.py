@@ -34,6 +34,9 @@ class RecordedDomain:
     def state(self) -> tuple[int, int]:
         return 1, 0
 
+    def listAllSnapshots(self) -> list[object]:  # noqa: N802
+        return []
+
     def suspend(self) -> None:
         self.calls.append('suspend')
 
@@ -44,24 +47,29 @@ class RecordedDomain:
         return self
 
 
+def _monitor(recorded: RecordedDomain, command: str, flags: int) -> str:
+    assert flags == 0
+    recorded.calls.append(json.loads(command))
+    return json.dumps(recorded.reply)
+
+
+def record_libvirt(test: base.TestCase) -> None:
+    """Let the test import a libvirt that records."""
+    for name in ('libvirt', 'libvirt_qemu'):
+        module = ModuleType(name)
+        test.useFixture(fixtures.MonkeyPatch('sys.modules', sys.modules | {name: module}))
+        setattr(module, 'VIR_DOMAIN_RUNNING', 1)  # noqa: B010
+        setattr(module, 'qemuMonitorCommand', _monitor)  # noqa: B010
+
+
 class DomainTest(base.TestCase):
     def setUp(self) -> None:
         super().setUp()
-        for name in ('libvirt', 'libvirt_qemu'):
-            module = ModuleType(name)
-            self.useFixture(fixtures.MonkeyPatch('sys.modules', sys.modules | {name: module}))
-            setattr(module, 'VIR_DOMAIN_RUNNING', 1)  # noqa: B010
-            setattr(module, 'qemuMonitorCommand', self._monitor)  # noqa: B010
+        record_libvirt(self)
         self.image = self.directory / 'vm.pcow'
         self.image.write_text('')
         self.log = self.directory / 'log'
-        self.configure(pcow_img=self.script('pcow-img', f'#!/bin/sh\necho "$@" >> {self.log}\n'))
-
-    @staticmethod
-    def _monitor(recorded: RecordedDomain, command: str, flags: int) -> str:
-        assert flags == 0
-        recorded.calls.append(json.loads(command))
-        return json.dumps(recorded.reply)
+        self.configure(pcow_img=self.script('pcow-img', f'#!/bin/sh\necho "$@" >> {self.log}\necho \'{{"freed": 4096}}\'\n'))
 
     def _domain(self, *paths: str, active: bool) -> tuple[RecordedDomain, domain.Domain]:
         recorded = RecordedDomain(list(paths) or [str(self.image)], active)
@@ -82,10 +90,19 @@ class DomainTest(base.TestCase):
         found.snapshot_create('s1')
         found.snapshot_revert('s1')
         found.snapshot_rename('s1', 's2')
-        found.snapshot_delete('s2')
+        self.assertEqual(4096, found.snapshot_delete('s2'))
         self.assertEqual([], recorded.calls)
-        self.assertEqual([f'snapshot {words} {self.image}' for words in ('-c s1', '-a s1', '--rename s1 s2', '-d s2')],
+        commands = ('-c s1', '-a s1', '--rename s1 s2', '--output=json -d s2')
+        self.assertEqual([f'snapshot {words} {self.image}' for words in commands],
                          self.log.read_text().splitlines())
+
+    def test_qemu_cannot_see_whether_images_stand_on_a_snapshot(self) -> None:
+        """pcow-img looks in its place, then QEMU is asked again."""
+        recorded, found = self._domain(active=True)
+        recorded.reply = {'error': {'class': 'GenericError', 'desc': "run 'pcow-img snapshot --unpin'"}}
+        self.assertRaises(exception.QmpFailed, found.snapshot_delete, 's1')
+        self.assertEqual([self._command('delete')] * 2, recorded.calls)
+        self.assertEqual([f'snapshot --unpin s1 {self.image}'], self.log.read_text().splitlines())
 
     def test_revert_of_a_running_guest_needs_a_reset(self) -> None:
         recorded, found = self._domain(active=True)

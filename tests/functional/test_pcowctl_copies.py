@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pcowctl image fork and image export, on files that somebody writes to; no virtual machine."""
+
+import subprocess
+from typing import Any
+
+from tests.functional import test_pcowctl
+from tests.functional.test_pcowctl import BIN
+from tests.functional.test_pcowctl import MIB
+
+
+class CopiesTest(test_pcowctl.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.ctl('pool', 'create', 'p', self.pool)
+        self.ctl('image', 'create', 'p/vm', '--size', '8M')
+        self.path = self.pool / 'vm.pcow'
+        self.io(self.path, 'write -P 1 0 1M')
+        self.ctl('snapshot', 'create', 'p/vm', 'one')
+        self.io(self.path, 'write -P 2 0 64k')
+        self.writer = subprocess.Popen([BIN / 'pcow-io', self.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.addCleanup(self._end_writer)
+        assert self.writer.stdin and self.writer.stdout
+        self.writer.stdin.write('length\n')
+        self.writer.stdin.flush()
+        self.writer.stdout.readline()
+
+    def _end_writer(self) -> None:
+        if self.writer.poll() is None:
+            self.writer.communicate('quit\n', timeout=60)
+
+    def snapshots(self) -> dict[str, dict[str, Any]]:
+        return {row['name']: row for row in self.show('snapshot', 'list', 'p/vm')}
+
+    def test_fork(self) -> None:
+        made = self.show('image', 'fork', 'p/vm', 'one', 'p/fork')
+        self.assertEqual(('vm.pcow', 'one', 2), (made['base'], made['base snapshot'], made['chain depth']))
+        self.io(self.pool / 'fork.pcow', 'read -P 1 0 1M', 'write -P 3 0 64k')
+        self.show('image', 'fork', 'p/vm', 'one', 'bare-name')
+        self.assertEqual(['bare-name.pcow', 'fork.pcow', 'vm.pcow'], self.files())
+        self.assertIn('fork', self.fails('image', 'delete', '--force', 'p/vm'))
+        self._end_writer()
+        self.assertIn("stand on snapshot 'one'", self.fails('snapshot', 'delete', 'p/vm', 'one'))
+        self.assertTrue(self.snapshots()['one']['pinned'])
+        for name in ('fork', 'bare-name'):
+            self.ctl('image', 'delete', f'p/{name}')
+        self.assertIn('64 KiB given back', self.ctl('snapshot', 'delete', 'p/vm', 'one'))
+        self.assertEqual({}, self.snapshots())
+        self.io(self.path, 'read -P 2 0 64k', 'read -P 1 64k 960k')
+
+    def test_bad_forks(self) -> None:
+        self.ctl('pool', 'create', 'other', self.directory / 'other')
+        for words, message in ((('p/vm', 'none', 'x'), "no snapshot 'none'"), (('p/vm', 'one', 'vm'), 'exists already'),
+                               (('p/vm', 'one', 'other/x'), 'lies in the pool'), (('p/none', 'one', 'x'), 'no image'),
+                               (('p/vm', 'one', '.x'), 'begins with'), (('p/vm', 'one'), 'expected: IMAGE SNAPSHOT NEW'),
+                               (('--quiesce', 'p/vm', 'one', 'x'), 'go with --live'), (('--live', 'd', 'a', 'b'), 'expected: NEW')):
+            self.assertIn(message, self.fails('image', 'fork', *words), words)
+        self.assertEqual(['vm.pcow'], self.files())
+
+    def test_export(self) -> None:
+        for image_format in ('raw', 'qcow2', 'pcow'):
+            target = self.directory / f'x.{image_format}'
+            self.ctl('image', 'export', '--format', image_format, '--snapshot', 'one', 'p/vm', target)
+            raw = self.directory / 'seen.raw'
+            self.run_program(BIN / 'pcow-img', 'convert', '-f', image_format, '-O', 'raw', target, raw)
+            self.assertEqual(b'\1' * MIB + bytes(7 * MIB), raw.read_bytes())
+            again = self.fails('image', 'export', '--format', image_format, '--snapshot', 'one', 'p/vm', target)
+            self.assertIn('exists already', again)
+        self.assertTrue(self.show('image', 'show', self.directory / 'x.pcow')['template'])
+        self.assertIn('a snapshot of it can be read meanwhile', self.fails('image', 'export', '--format', 'raw', 'p/vm', 'y'))
+        self._end_writer()
+        self.ctl('image', 'export', '--format', 'raw', 'p/vm', self.directory / 'now.raw')
+        self.assertEqual(b'\2' * 65536, (self.directory / 'now.raw').read_bytes()[:65536])
+
+    def test_bad_exports(self) -> None:
+        for words, message in ((('--snapshot', 'none', 'p/vm', 'x'), "no snapshot 'none'"), (('p/vm',), 'expected: IMAGE FILE'),
+                               (('--device', 'd', 'p/vm', 'x'), 'go with --domain'),
+                               (('--domain', 'd', 'a', 'b'), 'expected: FILE'),
+                               (('--quiesce', '--domain', 'd', '--snapshot', 'one', 'x'), 'for the present state')):
+            self.assertIn(message, self.fails('image', 'export', '--format', 'raw', *words), words)
+
+    def test_list_shows_sizes(self) -> None:
+        row = self.snapshots()['one']
+        self.assertEqual((0, 65536, False), tuple(row[key] for key in ('shared size', 'delete frees', 'pinned')))
+        # what is absent may be taken ahead of the writer
+        self.assertTrue(MIB <= row['data size'] <= 2 * MIB, row)
+
+
+if __name__ == '__main__':
+    test_pcowctl.unittest.main()

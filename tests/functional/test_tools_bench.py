@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tools/bench: figures are kept, shown and turned into documentation; the guest is a real one, its benchmark the shortest."""
+
+import json
+import os
+from pathlib import Path
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import testtools
+
+from tests.functional import images
+
+GUEST_SECONDS = 900
+PLACE = Path('/dev/shm')
+
+
+class BenchTestCase(testtools.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.directory = Path(tempfile.mkdtemp(prefix='pcow-test-'))
+        self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, '-m', 'pcow_driver.bench', f'--output-dir={self.directory}', *arguments]
+
+    def bench(self, *arguments: str, timeout: float = images.TIMEOUT) -> str:
+        done = subprocess.run(self.command(*arguments), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout,
+                              cwd=images.TOP, check=False)
+        self.assertEqual(0, done.returncode, done.stdout + done.stderr)
+        return done.stdout
+
+    def kept(self, name: str) -> dict[str, object]:
+        result = json.loads((self.directory / f'{name}.json').read_text())
+        self.assertTrue({'rows', 'machine'} <= set(result))
+        self.assertTrue({'cpu', 'cores', 'memory', 'kernel'} <= set(result['machine']))
+        return dict(result)
+
+
+class ToolsBenchTest(BenchTestCase):
+    def test_datapath_and_docs(self) -> None:
+        shown = self.bench('--quick', '--rows=cow-4k,open-map')
+        self.assertIn((self.directory / 'datapath.txt').read_text(), shown)
+        rows = self.kept('datapath')['rows']
+        self.assertEqual([('cow-4k', 1), ('cow-4k', 2), ('open-map', 1)], [(row['name'], row['threads']) for row in rows])
+        target = self.directory / 'docs'
+        self.bench('docs', '--target', str(target))
+        self.assertEqual({'datapath.json', 'datapath.inc', 'datapath.svg'}, {path.name for path in target.iterdir()})
+
+    def test_soak(self) -> None:
+        self.bench('soak', '--minutes=0.05', '--size=16M', '--threads=2')
+        values = {row['name']: row['value'] for row in self.kept('soak')['rows']}
+        self.assertEqual((2, 16 * images.MIB), (values['threads'], values['size']))
+        self.assertGreater(values['verified-bytes'], 0)
+
+    def test_an_error_of_the_program_is_passed_on(self) -> None:
+        done = subprocess.run(self.command('--rows=nonsense'), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              timeout=images.TIMEOUT, cwd=images.TOP, check=False)
+        self.assertEqual(1, done.returncode)
+        self.assertIn("no row 'nonsense'", done.stderr)
+        self.assertNotIn('Traceback', done.stderr)
+        self.assertEqual([], list(self.directory.iterdir()))
+
+
+class GuestBenchTest(BenchTestCase):
+    def test_a_guest_measures_all_devices(self) -> None:
+        before = set(PLACE.iterdir())
+        self.bench('guest', '--quick', timeout=GUEST_SECONDS)
+        result = self.kept('guest')
+        self.assertEqual('TCG', result['guest']['accelerator'])
+        rows = {row['name']: row for row in result['rows']}
+        for name in ('read-4k', 'write-4k', 'read-1m', 'write-1m', 'read-iops', 'write-iops', 'cow-write-4k', 'cow-iops',
+                     'expand-4k', 'redis-set', 'redis-mset'):
+            self.assertEqual({'pcow', 'raw', 'qcow2', 'qcow2-tuned'}, set(rows[name]['values']))
+            self.assertTrue(all(value > 0 for value in rows[name]['values'].values()), rows[name])
+        for row in rows.values():
+            self.assertAlmostEqual(row['pcow_ns'] / row['raw_ns'], row['ratio'])
+            if row['targets']:
+                self.assertEqual(all(bound['value'] >= bound['at-least'] for bound in row['targets']), row['met'])
+        self.assertFalse([path for path in set(PLACE.iterdir()) - before if path.name.startswith('pcow-bench-')])
+
+    def test_interrupted(self) -> None:
+        before = set(PLACE.iterdir())
+        process = subprocess.Popen(self.command('guest', '--quick'), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True, cwd=images.TOP)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        deadline = time.monotonic() + GUEST_SECONDS
+        while not (found := [path for path in set(PLACE.iterdir()) - before
+                             if path.name.startswith('pcow-bench-') and (path / 'console.sock').exists()]):
+            self.assertIsNone(process.poll())
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        _out, errors = process.communicate(timeout=images.TIMEOUT)
+        self.assertEqual(143, process.returncode, errors)
+        self.assertFalse(found[0].exists())
+        # no QEMU either: its command line names the directory
+        for entry in Path('/proc').iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                try:
+                    self.assertNotIn(str(found[0]).encode(), (entry / 'cmdline').read_bytes())
+                except OSError:
+                    continue

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pcowctl image fork --live and image export --domain on a guest that libvirt runs, and that goes on meanwhile."""
+
+from pcow_driver import exception
+from pcow_driver import image
+from tests.functional import images
+from tests.functional import libvirt_vm
+from tests.functional import test_virsh_snapshots
+
+
+class TestForks(test_virsh_snapshots.VirshTestCase):
+    def test_fork_and_export(self) -> None:
+        guest = self.guest(carrier=False)
+        pcowctl = self.host.place.pcowctl
+        guest.mark('forked')
+        pcowctl('image', 'fork', '--live', guest.name, 'the-fork')
+        self.assert_goes_on(guest, 'forked')
+        fork = guest.image.with_name('the-fork.pcow')
+        self.assertEqual('fork-the-fork', image.info(str(fork), force_share=True).base_snapshot)
+        guest.mark('later')
+        target = self.host.directory / 'export.qcow2'
+        pcowctl('image', 'export', '--domain', guest.name, '--format', 'qcow2', str(target))
+        self.assert_goes_on(guest, 'later')
+        # the snapshot that the export made for itself is gone, that of the fork stays
+        self.assertEqual({'fork-the-fork': ''}, guest.image_tree())
+        with self.assertRaisesRegex(exception.PcowError, r"1 image stands on snapshot 'fork-the-fork': 'the-fork\.pcow'"):
+            pcowctl('snapshot', 'delete', '--domain', guest.name, 'fork-the-fork')
+        for path, image_format in ((fork, 'pcow'), (target, 'qcow2')):
+            raw = self.host.directory / 'seen.raw'
+            libvirt_vm.run(images.program('pcow-img'), 'convert', '-f', image_format, '-O', 'raw', path, raw)
+            self.assertGreater(raw.stat().st_blocks, 0)
+            raw.unlink()
+        fork.unlink()
+        pcowctl('snapshot', 'delete', '--domain', guest.name, 'fork-the-fork')
+        self.assertEqual({}, guest.image_tree())
+        self.assert_goes_on(guest, 'later')
+        target.unlink()

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tools/vm-test: guests on pcow images under real KVM faults, and the same under TCG.  Needs root and what tools/build makes."""
+
+import json
+import os
+from pathlib import Path
+import signal
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import testtools
+
+from tests.functional import images
+
+SECONDS = 1800
+CACHE = Path(os.environ.get('PCOW_CACHE_DIR', '/var/cache/pcow'))
+RUNS = Path('/run/pcow-quickstart')
+
+
+def left() -> set[str]:
+    """Names of what runs leave in the places where they work; other runs may work there as well."""
+    places = (Path('/dev/shm'), RUNS, CACHE / 'quickstart')
+    return {str(path) for place in places if place.is_dir() for path in place.iterdir()
+            if 'vm-test' in path.name or place == RUNS or path.name.startswith('.part-')}
+
+
+class VmTestCase(testtools.TestCase):
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start tests.vm; it is ended with the test."""
+        errors = tempfile.TemporaryFile('w+')
+        self.addCleanup(errors.close)
+        process = subprocess.Popen([sys.executable, '-m', 'tests.vm', *arguments], cwd=images.TOP, stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | {'PYTHONUNBUFFERED': '1'})
+        self.errors = errors
+        self.addCleanup(self.finish, process)
+        return process
+
+    def finish(self, process: subprocess.Popen[str]) -> None:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(60)
+        if process.stdout is not None:
+            process.stdout.close()
+
+    def run_all(self, *arguments: str) -> list[dict[str, Any]]:
+        """Results of a run that must pass."""
+        process = self.start(*arguments, '--output', 'json')
+        output, _nothing = process.communicate(timeout=SECONDS)
+        self.errors.seek(0)
+        self.assertEqual(0, process.returncode, self.errors.read() + output)
+        found: list[dict[str, Any]] = json.loads(output)
+        for result in found:
+            self.assertTrue(result['passed'], result)
+        return found
+
+    def assert_trapped(self, result: dict[str, Any], engine: str) -> None:
+        """Stores were caught, by the engine that is for this accelerator."""
+        self.assertEqual(engine, result['figures']['engine'], result)
+        self.assertGreater(result['figures']['stats']['write-traps'], 20, result)
+        self.assertGreater(result['figures']['stats']['pages-copied'], 100, result)
+
+
+class KvmTest(VmTestCase):
+    def test_all(self) -> None:
+        found = self.run_all('kvm')
+        results = {(result['name'], result['pool']): result for result in found}
+        for name in ('stores', 'transfers', 'snapshots'):
+            self.assertEqual('volatile', results[name, 'tmpfs']['figures']['persistence'])
+            self.assertEqual('pmem', results[name, 'pmem']['figures']['persistence'])
+        for result in found:
+            self.assertEqual('kvm', result['accel'])
+            if result['name'] != 'plain-file':
+                self.assert_trapped(result, 'kvm')
+        self.assertGreater(results['pool-full', 'tmpfs']['figures']['stats']['pool-full-waits'], 0)
+        self.assertIn('dax=always', results['debian', 'pmem']['figures']['root'])
+        self.assertGreater(results['snapshots', 'tmpfs']['figures']['writes'], 1000)
+
+
+class TcgTest(VmTestCase):
+    def test_all(self) -> None:
+        found = self.run_all('tcg')
+        self.assertEqual(['stores', 'transfers', 'snapshots', 'pool-full', 'saved-state', 'debian'],
+                         [item['name'] for item in found])
+        for result in found:
+            self.assertEqual('tcg', result['accel'])
+            self.assert_trapped(result, 'signal')
+
+
+class FsdaxTest(VmTestCase):
+    def test_library_on_dax(self) -> None:
+        found = self.run_all('fsdax', '--only', 'test_map', '--only', 'test_snapshot')
+        for kind in ('ext4', 'xfs'):
+            results = {result['name']: result['figures'] for result in found if result['pool'] == kind}
+            self.assertEqual({'namespace', 'test_map', 'test_snapshot'}, set(results))
+            self.assertEqual('pmem', results['namespace']['persistence'])
+            self.assertIn('dax=always', results['namespace']['mount'])
+            self.assertGreater(results['test_map']['tests'], 5)
+
+
+class CommandTest(VmTestCase):
+    def test_interrupted_while_the_machine_boots(self) -> None:
+        before = left()
+        process = self.start('kvm', '--only', 'plain-file', '--verbose')
+        assert process.stdout is not None
+        self.assertIn('prepared', process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        self.assertEqual(128 + signal.SIGINT, process.returncode)
+        self.assertLessEqual(left(), before)
+
+    def test_unknown_scenario(self) -> None:
+        process = self.start('kvm', '--only', 'nothing')
+        process.communicate(timeout=60)
+        self.errors.seek(0)
+        message = self.errors.read()
+        self.assertEqual(2, process.returncode, message)
+        self.assertIn("no scenario nothing", message)
+        self.assertIn('stores', message)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A driver of virtio PCI devices for a QEMU without a guest: the test is the guest's kernel, and buffers lie wherever it wants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import struct
+import time
+
+from tests.functional import qemu
+
+BAR_AREA = 0xe000_0000                     # PCI hole of q35 without firmware
+QUEUE_AREA = 16 << 20                      # in RAM
+QUEUE_BYTES = 1 << 16
+QUEUE_SIZE = 16
+REQUEST_SECONDS = 60
+
+_CAPABILITY_VENDOR = 9
+_COMMON, _NOTIFY, _DEVICE = 1, 2, 4        # virtio 1.2, 4.1.4
+_ACKNOWLEDGE_DRIVER, _FEATURES_OK, _DRIVER_OK = 3, 8, 4
+_VERSION_1 = 1                             # bit 32
+_NEXT, _WRITE = 1, 2
+
+BLOCK_IN, BLOCK_OUT = 0, 1
+SECTOR = 512
+
+
+class Device:
+    """One device with one queue, by its slot on bus 0 (``-device ...,addr=SLOT``)."""
+
+    def __init__(self, vm: qemu.Qemu, slot: int, area: int | None = None, writable: bool = True) -> None:
+        """:param area: where the queue lies in guest memory; not cleared if it is not writable"""
+        self._vm, self._slot, self._writable = vm, slot, writable
+        self._bar_address: dict[int, int] = {}
+        self._places: dict[int, int] = {}
+        self._notify_multiplier = 0
+        self._area = QUEUE_AREA + slot * QUEUE_BYTES if area is None else area
+        self._descriptors, self._device, self._driver = self._area, self._area + 0x1000, self._area + 0x2000
+        self._sent = 0
+        self._find_places()
+        self._set_up()
+
+    def _config(self, offset: int, width: str, value: int | None = None) -> int:
+        self._vm.ask(f'outl 0xcf8 {0x8000_0000 | self._slot << 11 | offset & ~3:#x}')
+        port = 0xcfc + offset % 4
+        if value is not None:
+            self._vm.ask(f'out{width} {port:#x} {value:#x}')
+            return value
+        return int(self._vm.ask(f'in{width} {port:#x}'), 0)
+
+    def _find_places(self) -> None:
+        at = self._config(0x34, 'b')
+        while at:
+            if self._config(at, 'b') == _CAPABILITY_VENDOR:
+                kind, bar = self._config(at + 3, 'b'), self._config(at + 4, 'b')
+                if kind in (_COMMON, _NOTIFY, _DEVICE) and kind not in self._places:
+                    self._places[kind] = self._bar(bar) + self._config(at + 8, 'l')
+                    if kind == _NOTIFY:
+                        self._notify_multiplier = self._config(at + 16, 'l')
+            at = self._config(at + 1, 'b')
+        self._config(4, 'w', 6)            # memory space, bus master
+
+    def _bar(self, number: int) -> int:
+        if number not in self._bar_address:
+            address = BAR_AREA + self._slot * (1 << 20) + number * (1 << 16)
+            self._config(0x10 + 4 * number, 'l', address)
+            self._config(0x14 + 4 * number, 'l', 0)
+            self._bar_address[number] = address
+        return self._bar_address[number]
+
+    def _common(self, offset: int, width: str, value: int) -> None:
+        self._vm.ask(f'write{width} {self._places[_COMMON] + offset:#x} {value:#x}')
+
+    def _set_up(self) -> None:
+        self._common(20, 'b', 0)
+        self._common(20, 'b', _ACKNOWLEDGE_DRIVER)
+        for half, features in enumerate((0, _VERSION_1)):
+            self._common(8, 'l', half)
+            self._common(12, 'l', features)
+        self._common(20, 'b', _ACKNOWLEDGE_DRIVER | _FEATURES_OK)
+        if self._writable:
+            self._vm.write(self._area, bytes(QUEUE_BYTES))
+        self._common(22, 'w', 0)
+        self._common(24, 'w', QUEUE_SIZE)
+        self._common(32, 'q', self._descriptors)
+        self._common(40, 'q', self._driver)
+        self._common(48, 'q', self._device)
+        self._notify = self._places[_NOTIFY] + self._notify_multiplier * int(
+            self._vm.ask(f'readw {self._places[_COMMON] + 30:#x}'), 0)
+        self._common(28, 'w', 1)
+        self._common(20, 'b', _ACKNOWLEDGE_DRIVER | _FEATURES_OK | _DRIVER_OK)
+
+    def request(self, readable: Sequence[tuple[int, int]], writable: Sequence[tuple[int, int]]) -> None:
+        """One request of buffers (address, length), first those that the device reads; returns when it has been served."""
+        chain = [(*buffer, 0) for buffer in readable] + [(*buffer, _WRITE) for buffer in writable]
+        table = b''.join(struct.pack('<QIHH', address, length, flags | (_NEXT if i + 1 < len(chain) else 0), i + 1)
+                         for i, (address, length, flags) in enumerate(chain))
+        self._vm.write(self._descriptors, table)
+        self._vm.write(self._driver + 4 + self._sent % QUEUE_SIZE * 2, bytes(2))
+        self._sent += 1
+        self._vm.write(self._driver + 2, struct.pack('<H', self._sent % 65536))
+        self.notify()
+        end = time.monotonic() + REQUEST_SECONDS
+        while int.from_bytes(self._vm.read(self._device + 2, 2), 'little') != self._sent % 65536:
+            if time.monotonic() > end:
+                raise AssertionError(f'the device in slot {self._slot} does not answer')
+            time.sleep(0.001)
+
+    def notify(self) -> None:
+        """Tell the device to look at its queue."""
+        self._vm.ask(f'writew {self._notify:#x} 0')
+
+    @property
+    def scratch(self) -> int:
+        """RAM for headers and answers."""
+        return self._area + 0x8000
+
+
+class Block(Device):
+    """virtio-blk; ``buffers`` are (address, length) in guest memory, in whole sectors in all."""
+
+    def transfer(self, kind: int, sector: int, buffers: Sequence[tuple[int, int]]) -> int:
+        """:returns: status, 0 if it went well"""
+        self._vm.write(self.scratch, struct.pack('<IIQ', kind, 0, sector) + b'\xff')
+        header, status = (self.scratch, 16), (self.scratch + 16, 1)
+        if kind == BLOCK_IN:
+            self.request([header], [*buffers, status])
+        else:
+            self.request([header, *buffers], [status])
+        return self._vm.read(*status)[0]
+
+
+class Pmem(Device):
+    """virtio-pmem."""
+
+    def place(self) -> tuple[int, int]:
+        """Address and size of its memory."""
+        return struct.unpack('<QQ', self._vm.read(self._places[_DEVICE], 16))
+
+    def flush(self) -> int:
+        """:returns: 0 if it went well"""
+        self._vm.write(self.scratch, struct.pack('<II', 0, 0xffff_ffff))
+        self.request([(self.scratch, 4)], [(self.scratch + 4, 4)])
+        return int.from_bytes(self._vm.read(self.scratch + 4, 4), 'little')

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What libvirtd runs in place of qemu-img; with pcow images: tests/functional/test_virsh_snapshots.py."""
+
+import importlib.machinery
+import importlib.util
+import os
+import subprocess
+import sys
+from types import ModuleType
+
+import fixtures
+
+from tests.unit.pcow_driver import base
+
+PROGRAM = base.TOP / 'etc/libvirt/bin/qemu-img'
+XML = """<domain type='kvm'><name>web1</name><devices>
+ <disk type='file' device='disk'><source file='{disk}'/></disk>
+ <disk type='file' device='disk'><source file='/pool/read-only.qcow2'/><readonly/></disk>
+ <disk type='file' device='cdrom'/>
+ <memory model='nvdimm' access='shared'><source><path>{image}</path></source><target/></memory>
+ <memory model='nvdimm' access='shared'><source><path>/dev/dax0.0</path></source><target/></memory>
+</devices></domain>"""
+
+
+def _load() -> ModuleType:
+    loader = importlib.machinery.SourceFileLoader('pcow_qemu_img', str(PROGRAM))
+    spec = importlib.util.spec_from_loader('pcow_qemu_img', loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    dont_write = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
+    try:
+        loader.exec_module(module)
+    finally:
+        sys.dont_write_bytecode = dont_write
+    return module
+
+
+program = _load()
+
+
+class QemuImgTest(base.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.disk, self.other = self.directory / 'disk.qcow2', self.directory / 'other.qcow2'
+        self.image = self.directory / 'vm.pcow'
+        domains = self.directory / 'domains'
+        domains.mkdir()
+        (domains / 'web1.xml').write_text(XML.format(disk=self.disk, image=self.image))
+        self.useFixture(fixtures.MockPatchObject(program, 'DOMAINS', str(domains)))
+
+    def test_disks_and_images(self) -> None:
+        self.assertEqual([('web1', [str(self.disk)], [str(self.image)])], list(program.domains()))
+
+    def test_a_domain_that_cannot_be_read_is_no_guess(self) -> None:
+        (self.directory / 'domains' / 'bad.xml').write_text('<domain>')
+        self.assertRaisesRegex(program.Refused, 'bad.xml cannot be read', list, program.domains())
+
+    def test_disks_alone(self) -> None:
+        for words in (['-b', str(self.disk)], ['-o', f'backing_fmt=qcow2,backing_file={self.disk}']):
+            refused = self.assertRaises(program.Refused, program.serve, ['create', '-f', 'qcow2', *words, 'new'])
+            self.assertIn(f'would leave out {self.image}', str(refused))
+        self.assertFalse(program.serve(['create', '-f', 'qcow2', '-b', str(self.other), 'new']))
+        self.assertFalse(program.serve(['create', '-f', 'qcow2', str(self.disk), '1M']))
+
+    def test_backing_file_with_a_comma(self) -> None:
+        self.assertEqual('a,b', program.backing_file(['-o', 'backing_file=a,,b,backing_fmt=qcow2']))
+
+    def test_all_else_is_for_the_real_one(self) -> None:
+        for words in (['info', str(self.disk)], ['snapshot', '-l', str(self.disk)], ['snapshot', '-c', 's', str(self.other)]):
+            self.assertFalse(program.serve(words))
+        self.assertNotEqual(str(PROGRAM), os.path.realpath(program.real_qemu_img()))
+
+    def qemu_img(self, *words: str) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join((str(PROGRAM.parent), os.environ['PATH']))
+        return subprocess.run(('qemu-img', *words), check=False, env=dict(os.environ, PATH=path), timeout=60, capture_output=True,
+                              text=True)
+
+    def test_runs_the_real_one(self) -> None:
+        for words in (('create', '-q', '-f', 'qcow2', str(self.other), '1M'), ('snapshot', '-c', 's', str(self.other))):
+            self.assertEqual(0, self.qemu_img(*words).returncode)
+        self.assertRegex(self.qemu_img('snapshot', '-l', str(self.other)).stdout, r'(?m)^1 +s ')
+        done = self.qemu_img('no-such-command')
+        self.assertEqual(1, done.returncode)
+        self.assertIn('no-such-command', done.stderr)

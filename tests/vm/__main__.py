@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entry point of tools/vm-test."""
+
+import logging
+import sys
+
+from pcow_driver import exception
+from pcow_driver.quickstart import supervisor
+from pcow_driver.quickstart import teardown
+from tests.vm import job
+from tests.vm import options
+
+
+def main() -> int:
+    logging.getLogger().addHandler(logging.NullHandler())      # errors are told once, by the lines below
+    try:
+        chosen = options.parse(sys.argv[1:])
+    except exception.PcowError as e:
+        print(f'vm-test: {e}', file=sys.stderr)
+        return 2
+    teardown.reap()
+    return supervisor.supervise(lambda run: job.perform(run, chosen), 'vm-test')
+
+
+if __name__ == '__main__':
+    sys.exit(main())

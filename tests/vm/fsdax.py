@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is tried on file systems with DAX, on a namespace of a real kernel.  A scenario returns figures, or raises Failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import functools
+import json
+import os
+from pathlib import Path
+import re
+import subprocess
+from typing import Any
+
+from tests.vm import machine
+
+REGIONS = {'ext4': 'region0', 'xfs': 'region1'}
+# Unit tests of the library: those that a MAP_SYNC mapping may make a difference to, and that an emulator ends in minutes.
+UNIT_TESTS = ('test_open', 'test_map', 'test_snapshot', 'test_check', 'test_model')
+_MKFS = {'ext4': ('mkfs.ext4', '-q', '-F', '-b', '4096', '-m', '0', '-E',
+                  'stride=512,stripe_width=512,lazy_itable_init=0,nodiscard'),
+         'xfs': ('mkfs.xfs', '-q', '-f', '-K', '-d', 'su=2m,sw=1', '-m', 'reflink=0')}
+_TEST_SECONDS = 1500.0
+_PASSED = re.compile(r'\[  PASSED  \] (\d+) test')
+_NVDIMMS = Path('/sys/bus/nd/devices')
+_EXT4 = Path('/proc/fs/jbd2')
+_XFS = Path('/sys/fs/xfs')
+
+
+def namespace(place: machine.Place, kind: str) -> dict[str, Any]:
+    """A namespace in fsdax mode on a region with labels, a file system, a mount with DAX; what the library says of it."""
+    region = REGIONS[kind]
+    dimm = (_NVDIMMS / region / 'mapping0').read_text().split(',')[0]
+    # a new device has an empty label area, and until that is initialised one raw namespace over everything
+    machine.run('ndctl', 'disable-region', region)
+    machine.run('ndctl', 'init-labels', '--force', dimm)
+    machine.run('ndctl', 'enable-region', region)
+    made = json.loads(machine.run('ndctl', 'create-namespace', '--mode', 'fsdax', '--map', 'mem', '--region', region))
+    device = f'/dev/{made["blockdev"]}'
+    machine.run(*_MKFS[kind], device)
+    machine.run('mount', '-t', kind, '-o', 'dax=always,noatime', device, place.pool)
+    options = next(line.split()[3] for line in Path('/proc/mounts').read_text().splitlines() if line.split()[1] == str(place.pool))
+    if 'dax=always' not in options.split(','):
+        raise machine.Failure(f'{device} is mounted with {options}')
+    image = place.pool / 'vm.pcow'
+    img = place.binaries / 'pcow-img'
+    machine.run(img, 'create', '-q', image, '64M')
+    info = json.loads(machine.run(img, 'info', '--output=json', image))
+    persistence = info['format-specific']['data']['persistence']
+    if persistence != 'pmem':
+        raise machine.Failure(f'an image on {kind} with DAX is of the class {persistence}, not pmem')
+    image.unlink()
+    return {'namespace': made, 'mount': options, 'persistence': persistence}
+
+
+def _journal_writes(place: machine.Place) -> int:
+    """How often the pool's file system has written its journal.
+
+    :raises Failure: it is not mounted
+    """
+    for line in Path('/proc/mounts').read_text().splitlines():
+        device, directory, kind = line.split()[:3]
+        if directory == str(place.pool):
+            name = os.path.basename(device)
+            text = (next(_EXT4.glob(f'{name}-*/info')) if kind == 'ext4' else _XFS / name / 'stats/stats').read_text()
+            # ext4: "N transactions (...)", XFS: "log N ..." of several lines
+            match = re.search(r'^(\d+) transactions|^log (\d+) ', text, re.MULTILINE)
+            if match:
+                return int(match[1] or match[2])
+    raise machine.Failure(f'{place.pool} is not mounted, or its file system does not count what it writes to its journal')
+
+
+def unit_test(name: str, place: machine.Place, _kind: str) -> dict[str, Any]:
+    """One of the library's test programs, its files on the mount."""
+    before = _journal_writes(place)
+    try:
+        done = subprocess.run([str(place.binaries / name)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              timeout=_TEST_SECONDS, env=os.environ | {'TMPDIR': str(place.pool)}, check=False)
+    except subprocess.TimeoutExpired as e:
+        said = b''.join(text for text in (e.stdout, e.stderr) if text)
+        raise machine.Failure(f'{name}: no end within {_TEST_SECONDS:.0f} s\n{said[-4000:].decode(errors="replace")}') from None
+    passed = _PASSED.search(done.stdout + done.stderr)
+    if done.returncode or not passed or passed[1] == '0':
+        raise machine.Failure(f'{name}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-4000:]}')
+    return {'tests': int(passed[1]), 'journal-writes': _journal_writes(place) - before}
+
+
+def bench(place: machine.Place, _kind: str) -> dict[str, Any]:
+    """pcow-bench on the mount: only ratios count here, and how often the journal was written."""
+    before = _journal_writes(place)
+    output = json.loads(machine.run(place.binaries / 'pcow-bench', '--quick', '--size=16M', '--repeat=1',
+                                    f'--pool={place.pool}', '--output=json',
+                                    timeout=_TEST_SECONDS))
+    rows = {row['name']: round(row['pcow_ns'] / row['raw_ns'], 2) for row in output['rows']
+            if row.get('raw_ns') and row.get('pcow_ns')}
+    return {'ratios': rows, 'journal-writes': _journal_writes(place) - before}
+
+
+ALL: dict[str, Callable[[machine.Place, str], dict[str, Any]]] = {
+    'namespace': namespace,
+    **{name: functools.partial(unit_test, name) for name in UNIT_TESTS},
+    'bench': bench,
+}

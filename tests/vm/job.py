@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run of tools/vm-test: makes the parts, runs the scenarios, tells the results."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+import time
+from typing import Any
+
+from pcow_driver import dax
+from pcow_driver import exception
+from pcow_driver import image
+from pcow_driver import template
+from pcow_driver.quickstart import state
+from tests.vm import chain
+from tests.vm import contents
+from tests.vm import fsdax
+from tests.vm import machine
+from tests.vm import options as options_module
+from tests.vm import outer
+from tests.vm import parts as parts_module
+from tests.vm import suite
+
+_TMPFS = Path('/dev/shm')
+# The order of the scenarios. tmpfs is a pool of the class volatile, pmem one on an fsdax namespace.
+PLANS = {
+    'kvm': (('plain-file', 'tmpfs'), ('stores', 'tmpfs'), ('stores', 'pmem'), ('transfers', 'tmpfs'), ('transfers', 'pmem'),
+            ('snapshots', 'tmpfs'), ('snapshots', 'pmem'), ('pool-full', 'tmpfs'), ('saved-state', 'tmpfs'), ('debian', 'pmem')),
+    'tcg': (('stores', 'tmpfs'), ('transfers', 'tmpfs'), ('snapshots', 'tmpfs'), ('pool-full', 'tmpfs'), ('saved-state', 'tmpfs'),
+            ('debian', 'tmpfs')),
+    'fsdax': tuple((name, kind) for kind in fsdax.REGIONS for name in fsdax.ALL),
+}
+
+
+def _wanted(options: options_module.Options) -> list[tuple[str, str]]:
+    plan = list(PLANS[options.what])
+    if not options.only:
+        return plan
+    chosen: list[tuple[str, str]] = []
+    for item in options.only:
+        name, _at, pool = item.partition('@')
+        pools = (pool,) if pool else tuple(place for known, place in plan if known == name) or ('tmpfs',)
+        # nothing goes without the file system
+        needed = ['namespace', name] if options.what == 'fsdax' and name != 'namespace' else [name]
+        chosen += [(step, place) for place in pools for step in needed if (step, place) not in chosen]
+    return chosen
+
+
+class Job:
+    def __init__(self, run: state.Run, options: options_module.Options) -> None:
+        self._run = run
+        self._options = options
+        self._results: list[dict[str, Any]] = []
+        self._binaries = options.binaries
+        self._scratch = _TMPFS / f'pcow-vm-test-{run.id}'
+
+    def perform(self) -> None:
+        """:raises PcowError: a scenario failed, or it could not be run"""
+        for name in ('qemu-system-x86_64', 'pcow-img', 'pcow-io'):
+            if not (self._binaries / name).exists():
+                raise exception.PcowError(reason=f'{self._binaries} has no {name}: run tools/build')
+        wanted = _wanted(self._options)
+        self._run.note(self._scratch)
+        self._scratch.mkdir(mode=0o700)
+        if self._options.keep:
+            self._run.kept = True
+            self._run.save()
+        begun = time.monotonic()
+        parts = parts_module.prepare(self._run)
+        outside = outer.Outer(self._run, parts, self._options.outer or self._binaries / 'qemu-system-x86_64', self._scratch)
+        root = self._scratch / 'tree'
+        if self._options.what == 'fsdax':
+            outside.run(contents.fsdax_tree(root, self._binaries, self._options.unit_tests), wanted, contents.fsdax_places(),
+                        contents.labelled_nvdimms(self._scratch), '', self._report)
+            return self._finish(len(wanted), time.monotonic() - begun)
+        made = self._make_template(parts) if any(name == 'debian' for name, _pool in wanted) else None
+        images = self._scratch / 'chain'
+        chain.make(images, self._binaries, parts.guest, parts.info_block)
+        if self._options.verbose:
+            self._say(f'prepared in {time.monotonic() - begun:.1f} s')
+        if self._options.what == 'kvm':
+            outside.run(contents.kvm_tree(root, parts, self._binaries), wanted, contents.kvm_places(self._options.cpus),
+                        contents.pool_nvdimm(self._scratch, made, images), 'vm-test.pool', self._report)
+        else:
+            self._run_here(wanted, parts, made, images)
+        self._finish(len(wanted), time.monotonic() - begun)
+
+    def _say(self, line: str) -> None:
+        if self._options.output == 'human':
+            print(line, flush=True)
+
+    def _report(self, result: dict[str, Any]) -> None:
+        self._results.append(result)
+        name = f'{result["name"]}@{result["pool"]}'
+        self._say(f'{name:<20} {result["accel"]} {"PASS" if result["passed"] else "FAIL"} {result["seconds"]:7.1f} s')
+        if not result['passed']:
+            self._say(result['error'])
+        elif self._options.verbose:
+            self._say(f'    {json.dumps(result["figures"])}')
+
+    def _make_template(self, parts: parts_module.Parts) -> Path:
+        """A sealed image with the Debian guest."""
+        raw, target = self._scratch / 'namespace', self._scratch / 'template.pcow'
+        source = template.inspect_source(str(parts.image), 'qcow2')
+        size = template.virtual_size(source.virtual_size, dax.PageMap.RAM)
+        template.write_namespace(str(raw), source, size, dax.PageMap.RAM)
+        image.convert(str(raw), 'raw', str(target))
+        raw.unlink()
+        image.seal(str(target))
+        return target
+
+    def _run_here(self, wanted: list[tuple[str, str]], parts: parts_module.Parts, made: Path | None,
+                  images: Path) -> None:
+        pool, logs = self._scratch / 'pool', self._scratch / 'logs'
+        pool.mkdir()
+        logs.mkdir()
+        place = machine.Place(
+            accel='tcg', binaries=self._binaries, kernel=parts.kernel, initrd=parts.initrd, guest=parts.guest,
+            info_block=parts.info_block, debian_initrd=parts.debian_initrd, template=made or self._scratch / 'template.pcow',
+            chain=images, pool=pool, logs=logs, cpus=self._options.cpus)
+        suite.run_all(wanted, {'tmpfs': place}, self._report)
+
+    def _finish(self, wanted: int, seconds: float) -> None:
+        passed = sum(result['passed'] for result in self._results)
+        if self._options.output == 'json':
+            print(json.dumps(self._results, indent=1), flush=True)
+        self._say(f'{passed} of {wanted} passed, {seconds:.0f} s')
+        if self._options.keep:
+            self._say(f'kept: {self._scratch} and {self._run.directory}; tools/quickstart --stop takes them away')
+        if passed != wanted:
+            failed = [f'{result["name"]}@{result["pool"]}' for result in self._results if not result['passed']]
+            raise exception.PcowError(reason=f'failed: {", ".join(failed) or "not all were run"}')
+
+
+def perform(run: state.Run, options: options_module.Options) -> None:
+    """The job of :func:`pcow_driver.quickstart.supervisor.supervise`."""
+    os.chdir('/')
+    Job(run, options).perform()

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of tools/vm-test."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+import dataclasses
+import os
+from pathlib import Path
+
+from pcow_driver import exception
+from tests.vm import fsdax
+from tests.vm import scenarios
+
+_TOP = Path(__file__).resolve().parents[2]
+_POOLS = {'kvm': ('tmpfs', 'pmem'), 'tcg': ('tmpfs',), 'fsdax': tuple(fsdax.REGIONS)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    what: str                                  # kvm, tcg, fsdax
+    only: tuple[str, ...]                      # scenarios, as NAME or NAME@POOL; empty: all
+    output: str                                # human, json
+    cpus: int
+    binaries: Path                             # directory of the programs under test
+    unit_tests: Path                           # directory of the C tests
+    outer: Path | None                         # QEMU that the outer machine runs in; None: the one under test
+    keep: bool
+    verbose: bool
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """:raises UsageInvalid: a scenario that does not exist, or no pool of that name"""
+    parser = argparse.ArgumentParser(prog='tools/vm-test', description='Run guests on pcow images and compare every byte.')
+    parser.add_argument('what', choices=('kvm', 'tcg', 'fsdax'),
+                        help='kvm: under real KVM faults, in a virtual machine that emulates SVM; tcg: the same under TCG, here; '
+                             'fsdax: the unit tests and the benchmark on file systems with DAX, in a virtual machine.')
+    parser.add_argument('--only', metavar='NAME', action='append', default=[],
+                        help=f'Only this scenario, on all pools or on one (NAME@POOL); may be given several times. '
+                             f'Scenarios: {", ".join(scenarios.ALL)}; with fsdax {", ".join(fsdax.ALL)}. '
+                             'Pools: tmpfs, pmem (kvm only); with fsdax ext4, xfs.')
+    parser.add_argument('--output', choices=('human', 'json'), default='human', help='json: all results as one array.')
+    parser.add_argument('--cpus', metavar='N', type=int, default=2, help='CPUs of the guests under test; default: %(default)s.')
+    parser.add_argument('--binaries', metavar='DIR', type=Path, default=os.environ.get('PCOW_BIN_DIR') or _TOP / 'build/bin',
+                        help='Where the programs under test are; default: %(default)s.')
+    parser.add_argument('--unit-tests', metavar='DIR', type=Path, default=_TOP / 'build/meson/tests/unit/libpcow',
+                        help='Where the C tests were built; default: %(default)s.')
+    parser.add_argument('--outer-qemu', metavar='FILE', type=Path,
+                        help='A QEMU for the outer machine, to try another one than the one under test.')
+    parser.add_argument('--keep', action='store_true', help='Leave the files of the run, and say where they are.')
+    parser.add_argument('--verbose', action='store_true', help='Show the counters of every scenario.')
+    parsed = parser.parse_args(arguments)
+    for item in parsed.only:
+        name, _at, pool = item.partition('@')
+        known = fsdax.ALL if parsed.what == 'fsdax' else scenarios.ALL
+        if name not in known:
+            raise exception.UsageInvalid(reason=f'--only {item}: there is no scenario {name}; there are {", ".join(known)}')
+        if pool and pool not in _POOLS[parsed.what]:
+            raise exception.UsageInvalid(reason=f'--only {item}: there is no pool {pool} with {parsed.what}')
+    if not 1 <= parsed.cpus <= 8:
+        raise exception.UsageInvalid(reason=f'--cpus {parsed.cpus}: give 1 to 8')
+    return Options(what=parsed.what, only=tuple(parsed.only), output=parsed.output, cpus=parsed.cpus,
+                   binaries=parsed.binaries.resolve(), unit_tests=parsed.unit_tests.resolve(), outer=parsed.outer_qemu,
+                   keep=parsed.keep, verbose=parsed.verbose)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The outer machine: under TCG, with emulated SVM, so that the QEMUs in it run under a real KVM; and with persistent memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import json
+from pathlib import Path
+import re
+import subprocess
+import time
+from typing import Any
+
+from pcow_driver import exception
+from pcow_driver.quickstart import cpio
+from pcow_driver.quickstart import state
+from tests.vm import machine
+from tests.vm import parts as parts_module
+from tests.vm import tree
+
+CPUS = 2
+_MODULES = ('virtio_pci', 'virtio_blk', 'ext4', 'xfs', 'nfit', 'nd_pmem', 'kvm-amd')
+_MEMORY = '3584M'
+_INIT = Path(__file__).parent / 'outer' / 'init'
+_BUSYBOX = Path('/bin/busybox')
+_BAD = re.compile(rb'Kernel panic[^\r\n]*|vm-test: (?!ended)[^\r\n]*')
+_QUIET_SECONDS = 2400.0                        # without a result; every step inside has a shorter limit of its own
+_POLL = 0.2
+_TAIL = 6000
+
+Report = Callable[[dict[str, Any]], None]
+
+
+class Outer:
+    """Runs tests/vm/suite.py in a root file system that the caller has filled."""
+
+    def __init__(self, run: state.Run, parts: parts_module.Parts, qemu: Path, scratch: Path) -> None:
+        """:param scratch: directory for big files, on tmpfs"""
+        self._run = run
+        self._parts = parts
+        self._qemu = qemu
+        self._scratch = scratch
+        self._console = scratch / 'outer.log'
+        self._results = scratch / 'results'
+
+    def _make_initrd(self) -> Path:
+        files = {'init': _INIT, 'bin/busybox': _BUSYBOX}
+        for number, path in enumerate(parts_module.modules_in_order(self._parts.modules, _MODULES)):
+            files[f'modules/{number:02}-{path.name}'] = path
+        target = self._run.directory / 'outer.initrd'
+        target.write_bytes(cpio.archive(files))
+        return target
+
+    def _command(self, disk: Path, nvdimms: tuple[str, ...], more: str) -> list[str]:
+        return [
+            str(self._qemu), '-name', f'guest={self._run.domain_name}',
+            '-machine', 'q35,nvdimm=on', '-accel', 'tcg,thread=multi,tb-size=512', '-cpu', 'max', '-smp', str(CPUS),
+            '-m', f'{_MEMORY},slots=4,maxmem=32G', '-nodefaults', '-no-user-config', '-display', 'none', '-no-reboot',
+            '-serial', f'file:{self._console}', '-serial', f'file:{self._results}',
+            '-kernel', str(self._parts.kernel), '-initrd', str(self._make_initrd()),
+            '-append', f'console=ttyS0 panic=-1 quiet mitigations=off {more}',
+            '-blockdev', f'driver=raw,node-name=root,read-only=on,file.driver=file,file.filename={disk}',
+            '-device', 'virtio-blk-pci,drive=root', *nvdimms]
+
+    def run(self, root: tree.Tree, wanted: list[tuple[str, str]], places: dict[str, machine.Place], nvdimms: tuple[str, ...],
+            more: str, report: Report) -> None:
+        """Run scenarios in it and report each as soon as it ended.
+
+        :param nvdimms: arguments for QEMU
+        :param more: for the kernel's command line
+        :raises PcowError: the machine itself failed, or did not go on
+        """
+        plan = {'wanted': wanted, 'places': {pool: place.dump() for pool, place in places.items()}}
+        (root.directory / 'suite/plan.json').write_text(json.dumps(plan))
+        disk = self._scratch / 'outer.ext4'
+        root.make_image(disk)
+        for path in (self._console, self._results):
+            path.unlink(missing_ok=True)
+        process = subprocess.Popen(self._command(disk, nvdimms, more), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT)
+        try:
+            self._follow(process, report)
+        finally:
+            process.kill()
+            process.wait()
+
+    def _follow(self, process: subprocess.Popen[bytes], report: Report) -> None:
+        seen, last = 0, time.monotonic()
+        while True:
+            ended = process.poll() is not None
+            lines = self._results.read_bytes().split(b'\n')[:-1] if self._results.exists() else []
+            for line in lines[seen:]:
+                result = json.loads(line)
+                if result.get('end'):
+                    return
+                report(result)
+                last = time.monotonic()
+            seen = len(lines)
+            console = self._console.read_bytes() if self._console.exists() else b''
+            bad = _BAD.search(console)
+            if ended or bad:
+                said = process.stdout.read().decode(errors='replace') if ended and process.stdout is not None else ''
+                raise exception.PcowError(reason=f'the outer machine ended: {bad[0].decode(errors="replace") if bad else said}'
+                                                 f'\n--- its console:\n{console[-_TAIL:].decode(errors="replace")}')
+            if time.monotonic() - last > _QUIET_SECONDS:
+                raise exception.PcowError(reason=f'the outer machine did not go on for {_QUIET_SECONDS:.0f} s'
+                                                 f'\n--- its console:\n{console[-_TAIL:].decode(errors="replace")}')
+            time.sleep(_POLL)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the machines are made of: the kernel and the Debian guest of the quickstart, and the test guest."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+import uuid
+
+from pcow_driver import dax
+from pcow_driver import exception
+from pcow_driver import tool
+from pcow_driver.quickstart import cpio
+from pcow_driver.quickstart import guest as quickstart_guest
+from pcow_driver.quickstart import state
+from tests.vm import chain
+
+_SOURCES = Path(__file__).parent / 'guest'
+_CFLAGS = ('-std=gnu11', '-static', '-O2', '-Wall', '-Wextra', '-Werror', '-pthread')
+TEST_MODULES = ('virtio_pci', 'virtio_console', 'virtio_blk', 'nfit', 'nd_pmem', 'dax_pmem', 'device_dax')
+_DEVDAX_SIGNATURE = b'NVDIMM_DAX_INFO\0'
+_CHECKSUM_SIZE = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    kernel: Path
+    modules: Path                              # directory of the kernel's modules, with modules.dep
+    image: Path                                # Debian's root file system, qcow2
+    debian_initrd: Path
+    guest: Path                                # the test guest's program, which needs no library
+    initrd: Path                               # of the test guest
+    info_block: Path
+
+
+def modules_in_order(directory: Path, names: tuple[str, ...]) -> list[Path]:
+    """Modules with those that they need, each after what it needs; what the kernel has built in is left out.
+
+    :raises PcowError: a module is not there
+    """
+    needs: dict[str, list[str]] = {}
+    for line in (directory / 'modules.dep').read_text().splitlines():
+        path, _colon, others = line.partition(':')
+        needs[path] = others.split()
+    builtin = {Path(line).name for line in (directory / 'modules.builtin').read_text().splitlines()}
+    found: list[str] = []
+    for name in names:
+        if f'{name.replace("_", "-")}.ko' in builtin or f'{name}.ko' in builtin:
+            continue
+        match = next((item for item in needs if Path(item).name in (f'{name}.ko', f'{name.replace("_", "-")}.ko')), None)
+        if match is None:
+            raise exception.PcowError(reason=f'{directory} has no module {name}: this kernel cannot run the tests')
+        found += [item for item in (*reversed(needs[match]), match) if item not in found]
+    return [directory / item for item in found]
+
+
+def devdax_block(size: int) -> bytes:
+    """Info block that makes an NVDIMM without labels a character device /dev/dax0.0 in the guest.
+
+    It differs from the one that pcow_driver.dax makes for file systems by its name only.
+    """
+    block = dax.info_block(size, dax.PageMap.RAM, uuid.UUID(int=0x7063_6f77_0000_4000_8000_0000_0000_0001))
+    body = (_DEVDAX_SIGNATURE + block[len(_DEVDAX_SIGNATURE):])[:-_CHECKSUM_SIZE]
+    return body + dax.fletcher64(body + bytes(_CHECKSUM_SIZE)).to_bytes(_CHECKSUM_SIZE, 'little')
+
+
+def compile_guest(target: Path) -> None:
+    """:raises ToolFailed:"""
+    sources = sorted(str(path) for path in _SOURCES.glob('*.c'))
+    tool.run('/usr/bin/env', os.environ.get('CC', 'cc'), *_CFLAGS, '-o', str(target), *sources)
+
+
+def prepare(run: state.Run) -> Parts:
+    """Make what is not in the cache, in the run's directory.
+
+    :raises PcowError:
+    """
+    guest, _cache = quickstart_guest.prepare(run, None, None, None)
+    modules = next((guest.kernel.parents[1] / 'lib/modules').iterdir())
+    program, initrd, block = (run.directory / name for name in ('guest', 'guest.initrd', 'info-block'))
+    compile_guest(program)
+    files = {'init': program}
+    for number, path in enumerate(modules_in_order(modules, TEST_MODULES)):
+        files[f'modules/{number:02}-{path.name}'] = path
+    initrd.write_bytes(cpio.archive(files))
+    block.write_bytes(devdax_block(chain.SIZE))
+    return Parts(kernel=guest.kernel, modules=modules, image=guest.image, debian_initrd=guest.initrd, guest=program, initrd=initrd,
+                 info_block=block)

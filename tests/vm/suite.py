@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs scenarios and writes a line of JSON for each: {"name", "accel", "pool", "passed", "seconds", "figures" or "error"}."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+import json
+from pathlib import Path
+import shutil
+import sys
+import time
+import traceback
+from typing import Any
+
+from tests.vm import fsdax
+from tests.vm import machine
+from tests.vm import scenarios
+
+
+def run_one(name: str, pool: str, place: machine.Place) -> dict[str, Any]:
+    """A scenario in a directory that is gone afterwards."""
+    begun = time.monotonic()
+    result: dict[str, Any] = {'name': name, 'accel': place.accel, 'pool': pool, 'passed': False}
+    directory = place.pool / f'vm-test-{name}'
+    try:
+        if name in fsdax.ALL:
+            result['figures'] = fsdax.ALL[name](place, pool)
+        else:
+            directory.mkdir()
+            result['figures'] = scenarios.ALL[name](scenarios.Context(place, name, directory))
+        result['passed'] = True
+    except machine.Failure as e:
+        result['error'] = str(e)
+    except Exception:                          # a mistake of the test is told the same way
+        result['error'] = traceback.format_exc()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    result['seconds'] = round(time.monotonic() - begun, 2)
+    return result
+
+
+def run_all(wanted: list[tuple[str, str]], places: dict[str, machine.Place], report: Callable[[dict[str, Any]], None]) -> bool:
+    """Run (scenario, pool) pairs one after the other; whether all passed."""
+    passed = True
+    for name, pool in wanted:
+        result = run_one(name, pool, places[pool])
+        report(result)
+        passed = passed and result['passed']
+    return passed
+
+
+def main() -> int:
+    """Entry point in the outer machine: ``suite PLAN OUTPUT``."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument('plan', type=Path)
+    parser.add_argument('output', type=Path)
+    arguments = parser.parse_args()
+    plan = json.loads(arguments.plan.read_text())
+    places = {pool: machine.Place.load(fields) for pool, fields in plan['places'].items()}
+    with open(arguments.output, 'w', buffering=1) as output:
+        def report(result: dict[str, Any]) -> None:
+            output.write(json.dumps(result) + '\n')
+
+        passed = run_all([(name, pool) for name, pool in plan['wanted']], places, report)
+        output.write(json.dumps({'end': True}) + '\n')
+    return 0 if passed else 1
+
+
+if __name__ == '__main__':
+    sys.exit(main())
