@@ -10,6 +10,7 @@
 #include "qapi/error.h"
 #include "qapi/qapi-events-pcow.h"
 #include "qemu/rcu.h"
+#include "qemu/timer.h"
 #include "system/hostmem-pcow.h"
 
 uintptr_t hostmem_pcow_low, hostmem_pcow_high;
@@ -75,25 +76,22 @@ int hostmem_pcow_prepare_buffer(QEMUIOVector *qiov, size_t offset,
 /* The image for whose space this thread waits */
 static __thread HostMemPcow *waits_for;
 
-static void end_wait(HostMemPcow *pcow)
+/*
+ * A vCPU comes here every few milliseconds while it waits.  When it stops
+ * waiting, nobody may hear of it: another vCPU's trap may have brought its page
+ * in, or the guest went elsewhere.  So it is the silence that ends the wait,
+ * see hostmem_pcow_handle_silence().
+ */
+static void note_full(HostMemPcow *pcow, uint64_t offset)
 {
-    if (waits_for == pcow) {
-        waits_for = NULL;
-        if (qatomic_fetch_dec(&pcow->waiting) == 1) {
-            event_notifier_set(&pcow->waiting_changed);
-        }
-    }
-}
-
-static void begin_wait(HostMemPcow *pcow, uint64_t offset)
-{
+    qatomic_set(&pcow->full_at, get_clock());
     if (waits_for != pcow) {
         waits_for = pcow;
         qatomic_inc(&pcow->full_waits);
-        qatomic_set(&pcow->waiting_offset, offset);
-        if (qatomic_fetch_inc(&pcow->waiting) == 0) {
-            event_notifier_set(&pcow->waiting_changed);
-        }
+    }
+    if (!qatomic_read(&pcow->waiting) && !qatomic_xchg(&pcow->waiting, true)) {
+        qatomic_set(&pcow->full_offset, offset);
+        event_notifier_set(&pcow->became_full);
     }
 }
 
@@ -111,9 +109,9 @@ static int serve_access(void *address, bool is_write, HostMemPcow **result)
     }
     ret = pcow_map_resolve(pcow->map, offset, 1, is_write, NULL);
     if (ret == 0) {
-        end_wait(pcow);
+        waits_for = NULL;
     } else if (ret == -ENOSPC && pcow->full == HOST_MEM_PCOW_FULL_WAIT) {
-        begin_wait(pcow, offset);
+        note_full(pcow, offset);
     }
     return ret;
 }

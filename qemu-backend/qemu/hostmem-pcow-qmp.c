@@ -45,24 +45,40 @@ void hostmem_pcow_handle_events(void *opaque)
     }
 }
 
-void hostmem_pcow_handle_waiting(EventNotifier *notifier)
-{
-    HostMemPcow *pcow = container_of(notifier, HostMemPcow, waiting_changed);
-    bool full;
+#define LISTEN_INTERVAL_MS 100
 
-    event_notifier_test_and_clear(notifier);
-    full = qatomic_read(&pcow->waiting) > 0;
-    if (full == pcow->told_full) {
+static void keep_listening(HostMemPcow *pcow)
+{
+    timer_mod(pcow->listener,
+              qemu_clock_get_ms(QEMU_CLOCK_REALTIME) + LISTEN_INTERVAL_MS);
+}
+
+void hostmem_pcow_handle_full(EventNotifier *notifier)
+{
+    HostMemPcow *pcow = container_of(notifier, HostMemPcow, became_full);
+
+    if (event_notifier_test_and_clear(notifier)) {
+        qapi_event_send_pcow_pool_full(pcow->id,
+                                       qatomic_read(&pcow->full_offset),
+                                       HOST_MEM_PCOW_FULL_WAIT);
+        keep_listening(pcow);
+    }
+}
+
+void hostmem_pcow_handle_silence(void *opaque)
+{
+    HostMemPcow *pcow = opaque;
+
+    /* while the VM is stopped nobody tries, and that says nothing */
+    if (!runstate_is_running()) {
+        qatomic_set(&pcow->full_at, get_clock());
+    }
+    if (get_clock() - qatomic_read(&pcow->full_at) < NANOSECONDS_PER_SECOND) {
+        keep_listening(pcow);
         return;
     }
-    pcow->told_full = full;
-    if (full) {
-        qapi_event_send_pcow_pool_full(pcow->id,
-                                       qatomic_read(&pcow->waiting_offset),
-                                       HOST_MEM_PCOW_FULL_WAIT);
-    } else {
-        qapi_event_send_pcow_pool_resumed(pcow->id);
-    }
+    qatomic_set(&pcow->waiting, false);
+    qapi_event_send_pcow_pool_resumed(pcow->id);
 }
 
 static HostMemPcow *find_pcow(const char *id, Error **errp)

@@ -193,14 +193,15 @@ static bool start_events(HostMemPcow *pcow, Error **errp)
     if (!hostmem_pcow_error_init(errp)) {
         return false;
     }
-    ret = event_notifier_init(&pcow->waiting_changed, false);
+    ret = event_notifier_init(&pcow->became_full, false);
     if (ret < 0) {
         error_setg_errno(errp, -ret, "cannot watch pcow image '%s'",
                          pcow_path(pcow->image));
         return false;
     }
-    event_notifier_set_handler(&pcow->waiting_changed,
-                               hostmem_pcow_handle_waiting);
+    event_notifier_set_handler(&pcow->became_full, hostmem_pcow_handle_full);
+    pcow->listener = timer_new_ms(QEMU_CLOCK_REALTIME,
+                                  hostmem_pcow_handle_silence, pcow);
     qemu_set_fd_handler(pcow_map_event_fd(pcow->map),
                         hostmem_pcow_handle_events, NULL, pcow);
     if (tcg_enabled()) {
@@ -212,9 +213,11 @@ static bool start_events(HostMemPcow *pcow, Error **errp)
 static void close_image(HostMemPcow *pcow)
 {
     if (pcow->map) {
-        if (pcow->waiting_changed.initialized) {
-            event_notifier_set_handler(&pcow->waiting_changed, NULL);
-            event_notifier_cleanup(&pcow->waiting_changed);
+        if (pcow->became_full.initialized) {
+            event_notifier_set_handler(&pcow->became_full, NULL);
+            event_notifier_cleanup(&pcow->became_full);
+            timer_free(pcow->listener);
+            pcow->listener = NULL;
         }
         qemu_set_fd_handler(pcow_map_event_fd(pcow->map), NULL, NULL, NULL);
         pcow_map_destroy(pcow->map);

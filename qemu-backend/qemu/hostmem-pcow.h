@@ -44,10 +44,11 @@ typedef struct HostMemPcow {
     /* traps of vCPUs that hostmem_pcow_trap() served, and who waits for space */
     uint64_t write_traps, read_traps, full_waits;
     uint64_t pages;             /* copied or zeroed so far */
-    unsigned waiting;
-    uint64_t waiting_offset;
-    bool told_full;
-    EventNotifier waiting_changed;
+    bool waiting;               /* a vCPU waits for space, and an event has said so */
+    int64_t full_at;            /* when one last found no space, get_clock() */
+    uint64_t full_offset;
+    EventNotifier became_full;
+    QEMUTimer *listener;
 
     /* hostmem-pcow-error.c: told last, and when */
     uint64_t told_error;
@@ -177,7 +178,9 @@ int hostmem_pcow_kvm_fault(CPUState *cpu);
 /* ---- hostmem-pcow-qmp.c ---- */
 
 void hostmem_pcow_handle_events(void *pcow);
-void hostmem_pcow_handle_waiting(EventNotifier *notifier);
+void hostmem_pcow_handle_full(EventNotifier *notifier);
+/* No vCPU has found the pool full for a second: it goes on. */
+void hostmem_pcow_handle_silence(void *pcow);
 /*
  * Nobody may store to an image while its pages change owner: vCPUs, iothreads
  * and block requests are held.  The run state stays what it is, so that
