@@ -49,6 +49,7 @@ int check_file(const char *path, unsigned flags, struct observer *observer, pcow
     if (!check)
         return error_set(error, -ENOMEM, "out of memory");
     check->repair = flags & PCOW_CHECK_REPAIR;
+    check->unlocked = flags & PCOW_CHECK_FORCE_SHARE;
     check->finding = finding;
     check->opaque = opaque;
     check->result = result;

@@ -40,6 +40,7 @@ struct check_layer {
 struct check {
     struct file file;
     bool repair;
+    bool unlocked;                        /* somebody may be using the image */
     pcow_finding_fn finding;
     void *opaque;
     struct pcow_check_result *result;

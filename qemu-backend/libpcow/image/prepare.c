@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/statvfs.h>
+#include <unistd.h>
 
 #include "util/error.h"
 
@@ -23,6 +24,20 @@ int prepare_begin(struct pcow_image *image)
     return 0;
 }
 
+/* What a killed process had prepared: blocks of slabs that nobody owns. Nobody uses the image meanwhile. */
+static void punch_leftovers(struct pcow_image *image)
+{
+    for (uint64_t p = 1; p < image->slabs_at_open; p++) {
+        off_t data = lseek(image->file.fd, (off_t)(p << SLAB_BITS), SEEK_DATA);
+
+        if (data < 0 || (uint64_t)data >> SLAB_BITS >= image->slabs_at_open)
+            return;
+        p = (uint64_t)data >> SLAB_BITS;
+        if (!slab_is_group_head(p) && !(image->used[p / 64] >> (p % 64) & 1))
+            file_punch(&image->file, p << SLAB_BITS, PCOW_SLAB_SIZE);
+    }
+}
+
 void prepare_end(struct pcow_image *image)
 {
     struct prepared_ring *ring = image->ready;
@@ -30,6 +45,7 @@ void prepare_end(struct pcow_image *image)
     if (!ring)
         return;
     prepared_drop(image, 0);
+    punch_leftovers(image);
     if (ring->used)
         for (uint64_t p = 1; p < image_slab_count(image); p++)
             prepared_trim(image, p);
