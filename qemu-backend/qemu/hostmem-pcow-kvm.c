@@ -14,6 +14,7 @@
 #include "qemu/osdep.h"
 #include <linux/kvm.h>
 #include <pcow.h>
+#include "cpu.h"
 #include "exec/address-spaces.h"
 #include "exec/cpu-common.h"
 #include "exec/memory.h"
@@ -69,10 +70,50 @@ static uint8_t *find_ram(hwaddr gpa, RAMBlock **block, uint64_t *offset)
     return (uint8_t *)memory_region_get_ram_ptr(mr) + at;
 }
 
+/* Of the fault that this thread looks at */
+static __thread struct kvm_sregs sregs;
+
+#define PTE_ADDRESS 0x000ffffffffff000ULL
+
+/*
+ * The page tables of a guest in 64-bit mode.  KVM_TRANSLATE looks as the kernel
+ * of the guest would, and so does not find pages of its programs where SMAP
+ * is on.
+ */
+static bool walk_page_tables(uint64_t linear, hwaddr *gpa)
+{
+    hwaddr table = sregs.cr3 & PTE_ADDRESS;
+
+    for (int level = sregs.cr4 & CR4_LA57_MASK ? 5 : 4; level > 0; level--) {
+        unsigned shift = 12 + 9 * (level - 1);
+        uint64_t mask = (1ULL << shift) - 1, entry, offset;
+        RAMBlock *block;
+        uint8_t *host = find_ram(table + (linear >> shift & 511) * 8,
+                                 &block, &offset);
+
+        if (!host) {
+            return false;
+        }
+        entry = ldq_le_p(host);
+        if (!(entry & PG_PRESENT_MASK)) {
+            return false;
+        }
+        if (level == 1 || (level <= 3 && entry & PG_PSE_MASK)) {
+            *gpa = (entry & PTE_ADDRESS & ~mask) | (linear & mask);
+            return true;
+        }
+        table = entry & PTE_ADDRESS;
+    }
+    return false;
+}
+
 static bool translate(CPUState *cpu, uint64_t linear, hwaddr *gpa)
 {
     struct kvm_translation translation = { .linear_address = linear };
 
+    if (sregs.efer & MSR_EFER_LMA) {
+        return walk_page_tables(linear, gpa);
+    }
     if (kvm_vcpu_ioctl(cpu, KVM_TRANSLATE, &translation) < 0 ||
         !translation.valid) {
         return false;
@@ -118,8 +159,7 @@ static bool is_refused(CPUState *cpu, uint64_t linear, uint64_t length,
     return false;
 }
 
-static void get_state(const struct kvm_regs *regs,
-                      const struct kvm_sregs *sregs, X86State *state)
+static void get_state(const struct kvm_regs *regs, X86State *state)
 {
     *state = (X86State) {
         .gpr = {
@@ -130,11 +170,11 @@ static void get_state(const struct kvm_regs *regs,
         },
         .ip = regs->rip,
         .base = {
-            sregs->es.base, sregs->cs.base, sregs->ss.base,
-            sregs->ds.base, sregs->fs.base, sregs->gs.base,
+            sregs.es.base, sregs.cs.base, sregs.ss.base,
+            sregs.ds.base, sregs.fs.base, sregs.gs.base,
         },
-        .code_bits = sregs->cs.l ? 64 : sregs->cs.db ? 32 : 16,
-        .stack_bits = sregs->cs.l ? 64 : sregs->ss.db ? 32 : 16,
+        .code_bits = sregs.cs.l ? 64 : sregs.cs.db ? 32 : 16,
+        .stack_bits = sregs.cs.l ? 64 : sregs.ss.db ? 32 : 16,
     };
 }
 
@@ -242,7 +282,6 @@ static bool found_by_watch(Access *access)
 static bool find_access(CPUState *cpu, Access *access)
 {
     struct kvm_run *run = cpu->kvm_run;
-    struct kvm_sregs sregs;
     struct kvm_regs regs;
     X86State state;
     bool known;
@@ -255,7 +294,7 @@ static bool find_access(CPUState *cpu, Access *access)
         kvm_vcpu_ioctl(cpu, KVM_GET_SREGS, &sregs) < 0) {
         return false;
     }
-    get_state(&regs, &sregs, &state);
+    get_state(&regs, &state);
     if (memcmp(&regs, &stuck.regs, sizeof(regs))) {
         stuck.regs = regs;
         stuck.tries = stuck.tries_alone = 0;
