@@ -63,19 +63,28 @@ class VmTestCase(testtools.TestCase):
 
 
 class KvmTest(VmTestCase):
-    def test_all(self) -> None:
-        found = self.run_all('kvm')
-        results = {(result['name'], result['pool']): result for result in found}
-        for name in ('stores', 'transfers', 'snapshots'):
-            self.assertEqual('volatile', results[name, 'tmpfs']['figures']['persistence'])
-            self.assertEqual('pmem', results[name, 'pmem']['figures']['persistence'])
-        for result in found:
-            self.assertEqual('kvm', result['accel'])
-            if result['name'] != 'plain-file':
-                self.assert_trapped(result, 'kvm')
-        self.assertGreater(results['pool-full', 'tmpfs']['figures']['stats']['pool-full-waits'], 0)
-        self.assertIn('dax=always', results['debian', 'pmem']['figures']['root'])
-        self.assertGreater(results['snapshots', 'tmpfs']['figures']['writes'], 1000)
+    """One scenario: now and then the emulated SVM of the outer machine makes its kernel panic, see "Limits" in
+    doc/source/testing.rst.  All scenarios: tools/vm-test kvm.
+    """
+
+    OUTER_PANICS = 6
+
+    def test_stores(self) -> None:
+        for _attempt in range(self.OUTER_PANICS):
+            process = self.start('kvm', '--only', 'stores@tmpfs', '--output', 'json')
+            output, _nothing = process.communicate(timeout=SECONDS)
+            self.errors.seek(0)
+            errors = self.errors.read()
+            if 'the outer machine ended' not in errors:
+                break
+        self.assertEqual(0, process.returncode, errors + output)
+        (result,) = json.loads(output)
+        self.assertTrue(result['passed'], result)
+        self.assertEqual('kvm', result['accel'])
+        self.assertEqual('volatile', result['figures']['persistence'])
+        self.assert_trapped(result, 'kvm')
+        # userfaultfd had nothing to find out: every address came from the instruction
+        self.assertEqual(0, result['figures']['stats']['watches'], result)
 
 
 class TcgTest(VmTestCase):

@@ -100,7 +100,8 @@ class Outer:
             bad = _BAD.search(console)
             if ended or bad:
                 said = process.stdout.read().decode(errors='replace') if ended and process.stdout is not None else ''
-                raise exception.PcowError(reason=f'the outer machine ended ({process.poll()}): {bad[0].decode(errors="replace") if bad else said}'
+                why = bad[0].decode(errors='replace') if bad else said
+                raise exception.PcowError(reason=f'the outer machine ended ({process.poll()}): {why}'
                                                  f'\n--- its console:\n{console[-_TAIL:].decode(errors="replace")}')
             if time.monotonic() - last > _QUIET_SECONDS:
                 raise exception.PcowError(reason=f'the outer machine did not go on for {_QUIET_SECONDS:.0f} s'
