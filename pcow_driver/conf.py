@@ -16,6 +16,15 @@ OPTS: list[cfg.Opt] = [
     cfg.StrOpt('pcow_img', default='pcow-img',
                help='The pcow-img program: a path, or a name looked for in PATH and then in build/bin of the checkout '
                     'that this package runs from.'),
+    cfg.StrOpt('pcow_io', default='pcow-io',
+               help='The pcow-io program, looked for like pcow-img.'),
+    cfg.StrOpt('nbdkit', default='nbdkit',
+               help='The nbdkit program, which serves images over NBD.'),
+    cfg.StrOpt('nbdfuse', default='nbdfuse',
+               help='The nbdfuse program of libnbd, which shows what nbdkit serves as a file.'),
+    cfg.StrOpt('nbdkit_plugin', default='nbdkit-pcow-plugin.so',
+               help="The nbdkit plug-in of pcow: a path, or a name looked for in build/bin of the checkout that this package "
+                    'runs from and then in /usr/lib/*/nbdkit/plugins and /usr/lib/nbdkit/plugins.'),
     cfg.StrOpt('qemu_img', default='qemu-img',
                help='The qemu-img program, which reads the sources of templates.'),
     cfg.StrOpt('emulator', default='qemu-system-x86_64',

@@ -25,6 +25,7 @@ All fields are little-endian::
       4088     8  checksum          fletcher64 of the block with this field zero
 """
 
+import dataclasses
 import enum
 import struct
 import uuid as uuidlib
@@ -79,12 +80,21 @@ def namespace_size(data_size: int, page_map: PageMap) -> int:
     return size
 
 
-def info_block(size: int, page_map: PageMap, uuid: uuidlib.UUID) -> bytes:
+@dataclasses.dataclass(frozen=True)
+class InfoBlock:
+    """What a valid info block says, in bytes; a guest can write it, so nothing but its checksum has been verified."""
+
+    data_offset: int
+    data_size: int
+
+
+def info_block(size: int, page_map: PageMap, uuid: uuidlib.UUID, *, offset: int | None = None) -> bytes:
     """The 4096 bytes for offset 4096 of a namespace of ``size`` bytes.
 
+    :param offset: where the data begins, a multiple of 2 MiB; by default as near to the start as can be
     :raises InvalidSize: not a multiple of 2 MiB, or no room for data
     """
-    offset = data_offset(size, page_map)
+    offset = max(offset or 0, data_offset(size, page_map))
     if size % ALIGNMENT or size <= offset:
         raise exception.InvalidSize(size=size, reason=f'a DAX namespace is a multiple of 2 MiB above {offset} bytes')
     block = _FIELDS.pack(SIGNATURE, uuid.bytes, bytes(16), 0, *_VERSION, offset, (size - offset) // units.PAGE_SIZE,
@@ -92,11 +102,12 @@ def info_block(size: int, page_map: PageMap, uuid: uuidlib.UUID) -> bytes:
     return block[:-_CHECKSUM.size] + _CHECKSUM.pack(fletcher64(block))
 
 
-def parse_data_offset(block: bytes) -> int | None:
-    """``dataoff`` of a valid info block; None for anything else."""
+def parse(block: bytes) -> InfoBlock | None:
+    """The content of a valid info block; None for anything else."""
     if len(block) != BLOCK_SIZE or not block.startswith(SIGNATURE):
         return None
     body, (checksum,) = block[:-_CHECKSUM.size], _CHECKSUM.unpack(block[-_CHECKSUM.size:])
     if fletcher64(body + bytes(_CHECKSUM.size)) != checksum:
         return None
-    return int(_FIELDS.unpack_from(block)[6])
+    fields = _FIELDS.unpack_from(block)
+    return InfoBlock(int(fields[6]), int(fields[7]) * units.PAGE_SIZE)

@@ -55,6 +55,16 @@ class ImageInUse(PcowError):
     msg_fmt = 'the image %(path)s cannot be deleted: %(reason)s'
 
 
+class DeviceInvalid(PcowError):
+    """An image that a guest could not use as a persistent memory device with DAX."""
+
+    msg_fmt = '%(path)s is no device image: %(reason)s'
+
+
+class ExportFailed(PcowError):
+    msg_fmt = 'the export in %(path)s: %(reason)s'
+
+
 class NotATemplate(PcowError):
     msg_fmt = '%(path)s is not a template (not sealed): use the image commands for it'
 

@@ -5,7 +5,6 @@ Layout of what the guest sees: the DAX info block (:mod:`pcow_driver.dax`) and, 
 byte, be it a bare file system or a partitioned disk; the virtual size is a multiple of 2 MiB.
 """
 
-import contextlib
 import dataclasses
 import os
 import tempfile
@@ -18,8 +17,8 @@ from pcow_driver import conf
 from pcow_driver import dax
 from pcow_driver import exception
 from pcow_driver import image
-from pcow_driver import locks
 from pcow_driver import pool as pool_module
+from pcow_driver import staging
 from pcow_driver import tool
 from pcow_driver import units
 
@@ -126,23 +125,17 @@ def build(pool: pool_module.Pool, name: str, source_path: str, source_format: st
     :raises ToolFailed: qemu-img or pcow-img failed, for instance because the pool is full
     """
     target = pool.image_path(name)
-    with locks.lock(f'build-{pool.uuid}-{name}'):
-        if os.path.lexists(target):
-            raise exception.ImageExists(path=target)
+    with staging.building(pool, name) as part:
         source = inspect_source(source_path, source_format)
         total = virtual_size(source.virtual_size, page_map, size)
-        part = os.path.join(pool.path, f'.{os.path.basename(target)}.part')
-        with contextlib.ExitStack() as stack:
-            stack.callback(_unlink, part)
-            check_source(source)
-            _unlink(part)          # left by a build that was killed: whoever holds the lock owns the name
-            with tempfile.TemporaryDirectory(prefix='pcow-template-', dir=str(conf.CONF.pcow.conversion_dir)) as directory:
-                raw = os.path.join(directory, 'namespace.raw')
-                write_namespace(raw, source, total, page_map)
-                image.convert(raw, 'raw', part, cluster_size=cluster_size)
-            image.seal(part)
-            with pool.lock():
-                _publish(part, target)
+        check_source(source)
+        with tempfile.TemporaryDirectory(prefix='pcow-template-', dir=str(conf.CONF.pcow.conversion_dir)) as directory:
+            raw = os.path.join(directory, 'namespace.raw')
+            write_namespace(raw, source, total, page_map)
+            image.convert(raw, 'raw', part, cluster_size=cluster_size)
+        image.seal(part)
+        with pool.lock():
+            staging.publish(part, target)
     return target
 
 
@@ -158,21 +151,3 @@ def write_namespace(path: str, source: Source, size: int, page_map: dax.PageMap)
     with open(path, 'r+b') as f:
         f.seek(dax.BLOCK_OFFSET)
         f.write(dax.info_block(size, page_map, uuidlib.uuid4()))
-
-
-def _publish(part: str, target: str) -> None:
-    """Give the finished file its name, unless somebody took that name meanwhile; then make it durable."""
-    try:
-        os.link(part, target)
-    except FileExistsError:
-        raise exception.ImageExists(path=target) from None
-    directory = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def _unlink(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)

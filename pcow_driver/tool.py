@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding and running the programs that do the work: pcow-img, qemu-img, QEMU."""
 
+import glob
 import json
 import os
 from pathlib import Path
@@ -40,6 +41,20 @@ def find(option: str, *, build_first: bool = False) -> str:
         places = [*built, shutil.which(name)] if build_first else [shutil.which(name), *built]
     for place in places:
         if place:
+            return os.path.abspath(place)
+    raise exception.ToolNotFound(tool=name, option=option)
+
+
+def find_module(option: str, directories: str) -> str:
+    """Path of the loadable module that ``[pcow] option`` names: as given, then in the checkout's build/bin, then in directories.
+
+    :param directories: a glob pattern
+    :raises ToolNotFound:
+    """
+    name = str(conf.CONF.pcow[option])
+    places = [name] if '/' in name else [str(place / name) for place in (*build_dirs(), *map(Path, sorted(glob.glob(directories))))]
+    for place in places:
+        if os.path.isfile(place):
             return os.path.abspath(place)
     raise exception.ToolNotFound(tool=name, option=option)
 

@@ -37,7 +37,8 @@ class TestCase(unittest.TestCase):
         self.pool = self._temporary('/dev/shm') / 'pool'
         self.config = self.directory / 'pcow.conf'
         self.config.write_text(f'[pcow]\nstate_path = {self.directory}/state\nconversion_dir = {self.directory}\n'
-                               f'pcow_img = {BIN}/pcow-img\nemulator = {BIN}/qemu-system-x86_64\n')
+                               f'pcow_img = {BIN}/pcow-img\npcow_io = {BIN}/pcow-io\n'
+                               f'nbdkit_plugin = {BIN}/nbdkit-pcow-plugin.so\nemulator = {BIN}/qemu-system-x86_64\n')
         self.environment = os.environ | {'PATH': f'{BIN}:{os.environ["PATH"]}'}
 
     def _temporary(self, parent: str | None) -> Path:
@@ -197,7 +198,8 @@ class TemplateTest(TestCase):
     def _check_content(self, name: str, raw: Path, page_map: dax.PageMap) -> None:
         content, source = self.guest_view(self.pool / f'{name}.pcow'), raw.read_bytes()
         offset = dax.data_offset(len(content), page_map)
-        self.assertEqual(offset, dax.parse_data_offset(content[dax.BLOCK_OFFSET:dax.BLOCK_OFFSET + dax.BLOCK_SIZE]))
+        self.assertEqual(dax.InfoBlock(offset, len(content) - offset),
+                         dax.parse(content[dax.BLOCK_OFFSET:dax.BLOCK_OFFSET + dax.BLOCK_SIZE]))
         self.assertEqual(source, content[offset:offset + len(source)])
         self.assertFalse(any(content[:dax.BLOCK_OFFSET] + content[dax.BLOCK_OFFSET + dax.BLOCK_SIZE:offset]))
         self.assertFalse(any(content[offset + len(source):]))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """pcowctl image fork and image export, on files that somebody writes to; no virtual machine."""
 
+from pathlib import Path
 import subprocess
 from typing import Any
 
@@ -88,3 +89,29 @@ class CopiesTest(test_pcowctl.TestCase):
 
 if __name__ == '__main__':
     test_pcowctl.unittest.main()
+
+
+class ServeTest(test_pcowctl.TestCase):
+    def test_file_and_socket(self) -> None:
+        self.ctl('pool', 'create', 'p', self.pool)
+        source = self.directory / 'source'
+        source.write_bytes(b'content' * 100000)
+        self.ctl('template', 'build', '--source-format', 'raw', source, 'p/base')
+        self.ctl('image', 'create', 'p/vm', '--template', 'base')
+        directory = self.directory / 'export'
+        shown = self.show('image', 'serve', '--file', 'p/vm', directory)
+        self.addCleanup(self.status, *self.command('image', 'unserve', directory))
+        file = Path(shown['file'])
+        self.assertEqual(b'content' * 100000, file.read_bytes()[:700000])
+        self.assertEqual(f'nbd+unix:///?socket={directory}/socket', shown['uri'])
+        with file.open('r+b') as stream:
+            stream.write(b'CHANGED')
+        self.assertIn('open for writing elsewhere', self.fails('image', 'delete', 'p/vm'))
+        self.ctl('image', 'unserve', directory)
+        self.assertFalse(directory.exists())
+        self.io(self.pool / 'vm.pcow', 'read -P 67 2M 1', 'read -P 99 2097159 1')
+        self.assertIn('no DAX info block', self._serve_plain())
+
+    def _serve_plain(self) -> str:
+        self.ctl('image', 'create', 'p/plain', '--size', '8M')
+        return self.fails('image', 'serve', 'p/plain', self.directory / 'export')

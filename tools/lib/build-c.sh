@@ -16,7 +16,7 @@ build_c() {
 link_programs() {
     local program
     mkdir -p "$build/bin"
-    for program in img/pcow-img io/pcow-io bench/pcow-bench; do
+    for program in img/pcow-img io/pcow-io bench/pcow-bench nbd/nbdkit-pcow-plugin.so; do
         ln -sfn "$build/meson/qemu-backend/tools/$program" "$build/bin/$(basename "$program")"
     done
 }

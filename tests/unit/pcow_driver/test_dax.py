@@ -26,13 +26,13 @@ class InfoBlockTest(base.TestCase):
 
     def test_parse(self) -> None:
         block = dax.info_block(SIZE, dax.PageMap.RAM, UUID)
-        self.assertEqual(2 * units.MIB, dax.parse_data_offset(block))
+        self.assertEqual(dax.InfoBlock(2 * units.MIB, SIZE - 2 * units.MIB), dax.parse(block))
         for position in (0, 16, 56, 94, 2000, 4088, 4095):
             damaged = bytearray(block)
             damaged[position] ^= 1
-            self.assertIsNone(dax.parse_data_offset(bytes(damaged)), f'byte {position}')
-        self.assertIsNone(dax.parse_data_offset(block[:-1]))
-        self.assertIsNone(dax.parse_data_offset(b''))
+            self.assertIsNone(dax.parse(bytes(damaged)), f'byte {position}')
+        self.assertIsNone(dax.parse(block[:-1]))
+        self.assertIsNone(dax.parse(b''))
 
     def test_page_map_in_the_image(self) -> None:
         size = 10 * units.GIB
@@ -40,7 +40,11 @@ class InfoBlockTest(base.TestCase):
         self.assertEqual(0, offset % dax.ALIGNMENT)
         self.assertGreaterEqual(offset, 8192 + size // 4096 * 64)
         self.assertLess(offset, 8192 + size // 4096 * 64 + dax.ALIGNMENT)
-        self.assertEqual(offset, dax.parse_data_offset(dax.info_block(size, dax.PageMap.PMEM, UUID)))
+        self.assertEqual(dax.InfoBlock(offset, size - offset), dax.parse(dax.info_block(size, dax.PageMap.PMEM, UUID)))
+
+    def test_offset_that_is_there_already(self) -> None:
+        block = dax.info_block(2 * SIZE, dax.PageMap.RAM, UUID, offset=8 * units.MIB)
+        self.assertEqual(dax.InfoBlock(8 * units.MIB, 2 * SIZE - 8 * units.MIB), dax.parse(block))
 
     def test_refuses_sizes(self) -> None:
         for size in (0, 2 * units.MIB, SIZE + 4096):

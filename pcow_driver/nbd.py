@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images over NBD, and as plain files, for programs that cannot map them: qemu-img, backup tools, Cinder's generic paths.
+
+nbdkit with the plug-in of pcow serves an image on a Unix socket; its filter shows only the :class:`~pcow_driver.device.Window`
+if that is wanted; nbdfuse shows what the socket serves as a file.  One directory holds socket, mount point and pid files of
+one export, so that any process can end it, also one that was started after the death of the one that began it.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import os
+from pathlib import Path
+import select
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.parse
+
+from pcow_driver import conf
+from pcow_driver import device
+from pcow_driver import exception
+from pcow_driver import tool
+
+PLUGIN_DIRECTORIES = '/usr/lib/*/nbdkit/plugins'
+
+_SOCKET = 'socket'
+_MOUNT = 'mount'
+_FILE = 'data'
+_NAMES = frozenset((_SOCKET, _MOUNT, 'nbdkit.pid', 'nbdfuse.pid', 'nbdfuse.log'))     # all that an export puts into its directory
+_TIMEOUT = 30                      # seconds
+
+
+def start(directory: str, path: str, *, window: device.Window | None = None, snapshot: str | None = None,
+          read_only: bool = False) -> str:
+    """Serve an image on a socket in ``directory``, which is made if it is missing, and return the URI for NBD clients.
+
+    What an earlier export in the directory has left is ended first.
+
+    :param window: the part to serve; None: all of the image
+    :param snapshot: serve this snapshot, read-only, also while somebody writes to the image
+    :raises ImageNotFound:
+    :raises ToolFailed: nbdkit cannot serve it, because somebody else has it open for instance
+    :raises ExportFailed: the directory is not one of an export, or what is left in it cannot be ended
+    """
+    path = os.path.abspath(path)
+    if not os.path.exists(path):
+        raise exception.ImageNotFound(path=path)
+    plugin = tool.find_module('nbdkit_plugin', PLUGIN_DIRECTORIES)
+    stop(directory)
+    os.makedirs(directory, mode=0o700)
+    options, parameters = [], [f'file={path}']
+    if window is not None:
+        options.append('--filter=offset')
+        parameters += [f'offset={window.offset}', f'range={window.size}']
+    if snapshot is not None:
+        parameters.append(f'snapshot={snapshot}')
+    if read_only or snapshot is not None:
+        options.append('-r')
+        parameters.append('readonly=true')
+    socket = os.path.join(directory, _SOCKET)
+    try:
+        # It goes into the background when it serves, and says what is wrong before.
+        tool.run(tool.find('nbdkit'), '-U', socket, '-P', os.path.join(directory, 'nbdkit.pid'), *options, plugin, *parameters)
+    except BaseException:
+        stop(directory)
+        raise
+    return f'nbd+unix:///?socket={urllib.parse.quote(socket)}'
+
+
+def mount(directory: str) -> str:
+    """Show what :func:`start` serves in ``directory`` as a file, and return its path.
+
+    :raises ExportFailed: FUSE is not available
+    """
+    point, pid_file, log = (os.path.join(directory, name) for name in (_MOUNT, 'nbdfuse.pid', 'nbdfuse.log'))
+    os.mkdir(point, 0o700)
+    with open(log, 'wb') as output:
+        process = subprocess.Popen(
+            [tool.find('nbdfuse'), '-P', pid_file, os.path.join(point, _FILE), '--unix', os.path.join(directory, _SOCKET)],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+    deadline = time.monotonic() + _TIMEOUT
+    while not os.path.exists(pid_file):            # written when the file can be used
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            process.wait()
+            raise exception.ExportFailed(
+                path=directory, reason=Path(log).read_text(errors='replace').strip() or 'nbdfuse ended without a message')
+        time.sleep(0.01)
+    threading.Thread(target=process.wait, daemon=True).start()     # nobody else would: whoever ends it may be another process
+    return os.path.join(point, _FILE)
+
+
+def stop(directory: str) -> None:
+    """End the export in a directory, if there is one; what was written to it is durable then, and the directory is gone.
+
+    :raises ExportFailed: somebody uses the file, a process does not end, or the directory is another one
+    """
+    if not os.path.lexists(directory):
+        return
+    if not os.path.isdir(directory) or not _NAMES.issuperset(os.listdir(directory)):
+        raise exception.ExportFailed(path=directory, reason='it is no directory of an export; choose one that is not there yet')
+    point = os.path.join(directory, _MOUNT)
+    if os.path.ismount(os.path.join(point, _FILE)) or os.path.ismount(point):
+        try:
+            tool.run(tool.find_system('fusermount3', 'fuse3'), '-u', point)
+        except exception.ToolFailed as e:
+            raise exception.ExportFailed(path=directory, reason=f'its file is in use: {e}') from None
+    for name in ('nbdfuse', 'nbdkit'):
+        _end(directory, name)
+    if os.path.isdir(point):
+        os.rmdir(point)
+    for name in os.listdir(directory):
+        os.unlink(os.path.join(directory, name))
+    os.rmdir(directory)
+
+
+@contextlib.contextmanager
+def serve(path: str, *, window: device.Window | None = None, snapshot: str | None = None,
+          read_only: bool = False) -> Iterator[str]:
+    """The URI of an image while the block runs; parameters and errors as :func:`start`."""
+    with _temporary() as directory:
+        yield start(directory, path, window=window, snapshot=snapshot, read_only=read_only)
+
+
+@contextlib.contextmanager
+def as_file(path: str, *, window: device.Window | None = None, snapshot: str | None = None,
+            read_only: bool = False) -> Iterator[str]:
+    """An image as a plain file while the block runs; parameters and errors as :func:`start` and :func:`mount`."""
+    with _temporary() as directory:
+        start(directory, path, window=window, snapshot=snapshot, read_only=read_only)
+        yield mount(directory)
+
+
+@contextlib.contextmanager
+def _temporary() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix='pcow-nbd-', dir=str(conf.CONF.pcow.conversion_dir)) as parent:
+        directory = os.path.join(parent, 'export')
+        try:
+            yield directory
+        finally:
+            stop(directory)
+
+
+def _end(directory: str, name: str) -> None:
+    """End the process of a pid file, if it is still the one that wrote it."""
+    try:
+        pid = int(Path(directory, f'{name}.pid').read_text())
+        descriptor = os.pidfd_open(pid)
+    except (FileNotFoundError, ProcessLookupError, ValueError):
+        return
+    try:
+        # The number may belong to somebody else by now: ours has the directory in its arguments.
+        if os.fsencode(directory) not in Path(f'/proc/{pid}/cmdline').read_bytes():
+            return
+        signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        if not poll.poll(_TIMEOUT * 1000):
+            raise exception.ExportFailed(path=directory, reason=f'{name} (process {pid}) does not end')
+    except (FileNotFoundError, ProcessLookupError):
+        return                         # it has ended meanwhile
+    finally:
+        os.close(descriptor)
