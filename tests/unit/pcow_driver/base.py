@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Base of the unit tests: a configuration and a state directory of their own."""
 
+import importlib.machinery
+import importlib.util
 import os
 from pathlib import Path
+import sys
+from types import ModuleType
 from typing import Any
 
 import fixtures
@@ -14,6 +18,22 @@ from pcow_driver import conf
 os.environ.setdefault('OS_LOG_CAPTURE', '1')     # oslotest: show the log of tests that fail, not of all
 
 TOP = Path(__file__).resolve().parents[3]
+
+
+def load_script(path: Path) -> ModuleType:
+    """A Python program without a suffix, as a module; nothing is written beside it."""
+    name = 'script_' + path.name.replace('-', '_')
+    loader = importlib.machinery.SourceFileLoader(name, str(path))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    dont_write = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
+    try:
+        loader.exec_module(module)
+    finally:
+        sys.dont_write_bytecode = dont_write
+    return module
 
 
 class TestCase(base.BaseTestCase):

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The libvirt hook: real files and ACLs.  With a real chain: tests/functional/test_pcowctl.py."""
 
-import importlib.machinery
-import importlib.util
 import json
 import os
 import pwd
 import stat
 import subprocess
 import sys
-from types import ModuleType
 
 import fixtures
 
@@ -25,21 +22,7 @@ XML = """<domain type='kvm'><name>vm</name><devices>
 NOBODY = pwd.getpwnam('nobody')
 
 
-def _load() -> ModuleType:
-    loader = importlib.machinery.SourceFileLoader('pcow_hook', str(HOOK))
-    spec = importlib.util.spec_from_loader('pcow_hook', loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    dont_write = sys.dont_write_bytecode
-    sys.dont_write_bytecode = True
-    try:
-        loader.exec_module(module)
-    finally:
-        sys.dont_write_bytecode = dont_write
-    return module
-
-
-hook = _load()
+hook = base.load_script(HOOK)
 
 
 class ParseTest(base.TestCase):

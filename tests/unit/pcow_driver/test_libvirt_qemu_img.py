@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What libvirtd runs in place of qemu-img; with pcow images: tests/functional/test_virsh_snapshots.py."""
 
-import importlib.machinery
-import importlib.util
 import os
 import subprocess
-import sys
-from types import ModuleType
 
 import fixtures
 
@@ -22,21 +18,7 @@ XML = """<domain type='kvm'><name>web1</name><devices>
 </devices></domain>"""
 
 
-def _load() -> ModuleType:
-    loader = importlib.machinery.SourceFileLoader('pcow_qemu_img', str(PROGRAM))
-    spec = importlib.util.spec_from_loader('pcow_qemu_img', loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    dont_write = sys.dont_write_bytecode
-    sys.dont_write_bytecode = True
-    try:
-        loader.exec_module(module)
-    finally:
-        sys.dont_write_bytecode = dont_write
-    return module
-
-
-program = _load()
+program = base.load_script(PROGRAM)
 
 
 class QemuImgTest(base.TestCase):
