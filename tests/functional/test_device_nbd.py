@@ -19,6 +19,7 @@ from pcow_driver import exception
 from pcow_driver import image
 from pcow_driver import nbd
 from pcow_driver import pool as pool_module
+from tests.functional import linux_guest
 from tests.functional.test_pcowctl import BIN
 
 MIB = 1 << 20
@@ -224,3 +225,33 @@ class NbdTest(TestCase):
             pass
         self.assertIn("'none'", str(context.exception))
         self.assertEqual([], self.exports_left())
+
+
+class GuestTest(TestCase):
+    """One device, by turns an NVDIMM and an ordinary disk of a guest that knows no NVDIMMs."""
+
+    def test_nvdimm_and_disk(self) -> None:
+        kernel = linux_guest.Kernel()
+        self.addCleanup(kernel.close)
+        path = Path(self.pool.image_path('volume'))
+        tree = self.directory / 'tree'
+        tree.mkdir()
+        (tree / 'file').write_text('made outside')
+        self.assertEqual(OFFSET, linux_guest.make_file_system(self.directory, tree, path, '24M'))
+        with nbd.serve(str(path), window=device.window(str(path))) as uri:
+            disk = ('-blockdev', f'nbd,node-name=volume,server.type=unix,server.path={uri.partition("=")[2]}',
+                    '-device', 'virtio-blk-pci,drive=volume')
+            with linux_guest.LinuxGuest(kernel, self.directory, *disk) as guest:
+                self.assertIn('no-pmem', guest.run('ls /dev/pmem0 2>/dev/null || echo no-pmem'))
+                guest.run('mount -t ext4 /dev/vda /mnt')
+                self.assertIn('made outside', guest.run('cat /mnt/file'))
+                guest.run('echo on the disk >/mnt/second && sync && umount /mnt')
+                guest.quit()
+        nvdimm = ('-object', f'memory-backend-file,id=mem0,mem-path={path},share=on', '-device', 'nvdimm,memdev=mem0,id=nv0')
+        with linux_guest.LinuxGuest(kernel, self.directory, *nvdimm) as guest:
+            guest.run('mount -t ext4 -o dax=always /dev/pmem0 /mnt')
+            self.assertIn('dax=always', guest.run('grep /mnt /proc/mounts'))
+            self.assertIn('on the disk', guest.run('cat /mnt/second'))
+            self.assertIn(str(device.window(str(path), force_share=True).size // 512), guest.run('cat /sys/block/pmem0/size'))
+            guest.quit()
+        self.assertEqual(0, image.check(str(path)).corruptions)
