@@ -60,7 +60,8 @@ def fsdax_tree(directory: Path, binaries: Path, tests: Path) -> tree.Tree:
     for name in ('pcow-img', 'pcow-io', 'pcow-bench'):
         made.add_program(binaries / name, f'/suite/bin/{name}')
     for name in fsdax.UNIT_TESTS:
-        made.add_program(tests / name, f'/suite/bin/{name}')
+        made.add_program(tests / 'unit/libpcow' / name, f'/suite/bin/{name}')
+    made.add_program(tests / 'vm/outer/dax_stores', '/suite/bin/dax_stores')
     made.add_programs(('env', 'mount', 'umount', 'ndctl', 'mkfs.ext4', 'mkfs.xfs'))
     made.add(Path('/etc/passwd'), '/etc/passwd')                # a test names it as a base
     for kind in fsdax.REGIONS:

@@ -12,6 +12,7 @@ import re
 import subprocess
 from typing import Any
 
+from tests.vm import journal
 from tests.vm import machine
 
 REGIONS = {'ext4': 'region0', 'xfs': 'region1'}
@@ -23,8 +24,6 @@ _MKFS = {'ext4': ('mkfs.ext4', '-q', '-F', '-b', '4096', '-m', '0', '-E',
 _TEST_SECONDS = 1500.0
 _PASSED = re.compile(r'\[  PASSED  \] (\d+) test')
 _NVDIMMS = Path('/sys/bus/nd/devices')
-_EXT4 = Path('/proc/fs/jbd2')
-_XFS = Path('/sys/fs/xfs')
 
 
 def namespace(place: machine.Place, kind: str) -> dict[str, Any]:
@@ -53,26 +52,9 @@ def namespace(place: machine.Place, kind: str) -> dict[str, Any]:
     return {'namespace': made, 'mount': options, 'persistence': persistence}
 
 
-def _journal_writes(place: machine.Place) -> int:
-    """How often the pool's file system has written its journal.
-
-    :raises Failure: it is not mounted
-    """
-    for line in Path('/proc/mounts').read_text().splitlines():
-        device, directory, kind = line.split()[:3]
-        if directory == str(place.pool):
-            name = os.path.basename(device)
-            text = (next(_EXT4.glob(f'{name}-*/info')) if kind == 'ext4' else _XFS / name / 'stats/stats').read_text()
-            # ext4: "N transactions (...)", XFS: "log N ..." of several lines
-            match = re.search(r'^(\d+) transactions|^log (\d+) ', text, re.MULTILINE)
-            if match:
-                return int(match[1] or match[2])
-    raise machine.Failure(f'{place.pool} is not mounted, or its file system does not count what it writes to its journal')
-
-
 def unit_test(name: str, place: machine.Place, _kind: str) -> dict[str, Any]:
     """One of the library's test programs, its files on the mount."""
-    before = _journal_writes(place)
+    before = journal.writes(place)
     try:
         done = subprocess.run([str(place.binaries / name)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
                               timeout=_TEST_SECONDS, env=os.environ | {'TMPDIR': str(place.pool)}, check=False)
@@ -82,22 +64,23 @@ def unit_test(name: str, place: machine.Place, _kind: str) -> dict[str, Any]:
     passed = _PASSED.search(done.stdout + done.stderr)
     if done.returncode or not passed or passed[1] == '0':
         raise machine.Failure(f'{name}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-4000:]}')
-    return {'tests': int(passed[1]), 'journal-writes': _journal_writes(place) - before}
+    return {'tests': int(passed[1]), 'journal-writes': journal.writes(place) - before}
 
 
 def bench(place: machine.Place, _kind: str) -> dict[str, Any]:
     """pcow-bench on the mount: only ratios count here, and how often the journal was written."""
-    before = _journal_writes(place)
+    before = journal.writes(place)
     output = json.loads(machine.run(place.binaries / 'pcow-bench', '--quick', '--size=16M', '--repeat=1',
                                     f'--pool={place.pool}', '--output=json',
                                     timeout=_TEST_SECONDS))
     rows = {row['name']: round(row['pcow_ns'] / row['raw_ns'], 2) for row in output['rows']
             if row.get('raw_ns') and row.get('pcow_ns')}
-    return {'ratios': rows, 'journal-writes': _journal_writes(place) - before}
+    return {'ratios': rows, 'journal-writes': journal.writes(place) - before}
 
 
 ALL: dict[str, Callable[[machine.Place, str], dict[str, Any]]] = {
     'namespace': namespace,
     **{name: functools.partial(unit_test, name) for name in UNIT_TESTS},
+    'journal': journal.commits,
     'bench': bench,
 }

@@ -44,8 +44,8 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument('--cpus', metavar='N', type=int, default=2, help='CPUs of the guests under test; default: %(default)s.')
     parser.add_argument('--binaries', metavar='DIR', type=Path, default=os.environ.get('PCOW_BIN_DIR') or _TOP / 'build/bin',
                         help='Where the programs under test are; default: %(default)s.')
-    parser.add_argument('--unit-tests', metavar='DIR', type=Path, default=_TOP / 'build/meson/tests/unit/libpcow',
-                        help='Where the C tests were built; default: %(default)s.')
+    parser.add_argument('--unit-tests', metavar='DIR', type=Path, default=_TOP / 'build/meson/tests',
+                        help='Where the C tests were built, in unit/libpcow and vm/outer; default: %(default)s.')
     parser.add_argument('--outer-qemu', metavar='FILE', type=Path,
                         help='A QEMU for the outer machine, to try another one than the one under test.')
     parser.add_argument('--keep', action='store_true', help='Leave the files of the run, and say where they are.')

@@ -81,8 +81,8 @@ class Tree:
 
     def add_tests(self) -> None:
         """The modules that run inside."""
-        for name in ('__init__', 'functional/__init__', 'functional/qmp', 'vm/__init__', 'vm/chain', 'vm/fsdax', 'vm/machine',
-                     'vm/scenarios', 'vm/suite'):
+        for name in ('__init__', 'functional/__init__', 'functional/qmp', 'vm/__init__', 'vm/chain', 'vm/fsdax', 'vm/journal',
+                     'vm/machine', 'vm/scenarios', 'vm/suite'):
             self.add(_TOP / 'tests' / f'{name}.py', f'/suite/tests/{name}.py')
 
     def make_image(self, path: Path) -> None:

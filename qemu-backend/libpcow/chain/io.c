@@ -91,7 +91,7 @@ static int overwrite(struct pcow_image *image, struct position at, const char *f
 
         if (piece > length)
             piece = length;
-        ret = file_write_data(&image->file, place.offset + at.in_page, from, piece);
+        ret = file_overwrite(&image->file, place.offset + at.in_page, from, piece);
         if (ret)
             return ret;
         at.page += place.pages;

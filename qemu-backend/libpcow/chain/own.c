@@ -45,7 +45,7 @@ static int fill_with_zeros(struct pcow_image *image, uint64_t slab, uint64_t off
     }
     if (suspect)
         ret = file_punch(&image->file, offset, length);
-    return ret ? ret : file_allocate(&image->file, offset, length);
+    return ret ? ret : file_allocate_written(&image->file, offset, length);
 }
 
 /* Into blocks that are there, through the window: no lock of the file system, and no system call for what a page table has already. */
@@ -129,7 +129,7 @@ int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, uns
               uint64_t *copied, uint64_t *zeroed)
 {
     struct page_set own, filled = {{0}};
-    bool is_new = false, hides = false;
+    bool is_new = false, hides = false, all_prepared = true;
     uint64_t slab = 0;
     int ret = 0, published;
 
@@ -159,6 +159,7 @@ int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, uns
         end = page + from.pages;
         prepared_run(image, slab, page, &end);
         from.pages = end - page;
+        all_prepared &= page_set_has(&image->prepared[slab], page);
         hides |= from.present || (data && image->chain->head[guest_slab]);
         ret = fill_run(image, slab, page, &from, data ? (const char *)data + (page - first) * PCOW_PAGE_SIZE : NULL, is_new, copied, zeroed);
         if (ret) {
@@ -181,9 +182,11 @@ int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, uns
     }
     /*
      * Pages that hide older ones must be complete on the medium before they are valid. Where nothing was below, a page lost
-     * in a crash reads as the zeros that were there before.
+     * in a crash reads as the zeros that were there before. In class pmem what is prepared is on the medium, and what was copied to it
+     * was flushed: a trap waits for no commit of the file system, not even for one that others will need.
      */
-    published = hides ? file_sync(&image->file) : file_settle(&image->file);
+    published = all_prepared && image->file.persist.persistence == PCOW_PERSISTENCE_PMEM ? 0
+        : hides ? file_sync(&image->file) : file_settle(&image->file);
     if (!published)
         published = publish(image, guest_slab, slab, is_new, &filled);
     if (published && is_new) {

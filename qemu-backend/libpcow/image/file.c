@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "util/error.h"
@@ -16,6 +17,7 @@
 
 /* Sparse and free: growing in steps keeps the fault path from extending the file at every new slab. */
 #define GROW_STEP (UINT64_C(64) << SLAB_BITS)
+#define WRITE_PIECE (UINT64_C(128) << 10)
 
 static int take_lock(const struct file *file, struct pcow_error *error)
 {
@@ -162,6 +164,11 @@ int file_map(const struct file *file, void *address, size_t length, uint64_t off
                 file->fd, (off_t)offset) == MAP_FAILED ? -errno : 0;
 }
 
+static void note_change(struct file *file)
+{
+    __atomic_fetch_add(&file->changes, 1, __ATOMIC_SEQ_CST);
+}
+
 int file_set_size(struct file *file, uint64_t size)
 {
     int ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_TRUNCATE, .length = size});
@@ -170,7 +177,7 @@ int file_set_size(struct file *file, uint64_t size)
         return ret;
     if (ftruncate(file->fd, (off_t)size))
         return -errno;
-    __atomic_store_n(&file->unsettled, true, __ATOMIC_RELEASE);
+    note_change(file);
     __atomic_store_n(&file->size, size, __ATOMIC_RELEASE);
     return 0;
 }
@@ -214,8 +221,34 @@ int file_punch(struct file *file, uint64_t offset, uint64_t length)
     do {
         ret = fallocate(file->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)length);
     } while (ret && errno == EINTR);
-    __atomic_store_n(&file->unsettled, true, __ATOMIC_RELEASE);
+    note_change(file);
     return ret ? -errno : 0;
+}
+
+int file_allocate_written(const struct file *file, uint64_t offset, uint64_t length)
+{
+    static const char zeros[PCOW_PAGE_SIZE] __attribute__((aligned(64)));
+    struct iovec pages[WRITE_PIECE / PCOW_PAGE_SIZE];
+    int ret = file_allocate(file, offset, length);
+
+    if (ret || file->persist.persistence != PCOW_PERSISTENCE_PMEM)
+        return ret;
+    for (unsigned i = 0; i < WRITE_PIECE / PCOW_PAGE_SIZE; i++)
+        pages[i] = (struct iovec){(void *)(uintptr_t)zeros, sizeof zeros};
+    /* All of it was allocated as one extent; it is written in pieces, as nobody can read the file meanwhile. */
+    while (length > 0) {
+        unsigned count = (unsigned)((length < WRITE_PIECE ? length : WRITE_PIECE) / PCOW_PAGE_SIZE);
+        ssize_t put = pwritev(file->fd, pages, (int)count, (off_t)offset);
+
+        if (put < 0 && errno == EINTR)
+            continue;
+        if (put <= 0)
+            return put == 0 || errno == EDQUOT ? -ENOSPC : -errno;
+        put -= put % (ssize_t)PCOW_PAGE_SIZE;   /* zeros over zeros: a part of a page is written again */
+        offset += (uint64_t)put;
+        length -= (uint64_t)put;
+    }
+    return 0;
 }
 
 bool file_is_hole(const struct file *file, uint64_t offset, uint64_t length)
@@ -248,26 +281,35 @@ int file_write(const struct file *file, uint64_t offset, const void *from, size_
 
 int file_write_data(struct file *file, uint64_t offset, const void *from, size_t length)
 {
+    /*
+     * One system call allocates, copies, and reports a full pool or an unreadable source as an error, not as a signal. In class pmem, too:
+     * stores through the window would cost a commit of the journal for every page whose block was never written, this costs one for
+     * everything up to the next file_settle(). The kernel writes past the caches of the CPU there.
+     */
+    int ret = file_write(file, offset, from, length);
+
+    if (ret == 0 && file->persist.persistence == PCOW_PERSISTENCE_PMEM)
+        note_change(file);
+    return ret;
+}
+
+int file_overwrite(struct file *file, uint64_t offset, const void *from, size_t length)
+{
+    void *to;
     int ret;
 
-    if (file->persist.persistence == PCOW_PERSISTENCE_PMEM) {
-        void *to = file_address(file, offset);
-
-        /*
-         * Through the MAP_SYNC window and not with pwrite(): only a write fault on such a mapping makes the file system's
-         * own metadata (the extent) durable before the store.
-         */
-        if (!to)
-            return -errno;
-        ret = file_allocate(file, offset, length);
-        if (ret)
-            return ret;
-        persist_copy(&file->persist, to, from, length);
-        persist_fence(&file->persist);
-        return 0;
-    }
-    /* One system call allocates, copies, and reports a full pool or an unreadable source as an error, not as a signal. */
-    return file_write(file, offset, from, length);
+    if (file->persist.persistence != PCOW_PERSISTENCE_PMEM)
+        return file_write(file, offset, from, length);
+    to = file_address(file, offset);
+    if (!to)
+        return -errno;
+    /* A page that was made to read as zeros has no block. */
+    ret = file_allocate(file, offset, length);
+    if (ret)
+        return ret;
+    persist_copy(&file->persist, to, from, length);
+    persist_fence(&file->persist);
+    return 0;
 }
 
 int file_sync(struct file *file)
@@ -277,23 +319,26 @@ int file_sync(struct file *file)
 
 int file_commit(struct file *file)
 {
+    uint64_t changes = __atomic_load_n(&file->changes, __ATOMIC_SEQ_CST), committed;
     int ret;
 
     if (file->persist.persistence == PCOW_PERSISTENCE_VOLATILE)
         return 0;
     ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_SYNC});
-    /* Before the call: what is done meanwhile is for the next one. */
-    __atomic_store_n(&file->unsettled, false, __ATOMIC_SEQ_CST);
     if (!ret && fdatasync(file->fd))
         ret = -errno;
     if (ret)
-        __atomic_store_n(&file->unsettled, true, __ATOMIC_RELEASE);
-    return ret;
+        return ret;
+    /* What was counted before the call is on the medium, and not before the call is over. */
+    committed = __atomic_load_n(&file->committed, __ATOMIC_SEQ_CST);
+    while (committed < changes && !__atomic_compare_exchange_n(&file->committed, &committed, changes, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        ;
+    return 0;
 }
 
 int file_settle(struct file *file)
 {
-    return __atomic_load_n(&file->unsettled, __ATOMIC_ACQUIRE) ? file_commit(file) : 0;
+    return __atomic_load_n(&file->committed, __ATOMIC_SEQ_CST) < __atomic_load_n(&file->changes, __ATOMIC_SEQ_CST) ? file_commit(file) : 0;
 }
 
 int file_store64(struct file *file, uint64_t offset, uint64_t value)

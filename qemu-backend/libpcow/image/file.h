@@ -21,7 +21,7 @@ struct file {
     struct persist persist;
     uint8_t *window[MAX_GROUPS];      /* atomically set once */
     bool growing;                     /* claim of file_grow() */
-    bool unsettled;                   /* the end of file or holes may not be on the medium yet */
+    uint64_t changes, committed;      /* of the end of file, of holes, with pwrite(): how many, and how many of them are on the medium */
 };
 
 enum file_open_flags {
@@ -56,14 +56,23 @@ int file_set_size(struct file *file, uint64_t size);
 int file_allocate(const struct file *file, uint64_t offset, uint64_t length);
 int file_punch(struct file *file, uint64_t offset, uint64_t length);
 
+/*
+ * Give a range that reads as zeros blocks. Class pmem: written ones, as the first store to an unwritten block costs a commit of the file system's
+ * journal, for every page; here all of the range costs one, that of the next file_commit(). Elsewhere the same as file_allocate().
+ * Async-signal-safe.
+ */
+int file_allocate_written(const struct file *file, uint64_t offset, uint64_t length);
+
 /* Are there no blocks in the range? (Where the file system cannot tell: false.) Async-signal-safe. */
 bool file_is_hole(const struct file *file, uint64_t offset, uint64_t length);
 
 /*
  * Copy [from, from + length) of memory to the file, allocating blocks: 0, -ENOSPC, or -EIO if the source could not be read
- * (media error, file cut short). Durable on return in class pmem, after file_sync() in class page-cache. Async-signal-safe.
+ * (media error, file cut short). Durable after file_sync(). Async-signal-safe.
  */
 int file_write_data(struct file *file, uint64_t offset, const void *from, size_t length);
+/* The same over data that is there. Durable on return in class pmem: blocks that were written cost nothing there. */
+int file_overwrite(struct file *file, uint64_t offset, const void *from, size_t length);
 
 /* Write with pwrite(): 0, -ENOSPC or another negative errno. */
 int file_write(const struct file *file, uint64_t offset, const void *from, size_t length);

@@ -105,6 +105,18 @@ static void set_prepared(struct pcow_image *image, uint64_t slab, unsigned first
         __atomic_fetch_or(&image->prepared[slab].word[page / 64], UINT64_C(1) << (page % 64), __ATOMIC_RELEASE);
 }
 
+/* The blocks of a slab. Class pmem: as one extent, which the kernel can map as one entry. */
+static int allocate(struct pcow_image *image, uint64_t offset)
+{
+    int ret = 0;
+
+    if (image->file.persist.persistence == PCOW_PERSISTENCE_PMEM)
+        return file_allocate_written(&image->file, offset, PCOW_SLAB_SIZE);
+    for (uint64_t at = 0; at < PCOW_SLAB_SIZE && ret == 0; at += PIECE)
+        ret = file_allocate(&image->file, offset + at, PIECE);
+    return ret;
+}
+
 int prepare_one(struct pcow_image *image)
 {
     struct prepared_ring *ring = image->ready;
@@ -116,8 +128,10 @@ int prepare_one(struct pcow_image *image)
     ret = slab_take(image, &slab);
     if (ret)
         return ret;
-    for (uint64_t at = 0; at < PCOW_SLAB_SIZE && ret == 0; at += PIECE)
-        ret = file_allocate(&image->file, (slab << SLAB_BITS) + at, PIECE);
+    ret = allocate(image, slab << SLAB_BITS);
+    /* Before the first touch: what is on the medium already is mapped without a commit. */
+    if (!ret && image->file.persist.persistence == PCOW_PERSISTENCE_PMEM)
+        ret = file_commit(&image->file);
     if (!ret)
         ret = touch(image, slab << SLAB_BITS, PCOW_SLAB_SIZE);
     if (!ret)
@@ -148,7 +162,7 @@ unsigned prepared_drop(struct pcow_image *image, unsigned keep)
     return dropped;
 }
 
-int prepare_pages(struct pcow_image *image, uint64_t slab, unsigned first, unsigned count)
+int prepare_blocks(struct pcow_image *image, uint64_t slab, unsigned first, unsigned count)
 {
     uint64_t offset = (slab << SLAB_BITS) + first * PCOW_PAGE_SIZE, length = count * PCOW_PAGE_SIZE;
     int ret = 0;
@@ -157,13 +171,18 @@ int prepare_pages(struct pcow_image *image, uint64_t slab, unsigned first, unsig
     if (slab < image->slabs_at_open && !file_is_hole(&image->file, offset, length))
         ret = file_punch(&image->file, offset, length);
     if (!ret)
-        ret = file_allocate(&image->file, offset, length);
+        ret = file_allocate_written(&image->file, offset, length);
     if (!ret)
-        ret = touch(image, offset, length);
-    if (!ret) {
         image->ready->used = true;
+    return ret;
+}
+
+int prepare_pages(struct pcow_image *image, uint64_t slab, unsigned first, unsigned count)
+{
+    int ret = touch(image, (slab << SLAB_BITS) + first * PCOW_PAGE_SIZE, count * PCOW_PAGE_SIZE);
+
+    if (!ret)
         set_prepared(image, slab, first, count);
-    }
     return ret;
 }
 

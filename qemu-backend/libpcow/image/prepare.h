@@ -37,7 +37,11 @@ int prepare_one(struct pcow_image *image);
 /* Give ready slabs back until at most keep are left; returns how many were. Async-signal-safe. */
 unsigned prepared_drop(struct pcow_image *image, unsigned keep);
 
-/* Allocate and touch pages [first, first + count) of a slab that are not valid. The claim of its guest slab is held. */
+/*
+ * Prepare pages [first, first + count) of a slab that are not valid, in two steps: give them blocks, and count them as prepared. The claim of
+ * the guest slab is held in each. Class pmem: after a commit in between.
+ */
+int prepare_blocks(struct pcow_image *image, uint64_t slab, unsigned first, unsigned count);
 int prepare_pages(struct pcow_image *image, uint64_t slab, unsigned first, unsigned count);
 /* Give the blocks of pages back that are prepared and not valid; returns pages. The claim is held, or nobody else uses the slab. */
 unsigned prepared_trim(struct pcow_image *image, uint64_t slab);

@@ -169,6 +169,20 @@ static void raise_slab_count(struct pcow_image *image, uint64_t count)
         ;
 }
 
+/*
+ * The first store to a block costs a commit of the file system's journal: now, mostly in the thread that prepares slabs, rather than in a
+ * trap. Others may be storing into the same page, so nothing is written over.
+ */
+static int touch_table(struct pcow_image *image, uint64_t offset)
+{
+    uint64_t *word = file_address(&image->file, offset);
+
+    if (!word)
+        return -errno;
+    __atomic_fetch_or(word, 0, __ATOMIC_RELAXED);
+    return 0;
+}
+
 /* The words are stored through a mapping: without blocks that would be a signal, not an error. */
 static int allocate_tables(struct pcow_image *image, uint64_t slab)
 {
@@ -180,6 +194,10 @@ static int allocate_tables(struct pcow_image *image, uint64_t slab)
     ret = file_allocate(&image->file, owner_offset(slab) & ~(PCOW_PAGE_SIZE - 1), PCOW_PAGE_SIZE);
     if (!ret)
         ret = file_allocate(&image->file, bitmap_offset(slab) & ~(PCOW_PAGE_SIZE - 1), PCOW_PAGE_SIZE);
+    if (!ret && image->file.persist.persistence == PCOW_PERSISTENCE_PMEM)
+        ret = touch_table(image, owner_offset(slab));
+    if (!ret && image->file.persist.persistence == PCOW_PERSISTENCE_PMEM)
+        ret = touch_table(image, bitmap_offset(slab));
     if (!ret)
         __atomic_fetch_or(&image->tables_ready[page / 64], bit, __ATOMIC_RELEASE);
     return ret;

@@ -195,38 +195,57 @@ static bool refill(struct pcow_map *map)
     return true;
 }
 
+typedef int prepare_fn(struct pcow_image *image, uint64_t slab, unsigned first, unsigned count);
+
+/* What has to be done to the pages that are not valid and not prepared; only if the guest slab's file slab is the one that is meant. */
+static int complete_chunk(struct pcow_map *map, uint64_t guest_slab, unsigned first, uint64_t *meant, prepare_fn *prepare)
+{
+    struct pcow_image *image = map->image;
+    slab_ref head = image->chain->head[guest_slab];
+    uint64_t p = slab_ref_slab(head);
+    int ret = 0;
+
+    if (!head || slab_ref_level(head) != image->chain->levels || image->slabs[p].layer != image_active(image) || (*meant && *meant != p))
+        return -ESTALE;
+    *meant = p;
+    for (unsigned page = first; page < first + CHUNK && ret == 0;) {
+        unsigned end = page_set_run_end(&image->valid[p], page, first + CHUNK);
+
+        if (!page_set_has(&image->valid[p], page) && !prepared_run(image, p, page, &end))
+            ret = prepare(image, p, page, end - page);
+        page = end;
+    }
+    return ret;
+}
+
+/* A chunk at a time, as a trap may wait for the slab. */
+static int complete_chunks(struct pcow_map *map, uint64_t guest_slab, uint64_t *meant, prepare_fn *prepare)
+{
+    int ret = 0;
+
+    for (unsigned page = 0; page < PAGES_PER_SLAB && ret == 0; page += CHUNK) {
+        if (stopping(&map->ahead) || prepare_room(map->image) == 0)
+            return -ECANCELED;
+        map->ahead.holding = true;
+        ahead_hold(map);
+        chain_claim(map->image->chain, guest_slab);
+        ret = complete_chunk(map, guest_slab, page, meant, prepare);
+        chain_release(map->image->chain, guest_slab);
+        ahead_release(map);
+    }
+    return ret;
+}
+
 /* Prepare what is not valid in the file slab that the guest slab was given without. */
 static void complete_blocks(struct pcow_map *map, uint64_t guest_slab)
 {
-    struct pcow_image *image = map->image;
+    uint64_t meant = 0;
 
-    for (unsigned page = 0; page < PAGES_PER_SLAB && !stopping(&map->ahead); page += CHUNK) {
-        int ret = -ESTALE;
-        slab_ref head;
-
-        if (prepare_room(image) == 0)
-            return;
-        map->ahead.holding = true;
-        ahead_hold(map);
-        chain_claim(image->chain, guest_slab);
-        head = image->chain->head[guest_slab];
-        if (head && slab_ref_level(head) == image->chain->levels && image->slabs[slab_ref_slab(head)].layer == image_active(image)) {
-            uint64_t p = slab_ref_slab(head);
-            unsigned at = page;
-
-            for (ret = 0; at < page + CHUNK && ret == 0;) {
-                unsigned end = page_set_run_end(&image->valid[p], at, page + CHUNK);
-
-                if (!page_set_has(&image->valid[p], at) && !prepared_run(image, p, at, &end))
-                    ret = prepare_pages(image, p, at, end - at);
-                at = end;
-            }
-        }
-        chain_release(image->chain, guest_slab);
-        ahead_release(map);
-        if (ret)
-            return;
-    }
+    if (complete_chunks(map, guest_slab, &meant, prepare_blocks))
+        return;
+    if (map->image->file.persist.persistence == PCOW_PERSISTENCE_PMEM && file_commit(&map->image->file))
+        return;
+    complete_chunks(map, guest_slab, &meant, prepare_pages);
 }
 
 /* Where the next copies will come from: into the page table of that file's window, so that they need not wait for it. */

@@ -2,6 +2,7 @@
 /* What a flush of the guest's range flushes, seen by an observer: the pages that were stored to, and not the world. */
 #include "support.h"
 
+#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -203,6 +204,41 @@ static void test_restore(void **state)
     pcow_close(image);
 }
 
+struct settler {
+    struct observer observer;
+    struct file *file;
+    unsigned syncs;
+};
+
+/* Just before the call to the kernel somebody else wants what was done so far to be on the medium. */
+static int settle_meanwhile(struct observer *observer, const struct observation *seen)
+{
+    struct settler *settler = (struct settler *)observer;
+
+    if (seen->what == OBSERVED_SYNC && ++settler->syncs == 1)
+        return file_settle(settler->file);
+    return 0;
+}
+
+static void test_settling_does_not_rely_on_a_commit_under_way(void **state)
+{
+    struct settler settler = {.observer = {.persistence = PCOW_PERSISTENCE_PMEM, .look = settle_meanwhile}};
+    struct file file;
+
+    (void)state;
+    unlink(scratch("vm.pcow"));
+    pcow_close(must_create(scratch("vm.pcow"), SIZE, 0, NULL));
+    MUST(file_open(&file, AT_FDCWD, scratch("vm.pcow"), "vm.pcow", FILE_WRITE, &settler.observer, &error));
+    settler.file = &file;
+    assert_int_equal(file_punch(&file, PCOW_SLAB_SIZE - PCOW_PAGE_SIZE, PCOW_PAGE_SIZE), 0);
+    assert_int_equal(file_commit(&file), 0);
+    assert_int_equal(settler.syncs, 2);
+    /* and once it is there, nobody waits for it any more */
+    assert_int_equal(file_settle(&file), 0);
+    assert_int_equal(settler.syncs, 2);
+    file_close(&file);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -210,6 +246,7 @@ int main(void)
         cmocka_unit_test(test_pmem),
         cmocka_unit_test(test_volatile),
         cmocka_unit_test(test_restore),
+        cmocka_unit_test(test_settling_does_not_rely_on_a_commit_under_way),
     };
 
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
