@@ -158,14 +158,8 @@ class Domain:
         if not reset:
             raise exception.DomainInvalid(domain=self.name, reason=(
                 'it is active, and its memory would change beneath it: shut it down first, or give --reset to restart it'))
-        was_running = self._running()
-        if was_running:
-            self._domain.suspend()
-        try:
+        with self.paused():
             self.qmp('pcow-snapshot-revert', id=self._backend(nvdimm), name=name)    # QEMU resets the guest then
-        finally:
-            if was_running:
-                self._domain.resume()
 
     def snapshot_delete(self, name: str, device: str | None = None) -> int | None:
         """Delete a snapshot; through libvirt if it is one of the whole VM, with its part on the disks.
@@ -203,6 +197,18 @@ class Domain:
             raise exception.DomainInvalid(domain=self.name, reason=(
                 f'{name} is a snapshot of the whole VM, which libvirt knows by this name: it cannot be renamed'))
         image.snapshot_rename(nvdimm.path, name, new_name)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """No vCPU runs meanwhile; one that did goes on afterwards whatever happens."""
+        was_running = self._running()
+        if was_running:
+            self._domain.suspend()
+        try:
+            yield
+        finally:
+            if was_running:
+                self._domain.resume()
 
     @contextlib.contextmanager
     def _quiet(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import contextlib
 import os
 from pathlib import Path
-import select
+import selectors
 import signal
 import subprocess
 import tempfile
@@ -155,10 +155,10 @@ def _end(directory: str, name: str) -> None:
         if os.fsencode(directory) not in Path(f'/proc/{pid}/cmdline').read_bytes():
             return
         signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        if not poll.poll(_TIMEOUT * 1000):
-            raise exception.ExportFailed(path=directory, reason=f'{name} (process {pid}) does not end')
+        with selectors.DefaultSelector() as selector:      # under eventlet there is no select.poll
+            selector.register(descriptor, selectors.EVENT_READ)
+            if not selector.select(_TIMEOUT):
+                raise exception.ExportFailed(path=directory, reason=f'{name} (process {pid}) does not end')
     except (FileNotFoundError, ProcessLookupError):
         return                         # it has ended meanwhile
     finally:

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pools of one backend section, and where in them a volume is."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from cinder.volume import volume_utils
+from oslo_log import log as logging
+
+from pcow_driver import exception
+from pcow_driver import pool as pool_module
+from pcow_driver import registry
+
+LOG = logging.getLogger(__name__)
+
+
+class Backend:
+    """Nothing is remembered: a pool that is mounted, or made, while the service runs is there for the next call.
+
+    :param host: ``host@backend`` of the service
+    :param wanted: names of pools; all of the host if empty
+    :param compute_host: another name of this machine
+    """
+
+    def __init__(self, host: str, wanted: list[str], compute_host: str | None) -> None:
+        self.host = host
+        self._wanted = wanted
+        self.hostnames = frozenset(filter(None, (volume_utils.extract_host(host, 'host'), socket.gethostname(), compute_host)))
+
+    def pool_names(self) -> list[str]:
+        """:raises StateInvalid:"""
+        return self._wanted or [entry.name for entry in registry.PoolRegistry().list()]
+
+    def pools(self) -> list[pool_module.Pool]:
+        """Those that can be used; why one cannot is logged."""
+        found = []
+        for name in self.pool_names():
+            try:
+                found.append(registry.PoolRegistry().get(name))
+            except exception.PcowError as e:
+                LOG.error('Pool %s of backend %s cannot be used: %s', name, self.host, e)
+        return found
+
+    def check(self) -> None:
+        """Find out whether volumes can be made at all.
+
+        :raises PcowError: there is no usable pool, with the reason
+        """
+        names = self.pool_names()
+        if not names:
+            raise exception.ConfigInvalid(reason='this host has no pool; make one with "pcowctl pool create"')
+        if not self.pools():
+            registry.PoolRegistry().get(names[0])      # says why
+
+    def pool(self, name: str) -> pool_module.Pool:
+        """:raises PoolNotFound: it is not one of this backend, or not known
+        :raises PoolInvalid: its directory is not there
+        """
+        if name not in self.pool_names():
+            raise exception.ConfigInvalid(reason=f'the pool {name} is not one of backend {self.host} (pcow_pools)')
+        return registry.PoolRegistry().get(name)
+
+    def pool_of(self, volume: Any) -> pool_module.Pool:
+        """The pool in which the scheduler has put a volume, or in which it is found if its host names none.
+
+        :raises PcowError: that pool cannot be used
+        """
+        name = volume_utils.extract_host(volume.host, 'pool')
+        if name is None:
+            return self.find(volume) or self.pool(self.pool_names()[0])
+        return self.pool(name)
+
+    def locate(self, volume: Any) -> pool_module.Pool:
+        """The pool that has the image of a volume; another one of the backend than its host says, if the service died at the end
+        of a migration.
+
+        :raises ImageNotFound: none has it
+        :raises PcowError: its pool cannot be used
+        """
+        pool = self.pool_of(volume)
+        if not os.path.lexists(pool.image_path(volume.name)):
+            pool = self.find(volume) or pool
+            pool.existing_path(volume.name)
+        return pool
+
+    def find(self, volume: Any) -> pool_module.Pool | None:
+        """Look in all pools of the backend."""
+        for pool in self.pools():
+            if os.path.lexists(pool.image_path(volume.name)):
+                return pool
+        return None

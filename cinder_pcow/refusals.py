@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a volume in memory cannot be, refused in words before anything is made.
+
+A guest's loads and stores go to the memory directly: nothing stands between that could encrypt, or count and delay them; and
+two guests on one device would each trust what is in its own CPU caches.
+"""
+
+from typing import Any
+
+from cinder import exception as cinder_exception
+
+_MULTIATTACH = '<is> True'
+
+
+def check_volume(volume: Any) -> None:
+    """Refuse a new volume that is encrypted, may be attached twice, or has QoS limits.
+
+    :raises InvalidVolume:
+    """
+    if volume.encryption_key_id:
+        _refuse(f'{volume.name} would be encrypted', 'a guest stores to it directly, so nothing could encrypt; encrypt in the '
+                'guest (LUKS), or choose another volume type')
+    if getattr(volume, 'multiattach', False):
+        _refuse_multiattach(volume.name)
+    if volume.volume_type_id:
+        check_type(volume.volume_type)
+
+
+def check_type(volume_type: Any) -> None:
+    """Refuse a volume type that asks for what :func:`check_volume` refuses.
+
+    :raises InvalidVolume:
+    """
+    if volume_type is None:
+        return
+    what = f'the volume type {volume_type["name"]}'
+    extra_specs = volume_type['extra_specs'] or {}
+    if extra_specs.get('multiattach') == _MULTIATTACH:
+        _refuse_multiattach(what)
+    if volume_type['qos_specs_id']:
+        _refuse(f'{what} has QoS specs', 'loads and stores of a guest cannot be counted or delayed; remove the QoS specs')
+    if volume_type.get('encryption'):
+        _refuse(f'{what} is encrypted', 'nothing stands between guest and memory; encrypt in the guest')
+
+
+def _refuse_multiattach(what: str) -> None:
+    _refuse(f'{what} asks for multi-attach', 'a volume of this backend is the memory of one guest; remove the property multiattach')
+
+
+def _refuse(what: str, why: str) -> None:
+    raise cinder_exception.InvalidVolume(reason=f'{what}, which volumes on pcow cannot be: {why}')

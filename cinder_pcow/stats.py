@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scheduler is told: of each pool its size, what is free, and what was promised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cinder.volume import volume_utils
+
+from pcow_driver import capacity
+from pcow_driver import pool as pool_module
+from pcow_driver import units
+
+PROTOCOL = 'pcow'
+VENDOR = 'pcow'
+LOCATION = 'PcowDriver'
+
+
+def location_info(hostname: str, pool: pool_module.Pool) -> str:
+    """By which another driver of this kind knows the pool as its target of a migration."""
+    return f'{LOCATION}:{hostname}:{pool.uuid}:{pool.name}'
+
+
+def of_pool(pool: pool_module.Pool, hostname: str, configuration: Any) -> dict[str, Any]:
+    """Capabilities of one pool; capacities in GiB.
+
+    What "pcowctl pool set" says of over-commit and reserve counts before cinder.conf.
+    """
+    usage = capacity.usage(pool, with_shared=False)
+    ratio = pool.settings.overcommit or volume_utils.get_max_over_subscription_ratio(
+        configuration.max_over_subscription_ratio, supports_auto=True)
+    return {
+        'pool_name': pool.name,
+        'total_capacity_gb': round(usage.total / units.GIB, 2),
+        'free_capacity_gb': 0 if pool.settings.draining else round(usage.free / units.GIB, 2),
+        'provisioned_capacity_gb': round(usage.promised / units.GIB, 2),
+        'allocated_capacity_gb': round(usage.allocated / units.GIB, 2),
+        'max_over_subscription_ratio': ratio,
+        'reserved_percentage': pool.settings.reserve or configuration.reserved_percentage,
+        'total_volumes': sum(not item.template for item in usage.images),
+        'location_info': location_info(hostname, pool),
+        'pcow_persistence': pool.persistence(),
+        **CAPABILITIES,
+    }
+
+
+CAPABILITIES: dict[str, Any] = {
+    'thin_provisioning_support': True,
+    'thick_provisioning_support': False,
+    'QoS_support': False,
+    'multiattach': False,
+    'online_extend_support': False,
+    'sparse_copy_volume': True,
+    'clone_across_pools': True,
+    'consistent_group_snapshot_enabled': True,
+}

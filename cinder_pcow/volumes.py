@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes and snapshots as images: volume V is ``V.name`` in its pool, its snapshot S is the snapshot ``S.name`` in that file.
+
+A clone, and a volume from a snapshot, is a thin image on a snapshot of the other.  What others stand on goes with the last
+of them (:mod:`pcow_driver.removal`).  Sizes of volumes are GiB, everywhere else bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from oslo_log import log as logging
+
+from cinder_pcow import backend as backend_module
+from cinder_pcow import errors
+from cinder_pcow import refusals
+from pcow_driver import attached
+from pcow_driver import derive
+from pcow_driver import device
+from pcow_driver import image
+from pcow_driver import pool as pool_module
+from pcow_driver import removal
+from pcow_driver import units
+
+LOG = logging.getLogger(__name__)
+
+
+class Volumes:
+    """All methods raise VolumeBackendAPIException with what went wrong, unless they say otherwise.
+
+    :param max_chain: longest chain of files that a new volume may have
+    """
+
+    def __init__(self, backend: backend_module.Backend, max_chain: int) -> None:
+        self.backend = backend
+        self._max_chain = max_chain
+
+    def create(self, volume: Any) -> None:
+        """:raises InvalidVolume: it shall be what a volume in memory cannot be"""
+        refusals.check_volume(volume)
+        with errors.translated():
+            device.create(self.backend.pool_of(volume), volume.name, volume.size * units.GIB)
+
+    def create_from_snapshot(self, volume: Any, snapshot: Any) -> None:
+        """:raises InvalidVolume: it shall be what a volume in memory cannot be"""
+        refusals.check_volume(volume)
+        with errors.translated():
+            source = snapshot.volume
+            derive.from_snapshot(self.backend.locate(source), source.name, snapshot.name, self.backend.pool_of(volume), volume.name,
+                                 volume.size * units.GIB, max_chain=self._max_chain)
+
+    def clone(self, volume: Any, source: Any) -> None:
+        """:raises InvalidVolume: it shall be what a volume in memory cannot be"""
+        refusals.check_volume(volume)
+        with errors.translated():
+            derive.clone(self.backend.locate(source), source.name, self.backend.pool_of(volume), volume.name,
+                         volume.size * units.GIB, max_chain=self._max_chain)
+
+    def delete(self, volume: Any) -> None:
+        """Done also if there is no such image.
+
+        :raises VolumeIsBusy: somebody has it open
+        """
+        with errors.volume_busy(volume.name):
+            pools = {pool.uuid: pool for pool in (self.backend.pool_of(volume), *self.backend.pools())}
+            for pool in pools.values():            # a migration that was cut off may have left two
+                removal.delete_image(pool, volume.name)
+
+    def extend(self, volume: Any, size: int) -> None:
+        with errors.translated():
+            device.grow(self.path(volume), size * units.GIB)
+
+    def path(self, volume: Any) -> str:
+        """Of the image.
+
+        :raises PcowError: it is not there, or its pool is not
+        """
+        return self.backend.locate(volume).existing_path(volume.name)
+
+    def create_snapshot(self, snapshot: Any) -> None:
+        with errors.translated():
+            attached.snapshot_create(self.path(snapshot.volume), snapshot.name)
+
+    def delete_snapshot(self, snapshot: Any) -> None:
+        """Done also if there is no such snapshot.
+
+        :raises SnapshotIsBusy: it cannot be deleted now
+        """
+        with errors.snapshot_busy(snapshot.name):
+            pool = self.backend.find(snapshot.volume) or self.backend.pool_of(snapshot.volume)
+            removal.delete_snapshot(pool, snapshot.volume.name, snapshot.name)
+
+    def revert(self, volume: Any, snapshot: Any) -> None:
+        with errors.translated():
+            path = self.path(volume)
+            image.snapshot_revert(path, snapshot.name)
+            device.grow(path, volume.size * units.GIB)     # it may have been extended since
+
+    def collect(self) -> None:
+        """Complete what a service that died left: deletions, and second images of volumes that were being migrated."""
+        for pool in self.backend.pools():
+            removal.collect(pool)
+
+    def is_volume_file(self, pool: pool_module.Pool, volume: Any) -> bool:
+        """Whether the image of the volume is in this pool."""
+        return os.path.lexists(pool.image_path(volume.name))

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots of an image that is known by its path, whether a virtual machine has it open or not.
+
+The file is tried first.  If somebody has it, libvirt is asked which running domain that is, and QEMU does the work; what else
+holds an image (an export, another tool) cannot, and what pcow-img said of it is the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+import contextlib
+import os
+from typing import Any
+
+from oslo_log import log as logging
+
+from pcow_driver import domain
+from pcow_driver import exception
+from pcow_driver import image
+from pcow_driver import libvirt_xml
+from pcow_driver import names
+
+LOG = logging.getLogger(__name__)
+
+
+def snapshot_create(path: str, name: str) -> None:
+    """Freeze the active layer as snapshot ``name``; a running guest goes on.
+
+    :raises ImageNotFound:
+    :raises InvalidName:
+    :raises ToolFailed: the name exists, or something that is no running domain has the image open
+    :raises QmpFailed: the same, as QEMU says it
+    """
+    try:
+        image.snapshot_create(path, name)
+    except exception.ToolFailed as refused:
+        with _user(path, refused) as (found, device):
+            found.snapshot_create(name, device)
+
+
+def snapshot_delete(path: str, name: str) -> None:
+    """Delete a snapshot; its data goes to what needs it.
+
+    :raises ImageNotFound:
+    :raises InvalidName:
+    :raises ToolFailed: an image stands on it, it is being read, or something that is no running domain has the image open
+    :raises QmpFailed: the same, as QEMU says it
+    """
+    try:
+        image.snapshot_delete(path, name)
+    except exception.ToolFailed as refused:
+        with _user(path, refused) as (found, device):
+            found.snapshot_delete(name, device)
+
+
+def snapshot_create_all(wanted: Sequence[tuple[str, str]]) -> None:
+    """Make snapshots of several images, given as (path, name), of one moment: running guests that have one are paused meanwhile.
+
+    Either all are made or none.
+
+    :raises: as :func:`snapshot_create`
+    """
+    for _path, name in wanted:
+        names.check_snapshot_name(name)
+    with contextlib.ExitStack() as stack:
+        for one in _users([path for path, _name in wanted], stack):
+            stack.enter_context(one.paused())
+        made: list[tuple[str, str]] = []
+        try:
+            for path, name in wanted:
+                snapshot_create(path, name)
+                made.append((path, name))
+        except BaseException:
+            for path, name in reversed(made):
+                try:
+                    snapshot_delete(path, name)
+                except exception.PcowError as e:
+                    LOG.warning('%s: the snapshot %s stays: %s', path, name, e)
+            raise
+
+
+def _users(paths: list[str], stack: contextlib.ExitStack) -> list[domain.Domain]:
+    """The running domains that have one of the images; none if nobody answers for libvirt and no image is in use."""
+    try:
+        connection = stack.enter_context(domain.connect())
+    except exception.LibvirtFailed as e:
+        LOG.info('No guest is paused: %s', e)
+        return []
+    return list({found.name: found for path in paths for found, _device in [_find(connection, path)] if found}.values())
+
+
+@contextlib.contextmanager
+def _user(path: str, refused: exception.PcowError) -> Iterator[tuple[domain.Domain, str]]:
+    """The running domain that has the image, and the path by which it knows it.
+
+    :param refused: raised if there is none
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            connection = stack.enter_context(domain.connect())
+        except exception.LibvirtFailed as e:
+            LOG.info('Whether a domain has %s is unknown: %s', path, e)
+            raise refused from None
+        found, device = _find(connection, path)
+        if found is None:
+            raise refused
+        yield found, device
+
+
+def _find(connection: Any, path: str) -> tuple[domain.Domain | None, str]:
+    real = os.path.realpath(path)
+    for one in connection.listAllDomains():
+        if not one.isActive():
+            continue
+        for nvdimm in libvirt_xml.nvdimms(one.XMLDesc(0)):
+            if os.path.realpath(nvdimm.path) == real:
+                return domain.Domain(connection, one.name()), nvdimm.path
+    return None, path

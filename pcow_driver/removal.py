@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deleting images and snapshots on which others may stand.
+
+What nothing stands on goes at once.  Else it is *marked* and goes with the last that stands on it; for its owner it is
+deleted either way.  A marked image keeps only what its children need and is sealed, so that nobody can use it and its size
+no longer counts as promised.  The marks are symbolic links in ``.deleted`` in the pool, whose targets name an image and,
+if only that is deleted, a snapshot.
+
+Every step can be the last before a crash: a mark is written before anything is changed, everything may be done again, and
+:func:`collect` completes what was interrupted.  Whoever makes an image on a snapshot that is marked already (a clone) holds
+the lock of the image that has the snapshot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+
+from oslo_log import log as logging
+
+from pcow_driver import attached
+from pcow_driver import exception
+from pcow_driver import image
+from pcow_driver import locks
+from pcow_driver import model
+from pcow_driver import names
+from pcow_driver import pool as pool_module
+
+LOG = logging.getLogger(__name__)
+
+DIRECTORY = '.deleted'
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """Something that is deleted for its owner and still there."""
+
+    image: str
+    snapshot: str | None = None    # None: the whole image
+
+
+def lock(pool: pool_module.Pool, name: str) -> contextlib.AbstractContextManager[None]:
+    """Neither the image nor a snapshot of it is removed meanwhile.
+
+    Order: that of an image before that of its base, and the pool's own last.
+    """
+    return locks.lock(f'removal-{pool.uuid}-{name}')
+
+
+def marks(pool: pool_module.Pool) -> list[Mark]:
+    """What is deleted and still there."""
+    found = []
+    directory = os.path.join(pool.path, DIRECTORY)
+    with contextlib.suppress(FileNotFoundError):
+        for entry in sorted(os.listdir(directory)):
+            path = os.path.join(directory, entry)
+            try:
+                value = json.loads(os.readlink(path))
+                found.append(Mark(str(value[0]), None if value[1] is None else str(value[1])))
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError, LookupError, TypeError):
+                LOG.warning('%s is no mark of a deletion and is left alone', path)
+    return found
+
+
+def deleted_images(pool: pool_module.Pool) -> frozenset[str]:
+    """Names of the images that are deleted and still there."""
+    return frozenset(mark.image for mark in marks(pool) if mark.snapshot is None)
+
+
+def mark_snapshot(pool: pool_module.Pool, name: str, snapshot: str) -> None:
+    """Have a snapshot go as soon as nothing stands on it; the caller holds :func:`lock`."""
+    _mark(pool, Mark(name, names.check_snapshot_name(snapshot)))
+
+
+def collect_snapshot(pool: pool_module.Pool, name: str, snapshot: str) -> None:
+    """Delete a marked snapshot if nothing stands on it; errors are logged.  The caller holds :func:`lock`."""
+    _collect(pool, Mark(name, snapshot))
+
+
+def delete_image(pool: pool_module.Pool, name: str) -> bool:
+    """Delete an image and what was only kept for it, now or when the last image that stands on it goes.
+
+    :return: whether it is gone; True also if there was none
+    :raises InvalidName:
+    :raises IsATemplate:
+    :raises ImageInUse: somebody has it open
+    """
+    with lock(pool, name):
+        _discard_unfinished(pool, name)
+        return _delete_image(pool, name)
+
+
+def delete_snapshot(pool: pool_module.Pool, name: str, snapshot: str) -> bool:
+    """Delete a snapshot of an image, in use or not, now or when the last image that stands on it goes.
+
+    :return: whether it is gone; True also if there was none
+    :raises InvalidName:
+    :raises ToolFailed: it is being read, or something that is no running domain has the image open
+    :raises QmpFailed: the same, as QEMU says it
+    """
+    with lock(pool, name):
+        return _delete_snapshot(pool, name, names.check_snapshot_name(snapshot))
+
+
+def collect(pool: pool_module.Pool) -> None:
+    """Delete what is marked and no longer needed; errors are logged."""
+    for mark in marks(pool):
+        with lock(pool, mark.image):
+            _collect(pool, mark)
+
+
+def _collect(pool: pool_module.Pool, mark: Mark) -> None:
+    try:
+        if mark.snapshot is None:
+            _delete_image(pool, mark.image)
+        else:
+            _delete_snapshot(pool, mark.image, mark.snapshot)
+    except exception.PcowError as e:
+        LOG.warning('%s: %s is deleted and stays for now: %s', pool.path, mark, e)
+
+
+def _delete_image(pool: pool_module.Pool, name: str) -> bool:
+    path, mark = pool.image_path(name), Mark(name)
+    base: str | None = None
+    try:
+        base = _base(path)
+        if mark in marks(pool):
+            image.unseal(path)
+        elif _open_elsewhere(path):
+            raise exception.ImageInUse(path=path, reason='somebody has it open')
+        if _has_children(pool, name):
+            _mark(pool, mark)
+            _reduce(pool, name)
+            return False
+        # force: of a damaged image, too, it is known that nothing stands on it
+        pool.delete_image(name, force=not _readable(path))
+    except exception.ImageNotFound:
+        LOG.debug('%s is gone already', path)
+    for one in marks(pool):
+        if one.image == name:
+            _unmark(pool, one)
+    _collect_base(pool, base)
+    return True
+
+
+def _collect_base(pool: pool_module.Pool, base: str | None) -> None:
+    waiting = [mark for mark in marks(pool) if mark.image == base]
+    if base is not None and waiting:
+        with lock(pool, base):
+            for mark in waiting:
+                _collect(pool, mark)
+
+
+def _readable(path: str, *, force_share: bool = True) -> bool:
+    try:
+        image.info(path, force_share=force_share)
+    except exception.ToolFailed:
+        return False
+    return True
+
+
+def _open_elsewhere(path: str) -> bool:
+    return not _readable(path, force_share=False) and _readable(path)
+
+
+def _base(path: str) -> str | None:
+    """Name of the image on which this one stands."""
+    try:
+        info = image.info(path, force_share=True)
+    except exception.ToolFailed:
+        return None
+    return None if info.base_filename is None else os.path.basename(info.base_filename).removesuffix(names.IMAGE_SUFFIX)
+
+
+def _has_children(pool: pool_module.Pool, name: str) -> bool:
+    """Also if that cannot be told, because another image is damaged for instance."""
+    try:
+        return bool(pool.children(name))
+    except exception.ImageInUse as e:
+        LOG.warning('%s is kept for what may stand on it: %s', name, e)
+        return True
+    except exception.ToolFailed:
+        return False                   # it is damaged itself
+
+
+def _bases(pool: pool_module.Pool) -> set[tuple[str | None, str | None]]:
+    """Uuid and snapshot of what any image of the pool stands on; (None, None) if an image cannot be read."""
+    return {(item.info.base_uuid, item.info.base_snapshot) if item.info else (None, None) for item in pool.images()
+            if item.info is None or item.info.base_uuid is not None}
+
+
+def _reduce(pool: pool_module.Pool, name: str) -> None:
+    """Give back what no child needs, and seal."""
+    path = pool.existing_path(name)
+    try:
+        info = image.info(path)
+        bases = _bases(pool)
+        needed = [one.name for one in info.snapshots if one.pinned and bases & {(info.uuid, one.name), (None, None)}]
+        if needed and (info.uuid, None) not in bases:
+            image.snapshot_revert(path, needed[-1])
+            for snapshot in reversed(info.snapshots):
+                if snapshot.name not in needed:
+                    image.snapshot_delete(path, snapshot.name)
+        image.seal(path)
+    except exception.ToolFailed as e:
+        LOG.warning('%s is deleted and keeps its data for now: %s', path, e)
+
+
+def _delete_snapshot(pool: pool_module.Pool, name: str, snapshot: str) -> bool:
+    path, mark = pool.image_path(name), Mark(name, snapshot)
+    found: model.ImageInfo | None = None
+    with contextlib.suppress(exception.ImageNotFound):
+        found = image.info(path, force_share=True)
+    if found is not None and any(one.name == snapshot for one in found.snapshots):
+        if found.sealed and Mark(name) in marks(pool):
+            return False               # it goes with the image, which keeps only what is needed
+        try:
+            attached.snapshot_delete(path, snapshot)
+        except (exception.ToolFailed, exception.QmpFailed):
+            if not _bases(pool) & {(found.uuid, snapshot), (None, None)}:
+                raise
+            _mark(pool, mark)
+            return False
+    _unmark(pool, mark)
+    return True
+
+
+def _discard_unfinished(pool: pool_module.Pool, name: str) -> None:
+    """What a killed build of this image left; nobody builds an image that is being deleted."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(pool.path, f'.{os.path.basename(pool.image_path(name))}.part'))
+
+
+def _mark_path(pool: pool_module.Pool, mark: Mark) -> str:
+    key = json.dumps([mark.image, mark.snapshot]).encode()
+    return os.path.join(pool.path, DIRECTORY, hashlib.sha256(key).hexdigest()[:32])
+
+
+def _mark(pool: pool_module.Pool, mark: Mark) -> None:
+    """Durable on return.  A symbolic link appears in one step and needs no space for data."""
+    path = _mark_path(pool, mark)
+    directory = os.path.dirname(path)
+    try:
+        with pool.lock():
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            os.symlink(json.dumps([mark.image, mark.snapshot]), path)
+            for one in (directory, pool.path):
+                _sync(one)
+    except FileExistsError:
+        return
+    except OSError as e:
+        raise exception.PoolInvalid(path=pool.path, reason=f'{path}: {e.strerror}') from None
+
+
+def _unmark(pool: pool_module.Pool, mark: Mark) -> None:
+    path = _mark_path(pool, mark)
+    with pool.lock():
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.dirname(path))    # when it was the last
+
+
+def _sync(directory: str) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

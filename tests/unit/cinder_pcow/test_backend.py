@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pools of a backend: what the scheduler is told, what happens when one is missing or full, and what is refused."""
+
+import os
+import subprocess
+from typing import Any
+from unittest import mock
+
+from cinder import exception
+from cinder.volume import qos_specs
+from cinder.volume import volume_types
+
+from pcow_driver import registry
+from pcow_driver import units
+from tests.unit.cinder_pcow import base
+
+
+class StatsTest(base.PcowTestCase):
+
+    def test_capacity_per_pool(self) -> None:
+        self.volume(size=7, pool='two')
+        registry.PoolRegistry().set('one', overcommit=3.0, reserve=10)
+        stats = self.driver.get_volume_stats(True)
+        self.assertEqual('pcow', stats['storage_protocol'])
+        self.assertEqual('pcow', stats['volume_backend_name'])
+        one, two = stats['pools']
+        status = os.statvfs(self.pools['one'].path)
+        self.assertAlmostEqual(status.f_blocks * status.f_frsize / units.GIB, one['total_capacity_gb'], 1)
+        self.assertEqual(('one', 3.0, 10, 0), (
+            one['pool_name'], one['max_over_subscription_ratio'], one['reserved_percentage'], one['provisioned_capacity_gb']))
+        self.assertEqual(('two', 20.0, 0, 7), (
+            two['pool_name'], two['max_over_subscription_ratio'], two['reserved_percentage'], two['provisioned_capacity_gb']))
+        for pool in (one, two):
+            self.assertTrue(pool['thin_provisioning_support'])
+            self.assertFalse(pool['QoS_support'] or pool['multiattach'] or pool['online_extend_support'])
+            self.assertEqual('volatile', pool['pcow_persistence'])
+
+    def test_a_draining_pool_offers_nothing(self) -> None:
+        registry.PoolRegistry().set('one', draining=True)
+        self.assertEqual(0, self.driver.get_volume_stats(True)['pools'][0]['free_capacity_gb'])
+        error = self.assertRaises(exception.VolumeBackendAPIException, self.driver.create_volume, self.record())
+        self.assertIn('takes nothing new', str(error))
+
+    def test_only_the_pools_that_are_configured(self) -> None:
+        made = self.make_driver(pcow_pools=['two'])
+        self.assertEqual(['two'], [pool['pool_name'] for pool in made.get_volume_stats(True)['pools']])
+        error = self.assertRaises(exception.VolumeBackendAPIException, made.create_volume, self.record())
+        self.assertIn('pcow_pools', str(error))
+
+    def test_pool_of_a_volume_is_found(self) -> None:
+        volume = self.volume(pool='two')
+        volume.host = base.HOST
+        self.assertEqual('two', self.driver.get_pool(volume))
+        self.driver.delete_volume(volume)
+        self.assertEqual([], self.files('two'))
+
+
+class MissingPoolTest(base.PcowTestCase):
+
+    def test_no_pool_at_start_up(self) -> None:
+        with self.away(self.pools['one']), self.away(self.pools['two']):
+            error = self.assertRaises(exception.VolumeBackendAPIException, self.make_driver)
+            self.assertIn(self.pools['one'].path, str(error))
+            self.assertIn('is not mounted', str(error))
+        self.make_driver()
+
+    def test_one_of_two_is_missing(self) -> None:
+        volume = self.volume()
+        with self.away(self.pools['one']):
+            late = self.make_driver()
+            self.assertEqual(['two'], [pool['pool_name'] for pool in late.get_volume_stats(True)['pools']])
+            error = self.assertRaises(exception.VolumeBackendAPIException, late.delete_volume, volume)
+            self.assertIn(self.pools['one'].path, str(error))
+        self.assertEqual(['one', 'two'], [pool['pool_name'] for pool in late.get_volume_stats(True)['pools']])
+        late.delete_volume(volume)
+        self.assertEqual([], self.files())
+
+    def test_the_service_stays_up_and_says_that_the_backend_is_down(self) -> None:
+        self.manager.driver = mock.Mock(wraps=self.driver)
+        with self.away(self.pools['one']), self.away(self.pools['two']):
+            self.manager.driver._initialized = False
+            self.manager.driver.initialized = False
+            self.manager.init_host(service_id=1)
+            self.assertFalse(self.manager.is_working())
+
+
+class FullPoolTest(base.PcowTestCase):
+    """A pool on a file system of its own, filled to the last block before each operation."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.mount = os.path.join(self.directory, 'small')
+        os.mkdir(self.mount)
+        subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=64m', 'tmpfs', self.mount], check=True)
+        self.addCleanup(subprocess.run, ['umount', '-l', self.mount], check=True)
+        self.pools['small'] = registry.PoolRegistry().create('small', os.path.join(self.mount, 'pool'))
+
+    def fill(self) -> None:
+        with open(os.path.join(self.mount, 'filler'), 'wb', buffering=0) as f:
+            while True:
+                try:
+                    f.write(bytes(4096))
+                except OSError:
+                    return
+
+    def test_every_operation(self) -> None:
+        volume = self.volume(pool='small')
+        self.write(volume, 0, 1, pool='small')
+        snapshot = self.snapshot(volume)
+        before = self.files('small')
+        self.fill()
+        for operation in (lambda: self.driver.create_volume(self.record(pool='small')),
+                          lambda: self.driver.create_volume_from_snapshot(self.record(pool='small'), snapshot),
+                          lambda: self.driver.create_cloned_volume(self.record(pool='small', size=2), volume)):
+            error = self.assertRaises(exception.VolumeBackendAPIException, operation)
+            self.assertIn('pool', str(error))
+            self.assertEqual(before, self.files('small'))
+        self.check_content(volume, {0: 1}, pool='small')
+        self.assertEqual([snapshot.name], [one.name for one in self.info(volume, 'small').snapshots])
+        self.driver.delete_snapshot(snapshot)
+        self.driver.delete_volume(volume)
+        self.assertEqual([], self.files('small'))
+
+
+class RefusalsTest(base.PcowTestCase):
+
+    def refused(self, word: str, **values: Any) -> None:
+        volume = self.record(**values)
+        error = self.assertRaises(exception.InvalidVolume, self.driver.create_volume, volume)
+        self.assertIn(word, str(error))
+        self.assertEqual([], self.files())
+
+    def test_encryption(self) -> None:
+        self.refused('encrypt in the guest', encryption_key_id='0c3ad7bf-4a4b-4a35-9ee3-9c7e3dc7a5b2')
+
+    def test_multi_attach(self) -> None:
+        made = volume_types.create(self.context, 'shared', {'multiattach': '<is> True'})
+        self.refused('multi-attach', volume_type_id=made['id'])
+
+    def test_quality_of_service(self) -> None:
+        made = volume_types.create(self.context, 'limited', {})
+        qos = qos_specs.create(self.context, 'slow', {'consumer': 'back-end', 'total_iops_sec': '5'})
+        qos_specs.associate_qos_with_type(self.context, qos['id'], made['id'])
+        self.refused('QoS', volume_type_id=made['id'])

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may attach, and what he gets."""
+
+import os
+import socket
+import subprocess
+from typing import Any
+
+from cinder import exception
+from cinder.volume import volume_utils
+from os_brick import privileged
+
+from pcow_driver import tool
+from tests.unit.cinder_pcow import base
+
+GUEST = {'host': socket.gethostname(), 'mountpoint': '/dev/pmem1'}
+
+
+class ConnectionsTest(base.PcowTestCase):
+
+    def test_a_guest_of_this_host_gets_the_image(self) -> None:
+        volume = self.volume(size=2)
+        connection = self.driver.initialize_connection(volume, GUEST)
+        self.assertEqual('pcow', connection['driver_volume_type'])
+        data = connection['data']
+        self.assertEqual((self.path(volume), 2 << 30, volume.id, 'one', False), tuple(
+            data[key] for key in ('image_path', 'size', 'volume_id', 'pool', 'encrypted')))
+        self.driver.terminate_connection(volume, GUEST)
+        self.driver.terminate_connection(volume, None, force=True)
+
+    def test_a_foreign_host_is_told_why_not(self) -> None:
+        error = self.assertRaises(exception.InvalidVolume, self.driver.initialize_connection, self.volume(),
+                                  {'host': 'elsewhere', 'mountpoint': '/dev/pmem1'})
+        self.assertIn(f'is memory of the host {socket.gethostname()} and cannot be attached on elsewhere', str(error))
+        self.assertRaises(exception.InvalidConnectorException, self.driver.validate_connector, {})
+
+    def test_another_name_of_this_machine(self) -> None:
+        volume = self.volume()
+        named = self.make_driver(pcow_compute_host='compute-7')
+        self.assertEqual('pcow', named.initialize_connection(volume, {**GUEST, 'host': 'compute-7'})['driver_volume_type'])
+
+    def test_a_volume_that_somebody_has_open(self) -> None:
+        volume = self.volume()
+        snapshot = self.snapshot(volume)
+        with subprocess.Popen([tool.find('pcow_io'), self.path(volume)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(b'read 0 4096\n')
+            process.stdin.flush()
+            process.stdout.readline()
+            self.assertRaises(exception.VolumeIsBusy, self.driver.delete_volume, volume)
+            for operation in (lambda: self.driver.extend_volume(volume, 2),
+                              lambda: self.driver.revert_to_snapshot(self.context, volume, snapshot),
+                              lambda: self.driver.create_snapshot(self.snapshot_record(volume))):
+                error = self.assertRaises(exception.VolumeBackendAPIException, operation)
+                self.assertRegex(str(error), 'in use|open for writing elsewhere')
+            child = self.record()
+            self.driver.create_volume_from_snapshot(child, snapshot)     # that needs no one's leave
+            process.stdin.close()
+        self.driver.delete_volume(volume)
+
+
+class LocalFileTest(base.PcowTestCase):
+    """What Cinder's own services do through the released os-brick."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        privileged.default.set_client_mode(False)              # we are root, so nothing needs a daemon that is
+        self.addCleanup(privileged.default.set_client_mode, True)
+
+    def attach(self, volume: object) -> Any:
+        properties = volume_utils.brick_get_connector_properties()
+        attached, _volume = self.driver._attach_volume(self.context, volume, properties)
+        self.addCleanup(self.driver.connections.end, volume)
+        return attached
+
+    def detach(self, volume: object, attached: Any) -> None:
+        self.driver._detach_volume(self.context, attached, volume, volume_utils.brick_get_connector_properties())
+
+    def test_the_data_of_a_volume_as_a_file(self) -> None:
+        volume = self.volume()
+        self.write(volume, 65536, 7)
+        attached = self.attach(volume)
+        path = str(attached['device']['path'])
+        with open(path, 'r+b') as f:
+            self.assertEqual(1 << 30, os.fstat(f.fileno()).st_size)
+            f.seek(65536)
+            self.assertEqual(b'\7' * 65536, f.read(65536))
+            f.seek(0)
+            f.write(b'\5' * 65536)
+        self.detach(volume, attached)
+        self.assertFalse(os.path.exists(path))
+        self.check_content(volume, {0: 5, 65536: 7})
+
+    def test_a_service_that_died_left_the_file(self) -> None:
+        volume = self.volume()
+        self.attach(volume)
+        again = self.attach(volume)
+        self.detach(volume, again)
+        self.driver.delete_volume(volume)
+        self.assertEqual([], self.files())
+
+    def test_a_volume_is_deleted_while_its_file_is_shown(self) -> None:
+        volume = self.volume()
+        self.attach(volume)
+        self.driver.delete_volume(volume)
+        self.assertEqual([], self.files())
+        self.assertEqual([], os.listdir(os.path.join(self.directory, 'state', 'exports')))

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes, snapshots and clones on real pools."""
+
+import os
+
+from cinder import exception
+
+from pcow_driver import device
+from pcow_driver import removal
+from pcow_driver import units
+from tests.unit.cinder_pcow import base
+
+GIB = units.GIB
+
+
+class VolumesTest(base.PcowTestCase):
+
+    def test_a_volume_is_a_device_of_exactly_its_size(self) -> None:
+        volume = self.volume(size=3)
+        self.assertEqual(device.Window(2 << 20, 3 * GIB), device.window(self.path(volume)))
+        self.check_content(volume, {0: 0, 3 * GIB - 65536: 0})
+        self.driver.delete_volume(volume)
+        self.assertEqual([], self.files())
+
+    def test_delete_of_what_is_not_there(self) -> None:
+        self.driver.delete_volume(self.record())
+
+    def test_create_twice_is_refused_and_the_first_stays(self) -> None:
+        volume = self.volume()
+        self.write(volume, 0)
+        error = self.assertRaises(exception.VolumeBackendAPIException, self.driver.create_volume, volume)
+        self.assertIn('exists already', str(error))
+        self.check_content(volume, {0: base.FILL})
+
+    def test_extend_keeps_the_data(self) -> None:
+        volume = self.volume(size=1)
+        self.write(volume, GIB - 65536)
+        self.driver.extend_volume(volume, 5)
+        self.assertEqual(5 * GIB, device.window(self.path(volume)).size)
+        self.check_content(volume, {GIB - 65536: base.FILL, GIB: 0, 5 * GIB - 65536: 0})
+
+    def test_snapshot_and_revert(self) -> None:
+        volume = self.volume()
+        self.write(volume, 0, 1)
+        snapshot = self.snapshot(volume)
+        self.write(volume, 0, 2)
+        self.write(volume, 4 << 20, 2)
+        self.driver.revert_to_snapshot(self.context, volume, snapshot)
+        self.check_content(volume, {0: 1, 4 << 20: 0})
+        self.assertFalse(self.driver.snapshot_revert_use_temp_snapshot())
+        self.driver.delete_snapshot(snapshot)
+        self.check_content(volume, {0: 1})
+        self.assertEqual((), self.info(volume).snapshots)
+
+    def test_revert_of_a_volume_that_was_extended_keeps_its_size(self) -> None:
+        volume = self.volume(size=1)
+        self.write(volume, 0, 1)
+        snapshot = self.snapshot(volume)
+        self.driver.extend_volume(volume, 2)
+        volume.size = 2
+        self.write(volume, GIB, 2)
+        self.driver.revert_to_snapshot(self.context, volume, snapshot)
+        self.assertEqual(device.Window(2 << 20, 2 * GIB), device.window(self.path(volume)))
+        self.check_content(volume, {0: 1, GIB: 0})
+
+    def test_delete_of_a_snapshot_that_is_not_there(self) -> None:
+        volume = self.volume()
+        self.driver.delete_snapshot(self.snapshot_record(volume))
+        self.driver.delete_snapshot(self.snapshot_record(self.record()))
+
+    def test_volume_from_a_snapshot_is_thin_and_independent(self) -> None:
+        volume = self.volume()
+        self.write(volume, 0, 1)
+        snapshot = self.snapshot(volume)
+        self.write(volume, 0, 2)
+        child = self.record(size=2)
+        self.driver.create_volume_from_snapshot(child, snapshot)
+        self.assertEqual(2, self.info(child).chain_depth)
+        self.assertEqual(2 * GIB, device.window(self.path(child)).size)
+        self.check_content(child, {0: 1, GIB: 0})
+        self.write(child, 0, 3)
+        self.check_content(volume, {0: 2})
+
+    def test_clone(self) -> None:
+        volume = self.volume()
+        self.write(volume, 0, 1)
+        clone = self.record()
+        self.driver.create_cloned_volume(clone, volume)
+        self.write(volume, 0, 2)
+        self.check_content(clone, {0: 1})
+        self.assertLess(self.info(clone).actual_size, 1 << 20)
+        self.driver.delete_volume(clone)
+        self.assertEqual((), self.info(volume).snapshots)     # that of the clone went with it
+        self.assertEqual([f'{volume.name}.pcow'], self.files())
+
+    def test_clone_in_another_pool_is_a_copy(self) -> None:
+        volume = self.volume()
+        self.write(volume, 0, 1)
+        clone = self.record(pool='two', size=2)
+        self.driver.create_cloned_volume(clone, volume)
+        self.assertEqual((), self.info(volume).snapshots)
+        self.driver.delete_volume(volume)
+        self.check_content(clone, {0: 1, GIB: 0}, pool='two')
+        self.assertEqual(1, self.info(clone, 'two').chain_depth)
+
+    def test_chains_do_not_grow_without_end(self) -> None:
+        volume = self.volume()
+        self.write(volume, 0, 1)
+        depths = []
+        with_limit = self.make_driver(pcow_max_chain=3)
+        for _ in range(5):
+            clone = self.record()
+            with_limit.create_cloned_volume(clone, volume)
+            with_limit.delete_volume(volume)
+            volume = clone
+            depths.append(self.info(volume).chain_depth)
+        self.assertEqual([2, 3, 1, 2, 3], depths)
+        self.check_content(volume, {0: 1})
+        self.driver.delete_volume(volume)
+        self.assertEqual([], self.files())
+
+
+class DependentsTest(base.PcowTestCase):
+    """Deleting what others stand on succeeds, and leaves nothing in the end."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.parent = self.volume()
+        self.write(self.parent, 0, 1)
+        self.parent_snapshot = self.snapshot(self.parent)
+        self.write(self.parent, 8 << 20, 2, 4 << 20)
+        self.child = self.record()
+        self.driver.create_volume_from_snapshot(self.child, self.parent_snapshot)
+
+    def test_snapshot_under_a_volume(self) -> None:
+        self.driver.delete_snapshot(self.parent_snapshot)
+        self.check_content(self.child, {0: 1, 8 << 20: 0})
+        self.driver.delete_snapshot(self.parent_snapshot)      # again, as after a crash
+        self.driver.delete_volume(self.child)
+        self.assertEqual((), self.info(self.parent).snapshots)
+        self.check_content(self.parent, {0: 1, 8 << 20: 2})
+        self.check_pools()
+
+    def test_volume_under_a_volume(self) -> None:
+        self.driver.delete_snapshot(self.parent_snapshot)
+        before = self.info(self.parent).actual_size
+        self.driver.delete_volume(self.parent)
+        self.assertLess(self.info(self.parent).actual_size, before)    # what only the deleted volume saw is gone
+        self.assertTrue(self.info(self.parent).sealed)
+        self.check_content(self.child, {0: 1, 8 << 20: 0})
+        self.driver.delete_volume(self.parent)                 # again, as after a crash
+        self.write(self.child, 0, 3)
+        self.check_content(self.child, {0: 3})
+        self.driver.delete_volume(self.child)
+        self.assertEqual([], self.files())
+
+    def test_a_line_of_descent_goes_from_either_end(self) -> None:
+        grandchild = self.record()
+        self.driver.create_cloned_volume(grandchild, self.child)
+        self.driver.delete_snapshot(self.parent_snapshot)
+        self.driver.delete_volume(self.child)
+        self.driver.delete_volume(self.parent)
+        self.check_content(grandchild, {0: 1, 8 << 20: 0})
+        self.assertEqual(3, self.info(grandchild).chain_depth)
+        self.driver.delete_volume(grandchild)
+        self.assertEqual([], self.files())
+
+    def test_one_of_two_children_goes(self) -> None:
+        second = self.record()
+        self.driver.create_cloned_volume(second, self.parent)
+        self.driver.delete_snapshot(self.parent_snapshot)
+        self.driver.delete_volume(self.parent)
+        self.driver.delete_volume(self.child)
+        self.check_content(second, {0: 1, 8 << 20: 2})
+        self.assertEqual(1, len(self.info(self.parent).snapshots))
+        self.driver.delete_volume(second)
+        self.assertEqual([], self.files())
+
+    def test_a_deleted_parent_is_no_promise(self) -> None:
+        self.driver.delete_snapshot(self.parent_snapshot)
+        self.assertEqual(2, self.driver.get_volume_stats(True)['pools'][0]['provisioned_capacity_gb'] // 1)
+        self.driver.delete_volume(self.parent)
+        self.assertEqual(1, self.driver.get_volume_stats(True)['pools'][0]['provisioned_capacity_gb'] // 1)
+
+    def test_the_start_completes_what_was_cut_off(self) -> None:
+        self.driver.delete_snapshot(self.parent_snapshot)
+        self.driver.delete_volume(self.parent)
+        os.unlink(self.path(self.child))                       # as if the service died right after that
+        self.make_driver()
+        self.assertEqual([], self.files())
+
+    def test_damaged_neighbour_keeps_what_may_be_needed(self) -> None:
+        neighbour = self.volume()
+        with open(self.path(neighbour), 'r+b') as f:
+            f.write(bytes(4096))
+        self.driver.delete_volume(self.child)
+        self.assertIn(self.child.name, removal.deleted_images(self.pools['one']))
+        self.assertTrue(self.info(self.child).sealed)
+        self.driver.delete_volume(neighbour)
+        self.make_driver()
+        self.assertEqual([f'{self.parent.name}.pcow'], self.files())
