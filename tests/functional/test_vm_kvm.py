@@ -99,13 +99,16 @@ class TcgTest(VmTestCase):
 
 class FsdaxTest(VmTestCase):
     def test_library_on_dax(self) -> None:
-        found = self.run_all('fsdax', '--only', 'test_map', '--only', 'test_snapshot')
+        found = self.run_all('fsdax', '--only', 'test_map@ext4', '--only', 'test_snapshot', '--only', 'journal')
         for kind in ('ext4', 'xfs'):
             results = {result['name']: result['figures'] for result in found if result['pool'] == kind}
-            self.assertEqual({'namespace', 'test_map', 'test_snapshot'}, set(results))
+            self.assertLessEqual({'namespace', 'journal', 'test_snapshot'}, set(results))
             self.assertEqual('pmem', results['namespace']['persistence'])
             self.assertIn('dax=always', results['namespace']['mount'])
-            self.assertGreater(results['test_map']['tests'], 5)
+            self.assertGreater(results['test_snapshot']['tests'], 3)
+            for what in ('first touch', 'copy-on-write'):
+                self.assertEqual(0, results['journal'][what]['commits-by-storing-thread'], results['journal'])
+                self.assertLess(results['journal'][what]['journal-writes'], results['journal'][what]['pages'] // 100)
 
 
 class CommandTest(VmTestCase):

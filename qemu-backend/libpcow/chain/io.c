@@ -165,6 +165,17 @@ int pcow_write(pcow_image *image, uint64_t offset, const void *buffer, size_t le
     return ret;
 }
 
+/* The guest's mapping relies on the blocks (see file_address_settled()): they stay. */
+static int overwrite_with_zeros(struct pcow_image *image, uint64_t offset, unsigned pages)
+{
+    static const char zeros[PCOW_PAGE_SIZE] __attribute__((aligned(64)));
+    int ret = 0;
+
+    for (unsigned i = 0; i < pages && ret == 0; i++)
+        ret = file_overwrite(&image->file, offset + i * PCOW_PAGE_SIZE, zeros, sizeof zeros);
+    return ret;
+}
+
 /* Clear or empty whole pages of one guest slab. */
 static int zero_pages(struct pcow_image *image, uint64_t guest_slab, unsigned page, unsigned end)
 {
@@ -181,7 +192,9 @@ static int zero_pages(struct pcow_image *image, uint64_t guest_slab, unsigned pa
                 return ret;
             place = chain_find(image, guest_slab, page, 1);
         }
-        if (place.present)
+        if (place.present && image->map && image->file.persist.fixed_blocks)
+            ret = overwrite_with_zeros(image, place.offset, place.pages);
+        else if (place.present)
             ret = file_punch(&image->file, place.offset, place.pages * PCOW_PAGE_SIZE);
         else if (image->chain->incomplete)
             ret = -ENOLINK;

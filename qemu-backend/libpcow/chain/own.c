@@ -51,7 +51,7 @@ static int fill_with_zeros(struct pcow_image *image, uint64_t slab, uint64_t off
 /* Into blocks that are there, through the window: no lock of the file system, and no system call for what a page table has already. */
 static int copy_to_prepared(struct pcow_image *image, uint64_t to, struct file *from_file, uint64_t from, const void *data, size_t length)
 {
-    void *window = file_address(&image->file, to);
+    void *window = file_address_settled(&image->file, to);
     const void *source = data ? data : file_address(from_file, from);
 
     if (!window || !source)

@@ -56,6 +56,7 @@ static int finish_open(struct file *file, unsigned flags, struct observer *obser
         return error_set_errno(error, -errno, "cannot stat %s", file->path);
     file->size = (uint64_t)st.st_size;
     persist_init(&file->persist, persist_classify(file->fd), observer);
+    persist_find_fixed_blocks(&file->persist, file->fd);
     return persist_observe(&file->persist, (struct observation){.what = OBSERVED_OPEN, .path = file->path});
 }
 
@@ -98,9 +99,12 @@ int file_adopt(struct file *file, int fd, const char *path, struct observer *obs
 void file_close(struct file *file)
 {
     persist_observe(&file->persist, (struct observation){.what = OBSERVED_CLOSE});
-    for (unsigned g = 0; g < MAX_GROUPS; g++)
+    for (unsigned g = 0; g < MAX_GROUPS; g++) {
         if (file->window[g])
             munmap(file->window[g], GROUP_SIZE);
+        if (file->settled_window[g])
+            munmap(file->settled_window[g], GROUP_SIZE);
+    }
     if (file->fd >= 0)
         close(file->fd);
     free(file->path);
@@ -126,9 +130,9 @@ int file_read(const struct file *file, uint64_t offset, void *buffer, size_t len
     return 0;
 }
 
-void *file_address(struct file *file, uint64_t offset)
+static void *address_in(struct file *file, uint8_t **windows, int flags, uint64_t offset)
 {
-    uint8_t **slot = &file->window[offset / GROUP_SIZE];
+    uint8_t **slot = &windows[offset / GROUP_SIZE];
     uint8_t *window = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
 
     if (!window) {
@@ -142,8 +146,7 @@ void *file_address(struct file *file, uint64_t offset)
         }
 
         /* A window may reach behind the end of file: only what lies before it is ever touched. */
-        window = mmap(NULL, GROUP_SIZE, PROT_READ | (file->writable ? PROT_WRITE : 0), file->persist.map_flags | MAP_NORESERVE,
-                      file->fd, (off_t)start);
+        window = mmap(NULL, GROUP_SIZE, PROT_READ | (file->writable ? PROT_WRITE : 0), flags | MAP_NORESERVE, file->fd, (off_t)start);
         if (window == MAP_FAILED)
             return NULL;
         if (!__atomic_compare_exchange_n(slot, &expected, window, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
@@ -154,14 +157,25 @@ void *file_address(struct file *file, uint64_t offset)
     return window + offset % GROUP_SIZE;
 }
 
-int file_map(const struct file *file, void *address, size_t length, uint64_t offset, bool write)
+void *file_address(struct file *file, uint64_t offset)
+{
+    return address_in(file, file->window, file->persist.map_flags, offset);
+}
+
+void *file_address_settled(struct file *file, uint64_t offset)
+{
+    return file->persist.fixed_blocks ? address_in(file, file->settled_window, MAP_SHARED, offset) : file_address(file, offset);
+}
+
+int file_map(const struct file *file, void *address, size_t length, uint64_t offset, enum file_map_for what)
 {
     int ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_MAP, .address = address, .offset = offset, .length = length});
+    bool plain = what == FILE_MAP_LOADS || (what == FILE_MAP_SETTLED && file->persist.fixed_blocks);
 
     if (ret)
         return ret;
-    return order_mmap(address, length, PROT_READ | (write ? PROT_WRITE : 0), MAP_FIXED | (write ? file->persist.map_flags : MAP_SHARED),
-                file->fd, (off_t)offset) == MAP_FAILED ? -errno : 0;
+    return order_mmap(address, length, PROT_READ | (what == FILE_MAP_LOADS ? 0 : PROT_WRITE),
+                      MAP_FIXED | (plain ? MAP_SHARED : file->persist.map_flags), file->fd, (off_t)offset) == MAP_FAILED ? -errno : 0;
 }
 
 static void note_change(struct file *file)
@@ -341,14 +355,15 @@ int file_settle(struct file *file)
     return __atomic_load_n(&file->committed, __ATOMIC_SEQ_CST) < __atomic_load_n(&file->changes, __ATOMIC_SEQ_CST) ? file_commit(file) : 0;
 }
 
-int file_store64(struct file *file, uint64_t offset, uint64_t value)
+int file_store64_at(struct file *file, uint64_t *where, uint64_t value, bool lazily)
 {
-    uint64_t *where = file_address(file, offset), old;
+    uint64_t old = *where;
     int ret;
 
-    if (!where)
-        return -errno;
-    old = *where;
+    if (lazily && file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE) {
+        persist_word(&file->persist, where, value);
+        return 0;
+    }
     ret = persist_store64(&file->persist, where, value);
     /* What is reported as failed must not take effect later. */
     if (ret)
@@ -356,14 +371,11 @@ int file_store64(struct file *file, uint64_t offset, uint64_t value)
     return ret;
 }
 
-int file_store64_lazily(struct file *file, uint64_t offset, uint64_t value)
+int file_store64(struct file *file, uint64_t offset, uint64_t value)
 {
     uint64_t *where = file_address(file, offset);
 
-    if (!where)
-        return -errno;
-    persist_word(&file->persist, where, value);
-    return file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE ? 0 : persist_range(&file->persist, where, sizeof *where);
+    return where ? file_store64_at(file, where, value, false) : -errno;
 }
 
 int file_store_lazily(struct file *file, uint64_t offset, const void *from, size_t length)

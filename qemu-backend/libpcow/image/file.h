@@ -20,6 +20,7 @@ struct file {
     uint64_t size;                    /* end of file in bytes; grows only, by file_grow() */
     struct persist persist;
     uint8_t *window[MAX_GROUPS];      /* atomically set once */
+    uint8_t *settled_window[MAX_GROUPS];
     bool growing;                     /* claim of file_grow() */
     uint64_t changes, committed;      /* of the end of file, of holes, with pwrite(): how many, and how many of them are on the medium */
 };
@@ -40,11 +41,23 @@ void file_close(struct file *file);
 /* Whole-buffer pread: 0, -ENODATA if the file ends inside, or a negative errno. */
 int file_read(const struct file *file, uint64_t offset, void *buffer, size_t length);
 
-/* Map a piece of the file at a fixed address, for loads or for stores too: 0 or a negative errno. Async-signal-safe. */
-int file_map(const struct file *file, void *address, size_t length, uint64_t offset, bool write);
+/*
+ * Settled is a range of the file whose blocks were written and are known to the medium, and stay where they are. A store to it is
+ * durable without MAP_SYNC; and with MAP_SYNC it may wait for a commit that concerns other blocks of the file only.
+ */
+enum file_map_for {
+    FILE_MAP_LOADS,
+    FILE_MAP_STORES,
+    FILE_MAP_SETTLED,                 /* stores to a settled range */
+};
+
+/* Map a piece of the file at a fixed address: 0 or a negative errno. Async-signal-safe. */
+int file_map(const struct file *file, void *address, size_t length, uint64_t offset, enum file_map_for what);
 
 /* Address of a file offset in its window (mapped on first use), or NULL with errno set. Async-signal-safe. */
 void *file_address(struct file *file, uint64_t offset);
+/* The same for stores to a settled range. */
+void *file_address_settled(struct file *file, uint64_t offset);
 
 /* Extend the end of file to at least size (rounded up in steps). Async-signal-safe; threads wait for each other. */
 int file_grow(struct file *file, uint64_t size);
@@ -94,8 +107,8 @@ int file_settle(struct file *file);
 
 /* Metadata in the window: store, flush, fence. The blocks below must have been allocated (file_allocate). */
 int file_store64(struct file *file, uint64_t offset, uint64_t value);
-/* _lazily: the same, but in class page-cache it is left to the next flush: for what may reach the medium in any order. */
-int file_store64_lazily(struct file *file, uint64_t offset, uint64_t value);
+/* lazily: the same, but in class page-cache it is left to the next flush: for what may reach the medium in any order. */
+int file_store64_at(struct file *file, uint64_t *where, uint64_t value, bool lazily);
 int file_store(struct file *file, uint64_t offset, const void *from, size_t length);
 int file_store_lazily(struct file *file, uint64_t offset, const void *from, size_t length);
 

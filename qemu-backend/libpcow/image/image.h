@@ -53,7 +53,7 @@ struct pcow_image {
     struct slab *slabs;
     struct page_set *valid;
     uint64_t *used;                   /* one bit a slab: taken */
-    struct page_set *prepared;        /* writers: pages whose blocks are known to be there and to hold zeros, see prepare.h */
+    struct page_set *prepared;        /* writers: pages whose blocks are known to be there, with zeros until they are valid; see prepare.h */
     struct prepared_ring *ready;      /* prepared slabs; NULL: not mapped for writing */
     uint64_t *tables_ready;           /* one bit for each 64 slabs: the pages of their owner words and bitmaps have blocks */
     uint64_t slab_capacity;

@@ -91,7 +91,7 @@ static int touch(struct pcow_image *image, uint64_t offset, uint64_t length)
     /* Through the page cache a store goes with pwrite(), which is no faster for it. */
     if (image->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE)
         return 0;
-    window = file_address(&image->file, offset);
+    window = file_address_settled(&image->file, offset);
     if (!window)
         return -ENOMEM;
     for (uint64_t at = 0; at < length; at += PCOW_PAGE_SIZE)

@@ -4,8 +4,8 @@
  * are in the window's page table. The thread of the monitor makes them (monitor/ahead.c); the fault path takes one without a
  * lock and without a system call, and then stores into it through the window.
  *
- * image->prepared says page by page where blocks are known to be there and to hold zeros; it means something for pages that are not
- * valid only. A prepared slab has no owner word, so after a crash it is a free slab like any other. What never becomes valid is
+ * image->prepared says page by page where blocks are known to be there, and to hold zeros as long as the page is not valid. In class pmem they
+ * are settled (see image/file.h), also when it is valid. A prepared slab has no owner word, so after a crash it is a free slab like any other. What never becomes valid is
  * given back: punched out when the map goes, when it has been idle, and before a store is told that the pool is full.
  */
 #ifndef PCOW_IMAGE_PREPARE_H

@@ -289,9 +289,19 @@ bool slab_empty_if_free(struct pcow_image *image, uint64_t slab)
     return had_blocks;
 }
 
+/* Where its owner word or bitmap is stored to. */
+static void *table_address(struct pcow_image *image, uint64_t slab, uint64_t offset)
+{
+    uint64_t page = slab / SLABS_PER_TABLE_PAGE;
+    bool settled = __atomic_load_n(&image->tables_ready[page / 64], __ATOMIC_ACQUIRE) >> (page % 64) & 1;
+
+    return (settled ? file_address_settled : file_address)(&image->file, offset);
+}
+
 int slab_publish(struct pcow_image *image, uint64_t slab, struct owner owner, bool lazily)
 {
-    int ret = (lazily ? file_store64_lazily : file_store64)(&image->file, owner_offset(slab), owner_encode(owner));
+    uint64_t *where = table_address(image, slab, owner_offset(slab));
+    int ret = where ? file_store64_at(&image->file, where, owner_encode(owner), lazily) : -ENOMEM;
 
     if (ret)
         return ret;
@@ -303,7 +313,7 @@ int slab_publish(struct pcow_image *image, uint64_t slab, struct owner owner, bo
 
 int slab_store_valid(struct pcow_image *image, uint64_t slab, const struct page_set *valid, bool lazily)
 {
-    struct page_set *where = file_address(&image->file, bitmap_offset(slab));
+    struct page_set *where = table_address(image, slab, bitmap_offset(slab));
     int ret;
 
     if (!where)

@@ -4,17 +4,31 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "image/prepare.h"
 #include "monitor/monitor.h"
 #include "util/error.h"
 #include "util/order.h"
 
 #define FAULT_AROUND (UINT64_C(64) << 10)      /* Linux, mm/memory.c: what a load's fault brings in of what is in the page cache */
 
-static int map_file(const struct pcow_map *map, void *address, size_t length, const struct pcow_image *file, uint64_t offset, bool write)
+/* Were all these pages handed out as prepared ones, and nothing is known to have happened to their blocks since? */
+static bool is_settled(const struct pcow_image *image, uint64_t offset, size_t length)
 {
-    int ret = file_map(&file->file, address, length, offset, write);
+    for (uint64_t end = offset + length; offset < end;) {
+        unsigned page = (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB), last = PAGES_PER_SLAB;
 
-    (void)map;
+        if (!prepared_run(image, offset >> SLAB_BITS, page, &last))
+            return false;
+        offset += (last - page) * PCOW_PAGE_SIZE;
+    }
+    return true;
+}
+
+static int map_file(void *address, size_t length, const struct pcow_image *file, uint64_t offset, bool write)
+{
+    bool settled = write && file->file.persist.fixed_blocks && is_settled(file, offset, length);
+    int ret = file_map(&file->file, address, length, offset, !write ? FILE_MAP_LOADS : settled ? FILE_MAP_SETTLED : FILE_MAP_STORES);
+
     if (ret)
         return ret;
     /*
@@ -44,7 +58,7 @@ static int map_piece(struct pcow_map *map, const struct piece *piece)
         return 0;
     if (piece->level == 0)
         return map->engine->map_absent(map, address, length);
-    return map_file(map, address, length, image->chain->file[piece->level], piece->offset,
+    return map_file(address, length, image->chain->file[piece->level], piece->offset,
                     piece->own && image->file.writable);
 }
 
@@ -162,7 +176,7 @@ int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, un
 
         if (!place.own)
             return -EIO;
-        ret = map_file(map, map->address + from, place.pages * PCOW_PAGE_SIZE, map->image, place.offset, true);
+        ret = map_file(map->address + from, place.pages * PCOW_PAGE_SIZE, map->image, place.offset, true);
         if (ret)
             return ret;
         /* At most it cuts one mapping in two with itself between. */

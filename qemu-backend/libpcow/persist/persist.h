@@ -19,12 +19,15 @@
 struct persist {
     enum pcow_persistence persistence;
     int map_flags;                                             /* for mmap() of what is stored to */
+    bool fixed_blocks;                                         /* class pmem: the file system never moves a block that was written */
     void (*flush_lines)(const void *address, size_t length);   /* class pmem only */
     struct observer *observer;                                 /* NULL but in tests, see observer.h */
 };
 
 /* Choose the instructions for this CPU. With an observer (may be NULL) its class counts, and MAP_SYNC is not asked for. */
 void persist_init(struct persist *persist, enum pcow_persistence persistence, struct observer *observer);
+/* Find out about fixed_blocks, for a file of class pmem. */
+void persist_find_fixed_blocks(struct persist *persist, int fd);
 
 /* Let the observer look; 0, or its verdict. */
 static inline int persist_observe(const struct persist *persist, struct observation observation)
