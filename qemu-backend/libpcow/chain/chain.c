@@ -181,6 +181,17 @@ void chain_free(struct pcow_image *image)
     }
 }
 
+void chain_unlink(struct pcow_image *image, uint64_t guest_slab, uint64_t slab)
+{
+    struct chain *chain = image->chain;
+
+    for (slab_ref *at = &chain->head[guest_slab]; *at; at = &chain->file[slab_ref_level(*at)]->slabs[slab_ref_slab(*at)].next)
+        if (slab_ref_level(*at) == chain->levels && slab_ref_slab(*at) == slab) {
+            __atomic_store_n(at, image->slabs[slab].next, __ATOMIC_RELEASE);
+            return;
+        }
+}
+
 void chain_claim(struct chain *chain, uint64_t guest_slab)
 {
     for (unsigned spins = 0; __atomic_exchange_n(&chain->claim[guest_slab], 1, __ATOMIC_ACQUIRE); spins++) {

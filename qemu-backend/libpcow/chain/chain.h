@@ -64,6 +64,9 @@ struct place chain_find(const struct pcow_image *image, uint64_t guest_slab, uns
 void chain_claim(struct chain *chain, uint64_t guest_slab);
 void chain_release(struct chain *chain, uint64_t guest_slab);
 
+/* Take a slab of the top file off the list of its guest slab. The claim is held, and nobody looks anything up without it meanwhile. */
+void chain_unlink(struct pcow_image *image, uint64_t guest_slab, uint64_t slab);
+
 /* The pages of a guest slab that the active layer holds. */
 void chain_own_pages(const struct pcow_image *image, uint64_t guest_slab, struct page_set *own);
 

@@ -9,6 +9,7 @@
 
 #include "chain/chain.h"
 #include "image/prepare.h"
+#include "image/remains.h"
 #include "util/error.h"
 
 /* A file slab of the active layer for this guest slab: the first on the list, or a new one that has no owner yet. */
@@ -29,10 +30,10 @@ static int target_slab(struct pcow_image *image, uint64_t guest_slab, uint64_t *
 static int fill_with_zeros(struct pcow_image *image, uint64_t slab, uint64_t offset, uint64_t length, bool new_slab)
 {
     /*
-     * In a slab that was there when the image was opened, the blocks of a page that is not valid may hold the remains of
-     * an interrupted copy. slab_take() has already emptied a slab it handed out.
+     * The blocks of a page that is not valid may hold the remains of an interrupted copy, or of a page that a merge has taken
+     * away. slab_take() has already emptied a slab it handed out.
      */
-    bool suspect = !new_slab && slab < image->slabs_at_open && !file_is_hole(&image->file, offset, length);
+    bool suspect = !new_slab && slab_is_suspect(image, slab) && !file_is_hole(&image->file, offset, length);
     int ret = 0;
 
     if (suspect && image->file.persist.persistence == PCOW_PERSISTENCE_PMEM) {
@@ -197,17 +198,14 @@ int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, uns
     return published ? published : ret;
 }
 
+static bool is_own_from(const struct pcow_image *image, const struct slab *slab, const void *first)
+{
+    return slab->kind == OWNER_DATA && slab->layer == image_active(image) && slab->number >= *(const uint64_t *)first;
+}
+
 int chain_drop_own_from(struct pcow_image *image, uint64_t first_guest_slab, struct pcow_error *error)
 {
-    for (uint64_t p = 1; p < image_slab_count(image); p++) {
-        const struct slab *slab = &image->slabs[p];
-        int ret;
+    int ret = slabs_release(image, is_own_from, &first_guest_slab);
 
-        if (slab->kind != OWNER_DATA || slab->layer != image_active(image) || slab->number < first_guest_slab)
-            continue;
-        ret = slab_release(image, p, NULL);
-        if (ret)
-            return error_set_errno(error, ret, "%s: cannot give file slab %llu back", image->file.path, (unsigned long long)p);
-    }
-    return 0;
+    return ret ? error_set_errno(error, ret, "%s: cannot give slabs back", image->file.path) : 0;
 }

@@ -378,6 +378,15 @@ int file_store64(struct file *file, uint64_t offset, uint64_t value)
     return where ? file_store64_at(file, where, value, false) : -errno;
 }
 
+int file_sync_range(struct file *file, uint64_t offset, size_t length)
+{
+    void *where = file_address(file, offset);
+
+    if (!where)
+        return -errno;
+    return file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE ? persist_range(&file->persist, where, length) : 0;
+}
+
 int file_store_lazily(struct file *file, uint64_t offset, const void *from, size_t length)
 {
     void *where = file_address(file, offset);

@@ -109,6 +109,8 @@ int file_settle(struct file *file);
 int file_store64(struct file *file, uint64_t offset, uint64_t value);
 /* lazily: the same, but in class page-cache it is left to the next flush: for what may reach the medium in any order. */
 int file_store64_at(struct file *file, uint64_t *where, uint64_t value, bool lazily);
+/* Settle now what was stored lazily to [offset, offset + length), which lies in one group. */
+int file_sync_range(struct file *file, uint64_t offset, size_t length);
 int file_store(struct file *file, uint64_t offset, const void *from, size_t length);
 int file_store_lazily(struct file *file, uint64_t offset, const void *from, size_t length);
 

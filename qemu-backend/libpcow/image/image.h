@@ -55,6 +55,11 @@ struct pcow_image {
     uint64_t *used;                   /* one bit a slab: taken */
     struct page_set *prepared;        /* writers: pages whose blocks are known to be there, with zeros until they are valid; see prepare.h */
     struct prepared_ring *ready;      /* prepared slabs; NULL: not mapped for writing */
+    uint64_t *remains;                /* writers: one bit a slab whose blocks are to be given back, see remains.h */
+    uint64_t remains_size;            /* bytes that were left so since it was opened; grows only */
+    bool remains_due;                 /* a bit was set since all were looked at */
+    int remains_error;                /* why some could not be given back */
+    bool complete;                    /* writers: every table was loaded, so a slab without an owner is free */
     uint64_t *tables_ready;           /* one bit for each 64 slabs: the pages of their owner words and bitmaps have blocks */
     uint64_t slab_capacity;
     uint64_t slabs_at_open;           /* a free slab below may hold blocks of an interrupted operation */
@@ -126,15 +131,17 @@ int slab_take_ready(struct pcow_image *image, uint64_t *slab);
  * the store, which was not flushed. Moving a slab between layers may not.
  */
 int slab_publish(struct pcow_image *image, uint64_t slab, struct owner owner, bool lazily);
-/* Give a slab back: owner word cleared, blocks punched out; *freed grows by the blocks it had (estimated by valid pages). */
-int slab_release(struct pcow_image *image, uint64_t slab, uint64_t *freed);
+/*
+ * Slabs of the range [1, slab count) for which it is true become free: their owner words are cleared, and durable together. Their blocks
+ * are left, see remains.h. On failure those of the group that failed stay taken, with owner words of before or after.
+ */
+typedef bool slab_condition(const struct pcow_image *image, const struct slab *slab, const void *opaque);
+int slabs_release(struct pcow_image *image, slab_condition *condition, const void *opaque);
 /* Replace the valid set (every word is a store of its own). Async-signal-safe. */
 int slab_store_valid(struct pcow_image *image, uint64_t slab, const struct page_set *valid, bool lazily);
 void slab_untake(struct pcow_image *image, uint64_t slab);
 /* Layer, number and kind of a slab whose claim is not held; next is not given. Async-signal-safe. */
 struct slab slab_peek(const struct pcow_image *image, uint64_t slab);
-/* Punch out what a crash left in a slab, if nobody has it. Async-signal-safe. */
-bool slab_empty_if_free(struct pcow_image *image, uint64_t slab);
 /* Its blocks may be gone, or hold something: nothing is known of them any more. */
 void slab_forget_prepared(struct pcow_image *image, uint64_t slab);
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "image/image.h"
+#include "image/remains.h"
 #include "util/error.h"
 
 uint32_t image_active(const struct pcow_image *image)
@@ -368,6 +368,15 @@ static int add_table(struct pcow_image *image, uint32_t number, struct pcow_erro
     return ret ? error_set_errno(error, ret, "%s: cannot add a table for snapshots", image->file.path) : 0;
 }
 
+/* Blocks for a record. On a full pool what earlier operations have left is given back first. */
+static int allocate_record(struct pcow_image *image, uint32_t slot)
+{
+    uint64_t offset = layer_record_offset(image, slot);
+    int ret = file_allocate(&image->file, offset, LAYER_RECORD_SIZE);
+
+    return ret == -ENOSPC && remains_give_back(image, 0) ? file_allocate(&image->file, offset, LAYER_RECORD_SIZE) : ret;
+}
+
 int layer_reserve(struct pcow_image *image, bool keep_spare, uint32_t *id, uint32_t *slot, struct pcow_error *error)
 {
     uint64_t next = word_value(image->header.next_layer_id);
@@ -386,9 +395,9 @@ int layer_reserve(struct pcow_image *image, bool keep_spare, uint32_t *id, uint3
         if (ret)
             return ret;
     }
-    ret = file_allocate(&image->file, layer_record_offset(image, candidate), LAYER_RECORD_SIZE);
+    ret = allocate_record(image, candidate);
     if (!ret && keep_spare && layer_record_offset(image, candidate + 1))
-        ret = file_allocate(&image->file, layer_record_offset(image, candidate + 1), LAYER_RECORD_SIZE);
+        ret = allocate_record(image, candidate + 1);
     if (ret)
         return error_set_errno(error, ret, "%s: no space for the record of a snapshot; free space in the pool", image->file.path);
     /* Only now: what a full pool refuses is no change, and images on this one still open. */

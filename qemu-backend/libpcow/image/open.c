@@ -11,6 +11,7 @@
 #include "format1/format1.h"
 #include "image/image.h"
 #include "image/lock.h"
+#include "image/remains.h"
 #include "snapshot/tree.h"
 #include "util/error.h"
 
@@ -250,6 +251,7 @@ int image_open(const char *path, unsigned flags, const char *snapshot, struct ob
         pcow_close(image);
         return ret;
     }
+    image->complete = image->file.writable;
     *result = image;
     return 0;
 }
@@ -264,6 +266,10 @@ void pcow_close(pcow_image *image)
     while (image) {
         struct pcow_image *base = image->base;
 
+        if (image->complete) {
+            remains_find(image, false);
+            remains_give_back(image, 0);
+        }
         chain_free(image);
         format1_unload(image);
         slabs_unload(image);

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/statvfs.h>
-#include <unistd.h>
 
+#include "image/remains.h"
 #include "util/error.h"
 
 #define PIECE (UINT64_C(128) << 10)    /* allocated by one call: the file system locks out other writers of the file meanwhile */
@@ -24,20 +24,6 @@ int prepare_begin(struct pcow_image *image)
     return 0;
 }
 
-/* What a killed process had prepared: blocks of slabs that nobody owns. Nobody uses the image meanwhile. */
-static void punch_leftovers(struct pcow_image *image)
-{
-    for (uint64_t p = 1; p < image->slabs_at_open; p++) {
-        off_t data = lseek(image->file.fd, (off_t)(p << SLAB_BITS), SEEK_DATA);
-
-        if (data < 0 || (uint64_t)data >> SLAB_BITS >= image->slabs_at_open)
-            return;
-        p = (uint64_t)data >> SLAB_BITS;
-        if (!slab_is_group_head(p) && !(image->used[p / 64] >> (p % 64) & 1))
-            file_punch(&image->file, p << SLAB_BITS, PCOW_SLAB_SIZE);
-    }
-}
-
 void prepare_end(struct pcow_image *image)
 {
     struct prepared_ring *ring = image->ready;
@@ -45,7 +31,6 @@ void prepare_end(struct pcow_image *image)
     if (!ring)
         return;
     prepared_drop(image, 0);
-    punch_leftovers(image);
     if (ring->used)
         for (uint64_t p = 1; p < image_slab_count(image); p++)
             prepared_trim(image, p);
@@ -167,8 +152,8 @@ int prepare_blocks(struct pcow_image *image, uint64_t slab, unsigned first, unsi
     uint64_t offset = (slab << SLAB_BITS) + first * PCOW_PAGE_SIZE, length = count * PCOW_PAGE_SIZE;
     int ret = 0;
 
-    /* The blocks of an interrupted operation are not zeros. */
-    if (slab < image->slabs_at_open && !file_is_hole(&image->file, offset, length))
+    /* Remains are not zeros. */
+    if (slab_is_suspect(image, slab) && !file_is_hole(&image->file, offset, length))
         ret = file_punch(&image->file, offset, length);
     if (!ret)
         ret = file_allocate_written(&image->file, offset, length);
@@ -206,18 +191,6 @@ unsigned prepared_trim(struct pcow_image *image, uint64_t slab)
         page = end;
     }
     return pages;
-}
-
-void prepare_empty(struct pcow_image *image, uint64_t slab)
-{
-    for (unsigned page = 0; page < PAGES_PER_SLAB;) {
-        unsigned end = page_set_run_end(&image->valid[slab], page, PAGES_PER_SLAB);
-        uint64_t offset = (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE, length = (end - page) * PCOW_PAGE_SIZE;
-
-        if (!page_set_has(&image->valid[slab], page) && !file_is_hole(&image->file, offset, length))
-            file_punch(&image->file, offset, length);
-        page = end;
-    }
 }
 
 bool prepared_run(const struct pcow_image *image, uint64_t slab, unsigned page, unsigned *end)

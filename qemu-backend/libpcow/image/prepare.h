@@ -48,9 +48,6 @@ unsigned prepared_trim(struct pcow_image *image, uint64_t slab);
 /* Is the page prepared, and how many from it on (at most to end) have the same answer? */
 bool prepared_run(const struct pcow_image *image, uint64_t slab, unsigned page, unsigned *end);
 
-/* Punch out the blocks of pages that are not valid, whatever they hold: what a crash left. The claim is held. */
-void prepare_empty(struct pcow_image *image, uint64_t slab);
-
 /* How many more slabs may be prepared without taking the last of the pool's space. */
 uint64_t prepare_room(const struct pcow_image *image);
 

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include "image/prepare.h"
+#include "image/remains.h"
 #include "util/error.h"
 
 #define SLABS_PER_TABLE_PAGE (PCOW_PAGE_SIZE / sizeof(struct page_set))   /* of bitmaps; a page of owner words has more */
@@ -15,6 +16,12 @@ static void *reserve(size_t size)
     void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
     return memory == MAP_FAILED ? NULL : memory;
+}
+
+/* One bit for each slab. */
+static size_t bits_size(const struct pcow_image *image)
+{
+    return (image->slab_capacity + 63) / 64 * sizeof(uint64_t);
 }
 
 /* One bit for each page of bitmaps. */
@@ -28,14 +35,15 @@ int slabs_reserve(struct pcow_image *image, uint64_t capacity)
     image->slab_capacity = capacity ? capacity : 1;
     image->slabs = reserve(image->slab_capacity * sizeof *image->slabs);
     image->valid = reserve(image->slab_capacity * sizeof *image->valid);
-    image->used = reserve((image->slab_capacity + 63) / 64 * sizeof *image->used);
+    image->used = reserve(bits_size(image));
     if (!image->slabs || !image->valid || !image->used)
         return -ENOMEM;
     if (!image->file.writable)
         return 0;
     image->prepared = reserve(image->slab_capacity * sizeof *image->prepared);
+    image->remains = reserve(bits_size(image));
     image->tables_ready = reserve(tables_ready_size(image));
-    return image->prepared && image->tables_ready ? 0 : -ENOMEM;
+    return image->prepared && image->remains && image->tables_ready ? 0 : -ENOMEM;
 }
 
 void slabs_unload(struct pcow_image *image)
@@ -45,15 +53,18 @@ void slabs_unload(struct pcow_image *image)
     if (image->valid)
         munmap(image->valid, image->slab_capacity * sizeof *image->valid);
     if (image->used)
-        munmap(image->used, (image->slab_capacity + 63) / 64 * sizeof *image->used);
+        munmap(image->used, bits_size(image));
     if (image->prepared)
         munmap(image->prepared, image->slab_capacity * sizeof *image->prepared);
+    if (image->remains)
+        munmap(image->remains, bits_size(image));
     if (image->tables_ready)
         munmap(image->tables_ready, tables_ready_size(image));
     image->slabs = NULL;
     image->valid = NULL;
     image->used = NULL;
     image->prepared = NULL;
+    image->remains = NULL;
     image->tables_ready = NULL;
 }
 
@@ -207,17 +218,15 @@ int slab_take(struct pcow_image *image, uint64_t *slab)
 {
     uint64_t p = claim_slab(image);
     struct page_set *valid;
-    bool fresh;
     int ret;
 
     if (p == MAX_FILE_SLABS)
         return -EFBIG;
-    fresh = p >= image->slabs_at_open;
     ret = file_grow(&image->file, (p + 1) << SLAB_BITS);
     if (!ret)
         ret = allocate_tables(image, p);
-    /* An interrupted operation may have left blocks with data of a page that never became valid. */
-    if (!ret && !fresh && !file_is_hole(&image->file, p << SLAB_BITS, PCOW_SLAB_SIZE))
+    /* Data that was dropped, or of a page that never became valid: it must not come up again as what the guest finds in new memory. */
+    if (!ret && slab_is_suspect(image, p) && !file_is_hole(&image->file, p << SLAB_BITS, PCOW_SLAB_SIZE))
         ret = file_punch(&image->file, p << SLAB_BITS, PCOW_SLAB_SIZE);
     /* Its owner word relies on the end of file and on the hole. */
     if (!ret)
@@ -241,6 +250,7 @@ int slab_take(struct pcow_image *image, uint64_t *slab)
             return ret;
         }
     }
+    remains_forget(image, p);
     memset(&image->valid[p], 0, sizeof image->valid[p]);
     raise_slab_count(image, p + 1);
     *slab = p;
@@ -273,20 +283,6 @@ int slab_take_ready(struct pcow_image *image, uint64_t *slab)
         __atomic_fetch_add(&image->ready->missed, 1, __ATOMIC_RELAXED);
     }
     return slab_take(image, slab);
-}
-
-bool slab_empty_if_free(struct pcow_image *image, uint64_t slab)
-{
-    uint64_t bit = UINT64_C(1) << (slab % 64);
-    bool had_blocks;
-
-    if (slab_is_group_head(slab) || __atomic_fetch_or(&image->used[slab / 64], bit, __ATOMIC_ACQ_REL) & bit)
-        return false;
-    had_blocks = !file_is_hole(&image->file, slab << SLAB_BITS, PCOW_SLAB_SIZE);
-    if (had_blocks)
-        file_punch(&image->file, slab << SLAB_BITS, PCOW_SLAB_SIZE);
-    slab_untake(image, slab);
-    return had_blocks;
 }
 
 /* Where its owner word or bitmap is stored to. */
@@ -336,19 +332,44 @@ int slab_store_valid(struct pcow_image *image, uint64_t slab, const struct page_
     return 0;
 }
 
-int slab_release(struct pcow_image *image, uint64_t slab, uint64_t *freed)
+static void set_free(struct pcow_image *image, uint64_t slab)
 {
-    uint64_t bytes = image->slabs[slab].kind == OWNER_DATA ? page_set_count(&image->valid[slab]) * PCOW_PAGE_SIZE : PCOW_SLAB_SIZE;
-    int ret = file_store64(&image->file, owner_offset(slab), 0);
+    unsigned pages = image->slabs[slab].kind == OWNER_DATA ? page_set_count(&image->valid[slab]) : 0;
 
-    if (!ret)
-        ret = file_punch(&image->file, slab << SLAB_BITS, PCOW_SLAB_SIZE);
-    if (ret)
-        return ret;
     set_owner(&image->slabs[slab], (struct slab){0});
     image->slabs[slab].next = 0;
+    remains_leave(image, slab, pages);
     slab_untake(image, slab);
-    if (freed)
-        *freed += bytes;
-    return 0;
+}
+
+/* The slabs [first, end) of one group, whose owner words lie together. */
+static int release_in_group(struct pcow_image *image, uint64_t first, uint64_t end, slab_condition *condition, const void *opaque)
+{
+    uint64_t from = 0, to = 0;
+    int ret = 0;
+
+    for (uint64_t p = first; p < end && ret == 0; p++)
+        if (image->slabs[p].kind != OWNER_NONE && condition(image, &image->slabs[p], opaque)) {
+            uint64_t *where = table_address(image, p, owner_offset(p));
+
+            ret = where ? file_store64_at(&image->file, where, 0, true) : -ENOMEM;
+            from = from ? from : p;
+            to = p + 1;
+        }
+    if (!ret && to)
+        ret = file_sync_range(&image->file, owner_offset(from), (to - from) * sizeof(uint64_t));
+    for (uint64_t p = from; p < to && ret == 0; p++)
+        if (image->slabs[p].kind != OWNER_NONE && condition(image, &image->slabs[p], opaque))
+            set_free(image, p);
+    return ret;
+}
+
+int slabs_release(struct pcow_image *image, slab_condition *condition, const void *opaque)
+{
+    uint64_t count = image_slab_count(image);
+    int ret = 0;
+
+    for (uint64_t group = 0; group < count && ret == 0; group += SLABS_PER_GROUP)
+        ret = release_in_group(image, group + 1, group + SLABS_PER_GROUP < count ? group + SLABS_PER_GROUP : count, condition, opaque);
+    return ret;
 }

@@ -202,13 +202,19 @@ int pcow_snapshot_create(pcow_image *image, const char *name, struct pcow_error 
 /* The same with a date of the caller's choice: what belongs together in several files can carry the same one. */
 int pcow_snapshot_create_at(pcow_image *image, const char *name, int64_t date_seconds, uint32_t date_nanoseconds,
                             struct pcow_error *error);
-/* O(1): drop the active layer and put an empty one on the snapshot; other branches stay.  -ENOENT. */
+/* Drop the active layer and put an empty one on the snapshot; other branches stay.  -ENOENT.  Space: see pcow_reclaim(). */
 int pcow_snapshot_revert(pcow_image *image, const char *name, struct pcow_error *error);
 /*
- * Metadata merge, no guest data copied; *freed (may be NULL): bytes given back to the pool.  -EBUSY: somebody reads the
- * snapshot, or a file in the directory stands on it.
+ * Metadata merge, no guest data copied; *freed (may be NULL): bytes of guest pages and VM state that nothing shows any more, and whose
+ * blocks go back to the pool (see pcow_reclaim()).  -EBUSY: somebody reads the snapshot, or a file in the directory stands on it.
  */
 int pcow_snapshot_delete(pcow_image *image, const char *name, uint64_t *freed, struct pcow_error *error);
+/*
+ * Revert, delete and resize commit and return; the blocks of what was dropped go back to the pool soon after: by the thread of the map, if
+ * there is one, else when the image is closed, in any case before a full pool is reported.  This does it now, with what a killed writer has
+ * left of that kind; *reclaimed (may be NULL): bytes that the file became smaller by.
+ */
+int pcow_reclaim(pcow_image *image, uint64_t *reclaimed, struct pcow_error *error);
 /* Whether pcow_snapshot_delete() would be refused now (-EBUSY, -ENOENT); changes nothing. */
 int pcow_snapshot_check_delete(pcow_image *image, const char *name, struct pcow_error *error);
 int pcow_snapshot_rename(pcow_image *image, const char *name, const char *new_name, struct pcow_error *error);

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "image/prepare.h"
+#include "image/remains.h"
 #include "monitor/monitor.h"
 #include "util/order.h"
 
@@ -19,6 +20,7 @@
 #define RATE_WINDOW_NS 100000000u
 #define IDLE_SECONDS 5                 /* without a trap, before everything is given back */
 #define MAX_OPENED 512u                /* slabs (1 GiB) handed out with prepared pages, before those not in use are trimmed */
+#define MAX_GIVEN_BACK 8u              /* slabs whose remains are punched out before somebody else may have a turn */
 #define CHUNK 16u                      /* pages that are worked on under one claim: a trap may be waiting for it */
 
 static uint64_t now_ns(void)
@@ -114,12 +116,12 @@ static uint64_t trim_all(struct pcow_map *map, bool all)
 
 bool ahead_reclaim(struct pcow_map *map)
 {
-    bool dropped;
+    bool found = remains_give_back(map->image, 0);
 
     if (!map->image->ready)
-        return false;
-    dropped = prepared_drop(map->image, 0) > 0;
-    return trim_all(map, true) > 0 || dropped;
+        return found;
+    found |= prepared_drop(map->image, 0) > 0;
+    return trim_all(map, true) > 0 || found;
 }
 
 unsigned ahead_queued(const struct pcow_map *map)
@@ -139,6 +141,11 @@ void ahead_release(struct pcow_map *map)
 {
     order_release(map);
     pthread_mutex_unlock(&map->ahead.busy);
+}
+
+void ahead_wake(struct pcow_map *map)
+{
+    wake(&map->ahead);
 }
 
 /* ---- the thread ----------------------------------------------------------------------------------------------------- */
@@ -376,47 +383,43 @@ static bool rest(struct pcow_map *map, uint32_t seen)
     return true;
 }
 
-/* Before the first slab is prepared: give back what was prepared and not used when a former writer crashed. */
-static void tidy(struct pcow_map *map)
+/* Some of what snapshot operations and crashes have left, so that nobody waits for long. True if there may be more. */
+static bool give_back_remains(struct pcow_map *map)
 {
     struct pcow_image *image = map->image;
 
-    for (uint64_t p = 1; p < image->slabs_at_open && !stopping(&map->ahead); p++) {
-        struct slab owner;
-        uint64_t guest_slab;
-
-        ahead_hold(map);
-        slab_empty_if_free(image, p);
-        owner = slab_peek(image, p);
-        guest_slab = owner.number;
-        if (owner.kind == OWNER_DATA && guest_slab < image->chain->guest_slabs) {
-            chain_claim(image->chain, guest_slab);
-            /* Prepared since: then it is somebody's, and no remains. */
-            if (image->slabs[p].kind == OWNER_DATA && image->slabs[p].number == guest_slab && page_set_empty(&image->prepared[p]))
-                prepare_empty(image, p);
-            chain_release(image->chain, guest_slab);
-        }
-        ahead_release(map);
-    }
+    if (!remains_are_due(image))
+        return false;
+    ahead_hold(map);
+    remains_give_back(image, MAX_GIVEN_BACK);
+    ahead_release(map);
+    if (remains_are_due(image))
+        return true;
+    /* What the file system was told must be certain before a slab is used again: not in a trap. */
+    file_settle(&image->file);
+    return false;
 }
 
 static void *run(void *opaque)
 {
     struct pcow_map *map = opaque;
     struct ahead *ahead = &map->ahead;
-    bool tidied = false;
+    bool looked = false;
 
     pthread_setname_np(pthread_self(), "pcow-ahead");
     /* Waking up must not interrupt who stores, least of all a vCPU with a real-time policy, which would be inherited. */
     pthread_setschedparam(pthread_self(), SCHED_BATCH, &(struct sched_param){0});
+    remains_find(map->image, false);
     while (!stopping(ahead)) {
         uint32_t seen = __atomic_load_n(&ahead->wakeups, __ATOMIC_SEQ_CST);
         bool more = false;
 
-        if (!tidied && (ahead->lead_min > 0 || traps(map) > 0)) {
-            tidy(map);
-            tidied = true;
+        /* Of a former writer that was killed: in slabs that are owned too, once the image turns out to be stored to. */
+        if (!looked && (ahead->lead_min > 0 || traps(map) > 0)) {
+            remains_find(map->image, true);
+            looked = true;
         }
+        more |= give_back_remains(map);
         more |= refill(map);
         more |= serve_queue(map);
         more |= limit_opened(map);
@@ -456,5 +459,6 @@ void ahead_stop(struct pcow_map *map)
         ahead->running = false;
     }
     prepare_end(map->image);
+    remains_give_back(map->image, 0);
     pthread_mutex_destroy(&ahead->busy);
 }

@@ -5,7 +5,8 @@
  *   keeps slabs prepared (image/prepare.h), as many as the observed rate asks for,
  *   prepares the rest of slabs that were taken when none was ready,
  *   copies the rest of slabs that have proven hot, so that they become one mapping,
- *   gives back what was prepared and not used, when the image is idle or the pool short of space.
+ *   gives back what was prepared and not used, when the image is idle or the pool short of space,
+ *   gives back what snapshot operations and crashes have left (image/remains.h).
  *
  * It sleeps on a futex; traps wake it, and only when it has something to do.
  */
@@ -44,7 +45,7 @@ void ahead_stop(struct pcow_map *map);
 
 /* After a trap was served in this guest slab, perhaps with a copy; its claim is held. Async-signal-safe. */
 void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied);
-/* The pool is full: give back what is prepared and not used. True if there was something. No claim is held. Async-signal-safe. */
+/* The pool is full: give back what is prepared and not used, and what was left. True if there was something. No claim is held. Async-signal-safe. */
 bool ahead_reclaim(struct pcow_map *map);
 
 /* Guest slabs that wait for the thread. */
@@ -53,5 +54,7 @@ unsigned ahead_queued(const struct pcow_map *map);
 /* Keep the thread away from chain and layers / let it go on. */
 void ahead_hold(struct pcow_map *map);
 void ahead_release(struct pcow_map *map);
+/* There is something to do. Async-signal-safe. */
+void ahead_wake(struct pcow_map *map);
 
 #endif

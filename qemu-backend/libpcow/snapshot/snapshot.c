@@ -2,11 +2,11 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 
 #include "chain/chain.h"
 #include "image/lock.h"
+#include "image/remains.h"
 #include "monitor/monitor.h"
 #include "snapshot/pin.h"
 #include "snapshot/sizes.h"
@@ -145,6 +145,8 @@ static void end(pcow_image *image)
     if (image->map)
         ahead_release(image->map);
     unlock_tree(&image->file);
+    if (image->map && remains_are_due(image))
+        ahead_wake(image->map);
 }
 
 int pcow_snapshot_create_at(pcow_image *image, const char *name, int64_t date_seconds, uint32_t date_nanoseconds,
@@ -217,18 +219,10 @@ int pcow_snapshot_revert(pcow_image *image, const char *name, struct pcow_error 
     return ret;
 }
 
-/* What the pool holds for the file. */
-static uint64_t allocated_size(const struct pcow_image *image)
-{
-    struct stat st;
-
-    return fstat(image->file.fd, &st) ? 0 : (uint64_t)st.st_blocks * 512;
-}
-
 /* The snapshot is locked: nobody reads it, and no image stands on it. */
 static int delete(pcow_image *image, struct layer *layer, uint64_t *freed, struct pcow_error *error)
 {
-    uint64_t before = allocated_size(image), after;
+    uint64_t before = image->remains_size, state = (layer->state_size + PCOW_PAGE_SIZE - 1) & ~(PCOW_PAGE_SIZE - 1);
     uint32_t id = layer->id;
     unsigned flags = layer->flags;
     int ret = image_begin_change(image, error);
@@ -254,10 +248,8 @@ static int delete(pcow_image *image, struct layer *layer, uint64_t *freed, struc
         ret = tree_collapse(image, id, error);
     if (!ret)
         ret = header_write_copy(image, error);
-    /* Asked, not reckoned: a page that is valid need not have a block. */
-    after = allocated_size(image);
     if (freed)
-        *freed = before > after ? before - after : 0;
+        *freed = image->remains_size - before + state;
     return ret;
 }
 

@@ -2,7 +2,7 @@
 /* The state of a virtual machine, kept with a snapshot. */
 #include <errno.h>
 
-#include "image/image.h"
+#include "image/remains.h"
 #include "snapshot/tree.h"
 #include "util/error.h"
 
@@ -40,8 +40,10 @@ int pcow_snapshot_write_state(pcow_image *image, const char *name, uint64_t offs
         if (!ret && is_new)
             ret = slab_publish(image, slab, (struct owner){OWNER_STATE, layer->id, (uint32_t)(offset >> SLAB_BITS)}, false);
         if (ret) {
-            if (is_new && slab)
+            if (is_new && slab) {
+                remains_leave(image, slab, 0);
                 slab_untake(image, slab);
+            }
             return error_set_errno(error, ret, "%s: cannot store VM state", image->file.path);
         }
         from += piece;

@@ -7,6 +7,7 @@
 
 #include "chain/chain.h"
 #include "image/lock.h"
+#include "image/remains.h"
 #include "util/error.h"
 
 static int slab_error(const struct pcow_image *image, int code, uint64_t slab, struct pcow_error *error)
@@ -14,33 +15,35 @@ static int slab_error(const struct pcow_image *image, int code, uint64_t slab, s
     return error_set_errno(error, code, "%s: cannot change the owner of file slab %llu", image->file.path, (unsigned long long)slab);
 }
 
-int tree_release_layer(struct pcow_image *image, uint32_t id, enum owner_kind kind, struct pcow_error *error)
-{
-    for (uint64_t p = 1; p < image_slab_count(image); p++) {
-        int ret;
+struct of_layer {
+    uint32_t id;
+    enum owner_kind kind;
+};
 
-        if (image->slabs[p].layer != id || image->slabs[p].kind != kind)
-            continue;
-        ret = slab_release(image, p, NULL);
-        if (ret)
-            return slab_error(image, ret, p, error);
-    }
-    return 0;
+static bool is_of_layer(const struct pcow_image *image, const struct slab *slab, const void *opaque)
+{
+    const struct of_layer *of = opaque;
+
+    (void)image;
+    return slab->layer == of->id && slab->kind == of->kind;
 }
 
-static int release_unowned(struct pcow_image *image, struct pcow_error *error)
+static int release_error(const struct pcow_image *image, int code, struct pcow_error *error)
 {
-    for (uint64_t p = 1; p < image_slab_count(image); p++) {
-        const struct slab *slab = &image->slabs[p];
-        int ret;
+    return code ? error_set_errno(error, code, "%s: cannot give slabs back", image->file.path) : 0;
+}
 
-        if (slab->kind == OWNER_NONE || slab->kind == OWNER_TABLE || layer_find(image, slab->layer))
-            continue;
-        ret = slab_release(image, p, NULL);
-        if (ret)
-            return slab_error(image, ret, p, error);
-    }
-    return 0;
+int tree_release_layer(struct pcow_image *image, uint32_t id, enum owner_kind kind, struct pcow_error *error)
+{
+    struct of_layer of = {id, kind};
+
+    return release_error(image, slabs_release(image, is_of_layer, &of), error);
+}
+
+static bool is_of_the_dead(const struct pcow_image *image, const struct slab *slab, const void *opaque)
+{
+    (void)opaque;
+    return slab->kind != OWNER_TABLE && !layer_find(image, slab->layer);
 }
 
 static int finish_interrupted(struct pcow_image *image, struct pcow_error *error)
@@ -67,7 +70,7 @@ static int finish_interrupted(struct pcow_image *image, struct pcow_error *error
         image->stale_record = 0;
     }
     if (!ret)
-        ret = release_unowned(image, error);
+        ret = release_error(image, slabs_release(image, is_of_the_dead, NULL), error);
     /* From the newest down, so that what is freed may free its parent; each may shorten the list. */
     for (size_t i = image->layer_count; i > 0 && !ret; i--)
         if (i <= image->layer_count)
@@ -109,33 +112,6 @@ int tree_put_active(struct pcow_image *image, const struct layer *reserved, uint
     image->view = layer.id;
     image->size = virtual_size;
     return 0;
-}
-
-/* Remove from a hidden layer's slab the pages that its only child holds too. */
-static int drop_shadowed(struct pcow_image *image, uint64_t slab, const struct page_set *shadow)
-{
-    struct page_set valid = image->valid[slab];
-    bool changed = false;
-    int ret;
-
-    for (unsigned w = 0; w < PAGE_SET_WORDS; w++) {
-        changed |= (valid.word[w] & shadow->word[w]) != 0;
-        valid.word[w] &= ~shadow->word[w];
-    }
-    if (!changed)
-        return 0;
-    /* In class page-cache the words that make the child's pages count may not be on the medium yet: they were left to the next flush. */
-    ret = file_sync(&image->file);
-    if (!ret)
-        ret = slab_store_valid(image, slab, &valid, false);
-    for (unsigned page = 0; page < PAGES_PER_SLAB && ret == 0;) {
-        unsigned end = page_set_run_end(shadow, page, PAGES_PER_SLAB);
-
-        if (page_set_has(shadow, page))
-            ret = file_punch(&image->file, (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE, (end - page) * PCOW_PAGE_SIZE);
-        page = end;
-    }
-    return ret;
 }
 
 /* The pages of one guest slab that a layer holds, over all its slabs. first_of: per guest slab, see merge(). */
@@ -190,44 +166,145 @@ static int collect(const struct pcow_image *image, uint32_t id, struct slab_orde
     return 0;
 }
 
-static int give_slab(struct pcow_image *image, uint64_t slab, uint32_t child, uint64_t limit, const struct slab_order *childs)
+/* Slab by slab the guest may go on making pages of the child own: claimed, both layers stand still for one guest slab. */
+static bool claim_slab(const struct pcow_image *image, uint64_t guest_slab)
 {
-    uint64_t guest_slab = image->slabs[slab].number;
     bool claimed = image->chain && guest_slab < image->chain->guest_slabs;
-    struct page_set shadow;
-    int ret;
 
     if (claimed)
         chain_claim(image->chain, guest_slab);
-    layer_pages(image, child, guest_slab, childs->slab, childs->count, &shadow);
-    /* Above the child's parent_limit it never saw this layer. */
-    if (guest_slab << SLAB_BITS >= limit)
+    return claimed;
+}
+
+struct merge {
+    struct pcow_image *image;
+    uint32_t hidden, child;
+    uint64_t limit;                    /* above the child's parent_limit it never saw the hidden layer */
+    struct slab_order childs;
+};
+
+/* Those pages of a hidden layer's slab that nobody can see, because its only child holds them too. */
+static unsigned shadowed_pages(const struct merge *merge, uint64_t slab, struct page_set *valid)
+{
+    struct pcow_image *image = merge->image;
+    uint64_t guest_slab = image->slabs[slab].number;
+    struct page_set shadow;
+    unsigned before = page_set_count(&image->valid[slab]);
+
+    /* The list knows slabs that the guest has taken since. */
+    if (merge->child == image_active(image) && image->view == merge->child && image->chain && guest_slab < image->chain->guest_slabs)
+        chain_own_pages(image, guest_slab, &shadow);
+    else
+        layer_pages(image, merge->child, guest_slab, merge->childs.slab, merge->childs.count, &shadow);
+    if (guest_slab << SLAB_BITS >= merge->limit)
         memset(&shadow, 0xff, sizeof shadow);
-    ret = drop_shadowed(image, slab, &shadow);
+    for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
+        valid->word[w] = page_set_word(&image->valid[slab], w) & ~shadow.word[w];
+    return before - page_set_count(valid);
+}
+
+/* They stop to be valid. The claim is held. */
+static int drop_shadowed(const struct merge *merge, uint64_t slab, bool lazily)
+{
+    struct page_set valid;
+    unsigned dropped = shadowed_pages(merge, slab, &valid);
+    int ret;
+
+    if (dropped == 0)
+        return 0;
+    ret = lazily ? 0 : file_sync(&merge->image->file);
     if (!ret)
-        ret = slab_publish(image, slab, (struct owner){OWNER_DATA, child, (uint32_t)guest_slab}, false);
+        ret = slab_store_valid(merge->image, slab, &valid, lazily);
+    if (!ret && !page_set_empty(&valid))
+        remains_leave(merge->image, slab, dropped);
+    else if (!ret)
+        __atomic_fetch_add(&merge->image->remains_size, dropped * PCOW_PAGE_SIZE, __ATOMIC_RELAXED);
+    return ret;
+}
+
+/* The first pass over the hidden layer's slabs. */
+static int drop_from_slab(const struct merge *merge, uint64_t slab)
+{
+    uint64_t guest_slab = merge->image->slabs[slab].number;
+    bool claimed = claim_slab(merge->image, guest_slab);
+    int ret = drop_shadowed(merge, slab, true);
+
+    if (claimed)
+        chain_release(merge->image->chain, guest_slab);
+    return ret;
+}
+
+/* The second pass: what is left becomes the child's. A slab with nothing left goes with its layer, so no list may lead to it any more. */
+static int give_slab(const struct merge *merge, uint64_t slab)
+{
+    struct pcow_image *image = merge->image;
+    uint64_t guest_slab = image->slabs[slab].number;
+    bool claimed = claim_slab(image, guest_slab);
+    /* Again: the guest may have made a page own meanwhile. */
+    int ret = drop_shadowed(merge, slab, false);
+
+    if (!ret && !page_set_empty(&image->valid[slab]))
+        ret = slab_publish(image, slab, (struct owner){OWNER_DATA, merge->child, (uint32_t)guest_slab}, true);
+    else if (!ret && claimed)
+        chain_unlink(image, guest_slab, slab);
     if (claimed)
         chain_release(image->chain, guest_slab);
     return ret;
+}
+
+static int for_slabs_of_hidden(const struct merge *merge, int (*work)(const struct merge *merge, uint64_t slab), struct pcow_error *error)
+{
+    struct pcow_image *image = merge->image;
+
+    for (uint64_t p = 1; p < image_slab_count(image); p++) {
+        int ret;
+
+        if (image->slabs[p].kind != OWNER_DATA || image->slabs[p].layer != merge->hidden)
+            continue;
+        ret = work(merge, p);
+        if (ret)
+            return slab_error(image, ret, p, error);
+    }
+    return 0;
+}
+
+/*
+ * The slabs of a hidden layer become the child's. Each of the three steps is durable as a whole before the next: the words within it may
+ * be in any order, because a hidden layer reads the same with and without a page that its child holds, and whoever of the two owns
+ * a slab.
+ */
+static int merge_slabs(const struct merge *merge, struct pcow_error *error)
+{
+    struct file *file = &merge->image->file;
+    /* In class page-cache the words that make the child's pages count may not be on the medium yet: they were left to the next flush. */
+    int ret = file_sync(file);
+
+    if (!ret) {
+        ret = for_slabs_of_hidden(merge, drop_from_slab, error);
+        if (ret)
+            return ret;
+        ret = file_sync(file);
+    }
+    if (!ret) {
+        ret = for_slabs_of_hidden(merge, give_slab, error);
+        if (ret)
+            return ret;
+        ret = file_sync(file);
+    }
+    return ret ? error_set_errno(error, ret, "cannot flush %s", file->path) : 0;
 }
 
 /* "Snapshot delete" in format.rst: a hidden layer with one child becomes part of it. No data is copied. */
 static int merge(struct pcow_image *image, uint32_t hidden_id, uint32_t child_id, struct pcow_error *error)
 {
     struct layer *hidden = layer_find(image, hidden_id), *child = layer_find(image, child_id);
-    uint64_t limit = child->parent_limit;
-    struct slab_order childs = {0};
-    int ret = collect(image, child_id, &childs);
+    struct merge merge = {.image = image, .hidden = hidden_id, .child = child_id, .limit = child->parent_limit};
+    int ret = collect(image, child_id, &merge.childs);
 
     if (ret)
         return error_set(error, ret, "out of memory");
-    for (uint64_t p = 1; p < image_slab_count(image) && ret == 0; p++)
-        if (image->slabs[p].kind == OWNER_DATA && image->slabs[p].layer == hidden_id) {
-            ret = give_slab(image, p, child_id, limit, &childs);
-            if (ret)
-                slab_error(image, ret, p, error);
-        }
-    free(childs.slab);
+    ret = merge_slabs(&merge, error);
+    free(merge.childs.slab);
     if (ret)
         return ret;
     if (hidden->parent_limit < child->parent_limit) {

@@ -37,8 +37,12 @@ static int delete_snapshot(pcow_image *image, const struct snapshot_request *req
 {
     char text[SIZE_TEXT_LENGTH];
     uint64_t freed;
-    int r = pcow_snapshot_delete(image, request->name, &freed, error);
+    int r = pcow_snapshot_delete(image, request->name, NULL, error);
 
+    /* What the pool gets back, and not what it was told it would get. */
+    if (!r) {
+        r = pcow_reclaim(image, &freed, error);
+    }
     if (!r && request->json) {
         json_object *object = json_object_new_object();
 

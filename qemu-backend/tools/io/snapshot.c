@@ -41,9 +41,13 @@ static int list(pcow_image *image, struct pcow_error *error)
 
 static int delete(pcow_image *image, const char *name, struct pcow_error *error)
 {
-    uint64_t freed;
+    return pcow_snapshot_delete(image, name, NULL, error);
+}
 
-    return pcow_snapshot_delete(image, name, &freed, error);
+static int reclaim(pcow_image *image, const char *name, struct pcow_error *error)
+{
+    (void)name;
+    return pcow_reclaim(image, NULL, error);
 }
 
 static bool run_snapshot(struct session *session, const struct command *command, int argc, char **argv)
@@ -51,7 +55,8 @@ static bool run_snapshot(struct session *session, const struct command *command,
     static const struct {
         const char *name;
         int (*run)(pcow_image *image, const char *name, struct pcow_error *error);
-    } actions[] = {{"create", pcow_snapshot_create}, {"revert", pcow_snapshot_revert}, {"delete", delete}};
+        int words;
+    } actions[] = {{"create", pcow_snapshot_create, 3}, {"revert", pcow_snapshot_revert, 3}, {"delete", delete, 3}, {"reclaim", reclaim, 2}};
     struct pcow_error error;
     bool timed = argc > 1 && !strcmp(argv[1], "-t");
 
@@ -60,8 +65,8 @@ static bool run_snapshot(struct session *session, const struct command *command,
     if (argc == 2 && !timed && !strcmp(argv[1], "list")) {
         return list(session->image, &error) ? command_failed(command, &error) : true;
     }
-    for (size_t i = 0; argc == 3 && i < sizeof(actions) / sizeof(actions[0]); i++) {
-        if (!strcmp(argv[1], actions[i].name)) {
+    for (size_t i = 0; argc >= 2 && i < sizeof(actions) / sizeof(actions[0]); i++) {
+        if (argc == actions[i].words && !strcmp(argv[1], actions[i].name)) {
             double begun = now();
             bool failed = actions[i].run(session->image, argv[2], &error) < 0;
 
@@ -77,7 +82,8 @@ static bool run_snapshot(struct session *session, const struct command *command,
 }
 
 const struct command snapshot_commands[] = {
-    {"snapshot", NULL, "[-t] create NAME | revert NAME | delete NAME | list", "snapshots of the open image; -t: print the seconds",
+    {"snapshot", NULL, "[-t] create NAME | revert NAME | delete NAME | reclaim | list",
+     "snapshots of the open image; reclaim: give back what was dropped; -t: print the seconds",
      NULL, 1, 3,
      run_snapshot},
     {0},

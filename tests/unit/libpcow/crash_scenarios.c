@@ -267,6 +267,40 @@ static void reuse_mapped(struct crash *c)
     step_unmap(c);
 }
 
+/* Dropped blocks that stay in the file for a while: some are given back, some are taken again before they could be. */
+static void leave_and_reclaim(struct crash *c)
+{
+    step_put(c, 300, 3);
+    step_flush(c);
+    step_revert(c, "s2");
+    step_put(c, 301, 1);
+    step_reclaim(c);
+    step_delete(c, "s1");
+    step_reclaim(c);
+    step_revert(c, "s2");
+    step_put(c, 760, 2);
+    step_flush(c);
+    step_delete(c, "s2");
+    step_reclaim(c);
+}
+
+/* The same beneath a guest, where the thread of the map does it, while the guest goes on. */
+static void leave_mapped(struct crash *c)
+{
+    step_map(c);
+    step_guest_store(c, 300);
+    step_guest_flush(c, 300);
+    step_revert(c, "s2");
+    step_guest_store(c, 800);
+    step_guest_flush(c, 800);
+    step_delete(c, "s1");
+    step_guest_store(c, 3);
+    step_guest_flush(c, 3);
+    step_delete(c, "s2");
+    step_guest_store(c, 900);
+    step_unmap(c);
+}
+
 static void prepared(struct crash *c)
 {
     step_map_prepared(c);
@@ -387,6 +421,8 @@ const struct scenario scenarios[] = {
     {"VM state", crash_two_snapshots, keep_state},
     {"reuse of space", used_space, reuse},
     {"reuse of space, mapped", used_space, reuse_mapped},
+    {"left and reclaimed", crash_two_snapshots, leave_and_reclaim},
+    {"left, mapped", crash_two_snapshots, leave_mapped},
     {"prepared slabs", nothing, prepared},
     {"prepared slabs, over snapshots", crash_two_snapshots, prepared},
     {"prepared slabs, reuse", used_space, prepared},

@@ -194,6 +194,13 @@ void step_delete(struct crash *c, const char *which)
     OPERATION(c, world_remove(&c->now, name), pcow_snapshot_delete(c->image, name, NULL, &error));
 }
 
+/* What nothing shows any more leaves the file: nothing that can be read changes. */
+void step_reclaim(struct crash *c)
+{
+    step_expect(c, NULL);
+    MUST(pcow_reclaim(c->image, NULL, &error));
+}
+
 static void rename_in(struct world *world, const char *name, const char *new_name)
 {
     for (unsigned i = 0; i < world->snapshots; i++) {

@@ -35,6 +35,7 @@ void step_unmap(struct crash *c);
 void step_snapshot(struct crash *c, const char *name);
 void step_revert(struct crash *c, const char *name);
 void step_delete(struct crash *c, const char *which);
+void step_reclaim(struct crash *c);
 void step_rename(struct crash *c, const char *name, const char *new_name);
 void step_resize(struct crash *c, uint64_t size);
 void step_vm_state(struct crash *c, const char *name, size_t size);

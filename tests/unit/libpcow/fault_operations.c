@@ -103,6 +103,23 @@ static void delete_second_model(struct world *world)
     world_remove(world, "s2");
 }
 
+/* What was dropped is given back now, and not by whoever comes next. */
+static int revert_and_reclaim(struct crash *c, struct pcow_error *error)
+{
+    int ret = revert(c, error);
+
+    return ret ? ret : pcow_reclaim(c->image, NULL, error);
+}
+
+static int delete_and_reclaim(struct crash *c, struct pcow_error *error)
+{
+    int ret = pcow_snapshot_delete(c->image, "s1", NULL, error);
+
+    if (ret == -ENOENT)
+        ret = 0;                               /* deleted before, but not given back */
+    return ret ? ret : pcow_reclaim(c->image, NULL, error);
+}
+
 static int rename_first(struct crash *c, struct pcow_error *error)
 {
     return pcow_snapshot_rename(c->image, "s1", "new", error);
@@ -224,6 +241,8 @@ const struct operation fault_operations[] = {
     {"snapshot revert", crash_two_snapshots, revert, revert_model, false, false, 0},
     {"snapshot delete, the first", crash_two_snapshots, delete_first, delete_first_model, false, false, -ENOENT},
     {"snapshot delete, the second", crash_two_snapshots, delete_second, delete_second_model, false, false, -ENOENT},
+    {"revert and reclaim", crash_two_snapshots, revert_and_reclaim, revert_model, false, false, 0},
+    {"delete and reclaim", crash_two_snapshots, delete_and_reclaim, delete_first_model, false, false, 0},
     {"snapshot rename", crash_two_snapshots, rename_first, rename_first_model, false, false, -ENOENT},
     {"VM state", crash_two_snapshots, keep_state, keep_state_model, false, false, 0},
     {"grow", crash_two_snapshots, grow, grow_model, false, false, 0},

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -51,6 +52,45 @@ const char *scratch(const char *name)
     turn = (turn + 1) % 8;
     snprintf(path[turn], sizeof path[turn], "%s/%s", directory, name);
     return path[turn];
+}
+
+const char *pool_directory(void)
+{
+    static char path[512];
+
+    snprintf(path, sizeof path, "%s", scratch("pool"));
+    return path;
+}
+
+int pool_mount(void **state, const char *size)
+{
+    char options[64];
+
+    if (scratch_setup(state))
+        return -1;
+    snprintf(options, sizeof options, "size=%s", size);
+    return mkdir(pool_directory(), 0700) || mount("pcow-test", pool_directory(), "tmpfs", 0, options) ? -1 : 0;
+}
+
+int pool_unmount(void **state)
+{
+    umount2(pool_directory(), MNT_DETACH);
+    rmdir(pool_directory());
+    return scratch_teardown(state);
+}
+
+void pool_fill(void)
+{
+    static const char block[65536];
+    char path[600];
+    int fd;
+
+    snprintf(path, sizeof path, "%s/filler", pool_directory());
+    fd = open(path, O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    while (write(fd, block, sizeof block) > 0)
+        ;
+    close(fd);
 }
 
 pcow_image *must_open(const char *path, unsigned flags)

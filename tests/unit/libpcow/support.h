@@ -46,6 +46,13 @@ int scratch_teardown(void **state);
 const char *scratch(const char *name);
 const char *scratch_directory(void);
 
+/* The same with a pool of its own, a tmpfs of that size ("64m"), mounted in it. */
+int pool_mount(void **state, const char *size);
+int pool_unmount(void **state);
+const char *pool_directory(void);
+/* Others take what is left in it. */
+void pool_fill(void);
+
 pcow_image *must_open(const char *path, unsigned flags);
 pcow_image *must_create(const char *path, uint64_t size, uint64_t cluster_size, const char *base);
 /* No finding at all, or the test fails with what was found. */

@@ -2,14 +2,11 @@
 /* Slabs prepared ahead of the stores: that they are used, that they are given back, and that they never show anything but zeros. */
 #include "support.h"
 
-#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mount.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,22 +15,10 @@
 
 #define SLAB PCOW_SLAB_SIZE
 
-static char pool[512];
-
-/* A pool of its own, 64 MiB: small enough to be filled, large enough for slabs to be prepared in it. */
+/* 64 MiB: small enough to be filled, large enough for slabs to be prepared in it. */
 static int pool_setup(void **state)
 {
-    if (scratch_setup(state))
-        return -1;
-    snprintf(pool, sizeof pool, "%s", scratch("pool"));
-    return mkdir(pool, 0700) || mount("pcow-test", pool, "tmpfs", 0, "size=64m") ? -1 : 0;
-}
-
-static int pool_teardown(void **state)
-{
-    umount2(pool, MNT_DETACH);
-    rmdir(pool);
-    return scratch_teardown(state);
+    return pool_mount(state, "64m");
 }
 
 static pcow_map *must_map(pcow_image *image, unsigned prepared_slabs)
@@ -137,20 +122,6 @@ static void test_idle_image_gives_back(void **state)
     must_be_clean(scratch("top.pcow"));
 }
 
-static void fill_pool(void)
-{
-    static const char block[65536];
-    char path[600];
-    int fd;
-
-    snprintf(path, sizeof path, "%s/filler", pool);
-    fd = open(path, O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600);
-    assert_true(fd >= 0);
-    while (write(fd, block, sizeof block) > 0)
-        ;
-    close(fd);
-}
-
 /* Others fill the pool while slabs are prepared and partly used: stores go on with what was prepared, until all of it is used. */
 static void test_full_pool_reclaims_what_was_prepared(void **state)
 {
@@ -162,7 +133,7 @@ static void test_full_pool_reclaims_what_was_prepared(void **state)
     int ret = 0;
 
     (void)state;
-    snprintf(path, sizeof path, "%s/top.pcow", pool);
+    snprintf(path, sizeof path, "%s/top.pcow", pool_directory());
     image = must_create(path, 128 * MIB, 0, NULL);
     map = must_map(image, 1);
     memory = pcow_map_address(map);
@@ -172,7 +143,7 @@ static void test_full_pool_reclaims_what_was_prepared(void **state)
         memory[i * SLAB] = 9;
         wait_ready(map, 1);
     }
-    fill_pool();
+    pool_fill();
     /* Elsewhere, so that it has to come from what the others do not use. */
     for (uint64_t offset = 16 * SLAB; offset < 64 * SLAB && ret == 0; offset += 64 * KIB) {
         ret = pcow_map_resolve(map, offset, 1, true, NULL);
@@ -200,11 +171,11 @@ static void test_nothing_is_prepared_in_a_nearly_full_pool(void **state)
     pcow_map *map;
 
     (void)state;
-    snprintf(path, sizeof path, "%s/top.pcow", pool);
+    snprintf(path, sizeof path, "%s/top.pcow", pool_directory());
     image = must_create(path, 32 * MIB, 0, NULL);
-    fill_pool();
+    pool_fill();
     /* Room for the tables and some clusters, not for slabs. */
-    snprintf(path, sizeof path, "%s/filler", pool);
+    snprintf(path, sizeof path, "%s/filler", pool_directory());
     assert_int_equal(truncate(path, 60 * (off_t)MIB), 0);
     map = must_map(image, 4);
     ((unsigned char *)pcow_map_address(map))[0] = 1;
@@ -213,7 +184,7 @@ static void test_nothing_is_prepared_in_a_nearly_full_pool(void **state)
     assert_int_equal(stats_of(map).slabs_prepared, 0);
     pcow_map_destroy(map);
     pcow_close(image);
-    snprintf(path, sizeof path, "%s/top.pcow", pool);
+    snprintf(path, sizeof path, "%s/top.pcow", pool_directory());
     must_be_clean(path);
     unlink(path);
 }
@@ -474,7 +445,7 @@ static void test_own_memory_is_small(void **state)
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, scratch_setup, scratch_teardown)
-#define POOL_TEST(name) cmocka_unit_test_setup_teardown(name, pool_setup, pool_teardown)
+#define POOL_TEST(name) cmocka_unit_test_setup_teardown(name, pool_setup, pool_unmount)
 
 int main(void)
 {

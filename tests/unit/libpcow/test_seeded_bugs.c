@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Can the replay fail? Every flush of every scenario is dropped in turn, and every two neighbouring updates are swapped: in the log, as
+ * Can the replay fail? Every flush and every hole of every scenario is dropped in turn, and every two neighbouring updates are swapped: in the log, as
  * if the library had the bug. Each must leave a state that is judged wrong, or be on the list of those that cannot, with the reason.
  */
 #include "crash.h"
@@ -35,6 +35,7 @@ static const struct {
 } harmless[] = {
     {"dropped: generation", "another flush of the same line or page comes before anything that it must precede", true},
     {"dropped: fdatasync", "what it made certain is made so again before anything relies on it, or was not promised yet", true},
+    {"dropped: hole", "the slab is free or its pages are not valid: whoever uses it next empties it", true},
     {"dropped: data", "the pages are not promised yet, or a later flush covers them", true},
     {"dropped: bitmap", "the pages are not promised yet, or their layer goes", true},
     {"dropped: owner word", "a slab of a dead layer is free whether its owner word is cleared or not", true},
@@ -92,6 +93,7 @@ static bool is_caught(struct crash *c, struct seen *seen, const struct entry *lo
 
 /* ---- dropping ---------------------------------------------------------------------------------------------------------------- */
 
+/* Flushes, and the holes without which old data would come up in new memory. */
 static void drop_flushes(struct crash *c, struct seen *seen)
 {
     struct entry *log = malloc(c->recorder.count * sizeof *log);
@@ -101,11 +103,11 @@ static void drop_flushes(struct crash *c, struct seen *seen)
         const struct entry *entry = &c->recorder.entry[at];
         char what[96];
 
-        if (entry->kind != ENTRY_FLUSH && entry->kind != ENTRY_MSYNC && entry->kind != ENTRY_SYNC)
+        if (entry->kind != ENTRY_FLUSH && entry->kind != ENTRY_MSYNC && entry->kind != ENTRY_SYNC && entry->kind != ENTRY_PUNCH)
             continue;
         memcpy(log, c->recorder.entry, at * sizeof *log);
         memcpy(log + at, c->recorder.entry + at + 1, (c->recorder.count - at - 1) * sizeof *log);
-        snprintf(what, sizeof what, "dropped: %s", recorder_describe(entry));
+        snprintf(what, sizeof what, "dropped: %s", entry->kind == ENTRY_PUNCH ? "hole" : recorder_describe(entry));
         count(what, is_caught(c, seen, log, c->recorder.count - 1, at));
     }
     free(log);

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * Remains: blocks that hold what nobody sees any more. Of free slabs, after revert, delete and shrink; of pages that are not valid, in
+ * slabs whose pages a merge has taken away; of either, what a crash left. No operation waits for the file system to take them: it
+ * commits, marks the slab, and the blocks go back to the pool
+ *
+ *   by the thread of a mapped image, at once (monitor/ahead.c),
+ *   by pcow_reclaim() and pcow_close(),
+ *   before anything is told that the pool is full.
+ *
+ * On the medium nothing says what is marked, and nothing needs to: a free slab with blocks, and blocks of a page that is not valid, are
+ * what a crash leaves as well. Whoever opens a file for writing suspects every slab of it (slabs_at_open) and finds them again. Until
+ * they are punched out nobody may take them for zeros: slab_take() empties a slab, and who fills a page with zeros asks
+ * slab_is_suspect().
+ */
+#ifndef PCOW_IMAGE_REMAINS_H
+#define PCOW_IMAGE_REMAINS_H
+
+#include "image/image.h"
+
+/* Mark a slab; pages: that have just ceased to be seen. To be called before it can be taken again. Async-signal-safe. */
+void remains_leave(struct pcow_image *image, uint64_t slab, unsigned pages);
+/* The slab was emptied by who took it. Async-signal-safe. */
+void remains_forget(struct pcow_image *image, uint64_t slab);
+
+/* Blocks of pages that are not valid, or of the slab if it is free, may hold anything. Async-signal-safe. */
+static inline bool slab_is_suspect(const struct pcow_image *image, uint64_t slab)
+{
+    return slab < image->slabs_at_open || (__atomic_load_n(&image->remains[slab / 64], __ATOMIC_ACQUIRE) >> (slab % 64) & 1);
+}
+
+/*
+ * Mark what a former writer may have left when it was killed: free slabs that have blocks, and, if owned, every slab that somebody
+ * owns, which takes looking at all of it.
+ */
+void remains_find(struct pcow_image *image, bool owned);
+
+/* Something was marked since remains_give_back() last went through all. */
+bool remains_are_due(const struct pcow_image *image);
+/*
+ * Punch out what is marked, in at most limit slabs (0: all). True if anything was. What others are working on is passed over and stays
+ * due; what the file system does not take stays marked. The tables of layers are not looked at. Async-signal-safe.
+ */
+bool remains_give_back(struct pcow_image *image, unsigned limit);
+
+#endif

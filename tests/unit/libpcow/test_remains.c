@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * What revert and delete have dropped: its blocks stay in the file for a while. Nobody may ever see what they hold, they go back to
+ * the pool by themselves, and what still waits does not make a pool full.
+ */
+#include "support.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "image/remains.h"
+
+#define SLAB PCOW_SLAB_SIZE
+#define DROPPED 8u                             /* slabs */
+
+static uint64_t allocated(pcow_image *image)
+{
+    struct pcow_info info;
+
+    pcow_get_info(image, &info);
+    return info.allocated_size;
+}
+
+static void fill(pcow_image *image, uint64_t offset, uint64_t length, int byte)
+{
+    char *bytes = malloc(length);
+
+    assert_non_null(bytes);
+    memset(bytes, byte, length);
+    MUST(pcow_write(image, offset, bytes, length, &error));
+    free(bytes);
+}
+
+/* An empty snapshot, and DROPPED slabs of 0x55 that a revert to it has dropped. */
+static pcow_image *with_remains(const char *path, uint64_t size)
+{
+    pcow_image *image = must_create(path, size, 64 * KIB, NULL);
+
+    MUST(pcow_snapshot_create(image, "empty", &error));
+    fill(image, 0, DROPPED * SLAB, 0x55);
+    MUST(pcow_snapshot_revert(image, "empty", &error));
+    assert_true(remains_are_due(image));
+    assert_true(allocated(image) >= DROPPED * SLAB);
+    return image;
+}
+
+/* One byte in each cluster: what comes with it must be zeros. */
+static void touch_and_look(volatile unsigned char *memory, uint64_t from, uint64_t slabs)
+{
+    for (uint64_t offset = from; offset < from + slabs * SLAB; offset += 64 * KIB)
+        memory[offset + 12345] = 1;
+    for (uint64_t offset = from; offset < from + slabs * SLAB; offset++)
+        if (memory[offset] != (offset % (64 * KIB) == 12345))
+            fail_msg("byte %llu is %#x", (unsigned long long)offset, memory[offset]);
+}
+
+static void test_never_seen_again(void **state)
+{
+    struct pcow_map_options options = {.engine = PCOW_ENGINE_SIGNAL};
+    pcow_image *image = with_remains(scratch("t"), 64 * MIB);
+    unsigned char *bytes = malloc(DROPPED * SLAB);
+    pcow_map *map;
+
+    (void)state;
+    assert_non_null(bytes);
+    /* By the tools' way: parts of pages that were never there. */
+    for (uint64_t offset = 16 * SLAB; offset < (16 + DROPPED) * SLAB; offset += 64 * KIB)
+        MUST(pcow_write(image, offset + 100, "x", 1, &error));
+    MUST(pcow_read(image, 16 * SLAB, bytes, DROPPED * SLAB, &error));
+    for (uint64_t offset = 0; offset < DROPPED * SLAB; offset++)
+        if (bytes[offset] != (offset % (64 * KIB) == 100 ? 'x' : 0))
+            fail_msg("byte %llu is %#x", (unsigned long long)offset, bytes[offset]);
+    /* And beneath a guest that stores while the thread gives back. */
+    MUST(pcow_snapshot_revert(image, "empty", &error));
+    MUST(pcow_map_create(image, &options, &map, &error));
+    touch_and_look(pcow_map_address(map), 0, 2 * DROPPED);
+    MUST(pcow_snapshot_revert(image, "empty", &error));
+    touch_and_look(pcow_map_address(map), 4 * SLAB, 2 * DROPPED);
+    pcow_map_destroy(map);
+    pcow_close(image);
+    must_be_clean(scratch("t"));
+    free(bytes);
+}
+
+/* A merge takes pages out of a slab that lives on: they are emptied when somebody asks for zeros there. */
+static void test_pages_of_a_merged_slab(void **state)
+{
+    pcow_image *image = must_create(scratch("t"), 8 * MIB, 0, NULL);
+    unsigned char bytes[8192];
+    uint64_t reclaimed, freed;
+
+    (void)state;
+    fill(image, 0, 64 * KIB, 0x55);
+    MUST(pcow_snapshot_create(image, "s", &error));
+    fill(image, 0, 32 * KIB, 0x66);
+    MUST(pcow_snapshot_delete(image, "s", &freed, &error));
+    assert_int_equal(freed, 32 * KIB);
+    MUST(pcow_read(image, 28 * KIB, bytes, sizeof bytes, &error));
+    assert_int_equal(bytes[0], 0x66);
+    assert_int_equal(bytes[sizeof bytes - 1], 0x55);
+    MUST(pcow_reclaim(image, &reclaimed, &error));
+    assert_int_equal(reclaimed, 32 * KIB);
+    MUST(pcow_reclaim(image, &reclaimed, &error));
+    assert_int_equal(reclaimed, 0);
+    MUST(pcow_read(image, 28 * KIB, bytes, sizeof bytes, &error));
+    assert_int_equal(bytes[0], 0x66);
+    assert_int_equal(bytes[sizeof bytes - 1], 0x55);
+    pcow_close(image);
+    must_be_clean(scratch("t"));
+}
+
+static void test_the_thread_gives_back(void **state)
+{
+    pcow_image *image = must_create(scratch("t"), 64 * MIB, 0, NULL);
+    unsigned tries = 0;
+    pcow_map *map;
+
+    (void)state;
+    MUST(pcow_snapshot_create(image, "empty", &error));
+    fill(image, 0, 32 * MIB, 0x55);
+    MUST(pcow_map_create(image, NULL, &map, &error));
+    MUST(pcow_snapshot_revert(image, "empty", &error));
+    while (allocated(image) > MIB && tries++ < 2000)
+        usleep(5000);
+    assert_true(allocated(image) <= MIB);
+    pcow_map_destroy(map);
+    pcow_close(image);
+    must_be_clean(scratch("t"));
+}
+
+static void test_close_gives_back(void **state)
+{
+    struct pcow_check_result result;
+    pcow_image *image;
+
+    (void)state;
+    pcow_close(with_remains(scratch("t"), 64 * MIB));
+    must_be_clean(scratch("t"));
+    MUST(pcow_check(scratch("t"), 0, NULL, NULL, &result, &error));
+    image = must_open(scratch("t"), 0);
+    assert_true(allocated(image) <= MIB);
+    MUST_FAIL(-EROFS, pcow_reclaim(image, NULL, &error));
+    pcow_close(image);
+}
+
+/* Killed before it could: check tells, the next writer gives back whatever it came for, and nothing is seen meanwhile. */
+static void test_killed(void **state)
+{
+    struct pcow_check_result result;
+    pcow_image *image;
+    unsigned char byte = 0xff;
+    int status;
+    pid_t pid;
+
+    (void)state;
+    pid = fork();
+    if (pid == 0) {
+        with_remains(scratch("t"), 64 * MIB);
+        kill(getpid(), SIGKILL);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    MUST(pcow_check(scratch("t"), 0, NULL, NULL, &result, &error));
+    assert_int_equal(result.corruptions, 0);
+    assert_int_equal(result.leaks, DROPPED);
+    image = must_open(scratch("t"), PCOW_OPEN_WRITE);
+    MUST(pcow_write(image, 40 * MIB + 5000, "x", 1, &error));
+    MUST(pcow_read(image, 40 * MIB + 5001, &byte, 1, &error));
+    assert_int_equal(byte, 0);
+    pcow_close(image);
+    must_be_clean(scratch("t"));
+    image = must_open(scratch("t"), 0);
+    assert_true(allocated(image) <= MIB);
+    pcow_close(image);
+}
+
+static int pool_setup(void **state)
+{
+    return pool_mount(state, "24m");
+}
+
+/* The pool is full of what was dropped, and there is no thread: stores, records and VM state find the space all the same. */
+static void test_a_full_pool_is_not_full(void **state)
+{
+    char path[600];
+    pcow_image *image;
+    unsigned char *memory;
+    pcow_map *map;
+
+    (void)state;
+    snprintf(path, sizeof path, "%s/t", pool_directory());
+    image = with_remains(path, 64 * MIB);
+    pool_fill();
+    fill(image, 20 * MIB, 7 * SLAB, 0x66);
+    MUST(pcow_snapshot_revert(image, "empty", &error));
+    fill(image, 0, 64 * KIB, 0x67);
+    MUST(pcow_snapshot_create(image, "more", &error));
+    fill(image, 0, 6 * SLAB, 0x68);
+    MUST(pcow_map_create(image, &(struct pcow_map_options){.full_policy = PCOW_FULL_FAIL}, &map, &error));
+    memory = pcow_map_address(map);
+    MUST(pcow_snapshot_revert(image, "more", &error));
+    for (uint64_t offset = 30 * MIB; offset < 30 * MIB + 6 * SLAB; offset += 4096) {
+        MUST(pcow_map_resolve(map, offset, 1, true, &error));
+        memory[offset] = 1;
+        assert_int_equal(memory[offset + 1], 0);
+    }
+    assert_int_equal(memory[0], 0x67);
+    pcow_map_destroy(map);
+    pcow_close(image);
+    must_be_clean(path);
+    unlink(path);
+}
+
+/* Slabs that a merge leaves empty are free again, so that the file does not grow for ever. */
+static void test_the_file_does_not_grow(void **state)
+{
+    pcow_image *image = must_create(scratch("t"), 16 * MIB, 0, NULL);
+    struct pcow_info info;
+    char name[16];
+
+    (void)state;
+    for (unsigned round = 0; round < 20; round++) {
+        for (unsigned i = 0; i < 6; i++) {
+            fill(image, 0, 16 * MIB, (int)(round + i));
+            snprintf(name, sizeof name, "s%u", i);
+            MUST(pcow_snapshot_create(image, name, &error));
+        }
+        for (unsigned i = 0; i < 6; i++) {
+            snprintf(name, sizeof name, "s%u", i);
+            MUST(pcow_snapshot_delete(image, name, NULL, &error));
+        }
+        if (round % 5 == 0)
+            MUST(pcow_reclaim(image, NULL, &error));
+    }
+    pcow_get_info(image, &info);
+    assert_true(info.file_size <= 66 * SLAB);
+    assert_int_equal(info.data_size, 16 * MIB);
+    pcow_close(image);
+    must_be_clean(scratch("t"));
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, scratch_setup, scratch_teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_never_seen_again),
+        TEST(test_pages_of_a_merged_slab),
+        TEST(test_the_thread_gives_back),
+        TEST(test_close_gives_back),
+        TEST(test_killed),
+        cmocka_unit_test_setup_teardown(test_a_full_pool_is_not_full, pool_setup, pool_unmount),
+        TEST(test_the_file_does_not_grow),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
