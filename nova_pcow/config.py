@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of the domain XML that Nova's configuration objects lack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lxml import etree
+from nova.virt.libvirt import config as vconfig
+
+from nova_pcow import conf
+from pcow_driver import libvirt_xml
+from pcow_driver import units
+
+PMEM_CMDLINE = 'root=/dev/pmem0 rootflags=dax=always rw'
+
+
+class MemoryDevice(vconfig.LibvirtConfigGuestDevice):
+    """A pcow image as a persistent memory device.
+
+    Nova's own LibvirtConfigGuestVPMEM always has a label area and is written by QEMU through libpmem, both of which
+    a pcow image has not.
+    """
+
+    driver_discard = None                  # attach_volume looks at it
+
+    def __init__(self, nvdimm: libvirt_xml.Nvdimm) -> None:
+        super().__init__(root_name='memory')
+        self.nvdimm = nvdimm
+        self.alias = nvdimm.alias
+
+    def format_dom(self) -> Any:
+        return etree.fromstring(self.nvdimm.to_xml())
+
+
+class Emulator(vconfig.LibvirtConfigObject):
+    """The QEMU that runs the domain, in place of the one that libvirt chooses."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(root_name='emulator')
+        self.path = path
+
+    def format_dom(self) -> Any:
+        element = super().format_dom()
+        element.text = self.path
+        return element
+
+
+def add_memory_devices(guest: Any, devices: list[MemoryDevice]) -> None:
+    """Put the devices of a server in front of those of its volumes, so that its root is always /dev/pmem0 in the guest.
+
+    Room for volumes that are attached later is kept, and one NUMA node, which libvirt asks for.
+
+    :param guest: LibvirtConfigGuest, which may have MemoryDevice of volumes already
+    """
+    volumes = [item for item in guest.devices if isinstance(item, MemoryDevice)]
+    guest.devices = [item for item in guest.devices if not isinstance(item, MemoryDevice)]
+    for item in (*devices, *volumes):
+        guest.add_device(item)
+    options = conf.CONF.nova_pcow
+    size = sum(item.nvdimm.size for item in (*devices, *volumes)) + options.hotplug_gb * units.GIB
+    guest.max_memory_size = guest.memory + size // units.KIB
+    guest.max_memory_slots = len(devices) + max(options.volume_slots, len(volumes))
+    if guest.cpu is None:
+        guest.cpu = vconfig.LibvirtConfigGuestCPU()
+    if not getattr(guest.cpu, 'numa', None):
+        cell = vconfig.LibvirtConfigGuestCPUNUMACell()
+        cell.id, cell.cpus, cell.memory = 0, set(range(guest.vcpus)), guest.memory
+        guest.cpu.numa = vconfig.LibvirtConfigGuestCPUNUMA()
+        guest.cpu.numa.cells.append(cell)
+
+
+def boot_from_pmem(guest: Any, image_meta: Any) -> None:
+    """Let the kernel find its root in persistent memory, unless the image says what its command line is."""
+    if not image_meta.properties.get('os_command_line'):
+        _root, _space, rest = guest.os_cmdline.partition(' ')
+        guest.os_cmdline = f'{PMEM_CMDLINE} {rest}'

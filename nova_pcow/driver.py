@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compute driver: Nova's libvirt driver, and what differs for servers whose root or data devices are pcow images.
+
+Only overrides are here; what they do is in the other modules of the package.  A server without ``pcow:*`` in its flavor takes
+Nova's own way everywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import tempfile
+from typing import Any
+
+from nova import exception as nova_exception
+from nova.compute import task_states
+import nova.conf
+from nova.virt import images as virt_images
+from nova.virt.libvirt import config as vconfig
+from nova.virt.libvirt import driver as libvirt_driver
+from nova.virt.libvirt import utils as libvirt_utils
+from oslo_log import log as logging
+from oslo_utils import fileutils
+
+from nova_pcow import config
+from nova_pcow import emulator
+from nova_pcow import errors
+from nova_pcow import flavor as flavor_module
+from nova_pcow import inventory
+from nova_pcow import migration as migration_module
+from nova_pcow import snapshot as snapshot_module
+from nova_pcow import storage
+from nova_pcow import volume
+from pcow_driver import domain
+from pcow_driver import exception
+from pcow_driver import template_cache
+from pcow_driver import units
+
+LOG = logging.getLogger(__name__)
+CONF = nova.conf.CONF
+
+_CARRIER_SIZE = units.MIB
+
+
+def _wanted(instance: Any) -> flavor_module.PcowFlavor:
+    return flavor_module.parse(instance.flavor)
+
+
+def _uses_pcow(instance: Any) -> bool:
+    """Also for a flavor that has become invalid: nothing of such a server is lost."""
+    specs = instance.flavor.extra_specs or {}
+    return any(key.startswith('pcow:') for key in specs)
+
+
+class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
+    """See :mod:`nova_pcow.driver`."""
+
+    def __init__(self, virtapi: Any, read_only: bool = False) -> None:
+        super().__init__(virtapi, read_only)
+        self._emulator = emulator.Emulator()
+        libvirt_driver.VOLUME_DRIVERS.setdefault(volume.TYPE, f'{volume.__name__}.{volume.PcowVolumeDriver.__name__}')
+
+    # ---- the host ------------------------------------------------------------------------------------------------
+
+    def init_host(self, host: str) -> None:
+        super().init_host(host)
+        if not CONF.nova_pcow.pools:
+            LOG.warning('[nova_pcow] pools names no pool: servers with persistent memory are not scheduled to this host')
+        try:
+            self._emulator.path()
+            inventory.pools()
+        except exception.PcowError as e:
+            LOG.error('Servers with persistent memory will not start: %s', e)
+
+    def update_provider_tree(self, provider_tree: Any, nodename: str, allocations: Any = None) -> None:
+        super().update_provider_tree(provider_tree, nodename, allocations)
+        inventory.update_provider_tree(provider_tree, nodename)
+        self.provider_tree = copy.deepcopy(provider_tree)
+
+    def manage_image_cache(self, context: Any, all_instances: Any) -> None:
+        super().manage_image_cache(context, all_instances)
+        if CONF.image_cache.remove_unused_base_images:
+            for pool in inventory.pools():
+                template_cache.TemplateCache(pool).age_out(CONF.image_cache.remove_unused_original_minimum_age_seconds)
+
+    # ---- creation and deletion -----------------------------------------------------------------------------------
+
+    def spawn(self, context: Any, instance: Any, image_meta: Any, injected_files: Any, admin_password: Any, allocations: Any,
+              network_info: Any = None, block_device_info: Any = None, power_on: bool = True, accel_info: Any = None) -> None:
+        if _uses_pcow(instance):
+            with errors.abort_build(instance):
+                self._create_images(context, instance, allocations, block_device_info)
+        super().spawn(context, instance, image_meta, injected_files, admin_password, allocations, network_info=network_info,
+                      block_device_info=block_device_info, power_on=power_on, accel_info=accel_info)
+
+    def _create_images(self, context: Any, instance: Any, allocations: Any, block_device_info: Any = None) -> None:
+        """:raises PcowError:"""
+        wanted = _wanted(instance)
+        self._emulator.path()
+        if not storage.missing_roles(instance.uuid, wanted):
+            return
+        source = None
+        if wanted.root:
+            if self._is_booted_from_volume(block_device_info):
+                raise flavor_module.FlavorInvalid(flavor=wanted.name, reason='its root is in persistent memory, not in a volume')
+            if not instance.kernel_id:
+                raise storage.ServerStorageError(reason=(
+                    f'the image {instance.image_ref} has no property kernel_id: firmware cannot boot from persistent memory, so '
+                    'give the image the properties kernel_id and ramdisk_id'))
+            source = self._root_source(context, instance, instance.image_ref)
+        pool = inventory.choose(self.provider_tree, self._host.get_hostname(), allocations, wanted)
+        storage.create(instance.uuid, wanted, pool, source)
+
+    def _root_source(self, context: Any, instance: Any, image_id: str) -> storage.RootSource:
+        """:raises SourceRejected: Glance does not have it"""
+        try:
+            found = self._image_api.get(context, image_id)
+        except nova_exception.ImageNotFound as e:
+            raise exception.SourceRejected(path=f'image {image_id}', reason=str(e)) from e
+        checksum = found.get('os_hash_value') or found.get('checksum') or ''
+        return storage.RootSource(
+            template_cache.SourceImage(image_id, checksum, str(found.get('disk_format'))),
+            lambda path: virt_images.fetch(context, image_id, path, instance.trusted_certs))
+
+    def _create_and_inject_local_root(self, context: Any, instance: Any, disk_mapping: Any, booted_from_volume: bool, suffix: str,
+                                      disk_images: Any, injection_info: Any, fallback_from_host: Any) -> bool:
+        """The root is there already; in place of the disk there is one that only holds the state of a suspended server."""
+        if suffix or not _uses_pcow(instance) or not _wanted(instance).root:
+            return bool(super()._create_and_inject_local_root(
+                context, instance, disk_mapping, booted_from_volume, suffix, disk_images, injection_info, fallback_from_host))
+        path = self._carrier(instance)
+        if os.path.exists(path):
+            return False
+        libvirt_utils.create_image(path, 'qcow2', _CARRIER_SIZE)
+        return True
+
+    @staticmethod
+    def _carrier(instance: Any) -> str:
+        return os.path.join(libvirt_utils.get_instance_path(instance), 'disk')
+
+    def delete_instance_files(self, instance: Any) -> bool:
+        images_are_gone = storage.delete(instance.uuid)
+        return bool(super().delete_instance_files(instance)) and images_are_gone
+
+    def _undefine_domain(self, instance: Any, keep_vtpm: bool = False, keep_nvram: bool = False) -> None:
+        """libvirt undefines no domain that has snapshots."""
+        if _uses_pcow(instance):
+            with contextlib.suppress(nova_exception.InstanceNotFound):
+                snapshot_module.forget_all(self._host.get_guest(instance)._domain)
+        super()._undefine_domain(instance, keep_vtpm=keep_vtpm, keep_nvram=keep_nvram)
+
+    # ---- the domain ----------------------------------------------------------------------------------------------
+
+    def _get_guest_storage_config(self, context: Any, instance: Any, image_meta: Any, disk_info: Any, rescue: Any,
+                                  block_device_info: Any, flavor: Any, os_type: Any) -> list[Any]:
+        devices = super()._get_guest_storage_config(
+            context, instance, image_meta, disk_info, rescue, block_device_info, flavor, os_type)
+        if not _uses_pcow(instance) or not _wanted(instance).root or 'disk' not in disk_info['mapping']:
+            return list(devices)
+        mapping = disk_info['mapping']['disk']
+        return [self._carrier_config(instance, mapping) if isinstance(item, vconfig.LibvirtConfigGuestDisk)
+                and item.target_dev == mapping['dev'] else item for item in devices]
+
+    def _carrier_config(self, instance: Any, mapping: Any) -> vconfig.LibvirtConfigGuestDisk:
+        """Whatever images_type is, its format is qcow2."""
+        carrier = vconfig.LibvirtConfigGuestDisk()
+        carrier.source_type, carrier.source_device, carrier.source_path = 'file', 'disk', self._carrier(instance)
+        carrier.driver_name, carrier.driver_format = 'qemu', 'qcow2'
+        carrier.target_dev, carrier.target_bus = mapping['dev'], mapping['bus']
+        return carrier
+
+    def _get_guest_config(self, instance: Any, network_info: Any, image_meta: Any, disk_info: Any, rescue: Any = None,
+                          block_device_info: Any = None, context: Any = None, mdevs: Any = None, accel_info: Any = None,
+                          share_info: Any = None, old_guest: Any = None) -> Any:
+        guest = super()._get_guest_config(instance, network_info, image_meta, disk_info, rescue, block_device_info, context, mdevs,
+                                          accel_info, share_info, old_guest)
+        if not _uses_pcow(instance):
+            return guest
+        with errors.internal():
+            wanted = _wanted(instance)
+            devices = [config.MemoryDevice(item) for item in storage.nvdimms(instance.uuid, wanted)]
+            config.add_memory_devices(guest, devices)
+            guest.add_device(config.Emulator(self._emulator.path()))
+        if wanted.root and not rescue:
+            config.boot_from_pmem(guest, image_meta)
+        return guest
+
+    # ---- stopped in time -----------------------------------------------------------------------------------------
+
+    def snapshot(self, context: Any, instance: Any, image_id: str, update_task_state: Any) -> None:
+        if not _uses_pcow(instance) or not _wanted(instance).root:
+            super().snapshot(context, instance, image_id, update_task_state)
+            return
+        image_format = CONF.libvirt.snapshot_image_format or snapshot_module.FORMATS[0]
+        if image_format not in snapshot_module.FORMATS:
+            raise nova_exception.InvalidDiskFormat(disk_format=image_format)
+        name = self._image_api.get(context, image_id)['name']
+        metadata = self._create_snapshot_metadata(instance.image_meta, instance, image_format, name)
+        self._host.get_guest(instance)             # InstanceNotFound is told as it is
+        update_task_state(task_state=task_states.IMAGE_PENDING_UPLOAD)
+        fileutils.ensure_tree(CONF.libvirt.snapshots_directory)
+        with errors.internal(), tempfile.TemporaryDirectory(dir=CONF.libvirt.snapshots_directory) as directory:
+            target = os.path.join(directory, image_id)
+            root = storage.find(instance.uuid)[0]
+            with snapshot_module.frozen(
+                    domain.Domain(self._host.get_connection(), instance.name), root.path, image_id,
+                    quiesce=bool(instance.image_meta.properties.get('os_require_quiesce', False))) as frozen:
+                snapshot_module.export(root.path, frozen, target, image_format)
+            update_task_state(task_state=task_states.IMAGE_UPLOADING, expected_state=task_states.IMAGE_PENDING_UPLOAD)
+            with open(target, 'rb') as f:
+                self._image_api.update(context, image_id, metadata, f)
+
+    def suspend(self, context: Any, instance: Any) -> None:
+        if not _uses_pcow(instance):
+            super().suspend(context, instance)
+            return
+        with snapshot_module.suspend_errors():
+            snapshot_module.suspend(self._host.get_guest(instance)._domain)
+
+    def resume(self, context: Any, instance: Any, network_info: Any, block_device_info: Any = None, share_info: Any = None) -> None:
+        if not _uses_pcow(instance) or snapshot_module.suspended(self._host.get_guest(instance)._domain) is None:
+            super().resume(context, instance, network_info, block_device_info, share_info)
+            return
+        self.plug_vifs(instance, network_info)
+        guest = self._host.get_guest(instance)
+        with snapshot_module.resume_errors():
+            snapshot_module.resume(guest._domain)
+        guest.sync_guest_time()
+
+    def _hard_reboot(self, context: Any, instance: Any, network_info: Any, share_info: Any, block_device_info: Any = None,
+                     accel_info: Any = None) -> None:
+        if _uses_pcow(instance):
+            with contextlib.suppress(nova_exception.InstanceNotFound):
+                snapshot_module.forget_suspended(self._host.get_guest(instance)._domain)
+        super()._hard_reboot(context, instance, network_info, share_info, block_device_info, accel_info)
+
+    # ---- other sizes and hosts -----------------------------------------------------------------------------------
+
+    def migrate_disk_and_power_off(self, context: Any, instance: Any, dest: str, flavor: Any, network_info: Any,
+                                   block_device_info: Any = None, timeout: int = 0, retry_interval: int = 0) -> str:
+        with errors.roll_back_resize():
+            old, new = flavor_module.parse(instance.flavor), flavor_module.parse(flavor)
+            flavor_module.check_resize(old, new)
+        arguments = (context, instance, dest, flavor, network_info, block_device_info, timeout, retry_interval)
+        if not old.uses_pcow:
+            return str(super().migrate_disk_and_power_off(*arguments))
+        stays = dest == self.get_host_ip_addr() or all(
+            self._is_path_shared_with(dest, item.pool.path) for item in storage.find(instance.uuid))
+        disk_info = str(super().migrate_disk_and_power_off(*arguments))
+        directory = libvirt_utils.get_instance_path(instance)
+        try:
+            with errors.roll_back_resize():
+                if stays:
+                    migration_module.mark(instance.uuid)
+                    return disk_info
+                shared = os.path.isdir(directory)          # super() renames it, and makes a new one only if it is shared
+                return migration_module.pack(disk_info, migration_module.send(instance.uuid, directory, None if shared else dest))
+        except Exception:
+            self._cleanup_remote_migration(dest, directory, directory + '_resize', stays or shared)
+            raise
+
+    def finish_migration(self, context: Any, migration: Any, instance: Any, disk_info: str, network_info: Any, image_meta: Any,
+                         resize_instance: bool, allocations: Any, block_device_info: Any = None, power_on: bool = True,
+                         share_info: Any = None) -> None:
+        if _uses_pcow(instance):
+            with errors.fail_migration():
+                disk_info = self._finish_images(context, migration, instance, disk_info, allocations, block_device_info)
+        super().finish_migration(context, migration, instance, disk_info, network_info, image_meta, resize_instance, allocations,
+                                 block_device_info, power_on, share_info)
+
+    def _finish_images(self, context: Any, migration: Any, instance: Any, disk_info: str, allocations: Any,
+                       block_device_info: Any) -> str:
+        wanted = _wanted(instance)
+        disk_info, arrived = migration_module.unpack(disk_info)
+        if arrived:
+            pool = inventory.choose(self.provider_tree, self._host.get_hostname(), allocations, wanted)
+
+            def template(cache: template_cache.TemplateCache, image_id: str) -> Any:
+                source = self._root_source(context, instance, image_id)
+                return cache.template(source.image, source.fetch)
+
+            migration_module.receive(instance.uuid, pool, arrived, migration.source_compute,
+                                     libvirt_utils.get_instance_path(instance), template)
+        migration_module.grow(instance.uuid, wanted)
+        self._create_images(context, instance, allocations, block_device_info)      # data devices that the old flavor had not
+        return disk_info
+
+    def finish_revert_migration(self, context: Any, instance: Any, network_info: Any, migration: Any, block_device_info: Any = None,
+                                power_on: bool = True, share_info: Any = None) -> None:
+        if storage.find(instance.uuid):
+            with errors.fail_migration():
+                migration_module.revert(instance.uuid, _wanted(instance))
+        super().finish_revert_migration(context, instance, network_info, migration, block_device_info, power_on, share_info)
+
+    def _cleanup_resize(self, context: Any, instance: Any, network_info: Any) -> None:
+        if storage.find(instance.uuid):
+            with errors.internal():
+                migration_module.confirm(instance.uuid, self._domain(instance), is_here=instance.host == CONF.host)
+        super()._cleanup_resize(context, instance, network_info)
+
+    def _domain(self, instance: Any) -> domain.Domain | None:
+        try:
+            self._host.get_guest(instance)
+        except nova_exception.InstanceNotFound:
+            return None
+        return domain.Domain(self._host.get_connection(), instance.name)
+
+    def check_can_live_migrate_destination(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> Any:
+        if _uses_pcow(instance):
+            raise nova_exception.MigrationPreCheckError(reason=(
+                'the memory of a running server on pcow images stays on its host: stop the server and migrate it then (openstack '
+                'server migrate)'))
+        return super().check_can_live_migrate_destination(context, instance, *args, **kwargs)
+
+    def instance_on_disk(self, instance: Any) -> bool:
+        if not _uses_pcow(instance):
+            return bool(super().instance_on_disk(instance))
+        with errors.internal():
+            missing = storage.missing_roles(instance.uuid, _wanted(instance))
+        if missing:
+            raise nova_exception.InvalidSharedStorage(path=storage.image_name(instance.uuid, missing[0]), reason=(
+                'the persistent memory of the server is on the host that is down, and an evacuation would begin with an empty one. '
+                'Bring that host back, or delete the server'))
+        return True
+
+    def check_instance_shared_storage_local(self, context: Any, instance: Any) -> Any:
+        images = storage.find(instance.uuid)
+        if not images:
+            return super().check_instance_shared_storage_local(context, instance)
+        descriptor, path = tempfile.mkstemp(prefix='.nova-', suffix='.part', dir=images[0].pool.path)
+        os.close(descriptor)
+        return {'filename': path}
+
+    # ---- volumes -------------------------------------------------------------------------------------------------
+
+    def attach_volume(self, context: Any, connection_info: Any, instance: Any, mountpoint: str, disk_bus: Any = None,
+                      device_type: Any = None, encryption: Any = None) -> None:
+        if volume.is_pcow(connection_info):
+            if not _uses_pcow(instance):
+                raise nova_exception.InvalidVolume(reason=(
+                    f'the flavor {instance.flavor.name} gives its servers no persistent memory, and so no room for such a volume'))
+            volume.check_attach(connection_info)
+        super().attach_volume(context, connection_info, instance, mountpoint, disk_bus, device_type, encryption)
+
+    def detach_volume(self, context: Any, connection_info: Any, instance: Any, mountpoint: str, encryption: Any = None) -> None:
+        if not volume.is_pcow(connection_info):
+            super().detach_volume(context, connection_info, instance, mountpoint, encryption)
+            return
+        with contextlib.suppress(nova_exception.InstanceNotFound):
+            guest = self._host.get_guest(instance)
+            volume.check_detach(guest.is_active(), mountpoint)
+            volume.unplug(guest._domain, connection_info)
+        self._disconnect_volume(context, connection_info, instance, encryption=encryption)
+
+    def extend_volume(self, context: Any, connection_info: Any, instance: Any, requested_size: int) -> None:
+        if volume.is_pcow(connection_info):
+            raise nova_exception.ExtendVolumeNotSupported()
+        super().extend_volume(context, connection_info, instance, requested_size)
+
+    def swap_volume(self, context: Any, old_connection_info: Any, new_connection_info: Any, instance: Any, mountpoint: str,
+                    resize_to: int) -> None:
+        if volume.is_pcow(old_connection_info) or volume.is_pcow(new_connection_info):
+            raise nova_exception.InvalidVolume(reason='a volume in persistent memory cannot be replaced while it is attached')
+        super().swap_volume(context, old_connection_info, new_connection_info, instance, mountpoint, resize_to)

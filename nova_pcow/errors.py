@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pcow's errors as those of Nova that put their words into the fault of the server."""
+
+from collections.abc import Iterator
+import contextlib
+from typing import Any
+
+from nova import exception as nova_exception
+
+from pcow_driver import exception
+
+
+@contextlib.contextmanager
+def abort_build(instance: Any) -> Iterator[None]:
+    """Another host would not do better, or nobody could tell why the first did not.
+
+    :raises BuildAbortException:
+    """
+    try:
+        yield
+    except exception.PcowError as e:
+        raise nova_exception.BuildAbortException(instance_uuid=instance.uuid, reason=str(e)) from e
+
+
+@contextlib.contextmanager
+def fail_migration() -> Iterator[None]:
+    """:raises MigrationError:"""
+    try:
+        yield
+    except exception.PcowError as e:
+        raise nova_exception.MigrationError(reason=str(e)) from e
+
+
+@contextlib.contextmanager
+def roll_back_resize() -> Iterator[None]:
+    """The server goes on as it was.
+
+    :raises InstanceFaultRollback:
+    """
+    try:
+        yield
+    except exception.PcowError as e:
+        raise nova_exception.InstanceFaultRollback(nova_exception.ResizeError(reason=str(e))) from e
+
+
+@contextlib.contextmanager
+def internal() -> Iterator[None]:
+    """:raises InternalError:"""
+    try:
+        yield
+    except exception.PcowError as e:
+        raise nova_exception.InternalError(str(e)) from e

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a flavor says about persistent memory: its extra specs ``pcow:*`` and the resources that it claims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import dataclasses
+import re
+from typing import Any
+
+from oslo_utils import strutils
+
+from pcow_driver import exception
+from pcow_driver import units
+
+RESOURCE_CLASS = 'CUSTOM_PCOW_MB'
+TRAIT = 'CUSTOM_PCOW'
+CLASS_TRAITS = {'pmem': 'CUSTOM_PCOW_PMEM', 'page-cache': 'CUSTOM_PCOW_PAGE_CACHE', 'volatile': 'CUSTOM_PCOW_VOLATILE'}
+
+ROOT_SPEC = 'pcow:root'
+DATA_SPEC = 'pcow:data_mb'
+FORMAT_SPEC = 'pcow:data_format'
+FORMATS = ('none', 'ext4', 'xfs')
+MAX_DATA_DEVICES = 8
+
+_EVEN = r'(?:[2468]|[1-9][0-9]{0,8}[02468])'        # MiB; devices are multiples of 2 MiB
+DATA_PATTERN = f'{_EVEN}(?:,{_EVEN}){{0,{MAX_DATA_DEVICES - 1}}}'
+_FORMAT = f'(?:{"|".join(FORMATS)})'
+FORMAT_PATTERN = f'{_FORMAT}(?:,{_FORMAT}){{0,{MAX_DATA_DEVICES - 1}}}'
+
+_RESOURCE = re.compile(rf'resources[a-zA-Z0-9_-]{{0,64}}:{RESOURCE_CLASS}')
+_REQUIRED = re.compile(rf'trait[a-zA-Z0-9_-]{{0,64}}:({TRAIT}(?:_[A-Z0-9_]+)?)')
+
+
+class FlavorInvalid(exception.PcowError):
+    msg_fmt = 'the flavor %(flavor)s cannot be used: %(reason)s'
+
+
+@dataclasses.dataclass(frozen=True)
+class DataDevice:
+    size: int                          # bytes
+    format: str                        # one of FORMATS
+
+
+@dataclasses.dataclass(frozen=True)
+class PcowFlavor:
+    """The persistent memory of a server, sizes in bytes as the guest sees them."""
+
+    name: str
+    root_size: int | None              # None: the root is a disk
+    data: tuple[DataDevice, ...]
+    required_traits: frozenset[str]    # that a pool must have, of those in this module
+
+    @property
+    def root(self) -> bool:
+        return self.root_size is not None
+
+    @property
+    def uses_pcow(self) -> bool:
+        return self.root or bool(self.data)
+
+
+def _claimed(extra_specs: Mapping[str, str]) -> int:
+    """Bytes that the flavor has placement reserve in a pool."""
+    return sum(int(value) for key, value in extra_specs.items() if _RESOURCE.fullmatch(key) and value.isdigit()) * units.MIB
+
+
+def _data_devices(name: str, extra_specs: Mapping[str, str]) -> tuple[DataDevice, ...]:
+    text, formats = extra_specs.get(DATA_SPEC, ''), extra_specs.get(FORMAT_SPEC, '')
+    if not text:
+        if formats:
+            raise FlavorInvalid(flavor=name, reason=f'{FORMAT_SPEC} without {DATA_SPEC}')
+        return ()
+    if not re.fullmatch(DATA_PATTERN, text) or (formats and not re.fullmatch(FORMAT_PATTERN, formats)):
+        raise FlavorInvalid(flavor=name, reason=f'{DATA_SPEC} or {FORMAT_SPEC} is malformed')
+    sizes, kinds = text.split(','), (formats or FORMATS[0]).split(',')
+    if len(kinds) == 1:
+        kinds *= len(sizes)
+    if len(kinds) != len(sizes):
+        raise FlavorInvalid(flavor=name, reason=f'{FORMAT_SPEC} has {len(kinds)} entries for {len(sizes)} devices')
+    return tuple(DataDevice(int(size) * units.MIB, kind) for size, kind in zip(sizes, kinds, strict=True))
+
+
+def parse(flavor: Any) -> PcowFlavor:
+    """The persistent memory that a flavor (nova.objects.Flavor) gives a server.
+
+    The root has the flavor's disk size; if that is 0, what ``resources:CUSTOM_PCOW_MB`` leaves beside the data devices.
+
+    :raises FlavorInvalid: malformed, or the resources do not cover the sizes
+    """
+    extra_specs: Mapping[str, str] = flavor.extra_specs or {}
+    name = str(flavor.name)
+    try:
+        root = strutils.bool_from_string(extra_specs.get(ROOT_SPEC, 'false'), strict=True)
+    except ValueError:
+        raise FlavorInvalid(flavor=name, reason=f'{ROOT_SPEC} is true or false') from None
+    data = _data_devices(name, extra_specs)
+    traits = frozenset(match[1] for key, value in extra_specs.items()
+                       if (match := _REQUIRED.fullmatch(key)) and value == 'required')
+    if not root and not data:
+        return PcowFlavor(name, None, (), traits)
+    claimed, data_size = _claimed(extra_specs), sum(device.size for device in data)
+    root_size = None
+    if root:
+        root_size = flavor.root_gb * units.GIB or (claimed - data_size) // units.SLAB_SIZE * units.SLAB_SIZE
+    if (root_size or 0) + data_size > claimed or root_size == 0 or (root_size or 0) < 0:
+        raise FlavorInvalid(flavor=name, reason=(
+            f'it takes {((root_size or 0) + data_size) // units.MIB} MiB of pools and claims {claimed // units.MIB}: set its '
+            f'property resources:{RESOURCE_CLASS} to what its root and data devices need'))
+    return PcowFlavor(name, root_size, data, traits)
+
+
+def check_resize(old: PcowFlavor, new: PcowFlavor) -> None:
+    """Make sure that a server of the flavor ``old`` can become one of ``new`` without losing data.
+
+    :raises FlavorInvalid:
+    """
+    def refuse(reason: str) -> None:
+        raise FlavorInvalid(flavor=new.name, reason=reason)
+
+    if old.root != new.root:
+        refuse('a root cannot move between a disk and persistent memory: make a snapshot, and a new server of it')
+    if (new.root_size or 0) < (old.root_size or 0):
+        refuse('the root in persistent memory would shrink, and with it what it holds')
+    if len(new.data) < len(old.data):
+        refuse(f'{len(old.data) - len(new.data)} data device(s) would be lost')
+    for number, (now, then) in enumerate(zip(old.data, new.data, strict=False)):
+        if then.size < now.size:
+            refuse(f'data device {number} would shrink')

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What placement is told of the pools: one resource provider each, below that of the compute node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+from oslo_log import log as logging
+
+from nova_pcow import conf
+from nova_pcow import flavor as flavor_module
+from pcow_driver import capacity
+from pcow_driver import exception
+from pcow_driver import pool as pool_module
+from pcow_driver import registry
+from pcow_driver import units
+
+LOG = logging.getLogger(__name__)
+
+NO_LIMIT_RATIO = 10000.0               # placement knows no ratio without limit
+_MAX_UNIT = 2**31 - 1
+SERVER_PREFIX = 'server-'
+
+
+class PlacementMismatch(exception.PcowError):
+    msg_fmt = 'the server cannot be put on a pool of this host: %(reason)s'
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """What one pool offers; ``inventory`` is as placement takes it, in MiB."""
+
+    pool: str
+    inventory: dict[str, Any]
+    traits: frozenset[str]
+
+
+def pools() -> list[pool_module.Pool]:
+    """The configured pools that can be used.
+
+    :raises StateInvalid: the list of pools cannot be read
+    """
+    known, found = registry.PoolRegistry(), []
+    for name in conf.CONF.nova_pcow.pools:
+        try:
+            found.append(known.get(name))
+        except (exception.PoolInvalid, exception.PoolNotFound) as e:
+            LOG.error('The pool %s of [nova_pcow] pools takes no servers: %s', name, e)
+    return found
+
+
+def traits(pool: pool_module.Pool) -> frozenset[str]:
+    """:raises ToolFailed:"""
+    return frozenset((flavor_module.TRAIT, flavor_module.CLASS_TRAITS[pool.persistence()]))
+
+
+def offer(pool: pool_module.Pool) -> Offer:
+    """What a pool has now.
+
+    Reserved are what the operator keeps free and what is promised to images of others; everything, if the pool takes
+    nothing new or is so full that guests will soon wait.
+
+    :raises ToolFailed:
+    """
+    now, settings = pool.capacity(), pool.settings
+    total = now.total // units.MIB
+    ratio = settings.overcommit or NO_LIMIT_RATIO
+    reserved = settings.kept_free(now.total)
+    if settings.overcommit:
+        others = sum(item.info.virtual_size for item in pool.images()
+                     if item.info and not item.info.sealed and not item.name.startswith(SERVER_PREFIX))
+        reserved += int(others / ratio)
+    reserved = -(-reserved // units.MIB)
+    if settings.draining or capacity.judge(now, settings)[0] is capacity.State.CRITICAL:
+        reserved = total
+    return Offer(pool.name, {
+        'total': total, 'reserved': min(reserved, total), 'min_unit': 1, 'step_size': 1, 'allocation_ratio': ratio,
+        'max_unit': max(1, min(int((total - reserved) * ratio), _MAX_UNIT))}, traits(pool))
+
+
+def provider_name(nodename: str, pool: str) -> str:
+    return f'{nodename}_pcow_{pool}'
+
+
+def update_provider_tree(tree: Any, nodename: str) -> None:
+    """Tell placement (nova.compute.provider_tree.ProviderTree) what the pools have now.
+
+    A pool that is not there for the moment keeps its provider, because servers may be on it, and takes no more.
+    """
+    there = {pool.name: pool for pool in pools()}
+    for name in conf.CONF.nova_pcow.pools:
+        provider = provider_name(nodename, name)
+        if name in there:
+            try:
+                found = offer(there[name])
+            except exception.PcowError as e:
+                LOG.error('The pool %s takes no servers: %s', name, e)
+            else:
+                if not tree.exists(provider):
+                    tree.new_child(provider, nodename)
+                tree.update_inventory(provider, {flavor_module.RESOURCE_CLASS: found.inventory})
+                tree.remove_traits(provider, *(set(flavor_module.CLASS_TRAITS.values()) - found.traits))
+                tree.add_traits(provider, *found.traits)
+                continue
+        if tree.exists(provider):
+            inventory = {key: dict(value, reserved=value['total']) for key, value in tree.data(provider).inventory.items()}
+            tree.update_inventory(provider, inventory)
+
+
+def choose(tree: Any, nodename: str, allocations: Mapping[str, Any] | None, wanted: flavor_module.PcowFlavor) -> pool_module.Pool:
+    """The pool in which placement has reserved space for a server.
+
+    :raises PlacementMismatch: none, or it has not what the flavor requires
+    """
+    claimed = {tree.data(uuid).name for uuid, item in (allocations or {}).items()
+               if flavor_module.RESOURCE_CLASS in item.get('resources', {}) and tree.exists(uuid)}
+    found = [pool for pool in pools() if provider_name(nodename, pool.name) in claimed]
+    if len(found) != 1:
+        raise PlacementMismatch(reason=(
+            f'placement reserved {flavor_module.RESOURCE_CLASS} in {len(found)} pools of it; a server lies in one'))
+    missing = wanted.required_traits - traits(found[0])
+    if missing:
+        raise PlacementMismatch(reason=(
+            f'the pool {found[0].name} has not {", ".join(sorted(missing))}; this host has pools of several kinds, so give the '
+            f'flavor resources_PCOW:{flavor_module.RESOURCE_CLASS} and trait_PCOW:... in one group'))
+    return found[0]

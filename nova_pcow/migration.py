@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers that change their size or their host while they are shut off.
+
+On one host the images stay where they are: a snapshot inside each marks the old size and contents until the resize is
+confirmed or reverted.  To another host each top file travels, and stands there on that host's template of the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+import json
+import os
+from typing import Any
+
+from nova.virt.libvirt import utils as libvirt_utils
+from oslo_log import log as logging
+
+from nova_pcow import flavor as flavor_module
+from nova_pcow import storage
+from pcow_driver import device
+from pcow_driver import domain
+from pcow_driver import exception
+from pcow_driver import image
+from pcow_driver import names
+from pcow_driver import pool as pool_module
+from pcow_driver import staging
+from pcow_driver import template_cache
+
+LOG = logging.getLogger(__name__)
+
+RESIZE_SNAPSHOT = 'nova-resize'
+_KEY = 'pcow'                          # of our entries in the list of disks that Nova hands to the destination
+
+
+@dataclasses.dataclass(frozen=True)
+class Transferred:
+    """An image on its way: a file in the server's directory on the destination."""
+
+    role: str
+    path: str
+    base: str | None                   # name of the template that it stands on
+    base_path: str | None              # of that template on the source
+
+
+def mark(uuid: str) -> None:
+    """Remember size and contents of a server's images before a resize on its host.
+
+    :raises PcowError:
+    """
+    for item in storage.find(uuid):
+        if RESIZE_SNAPSHOT not in _snapshots(item.path):
+            image.snapshot_create(item.path, RESIZE_SNAPSHOT)
+
+
+def confirm(uuid: str, found: domain.Domain | None, *, is_here: bool) -> None:
+    """Forget what :func:`mark` has remembered; images that were sent to another host are deleted.
+
+    :param found: the domain of the server, if this host has one
+    :param is_here: the server is on this host now
+    :raises PcowError:
+    """
+    images = storage.find(uuid)
+    marked = [item for item in images if RESIZE_SNAPSHOT in _snapshots(item.path)]
+    if not is_here and not marked:
+        storage.delete(uuid)
+        return
+    active = found is not None and found.active()
+    for item in marked:
+        if found is not None and active:
+            found.snapshot_delete(RESIZE_SNAPSHOT, item.path)
+        else:
+            image.snapshot_delete(item.path, RESIZE_SNAPSHOT)
+
+
+def revert(uuid: str, old: flavor_module.PcowFlavor) -> None:
+    """Go back to what :func:`mark` has remembered; images that the old flavor has not are deleted.
+
+    :raises PcowError:
+    """
+    keep = {storage.ROOT} | {storage.data_role(number) for number in range(len(old.data))}
+    for item in storage.find(uuid):
+        if item.role in keep and RESIZE_SNAPSHOT in _snapshots(item.path):
+            image.snapshot_revert(item.path, RESIZE_SNAPSHOT)
+            image.snapshot_delete(item.path, RESIZE_SNAPSHOT)
+    storage.delete(uuid, keep=frozenset(keep))
+
+
+def _snapshots(path: str) -> set[str]:
+    return {snapshot.name for snapshot in image.snapshot_list(path, force_share=True)}
+
+
+def send(uuid: str, directory: str, host: str | None) -> list[Transferred]:
+    """Copy the top file of each image of a server that is off into its directory on another host.
+
+    :param directory: the same path on both hosts
+    :param host: address; None if the directory is shared
+    :raises PcowError: an image stands on something else than a template
+    :raises ProcessExecutionError: a copy failed
+    """
+    sent = []
+    for item in storage.find(uuid):
+        info = image.info(item.path)
+        base = None if info.base_filename is None else os.path.basename(info.base_filename).removesuffix(names.IMAGE_SUFFIX)
+        if info.base_snapshot is not None:
+            raise storage.ServerStorageError(reason=(
+                f'{item.path} is a fork of a snapshot, which does not travel: make an image of the server'))
+        target = os.path.join(directory, os.path.basename(item.path))
+        libvirt_utils.copy_image(item.path, target, host=host, compression=False)
+        sent.append(Transferred(item.role, target, base, info.base_path))
+    return sent
+
+
+def pack(disk_info: str, sent: list[Transferred]) -> str:
+    """Add what was sent to Nova's list of disks (JSON), which the destination gets."""
+    return json.dumps(json.loads(disk_info) + [{_KEY: dataclasses.asdict(item)} for item in sent])
+
+
+def unpack(disk_info: str) -> tuple[str, list[Transferred]]:
+    """Undo :func:`pack`."""
+    disks = json.loads(disk_info)
+    return (json.dumps([item for item in disks if _KEY not in item]),
+            [Transferred(**item[_KEY]) for item in disks if _KEY in item])
+
+
+def receive(uuid: str, pool: pool_module.Pool, arrived: list[Transferred], source_host: str, directory: str,
+            template: Callable[[template_cache.TemplateCache, str], Any]) -> None:
+    """Take over what :func:`send` has put into the server's directory.
+
+    :param pool: of this host
+    :param source_host: address to copy a template from whose image Glance no longer has
+    :param directory: the server's own, for the time of such a copy
+    :param template: makes the template of a Glance image, given its cache and the id; a context manager that gives its name
+    :raises PcowError:
+    """
+    for item in arrived:
+        name = storage.image_name(uuid, item.role)
+        with staging.building(pool, name) as part:
+            libvirt_utils.copy_image(item.path, part)
+            if item.base is not None:
+                _provide_base(pool, item, source_host, directory, template)
+                with pool.lock():
+                    image.rebase(part, pool.existing_path(item.base), unsafe=True)
+                    device.window(part)            # the chain can be read, and is what a device should be
+                    staging.publish(part, pool.image_path(name))
+            else:
+                with pool.lock():
+                    staging.publish(part, pool.image_path(name))
+        os.unlink(item.path)
+
+
+def _provide_base(pool: pool_module.Pool, item: Transferred, source_host: str, directory: str,
+                  template: Callable[[template_cache.TemplateCache, str], Any]) -> None:
+    """Make sure that the pool has the template that an image stands on."""
+    assert item.base is not None and item.base_path is not None    # noqa: S101 - receive() looked
+    if os.path.lexists(pool.image_path(item.base)):
+        return
+    glance_id = template_cache.image_id(item.base)
+    if glance_id is not None:
+        try:
+            with template(template_cache.TemplateCache(pool), glance_id) as name:
+                if name == item.base:
+                    return
+        except exception.PcowError as e:
+            LOG.info('Template %s is copied from %s: %s', item.base, source_host, e)
+    part = os.path.join(directory, os.path.basename(item.base_path))
+    try:
+        libvirt_utils.copy_image(item.base_path, part, host=source_host, receive=True, compression=False)
+        with staging.building(pool, item.base) as staged:
+            libvirt_utils.copy_image(part, staged)
+            with pool.lock():
+                staging.publish(staged, pool.image_path(item.base))
+    except exception.ImageExists:
+        return                         # another migration brought it
+    finally:
+        if os.path.lexists(part):
+            os.unlink(part)
+
+
+def grow(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
+    """Give the images of a server that is off the sizes of its new flavor.
+
+    :raises PcowError:
+    """
+    sizes = {storage.data_role(number): item.size for number, item in enumerate(wanted.data)}
+    if wanted.root_size is not None:
+        sizes[storage.ROOT] = wanted.root_size
+    for item in storage.find(uuid):
+        if item.role in sizes and device.window(item.path).size < sizes[item.role]:
+            item.pool.check_room(sizes[item.role] - device.window(item.path).size)
+            device.grow(item.path, sizes[item.role])

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images of servers in Glance, taken from a frozen layer while the server runs, and servers that are suspended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import contextlib
+import importlib
+from typing import Any
+
+from nova import exception as nova_exception
+from oslo_log import log as logging
+
+from pcow_driver import device
+from pcow_driver import domain
+from pcow_driver import exception
+from pcow_driver import nbd
+from pcow_driver import tool
+
+LOG = logging.getLogger(__name__)
+
+FORMATS = ('qcow2', 'raw')
+UPLOAD_PREFIX = 'nova-image-'
+SUSPENDED = 'nova-suspended'
+_SUSPEND_XML = f'<domainsnapshot><name>{SUSPENDED}</name></domainsnapshot>'
+
+
+@contextlib.contextmanager
+def frozen(found: domain.Domain, path: str, name: str, *, quiesce: bool) -> Iterator[str | None]:
+    """A snapshot of the root of a running guest that stays for the context; None of one that is off, which needs none.
+
+    What an earlier call left behind, because its process was killed, is deleted first.
+    """
+    if not found.active():
+        yield None
+        return
+    for left in found.snapshot_list(path):
+        if left.name.startswith(UPLOAD_PREFIX):
+            found.snapshot_delete(left.name, path)
+    snapshot = UPLOAD_PREFIX + name
+    found.snapshot_create(snapshot, path, quiesce=quiesce)
+    try:
+        yield snapshot
+    finally:
+        try:
+            found.snapshot_delete(snapshot, path)
+        except exception.PcowError as e:
+            LOG.warning('%s: the snapshot %s stays until the next image is made: %s', found.name, snapshot, e)
+
+
+def export(path: str, snapshot: str | None, target: str, target_format: str) -> None:
+    """Write the data of a device, without the DAX info block in front of it, to the new file ``target``.
+
+    Only its own format is ever given for a file: what a guest wrote to the start of its device is nothing but data.
+
+    :param target_format: one of FORMATS
+    :raises ToolFailed:
+    """
+    window = device.window(path, snapshot=snapshot, force_share=snapshot is not None)
+    with nbd.serve(path, window=window, snapshot=snapshot, read_only=True) as uri:
+        tool.run(tool.find('qemu_img'), 'convert', '-f', 'raw', '-O', target_format, uri, target)
+
+
+def _libvirt() -> Any:
+    return importlib.import_module('libvirt')
+
+
+def suspend(virtual_domain: Any) -> None:
+    """Save RAM and devices beside what lies in the images, and end the guest, in one step of libvirt.
+
+    A file of its own (virDomainManagedSave) would lack the images; a snapshot of the whole VM has all at one moment.
+
+    :param virtual_domain: virDomain
+    :raises libvirtError:
+    """
+    libvirt = _libvirt()
+    forget_suspended(virtual_domain)
+    virtual_domain.snapshotCreateXML(_SUSPEND_XML, libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_HALT)
+
+
+def suspended(virtual_domain: Any) -> Any:
+    """The snapshot (virDomainSnapshot) that a suspended server resumes from, or None."""
+    found = [item for item in virtual_domain.listAllSnapshots() if item.getName() == SUSPENDED]
+    return found[0] if found else None
+
+
+def resume(virtual_domain: Any) -> None:
+    """Go on from where :func:`suspend` ended the guest.
+
+    :raises libvirtError: then it is still suspended
+    """
+    libvirt = _libvirt()
+    virtual_domain.revertToSnapshot(suspended(virtual_domain), libvirt.VIR_DOMAIN_SNAPSHOT_REVERT_RUNNING)
+    forget_suspended(virtual_domain)
+
+
+def forget_suspended(virtual_domain: Any) -> None:
+    """Give up the state that a suspended server would resume from; what it has in its images stays.
+
+    :raises libvirtError:
+    """
+    found = suspended(virtual_domain)
+    if found is not None:
+        found.delete()
+
+
+def forget_all(virtual_domain: Any) -> None:
+    """Let libvirt forget the snapshots of a domain, which could not be undefined otherwise; the images keep theirs.
+
+    :raises libvirtError:
+    """
+    libvirt = _libvirt()
+    for item in virtual_domain.listAllSnapshots():
+        item.delete(libvirt.VIR_DOMAIN_SNAPSHOT_DELETE_METADATA_ONLY)
+
+
+@contextlib.contextmanager
+def suspend_errors() -> Iterator[None]:
+    """:raises InstanceSuspendFailure: libvirt refused it; the server goes on"""
+    try:
+        yield
+    except _libvirt().libvirtError as e:
+        raise nova_exception.InstanceSuspendFailure(reason=str(e)) from e
+
+
+@contextlib.contextmanager
+def resume_errors() -> Iterator[None]:
+    """:raises InstanceResumeFailure: libvirt refused it; the server is still suspended"""
+    try:
+        yield
+    except _libvirt().libvirtError as e:
+        raise nova_exception.InstanceResumeFailure(reason=str(e)) from e

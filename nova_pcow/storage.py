@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The images of servers: a root on the template of its Glance image and data devices, in one pool of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import contextlib
+import dataclasses
+import os
+import re
+import tempfile
+
+from oslo_log import log as logging
+
+from nova_pcow import conf as nova_conf
+from nova_pcow import flavor as flavor_module
+from nova_pcow import inventory
+from pcow_driver import conf
+from pcow_driver import device
+from pcow_driver import exception
+from pcow_driver import image
+from pcow_driver import libvirt_xml
+from pcow_driver import names
+from pcow_driver import pool as pool_module
+from pcow_driver import template
+from pcow_driver import template_cache
+from pcow_driver import tool
+from pcow_driver import units
+
+LOG = logging.getLogger(__name__)
+
+ROOT = 'root'
+_ROLE = re.compile(r'root|data[0-9]{1,2}')
+_MKFS = {'ext4': ('mkfs.ext4', 'e2fsprogs', ('-q', '-F', '-b', '4096', '-m', '0', '-E', 'lazy_itable_init=0,lazy_journal_init=0')),
+         'xfs': ('mkfs.xfs', 'xfsprogs', ('-q', '-f', '-m', 'reflink=0'))}    # Linux mounts no reflink with DAX for long
+
+
+class ServerStorageError(exception.PcowError):
+    msg_fmt = '%(reason)s'
+
+
+@dataclasses.dataclass(frozen=True)
+class RootSource:
+    """The Glance image of a root, and how to get its data."""
+
+    image: template_cache.SourceImage
+    fetch: Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerImage:
+    """One image of a server."""
+
+    role: str                          # 'root', 'data0', 'data1', ...
+    pool: pool_module.Pool
+    path: str
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.path).removesuffix(names.IMAGE_SUFFIX)
+
+    @property
+    def alias(self) -> str:
+        """In the domain XML."""
+        return f'ua-pcow-{self.role}'
+
+
+def data_role(number: int) -> str:
+    return f'data{number}'
+
+
+def image_name(uuid: str, role: str) -> str:
+    return f'{inventory.SERVER_PREFIX}{uuid}-{role}'
+
+
+def find(uuid: str) -> list[ServerImage]:
+    """The images of a server on this host: its root first, then the data devices in order."""
+    prefix, found = image_name(uuid, ''), []
+    for pool in inventory.pools():
+        for entry in os.scandir(pool.path):
+            role = entry.name.removeprefix(prefix).removesuffix(names.IMAGE_SUFFIX)
+            if entry.name == f'{prefix}{role}{names.IMAGE_SUFFIX}' and _ROLE.fullmatch(role):
+                if entry.is_file(follow_symlinks=False):
+                    found.append(ServerImage(role, pool, entry.path))
+    return sorted(found, key=lambda item: (item.role != ROOT, len(item.role), item.role))
+
+
+def missing_roles(uuid: str, wanted: flavor_module.PcowFlavor) -> list[str]:
+    """What a server should have by its flavor and has not on this host."""
+    roles = [ROOT] * wanted.root + [data_role(number) for number in range(len(wanted.data))]
+    there = {item.role for item in find(uuid)}
+    return [role for role in roles if role not in there]
+
+
+def create(uuid: str, wanted: flavor_module.PcowFlavor, pool: pool_module.Pool, source: RootSource | None) -> list[str]:
+    """Make the images of a server that are not there yet; the names of those that were made.
+
+    When anything fails, those are deleted again.
+
+    :param source: of the root; may be None if the flavor has none
+    :raises PcowError: the image is refused, the pool is full, ...
+    """
+    missing = missing_roles(uuid, wanted)
+    made: list[str] = []
+    with contextlib.ExitStack() as undo:
+        undo.callback(_delete_made, pool, made)
+        if ROOT in missing:
+            if source is None or wanted.root_size is None:
+                raise ServerStorageError(reason='a root in persistent memory needs an image')
+            _create_root(image_name(uuid, ROOT), wanted.root_size, pool, source)
+            made.append(image_name(uuid, ROOT))
+        for number, data in enumerate(wanted.data):
+            if data_role(number) in missing:
+                name = image_name(uuid, data_role(number))
+                _create_data(name, data, number, pool)
+                made.append(name)
+        undo.pop_all()
+    return made
+
+
+def _delete_made(pool: pool_module.Pool, made: list[str]) -> None:
+    for name in made:
+        try:
+            pool.delete_image(name, force=True)
+        except exception.PcowError as e:
+            LOG.error('What was made of a server that cannot be created stays: %s', e)
+
+
+def _create_root(name: str, size: int, pool: pool_module.Pool, source: RootSource) -> None:
+    with template_cache.TemplateCache(pool).template(source.image, source.fetch) as base:
+        below = device.window(pool.existing_path(base)).size
+        if size < below:
+            raise ServerStorageError(reason=(
+                f'the image {source.image.id} has {units.format_size(below)} and the root only {units.format_size(size)}: take a '
+                'larger flavor'))
+        device.create_on(pool, name, base, data_size=size)
+
+
+def _create_data(name: str, data: flavor_module.DataDevice, number: int, pool: pool_module.Pool) -> None:
+    if data.format not in _MKFS:
+        device.create(pool, name, data.size)
+        return
+    # One empty file system for all servers: a metadata operation for the next.  The number tells devices of one server apart,
+    # whose file systems must have different UUIDs.
+    base = f'format-{data.format}-{data.size // units.MIB}-{number}'
+    with contextlib.suppress(exception.ImageExists):
+        _build_formatted(base, data, pool)
+    device.create_on(pool, name, base)
+
+
+def _build_formatted(name: str, data: flavor_module.DataDevice, pool: pool_module.Pool) -> None:
+    if os.path.lexists(pool.image_path(name)):
+        return
+    program, package, options = _MKFS[data.format]
+    with tempfile.TemporaryDirectory(prefix='pcow-format-', dir=str(conf.CONF.pcow.conversion_dir)) as directory:
+        path = os.path.join(directory, 'raw')
+        with open(path, 'xb') as f:
+            f.truncate(data.size)
+        tool.run(tool.find_system(program, package), *options, path)
+        template.build(pool, name, path, 'raw')
+
+
+def delete(uuid: str, *, keep: frozenset[str] = frozenset()) -> bool:
+    """Delete the images of a server; whether all are gone.
+
+    :param keep: roles whose images stay
+    """
+    done = True
+    for item in find(uuid):
+        if item.role in keep:
+            continue
+        try:
+            item.pool.delete_image(item.name, force=True)
+        except exception.ImageNotFound:
+            continue
+        except exception.PcowError as e:
+            LOG.error('An image of a server stays: %s', e)
+            done = False
+    return done
+
+
+def nvdimms(uuid: str, wanted: flavor_module.PcowFlavor) -> list[libvirt_xml.Nvdimm]:
+    """The devices of a server for its domain, the root first.
+
+    :raises ServerStorageError: an image is not there
+    """
+    missing = missing_roles(uuid, wanted)
+    if missing:
+        raise ServerStorageError(reason=(
+            f'the image {image_name(uuid, missing[0])} is in none of the pools {", ".join(nova_conf.CONF.nova_pcow.pools)} '
+            'of this host: mount the pool that has it'))
+    return [nvdimm(item.path, item.pool, item.alias) for item in find(uuid)]
+
+
+def nvdimm(path: str, pool: pool_module.Pool | None, alias: str) -> libvirt_xml.Nvdimm:
+    """A device for a domain.
+
+    On page cache an nvdimm could not keep its promise to the guest, and a virtio-pmem, which flushes, can.
+
+    :param pool: that it lies in; None: an nvdimm, whatever it is
+    """
+    model = libvirt_xml.MODELS[1] if pool is not None and pool.persistence() == 'page-cache' else libvirt_xml.MODELS[0]
+    return libvirt_xml.Nvdimm(path=path, size=image.info(path, force_share=True).virtual_size, alias=alias, model=model)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cinder volumes on pcow images as persistent memory of a server."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from nova import exception as nova_exception
+from nova.virt import block_device
+from nova.virt.libvirt import config as vconfig
+from nova.virt.libvirt.volume import volume
+
+from nova_pcow import config
+from nova_pcow import storage
+from pcow_driver import exception
+from pcow_driver import libvirt_xml
+from pcow_driver import names
+from pcow_driver import registry
+
+TYPE = 'pcow'
+
+
+def is_pcow(connection_info: Any) -> bool:
+    return bool(connection_info) and connection_info.get('driver_volume_type') == TYPE
+
+
+def alias(connection_info: Any) -> str:
+    """Of the device in the domain XML."""
+    return str(vconfig.make_libvirt_device_alias(block_device.get_volume_id(connection_info)))
+
+
+def check_attach(connection_info: Any) -> None:
+    """:raises InvalidVolume: a kind that memory cannot be"""
+    data = connection_info.get('data', {})
+    if connection_info.get('multiattach') or data.get('multiattach'):
+        raise nova_exception.InvalidVolume(reason='a volume in persistent memory is attached to one server at a time')
+    if data.get('encrypted'):
+        raise nova_exception.InvalidVolume(reason='a volume in persistent memory is mapped as it is and cannot be encrypted')
+    if data.get('access_mode', 'rw') != 'rw':
+        raise nova_exception.InvalidVolume(reason='a volume in persistent memory cannot be attached read-only')
+
+
+class PcowVolumeDriver(volume.LibvirtBaseVolumeDriver):
+    """The entry 'pcow' of Nova's libvirt volume drivers."""
+
+    def __init__(self, host: Any) -> None:
+        super().__init__(host, is_block_dev=False)
+
+    def get_config(self, connection_info: Any, disk_info: Any) -> config.MemoryDevice:
+        """
+        :raises InvalidVolume: it does not lie in a pool of this host, or cannot be read
+        """
+        check_attach(connection_info)
+        path = str(connection_info['data'].get('device_path'))
+        try:
+            pool = registry.PoolRegistry().find(os.path.dirname(path)) if os.path.isabs(path) else None
+            if pool is None or not path.endswith(names.IMAGE_SUFFIX) or os.path.islink(path):
+                raise nova_exception.InvalidVolume(reason=(
+                    f'{path} is no image in a pool of this host: memory is where it is, so put the server on the volume\'s host'))
+            return config.MemoryDevice(storage.nvdimm(path, pool, alias(connection_info)))
+        except exception.PcowError as e:
+            raise nova_exception.InvalidVolume(reason=str(e)) from None
+
+
+def plugged(domain_xml: str, connection_info: Any) -> libvirt_xml.Nvdimm | None:
+    """The device of a volume in a domain."""
+    wanted = alias(connection_info)
+    return next((item for item in libvirt_xml.nvdimms(domain_xml) if item.alias == wanted), None)
+
+
+def check_detach(guest_is_active: bool, mountpoint: str) -> None:
+    """:raises DeviceDetachFailed: the server has to be stopped first"""
+    if guest_is_active:
+        raise nova_exception.DeviceDetachFailed(device=mountpoint, reason=(
+            'persistent memory cannot be taken out of a running server: stop it (openstack server stop), detach the volume, and '
+            'start it again'))
+
+
+def unplug(virtual_domain: Any, connection_info: Any) -> None:
+    """Take the device of a volume out of the configuration of a domain that is off.
+
+    :raises libvirtError:
+    """
+    found = plugged(virtual_domain.XMLDesc(2), connection_info)      # VIR_DOMAIN_XML_INACTIVE
+    if found is not None:
+        virtual_domain.detachDeviceFlags(config.MemoryDevice(found).to_xml(), 2)      # VIR_DOMAIN_AFFECT_CONFIG

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Templates of the images of an image service: one for each image and pool, made when it is first needed.
+
+The name of a template has the id of its image and the start of its checksum, so templates of one name hold the same on
+every host.  Its time of modification is when it was last used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import os
+import re
+import tempfile
+import time
+
+from oslo_log import log as logging
+
+from pcow_driver import conf
+from pcow_driver import exception
+from pcow_driver import locks
+from pcow_driver import pool as pool_module
+from pcow_driver import template
+
+LOG = logging.getLogger(__name__)
+
+_CHECKSUM_LENGTH = 16
+_NAME = re.compile(r'image-(?P<image_id>[0-9A-Za-z-]{1,128})-(?P<checksum>[0-9a-f]{8,16})')
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceImage:
+    """An image of the image service."""
+
+    id: str
+    checksum: str                      # hexadecimal, of its data
+    format: str                        # as the service says it; qcow2 and raw can become templates
+
+    @property
+    def template_name(self) -> str:
+        """:raises SourceRejected: id or checksum are not what an image service gives"""
+        name = f'image-{self.id}-{self.checksum[:_CHECKSUM_LENGTH]}'
+        if not _NAME.fullmatch(name):
+            raise exception.SourceRejected(path=f'image {self.id}', reason='the image service tells no checksum of it')
+        return name
+
+
+@dataclasses.dataclass(frozen=True)
+class CachedTemplate:
+    """A template that was made by :meth:`TemplateCache.template`."""
+
+    name: str
+    image_id: str
+    size: int                          # bytes that it holds in the pool
+    last_used: float                   # seconds since 1970
+    children: int                      # images of the pool that stand on it
+
+
+def image_id(template_name: str) -> str | None:
+    """The id of the image that a template was made of; None if it is not one of this cache."""
+    match = _NAME.fullmatch(template_name)
+    return match['image_id'] if match else None
+
+
+class TemplateCache:
+    """The templates of one pool; any number of processes and threads of the host may use them at once."""
+
+    def __init__(self, pool: pool_module.Pool) -> None:
+        self.pool = pool
+
+    @contextlib.contextmanager
+    def template(self, source: SourceImage, fetch: Callable[[str], None]) -> Iterator[str]:
+        """Name of the template of an image, which is made if it is not there; it stays while the context is held.
+
+        :param fetch: writes the image's data to the path that it is given
+        :raises SourceRejected: it is not what its format says, damaged, or unsafe
+        :raises InvalidSize: too large
+        :raises ToolFailed: the pool is full, for instance
+        """
+        name = source.template_name
+        with self._lock(name):
+            path = self.pool.image_path(name)
+            if os.path.lexists(path):
+                os.utime(path)
+            else:
+                self._build(name, source, fetch)
+            yield name
+
+    def _lock(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return locks.lock(f'template-{self.pool.uuid}-{name}')
+
+    def _build(self, name: str, source: SourceImage, fetch: Callable[[str], None]) -> None:
+        started = time.monotonic()
+        if source.format not in template.SOURCE_FORMATS:     # before it is fetched
+            raise exception.SourceRejected(path=f'image {source.id}', reason=(
+                f'its format is {source.format}; a guest on pcow takes {" or ".join(template.SOURCE_FORMATS)}'))
+        with tempfile.TemporaryDirectory(prefix='pcow-fetch-', dir=str(conf.CONF.pcow.conversion_dir)) as directory:
+            path = os.path.join(directory, 'image')
+            fetch(path)
+            try:
+                template.build(self.pool, name, path, source.format)
+            except exception.SourceRejected as e:
+                raise exception.SourceRejected(path=f'image {source.id}', reason=e.details['reason']) from None
+        LOG.info('Template %s was made in %.1f s', name, time.monotonic() - started)
+
+    def entries(self) -> list[CachedTemplate]:
+        """Templates of images, by name, with how many images stand on each."""
+        images = [item for item in self.pool.images() if item.info is not None]
+        bases = [item.info.base_uuid for item in images if item.info]
+        found = []
+        for item in images:
+            match = _NAME.fullmatch(item.name)
+            if match and item.info and item.info.sealed:
+                with contextlib.suppress(FileNotFoundError):
+                    found.append(CachedTemplate(item.name, match['image_id'], item.info.actual_size, os.stat(item.path).st_mtime,
+                                                bases.count(item.info.uuid)))
+        return found
+
+    def age_out(self, max_age: float) -> list[str]:
+        """Delete the templates that nothing stands on and that nobody used for ``max_age`` seconds; their names."""
+        deleted = []
+        for item in self.entries():
+            if item.children or time.time() - item.last_used < max_age:
+                continue
+            try:
+                with self._lock(item.name):
+                    if time.time() - os.stat(self.pool.existing_path(item.name)).st_mtime < max_age:
+                        continue           # somebody took it meanwhile
+                    self.pool.delete_template(item.name)
+            except exception.PcowError as e:
+                LOG.info('Template %s stays: %s', item.name, e)
+            else:
+                deleted.append(item.name)
+                LOG.info('Template %s was deleted: nothing stands on it and it was not used for %d s', item.name, max_age)
+        return deleted

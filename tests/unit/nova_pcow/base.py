@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nova's functional test base (real API, scheduler, placement and compute in one process, on a libvirt that only keeps XML),
+with real pools, templates and images beneath."""
+
+import json
+import os
+from pathlib import Path
+import shutil
+import tempfile
+from typing import Any
+
+import fixtures
+from nova.tests.functional.libvirt import base
+from nova.virt.libvirt import guest
+
+from nova_pcow import conf as nova_conf
+from pcow_driver import conf
+from pcow_driver import pool as pool_module
+from pcow_driver import registry
+from pcow_driver import tool
+from pcow_driver import units
+
+TOP = Path(__file__).resolve().parents[3]
+IMAGE_SIZE = 64 * units.MIB
+# of nova.tests' image service
+IMAGE = '155d900f-4e14-4e4c-a73d-069cbf4541e6'
+KERNEL = 'a2459075-d96c-40d5-893e-577ff92e721c'           # any other image
+
+
+class PoolFixture(fixtures.Fixture):
+    """A pool on DRAM, known to this test alone."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def _setUp(self) -> None:      # noqa: N802 - the name is given by fixtures
+        directory = tempfile.mkdtemp(prefix='pcow-test-nova-', dir='/dev/shm')
+        self.addCleanup(shutil.rmtree, directory)
+        self.pool: pool_module.Pool = registry.PoolRegistry().create(self.name, directory)
+
+
+class ServersTestCase(base.ServersTestBase):
+    """Servers on hosts that take pcow flavors."""
+
+    microversion = 'latest'
+    api_major_version = 'v2.1'
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.directory = Path(self.useFixture(fixtures.TempDir()).path)
+        emulator = self.directory / 'qemu'
+        emulator.write_text('#!/bin/sh\necho "  format=<string>"\n')       # libvirt starts nothing here; the driver asks it
+        emulator.chmod(0o755)
+        programs = Path(os.environ.get('PCOW_BIN_DIR', TOP / 'build/bin'))
+        for group, options in (('pcow', {
+                'state_path': str(self.directory / 'state'), 'conversion_dir': str(self.directory), 'emulator': str(emulator),
+                'pcow_img': str(programs / 'pcow-img'), 'pcow_io': str(programs / 'pcow-io')}), ('nova_pcow', {'pools': ['fast']})):
+            for name, value in options.items():
+                (conf if group == 'pcow' else nova_conf).CONF.set_override(name, value, group)
+                self.addCleanup((conf if group == 'pcow' else nova_conf).CONF.clear_override, name, group)
+        self.pool = self.useFixture(PoolFixture('fast')).pool
+        self.useFixture(fixtures.MonkeyPatch('nova.tests.fixtures.libvirt.Domain.listAllSnapshots', lambda domain: [], ))
+        self.defined: dict[str, str] = {}
+        create = guest.Guest.create
+        self.useFixture(fixtures.MockPatch('nova.virt.libvirt.guest.Guest.create', side_effect=lambda xml, host: (
+            self.defined.update({xml.partition('<uuid>')[2].partition('<')[0]: xml}), create(xml, host))[1]))
+        self.source = self._make_source()
+        self.fetched: list[str] = []
+        self.set_image(disk_format='qcow2', checksum='0123456789abcdef0123', kernel_id=KERNEL, ramdisk_id=KERNEL)
+        self.useFixture(fixtures.MockPatch('nova.virt.images.fetch', side_effect=self._fetch))
+
+    def _setup_compute_service(self) -> None:
+        self.flags(compute_driver='nova_pcow.driver.PcowLibvirtDriver')
+
+    def _make_source(self) -> Path:
+        """The data of the image: a raw disk that is no container of any kind."""
+        path = self.directory / 'source.qcow2'
+        raw = self.directory / 'source.raw'
+        raw.write_bytes(b'\x5a' * units.MIB)
+        os.truncate(raw, IMAGE_SIZE)
+        tool.run(tool.find('qemu_img'), 'convert', '-f', 'raw', '-O', 'qcow2', str(raw), str(path))
+        return path
+
+    def _fetch(self, _context: Any, image_id: str, path: str, _certificates: Any = None) -> None:
+        self.fetched.append(image_id)
+        shutil.copyfile(self.source, path)
+
+    def set_image(self, **properties: Any) -> None:
+        """Change what the image service says of :data:`IMAGE`; None removes a property."""
+        image = self.glance.images[IMAGE]
+        for name, value in properties.items():
+            where = image if name in ('disk_format', 'checksum') else image['properties']
+            where[name] = value
+            if value is None:
+                del where[name]
+
+    def make_flavor(self, claimed_mb: int | None = 1024, disk: int = 1, **extra_specs: str) -> str:
+        specs = {f'pcow:{name}': value for name, value in extra_specs.items()}
+        if claimed_mb is not None:
+            specs['resources:CUSTOM_PCOW_MB'] = str(claimed_mb)
+        return str(self._create_flavor(disk=disk, extra_spec=specs | {'resources:DISK_GB': '0'}))
+
+    def boot(self, flavor: str, state: str = 'ACTIVE', **arguments: Any) -> Any:
+        return self._create_server(image_uuid=IMAGE, flavor_id=flavor, networks='none', expected_state=state, **arguments)
+
+    def images(self) -> list[str]:
+        """Names of what is in the pool."""
+        return [name for name in self.pool.entries() if not name.startswith('image-')]
+
+    def xml(self, server: Any) -> str:
+        """What the driver gave libvirt last: the libvirt here does not keep all of it."""
+        return self.defined[server['id']]
+
+    def provider(self, name: str) -> Any:
+        found = self.placement.get(f'/resource_providers?name={name}').body['resource_providers']
+        return found[0] if found else None
+
+    def fault(self, server: Any) -> str:
+        return json.dumps(self.api.get_server(server['id'])['fault'])

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import inspect
+import sys
+
+from nova import exception as nova_exception
+from nova.api.validation.extra_specs import validators as nova_validators
+from nova.virt.libvirt import driver as libvirt_driver
+from oslo_utils import importutils
+from oslotest import base
+
+from nova_pcow import compat
+from nova_pcow import driver
+from nova_pcow import loader
+
+
+class CompatTest(base.BaseTestCase):
+    def test_releases(self) -> None:
+        compat.check()
+        compat.check('34.0.1')
+        for version in ('33.1.0', '35.0.0.0rc1', 'unknown'):
+            error = self.assertRaises(ImportError, compat.check, version)
+            self.assertIn(version, str(error))
+
+    def test_overrides(self) -> None:
+        """Every method that exists in Nova's driver takes the same parameters here."""
+        checked = 0
+        for name, method in vars(driver.PcowLibvirtDriver).items():
+            original = getattr(libvirt_driver.LibvirtDriver, name, None)
+            if not inspect.isfunction(method) or not inspect.isfunction(original):
+                continue
+            ours, theirs = (list(inspect.signature(item).parameters.values()) for item in (method, original))
+            if ours[-1].kind is not inspect.Parameter.VAR_KEYWORD:
+                self.assertEqual([(item.name, item.default) for item in theirs], [(item.name, item.default) for item in ours], name)
+            checked += 1
+        self.assertGreater(checked, 20)
+
+    def test_loading(self) -> None:
+        loader.install()
+        loader.install()
+        self.assertEqual(1, len([finder for finder in sys.meta_path if isinstance(finder, loader.AliasFinder)]))
+        self.assertIs(driver.PcowLibvirtDriver, importutils.import_class('nova.virt.nova_pcow.driver.PcowLibvirtDriver'))
+        self.assertRaises(ImportError, importutils.import_class, 'nova.virt.nova_pcow.driver.Other')
+
+    def test_extra_specs(self) -> None:
+        for name, value in (('pcow:root', 'true'), ('pcow:data_mb', '128,2'), ('pcow:data_format', 'none,xfs')):
+            nova_validators.validate(name, value)
+        for name, value in (('pcow:root', 'maybe'), ('pcow:data_mb', '3'), ('pcow:data_mb', '0'), ('pcow:data_mb', '2, 4'),
+                            ('pcow:data_mb', ','.join(['2'] * 9)), ('pcow:data_format', 'ext3'), ('pcow:rooot', 'true')):
+            with self.subTest(name=name, value=value):
+                self.assertRaises(nova_exception.ValidationError, nova_validators.validate, name, value)

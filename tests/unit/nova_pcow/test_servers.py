@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+
+from pathlib import Path
+from typing import Any
+
+from nova.tests.functional.api import client
+
+from pcow_driver import device
+from pcow_driver import image
+from pcow_driver import libvirt_xml
+from pcow_driver import registry
+from pcow_driver import tool
+from pcow_driver import units
+from tests.unit.nova_pcow import base
+
+
+class CreateTest(base.ServersTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.start_compute()
+
+    def root(self, server: Any) -> str:
+        return str(self.pool.existing_path(f'server-{server["id"]}-root'))
+
+    def test_root(self) -> None:
+        server = self.boot(self.make_flavor(root='true'))
+        self.assertEqual(units.GIB, device.window(self.root(server)).size)
+        self.assertEqual(f'image-{base.IMAGE}-0123456789abcdef.pcow', image.info(self.root(server)).base_filename)
+        (nvdimm,) = libvirt_xml.nvdimms(self.xml(server))
+        self.assertEqual((self.root(server), 'ua-pcow-root', True), (nvdimm.path, nvdimm.alias, nvdimm.shared))
+        xml = self.xml(server)
+        self.assertIn('root=/dev/pmem0 rootflags=dax=always rw console=', xml)
+        self.assertIn(f'<emulator>{self.directory}/qemu</emulator>', xml)
+        self.assertIn('slots="9"', xml)
+
+    def test_allocation(self) -> None:
+        server = self.boot(self.make_flavor(root='true'))
+        allocations = self.placement.get(f'/allocations/{server["id"]}').body['allocations']
+        provider = self.provider('compute1_pcow_fast')
+        self.assertEqual({'CUSTOM_PCOW_MB': 1024}, allocations[provider['uuid']]['resources'])
+
+    def test_template_is_made_once(self) -> None:
+        flavor = self.make_flavor(root='true')
+        servers = [self._build_server(image_uuid=base.IMAGE, flavor_id=flavor, networks='none') for _number in range(4)]
+        for server in [self.api.post_server({'server': server}) for server in servers]:
+            self._wait_for_state_change(server, 'ACTIVE')
+        self.assertEqual([base.IMAGE], self.fetched)
+        self.assertEqual(4, len(self.images()))
+
+    def test_data_devices(self) -> None:
+        server = self.boot(self.make_flavor(1200, root='true', data_mb='64,32', data_format='ext4,none'))
+        devices = libvirt_xml.nvdimms(self.xml(server))
+        self.assertEqual(['ua-pcow-root', 'ua-pcow-data0', 'ua-pcow-data1'], [item.alias for item in devices])
+        self.assertEqual([64 * units.MIB, 32 * units.MIB], [device.window(item.path).size for item in devices[1:]])
+        self.assertEqual('format-ext4-64-0.pcow', image.info(devices[1].path).base_filename)
+
+    def test_delete(self) -> None:
+        server = self.boot(self.make_flavor(root='true'))
+        self._delete_server(server)
+        self.assertEqual([], self.images())
+        self.assertEqual(1, len(self.pool.templates()))
+
+    def test_hard_reboot_keeps_the_root(self) -> None:
+        server = self.boot(self.make_flavor(root='true'))
+        before = image.info(self.root(server)).uuid
+        self._reboot_server(server, hard=True)
+        self.assertEqual(before, image.info(self.root(server)).uuid)
+
+    def test_rebuild_begins_anew(self) -> None:
+        server = self.boot(self.make_flavor(root='true'))
+        before = image.info(self.root(server)).uuid
+        self._rebuild_server(server, base.IMAGE)
+        self.assertNotEqual(before, image.info(self.root(server)).uuid)
+
+    def test_ordinary_flavor(self) -> None:
+        server = self.boot(self._create_flavor())
+        self.assertEqual([], libvirt_xml.nvdimms(self.xml(server)))
+        self.assertNotIn('emulator', self.xml(server))
+        self.assertEqual([], self.images())
+
+
+class RefusedTest(base.ServersTestCase):
+    """Servers that cannot be: the fault says why, and nothing of them stays."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.start_compute()
+
+    def check(self, flavor: str, words: str) -> None:
+        server = self.boot(flavor, 'ERROR')
+        self.assertIn(words, self.fault(server))
+        self.assertEqual([], self.images())
+        self.assertEqual([], [item for item in self.pool.entries() if item.endswith('.part')])
+
+    def test_no_kernel(self) -> None:
+        self.set_image(kernel_id='nokernel', ramdisk_id='nokernel')
+        self.check(self.make_flavor(root='true'), 'has no property kernel_id')
+
+    def test_format(self) -> None:
+        self.set_image(disk_format='vmdk')
+        self.check(self.make_flavor(root='true'), 'its format is vmdk; a guest on pcow takes qcow2 or raw')
+        self.assertEqual([], self.fetched)
+
+    def test_hostile_image(self) -> None:
+        self.source.write_bytes(b'QFI\xfb' + b'\xff' * 70000)
+        self.check(self.make_flavor(root='true'), 'cannot become a template')
+        self.assertEqual([], self.pool.templates())
+
+    def test_format_that_is_not_what_it_says(self) -> None:
+        self.set_image(disk_format='raw')
+        self.check(self.make_flavor(root='true'), 'it was given as raw and holds qcow2')
+
+    def test_image_larger_than_the_root(self) -> None:
+        tool.run(tool.find('qemu_img'), 'resize', '-f', 'qcow2', str(self.source), '2G')
+        self.check(self.make_flavor(root='true'), 'has 2 GiB and the root only 1 GiB')
+
+    def test_claim_too_small(self) -> None:
+        self.check(self.make_flavor(root='true', data_mb='64'), 'takes 1088 MiB of pools and claims 1024')
+
+    def test_emulator_without_backend(self) -> None:
+        (self.directory / 'qemu').write_text('#!/bin/sh\necho "  mem-path=<string>"\n')
+        self.check(self.make_flavor(root='true'), 'has no pcow backend')
+
+    def test_pool_is_full_of_promises(self) -> None:
+        """More than placement knows of was promised meanwhile."""
+        registry.PoolRegistry().set('fast', overcommit=0.0001)
+        self.check(self.make_flavor(root='true'), 'more cannot be promised in the pool fast')
+
+    def test_extra_specs(self) -> None:
+        for specs in ({'pcow:root': 'perhaps'}, {'pcow:data_mb': '7'}, {'pcow:unknown': '1'}):
+            self.assertRaises(client.OpenStackApiException, self._create_flavor, extra_spec=specs)
+
+
+class InventoryTest(base.ServersTestCase):
+    def start(self) -> None:
+        self.start_compute()
+        self.node = 'compute1'
+
+    def inventory(self, pool: str) -> Any:
+        provider = self.provider(f'compute1_pcow_{pool}')
+        return self.placement.get(f'/resource_providers/{provider["uuid"]}/inventories').body['inventories']['CUSTOM_PCOW_MB']
+
+    def traits(self, pool: str) -> set[str]:
+        provider = self.provider(f'compute1_pcow_{pool}')
+        return set(self.placement.get(f'/resource_providers/{provider["uuid"]}/traits', version='1.6').body['traits'])
+
+    def test_pool(self) -> None:
+        registry.PoolRegistry().set('fast', overcommit=3, reserve=10)
+        self.start()
+        total = self.pool.capacity().total // units.MIB
+        found = self.inventory('fast')
+        self.assertEqual((total, 3.0), (found['total'], found['allocation_ratio']))
+        self.assertEqual(-(-total // 10), found['reserved'])
+        self.assertEqual({'CUSTOM_PCOW', 'CUSTOM_PCOW_VOLATILE'}, self.traits('fast'))
+
+    def test_draining_pool_takes_nothing(self) -> None:
+        self.start()
+        registry.PoolRegistry().set('fast', draining=True)
+        self._run_periodics()
+        found = self.inventory('fast')
+        self.assertEqual(found['total'], found['reserved'])
+        server = self.boot(self.make_flavor(root='true'), 'ERROR')
+        self.assertIn('No valid host', self.fault(server))
+
+    def test_images_of_others_are_reserved(self) -> None:
+        registry.PoolRegistry().set('fast', overcommit=2)
+        device.create(self.pool, 'volume-1', 512 * units.MIB)
+        self.start()
+        self.assertEqual(257, self.inventory('fast')['reserved'])
+
+    def test_pool_that_goes_away(self) -> None:
+        self.start()
+        marker = Path(self.pool.path, '.pcow-pool')
+        marker.rename(marker.with_name('.away'))
+        self._run_periodics()
+        found = self.inventory('fast')
+        self.assertEqual(found['total'], found['reserved'])
+        marker.with_name('.away').rename(marker)
+        self._run_periodics()
+        self.assertEqual(0, self.inventory('fast')['reserved'])
+
+    def test_required_class(self) -> None:
+        """Nobody gets DRAM who asked for persistence."""
+        self.start()
+        flavor = str(self._create_flavor(disk=1, extra_spec={
+            'pcow:root': 'true', 'resources:CUSTOM_PCOW_MB': '1024', 'trait:CUSTOM_PCOW_PMEM': 'required'}))
+        self.assertIn('No valid host', self.fault(self.boot(flavor, 'ERROR')))
