@@ -256,11 +256,36 @@ struct place chain_find(const struct pcow_image *image, uint64_t guest_slab, uns
     return place;
 }
 
-void chain_own_pages(const struct pcow_image *image, uint64_t guest_slab, struct page_set *own)
+static void own_pages(const struct pcow_image *image, uint64_t guest_slab, bool backed, struct page_set *own)
 {
     memset(own, 0, sizeof *own);
     for (slab_ref ref = __atomic_load_n(&image->chain->head[guest_slab], __ATOMIC_ACQUIRE); ref && is_own(image, ref);
          ref = image->slabs[slab_ref_slab(ref)].next)
-        for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
+        for (unsigned w = 0; w < PAGE_SET_WORDS && (!backed || slab_is_backed(image, slab_ref_slab(ref))); w++)
             own->word[w] |= page_set_word(&image->valid[slab_ref_slab(ref)], w);
+}
+
+void chain_own_pages(const struct pcow_image *image, uint64_t guest_slab, struct page_set *own)
+{
+    own_pages(image, guest_slab, false, own);
+}
+
+void chain_own_backed(const struct pcow_image *image, uint64_t guest_slab, struct page_set *own)
+{
+    own_pages(image, guest_slab, true, own);
+}
+
+int chain_back(struct pcow_image *image, uint64_t guest_slab, unsigned first, unsigned count, bool *changed)
+{
+    int ret = 0;
+
+    *changed = false;
+    if (!image->file.writable)
+        return -EROFS;
+    for (slab_ref ref = image->chain->head[guest_slab]; ref && is_own(image, ref) && ret == 0; ref = image->slabs[slab_ref_slab(ref)].next)
+        if (!slab_is_backed(image, slab_ref_slab(ref))) {
+            ret = slab_back(image, slab_ref_slab(ref), first, count);
+            *changed |= slab_is_backed(image, slab_ref_slab(ref));
+        }
+    return ret;
 }

@@ -67,8 +67,11 @@ void chain_release(struct chain *chain, uint64_t guest_slab);
 /* Take a slab of the top file off the list of its guest slab. The claim is held, and nobody looks anything up without it meanwhile. */
 void chain_unlink(struct pcow_image *image, uint64_t guest_slab, uint64_t slab);
 
-/* The pages of a guest slab that the active layer holds. */
+/* The pages of a guest slab that the active layer holds; _backed: those of them in slabs that may be mapped for stores, see slab_back(). */
 void chain_own_pages(const struct pcow_image *image, uint64_t guest_slab, struct page_set *own);
+void chain_own_backed(const struct pcow_image *image, uint64_t guest_slab, struct page_set *own);
+/* slab_back() for what the active layer holds of a guest slab; *changed: slabs have become backed. The claim is held. Async-signal-safe. */
+int chain_back(struct pcow_image *image, uint64_t guest_slab, unsigned first, unsigned count, bool *changed);
 
 /*
  * Make pages [first, first + count) of a guest slab valid in the active layer, keeping what they read as, or, if data is not

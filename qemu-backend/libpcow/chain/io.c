@@ -168,15 +168,19 @@ int pcow_write(pcow_image *image, uint64_t offset, const void *buffer, size_t le
     return ret;
 }
 
-/* The guest's mapping relies on the blocks (see file_address_settled()): they stay. */
-static int overwrite_with_zeros(struct pcow_image *image, uint64_t offset, unsigned pages)
+/* They are own. */
+static int empty_pages(struct pcow_image *image, const struct place *place)
 {
     static const char zeros[PCOW_PAGE_SIZE] __attribute__((aligned(64)));
     int ret = 0;
 
-    for (unsigned i = 0; i < pages && ret == 0; i++)
-        ret = file_overwrite(&image->file, offset + i * PCOW_PAGE_SIZE, zeros, sizeof zeros);
-    return ret;
+    /* The guest's mapping relies on the blocks (see slab_back(), file_address_settled()): they stay. */
+    for (unsigned page = 0; page < place->pages && image->map && ret == 0; page++)
+        ret = file_overwrite(&image->file, place->offset + page * PCOW_PAGE_SIZE, zeros, sizeof zeros);
+    if (image->map)
+        return ret;
+    slab_forget_backed(image, place->offset >> SLAB_BITS);
+    return file_punch(&image->file, place->offset, place->pages * PCOW_PAGE_SIZE);
 }
 
 /* Clear or empty whole pages of one guest slab. */
@@ -195,10 +199,8 @@ static int zero_pages(struct pcow_image *image, uint64_t guest_slab, unsigned pa
                 return ret;
             place = chain_find(image, guest_slab, page, 1);
         }
-        if (place.present && image->map && image->file.persist.fixed_blocks)
-            ret = overwrite_with_zeros(image, place.offset, place.pages);
-        else if (place.present)
-            ret = file_punch(&image->file, place.offset, place.pages * PCOW_PAGE_SIZE);
+        if (place.present)
+            ret = empty_pages(image, &place);
         else if (image->chain->incomplete)
             ret = -ENOLINK;
         if (ret)

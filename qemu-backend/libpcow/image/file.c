@@ -272,6 +272,13 @@ bool file_is_hole(const struct file *file, uint64_t offset, uint64_t length)
     return data < 0 ? errno == ENXIO : (uint64_t)data >= offset + length;
 }
 
+bool file_has_hole(const struct file *file, uint64_t offset, uint64_t length)
+{
+    off_t hole = lseek(file->fd, (off_t)offset, SEEK_HOLE);
+
+    return hole < 0 || (uint64_t)hole < offset + length;
+}
+
 int file_write(const struct file *file, uint64_t offset, const void *from, size_t length)
 {
     const char *at = from;

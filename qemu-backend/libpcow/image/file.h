@@ -78,6 +78,8 @@ int file_allocate_written(const struct file *file, uint64_t offset, uint64_t len
 
 /* Are there no blocks in the range? (Where the file system cannot tell: false.) Async-signal-safe. */
 bool file_is_hole(const struct file *file, uint64_t offset, uint64_t length);
+/* May there be a part without blocks? (Where the file system cannot tell: true.) Async-signal-safe. */
+bool file_has_hole(const struct file *file, uint64_t offset, uint64_t length);
 
 /*
  * Copy [from, from + length) of memory to the file, allocating blocks: 0, -ENOSPC, or -EIO if the source could not be read

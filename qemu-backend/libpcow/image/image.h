@@ -61,6 +61,7 @@ struct pcow_image {
     int remains_error;                /* why some could not be given back */
     bool complete;                    /* writers: every table was loaded, so a slab without an owner is free */
     uint64_t *tables_ready;           /* one bit for each 64 slabs: the pages of their owner words and bitmaps have blocks */
+    uint64_t *backed;                 /* writers: one bit a slab: every valid page is known to have a block, see slab_back() */
     uint64_t slab_capacity;
     uint64_t slabs_at_open;           /* a free slab below may hold blocks of an interrupted operation */
     uint64_t free_hint;               /* no free slab below; a hint */
@@ -144,6 +145,16 @@ void slab_untake(struct pcow_image *image, uint64_t slab);
 struct slab slab_peek(const struct pcow_image *image, uint64_t slab);
 /* Its blocks may be gone, or hold something: nothing is known of them any more. */
 void slab_forget_prepared(struct pcow_image *image, uint64_t slab);
+/*
+ * A valid page need not have a block: it was zeroed, or the file was copied by a tool that leaves out zeros. A store to it through a mapping
+ * would take one, and a full pool then is SIGBUS, or, under KVM, a vCPU that tries for ever. So nothing is mapped for stores before this has
+ * given the valid pages [first, first + count) blocks. With all 512 of them, the slab is backed from then on. -ENOSPC: not all have one.
+ * The claim of its guest slab is held. Async-signal-safe.
+ */
+int slab_back(struct pcow_image *image, uint64_t slab, unsigned first, unsigned count);
+bool slab_is_backed(const struct pcow_image *image, uint64_t slab);
+/* Blocks of valid pages were punched out. */
+void slab_forget_backed(struct pcow_image *image, uint64_t slab);
 
 /* image/header.c */
 int image_begin_change(struct pcow_image *image, struct pcow_error *error);

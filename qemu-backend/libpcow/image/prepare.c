@@ -164,8 +164,16 @@ int prepare_blocks(struct pcow_image *image, uint64_t slab, unsigned first, unsi
 
 int prepare_pages(struct pcow_image *image, uint64_t slab, unsigned first, unsigned count)
 {
-    int ret = touch(image, (slab << SLAB_BITS) + first * PCOW_PAGE_SIZE, count * PCOW_PAGE_SIZE);
+    uint64_t offset = (slab << SLAB_BITS) + first * PCOW_PAGE_SIZE, length = count * PCOW_PAGE_SIZE;
+    int ret;
 
+    /* A copy that failed since the first step has punched its blocks out. */
+    if (image->file.persist.persistence == PCOW_PERSISTENCE_PMEM)
+        ret = file_has_hole(&image->file, offset, length) ? -ESTALE : 0;
+    else
+        ret = file_allocate(&image->file, offset, length);
+    if (!ret)
+        ret = touch(image, offset, length);
     if (!ret)
         set_prepared(image, slab, first, count);
     return ret;

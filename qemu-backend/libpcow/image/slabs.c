@@ -43,7 +43,8 @@ int slabs_reserve(struct pcow_image *image, uint64_t capacity)
     image->prepared = reserve(image->slab_capacity * sizeof *image->prepared);
     image->remains = reserve(bits_size(image));
     image->tables_ready = reserve(tables_ready_size(image));
-    return image->prepared && image->remains && image->tables_ready ? 0 : -ENOMEM;
+    image->backed = reserve(bits_size(image));
+    return image->prepared && image->remains && image->tables_ready && image->backed ? 0 : -ENOMEM;
 }
 
 void slabs_unload(struct pcow_image *image)
@@ -60,12 +61,15 @@ void slabs_unload(struct pcow_image *image)
         munmap(image->remains, bits_size(image));
     if (image->tables_ready)
         munmap(image->tables_ready, tables_ready_size(image));
+    if (image->backed)
+        munmap(image->backed, bits_size(image));
     image->slabs = NULL;
     image->valid = NULL;
     image->used = NULL;
     image->prepared = NULL;
     image->remains = NULL;
     image->tables_ready = NULL;
+    image->backed = NULL;
 }
 
 static void mark_used(struct pcow_image *image, uint64_t slab)
@@ -214,6 +218,42 @@ static int allocate_tables(struct pcow_image *image, uint64_t slab)
     return ret;
 }
 
+bool slab_is_backed(const struct pcow_image *image, uint64_t slab)
+{
+    return __atomic_load_n(&image->backed[slab / 64], __ATOMIC_ACQUIRE) >> (slab % 64) & 1;
+}
+
+static void set_backed(struct pcow_image *image, uint64_t slab)
+{
+    __atomic_fetch_or(&image->backed[slab / 64], UINT64_C(1) << (slab % 64), __ATOMIC_RELEASE);
+}
+
+void slab_forget_backed(struct pcow_image *image, uint64_t slab)
+{
+    __atomic_fetch_and(&image->backed[slab / 64], ~(UINT64_C(1) << (slab % 64)), __ATOMIC_RELEASE);
+}
+
+int slab_back(struct pcow_image *image, uint64_t slab, unsigned first, unsigned count)
+{
+    int ret;
+
+    if (slab_is_backed(image, slab))
+        return 0;
+    ret = allocate_tables(image, slab);
+    for (unsigned page = first; page < first + count && ret == 0;) {
+        unsigned end = page_set_run_end(&image->valid[slab], page, first + count);
+        uint64_t offset = (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE, length = (end - page) * PCOW_PAGE_SIZE;
+
+        /* A file system may ask for free space even if all blocks are there. */
+        if (page_set_has(&image->valid[slab], page) && file_has_hole(&image->file, offset, length))
+            ret = file_allocate(&image->file, offset, length);
+        page = end;
+    }
+    if (!ret && count == PAGES_PER_SLAB)
+        set_backed(image, slab);
+    return ret;
+}
+
 int slab_take(struct pcow_image *image, uint64_t *slab)
 {
     uint64_t p = claim_slab(image);
@@ -252,6 +292,8 @@ int slab_take(struct pcow_image *image, uint64_t *slab)
     }
     remains_forget(image, p);
     memset(&image->valid[p], 0, sizeof image->valid[p]);
+    /* A page becomes valid only after it was given a block. */
+    set_backed(image, p);
     raise_slab_count(image, p + 1);
     *slab = p;
     return 0;

@@ -45,7 +45,7 @@ struct piece {
     uint64_t from, to;                 /* guest offsets */
     unsigned level;                    /* 0: absent */
     uint64_t offset;
-    bool own;
+    bool store;
 };
 
 static int map_piece(struct pcow_map *map, const struct piece *piece)
@@ -59,14 +59,20 @@ static int map_piece(struct pcow_map *map, const struct piece *piece)
     if (piece->level == 0)
         return map->engine->map_absent(map, address, length);
     return map_file(address, length, image->chain->file[piece->level], piece->offset,
-                    piece->own && image->file.writable);
+                    piece->store);
 }
 
-static bool continues(const struct piece *piece, const struct place *place)
+/* Own pages that may have no blocks are mapped as those of an older layer are, and the first store traps, see resolve_write(). */
+static bool may_store(const struct pcow_map *map, const struct place *place)
+{
+    return place->own && map->image->file.writable && slab_is_backed(map->image, place->offset >> SLAB_BITS);
+}
+
+static bool continues(const struct pcow_map *map, const struct piece *piece, const struct place *place)
 {
     unsigned level = place->present ? place->level : 0;
 
-    return piece->level == level && piece->own == place->own
+    return piece->level == level && piece->store == may_store(map, place)
         && (level == 0 || place->offset == piece->offset + (piece->to - piece->from));
 }
 
@@ -113,7 +119,7 @@ static void remember(struct pcow_map *map, uint64_t guest_slab, unsigned pieces)
     __atomic_add_fetch(&map->vmas, pieces - slab->pieces, __ATOMIC_RELAXED);
     slab->pieces = (uint16_t)pieces;
     if (!slab->cold && map->image->file.writable && map->image->view == image_active(map->image))
-        chain_own_pages(map->image, guest_slab, &own);
+        chain_own_backed(map->image, guest_slab, &own);
     /* Looked at without the claim, so no page may disappear from it for a moment. */
     for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
         __atomic_store_n(&slab->writable.word[w], own.word[w], __ATOMIC_RELEASE);
@@ -128,12 +134,12 @@ static int add_slab(struct pcow_map *map, uint64_t guest_slab, struct piece *pie
         struct place place = chain_find(map->image, guest_slab, page, pages - page);
         uint64_t from = (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE;
 
-        if (!continues(piece, &place) || piece->to != from) {
+        if (!continues(map, piece, &place) || piece->to != from) {
             int ret = map_piece(map, piece);
 
             if (ret)
                 return ret;
-            *piece = (struct piece){from, from, place.present ? place.level : 0, place.offset, place.own};
+            *piece = (struct piece){from, from, place.present ? place.level : 0, place.offset, may_store(map, &place)};
         }
         piece->to = from + place.pages * PCOW_PAGE_SIZE;
         page += place.pages;

@@ -75,6 +75,21 @@ static bool wants_rest(const struct pcow_map *map, uint64_t guest_slab)
         && slab_ref_level(head) == map->image->chain->levels && map->image->slabs[slab_ref_slab(head)].next == 0;
 }
 
+/*
+ * Own pages of a slab that was there when the image was opened have blocks before they are mapped for stores. *alone: there is no space
+ * for all that lack one, so only this page may be mapped.
+ */
+static int back_own(struct pcow_map *map, uint64_t guest_slab, unsigned page, bool *alone)
+{
+    bool changed;
+    int ret = chain_back(map->image, guest_slab, 0, PAGES_PER_SLAB, &changed);
+
+    *alone = ret == -ENOSPC;
+    if (*alone)
+        return chain_back(map->image, guest_slab, page, 1, &changed);
+    return ret || !changed || map->slabs[guest_slab].cold ? ret : layout_map_slab(map, guest_slab);
+}
+
 /* Make the page own and map it for stores. The claim is held. */
 static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned page)
 {
@@ -82,13 +97,17 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
     uint64_t copied = 0, zeroed = 0;
     struct place place;
     struct range range;
+    bool alone;
     int ret;
 
     if (page_set_has(&slab->writable, page))
         return 0;                      /* another thread was here first */
+    ret = back_own(map, guest_slab, page, &alone);
+    if (ret || page_set_has(&slab->writable, page))
+        return ret;
     place = chain_find(map->image, guest_slab, page, 1);
-    range = choose(map, guest_slab, page, place.present);
-    if (range.count < layout_pages(map, guest_slab) && wants_rest(map, guest_slab)
+    range = alone ? (struct range){page, 1} : choose(map, guest_slab, page, place.present);
+    if (!alone && range.count < layout_pages(map, guest_slab) && wants_rest(map, guest_slab)
         && chain_own(map->image, guest_slab, 0, layout_pages(map, guest_slab), NULL, &copied, &zeroed) == 0) {
         count_up(&map->stats.pages_copied, copied);
         count_up(&map->stats.pages_zeroed, zeroed);
@@ -113,8 +132,11 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
             count_up(&map->stats.slabs_promoted, 1);
         return layout_map_slab(map, guest_slab);
     }
-    if (slab->cold)
-        return layout_map_slab(map, guest_slab);
+    if (slab->cold) {
+        ret = layout_map_slab(map, guest_slab);
+        if (ret || page_set_has(&slab->writable, page))
+            return ret;
+    }
     ret = layout_map_own(map, guest_slab, range.first, range.count);
     if (ret)
         return ret;

@@ -397,6 +397,103 @@ static void test_full_pool_waits_and_goes_on(void **state)
     }
 }
 
+static void fill_pool(void)
+{
+    static const char block[4096];
+    char path[600];
+    int fd;
+
+    snprintf(path, sizeof path, "%s/filler", pool);
+    fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    while (write(fd, block, sizeof block) > 0)
+        ;
+    close(fd);
+}
+
+/* As "cp --sparse=always" and others do: pages of zeros have no blocks in the copy. */
+static void copy_without_zeros(const char *from, const char *to)
+{
+    static const char zeros[4096];
+    char page[4096];
+    struct stat st;
+    int in = open(from, O_RDONLY | O_CLOEXEC), out = open(to, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+
+    assert_true(in >= 0 && out >= 0 && fstat(in, &st) == 0 && ftruncate(out, st.st_size) == 0);
+    for (off_t at = 0; at < st.st_size; at += (off_t)sizeof page) {
+        assert_int_equal(pread(in, page, sizeof page, at), sizeof page);
+        if (memcmp(page, zeros, sizeof page))
+            assert_int_equal(pwrite(out, page, sizeof page, at), sizeof page);
+    }
+    close(in);
+    close(out);
+}
+
+/*
+ * Pages of zeros that are valid need not have blocks: in a copy, or when they were zeroed. A store to one on a full pool has to wait for
+ * space as any other; mapped as it is, it would be SIGBUS, and under KVM a vCPU that tries for ever without leaving the kernel.
+ */
+static void test_full_pool_and_pages_without_blocks(void **state)
+{
+    (void)state;
+    FOR_EACH_ENGINE(engine)
+        for (unsigned zeroed = 0; zeroed < 2; zeroed++) {
+            char path[600], first[600];
+            unsigned char *memory;
+            pcow_image *image;
+            pcow_map *map;
+
+            snprintf(path, sizeof path, "%s/top.pcow", pool);
+            snprintf(first, sizeof first, "%s", scratch("first.pcow"));
+            image = must_create(zeroed ? path : first, 8 * MIB, 0, NULL);
+            /* One page of each cluster; the others of it become valid as well. */
+            map = must_map(image, engine);
+            for (uint64_t offset = 0; offset < MIB; offset += 64 * KIB)
+                ((unsigned char *)pcow_map_address(map))[offset] = 1;
+            pcow_map_destroy(map);
+            if (zeroed)
+                MUST(pcow_write_zeroes(image, 64 * KIB + 4096, MIB - 128 * KIB - 4096, &error));
+            pcow_close(image);
+            if (!zeroed)
+                copy_without_zeros(first, path);
+            image = must_open(path, PCOW_OPEN_WRITE);
+            map = must_map(image, engine);
+            memory = pcow_map_address(map);
+            fill_pool();
+            for (uint64_t offset = 64 * KIB + 4096; offset < 128 * KIB; offset += 4096) {
+                assert_false(pcow_map_is_accessible(map, offset, true));
+                assert_int_equal(pcow_map_resolve(map, offset, 4096, true, NULL), -ENOSPC);
+                assert_false(pcow_map_is_accessible(map, offset, true));
+            }
+            /* What has a block can be stored to. */
+            MUST(pcow_map_resolve(map, 0, 4096, true, &error));
+            memory[0] = 2;
+            assert_int_equal(mount("pcow-test", pool, "tmpfs", MS_REMOUNT, "size=32m"), 0);
+            memory[64 * KIB + 4096] = 3;
+            assert_true(pcow_map_is_accessible(map, 96 * KIB, true));
+            assert_false(pcow_map_is_accessible(map, 6 * MIB, true));
+            /* And from then on it does not matter how full the pool is. */
+            fill_pool();
+            for (uint64_t offset = 64 * KIB; offset < MIB; offset += 4096)
+                memory[offset + 5] = 4;
+            for (uint64_t i = 64 * KIB; i < MIB; i++) {
+                unsigned char expected = i % 4096 == 5 ? 4 : i == 64 * KIB + 4096 ? 3 : i % (64 * KIB) || (zeroed && i > 64 * KIB && i < MIB - 64 * KIB) ? 0 : 1;
+
+                if (memory[i] != expected)
+                    fail_msg("byte %llu is %u, not %u", (unsigned long long)i, memory[i], expected);
+            }
+            assert_int_equal(memory[0], 2);
+            pcow_map_destroy(map);
+            pcow_close(image);
+            must_be_clean(path);
+            unlink(path);
+            unlink(first);
+            snprintf(path, sizeof path, "%s/filler", pool);
+            unlink(path);
+            assert_int_equal(mount("pcow-test", pool, "tmpfs", MS_REMOUNT, "size=4m"), 0);
+        }
+}
+
 static void test_snapshot_on_a_full_pool_changes_nothing(void **state)
 {
     char path[600], buffer[4096] = {1};
@@ -515,6 +612,7 @@ int main(void)
         TEST(test_foreign_faults_reach_the_previous_handler),
         TEST(test_read_only_image_maps_read_only),
         POOL_TEST(test_full_pool_waits_and_goes_on),
+        POOL_TEST(test_full_pool_and_pages_without_blocks),
         POOL_TEST(test_snapshot_on_a_full_pool_changes_nothing),
     };
 
