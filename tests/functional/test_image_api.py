@@ -106,6 +106,8 @@ class ImageTest(unittest.TestCase):
         image.rebase(self.top, renamed, unsafe=True)
         self.assertEqual(renamed, image.chain(self.top)[1].filename)
         self.io(self.top, 'read -P 1 0 64k', 'read -P 3 4M 4k')
+        # the base is known to have a child again
+        self.assertEqual(image.info(renamed).uuid, image.info(self.top).base_uuid)
 
     def test_commit(self) -> None:
         self.make_chain()

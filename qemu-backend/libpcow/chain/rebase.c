@@ -82,8 +82,13 @@ int pcow_rebase(pcow_image *image, const char *base, const char *base_snapshot, 
     pcow_image *new_base = NULL;
     int ret = check_rebase(image, unsafe, error);
 
-    if (!ret && base)
-        ret = base_record_make(&record, image->file.path, base, base_snapshot, unsafe && !base_snapshot, &new_base, error);
+    if (!ret && base) {
+        ret = base_record_make(&record, image->file.path, base, base_snapshot, false, &new_base, error);
+        /* Unsafe: also a base that is not there or cannot be opened.  One that can is recorded with its UUID, so that it is
+         * known to have a child, and a later change of it is noticed. */
+        if (ret && unsafe && !base_snapshot)
+            ret = base_record_make(&record, image->file.path, base, NULL, true, &new_base, error);
+    }
     if (!ret)
         ret = image_begin_change(image, error);
     if (!ret && !unsafe)

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+
+from collections.abc import Iterator
+import contextlib
+import os
+from pathlib import Path
+import shutil
+from unittest import mock
+
+from nova.virt.libvirt import utils as libvirt_utils
+
+from nova_pcow import conf as nova_conf
+from nova_pcow import flavor
+from nova_pcow import migration
+from nova_pcow import storage
+from pcow_driver import device
+from pcow_driver import exception
+from pcow_driver import image
+from pcow_driver import pool as pool_module
+from pcow_driver import registry
+from pcow_driver import template_cache
+from pcow_driver import tool
+from pcow_driver import units
+from tests.unit.pcow_driver import base
+
+_UUID = '0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11'
+_IMAGE = template_cache.SourceImage('11111111-2222-3333-4444-555555555555', '0123456789abcdef', 'raw')
+_SMALL = flavor.PcowFlavor('small', 16 * units.MIB, (flavor.DataDevice(4 * units.MIB, 'none'),), frozenset())
+_LARGE = flavor.PcowFlavor('large', 32 * units.MIB, (flavor.DataDevice(8 * units.MIB, 'none'),
+                                                     flavor.DataDevice(2 * units.MIB, 'none')), frozenset())
+
+
+def write(path: str, offset: int, size: int, byte: int) -> None:
+    """Store to the data of a device as a guest would."""
+    tool.run(tool.find('pcow_io'), '-c', f'write -q -P {byte} {device.window(path).offset + offset} {size}', path)
+
+
+def holds(path: str, offset: int, size: int, byte: int) -> bool:
+    try:
+        tool.run(tool.find('pcow_io'), '-r', '-c', f'read -q -P {byte} {device.window(path).offset + offset} {size}', path)
+    except exception.ToolFailed:
+        return False
+    return True
+
+
+class MigrationTest(base.TestCase):
+    """The images of a server on two hosts, which have a pool each; copies between them are made as on a shared directory."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.pools = {name: registry.PoolRegistry().create(name, str(self.directory / name)) for name in ('here', 'there')}
+        self.addCleanup(nova_conf.CONF.clear_override, 'pools', 'nova_pcow')
+        self.instance = self.directory / 'instance'
+        self.instance.mkdir()
+        self.fetches = 0
+        self.on('here')
+        storage.create(_UUID, _SMALL, self.pools['here'], storage.RootSource(_IMAGE, self.fetch))
+        write(self.path('root'), 8 * units.MIB, 64 * units.KIB, 0x11)
+        write(self.path('data0'), 0, 64 * units.KIB, 0x22)
+
+    def on(self, host: str) -> pool_module.Pool:
+        nova_conf.CONF.set_override('pools', [host], 'nova_pcow')
+        return self.pools[host]
+
+    def fetch(self, path: str) -> None:
+        self.fetches += 1
+        with open(path, 'wb') as f:
+            f.write(b'\x5a' * units.MIB)
+            f.truncate(16 * units.MIB)
+
+    def path(self, role: str) -> str:
+        return next(item.path for item in storage.find(_UUID) if item.role == role)
+
+    def sizes(self) -> list[int]:
+        return [device.window(item.path).size // units.MIB for item in storage.find(_UUID)]
+
+    @contextlib.contextmanager
+    def template(self, cache: template_cache.TemplateCache, image_id: str) -> Iterator[str]:
+        self.assertEqual(_IMAGE.id, image_id)
+        with cache.template(_IMAGE, self.fetch) as name:
+            yield name
+
+    @contextlib.contextmanager
+    def no_template(self, cache: template_cache.TemplateCache, image_id: str) -> Iterator[str]:
+        raise exception.SourceRejected(path=f'image {image_id}', reason='it was deleted')
+        yield ''
+
+    def check_contents(self) -> None:
+        self.assertTrue(holds(self.path('root'), 0, units.MIB, 0x5a))
+        self.assertTrue(holds(self.path('root'), 8 * units.MIB, 64 * units.KIB, 0x11))
+        self.assertTrue(holds(self.path('data0'), 0, 64 * units.KIB, 0x22))
+
+    def resize(self) -> None:
+        migration.mark(_UUID)
+        migration.grow(_UUID, _LARGE)
+        storage.create(_UUID, _LARGE, self.pools['here'], None)
+        self.assertEqual([32, 8, 2], self.sizes())
+        self.check_contents()
+
+    def test_resize_and_confirm(self) -> None:
+        self.resize()
+        migration.confirm(_UUID, None, is_here=True)
+        self.assertEqual([[], [], []], [image.snapshot_list(item.path) for item in storage.find(_UUID)])
+        self.assertEqual([32, 8, 2], self.sizes())
+        self.check_contents()
+
+    def test_resize_and_revert(self) -> None:
+        self.resize()
+        write(self.path('root'), 8 * units.MIB, 64 * units.KIB, 0x33)
+        write(self.path('root'), 31 * units.MIB, 64 * units.KIB, 0x44)
+        migration.revert(_UUID, _SMALL)
+        self.assertEqual([16, 4], self.sizes())
+        self.assertEqual([[], []], [image.snapshot_list(item.path) for item in storage.find(_UUID)])
+        self.check_contents()
+
+    def test_revert_that_was_interrupted(self) -> None:
+        self.resize()
+        with mock.patch.object(image, 'snapshot_delete', side_effect=exception.ToolFailed(message='killed')):
+            self.assertRaises(exception.ToolFailed, migration.revert, _UUID, _SMALL)
+        migration.revert(_UUID, _SMALL)
+        self.assertEqual([16, 4], self.sizes())
+        self.check_contents()
+
+    def move(self, template: object) -> None:
+        sent = migration.send(_UUID, str(self.instance), None)
+        disks, arrived = migration.unpack(migration.pack('[{"path": "/x/disk"}]', sent))
+        self.assertEqual(('[{"path": "/x/disk"}]', sent), (disks, arrived))
+        there = self.on('there')
+        migration.receive(_UUID, there, arrived, '', str(self.instance), template)    # type: ignore[arg-type]
+        self.assertEqual([], os.listdir(self.instance))
+
+    def test_move_to_a_host_that_makes_the_template(self) -> None:
+        self.move(self.template)
+        self.assertEqual(2, self.fetches)
+        self.check_contents()
+        shutil.rmtree(self.pools['here'].path)         # nothing of it is needed any more
+        self.check_contents()
+        self.assertEqual([16, 4], self.sizes())
+
+    def test_move_to_a_host_that_has_the_template(self) -> None:
+        there = self.pools['there']
+        with template_cache.TemplateCache(there).template(_IMAGE, self.fetch) as name:
+            write_uuid = image.info(there.existing_path(name)).uuid
+        self.move(self.no_template)
+        self.assertEqual(write_uuid, image.info(self.path('root')).base_uuid)
+        self.check_contents()
+
+    def test_move_after_the_image_was_deleted(self) -> None:
+        def copy(source: str, target: str, host: str | None = None, receive: bool = False, compression: bool = True) -> None:
+            del host, receive, compression             # there is one file system here
+            shutil.copyfile(source, target)
+
+        with mock.patch.object(libvirt_utils, 'copy_image', copy):
+            self.move(self.no_template)
+        self.check_contents()
+
+    def test_confirm_a_move(self) -> None:
+        self.move(self.template)
+        self.on('here')
+        migration.confirm(_UUID, None, is_here=False)
+        self.assertEqual([], storage.find(_UUID))
+        self.on('there')
+        self.check_contents()
+
+    def test_copy_that_arrives_damaged(self) -> None:
+        sent = migration.send(_UUID, str(self.instance), None)
+        os.truncate(sent[0].path, 8192)
+        there = self.on('there')
+        self.assertRaises(exception.PcowError, migration.receive, _UUID, there, sent, '', str(self.instance), self.template)
+        self.assertEqual([], storage.find(_UUID))
+        self.assertEqual([], [name for name in there.entries() if Path(name).suffix == '.part'])
