@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from cinder import context as cinder_context
 from cinder import exception as cinder_exception
 from cinder import interface
+from cinder import objects
+from cinder.objects import fields
 from cinder.volume import configuration as volume_configuration
 from cinder.volume import driver
 from cinder.volume import volume_utils
@@ -16,7 +19,12 @@ from oslo_log import log as logging
 from cinder_pcow import backend as backend_module
 from cinder_pcow import connections
 from cinder_pcow import errors
+from cinder_pcow import existing
+from cinder_pcow import groups
+from cinder_pcow import images
+from cinder_pcow import migration
 from cinder_pcow import options
+from cinder_pcow import refusals
 from cinder_pcow import stats
 from cinder_pcow import volumes as volumes_module
 from pcow_driver import conf
@@ -27,7 +35,7 @@ cfg.CONF.register_opts(options.OPTS, group=volume_configuration.SHARED_CONF_GROU
 
 
 @interface.volumedriver
-class PcowDriver(driver.BaseVD):
+class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.ManageableSnapshotsVD, driver.MigrateVD, driver.BaseVD):
     """Volumes as pcow images in pools of byte-addressable memory of this host, attached to guests as NVDIMMs."""
 
     VERSION = '1.0.0'
@@ -46,6 +54,10 @@ class PcowDriver(driver.BaseVD):
         self.backend = backend_module.Backend(self.host, self.configuration.pcow_pools, self.configuration.pcow_compute_host)
         self.volumes = volumes_module.Volumes(self.backend, self.configuration.pcow_max_chain)
         self.connections = connections.Connections(self.backend, self.volumes)
+        self.images = images.Images(self.volumes)
+        self.existing = existing.Existing(self.volumes)
+        self.groups = groups.Groups(self.volumes)
+        self.migration = migration.Migration(self.volumes)
 
     def check_for_setup_error(self) -> None:
         with errors.translated():
@@ -84,6 +96,108 @@ class PcowDriver(driver.BaseVD):
     def snapshot_revert_use_temp_snapshot(self) -> bool:
         return False                   # a revert happens wholly or not at all
 
+    # Images
+
+    def clone_image(self, context: Any, volume: Any, image_location: Any, image_meta: dict[str, Any],
+                    image_service: Any) -> tuple[dict[str, Any] | None, bool]:
+        return None, self.images.clone(context, volume, image_meta, image_service)
+
+    def copy_image_to_volume(self, context: Any, volume: Any, image_service: Any, image_id: str,
+                             disable_sparse: bool = False) -> None:
+        self.images.copy_to_volume(context, volume, image_service, image_id)
+
+    def copy_volume_to_image(self, context: Any, volume: Any, image_service: Any, image_meta: dict[str, Any]) -> None:
+        self.images.copy_to_image(context, volume, image_service, image_meta)
+
+    # What is in the pools already
+
+    def manage_existing(self, volume: Any, existing_ref: dict[str, str]) -> None:
+        refusals.check_volume(volume)
+        self.existing.manage(volume, existing_ref)
+
+    def manage_existing_get_size(self, volume: Any, existing_ref: dict[str, str]) -> int:
+        return self.existing.size(volume, existing_ref)
+
+    def get_manageable_volumes(self, cinder_volumes: Any, marker: Any, limit: int, offset: int, sort_keys: Any,
+                               sort_dirs: Any) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = volume_utils.paginate_entries_list(
+            self.existing.list_volumes(cinder_volumes), marker, limit, offset, sort_keys, sort_dirs)
+        return found
+
+    def unmanage(self, volume: Any) -> None:
+        """The image stays in its pool, under the name of the volume."""
+
+    def manage_existing_snapshot(self, snapshot: Any, existing_ref: dict[str, str]) -> None:
+        self.existing.manage_snapshot(snapshot, existing_ref)
+
+    def manage_existing_snapshot_get_size(self, snapshot: Any, existing_ref: dict[str, str]) -> int:
+        return self.existing.snapshot_size(snapshot, existing_ref)
+
+    def get_manageable_snapshots(self, cinder_snapshots: Any, marker: Any, limit: int, offset: int, sort_keys: Any,
+                                 sort_dirs: Any) -> list[dict[str, Any]]:
+        volumes = {one.volume.id: one.volume for one in cinder_snapshots}
+        volumes.update({one.id: one for one in objects.VolumeList.get_all_by_host(
+            cinder_context.get_admin_context(), self.host)})
+        found: list[dict[str, Any]] = volume_utils.paginate_entries_list(
+            self.existing.list_snapshots(cinder_snapshots, volumes.values()), marker, limit, offset, sort_keys, sort_dirs)
+        return found
+
+    def unmanage_snapshot(self, snapshot: Any) -> None:
+        """The snapshot stays in the image, under the same name."""
+
+    # Groups
+
+    def create_group(self, context: Any, group: Any) -> Any:
+        if not volume_utils.is_group_a_cg_snapshot_type(group):
+            return super().create_group(context, group)        # Cinder's generic groups
+        return {'status': fields.GroupStatus.AVAILABLE}
+
+    def delete_group(self, context: Any, group: Any, volumes: Any) -> Any:
+        if not volume_utils.is_group_a_cg_snapshot_type(group):
+            return super().delete_group(context, group, volumes)
+        return self.groups.delete(volumes)
+
+    def update_group(self, context: Any, group: Any, add_volumes: Any = None, remove_volumes: Any = None) -> Any:
+        if not volume_utils.is_group_a_cg_snapshot_type(group):
+            return super().update_group(context, group, add_volumes, remove_volumes)
+        return None, None, None
+
+    def create_group_from_src(self, context: Any, group: Any, volumes: Any, group_snapshot: Any = None, snapshots: Any = None,
+                              source_group: Any = None, source_vols: Any = None) -> Any:
+        if not volume_utils.is_group_a_cg_snapshot_type(group):
+            return super().create_group_from_src(context, group, volumes, group_snapshot, snapshots, source_group, source_vols)
+        return self.groups.create_from(volumes, snapshots, source_vols)
+
+    def create_group_snapshot(self, context: Any, group_snapshot: Any, snapshots: Any) -> Any:
+        if not volume_utils.is_group_a_cg_snapshot_type(group_snapshot):
+            return super().create_group_snapshot(context, group_snapshot, snapshots)
+        return self.groups.create_snapshot(snapshots)
+
+    def delete_group_snapshot(self, context: Any, group_snapshot: Any, snapshots: Any) -> Any:
+        if not volume_utils.is_group_a_cg_snapshot_type(group_snapshot):
+            return super().delete_group_snapshot(context, group_snapshot, snapshots)
+        return self.groups.delete_snapshot(snapshots)
+
+    # Moving and changing
+
+    def migrate_volume(self, context: Any, volume: Any, host: dict[str, Any]) -> tuple[bool, dict[str, Any] | None]:
+        return self.migration.migrate(volume, host), None
+
+    def update_migrated_volume(self, ctxt: Any, volume: Any, new_volume: Any, original_volume_status: str) -> dict[str, Any]:
+        """The volume goes on under its own id on the image of the new one, whose name stays."""
+        return {'_name_id': new_volume['_name_id'] or new_volume['id'], 'provider_location': new_volume['provider_location']}
+
+    def update_provider_info(self, volumes: Any, snapshots: Any) -> tuple[None, None]:
+        """Called with all volumes when the service starts; there is no provider info to update."""
+        with errors.translated():
+            self.migration.settle(volumes)
+        return None, None
+
+    def retype(self, context: Any, volume: Any, new_type: Any, diff: Any, host: dict[str, Any]) -> tuple[bool, None]:
+        """A type says nothing about how an image is made, so none of its bytes change; another pool is a migration."""
+        refusals.check_type(new_type)
+        return volume_utils.extract_host(host['host'], 'pool') == volume_utils.extract_host(volume.host, 'pool'), None
+
     # Connections
 
     def ensure_export(self, context: Any, volume: Any) -> None:
@@ -100,6 +214,18 @@ class PcowDriver(driver.BaseVD):
 
     def terminate_connection(self, volume: Any, connector: dict[str, Any] | None, **kwargs: Any) -> None:
         self.connections.end(volume)
+
+    def create_export_snapshot(self, context: Any, snapshot: Any, connector: Any) -> None:
+        """As :meth:`create_export`."""
+
+    def remove_export_snapshot(self, context: Any, snapshot: Any) -> None:
+        """As :meth:`remove_export`."""
+
+    def initialize_connection_snapshot(self, snapshot: Any, connector: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return self.connections.begin_snapshot(snapshot, connector)
+
+    def terminate_connection_snapshot(self, snapshot: Any, connector: dict[str, Any] | None, **kwargs: Any) -> None:
+        self.connections.end(snapshot)
 
     # Scheduling
 
@@ -122,10 +248,6 @@ class PcowDriver(driver.BaseVD):
             'pools': pools,
             **stats.CAPABILITIES,
         }
-
-    def update_migrated_volume(self, ctxt: Any, volume: Any, new_volume: Any, original_volume_status: str) -> dict[str, Any]:
-        """The volume goes on under its own id on the image of the new one, whose name stays."""
-        return {'_name_id': new_volume['_name_id'] or new_volume['id'], 'provider_location': new_volume['provider_location']}
 
     def validate_connector(self, connector: dict[str, Any]) -> None:
         if 'host' not in connector:

@@ -39,8 +39,6 @@ def check_type(volume_type: Any) -> None:
         _refuse_multiattach(what)
     if volume_type['qos_specs_id']:
         _refuse(f'{what} has QoS specs', 'loads and stores of a guest cannot be counted or delayed; remove the QoS specs')
-    if volume_type.get('encryption'):
-        _refuse(f'{what} is encrypted', 'nothing stands between guest and memory; encrypt in the guest')
 
 
 def _refuse_multiattach(what: str) -> None:

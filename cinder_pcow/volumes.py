@@ -34,7 +34,7 @@ class Volumes:
 
     def __init__(self, backend: backend_module.Backend, max_chain: int) -> None:
         self.backend = backend
-        self._max_chain = max_chain
+        self.max_chain = max_chain
 
     def create(self, volume: Any) -> None:
         """:raises InvalidVolume: it shall be what a volume in memory cannot be"""
@@ -47,15 +47,23 @@ class Volumes:
         refusals.check_volume(volume)
         with errors.translated():
             source = snapshot.volume
-            derive.from_snapshot(self.backend.locate(source), source.name, snapshot.name, self.backend.pool_of(volume), volume.name,
-                                 volume.size * units.GIB, max_chain=self._max_chain)
+            derive.on_base(self.backend.locate(source), source.name, self.backend.pool_of(volume), volume.name,
+                           volume.size * units.GIB, max_chain=self.max_chain, snapshot=snapshot.name)
 
     def clone(self, volume: Any, source: Any) -> None:
         """:raises InvalidVolume: it shall be what a volume in memory cannot be"""
-        refusals.check_volume(volume)
+        self.clone_all([(volume, source)])
+
+    def clone_all(self, pairs: list[tuple[Any, Any]]) -> None:
+        """Clone sources, given behind their clones, as they are at one moment.
+
+        :raises InvalidVolume: one shall be what a volume in memory cannot be
+        """
+        for volume, _source in pairs:
+            refusals.check_volume(volume)
         with errors.translated():
-            derive.clone(self.backend.locate(source), source.name, self.backend.pool_of(volume), volume.name,
-                         volume.size * units.GIB, max_chain=self._max_chain)
+            derive.clone([derive.Clone(self.backend.locate(source), source.name, self.backend.pool_of(volume), volume.name,
+                                       volume.size * units.GIB) for volume, source in pairs], max_chain=self.max_chain)
 
     def delete(self, volume: Any) -> None:
         """Done also if there is no such image.
@@ -102,6 +110,6 @@ class Volumes:
         for pool in self.backend.pools():
             removal.collect(pool)
 
-    def is_volume_file(self, pool: pool_module.Pool, volume: Any) -> bool:
+    def is_in(self, pool: pool_module.Pool, volume: Any) -> bool:
         """Whether the image of the volume is in this pool."""
         return os.path.lexists(pool.image_path(volume.name))

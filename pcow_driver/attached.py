@@ -63,6 +63,9 @@ def snapshot_create_all(wanted: Sequence[tuple[str, str]]) -> None:
     """
     for _path, name in wanted:
         names.check_snapshot_name(name)
+    if len(wanted) == 1:
+        snapshot_create(*wanted[0])        # QEMU pauses the guest itself, for less long
+        return
     with contextlib.ExitStack() as stack:
         for one in _users([path for path, _name in wanted], stack):
             stack.enter_context(one.paused())

@@ -4,7 +4,9 @@
 Thin is what stands in the same pool, up to a number of files in its chain; each of them costs an open file and a mapping.
 """
 
+from collections.abc import Sequence
 import contextlib
+import dataclasses
 import os
 
 from pcow_driver import attached
@@ -17,12 +19,13 @@ from pcow_driver import removal
 from pcow_driver import staging
 
 
-def from_snapshot(source_pool: pool_module.Pool, source: str, snapshot: str, pool: pool_module.Pool, name: str, data_size: int, *,
-                  max_chain: int) -> str:
-    """Make a device of a snapshot of another, which may be in use, and return the path of its image.
+def on_base(source_pool: pool_module.Pool, source: str, pool: pool_module.Pool, name: str, data_size: int, *, max_chain: int,
+            snapshot: str | None = None) -> str:
+    """Make a device of a template, or of a snapshot of another device, which may be in use; return the path of its image.
 
-    :param data_size: bytes, a multiple of 2 MiB, not less than that of the snapshot
+    :param data_size: bytes, a multiple of 2 MiB, not less than that of the source
     :param max_chain: longest chain of files, this one included, that may come out; a longer one is copied into one file
+    :param snapshot: what to take; None: the present state, of a template
     :raises ImageNotFound: the source is not there
     :raises ImageExists:
     :raises InvalidSize:
@@ -35,26 +38,51 @@ def from_snapshot(source_pool: pool_module.Pool, source: str, snapshot: str, poo
     return copy(path, pool, name, data_size, snapshot=snapshot)
 
 
-def clone(source_pool: pool_module.Pool, source: str, pool: pool_module.Pool, name: str, data_size: int, *, max_chain: int) -> str:
-    """Make a device of what another, which may be in use, holds now, and return the path of its image.
+@dataclasses.dataclass(frozen=True)
+class Clone:
+    """A device that shall be made of what another holds now; ``data_size`` in bytes."""
 
-    It stands on a snapshot of its own of the source, which goes with it.
+    source_pool: pool_module.Pool
+    source: str
+    pool: pool_module.Pool
+    name: str
+    data_size: int
 
-    :raises: as :func:`from_snapshot`
+    @property
+    def source_path(self) -> str:
+        return self.source_pool.existing_path(self.source)
+
+    @property
+    def snapshot(self) -> str:
+        """Of the source, on which the clone stands; it goes with the clone."""
+        return names.check_snapshot_name(f'clone-{self.name}')
+
+
+def clone(wanted: Sequence[Clone], *, max_chain: int) -> list[str]:
+    """Make clones, of one moment if they are several; the sources may be in use.  Return the paths of their images.
+
+    :raises: as :func:`on_base`
     """
-    path, snapshot = source_pool.existing_path(source), names.check_snapshot_name(f'clone-{name}')
-    if os.path.lexists(pool.image_path(name)):
-        raise exception.ImageExists(path=pool.image_path(name))
-    with removal.lock(source_pool, source):
-        removal.mark_snapshot(source_pool, source, snapshot)    # first, so that a crash leaves nothing for ever
+    made = []
+    with contextlib.ExitStack() as stack:
+        sources = {(one.source_pool.uuid, one.source): one.source_pool for one in wanted}
+        for key in sorted(sources):                # in one order, for those who clone the same ones
+            stack.enter_context(removal.lock(sources[key], key[1]))
+        for one in wanted:
+            if os.path.lexists(one.pool.image_path(one.name)):
+                raise exception.ImageExists(path=one.pool.image_path(one.name))
         try:
-            if snapshot not in [one.name for one in image.snapshot_list(path, force_share=True)]:
-                attached.snapshot_create(path, snapshot)
-            made = from_snapshot(source_pool, source, snapshot, pool, name, data_size, max_chain=max_chain)
-        except BaseException:
-            removal.collect_snapshot(source_pool, source, snapshot)
-            raise
-        removal.collect_snapshot(source_pool, source, snapshot)    # a copy does not need it any more
+            for one in wanted:
+                removal.mark_snapshot(one.source_pool, one.source, one.snapshot)    # first, so that a crash leaves nothing for ever
+                removal.collect_snapshot(one.source_pool, one.source, one.snapshot)     # of an attempt that was cut off
+                removal.mark_snapshot(one.source_pool, one.source, one.snapshot)
+            attached.snapshot_create_all([(one.source_path, one.snapshot) for one in wanted])
+            for one in wanted:
+                made.append(on_base(one.source_pool, one.source, one.pool, one.name, one.data_size, max_chain=max_chain,
+                                    snapshot=one.snapshot))
+        finally:
+            for one in wanted:                     # what was copied, or failed, does not need it any more
+                removal.collect_snapshot(one.source_pool, one.source, one.snapshot)
     return made
 
 
@@ -62,7 +90,7 @@ def copy(path: str, pool: pool_module.Pool, name: str, data_size: int, *, snapsh
     """Make a device that stands on nothing, with the content of another image, and return the path of its image.
 
     :param snapshot: what to copy; also while somebody writes to the image.  None: its present state
-    :raises: as :func:`from_snapshot`
+    :raises: as :func:`on_base`
     """
     with staging.building(pool, name) as part:
         with pool.lock():

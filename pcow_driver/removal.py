@@ -43,10 +43,7 @@ class Mark:
 
 
 def lock(pool: pool_module.Pool, name: str) -> contextlib.AbstractContextManager[None]:
-    """Neither the image nor a snapshot of it is removed meanwhile.
-
-    Order: that of an image before that of its base, and the pool's own last.
-    """
+    """Neither the image nor a snapshot of it is removed meanwhile.  Taken before the pool's own lock, never after it."""
     return locks.lock(f'removal-{pool.uuid}-{name}')
 
 
@@ -92,7 +89,9 @@ def delete_image(pool: pool_module.Pool, name: str) -> bool:
     """
     with lock(pool, name):
         _discard_unfinished(pool, name)
-        return _delete_image(pool, name)
+        gone, base = _delete_image(pool, name)
+    _collect_of(pool, base)
+    return gone
 
 
 def delete_snapshot(pool: pool_module.Pool, name: str, snapshot: str) -> bool:
@@ -109,22 +108,35 @@ def delete_snapshot(pool: pool_module.Pool, name: str, snapshot: str) -> bool:
 
 def collect(pool: pool_module.Pool) -> None:
     """Delete what is marked and no longer needed; errors are logged."""
-    for mark in marks(pool):
-        with lock(pool, mark.image):
-            _collect(pool, mark)
+    for name in sorted({mark.image for mark in marks(pool)}):
+        _collect_of(pool, name)
 
 
-def _collect(pool: pool_module.Pool, mark: Mark) -> None:
+def _collect_of(pool: pool_module.Pool, name: str | None) -> None:
+    """Collect what is marked of an image, then of that on which it stood, and so on; never with two locks at once."""
+    while name is not None:
+        base = None
+        with lock(pool, name):
+            for mark in marks(pool):
+                if mark.image == name:
+                    base = _collect(pool, mark) or base
+        name = base
+
+
+def _collect(pool: pool_module.Pool, mark: Mark) -> str | None:
+    """Name of the image on which one stood that has gone."""
     try:
         if mark.snapshot is None:
-            _delete_image(pool, mark.image)
-        else:
-            _delete_snapshot(pool, mark.image, mark.snapshot)
+            gone, base = _delete_image(pool, mark.image)
+            return base if gone else None
+        _delete_snapshot(pool, mark.image, mark.snapshot)
     except exception.PcowError as e:
         LOG.warning('%s: %s is deleted and stays for now: %s', pool.path, mark, e)
+    return None
 
 
-def _delete_image(pool: pool_module.Pool, name: str) -> bool:
+def _delete_image(pool: pool_module.Pool, name: str) -> tuple[bool, str | None]:
+    """Whether it is gone, and the name of what it stood on."""
     path, mark = pool.image_path(name), Mark(name)
     base: str | None = None
     try:
@@ -136,7 +148,7 @@ def _delete_image(pool: pool_module.Pool, name: str) -> bool:
         if _has_children(pool, name):
             _mark(pool, mark)
             _reduce(pool, name)
-            return False
+            return False, base
         # force: of a damaged image, too, it is known that nothing stands on it
         pool.delete_image(name, force=not _readable(path))
     except exception.ImageNotFound:
@@ -144,16 +156,7 @@ def _delete_image(pool: pool_module.Pool, name: str) -> bool:
     for one in marks(pool):
         if one.image == name:
             _unmark(pool, one)
-    _collect_base(pool, base)
-    return True
-
-
-def _collect_base(pool: pool_module.Pool, base: str | None) -> None:
-    waiting = [mark for mark in marks(pool) if mark.image == base]
-    if base is not None and waiting:
-        with lock(pool, base):
-            for mark in waiting:
-                _collect(pool, mark)
+    return True, base
 
 
 def _readable(path: str, *, force_share: bool = True) -> bool:

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images that are in the pools and shall become volumes, and snapshots in them: manage, unmanage, list.
+
+A reference is ``{'source-name': NAME}``: an image of the volume's pool (or ``POOL/NAME``) by its name without suffix, or a
+snapshot of the volume by its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from cinder import exception as cinder_exception
+from oslo_log import log as logging
+
+from cinder_pcow import errors
+from cinder_pcow import volumes as volumes_module
+from pcow_driver import derive
+from pcow_driver import device
+from pcow_driver import domain
+from pcow_driver import exception
+from pcow_driver import image
+from pcow_driver import model
+from pcow_driver import pool as pool_module
+from pcow_driver import removal
+from pcow_driver import units
+
+LOG = logging.getLogger(__name__)
+
+KEY = 'source-name'
+
+
+class Existing:
+    def __init__(self, volumes: volumes_module.Volumes) -> None:
+        self._volumes = volumes
+        self._backend = volumes.backend
+
+    def manage(self, volume: Any, reference: dict[str, str]) -> None:
+        """Give an image the name of the volume, and the whole GiB that Cinder counts it as.
+
+        :raises ManageExistingInvalidReference: there is no such image, or it cannot become a volume
+        """
+        with _reference(reference):
+            pool, name = self._image(volume, reference)
+            self._check_usable(pool, name)
+            size = _gib(device.window(pool.existing_path(name)).size)
+            path = derive.rename(pool, name, volume.name)
+            device.grow(path, size * units.GIB)
+
+    def size(self, volume: Any, reference: dict[str, str]) -> int:
+        """:raises ManageExistingInvalidReference:"""
+        with _reference(reference):
+            pool, name = self._image(volume, reference)
+            return _gib(device.window(pool.existing_path(name), force_share=True).size)
+
+    def list_volumes(self, cinder_volumes: Any) -> list[dict[str, Any]]:
+        """What :meth:`manage` takes, and what not, with the reason."""
+        ids = {volume.name: volume.id for volume in cinder_volumes}
+        with errors.translated():
+            return [self._describe(pool, item, ids) for pool in self._backend.pools() for item in pool.images()
+                    if item.name not in removal.deleted_images(pool)]
+
+    def _describe(self, pool: pool_module.Pool, item: pool_module.PoolImage, ids: dict[str, str]) -> dict[str, Any]:
+        reason, size = None, 0
+        try:
+            size = _gib(device.window(item.path, force_share=True).size)
+            if item.name in ids:
+                reason = 'already managed'
+            else:
+                self._check_usable(pool, item.name)
+        except exception.PcowError as e:
+            reason = str(e)
+        return {'reference': {KEY: f'{pool.name}/{item.name}'}, 'size': size, 'safe_to_manage': reason is None,
+                'reason_not_safe': reason, 'cinder_id': ids.get(item.name), 'extra_info': None}
+
+    def manage_snapshot(self, snapshot: Any, reference: dict[str, str]) -> None:
+        """Give a snapshot of the volume the name that Cinder knows it by.
+
+        :raises ManageExistingInvalidReference: there is no such snapshot, or the volume is in use
+        """
+        with _reference(reference):
+            path = self._volumes.path(snapshot.volume)
+            image.snapshot_rename(path, self._snapshot(path, reference).name, snapshot.name)
+
+    def snapshot_size(self, snapshot: Any, reference: dict[str, str]) -> int:
+        """:raises ManageExistingInvalidReference:"""
+        with _reference(reference):
+            path = self._volumes.path(snapshot.volume)
+            return _gib(device.window(path, snapshot=self._snapshot(path, reference).name, force_share=True).size)
+
+    def list_snapshots(self, cinder_snapshots: Any, cinder_volumes: Any) -> list[dict[str, Any]]:
+        """What :meth:`manage_snapshot` takes, and what not, with the reason; of volumes that Cinder knows."""
+        ids = {snapshot.name: snapshot.id for snapshot in cinder_snapshots}
+        found = []
+        with errors.translated():
+            for volume in cinder_volumes:
+                try:
+                    pool = self._backend.locate(volume)
+                    path, marks = pool.existing_path(volume.name), removal.marks(pool)
+                    for one in image.snapshot_list(path, force_share=True):
+                        if removal.Mark(volume.name, one.name) not in marks:
+                            found.append(_describe_snapshot(volume, path, one, ids))
+                except exception.PcowError as e:
+                    LOG.warning('Snapshots of %s cannot be listed: %s', volume.name, e)
+        return found
+
+    def _image(self, volume: Any, reference: dict[str, str]) -> tuple[pool_module.Pool, str]:
+        pool, name = self._backend.pool_of(volume), str(reference.get(KEY) or '')
+        pool_name, slash, rest = name.rpartition('/')
+        if slash and pool_name != pool.name:
+            raise exception.PcowError(reason=f'it is in the pool {pool_name} and the volume was to be in {pool.name}')
+        pool.existing_path(rest)
+        return pool, rest
+
+    @staticmethod
+    def _snapshot(path: str, reference: dict[str, str]) -> model.Snapshot:
+        for one in image.snapshot_list(path, force_share=True):
+            if one.name == reference.get(KEY):
+                return one
+        raise exception.PcowError(reason=f'the volume has no snapshot of this name ({path})')
+
+    @staticmethod
+    def _check_usable(pool: pool_module.Pool, name: str) -> None:
+        path = pool.existing_path(name)
+        if image.info(path).sealed:
+            raise exception.IsATemplate(path=path)
+        device.window(path)
+        children = pool.children(name)
+        if children:
+            raise exception.ImageInUse(path=path, reason=f'images stand on it: {", ".join(children[:5])}')
+        with contextlib.suppress(exception.LibvirtFailed):
+            if path in domain.all_images():
+                raise exception.ImageInUse(path=path, reason='it is in the configuration of a domain')
+
+
+def _describe_snapshot(volume: Any, path: str, snapshot: model.Snapshot, ids: dict[str, str]) -> dict[str, Any]:
+    managed = snapshot.name in ids
+    return {'reference': {KEY: snapshot.name}, 'size': _gib(device.window(path, snapshot=snapshot.name, force_share=True).size),
+            'safe_to_manage': not managed, 'reason_not_safe': 'already managed' if managed else None,
+            'cinder_id': ids.get(snapshot.name), 'extra_info': None, 'source_reference': {KEY: volume.name}}
+
+
+@contextlib.contextmanager
+def _reference(reference: dict[str, str]) -> Any:
+    try:
+        if set(reference) != {KEY}:
+            raise exception.PcowError(reason=f'give the name as {KEY}')
+        yield
+    except exception.PcowError as e:
+        raise cinder_exception.ManageExistingInvalidReference(existing_ref=reference, reason=str(e)) from e
+
+
+def _gib(size: int) -> int:
+    return -(-size // units.GIB)

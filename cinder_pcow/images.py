@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes of images of Glance, and images of volumes.
+
+An image becomes a template of the pool when it is first needed; every volume of it is a thin image on that.  Nothing of an
+image is read by a parser before :func:`pcow_driver.template.inspect_source` has accepted it, formats are always given and never
+told from content, which a guest can write, and no path is taken from an image.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from typing import Any
+
+from cinder import exception as cinder_exception
+from cinder.image import image_utils
+from cinder.volume import volume_utils
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from cinder_pcow import errors
+from cinder_pcow import refusals
+from cinder_pcow import volumes as volumes_module
+from pcow_driver import conf
+from pcow_driver import derive
+from pcow_driver import device
+from pcow_driver import exception
+from pcow_driver import frozen
+from pcow_driver import nbd
+from pcow_driver import template
+from pcow_driver import template_cache
+from pcow_driver import tool
+from pcow_driver import units
+
+LOG = logging.getLogger(__name__)
+
+_CONTAINER = 'bare'
+_SIGNATURE = 'img_signature'
+
+
+class Images:
+    def __init__(self, volumes: volumes_module.Volumes) -> None:
+        self._volumes = volumes
+
+    def clone(self, context: Any, volume: Any, image_meta: dict[str, Any], image_service: Any) -> bool:
+        """Make a volume on the template of an image.
+
+        :return: False if Cinder has to fetch the image itself: to unpack a compressed one, or to verify its signature
+        :raises ImageUnacceptable: its format is another one, or its content is not what it says; or it is too large
+        :raises VolumeBackendAPIException:
+        """
+        refusals.check_volume(volume)
+        properties = image_meta.get('properties') or {}
+        if image_meta.get('container_format') != _CONTAINER or (
+                cfg.CONF.verify_glance_signatures != 'disabled' and properties.get(_SIGNATURE)):
+            return False
+        image_id, disk_format = image_meta['id'], str(image_meta.get('disk_format'))
+        image_utils.check_image_conversion_disable(disk_format, 'raw', image_id)
+        size = volume.size * units.GIB
+        source = template_cache.SourceImage(
+            image_id, image_meta.get('os_hash_value') or image_meta.get('checksum') or '', disk_format)
+
+        def fetch(path: str) -> None:
+            image_utils.fetch(context, image_service, image_id, path, None, None)
+            _check_size(template.inspect_source(path, disk_format).virtual_size, size)
+
+        with _acceptable(image_id):
+            pool = self._volumes.backend.pool_of(volume)
+            with template_cache.TemplateCache(pool).template(source, fetch) as name:
+                _check_size(device.window(pool.existing_path(name)).size, size)
+                derive.on_base(pool, name, pool, volume.name, size, max_chain=self._volumes.max_chain)
+        return True
+
+    def copy_to_volume(self, context: Any, volume: Any, image_service: Any, image_id: str) -> None:
+        """Fill a volume, which is new and empty, with an image that Cinder fetches and inspects.
+
+        :raises ImageUnacceptable:
+        :raises VolumeBackendAPIException:
+        """
+        meta = image_service.show(context, image_id)
+        with _acceptable(image_id), tempfile.TemporaryDirectory(prefix='pcow-fetch-', dir=_directory()) as directory:
+            raw = os.path.join(directory, 'image')
+            image_utils.fetch_to_raw(context, image_service, image_id, raw, self._block_size, size=volume.size)
+            _check_size(os.path.getsize(raw), volume.size * units.GIB)
+            LOG.debug('Image %s (%s) is copied to %s', image_id, meta.get('disk_format'), volume.name)
+            path = self._volumes.path(volume)
+            with nbd.serve(path, window=device.window(path)) as uri:
+                tool.run(tool.find('qemu_img'), 'convert', '-f', 'raw', '-O', 'raw', '-n', '--target-is-zero', raw, uri)
+
+    _block_size = '1M'
+
+    def copy_to_image(self, context: Any, volume: Any, image_service: Any, image_meta: dict[str, Any]) -> None:
+        """Upload what a volume holds at this moment, also while a guest writes to it.
+
+        :raises ImageConversionNotAllowed:
+        :raises VolumeBackendAPIException:
+        """
+        disk_format = image_meta['disk_format']
+        image_utils.check_image_conversion_disable(disk_format, 'raw', image_meta['id'], upload=True)
+        with tempfile.TemporaryDirectory(prefix='pcow-upload-', dir=_directory()) as directory:
+            path = os.path.join(directory, 'image')
+            with errors.translated():
+                pool = self._volumes.backend.locate(volume)
+                with frozen.serve(pool, volume.name) as uri:
+                    tool.run(tool.find('qemu_img'), 'convert', '-f', 'raw', '-O', image_utils.fixup_disk_format(disk_format),
+                             uri, path)
+            volume_utils.upload_volume(context, image_service, image_meta, path, volume, volume_format=disk_format)
+
+
+def _directory() -> str:
+    return str(cfg.CONF.image_conversion_dir or conf.CONF.pcow.conversion_dir)
+
+
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        raise exception.InvalidSize(size=size, reason=f'the volume has {limit} bytes; choose a size of {-(-size // units.GIB)} GiB')
+
+
+@contextlib.contextmanager
+def _acceptable(image_id: str) -> Any:
+    try:
+        yield
+    except (exception.SourceRejected, exception.InvalidSize) as e:
+        raise cinder_exception.ImageUnacceptable(image_id=image_id, reason=str(e)) from e
+    except exception.PcowError as e:
+        raise cinder_exception.VolumeBackendAPIException(data=str(e)) from e

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Manage, unmanage and list; groups; moves between pools."""
+
+import os
+from typing import Any
+
+from cinder import exception
+from cinder import objects
+from cinder.objects import fields
+from cinder.tests.unit import utils
+from cinder.volume import group_types
+from cinder.volume import volume_types
+
+from pcow_driver import device
+from pcow_driver import image
+from pcow_driver import units
+from tests.unit.cinder_pcow import base
+
+GIB = units.GIB
+
+
+class ManageTest(base.PcowTestCase):
+
+    def existing(self, name: str = 'web1', size: int = GIB + (64 << 20)) -> str:
+        path = device.create(self.pools['one'], name, size)
+        self.io(path, f'write -q -P 7 {2 << 20} 65536')
+        return path
+
+    def list_volumes(self, *known: Any) -> dict[str, dict[str, Any]]:
+        found = self.driver.get_manageable_volumes(known, None, 100, 0, ['size'], ['asc'])
+        return {item['reference']['source-name']: item for item in found}
+
+    def test_an_image_becomes_a_volume_of_whole_gib(self) -> None:
+        self.existing()
+        reference = {'source-name': 'web1'}
+        volume = self.record(size=0)
+        self.assertEqual(2, self.driver.manage_existing_get_size(volume, reference))
+        volume.size = 2
+        self.driver.manage_existing(volume, reference)
+        self.assertEqual(2 * GIB, device.window(self.path(volume)).size)
+        self.check_content(volume, {0: 7, 2 * GIB - 65536: 0})
+        self.driver.unmanage(volume)
+        again = self.record(size=2)
+        self.driver.manage_existing(again, {'source-name': f'one/{volume.name}'})
+        self.check_content(again, {0: 7})
+
+    def test_what_cannot_become_a_volume(self) -> None:
+        volume = self.record()
+        image.create(os.path.join(self.pools['one'].path, 'plain.pcow'), GIB)
+        image.seal(self.existing('template'))
+        image.snapshot_create(self.existing('parent'), 's')
+        device.create_on(self.pools['one'], 'child', 'parent', base_snapshot='s')
+        for name, words in (('nothing', 'no image'), ('plain', 'no DAX info block'), ('template', 'is a template'),
+                            ('parent', 'images stand on it'), ('two/web', 'in the pool two'),
+                            ('../x', 'in the pool ..'), ('.x', "begins with '.'"),
+                            ('', 'it is empty')):
+            error = self.assertRaises(exception.ManageExistingInvalidReference, self.driver.manage_existing, volume,
+                                      {'source-name': name})
+            self.assertIn(words, str(error))
+        self.assertRaises(exception.ManageExistingInvalidReference, self.driver.manage_existing, volume, {'id': 'x'})
+        listed = self.list_volumes()
+        self.assertEqual({'one/child': True, 'one/parent': False, 'one/plain': False, 'one/template': False},
+                         {name: item['safe_to_manage'] for name, item in listed.items()})
+        self.driver.manage_existing(volume, {'source-name': 'child'})
+
+    def test_list_knows_what_is_managed_and_hides_what_is_deleted(self) -> None:
+        volume = self.volume()
+        clone = self.record()
+        self.driver.create_cloned_volume(clone, volume)
+        self.driver.delete_volume(volume)
+        listed = self.list_volumes(clone)
+        self.assertEqual([f'one/{clone.name}'], list(listed))
+        self.assertEqual((clone.id, 'already managed', 1), tuple(
+            listed[f'one/{clone.name}'][key] for key in ('cinder_id', 'reason_not_safe', 'size')))
+
+    def test_snapshots(self) -> None:
+        volume = self.volume()
+        self.write(volume, 0, 1)
+        image.snapshot_create(self.path(volume), 'before')
+        self.write(volume, 0, 2)
+        clone = self.record()
+        self.driver.create_cloned_volume(clone, volume)
+        snapshot = self.snapshot_record(volume)
+        listed = self.driver.get_manageable_snapshots([], None, 10, 0, ['size'], ['asc'])
+        self.assertEqual([('before', True)], [(item['reference']['source-name'], item['safe_to_manage']) for item in listed])
+        self.assertEqual(1, self.driver.manage_existing_snapshot_get_size(snapshot, {'source-name': 'before'}))
+        self.driver.manage_existing_snapshot(snapshot, {'source-name': 'before'})
+        listed = self.driver.get_manageable_snapshots([snapshot], None, 10, 0, ['size'], ['asc'])
+        self.assertEqual([(snapshot.id, False)], [(item['cinder_id'], item['safe_to_manage']) for item in listed])
+        self.assertRaises(exception.ManageExistingInvalidReference, self.driver.manage_existing_snapshot, snapshot,
+                          {'source-name': 'before'})
+        self.driver.unmanage_snapshot(snapshot)
+        self.driver.revert_to_snapshot(self.context, volume, snapshot)
+        self.check_content(volume, {0: 1})
+
+
+class GroupsTest(base.PcowTestCase):
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.type = group_types.create(self.context, 'consistent', {'consistent_group_snapshot_enabled': '<is> True'})
+        self.plain = group_types.create(self.context, 'plain', {})
+        self.group = self.make_group(self.type)
+        self.assertEqual({'status': 'available'}, self.driver.create_group(self.context, self.group))
+
+    def make_group(self, of: Any) -> Any:
+        return utils.create_group(self.context, host=base.HOST, group_type_id=of['id'], volume_type_ids=[self.type_id])
+
+    def test_snapshots_of_a_group_and_a_group_of_them(self) -> None:
+        volumes = [self.volume(), self.volume(pool='two')]
+        for volume, pool in zip(volumes, self.pools, strict=True):
+            self.write(volume, 0, 1, pool=pool)
+        group_snapshot = utils.create_group_snapshot(self.context, self.group.id, group_type_id=self.type['id'])
+        snapshots = [self.snapshot_record(volume) for volume in volumes]
+        status, updates = self.driver.create_group_snapshot(self.context, group_snapshot, snapshots)
+        self.assertEqual(['available'] * 3, [status['status'], *(update['status'] for update in updates)])
+        for volume, pool in zip(volumes, self.pools, strict=True):
+            self.write(volume, 0, 2, pool=pool)
+        second = self.make_group(self.type)
+        made = [self.record(pool=pool, snapshot_id=snapshot.id) for pool, snapshot in zip(self.pools, snapshots, strict=True)]
+        self.driver.create_group_from_src(self.context, second, made, group_snapshot, snapshots)
+        third = [self.record(pool=pool) for pool in self.pools]
+        self.driver.create_group_from_src(self.context, second, third, source_group=self.group, source_vols=volumes)
+        for pool, from_snapshot, clone in zip(self.pools, made, third, strict=True):
+            self.check_content(from_snapshot, {0: 1}, pool=pool)
+            self.check_content(clone, {0: 2}, pool=pool)
+        status, updates = self.driver.delete_group_snapshot(self.context, group_snapshot, snapshots)
+        self.assertEqual(['deleted'] * 3, [status['status'], *(update['status'] for update in updates)])
+        for group in (volumes, made, third):
+            status, updates = self.driver.delete_group(self.context, self.group, group)
+            self.assertEqual(['deleted'] * 3, [status['status'], *(update['status'] for update in updates)])
+        self.assertEqual(([], []), (self.files(), self.files('two')))
+        self.assertEqual((None, None, None), self.driver.update_group(self.context, self.group, [], []))
+
+    def test_all_snapshots_or_none(self) -> None:
+        volume = self.volume()
+        snapshots = [self.snapshot_record(volume), self.snapshot_record(self.record())]
+        self.assertRaises(exception.VolumeBackendAPIException, self.driver.create_group_snapshot, self.context,
+                          utils.create_group_snapshot(self.context, self.group.id, group_type_id=self.type['id']), snapshots)
+        self.assertEqual((), self.info(volume).snapshots)
+
+    def test_other_groups_are_left_to_cinder(self) -> None:
+        group = self.make_group(self.plain)
+        self.assertRaises(NotImplementedError, self.driver.create_group, self.context, group)
+        self.assertRaises(NotImplementedError, self.driver.delete_group, self.context, group, [])
+
+
+class MigrationTest(base.PcowTestCase):
+
+    def host(self, pool: str) -> dict[str, Any]:
+        stats = {item['pool_name']: item for item in self.driver.get_volume_stats(True)['pools']}
+        return {'host': f'{base.HOST}#{pool}', 'capabilities': stats[pool]}
+
+    def test_to_another_pool(self) -> None:
+        volume = self.volume()
+        self.write(volume, 0, 1)
+        child = self.record()
+        self.driver.create_cloned_volume(child, volume)
+        self.assertEqual((True, None), self.driver.migrate_volume(self.context, child, self.host('two')))
+        self.check_content(child, {0: 1}, pool='two')
+        self.assertEqual([f'{volume.name}.pcow'], self.files())
+        self.assertEqual((), self.info(volume).snapshots)
+        # the service died before the database knew: the volume is found, and may be moved again
+        self.driver.extend_volume(child, 2)
+        self.assertEqual((True, None), self.driver.migrate_volume(self.context, child, self.host('two')))
+        self.driver.delete_volume(child)
+        self.assertEqual([], self.files('two'))
+
+    def test_to_another_host(self) -> None:
+        volume = self.volume()
+        foreign = self.host('two')
+        foreign['capabilities'] = {**foreign['capabilities'], 'location_info': 'PcowDriver:elsewhere:0:two'}
+        self.assertEqual((False, None), self.driver.migrate_volume(self.context, volume, foreign))
+        self.assertEqual((False, None), self.driver.migrate_volume(self.context, volume, {'host': 'x@lvm#y', 'capabilities': {}}))
+
+    def test_snapshots_would_be_lost(self) -> None:
+        volume = self.volume()
+        self.snapshot(volume)
+        error = self.assertRaises(exception.InvalidVolume, self.driver.migrate_volume, self.context, volume, self.host('two'))
+        self.assertIn('delete them first', str(error))
+
+    def test_a_second_image_goes_when_the_service_starts(self) -> None:
+        volume = self.volume()
+        self.write(volume, 0, 1)
+        device.create(self.pools['two'], volume.name, GIB)
+        self.assertEqual((None, None), self.driver.update_provider_info([volume], []))
+        self.assertEqual([], self.files('two'))
+        self.check_content(volume, {0: 1})
+
+    def test_retype(self) -> None:
+        volume = self.volume()
+        plain, shared = (objects.VolumeType.get_by_id(self.context, volume_types.create(self.context, *of)['id'])
+                         for of in (('other', {}), ('shared', {'multiattach': '<is> True'})))
+        here, there = {'host': f'{base.HOST}#one'}, {'host': f'{base.HOST}#two'}
+        self.assertEqual((True, None), self.driver.retype(self.context, volume, plain, {}, here))
+        self.assertEqual((False, None), self.driver.retype(self.context, volume, plain, {}, there))
+        self.assertRaises(exception.InvalidVolume, self.driver.retype, self.context, volume, shared, {}, here)
+
+    def test_the_volume_goes_on_on_the_image_that_another_backend_filled(self) -> None:
+        volume, new = self.volume(), self.volume()
+        update = self.driver.update_migrated_volume(self.context, volume, new, 'available')
+        volume.update(update)
+        self.assertEqual(new.name, volume.name)
+        self.assertEqual(fields.VolumeAttachStatus.DETACHED, volume.attach_status)
+        self.driver.delete_volume(volume)
