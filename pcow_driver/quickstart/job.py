@@ -45,7 +45,7 @@ class Job:
         self.run = run
         self.options = options
         self.report = report_module.Report()
-        self.daemon = libvirtd_module.Libvirtd(run)
+        self.daemon = libvirtd_module.Libvirtd(run.directory)
         self.place = workplace.Workplace(run, self.daemon.uri)
 
     def perform(self) -> None:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A libvirt daemon for one run: own directories, own socket, nothing in common with the one of the host."""
+"""A libvirt daemon in a directory: own files, own socket, nothing in common with the one of the host."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from collections.abc import Sequence
 import os
 from pathlib import Path
 import shlex
@@ -12,7 +14,6 @@ import time
 
 from pcow_driver import exception
 from pcow_driver import tool
-from pcow_driver.quickstart import state
 
 _START_SECONDS = 60.0
 
@@ -51,41 +52,62 @@ def _environment() -> dict[str, str]:
 
 
 class Libvirtd:
-    """Started by :meth:`start`; it ends with the run (:mod:`pcow_driver.quickstart.teardown`)."""
+    """Started by :meth:`start`; whoever starts it ends it (:mod:`pcow_driver.quickstart.teardown`).
 
-    def __init__(self, run: state.Run) -> None:
-        self.directory = run.directory
-        self._socket = run.directory / 'libvirt-sock'
-        self.uri = f'qemu+unix:///system?socket={self._socket}'
+    :param directory: for all that it keeps, and for its socket; the same one may be used again after its end
+    :param qemu_settings: lines for qemu.conf
+    :param settings: lines for libvirtd.conf
+    """
 
-    def start(self) -> None:
-        """Start it and wait until it answers.
+    def __init__(self, directory: Path, qemu_settings: str = '', settings: str = '') -> None:
+        self.directory = directory
+        self.socket = directory / 'libvirt-sock'
+        self.uri = f'qemu+unix:///system?socket={self.socket}'
+        self.log = directory / 'libvirtd.log'
+        self._qemu_settings, self._settings = qemu_settings, settings
 
+    def start(self, places: Mapping[str, Path] | None = None, setup: Sequence[str] = (),
+              launcher: Sequence[str] = ('unshare', '--mount'), environment: Mapping[str, str] | None = None,
+              ) -> subprocess.Popen[bytes]:
+        """Start it, wait until it answers, and return its process, the first one of its session.
+
+        :param places: further directories that it shall see something else in: place to what lies there
+        :param setup: shell commands to run in its mount namespace first
+        :param launcher: what makes that namespace
+        :param environment: further variables
         :raises PcowError: it does not; the message has the end of its log
         """
-        (self.directory / 'libvirtd.conf').write_text(_LIBVIRTD_CONF.format(directory=self.directory))
-        commands = ['set -e', 'mount --make-rprivate /']
-        for place, name in _PLACES.items():
-            (self.directory / name).mkdir()
-            commands += [f'mkdir -p {place}', f'mount --bind {shlex.quote(str(self.directory / name))} {place}']
-        (self.directory / 'etc' / 'qemu.conf').write_text(_QEMU_CONF)
+        (self.directory / 'libvirtd.conf').write_text(_LIBVIRTD_CONF.format(directory=self.directory) + self._settings)
+        commands = ['set -e', 'mount --make-rprivate /', *setup]
+        own = {place: self.directory / name for place, name in _PLACES.items()}
+        for place, directory in {**own, **(places or {})}.items():
+            directory.mkdir(exist_ok=True)
+            commands += [f'mkdir -p {shlex.quote(place)}', shlex.join(('mount', '--bind', str(directory), place))]
+        (self.directory / 'etc' / 'qemu.conf').write_text(_QEMU_CONF + self._qemu_settings)
         arguments = ('libvirtd', '-f', str(self.directory / 'libvirtd.conf'), '-p', str(self.directory / 'libvirtd.pid'))
         commands.append(f'exec {shlex.join(arguments)}')
-        # A session of its own: with --keep it outlives this process.
+        # A session of its own: it may outlive this process.
         with open(self.directory / 'start.log', 'wb') as log:
-            process = subprocess.Popen(('unshare', '--mount', '/bin/sh', '-c', '\n'.join(commands)), stdin=subprocess.DEVNULL,
-                                       stdout=log, stderr=log, start_new_session=True, env=_environment())
+            process = subprocess.Popen((*launcher, '/bin/sh', '-c', '\n'.join(commands)), stdin=subprocess.DEVNULL,
+                                       stdout=log, stderr=log, start_new_session=True,
+                                       env=_environment() | dict(environment or {}))
         self._wait(process)
+        return process
+
+    def answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(self.socket))
+            except OSError:
+                return False
+        return True
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
         limit = time.monotonic() + _START_SECONDS
         while time.monotonic() < limit and process.poll() is None:
-            with socket.socket(socket.AF_UNIX) as probe:
-                try:
-                    probe.connect(str(self._socket))
-                    return
-                except OSError:
-                    time.sleep(0.05)
-        lines = [line for name in ('start.log', 'libvirtd.log') if (self.directory / name).exists()
-                 for line in (self.directory / name).read_text(errors='replace').splitlines()]
+            if self.answers():
+                return
+            time.sleep(0.05)
+        lines = [line for path in (self.directory / 'start.log', self.log) if path.exists()
+                 for line in path.read_text(errors='replace').splitlines()]
         raise exception.PcowError(reason=f'libvirtd does not start: {"; ".join(lines[-3:]) or "it said nothing"}')

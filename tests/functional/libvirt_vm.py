@@ -79,7 +79,7 @@ class Host:
                 _unmount(left)
                 teardown.delete(left.parent)
         self.run = state.Run.create()
-        self.daemon = libvirtd.Libvirtd(self.run)
+        self.daemon = libvirtd.Libvirtd(self.run.directory)
         self.place = workplace.Workplace(self.run, self.daemon.uri)
         self.directory = self.run.directory
         self.small = self.directory / 'small'   # a file system with little space

@@ -34,7 +34,7 @@ class _Bench:
     def __init__(self, run: state.Run, rounds: int) -> None:
         self.run = run
         self.rounds = rounds
-        self.daemon = libvirtd.Libvirtd(run)
+        self.daemon = libvirtd.Libvirtd(run.directory)
         self.place = workplace.Workplace(run, self.daemon.uri)
 
     def measure(self) -> dict[str, Any]:

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entry point of tools/openstack-aio."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+import os
+import signal
+import sys
+
+from pcow_driver import exception
+from pcow_driver import interrupt
+from pcow_driver.openstack_aio import allinone
+from pcow_driver.openstack_aio import options
+from pcow_driver.openstack_aio import processes
+from pcow_driver.openstack_aio import settings as settings_module
+
+_LINES = 40
+_LINES_OF_EACH = 3
+
+
+def _existing(chosen: argparse.Namespace) -> settings_module.Settings:
+    found = settings_module.Settings.load(chosen.state)
+    if found is None:
+        raise exception.PcowError(reason=f'there is no all-in-one in {chosen.state}: run tools/openstack-aio up')
+    return found
+
+
+def _up(chosen: argparse.Namespace) -> int:
+    settings = settings_module.Settings.load(chosen.state) or settings_module.Settings.create(chosen.state)
+    offset = settings.port_offset if chosen.port_offset is None else chosen.port_offset
+    if offset != settings.port_offset and (settings.state / 'databases').exists():
+        raise exception.UsageInvalid(reason=f'--port-offset {offset}: the databases in {settings.state} name the ports with offset '
+                                            f'{settings.port_offset}; run tools/openstack-aio down --purge first')
+    wanted = dataclasses.replace(settings, port_offset=offset, compute_driver=chosen.compute_driver, debug=chosen.debug,
+                                 volume_backends=chosen.volume_backends, pool=chosen.pool)
+    with allinone.locked(wanted):
+        machine = allinone.AllInOne(wanted)
+        if machine.processes.all() and wanted != settings:
+            raise exception.UsageInvalid(reason='it runs with other options: run tools/openstack-aio down first')
+        if not machine.is_up():
+            machine.up()
+        machine.say(f'up; now: . {os.path.relpath(wanted.openrc)}')
+    return 0
+
+
+def _down(chosen: argparse.Namespace) -> int:
+    settings = settings_module.Settings.load(chosen.state)
+    if settings is None:
+        print(f'there is no all-in-one in {chosen.state}')
+        return 0
+    with allinone.locked(settings):
+        machine = allinone.AllInOne(settings)
+        machine.down(chosen.purge)
+        machine.say('down, and nothing is kept' if chosen.purge else 'down')
+    return 0
+
+
+def _status(chosen: argparse.Namespace) -> int:
+    machine = allinone.AllInOne(_existing(chosen))
+    names = machine.processes.names()
+    for name in names:
+        pid = machine.processes.pid(name)
+        state = f'running  pid {pid}' if pid else f'ENDED    {processes.log_tail(machine.processes.log(name), 1)}'
+        print(f'{name:24} {state}')
+    if not machine.is_up():
+        print('some of it does not run: tools/openstack-aio up starts it' if names else 'down')
+        return 1
+    volumes = ', '.join(machine.settings.volume_backends) or 'nothing'
+    print(f'up; servers on {machine.settings.compute_driver}, volumes on {volumes}')
+    return 0
+
+
+def _logs(chosen: argparse.Namespace) -> int:
+    settings = _existing(chosen)
+    paths = sorted(settings.logs.glob('*.log'))
+    if chosen.service:
+        paths = [path for path in paths if path.stem == chosen.service]
+        if not paths:
+            raise exception.PcowError(reason=f'there is no log of {chosen.service}; there are those of '
+                                             f'{", ".join(sorted(path.stem for path in settings.logs.glob("*.log")))}')
+    for path in paths:
+        lines = path.read_text(errors='replace').splitlines()
+        print(f'==> {path} <==')
+        print('\n'.join(lines[-(chosen.lines or (_LINES if chosen.service else _LINES_OF_EACH)):]))
+    return 0
+
+
+def _node2(chosen: argparse.Namespace) -> int:
+    settings = _existing(chosen)
+    with allinone.locked(settings):
+        machine = allinone.AllInOne(settings)
+        if not machine.is_up():
+            raise exception.PcowError(reason='it is not up: run tools/openstack-aio up')
+        machine.node2(chosen.compute_driver or settings.compute_driver)
+        machine.say('node2 is up')
+    return 0
+
+
+_COMMANDS = {'up': _up, 'down': _down, 'status': _status, 'logs': _logs, 'node2': _node2}
+
+
+def _hang_up(_number: int, _frame: object) -> None:
+    raise SystemExit(128 + signal.SIGHUP)
+
+
+def main() -> int:
+    logging.getLogger().addHandler(logging.NullHandler())      # errors are told once, by the lines below
+    interrupt.install()
+    signal.signal(signal.SIGHUP, _hang_up)
+    try:
+        chosen = options.parse(sys.argv[1:])
+        return _COMMANDS[chosen.command](chosen)
+    except exception.PcowError as e:
+        print(f'openstack-aio: {e}', file=sys.stderr)
+        return 1
+    except OSError as e:
+        print(f'openstack-aio: {e.filename or "the system"}: {e.strerror}', file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print('openstack-aio: interrupted', file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Brings an all-in-one up and down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent import futures
+import contextlib
+import datetime
+import fcntl
+import shlex
+import shutil
+import signal
+import time
+
+from pcow_driver import exception
+from pcow_driver.openstack_aio import api as api_module
+from pcow_driver.openstack_aio import configuration as configuration_module
+from pcow_driver.openstack_aio import environment as environment_module
+from pcow_driver.openstack_aio import infrastructure as infrastructure_module
+from pcow_driver.openstack_aio import node as node_module
+from pcow_driver.openstack_aio import processes as processes_module
+from pcow_driver.openstack_aio import services as services_module
+from pcow_driver.openstack_aio import settings as settings_module
+
+_READY_SECONDS = 180.0
+_LISTENERS = ('epmd', 'rabbitmq')
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def locked(settings: settings_module.Settings) -> Iterator[None]:
+    """One command at a time changes an all-in-one.
+
+    :raises PcowError: another one does
+    """
+    settings.state.mkdir(parents=True, exist_ok=True)
+    with open(settings.state / 'lock', 'wb') as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise exception.PcowError(reason=f'another command is at work on {settings.state}: wait for it') from None
+        yield
+
+
+class AllInOne:
+    def __init__(self, settings: settings_module.Settings) -> None:
+        self.settings = settings
+        self.processes = processes_module.Processes(settings)
+        self.base = environment_module.base()
+        self.configuration = configuration_module.Configuration(settings, self.base)
+        self.services = services_module.Services(settings, self.base, self.configuration, self.processes)
+        self.infrastructure = infrastructure_module.Infrastructure(settings, self.processes)
+        self.api = api_module.Api(settings)
+        self._begun = time.monotonic()
+        self._workers = futures.ThreadPoolExecutor()
+
+    def say(self, text: str) -> None:
+        print(f'[{time.monotonic() - self._begun:5.1f} s] {text}', flush=True)
+
+    # Up
+
+    def up(self) -> None:
+        """Start what does not run.  If that fails, or is interrupted, everything is ended.
+
+        :raises PcowError: a service does not start; the message has the end of its log
+        """
+        environment_module.prepare_base(self.say)
+        with self._ended_on_failure():
+            self._check_ports()
+            self.settings.save()
+            for directory in (self.settings.logs, self.settings.temporary):
+                directory.mkdir(exist_ok=True)
+            environment_module.prepare_overlay(self.settings, self.base)
+            self.configuration.write()
+            self._write_openrc()
+            self._start()
+
+    def _start(self) -> None:
+        node = node_module.ComputeNode(self.settings, self.processes, settings_module.NODE1)
+        submit = self._workers.submit
+        libvirt = submit(node.start_libvirtd)
+        broker = submit(self._step, 'RabbitMQ', self.infrastructure.start_rabbitmq, self.infrastructure.wait_rabbitmq)
+        self._step('MariaDB', self.infrastructure.start_mariadb, self.infrastructure.create_databases)
+        made = self.settings.state / 'databases'
+        work: list[futures.Future[None]] = []
+        if not made.exists() or made.read_text() != environment_module.key():
+            keystone = submit(self._step, 'keystone: database', self.services.make_keystone)
+            nova = submit(self._step, 'nova: databases', self.services.make_nova)
+            others = submit(self._step, 'placement, glance, cinder: databases', self.services.make_others)
+            neutron = submit(self._step, 'neutron: database', self.services.make_neutron)
+            _all([keystone])
+            self._serve('keystone')
+            self.api.log_in()
+            self.api.fill_catalog()
+            _all([others])
+            work += [submit(self._serve, 'placement', 'glance', 'cinder')]
+            _all([nova, neutron])
+            made.write_text(environment_module.key())
+            work += [submit(self._serve, 'nova', 'neutron')]
+        else:
+            work += [submit(self._serve, *settings_module.SERVICE_TYPES)]
+            self._serve('keystone')
+            self.api.log_in()
+        _all([broker, libvirt])
+        begun = datetime.datetime.now(datetime.UTC)
+        started = self._start_agents(node)
+        _all(work)
+        # Neutron 29 cannot list ports before any other request has loaded its models (port_forwardings).
+        self.api.call('neutron', 'GET', '/v2.0/networks')
+        self._make_volume_types()
+        self._wait_ready(node, started, begun)
+
+    def _step(self, name: str, *steps: Callable[[], None]) -> None:
+        for step in steps:
+            step()
+        self.say(f'{name}: done')
+
+    def _serve(self, *names: str) -> None:
+        for name in names:
+            self.services.start_api(name)
+        for name in names:
+            self.services.wait_api(name)
+            self.say(f'{name}: serves {self.settings.url(name)}')
+
+    def _start_agents(self, node: node_module.ComputeNode) -> set[str]:
+        """Returns the names of those that did not run before."""
+        started = set()
+        for agent in self.services.agents():
+            if self.processes.pid(agent.name) is None:
+                command = self.services.agent_command(agent)
+                if agent.node:
+                    node.start(agent.name, command)
+                else:
+                    self.processes.start(agent.name, command)
+                started.add(agent.name)
+        return started
+
+    def _make_volume_types(self) -> None:
+        there = self.api.volume_types() if self.settings.volume_backends else set()
+        for backend in self.settings.volume_backends:
+            name = configuration_module.volume_type(backend)
+            if name not in there:
+                self.api.create_volume_type(name, backend)
+
+    def _wait_ready(self, node: node_module.ComputeNode, started: set[str], begun: datetime.datetime) -> None:
+        """Wait until every agent has reported, those that were started now since then, and the node has its place in nova."""
+        wanted = {(agent.project, agent.name) for agent in self.services.agents() if not agent.node}
+        limit = time.monotonic() + _READY_SECONDS
+        discovered = False
+        missing: set[str] = set()
+        while time.monotonic() < limit:
+            for name in self.processes.names():
+                self.processes.check(name)
+            reports = {service: self.api.services(service) for service in ('nova', 'cinder')}
+            missing = {name for service, name in wanted
+                       if not any(binary == name for binary, _host in _fresh(reports[service], started, begun))}
+            missing |= {f'{name} of {host}' for service, name, host in self._wanted_of_node(node.node)
+                        if (name, host) not in _fresh(reports[service], started, begun)}
+            if f'nova-compute of {node.node.name}' not in missing and node.node.name not in self.api.hypervisors():
+                if not discovered:
+                    self.services.discover_hosts()
+                    discovered = True
+                missing.add(f'hypervisor {node.node.name}')
+            if not missing:
+                return
+            time.sleep(0.5)
+        logs = ', '.join(sorted(missing))
+        raise exception.PcowError(reason=f'not ready within {_READY_SECONDS:.0f} s: {logs}; look into {self.settings.logs}')
+
+    def _wanted_of_node(self, node: settings_module.Node) -> list[tuple[str, str, str]]:
+        """Agents of a node: service, name, and the host that they report as."""
+        wanted = [('nova', 'nova-compute', node.name)]
+        if node == settings_module.NODE1 and self.settings.volume_backends:
+            wanted += [('cinder', 'cinder-volume', f'{node.name}@{backend}') for backend in self.settings.volume_backends]
+            wanted += [('cinder', 'cinder-backup', node.name)]
+        return wanted
+
+    def _check_ports(self) -> None:
+        """:raises PcowError: a port is taken by something else"""
+        names = [*settings_module.PORTS]
+        for name in names:
+            port = self.settings.port(name)
+            owner = {'rabbitmq-distribution': 'rabbitmq'}.get(name, name if name in _LISTENERS else self.services.api_name(name))
+            if self.processes.pid(owner) is None and processes_module.port_open(port):
+                raise exception.PcowError(reason=f'port {port} ({name}) is in use on this machine: give another --port-offset')
+
+    def _write_openrc(self) -> None:
+        values = {'OS_AUTH_URL': self.settings.url('keystone'), 'OS_USERNAME': 'admin', 'OS_PASSWORD': self.settings.password,
+                  'OS_PROJECT_NAME': 'admin', 'OS_USER_DOMAIN_ID': 'default', 'OS_PROJECT_DOMAIN_ID': 'default',
+                  'OS_IDENTITY_API_VERSION': '3', 'OS_REGION_NAME': settings_module.REGION}
+        programs = self.settings.state / 'bin'
+        programs.mkdir(exist_ok=True)
+        for name in ('openstack', 'nova-manage', 'cinder-manage'):
+            (programs / name).unlink(missing_ok=True)
+            (programs / name).symlink_to(self.base.program(name))
+        text = ''.join(f'export {name}={shlex.quote(value)}\n' for name, value in values.items())
+        self.settings.openrc.touch(mode=0o600)
+        self.settings.openrc.write_text(f'{text}PATH={shlex.quote(str(programs))}:$PATH\n')
+
+    # Second node
+
+    def node2(self, compute_driver: str) -> None:
+        """Add a second compute node, if it is not there.
+
+        :raises PcowError:
+        """
+        self.api.log_in()
+        node = node_module.ComputeNode(self.settings, self.processes, settings_module.NODE2)
+        (agent,) = (agent for agent in services_module.AGENTS if agent.name == 'nova-compute')
+        name = node.service(agent.name)
+        try:
+            started = set()
+            begun = datetime.datetime.now(datetime.UTC)
+            node.start_libvirtd()
+            if self.processes.pid(name) is None:
+                self.configuration.write_nova(node.node, compute_driver)
+                node.start(agent.name, self.services.agent_command(agent, node.node))
+                started = {agent.name}
+            self._wait_ready(node, started, begun)
+        except BaseException:
+            with _undisturbed():
+                self.processes.end_node(name, node.service('libvirtd'))
+            raise
+
+    # Down
+
+    @contextlib.contextmanager
+    def _ended_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            with _undisturbed():
+                self.say('ending what was started')
+                self.processes.end()
+            raise
+        finally:
+            self._workers.shutdown(cancel_futures=True)
+
+    def down(self, purge: bool) -> None:
+        """End everything.
+
+        :param purge: and delete all that it kept
+        """
+        with _undisturbed():
+            self.processes.end()
+            shutil.rmtree(self.settings.temporary, ignore_errors=True)
+            if purge:
+                shutil.rmtree(self.settings.state)
+
+    def is_up(self) -> bool:
+        """Whether all of it runs."""
+        names = self.processes.names()
+        wanted = {agent.name for agent in self.services.agents()} | {self.services.api_name(name) for name in _apis()}
+        return wanted <= set(names) and all(self.processes.pid(name) is not None for name in names)
+
+
+def _apis() -> tuple[str, ...]:
+    return ('keystone', *settings_module.SERVICE_TYPES)
+
+
+def _all(work: list[futures.Future[None]]) -> None:
+    """Wait for them; the first failure is raised at once."""
+    for future in futures.as_completed(work):
+        future.result()
+
+
+def _fresh(reports: dict[tuple[str, str], str], started: set[str], begun: datetime.datetime) -> set[tuple[str, str]]:
+    """Agents whose last report counts: an old one of an agent that was started again does not."""
+    return {(name, host) for (name, host), when in reports.items()
+            if name not in started or (when and datetime.datetime.fromisoformat(when).replace(tzinfo=datetime.UTC) > begun)}
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Clearing up is not interrupted."""
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+

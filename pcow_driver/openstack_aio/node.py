@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A compute node: host name and mounts of its own, a libvirt daemon in them, and the services that need both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+import shlex
+import sys
+import uuid
+
+from pcow_driver.openstack_aio import processes as processes_module
+from pcow_driver.openstack_aio import settings as settings_module
+from pcow_driver.quickstart import libvirtd
+
+_REAPER = Path(__file__).with_name('reaper.py')
+
+
+class ComputeNode:
+    def __init__(self, settings: settings_module.Settings, processes: processes_module.Processes,
+                 node: settings_module.Node) -> None:
+        self.node = node
+        self._settings = settings
+        self._processes = processes
+        self._directory = settings.state / 'nodes' / node.address
+        first, count = settings_module.MIGRATION_PORTS
+        first += settings.port_offset
+        # libvirt takes no migration_address that it knows as loopback, and does without one
+        address = '' if node.address == settings_module.LOOPBACK else f'migration_address = "{node.address}"\n'
+        self.libvirtd = libvirtd.Libvirtd(
+            self._directory,
+            f'{address}migration_port_min = {first}\nmigration_port_max = {first + count - 1}\n',
+            # libvirt migrates to no host that has the identity of its own
+            f'host_uuid = "{uuid.uuid5(uuid.NAMESPACE_DNS, f"{node.name}.{settings.id}")}"\n')
+
+    def service(self, name: str) -> str:
+        """Name of one of its services among all of the machine."""
+        return name if self.node == settings_module.NODE1 else f'{name}-{self.node.name}'
+
+    def start_libvirtd(self) -> None:
+        """:raises PcowError: it does not start"""
+        name = self.service('libvirtd')
+        if self._processes.pid(name) is not None:
+            return
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._settings.instances.mkdir(exist_ok=True)
+        process = self.libvirtd.start(
+            self._places(), ('hostname ' + shlex.quote(self.node.name),),
+            ('unshare', '--mount', '--uts', sys.executable, str(_REAPER)), {'TMPDIR': str(self._settings.temporary)})
+        self._processes.note(name, process.pid)
+
+    def _places(self) -> dict[str, Path]:
+        """What the second node sees in the places that the nodes have in common by name: its own."""
+        if self.node == settings_module.NODE1:
+            return {}
+        return {str(self._settings.instances): self._directory / 'instances'}
+
+    def start(self, name: str, command: Sequence[str]) -> None:
+        """Start a service on this node.
+
+        :raises PcowError:
+        """
+        pid = self._processes.pid(self.service('libvirtd'))
+        if pid is None:
+            self._processes.check(self.service('libvirtd'))
+        self._processes.start(self.service(name), ('nsenter', f'--mount=/proc/{pid}/ns/mnt', f'--uts=/proc/{pid}/ns/uts', *command))

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The all-in-one without its services: options, settings, configuration, finding and ending processes."""
+
+import configparser
+from pathlib import Path
+import subprocess
+import sys
+import tempfile
+
+from pcow_driver import exception
+from pcow_driver.openstack_aio import configuration
+from pcow_driver.openstack_aio import environment
+from pcow_driver.openstack_aio import options
+from pcow_driver.openstack_aio import processes
+from pcow_driver.openstack_aio import settings
+from pcow_driver.quickstart import state
+from tests.unit.pcow_driver import base
+
+_REAPER = Path(processes.__file__).with_name('reaper.py')
+
+
+class Case(base.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        holder = tempfile.TemporaryDirectory(prefix='aio-')
+        self.addCleanup(holder.cleanup)
+        self.directory = Path(holder.name)
+        self.settings = settings.Settings.create(self.directory)
+
+
+class OptionsTest(Case):
+    def test_unusable(self) -> None:
+        for words in (('up', '--port-offset', '20000'), ('up', '--pool', str(self.directory / 'none')),
+                      ('up', '--volume-backend', 'pcow', '--no-volume-backend'), ('status', '--state', '/' + 'x' * 80),
+                      ('logs', '--lines', '0')):
+            self.assertRaises(exception.UsageInvalid, options.parse, words)
+
+    def test_volume_backends_once_each_in_order(self) -> None:
+        chosen = options.parse(['up', '--volume-backend', 'nfs', '--volume-backend', 'pcow', '--volume-backend', 'nfs'])
+        self.assertEqual(('nfs', 'pcow'), chosen.volume_backends)
+
+
+class SettingsTest(Case):
+    def test_saved_and_loaded(self) -> None:
+        self.assertIsNone(settings.Settings.load(self.directory))
+        self.settings.save()
+        self.assertEqual(self.settings, settings.Settings.load(self.directory))
+        self.assertEqual(0o600, (self.directory / settings.FILE).stat().st_mode & 0o777)
+
+    def test_damaged(self) -> None:
+        (self.directory / settings.FILE).write_text('{}')
+        error = self.assertRaises(exception.PcowError, settings.Settings.load, self.directory)
+        self.assertIn(str(self.directory / settings.FILE), str(error))
+
+
+class ConfigurationTest(Case):
+    def test_ini(self) -> None:
+        text = configuration.to_ini({'DEFAULT': {'debug': True, 'service_plugins': ''}, 'api': {'workers': 1}})
+        self.assertEqual('[DEFAULT]\ndebug = true\nservice_plugins =\n\n[api]\nworkers = 1\n', text)
+
+    def test_nodes_have_their_own_nova(self) -> None:
+        made = configuration.Configuration(self.settings, environment.base())
+        found = []
+        for node in (settings.NODE1, settings.NODE2):
+            made.write_nova(node, 'libvirt.LibvirtDriver')
+            parser = configparser.RawConfigParser(strict=False)
+            parser.read(made.file('nova', node))
+            found.append(parser)
+        for section, option in (('DEFAULT', 'host'), ('DEFAULT', 'my_ip'), ('DEFAULT', 'state_path'),
+                                ('libvirt', 'connection_uri'), ('nova_sys_admin', 'helper_command')):
+            self.assertNotEqual(found[0][section][option], found[1][section][option], option)
+        self.assertEqual(0o600, made.file('nova').stat().st_mode & 0o777)
+
+
+class ProcessesTest(Case):
+    def setUp(self) -> None:
+        super().setUp()
+        self.settings.logs.mkdir()
+        self.settings.temporary.mkdir()
+        self.processes = processes.Processes(self.settings)
+        self.addCleanup(self.processes.end)
+
+    def test_end_finds_what_a_service_started(self) -> None:
+        # the service ends and leaves a child of another session behind
+        self.processes.start('service', ('/bin/sh', '-c', 'setsid sleep 1000 & exit 0')).wait()
+        left = self.processes.all()
+        self.assertEqual(1, len(left))
+        self.processes.end()
+        self.assertIsNone(state.start_time(left[0]))
+        self.assertEqual([], self.processes.names())
+
+    def test_others_are_not_ended(self) -> None:
+        other = subprocess.Popen(('sleep', '1000'))
+        self.addCleanup(other.wait)
+        self.addCleanup(other.kill)
+        self.processes.end()
+        self.assertIsNone(other.poll())
+
+    def test_failure_tells_the_end_of_the_log(self) -> None:
+        error = self.assertRaises(exception.PcowError, self.processes.run, 'made', ('/bin/sh', '-c', 'echo no such table; exit 1'))
+        self.assertIn('made failed: no such table', str(error))
+        self.processes.start('api', ('/bin/sh', '-c', 'echo bad option >&2')).wait()
+        error = self.assertRaises(exception.PcowError, self.processes.check, 'api')
+        self.assertIn('api ended: bad option', str(error))
+
+    def test_nothing_starts_after_the_end(self) -> None:
+        self.processes.end()
+        self.assertRaises(exception.PcowError, self.processes.start, 'late', ('sleep', '1000'))
+        self.assertEqual([], self.processes.all())
+
+
+class ReaperTest(Case):
+    def test_waits_for_what_the_program_leaves(self) -> None:
+        script = '(sleep 0.2; echo child) & exit 3'
+        done = subprocess.run((sys.executable, str(_REAPER), '/bin/sh', '-c', script), capture_output=True, text=True, check=False,
+                              timeout=30)
+        self.assertEqual((3, 'child\n'), (done.returncode, done.stdout))
