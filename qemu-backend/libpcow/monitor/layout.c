@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* Which file shows at which address, in as few memory mappings as possible. */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -251,4 +252,93 @@ int layout_map_all(struct pcow_map *map, struct pcow_error *error)
     if (!ret)
         ret = map_piece(map, &piece);
     return ret ? error_set_errno(error, ret, "cannot map %s (vm.max_map_count may be too low for it)", map->image->file.path) : 0;
+}
+
+/* ---- after a revert ------------------------------------------------------------------------------------------------ */
+
+/* The lists of the chain as they were, one after the other: of guest slab v those from start[v] to start[v + 1]. */
+struct layout_lists {
+    slab_ref *ref;
+    size_t *start;
+};
+
+static slab_ref next_ref(const struct chain *chain, slab_ref ref)
+{
+    return chain->file[slab_ref_level(ref)]->slabs[slab_ref_slab(ref)].next;
+}
+
+void layout_forget_lists(struct layout_lists *lists)
+{
+    if (lists) {
+        free(lists->ref);
+        free(lists->start);
+    }
+    free(lists);
+}
+
+struct layout_lists *layout_note_lists(const struct pcow_map *map)
+{
+    const struct chain *chain = map->image->chain;
+    struct layout_lists *lists = calloc(1, sizeof *lists);
+    size_t count = 0;
+
+    for (uint64_t v = 0; v < chain->guest_slabs; v++)
+        for (slab_ref ref = chain->head[v]; ref; ref = next_ref(chain, ref))
+            count++;
+    if (!lists)
+        return NULL;
+    lists->ref = malloc((count + 1) * sizeof *lists->ref);
+    lists->start = malloc((chain->guest_slabs + 1) * sizeof *lists->start);
+    if (!lists->ref || !lists->start) {
+        layout_forget_lists(lists);
+        return NULL;
+    }
+    count = 0;
+    for (uint64_t v = 0; v < chain->guest_slabs; v++) {
+        lists->start[v] = count;
+        for (slab_ref ref = chain->head[v]; ref; ref = next_ref(chain, ref))
+            lists->ref[count++] = ref;
+    }
+    lists->start[chain->guest_slabs] = count;
+    return lists;
+}
+
+/* The same file slabs in the same order show the same places: nothing was own before, nor is now. */
+static bool is_as_noted(const struct pcow_map *map, const struct layout_lists *lists, uint64_t guest_slab)
+{
+    const struct chain *chain = map->image->chain;
+    size_t at = lists->start[guest_slab], end = lists->start[guest_slab + 1];
+    slab_ref ref = chain->head[guest_slab];
+
+    while (ref && at < end && lists->ref[at] == ref) {
+        ref = next_ref(chain, ref);
+        at++;
+    }
+    return !ref && at == end && page_set_empty(&map->slabs[guest_slab].writable) && !map->slabs[guest_slab].watched;
+}
+
+int layout_map_changed(struct pcow_map *map, const struct layout_lists *lists)
+{
+    struct piece piece = {0};
+    int ret = 0;
+
+    for (uint64_t v = 0; v < map->image->chain->guest_slabs && ret == 0; v++) {
+        struct slab_map *slab = &map->slabs[v];
+        unsigned pieces;
+
+        slab->faults = slab->recent = slab->queued = 0;
+        slab->run_end = slab->run = 0;
+        if (is_as_noted(map, lists, v))
+            continue;
+        slab->watched = WATCHED_NOT;
+        pieces = count_pieces(map, v);
+        if (pieces > 1 && map->vmas + pieces > map->vma_budget) {
+            ret = map_cold(map, v, layout_pages(map, v) * PCOW_PAGE_SIZE);
+            continue;
+        }
+        slab->cold = 0;
+        ret = add_slab(map, v, &piece);
+        remember(map, v, pieces);
+    }
+    return ret ? ret : map_piece(map, &piece);
 }

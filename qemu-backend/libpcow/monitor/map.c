@@ -267,14 +267,16 @@ int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
 
 int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error)
 {
+    uint64_t slabs = (map->size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS;
+
     order_acquire(map);
     if (order_mmap(map->address, map->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
         return error_set_errno(error, -errno, "%s: its memory cannot be write-protected; stop the VM now, "
                                "or what it writes changes the snapshot", map->image->file.path);
     watch_forget(map);
     map->vmas = 0;
-    memset(map->slabs, 0, map->image->chain->guest_slabs * sizeof *map->slabs);
-    for (uint64_t v = 0; v < map->image->chain->guest_slabs; v++)
+    memset(map->slabs, 0, slabs * sizeof *map->slabs);
+    for (uint64_t v = 0; v < slabs; v++)
         map->slabs[v].cold = 1;
     order_release(map);
     return 0;
@@ -284,4 +286,20 @@ int monitor_map_all(struct pcow_map *map, struct pcow_error *error)
 {
     /* Half a layout would be wrong. With none at all every access traps, and what it needs is mapped then. */
     return layout_map_all(map, error) ? monitor_unmap_all(map, error) : 0;
+}
+
+int monitor_map_changed(struct pcow_map *map, const struct layout_lists *lists, struct pcow_error *error)
+{
+    int ret;
+
+    if (lists && !image_copies_on_read(map->image)) {
+        watch_forget(map);
+        order_acquire(map);
+        ret = layout_map_changed(map, lists);
+        order_release(map);
+        if (!ret)
+            return 0;
+    }
+    ret = monitor_unmap_all(map, error);
+    return ret ? ret : monitor_map_all(map, error);
 }

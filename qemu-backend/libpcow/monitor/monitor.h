@@ -101,6 +101,13 @@ enum watched {
 
 /* monitor/layout.c: the mappings of the range */
 int layout_map_all(struct pcow_map *map, struct pcow_error *error);
+/*
+ * A revert changes few lists of the chain: those of before it, and then what has to be mapped anew when they are built again. NULL: memory
+ * is short.
+ */
+struct layout_lists *layout_note_lists(const struct pcow_map *map);
+int layout_map_changed(struct pcow_map *map, const struct layout_lists *lists);
+void layout_forget_lists(struct layout_lists *lists);
 int layout_map_slab(struct pcow_map *map, uint64_t guest_slab);            /* as the chain is now; the claim is held */
 int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count);
 bool layout_is_hot(const struct slab_map *slab, unsigned share);
@@ -152,5 +159,7 @@ void watch_forget(struct pcow_map *map);
 int monitor_freeze(struct pcow_map *map, struct pcow_error *error);
 int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error);      /* every slab is cold then */
 int monitor_map_all(struct pcow_map *map, struct pcow_error *error);
+/* The lists of the chain were built anew; lists: as they were before, or NULL. */
+int monitor_map_changed(struct pcow_map *map, const struct layout_lists *lists, struct pcow_error *error);
 
 #endif

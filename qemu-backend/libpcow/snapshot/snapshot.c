@@ -163,10 +163,12 @@ int pcow_snapshot_create_at(pcow_image *image, const char *name, int64_t date_se
 
 static int revert(pcow_image *image, const char *name, struct pcow_error *error)
 {
-    uint32_t dropped, target;
     struct layer *layer, gone, active = {0};
+    struct layout_lists *lists = NULL;
+    uint32_t dropped, target;
+    int ret, rebuilt, mapped = 0;
+    bool had_chain;
     uint64_t size;
-    int ret;
 
     layer = snapshot_find(image, name, error);
     if (!layer)
@@ -187,8 +189,9 @@ static int revert(pcow_image *image, const char *name, struct pcow_error *error)
     gone.state = LAYER_FREE;
     layer_remove(image, dropped);
     ret = layer_store_state(image, &gone, error);
-    if (!ret && image->map)
-        ret = monitor_unmap_all(image->map, error);
+    had_chain = image->chain;
+    if (image->map)
+        lists = layout_note_lists(image->map);
     chain_free(image);
     if (!ret)
         ret = tree_release_layer(image, dropped, OWNER_DATA, error);
@@ -198,14 +201,13 @@ static int revert(pcow_image *image, const char *name, struct pcow_error *error)
         ret = tree_collapse(image, gone.parent, error);
     if (!ret)
         ret = header_write_copy(image, error);
-    if (image->map && !chain_get(image, error))
-        return -ENOMEM;
-    if (image->map) {
-        int mapped = monitor_map_all(image->map, error);
-
-        ret = ret ? ret : mapped;
-    }
-    return ret;
+    /* What the next access would have to wait for. */
+    rebuilt = !had_chain || chain_get(image, ret ? NULL : error) ? 0 : -ENOMEM;
+    if (image->map)
+        mapped = rebuilt ? monitor_unmap_all(image->map, ret ? NULL : error)
+                         : monitor_map_changed(image->map, lists, ret ? NULL : error);
+    layout_forget_lists(lists);
+    return ret ? ret : rebuilt ? rebuilt : mapped;
 }
 
 int pcow_snapshot_revert(pcow_image *image, const char *name, struct pcow_error *error)
