@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from pathlib import Path
 import tempfile
 from typing import Any
 
@@ -37,6 +38,7 @@ LOG = logging.getLogger(__name__)
 
 _CONTAINER = 'bare'
 _SIGNATURE = 'img_signature'
+_BLOCK_SIZE = '1M'
 
 
 class Images:
@@ -78,17 +80,15 @@ class Images:
         :raises ImageUnacceptable:
         :raises VolumeBackendAPIException:
         """
-        meta = image_service.show(context, image_id)
         with _acceptable(image_id), tempfile.TemporaryDirectory(prefix='pcow-fetch-', dir=_directory()) as directory:
             raw = os.path.join(directory, 'image')
-            image_utils.fetch_to_raw(context, image_service, image_id, raw, self._block_size, size=volume.size)
+            Path(raw).touch()
+            image_utils.fetch_to_raw(context, image_service, image_id, raw, _BLOCK_SIZE, size=volume.size)
             _check_size(os.path.getsize(raw), volume.size * units.GIB)
-            LOG.debug('Image %s (%s) is copied to %s', image_id, meta.get('disk_format'), volume.name)
+            LOG.info('Image %s is copied to %s', image_id, volume.name)
             path = self._volumes.path(volume)
             with nbd.serve(path, window=device.window(path)) as uri:
                 tool.run(tool.find('qemu_img'), 'convert', '-f', 'raw', '-O', 'raw', '-n', '--target-is-zero', raw, uri)
-
-    _block_size = '1M'
 
     def copy_to_image(self, context: Any, volume: Any, image_service: Any, image_meta: dict[str, Any]) -> None:
         """Upload what a volume holds at this moment, also while a guest writes to it.
