@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
-import tempfile
 from typing import Any
 
 from cinder import exception as cinder_exception
@@ -23,7 +21,6 @@ from oslo_log import log as logging
 from cinder_pcow import errors
 from cinder_pcow import refusals
 from cinder_pcow import volumes as volumes_module
-from pcow_driver import conf
 from pcow_driver import derive
 from pcow_driver import device
 from pcow_driver import exception
@@ -80,9 +77,7 @@ class Images:
         :raises ImageUnacceptable:
         :raises VolumeBackendAPIException:
         """
-        with _acceptable(image_id), tempfile.TemporaryDirectory(prefix='pcow-fetch-', dir=_directory()) as directory:
-            raw = os.path.join(directory, 'image')
-            Path(raw).touch()
+        with _acceptable(image_id), _temporary(volume) as raw:
             image_utils.fetch_to_raw(context, image_service, image_id, raw, _BLOCK_SIZE, size=volume.size)
             _check_size(os.path.getsize(raw), volume.size * units.GIB)
             LOG.info('Image %s is copied to %s', image_id, volume.name)
@@ -98,8 +93,7 @@ class Images:
         """
         disk_format = image_meta['disk_format']
         image_utils.check_image_conversion_disable(disk_format, 'raw', image_meta['id'], upload=True)
-        with tempfile.TemporaryDirectory(prefix='pcow-upload-', dir=_directory()) as directory:
-            path = os.path.join(directory, 'image')
+        with _temporary(volume) as path:
             with errors.translated():
                 pool = self._volumes.backend.locate(volume)
                 with frozen.serve(pool, volume.name) as uri:
@@ -108,8 +102,9 @@ class Images:
             volume_utils.upload_volume(context, image_service, image_meta, path, volume, volume_format=disk_format)
 
 
-def _directory() -> str:
-    return str(cfg.CONF.image_conversion_dir or conf.CONF.pcow.conversion_dir)
+def _temporary(volume: Any) -> Any:
+    """The path of an empty file; by this end of its name the service knows at its start what it left when it died."""
+    return image_utils.temporary_file(suffix=volume_utils.extract_host(volume.service_topic_queue))
 
 
 def _check_size(size: int, limit: int) -> None:

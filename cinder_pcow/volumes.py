@@ -18,6 +18,7 @@ from cinder_pcow import refusals
 from pcow_driver import attached
 from pcow_driver import derive
 from pcow_driver import device
+from pcow_driver import frozen
 from pcow_driver import image
 from pcow_driver import pool as pool_module
 from pcow_driver import removal
@@ -106,8 +107,9 @@ class Volumes:
             device.grow(path, volume.size * units.GIB)     # it may have been extended since
 
     def collect(self) -> None:
-        """Complete what a service that died left: deletions, and second images of volumes that were being migrated."""
+        """Complete what a service that died left: deletions, and what was being read."""
         for pool in self.backend.pools():
+            frozen.collect(pool)
             removal.collect(pool)
 
     def is_in(self, pool: pool_module.Pool, volume: Any) -> bool:

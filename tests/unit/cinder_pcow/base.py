@@ -48,7 +48,7 @@ class PcowTestCase(test.TestCase):
             self.addCleanup(CONF.clear_override, name, 'pcow')
         os.mkdir(CONF.pcow.state_path)
         self.pools = {name: registry.PoolRegistry().create(name, os.path.join(self.directory, name)) for name in ('one', 'two')}
-        self.flags(host=socket.gethostname())
+        self.flags(host=socket.gethostname(), image_conversion_dir=os.path.join(self.directory, 'conversion'))
         self.context = context.RequestContext(fake_constants.USER_ID, fake_constants.PROJECT_ID, is_admin=True)
         self.type_id = volume_types.create(self.context, 'pcow-pmem', {'volume_backend_name': 'pcow'})['id']
         self.driver = self.make_driver()
@@ -85,8 +85,10 @@ class PcowTestCase(test.TestCase):
         return made
 
     def snapshot_record(self, volume: objects.Volume) -> objects.Snapshot:
-        return utils.create_snapshot(self.context, volume.id, volume_size=volume.size, status=fields.SnapshotStatus.AVAILABLE,
+        made = utils.create_snapshot(self.context, volume.id, volume_size=volume.size, status=fields.SnapshotStatus.AVAILABLE,
                                      volume_type_id=volume.volume_type_id)
+        self.assertEqual(volume.id, made.volume.id)            # loads it
+        return made
 
     def path(self, volume: objects.Volume, pool: str = 'one') -> str:
         return self.pools[pool].image_path(volume.name)

@@ -55,7 +55,6 @@ class ImagesTest(base.PcowTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.service = ImageService(os.path.join(self.directory, 'glance'))
-        self.flags(image_conversion_dir=self.directory)
         privsep.sys_admin_pctxt.set_client_mode(False)         # we are root, so nothing needs a daemon that is
         self.addCleanup(privsep.sys_admin_pctxt.set_client_mode, True)
 
