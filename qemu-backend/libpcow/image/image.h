@@ -83,10 +83,11 @@ int image_unseal(const char *path, struct observer *observer, struct pcow_error 
 int image_load(struct pcow_image *image, const char *snapshot, struct pcow_error *error);
 int image_open_base(struct pcow_image *image, struct pcow_error *error);
 
-/* image/layers.c: layers in memory and in the file */
+/* image/layers.c: layers in memory and in the file; layers_load.c reads them */
 struct layer *layer_find(const struct pcow_image *image, uint32_t id);
 uint32_t image_active(const struct pcow_image *image);
 unsigned layer_children(const struct pcow_image *image, uint32_t id, uint32_t *only_child);
+bool layers_make_room(struct pcow_image *image);     /* for one more in the list */
 struct layer *layer_insert(struct pcow_image *image, const struct layer *layer);
 void layer_remove(struct pcow_image *image, uint32_t id);
 /* Keep the record of a removed layer until the next writer: it still owns slabs, and an owner without any record counts as damage. */
@@ -112,7 +113,9 @@ void layer_name_add(struct pcow_image *image, const struct layer *layer);
 void layer_name_remove(struct pcow_image *image, const struct layer *layer);
 void layer_names_free(struct pcow_image *image);
 
-/* image/slabs.c: slabs in memory and in the file */
+#define SLABS_PER_TABLE_PAGE (PCOW_PAGE_SIZE / sizeof(struct page_set))   /* of bitmaps; a page of owner words has more */
+
+/* image/slabs.c: slabs in memory and in the file; slabs_load.c reads them */
 static inline uint64_t image_slab_count(const struct pcow_image *image)
 {
     return __atomic_load_n(&image->slab_count, __ATOMIC_ACQUIRE);

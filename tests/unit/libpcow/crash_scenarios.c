@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
+#include "crash_mapped.h"
 #include "crash_steps.h"
 
 #include <stdio.h>
@@ -71,20 +72,6 @@ static void first_touch(struct crash *c)
     step_put(c, 1000, 2);
 }
 
-static void first_touch_mapped(struct crash *c)
-{
-    step_map(c);
-    step_guest_store(c, 10);
-    step_guest_store(c, 520);
-    step_guest_flush(c, 10);
-    step_guest_store(c, 11);
-    step_guest_store(c, 40);
-    step_guest_flush(c, 520);
-    step_guest_flush(c, 40);
-    step_guest_store(c, 40);
-    step_unmap(c);
-}
-
 static void copy_on_write(struct crash *c)
 {
     step_put(c, 4, 1);
@@ -93,19 +80,6 @@ static void copy_on_write(struct crash *c)
     step_put(c, 4, 4);
     step_put(c, 30, 1);
     step_flush(c);
-}
-
-static void copy_on_write_mapped(struct crash *c)
-{
-    step_map(c);
-    step_guest_store(c, 4);
-    step_guest_store(c, 5);
-    step_guest_flush(c, 4);
-    step_guest_store(c, 601);
-    step_guest_store(c, 640);
-    step_guest_flush(c, 601);
-    step_guest_store(c, 4);
-    step_unmap(c);
 }
 
 static void create_snapshots(struct crash *c)
@@ -120,21 +94,6 @@ static void create_snapshots(struct crash *c)
     step_flush(c);
 }
 
-static void create_mapped(struct crash *c)
-{
-    step_map(c);
-    step_guest_store(c, 4);
-    step_guest_store(c, 90);
-    step_guest_flush(c, 4);
-    step_guest_flush(c, 90);
-    step_snapshot(c, "a");
-    step_guest_store(c, 4);
-    step_guest_flush(c, 4);
-    step_snapshot(c, "b");
-    step_guest_store(c, 90);
-    step_unmap(c);
-}
-
 static void revert_to_snapshots(struct crash *c)
 {
     step_revert(c, "s2");
@@ -145,20 +104,6 @@ static void revert_to_snapshots(struct crash *c)
     step_flush(c);
     step_revert(c, "s2");
     step_revert(c, "s2");
-}
-
-static void revert_mapped(struct crash *c)
-{
-    step_map(c);
-    step_guest_store(c, 4);
-    step_revert(c, "s2");
-    step_guest_store(c, 4);
-    step_guest_store(c, 50);
-    step_guest_flush(c, 4);
-    step_revert(c, "s1");
-    step_guest_store(c, 50);
-    step_guest_flush(c, 50);
-    step_unmap(c);
 }
 
 static void delete_the_first(struct crash *c)
@@ -250,23 +195,6 @@ static void reuse(struct crash *c)
     step_flush(c);
 }
 
-/* One page of a cluster is stored to: the others come up as zeros. */
-static void reuse_mapped(struct crash *c)
-{
-    step_map(c);
-    step_guest_store(c, 5);
-    step_guest_store(c, 530);
-    step_guest_flush(c, 5);
-    step_guest_flush(c, 530);
-    step_snapshot(c, "a");
-    step_guest_store(c, 100);
-    step_guest_flush(c, 100);
-    step_revert(c, "a");
-    step_guest_store(c, 200);
-    step_guest_flush(c, 200);
-    step_unmap(c);
-}
-
 /* Dropped blocks that stay in the file for a while: some are given back, some are taken again before they could be. */
 static void leave_and_reclaim(struct crash *c)
 {
@@ -282,40 +210,6 @@ static void leave_and_reclaim(struct crash *c)
     step_flush(c);
     step_delete(c, "s2");
     step_reclaim(c);
-}
-
-/* The same beneath a guest, where the thread of the map does it, while the guest goes on. */
-static void leave_mapped(struct crash *c)
-{
-    step_map(c);
-    step_guest_store(c, 300);
-    step_guest_flush(c, 300);
-    step_revert(c, "s2");
-    step_guest_store(c, 800);
-    step_guest_flush(c, 800);
-    step_delete(c, "s1");
-    step_guest_store(c, 3);
-    step_guest_flush(c, 3);
-    step_delete(c, "s2");
-    step_guest_store(c, 900);
-    step_unmap(c);
-}
-
-static void prepared(struct crash *c)
-{
-    step_map_prepared(c);
-    step_guest_store(c, 5);
-    step_guest_store(c, 530);
-    step_guest_flush(c, 5);
-    step_guest_flush(c, 530);
-    step_snapshot(c, "a");
-    step_guest_store(c, 100);
-    step_guest_store(c, 5);
-    step_guest_flush(c, 100);
-    step_revert(c, "a");
-    step_guest_store(c, 200);
-    step_guest_flush(c, 200);
-    step_unmap(c);
 }
 
 static void seal(struct crash *c)
@@ -404,13 +298,13 @@ void crash_prepare_base(struct crash *c)
 
 const struct scenario scenarios[] = {
     {"first touch", nothing, first_touch},
-    {"first touch, mapped", nothing, first_touch_mapped},
+    {"first touch, mapped", nothing, scenario_first_touch_mapped},
     {"copy-on-write", crash_two_snapshots, copy_on_write},
-    {"copy-on-write, mapped", crash_two_snapshots, copy_on_write_mapped},
+    {"copy-on-write, mapped", crash_two_snapshots, scenario_copy_on_write_mapped},
     {"snapshot create", some_pages, create_snapshots},
-    {"snapshot create, mapped", some_pages, create_mapped},
+    {"snapshot create, mapped", some_pages, scenario_create_mapped},
     {"revert", crash_two_snapshots, revert_to_snapshots},
-    {"revert, mapped", crash_two_snapshots, revert_mapped},
+    {"revert, mapped", crash_two_snapshots, scenario_revert_mapped},
     {"delete the first", crash_two_snapshots, delete_the_first},
     {"delete in the middle", crash_two_snapshots, delete_in_the_middle},
     {"delete branches", two_branches, delete_branches},
@@ -420,12 +314,12 @@ const struct scenario scenarios[] = {
     {"write zeroes", crash_two_snapshots, write_zeroes},
     {"VM state", crash_two_snapshots, keep_state},
     {"reuse of space", used_space, reuse},
-    {"reuse of space, mapped", used_space, reuse_mapped},
+    {"reuse of space, mapped", used_space, scenario_reuse_mapped},
     {"left and reclaimed", crash_two_snapshots, leave_and_reclaim},
-    {"left, mapped", crash_two_snapshots, leave_mapped},
-    {"prepared slabs", nothing, prepared},
-    {"prepared slabs, over snapshots", crash_two_snapshots, prepared},
-    {"prepared slabs, reuse", used_space, prepared},
+    {"left, mapped", crash_two_snapshots, scenario_leave_mapped},
+    {"prepared slabs", nothing, scenario_prepared},
+    {"prepared slabs, over snapshots", crash_two_snapshots, scenario_prepared},
+    {"prepared slabs, reuse", used_space, scenario_prepared},
     {"after a crash", dead_record, crash_go_on},
     {"seal", some_pages, seal},
     {"write over a base", crash_on_a_base, write_over_base},

@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The layer records of a file: which of them count. "Which layers are alive" in format.rst. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "image/image.h"
+#include "util/error.h"
+
+static int decode(struct pcow_image *image, const struct layer_record *record, uint32_t slot, struct layer *layer,
+                  struct pcow_error *error)
+{
+    const uint64_t words[] = {record->state, record->parent, record->virtual_size, record->parent_limit, record->state_size};
+    uint64_t state = word_value(record->state);
+
+    memset(layer, 0, sizeof *layer);
+    if (record->state == 0)
+        return 0;
+    for (unsigned i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (!word_is_valid(words[i]))
+            return error_set(error, -EBADMSG, "%s: layer record %u is damaged (word %u); try pcow-img check -r all",
+                             image->file.path, slot, i);
+    layer->id = (uint32_t)state & MAX_LAYER_ID;
+    layer->state = (enum layer_state)(state >> 28 & 0xf);
+    layer->flags = (unsigned)(state >> 32 & 0xff);
+    layer->sequence = (unsigned)(state >> 40 & 0xff);
+    layer->slot = slot;
+    layer->parent = (uint32_t)word_value(record->parent);
+    layer->virtual_size = word_value(record->virtual_size);
+    layer->parent_limit = word_value(record->parent_limit);
+    layer->state_size = word_value(record->state_size);
+    layer->date_seconds = record->date_seconds;
+    layer->date_nanoseconds = record->date_nanoseconds;
+    memcpy(layer->name, record->name, sizeof layer->name);
+    if (layer->state == LAYER_FREE)
+        return 0;
+    if (layer->state > LAYER_HIDDEN || layer->id == 0 || layer->parent >= layer->id
+        || layer->virtual_size % PCOW_SLAB_SIZE || layer->virtual_size > PCOW_MAX_VIRTUAL_SIZE
+        || layer->parent_limit % PCOW_SLAB_SIZE || layer->state_size > PCOW_MAX_VIRTUAL_SIZE)
+        return error_set(error, -EBADMSG, "%s: layer record %u is impossible (id %u, parent %u, size %llu); "
+                         "try pcow-img check -r all", image->file.path, slot, layer->id, layer->parent,
+                         (unsigned long long)layer->virtual_size);
+    if (layer->state != LAYER_OPEN
+        && (record->crc != layer_record_crc(record) || !snapshot_name_is_valid(layer->name, sizeof layer->name)))
+        return error_set(error, -EBADMSG, "%s: the name of layer %u is damaged; try pcow-img check -r all",
+                         image->file.path, layer->id);
+    layer->name[sizeof layer->name - 1] = 0;
+    return 0;
+}
+
+/* Drop what is not alive: open layers that are neither active nor the active one's parent (an interrupted operation). */
+static void keep_alive(struct pcow_image *image)
+{
+    uint32_t active = image_active(image);
+    struct layer *top = layer_find(image, active);
+    uint32_t parent = top ? top->parent : 0;
+    size_t kept = 0;
+
+    for (size_t i = 0; i < image->layer_count; i++) {
+        struct layer *layer = &image->layers[i];
+
+        if (layer->state != LAYER_OPEN || layer->id == active || layer->id == parent)
+            image->layers[kept++] = *layer;
+    }
+    image->layer_count = kept;
+}
+
+static int by_id(const void *left, const void *right)
+{
+    const struct layer *a = left, *b = right;
+
+    if (a->id != b->id)
+        return a->id < b->id ? -1 : 1;
+    return a->slot < b->slot ? -1 : a->slot > b->slot;
+}
+
+/* By id. Two records of one layer are an interrupted rename: the one with the higher sequence counts, the other is remembered. */
+static void sort_layers(struct pcow_image *image)
+{
+    size_t kept = 0;
+
+    if (image->layer_count)
+        qsort(image->layers, image->layer_count, sizeof *image->layers, by_id);
+    for (size_t i = 0; i < image->layer_count; i++) {
+        struct layer *last = kept ? &image->layers[kept - 1] : NULL, *layer = &image->layers[i];
+
+        if (!last || last->id != layer->id) {
+            image->layers[kept++] = *layer;
+        } else if ((uint8_t)(layer->sequence - last->sequence) < 128) {
+            image->stale_record = last->slot + 1;
+            *last = *layer;
+        } else {
+            image->stale_record = layer->slot + 1;
+        }
+    }
+    image->layer_count = kept;
+}
+
+/* All records; -EBADMSG if one cannot be used. */
+static int read_records(struct pcow_image *image, uint32_t slots, struct pcow_error *error)
+{
+    const uint32_t batch = 256;    /* divides the number of slots of every table */
+    struct layer_record *records = malloc(batch * sizeof *records);
+    int ret = records ? 0 : error_set(error, -ENOMEM, "out of memory");
+
+    for (uint32_t slot = 0; slot < slots && ret == 0; slot++) {
+        struct layer layer;
+
+        if (slot % batch == 0) {
+            uint64_t offset = layer_record_offset(image, slot);
+
+            ret = offset ? file_read(&image->file, offset, records, batch * sizeof *records) : -ENODATA;
+            if (ret) {
+                error_set_errno(error, ret == -ENODATA ? -EBADMSG : ret, "%s: cannot read layer record %u", image->file.path, slot);
+                ret = ret == -ENODATA ? -EBADMSG : ret;
+                break;
+            }
+        }
+        ret = decode(image, &records[slot % batch], slot, &layer, error);
+        if (ret || layer.state == LAYER_FREE)
+            continue;
+        if (layer.id >= word_value(image->header.next_layer_id))
+            ret = error_set(error, -EBADMSG, "%s: layer %u has an id that was never given out; try pcow-img check -r all",
+                            image->file.path, layer.id);
+        else if (!layers_make_room(image))
+            ret = error_set(error, -ENOMEM, "out of memory");
+        else
+            image->layers[image->layer_count++] = layer;    /* sort_layers() brings them in order */
+    }
+    free(records);
+    return ret;
+}
+
+int layers_load(struct pcow_image *image, struct pcow_error *error)
+{
+    uint64_t slots = word_value(image->header.layer_slots), active = word_value(image->header.active_layer);
+    int ret;
+
+    if (slots == 0 || slots > MAX_LAYERS || active > MAX_LAYER_ID || word_value(image->header.next_layer_id) > MAX_LAYER_ID + 1)
+        return error_set(error, -EBADMSG, "%s: the header has impossible counts of layers; try pcow-img check -r all", image->file.path);
+    ret = read_records(image, (uint32_t)slots, error);
+    if (ret)
+        return ret;
+    sort_layers(image);
+    keep_alive(image);
+    for (size_t i = 0; i < image->layer_count; i++)
+        layer_hold_slot(image, image->layers[i].slot);
+    if (!layer_find(image, image_active(image)))
+        return error_set(error, -EBADMSG, "%s: the active layer %u has no record; try pcow-img check -r all",
+                         image->file.path, image_active(image));
+    for (size_t i = 0; i < image->layer_count; i++) {
+        struct layer *layer = &image->layers[i];
+
+        if (layer->parent && (!layer_find(image, layer->parent) || layer->parent == image_active(image)))
+            return error_set(error, -EBADMSG, "%s: layer %u has lost its parent %u; try pcow-img check -r all",
+                             image->file.path, layer->id, layer->parent);
+        if (layer->id == image_active(image))
+            layer->state = LAYER_OPEN;
+        else if (layer->state == LAYER_OPEN) {
+            /* Parent of the active layer: snapshot create got as far as its commit point. */
+            layer->state = LAYER_SNAPSHOT;
+            if (!snapshot_name_is_valid(layer->name, sizeof layer->name))
+                return error_set(error, -EBADMSG, "%s: the name of layer %u is damaged; try pcow-img check -r all",
+                                 image->file.path, layer->id);
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The tables of slabs in memory: room for them, and what the file says. */
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "image/image.h"
+#include "util/error.h"
+
+static void *reserve(size_t size)
+{
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+/* One bit for each slab. */
+static size_t bits_size(const struct pcow_image *image)
+{
+    return (image->slab_capacity + 63) / 64 * sizeof(uint64_t);
+}
+
+/* One bit for each page of bitmaps. */
+static size_t tables_ready_size(const struct pcow_image *image)
+{
+    return (image->slab_capacity / SLABS_PER_TABLE_PAGE + 64) / 64 * sizeof *image->tables_ready;
+}
+
+int slabs_reserve(struct pcow_image *image, uint64_t capacity)
+{
+    image->slab_capacity = capacity ? capacity : 1;
+    image->slabs = reserve(image->slab_capacity * sizeof *image->slabs);
+    image->valid = reserve(image->slab_capacity * sizeof *image->valid);
+    image->used = reserve(bits_size(image));
+    if (!image->slabs || !image->valid || !image->used)
+        return -ENOMEM;
+    if (!image->file.writable)
+        return 0;
+    image->prepared = reserve(image->slab_capacity * sizeof *image->prepared);
+    image->remains = reserve(bits_size(image));
+    image->tables_ready = reserve(tables_ready_size(image));
+    image->backed = reserve(bits_size(image));
+    return image->prepared && image->remains && image->tables_ready && image->backed ? 0 : -ENOMEM;
+}
+
+void slabs_unload(struct pcow_image *image)
+{
+    if (image->slabs)
+        munmap(image->slabs, image->slab_capacity * sizeof *image->slabs);
+    if (image->valid)
+        munmap(image->valid, image->slab_capacity * sizeof *image->valid);
+    if (image->used)
+        munmap(image->used, bits_size(image));
+    if (image->prepared)
+        munmap(image->prepared, image->slab_capacity * sizeof *image->prepared);
+    if (image->remains)
+        munmap(image->remains, bits_size(image));
+    if (image->tables_ready)
+        munmap(image->tables_ready, tables_ready_size(image));
+    if (image->backed)
+        munmap(image->backed, bits_size(image));
+    image->slabs = NULL;
+    image->valid = NULL;
+    image->used = NULL;
+    image->prepared = NULL;
+    image->remains = NULL;
+    image->tables_ready = NULL;
+    image->backed = NULL;
+}
+
+static void mark_used(struct pcow_image *image, uint64_t slab)
+{
+    __atomic_fetch_or(&image->used[slab / 64], UINT64_C(1) << (slab % 64), __ATOMIC_ACQ_REL);
+}
+
+/* Read the owner words of one group, and the bitmaps of its slabs that have an owner. */
+static int load_group(struct pcow_image *image, uint64_t first, uint64_t count, uint64_t *words, struct pcow_error *error)
+{
+    int ret = file_read(&image->file, owner_offset(first), words, count * sizeof *words);
+
+    if (ret)
+        return error_set_errno(error, ret, "%s: cannot read the slab table", image->file.path);
+    mark_used(image, first);
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t p = first + i;
+        struct owner owner = owner_decode(words[i]);
+
+        if (!word_is_valid(words[i]))
+            return error_set(error, -EBADMSG, "%s: the owner of file slab %llu is damaged; try pcow-img check -r all",
+                             image->file.path, (unsigned long long)p);
+        if (words[i] == 0)
+            continue;
+        if (i == 0 || owner.kind == OWNER_NONE || (owner.kind == OWNER_DATA && owner.number >= MAX_GUEST_SLABS)
+            || (owner.kind == OWNER_TABLE && (owner.number == 0 || owner.number > MAX_LAYER_TABLE)))
+            return error_set(error, -EBADMSG, "%s: the owner of file slab %llu is impossible; try pcow-img check -r all",
+                             image->file.path, (unsigned long long)p);
+        image->slabs[p].layer = owner.layer;
+        image->slabs[p].number = owner.number;
+        image->slabs[p].kind = (unsigned)owner.kind & 3;
+        mark_used(image, p);
+        if (owner.kind == OWNER_TABLE && !image->table[owner.number])
+            image->table[owner.number] = p;
+        if (owner.kind == OWNER_DATA) {
+            ret = file_read(&image->file, bitmap_offset(p), &image->valid[p], sizeof image->valid[p]);
+            if (ret)
+                return error_set_errno(error, ret, "%s: cannot read page bitmap %llu", image->file.path, (unsigned long long)p);
+        }
+    }
+    return 0;
+}
+
+int slabs_load(struct pcow_image *image, struct pcow_error *error)
+{
+    uint64_t *words;
+    /* A writer's tables may grow to the largest file; pages that are never touched cost nothing. */
+    int ret = slabs_reserve(image, image->file.writable ? MAX_FILE_SLABS : image->file.size >> SLAB_BITS);
+
+    if (ret)
+        return error_set(error, ret, "out of memory for the tables of %s", image->file.path);
+    words = malloc(SLABS_PER_GROUP * sizeof *words);
+    if (!words)
+        return error_set(error, -ENOMEM, "out of memory");
+    image->slab_count = image->slabs_at_open = image->file.size >> SLAB_BITS;
+    image->free_hint = 1;
+    for (uint64_t first = 0; first < image->slab_count && ret == 0; first += SLABS_PER_GROUP) {
+        uint64_t rest = image->slab_count - first;
+
+        ret = load_group(image, first, rest < SLABS_PER_GROUP ? rest : SLABS_PER_GROUP, words, error);
+    }
+    free(words);
+    return ret;
+}
