@@ -99,7 +99,16 @@ def _node2(chosen: argparse.Namespace) -> int:
     return 0
 
 
-_COMMANDS = {'up': _up, 'down': _down, 'status': _status, 'logs': _logs, 'node2': _node2}
+def _image(chosen: argparse.Namespace) -> int:
+    machine = allinone.AllInOne(_existing(chosen))
+    if not machine.is_up():
+        raise exception.PcowError(reason='it is not up: run tools/openstack-aio up')
+    image, *flavors = machine.image(chosen.debian)
+    machine.say(f'image {image}; flavors {", ".join(flavors)}')
+    return 0
+
+
+_COMMANDS = {'up': _up, 'down': _down, 'status': _status, 'logs': _logs, 'node2': _node2, 'image': _image}
 
 
 def _hang_up(_number: int, _frame: object) -> None:

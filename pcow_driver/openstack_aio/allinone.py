@@ -9,6 +9,7 @@ from concurrent import futures
 import contextlib
 import datetime
 import fcntl
+import functools
 import shlex
 import shutil
 import signal
@@ -18,8 +19,10 @@ from pcow_driver import exception
 from pcow_driver.openstack_aio import api as api_module
 from pcow_driver.openstack_aio import configuration as configuration_module
 from pcow_driver.openstack_aio import environment as environment_module
+from pcow_driver.openstack_aio import guest as guest_module
 from pcow_driver.openstack_aio import infrastructure as infrastructure_module
 from pcow_driver.openstack_aio import node as node_module
+from pcow_driver.openstack_aio import pools
 from pcow_driver.openstack_aio import processes as processes_module
 from pcow_driver.openstack_aio import services as services_module
 from pcow_driver.openstack_aio import settings as settings_module
@@ -75,12 +78,14 @@ class AllInOne:
             environment_module.prepare_overlay(self.settings, self.base)
             self.configuration.write()
             self._write_openrc()
+            if pools.wanted(self.settings):
+                pools.prepare(self.settings)
             self._start()
 
     def _start(self) -> None:
-        node = node_module.ComputeNode(self.settings, self.processes, settings_module.NODE1)
+        node = self._node(settings_module.NODE1)
         submit = self._workers.submit
-        libvirt = submit(node.start_libvirtd)
+        libvirt = submit(self._step, 'libvirt and pools', node.start_libvirtd, functools.partial(self._make_pools, node))
         broker = submit(self._step, 'RabbitMQ', self.infrastructure.start_rabbitmq, self.infrastructure.wait_rabbitmq)
         self._step('MariaDB', self.infrastructure.start_mariadb, self.infrastructure.create_databases)
         made = self.settings.state / 'databases'
@@ -111,6 +116,13 @@ class AllInOne:
         self.api.call('neutron', 'GET', '/v2.0/networks')
         self._make_volume_types()
         self._wait_ready(node, started, begun)
+
+    def _node(self, node: settings_module.Node) -> node_module.ComputeNode:
+        return node_module.ComputeNode(self.settings, self.processes, node, pools.places(self.settings, node))
+
+    def _make_pools(self, node: node_module.ComputeNode) -> None:
+        if pools.wanted(self.settings):
+            pools.register(self.settings, node)
 
     def _step(self, name: str, *steps: Callable[[], None]) -> None:
         for step in steps:
@@ -199,6 +211,27 @@ class AllInOne:
         self.settings.openrc.touch(mode=0o600)
         self.settings.openrc.write_text(f'{text}PATH={shlex.quote(str(programs))}:$PATH\n')
 
+    # Images
+
+    def image(self, debian: bool) -> list[str]:
+        """Put a guest into Glance, and flavors into Nova; returns the names of the image and of the flavors.
+
+        :raises PcowError:
+        """
+        files = guest_module.prepare(debian)
+        self.api.log_in()
+        name = 'debian' if debian else 'pcow-guest'
+        kernel = self.api.upload_image(f'{name}-kernel', files.kernel, 'aki')
+        ramdisk = self.api.upload_image(f'{name}-ramdisk', files.initrd, 'ari')
+        self.api.upload_image(name, files.image, 'qcow2', kernel_id=kernel, ramdisk_id=ramdisk,
+                              os_command_line=guest_module.KERNEL_ARGUMENTS)
+        size = 'small' if debian else 'tiny'
+        memory, pool = (512, 2048) if debian else (160, 128)
+        specs = {'pcow:root': 'true', 'resources:CUSTOM_PCOW_MB': str(pool)}
+        self.api.create_flavor(f'pcow.{size}', memory, 0, specs)
+        self.api.create_flavor(f'disk.{size}', memory, 2 if debian else 1, {})
+        return [name, f'pcow.{size}', f'disk.{size}']
+
     # Second node
 
     def node2(self, compute_driver: str) -> None:
@@ -207,13 +240,15 @@ class AllInOne:
         :raises PcowError:
         """
         self.api.log_in()
-        node = node_module.ComputeNode(self.settings, self.processes, settings_module.NODE2)
+        node = self._node(settings_module.NODE2)
         (agent,) = (agent for agent in services_module.AGENTS if agent.name == 'nova-compute')
         name = node.service(agent.name)
         try:
             started = set()
             begun = datetime.datetime.now(datetime.UTC)
             node.start_libvirtd()
+            self.configuration.write_pcow(node.node)
+            self._make_pools(node)
             if self.processes.pid(name) is None:
                 self.configuration.write_nova(node.node, compute_driver)
                 node.start(agent.name, self.services.agent_command(agent, node.node))
@@ -247,6 +282,7 @@ class AllInOne:
             self.processes.end()
             shutil.rmtree(self.settings.temporary, ignore_errors=True)
             if purge:
+                pools.purge(self.settings)
                 shutil.rmtree(self.settings.state)
 
     def is_up(self) -> bool:

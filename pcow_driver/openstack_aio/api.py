@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 import urllib.error
 import urllib.request
@@ -12,6 +13,7 @@ from pcow_driver import exception
 from pcow_driver.openstack_aio import settings as settings_module
 
 _TIMEOUT = 60.0                                # seconds
+_NOVA_VERSION = '2.79'                         # the microversion that requests are written for
 _ROLES = ('service', 'admin', 'member', 'reader')
 
 
@@ -36,14 +38,24 @@ class Api:
     def call(self, service: str, method: str, path: str, body: Any = None) -> Any:
         """One request; returns the decoded answer, None if it is empty.
 
+        :param body: for JSON; a path for the content of that file
         :param path: what follows the URL of the catalog
         :raises PcowError: the service refuses, or does not answer
         """
         return self._request(service, method, path, body)[0]
 
     def _request(self, service: str, method: str, path: str, body: Any) -> tuple[Any, Any]:
-        data = None if body is None else json.dumps(body).encode()
-        headers = {'X-Auth-Token': self._token, 'Content-Type': 'application/json'}
+        headers = {'X-Auth-Token': self._token, 'Content-Type': 'application/json', 'X-OpenStack-Nova-API-Version': _NOVA_VERSION}
+        data: Any = None
+        if isinstance(body, Path):             # its content
+            headers |= {'Content-Type': 'application/octet-stream', 'Content-Length': str(body.stat().st_size)}
+            with open(body, 'rb') as data:
+                return self._send(service, method, path, data, headers)
+        if body is not None:
+            data = json.dumps(body).encode()
+        return self._send(service, method, path, data, headers)
+
+    def _send(self, service: str, method: str, path: str, data: Any, headers: dict[str, str]) -> tuple[Any, Any]:
         url = self._settings.url(service) + path
         request = urllib.request.Request(url, data, headers, method=method)  # noqa: S310 - the URL is our own
         try:
@@ -101,3 +113,30 @@ class Api:
     def _project(self) -> str:
         (project,) = [item['id'] for item in self.call('keystone', 'GET', '/projects?name=admin')['projects']]
         return str(project)
+
+    def upload_image(self, name: str, path: Path, disk_format: str, **properties: str) -> str:
+        """Make an image for all projects, or take the one of this name; returns its ID.
+
+        :raises PcowError:
+        """
+        found = self.call('glance', 'GET', f'/v2/images?name={name}&status=active')['images']
+        if found:
+            return str(found[0]['id'])
+        container = disk_format if disk_format in ('aki', 'ari') else 'bare'
+        image = str(self.call('glance', 'POST', '/v2/images', {
+            'name': name, 'disk_format': disk_format, 'container_format': container, 'visibility': 'public', **properties})['id'])
+        self.call('glance', 'PUT', f'/v2/images/{image}/file', path)
+        return image
+
+    def create_flavor(self, name: str, memory: int, disk: int, specs: dict[str, str]) -> None:
+        """Make a flavor that is not there.
+
+        :param memory: MiB
+        :param disk: GiB
+        """
+        if name in {item['name'] for item in self.call('nova', 'GET', '/flavors')['flavors']}:
+            return
+        flavor = self.call('nova', 'POST', '/flavors', {
+            'flavor': {'name': name, 'ram': memory, 'vcpus': 1, 'disk': disk}})['flavor']['id']
+        if specs:
+            self.call('nova', 'POST', f'/flavors/{flavor}/os-extra_specs', {'extra_specs': specs})

@@ -8,13 +8,10 @@ from pathlib import Path
 import shutil
 
 from pcow_driver.openstack_aio import environment as environment_module
+from pcow_driver.openstack_aio import pools
 from pcow_driver.openstack_aio import settings as settings_module
 
 Sections = dict[str, dict[str, object]]
-
-# Volume backends: their section, and what stands in it beyond the name of the backend.
-_STOCK_NFS = 'nfs'
-_PCOW = 'pcow'
 
 
 def to_ini(sections: Mapping[str, Mapping[str, object]]) -> str:
@@ -47,17 +44,23 @@ class Configuration:
         for service, sections in made.items():
             self._write(self.file(service), sections)
         self.write_nova(settings_module.NODE1, self._settings.compute_driver)
+        self.write_pcow(settings_module.NODE1)
         shutil.copy(self._base.openstack / 'etc/nova/api-paste.ini', self._settings.etc / 'nova')
         shutil.copy(self._base.neutron / 'etc/neutron/api-paste.ini', self._settings.etc / 'neutron')
         data = self._settings.data
         for name in ('keystone/keys', 'glance/images', 'glance/staging', 'glance/tasks', 'nova', 'cinder/conversion',
-                     'cinder/coordination', 'cinder/volumes', 'neutron', 'locks'):
+                     'cinder/coordination', 'cinder/mnt', 'nova/mnt', 'neutron', 'locks', 'conversion', 'pcow'):
             (data / name).mkdir(parents=True, exist_ok=True)
         (data / 'keystone/keys').chmod(0o700)
         self._settings.nfs_shares.write_text(f'{settings_module.NFS_SHARE}\n')
 
     def write_nova(self, node: settings_module.Node, compute_driver: str) -> None:
         self._write(self.file('nova', node), self._nova(node, compute_driver))
+
+    def write_pcow(self, node: settings_module.Node) -> None:
+        """For pcowctl on a node."""
+        name = 'pcow.conf' if node == settings_module.NODE1 else f'pcow-{node.name}.conf'
+        self._write(self._settings.etc / name, {'pcow': pools.configuration(self._settings, node)})
 
     @staticmethod
     def _write(path: Path, sections: Sections) -> None:
@@ -138,12 +141,13 @@ class Configuration:
             'oslo_concurrency': self._locks(),
             'vnc': {'enabled': False}, 'spice': {'enabled': False}, 'serial_console': {'enabled': False},
             'libvirt': {'virt_type': 'qemu', 'cpu_mode': 'none', 'images_type': 'default', 'inject_partition': -2,
-                        'connection_uri': f'qemu+unix:///system?socket={str(socket) % node.address}',
+                        'connection_uri': settings.libvirt_uri(node),
                         'live_migration_uri': f'qemu+unix:///system?socket={socket}',
                         'live_migration_inbound_addr': node.address,
                         'nfs_mount_point_base': data / 'nova/mnt'},
             'nova_sys_admin': privileged, 'vif_plug_linux_bridge_privileged': privileged,
             'vif_plug_ovs_privileged': privileged, 'privsep_osbrick': privileged,
+            'pcow': pools.configuration(settings, node), 'nova_pcow': {'pools': pools.NOVA},
             'oslo_messaging_rabbit': {'rabbit_quorum_queue': False},
             'keystone_authtoken': self._token_check('nova'),
             'placement': self._client('placement'), 'glance': self._client('nova', service_type='image'),
@@ -165,7 +169,8 @@ class Configuration:
         if backends:
             default['default_volume_type'] = volume_type(backends[0])
         return {'DEFAULT': default, **{name: self._backend(name) for name in backends},
-                'database': self._database('cinder'), 'oslo_concurrency': self._locks(),
+                'pcow': pools.configuration(settings, settings_module.NODE1), 'database': self._database('cinder'),
+                'oslo_concurrency': self._locks(),
                 'cinder_sys_admin': privileged, 'privsep_osbrick': privileged,
                 'coordination': {'backend_url': f'file://{data}/coordination'},
                 'oslo_messaging_rabbit': {'rabbit_quorum_queue': False},
@@ -174,8 +179,9 @@ class Configuration:
                 'nova': self._client('nova', interface='public', token_auth_url=settings.url('keystone'))}
 
     def _backend(self, name: str) -> dict[str, object]:
-        if name == _PCOW:
-            return {'volume_backend_name': name, 'volume_driver': 'cinder_pcow.driver.PcowDriver'}
+        if name == settings_module.PCOW_BACKEND:
+            return {'volume_backend_name': name, 'volume_driver': 'cinder_pcow.driver.PcowDriver', 'pcow_pools': pools.CINDER,
+                    'pcow_compute_host': settings_module.NODE1.name}
         return {'volume_backend_name': name, 'volume_driver': 'cinder.volume.drivers.nfs.NfsDriver',
                 'nfs_shares_config': self._settings.nfs_shares, 'nfs_mount_point_base': self._settings.data / 'cinder/mnt',
                 'nfs_qcow2_volumes': True, 'nfs_snapshot_support': True, 'nas_secure_file_operations': False,
@@ -197,4 +203,4 @@ class Configuration:
 
 def volume_type(backend: str) -> str:
     """The volume type that stands for a backend."""
-    return 'pcow-pmem' if backend == _PCOW else backend
+    return 'pcow-pmem' if backend == settings_module.PCOW_BACKEND else backend

@@ -105,7 +105,7 @@ def prepare_overlay(settings: settings_module.Settings, found: Base) -> None:
     :raises ToolFailed: the checkout cannot be installed
     """
     inputs = hashlib.sha256(str(found.openstack).encode())
-    for name in ('setup.cfg', 'setup.py', 'pyproject.toml', 'requirements.txt'):
+    for name in ('setup.cfg', 'setup.py', 'pyproject.toml', 'requirements.txt', 'nova_pcow/nova_pcow.pth'):
         inputs.update((CHECKOUT / name).read_bytes())
     stamp = settings.venv / 'inputs'
     if stamp.exists() and stamp.read_text() == inputs.hexdigest():

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence
 from pathlib import Path
 import shlex
 import sys
 import uuid
 
+from pcow_driver import tool
 from pcow_driver.openstack_aio import processes as processes_module
 from pcow_driver.openstack_aio import settings as settings_module
 from pcow_driver.quickstart import libvirtd
@@ -18,8 +20,9 @@ _REAPER = Path(__file__).with_name('reaper.py')
 
 class ComputeNode:
     def __init__(self, settings: settings_module.Settings, processes: processes_module.Processes,
-                 node: settings_module.Node) -> None:
+                 node: settings_module.Node, pools: Mapping[str, Path]) -> None:
         self.node = node
+        self._pools = pools
         self._settings = settings
         self._processes = processes
         self._directory = settings.state / 'nodes' / node.address
@@ -53,14 +56,25 @@ class ComputeNode:
         """What the second node sees in the places that the nodes have in common by name: its own."""
         if self.node == settings_module.NODE1:
             return {}
-        return {str(self._settings.instances): self._directory / 'instances'}
+        own = {self._settings.instances: 'instances', self._settings.pcow_state: 'pcow'}
+        return {str(place): self._directory / name for place, name in own.items()} | dict(self._pools)
 
     def start(self, name: str, command: Sequence[str]) -> None:
         """Start a service on this node.
 
         :raises PcowError:
         """
+        self._processes.start(self.service(name), (*self._enter(), *command))
+
+    def run(self, *command: str) -> str:
+        """Run a program on this node and return what it prints.
+
+        :raises ToolFailed:
+        """
+        return tool.run('/usr/bin/env', f'TMPDIR={self._settings.temporary}', *self._enter(), *command)
+
+    def _enter(self) -> tuple[str, ...]:
+        """:raises PcowError: the node is not there"""
+        self._processes.check(self.service('libvirtd'))
         pid = self._processes.pid(self.service('libvirtd'))
-        if pid is None:
-            self._processes.check(self.service('libvirtd'))
-        self._processes.start(self.service(name), ('nsenter', f'--mount=/proc/{pid}/ns/mnt', f'--uts=/proc/{pid}/ns/uts', *command))
+        return ('nsenter', f'--mount=/proc/{pid}/ns/mnt', f'--uts=/proc/{pid}/ns/uts')

@@ -10,7 +10,7 @@ from pathlib import Path
 from pcow_driver import exception
 from pcow_driver.openstack_aio import settings as settings_module
 
-VOLUME_BACKENDS = ('pcow', 'nfs')
+VOLUME_BACKENDS = (settings_module.PCOW_BACKEND, settings_module.NFS_BACKEND)
 _STATE = Path(__file__).resolve().parents[2] / 'build' / 'openstack'
 
 
@@ -25,11 +25,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)
 
     up = commands.add_parser('up', parents=[common], help='Start it, or what of it does not run.')
-    up.add_argument('--compute-driver', metavar='CLASS', default=settings_module.STOCK_COMPUTE_DRIVER,
+    up.add_argument('--compute-driver', metavar='CLASS', default=settings_module.PCOW_COMPUTE_DRIVER,
                     help='What nova-compute loads; default: %(default)s.')
     up.add_argument('--volume-backend', metavar='NAME', action='append', choices=VOLUME_BACKENDS,
                     help=f'A backend of cinder ({", ".join(VOLUME_BACKENDS)}); may be given several times, the first one is the '
-                         'default volume type.')
+                         'default volume type. Default: pcow.')
     up.add_argument('--no-volume-backend', action='store_true', help='Cinder without a backend.')
     up.add_argument('--pool', metavar='DIR', type=Path,
                     help='Directory for the pools, on a mounted fsdax or any other file system; default: on tmpfs.')
@@ -48,6 +48,10 @@ def _parser() -> argparse.ArgumentParser:
 
     node2 = commands.add_parser('node2', parents=[common], help='Add a second compute node, node2 at 127.0.0.2.')
     node2.add_argument('--compute-driver', metavar='CLASS', help='What its nova-compute loads; default: as the first node.')
+
+    image = commands.add_parser('image', parents=[common], help='Put a guest with kernel and ramdisk into Glance, and flavors.')
+    image.add_argument('--debian', action='store_true',
+                       help='Debian 12 with a shell on its console; default: a tiny guest that checks its own data.')
     return parser
 
 
@@ -71,7 +75,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def _check_up(chosen: argparse.Namespace) -> None:
     if chosen.no_volume_backend and chosen.volume_backend:
         raise exception.UsageInvalid(reason='--volume-backend and --no-volume-backend exclude each other')
-    chosen.volume_backends = tuple(dict.fromkeys(chosen.volume_backend or ()))
+    backends = () if chosen.no_volume_backend else chosen.volume_backend or (settings_module.PCOW_BACKEND,)
+    chosen.volume_backends = tuple(dict.fromkeys(backends))
     if chosen.port_offset is not None and not 0 <= chosen.port_offset <= settings_module.MAX_PORT_OFFSET:
         raise exception.UsageInvalid(reason=f'--port-offset {chosen.port_offset}: give 0 to {settings_module.MAX_PORT_OFFSET}')
     if chosen.pool is not None:

@@ -19,6 +19,8 @@ NFS_SHARE = f'{LOOPBACK}:/stock'               # name of the mount of the stock 
 
 PCOW_COMPUTE_DRIVER = 'nova_pcow.driver.PcowLibvirtDriver'
 STOCK_COMPUTE_DRIVER = 'libvirt.LibvirtDriver'
+PCOW_BACKEND = 'pcow'
+NFS_BACKEND = 'nfs'
 
 PORTS = {'keystone': 5000, 'placement': 8778, 'glance': 9292, 'nova': 8774, 'cinder': 8776, 'neutron': 9696,
          'rabbitmq': 5673, 'rabbitmq-distribution': 25673, 'epmd': 4370}
@@ -27,6 +29,18 @@ MIGRATION_PORTS = (49152, 64)                  # the first one, and how many
 SERVICE_TYPES = {'placement': ('placement', ''), 'glance': ('image', ''), 'nova': ('compute', '/v2.1'),
                  'cinder': ('block-storage', '/v3'), 'neutron': ('network', '')}
 _DATABASES = ('keystone', 'placement', 'glance', 'nova_api', 'nova_cell0', 'nova_cell1', 'cinder', 'neutron')
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """A compute node: its own host name, libvirt, instances and pools, as far as its processes can see."""
+
+    name: str
+    address: str
+
+
+NODE1 = Node('node1', LOOPBACK)
+NODE2 = Node('node2', '127.0.0.2')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +122,11 @@ class Settings:
         return self.state / 'venv'
 
     @property
+    def pcow_state(self) -> Path:
+        """Of pcow_driver: each node sees its own here."""
+        return self.data / 'pcow'
+
+    @property
     def database_socket(self) -> Path:
         return self.state / 'mariadb' / 'socket'
 
@@ -120,6 +139,9 @@ class Settings:
         return self.data / 'cinder' / 'nfs'
 
     # Addresses
+
+    def libvirt_uri(self, node: Node) -> str:
+        return f'qemu+unix:///system?socket={self.state}/nodes/{node.address}/libvirt-sock'
 
     def port(self, service: str) -> int:
         return PORTS[service] + self.port_offset
@@ -139,15 +161,3 @@ class Settings:
     @property
     def databases(self) -> tuple[str, ...]:
         return _DATABASES
-
-
-@dataclasses.dataclass(frozen=True)
-class Node:
-    """A compute node: its own host name, libvirt, instances and pools, as far as its processes can see."""
-
-    name: str
-    address: str
-
-
-NODE1 = Node('node1', LOOPBACK)
-NODE2 = Node('node2', '127.0.0.2')
