@@ -13,6 +13,7 @@ import sys
 from pcow_driver import exception
 from pcow_driver import interrupt
 from pcow_driver.openstack_aio import allinone
+from pcow_driver.openstack_aio import life_cycle
 from pcow_driver.openstack_aio import options
 from pcow_driver.openstack_aio import processes
 from pcow_driver.openstack_aio import settings as settings_module
@@ -108,7 +109,25 @@ def _image(chosen: argparse.Namespace) -> int:
     return 0
 
 
-_COMMANDS = {'up': _up, 'down': _down, 'status': _status, 'logs': _logs, 'node2': _node2, 'image': _image}
+def _life_cycle(chosen: argparse.Namespace) -> int:
+    machine = allinone.AllInOne(_existing(chosen))
+    if not machine.is_up():
+        raise exception.PcowError(reason='it is not up: run tools/openstack-aio up')
+    rows = tuple(name.replace('-', '_') for name in chosen.row or life_cycle.ROWS)
+    unknown = [name for name in rows if name not in life_cycle.ROWS]
+    if unknown:
+        raise exception.UsageInvalid(reason=f'--row {unknown[0]}: there are {", ".join(life_cycle.ROWS)}')
+    machine.image(debian=False)
+    life = life_cycle.LifeCycle(machine.api, settings_module.NODE2.name in machine.api.hypervisors())
+
+    def say(result: life_cycle.Result) -> None:
+        print(f'{result.row:20} {result.outcome:8} {result.seconds:6.1f} s  {result.words}', flush=True)
+    results = life.run(rows, say)
+    return 1 if any(result.outcome == 'FAILED' for result in results) else 0
+
+
+_COMMANDS = {'up': _up, 'down': _down, 'status': _status, 'logs': _logs, 'node2': _node2, 'image': _image,
+             'life-cycle': _life_cycle}
 
 
 def _hang_up(_number: int, _frame: object) -> None:

@@ -175,6 +175,11 @@ class AllInOne:
                     self.services.discover_hosts()
                     discovered = True
                 missing.add(f'hypervisor {node.node.name}')
+            if not missing and node.node == settings_module.NODE1:
+                # a backend that cannot be used has a service that is up, and no pool
+                usable = self.api.volume_pools()
+                missing |= {f'pool of {host} (its reason is in the log of cinder-volume)' for host in self._volume_hosts()
+                            if not any(pool.startswith(f'{host}#') for pool in usable)}
             if not missing:
                 return
             time.sleep(0.5)
@@ -185,9 +190,13 @@ class AllInOne:
         """Agents of a node: service, name, and the host that they report as."""
         wanted = [('nova', 'nova-compute', node.name)]
         if node == settings_module.NODE1 and self.settings.volume_backends:
-            wanted += [('cinder', 'cinder-volume', f'{node.name}@{backend}') for backend in self.settings.volume_backends]
+            wanted += [('cinder', 'cinder-volume', host) for host in self._volume_hosts()]
             wanted += [('cinder', 'cinder-backup', node.name)]
         return wanted
+
+    def _volume_hosts(self) -> list[str]:
+        """Names of the volume backends among cinder's services."""
+        return [f'{settings_module.NODE1.name}@{configuration_module.volume_type(name)}' for name in self.settings.volume_backends]
 
     def _check_ports(self) -> None:
         """:raises PcowError: a port is taken by something else"""

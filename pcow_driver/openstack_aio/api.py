@@ -103,6 +103,10 @@ class Api:
     def hypervisors(self) -> set[str]:
         return {str(item['hypervisor_hostname']) for item in self.call('nova', 'GET', '/os-hypervisors')['hypervisors']}
 
+    def volume_pools(self) -> set[str]:
+        """Those that cinder's scheduler knows: HOST@BACKEND#POOL."""
+        return {str(item['name']) for item in self.call('cinder', 'GET', f'/{self._project()}/scheduler-stats/get_pools')['pools']}
+
     def volume_types(self) -> set[str]:
         return {str(item['name']) for item in self.call('cinder', 'GET', f'/{self._project()}/types')['volume_types']}
 

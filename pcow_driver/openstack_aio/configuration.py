@@ -49,13 +49,18 @@ class Configuration:
         shutil.copy(self._base.neutron / 'etc/neutron/api-paste.ini', self._settings.etc / 'neutron')
         data = self._settings.data
         for name in ('keystone/keys', 'glance/images', 'glance/staging', 'glance/tasks', 'nova', 'cinder/conversion',
-                     'cinder/coordination', 'cinder/mnt', 'nova/mnt', 'neutron', 'locks', 'conversion', 'pcow'):
+                     'cinder/coordination', 'cinder/mnt', 'cinder/backup', 'nova/mnt', 'neutron', 'locks', 'conversion', 'pcow'):
             (data / name).mkdir(parents=True, exist_ok=True)
         (data / 'keystone/keys').chmod(0o700)
         self._settings.nfs_shares.write_text(f'{settings_module.NFS_SHARE}\n')
 
     def write_nova(self, node: settings_module.Node, compute_driver: str) -> None:
+        self._nova_state(node).mkdir(parents=True, exist_ok=True)
         self._write(self.file('nova', node), self._nova(node, compute_driver))
+
+    def _nova_state(self, node: settings_module.Node) -> Path:
+        """State of nova-compute: one directory for each node, as on two machines."""
+        return self._settings.data / ('nova' if node == settings_module.NODE1 else f'nova-{node.name}')
 
     def write_pcow(self, node: settings_module.Node) -> None:
         """For pcowctl on a node."""
@@ -127,9 +132,8 @@ class Configuration:
         return {
             'DEFAULT': self._default(
                 transport_url=settings.transport_url, my_ip=node.address, host=node.name, compute_driver=compute_driver,
-                # one directory of locks and state for each node, as on two machines
-                state_path=data / ('nova' if node == settings_module.NODE1 else f'nova-{node.name}'),
-                instances_path=settings.instances, shutdown_timeout=1, allow_resize_to_same_host=True,
+                state_path=self._nova_state(node), instances_path=settings.instances, shutdown_timeout=1,
+                allow_resize_to_same_host=True,
                 graceful_shutdown_timeout=3, osapi_compute_workers=1, heal_instance_info_cache_interval=-1,
                 resume_guests_state_on_host_boot=True, reserved_host_memory_mb=0, cpu_allocation_ratio=16,
                 ram_allocation_ratio=4, disk_allocation_ratio=100),
@@ -141,6 +145,8 @@ class Configuration:
             'oslo_concurrency': self._locks(),
             'vnc': {'enabled': False}, 'spice': {'enabled': False}, 'serial_console': {'enabled': False},
             'libvirt': {'virt_type': 'qemu', 'cpu_mode': 'none', 'images_type': 'default', 'inject_partition': -2,
+                        # for a guest that does not listen to ACPI: soon a hard one
+                        'wait_soft_reboot_seconds': 3,
                         'connection_uri': settings.libvirt_uri(node),
                         'live_migration_uri': f'qemu+unix:///system?socket={socket}',
                         'live_migration_inbound_addr': node.address,
@@ -164,11 +170,13 @@ class Configuration:
             transport_url=settings.transport_url, my_ip=settings_module.LOOPBACK, host=settings_module.NODE1.name,
             auth_strategy='keystone', state_path=data, api_paste_config=etc / 'api-paste.ini',
             resource_query_filters_file=etc / 'resource_filters.json', rootwrap_config=etc / 'rootwrap.conf',
-            enabled_backends=','.join(backends), glance_api_servers=settings.url('glance'),
-            image_conversion_dir=data / 'conversion', osapi_volume_workers=1, graceful_shutdown_timeout=3)
+            enabled_backends=','.join(map(volume_type, backends)), glance_api_servers=settings.url('glance'),
+            image_conversion_dir=data / 'conversion', osapi_volume_workers=1,
+            backup_driver='cinder.backup.drivers.posix.PosixBackupDriver', backup_posix_path=data / 'backup',
+            graceful_shutdown_timeout=3)
         if backends:
             default['default_volume_type'] = volume_type(backends[0])
-        return {'DEFAULT': default, **{name: self._backend(name) for name in backends},
+        return {'DEFAULT': default, **{volume_type(name): self._backend(name) for name in backends},
                 'pcow': pools.configuration(settings, settings_module.NODE1), 'database': self._database('cinder'),
                 'oslo_concurrency': self._locks(),
                 'cinder_sys_admin': privileged, 'privsep_osbrick': privileged,
@@ -202,5 +210,5 @@ class Configuration:
 
 
 def volume_type(backend: str) -> str:
-    """The volume type that stands for a backend."""
+    """The volume type that stands for a backend; also its section in cinder.conf, where [pcow] is the group of pcow_driver."""
     return 'pcow-pmem' if backend == settings_module.PCOW_BACKEND else backend

@@ -49,6 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     node2 = commands.add_parser('node2', parents=[common], help='Add a second compute node, node2 at 127.0.0.2.')
     node2.add_argument('--compute-driver', metavar='CLASS', help='What its nova-compute loads; default: as the first node.')
 
+    life = commands.add_parser('life-cycle', parents=[common],
+                               help='Take a server through its life, migrations included if node2 is there, and print a table.')
+    life.add_argument('--row', metavar='NAME', action='append', help='Only this row (and those given likewise), such as pause.')
     image = commands.add_parser('image', parents=[common], help='Put a guest with kernel and ramdisk into Glance, and flavors.')
     image.add_argument('--debian', action='store_true',
                        help='Debian 12 with a shell on its console; default: a tiny guest that checks its own data.')

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of a server, step by step on the running all-in-one; the guest checks its own data after each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+import time
+
+from pcow_driver import exception
+from pcow_driver.openstack_aio import api as api_module
+from pcow_driver.openstack_aio import servers
+from pcow_driver.openstack_aio import settings as settings_module
+
+IMAGE = 'pcow-guest'
+FLAVOR = 'pcow.tiny'
+_LARGER = ('pcow.tiny-larger', 160, 192)       # MiB of memory, MiB of the root
+_SMALLER = ('pcow.tiny-smaller', 160, 96)
+_NODES = (settings_module.NODE1.name, settings_module.NODE2.name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    row: str
+    outcome: str                               # pass, refused, FAILED
+    seconds: float
+    words: str
+
+
+class LifeCycle:
+    """One server, taken through all of it.  Rows are the methods named in ROWS; each returns what it saw.
+
+    :param flavor: name of one whose root is the guest's
+    """
+
+    def __init__(self, api: api_module.Api, two_nodes: bool, flavor: str = FLAVOR) -> None:
+        self.api = api
+        self._flavor = flavor
+        self._two_nodes = two_nodes
+        self._made: list[servers.Server] = []
+        self._images: list[str] = []
+        self._server: servers.Server | None = None
+        self._root: servers.Root | None = None
+
+    @property
+    def server(self) -> servers.Server:
+        if self._server is None:
+            raise servers.ServerFailed(reason='there is no server: its creation failed')
+        return self._server
+
+    @property
+    def root(self) -> servers.Root:
+        if self._root is None:
+            raise servers.ServerFailed(reason='the guest has not booted')
+        return self._root
+
+    # The guest
+
+    def _create(self, name: str, image: str) -> servers.Server:
+        server = servers.Server.create(self.api, name, self._flavor, image)
+        self._made.append(server)
+        server.wait_status('ACTIVE')
+        return server
+
+    def _booted(self) -> str:
+        """The guest has booted once more, from its own data."""
+        before = self.root
+        after = self.server.wait_root(lambda root: root.boots == before.boots + 1)
+        if after.sum != before.sum:
+            raise servers.ServerFailed(reason=f'the data are others than before: {before}, {after}')
+        self._root = after
+        return f'boot {after.boots} on {after.device}, data intact'
+
+    def _went_on(self, before: tuple[str, int]) -> str:
+        """The guest goes on with what it did, without a boot."""
+        after = self.server.wait_alive(lambda boot, seconds: boot != before[0] or seconds > before[1] + 1)
+        if after[0] != before[0]:
+            raise servers.ServerFailed(reason=f'the guest has booted: {before}, {after}')
+        return f'the guest went on at second {after[1]}, no boot'
+
+    def _alive(self) -> tuple[str, int]:
+        return self.server.wait_alive(lambda _boot, seconds: seconds > 0)
+
+    # Rows
+
+    def create(self) -> str:
+        self._server = self._create('life-cycle', IMAGE)
+        self._root = root = self.server.wait_root(lambda root: root.boots == 1)
+        return f'/ on {root.device} ({"DAX" if root.dax else "disk"}, {root.size} MiB)'
+
+    def stop_start(self) -> str:
+        self.server.act('os-stop')
+        self.server.wait_status('SHUTOFF')
+        self.server.act('os-start')
+        self.server.wait_status('ACTIVE')
+        return self._booted()
+
+    def _reboot(self, kind: str) -> str:
+        self.server.act('reboot', {'type': kind})
+        self.server.wait_status('ACTIVE')
+        return self._booted()
+
+    def soft_reboot(self) -> str:
+        return self._reboot('SOFT')
+
+    def hard_reboot(self) -> str:
+        return self._reboot('HARD')
+
+    def pause(self) -> str:
+        before = self._alive()
+        self.server.act('pause')
+        self.server.wait_status('PAUSED')
+        self.server.act('unpause')
+        self.server.wait_status('ACTIVE')
+        return self._went_on(before)
+
+    def suspend(self) -> str:
+        before = self._alive()
+        self.server.act('suspend')
+        self.server.wait_status('SUSPENDED')
+        self.server.act('resume')
+        self.server.wait_status('ACTIVE')
+        return self._went_on(before)
+
+    def rescue(self) -> str:
+        root = self.root
+        self.server.act('rescue', {'rescue_image_ref': servers.find_image(self.api, IMAGE)})
+        self.server.wait_status('RESCUE')
+        device = self.server.wait_device(lambda device: device.sum == root.sum)
+        self.server.act('unrescue')
+        self.server.wait_status('ACTIVE')
+        if device.state != 'intact':
+            raise servers.ServerFailed(reason=f'under rescue: {device}')
+        return f'seen as {device.name} under rescue, data intact; then {self._booted()}'
+
+    def snapshot(self) -> str:
+        before = self._alive()
+        begun = time.monotonic()
+        image = str(self.server.act('createImage', {'name': 'life-cycle-snapshot'})['image_id'])
+        self._images.append(image)
+        servers.wait('snapshot', lambda: True if self._image_status(image) == 'active' else None)
+        took = time.monotonic() - begun
+        self.server.wait_status('ACTIVE')
+        words = self._went_on(before)
+        copy = self._create('life-cycle-copy', image)
+        found = copy.wait_root(lambda root: True)
+        copy.delete()
+        if found.sum != self.root.sum or found.boots != self.root.boots + 1:
+            raise servers.ServerFailed(reason=f'the server of the snapshot has other data: {self.root}, {found}')
+        return f'image in {took:.1f} s, {words}; a server of it has the data'
+
+    def _image_status(self, image: str) -> str:
+        return str(self.api.call('glance', 'GET', f'/v2/images/{image}')['status'])
+
+    def shelve(self) -> str:
+        self.server.act('shelve')
+        self.server.wait_status('SHELVED_OFFLOADED')
+        self.server.act('unshelve')
+        self.server.wait_status('ACTIVE')
+        return self._booted()
+
+    def resize_up(self) -> str:
+        self._flavors()
+        self._resize(_LARGER[0])
+        words = self._booted()
+        if self.root.size != _LARGER[2]:
+            raise servers.ServerFailed(reason=f'the root has {self.root.size} MiB, not {_LARGER[2]}')
+        return f'{self.root.size} MiB, {words}'
+
+    def resize_down(self) -> str:
+        """Raises what Nova says: this row is refused."""
+        before = self._alive()
+        try:
+            self.server.act('resize', {'flavorRef': servers.find_flavor(self.api, _SMALLER[0])})
+            servers.wait('end of the resize', lambda: True if self.server.show()['OS-EXT-STS:task_state'] is None else None)
+        except exception.PcowError as e:
+            words = str(e)
+        else:
+            words = self.server.fault()
+        status = str(self.server.show()['status'])
+        if status not in ('ACTIVE', 'ERROR'):
+            raise servers.ServerFailed(reason=f'a smaller flavor is not refused: status {status}')
+        if status == 'ERROR':                  # Nova's way to say it when it finds out late; the server itself runs on
+            self.server.act('os-resetState', {'state': 'active'})
+        self._went_on(before)
+        raise Refused(reason=words)
+
+    def _flavors(self) -> None:
+        for name, memory, root in (_LARGER, _SMALLER):
+            self.api.create_flavor(name, memory, 0, {'pcow:root': 'true', 'resources:CUSTOM_PCOW_MB': str(root)})
+
+    def _resize(self, flavor: str) -> None:
+        self.server.act('resize', {'flavorRef': servers.find_flavor(self.api, flavor)})
+        self._confirm()
+
+    def _confirm(self) -> None:
+        self.server.wait_status('VERIFY_RESIZE')
+        self.server.act('confirmResize')
+        self.server.wait_status('ACTIVE')
+
+    def cold_migrate(self) -> str:
+        before = self.server.host()
+        self.server.act('migrate')
+        self._confirm()
+        return f'{before} to {self.server.host()}, {self._booted()}'
+
+    def cold_migrate_revert(self) -> str:
+        before, root = self.server.host(), self.root
+        self.server.act('migrate')
+        self.server.wait_status('VERIFY_RESIZE')
+        self.server.act('revertResize')
+        self.server.wait_status('ACTIVE')
+        if self.server.host() != before:
+            raise servers.ServerFailed(reason=f'it is on {self.server.host()} and not back on {before}')
+        after = self.server.wait_root(lambda found: found.boots > root.boots)
+        if after.sum != root.sum:
+            raise servers.ServerFailed(reason=f'the data are others than before: {root}, {after}')
+        self._root = after
+        return f'back on {before}, data intact'
+
+    def live_migrate(self) -> str:
+        before, host = self._alive(), self.server.host()
+        other = next(name for name in _NODES if name != host)
+        self.server.act('os-migrateLive', {'host': other, 'block_migration': 'auto'})
+        self.server.wait_status('ACTIVE')
+        if self.server.host() != other:
+            raise servers.ServerFailed(reason=f'it is still on {host}: {self.server.fault()}')
+        alive = self.server.wait_alive(lambda boot, seconds: boot != before[0] or seconds > before[1] + 1)
+        if alive[0] != before[0]:
+            raise servers.ServerFailed(reason=f'the guest has booted: {before}, {alive}')
+        self.server.act('reboot', {'type': 'HARD'})
+        self.server.wait_status('ACTIVE')
+        return f'{host} to {other}, the guest went on at second {alive[1]}; rebooted there: {self._booted()}'
+
+    def rebuild(self) -> str:
+        before = self.root
+        self.server.act('rebuild', {'imageRef': servers.find_image(self.api, IMAGE)})
+        self.server.wait_status('ACTIVE')
+        self._root = self.server.wait_root(lambda root: root.boots == 1 and root.sum != before.sum)
+        return 'the data are gone, by design; boot 1 with new ones'
+
+    def delete(self) -> str:
+        self.server.delete()
+        return 'gone'
+
+    # All of it
+
+    def run(self, rows: tuple[str, ...], say: Callable[[Result], None]) -> list[Result]:
+        """Take the rows in their order; those that need two nodes only with both.  What they made is deleted."""
+        results = []
+        try:
+            for row in rows:
+                if row in NEED_TWO_NODES and not self._two_nodes:
+                    continue
+                begun = time.monotonic()
+                try:
+                    outcome, words = 'pass', str(getattr(self, row)())
+                except Refused as e:
+                    outcome, words = 'refused', str(e)
+                except exception.PcowError as e:
+                    outcome, words = 'FAILED', str(e)
+                results.append(Result(row.replace('_', ' '), outcome, time.monotonic() - begun, ' '.join(words.split())))
+                say(results[-1])
+        finally:
+            self.clean()
+        return results
+
+    def clean(self) -> None:
+        """Delete what is left of it.
+
+        :raises PcowError:
+        """
+        for server in self._made:
+            if not server.gone():
+                server.delete()
+        for image in self._images:
+            self.api.call('glance', 'DELETE', f'/v2/images/{image}')
+        self._made, self._images = [], []
+
+
+class Refused(exception.PcowError):
+    """What the row asks for is refused, as it should be; the message has the words of Nova."""
+
+
+ROWS = ('create', 'stop_start', 'soft_reboot', 'hard_reboot', 'pause', 'suspend', 'rescue', 'snapshot', 'shelve', 'resize_up',
+        'resize_down', 'cold_migrate', 'cold_migrate_revert', 'live_migrate', 'rebuild', 'delete')
+NEED_TWO_NODES = ('cold_migrate', 'cold_migrate_revert', 'live_migrate')
