@@ -4,6 +4,7 @@
 import configparser
 from pathlib import Path
 import subprocess
+import time
 import sys
 import tempfile
 
@@ -83,11 +84,17 @@ class ProcessesTest(Case):
     def test_end_finds_what_a_service_started(self) -> None:
         # the service ends and leaves a child of another session behind
         self.processes.start('service', ('/bin/sh', '-c', 'setsid sleep 1000 & exit 0')).wait()
-        left = self.processes.all()
+        left = self._all_of_one()
         self.assertEqual(1, len(left))
         self.processes.end()
         self.assertIsNone(state.start_time(left[0]))
         self.assertEqual([], self.processes.names())
+
+    def _all_of_one(self) -> list[int]:
+        end = time.monotonic() + 30
+        while not (found := self.processes.all()) and time.monotonic() < end:
+            time.sleep(0.01)           # while the child's program is being loaded it shows no environment
+        return found
 
     def test_others_are_not_ended(self) -> None:
         other = subprocess.Popen(('sleep', '1000'))
