@@ -4,9 +4,9 @@
 import configparser
 from pathlib import Path
 import subprocess
-import time
 import sys
 import tempfile
+import time
 
 from pcow_driver import exception
 from pcow_driver.openstack_aio import configuration
