@@ -51,6 +51,26 @@ class ToolsBenchTest(BenchTestCase):
         self.bench('docs', '--target', str(target))
         self.assertEqual({'datapath.json', 'datapath.inc', 'datapath.svg'}, {path.name for path in target.iterdir()})
 
+    def test_snapshots_beside_qcow2(self) -> None:
+        before = set(PLACE.iterdir())
+        shown = self.bench('snapshots', '--quick', '--no-vm', '--virtual-size=1G')
+        result = self.kept('snapshots')
+        rows = {row['name']: row for row in result['rows']}
+        self.assertEqual({f'{part}-{way}-{operation}' for part in ('large', 'sweep-512', 'sweep-4096', 'sweep-65536')
+                          for way in ('open', 'mapped', 'returned', 'command') for operation in ('create', 'revert', 'delete')},
+                         set(rows))
+        for row in rows.values():
+            self.assertGreater(row['pcow_ns'], 0, row)
+            self.assertGreater(row['qcow2_ns'], 0, row)
+            self.assertAlmostEqual(row['pcow_ns'] / row['qcow2_ns'], row['ratio'])
+        judged = [rows[f'large-open-{operation}'] for operation in ('create', 'revert', 'delete')]
+        self.assertEqual([0.01, 0.01, 0.10], [row['target'] for row in judged])
+        for row in judged:
+            self.assertEqual(row['ratio'] <= row['target'], row['met'])
+            self.assertIn('met' if row['met'] else 'MISSED', shown)
+        self.assertGreater(result['freeze_ns'], 0)
+        self.assertFalse([path for path in set(PLACE.iterdir()) - before if path.name.startswith('pcow-bench-')])
+
     def test_soak(self) -> None:
         self.bench('soak', '--minutes=0.05', '--size=16M', '--threads=2')
         values = {row['name']: row['value'] for row in self.kept('soak')['rows']}
