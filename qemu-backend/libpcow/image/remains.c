@@ -145,7 +145,7 @@ bool remains_give_back(struct pcow_image *image, unsigned limit)
             else
                 remains_forget(image, p);
             if (ret)
-                image->remains_error = ret;
+                __atomic_store_n(&image->remains_error, ret, __ATOMIC_RELAXED);
         }
     return done > 0;
 }
@@ -170,10 +170,12 @@ int pcow_reclaim(pcow_image *image, uint64_t *reclaimed, struct pcow_error *erro
     remains_find(image, false);
     /* Asked, not reckoned: a page that was valid need not have had a block. */
     before = allocated_size(image);
-    image->remains_due = true;
-    image->remains_error = 0;
+    __atomic_store_n(&image->remains_error, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&image->remains_due, true, __ATOMIC_RELEASE);
     remains_give_back(image, 0);
-    ret = image->remains_error ? image->remains_error : file_settle(&image->file);
+    ret = __atomic_load_n(&image->remains_error, __ATOMIC_RELAXED);
+    if (!ret)
+        ret = file_settle(&image->file);
     after = allocated_size(image);
     if (reclaimed)
         *reclaimed = before > after ? before - after : 0;
