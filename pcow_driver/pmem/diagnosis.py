@@ -79,7 +79,11 @@ def _region(region: ndctl.Region) -> Iterator[Finding]:
     ways = f'interleaved over {len(region.dimms)} DIMMs' if len(region.dimms) > 1 else 'not interleaved'
     found = (f'{units.format_size(region.size)}, {ways}, {units.format_size(region.available)} free; survives {kept.survives}; '
              f'{kept.note}')
-    if region.size % region.align:
+    if ndctl.labels_are_damaged(region):
+        yield Finding(region.dev, MISSING, f'{found}; its label areas ({", ".join(region.dimms)}) are damaged', (
+            "its namespaces are out of sight, with what is in them: write a saved copy of the labels back ('ndctl write-labels'); "
+            f"'pcowctl pool create NAME --region {region.dev} --force' gives them up"))
+    elif region.size % region.align:
         yield Finding(region.dev, ADVICE, f'{found}; its size is no multiple of {units.format_size(region.align)}', (
             'part of it cannot be used: interleave DIMMs of one size in the firmware setup'))
     elif not region.labelled and ndctl.has_label_areas(region) and all(item.mode == 'raw' for item in region.namespaces):

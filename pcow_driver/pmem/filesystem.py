@@ -16,6 +16,7 @@ from pcow_driver import units
 
 KINDS = ('xfs', 'ext4')
 MOUNT_OPTIONS = 'dax=always,noatime'
+MIN_XFS_SIZE = 600 * units.MIB             # what is left of it for its log is then above the 64 MiB that mkfs.xfs wants
 _MAP_SHARED_VALIDATE, _MAP_SYNC = 0x03, 0x80000    # Linux, include/uapi/asm-generic/mman.h
 _PROBE_SLABS = 8
 _PROBE_SIZE = _PROBE_SLABS * units.SLAB_SIZE
@@ -36,6 +37,13 @@ def make_command(kind: str, device: str, label: str) -> tuple[str, ...]:
             device)
 
 
+def check_size(kind: str, size: int) -> None:
+    """:raises UsageInvalid: the file system cannot be that small"""
+    if kind == 'xfs' and size < MIN_XFS_SIZE:
+        raise exception.UsageInvalid(reason=(
+            f'XFS needs {units.format_size(MIN_XFS_SIZE)} and there are {units.format_size(size)}: take --fs ext4, or more space'))
+
+
 def extent_hint_command(directory: str) -> tuple[str, ...]:
     """XFS: files made in the directory allocate space in pieces of 2 MiB."""
     return 'xfs_io', '-c', f'extsize {units.SLAB_SIZE}', directory
@@ -50,7 +58,7 @@ def umount_command(directory: str) -> tuple[str, ...]:
 
 
 _PACKAGES = {'mkfs.ext4': 'e2fsprogs', 'mkfs.xfs': 'xfsprogs', 'xfs_io': 'xfsprogs', 'xfs_growfs': 'xfsprogs',
-             'resize2fs': 'e2fsprogs', 'mount': 'mount', 'umount': 'mount'}
+             'resize2fs': 'e2fsprogs', 'mount': 'mount', 'umount': 'mount', 'systemctl': 'systemd', 'wipefs': 'util-linux'}
 
 
 def run(command: tuple[str, ...]) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import re
+import tempfile
 from typing import Any
 
 from pcow_driver import exception
@@ -96,7 +97,7 @@ def _region(value: Any, provider: str) -> Region:
         available=min(available, data.integer('max_available_extent', available)), dimms=tuple(dict.fromkeys(mappings)),
         align=data.integer('align', 0) or units.SLAB_SIZE,
         persistence_domain=data.optional_string('persistence_domain') or 'unknown',
-        namespaces=tuple(item for item in namespaces if item.size))
+        namespaces=tuple(sorted((item for item in namespaces if item.size), key=lambda item: item.dev)))
 
 
 def _ndctl(*args: str) -> str:
@@ -164,9 +165,27 @@ def has_label_areas(region: Region) -> bool:
     return bool(region.dimms)
 
 
+def labels_are_damaged(region: Region) -> bool:
+    """Something is in the label areas of a region without labels: they hold no namespaces that the kernel understands."""
+    if region.labelled:
+        return False
+    with tempfile.TemporaryDirectory(prefix='pcow-labels-') as directory:
+        for dimm in region.dimms:
+            path = os.path.join(directory, dimm)
+            try:
+                _ndctl('read-labels', '--output', path, dimm)
+            except exception.ToolFailed:
+                return False               # no label area, or not for this user
+            with open(path, 'rb') as f:
+                if f.read().strip(b'\0').strip(b'\xff'):     # never written: zeros or ones
+                    return True
+    return False
+
+
 def init_labels_commands(region: Region) -> list[tuple[str, ...]]:
     """Give the region empty label areas; what its label-less namespace holds can no longer be reached."""
-    return [('ndctl', 'disable-region', region.dev), ('ndctl', 'init-labels', *region.dimms),
+    force = ('--force',) if labels_are_damaged(region) else ()
+    return [('ndctl', 'disable-region', region.dev), ('ndctl', 'init-labels', *force, *region.dimms),
             ('ndctl', 'enable-region', region.dev)]
 
 

@@ -60,7 +60,8 @@ class _Making:
                 raise exception.DeviceRefused(device=region.dev, reason=(
                     f'{units.format_size(region.available)} of it are free and {units.format_size(wanted)} are needed; '
                     f'take one of its namespaces ({self._names(region)}), or a smaller --size'))
-        elif ndctl.has_label_areas(region):
+            filesystem.check_size(self.request.filesystem, self.request.size or region.available)
+        elif ndctl.labels_are_damaged(region) or ndctl.has_label_areas(region):
             self._init_labels(region)
         else:
             if self.request.size is not None:
@@ -86,6 +87,10 @@ class _Making:
 
     def _init_labels(self, region: ndctl.Region) -> None:
         """Only the label-less namespace is lost by this; it must hold nothing."""
+        if ndctl.labels_are_damaged(region) and not self.request.force:
+            raise exception.DeviceRefused(device=region.dev, reason=(
+                f'the label areas of {", ".join(region.dimms)} are damaged, so that nobody knows which namespaces it has: write '
+                "a saved copy back ('ndctl write-labels'), or give --force to lose what may be in it"))
         for item in region.namespaces:
             self._check_content(item)
         for command in ndctl.init_labels_commands(region):
@@ -114,6 +119,7 @@ class _Making:
                 f'it has {namespace.badblocks} bad sectors: look at ndctl list -M, clear them (ndctl clear-errors), or give '
                 '--force'))
         self._check_content(namespace)
+        filesystem.check_size(self.request.filesystem, namespace.size)
         if namespace.mode == 'fsdax' and namespace.align == self.request.align and namespace.device:
             self.device = namespace.device     # as it should be: adopted
             return

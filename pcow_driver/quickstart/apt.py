@@ -109,6 +109,19 @@ def kernel_package(meta: str = 'linux-image-cloud-amd64') -> tuple[str, str]:
     return name, _field(_show(name), 'Version')
 
 
+def version(package: str) -> str:
+    """The version of a package that apt would install.
+
+    :raises ToolFailed: apt does not know it
+    """
+    try:
+        text = _show(package)
+    except exception.ToolFailed:
+        tool.run('/usr/bin/apt-get', 'update')
+        text = _show(package)
+    return _field(text, 'Version')
+
+
 def download(name: str, version: str, directory: Path) -> Path:
     """Download a package into an empty directory and return its file.
 

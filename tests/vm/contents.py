@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 import shutil
@@ -14,12 +15,15 @@ from pcow_driver import units
 from tests.vm import fsdax
 from tests.vm import machine
 from tests.vm import parts as parts_module
+from tests.vm import pools
 from tests.vm import tree
 
 _POOL_SIZE = 2 * units.GIB                     # of the NVDIMM that holds the pool of KVM's tests
 _REGION_SIZE = 2 * units.GIB                   # of each NVDIMM with labels
-_LABEL_SIZE = 256 * units.KIB
+LABEL_SIZE = 256 * units.KIB
 _SUITE = Path('/suite')
+_BUSYBOX = Path('/bin/busybox')
+_OUTER = Path(__file__).parent / 'outer'
 _POOLS = {'tmpfs': Path('/pool'), 'pmem': Path('/pmem')}
 
 
@@ -71,6 +75,38 @@ def fsdax_tree(directory: Path, binaries: Path, tests: Path) -> tree.Tree:
     return made
 
 
+def pools_tree(directory: Path, parts: parts_module.Parts, binaries: Path, udev: Path) -> tree.Tree:
+    """A host with pcowctl and systemd, and a small disk to make a template of."""
+    made = tree.Tree(directory)
+    for name in ('pcow-img', 'pcow-io', 'qemu-system-x86_64'):
+        made.add_program(binaries / name, f'/usr/bin/{name}')
+    made.add_programs(('env', 'sh', 'mount', 'umount', 'blkid', 'wipefs', 'dd', 'qemu-img', 'ndctl', 'mkfs.ext4', 'resize2fs',
+                       'mkfs.xfs', 'xfs_io', 'xfs_growfs', 'systemctl'))
+    made.add(Path('/etc/passwd'), '/etc/passwd')
+    made.add(Path('/etc/group'), '/etc/group')
+    made.add(parts.kernel, pools.KERNEL)
+    made.add(parts.kernel.with_name(parts.kernel.name.replace('vmlinuz', 'config')),
+             f'/boot/{parts.kernel.name.replace("vmlinuz", "config")}')
+    content = directory.with_name('disk-content')
+    content.mkdir()
+    (content / 'file').write_bytes(os.urandom(units.MIB))
+    (made.directory / 'suite').mkdir()
+    tool.run('/sbin/mkfs.ext4', '-q', '-F', '-b', '4096', '-d', str(content), str(made.directory / pools.DISK.lstrip('/')), '16M')
+    shutil.rmtree(content)
+    made.add(_BUSYBOX, '/suite/busybox')
+    for name in ('boot-suite', 'vm-test.service'):
+        made.add(_OUTER / name, f'/suite/{name}')
+    made.add_systemd(udev)
+    made.add_python()
+    made.add_pcowctl()
+    made.add_tests('vm/command', 'vm/pools')
+    return made
+
+
+def pools_places() -> dict[str, machine.Place]:
+    return {'pmem': dataclasses.replace(_place('none', Path('/pool'), 0), binaries=Path('/usr/bin'))}
+
+
 def pool_nvdimm(scratch: Path, template: Path | None, chain: Path) -> tuple[str, ...]:
     """An NVDIMM without labels, in fsdax mode, with a file system that holds the images to begin with."""
     path, content = scratch / 'pmem', scratch / 'pmem-content'
@@ -91,13 +127,14 @@ def pool_nvdimm(scratch: Path, template: Path | None, chain: Path) -> tuple[str,
     return ('-object', f'memory-backend-file,id=pmem,mem-path={path},size={_POOL_SIZE},share=on', '-device', 'nvdimm,memdev=pmem')
 
 
-def labelled_nvdimms(scratch: Path) -> tuple[str, ...]:
-    """An empty NVDIMM with a label area for each kind of file system."""
+def labelled_nvdimms(scratch: Path, sizes: tuple[int, ...] = (_REGION_SIZE,) * len(fsdax.REGIONS)) -> tuple[str, ...]:
+    """NVDIMMs with a label area each, empty at first: region0, region1, ..."""
     arguments: list[str] = []
-    for number, kind in enumerate(fsdax.REGIONS):
-        path = scratch / f'nvdimm-{kind}'
-        with open(path, 'wb') as file:
-            file.truncate(_REGION_SIZE + _LABEL_SIZE)     # the label area is the end of it
-        arguments += ['-object', f'memory-backend-file,id=pmem{number},mem-path={path},size={_REGION_SIZE + _LABEL_SIZE},share=on',
-                      '-device', f'nvdimm,memdev=pmem{number},id=nvdimm{number},label-size={_LABEL_SIZE}']
+    for number, size in enumerate(sizes):
+        path = scratch / f'nvdimm-{number}'
+        if not path.exists():
+            with open(path, 'wb') as file:
+                file.truncate(size + LABEL_SIZE)          # the label area is the end of it
+        arguments += ['-object', f'memory-backend-file,id=pmem{number},mem-path={path},size={size + LABEL_SIZE},share=on',
+                      '-device', f'nvdimm,memdev=pmem{number},id=nvdimm{number},label-size={LABEL_SIZE}']
     return tuple(arguments)

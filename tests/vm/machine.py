@@ -58,7 +58,7 @@ class Place:
         return cls(**values)
 
 
-def run(*command: object, timeout: float = COMMAND_SECONDS, stdin: bytes = b'') -> str:
+def run(*command: object, timeout: float = COMMAND_SECONDS, stdin: bytes = b'', accept: tuple[int, ...] = (0,)) -> str:
     """Run a program and return what it prints.
 
     :raises Failure: it failed or did not end in time
@@ -68,7 +68,7 @@ def run(*command: object, timeout: float = COMMAND_SECONDS, stdin: bytes = b'') 
         done = subprocess.run(words, input=stdin, capture_output=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired:
         raise Failure(f'{" ".join(words)}: no end within {timeout:.0f} s') from None
-    if done.returncode:
+    if done.returncode not in accept:
         message = (done.stderr or done.stdout).decode(errors='replace').strip()
         raise Failure(f'{" ".join(words)}: exit code {done.returncode}: {message[-2000:]}')
     return done.stdout.decode(errors='replace')

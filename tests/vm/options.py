@@ -14,7 +14,8 @@ from tests.vm import fsdax
 from tests.vm import scenarios
 
 _TOP = Path(__file__).resolve().parents[2]
-_POOLS = {'kvm': ('tmpfs', 'pmem'), 'tcg': ('tmpfs',), 'fsdax': tuple(fsdax.REGIONS)}
+_POOLS = {'kvm': ('tmpfs', 'pmem'), 'tcg': ('tmpfs',), 'fsdax': (*fsdax.REGIONS, 'pmem')}
+FSDAX_MACHINES = ('pools', 'power')                    # with machines of their own, which start more than once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Options:
     unit_tests: Path                           # directory of the C tests
     outer: Path | None                         # QEMU that the outer machine runs in; None: the one under test
     keep: bool
+    write_docs: bool
     verbose: bool
 
 
@@ -38,7 +40,7 @@ def parse(arguments: Sequence[str]) -> Options:
                              'fsdax: the unit tests and the benchmark on file systems with DAX, in a virtual machine.')
     parser.add_argument('--only', metavar='NAME', action='append', default=[],
                         help=f'Only this scenario, on all pools or on one (NAME@POOL); may be given several times. '
-                             f'Scenarios: {", ".join(scenarios.ALL)}; with fsdax {", ".join(fsdax.ALL)}. '
+                             f'Scenarios: {", ".join(scenarios.ALL)}; with fsdax {", ".join((*fsdax.ALL, *FSDAX_MACHINES))}. '
                              'Pools: tmpfs, pmem (kvm only); with fsdax ext4, xfs.')
     parser.add_argument('--output', choices=('human', 'json'), default='human', help='json: all results as one array.')
     parser.add_argument('--cpus', metavar='N', type=int, default=2, help='CPUs of the guests under test; default: %(default)s.')
@@ -49,11 +51,12 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument('--outer-qemu', metavar='FILE', type=Path,
                         help='A QEMU for the outer machine, to try another one than the one under test.')
     parser.add_argument('--keep', action='store_true', help='Leave the files of the run, and say where they are.')
+    parser.add_argument('--write-docs', action='store_true', help='Write the session of commands that the operator guide shows.')
     parser.add_argument('--verbose', action='store_true', help='Show the counters of every scenario.')
     parsed = parser.parse_args(arguments)
     for item in parsed.only:
         name, _at, pool = item.partition('@')
-        known = fsdax.ALL if parsed.what == 'fsdax' else scenarios.ALL
+        known = (*fsdax.ALL, *FSDAX_MACHINES) if parsed.what == 'fsdax' else tuple(scenarios.ALL)
         if name not in known:
             raise exception.UsageInvalid(reason=f'--only {item}: there is no scenario {name}; there are {", ".join(known)}')
         if pool and pool not in _POOLS[parsed.what]:
@@ -62,4 +65,4 @@ def parse(arguments: Sequence[str]) -> Options:
         raise exception.UsageInvalid(reason=f'--cpus {parsed.cpus}: give 1 to 8')
     return Options(what=parsed.what, only=tuple(parsed.only), output=parsed.output, cpus=parsed.cpus,
                    binaries=parsed.binaries.resolve(), unit_tests=parsed.unit_tests.resolve(), outer=parsed.outer_qemu,
-                   keep=parsed.keep, verbose=parsed.verbose)
+                   keep=parsed.keep, write_docs=parsed.write_docs, verbose=parsed.verbose)

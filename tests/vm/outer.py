@@ -25,10 +25,16 @@ _INIT = Path(__file__).parent / 'outer' / 'init'
 _BUSYBOX = Path('/bin/busybox')
 _BAD = re.compile(rb'Kernel panic[^\r\n]*|vm-test: (?!ended)[^\r\n]*')
 _QUIET_SECONDS = 2400.0                        # without a result; every step inside has a shorter limit of its own
+_END_SECONDS = 60.0
 _POLL = 0.2
 _TAIL = 6000
 
 Report = Callable[[dict[str, Any]], None]
+
+
+def plan_text(wanted: list[tuple[str, str]], places: dict[str, machine.Place]) -> str:
+    """(scenario, pool) pairs for one boot."""
+    return json.dumps({'wanted': wanted, 'places': {pool: place.dump() for pool, place in places.items()}})
 
 
 class Outer:
@@ -43,23 +49,27 @@ class Outer:
         self._console = scratch / 'outer.log'
         self._results = scratch / 'results'
 
-    def _make_initrd(self) -> Path:
+    def _make_initrd(self, plan: str) -> Path:
         files = {'init': _INIT, 'bin/busybox': _BUSYBOX}
         for number, path in enumerate(parts_module.modules_in_order(self._parts.modules, _MODULES)):
             files[f'modules/{number:02}-{path.name}'] = path
+        path = self._run.directory / 'outer.plan'
+        path.write_text(plan)
         target = self._run.directory / 'outer.initrd'
-        target.write_bytes(cpio.archive(files))
+        target.write_bytes(cpio.archive(files | {'plan.json': path}))
         return target
 
-    def _command(self, disk: Path, nvdimms: tuple[str, ...], more: str) -> list[str]:
+    def _command(self, disk: Path, nvdimms: tuple[str, ...], more: str, plan: str) -> list[str]:
         return [
             str(self._qemu), '-name', f'guest={self._run.domain_name}',
-            '-machine', 'q35,nvdimm=on', '-accel', 'tcg,thread=multi,tb-size=512', '-cpu', 'max', '-smp', str(CPUS),
+            '-machine', 'q35,nvdimm=on,nvdimm-persistence=mem-ctrl', '-accel', 'tcg,thread=multi,tb-size=512',
+            '-cpu', 'max', '-smp', str(CPUS),
             '-m', f'{_MEMORY},slots=4,maxmem=32G', '-nodefaults', '-no-user-config', '-display', 'none', '-no-reboot',
             '-serial', f'file:{self._console}', '-serial', f'file:{self._results}',
-            '-kernel', str(self._parts.kernel), '-initrd', str(self._make_initrd()),
+            '-kernel', str(self._parts.kernel), '-initrd', str(self._make_initrd(plan)),
             '-append', f'console=ttyS0 panic=-1 quiet mitigations=off {more}',
-            '-blockdev', f'driver=raw,node-name=root,read-only=on,file.driver=file,file.filename={disk}',
+            '-blockdev', f'driver=raw,node-name=root,read-only={"off" if "vm-test.writable" in more else "on"},file.driver=file,'
+            f'file.filename={disk}',
             '-device', 'virtio-blk-pci,drive=root', *nvdimms]
 
     def run(self, root: tree.Tree, wanted: list[tuple[str, str]], places: dict[str, machine.Place], nvdimms: tuple[str, ...],
@@ -70,16 +80,26 @@ class Outer:
         :param more: for the kernel's command line
         :raises PcowError: the machine itself failed, or did not go on
         """
-        plan = {'wanted': wanted, 'places': {pool: place.dump() for pool, place in places.items()}}
-        (root.directory / 'suite/plan.json').write_text(json.dumps(plan))
         disk = self._scratch / 'outer.ext4'
         root.make_image(disk)
+        self.boot(disk, nvdimms, more, report, plan_text(wanted, places))
+
+    def boot(self, disk: Path, nvdimms: tuple[str, ...], more: str, report: Report, plan: str) -> None:
+        """The same, with a root file system that was made before.
+
+        :param more: with ``vm-test.writable`` the disk keeps what is changed
+        :param report: may raise, which kills the machine
+        """
         for path in (self._console, self._results):
             path.unlink(missing_ok=True)
-        process = subprocess.Popen(self._command(disk, nvdimms, more), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        process = subprocess.Popen(self._command(disk, nvdimms, more, plan), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT)
         try:
             self._follow(process, report)
+            if 'vm-test.writable' in more:
+                process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise exception.PcowError(reason=f'the outer machine was not switched off within {_END_SECONDS:.0f} s') from None
         finally:
             process.kill()
             process.wait()

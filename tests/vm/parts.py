@@ -11,6 +11,7 @@ import uuid
 from pcow_driver import dax
 from pcow_driver import exception
 from pcow_driver import tool
+from pcow_driver.quickstart import apt
 from pcow_driver.quickstart import cpio
 from pcow_driver.quickstart import guest as quickstart_guest
 from pcow_driver.quickstart import state
@@ -69,6 +70,21 @@ def compile_guest(target: Path) -> None:
     """:raises ToolFailed:"""
     sources = sorted(str(path) for path in _SOURCES.glob('*.c'))
     tool.run('/usr/bin/env', os.environ.get('CC', 'cc'), *_CFLAGS, '-o', str(target), *sources)
+
+
+def udev(run: state.Run) -> Path:
+    """Debian's package udev, unpacked: systemd finds file systems by their UUID with it.
+
+    :raises PcowError:
+    """
+    version = apt.version('udev')
+
+    def unpack(part: Path) -> None:
+        download = part.with_name('download')
+        download.mkdir()
+        tool.run('/usr/bin/dpkg-deb', '-x', str(apt.download('udev', version, download)), str(part))
+
+    return quickstart_guest.Cache(run).get(f'udev-{version}', unpack)
 
 
 def prepare(run: state.Run) -> Parts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+import importlib
 import json
 from pathlib import Path
 import shutil
@@ -15,7 +16,11 @@ from typing import Any
 
 from tests.vm import fsdax
 from tests.vm import machine
+from tests.vm import power
 from tests.vm import scenarios
+
+_POOL_SCENARIO = 'pool-'
+_POWER_SCENARIO = 'power-'
 
 
 def run_one(name: str, pool: str, place: machine.Place) -> dict[str, Any]:
@@ -26,6 +31,12 @@ def run_one(name: str, pool: str, place: machine.Place) -> dict[str, Any]:
     try:
         if name in fsdax.ALL:
             result['figures'] = fsdax.ALL[name](place, pool)
+        elif name.startswith(_POWER_SCENARIO):
+            result['figures'] = power.run(place, name.removeprefix(_POWER_SCENARIO))
+        elif name.startswith(_POOL_SCENARIO):
+            # they need pcow_driver, which is not in every machine
+            pools = importlib.import_module('tests.vm.pools')
+            result['figures'] = pools.ALL[name.removeprefix(_POOL_SCENARIO)](place, pool)
         else:
             directory.mkdir()
             result['figures'] = scenarios.ALL[name](scenarios.Context(place, name, directory))

@@ -4,7 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+import compileall
+import contextlib
+from importlib import metadata
 from pathlib import Path
+import py_compile
 import re
 import shutil
 
@@ -15,11 +19,35 @@ from pcow_driver import units
 _TOP = Path(__file__).resolve().parents[2]
 _PYTHON = Path('/usr/bin/python3')
 _PACKAGES = ('collections', 'encodings', 'importlib', 'json', 're', 'urllib', 'lib-dynload')
+_NOT_NEEDED = ('__pycache__', 'ensurepip', 'idlelib', 'lib2to3', 'pydoc_data', 'test', 'tkinter', 'turtledemo', 'venv')
+_SYSTEMD = Path('/lib/systemd')
+_UNITS = ('basic.target', 'final.target', 'local-fs.target', 'local-fs-pre.target', 'multi-user.target', 'paths.target',
+          'shutdown.target', 'slices.target', 'sockets.target', 'swap.target', 'sysinit.target', 'timers.target', 'umount.target')
 _FIRMWARE = ('bios-256k.bin', 'linuxboot_dma.bin', 'kvmvapic.bin')
 _FIRMWARE_DIRECTORIES = (Path('/usr/share/qemu'), Path('/usr/share/seabios'))
 _LIBRARY = re.compile(r'(?:=> )?(/\S+) \(0x[0-9a-f]+\)')
-_EMPTY = ('dev', 'proc', 'sys', 'run', 'tmp', 'pool', 'pmem')
+_EMPTY = ('dev', 'proc', 'sys', 'run', 'tmp', 'pool', 'pmem', 'var/lib', 'var/tmp', 'etc/systemd/system')
 _ROOM = 1.3                                    # of the file system for what it needs itself
+
+
+def _needed(name: str, found: dict[str, metadata.Distribution]) -> dict[str, metadata.Distribution]:
+    """An installed package and all that it needs, by name."""
+    key = re.sub(r'[-_.]+', '-', name).lower()
+    if key not in found:
+        found[key] = metadata.distribution(name)
+        for requirement in found[key].requires or ():
+            wanted, _semicolon, marker = requirement.partition(';')
+            other = re.match(r'[A-Za-z0-9._-]+', wanted)
+            if other and 'extra' not in marker:
+                # one for other systems or other versions of Python is not installed
+                with contextlib.suppress(metadata.PackageNotFoundError):
+                    _needed(other[0], found)
+    return found
+
+
+def _unpacked(directory: Path, name: str) -> Path:
+    """A file of a package, wherever this Debian has it since / and /usr are one."""
+    return next(path for root in ('', 'usr') if (path := directory / root / name).exists())
 
 
 class Tree:
@@ -29,7 +57,7 @@ class Tree:
         self.directory = directory
         directory.mkdir()
         for name in _EMPTY:
-            (directory / name).mkdir()
+            (directory / name).mkdir(parents=True)
 
     def add(self, source: Path, target: str) -> None:
         """:raises OSError:"""
@@ -79,10 +107,57 @@ class Tree:
         for name in _PACKAGES:
             shutil.copytree(library / name, self.directory / str(library).lstrip('/') / name, symlinks=True)
 
-    def add_tests(self) -> None:
+    def add_pcowctl(self) -> None:
+        """pcow_driver of this checkout with the packages that it needs, and Python's whole library.
+
+        :raises PackageNotFoundError: it was not installed: run tools/build
+        """
+        library = Path('/usr/lib') / _PYTHON.resolve().name
+        for path in library.iterdir():
+            target = self.directory / str(path).lstrip('/')
+            if path.is_dir() and path.name not in _NOT_NEEDED and not target.exists():
+                shutil.copytree(path, target, symlinks=True)
+        for path in (library / 'lib-dynload').glob('*.so'):
+            self.add_program(path, str(path))
+        for distribution in _needed('pcow', {}).values():
+            for file in distribution.files or ():
+                path = Path(str(file.locate()))
+                editable = file.name.startswith('__editable__')
+                if path.exists() and not editable and '..' not in file.parts and 'tests' not in file.parts:
+                    self.add(path, f'/suite/site/{file}')
+                    if path.suffix == '.so':
+                        self.add_program(path, f'/suite/site/{file}')
+        shutil.copytree(_TOP / 'pcow_driver', self.directory / 'suite/pcow_driver', ignore=shutil.ignore_patterns('__pycache__'))
+        # in an emulator it would take long, and be done anew every time
+        compileall.compile_dir(str(self.directory / 'suite/pcow_driver'), quiet=1,
+                               invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+
+    def add_systemd(self, udev: Path) -> None:
+        """The init system of this machine, as far as it takes to mount file systems at boot.
+
+        :param udev: where Debian's package udev was unpacked
+        """
+        for name in ('bin', 'sbin'):
+            (self.directory / name).symlink_to('usr/bin')
+        for name in ('systemd', 'systemd-shutdown'):
+            self.add_program(_SYSTEMD / name, str(_SYSTEMD / name))
+        self.add_program(_unpacked(udev, 'bin/udevadm'), '/usr/bin/udevadm')
+        (self.directory / str(_SYSTEMD / 'systemd-udevd').lstrip('/')).symlink_to('/usr/bin/udevadm')
+        for item in _UNITS:
+            shutil.copy2(_SYSTEMD / 'system' / item, self._units() / item)
+        shutil.copytree(_unpacked(udev, 'lib/systemd/system'), self._units(), symlinks=True, dirs_exist_ok=True)
+        shutil.copytree(_unpacked(udev, 'lib/udev/rules.d'), self.directory / 'lib/udev/rules.d')
+        (self.directory / 'etc/machine-id').write_text('7063' * 8 + '\n')
+
+    def _units(self) -> Path:
+        path = self.directory / str(_SYSTEMD / 'system').lstrip('/')
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def add_tests(self, *more: str) -> None:
         """The modules that run inside."""
         for name in ('__init__', 'functional/__init__', 'functional/qmp', 'vm/__init__', 'vm/chain', 'vm/fsdax', 'vm/journal',
-                     'vm/machine', 'vm/scenarios', 'vm/suite'):
+                     'vm/machine', 'vm/power', 'vm/scenarios', 'vm/suite', *more):
             self.add(_TOP / 'tests' / f'{name}.py', f'/suite/tests/{name}.py')
 
     def make_image(self, path: Path) -> None:

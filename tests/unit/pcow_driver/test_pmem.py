@@ -7,6 +7,7 @@ import fixtures
 
 from pcow_driver import exception
 from pcow_driver.pmem import device
+from pcow_driver.pmem import filesystem
 from pcow_driver.pmem import mount_unit
 from pcow_driver.pmem import ndctl
 from pcow_driver.pmem import plan
@@ -55,6 +56,16 @@ class NdctlTest(base.TestCase):
         error = self.assertRaises(exception.RegionNotFound, ndctl.find_region, 'region0')
         self.assertIn('there are: none', str(error))
 
+    def test_damaged_labels(self) -> None:
+        """What is no label and not empty either: zeros or ones of a new label area are."""
+        self._prints(LISTED)
+        region = ndctl.find_region('region1')
+        for content, damaged in ((r'\0\0\0\0', False), (r'\377\377', False), (r'\0x\0', True)):
+            self.script('ndctl', f'#!/bin/sh\n[ "$1 $2 $4" = "read-labels --output nmem1" ] && printf \'{content}\' >"$3"\n')
+            self.assertEqual(damaged, ndctl.labels_are_damaged(region), content)
+        self.script('ndctl', '#!/bin/sh\nexit 1\n')      # no label area
+        self.assertFalse(ndctl.labels_are_damaged(region))
+
     def test_unknown_output(self) -> None:
         for text in ('x', '[1]', '{"dev": "ndbus0", "regions": [{"dev": "region0"}]}',
                      '[{"provider": "p", "regions": [{"dev": "region0"}]}]'):
@@ -96,6 +107,14 @@ class RequestTest(base.TestCase):
         self._refused(exception.InvalidName, name='../x')
         self.assertIn('mounted there', self._refused(exception.DeviceRefused, directory='/proc'))
         self.assertIn('not empty', self._refused(exception.DeviceRefused, directory='/etc'))
+
+
+class FilesystemTest(base.TestCase):
+    def test_small(self) -> None:
+        filesystem.check_size('ext4', 64 << 20)
+        filesystem.check_size('xfs', 600 << 20)
+        error = self.assertRaises(exception.UsageInvalid, filesystem.check_size, 'xfs', 512 << 20)
+        self.assertIn('--fs ext4', str(error))
 
 
 class DeviceTest(base.TestCase):

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scenarios that start their machine more than once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from pcow_driver import exception
+from pcow_driver.quickstart import state
+from tests.vm import contents
+from tests.vm import options as options_module
+from tests.vm import outer
+from tests.vm import parts as parts_module
+from tests.vm import poolrun
+from tests.vm import powerrun
+from tests.vm import transcript
+
+
+@dataclasses.dataclass(frozen=True)
+class Surroundings:
+    run: state.Run
+    outside: outer.Outer
+    parts: parts_module.Parts
+    options: options_module.Options
+    scratch: Path                              # for this scenario alone
+    report: outer.Report
+
+
+def _pools(around: Surroundings) -> int:
+    root = contents.pools_tree(around.scratch / 'tree', around.parts, around.options.binaries, parts_module.udev(around.run))
+    def report(result: dict[str, Any]) -> None:
+        if result['name'] == 'pool-session' and result['passed']:
+            try:
+                transcript.keep(result['figures']['session'], write=around.options.write_docs)
+            except exception.PcowError as e:
+                result |= {'passed': False, 'error': str(e)}
+        around.report(result)
+
+    poolrun.run(around.outside, root, around.scratch, report)
+    return len(poolrun.NAMES)
+
+
+def _power(around: Surroundings) -> int:
+    root = contents.fsdax_tree(around.scratch / 'tree', around.options.binaries, around.options.unit_tests)
+    return powerrun.run(around.outside, root, around.scratch, around.report)
+
+
+# Each returns the number of results that it must have reported.
+FSDAX: dict[str, Callable[[Surroundings], int]] = {'pools': _pools, 'power': _power}

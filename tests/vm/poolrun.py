@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The boots of the machine that tests pools, and what happens to its NVDIMMs in between."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pcow_driver import units
+from tests.vm import contents
+from tests.vm import machine
+from tests.vm import outer
+from tests.vm import tree
+
+_REGIONS = (2 * units.GIB, 2 * units.GIB, units.GIB + 6 * units.MIB)
+_DAMAGED = 2                                   # the region whose labels are written over
+_BOOTS = (('session', 'other', 'refusals', 'odd'), ('rebooted',), ('damaged', 'rebooted'))
+NAMES = tuple(f'pool-{name}' for boot in _BOOTS for name in boot)
+
+
+def run(outside: outer.Outer, root: tree.Tree, scratch: Path, report: outer.Report) -> None:
+    """All scenarios of tests/vm/pools.py, one boot after the other.
+
+    :raises PcowError: the machine itself failed
+    """
+    places: dict[str, machine.Place] = contents.pools_places()
+    disk = scratch / 'outer.ext4'
+    root.make_image(disk)
+    for number in range(len(_BOOTS)):
+        if 'damaged' in _BOOTS[number]:
+            _damage_labels(scratch / f'nvdimm-{_DAMAGED}')
+        nvdimms = contents.labelled_nvdimms(scratch, _REGIONS)
+        started_by = '' if number == 0 else ' vm-test.systemd'
+        plan = outer.plan_text([(f'pool-{name}', 'pmem') for name in _BOOTS[number]], places)
+        outside.boot(disk, nvdimms, f'vm-test.writable{started_by}', report, plan)
+
+
+def _damage_labels(nvdimm: Path) -> None:
+    """As if a firmware or another driver had written over both index blocks and the labels."""
+    with open(nvdimm, 'r+b') as file:
+        file.seek(-contents.LABEL_SIZE, os.SEEK_END)
+        file.write(os.urandom(contents.LABEL_SIZE))

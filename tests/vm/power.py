@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Power cuts, seen from inside: what a machine that is killed at any moment had flushed is there when it starts again.
+
+Step N of the load is known from N alone: a write and a flush, a snapshot now and then, by turns on each file system.  The
+machine tells every step that is done; whoever kills it knows from that what must be found.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.vm import fsdax
+from tests.vm import machine
+
+UNTOLD = 40                                    # steps at most that may be done and not told of when the machine is killed
+_STEPS = 400                                   # of one boot, at most
+_KINDS = tuple(fsdax.REGIONS)
+_RESULTS = Path('/dev/ttyS1')
+_SLOT = 64 << 10
+_PAGE = 4096
+_SLOTS = 48                                    # few, so that most writes copy what a snapshot holds
+_SNAPSHOT_EVERY = 10                           # steps of one file system
+_SIZE = '16M'
+
+
+def _step(number: int) -> tuple[str, int, int]:
+    """File system, slot and byte of a step; from 1 on."""
+    return _KINDS[number % len(_KINDS)], number * 29 // len(_KINDS) % _SLOTS, number % 251 + 1
+
+
+def _snapshot_of(number: int) -> str | None:
+    """The snapshot that is made after the write of a step."""
+    return f's{number}' if number // len(_KINDS) % _SNAPSHOT_EVERY == 0 else None
+
+
+def _image(kind: str) -> Path:
+    return Path('/fs') / kind / 'power.pcow'
+
+
+def _places(place: machine.Place) -> dict[str, machine.Place]:
+    return {kind: machine.Place.load(place.dump() | {'pool': f'/fs/{kind}'}) for kind in _KINDS}
+
+
+def begin(place: machine.Place) -> dict[str, Any]:
+    """The file systems and images, at the first boot."""
+    made = {}
+    for kind, own in _places(place).items():
+        made[kind] = fsdax.namespace(own, kind)['mount']
+        machine.run(place.binaries / 'pcow-img', 'create', '-q', _image(kind), _SIZE)
+    return made
+
+
+def load(place: machine.Place, first: int) -> dict[str, Any]:
+    """Steps from ``first`` on, until the machine is killed."""
+    with open(_RESULTS, 'w', buffering=1) as results:
+        for number in range(first, first + _STEPS):
+            kind, slot, value = _step(number)
+            commands = [f'write -q -P {value} {slot * _SLOT} {_SLOT}', 'flush']
+            if name := _snapshot_of(number):
+                commands.append(f'snapshot create {name}')
+            machine.run(place.binaries / 'pcow-io', *(word for item in commands for word in ('-c', item)), _image(kind))
+            results.write(json.dumps({'done': number}) + '\n')
+    raise machine.Failure('nobody killed the machine')
+
+
+def _allowed(kind: str, slot: int, sure: list[int], unsure: list[int]) -> set[int]:
+    """Bytes that a slot may hold: that of the last step that was told of, or of one after it that may have been done."""
+    last = max((number for number in sure if _step(number)[:2] == (kind, slot)), default=0)
+    later = {_step(number)[2] for number in unsure if number > last and _step(number)[:2] == (kind, slot)}
+    return {_step(last)[2] if last else 0} | later
+
+
+def _content(place: machine.Place, kind: str, snapshot: str | None) -> bytes:
+    target = Path('/tmp') / f'{kind}.raw'
+    target.unlink(missing_ok=True)
+    select = ('-l', snapshot) if snapshot else ()
+    machine.run(place.binaries / 'pcow-img', 'convert', '-f', 'pcow', '-O', 'raw', *select, _image(kind), target)
+    data = target.read_bytes()
+    target.unlink()
+    return data
+
+
+def _compare(kind: str, data: bytes, sure: list[int], unsure: list[int], what: str) -> int:
+    """Pages compared; each of them holds what one step wrote."""
+    pages = 0
+    for slot in range(_SLOTS):
+        allowed = _allowed(kind, slot, sure, unsure)
+        for offset in range(slot * _SLOT, (slot + 1) * _SLOT, _PAGE):
+            page = data[offset:offset + _PAGE]
+            # a write that was cut off may have changed a part of the page
+            if not set(page) <= allowed:
+                held = sorted(set(page))[:4]
+                raise machine.Failure(f'{kind}, {what}: the page at {offset:#x} holds {held} and not {allowed}')
+            pages += 1
+    return pages
+
+
+def verify(place: machine.Place, runs: list[tuple[int, int]]) -> dict[str, Any]:
+    """Look at everything that must be there.
+
+    :param runs: of each boot so far, the first step and the last that was told
+    """
+    steps = [number for first, last in runs for number in range(first, last + 1)]
+    unsure = [number for _first, last in runs for number in range(last + 1, last + 1 + UNTOLD)]
+    figures: dict[str, Any] = {'steps': len(steps), 'pages': 0, 'snapshots': 0}
+    for kind, own in _places(place).items():
+        device = f'/dev/pmem{fsdax.REGIONS[kind].removeprefix("region")}'
+        machine.run('mount', '-t', kind, '-o', 'dax=always,noatime', device, own.pool)
+        machine.run(place.binaries / 'pcow-img', 'check', _image(kind), accept=(0, 3))     # 3: leaks, and nothing else
+        figures['pages'] += _compare(kind, _content(place, kind, None), steps, unsure, 'active')
+        named = {item['name'] for item in json.loads(machine.run(
+            place.binaries / 'pcow-img', 'snapshot', '-l', '--output=json', _image(kind)))}
+        for number in steps:
+            name = _snapshot_of(number)
+            if name and _step(number)[0] == kind:
+                if name not in named:
+                    raise machine.Failure(f'{kind}: the snapshot {name} is gone; there are {sorted(named)}')
+                before = [item for item in steps if item <= number]
+                untold = [item for item in unsure if item < number]
+                figures['pages'] += _compare(kind, _content(place, kind, name), before, untold, name)
+                figures['snapshots'] += 1
+    return figures
+
+
+def run(place: machine.Place, name: str) -> dict[str, Any]:
+    """``begin``, ``load-FIRST``, or ``verify-FIRST-LAST-FIRST-LAST...``."""
+    what, *numbers = name.split('-')
+    values = [int(number) for number in numbers]
+    if what == 'begin':
+        return begin(place)
+    if what == 'load':
+        return load(place, values[0])
+    return verify(place, list(zip(values[::2], values[1::2], strict=True)))

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The session that the operator guide shows: written by the test that ran it, and compared with it later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+import re
+from typing import Any
+
+from pcow_driver import exception
+
+_FILE = Path(__file__).resolve().parents[2] / 'doc/source/_static/pool-session.txt'
+_PROMPT = '# '
+# What differs from run to run.
+_VARIABLE = ((re.compile(r'[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}'), '6f0c1c52-....-....-....-............'),
+             (re.compile(r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d'), '2026-11-21T10:21:49'),
+             (re.compile(r'/suite/disk\.raw'), 'debian.raw'))
+
+
+def _steady(text: str) -> str:
+    for pattern, replacement in _VARIABLE:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def keep(session: list[dict[str, Any]], *, write: bool) -> None:
+    """Write the session to the operator guide, or see that its commands are those that the guide shows.
+
+    :raises PcowError: they are not
+    """
+    if write:
+        parts = (f'{_PROMPT}{_steady(item["command"])}\n{_steady(item["output"]).rstrip()}\n' for item in session)
+        _FILE.write_text('\n'.join(parts))
+        return
+    shown = [line.removeprefix(_PROMPT) for line in _FILE.read_text().splitlines() if line.startswith(_PROMPT)]
+    done = [_steady(item['command']) for item in session]
+    if shown != done:
+        raise exception.PcowError(reason=(
+            f'{_FILE} shows other commands than those that were tried: run tools/vm-test fsdax --only pools --write-docs'))
