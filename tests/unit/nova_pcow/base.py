@@ -10,6 +10,7 @@ import tempfile
 from typing import Any
 
 import fixtures
+import nova.conf
 from nova.tests.functional.libvirt import base
 from nova.virt.libvirt import guest
 
@@ -46,6 +47,8 @@ class ServersTestCase(base.ServersTestBase):
     api_major_version = 'v2.1'
 
     def setUp(self) -> None:
+        # where the wheel has it; nova.tests looks where a checkout of Nova has it
+        nova.conf.CONF.set_override('api_paste_config', str(Path(nova.__file__).parents[4] / 'etc/nova/api-paste.ini'), 'wsgi')
         super().setUp()
         self.directory = Path(self.useFixture(fixtures.TempDir()).path)
         emulator = self.directory / 'qemu'

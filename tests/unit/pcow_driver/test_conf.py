@@ -12,15 +12,15 @@ from tests.unit.pcow_driver import base
 
 
 class SampleTest(base.TestCase):
-    def test_sample_is_current(self) -> None:
+    def test_samples_are_current(self) -> None:
         """If not: tox -e genconfig."""
-        options = cfg.ConfigOpts()
-        generator.register_cli_opts(options)
-        options([], default_config_files=[str(base.TOP / 'etc/oslo-config-generator/pcow.conf')])
-        output = io.StringIO()
-        generator.generate(options, output)
-        sample = (base.TOP / 'etc/pcow/pcow.conf.sample').read_text(encoding='utf-8')
-        self.assertEqual(sample, output.getvalue())
+        for name in ('pcow', 'nova_pcow'):
+            options = cfg.ConfigOpts()
+            generator.register_cli_opts(options)
+            options([], default_config_files=[str(base.TOP / f'etc/oslo-config-generator/{name}.conf')])
+            output = io.StringIO()
+            generator.generate(options, output)
+            self.assertEqual((base.TOP / f'etc/pcow/{name}.conf.sample').read_text(encoding='utf-8'), output.getvalue())
 
 
 class PackageTest(base.TestCase):
