@@ -223,7 +223,7 @@ static void test_the_file_does_not_grow(void **state)
     char name[16];
 
     (void)state;
-    for (unsigned round = 0; round < 20; round++) {
+    for (unsigned round = 0; round < 8; round++) {
         for (unsigned i = 0; i < 6; i++) {
             fill(image, 0, 16 * MIB, (int)(round + i));
             snprintf(name, sizeof name, "s%u", i);
@@ -233,7 +233,7 @@ static void test_the_file_does_not_grow(void **state)
             snprintf(name, sizeof name, "s%u", i);
             MUST(pcow_snapshot_delete(image, name, NULL, &error));
         }
-        if (round % 5 == 0)
+        if (round % 3 == 0)
             MUST(pcow_reclaim(image, NULL, &error));
     }
     pcow_get_info(image, &info);
