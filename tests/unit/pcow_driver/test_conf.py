@@ -14,7 +14,7 @@ from tests.unit.pcow_driver import base
 class SampleTest(base.TestCase):
     def test_samples_are_current(self) -> None:
         """If not: tox -e genconfig."""
-        for name in ('pcow', 'nova_pcow'):
+        for name in ('pcow', 'nova_pcow', 'cinder_pcow'):
             options = cfg.ConfigOpts()
             generator.register_cli_opts(options)
             options([], default_config_files=[str(base.TOP / f'etc/oslo-config-generator/{name}.conf')])
