@@ -13,7 +13,7 @@ from pcow_driver import exception
 from pcow_driver.openstack_aio import settings as settings_module
 
 _TIMEOUT = 60.0                                # seconds
-_NOVA_VERSION = '2.79'                         # the microversion that requests are written for
+_NOVA_VERSION = '2.86'                         # the microversion that requests are written for
 _ROLES = ('service', 'admin', 'member', 'reader')
 
 

@@ -49,10 +49,9 @@ class Configuration:
         shutil.copy(self._base.neutron / 'etc/neutron/api-paste.ini', self._settings.etc / 'neutron')
         data = self._settings.data
         for name in ('keystone/keys', 'glance/images', 'glance/staging', 'glance/tasks', 'nova', 'cinder/conversion',
-                     'cinder/coordination', 'cinder/mnt', 'cinder/backup', 'nova/mnt', 'neutron', 'locks', 'conversion', 'pcow'):
+                     'cinder/coordination', 'cinder/backup', 'neutron', 'locks', 'conversion', 'pcow'):
             (data / name).mkdir(parents=True, exist_ok=True)
         (data / 'keystone/keys').chmod(0o700)
-        self._settings.nfs_shares.write_text(f'{settings_module.NFS_SHARE}\n')
 
     def write_nova(self, node: settings_module.Node, compute_driver: str) -> None:
         self._nova_state(node).mkdir(parents=True, exist_ok=True)
@@ -126,7 +125,7 @@ class Configuration:
                 'oslo_concurrency': self._locks(), 'keystone_authtoken': self._token_check('glance')}
 
     def _nova(self, node: settings_module.Node, compute_driver: str) -> Sections:
-        settings, data = self._settings, self._settings.data
+        settings = self._settings
         socket = settings.state / 'nodes' / '%s' / 'libvirt-sock'
         privileged = self._privileged('nova', node)
         return {
@@ -149,8 +148,7 @@ class Configuration:
                         'wait_soft_reboot_seconds': 3,
                         'connection_uri': settings.libvirt_uri(node),
                         'live_migration_uri': f'qemu+unix:///system?socket={socket}',
-                        'live_migration_inbound_addr': node.address,
-                        'nfs_mount_point_base': data / 'nova/mnt'},
+                        'live_migration_inbound_addr': node.address},
             'nova_sys_admin': privileged, 'vif_plug_linux_bridge_privileged': privileged,
             'vif_plug_ovs_privileged': privileged, 'privsep_osbrick': privileged,
             'pcow': pools.configuration(settings, node), 'nova_pcow': {'pools': pools.NOVA},
@@ -187,13 +185,8 @@ class Configuration:
                 'nova': self._client('nova', interface='public', token_auth_url=settings.url('keystone'))}
 
     def _backend(self, name: str) -> dict[str, object]:
-        if name == settings_module.PCOW_BACKEND:
-            return {'volume_backend_name': name, 'volume_driver': 'cinder_pcow.driver.PcowDriver', 'pcow_pools': pools.CINDER,
-                    'pcow_compute_host': settings_module.NODE1.name}
-        return {'volume_backend_name': name, 'volume_driver': 'cinder.volume.drivers.nfs.NfsDriver',
-                'nfs_shares_config': self._settings.nfs_shares, 'nfs_mount_point_base': self._settings.data / 'cinder/mnt',
-                'nfs_qcow2_volumes': True, 'nfs_snapshot_support': True, 'nas_secure_file_operations': False,
-                'nas_secure_file_permissions': False}
+        return {'volume_backend_name': name, 'volume_driver': 'cinder_pcow.driver.PcowDriver', 'pcow_pools': pools.CINDER,
+                'pcow_compute_host': settings_module.NODE1.name}
 
     def _neutron(self) -> Sections:
         settings = self._settings

@@ -126,9 +126,11 @@ class LifeCycle:
         root = self.root
         self.server.act('rescue', {'rescue_image_ref': servers.find_image(self.api, IMAGE)})
         self.server.wait_status('RESCUE')
-        device = self.server.wait_device(lambda device: device.sum == root.sum)
-        self.server.act('unrescue')
-        self.server.wait_status('ACTIVE')
+        try:
+            device = self.server.wait_device(lambda device: device.sum == root.sum)
+        finally:
+            self.server.act('unrescue')
+            self.server.wait_status('ACTIVE')
         if device.state != 'intact':
             raise servers.ServerFailed(reason=f'under rescue: {device}')
         return f'seen as {device.name} under rescue, data intact; then {self._booted()}'
@@ -169,9 +171,10 @@ class LifeCycle:
 
     def resize_down(self) -> str:
         """Raises what Nova says: this row is refused."""
-        before = self._alive()
+        self._flavors()
+        before, flavor = self._alive(), servers.find_flavor(self.api, _SMALLER[0])
         try:
-            self.server.act('resize', {'flavorRef': servers.find_flavor(self.api, _SMALLER[0])})
+            self.server.act('resize', {'flavorRef': flavor})
             servers.wait('end of the resize', lambda: True if self.server.show()['OS-EXT-STS:task_state'] is None else None)
         except exception.PcowError as e:
             words = str(e)

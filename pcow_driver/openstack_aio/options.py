@@ -10,7 +10,7 @@ from pathlib import Path
 from pcow_driver import exception
 from pcow_driver.openstack_aio import settings as settings_module
 
-VOLUME_BACKENDS = (settings_module.PCOW_BACKEND, settings_module.NFS_BACKEND)
+VOLUME_BACKENDS = (settings_module.PCOW_BACKEND,)
 _STATE = Path(__file__).resolve().parents[2] / 'build' / 'openstack'
 
 

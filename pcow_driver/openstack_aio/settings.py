@@ -15,12 +15,10 @@ LOOPBACK = '127.0.0.1'
 REGION = 'RegionOne'
 MAX_STATE_PATH = 70                            # characters: the sockets below it must fit into 107
 MAX_PORT_OFFSET = 10000
-NFS_SHARE = f'{LOOPBACK}:/stock'               # name of the mount of the stock file backend; no server behind it
 
 PCOW_COMPUTE_DRIVER = 'nova_pcow.driver.PcowLibvirtDriver'
 STOCK_COMPUTE_DRIVER = 'libvirt.LibvirtDriver'
 PCOW_BACKEND = 'pcow'
-NFS_BACKEND = 'nfs'
 
 PORTS = {'keystone': 5000, 'placement': 8778, 'glance': 9292, 'nova': 8774, 'cinder': 8776, 'neutron': 9696,
          'rabbitmq': 5673, 'rabbitmq-distribution': 25673, 'epmd': 4370}
@@ -133,10 +131,6 @@ class Settings:
     @property
     def openrc(self) -> Path:
         return self.state / 'openrc'
-
-    @property
-    def nfs_shares(self) -> Path:
-        return self.data / 'cinder' / 'nfs'
 
     # Addresses
 

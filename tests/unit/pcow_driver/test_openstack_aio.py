@@ -36,9 +36,10 @@ class OptionsTest(Case):
                       ('logs', '--lines', '0')):
             self.assertRaises(exception.UsageInvalid, options.parse, words)
 
-    def test_volume_backends_once_each_in_order(self) -> None:
-        chosen = options.parse(['up', '--volume-backend', 'nfs', '--volume-backend', 'pcow', '--volume-backend', 'nfs'])
-        self.assertEqual(('nfs', 'pcow'), chosen.volume_backends)
+    def test_volume_backends_once_each(self) -> None:
+        chosen = options.parse(['up', '--volume-backend', 'pcow', '--volume-backend', 'pcow'])
+        self.assertEqual(('pcow',), chosen.volume_backends)
+        self.assertEqual((), options.parse(['up', '--no-volume-backend']).volume_backends)
 
 
 class SettingsTest(Case):

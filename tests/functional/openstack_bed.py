@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The all-in-one that the tests of a module share: setUpModule() calls up(), tearDownModule() calls down()."""
+
+from pathlib import Path
+import subprocess
+import sys
+import time
+
+from pcow_driver.openstack_aio import api as api_module
+from pcow_driver.openstack_aio import settings as settings_module
+
+TOP = Path(__file__).resolve().parents[2]
+STATE = TOP / 'build' / 'openstack-test'
+PORT_OFFSET = '700'                            # beside one that somebody has running
+UP_SECONDS = 580
+
+
+def tool(*words: str, timeout: float = UP_SECONDS) -> subprocess.CompletedProcess[str]:
+    """Run tools/openstack-aio on the bed; what it needs of packages is there (tools/run-tests)."""
+    command, *options = words
+    return subprocess.run((sys.executable, '-m', 'pcow_driver.openstack_aio', command, '--state', str(STATE), *options),
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False, cwd=TOP)
+
+
+def must(*words: str) -> str:
+    done = tool(*words)
+    if done.returncode:
+        raise AssertionError(f'openstack-aio {" ".join(words)}: {done.stdout}{done.stderr}')
+    return done.stdout
+
+
+class Bed:
+    def __init__(self) -> None:
+        tool('down', '--purge')                # of a run that was killed
+        begun = time.monotonic()
+        try:
+            must('up', '--port-offset', PORT_OFFSET)
+            self.up_seconds = time.monotonic() - begun
+            must('image')
+            settings = settings_module.Settings.load(STATE)
+            if settings is None:
+                raise AssertionError('it keeps no settings')
+            self.settings = settings
+            self.api = api_module.Api(settings)
+            self.api.log_in()
+        except BaseException:
+            self.close()
+            raise
+
+    def pool_images(self) -> list[str]:
+        """Images of servers in the pool; templates stay for the next server."""
+        found = self.shell('pcowctl image list nova -f value -c name')
+        return [line for line in found.split() if line.startswith('server-')]
+
+    def pool_bytes(self) -> int:
+        """What all images of the pool take."""
+        base = self.settings.pool or Path('/dev/shm')
+        directory = base / f'pcow-openstack-{self.settings.id}' / 'nova'
+        return sum(path.stat().st_blocks * 512 for path in directory.iterdir())
+
+    def shell(self, command: str) -> str:
+        """What a command prints for a user who has sourced openrc; it must succeed."""
+        done = subprocess.run(('bash', '-c', f'. {self.settings.openrc}; {command}'), stdin=subprocess.DEVNULL, capture_output=True,
+                              text=True, timeout=300, check=False)
+        if done.returncode:
+            raise AssertionError(f'{command}: {done.stdout}{done.stderr}')
+        return done.stdout
+
+    def close(self) -> None:
+        must('down', '--purge')
+
+
+def report(name: str, text: str) -> None:
+    """Keep what a test measured: build/logs/NAME."""
+    path = TOP / 'build' / 'logs' / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)

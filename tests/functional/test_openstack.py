@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nova_pcow on a real OpenStack, with real guests that check their own data."""
+
+import os
+from pathlib import Path
+import time
+import unittest
+
+from pcow_driver import exception
+from pcow_driver import units
+from pcow_driver.openstack_aio import guest
+from pcow_driver.openstack_aio import life_cycle
+from pcow_driver.openstack_aio import processes
+from pcow_driver.openstack_aio import servers
+from tests.functional import openstack_bed
+
+_bed: openstack_bed.Bed | None = None
+# The rows that a change is likely to break; all of them: tools/openstack-aio life-cycle.
+CI_ROWS = ('create', 'stop_start', 'hard_reboot', 'suspend', 'snapshot', 'resize_down', 'rebuild', 'delete')
+COMPARED = 3                                   # servers from one image, one after the other
+AT_ONCE = 10
+
+
+def setUpModule() -> None:
+    global _bed
+    _bed = openstack_bed.Bed()
+
+
+def tearDownModule() -> None:
+    if _bed is not None:
+        _bed.close()
+        # Nothing of it is left: no process, no directory, no pool.
+        left = processes.Processes(_bed.settings).all()
+        there = [path for path in (openstack_bed.STATE, Path('/dev/shm') / f'pcow-openstack-{_bed.settings.id}') if path.exists()]
+        if left or there:
+            raise AssertionError(f'down --purge left processes {left}, directories {there}')
+
+
+class OpenStackTest(unittest.TestCase):
+    def setUp(self) -> None:
+        assert _bed is not None
+        self.bed = _bed
+        self.addCleanup(self._delete_servers)
+
+    def _delete_servers(self) -> None:
+        for item in self.bed.api.call('nova', 'GET', '/servers')['servers']:
+            servers.Server(self.bed.api, item['id']).delete()
+
+    def test_session(self) -> None:
+        """What a user does, with the commands that a user has."""
+        files = guest.prepare(debian=False)
+        transcript = []
+
+        def user(command: str) -> str:
+            output = self.bed.shell(command)
+            transcript.append(f'$ {command}\n{output}')
+            return output
+
+        kernel = user(f'openstack image create --disk-format aki --container-format aki --file {files.kernel} session-kernel '
+                      '-f value -c id').strip()
+        ramdisk = user(f'openstack image create --disk-format ari --container-format ari --file {files.initrd} session-ramdisk '
+                       '-f value -c id').strip()
+        user(f'openstack image create --disk-format qcow2 --file {files.image} --property kernel_id={kernel} '
+             f"--property ramdisk_id={ramdisk} --property 'os_command_line={guest.KERNEL_ARGUMENTS}' session-image "
+             '-f value -c status')
+        user('openstack flavor create --ram 160 --disk 0 --vcpus 1 --property pcow:root=true '
+             '--property resources:CUSTOM_PCOW_MB=256 session.small -f value -c name')
+        for name in ('web1', 'web2'):
+            user(f'openstack server create --flavor session.small --image session-image --nic none --wait {name} '
+                 '-f value -c status')
+            uuid = user(f'openstack server show {name} -f value -c id').strip()
+            root = servers.Server(self.bed.api, uuid).wait_root(lambda root: root.boots == 1)
+            self.assertEqual(('/dev/pmem0', True, 256), (root.device, root.dax, root.size))
+        transcript.append(self.bed.shell('pcowctl image list nova'))
+        openstack_bed.report('openstack-session.txt', '\n'.join(transcript))
+        self.assertEqual(2, len(self.bed.pool_images()))
+
+    def test_unknown_extra_spec_is_refused(self) -> None:
+        with self.assertRaisesRegex(exception.PcowError, 'pcow:rooot'):
+            self.bed.api.create_flavor('bad', 160, 0, {'pcow:rooot': 'true'})
+
+    def test_beside_a_qcow2_disk(self) -> None:
+        # The first of all tests by its name: the first server finds no template.
+        lines = []
+        taken: dict[str, list[float]] = {'pcow.tiny': [], 'disk.tiny': []}
+        pool: list[int] = []
+        for _number in range(COMPARED):
+            for flavor, times in taken.items():
+                before, begun = self.bed.pool_bytes(), time.monotonic()
+                server = servers.Server.create(self.bed.api, f'timed-{flavor}', flavor, life_cycle.IMAGE)
+                server.wait_status('ACTIVE')
+                times.append(time.monotonic() - begun)
+                if flavor == 'pcow.tiny':
+                    pool.append(self.bed.pool_bytes() - before)
+                server.wait_root(lambda root: root.boots == 1)
+        for flavor, times in taken.items():
+            lines.append(f'{flavor}: server create until ACTIVE, in order: ' + ', '.join(f'{value:.1f} s' for value in times))
+        lines.append('pool, bytes that each new server took (the first also its template): ' + ', '.join(map(str, pool)))
+        openstack_bed.report('openstack-times.txt', '\n'.join(lines) + '\n')
+        # The template is shared: a further server takes kilobytes until its guest writes.
+        self.assertGreater(pool[0], units.MIB)
+        self.assertLess(max(pool[1:]), 16 * units.MIB)
+
+    def test_ten_at_once(self) -> None:
+        made = [servers.Server.create(self.bed.api, f'crowd-{number}', 'pcow.tiny', life_cycle.IMAGE)
+                for number in range(AT_ONCE)]
+        for server in made:
+            server.wait_status('ACTIVE', 300)
+        self.assertEqual(AT_ONCE, len(self.bed.pool_images()))
+        for server in made:
+            self.bed.api.call('nova', 'DELETE', f'/servers/{server.id}')
+        for server in made:
+            servers.wait('end of a server', lambda server=server: True if server.gone() else None)
+        self.assertEqual([], self.bed.pool_images())
+        self.assertEqual([], [name for name in os.listdir(self.bed.settings.instances) if len(name) == 36])
+        pids = processes.Processes(self.bed.settings).all()
+        self.assertEqual([], [pid for pid in pids if b'qemu-system' in (Path('/proc') / str(pid) / 'cmdline').read_bytes()])
+
+    def test_life_cycle(self) -> None:
+        life = life_cycle.LifeCycle(self.bed.api, two_nodes=False)
+        results = life.run(CI_ROWS, lambda _result: None)
+        text = ''.join(f'{item.row:20} {item.outcome:8} {item.seconds:6.1f} s  {item.words}\n' for item in results)
+        openstack_bed.report('openstack-life-cycle.txt', text)
+        self.assertEqual({row.replace('_', ' '): 'refused' if row == 'resize_down' else 'pass' for row in CI_ROWS},
+                         {item.row: item.outcome for item in results}, text)
+        self.assertEqual([], self.bed.pool_images())
