@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+import sys
 import time
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.vm import outer
 from tests.vm import parts as parts_module
 from tests.vm import suite
 
+_OUTER_MACHINES = 4                            # that a run may use up
 _TMPFS = Path('/dev/shm')
 # The order of the scenarios. tmpfs is a pool of the class volatile, pmem one on an fsdax namespace.
 PLANS = {
@@ -81,8 +83,7 @@ class Job:
         if self._options.verbose:
             self._say(f'prepared in {time.monotonic() - begun:.1f} s')
         if self._options.what == 'kvm':
-            outside.run(contents.kvm_tree(root, parts, self._binaries), wanted, contents.kvm_places(self._options.cpus),
-                        contents.pool_nvdimm(self._scratch, made, images), 'vm-test.pool', self._report)
+            self._run_outside(outside, wanted, parts, made, images)
         else:
             self._run_here(wanted, parts, made, images)
         self._finish(len(wanted), time.monotonic() - begun)
@@ -125,6 +126,25 @@ class Job:
                 around = machines.Surroundings(self._run, outside, parts, self._options, scratch, self._report)
                 expected += machines.FSDAX[name](around)
         return expected
+
+    def _run_outside(self, outside: outer.Outer, wanted: list[tuple[str, str]], parts: parts_module.Parts, made: Path | None,
+                     images: Path) -> None:
+        """Each scenario gives one result, good or bad.  What a failure of the outer machine interrupts is run in another one.
+
+        :raises Ended: it failed too often
+        """
+        for machines_left in reversed(range(_OUTER_MACHINES)):
+            rest = wanted[len(self._results):]
+            tree = contents.kvm_tree(self._scratch / 'tree', parts, self._binaries)
+            nvdimm = contents.pool_nvdimm(self._scratch, made, images)
+            try:
+                outside.run(tree, rest, contents.kvm_places(self._options.cpus), nvdimm, 'vm-test.pool', self._report)
+                return
+            except outer.Ended as e:
+                if not machines_left:
+                    raise
+                name = '@'.join(wanted[len(self._results)])
+                print(f'vm-test: {str(e).partition(chr(10))[0]}; {name} is run again in another one', file=sys.stderr, flush=True)
 
     def _run_here(self, wanted: list[tuple[str, str]], parts: parts_module.Parts, made: Path | None,
                   images: Path) -> None:

@@ -37,6 +37,10 @@ def plan_text(wanted: list[tuple[str, str]], places: dict[str, machine.Place]) -
     return json.dumps({'wanted': wanted, 'places': {pool: place.dump() for pool, place in places.items()}})
 
 
+class Ended(exception.PcowError):
+    """The outer machine itself failed: its emulation of SVM, and not what is tested."""
+
+
 class Outer:
     """Runs tests/vm/suite.py in a root file system that the caller has filled."""
 
@@ -78,7 +82,8 @@ class Outer:
 
         :param nvdimms: arguments for QEMU
         :param more: for the kernel's command line
-        :raises PcowError: the machine itself failed, or did not go on
+        :raises Ended: the machine itself failed
+        :raises PcowError: it did not go on
         """
         disk = self._scratch / 'outer.ext4'
         root.make_image(disk)
@@ -121,8 +126,8 @@ class Outer:
             if ended or bad:
                 said = process.stdout.read().decode(errors='replace') if ended and process.stdout is not None else ''
                 why = bad[0].decode(errors='replace') if bad else said
-                raise exception.PcowError(reason=f'the outer machine ended ({process.poll()}): {why}'
-                                                 f'\n--- its console:\n{console[-_TAIL:].decode(errors="replace")}')
+                raise Ended(reason=f'the outer machine ended ({process.poll()}): {why}'
+                                   f'\n--- its console:\n{console[-_TAIL:].decode(errors="replace")}')
             if time.monotonic() - last > _QUIET_SECONDS:
                 raise exception.PcowError(reason=f'the outer machine did not go on for {_QUIET_SECONDS:.0f} s'
                                                  f'\n--- its console:\n{console[-_TAIL:].decode(errors="replace")}')

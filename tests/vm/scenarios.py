@@ -235,7 +235,7 @@ def pool_full(context: Context) -> dict[str, Any]:
         with context.test_guest(*context.backend(image), *_disks(context, model)) as vm:
             vm.wait_ready()
             vm.send('fill 5')
-            event = vm.wait_event('PCOW_POOL_FULL', 60)
+            event = vm.wait_event('PCOW_POOL_FULL', machine.COMMAND_SECONDS)
             if event['id'] != 'mem0' or not 0 < event['offset'] < chain.SIZE:
                 raise machine.Failure(f'PCOW_POOL_FULL came with {event}')
             begun = time.monotonic()
