@@ -97,9 +97,9 @@ def _large(result: dict[str, Any]) -> table.Table:
             f'{table.time_text(opened["pcow_open_ns"])} (pcow-img) are starting, opening and ending: what "snapshot -l" takes. '
             'Mapped means that the snapshot also takes write permission from, or the place of, each page that the VM has stored to '
             'since the last one: the work of the kernel on its page tables, which for a raw file stored to in these places takes '
-            f'{table.time_text(result["freeze_ns"])} (one mprotect(), entries of 4 KiB). By default QEMU and libvirt do not have a '
-            'qcow2 file give space back, and pcow does it after the operation; in the rows "until the pool has got the space back" '
-            'both do (qcow2 with discard=unmap) and both are waited for, as both commands are.')
+            f'{table.time_text(result["freeze_ns"])} (one mprotect(), entries of 4 KiB). qcow2 gives space '
+            'back to the pool within the operation, pcow after it: the rows "until the pool has got the space back" and commands '
+            'compare that.')
     title = (f'Snapshots of an image of {units.format_size(result["virtual_size"])}, clusters of 64 KiB, '
              f'{units.format_size(result["written"])} written')
     return table.Table(title, ('operation', 'how', 'qcow2', 'pcow', 'pcow / qcow2', 'target'), rows, note)
