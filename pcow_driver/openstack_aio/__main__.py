@@ -17,6 +17,7 @@ from pcow_driver.openstack_aio import life_cycle
 from pcow_driver.openstack_aio import options
 from pcow_driver.openstack_aio import processes
 from pcow_driver.openstack_aio import settings as settings_module
+from pcow_driver.openstack_aio import volume_cycle
 
 _LINES = 40
 _LINES_OF_EACH = 3
@@ -113,12 +114,13 @@ def _life_cycle(chosen: argparse.Namespace) -> int:
     machine = allinone.AllInOne(_existing(chosen))
     if not machine.is_up():
         raise exception.PcowError(reason='it is not up: run tools/openstack-aio up')
-    rows = tuple(name.replace('-', '_') for name in chosen.row or life_cycle.ROWS)
-    unknown = [name for name in rows if name not in life_cycle.ROWS]
+    of, known = (volume_cycle.VolumeCycle, volume_cycle.ROWS) if chosen.volume else (life_cycle.LifeCycle, life_cycle.ROWS)
+    rows = tuple(name.replace('-', '_') for name in chosen.row or known)
+    unknown = [name for name in rows if name not in known]
     if unknown:
-        raise exception.UsageInvalid(reason=f'--row {unknown[0]}: there are {", ".join(life_cycle.ROWS)}')
+        raise exception.UsageInvalid(reason=f'--row {unknown[0]}: there are {", ".join(known)}')
     machine.image(debian=False)
-    life = life_cycle.LifeCycle(machine.api, settings_module.NODE2.name in machine.api.hypervisors())
+    life = of(machine.api, settings_module.NODE2.name in machine.api.hypervisors())
 
     def say(result: life_cycle.Result) -> None:
         print(f'{result.row:20} {result.outcome:8} {result.seconds:6.1f} s  {result.words}', flush=True)

@@ -105,16 +105,17 @@ class Api:
 
     def volume_pools(self) -> set[str]:
         """Those that cinder's scheduler knows: HOST@BACKEND#POOL."""
-        return {str(item['name']) for item in self.call('cinder', 'GET', f'/{self._project()}/scheduler-stats/get_pools')['pools']}
+        return {str(item['name']) for item in self.call('cinder', 'GET', f'/{self.project()}/scheduler-stats/get_pools')['pools']}
 
     def volume_types(self) -> set[str]:
-        return {str(item['name']) for item in self.call('cinder', 'GET', f'/{self._project()}/types')['volume_types']}
+        return {str(item['name']) for item in self.call('cinder', 'GET', f'/{self.project()}/types')['volume_types']}
 
     def create_volume_type(self, name: str, backend: str) -> None:
-        self.call('cinder', 'POST', f'/{self._project()}/types', {'volume_type': {
+        self.call('cinder', 'POST', f'/{self.project()}/types', {'volume_type': {
             'name': name, 'extra_specs': {'volume_backend_name': backend}}})
 
-    def _project(self) -> str:
+    def project(self) -> str:
+        """ID of the project that everything is done in; part of cinder's paths."""
         (project,) = [item['id'] for item in self.call('keystone', 'GET', '/projects?name=admin')['projects']]
         return str(project)
 

@@ -51,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
 
     life = commands.add_parser('life-cycle', parents=[common],
                                help='Take a server through its life, migrations included if node2 is there, and print a table.')
+    life.add_argument('--volume', action='store_true', help="Instead that of a Cinder volume, attached to a server as an NVDIMM.")
     life.add_argument('--row', metavar='NAME', action='append', help='Only this row (and those given likewise), such as pause.')
     image = commands.add_parser('image', parents=[common], help='Put a guest with kernel and ramdisk into Glance, and flavors.')
     image.add_argument('--debian', action='store_true',

@@ -12,6 +12,7 @@ from pcow_driver.openstack_aio import guest
 from pcow_driver.openstack_aio import life_cycle
 from pcow_driver.openstack_aio import processes
 from pcow_driver.openstack_aio import servers
+from pcow_driver.openstack_aio import volume_cycle
 from tests.functional import openstack_bed
 
 _bed: openstack_bed.Bed | None = None
@@ -117,10 +118,16 @@ class OpenStackTest(unittest.TestCase):
         self.assertEqual([], [pid for pid in pids if b'qemu-system' in (Path('/proc') / str(pid) / 'cmdline').read_bytes()])
 
     def test_life_cycle(self) -> None:
-        life = life_cycle.LifeCycle(self.bed.api, two_nodes=False)
-        results = life.run(CI_ROWS, lambda _result: None)
+        self._run_rows(life_cycle.LifeCycle(self.bed.api, two_nodes=False), CI_ROWS, ('resize_down',), 'openstack-life-cycle.txt')
+
+    def test_life_cycle_of_a_volume(self) -> None:
+        cycle = volume_cycle.VolumeCycle(self.bed.api, two_nodes=False)
+        self._run_rows(cycle, volume_cycle.ROWS, volume_cycle.REFUSED, 'openstack-volume-cycle.txt')
+
+    def _run_rows(self, life: life_cycle.LifeCycle, rows: tuple[str, ...], refused: tuple[str, ...], log: str) -> None:
+        results = life.run(rows, lambda _result: None)
         text = ''.join(f'{item.row:20} {item.outcome:8} {item.seconds:6.1f} s  {item.words}\n' for item in results)
-        openstack_bed.report('openstack-life-cycle.txt', text)
-        self.assertEqual({row.replace('_', ' '): 'refused' if row == 'resize_down' else 'pass' for row in CI_ROWS},
+        openstack_bed.report(log, text)
+        self.assertEqual({row.replace('_', ' '): 'refused' if row in refused else 'pass' for row in rows},
                          {item.row: item.outcome for item in results}, text)
         self.assertEqual([], self.bed.pool_images())

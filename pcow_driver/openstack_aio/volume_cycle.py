@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Cinder volume as a further NVDIMM of a server, step by step on the running all-in-one; the guest checks what it holds."""
+
+from __future__ import annotations
+
+from pcow_driver import exception
+from pcow_driver.openstack_aio import api as api_module
+from pcow_driver.openstack_aio import life_cycle
+from pcow_driver.openstack_aio import servers
+from pcow_driver.openstack_aio import volumes
+
+_NAME = 'volume-cycle'
+_FLAVOR = 'pcow.tiny-volumes'
+_MEMORY = 320                                  # MiB; the guest's kernel takes 16 of them for each GiB of persistent memory
+_MIB_OF_ONE_GIB = 1024
+
+
+class VolumeCycle(life_cycle.LifeCycle):
+    """One server and its volume.  The rows are methods, as those of the server's own life are."""
+
+    def __init__(self, api: api_module.Api, two_nodes: bool) -> None:
+        super().__init__(api, two_nodes, _FLAVOR)
+        self._volume: volumes.Volume | None = None
+        self._other: volumes.Volume | None = None      # made of the snapshot
+        self._snapshot: str | None = None
+        self._device: servers.Device | None = None
+
+    @property
+    def volume(self) -> volumes.Volume:
+        if self._volume is None:
+            raise servers.ServerFailed(reason='there is no volume: its creation failed')
+        return self._volume
+
+    @property
+    def device(self) -> servers.Device:
+        if self._device is None:
+            raise servers.ServerFailed(reason='the guest has not seen the volume')
+        return self._device
+
+    def _intact(self) -> str:
+        """After a boot the guest finds the volume in the same place with the same content."""
+        wanted = self.device
+        found = self.server.wait_device(lambda item: item.sum == wanted.sum and item.state == 'intact')
+        if found.name != wanted.name or self.root.device != '/dev/pmem0':
+            raise servers.ServerFailed(reason=f'the devices have other names than before: root {self.root.device}, {found.name}')
+        return f'volume intact on {found.name}'
+
+    def create(self) -> str:
+        self.api.create_flavor(_FLAVOR, _MEMORY, 0, {'pcow:root': 'true', 'resources:CUSTOM_PCOW_MB': '130'})
+        return super().create()
+
+    def create_volume(self) -> str:
+        self._volume = volumes.Volume.create(self.api, _NAME, 1)
+        return '1 GiB'
+
+    def attach(self) -> str:
+        """While the server runs."""
+        before = self._alive()
+        self.volume.attach(self.server)
+        self._device = found = self.server.wait_device(lambda item: item.state == 'new')
+        if found.name != 'pmem1' or found.size != _MIB_OF_ONE_GIB:
+            raise servers.ServerFailed(reason=f'the guest sees {found}')
+        return f'{found.name} in the running guest, {found.size} MiB; {self._went_on(before)}'
+
+    def snapshot_attached(self) -> str:
+        before = self._alive()
+        self._snapshot = self.volume.snapshot(_NAME)
+        return self._went_on(before)
+
+    def detach_running(self) -> str:
+        """Raises what Nova says: this row is refused."""
+        before = self._alive()
+        try:
+            self.volume.detach(self.server)
+            servers.wait('end of the request', lambda: self.server.fault() or None)
+        except servers.ServerFailed:
+            raise
+        except exception.PcowError as e:
+            words = str(e)
+        else:
+            words = self.server.fault()
+        self.volume.wait_status('in-use')
+        self._went_on(before)
+        raise life_cycle.Refused(reason=words)
+
+    def extend_attached(self) -> str:
+        """Raises what Cinder says: this row is refused."""
+        before = self._alive()
+        try:
+            self.volume.act('os-extend', new_size=2)
+        except exception.PcowError as e:
+            self._went_on(before)
+            raise life_cycle.Refused(reason=str(e)) from None
+        raise servers.ServerFailed(reason=f'an attached volume is extended: status {self.volume.show()["status"]}')
+
+    def reboot(self) -> str:
+        words = self._reboot('HARD')
+        return f'{words}; {self._intact()}'
+
+    def detach_stopped(self) -> str:
+        self.server.act('os-stop')
+        self.server.wait_status('SHUTOFF')
+        self.volume.detach(self.server)
+        self.volume.wait_status('available')
+        self.server.act('os-start')
+        self.server.wait_status('ACTIVE')
+        return self._booted()
+
+    def extend(self) -> str:
+        self.volume.act('os-extend', new_size=2)
+        servers.wait('larger volume', lambda: True if self.volume.show()['size'] == 2 else None)
+        self.volume.wait_status('available')
+        return '2 GiB'
+
+    def attach_again(self) -> str:
+        wanted = self.device
+        self.volume.attach(self.server)
+        found = self.server.wait_device(lambda item: item.state == 'intact' and item.sum == wanted.sum)
+        if found.size != 2 * _MIB_OF_ONE_GIB:
+            raise servers.ServerFailed(reason=f'the guest sees {found}')
+        return f'{found.name}, {found.size} MiB, intact'
+
+    def volume_of_snapshot(self) -> str:
+        """A volume of the snapshot that was taken while the first one was attached, beside that one."""
+        if self._snapshot is None:
+            raise servers.ServerFailed(reason='there is no snapshot')
+        self._other = volumes.Volume.create(self.api, f'{_NAME}-2', 1, snapshot_id=self._snapshot)
+        self._other.attach(self.server)
+        found = self.server.wait_device(lambda item: item.name == 'pmem2')
+        if found.state != 'intact' or found.sum != self.device.sum:
+            raise servers.ServerFailed(reason=f'the snapshot holds something else: {found}, the volume {self.device}')
+        return f'{found.name} has what the volume had'
+
+    def delete_all(self) -> str:
+        """The server with its volumes attached, then snapshot and volumes, the one that another stands on first."""
+        self.server.delete()
+        self._delete_volumes()
+        return 'gone'
+
+    def _delete_volumes(self) -> None:
+        mine = [volume for volume in (self._volume, self._other) if volume is not None]
+        for volume in mine:
+            volume.wait_status('available')
+        if self._snapshot is not None:
+            self.volume.delete_snapshot(self._snapshot)
+        self._snapshot = None
+        for volume in mine:
+            volume.delete()
+        self._volume, self._other = None, None
+
+    def clean(self) -> None:
+        super().clean()
+        self._delete_volumes()
+
+
+ROWS = ('create', 'create_volume', 'attach', 'snapshot_attached', 'detach_running', 'extend_attached', 'reboot', 'detach_stopped',
+        'extend', 'attach_again', 'volume_of_snapshot', 'delete_all')
+REFUSED = ('detach_running', 'extend_attached')

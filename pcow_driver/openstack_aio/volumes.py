@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes of Cinder's, by its API, and their attachment to servers by Nova's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pcow_driver import exception
+from pcow_driver.openstack_aio import api as api_module
+from pcow_driver.openstack_aio import servers
+
+TYPE = 'pcow-pmem'
+
+
+class Volume:
+    def __init__(self, api: api_module.Api, uuid: str) -> None:
+        self.api = api
+        self.id = uuid
+
+    @classmethod
+    def create(cls, api: api_module.Api, name: str, size: int, **source: str) -> Volume:
+        """Make a volume, and wait until it can be used.
+
+        :param size: GiB
+        :param source: snapshot_id, source_volid or imageRef
+        :raises PcowError:
+        """
+        wanted = {'name': name, 'size': size, 'volume_type': TYPE, **source}
+        made = cls(api, str(_post(api, 'volumes', volume=wanted)['volume']['id']))
+        made.wait_status('available')
+        return made
+
+    def _path(self, kind: str = 'volumes') -> str:
+        return f'/{self.api.project()}/{kind}'
+
+    def show(self) -> dict[str, Any]:
+        return dict(self.api.call('cinder', 'GET', f'{self._path()}/{self.id}')['volume'])
+
+    def wait_status(self, status: str) -> None:
+        """:raises ServerFailed: it gets no such status in time, or an error"""
+        def look() -> bool | None:
+            found = str(self.show()['status'])
+            if found.startswith('error') and found != status:
+                raise servers.ServerFailed(reason=f'volume {self.id}: status {found}')
+            return True if found == status else None
+        servers.wait(f'status {status} of volume {self.id}', look)
+
+    def act(self, action: str, **values: Any) -> Any:
+        """:raises PcowError: Cinder refuses"""
+        return self.api.call('cinder', 'POST', f'{self._path()}/{self.id}/action', {action: values})
+
+    def snapshot(self, name: str) -> str:
+        """Make a snapshot, also while it is attached, and return its ID."""
+        made = str(_post(self.api, 'snapshots', snapshot={'volume_id': self.id, 'name': name, 'force': True})['snapshot']['id'])
+
+        def look() -> bool | None:
+            status = self.api.call('cinder', 'GET', f'{self._path("snapshots")}/{made}')['snapshot']['status']
+            if status == 'error':
+                raise servers.ServerFailed(reason=f'snapshot {made} of volume {self.id}: status error')
+            return True if status == 'available' else None
+        servers.wait(f'snapshot {made} of volume {self.id}', look)
+        return made
+
+    def delete_snapshot(self, snapshot: str) -> None:
+        """Delete one and wait until it is gone."""
+        self.api.call('cinder', 'DELETE', f'{self._path("snapshots")}/{snapshot}')
+        self._wait_gone('snapshots', snapshot)
+
+    def attach(self, server: servers.Server) -> None:
+        """:raises PcowError: Nova or Cinder refuses"""
+        self.api.call('nova', 'POST', f'/servers/{server.id}/os-volume_attachments', {'volumeAttachment': {'volumeId': self.id}})
+        self.wait_status('in-use')
+
+    def detach(self, server: servers.Server) -> None:
+        """Ask for it; it is not waited for.
+
+        :raises PcowError: Nova refuses at once
+        """
+        self.api.call('nova', 'DELETE', f'/servers/{server.id}/os-volume_attachments/{self.id}')
+
+    def delete(self) -> None:
+        """Delete it and wait until it is gone."""
+        self.api.call('cinder', 'DELETE', f'{self._path()}/{self.id}')
+        self._wait_gone('volumes', self.id)
+
+    def _wait_gone(self, kind: str, uuid: str) -> None:
+        def look() -> bool | None:
+            found = {item['id']: item['status'] for item in self.api.call('cinder', 'GET', f'{self._path(kind)}/detail')[kind]}
+            if found.get(uuid, '').startswith('error'):
+                raise servers.ServerFailed(reason=f'{kind} {uuid}: status {found[uuid]}')
+            return True if uuid not in found else None
+        servers.wait(f'end of {kind} {uuid}', look)
+
+
+def _post(api: api_module.Api, kind: str, **body: Any) -> Any:
+    try:
+        return api.call('cinder', 'POST', f'/{api.project()}/{kind}', body)
+    except exception.PcowError as e:
+        raise servers.ServerFailed(reason=str(e)) from None
