@@ -26,6 +26,7 @@ from pcow_driver.openstack_aio import pools
 from pcow_driver.openstack_aio import processes as processes_module
 from pcow_driver.openstack_aio import services as services_module
 from pcow_driver.openstack_aio import settings as settings_module
+from pcow_driver.openstack_aio import ssh
 
 _READY_SECONDS = 180.0
 _LISTENERS = ('epmd', 'rabbitmq')
@@ -203,7 +204,8 @@ class AllInOne:
         names = [*settings_module.PORTS]
         for name in names:
             port = self.settings.port(name)
-            owner = {'rabbitmq-distribution': 'rabbitmq'}.get(name, name if name in _LISTENERS else self.services.api_name(name))
+            owner = {'rabbitmq-distribution': 'rabbitmq', 'sshd': ssh.SERVICE}.get(
+                name, name if name in _LISTENERS else self.services.api_name(name))
             if self.processes.pid(owner) is None and processes_module.port_open(port):
                 raise exception.PcowError(reason=f'port {port} ({name}) is in use on this machine: give another --port-offset')
 
@@ -262,10 +264,12 @@ class AllInOne:
                 self.configuration.write_nova(node.node, compute_driver)
                 node.start(agent.name, self.services.agent_command(agent, node.node))
                 started = {agent.name}
+            for one in (self._node(settings_module.NODE1), node):
+                one.start_sshd()
             self._wait_ready(node, started, begun)
         except BaseException:
             with _undisturbed():
-                self.processes.end_node(name, node.service('libvirtd'))
+                self.processes.end_node(name, node.service('libvirtd'), node.service(ssh.SERVICE))
             raise
 
     # Down

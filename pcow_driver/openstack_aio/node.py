@@ -13,6 +13,7 @@ import uuid
 from pcow_driver import tool
 from pcow_driver.openstack_aio import processes as processes_module
 from pcow_driver.openstack_aio import settings as settings_module
+from pcow_driver.openstack_aio import ssh
 from pcow_driver.quickstart import libvirtd
 
 _REAPER = Path(__file__).with_name('reaper.py')
@@ -26,6 +27,7 @@ class ComputeNode:
         self._settings = settings
         self._processes = processes
         self._directory = settings.state / 'nodes' / node.address
+        self.ssh = ssh.Ssh(settings)
         first, count = settings_module.MIGRATION_PORTS
         first += settings.port_offset
         # libvirt takes no migration_address that it knows as loopback, and does without one
@@ -47,17 +49,24 @@ class ComputeNode:
             return
         self._directory.mkdir(parents=True, exist_ok=True)
         self._settings.instances.mkdir(exist_ok=True)
+        self.ssh.prepare()
         process = self.libvirtd.start(
             self._places(), ('hostname ' + shlex.quote(self.node.name),),
             ('unshare', '--mount', '--uts', sys.executable, str(_REAPER)), {'TMPDIR': str(self._settings.temporary)})
         self._processes.note(name, process.pid)
 
     def _places(self) -> dict[str, Path]:
-        """What the second node sees in the places that the nodes have in common by name: its own."""
+        """Where the nodes see something else than the machine, and the second one something else than the first."""
+        both = {ssh.PLACE: self.ssh.client}
         if self.node == settings_module.NODE1:
-            return {}
+            return both
         own = {self._settings.instances: 'instances', self._settings.pcow_state: 'pcow'}
-        return {str(place): self._directory / name for place, name in own.items()} | dict(self._pools)
+        return both | {str(place): self._directory / name for place, name in own.items()} | dict(self._pools)
+
+    def start_sshd(self) -> None:
+        """Let the other node come in, if that is not so already."""
+        if self._processes.pid(self.service(ssh.SERVICE)) is None:
+            self.start(ssh.SERVICE, self.ssh.command(self.node))
 
     def start(self, name: str, command: Sequence[str]) -> None:
         """Start a service on this node.

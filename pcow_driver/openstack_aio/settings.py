@@ -21,7 +21,7 @@ STOCK_COMPUTE_DRIVER = 'libvirt.LibvirtDriver'
 PCOW_BACKEND = 'pcow'
 
 PORTS = {'keystone': 5000, 'placement': 8778, 'glance': 9292, 'nova': 8774, 'cinder': 8776, 'neutron': 9696,
-         'rabbitmq': 5673, 'rabbitmq-distribution': 25673, 'epmd': 4370}
+         'rabbitmq': 5673, 'rabbitmq-distribution': 25673, 'epmd': 4370, 'sshd': 2222}
 MIGRATION_PORTS = (49152, 64)                  # the first one, and how many
 # Service types of the catalog, and what follows the port in the URL of their endpoints.
 SERVICE_TYPES = {'placement': ('placement', ''), 'glance': ('image', ''), 'nova': ('compute', '/v2.1'),

@@ -10,7 +10,8 @@ packages_build=(build-essential pkg-config ninja-build git ca-certificates xz-ut
 packages_run=(qemu-utils qemu-system-data seabios ipxe-qemu libvirt-daemon libvirt-daemon-system libvirt-clients
     debootstrap e2fsprogs util-linux cpio busybox-static acl nbdkit libnbd-bin fuse3)
 # For tools/openstack-aio.
-packages_openstack=(mariadb-server mariadb-client rabbitmq-server erlang-base genisoimage)
+packages_openstack=(mariadb-server mariadb-client rabbitmq-server erlang-base genisoimage
+    openssh-client openssh-server)
 # For the tests only.
 packages_test=(clang libclang-rt-14-dev ndctl xfsprogs)
 
