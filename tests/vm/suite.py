@@ -29,17 +29,17 @@ def run_one(name: str, pool: str, place: machine.Place) -> dict[str, Any]:
     result: dict[str, Any] = {'name': name, 'accel': place.accel, 'pool': pool, 'passed': False}
     directory = place.pool / f'vm-test-{name}'
     try:
-        if name in fsdax.ALL:
+        if name in scenarios.ALL:
+            directory.mkdir()
+            result['figures'] = scenarios.ALL[name](scenarios.Context(place, name, directory))
+        elif name in fsdax.ALL:
             result['figures'] = fsdax.ALL[name](place, pool)
         elif name.startswith(_POWER_SCENARIO):
             result['figures'] = power.run(place, name.removeprefix(_POWER_SCENARIO))
-        elif name.startswith(_POOL_SCENARIO):
+        else:
             # they need pcow_driver, which is not in every machine
             pools = importlib.import_module('tests.vm.pools')
             result['figures'] = pools.ALL[name.removeprefix(_POOL_SCENARIO)](place, pool)
-        else:
-            directory.mkdir()
-            result['figures'] = scenarios.ALL[name](scenarios.Context(place, name, directory))
         result['passed'] = True
     except machine.Failure as e:
         result['error'] = str(e)
