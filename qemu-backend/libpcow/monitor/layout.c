@@ -196,10 +196,6 @@ int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, un
     if (is_one_piece(map, guest_slab)) {
         __atomic_sub_fetch(&map->vmas, slab->pieces - 1u, __ATOMIC_RELAXED);
         slab->pieces = 1;
-        /* Entries of 4 KiB stay as long as the mappings do that they were made for; one of 2 MiB can only come into an empty table. */
-        if (map->image->file.huge && count < layout_pages(map, guest_slab))
-            return map_file(map->address + (guest_slab << SLAB_BITS), layout_pages(map, guest_slab) * PCOW_PAGE_SIZE, map->image,
-                            chain_find(map->image, guest_slab, 0, 1).offset, true);
     }
     return 0;
 }
