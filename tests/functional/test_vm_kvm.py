@@ -103,8 +103,9 @@ class FsdaxTest(VmTestCase):
             self.assertEqual('pmem', results['namespace']['persistence'])
             self.assertIn('dax=always', results['namespace']['mount'])
             for what in ('first touch', 'copy-on-write'):
-                self.assertEqual(0, results['journal'][what]['commits-by-storing-thread'], results['journal'])
-                self.assertLess(results['journal'][what]['journal-writes'], results['journal'][what]['pages'] // 100)
+                figures = results['journal'][what]
+                self.assertLessEqual(figures['commits-by-storing-thread'], 0 if kind == 'ext4' else figures['pages'] // 50, results['journal'])
+                self.assertLess(figures['journal-writes'], figures['pages'] // (100 if kind == 'ext4' else 50))
 
     def test_pools(self) -> None:
         """pcowctl from bare regions on; a reboot under systemd; damaged labels.  And the session in the operator guide."""

@@ -24,6 +24,7 @@ _SLABS = 8                                     # stored to in every step, all pa
 _PAGES = _SLABS * 512
 _PREPARED = 16
 _RAW_SLABS = 1
+_XFS_SHARE = 50                                # of the pages stored to, how many may wait for a commit
 
 
 def writes(place: machine.Place) -> int:
@@ -107,7 +108,11 @@ class _Stores:
 
 
 def commits(place: machine.Place, kind: str) -> dict[str, Any]:
-    """Commits of the journal for first touches and copy-on-write; none may be waited for by who stores, if slabs are prepared."""
+    """Commits of the journal for first touches and copy-on-write, if slabs are prepared.
+
+    ext4 never moves blocks of files with DAX, so none may be waited for by who stores.  XFS does, so mappings keep MAP_SYNC there, and who
+    stores waits for a commit of what other blocks need, but not once per page.
+    """
     directory = place.pool / 'journal'
     directory.mkdir()
     figures: dict[str, Any] = {}
@@ -141,8 +146,8 @@ def commits(place: machine.Place, kind: str) -> dict[str, Any]:
     if figures['raw file, never written']['journal-writes'] < _RAW_SLABS * 256:
         raise machine.Failure(f'stores to unwritten blocks commit nothing here, so that the count says nothing: {figures}')
     for what in ('first touch', 'second touch', 'copy-on-write'):
-        if figures[what]['commits-by-storing-thread']:
-            raise machine.Failure(f'{what}: the storing thread waited for commits of the journal: {figures}')
+        if figures[what]['commits-by-storing-thread'] > (0 if kind == 'ext4' else _PAGES // _XFS_SHARE):
+            raise machine.Failure(f'{what}: the storing thread waited for too many commits of the journal: {figures}')
     if figures['first touch, nothing prepared']['journal-writes'] > _PAGES // 8:
         raise machine.Failure(f'without prepared slabs the journal is written too often: {figures}')
     return figures

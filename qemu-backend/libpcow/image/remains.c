@@ -63,8 +63,7 @@ void remains_find(struct pcow_image *image, bool owned)
     }
 }
 
-/* The blocks of pages that are neither valid nor known to hold zeros. The claim is held, or nobody else uses the slab. */
-static int empty_pages(struct pcow_image *image, uint64_t slab)
+int remains_empty_pages(struct pcow_image *image, uint64_t slab, bool holes)
 {
     struct page_set kept;
     int ret = 0;
@@ -75,7 +74,7 @@ static int empty_pages(struct pcow_image *image, uint64_t slab)
         unsigned end = page_set_run_end(&kept, page, PAGES_PER_SLAB);
         uint64_t offset = (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE, length = (end - page) * PCOW_PAGE_SIZE;
 
-        if (!page_set_has(&kept, page) && !file_is_hole(&image->file, offset, length))
+        if (!page_set_has(&kept, page) && (holes || !file_is_hole(&image->file, offset, length)))
             ret = file_punch(&image->file, offset, length);
         page = end;
     }
@@ -110,7 +109,7 @@ static int empty_owned(struct pcow_image *image, uint64_t slab, uint64_t guest_s
     /* Under the claim it is still what it was, or it is left alone. */
     if (image->slabs[slab].kind == OWNER_DATA && image->slabs[slab].number == guest_slab) {
         remains_forget(image, slab);
-        ret = empty_pages(image, slab);
+        ret = remains_empty_pages(image, slab, false);
         if (ret)
             __atomic_fetch_or(&image->remains[slab / 64], bit_of(slab), __ATOMIC_ACQ_REL);
     }

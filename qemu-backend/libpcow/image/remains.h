@@ -23,6 +23,12 @@ void remains_leave(struct pcow_image *image, uint64_t slab, unsigned pages);
 /* The slab was emptied by who took it. Async-signal-safe. */
 void remains_forget(struct pcow_image *image, uint64_t slab);
 
+/*
+ * Punch out the pages of a slab that are neither valid nor prepared. holes: also where the file system says that there is nothing, which it
+ * says of blocks that were allocated and never written. The claim is held, or nobody else uses the slab.
+ */
+int remains_empty_pages(struct pcow_image *image, uint64_t slab, bool holes);
+
 /* Blocks of pages that are not valid, or of the slab if it is free, may hold anything. Async-signal-safe. */
 static inline bool slab_is_suspect(const struct pcow_image *image, uint64_t slab)
 {

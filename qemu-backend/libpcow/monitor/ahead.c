@@ -243,16 +243,33 @@ static int complete_chunks(struct pcow_map *map, uint64_t guest_slab, uint64_t *
     return ret;
 }
 
+/* Half done: some pages have blocks and do not count as prepared, so nothing else would give them back. */
+static void undo_blocks(struct pcow_map *map, uint64_t guest_slab, uint64_t p)
+{
+    struct pcow_image *image = map->image;
+    const struct slab *owner = &image->slabs[p];
+
+    ahead_hold(map);
+    chain_claim(image->chain, guest_slab);
+    /* What does not succeed is in the way of nobody, and found when the slab is free. */
+    if (owner->kind == OWNER_DATA && owner->number == guest_slab)
+        remains_empty_pages(image, p, true);
+    chain_release(image->chain, guest_slab);
+    ahead_release(map);
+}
+
 /* Prepare what is not valid in the file slab that the guest slab was given without. */
 static void complete_blocks(struct pcow_map *map, uint64_t guest_slab)
 {
     uint64_t meant = 0;
+    int ret = complete_chunks(map, guest_slab, &meant, prepare_blocks);
 
-    if (complete_chunks(map, guest_slab, &meant, prepare_blocks))
-        return;
-    if (map->image->file.persist.persistence == PCOW_PERSISTENCE_PMEM && file_commit(&map->image->file))
-        return;
-    complete_chunks(map, guest_slab, &meant, prepare_pages);
+    if (!ret && map->image->file.persist.persistence == PCOW_PERSISTENCE_PMEM)
+        ret = file_commit(&map->image->file);
+    if (!ret)
+        ret = complete_chunks(map, guest_slab, &meant, prepare_pages);
+    if (ret && meant)
+        undo_blocks(map, guest_slab, meant);
 }
 
 /* Where the next copies will come from: into the page table of that file's window, so that they need not wait for it. */

@@ -6,7 +6,6 @@
 #include <immintrin.h>
 #include <linux/magic.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -31,35 +30,16 @@ DEFINE_FLUSH(flush_clwb, __attribute__((target("clwb"))), _mm_clwb)
 DEFINE_FLUSH(flush_clflushopt, __attribute__((target("clflushopt"))), _mm_clflushopt)
 DEFINE_FLUSH(flush_clflush, , _mm_clflush)
 
-/* The head of what XFS tells of itself; Linux, fs/xfs/libxfs/xfs_fs.h, struct xfs_fsop_geom_v1. */
-struct xfs_geometry {
-    uint32_t sizes[8];
-    uint64_t blocks[4];
-    uint8_t uuid[16];
-    uint32_t sunit, swidth;
-    int32_t version;
-    uint32_t flags;
-    uint32_t more_sizes[3];
-};
-
-#define XFS_GET_GEOMETRY _IOR('X', 100, struct xfs_geometry)
-#define XFS_HAS_REFLINK (1u << 20)
-
-_Static_assert(sizeof(struct xfs_geometry) == 112, "as in the kernel");
-
 /*
- * ext4 refuses to move blocks of a file with DAX (EXT4_IOC_MOVE_EXT), and XFS those of a file that is mapped with it; only where files can
- * share blocks, a store may go to another one than before.
+ * ext4 refuses to move blocks of a file with DAX (EXT4_IOC_MOVE_EXT). XFS exchanges those of mapped files, too (xfs_fsr), and where files
+ * can share blocks a store goes to another one than before.
  */
 void persist_find_fixed_blocks(struct persist *persist, int fd)
 {
-    struct xfs_geometry geometry;
     struct statfs fs;
 
-    if (persist->persistence != PCOW_PERSISTENCE_PMEM || persist->observer || fstatfs(fd, &fs))
-        return;
-    persist->fixed_blocks = (uint32_t)fs.f_type == EXT4_SUPER_MAGIC
-        || ((uint32_t)fs.f_type == XFS_SUPER_MAGIC && ioctl(fd, XFS_GET_GEOMETRY, &geometry) == 0 && !(geometry.flags & XFS_HAS_REFLINK));
+    persist->fixed_blocks = persist->persistence == PCOW_PERSISTENCE_PMEM && !persist->observer && fstatfs(fd, &fs) == 0
+        && (uint32_t)fs.f_type == EXT4_SUPER_MAGIC;
 }
 
 void persist_init(struct persist *persist, enum pcow_persistence persistence, struct observer *observer)

@@ -94,6 +94,26 @@ static void test_what_is_not_used_is_given_back(void **state)
     must_be_clean(scratch("top.pcow"));
 }
 
+/* The map goes at any moment of what the thread does with the slab of a store, which has its blocks before they count as prepared. */
+static void test_half_prepared_is_given_back(void **state)
+{
+    (void)state;
+    for (unsigned round = 0; round < 50; round++) {
+        pcow_image *image = must_create(scratch("top.pcow"), 64 * MIB, 0, NULL);
+        uint64_t before = allocated(image);
+        pcow_map *map = must_map(image, 0);
+        volatile unsigned char *memory = pcow_map_address(map);
+
+        for (unsigned i = 0; i < 4; i++)
+            memory[i * SLAB] = 1;
+        usleep(round * 20);
+        pcow_map_destroy(map);
+        assert_in_range(allocated(image), before, before + 4 * 64 * KIB + 64 * KIB);
+        pcow_close(image);
+        unlink(scratch("top.pcow"));
+    }
+}
+
 static void test_idle_image_gives_back(void **state)
 {
     (void)state;
@@ -452,6 +472,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_stores_take_prepared_slabs),
         TEST(test_what_is_not_used_is_given_back),
+        TEST(test_half_prepared_is_given_back),
         TEST(test_idle_image_gives_back),
         POOL_TEST(test_full_pool_reclaims_what_was_prepared),
         POOL_TEST(test_nothing_is_prepared_in_a_nearly_full_pool),
