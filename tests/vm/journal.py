@@ -110,8 +110,8 @@ class _Stores:
 def commits(place: machine.Place, kind: str) -> dict[str, Any]:
     """Commits of the journal for first touches and copy-on-write, if slabs are prepared.
 
-    ext4 never moves blocks of files with DAX, so none may be waited for by who stores.  XFS does, so mappings keep MAP_SYNC there, and who
-    stores waits for a commit of what other blocks need, but not once per page.
+    ext4 never moves blocks of files with DAX, so none may be waited for by who stores.  XFS does, so mappings keep MAP_SYNC there,
+    and who stores waits for commits of what other blocks need, but not once per page.
     """
     directory = place.pool / 'journal'
     directory.mkdir()
