@@ -13,6 +13,9 @@ OPTS: list[cfg.Opt] = [
                help='Directory of the list of pools (pools.json) and of the locks that processes of this host share.'),
     cfg.StrOpt('pools_path', default='/var/lib/pcow/pools',
                help='Directory in which pcowctl pool create mounts the file systems that it makes.'),
+    cfg.BoolOpt('protect_templates', default=True,
+                help='Give templates the immutable flag (chattr +i) where the file system has it and this user may: nobody then '
+                     'changes or deletes one under its children. Pools in DRAM are left alone.'),
     cfg.StrOpt('pcow_img', default='pcow-img',
                help='The pcow-img program: a path, or a name looked for in PATH and then in build/bin of the checkout '
                     'that this package runs from.'),
@@ -52,7 +55,10 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
 
 def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
     """Entry point of ``oslo.config.opts``."""
-    return [(GROUP, OPTS)]
+    from oslo_privsep import priv_context
+
+    helper = [option for option in priv_context.OPTS if option.name == 'helper_command']
+    return [(GROUP, OPTS), (cfg.OptGroup('pcow_privileged', title='what pcow does as root, for users who are not'), helper)]
 
 
 CONF = cfg.CONF

@@ -13,6 +13,7 @@ from pcow_driver import attached
 from pcow_driver import device
 from pcow_driver import exception
 from pcow_driver import image
+from pcow_driver import immutable
 from pcow_driver import names
 from pcow_driver import pool as pool_module
 from pcow_driver import removal
@@ -119,7 +120,12 @@ def rename(pool: pool_module.Pool, name: str, new_name: str) -> str:
         children = pool.children(name)
         if children:
             raise exception.ImageInUse(path=path, reason=f'images stand on it, and know it by its name: {", ".join(children[:5])}')
+        protected = immutable.is_set(path)
+        if protected:
+            immutable.unprotect(path)
         staging.publish(path, target)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
+        if protected:
+            immutable.protect(target)
     return target

@@ -7,14 +7,18 @@ from typing import Any
 class PcowError(Exception):
     """Base of all errors of this package.
 
-    ``msg_fmt`` is filled with the keyword arguments, which stay readable as :attr:`details`.
+    ``msg_fmt`` is filled with the keyword arguments, which stay readable as :attr:`details`.  They may be given as one
+    dictionary as well, so that an error that came from another process (oslo.privsep) can be made again of its ``args``.
     """
 
     msg_fmt = '%(reason)s'
 
-    def __init__(self, **details: Any) -> None:
-        self.details = details
-        super().__init__(self.msg_fmt % details)
+    def __init__(self, given: dict[str, Any] | None = None, /, **details: Any) -> None:
+        self.details = {**(given or {}), **details}
+        super().__init__(self.details)
+
+    def __str__(self) -> str:
+        return self.msg_fmt % self.details
 
 
 class ToolNotFound(PcowError):
@@ -53,6 +57,10 @@ class ImageExists(PcowError):
 
 class ImageInUse(PcowError):
     msg_fmt = 'the image %(path)s cannot be deleted: %(reason)s'
+
+
+class ImageProtected(PcowError):
+    msg_fmt = '%(path)s is immutable, as templates are, and this user cannot change that (%(reason)s): become root'
 
 
 class DeviceInvalid(PcowError):

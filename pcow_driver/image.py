@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 from pcow_driver import exception
+from pcow_driver import immutable
 from pcow_driver import model
 from pcow_driver import names
 from pcow_driver import tool
@@ -78,9 +79,12 @@ def create_overlay(path: str, base: str, *, size: int | None = None, base_snapsh
     :raises ImageNotFound: ``base`` is not there
     :raises InvalidSize:
     """
-    options = {} if base_snapshot is None else {'base_snapshot': base_snapshot}
-    _create(path, None if size is None else check_virtual_size(size), cluster_size,
-            ['-b', _existing(base), '-F', base_format], options)
+    virtual_size, arguments = None if size is None else check_virtual_size(size), ['-b', _existing(base), '-F', base_format]
+    if base_snapshot is None:
+        _create(path, virtual_size, cluster_size, arguments, {})
+    else:
+        with immutable.lifted(base):           # the snapshot is marked in it
+            _create(path, virtual_size, cluster_size, arguments, {'base_snapshot': base_snapshot})
 
 
 def _create(path: str, size: int | None, cluster_size: int | None, args: list[str], options: dict[str, str]) -> None:
@@ -191,7 +195,8 @@ def snapshot_unpin(path: str, name: str) -> None:
     :raises ImageNotFound:
     :raises InvalidName:
     """
-    _run('snapshot', '--unpin', names.check_snapshot_name(name), _existing(path))
+    with immutable.lifted(path):
+        _run('snapshot', '--unpin', names.check_snapshot_name(name), _existing(path))
 
 
 def snapshot_rename(path: str, name: str, new_name: str) -> None:
@@ -277,7 +282,8 @@ def unseal(path: str) -> None:
 
     :raises ImageNotFound:
     """
-    _run('unseal', _existing(path))
+    immutable.unprotect(_existing(path))
+    _run('unseal', path)
 
 
 def probe(directory: str) -> str:

@@ -18,6 +18,7 @@ import uuid as uuidlib
 
 from pcow_driver import exception
 from pcow_driver import image
+from pcow_driver import immutable
 from pcow_driver import locks
 from pcow_driver import model
 from pcow_driver import names
@@ -254,7 +255,8 @@ class Pool:
             if children:
                 raise exception.ImageInUse(path=path, reason=(
                     f'{len(children)} image(s) stand on it: {", ".join(children[:5])}' + (', ...' if children[5:] else '')))
-            os.unlink(path)
+            with immutable.lifted(path):
+                os.unlink(path)
 
 
 def make(name: str, directory: str) -> Pool:

@@ -17,6 +17,7 @@ from pcow_driver import conf
 from pcow_driver import dax
 from pcow_driver import exception
 from pcow_driver import image
+from pcow_driver import immutable
 from pcow_driver import pool as pool_module
 from pcow_driver import staging
 from pcow_driver import tool
@@ -136,7 +137,14 @@ def build(pool: pool_module.Pool, name: str, source_path: str, source_format: st
         image.seal(part)
         with pool.lock():
             staging.publish(part, target)
+    protect(pool, target)              # not before: its other name could not be deleted
     return target
+
+
+def protect(pool: pool_module.Pool, path: str) -> None:
+    """Let nobody change or delete a template, where that can be had; a pool in DRAM ends with the host anyway."""
+    if not immutable.is_set(path) and pool.persistence() != 'volatile':
+        immutable.protect(path)
 
 
 def write_namespace(path: str, source: Source, size: int, page_map: dax.PageMap) -> None:

@@ -20,6 +20,7 @@ from oslo_log import log as logging
 
 from pcow_driver import conf
 from pcow_driver import exception
+from pcow_driver import immutable
 from pcow_driver import locks
 from pcow_driver import pool as pool_module
 from pcow_driver import template
@@ -83,7 +84,9 @@ class TemplateCache:
         with self._lock(name):
             path = self.pool.image_path(name)
             if os.path.lexists(path):
-                os.utime(path)
+                with immutable.lifted(path):
+                    os.utime(path)
+                template.protect(self.pool, path)      # a build may have been killed before it did
             else:
                 self._build(name, source, fetch)
             yield name

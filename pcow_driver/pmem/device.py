@@ -59,10 +59,11 @@ def check_unused(device: str) -> None:
         raise exception.DeviceRefused(device=device, reason=reason) from None
 
 
-def check_formattable(device: str, *, force: bool) -> None:
+def check_formattable(device: str, *, force: bool, unknown: bool = False) -> None:
     """Make sure that a new file system destroys nothing that anybody may want.
 
     :param force: known or unknown content may be destroyed; a device in use is refused all the same
+    :param unknown: what blkid does not know may be destroyed
     :raises DeviceRefused:
     """
     check_unused(device)
@@ -71,6 +72,6 @@ def check_formattable(device: str, *, force: bool) -> None:
     found = signature(device)
     if found:
         raise exception.DeviceRefused(device=device, reason=f'it carries {found}; give --force to destroy that')
-    if not is_blank(device):
+    if not unknown and not is_blank(device):
         raise exception.DeviceRefused(device=device, reason=(
             'it carries data that blkid does not know; give --force to destroy that'))

@@ -53,8 +53,40 @@ def mount_command(kind: str, device: str, directory: str) -> tuple[str, ...]:
     return 'mount', '-t', kind, '-o', MOUNT_OPTIONS, device, directory
 
 
+def mount_memory_command(name: str, size: int, directory: str) -> tuple[str, ...]:
+    return 'mount', '-t', 'tmpfs', '-o', f'size={size},huge=advise,mode=0711', f'pcow-{name}', directory
+
+
+def resize_memory_command(directory: str, size: int) -> tuple[str, ...]:
+    return 'mount', '-o', f'remount,size={size}', directory
+
+
+def grow_command(kind: str, device: str, directory: str) -> tuple[str, ...]:
+    """Up to the size of the device."""
+    return ('xfs_growfs', '-d', directory) if kind == 'xfs' else ('resize2fs', device)
+
+
 def umount_command(directory: str) -> tuple[str, ...]:
     return 'umount', directory
+
+
+def wipe_command(device: str) -> tuple[str, ...]:
+    return 'wipefs', '--all', device
+
+
+RELOAD_COMMAND = ('systemctl', 'daemon-reload')
+
+
+def mounted(path: str) -> tuple[str, str]:
+    """Type and source of what is mounted at ``path`` (/proc/self/mountinfo, see proc(5)), the newest; ('', ''): nothing."""
+    found = ('', '')
+    with open('/proc/self/mountinfo', encoding='utf-8') as f:
+        for line in f:
+            fields, _dash, rest = line.partition(' - ')
+            mount_point = fields.split()[4].encode().decode('unicode_escape')
+            if mount_point == os.path.realpath(path):
+                found = (rest.split()[0], rest.split()[1])
+    return found
 
 
 _PACKAGES = {'mkfs.ext4': 'e2fsprogs', 'mkfs.xfs': 'xfsprogs', 'xfs_io': 'xfsprogs', 'xfs_growfs': 'xfsprogs',

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regions and namespaces of persistent memory, as ndctl(1) lists and changes them.  Sizes are bytes."""
+"""Regions and namespaces of persistent memory, as ndctl(1) lists them.  Sizes are bytes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import dataclasses
 import json
 import os
 import re
-import tempfile
 from typing import Any
 
 from pcow_driver import exception
 from pcow_driver import model
 from pcow_driver import tool
 from pcow_driver import units
+from pcow_driver.privileged import namespaces
 
 _REGION = re.compile(r'region\d+')
 _NAMESPACE = re.compile(r'namespace\d+\.\d+')
@@ -156,64 +156,12 @@ def _check(pattern: re.Pattern[str], kind: str, name: str) -> None:
 
 def has_label_areas(region: Region) -> bool:
     """Every DIMM of the region can keep labels, whether there are some yet or not."""
-    for dimm in region.dimms:
-        try:
-            if not _parse(_ndctl('read-labels', '--json', dimm)):
-                return False
-        except exception.ToolFailed:
-            return False
-    return bool(region.dimms)
+    return bool(region.dimms) and all(namespaces.has_label_area(dimm) for dimm in region.dimms)
 
 
 def labels_are_damaged(region: Region) -> bool:
     """Something is in the label areas of a region without labels: they hold no namespaces that the kernel understands."""
-    if region.labelled:
-        return False
-    with tempfile.TemporaryDirectory(prefix='pcow-labels-') as directory:
-        for dimm in region.dimms:
-            path = os.path.join(directory, dimm)
-            try:
-                _ndctl('read-labels', '--output', path, dimm)
-            except exception.ToolFailed:
-                return False               # no label area, or not for this user
-            with open(path, 'rb') as f:
-                if f.read().strip(b'\0').strip(b'\xff'):     # never written: zeros or ones
-                    return True
-    return False
-
-
-def init_labels_commands(region: Region) -> list[tuple[str, ...]]:
-    """Give the region empty label areas; what its label-less namespace holds can no longer be reached."""
-    force = ('--force',) if labels_are_damaged(region) else ()
-    return [('ndctl', 'disable-region', region.dev), ('ndctl', 'init-labels', *force, *region.dimms),
-            ('ndctl', 'enable-region', region.dev)]
-
-
-def create_namespace_command(region: Region, size: int | None, align: int, name: str) -> tuple[str, ...]:
-    """A new fsdax namespace; its struct pages live on it (1.6 % of the size), so that the host's DRAM is not used.
-
-    :param size: bytes, rounded up to what the region can do; None: all that is left
-    """
-    return ('ndctl', 'create-namespace', '--mode=fsdax', '--map=dev', f'--align={align}', f'--region={region.dev}',
-            f'--name={name}', *((f'--size={units.round_up(size, region.align)}',) if size else ()))
-
-
-def reconfigure_command(namespace: Namespace, align: int) -> tuple[str, ...]:
-    """Make an existing namespace fsdax, giving up what is in it."""
-    return ('ndctl', 'create-namespace', '--force', f'--reconfig={namespace.dev}', '--mode=fsdax', '--map=dev',
-            f'--align={align}')
-
-
-def destroy_command(namespace: str) -> tuple[str, ...]:
-    return ('ndctl', 'destroy-namespace', '--force', namespace)
-
-
-def run(command: tuple[str, ...]) -> str:
-    """Run one of the commands above and return what it printed.
-
-    :raises ToolFailed:
-    """
-    return _ndctl(*command[1:])
+    return not region.labelled and any(namespaces.label_area_holds_something(dimm) for dimm in region.dimms)
 
 
 def created(output: str) -> Namespace:

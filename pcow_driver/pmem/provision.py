@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import shutil
 
@@ -12,19 +11,14 @@ from pcow_driver import exception
 from pcow_driver import names
 from pcow_driver import pool
 from pcow_driver import registry
-from pcow_driver import tool
 from pcow_driver import units
-from pcow_driver.pmem import device as device_module
 from pcow_driver.pmem import filesystem
 from pcow_driver.pmem import mount_unit
 from pcow_driver.pmem import ndctl
 from pcow_driver.pmem import plan as plan_module
-
-ALIGNMENTS = (units.SLAB_SIZE, units.GIB)
-
-
-def _ndctl(command: tuple[str, ...]) -> None:
-    ndctl.run(command)
+from pcow_driver.privileged import checks
+from pcow_driver.privileged import filesystems
+from pcow_driver.privileged import namespaces
 
 
 @dataclasses.dataclass
@@ -49,6 +43,8 @@ class _Making:
         self.request = request
         self.plan = plan_module.Plan()
         self.device = request.device or '/dev/pmemN'    # as it is shown before it is known
+        # what a new file system may destroy
+        self._destroys = filesystems.ANYTHING if request.force else filesystems.NOTHING
 
     # -- the device --------------------------------------------------------------------------------------------------
 
@@ -71,13 +67,17 @@ class _Making:
                 raise exception.DeviceRefused(device=region.dev, reason='it has no namespace; look at ndctl list -Ri')
             self._reconfigure(region, region.namespaces[0])
             return
-        command = ndctl.create_namespace_command(region, self.request.size, self.request.align, f'pcow-{self.request.name}'[:60])
-        self.plan.add(plan_module.command_line(*command), lambda: self._take(ndctl.created(ndctl.run(command))), self._destroy)
+        size = units.round_up(self.request.size, region.align) if self.request.size else None
+        new = (region.dev, size, self.request.align, f'pcow-{self.request.name}'[:60])
+        self.plan.add(plan_module.command_line(*namespaces.create_command(*new)),
+                      lambda: self._take(ndctl.created(namespaces.create(*new))), self._destroy)
         # By the labels the space is free, but a super block that is still there deserves a question.
         self.plan.add('[no known file system may be there]', self._check_signature)
+        if not self.request.force:
+            self._destroys = filesystems.UNKNOWN
 
     def _check_signature(self) -> None:
-        found = None if self.request.force else device_module.signature(self.device)
+        found = None if self.request.force else filesystems.signature(self.device)
         if found:
             raise exception.DeviceRefused(device=f'the free space of {self.request.region}', reason=(
                 f'{found} of an earlier namespace is still there; give --force to destroy that'))
@@ -93,8 +93,13 @@ class _Making:
                 "a saved copy back ('ndctl write-labels'), or give --force to lose what may be in it"))
         for item in region.namespaces:
             self._check_content(item)
-        for command in ndctl.init_labels_commands(region):
-            self.plan.add(plan_module.command_line(*command), functools.partial(_ndctl, command))
+        dimms, overwrite = region.dimms, ndctl.labels_are_damaged(region)
+        self.plan.add(plan_module.command_line(*namespaces.disable_region_command(region.dev)),
+                      lambda: namespaces.disable_region(region.dev), lambda: namespaces.enable_region(region.dev))
+        self.plan.add(plan_module.command_line(*namespaces.init_labels_command(dimms, overwrite)),
+                      lambda: namespaces.init_labels(list(dimms), overwrite))
+        self.plan.add(plan_module.command_line(*namespaces.enable_region_command(region.dev)),
+                      lambda: namespaces.enable_region(region.dev))
 
     def _check_content(self, namespace: ndctl.Namespace) -> None:
         if namespace.mode == 'devdax' and not self.request.force:
@@ -105,7 +110,7 @@ class _Making:
                 raise exception.DeviceRefused(device=namespace.dev, reason=(
                     f"it is disabled, so that nobody can see what it holds: 'ndctl enable-namespace {namespace.dev}', or --force"))
             return
-        device_module.check_formattable(namespace.device, force=self.request.force)
+        filesystems.check_formattable(namespace.device, self.request.force)
 
     def from_namespace(self) -> None:
         region, namespace = ndctl.find_namespace(str(self.request.namespace))
@@ -123,8 +128,11 @@ class _Making:
         if namespace.mode == 'fsdax' and namespace.align == self.request.align and namespace.device:
             self.device = namespace.device     # as it should be: adopted
             return
-        command = ndctl.reconfigure_command(namespace, self.request.align)
-        self.plan.add(plan_module.command_line(*command), lambda: self._take(ndctl.created(ndctl.run(command))))
+        if not self.request.force:
+            self._destroys = filesystems.UNKNOWN           # it was looked at above, and is another device afterwards
+        change = (namespace.dev, self.request.align)
+        self.plan.add(plan_module.command_line(*namespaces.reconfigure_command(*change)),
+                      lambda: self._take(ndctl.created(namespaces.reconfigure(*change))))
 
     def _take(self, namespace: ndctl.Namespace) -> None:
         if not namespace.device:
@@ -133,45 +141,53 @@ class _Making:
         self.device = namespace.device
 
     def _destroy(self) -> None:
-        _ndctl(ndctl.destroy_command(self._created))
+        namespaces.destroy(self._created)
 
     def from_device(self) -> None:
         device = str(self.request.device)
-        device_module.check_formattable(device, force=self.request.force)
+        filesystems.check_formattable(device, self.request.force)
 
     # -- the file system ---------------------------------------------------------------------------------------------
 
     def file_system(self) -> None:
-        kind, directory = self.request.filesystem, self.request.directory
-        self.plan.add_command(lambda: filesystem.make_command(kind, self.device, f'pcow-{self.request.name}'), filesystem.run)
-        if not os.path.isdir(directory):
-            self.plan.add(plan_module.command_line('mkdir', '-p', directory), lambda: os.makedirs(directory),
-                          lambda: os.rmdir(directory))
-        self.plan.add_command(lambda: filesystem.mount_command(kind, self.device, directory), filesystem.run,
-                              lambda: filesystem.run(filesystem.umount_command(directory)))
+        kind, directory, label = self.request.filesystem, self.request.directory, f'pcow-{self.request.name}'
+        self.plan.add_command(lambda: filesystem.make_command(kind, self.device, label),
+                              lambda _command: filesystems.make(kind, self.device, label, self._destroys))
+        _add_directory(self.plan, directory)
+        self.plan.add_command(lambda: filesystem.mount_command(kind, self.device, directory),
+                              lambda _command: filesystems.mount(kind, self.device, directory),
+                              lambda: filesystems.unmount(directory))
         if kind == 'xfs':
-            hint = filesystem.extent_hint_command(directory)
-            self.plan.add(plan_module.command_line(*hint), lambda: filesystem.run(hint))
+            self.plan.add(plan_module.command_line(*filesystem.extent_hint_command(directory)),
+                          lambda: filesystems.set_extent_hint(directory))
+        _add_owner(self.plan, directory)
         self.plan.add('[map a file there: MAP_SYNC and 2 MiB mappings must work]', lambda: check_behaviour(directory))
 
     def unit(self) -> None:
-        directory = self.request.directory
-        path, _link = mount_unit.paths(directory)
-        self.plan.add(f'[write and enable {path}, which mounts it at boot]', self._install_unit,
-                      lambda: mount_unit.uninstall(directory))
-        if os.path.isdir('/run/systemd/system'):
-            self.plan.add('systemctl daemon-reload', lambda: filesystem.run(('systemctl', 'daemon-reload')))
-
-    def _install_unit(self) -> None:
         request = self.request
-        what = 'UUID=' + tool.run(tool.find_system('blkid', 'util-linux'), '--probe', '--match-tag', 'UUID', '--output', 'value',
-                                  self.device).strip()
-        mount_unit.install(request.directory, mount_unit.text(
-            request.name, what, request.directory, request.filesystem, filesystem.MOUNT_OPTIONS))
+        path, _link = mount_unit.paths(request.directory)
+        self.plan.add(f'[write and enable {path}, which mounts it at boot]',
+                      lambda: filesystems.install_unit(request.name, self.device, request.directory, request.filesystem),
+                      lambda: filesystems.uninstall_unit(request.directory))
+        if os.path.isdir('/run/systemd/system'):
+            self.plan.add(plan_module.command_line(*filesystem.RELOAD_COMMAND), filesystems.reload_units)
 
     def register(self) -> None:
         request = self.request
         self.plan.steps += plan_directory(request.name, request.directory).steps
+
+
+def _add_directory(plan: plan_module.Plan, directory: str) -> None:
+    if not os.path.isdir(directory):
+        plan.add(plan_module.command_line('mkdir', '-p', directory), lambda: filesystems.make_directory(directory),
+                 lambda: filesystems.remove_directory(directory))
+
+
+def _add_owner(plan: plan_module.Plan, directory: str) -> None:
+    """A pool that somebody makes who is not root is his."""
+    user, group = os.geteuid(), os.getegid()
+    if user != 0:
+        plan.add(plan_module.command_line('chown', f'{user}:{group}', directory), lambda: filesystems.give(directory, user, group))
 
 
 def check_behaviour(directory: str) -> None:
@@ -202,7 +218,7 @@ def plan_create(request: Request) -> plan_module.Plan:
         raise exception.UsageInvalid(reason='give one of --region, --namespace and --device')
     if request.filesystem not in filesystem.KINDS:
         raise exception.UsageInvalid(reason=f'--fs is one of {", ".join(filesystem.KINDS)}')
-    if request.align not in ALIGNMENTS:
+    if request.align not in namespaces.ALIGNMENTS:
         raise exception.UsageInvalid(reason='--align is 2M or 1G: mappings of 2 MiB need one of them')
     _check_directory(request.directory)
     making = _Making(request)
@@ -225,6 +241,7 @@ def _check_directory(directory: str) -> None:
         raise exception.DeviceRefused(device=directory, reason='something is mounted there already')
     if os.path.isdir(directory) and os.listdir(directory):
         raise exception.DeviceRefused(device=directory, reason='the directory is not empty: mounting would hide what is in it')
+    checks.mount_point(directory)
 
 
 def plan_memory(name: str, directory: str, size: int) -> plan_module.Plan:
@@ -236,12 +253,10 @@ def plan_memory(name: str, directory: str, size: int) -> plan_module.Plan:
     registry.PoolRegistry().check_unknown(name)
     _check_directory(directory)
     plan = plan_module.Plan()
-    options = f'size={size},huge=advise,mode=0711'
-    command = ('mount', '-t', 'tmpfs', '-o', options, f'pcow-{name}', directory)
-    if not os.path.isdir(directory):
-        plan.add(plan_module.command_line('mkdir', '-p', directory), lambda: os.makedirs(directory), lambda: os.rmdir(directory))
-    plan.add(plan_module.command_line(*command), lambda: filesystem.run(command),
-             lambda: filesystem.run(filesystem.umount_command(directory)))
+    _add_directory(plan, directory)
+    plan.add(plan_module.command_line(*filesystem.mount_memory_command(name, size, directory)),
+             lambda: filesystems.mount_memory(name, size, directory), lambda: filesystems.unmount(directory))
+    _add_owner(plan, directory)
     plan.steps += plan_directory(name, directory).steps
     return plan
 
@@ -277,15 +292,13 @@ def plan_destroy(name: str) -> plan_module.Plan:
     plan = plan_module.Plan()
     plan.add(f'pcowctl pool remove {name}', lambda: pools.remove(name))
     if mount_unit.installed(found.path):
-        plan.add(f'rm {" ".join(mount_unit.paths(found.path))}', lambda: mount_unit.uninstall(found.path))
-    umount = filesystem.umount_command(found.path)
-    plan.add(plan_module.command_line(*umount), lambda: filesystem.run(umount))
+        plan.add(f'rm {" ".join(mount_unit.paths(found.path))}', lambda: filesystems.uninstall_unit(found.path))
+    plan.add(plan_module.command_line(*filesystem.umount_command(found.path)), lambda: filesystems.unmount(found.path))
     if namespace:
         # What is made here next must not look as if it carried somebody's data.
-        wipe = ('wipefs', '--all', source)
-        plan.add(plan_module.command_line(*wipe), lambda: filesystem.run(wipe))
-        command = ndctl.destroy_command(namespace[1].dev)
-        plan.add(plan_module.command_line(*command), functools.partial(_ndctl, command))
+        plan.add(plan_module.command_line(*filesystem.wipe_command(source)), lambda: filesystems.wipe(source))
+        name_of_it = namespace[1].dev
+        plan.add(plan_module.command_line(*namespaces.destroy_command(name_of_it)), lambda: namespaces.destroy(name_of_it))
     return plan
 
 
@@ -297,43 +310,25 @@ def plan_extend(name: str, size: int | None) -> plan_module.Plan:
     :raises UsageInvalid: that pool cannot grow, or not like this
     """
     found = registry.PoolRegistry().get(name)
-    kind, source = mount_kind(found.path), mount_source(found.path)
+    kind, source = filesystem.mounted(found.path)
     plan = plan_module.Plan()
     if kind == 'tmpfs':
         if size is None:
             raise exception.UsageInvalid(reason=f'the pool {name} is in DRAM: give its new --size')
         if size <= found.capacity().total:
             raise exception.UsageInvalid(reason=f'the pool {name} has {units.format_size(found.capacity().total)} already')
-        command: tuple[str, ...] = ('mount', '-o', f'remount,size={size}', found.path)
+        new = size
+        plan.add(plan_module.command_line(*filesystem.resize_memory_command(found.path, new)),
+                 lambda: filesystems.resize_memory(found.path, new))
     elif size is not None:
         raise exception.UsageInvalid(reason='--size is for pools in DRAM; others grow up to the size of their device')
-    elif kind == 'xfs':
-        command = ('xfs_growfs', '-d', found.path)
-    elif kind == 'ext4':
-        command = ('resize2fs', source)
+    elif kind in filesystem.KINDS:
+        plan.add(plan_module.command_line(*filesystem.grow_command(kind, source, found.path)), lambda: filesystems.grow(found.path))
     else:
         raise exception.UsageInvalid(reason=f'the pool {name} is a directory of a larger file system: extend that')
-    plan.add(plan_module.command_line(*command), lambda: filesystem.run(command))
     return plan
-
-
-def mount_kind(path: str) -> str:
-    """Type of the file system that is mounted at ``path``; '' if none is."""
-    return _mount(path)[0]
 
 
 def mount_source(path: str) -> str:
     """The device that is mounted at ``path``; '' if none is."""
-    return _mount(path)[1]
-
-
-def _mount(path: str) -> tuple[str, str]:
-    """Type and source of the newest mount at ``path`` (/proc/self/mountinfo, see proc(5))."""
-    found = ('', '')
-    with open('/proc/self/mountinfo', encoding='utf-8') as f:
-        for line in f:
-            fields, _dash, rest = line.partition(' - ')
-            mount_point = fields.split()[4].encode().decode('unicode_escape')
-            if mount_point == os.path.realpath(path):
-                found = (rest.split()[0], rest.split()[1])
-    return found
+    return filesystem.mounted(path)[1]

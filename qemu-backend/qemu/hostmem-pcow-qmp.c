@@ -274,6 +274,7 @@ static bool append_info(HostMemPcow *pcow, void *opaque, Error **errp)
     info->persistence = (HostMemPcowPersistence)i.persistence;
     info->durability = get_durability(pcow, i.persistence);
     info->full_policy = pcow->full;
+    info->pool_low = pcow->low;
     info->stats = get_stats(pcow, &info->engine);
     for (struct pcow_image *im = pcow->image; im; im = pcow_base(im)) {
         QAPI_LIST_APPEND(chain, g_strdup(pcow_path(im)));

@@ -204,6 +204,7 @@ static bool start_events(HostMemPcow *pcow, Error **errp)
                                   hostmem_pcow_handle_silence, pcow);
     qemu_set_fd_handler(pcow_map_event_fd(pcow->map),
                         hostmem_pcow_handle_events, NULL, pcow);
+    hostmem_pcow_watch_space(pcow);
     if (tcg_enabled()) {
         hostmem_pcow_tcg_init();
     }
@@ -219,6 +220,7 @@ static void close_image(HostMemPcow *pcow)
             timer_free(pcow->listener);
             pcow->listener = NULL;
         }
+        hostmem_pcow_end_space(pcow);
         qemu_set_fd_handler(pcow_map_event_fd(pcow->map), NULL, NULL, NULL);
         pcow_map_destroy(pcow->map);
         pcow->map = NULL;
@@ -450,4 +452,5 @@ void hostmem_pcow_class_init(ObjectClass *oc)
                                    get_full, set_full);
     object_class_property_set_description(oc, "pcow-full",
         "What a store does that finds the pool of the pcow image full");
+    hostmem_pcow_space_class_init(oc);
 }

@@ -50,6 +50,12 @@ typedef struct HostMemPcow {
     EventNotifier became_full;
     QEMUTimer *listener;
 
+    /* hostmem-pcow-space.c: percent that should be free, if it was set */
+    uint8_t watermark;
+    bool has_watermark;
+    bool low;                   /* less is, and an event has said so */
+    QEMUTimer *space;
+
     /* hostmem-pcow-error.c: told last, and when */
     uint64_t told_error;
     int64_t told_error_at;
@@ -190,6 +196,13 @@ void hostmem_pcow_hold_guest(void);
 void hostmem_pcow_release_guest(void);
 /* Revert the image and forget what was derived from its contents. */
 bool hostmem_pcow_revert(HostMemPcow *pcow, const char *name, Error **errp);
+
+/* ---- hostmem-pcow-space.c ---- */
+
+void hostmem_pcow_space_class_init(ObjectClass *oc);
+/* Look at the pool of a mapped image now and then, until stopped.  Main loop. */
+void hostmem_pcow_watch_space(HostMemPcow *pcow);
+void hostmem_pcow_end_space(HostMemPcow *pcow);
 
 /* ---- hostmem-pcow-savevm.c ---- */
 

@@ -143,7 +143,9 @@ class RefusalTest(QemuTestCase):
         self.assert_refused('pcow', *backend(self.image))
 
 
-class FullPoolTest(QemuTestCase):
+class PoolTest(QemuTestCase):
+    """A pool of 8 MiB."""
+
     def setUp(self) -> None:
         super().setUp()
         self.pool = self.directory / 'pool'
@@ -153,6 +155,11 @@ class FullPoolTest(QemuTestCase):
         self.image = self.pool / 'vm.pcow'
         tool('pcow-img', 'create', '-q', self.image, SIZE)
 
+    def grow(self) -> None:
+        subprocess.run(['mount', '-o', 'remount,size=128m', self.pool], check=True)
+
+
+class FullPoolTest(PoolTest):
     def test_a_device_is_told_and_nothing_is_lost(self) -> None:
         """A store on behalf of a device cannot wait: it fails, with an event, and QEMU goes on."""
         with qemu.Qemu(self.directory, *backend(self.image)) as vm:
@@ -165,10 +172,48 @@ class FullPoolTest(QemuTestCase):
             for offset in range(0, failed['offset'], 4096):
                 self.assertEqual((offset + 1).to_bytes(8, 'little'), vm.read(address + offset, 8))
             self.assertEqual(bytes(8), vm.read(address + failed['offset'], 8))
-            subprocess.run(['mount', '-o', 'remount,size=128m', self.pool], check=True)
+            self.grow()
             for offset in range(failed['offset'], SIZE, 4096):
                 vm.write(address + offset, (offset + 1).to_bytes(8, 'little'))
             for offset in range(0, SIZE, 4096):
                 self.assertEqual((offset + 1).to_bytes(8, 'little'), vm.read(address + offset, 8))
             vm.quit()
         tool('pcow-img', 'check', self.image)
+
+
+class LowSpaceTest(PoolTest):
+    def low(self, vm: qemu.Qemu) -> bool:
+        return bool(vm.qmp('query-pcow')[0]['pool-low'])
+
+    def test_event_comes_while_there_is_space(self) -> None:
+        """Below the watermark, and again above it; whoever took the space."""
+        with qemu.Qemu(self.directory, *backend(self.image, ',pcow-low=50')) as vm:
+            self.assertFalse(self.low(vm))
+            for offset in range(0, 5 * images.MIB, 4096):
+                vm.write(vm.address('nv0') + offset, b'x')
+            event = vm.wait_event('PCOW_POOL_LOW')
+            self.assertEqual(('mem0', True, 50, 8 * images.MIB), (event['id'], event['low'], event['watermark'], event['size']))
+            self.assertGreater(event['free'], 0)
+            self.assertLess(event['free'], 4 * images.MIB)
+            self.assertTrue(self.low(vm))
+            self.assertIsNone(vm.take_event('PCOW_POOL_FULL'))
+            self.grow()
+            self.assertFalse(vm.wait_event('PCOW_POOL_LOW')['low'])
+            self.assertFalse(self.low(vm))
+            # another file in the pool
+            (self.pool / 'other').write_bytes(bytes(70 * images.MIB))
+            self.assertTrue(vm.wait_event('PCOW_POOL_LOW')['low'])
+            vm.quit()
+            assert vm.process.stderr is not None
+            said = vm.process.stderr.read()
+        self.assertRegex(said, r"warning: pcow image '.*vm\.pcow': \d MiB of 8 MiB are free in its pool, less than 50 %")
+
+    def test_watermark_may_be_changed_while_it_runs(self) -> None:
+        with qemu.Qemu(self.directory, *backend(self.image, ',pcow-low=0')) as vm:
+            for value in (100, 0, 100):       # the image holds some of it from the start
+                vm.qmp('qom-set', path='/objects/mem0', property='pcow-low', value=value)
+                self.assertEqual(value, vm.qmp('qom-get', path='/objects/mem0', property='pcow-low'))
+                self.assertEqual((value > 0, value), (lambda e: (e['low'], e['watermark']))(vm.wait_event('PCOW_POOL_LOW')))
+            self.assertIn('percentage', vm.qmp_error('qom-set', path='/objects/mem0', property='pcow-low', value=101))
+            vm.quit()
+        self.assertIn('percentage', qemu.refused(*backend(self.image, ',pcow-low=101')))

@@ -27,6 +27,7 @@ QEMU_FILES=(
     hostmem-pcow-mce.c backends/hostmem-pcow-mce.c
     hostmem-pcow-qmp.c backends/hostmem-pcow-qmp.c
     hostmem-pcow-savevm.c backends/hostmem-pcow-savevm.c
+    hostmem-pcow-space.c backends/hostmem-pcow-space.c
     hostmem-pcow-tcg.c backends/hostmem-pcow-tcg.c
     hostmem-pcow-kvm.c target/i386/kvm/hostmem-pcow-kvm.c
     hostmem-pcow-x86.c target/i386/kvm/hostmem-pcow-x86.c

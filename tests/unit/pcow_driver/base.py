@@ -42,7 +42,8 @@ class TestCase(base.BaseTestCase):
         self.directory = Path(self.useFixture(fixtures.TempDir()).path)
         self.configuration = self.useFixture(config_fixture.Config(conf.CONF))
         conf.CONF([], project='pcow', default_config_files=[])
-        self.configure(state_path=str(self.directory / 'state'), conversion_dir=str(self.directory))
+        self.configure(state_path=str(self.directory / 'state'), conversion_dir=str(self.directory),
+                       protect_templates=False)     # or the directory could not be deleted afterwards
 
     def configure(self, **options: Any) -> None:
         self.configuration.config(group='pcow', **options)

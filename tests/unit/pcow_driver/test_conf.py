@@ -49,4 +49,4 @@ class PackageTest(base.TestCase):
         self.assertEqual({f'pcow_driver.cli.{name}' for name in modules}, loaded)
 
     def test_group(self) -> None:
-        self.assertEqual(['pcow'], [group.name for group, _options in conf.list_opts()])
+        self.assertEqual(['pcow', 'pcow_privileged'], [group.name for group, _options in conf.list_opts()])

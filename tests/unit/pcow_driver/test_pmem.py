@@ -6,6 +6,7 @@ import os
 import fixtures
 
 from pcow_driver import exception
+from pcow_driver import privileged
 from pcow_driver.pmem import device
 from pcow_driver.pmem import filesystem
 from pcow_driver.pmem import mount_unit
@@ -32,6 +33,16 @@ LISTED = """
 
 
 class NdctlTest(base.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        privileged.context.set_client_mode(False)
+        self.addCleanup(privileged.context.set_client_mode, True)
+        self.configure(pools_path=str(self.directory))
+        nstype = self.directory / 'sys/region0/nstype'
+        nstype.parent.mkdir(parents=True)
+        nstype.write_text('5\n')               # with labels
+        self.useFixture(fixtures.MonkeyPatch('pcow_driver.pmem.ndctl._SYSFS', str(self.directory / 'sys')))
+
     def _prints(self, text: str) -> None:
         (self.directory / 'text').write_text(text, encoding='utf-8')
         self.script('ndctl', f'#!/bin/sh\ncat {self.directory}/text\n')
@@ -86,12 +97,21 @@ class NdctlTest(base.TestCase):
 
     def test_sizes_are_rounded_to_what_the_region_can_do(self) -> None:
         self._prints(LISTED)
-        region = ndctl.find_region('region0')
-        self.assertIn(f'--size={112 << 20}', ndctl.create_namespace_command(region, 100 << 20, 2 << 20, 'n'))
-        self.assertFalse([word for word in ndctl.create_namespace_command(region, None, 2 << 20, 'n') if word.startswith('--size')])
+        for size, expected in ((100 << 20, [f'--size={112 << 20}']), (None, [])):
+            made = provision.plan_create(provision.Request(
+                name='p', directory=str(self.directory / 'mnt'), filesystem='ext4', region='region0', size=size))
+            first = next(iter(made.lines())).split()
+            self.assertEqual(['ndctl', 'create-namespace'], first[:2])
+            self.assertEqual(expected, [word for word in first if word.startswith('--size')])
 
 
 class RequestTest(base.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        privileged.context.set_client_mode(False)
+        self.addCleanup(privileged.context.set_client_mode, True)
+        self.configure(pools_path=str(self.directory))
+
     def _refused(self, error: type[Exception], **changes: object) -> str:
         wanted = {'name': 'p', 'directory': str(self.directory / 'mnt'), 'filesystem': 'xfs', 'device': '/dev/null', **changes}
         return str(self.assertRaises(error, provision.plan_create, provision.Request(**wanted)))     # type: ignore[arg-type]
@@ -107,6 +127,7 @@ class RequestTest(base.TestCase):
         self._refused(exception.InvalidName, name='../x')
         self.assertIn('mounted there', self._refused(exception.DeviceRefused, directory='/proc'))
         self.assertIn('not empty', self._refused(exception.DeviceRefused, directory='/etc'))
+        self.assertIn('pools_path', self._refused(exception.UsageInvalid, directory='/etc/pool'))
 
 
 class FilesystemTest(base.TestCase):

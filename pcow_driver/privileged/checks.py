@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What entry points take: everything else is refused before anything is run."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from pcow_driver import conf
+from pcow_driver import exception
+from pcow_driver import names
+
+_REGION = re.compile(r'region\d{1,6}')
+_NAMESPACE = re.compile(r'namespace\d{1,6}\.\d{1,6}')
+_DIMM = re.compile(r'nmem\d{1,6}')
+_DEVICE = re.compile(r'/dev(/[A-Za-z0-9_][A-Za-z0-9_.:+-]*)+')
+MOUNT_ROOTS = ('/mnt', '/media', '/srv')       # besides [pcow] pools_path: where administrators mount
+
+
+def _named(pattern: re.Pattern[str], kind: str, name: str, example: str) -> str:
+    if not isinstance(name, str) or not pattern.fullmatch(name):
+        raise exception.InvalidName(kind=kind, name=name, reason=f'it is like {example}')
+    return name
+
+
+def region(name: str) -> str:
+    """:raises InvalidName:"""
+    return _named(_REGION, 'region', name, "region0 ('ndctl list -R')")
+
+
+def namespace(name: str) -> str:
+    """:raises InvalidName:"""
+    return _named(_NAMESPACE, 'namespace', name, "namespace0.0 ('ndctl list -N')")
+
+
+def dimm(name: str) -> str:
+    """:raises InvalidName:"""
+    return _named(_DIMM, 'DIMM', name, "nmem0 ('ndctl list -D')")
+
+
+def label(text: str) -> str:
+    """:raises InvalidName:"""
+    if not isinstance(text, str):
+        raise exception.InvalidName(kind='label', name=text, reason='it is no text')
+    return names.check_name('label', text)
+
+
+def device(path: str) -> str:
+    """:raises InvalidName: it is not a plain path below /dev"""
+    _named(_DEVICE, 'device', path, '/dev/pmem0')
+    if '..' in path.split('/') or not os.path.realpath(path).startswith('/dev/'):
+        raise exception.InvalidName(kind='device', name=path, reason='it leads out of /dev')
+    return path
+
+
+def number(value: int, least: int, most: int, what: str) -> int:
+    """:raises UsageInvalid:"""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise exception.UsageInvalid(reason=f'{what} is {least} to {most}, not {value!r}')
+    return value
+
+
+def mount_point(directory: str) -> str:
+    """A directory, made or not, over which something may be mounted without hiding a part of the system.
+
+    :raises UsageInvalid: it is not below [pcow] pools_path, /mnt, /media or /srv
+    """
+    roots = (str(conf.CONF.pcow.pools_path), *MOUNT_ROOTS)
+    plain = isinstance(directory, str) and os.path.isabs(directory) and os.path.normpath(directory) == directory
+    if not plain or '\n' in directory or not any(_is_below(os.path.realpath(directory), root) for root in roots):
+        raise exception.UsageInvalid(reason=(
+            f'{directory} cannot be a mount point of a pool: take a directory below {", ".join(roots)}, or set [pcow] pools_path'))
+    return directory
+
+
+def _is_below(path: str, root: str) -> bool:
+    root = os.path.realpath(root)
+    return root != '/' and path.startswith(root + '/')

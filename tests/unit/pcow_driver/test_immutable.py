@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Templates cannot be deleted or changed under their children, by root neither; with the real flag of a real file system."""
+
+import os
+from pathlib import Path
+import pwd
+import shutil
+import stat
+import tempfile
+import threading
+
+from pcow_driver import exception
+from pcow_driver import immutable
+from pcow_driver import pool as pool_module
+from pcow_driver import registry
+from pcow_driver import template
+from pcow_driver import template_cache
+from tests.unit.pcow_driver import base
+
+HOOK = base.load_script(base.TOP / 'etc/libvirt/hooks/qemu.d/pcow')
+
+
+def clear(directory: Path) -> None:
+    for path in directory.rglob('*'):
+        if path.is_file() and not path.is_symlink() and immutable.is_set(str(path)):
+            immutable.set_flag(str(path), False)
+    shutil.rmtree(directory)
+
+
+class ImmutableTest(base.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        programs = Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin'))
+        self.configure(protect_templates=True, pcow_img=str(programs / 'pcow-img'), pcow_io=str(programs / 'pcow-io'))
+        self.place = Path(tempfile.mkdtemp(prefix='pcow-test-immutable-', dir='/var/tmp'))
+        self.addCleanup(clear, self.place)
+        self.source = self.place / 'source.raw'
+        with self.source.open('wb') as f:
+            f.truncate(4 << 20)
+            f.write(os.urandom(1 << 20))
+        (self.place / 'try').touch()
+        try:
+            immutable.set_flag(str(self.place / 'try'), True)
+        except OSError as e:
+            self.fail(f'the unit tests need root and a file system with the immutable flag in /var/tmp: {e}')
+        self.pool = registry.PoolRegistry().create('p', str(self.place / 'pool'))
+
+    def build(self) -> Path:
+        return Path(template.build(self.pool, 't', str(self.source), 'raw'))
+
+    def test_life_of_a_template(self) -> None:
+        path = self.build()
+        self.assertTrue(immutable.is_set(str(path)))
+        self.pool.create_image('vm', base='t')
+        # as rm, mv or a careless tool would
+        self.assertRaises(PermissionError, path.unlink)
+        self.assertRaises(PermissionError, path.rename, path.with_name('other.pcow'))
+        self.assertRaises(PermissionError, path.open, 'r+b')
+        self.assertRaises(exception.ImageInUse, self.pool.delete_template, 't')
+        self.assertTrue(immutable.is_set(str(path)))
+        self.pool.delete_image('vm')
+        self.pool.delete_template('t')
+        self.assertFalse(path.exists())
+        self.assertEqual([], self.pool.entries())
+
+    def test_not_where_it_is_not_wanted(self) -> None:
+        self.configure(protect_templates=False)
+        self.assertFalse(immutable.is_set(str(self.build())))
+
+    def test_not_in_dram(self) -> None:
+        directory = Path(tempfile.mkdtemp(prefix='pcow-test-immutable-', dir='/dev/shm'))
+        self.addCleanup(clear, directory)
+        pool = registry.PoolRegistry().create('q', str(directory / 'pool'))
+        self.assertFalse(immutable.is_set(template.build(pool, 't', str(self.source), 'raw')))
+
+    def test_cache_of_templates(self) -> None:
+        """It notes when a template was used, protects one that is not, and deletes it when nobody needs it."""
+        cache = template_cache.TemplateCache(self.pool)
+        source = template_cache.SourceImage('0' * 8, 'a' * 16, 'raw')
+
+        def fetch(path: str) -> None:
+            shutil.copy(self.source, path)
+
+        with cache.template(source, fetch) as name:
+            path = self.pool.image_path(name)
+        self.assertTrue(immutable.is_set(path))
+        immutable.unprotect(path)              # as if the build had been killed before it did that
+        os.utime(path, (1, 1))
+        with cache.template(source, fetch):
+            self.assertTrue(immutable.is_set(path))
+        self.assertGreater(os.stat(path).st_mtime, 1)
+        with cache.template(source, fetch):
+            self.assertTrue(immutable.is_set(path))
+        self.assertEqual([], cache.age_out(1000.0))
+        self.assertEqual([name], cache.age_out(0.0))
+        self.assertFalse(os.path.lexists(path))
+
+    def test_hook_of_libvirt(self) -> None:
+        """An ACL cannot be set on an immutable file: the hook takes the flag off meanwhile."""
+        path = self.build()
+        path_of_image = self.pool.create_image('vm', base='t')
+        immutable.unprotect(str(path))
+        path.chmod(0o600)
+        immutable.protect(str(path))
+        user = pwd.getpwnam('nobody')
+        for _time in range(2):
+            HOOK.grant_bases([path_of_image], user)
+            self.assertTrue(immutable.is_set(str(path)))
+        fd = os.open(path, os.O_RDONLY)
+        self.addCleanup(os.close, fd)
+        self.assertEqual(HOOK.READ, HOOK.read_acl(fd)[HOOK.USER, user.pw_uid])
+
+    def test_several_at_once(self) -> None:
+        """Hooks, the cache, and a clone's snapshot: everybody ends with the flag set and without an error."""
+        path = str(self.build())
+        errors: list[Exception] = []
+
+        def change() -> None:
+            try:
+                for _number in range(200):
+                    with immutable.lifted(path):
+                        os.utime(path)
+            except OSError as e:
+                errors.append(e)
+
+        def grant() -> None:
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                for _number in range(200):
+                    with HOOK.changeable(path, fd):
+                        os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode))
+            except OSError as e:
+                errors.append(e)
+            finally:
+                os.close(fd)
+
+        threads = [threading.Thread(target=function) for function in (change, grant, change, grant)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual([], errors)
+        self.assertTrue(immutable.is_set(path))
+
+    def test_only_regular_files(self) -> None:
+        (self.place / 'link').symlink_to(self.source)
+        for name in ('link', 'pool', 'nothing'):
+            self.assertFalse(immutable.is_set(str(self.place / name)))
+            self.assertRaises(OSError, immutable.set_flag, str(self.place / name), True)
+        self.assertFalse(immutable.is_set(str(self.source)))
+
+    def test_marker_stays_changeable(self) -> None:
+        self.build()
+        self.assertFalse(immutable.is_set(str(self.place / 'pool' / pool_module.MARKER)))
