@@ -314,14 +314,15 @@ class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
         return super().check_can_live_migrate_destination(context, instance, *args, **kwargs)
 
     def instance_on_disk(self, instance: Any) -> bool:
+        """Asked by an evacuation: with False it would begin with empty images, so all or an error that changes nothing."""
         if not _uses_pcow(instance):
             return bool(super().instance_on_disk(instance))
-        with errors.internal():
-            missing = storage.missing_roles(instance.uuid, _wanted(instance))
-        if missing:
-            raise nova_exception.InvalidSharedStorage(path=storage.image_name(instance.uuid, missing[0]), reason=(
-                'the persistent memory of the server is on the host that is down, and an evacuation would begin with an empty one. '
-                'Bring that host back, or delete the server'))
+        with errors.refuse_evacuation():
+            wanted = _wanted(instance)
+            migration_module.check_evacuation(instance.uuid, wanted)
+            if not wanted.root and not super().instance_on_disk(instance):
+                raise storage.ServerStorageError(reason=(
+                    'the disk of the server is on the host that is down: bring that host back, or delete the server'))
         return True
 
     def check_instance_shared_storage_local(self, context: Any, instance: Any) -> Any:

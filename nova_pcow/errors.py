@@ -44,6 +44,18 @@ def roll_back_resize() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def refuse_evacuation() -> Iterator[None]:
+    """The server stays what it is, and where it is.
+
+    :raises InstanceFaultRollback:
+    """
+    try:
+        yield
+    except exception.PcowError as e:
+        raise nova_exception.InstanceFaultRollback(nova_exception.MigrationError(reason=str(e))) from e
+
+
+@contextlib.contextmanager
 def internal() -> Iterator[None]:
     """:raises InternalError:"""
     try:

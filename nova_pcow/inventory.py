@@ -12,6 +12,7 @@ from oslo_log import log as logging
 from nova_pcow import conf
 from nova_pcow import flavor as flavor_module
 from pcow_driver import capacity
+from pcow_driver import dax
 from pcow_driver import exception
 from pcow_driver import pool as pool_module
 from pcow_driver import registry
@@ -59,7 +60,7 @@ def traits(pool: pool_module.Pool) -> frozenset[str]:
 def offer(pool: pool_module.Pool) -> Offer:
     """What a pool has now.
 
-    Reserved are what the operator keeps free and what is promised to images of others; everything, if the pool takes
+    Reserved are what the operator keeps free and what is promised beside the claims of servers; everything, if the pool takes
     nothing new or is so full that guests will soon wait.
 
     :raises ToolFailed:
@@ -69,15 +70,22 @@ def offer(pool: pool_module.Pool) -> Offer:
     ratio = settings.overcommit or NO_LIMIT_RATIO
     reserved = settings.kept_free(now.total)
     if settings.overcommit:
-        others = sum(item.info.virtual_size for item in pool.images()
-                     if item.info and not item.info.sealed and not item.name.startswith(SERVER_PREFIX))
-        reserved += int(others / ratio)
+        reserved += int(sum(map(_unclaimed, pool.images())) / ratio)
     reserved = -(-reserved // units.MIB)
     if settings.draining or capacity.judge(now, settings)[0] is capacity.State.CRITICAL:
         reserved = total
     return Offer(pool.name, {
         'total': total, 'reserved': min(reserved, total), 'min_unit': 1, 'step_size': 1, 'allocation_ratio': ratio,
         'max_unit': max(1, min(int((total - reserved) * ratio), _MAX_UNIT))}, traits(pool))
+
+
+def _unclaimed(item: pool_module.PoolImage) -> int:
+    """Bytes that are promised to an image and that no server claims: all of others, the DAX info block of a server's."""
+    if item.info is None or item.info.sealed:
+        return 0
+    if item.name.startswith(SERVER_PREFIX):
+        return dax.data_offset(item.info.virtual_size, dax.PageMap.RAM)
+    return item.info.virtual_size
 
 
 def provider_name(nodename: str, pool: str) -> str:

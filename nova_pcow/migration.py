@@ -17,6 +17,7 @@ from nova.virt.libvirt import utils as libvirt_utils
 from oslo_log import log as logging
 
 from nova_pcow import flavor as flavor_module
+from nova_pcow import reserved
 from nova_pcow import storage
 from pcow_driver import device
 from pcow_driver import domain
@@ -29,7 +30,6 @@ from pcow_driver import template_cache
 
 LOG = logging.getLogger(__name__)
 
-RESIZE_SNAPSHOT = 'nova-resize'
 _KEY = 'pcow'                          # of our entries in the list of disks that Nova hands to the destination
 
 
@@ -49,8 +49,8 @@ def mark(uuid: str) -> None:
     :raises PcowError:
     """
     for item in storage.find(uuid):
-        if RESIZE_SNAPSHOT not in _snapshots(item.path):
-            image.snapshot_create(item.path, RESIZE_SNAPSHOT)
+        if reserved.RESIZE not in _snapshots(item.path):
+            image.snapshot_create(item.path, reserved.RESIZE)
 
 
 def confirm(uuid: str, found: domain.Domain | None, *, is_here: bool) -> None:
@@ -61,16 +61,16 @@ def confirm(uuid: str, found: domain.Domain | None, *, is_here: bool) -> None:
     :raises PcowError:
     """
     images = storage.find(uuid)
-    marked = [item for item in images if RESIZE_SNAPSHOT in _snapshots(item.path)]
+    marked = [item for item in images if reserved.RESIZE in _snapshots(item.path)]
     if not is_here and not marked:
         storage.delete(uuid)
         return
     active = found is not None and found.active()
     for item in marked:
         if found is not None and active:
-            found.snapshot_delete(RESIZE_SNAPSHOT, item.path)
+            found.snapshot_delete(reserved.RESIZE, item.path)
         else:
-            image.snapshot_delete(item.path, RESIZE_SNAPSHOT)
+            image.snapshot_delete(item.path, reserved.RESIZE)
 
 
 def revert(uuid: str, old: flavor_module.PcowFlavor) -> None:
@@ -80,9 +80,9 @@ def revert(uuid: str, old: flavor_module.PcowFlavor) -> None:
     """
     keep = {storage.ROOT} | {storage.data_role(number) for number in range(len(old.data))}
     for item in storage.find(uuid):
-        if item.role in keep and RESIZE_SNAPSHOT in _snapshots(item.path):
-            image.snapshot_revert(item.path, RESIZE_SNAPSHOT)
-            image.snapshot_delete(item.path, RESIZE_SNAPSHOT)
+        if item.role in keep and reserved.RESIZE in _snapshots(item.path):
+            image.snapshot_revert(item.path, reserved.RESIZE)
+            image.snapshot_delete(item.path, reserved.RESIZE)
     storage.delete(uuid, keep=frozenset(keep))
 
 
@@ -175,6 +175,25 @@ def _provide_base(pool: pool_module.Pool, item: Transferred, source_host: str, d
     finally:
         if os.path.lexists(part):
             os.unlink(part)
+
+
+def check_evacuation(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
+    """Make sure that this host can go on with the images of a server whose host is said to be down.
+
+    :raises ServerStorageError: they are in no pool of this host, or the server still runs
+    """
+    missing = storage.missing_roles(uuid, wanted)
+    if missing:
+        raise storage.ServerStorageError(reason=(
+            f'{storage.image_name(uuid, missing[0])} is in no pool that this host shares with the one that is down, and an '
+            'evacuation would begin with empty memory: bring that host back, or delete the server'))
+    for item in storage.find(uuid):
+        try:
+            image.info(item.path)          # without force_share: fails while a writer has it
+        except exception.ToolFailed as e:
+            raise storage.ServerStorageError(reason=(
+                f'the server still runs on the host that is said to be down, or its image cannot be read ({e}): end it there '
+                'first')) from None
 
 
 def grow(uuid: str, wanted: flavor_module.PcowFlavor) -> None:

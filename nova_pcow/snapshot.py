@@ -11,6 +11,7 @@ from typing import Any
 from nova import exception as nova_exception
 from oslo_log import log as logging
 
+from nova_pcow import reserved
 from pcow_driver import device
 from pcow_driver import domain
 from pcow_driver import exception
@@ -20,9 +21,7 @@ from pcow_driver import tool
 LOG = logging.getLogger(__name__)
 
 FORMATS = ('qcow2', 'raw')
-UPLOAD_PREFIX = 'nova-image-'
-SUSPENDED = 'nova-suspended'
-_SUSPEND_XML = f'<domainsnapshot><name>{SUSPENDED}</name></domainsnapshot>'
+_SUSPEND_XML = f'<domainsnapshot><name>{reserved.SUSPENDED}</name></domainsnapshot>'
 
 
 @contextlib.contextmanager
@@ -35,9 +34,9 @@ def frozen(found: domain.Domain, path: str, name: str, *, quiesce: bool) -> Iter
         yield None
         return
     for left in found.snapshot_list(path):
-        if left.name.startswith(UPLOAD_PREFIX):
+        if left.name.startswith(reserved.UPLOAD_PREFIX):
             found.snapshot_delete(left.name, path)
-    snapshot = UPLOAD_PREFIX + name
+    snapshot = reserved.UPLOAD_PREFIX + name
     found.snapshot_create(snapshot, path, quiesce=quiesce)
     try:
         yield snapshot
@@ -80,7 +79,7 @@ def suspend(virtual_domain: Any) -> None:
 
 def suspended(virtual_domain: Any) -> Any:
     """The snapshot (virDomainSnapshot) that a suspended server resumes from, or None."""
-    found = [item for item in virtual_domain.listAllSnapshots() if item.getName() == SUSPENDED]
+    found = [item for item in virtual_domain.listAllSnapshots() if item.getName() == reserved.SUSPENDED]
     return found[0] if found else None
 
 

@@ -168,6 +168,14 @@ class InventoryTest(base.ServersTestCase):
         self.start()
         self.assertEqual(257, self.inventory('fast')['reserved'])
 
+    def test_claims_of_servers_are_not_reserved_twice(self) -> None:
+        """But what their devices take beside the claim is: 2 MiB for the info block."""
+        registry.PoolRegistry().set('fast', overcommit=0.5)
+        self.start()
+        self.boot(self.make_flavor(1088, root='true', data_mb='64'))
+        self._run_periodics()
+        self.assertEqual(8, self.inventory('fast')['reserved'])
+
     def test_pool_that_goes_away(self) -> None:
         self.start()
         marker = Path(self.pool.path, '.pcow-pool')

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of the snapshots that the driver itself makes in the images of servers; administrators give theirs other names."""
+
+PREFIX = 'nova-'
+RESIZE = f'{PREFIX}resize'             # until the resize is confirmed or reverted
+SUSPENDED = f'{PREFIX}suspended'       # what a suspended server resumes from; libvirt knows it as well
+UPLOAD_PREFIX = f'{PREFIX}image-'      # while it is made an image of Glance's

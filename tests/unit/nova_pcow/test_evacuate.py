@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import contextlib
+import json
+import os
+from pathlib import Path
+import subprocess
+from typing import Any
+
+from nova.tests.functional.api import client
+
+from pcow_driver import image
+from pcow_driver import tool
+from tests.unit.nova_pcow import base
+
+
+class EvacuateTest(base.ServersTestCase):
+    """Two hosts that see the same pool; the one with the server goes down."""
+
+    ADMIN_API = True
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.start_compute(hostname='host1')
+        self.server = self.boot(self.make_flavor(root='true'), host='host1')
+        self.root = self.pool.existing_path(f'server-{self.server["id"]}-root')
+        self.start_compute(hostname='host2')
+        self.computes['host1'].stop()
+        self.api.put_service_force_down(self.computes['host1'].service_ref.uuid, True)
+
+    def evacuate(self, state: str) -> Any:
+        with contextlib.suppress(client.OpenStackApiException):      # casts are calls here: the API hears what compute raises
+            self.api.post_server_action(self.server['id'], {'evacuate': {}})
+        self._wait_for_migration_status(self.server, [state])
+        return self._wait_for_server_parameter(self.server, {'OS-EXT-STS:task_state': None})
+
+    def words(self) -> str:
+        (found,) = [item for item in self.api.get_instance_actions(self.server['id']) if item['action'] == 'evacuate']
+        return json.dumps(self.api.api_get(f'/servers/{self.server["id"]}/os-instance-actions/{found["request_id"]}').body)
+
+    def claims(self) -> dict[str, Any]:
+        found = self.placement.get(f'/allocations/{self.server["id"]}').body['allocations']
+        return {provider: item['resources'] for provider, item in found.items()}
+
+    def check_refused(self, words: str) -> None:
+        before = self.claims()
+        server = self.evacuate('failed')
+        self.assertEqual(('ACTIVE', 'host1'), (server['status'], server['OS-EXT-SRV-ATTR:host']))
+        self.assertIn(words, self.words())
+        self.assertEqual(before, self.claims())
+
+    def test_shared_pool(self) -> None:
+        before = image.info(self.root).uuid
+        server = self.evacuate('done')
+        self.assertEqual('host2', server['OS-EXT-SRV-ATTR:host'])
+        self.assertEqual(before, image.info(self.root).uuid)
+        self.assertIn(self.root, self.xml(self.server))
+        provider = self.provider('host2_pcow_fast')
+        self.assertIn(provider['uuid'], self.claims())
+
+    def test_pool_of_its_own(self) -> None:
+        away = Path(self.root).with_suffix('.away')
+        os.rename(self.root, away)
+        self.check_refused('in no pool that this host shares with the one that is down')
+        self.assertFalse(os.path.exists(self.root))
+        os.rename(away, self.root)
+
+    def test_server_that_still_runs(self) -> None:
+        with contextlib.closing(writer(self.root)):
+            self.check_refused('still runs on the host that is said to be down')
+
+
+class writer:      # noqa: N801 - a context
+    """Somebody who has an image open for writing."""
+
+    def __init__(self, path: str) -> None:
+        self._process = subprocess.Popen((tool.find('pcow_io'), path), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(b'write -P 1 8M 4k\n')
+        self._process.stdin.flush()
+        self._process.stdout.readline()
+
+    def close(self) -> None:
+        self._process.communicate()
