@@ -68,8 +68,12 @@ class Job:
                 machine, overlay = self._boot_by_turns(connection, template, guest)
             with self.report.step(5, 'write, snapshot, write more, revert, boot again'):
                 self._snapshot_and_revert(machine)
+            if self.options.keep:
+                machine.release()
+            else:
+                # While it runs, its image also holds what is prepared for the next stores.
+                machine.power_off()
             self.report.figures['overlay_final_size'] = _size(overlay)
-            machine.release()
             if not self.options.keep:
                 machine.remove()
         self.report.print_table()
