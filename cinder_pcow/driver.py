@@ -77,6 +77,7 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
 
     def delete_volume(self, volume: Any) -> None:
         self.connections.end(volume)
+        self.migration.forget(volume)
         self.volumes.delete(volume)
 
     def extend_volume(self, volume: Any, new_size: int) -> None:
@@ -239,7 +240,8 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
             pools = [stats.of_pool(pool, volume_utils.extract_host(self.host, 'host'), self.configuration)
                      for pool in self.backend.pools()]
         for pool in pools:
-            pool.update(filter_function=self.get_filter_function(), goodness_function=self.get_goodness_function())
+            pool.update(filter_function=self.get_filter_function(), goodness_function=self.get_goodness_function(),
+                        pcow_migration_address=self.configuration.pcow_migration_address or cfg.CONF.my_ip)
         self._stats = {
             'volume_backend_name': self.configuration.safe_get('volume_backend_name') or stats.PROTOCOL,
             'vendor_name': stats.VENDOR,

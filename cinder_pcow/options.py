@@ -10,6 +10,8 @@ OPTS: list[cfg.Opt] = [
     cfg.StrOpt('pcow_compute_host',
                help='Name under which nova-compute of this machine is known ([DEFAULT] host in its nova.conf). Needed only if it '
                     "is neither the machine's host name nor the host of this service."),
+    cfg.StrOpt('pcow_migration_address',
+               help='Address under which other hosts reach this one by SSH, to move volumes here; default: [DEFAULT] my_ip.'),
     cfg.IntOpt('pcow_max_chain', default=16, min=1, max=100,
                help='Longest chain of files that a clone, or a volume made from a snapshot, may stand on, itself included. '
                     'What would be longer is copied into one file of its own; 1 copies always.'),

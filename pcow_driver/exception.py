@@ -73,6 +73,10 @@ class ExportFailed(PcowError):
     msg_fmt = 'the export in %(path)s: %(reason)s'
 
 
+class TransferFailed(PcowError):
+    msg_fmt = 'the transfer of the image %(name)s: %(reason)s'
+
+
 class NotATemplate(PcowError):
     msg_fmt = '%(path)s is not a template (not sealed): use the image commands for it'
 

@@ -176,10 +176,10 @@ class AllInOne:
                     self.services.discover_hosts()
                     discovered = True
                 missing.add(f'hypervisor {node.node.name}')
-            if not missing and node.node == settings_module.NODE1:
+            if not missing:
                 # a backend that cannot be used has a service that is up, and no pool
                 usable = self.api.volume_pools()
-                missing |= {f'pool of {host} (its reason is in the log of cinder-volume)' for host in self._volume_hosts()
+                missing |= {f'pool of {host} (its reason is in the log of cinder-volume)' for host in self._volume_hosts(node.node)
                             if not any(pool.startswith(f'{host}#') for pool in usable)}
             if not missing:
                 return
@@ -190,14 +190,15 @@ class AllInOne:
     def _wanted_of_node(self, node: settings_module.Node) -> list[tuple[str, str, str]]:
         """Agents of a node: service, name, and the host that they report as."""
         wanted = [('nova', 'nova-compute', node.name)]
-        if node == settings_module.NODE1 and self.settings.volume_backends:
-            wanted += [('cinder', 'cinder-volume', host) for host in self._volume_hosts()]
-            wanted += [('cinder', 'cinder-backup', node.name)]
+        if self.settings.volume_backends:
+            wanted += [('cinder', 'cinder-volume', host) for host in self._volume_hosts(node)]
+            if node == settings_module.NODE1:
+                wanted += [('cinder', 'cinder-backup', node.name)]
         return wanted
 
-    def _volume_hosts(self) -> list[str]:
-        """Names of the volume backends among cinder's services."""
-        return [f'{settings_module.NODE1.name}@{configuration_module.volume_type(name)}' for name in self.settings.volume_backends]
+    def _volume_hosts(self, node: settings_module.Node) -> list[str]:
+        """Names of the volume backends of a node among cinder's services."""
+        return [f'{node.name}@{configuration_module.volume_type(name)}' for name in self.settings.volume_backends]
 
     def _check_ports(self) -> None:
         """:raises PcowError: a port is taken by something else"""
@@ -246,30 +247,32 @@ class AllInOne:
     # Second node
 
     def node2(self, compute_driver: str) -> None:
-        """Add a second compute node, if it is not there.
+        """Add a second node with nova-compute, and cinder-volume if the first has it, as far as it is not there.
 
         :raises PcowError:
         """
         self.api.log_in()
         node = self._node(settings_module.NODE2)
-        (agent,) = (agent for agent in services_module.AGENTS if agent.name == 'nova-compute')
-        name = node.service(agent.name)
+        agents = [agent for agent in self.services.agents() if agent.name in ('nova-compute', 'cinder-volume')]
         try:
             started = set()
             begun = datetime.datetime.now(datetime.UTC)
             node.start_libvirtd()
             self.configuration.write_pcow(node.node)
             self._make_pools(node)
-            if self.processes.pid(name) is None:
-                self.configuration.write_nova(node.node, compute_driver)
-                node.start(agent.name, self.services.agent_command(agent, node.node))
-                started = {agent.name}
+            self.configuration.write_nova(node.node, compute_driver)
+            self.configuration.write_cinder(node.node)
+            for agent in agents:
+                if self.processes.pid(node.service(agent.name)) is None:
+                    node.start(agent.name, self.services.agent_command(agent, node.node))
+                    started.add(agent.name)
             for one in (self._node(settings_module.NODE1), node):
                 one.start_sshd()
             self._wait_ready(node, started, begun)
         except BaseException:
             with _undisturbed():
-                self.processes.end_node(name, node.service('libvirtd'), node.service(ssh.SERVICE))
+                self.processes.end_node(*(node.service(agent.name) for agent in agents), node.service('libvirtd'),
+                                        node.service(ssh.SERVICE))
             raise
 
     # Down

@@ -40,7 +40,7 @@ class Configuration:
     def write(self) -> None:
         """Write all of them, and make the directories that they name."""
         made = {'keystone': self._keystone(), 'placement': self._placement(), 'glance': self._glance(),
-                'cinder': self._cinder(), 'neutron': self._neutron()}
+                'cinder': self._cinder(settings_module.NODE1), 'neutron': self._neutron()}
         for service, sections in made.items():
             self._write(self.file(service), sections)
         self.write_nova(settings_module.NODE1, self._settings.compute_driver)
@@ -56,6 +56,10 @@ class Configuration:
     def write_nova(self, node: settings_module.Node, compute_driver: str) -> None:
         self._nova_state(node).mkdir(parents=True, exist_ok=True)
         self._write(self.file('nova', node), self._nova(node, compute_driver))
+
+    def write_cinder(self, node: settings_module.Node) -> None:
+        """For cinder-volume on a further node."""
+        self._write(self.file('cinder', node), self._cinder(node))
 
     def _nova_state(self, node: settings_module.Node) -> Path:
         """State of nova-compute: one directory for each node, as on two machines."""
@@ -159,13 +163,13 @@ class Configuration:
             'neutron': self._client('neutron', service_metadata_proxy=False),
             'cinder': self._client('nova', catalog_info='block-storage::publicURL', os_region_name=settings_module.REGION)}
 
-    def _cinder(self) -> Sections:
+    def _cinder(self, node: settings_module.Node) -> Sections:
         settings, data = self._settings, self._settings.data / 'cinder'
         etc = self._base.openstack / 'etc/cinder'
-        privileged = self._privileged('cinder')
+        privileged = self._privileged('cinder', node)
         backends = settings.volume_backends
         default = self._default(
-            transport_url=settings.transport_url, my_ip=settings_module.LOOPBACK, host=settings_module.NODE1.name,
+            transport_url=settings.transport_url, my_ip=node.address, host=node.name,
             auth_strategy='keystone', state_path=data, api_paste_config=etc / 'api-paste.ini',
             resource_query_filters_file=etc / 'resource_filters.json', rootwrap_config=etc / 'rootwrap.conf',
             enabled_backends=','.join(map(volume_type, backends)), glance_api_servers=settings.url('glance'),
@@ -174,8 +178,8 @@ class Configuration:
             graceful_shutdown_timeout=3)
         if backends:
             default['default_volume_type'] = volume_type(backends[0])
-        return {'DEFAULT': default, **{volume_type(name): self._backend(name) for name in backends},
-                'pcow': pools.configuration(settings, settings_module.NODE1), 'database': self._database('cinder'),
+        return {'DEFAULT': default, **{volume_type(name): self._backend(name, node) for name in backends},
+                'pcow': pools.configuration(settings, node), 'database': self._database('cinder'),
                 'oslo_concurrency': self._locks(),
                 'cinder_sys_admin': privileged, 'privsep_osbrick': privileged,
                 'coordination': {'backend_url': f'file://{data}/coordination'},
@@ -184,9 +188,9 @@ class Configuration:
                 'service_user': self._client('cinder', send_service_user_token=True),
                 'nova': self._client('nova', interface='public', token_auth_url=settings.url('keystone'))}
 
-    def _backend(self, name: str) -> dict[str, object]:
+    def _backend(self, name: str, node: settings_module.Node) -> dict[str, object]:
         return {'volume_backend_name': name, 'volume_driver': 'cinder_pcow.driver.PcowDriver', 'pcow_pools': pools.CINDER,
-                'pcow_compute_host': settings_module.NODE1.name}
+                'pcow_compute_host': node.name}
 
     def _neutron(self) -> Sections:
         settings = self._settings

@@ -57,11 +57,13 @@ def prepare(settings: settings_module.Settings) -> None:
     for name in _NAMES:
         (directory(settings) / name).mkdir(parents=True, exist_ok=True, mode=0o711)
         (directory(settings) / f'{settings_module.NODE2.name}-{name}').mkdir(exist_ok=True, mode=0o711)
-    programs = settings.state / 'bin'
-    programs.mkdir(exist_ok=True)
-    words = (str(settings.venv / 'bin/pcowctl'), '--config-file', str(settings.etc / 'pcow.conf'))
-    (programs / 'pcowctl').write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
-    (programs / 'pcowctl').chmod(0o755)
+    for place, name in ((settings.state, 'pcow.conf'), (settings.node(settings_module.NODE1), 'pcow.conf'),
+                        (settings.node(settings_module.NODE2), f'pcow-{settings_module.NODE2.name}.conf')):
+        programs = place / 'bin'
+        programs.mkdir(parents=True, exist_ok=True)
+        words = (str(settings.venv / 'bin/pcowctl'), '--config-file', str(settings.etc / name))
+        (programs / 'pcowctl').write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        (programs / 'pcowctl').chmod(0o755)
 
 
 def places(settings: settings_module.Settings, node: settings_module.Node) -> dict[str, Path]:

@@ -124,6 +124,10 @@ class Settings:
         """Of pcow_driver: each node sees its own here."""
         return self.data / 'pcow'
 
+    def node(self, node: Node) -> Path:
+        """What belongs to one node."""
+        return self.state / 'nodes' / node.address
+
     @property
     def database_socket(self) -> Path:
         return self.state / 'mariadb' / 'socket'

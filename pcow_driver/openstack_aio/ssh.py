@@ -19,6 +19,7 @@ _PRIVILEGE_SEPARATION = Path('/run/sshd')      # built into sshd
 
 class Ssh:
     def __init__(self, settings: settings_module.Settings) -> None:
+        self._settings = settings
         self._port = settings.port('sshd')
         self._directory = settings.state / 'ssh'
         self.client = self._directory / 'client'       # what the nodes see in PLACE
@@ -44,6 +45,7 @@ class Ssh:
             self._server(node).write_text(
                 f'Port {self._port}\nListenAddress {node.address}\nHostKey {key}\n'
                 f'AuthorizedKeysFile {self._directory / "authorized_keys"}\nStrictModes no\nUsePAM no\nPidFile none\n'
+                f'SetEnv PATH={self._settings.node(node) / "bin"}:/usr/sbin:/usr/bin:/sbin:/bin\n'    # pcowctl of the node
                 'PermitRootLogin prohibit-password\nPasswordAuthentication no\nAllowUsers root\nSubsystem sftp internal-sftp\n')
 
     def _server(self, node: settings_module.Node) -> Path:

@@ -26,7 +26,8 @@ KILLS = int(os.environ.get('PCOW_TEST_KILLS', '3'))
 GIB = units.GIB
 
 
-class KillTest(base.PcowTestCase):
+class KillCase(base.PcowTestCase):
+    """What tests of kills have in common."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -106,6 +107,9 @@ class KillTest(base.PcowTestCase):
         again(volume)
         self.check_content(volume, {0: content})
         self.driver.delete_volume(volume)
+
+
+class KillTest(KillCase):
 
     def test_create(self) -> None:
         self.each_kill(self.record, lambda volume: self.driver.create_volume(volume),

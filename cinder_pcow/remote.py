@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pools of other hosts, by SSH: as root of this service's host, with the keys and names that its configuration of SSH has.
+
+Nova's migrations of servers that are off need the same.  On the other host ``pcowctl`` does the work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shlex
+import subprocess
+
+from oslo_log import log as logging
+
+from pcow_driver import exception
+from pcow_driver import names
+from pcow_driver import transfer
+
+LOG = logging.getLogger(__name__)
+
+_OPTIONS = ('-o', 'BatchMode=yes', '-o', 'ConnectTimeout=10', '-o', 'ServerAliveInterval=15')
+_ADDRESS = re.compile(r'[0-9A-Za-z:._-]{1,255}')
+
+
+@dataclasses.dataclass(frozen=True)
+class RemotePool:
+    """A pool of another host.
+
+    :param address: under which that host is reached by SSH
+    """
+
+    address: str
+    pool: str
+    uuid: str
+
+    def __post_init__(self) -> None:
+        if not _ADDRESS.fullmatch(self.address) or self.address.startswith('-'):
+            raise exception.ConfigInvalid(reason=f'{self.address!r} is no address of a host (pcow_migration_address)')
+        names.check_name('pool', self.pool)
+
+    def has(self, name: str) -> bool:
+        """Whether the pool has an image or a template of this name.  One that is on its way does not count.
+
+        :raises TransferFailed:
+        """
+        return any({'name': name} in json.loads(self._run(name, kind, 'list', self.pool, '-f', 'json', '-c', 'name'))
+                   for kind in ('image', 'template'))
+
+    def send(self, path: str, name: str) -> None:
+        """Copy an image of this host, with the template on which it stands if that is not there.
+
+        :raises TransferFailed: nothing is left there then
+        :raises PcowError: the image cannot be read
+        """
+        base = transfer.template_below(path)
+        if base is not None and not self.has(base):
+            self._send(os.path.join(os.path.dirname(path), base + names.IMAGE_SUFFIX), base)
+        self._send(path, name)
+
+    def discard(self, name: str) -> None:
+        """Delete an image that was sent; what is on its way does not arrive.  Done also if there is none.
+
+        :raises TransferFailed:
+        """
+        self._run(name, 'image', 'receive', '--discard', f'{self.pool}/{name}')
+
+    def _send(self, path: str, name: str) -> None:
+        LOG.info('%s goes to the pool %s of %s', path, self.pool, self.address)
+        receiver = self._start('image', 'receive', f'{self.pool}/{name}')
+        with receiver:
+            try:
+                if receiver.stdin is not None:
+                    transfer.send(path, receiver.stdin)
+            except BrokenPipeError:
+                LOG.debug('the receiver has ended; it says why')
+            except BaseException:
+                receiver.kill()                # it ends without the end of the stream
+                raise
+            self._finish(receiver, name)
+
+    def _run(self, name: str, *words: str) -> str:
+        with self._start(*words) as process:
+            return self._finish(process, name)
+
+    def _start(self, *words: str) -> subprocess.Popen[bytes]:
+        """pcowctl on the other host."""
+        return subprocess.Popen(('ssh', *_OPTIONS, self.address, shlex.join(('pcowctl', *words))), stdin=subprocess.PIPE,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def _finish(self, process: subprocess.Popen[bytes], name: str) -> str:
+        stdout, stderr = process.communicate()
+        if process.returncode:
+            lines = stderr.decode(errors='replace').strip().splitlines() or ['it said nothing']
+            raise exception.TransferFailed(name=name, reason=f'the host {self.address} says: {lines[-1]}')
+        return stdout.decode(errors='replace')
