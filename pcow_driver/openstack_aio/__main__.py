@@ -18,6 +18,7 @@ from pcow_driver.openstack_aio import options
 from pcow_driver.openstack_aio import processes
 from pcow_driver.openstack_aio import settings as settings_module
 from pcow_driver.openstack_aio import volume_cycle
+from pcow_driver.openstack_aio import volume_kills
 
 _LINES = 40
 _LINES_OF_EACH = 3
@@ -115,21 +116,41 @@ def _life_cycle(chosen: argparse.Namespace) -> int:
     if not machine.is_up():
         raise exception.PcowError(reason='it is not up: run tools/openstack-aio up')
     of, known = (volume_cycle.VolumeCycle, volume_cycle.ROWS) if chosen.volume else (life_cycle.LifeCycle, life_cycle.ROWS)
-    rows = tuple(name.replace('-', '_') for name in chosen.row or known)
+    rows = _rows(chosen.row, known)
+    machine.image(debian=False)
+    life = of(machine.api, settings_module.NODE2.name in machine.api.hypervisors())
+    return _status_of(life.run(rows, _say))
+
+
+def _volume_kills(chosen: argparse.Namespace) -> int:
+    machine = allinone.AllInOne(_existing(chosen))
+    if not machine.is_up():
+        raise exception.PcowError(reason='it is not up: run tools/openstack-aio up')
+    machine.api.log_in()
+    known = volume_kills.ROWS
+    if settings_module.NODE2.name not in machine.api.hypervisors():
+        known = tuple(name for name in known if name != 'migrate')
+    return _status_of(volume_kills.VolumeKills(machine, chosen.kills).run(_rows(chosen.row, known), _say))
+
+
+def _rows(wanted: list[str] | None, known: tuple[str, ...]) -> tuple[str, ...]:
+    rows = tuple(name.replace('-', '_') for name in wanted or known)
     unknown = [name for name in rows if name not in known]
     if unknown:
         raise exception.UsageInvalid(reason=f'--row {unknown[0]}: there are {", ".join(known)}')
-    machine.image(debian=False)
-    life = of(machine.api, settings_module.NODE2.name in machine.api.hypervisors())
+    return rows
 
-    def say(result: life_cycle.Result) -> None:
-        print(f'{result.row:20} {result.outcome:8} {result.seconds:6.1f} s  {result.words}', flush=True)
-    results = life.run(rows, say)
+
+def _say(result: life_cycle.Result) -> None:
+    print(f'{result.row:20} {result.outcome:8} {result.seconds:6.1f} s  {result.words}', flush=True)
+
+
+def _status_of(results: list[life_cycle.Result]) -> int:
     return 1 if any(result.outcome == 'FAILED' for result in results) else 0
 
 
 _COMMANDS = {'up': _up, 'down': _down, 'status': _status, 'logs': _logs, 'node2': _node2, 'image': _image,
-             'life-cycle': _life_cycle}
+             'life-cycle': _life_cycle, 'volume-kills': _volume_kills}
 
 
 def _hang_up(_number: int, _frame: object) -> None:

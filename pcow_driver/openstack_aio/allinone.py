@@ -275,6 +275,25 @@ class AllInOne:
                                         node.service(ssh.SERVICE))
             raise
 
+    def kill_and_start(self, name: str, ready: str) -> None:
+        """SIGKILL for an agent of the first node, as a crash would end it, and a new one.
+
+        :param ready: words of its log by which it works again
+        :raises PcowError: it does not run, or does not start
+        """
+        (agent,) = (agent for agent in self.services.agents() if agent.name == name)
+        self.processes.kill(name, name)
+        log = self.processes.log(name)
+        begin = log.stat().st_size
+        command = self.services.agent_command(agent)
+        self._node(settings_module.NODE1).start(name, command)
+        limit = time.monotonic() + _READY_SECONDS
+        while ready.encode() not in log.read_bytes()[begin:]:
+            self.processes.check(name)
+            if time.monotonic() > limit:
+                raise exception.PcowError(reason=f'{name} does not say {ready!r}: look into {log}')
+            time.sleep(0.1)
+
     # Down
 
     @contextlib.contextmanager

@@ -53,6 +53,10 @@ def _parser() -> argparse.ArgumentParser:
                                help='Take a server through its life, migrations included if node2 is there, and print a table.')
     life.add_argument('--volume', action='store_true', help="Instead that of a Cinder volume, attached to a server as an NVDIMM.")
     life.add_argument('--row', metavar='NAME', action='append', help='Only this row (and those given likewise), such as pause.')
+    kills = commands.add_parser('volume-kills', parents=[common],
+                                help='Kill cinder-volume in the middle of each operation, and print what became of it.')
+    kills.add_argument('--kills', metavar='N', type=int, default=3, help='Of each operation; default: 3.')
+    kills.add_argument('--row', metavar='NAME', action='append', help='Only this one (and those given likewise), such as clone.')
     image = commands.add_parser('image', parents=[common], help='Put a guest with kernel and ramdisk into Glance, and flavors.')
     image.add_argument('--debian', action='store_true',
                        help='Debian 12 with a shell on its console; default: a tiny guest that checks its own data.')
@@ -71,6 +75,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
                                             f'at most {settings_module.MAX_STATE_PATH} characters')
     if chosen.command == 'up':
         _check_up(chosen)
+    if chosen.command == 'volume-kills' and chosen.kills < 1:
+        raise exception.UsageInvalid(reason=f'--kills {chosen.kills}: give at least 1')
     if chosen.command == 'logs' and chosen.lines is not None and chosen.lines < 1:
         raise exception.UsageInvalid(reason=f'--lines {chosen.lines}: give at least 1')
     return chosen

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import contextlib
 import os
 from pathlib import Path
+import signal
 import socket
 import subprocess
 import threading
@@ -153,6 +154,20 @@ class Processes:
         for name in self.names():
             (self._directory / name).unlink(missing_ok=True)
 
+    def kill(self, name: str, program: str) -> None:
+        """SIGKILL for a service and those of its processes that run ``program``; what else they started goes on.
+
+        :raises PcowError: it does not run
+        """
+        self.check(name)
+        session = _session(self.pid(name) or 0)
+        mine = [pid for pid in self.all() if _session(pid) == session and f'/{program}'.encode() in _command(pid)]
+        for pid in sorted(mine):               # a parent before its children, which it would start again
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        teardown.end(mine)                     # waits for them
+        (self._directory / name).unlink(missing_ok=True)
+
     def end_node(self, *names: str) -> None:
         """End all that shares the mounts of these services."""
         namespaces = {namespace for name in names if (pid := self.pid(name)) and (namespace := _namespace(pid))}
@@ -168,6 +183,13 @@ def _namespace(pid: int) -> str:
         return os.readlink(f'/proc/{pid}/ns/mnt')
     except OSError:
         return ''
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f'/proc/{pid}/cmdline').read_bytes()
+    except OSError:
+        return b''
 
 
 def _session(pid: int) -> int:
