@@ -5,21 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import dataclasses
-import enum
 
 from pcow_driver import exception
 from pcow_driver import image
 from pcow_driver import pool as pool_module
-from pcow_driver import units
+from pcow_driver import watermark
 
-
-class State(enum.IntEnum):
-    """Of a pool; the values are exit codes as monitoring systems know them (Nagios plug-ins)."""
-
-    OK = 0
-    LOW = 1
-    CRITICAL = 2
-    UNKNOWN = 3
+State = watermark.State
+judge = watermark.judge
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,17 +87,6 @@ def usage(pool: pool_module.Pool, *, with_shared: bool = True) -> PoolUsage:
     return PoolUsage(name=pool.name, total=capacity.total, free=capacity.free, kept_free=settings.kept_free(capacity.total),
                      images=tuple(found), unreadable=tuple(unreadable), limit=settings.limit(capacity.total),
                      state=state, reason=reason)
-
-
-def judge(capacity: pool_module.Capacity, settings: pool_module.Settings) -> tuple[State, str]:
-    """Whether the space that is left is enough, and the sentence that says so."""
-    percent = 100 * capacity.free / max(capacity.total, 1)
-    text = f'{units.format_size(capacity.free)} of {units.format_size(capacity.total)} free ({percent:.1f} %)'
-    if percent < settings.critical:
-        return State.CRITICAL, f'{text}, less than {settings.critical} %: guests wait when it is full; free space or extend it now'
-    if percent < settings.low:
-        return State.LOW, f'{text}, less than {settings.low} %: free space or extend it'
-    return State.OK, text
 
 
 _METRICS: tuple[tuple[str, str, Callable[[PoolUsage], int]], ...] = (

@@ -30,6 +30,9 @@ MIN_MAP_COUNT = 65530
 WANTED_MAP_COUNT = 262144
 MIN_LIBVIRT = (9, 0)
 HOOK = '/etc/libvirt/hooks/qemu.d/pcow'
+USERFAULTFD = '/dev/userfaultfd'
+APPARMOR_ENABLED = '/sys/module/apparmor/parameters/enabled'
+APPARMOR_PROFILES = '/etc/apparmor.d/libvirt'
 APPARMOR_LOCAL = '/etc/apparmor.d/local/abstractions/libvirt-qemu'
 
 
@@ -101,7 +104,7 @@ def _check_kernel() -> Iterator[Finding]:
 
 
 def _check_userfaultfd() -> Iterator[Finding]:
-    path, check = '/dev/userfaultfd', 'userfaultfd'
+    path, check = USERFAULTFD, 'userfaultfd'
     rule = f'install etc/udev/rules.d/60-pcow.rules, then: udevadm control --reload; udevadm trigger {path}'
     try:
         status = os.stat(path)
@@ -224,7 +227,7 @@ def _check_snapshots_while_off() -> Iterator[Finding]:
 
 
 def _check_apparmor() -> Iterator[Finding]:
-    if _read('/sys/module/apparmor/parameters/enabled') != 'Y' or not os.path.isdir('/etc/apparmor.d/libvirt'):
+    if _read(APPARMOR_ENABLED) != 'Y' or not os.path.isdir(APPARMOR_PROFILES):
         yield Finding('AppArmor', OK, 'libvirt does not use it here')
     elif 'pcow' in (_read(APPARMOR_LOCAL) or ''):
         yield Finding('AppArmor', OK, APPARMOR_LOCAL)

@@ -16,6 +16,8 @@ import stat
 from typing import Any
 import uuid as uuidlib
 
+from oslo_log import log as logging
+
 from pcow_driver import exception
 from pcow_driver import image
 from pcow_driver import immutable
@@ -23,6 +25,9 @@ from pcow_driver import locks
 from pcow_driver import model
 from pcow_driver import names
 from pcow_driver import units
+from pcow_driver import watermark
+
+LOG = logging.getLogger(__name__)
 
 MARKER = '.pcow-pool'
 _MARKER_FORMAT = 1
@@ -189,6 +194,9 @@ class Pool:
                 raise exception.InvalidSize(size='(none)', reason='an image without a base needs a size')
             else:
                 image.create(path, size, cluster_size=cluster_size)
+        state, reason = watermark.judge(self.capacity(), self.settings)
+        if state is not watermark.State.OK:
+            LOG.warning('Pool %s has %s', self.name, reason)
         return path
 
     def promised(self) -> int:

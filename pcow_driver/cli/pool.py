@@ -77,6 +77,7 @@ class Create(show.ShowOne):
         source.add_argument('--namespace', help="Take this namespace ('ndctl list -N'); it becomes mode fsdax.")
         source.add_argument('--device', help='Take this block device, which has DAX already.')
         source.add_argument('--memory', action='store_true', help='DRAM (tmpfs): fast, and lost with the host; needs --size.')
+        parser.add_argument('--huge', action='store_true', help='With --memory: of pages of 2 MiB, as far as there are any.')
         parser.add_argument('--size', type=common.size_argument, help='With --region (default: all that is free) and --memory.')
         parser.add_argument('--fs', choices=filesystem.KINDS, default='xfs', help='File system to make; default: xfs.')
         parser.add_argument('--align', type=common.size_argument, default=units.SLAB_SIZE,
@@ -98,6 +99,8 @@ class Create(show.ShowOne):
             raise exception.UsageInvalid(reason='give a directory, or one of --region, --namespace, --device and --memory')
         if args.size is not None and not args.region and not args.memory:
             raise exception.UsageInvalid(reason='--size goes with --region and --memory')
+        if args.huge and not args.memory:
+            raise exception.UsageInvalid(reason='--huge goes with --memory')
         directory = os.path.abspath(args.directory or os.path.join(conf.CONF.pcow.pools_path, args.name))
         if from_pmem:
             return provision.plan_create(provision.Request(
@@ -106,7 +109,7 @@ class Create(show.ShowOne):
         if args.memory:
             if args.size is None:
                 raise exception.UsageInvalid(reason='--memory needs --size: without a limit guests could fill all memory')
-            return provision.plan_memory(args.name, directory, args.size)
+            return provision.plan_memory(args.name, directory, args.size, huge=args.huge)
         return provision.plan_directory(args.name, directory)
 
 

@@ -20,6 +20,8 @@ from pcow_driver.pmem import ndctl
 from pcow_driver.pmem import promise
 from pcow_driver.pmem import provision
 
+_BUS = '/sys/bus/nd'
+
 # Options of the kernel, and what is lost without them.
 _PMEM_OPTIONS = (('FS_DAX', 'no file system maps persistent memory directly: all stores go through the page cache'),
                  ('FS_DAX_PMD', 'memory is mapped in pieces of 4 KiB only'),
@@ -49,7 +51,7 @@ def check_kernel_config() -> Iterator[Finding]:
         yield Finding('kernel options', ADVICE, 'no /boot/config file and no /proc/config.gz', (
             'nobody can tell what this kernel was built with: see the checks of pools and of userfaultfd instead'))
         return
-    wanted = (*_OTHER_OPTIONS, *(_PMEM_OPTIONS if os.path.isdir('/sys/bus/nd') else ()))
+    wanted = (*_OTHER_OPTIONS, *(_PMEM_OPTIONS if os.path.isdir(_BUS) else ()))
     lacking = [(name, why) for name, why in wanted if config.get(name) not in ('y', 'm')]
     if not lacking:
         yield Finding('kernel options', OK, ', '.join(name for name, _why in wanted))
@@ -59,7 +61,7 @@ def check_kernel_config() -> Iterator[Finding]:
 
 def check_regions() -> Iterator[Finding]:
     """Regions of persistent memory and their namespaces."""
-    if not os.path.isdir('/sys/bus/nd'):
+    if not os.path.isdir(_BUS):
         yield Finding('persistent memory', ADVICE, 'this kernel has found none', (
             "pools can be made in DRAM ('pcowctl pool create NAME --memory --size SIZE') or on an ordinary file system"))
         return
@@ -70,8 +72,20 @@ def check_regions() -> Iterator[Finding]:
         return
     for region in regions:
         yield from _region(region)
+    yield from _interleave(regions)
     if not regions:
         yield Finding('persistent memory', ADVICE, 'no regions', 'if there should be some, look at dmesg and at the firmware setup')
+
+
+def _interleave(regions: list[ndctl.Region]) -> Iterator[Finding]:
+    """DIMMs side by side give the bandwidth of one each."""
+    single = [region for region in regions if len(region.dimms) == 1]
+    for size in sorted({region.size for region in single}):
+        alike = [region.dev for region in single if region.size == size]
+        if len(alike) > 1:
+            yield Finding('interleave', ADVICE, f'{", ".join(alike)} are of one size, and each of one DIMM', (
+                'a pool there has the bandwidth of one DIMM: if they are on one socket, interleave them in the firmware setup '
+                '(which loses what is in them), or spread images over several pools'))
 
 
 def _region(region: ndctl.Region) -> Iterator[Finding]:

@@ -53,8 +53,10 @@ def mount_command(kind: str, device: str, directory: str) -> tuple[str, ...]:
     return 'mount', '-t', kind, '-o', MOUNT_OPTIONS, device, directory
 
 
-def mount_memory_command(name: str, size: int, directory: str) -> tuple[str, ...]:
-    return 'mount', '-t', 'tmpfs', '-o', f'size={size},huge=advise,mode=0711', f'pcow-{name}', directory
+def mount_memory_command(name: str, size: int, directory: str, huge: bool) -> tuple[str, ...]:
+    """tmpfs; with ``huge`` its files are of pages of 2 MiB as far as there are any."""
+    options = f'size={size},huge={"always" if huge else "advise"},mode=0711'
+    return 'mount', '-t', 'tmpfs', '-o', options, f'pcow-{name}', directory
 
 
 def resize_memory_command(directory: str, size: int) -> tuple[str, ...]:

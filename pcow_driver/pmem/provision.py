@@ -244,18 +244,19 @@ def _check_directory(directory: str) -> None:
     checks.mount_point(directory)
 
 
-def plan_memory(name: str, directory: str, size: int) -> plan_module.Plan:
+def plan_memory(name: str, directory: str, size: int, *, huge: bool = False) -> plan_module.Plan:
     """A pool in DRAM (tmpfs): gone when the host goes down.
 
     :param size: bytes that it may take at most
+    :param huge: of pages of 2 MiB
     """
     names.check_name('pool', name)
     registry.PoolRegistry().check_unknown(name)
     _check_directory(directory)
     plan = plan_module.Plan()
     _add_directory(plan, directory)
-    plan.add(plan_module.command_line(*filesystem.mount_memory_command(name, size, directory)),
-             lambda: filesystems.mount_memory(name, size, directory), lambda: filesystems.unmount(directory))
+    plan.add(plan_module.command_line(*filesystem.mount_memory_command(name, size, directory, huge)),
+             lambda: filesystems.mount_memory(name, size, directory, huge), lambda: filesystems.unmount(directory))
     _add_owner(plan, directory)
     plan.steps += plan_directory(name, directory).steps
     return plan
@@ -265,9 +266,20 @@ def plan_directory(name: str, directory: str) -> plan_module.Plan:
     """A pool in an existing file system; the directory is made if it is missing."""
     names.check_name('pool', name)
     registry.PoolRegistry().check_unknown(name)
+    _check_not_hugetlbfs(directory)
     plan = plan_module.Plan()
     plan.add(f'[write {os.path.join(directory, pool.MARKER)} and register pool {name}]', lambda: _register(name, directory))
     return plan
+
+
+def _check_not_hugetlbfs(directory: str) -> None:
+    place = os.path.realpath(directory)
+    while not os.path.ismount(place):
+        place = os.path.dirname(place)
+    if filesystem.mounted(place)[0] == 'hugetlbfs':
+        raise exception.UsageInvalid(reason=(
+            f'{directory} is on hugetlbfs, whose files cannot be written or allocated in pieces: take --memory --huge, which makes '
+            'a pool of pages of 2 MiB on tmpfs'))
 
 
 def _register(name: str, directory: str) -> None:

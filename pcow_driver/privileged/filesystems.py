@@ -77,13 +77,14 @@ def mount(kind: str, device: str, directory: str) -> None:
 
 
 @context.entrypoint
-def mount_memory(name: str, size: int, directory: str) -> None:
-    """A file system in DRAM of at most ``size`` bytes.
+def mount_memory(name: str, size: int, directory: str, huge: bool) -> None:
+    """A file system in DRAM of at most ``size`` bytes, of huge pages if there are any.
 
     :raises ToolFailed:
     """
     filesystem.run(filesystem.mount_memory_command(
-        checks.label(name), checks.number(size, 1 << 20, 1 << 56, 'the size of a pool in DRAM'), _empty(directory)))
+        checks.label(name), checks.number(size, 1 << 20, 1 << 56, 'the size of a pool in DRAM'), _empty(directory),
+        bool(huge)))
 
 
 @context.entrypoint

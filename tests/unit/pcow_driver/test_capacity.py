@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import json
+import os
+from pathlib import Path
+
+import fixtures
 
 from pcow_driver import capacity
 from pcow_driver import exception
@@ -75,3 +79,15 @@ class StateTest(base.TestCase):
         self.assertIn('# TYPE pcow_pool_free_bytes gauge\npcow_pool_free_bytes{pool="p\\"\\\\"} 10\n', text)
         self.assertIn('pcow_pool_state{pool="p\\"\\\\"} 2\n', text)
         self.assertEqual(text, text.strip() + '\n')
+
+    def test_log(self) -> None:
+        """Whoever makes an image in a pool that runs low has it in his log: Nova's and Cinder's services do."""
+        programs = Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin'))
+        self.configure(pcow_img=str(programs / 'pcow-img'))
+        pools = registry.PoolRegistry()
+        pools.create('fast', str(self.directory / 'p'))
+        log = self.useFixture(fixtures.FakeLogger())
+        pools.set('fast', low=0, critical=0).create_image('one', size=2 << 20)
+        self.assertNotIn('free', log.output)
+        pools.set('fast', low=100, critical=0).create_image('two', size=2 << 20)
+        self.assertRegex(log.output, r'Pool fast has .* free \(.* %\), less than 100 %: free space or extend it')

@@ -131,6 +131,12 @@ class RequestTest(base.TestCase):
 
 
 class FilesystemTest(base.TestCase):
+    def test_hugetlbfs_is_no_place_for_images(self) -> None:
+        """As a mount of it was seen to behave: write(2) gives EINVAL there."""
+        self.useFixture(fixtures.MonkeyPatch('pcow_driver.pmem.filesystem.mounted', lambda _path: ('hugetlbfs', 'none')))
+        error = self.assertRaises(exception.UsageInvalid, provision.plan_directory, 'p', str(self.directory / 'p'))
+        self.assertIn('--memory --huge', str(error))
+
     def test_small(self) -> None:
         filesystem.check_size('ext4', 64 << 20)
         filesystem.check_size('xfs', 600 << 20)

@@ -105,21 +105,21 @@ class EntryPointTest(base.TestCase):
                              filesystems.set_extent_hint, filesystems.uninstall_unit):
                 self.refuse(function, directory)
             self.refuse(filesystems.mount, 'xfs', '/dev/pmem0', directory)
-            self.refuse(filesystems.mount_memory, 'p', 1 << 30, directory)
+            self.refuse(filesystems.mount_memory, 'p', 1 << 30, directory, False)
             self.refuse(filesystems.resize_memory, directory, 1 << 30)
             self.refuse(filesystems.give, directory, 1000, 1000)
             self.refuse(filesystems.install_unit, 'p', '/dev/null', directory, 'xfs')
         full = str(self.pools / 'full')
-        self.refuse(filesystems.mount_memory, 'p', 1 << 30, full)      # it would hide the file
+        self.refuse(filesystems.mount_memory, 'p', 1 << 30, full, False)      # it would hide the file
         self.refuse(filesystems.unmount, full)                         # nothing is mounted there
         self.refuse(filesystems.grow, full)
         self.refuse(filesystems.give, full, 1000, 1000)
-        self.refuse(filesystems.mount_memory, 'p', 0, str(self.pools / 'new'))
+        self.refuse(filesystems.mount_memory, 'p', 0, str(self.pools / 'new'), False)
 
     def test_an_empty_directory_below_the_pools_can_be_a_mount_point(self) -> None:
         path = str(self.pools / 'a/b')
         filesystems.make_directory(path)
-        filesystems.mount_memory('p', 1 << 30, path)
+        filesystems.mount_memory('p', 1 << 30, path, False)
         self.assertIn(f'mount -t tmpfs -o size={1 << 30},huge=advise,mode=0711 pcow-p {path}', self.ran.read_text())
         filesystems.remove_directory(path)
         self.assertEqual('/mnt/pool', checks.mount_point('/mnt/pool'))

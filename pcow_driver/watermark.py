@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the space that is left in a pool is enough."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from pcow_driver import units
+
+if TYPE_CHECKING:
+    from pcow_driver import pool as pool_module
+
+
+class State(enum.IntEnum):
+    """Of a pool; the values are exit codes as monitoring systems know them (Nagios plug-ins)."""
+
+    OK = 0
+    LOW = 1
+    CRITICAL = 2
+    UNKNOWN = 3
+
+
+def judge(capacity: pool_module.Capacity, settings: pool_module.Settings) -> tuple[State, str]:
+    """Whether the space that is left is enough, and the sentence that says so."""
+    percent = 100 * capacity.free / max(capacity.total, 1)
+    text = f'{units.format_size(capacity.free)} of {units.format_size(capacity.total)} free ({percent:.1f} %)'
+    if percent < settings.critical:
+        return State.CRITICAL, f'{text}, less than {settings.critical} %: guests wait when it is full; free space or extend it now'
+    if percent < settings.low:
+        return State.LOW, f'{text}, less than {settings.low} %: free space or extend it'
+    return State.OK, text

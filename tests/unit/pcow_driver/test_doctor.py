@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every line of pcowctl doctor says what was found, and what to do if something is to be done."""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import json
+import os
+
+import fixtures
+
+from pcow_driver import doctor
+from pcow_driver import exception
+from pcow_driver import privileged
+from pcow_driver import registry
+from pcow_driver.finding import ADVICE
+from pcow_driver.finding import MISSING
+from pcow_driver.finding import NOTHING_TO_DO
+from pcow_driver.finding import OK
+from pcow_driver.finding import Finding
+from pcow_driver.pmem import diagnosis
+from pcow_driver.pmem import filesystem
+from tests.unit.pcow_driver import base
+
+_MIB = 1 << 20
+
+
+class DoctorTestCase(base.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        privileged.context.set_client_mode(False)
+        self.addCleanup(privileged.context.set_client_mode, True)
+
+    def substitute(self, name: str, value: object) -> None:
+        self.useFixture(fixtures.MonkeyPatch(f'pcow_driver.{name}', value))
+
+    def one(self, check: Callable[[], Iterator[Finding]], status: str, found: str, advice: str = '.') -> None:
+        """The check finds one thing."""
+        (finding,) = check()
+        self.assertEqual(status, finding.status, str(finding))
+        self.assertRegex(finding.found, found)
+        self.assertRegex(finding.advice, advice)
+        self.assertEqual(status == OK, finding.advice == NOTHING_TO_DO, str(finding))
+
+
+class HostTest(DoctorTestCase):
+    def test_every_finding_says_what_to_do(self) -> None:
+        for finding in doctor.diagnose():
+            self.assertTrue(finding.check and finding.found, finding)
+            self.assertEqual(finding.status == OK, finding.advice == NOTHING_TO_DO, str(finding))
+
+    def test_kernel_options(self) -> None:
+        all_set = {name: 'y' for name, _why in (*diagnosis._PMEM_OPTIONS, *diagnosis._OTHER_OPTIONS)}
+        self.substitute('pmem.diagnosis._kernel_config', lambda: all_set)
+        self.one(diagnosis.check_kernel_config, OK, 'USERFAULTFD')
+        self.substitute('pmem.diagnosis._kernel_config', lambda: all_set | {'USERFAULTFD': 'n'})
+        self.one(diagnosis.check_kernel_config, ADVICE, 'CONFIG_USERFAULTFD is not set', 'use a kernel with it')
+        self.substitute('pmem.diagnosis._kernel_config', lambda: None)
+        self.one(diagnosis.check_kernel_config, ADVICE, 'no /boot/config', 'checks of pools')
+
+    def test_map_count(self) -> None:
+        for value, status, advice in ((1000, MISSING, 'sysctl'), (65530, ADVICE, 'sysctl'), (1 << 20, OK, '.')):
+            self.substitute('doctor._read', lambda _path, value=value: str(value))
+            self.one(doctor._check_map_count, status, str(value), advice)
+
+    def test_userfaultfd(self) -> None:
+        device = self.directory / 'userfaultfd'
+        self.substitute('doctor.USERFAULTFD', str(device))
+        self.one(doctor._check_userfaultfd, ADVICE, 'is not there', 'kernel 6.1')
+        device.touch()
+        device.chmod(0o600)
+        self.one(doctor._check_userfaultfd, ADVICE, 'mode 0600', 'udevadm')
+        device.chmod(0o666)
+        self.one(doctor._check_userfaultfd, OK, 'mode 0666')
+
+    def test_hook(self) -> None:
+        hook = self.directory / 'hook'
+        self.substitute('doctor.HOOK', str(hook))
+        self.one(doctor._check_hook, ADVICE, 'not there', 'install')
+        hook.touch()
+        hook.chmod(0o755)
+        self.one(doctor._check_hook, OK, str(hook))
+
+    def test_apparmor(self) -> None:
+        local = self.directory / 'libvirt-qemu'
+        self.substitute('doctor.APPARMOR_LOCAL', str(local))
+        enabled, profiles = self.directory / 'enabled', self.directory / 'libvirt'
+        self.substitute('doctor.APPARMOR_ENABLED', str(enabled))
+        self.substitute('doctor.APPARMOR_PROFILES', str(profiles))
+        self.one(doctor._check_apparmor, OK, 'does not use it')
+        enabled.write_text('Y\n')
+        profiles.mkdir()
+        self.one(doctor._check_apparmor, ADVICE, 'does not mention pcow', 'append')
+        local.write_text((base.TOP / 'etc/apparmor.d/local/abstractions/libvirt-qemu-pcow').read_text())
+        self.one(doctor._check_apparmor, OK, str(local))
+
+
+class RegionTest(DoctorTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.substitute('pmem.ndctl._SYSFS', str(self.directory / 'sys'))
+        self.substitute('pmem.diagnosis._BUS', str(self.directory))
+        self.useFixture(fixtures.EnvironmentVariable('PATH', f'{self.directory}:{os.environ["PATH"]}'))
+
+    def findings(self, *regions: dict[str, object], provider: str = 'ACPI.NFIT', labels: str = '',
+                 nstype: int = 5) -> list[Finding]:
+        listed = [{'provider': provider, 'regions': [
+            {'dev': f'region{number}', 'size': 1024 * _MIB, 'align': 16 * _MIB, 'available_size': 0,
+             'mappings': [{'dimm': f'nmem{number}'}], 'persistence_domain': 'memory_controller', 'namespaces': [], **region}
+            for number, region in enumerate(regions)]}]
+        (self.directory / 'listed').write_text(json.dumps(listed))
+        for number in range(len(regions)):
+            path = self.directory / f'sys/region{number}/nstype'
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f'{nstype}\n')
+        self.script('ndctl', f'#!/bin/sh\ncase "$*" in list*) cat {self.directory}/listed ;;\n'
+                             f'*--json*) echo "[1]" ;;\n*--output*) printf \'{labels}\' >"$3" ;;\nesac\n')
+        return list(diagnosis.check_regions())
+
+    def test_promises(self) -> None:
+        for provider, domain, said in (('ACPI.NFIT', 'memory_controller', 'ADR'), ('ACPI.NFIT', 'cpu_cache', 'eADR'),
+                                       ('ACPI.NFIT', 'unknown', 'does not say'), ('e820', 'unknown', 'memmap=.*'),
+                                       ('ramdax', 'unknown', 'ramdax driver'), ('CXL', 'cpu_cache', r'CXL memory device \(CXL\)')):
+            (finding,) = self.findings({'persistence_domain': domain}, provider=provider)
+            self.assertRegex(finding.found, said)
+            self.assertEqual(provider in ('e820', 'ramdax'), 'survives kexec' in finding.found, str(finding))
+
+    def test_label_areas(self) -> None:
+        (finding,) = self.findings({}, nstype=4, labels='rubbish')
+        self.assertEqual(MISSING, finding.status)
+        self.assertRegex(finding.found, 'label areas .* are damaged')
+        self.assertIn('write-labels', finding.advice)
+        (finding,) = self.findings({}, nstype=4)
+        self.assertRegex(finding.found, 'label areas are empty')
+        self.assertIn('initialises them', finding.advice)
+
+    def test_interleave(self) -> None:
+        (finding,) = self.findings({'size': 1030 * _MIB})
+        self.assertIn('no multiple', finding.found)
+        self.assertIn('interleave DIMMs of one size', finding.advice)
+        (finding,) = self.findings({'mappings': [{'dimm': 'nmem0'}, {'dimm': 'nmem1'}]})
+        self.assertIn('interleaved over 2 DIMMs', finding.found)
+        *_both, finding = self.findings({}, {})
+        self.assertEqual(('interleave', ADVICE), (finding.check, finding.status))
+        self.assertIn('region0, region1', finding.found)
+        self.assertIn('firmware', finding.advice)
+        self.assertEqual([], [item for item in self.findings({}, {'size': 512 * _MIB}) if item.check == 'interleave'])
+
+    def test_namespaces(self) -> None:
+        whole = {'dev': 'namespace0.0', 'mode': 'fsdax', 'size': 512 * _MIB, 'align': 2 * _MIB, 'blockdev': 'pmem0'}
+        for changes, status, said in (
+                ({}, OK, ''), ({'mode': 'raw'}, ADVICE, 'pool create'), ({'state': 'disabled'}, ADVICE, 'enable-namespace'),
+                ({'badblock_count': 3}, ADVICE, 'clear-errors'), ({'align': 4096}, ADVICE, '--align 2M')):
+            _region, finding = self.findings({'namespaces': [whole | changes]})
+            self.assertEqual(status, finding.status, str(finding))
+            self.assertIn(said, finding.advice)
+
+    def test_no_ndctl(self) -> None:
+        self.findings()
+        self.script('ndctl', '#!/bin/sh\necho broken >&2\nexit 1\n')
+        (finding,) = diagnosis.check_regions()
+        self.assertEqual((ADVICE, 'broken'), (finding.status, finding.found))
+
+
+class MappingTest(DoctorTestCase):
+    """DAX really on, mappings of 2 MiB obtained."""
+
+    def findings(self, persistence: str, behaviour: filesystem.Behaviour | None) -> list[Finding]:
+        def probe(directory: str) -> filesystem.Behaviour:
+            if behaviour is None:
+                raise exception.ProbeFailed(path=directory, reason='full')
+            return behaviour
+
+        pool = registry.PoolRegistry().create('p', str(self.directory / 'p'))
+        self.substitute('pool.Pool.persistence', lambda _pool: persistence)
+        self.substitute('pmem.filesystem.probe', probe)
+        self.substitute('pmem.provision.mount_source', lambda _path: '/dev/pmem0')
+        found = list(diagnosis.check_pool(pool))
+        registry.PoolRegistry().remove('p')
+        return found
+
+    def test_dax(self) -> None:
+        (finding,) = self.findings('page-cache', None)
+        self.assertEqual(MISSING, finding.status)
+        self.assertIn('not mounted with DAX', finding.found)
+        self.assertIn('-o dax=always', finding.advice)
+
+    def test_huge_mappings(self) -> None:
+        for behaviour, status, found in ((filesystem.Behaviour(True, True), OK, '2 MiB, MAP_SYNC'),
+                                         (filesystem.Behaviour(True, False), ADVICE, '4 KiB, MAP_SYNC'), (None, ADVICE, 'full')):
+            (finding,) = self.findings('pmem', behaviour)
+            self.assertEqual(status, finding.status, str(finding))
+            self.assertIn(found, finding.found)
