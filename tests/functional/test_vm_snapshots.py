@@ -4,6 +4,7 @@
 With libvirt and a guest: test_virsh_snapshots.py.
 """
 
+import collections
 import contextlib
 import os
 from pathlib import Path
@@ -321,7 +322,10 @@ class FullPoolTest(VmSnapshotTestCase):
 
 
 class KillTest(VmSnapshotTestCase):
-    """kill -9 at a random moment of saving, loading or deleting, under load: everything is as before, or as after."""
+    """kill -9 at a random moment of saving, loading or deleting, under load: everything is as before, or as after.
+
+    PCOW_KILL_ROUNDS=N does it N times and prints what became of them.
+    """
 
     ROUNDS = int(os.environ.get('PCOW_KILL_ROUNDS', '24'))
     PAGES = 32                     # that are compared; the load is behind them
@@ -336,6 +340,7 @@ class KillTest(VmSnapshotTestCase):
         self.now = 0                           # the same of the present
         self.seconds: dict[str, float] = {}
         self.marks = 0
+        self.outcomes: collections.Counter[str] = collections.Counter()
 
     def offset(self, page: int) -> int:
         return page * (SIZE // 2 // self.PAGES) // 4096 * 4096
@@ -394,14 +399,21 @@ class KillTest(VmSnapshotTestCase):
         self.measure()
         before = after = dict(self.values)
         possible = {0}
-        for number in range(self.ROUNDS):
+        command = ''
+        for number in range(self.ROUNDS + 1):
             with self.start() as vm:
                 names, disks = vm.trees()
                 self.assertEqual(names, disks, number)
                 self.assertIn(names, (sorted(before), sorted(after)), number)
                 self.values = before if names == sorted(before) else after
-                self.assertIn(self.present(vm), possible, number)
+                present = self.present(vm)
+                self.assertIn(present, possible, number)
                 self.check_snapshots()
+                if command:
+                    happened = present != self.now if command == 'load' else self.values == after
+                    self.outcomes[f'{command} {"done" if happened else "not done"}'] += 1
+                if number == self.ROUNDS:
+                    break
                 if self.values:
                     name = self.random.choice(sorted(self.values))
                     self.assertEqual('', vm.load(name))
@@ -424,7 +436,12 @@ class KillTest(VmSnapshotTestCase):
                 self.interrupt(vm, command, name)
             self.marks += any(name.startswith('.incomplete-') for name in vm_state.image_names(self.image))
             self.assert_no_damage()
-        self.addDetail('marks', content.text_content(f'{self.marks} of {self.ROUNDS} left a mark'))
+        counts = ', '.join(f'{count} {outcome}' for outcome, count in sorted(self.outcomes.items()))
+        self.assertEqual(self.ROUNDS, self.outcomes.total())
+        said = f'{self.ROUNDS} times killed: {counts}; {self.marks} left the mark that the next QEMU works off'
+        self.addDetail('kills', content.text_content(said))
+        if 'PCOW_KILL_ROUNDS' in os.environ:
+            print(said, flush=True)
 
     def assert_no_damage(self) -> None:
         """Space may have leaked, which the next writer takes back; nothing else.

@@ -165,7 +165,7 @@ int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, uns
         ret = fill_run(image, slab, page, &from, data ? (const char *)data + (page - first) * PCOW_PAGE_SIZE : NULL, is_new, copied, zeroed);
         if (ret) {
             /* Half a run may have been written: these blocks must not be taken for zeros later. */
-            file_punch(&image->file, (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE, from.pages * PCOW_PAGE_SIZE);
+            remains_discard(image, slab, page, from.pages);
             slab_forget_prepared(image, slab);
             break;
         }
@@ -176,7 +176,7 @@ int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, uns
         return 0;
     if (page_set_empty(&filled)) {
         if (is_new) {
-            file_punch(&image->file, slab << SLAB_BITS, PCOW_SLAB_SIZE);
+            remains_discard(image, slab, 0, PAGES_PER_SLAB);
             slab_untake(image, slab);
         }
         return ret;
@@ -192,7 +192,7 @@ int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, uns
         published = publish(image, guest_slab, slab, is_new, &filled);
     if (published && is_new) {
         /* It may be handed out again as one that holds nothing. */
-        file_punch(&image->file, slab << SLAB_BITS, PCOW_SLAB_SIZE);
+        remains_discard(image, slab, 0, PAGES_PER_SLAB);
         slab_untake(image, slab);
     }
     return published ? published : ret;

@@ -122,7 +122,7 @@ int prepare_one(struct pcow_image *image)
     if (!ret)
         ret = file_settle(&image->file);
     if (ret) {
-        file_punch(&image->file, slab << SLAB_BITS, PCOW_SLAB_SIZE);
+        remains_discard(image, slab, 0, PAGES_PER_SLAB);
         slab_untake(image, slab);
         return ret;
     }
@@ -139,7 +139,7 @@ unsigned prepared_drop(struct pcow_image *image, unsigned keep)
     uint64_t slab;
 
     while (prepared_count(image) > keep && prepared_pop(image, &slab)) {
-        file_punch(&image->file, slab << SLAB_BITS, PCOW_SLAB_SIZE);
+        remains_discard(image, slab, 0, PAGES_PER_SLAB);
         slab_untake(image, slab);
         __atomic_fetch_add(&image->ready->dropped, 1, __ATOMIC_RELAXED);
         dropped++;

@@ -24,6 +24,12 @@ void remains_leave(struct pcow_image *image, uint64_t slab, unsigned pages)
     mark(image, slab);
 }
 
+void remains_discard(struct pcow_image *image, uint64_t slab, unsigned page, unsigned pages)
+{
+    if (file_punch(&image->file, (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE, pages * PCOW_PAGE_SIZE))
+        mark(image, slab);
+}
+
 void remains_forget(struct pcow_image *image, uint64_t slab)
 {
     if (__atomic_load_n(&image->remains[slab / 64], __ATOMIC_RELAXED) & bit_of(slab))

@@ -20,6 +20,11 @@
 
 /* Mark a slab; pages: that have just ceased to be seen. To be called before it can be taken again. Async-signal-safe. */
 void remains_leave(struct pcow_image *image, uint64_t slab, unsigned pages);
+/*
+ * Punch out what must not be taken for zeros, of a slab that is claimed or not yet anybody's. What the file system does not take is
+ * marked. Async-signal-safe.
+ */
+void remains_discard(struct pcow_image *image, uint64_t slab, unsigned page, unsigned pages);
 /* The slab was emptied by who took it. Async-signal-safe. */
 void remains_forget(struct pcow_image *image, uint64_t slab);
 

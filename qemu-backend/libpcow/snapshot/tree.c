@@ -181,68 +181,84 @@ struct merge {
     uint32_t hidden, child;
     uint64_t limit;                    /* above the child's parent_limit it never saw the hidden layer */
     struct slab_order childs;
+    struct page_set *shadow;           /* of each slab of the hidden layer, in their order */
+    size_t slabs, next;                /* on that list */
 };
 
-/* Those pages of a hidden layer's slab that nobody can see, because its only child holds them too. */
-static unsigned shadowed_pages(const struct merge *merge, uint64_t slab, struct page_set *valid)
+/* Those pages of a hidden layer's slab that nobody can see, because its only child holds them too. The claim is held. */
+static void find_shadow(const struct merge *merge, uint64_t slab, struct page_set *shadow)
 {
-    struct pcow_image *image = merge->image;
+    const struct pcow_image *image = merge->image;
     uint64_t guest_slab = image->slabs[slab].number;
-    struct page_set shadow;
-    unsigned before = page_set_count(&image->valid[slab]);
 
     /* The list knows slabs that the guest has taken since. */
     if (merge->child == image_active(image) && image->view == merge->child && image->chain && guest_slab < image->chain->guest_slabs)
-        chain_own_pages(image, guest_slab, &shadow);
+        chain_own_pages(image, guest_slab, shadow);
     else
-        layer_pages(image, merge->child, guest_slab, merge->childs.slab, merge->childs.count, &shadow);
+        layer_pages(image, merge->child, guest_slab, merge->childs.slab, merge->childs.count, shadow);
     if (guest_slab << SLAB_BITS >= merge->limit)
-        memset(&shadow, 0xff, sizeof shadow);
-    for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
-        valid->word[w] = page_set_word(&image->valid[slab], w) & ~shadow.word[w];
-    return before - page_set_count(valid);
+        memset(shadow, 0xff, sizeof *shadow);
 }
 
 /* They stop to be valid. The claim is held. */
-static int drop_shadowed(const struct merge *merge, uint64_t slab, bool lazily)
+static int drop_shadowed(const struct merge *merge, uint64_t slab, const struct page_set *shadow, bool lazily)
 {
+    struct pcow_image *image = merge->image;
     struct page_set valid;
-    unsigned dropped = shadowed_pages(merge, slab, &valid);
+    unsigned dropped;
     int ret;
 
+    for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
+        valid.word[w] = page_set_word(&image->valid[slab], w) & ~shadow->word[w];
+    dropped = page_set_count(&image->valid[slab]) - page_set_count(&valid);
     if (dropped == 0)
         return 0;
-    ret = lazily ? 0 : file_sync(&merge->image->file);
+    ret = lazily ? 0 : file_sync(&image->file);
     if (!ret)
-        ret = slab_store_valid(merge->image, slab, &valid, lazily);
+        ret = slab_store_valid(image, slab, &valid, lazily);
     if (!ret && !page_set_empty(&valid))
-        remains_leave(merge->image, slab, dropped);
+        remains_leave(image, slab, dropped);
     else if (!ret)
-        __atomic_fetch_add(&merge->image->remains_size, dropped * PCOW_PAGE_SIZE, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&image->remains_size, dropped * PCOW_PAGE_SIZE, __ATOMIC_RELAXED);
     return ret;
 }
 
-/* The first pass over the hidden layer's slabs. */
-static int drop_from_slab(const struct merge *merge, uint64_t slab)
+/* The first pass over the hidden layer's slabs, before the flush that makes what it notes certain. */
+static int note_shadow(struct merge *merge, uint64_t slab)
 {
     uint64_t guest_slab = merge->image->slabs[slab].number;
     bool claimed = claim_slab(merge->image, guest_slab);
-    int ret = drop_shadowed(merge, slab, true);
+
+    find_shadow(merge, slab, &merge->shadow[merge->next++]);
+    if (claimed)
+        chain_release(merge->image->chain, guest_slab);
+    return 0;
+}
+
+/* The second pass, only over what was noted: what the guest has copied since need not be on the medium. */
+static int drop_from_slab(struct merge *merge, uint64_t slab)
+{
+    uint64_t guest_slab = merge->image->slabs[slab].number;
+    bool claimed = claim_slab(merge->image, guest_slab);
+    int ret = drop_shadowed(merge, slab, &merge->shadow[merge->next++], true);
 
     if (claimed)
         chain_release(merge->image->chain, guest_slab);
     return ret;
 }
 
-/* The second pass: what is left becomes the child's. A slab with nothing left goes with its layer, so no list may lead to it any more. */
-static int give_slab(const struct merge *merge, uint64_t slab)
+/* The third pass: what is left becomes the child's. A slab with nothing left goes with its layer, so no list may lead to it any more. */
+static int give_slab(struct merge *merge, uint64_t slab)
 {
     struct pcow_image *image = merge->image;
     uint64_t guest_slab = image->slabs[slab].number;
     bool claimed = claim_slab(image, guest_slab);
-    /* Again: the guest may have made a page own meanwhile. */
-    int ret = drop_shadowed(merge, slab, false);
+    struct page_set shadow;
+    int ret;
 
+    /* Again: the guest may have made a page own meanwhile. */
+    find_shadow(merge, slab, &shadow);
+    ret = drop_shadowed(merge, slab, &shadow, false);
     if (!ret && !page_set_empty(&image->valid[slab]))
         ret = slab_publish(image, slab, (struct owner){OWNER_DATA, merge->child, (uint32_t)guest_slab}, true);
     else if (!ret && claimed)
@@ -252,10 +268,11 @@ static int give_slab(const struct merge *merge, uint64_t slab)
     return ret;
 }
 
-static int for_slabs_of_hidden(const struct merge *merge, int (*work)(const struct merge *merge, uint64_t slab), struct pcow_error *error)
+static int for_slabs_of_hidden(struct merge *merge, int (*work)(struct merge *merge, uint64_t slab), struct pcow_error *error)
 {
     struct pcow_image *image = merge->image;
 
+    merge->next = 0;
     for (uint64_t p = 1; p < image_slab_count(image); p++) {
         int ret;
 
@@ -268,30 +285,39 @@ static int for_slabs_of_hidden(const struct merge *merge, int (*work)(const stru
     return 0;
 }
 
-/*
- * The slabs of a hidden layer become the child's. Each of the three steps is durable as a whole before the next: the words within it may
- * be in any order, because a hidden layer reads the same with and without a page that its child holds, and whoever of the two owns
- * a slab.
- */
-static int merge_slabs(const struct merge *merge, struct pcow_error *error)
+static int count_slab(struct merge *merge, uint64_t slab)
 {
-    struct file *file = &merge->image->file;
-    /* In class page-cache the words that make the child's pages count may not be on the medium yet: they were left to the next flush. */
-    int ret = file_sync(file);
+    (void)slab;
+    merge->slabs++;
+    return 0;
+}
 
-    if (!ret) {
+static int make_certain(struct merge *merge, struct pcow_error *error)
+{
+    int ret = file_sync(&merge->image->file);
+
+    return ret ? error_set_errno(error, ret, "cannot flush %s", merge->image->file.path) : 0;
+}
+
+/*
+ * The slabs of a hidden layer become the child's. Each of the steps is durable as a whole before the next: the words within it may be in
+ * any order, because a hidden layer reads the same with and without a page that its child holds, and whoever of the two owns a slab.
+ * In class page-cache the words that make the child's pages count may not be on the medium when this begins: they were left to the next
+ * flush. So what the child holds is noted before that flush, and only what was noted is dropped after it.
+ */
+static int merge_slabs(struct merge *merge, struct pcow_error *error)
+{
+    int ret = for_slabs_of_hidden(merge, note_shadow, error);
+
+    if (!ret)
+        ret = make_certain(merge, error);
+    if (!ret)
         ret = for_slabs_of_hidden(merge, drop_from_slab, error);
-        if (ret)
-            return ret;
-        ret = file_sync(file);
-    }
-    if (!ret) {
+    if (!ret)
+        ret = make_certain(merge, error);
+    if (!ret)
         ret = for_slabs_of_hidden(merge, give_slab, error);
-        if (ret)
-            return ret;
-        ret = file_sync(file);
-    }
-    return ret ? error_set_errno(error, ret, "cannot flush %s", file->path) : 0;
+    return ret ? ret : make_certain(merge, error);
 }
 
 /* "Snapshot delete" in format.rst: a hidden layer with one child becomes part of it. No data is copied. */
@@ -301,9 +327,10 @@ static int merge(struct pcow_image *image, uint32_t hidden_id, uint32_t child_id
     struct merge merge = {.image = image, .hidden = hidden_id, .child = child_id, .limit = child->parent_limit};
     int ret = collect(image, child_id, &merge.childs);
 
-    if (ret)
-        return error_set(error, ret, "out of memory");
-    ret = merge_slabs(&merge, error);
+    for_slabs_of_hidden(&merge, count_slab, NULL);
+    merge.shadow = calloc(merge.slabs + 1, sizeof *merge.shadow);
+    ret = ret || !merge.shadow ? error_set(error, -ENOMEM, "out of memory") : merge_slabs(&merge, error);
+    free(merge.shadow);
     free(merge.childs.slab);
     if (ret)
         return ret;

@@ -2,6 +2,7 @@
 /* Scenarios in which a guest stores to its mapped memory. */
 #include "crash_mapped.h"
 
+#include "chain/chain.h"
 #include "crash_steps.h"
 
 void scenario_first_touch_mapped(struct crash *c)
@@ -57,6 +58,61 @@ void scenario_revert_mapped(struct crash *c)
     step_revert(c, "s1");
     step_guest_store(c, 50);
     step_guest_flush(c, 50);
+    step_unmap(c);
+}
+
+struct copier {
+    struct crash *crash;
+    const unsigned *page;                      /* that come next; 0: no more */
+};
+
+static void *copy_page(void *opaque)
+{
+    const struct copier *copier = opaque;
+
+    MUST(pcow_map_resolve(copier->crash->map, *copier->page * UINT64_C(4096), 4096, true, &error));
+    return NULL;
+}
+
+/* Another thread of the guest stores to the next page, as far as copying it: that changes nothing which can be read. */
+static void copy_meanwhile(void *opaque)
+{
+    struct copier *copier = opaque;
+    pthread_t thread;
+
+    /* Who holds the slab would wait for us. */
+    if (!*copier->page || copier->crash->image->chain->claim[*copier->page / PAGES_PER_SLAB])
+        return;
+    assert_int_equal(pthread_create(&thread, NULL, copy_page, copier), 0);
+    pthread_join(thread, NULL);
+    copier->page++;
+}
+
+static void delete_while_copying(struct crash *c, const char *name, const unsigned *pages)
+{
+    struct copier copier = {c, pages};
+
+    pthread_mutex_lock(&c->recorder.lock);
+    c->recorder.opaque = &copier;
+    c->recorder.thread = pthread_self();
+    c->recorder.meanwhile = copy_meanwhile;
+    pthread_mutex_unlock(&c->recorder.lock);
+    step_delete(c, name);
+    pthread_mutex_lock(&c->recorder.lock);
+    c->recorder.meanwhile = NULL;
+    pthread_mutex_unlock(&c->recorder.lock);
+}
+
+/* The pages that the guest copies are those of the layer that goes. */
+void scenario_delete_while_copying(struct crash *c)
+{
+    static const unsigned of_second[] = {5, 700, 6, 702, 0}, of_first[] = {3, 600, 4, 604, 608, 612, 0};
+
+    step_map(c);
+    delete_while_copying(c, "s2", of_second);
+    step_guest_store(c, 701);
+    delete_while_copying(c, "s1", of_first);
+    step_guest_flush(c, 701);
     step_unmap(c);
 }
 

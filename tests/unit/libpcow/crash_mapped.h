@@ -8,6 +8,7 @@ void scenario_first_touch_mapped(struct crash *c);
 void scenario_copy_on_write_mapped(struct crash *c);
 void scenario_create_mapped(struct crash *c);
 void scenario_revert_mapped(struct crash *c);
+void scenario_delete_while_copying(struct crash *c);
 void scenario_reuse_mapped(struct crash *c);
 void scenario_leave_mapped(struct crash *c);
 void scenario_prepared(struct crash *c);

@@ -185,13 +185,20 @@ static void record(struct recorder *recorder, const struct observation *o)
 static int look(struct observer *observer, const struct observation *observation)
 {
     struct recorder *recorder = (struct recorder *)observer;
+    enum observed what = observation->what;
+    void (*meanwhile)(void *opaque) = NULL;
     int ret;
 
     pthread_mutex_lock(&recorder->lock);
     ret = inject(recorder, observation->what);
     if (!recorder->injecting)
         record(recorder, observation);
+    if (recorder->meanwhile && pthread_equal(recorder->thread, pthread_self())
+        && (what == OBSERVED_SYNC || what == OBSERVED_MSYNC || what == OBSERVED_FENCE))
+        meanwhile = recorder->meanwhile;
     pthread_mutex_unlock(&recorder->lock);
+    if (meanwhile)
+        meanwhile(recorder->opaque);
     return ret;
 }
 

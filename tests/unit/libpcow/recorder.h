@@ -48,6 +48,11 @@ struct recorder {
     struct entry *entry;
     size_t count, capacity;
 
+    /* Called when what makes something certain in this thread is in the log: what others may do at this moment. */
+    void (*meanwhile)(void *opaque);
+    void *opaque;
+    pthread_t thread;
+
     /* Fault injection: the call number fail_at (from 1) of a kind fails with fail_code; calls counts them. */
     bool injecting;
     enum observed fail_what;

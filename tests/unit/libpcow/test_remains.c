@@ -5,6 +5,8 @@
  */
 #include "support.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -245,6 +247,58 @@ static void test_the_file_does_not_grow(void **state)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, scratch_setup, scratch_teardown)
 
+/* Half of a copy gets into the file, then the disk fails, also when that half is to be punched out. */
+struct failing {
+    struct observer observer;
+    int fd;
+    unsigned writes, punches;                  /* that fail from here on */
+};
+
+static int fail_halfway(struct observer *observer, const struct observation *o)
+{
+    struct failing *failing = (struct failing *)observer;
+
+    if (o->what == OBSERVED_WRITE && failing->writes > 0) {
+        failing->writes--;
+        assert_int_equal(pwrite(failing->fd, o->from, o->length / 2, (off_t)o->offset), o->length / 2);
+        return -EIO;
+    }
+    if (o->what == OBSERVED_PUNCH && failing->punches > 0) {
+        failing->punches--;
+        return -EIO;
+    }
+    return 0;
+}
+
+static void test_half_a_copy(void **state)
+{
+    struct failing failing = {.observer = {.persistence = PCOW_PERSISTENCE_PAGE_CACHE, .look = fail_halfway}};
+    unsigned char bytes[64 * KIB];
+    pcow_image *image;
+
+    (void)state;
+    pcow_close(must_create(scratch("t"), 64 * MIB, 64 * KIB, NULL));
+    failing.fd = open(scratch("t"), O_RDWR);
+    assert_true(failing.fd >= 0);
+    MUST(image_open(scratch("t"), PCOW_OPEN_WRITE, NULL, &failing.observer, &image, &error));
+    /* In a slab that nobody has yet, and in one that this layer has. */
+    for (uint64_t offset = 0; offset <= MIB; offset += MIB) {
+        memset(bytes, 0x55, sizeof bytes);
+        failing.writes = failing.punches = 2;
+        MUST_FAIL(-EIO, pcow_write(image, offset, bytes, sizeof bytes, &error));
+        assert_true(failing.writes < 2 && failing.punches < 2);
+        failing.writes = failing.punches = 0;
+        MUST(pcow_write(image, offset + 100, "x", 1, &error));
+        MUST(pcow_read(image, offset, bytes, sizeof bytes, &error));
+        for (unsigned i = 0; i < sizeof bytes; i++)
+            if (bytes[i] != (i == 100 ? 'x' : 0))
+                fail_msg("byte %llu is %#x", (unsigned long long)offset + i, bytes[i]);
+    }
+    pcow_close(image);
+    close(failing.fd);
+    must_be_clean(scratch("t"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -255,6 +309,7 @@ int main(void)
         TEST(test_killed),
         cmocka_unit_test_setup_teardown(test_a_full_pool_is_not_full, pool_setup, pool_unmount),
         TEST(test_the_file_does_not_grow),
+        TEST(test_half_a_copy),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

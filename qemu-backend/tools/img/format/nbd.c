@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include "format/nbd.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -11,10 +12,39 @@
 #include "json_output.h"
 #include "report.h"
 
-int nbd_fail(const char *path, const char *what, struct pcow_error *error)
+#define LIBNBD "libnbd.so.0"
+
+static int find_call(void *library, const char *name, void *call, struct pcow_error *error)
 {
-    const char *problem = nbd_get_error();
-    int code = nbd_get_errno();
+    void *found = dlsym(library, name);
+
+    if (!found) {
+        return fail(error, -ELIBACC, LIBNBD " has no %s(): libnbd 1.4 or later is needed for qcow2 images", name);
+    }
+    memcpy(call, &found, sizeof(found));
+    return 0;
+}
+
+/* It stays loaded to the end of the program. */
+static int load(struct nbd *nbd, struct pcow_error *error)
+{
+    void *library = dlopen(LIBNBD, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    int r = 0;
+
+    if (!library) {
+        return fail(error, -ELIBACC, "qcow2 images are read and written with libnbd (package libnbd0): %s", dlerror());
+    }
+#define LIBNBD_CALL(name) r = r ? r : find_call(library, "nbd_" #name, &nbd->name, error);
+    LIBNBD_CALLS(LIBNBD_CALL)
+#undef LIBNBD_CALL
+    dlclose(library);
+    return r;
+}
+
+int nbd_fail(const struct nbd *nbd, const char *path, const char *what, struct pcow_error *error)
+{
+    const char *problem = nbd->get_error();
+    int code = nbd->get_errno();
 
     return fail(error, code > 0 ? -code : -EIO, "%s: cannot %s through qemu-nbd: %s", path, what,
                 problem ? problem : "unknown error");
@@ -70,7 +100,7 @@ int nbd_check_file(const struct nbd_server_options *options, struct pcow_error *
     return r;
 }
 
-static int connect_to_server(struct nbd_handle *nbd, const struct nbd_server_options *options, char *name,
+static int connect_to_server(const struct nbd *nbd, const struct nbd_server_options *options, char *name,
                              struct pcow_error *error)
 {
     char *arguments[6] = {"qemu-nbd"};
@@ -84,26 +114,33 @@ static int connect_to_server(struct nbd_handle *nbd, const struct nbd_server_opt
         arguments[count++] = (char *)options->snapshot;
     }
     arguments[count] = name;
-    if (nbd_add_meta_context(nbd, LIBNBD_CONTEXT_BASE_ALLOCATION) || nbd_connect_systemd_socket_activation(nbd, arguments)) {
+    if (nbd->add_meta_context(nbd->handle, LIBNBD_CONTEXT_BASE_ALLOCATION)
+        || nbd->connect_systemd_socket_activation(nbd->handle, arguments)) {
         return fail(error, -EIO, "%s: qemu-nbd (package qemu-utils) did not open it as qcow2%s%s", options->path,
                     options->snapshot ? ", snapshot " : "", options->snapshot ? options->snapshot : "");
     }
     return 0;
 }
 
-int nbd_serve(const struct nbd_server_options *options, struct nbd_handle **nbd, struct pcow_error *error)
+int nbd_serve(const struct nbd_server_options *options, struct nbd *nbd, struct pcow_error *error)
 {
     char *name;
-    int r = describe(options, &name, error);
+    int r = load(nbd, error);
 
+    r = r ? r : describe(options, &name, error);
     if (r) {
         return r;
     }
-    *nbd = nbd_create();
-    r = *nbd ? connect_to_server(*nbd, options, name, error) : nbd_fail(options->path, "open it", error);
+    nbd->handle = nbd->create();
+    r = nbd->handle ? connect_to_server(nbd, options, name, error) : nbd_fail(nbd, options->path, "open it", error);
     free(name);
-    if (r && *nbd) {
-        nbd_close(*nbd);
+    if (r && nbd->handle) {
+        nbd->close(nbd->handle);
     }
     return r;
+}
+
+void nbd_end(const struct nbd *nbd)
+{
+    nbd->close(nbd->handle);
 }

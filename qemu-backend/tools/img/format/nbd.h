@@ -7,6 +7,22 @@
 #include <pcow.h>
 #include <stdbool.h>
 
+/*
+ * libnbd is loaded when a qcow2 image is opened, not when the program starts: it brings eighteen libraries with it (TLS, XML, ICU), whose
+ * relocation takes seven times as long as all that a command on a pcow image does.
+ */
+#define LIBNBD_CALLS(CALL)                                                                                       \
+    CALL(create) CALL(close) CALL(get_error) CALL(get_errno) CALL(add_meta_context) CALL(can_meta_context)       \
+    CALL(connect_systemd_socket_activation) CALL(get_size) CALL(block_status) CALL(pread) CALL(pwrite)           \
+    CALL(zero) CALL(flush) CALL(shutdown)
+
+struct nbd {
+    struct nbd_handle *handle;
+#define LIBNBD_CALL(name) __typeof__(nbd_##name) *name;
+    LIBNBD_CALLS(LIBNBD_CALL)
+#undef LIBNBD_CALL
+};
+
 struct nbd_server_options {
     const char *path;                          /* of a qcow2 file without backing file */
     const char *snapshot;                      /* only if not writable */
@@ -16,10 +32,12 @@ struct nbd_server_options {
 /* Ask qemu-img whether the metadata are sound: QEMU itself reads what a truncated file lacks as zeros.  -EBADMSG if not. */
 int nbd_check_file(const struct nbd_server_options *options, struct pcow_error *error);
 
-/* Start qemu-nbd on a file and connect to it; nbd_close() ends it. */
-int nbd_serve(const struct nbd_server_options *options, struct nbd_handle **nbd, struct pcow_error *error);
+/* Start qemu-nbd on a file and connect to it; nbd_end() ends it.  -ELIBACC if libnbd cannot be loaded. */
+int nbd_serve(const struct nbd_server_options *options, struct nbd *nbd, struct pcow_error *error);
 
 /* Fill error from the last failure of libnbd. */
-int nbd_fail(const char *path, const char *what, struct pcow_error *error);
+int nbd_fail(const struct nbd *nbd, const char *path, const char *what, struct pcow_error *error);
+
+void nbd_end(const struct nbd *nbd);
 
 #endif

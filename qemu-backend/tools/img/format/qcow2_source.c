@@ -12,7 +12,7 @@
 
 struct qcow2_source {
     struct source source;
-    struct nbd_handle *nbd;
+    struct nbd nbd;
     /* the block status that one question brought, because a question is a round trip to another process */
     struct { uint64_t end; bool zero; } kept[KEPT_EXTENTS];
     uint64_t kept_start;
@@ -26,9 +26,9 @@ static int read_image(struct source *source, uint64_t offset, void *buffer, size
     int r;
 
     interrupt_hold(&old);
-    r = nbd_pread(qcow2->nbd, buffer, length, offset, 0);
+    r = qcow2->nbd.pread(qcow2->nbd.handle, buffer, length, offset, 0);
     interrupt_release(&old);
-    return r ? nbd_fail(source->path, "read it", error) : 0;
+    return r ? nbd_fail(&qcow2->nbd, source->path, "read it", error) : 0;
 }
 
 /* entries: pairs of length and flags */
@@ -76,10 +76,10 @@ static int get_extent(struct source *source, uint64_t offset, uint64_t length, s
     }
     qcow2->kept_count = 0;
     interrupt_hold(&old);
-    r = nbd_block_status(qcow2->nbd, length < limit ? length : limit, offset, callback, 0);
+    r = qcow2->nbd.block_status(qcow2->nbd.handle, length < limit ? length : limit, offset, callback, 0);
     interrupt_release(&old);
     if (r) {
-        return nbd_fail(source->path, "get its block status", error);
+        return nbd_fail(&qcow2->nbd, source->path, "get its block status", error);
     }
     if (!find_kept(qcow2, offset, extent)) {
         return fail(error, -EIO, "%s: qemu-nbd gave no block status", source->path);
@@ -91,7 +91,7 @@ static void close_image(struct source *source)
 {
     struct qcow2_source *qcow2 = (struct qcow2_source *)source;
 
-    nbd_close(qcow2->nbd);
+    nbd_end(&qcow2->nbd);
     free(qcow2);
 }
 
@@ -118,9 +118,9 @@ int qcow2_source_open(const struct source_options *options, struct source **sour
         free(qcow2);
         return r;
     }
-    size = nbd_get_size(qcow2->nbd);
-    if (size < 0 || !nbd_can_meta_context(qcow2->nbd, LIBNBD_CONTEXT_BASE_ALLOCATION)) {
-        r = size < 0 ? nbd_fail(options->path, "find its size", error)
+    size = qcow2->nbd.get_size(qcow2->nbd.handle);
+    if (size < 0 || !qcow2->nbd.can_meta_context(qcow2->nbd.handle, LIBNBD_CONTEXT_BASE_ALLOCATION)) {
+        r = size < 0 ? nbd_fail(&qcow2->nbd, options->path, "find its size", error)
                      : fail(error, -ENOTSUP, "%s: this qemu-nbd gives no block status; use QEMU 5 or later", options->path);
         close_image(&qcow2->source);
         return r;

@@ -13,7 +13,7 @@
 
 struct qcow2_target {
     struct target target;
-    struct nbd_handle *nbd;
+    struct nbd nbd;
 };
 
 static int write_image(struct target *target, uint64_t offset, const void *buffer, size_t length, struct pcow_error *error)
@@ -23,9 +23,9 @@ static int write_image(struct target *target, uint64_t offset, const void *buffe
     int r;
 
     interrupt_hold(&old);
-    r = nbd_pwrite(qcow2->nbd, buffer, length, offset, 0);
+    r = qcow2->nbd.pwrite(qcow2->nbd.handle, buffer, length, offset, 0);
     interrupt_release(&old);
-    return r ? nbd_fail(target->path, "write it", error) : 0;
+    return r ? nbd_fail(&qcow2->nbd, target->path, "write it", error) : 0;
 }
 
 static int zero_image(struct target *target, uint64_t offset, uint64_t length, struct pcow_error *error)
@@ -39,10 +39,10 @@ static int zero_image(struct target *target, uint64_t offset, uint64_t length, s
         int r;
 
         interrupt_hold(&old);
-        r = nbd_zero(qcow2->nbd, n, offset, 0);
+        r = qcow2->nbd.zero(qcow2->nbd.handle, n, offset, 0);
         interrupt_release(&old);
         if (r) {
-            return nbd_fail(target->path, "write zeros to it", error);
+            return nbd_fail(&qcow2->nbd, target->path, "write zeros to it", error);
         }
         offset += n;
         length -= n;
@@ -57,10 +57,10 @@ static int finish_image(struct target *target, struct pcow_error *error)
     int r;
 
     interrupt_hold(&old);
-    r = nbd_flush(qcow2->nbd, 0) || nbd_shutdown(qcow2->nbd, 0);
+    r = qcow2->nbd.flush(qcow2->nbd.handle, 0) || qcow2->nbd.shutdown(qcow2->nbd.handle, 0);
     interrupt_release(&old);
     if (r) {
-        return nbd_fail(target->path, "flush it", error);
+        return nbd_fail(&qcow2->nbd, target->path, "flush it", error);
     }
     return 0;
 }
@@ -69,7 +69,7 @@ static void close_image(struct target *target)
 {
     struct qcow2_target *qcow2 = (struct qcow2_target *)target;
 
-    nbd_close(qcow2->nbd);
+    nbd_end(&qcow2->nbd);
     free(qcow2);
 }
 
@@ -114,9 +114,9 @@ int qcow2_target_open(const struct target_options *options, struct target **targ
         free(qcow2);
         return r;
     }
-    size = nbd_get_size(qcow2->nbd);
+    size = qcow2->nbd.get_size(qcow2->nbd.handle);
     if (size < 0) {
-        r = nbd_fail(options->shown_path, "find its size", error);
+        r = nbd_fail(&qcow2->nbd, options->shown_path, "find its size", error);
         close_image(&qcow2->target);
         return r;
     }
