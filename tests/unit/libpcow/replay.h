@@ -36,6 +36,7 @@ struct replay {
     struct seen *seen;                    /* states that were judged good under an expectation; may be shared */
 
     uint64_t points, built, judged;
+    uint64_t sampled;                     /* points with more combinations than the limit */
     char failure[2048];                   /* what was wrong, and with which state */
 };
 

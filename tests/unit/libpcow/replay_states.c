@@ -298,6 +298,7 @@ void states_of_crash(struct machine *m, size_t point)
             build_combination(m, i);
         return;
     }
+    m->replay->sampled++;
     build_extremes(m);
     for (uint64_t i = 0; i < m->replay->limit && !m->failed; i++) {
         choose_any(m, true);

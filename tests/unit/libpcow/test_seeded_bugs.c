@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
  * Can the replay fail? Every flush and every hole of every scenario is dropped in turn, and every two neighbouring updates are swapped: in the log, as
- * if the library had the bug. Each must leave a state that is judged wrong, or be on the list of those that cannot, with the reason.
+ * if the library had the bug. Each must leave a state that is judged wrong, or leave only states that are right, all of which were built, or
+ * be on the list of those that cannot be caught, with the reason.
  */
 #include "crash.h"
 
@@ -10,11 +11,22 @@
 #include <string.h>
 
 #define MAX_KINDS 128u
+#define ALL_STEPS 50u                          /* more combinations for a bug that a sample does not show */
 
 /* What became of the bugs of one kind: the place of the flush that was dropped, or of the updates that were swapped. */
 struct kind {
     char what[96];
-    unsigned seeded, caught;
+    unsigned seeded, caught, sampled;
+};
+
+/*
+ * Either one of the states that the bug allows is wrong; or all of them were built, and all are right: the order did not matter there; or
+ * they are too many, and all of a sample are right.
+ */
+enum verdict {
+    CAUGHT,
+    HARMLESS,
+    SAMPLED,
 };
 
 /* Without exception, in both classes (where they occur). */
@@ -26,8 +38,8 @@ static const char *const always_caught[] = {
 };
 
 /*
- * Kinds of which some cannot be caught, because what they do not order need not be ordered: the reason. must: at least one of them
- * is caught all the same.
+ * Kinds of which some are not caught, because what they do not order need not be ordered: the reason. must: at least one of them is caught
+ * all the same.
  */
 static const struct {
     const char *prefix, *reason;
@@ -68,7 +80,7 @@ static const struct {
 static struct kind kinds[MAX_KINDS];
 static unsigned kind_count;
 
-static void count(const char *what, bool caught)
+static void count(const char *what, enum verdict verdict)
 {
     unsigned i = 0;
 
@@ -78,17 +90,26 @@ static void count(const char *what, bool caught)
     if (i == kind_count)
         snprintf(kinds[kind_count++].what, sizeof kinds[i].what, "%s", what);
     kinds[i].seeded++;
-    kinds[i].caught += caught;
+    kinds[i].caught += verdict == CAUGHT;
+    kinds[i].sampled += verdict == SAMPLED;
 }
 
-static bool is_caught(struct crash *c, struct seen *seen, const struct entry *log, size_t length, size_t from)
+static enum verdict judge_bug(struct crash *c, struct seen *seen, const struct entry *log, size_t length, size_t from)
 {
-    struct replay replay = crash_replay(c, seen, test_steps(40));
+    unsigned limits[] = {test_steps(40), test_steps(40) * ALL_STEPS};
+    struct replay replay;
 
-    replay.entry = log;
-    replay.count = length;
-    replay.skip = from;
-    return !replay_run(&replay);
+    for (unsigned i = 0; i < 2; i++) {
+        replay = crash_replay(c, seen, limits[i]);
+        replay.entry = log;
+        replay.count = length;
+        replay.skip = from;
+        if (!replay_run(&replay))
+            return CAUGHT;
+        if (!replay.sampled)
+            return HARMLESS;
+    }
+    return SAMPLED;
 }
 
 /* ---- dropping ---------------------------------------------------------------------------------------------------------------- */
@@ -108,7 +129,7 @@ static void drop_flushes(struct crash *c, struct seen *seen)
         memcpy(log, c->recorder.entry, at * sizeof *log);
         memcpy(log + at, c->recorder.entry + at + 1, (c->recorder.count - at - 1) * sizeof *log);
         snprintf(what, sizeof what, "dropped: %s", entry->kind == ENTRY_PUNCH ? "hole" : recorder_describe(entry));
-        count(what, is_caught(c, seen, log, c->recorder.count - 1, at));
+        count(what, judge_bug(c, seen, log, c->recorder.count - 1, at));
     }
     free(log);
 }
@@ -148,7 +169,7 @@ static void swap_updates(struct crash *c, struct seen *seen)
         memcpy(log + at + second, recorder->entry + at, first * sizeof *log);
         snprintf(what, sizeof what, "swapped: %s, ", recorder_describe(&recorder->entry[at]));
         snprintf(what + strlen(what), sizeof what - strlen(what), "%s", recorder_describe(&recorder->entry[at + first]));
-        count(what, is_caught(c, seen, log, recorder->count, at));
+        count(what, judge_bug(c, seen, log, recorder->count, at));
         at += first - 1;
     }
     free(log);
@@ -184,7 +205,7 @@ static unsigned caught_with(const char *prefix)
 
 static void report(enum pcow_persistence persistence, bool partial)
 {
-    unsigned seeded = 0, caught = 0, failures = 0;
+    unsigned seeded = 0, caught = 0, sampled = 0, failures = 0;
 
     for (unsigned i = 0; i < kind_count; i++) {
         const struct kind *kind = &kinds[i];
@@ -192,9 +213,10 @@ static void report(enum pcow_persistence persistence, bool partial)
 
         seeded += kind->seeded;
         caught += kind->caught;
-        print_message("  %-50s %3u seeded, %3u caught%s%s\n", kind->what, kind->seeded, kind->caught, reason && *reason ? "; the others: " : "",
-                      reason ? reason : "");
-        if ((is_always_caught(kind->what) && kind->caught < kind->seeded) || !reason) {
+        sampled += kind->sampled;
+        print_message("  %-50s %3u seeded, %3u caught, %3u right in all states, %3u in a sample%s%s\n", kind->what, kind->seeded, kind->caught,
+                      kind->seeded - kind->caught - kind->sampled, kind->sampled, reason && *reason ? ": " : "", reason ? reason : "");
+        if ((is_always_caught(kind->what) && kind->caught < kind->seeded) || (!reason && kind->sampled)) {
             print_error("%s: %u of %u were not caught\n", kind->what, kind->seeded - kind->caught, kind->seeded);
             failures++;
         }
@@ -204,10 +226,11 @@ static void report(enum pcow_persistence persistence, bool partial)
             print_error("%s: none was caught\n", harmless[i].prefix);
             failures++;
         }
-    print_message("class %s: %u ordering bugs seeded, %u caught, %u harmless\n", pcow_persistence_name(persistence), seeded, caught,
-                  seeded - caught);
+    print_message("class %s: %u ordering bugs seeded: %u caught, %u harmless in every state that they allow, %u in a sample of them\n",
+                  pcow_persistence_name(persistence), seeded, caught, seeded - caught - sampled, sampled);
     assert_int_equal(failures, 0);
-    assert_true(caught > 0);
+    /* Of all scenarios it was 44 % in either class: a judge that has become blind would call the rest harmless. */
+    assert_true(partial ? caught > 0 : caught * 5 > seeded * 2);
 }
 
 static void run_class(enum pcow_persistence persistence)
