@@ -52,7 +52,8 @@ def _compare(title: str, work: sides.Work) -> list[dict[str, Any]]:
             target = TARGETS[operation] if way == 'open' and title == 'large' else None
             rows.append({'name': f'{title}-{way}-{operation}', 'part': title, 'way': way, 'operation': operation,
                          'cluster': work.cluster_size, 'qcow2_ns': qcow2[operation], 'pcow_ns': pcow[operation],
-                         'qcow2_open_ns': qcow2.get('list'), 'pcow_open_ns': pcow.get('list'), 'ratio': ratio, 'target': target,
+                         'qcow2_open_ns': qcow2.get('list'), 'pcow_open_ns': pcow.get('list'), 'start_ns': pcow.get('start'),
+                         'ratio': ratio, 'target': target,
                          'met': None if target is None or ratio is None else ratio <= target})
     return rows
 
@@ -73,11 +74,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         print(f'{units.format_size(virtual)}, {units.format_size(written)} written', flush=True)
         rows += _compare('large', work(virtual, written, 65536))
         freeze = statistics.median(limits.freeze(work(virtual, written, 65536)) for _round in range(rounds))
+        punch = statistics.median(limits.punch(work(virtual, written, 65536)) for _round in range(rounds))
         for cluster in clusters:
             print(f'clusters of {cluster} bytes, {units.format_size(sweep)} written', flush=True)
             rows += _compare(f'sweep-{cluster}', work(sweep, sweep, cluster))
     result: dict[str, Any] = {'rows': rows, 'machine': machine.describe(), 'virtual_size': virtual, 'written': written,
-                              'sweep_size': sweep, 'rounds': rounds, 'freeze_ns': freeze * 1e9, 'live': None}
+                              'sweep_size': sweep, 'rounds': rounds, 'live': None,
+                              'freeze_ns': freeze * 1e9, 'punch_ns': punch * 1e9}
     if not options.no_vm:
         print('a guest, through virsh', flush=True)
         result['live'] = live.measure(min(rounds, 3))
@@ -94,12 +97,14 @@ def _large(result: dict[str, Any]) -> table.Table:
     rows = [(row['operation'], WAYS[row['way']], *_cells(row)) for row in result['rows'] if row['part'] == 'large']
     opened = next(row for row in result['rows'] if row['part'] == 'large' and row['way'] == 'command')
     note = (f'Median of {result["rounds"]}. Of the commands, {table.time_text(opened["qcow2_open_ns"])} (qemu-img) and '
-            f'{table.time_text(opened["pcow_open_ns"])} (pcow-img) are starting, opening and ending: what "snapshot -l" takes. '
+            f'{table.time_text(opened["pcow_open_ns"])} (pcow-img) are starting, opening and ending: what "snapshot -l" takes; a '
+            f'program that does nothing takes {table.time_text(opened["start_ns"])}. '
             'Mapped means that the snapshot also takes write permission from, or the place of, each page that the VM has stored to '
             'since the last one: the work of the kernel on its page tables, which for a raw file stored to in these places takes '
             f'{table.time_text(result["freeze_ns"])} (one mprotect(), entries of 4 KiB). qcow2 gives space '
             'back to the pool within the operation, pcow after it: the rows "until the pool has got the space back" and commands '
-            'compare that.')
+            'compare that. Of revert and delete in these, the file system takes '
+            f'{table.time_text(result["punch_ns"])}: as long as it needs for the same holes in a raw file.')
     title = (f'Snapshots of an image of {units.format_size(result["virtual_size"])}, clusters of 64 KiB, '
              f'{units.format_size(result["written"])} written')
     return table.Table(title, ('operation', 'how', 'qcow2', 'pcow', 'pcow / qcow2', 'target'), rows, note)
