@@ -235,6 +235,27 @@ class ConvertTest(images.ImageTestCase):
             self.path('back').unlink()
 
 
+class LibraryTest(images.ImageTestCase):
+    """libnbd is there for qcow2 images alone: its many libraries would take longer to load than most commands run."""
+
+    def test_only_loaded_for_qcow2(self):
+        program = images.program('pcow-img')
+        loaded = subprocess.run([program], env={'LD_TRACE_LOADED_OBJECTS': '1'}, capture_output=True, text=True, check=True,
+                                timeout=images.TIMEOUT).stdout
+        self.assertIn('libc.so', loaded)
+        self.assertNotIn('libnbd', loaded)
+
+    def test_cannot_be_loaded(self):
+        (self.directory / 'libnbd.so.0').touch()
+        self.run_program('pcow-img', 'create', '-q', self.path('a.pcow'), '8M')
+        done = subprocess.run([images.program('pcow-img'), 'convert', '-O', 'qcow2', self.path('a.pcow'), self.path('b.qcow2')],
+                              env=dict(os.environ, LD_LIBRARY_PATH=str(self.directory)), capture_output=True, text=True,
+                              check=False, timeout=images.TIMEOUT)
+        self.assertEqual(1, done.returncode)
+        self.assertIn('package libnbd0', done.stderr)
+        self.assertFalse(self.path('b.qcow2').exists())
+
+
 class InterruptedConvertTest(images.ImageTestCase):
 
     def setUp(self):

@@ -8,8 +8,8 @@
 #include <stdbool.h>
 
 /*
- * libnbd is loaded when a qcow2 image is opened, not when the program starts: it brings eighteen libraries with it (TLS, XML, ICU), whose
- * relocation takes seven times as long as all that a command on a pcow image does.
+ * libnbd is loaded when a qcow2 image is opened, not when the program starts: it brings sixteen libraries with it (TLS, XML, ICU), whose
+ * loading takes several times as long as a whole command on a pcow image.
  */
 #define LIBNBD_CALLS(CALL)                                                                                       \
     CALL(create) CALL(close) CALL(get_error) CALL(get_errno) CALL(add_meta_context) CALL(can_meta_context)       \
