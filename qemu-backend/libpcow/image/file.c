@@ -130,6 +130,31 @@ int file_read(const struct file *file, uint64_t offset, void *buffer, size_t len
     return 0;
 }
 
+/* Aligned as guest slabs are, so that one entry can map a slab, and a page table fits here and there. */
+static uint8_t *map_window(const struct file *file, int flags, uint64_t start)
+{
+    size_t reserved = GROUP_SIZE + PCOW_SLAB_SIZE;
+    uint8_t *reservation = mmap(NULL, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0), *window;
+
+    if (reservation == MAP_FAILED)
+        return MAP_FAILED;
+    window = (uint8_t *)(((uintptr_t)reservation + PCOW_SLAB_SIZE - 1) & ~(uintptr_t)(PCOW_SLAB_SIZE - 1));
+    /* It may reach behind the end of file: only what lies before it is ever touched. */
+    if (mmap(window, GROUP_SIZE, PROT_READ | (file->writable ? PROT_WRITE : 0), flags | MAP_NORESERVE | MAP_FIXED, file->fd,
+             (off_t)start) == MAP_FAILED) {
+        int saved_errno = errno;
+
+        munmap(reservation, reserved);
+        errno = saved_errno;
+        return MAP_FAILED;
+    }
+    if (window > reservation)
+        munmap(reservation, (size_t)(window - reservation));
+    if (window < reservation + PCOW_SLAB_SIZE)
+        munmap(window + GROUP_SIZE, (size_t)(reservation + PCOW_SLAB_SIZE - window));
+    return window;
+}
+
 static void *address_in(struct file *file, uint8_t **windows, int flags, uint64_t offset)
 {
     uint8_t **slot = &windows[offset / GROUP_SIZE];
@@ -145,8 +170,7 @@ static void *address_in(struct file *file, uint8_t **windows, int flags, uint64_
             return NULL;
         }
 
-        /* A window may reach behind the end of file: only what lies before it is ever touched. */
-        window = mmap(NULL, GROUP_SIZE, PROT_READ | (file->writable ? PROT_WRITE : 0), flags | MAP_NORESERVE, file->fd, (off_t)start);
+        window = map_window(file, flags, start);
         if (window == MAP_FAILED)
             return NULL;
         if (!__atomic_compare_exchange_n(slot, &expected, window, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
@@ -176,6 +200,17 @@ int file_map(const struct file *file, void *address, size_t length, uint64_t off
         return ret;
     return order_mmap(address, length, PROT_READ | (what == FILE_MAP_LOADS ? 0 : PROT_WRITE),
                       MAP_FIXED | (plain ? MAP_SHARED : file->persist.map_flags), file->fd, (off_t)offset) == MAP_FAILED ? -errno : 0;
+}
+
+int file_move_window(struct file *file, void *address, uint64_t offset)
+{
+    int ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_MAP, .address = address, .offset = offset,
+                                                                   .length = PCOW_SLAB_SIZE});
+    void *window = ret ? NULL : file_address_settled(file, offset);
+
+    if (!window)
+        return ret ? ret : -errno;
+    return mremap(window, PCOW_SLAB_SIZE, PCOW_SLAB_SIZE, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, address) == MAP_FAILED ? -errno : 0;
 }
 
 static void note_change(struct file *file)

@@ -54,6 +54,12 @@ enum file_map_for {
 /* Map a piece of the file at a fixed address: 0 or a negative errno. Async-signal-safe. */
 int file_map(const struct file *file, void *address, size_t length, uint64_t offset, enum file_map_for what);
 
+/*
+ * Map a slab for stores with the page table that its window has filled, which is moved as a whole (Linux 5.13 and later); the window begins
+ * a new one. Class volatile, where both are mapped alike. On an error nothing may be mapped at the address. Async-signal-safe.
+ */
+int file_move_window(struct file *file, void *address, uint64_t offset);
+
 /* Address of a file offset in its window (mapped on first use), or NULL with errno set. Async-signal-safe. */
 void *file_address(struct file *file, uint64_t offset);
 /* The same for stores to a settled range. */

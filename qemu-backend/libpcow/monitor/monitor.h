@@ -118,6 +118,9 @@ unsigned layout_pages(const struct pcow_map *map, uint64_t guest_slab);    /* 51
  */
 void layout_populate(const struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count);
 
+/* monitor/rest.c: all pages of the slab are own, some are not mapped for stores yet. The claim is held. Async-signal-safe. */
+int layout_map_rest(struct pcow_map *map, uint64_t guest_slab);
+
 /* monitor/resolve.c. Async-signal-safe. wait: on a full pool wait for space (by the map's policy) instead of -ENOSPC. */
 int resolve(struct pcow_map *map, uint64_t offset, bool write, bool wait);
 

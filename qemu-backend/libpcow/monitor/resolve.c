@@ -46,32 +46,20 @@ static struct range choose(const struct pcow_map *map, uint64_t guest_slab, unsi
     return range;
 }
 
-/* Map what is own and not yet mapped, without touching the rest, whose page table is filled. */
-static int map_rest(struct pcow_map *map, uint64_t guest_slab)
+/*
+ * Absent memory in a slab that is used page for page, or in a sequence, and a third of which is own: the rest in one go, as for a hot slab of an
+ * older layer.
+ */
+static bool wants_rest(const struct pcow_map *map, uint64_t guest_slab, unsigned page)
 {
-    unsigned pages = layout_pages(map, guest_slab);
-    int ret = 0;
-
-    for (unsigned page = 0; page < pages && ret == 0;) {
-        unsigned end = page_set_run_end(&map->slabs[guest_slab].writable, page, pages);
-
-        if (!page_set_has(&map->slabs[guest_slab].writable, page)) {
-            ret = layout_map_own(map, guest_slab, page, end - page);
-            layout_populate(map, guest_slab, page, end - page);
-        }
-        page = end;
-    }
-    return ret;
-}
-
-/* Absent memory in a slab that is used page for page and partly there: the rest in one go, as for a hot slab of an older layer. */
-static bool wants_rest(const struct pcow_map *map, uint64_t guest_slab)
-{
+    const struct slab_map *slab = &map->slabs[guest_slab];
     slab_ref head = map->image->chain->head[guest_slab];
+    bool sequence = page == slab->run_end && slab->run > cluster_pages(map);
 
+    if (map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE || page_set_count(&slab->writable) < PAGES_PER_SLAB / HOT_SHARE_ABSENT)
+        return false;
     /* Nothing older on the list, so nothing to copy. */
-    return layout_is_hot(&map->slabs[guest_slab], HOT_SHARE_ABSENT) && density_is_high(&map->density)
-        && map->image->file.persist.persistence == PCOW_PERSISTENCE_VOLATILE
+    return (sequence || (slab->faults >= HOT_FAULTS && density_is_high(&map->density)))
         && slab_ref_level(head) == map->image->chain->levels && map->image->slabs[slab_ref_slab(head)].next == 0;
 }
 
@@ -107,11 +95,11 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
         return ret;
     place = chain_find(map->image, guest_slab, page, 1);
     range = alone ? (struct range){page, 1} : choose(map, guest_slab, page, place.present);
-    if (!alone && range.count < layout_pages(map, guest_slab) && wants_rest(map, guest_slab)
+    if (!alone && range.count < layout_pages(map, guest_slab) && wants_rest(map, guest_slab, page)
         && chain_own(map->image, guest_slab, 0, layout_pages(map, guest_slab), NULL, &copied, &zeroed) == 0) {
         count_up(&map->stats.pages_copied, copied);
         count_up(&map->stats.pages_zeroed, zeroed);
-        return map_rest(map, guest_slab);
+        return layout_map_rest(map, guest_slab);
     }
     ret = chain_own(map->image, guest_slab, range.first, range.count, NULL, &copied, &zeroed);
     if (ret == -ENOSPC && range.count > 1) {
