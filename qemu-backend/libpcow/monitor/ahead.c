@@ -63,7 +63,7 @@ static bool is_hot(const struct slab_map *slab)
     return layout_is_hot(slab, HOT_SHARE) && !page_set_full(&slab->writable);
 }
 
-void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied)
+void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied, bool comes_back)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
     struct ahead *ahead = &map->ahead;
@@ -72,7 +72,7 @@ void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied)
     slab->recent = 1;
     if (!ahead->running)
         return;
-    if (slab->faults == 1 && head && (copied || !page_set_full(&map->image->prepared[slab_ref_slab(head)]))) {
+    if (head && ((comes_back && copied) || (slab->faults == 1 && !page_set_full(&map->image->prepared[slab_ref_slab(head)])))) {
         enqueue(ahead, guest_slab);
     } else if (copied && !slab->queued && is_hot(slab)) {
         slab->queued = 1;
@@ -329,13 +329,14 @@ static bool serve_queue(struct pcow_map *map)
         head = tail - AHEAD_QUEUE_SIZE;                /* forgotten: they are served on a trap, as without a thread */
     while (head != tail) {
         uint32_t found = __atomic_exchange_n(&ahead->queue[head++ % AHEAD_QUEUE_SIZE], 0, __ATOMIC_ACQUIRE);
-        bool hot;
+        bool hot, grown;
 
         if (found == 0)
             continue;
         ahead_hold(map);
         chain_claim(map->image->chain, found - 1);
         hot = map->slabs[found - 1].queued && is_hot(&map->slabs[found - 1]);
+        grown = map->slabs[found - 1].grown > 0;
         chain_release(map->image->chain, found - 1);
         ahead_release(map);
         if (hot) {
@@ -343,7 +344,8 @@ static bool serve_queue(struct pcow_map *map)
         } else {
             if (ahead->opened < MAX_OPENED)
                 complete_blocks(map, found - 1);
-            touch_source(map, found - 1);
+            if (grown)
+                touch_source(map, found - 1);
         }
         __atomic_store_n(&ahead->queue_head, head, __ATOMIC_RELAXED);
         return true;

@@ -43,8 +43,11 @@ struct ahead {
 void ahead_start(struct pcow_map *map, unsigned lead_min);
 void ahead_stop(struct pcow_map *map);
 
-/* After a trap was served in this guest slab, perhaps with a copy; its claim is held. Async-signal-safe. */
-void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied);
+/*
+ * After a trap was served in this guest slab, perhaps with a copy; its claim is held. comes_back: for the first time to a cluster that another
+ * trap has begun, so that larger copies will follow. Async-signal-safe.
+ */
+void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied, bool comes_back);
 /* The pool is full: give back what is prepared and not used, and what was left. True if there was something. No claim is held. Async-signal-safe. */
 bool ahead_reclaim(struct pcow_map *map);
 

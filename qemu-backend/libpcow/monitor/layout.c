@@ -326,7 +326,7 @@ int layout_map_changed(struct pcow_map *map, const struct layout_lists *lists)
         struct slab_map *slab = &map->slabs[v];
         unsigned pieces;
 
-        slab->faults = slab->recent = slab->queued = 0;
+        slab->faults = slab->recent = slab->queued = slab->grown = 0;
         slab->run_end = slab->run = 0;
         if (is_as_noted(map, lists, v))
             continue;

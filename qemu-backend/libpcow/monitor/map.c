@@ -260,6 +260,7 @@ int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
         memset(&map->slabs[v].writable, 0, sizeof map->slabs[v].writable);
         map->slabs[v].faults = 0;
         map->slabs[v].queued = 0;
+        map->slabs[v].grown = 0;
         map->slabs[v].run = 0;
     }
     return 0;

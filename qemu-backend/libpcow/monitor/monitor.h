@@ -63,6 +63,7 @@ struct slab_map {
     uint8_t cold;                      /* nothing is mapped */
     uint8_t recent;                    /* there was a trap since the thread last looked */
     uint8_t queued;                    /* the thread is asked to copy the rest */
+    uint8_t grown;                     /* traps that came to a cluster a second time (saturates) */
     uint16_t run_end, run;             /* the window of the last trap: page after it, pages; to notice a sequence */
     uint8_t watched;                   /* enum watched: what is not in writable may be under watch instead of mapped */
 };

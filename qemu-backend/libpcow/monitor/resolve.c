@@ -7,6 +7,7 @@
 #include "util/error.h"
 
 #define MAX_COPY_RUN 128u              /* pages that one trap copies at most: others wait for the slab meanwhile */
+#define GROWN_SHARE 3u                 /* one trap in so many comes to a cluster again: then clusters are copied at the first one */
 #define WAIT_INTERVAL_NS 10000000L     /* between two tries on a full pool */
 
 struct range {
@@ -23,10 +24,39 @@ static unsigned cluster_pages(const struct pcow_map *map)
     return 1u << (map->image->header.cluster_bits - 12);
 }
 
+/* Does the guest come back to clusters of this slab, once it has stored to one of their pages? A part of the first traps asks anew. */
+static bool comes_back(const struct slab_map *slab)
+{
+    return slab->grown * GROWN_SHARE > slab->faults;
+}
+
+static bool has_page_in(const struct page_set *set, struct range range)
+{
+    return page_set_has(set, range.first) || page_set_run_end(set, range.first, range.first + range.count) < range.first + range.count;
+}
+
 /*
- * How much to bring in around a page. Absent memory: its cluster. Memory that has to be copied: the page alone at the first trap in
- * the slab (fine-grained copy-on-write), its cluster when the slab proves hot. Where the last trap's window ends, a sequence goes
- * on: twice as much. The whole slab if mappings run short.
+ * Is it worth a larger copy, now or later on: the guest was here before. Under KVM, where each trap is dear, that is taken for granted after the first one
+ * in a slab.
+ */
+static bool is_again(const struct pcow_map *map, uint64_t guest_slab, struct range range)
+{
+    const struct slab_map *slab = &map->slabs[guest_slab];
+
+    return map->engine->id == PCOW_ENGINE_KVM ? slab->faults == 0 : has_page_in(&slab->writable, range);
+}
+
+static bool wants_page_alone(const struct pcow_map *map, uint64_t guest_slab, struct range cluster)
+{
+    const struct slab_map *slab = &map->slabs[guest_slab];
+
+    return map->engine->id == PCOW_ENGINE_KVM ? slab->faults == 0 : !comes_back(slab) && !has_page_in(&slab->writable, cluster);
+}
+
+/*
+ * How much to bring in around a page. Absent memory: its cluster. Memory that has to be copied: the page alone when the guest comes to
+ * a cluster for the first time (fine-grained copy-on-write), the rest of it when it comes back, or at once where it was seen to come back.
+ * Where the last trap's window ends, a sequence goes on: twice as much. The whole slab if mappings run short.
  */
 static struct range choose(const struct pcow_map *map, uint64_t guest_slab, unsigned page, bool present)
 {
@@ -37,10 +67,12 @@ static struct range choose(const struct pcow_map *map, uint64_t guest_slab, unsi
 
     if (slab->cold || __atomic_load_n(&map->vmas, __ATOMIC_RELAXED) + 2 >= map->vma_budget)
         return (struct range){0, pages};
-    if (present && slab->faults == 0)
-        range = (struct range){page, 1};
-    else if (page == slab->run_end && slab->run >= cluster)
+    if (range.first + range.count > pages)
+        range.count = pages - range.first;
+    if (page == slab->run_end && slab->run >= cluster)
         range = (struct range){page, present && slab->run >= MAX_COPY_RUN ? MAX_COPY_RUN : slab->run * 2u};
+    else if (present && wants_page_alone(map, guest_slab, range))
+        range = (struct range){page, 1};
     if (range.first + range.count > pages)
         range.count = pages - range.first;
     return range;
@@ -85,7 +117,7 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
     uint64_t copied = 0, zeroed = 0;
     struct place place;
     struct range range;
-    bool alone;
+    bool alone, again;
     int ret;
 
     if (page_set_has(&slab->writable, page))
@@ -95,6 +127,7 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
         return ret;
     place = chain_find(map->image, guest_slab, page, 1);
     range = alone ? (struct range){page, 1} : choose(map, guest_slab, page, place.present);
+    again = is_again(map, guest_slab, range);
     if (!alone && range.count < layout_pages(map, guest_slab) && wants_rest(map, guest_slab, page)
         && chain_own(map->image, guest_slab, 0, layout_pages(map, guest_slab), NULL, &copied, &zeroed) == 0) {
         count_up(&map->stats.pages_copied, copied);
@@ -113,6 +146,8 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
         return ret;
     if (slab->faults < UINT8_MAX)
         slab->faults++;
+    if (again && slab->grown < UINT8_MAX)
+        slab->grown++;
     slab->run_end = (uint16_t)(range.first + range.count);
     slab->run = (uint16_t)range.count;
     if (range.count == layout_pages(map, guest_slab) && range.count > 1) {
@@ -133,7 +168,7 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
         layout_populate(map, guest_slab, range.first, range.count);
     else if (density_wants(&map->density, map->address + (guest_slab << SLAB_BITS) + range.first * PCOW_PAGE_SIZE, range.count))
         layout_populate(map, guest_slab, page, 1);
-    ahead_served(map, guest_slab, copied > 0);
+    ahead_served(map, guest_slab, copied > 0, again && slab->grown == 1);
     return 0;
 }
 

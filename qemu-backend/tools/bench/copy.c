@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Copy-on-write: stores to memory that a base image holds.  The monitor copies one page at the first trap in a slab and the
- * cluster from the second on; the cluster size decides whether that is 64 KiB or 2 MiB.
+ * Copy-on-write: stores to memory that a base image holds.  The monitor copies one page at the first trap in a cluster and the
+ * rest of it at the second; the cluster size decides whether that is 64 KiB or 2 MiB.
  */
 #include "trap.h"
 
@@ -9,9 +9,9 @@ static const struct trap_row rows[] = {
     {.name = "cow-4k", .visit = VISIT_ONE_PER_SLAB, .on_base = true, .cluster_size = PCOW_DEFAULT_CLUSTER_SIZE,
      .paper_cluster_size = PCOW_DEFAULT_CLUSTER_SIZE, .paper_fine_grained = true, .copied = PCOW_PAGE_SIZE, .at_most_raw = {7, 0},
      .at_most_limit = 4.5},
-    {.name = "cow-64k", .visit = VISIT_SECOND_IN_SLAB, .on_base = true, .cluster_size = PCOW_DEFAULT_CLUSTER_SIZE,
+    {.name = "cow-64k", .visit = VISIT_SECOND_IN_CLUSTER, .on_base = true, .cluster_size = PCOW_DEFAULT_CLUSTER_SIZE,
      .paper_cluster_size = PCOW_DEFAULT_CLUSTER_SIZE, .copied = PCOW_DEFAULT_CLUSTER_SIZE, .at_most_limit = 2.5},
-    {.name = "cow-2m", .visit = VISIT_SECOND_IN_SLAB, .on_base = true, .cluster_size = PCOW_SLAB_SIZE,
+    {.name = "cow-2m", .visit = VISIT_SECOND_IN_CLUSTER, .on_base = true, .cluster_size = PCOW_SLAB_SIZE,
      .paper_cluster_size = PCOW_SLAB_SIZE, .copied = PCOW_SLAB_SIZE, .at_most_limit = 1.1},
 };
 

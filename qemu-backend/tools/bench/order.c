@@ -45,6 +45,33 @@ static int every_page(struct visits *visits, uint64_t units, uint64_t pages_per_
     return order && visits->page ? 0 : -ENOMEM;
 }
 
+static int warm_slabs(struct visits *visits, uint64_t slabs)
+{
+    visits->warm = malloc(slabs * sizeof(*visits->warm));
+    for (visits->warm_count = 0; visits->warm && visits->warm_count < slabs; visits->warm_count++) {
+        visits->warm[visits->warm_count] = visits->warm_count * PAGES_PER_SLAB;
+    }
+    return visits->warm ? 0 : -ENOMEM;
+}
+
+/* In each slab: a store to the first page of some cluster, which is not timed, and one to another page of it. */
+static int second_of_a_cluster(struct visits *visits, uint64_t slabs, uint64_t cluster_pages, uint64_t *seed)
+{
+    visits->page = permutation(slabs, seed);
+    visits->count = slabs;
+    visits->warm_stores = true;
+    if (!visits->page || warm_slabs(visits, slabs)) {
+        return -ENOMEM;
+    }
+    for (uint64_t i = 0; i < slabs; i++) {
+        uint64_t slab = visits->page[i], cluster = slab * PAGES_PER_SLAB + random_next(seed) % (PAGES_PER_SLAB / cluster_pages) * cluster_pages;
+
+        visits->warm[slab] = cluster;
+        visits->page[i] = cluster + 1 + random_next(seed) % (cluster_pages - 1);
+    }
+    return 0;
+}
+
 int visits_make(struct visits *visits, enum visit visit, uint64_t size, uint64_t cluster_size, uint64_t seed)
 {
     uint64_t cluster_pages = cluster_size / PCOW_PAGE_SIZE, clusters = size / cluster_size, slabs = size / PCOW_SLAB_SIZE;
@@ -58,14 +85,10 @@ int visits_make(struct visits *visits, enum visit visit, uint64_t size, uint64_t
     case VISIT_CLUSTERED:
         return every_page(visits, clusters, cluster_pages, false, &seed);
     case VISIT_ONE_PER_SLAB:
-    case VISIT_SECOND_IN_SLAB:
-        /* The first page warms the slab; the timed store goes to another cluster. */
-        visits->warm_stores = visit == VISIT_SECOND_IN_SLAB;
-        visits->warm = malloc(slabs * sizeof(*visits->warm));
-        for (visits->warm_count = 0; visits->warm && visits->warm_count < slabs; visits->warm_count++) {
-            visits->warm[visits->warm_count] = visits->warm_count * PAGES_PER_SLAB;
-        }
-        return visits->warm ? random_page_of_each(visits, slabs, PAGES_PER_SLAB, HOT_CLUSTER_PAGES, &seed) : -ENOMEM;
+        /* A load of another page warms the slab. */
+        return random_page_of_each(visits, slabs, PAGES_PER_SLAB, HOT_CLUSTER_PAGES, &seed) || warm_slabs(visits, slabs) ? -ENOMEM : 0;
+    case VISIT_SECOND_IN_CLUSTER:
+        return second_of_a_cluster(visits, slabs, cluster_pages, &seed);
     }
     return -EINVAL;
 }

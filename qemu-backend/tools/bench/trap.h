@@ -12,7 +12,7 @@ enum visit {
     VISIT_CLUSTERED,                           /* every page, clusters in random order */
     VISIT_ONE_PER_SLAB,                        /* a page of each slab, in random order, after a load elsewhere in the slab has
                                                   made its page table: the first trap in the slab */
-    VISIT_SECOND_IN_SLAB,                      /* the same after a store: the slab is hot */
+    VISIT_SECOND_IN_CLUSTER,                   /* a page of each slab after a store to another one of its cluster: the rest of it follows */
 };
 
 struct trap_row {
