@@ -163,7 +163,8 @@ static void *address_in(struct file *file, uint8_t **windows, int flags, uint64_
     if (!window) {
         uint64_t start = offset / GROUP_SIZE * GROUP_SIZE;
         uint8_t *expected = NULL;
-        int ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_MAP, .offset = start, .length = GROUP_SIZE});
+        int ret = persist_observe(&file->persist,
+                                  (struct observation){.what = OBSERVED_MAP, .offset = start, .length = GROUP_SIZE});
 
         if (ret) {
             errno = -ret;
@@ -210,7 +211,8 @@ int file_move_window(struct file *file, void *address, uint64_t offset)
 
     if (!window)
         return ret ? ret : -errno;
-    return mremap(window, PCOW_SLAB_SIZE, PCOW_SLAB_SIZE, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, address) == MAP_FAILED ? -errno : 0;
+    window = mremap(window, PCOW_SLAB_SIZE, PCOW_SLAB_SIZE, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, address);
+    return window == MAP_FAILED ? -errno : 0;
 }
 
 static void note_change(struct file *file)

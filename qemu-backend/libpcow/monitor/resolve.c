@@ -24,7 +24,7 @@ static unsigned cluster_pages(const struct pcow_map *map)
     return 1u << (map->image->header.cluster_bits - 12);
 }
 
-/* Does the guest come back to clusters of this slab, once it has stored to one of their pages? A part of the first traps asks anew. */
+/* Does the guest come back to clusters of this slab? A part of the first traps asks anew. */
 static bool comes_back(const struct slab_map *slab)
 {
     return slab->grown * GROWN_SHARE > slab->faults;
@@ -32,12 +32,14 @@ static bool comes_back(const struct slab_map *slab)
 
 static bool has_page_in(const struct page_set *set, struct range range)
 {
-    return page_set_has(set, range.first) || page_set_run_end(set, range.first, range.first + range.count) < range.first + range.count;
+    unsigned end = range.first + range.count;
+
+    return page_set_has(set, range.first) || page_set_run_end(set, range.first, end) < end;
 }
 
 /*
- * Is it worth a larger copy, now or later on: the guest was here before. Under KVM, where each trap is dear, that is taken for granted after the first one
- * in a slab.
+ * Is it worth a larger copy, now or later on: the guest was here before. Under KVM that is taken for granted after the first trap in a
+ * slab.
  */
 static bool is_again(const struct pcow_map *map, uint64_t guest_slab, struct range range)
 {
@@ -55,7 +57,7 @@ static bool wants_page_alone(const struct pcow_map *map, uint64_t guest_slab, st
 
 /*
  * How much to bring in around a page. Absent memory: its cluster. Memory that has to be copied: the page alone when the guest comes to
- * a cluster for the first time (fine-grained copy-on-write), the rest of it when it comes back, or at once where it was seen to come back.
+ * a cluster for the first time (fine-grained copy-on-write), the rest of it when it comes back, or at once where it was seen to do so.
  * Where the last trap's window ends, a sequence goes on: twice as much. The whole slab if mappings run short.
  */
 static struct range choose(const struct pcow_map *map, uint64_t guest_slab, unsigned page, bool present)
@@ -79,8 +81,8 @@ static struct range choose(const struct pcow_map *map, uint64_t guest_slab, unsi
 }
 
 /*
- * Absent memory in a slab that is used page for page, or in a sequence, and a third of which is own: the rest in one go, as for a hot slab of an
- * older layer.
+ * Absent memory in a slab that is used page for page, or in a sequence, and a third of which is own: the rest in one go, as for a hot
+ * slab of an older layer.
  */
 static bool wants_rest(const struct pcow_map *map, uint64_t guest_slab, unsigned page)
 {
@@ -88,7 +90,8 @@ static bool wants_rest(const struct pcow_map *map, uint64_t guest_slab, unsigned
     slab_ref head = map->image->chain->head[guest_slab];
     bool sequence = page == slab->run_end && slab->run > cluster_pages(map);
 
-    if (map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE || page_set_count(&slab->writable) < PAGES_PER_SLAB / HOT_SHARE_ABSENT)
+    if (map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE
+        || page_set_count(&slab->writable) < PAGES_PER_SLAB / HOT_SHARE_ABSENT)
         return false;
     /* Nothing older on the list, so nothing to copy. */
     return (sequence || (slab->faults >= HOT_FAULTS && density_is_high(&map->density)))

@@ -24,8 +24,9 @@ static int map_missing(struct pcow_map *map, uint64_t guest_slab)
 }
 
 /*
- * Can the window's page table take the place of the slab's? The kernel moves it as one entry, in 3 us where filling it takes 50 to 130. What it has is
- * what has blocks: pages that were prepared or copied, all of one file slab. Under KVM mappings that vCPUs store to stay as they are.
+ * Can the window's page table take the place of the slab's? The kernel moves it as one entry, in 3 us where filling it takes 50 to 130.
+ * What it has is what has blocks: pages that were prepared or copied, all of one file slab. Under KVM mappings that vCPUs store to
+ * stay as they are.
  */
 static bool can_move(const struct pcow_map *map, uint64_t guest_slab, struct place *place)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Slabs that are completed by the window's page table: that they are one mapping with every page in it, and that nobody sees it happen. */
+/* Slabs that are completed by the window's page table: one mapping with every page in it, and nobody sees it happen. */
 #include "support.h"
 
 #include <fcntl.h>
