@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from pathlib import Path
 import re
 import select
@@ -16,6 +17,7 @@ from typing import Any
 from typing import Self
 
 from tests.functional import qmp
+from tests.vm import silence
 
 START_SECONDS = 60.0
 # A machine inside a machine, on a host that does other things as well: a hang is told late, but an answer is never too late.
@@ -79,6 +81,7 @@ class Machine:
 
     def __init__(self, place: Place, name: str, *arguments: str, command_port: bool = True, memory: str = '384M') -> None:
         self.name = name
+        self._kvm = place.accel == 'kvm'
         self._log = place.logs / f'{name}.log'
         self._errors = place.logs / f'{name}.errors'
         self._sockets = {kind: place.logs / f'{name}.{kind}' for kind in ('qmp', 'port', 'console')}
@@ -104,6 +107,8 @@ class Machine:
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
+        if self._kvm:
+            silence.record()
         with open(self._errors, 'wb') as errors:
             self.process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, text=True)
         try:
@@ -131,18 +136,28 @@ class Machine:
         except OSError:
             raise self.failure('QEMU did not start') from None
 
-    def failure(self, what: str) -> Failure:
-        """An exception with what QEMU and the guest's console said last."""
+    def failure(self, what: str, state: str = '') -> Failure:
+        """An exception with what QEMU and the guest's console said last, and the ``state`` in which they were found."""
         said = self._errors.read_bytes()[-_TAIL:].decode(errors='replace').strip() if self._errors.exists() else ''
         console = self._log.read_bytes()[-_TAIL:].decode(errors='replace').strip() if self._log.exists() else ''
         code = self.process.poll()
         ended = f' (QEMU ended with {code})' if code is not None else ''
         return Failure(f'{self.name}: {what}{ended}' + (f'\n--- QEMU:\n{said}' if said else '')
-                       + (f'\n--- console:\n{console}' if console else ''))
+                       + (f'\n--- console:\n{console}' if console else '') + (f'\n--- state:\n{state}' if state else ''))
+
+    def _state(self) -> str:
+        """Of a guest that is late."""
+        return silence.describe(self.process.pid, self.qmp, self._kvm)
+
+    def _recorded(self) -> str:
+        """Why the machine may have ended: events of QEMU and of KVM."""
+        with contextlib.suppress(AssertionError, OSError, ValueError):
+            self.qmp.run('query-status')
+        return '\n'.join((*(json.dumps(event) for event in self.qmp.events), silence.recorded() if self._kvm else ''))
 
     def _check_alive(self) -> None:
         if self.process.poll() is not None:
-            raise self.failure('QEMU ended')
+            raise self.failure('QEMU ended', self._recorded())
         panic = _PANIC.search(self._log.read_bytes()) if self._log.exists() else None
         if panic:
             raise self.failure(panic[0].decode(errors='replace'))
@@ -155,11 +170,11 @@ class Machine:
         limit = time.monotonic() + timeout
         while b'\n' not in self._pending:
             if time.monotonic() > limit:
-                raise self.failure(f'the guest said nothing for {timeout:.0f} s')
+                raise self.failure(f'the guest said nothing for {timeout:.0f} s', self._state())
             if select.select([self._port], [], [], 0.5)[0]:
                 data = self._port.recv(4096)
                 if not data:
-                    raise self.failure('the guest hung up')
+                    raise self.failure('the guest hung up', self._recorded())
                 self._pending += data
             else:
                 self._check_alive()
@@ -189,6 +204,8 @@ class Machine:
         """
         line = self.read_line(timeout)
         state, _space, text = line.partition(' ')
+        if state == 'ready':
+            raise self.failure(f'{command}: the guest started anew', self._recorded())
         if state != 'ok':
             raise self.failure(f'{command}: {text or line}')
         self._took(command.partition(' ')[0], self._sent)
@@ -232,7 +249,7 @@ class Machine:
                 return match
             self._check_alive()
             time.sleep(0.05)
-        raise self.failure(f'the console did not show {pattern.pattern!r} within {timeout:.0f} s')
+        raise self.failure(f'the console did not show {pattern.pattern!r} within {timeout:.0f} s', self._state())
 
     def _drain(self) -> None:
         """Read the console's socket empty (the log has it all): a full one would stop the guest."""
