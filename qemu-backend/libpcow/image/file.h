@@ -22,6 +22,7 @@ struct file {
     uint8_t *window[MAX_GROUPS];      /* atomically set once */
     uint8_t *settled_window[MAX_GROUPS];
     bool growing;                     /* claim of file_grow() */
+    bool huge;                        /* the kernel may map it with entries of 2 MiB */
     uint64_t changes, committed;      /* of the end of file, of holes, with pwrite(): how many, and how many of them are on the medium */
 };
 

@@ -172,6 +172,32 @@ static bool is_one_piece(const struct pcow_map *map, uint64_t guest_slab)
         && chain_find(map->image, guest_slab, 0, pages).pages == pages;
 }
 
+void layout_make_cold(struct pcow_map *map, uint64_t guest_slab)
+{
+    struct slab_map *slab = &map->slabs[guest_slab];
+
+    order_mmap(map->address + (guest_slab << SLAB_BITS), layout_pages(map, guest_slab) * PCOW_PAGE_SIZE, PROT_NONE,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    memset(&slab->writable, 0, sizeof slab->writable);
+    __atomic_store_n(&slab->watched, WATCHED_NOT, __ATOMIC_RELAXED);
+    slab->cold = 1;
+}
+
+/*
+ * Entries of 4 KiB stay as long as the mappings do that they were made for; one of 2 MiB can only come into an empty table. So a slab that has
+ * become one piece is mapped once more. Who stores to it meanwhile, vCPU or thread, finds the same page of the file under the old mapping or
+ * under the new one: the kernel puts one in the other's place under its lock, and takes back what KVM has derived from the old one before. Every
+ * page has blocks, or it would not be in writable.
+ */
+static void map_whole(struct pcow_map *map, uint64_t guest_slab)
+{
+    uint64_t offset = chain_find(map->image, guest_slab, 0, 1).offset;
+
+    /* If it fails, the old mapping may be gone. The next access maps what is there, and says what is wrong. */
+    if (map_file(map->address + (guest_slab << SLAB_BITS), layout_pages(map, guest_slab) * PCOW_PAGE_SIZE, map->image, offset, true))
+        layout_make_cold(map, guest_slab);
+}
+
 int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
@@ -196,6 +222,8 @@ int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, un
     if (is_one_piece(map, guest_slab)) {
         __atomic_sub_fetch(&map->vmas, slab->pieces - 1u, __ATOMIC_RELAXED);
         slab->pieces = 1;
+        if (map->image->file.huge && count < layout_pages(map, guest_slab))
+            map_whole(map, guest_slab);
     }
     return 0;
 }

@@ -111,6 +111,7 @@ int layout_map_changed(struct pcow_map *map, const struct layout_lists *lists);
 void layout_forget_lists(struct layout_lists *lists);
 int layout_map_slab(struct pcow_map *map, uint64_t guest_slab);            /* as the chain is now; the claim is held */
 int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count);
+void layout_make_cold(struct pcow_map *map, uint64_t guest_slab);           /* nothing is mapped: the next access traps; the claim is held */
 bool layout_is_hot(const struct slab_map *slab, unsigned share);
 unsigned layout_pages(const struct pcow_map *map, uint64_t guest_slab);    /* 512, but fewer at the end of an image of format 1 */
 /*

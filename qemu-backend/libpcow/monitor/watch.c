@@ -64,24 +64,12 @@ static int watch_slabs(struct pcow_map *map, uint64_t first, uint64_t end)
 
 /* ---- ending ----------------------------------------------------------------------------------------------------------- */
 
-/* Nothing is mapped: whoever touches it traps, and is served by resolve(). */
-static void make_cold(struct pcow_map *map, uint64_t guest_slab)
-{
-    struct slab_map *slab = &map->slabs[guest_slab];
-
-    order_mmap(map->address + (guest_slab << SLAB_BITS), pages_in(map, guest_slab) * PCOW_PAGE_SIZE, PROT_NONE,
-         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-    memset(&slab->writable, 0, sizeof slab->writable);
-    __atomic_store_n(&slab->watched, WATCHED_NOT, __ATOMIC_RELAXED);
-    slab->cold = 1;
-}
-
 /* The mappings that the slab has without a watch. The claim is held. */
 static void restore(struct pcow_map *map, uint64_t guest_slab)
 {
     /* The second alternative is for a process that has run out of mappings. */
     if (map->slabs[guest_slab].cold || layout_map_slab(map, guest_slab))
-        make_cold(map, guest_slab);
+        layout_make_cold(map, guest_slab);
 }
 
 static void end_watch(struct pcow_map *map)
