@@ -208,7 +208,35 @@ class DaemonTest(base.TestCase):
         self.assertIn('mount -t tmpfs', done.stderr)
 
 
+# A process that has the daemon started by the command of the configuration.
+_STARTER = """
+import os, sys
+from pcow_driver import conf, exception
+from pcow_driver.privileged import context, filesystems
+conf.CONF([], project='pcow', default_config_files=[sys.argv[1]])
+filesystems.make_directory(sys.argv[2])
+try:
+    filesystems.make_directory('/etc/pool')
+except exception.UsageInvalid as e:
+    print('refused:', e)
+print(context.channel is not None, os.path.isdir(sys.argv[2]))
+"""
+
+
 class HelperTest(base.TestCase):
+    def test_started_by_the_command(self) -> None:
+        """As sudo would; the daemon finds the context and the configuration by itself."""
+        pools = self.directory / 'pools'
+        pools.mkdir()
+        configuration = self.directory / 'pcow.conf'
+        helper = Path(sys.executable).with_name('privsep-helper')
+        configuration.write_text(f'[pcow]\npools_path = {pools}\n[pcow_privileged]\n'
+                                 f'helper_command = {helper} --config-file {configuration}\n')
+        done = subprocess.run([sys.executable, '-c', _STARTER, configuration, pools / 'new'], stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=60, cwd=base.TOP, check=False)
+        self.assertIn('refused: /etc/pool cannot be a mount point', done.stdout, done.stderr)
+        self.assertIn('True True', done.stdout)
+
     def test_command(self) -> None:
         """As sudo's or rootwrap's configuration names it."""
         self.assertIsInstance(privileged.context, priv_context.PrivContext)
