@@ -120,10 +120,13 @@ class Import(show.ShowOne):
         parser = super().get_parser(prog_name)
         parser.add_argument('directory', help='Directory of the pool.')
         parser.add_argument('--name', help='Name on this host; default: the name it was made with.')
+        parser.add_argument('--dry-run', action='store_true', help='Print what would be done, and stop.')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
-        return _show(registry.PoolRegistry().import_(parsed_args.directory, parsed_args.name))
+        if not carry_out(self.app, provision.plan_import(parsed_args.directory, parsed_args.name), parsed_args.dry_run):
+            return (), ()
+        return _show(registry.PoolRegistry().find(parsed_args.directory) or pool.open_directory(parsed_args.directory))
 
 
 class List(lister.Lister):
@@ -163,15 +166,17 @@ class Remove(command.Command):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument('name', help='Name of the pool.')
-        parser.add_argument('--forget', action='store_true',
-                            help='Only forget its name on this host, images or not; pool import brings it back.')
-        parser.add_argument('--destroy', action='store_true', help=(
+        how = parser.add_mutually_exclusive_group()
+        how.add_argument('--forget', action='store_true',
+                         help='Only forget its name on this host, images or not; pool import brings it back.')
+        how.add_argument('--destroy', action='store_true', help=(
             'Also unmount it, no longer mount it at boot, and destroy its namespace.'))
-        parser.add_argument('--dry-run', action='store_true', help='With --destroy: print what would be done, and stop.')
+        parser.add_argument('--dry-run', action='store_true', help='Print what would be done, and stop.')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
         if parsed_args.destroy:
-            carry_out(self.app, provision.plan_destroy(parsed_args.name), parsed_args.dry_run)
-            return
-        registry.PoolRegistry().remove(parsed_args.name, forget=parsed_args.forget)
+            plan = provision.plan_destroy(parsed_args.name)
+        else:
+            plan = provision.plan_remove(parsed_args.name, forget=parsed_args.forget)
+        carry_out(self.app, plan, parsed_args.dry_run)

@@ -286,6 +286,49 @@ def _register(name: str, directory: str) -> None:
     registry.PoolRegistry().create(name, directory)
 
 
+def plan_import(directory: str, name: str | None) -> plan_module.Plan:
+    """Make a pool known that exists.
+
+    :param name: on this host; None: as it was made
+    :raises PoolExists: the name is taken
+    :raises PoolInvalid: no pool is there
+    """
+    path = os.path.abspath(directory)
+    wanted = names.check_name('pool', name or pool.open_directory(path).name)
+    pools = registry.PoolRegistry()
+    pools.check_unknown(wanted)
+    plan = plan_module.Plan()
+    plan.add(f'[register {path} as pool {wanted}]', lambda: _import(path, wanted))
+    return plan
+
+
+def _import(directory: str, name: str) -> None:
+    registry.PoolRegistry().import_(directory, name)
+
+
+def plan_remove(name: str, *, forget: bool) -> plan_module.Plan:
+    """Forget a pool and, unless ``forget``, that its directory is one.
+
+    :raises PoolNotEmpty: images are in it
+    :raises PoolNotFound:
+    """
+    pools = registry.PoolRegistry()
+    found = pools.entry(name)
+    plan = plan_module.Plan()
+    shown = f'[forget pool {name}]'
+    if not forget and os.path.lexists(os.path.join(found.path, pool.MARKER)):
+        _check_empty(pools.get(name))
+        shown = f'[delete {os.path.join(found.path, pool.MARKER)} and forget pool {name}]'
+    plan.add(shown, lambda: pools.remove(name, forget=forget))
+    return plan
+
+
+def _check_empty(found: pool.Pool) -> None:
+    left = found.entries()
+    if left:
+        raise exception.PoolNotEmpty(name=found.name, count=len(left), entries=', '.join(left[:3]) + (', ...' if left[3:] else ''))
+
+
 def plan_destroy(name: str) -> plan_module.Plan:
     """Undo a pool with everything under it: registration, unit, mount, and the namespace if it is one.
 
@@ -296,9 +339,7 @@ def plan_destroy(name: str) -> plan_module.Plan:
     found = pools.get(name)
     if not os.path.ismount(found.path):
         raise exception.PoolInvalid(path=found.path, reason='it is a directory in a larger file system: remove without --destroy')
-    left = found.entries()
-    if left:
-        raise exception.PoolNotEmpty(name=name, count=len(left), entries=', '.join(left[:3]) + (', ...' if left[3:] else ''))
+    _check_empty(found)
     source = mount_source(found.path)
     namespace = ndctl.of_blockdev(source) if source.startswith('/dev/pmem') and shutil.which('ndctl') else None
     plan = plan_module.Plan()

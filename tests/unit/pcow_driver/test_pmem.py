@@ -7,6 +7,8 @@ import fixtures
 
 from pcow_driver import exception
 from pcow_driver import privileged
+from pcow_driver import registry
+from pcow_driver.cli import app
 from pcow_driver.pmem import device
 from pcow_driver.pmem import filesystem
 from pcow_driver.pmem import mount_unit
@@ -242,3 +244,42 @@ class PromiseTest(base.TestCase):
 
     def test_cxl_is_named(self) -> None:
         self.assertIn('CXL', promise.of('pmem', self._region('cxl_test', 'cpu_cache')).note)
+
+
+class DryRunTest(base.TestCase):
+    """What is shown is not done; what would be refused is refused."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.pools = registry.PoolRegistry()
+        self.pools.create('p', str(self.directory / 'p'))
+
+    def ctl(self, *words: str) -> int:
+        (self.directory / 'pcow.conf').write_text(f'[pcow]\nstate_path = {self.directory / "state"}\n')
+        return app.main(['--config-file', str(self.directory / 'pcow.conf'), *words])
+
+    def test_remove(self) -> None:
+        for how in ((), ('--forget',)):
+            self.assertEqual(0, self.ctl('pool', 'remove', 'p', '--dry-run', *how))
+            self.assertEqual('p', self.pools.get('p').name)
+        (line,) = provision.plan_remove('p', forget=False).lines()
+        self.assertIn('.pcow-pool', line)
+        (self.directory / 'p/vm.pcow').touch()
+        self.assertRaises(exception.PoolNotEmpty, provision.plan_remove, 'p', forget=False)
+        self.assertRaises(SystemExit, self.ctl, 'pool', 'remove', 'p', '--forget', '--destroy')      # argparse
+        self.assertEqual(0, self.ctl('pool', 'remove', 'p', '--forget'))
+        self.assertEqual([], self.pools.list())
+
+    def test_import(self) -> None:
+        self.pools.remove('p', forget=True)
+        self.assertEqual(0, self.ctl('pool', 'import', '--dry-run', str(self.directory / 'p')))
+        self.assertEqual([], self.pools.list())
+        self.assertRaises(exception.PoolInvalid, provision.plan_import, str(self.directory), None)
+        self.pools.import_(str(self.directory / 'p'))
+        self.assertRaises(exception.PoolExists, provision.plan_import, str(self.directory / 'p'), None)
+
+    def test_create(self) -> None:
+        for words in ((str(self.directory / 'q'),), ('/mnt/pcow-test-dry', '--memory', '--size', '32M')):
+            self.assertEqual(0, self.ctl('pool', 'create', 'q', *words, '--dry-run'))
+        self.assertEqual(['p'], [entry.name for entry in self.pools.list()])
+        self.assertFalse((self.directory / 'q').exists() or os.path.exists('/mnt/pcow-test-dry'))
