@@ -103,7 +103,8 @@ class BenchTest(images.ImageTestCase):
     def test_the_stores_really_trap(self):
         rows = json.loads(self.bench('--quick', '--output=json', '--rows=first-touch-single,cow-4k,cow-64k,cow-2m').stdout)['rows']
         copied = {row['name']: row['details']['pages_copied_per_store'] for row in rows}
-        self.assertEqual({'first-touch-single': 0, 'cow-4k': 1, 'cow-64k': 16, 'cow-2m': 511}, copied)
+        # Of a cluster one page is there before the store that is timed.
+        self.assertEqual({'first-touch-single': 0, 'cow-4k': 1, 'cow-64k': 15, 'cow-2m': 511}, copied)
         for row in rows:
             self.assertGreaterEqual(row['details']['traps_per_store'], 0.9, row['name'])
 

@@ -45,10 +45,12 @@ int layout_map_rest(struct pcow_map *map, uint64_t guest_slab)
     if (!can_move(map, guest_slab, &place))
         return map_missing(map, guest_slab);
     if (file_move_window(&map->image->file, map->address + (guest_slab << SLAB_BITS), place.offset)) {
-        /* Perhaps after the old mapping was taken away. */
+        /* Perhaps after the old mapping was taken away: what is not there must not be believed to be writable. */
         int ret = layout_map_slab(map, guest_slab);
 
-        if (!ret)
+        if (ret)
+            layout_make_cold(map, guest_slab);
+        else
             layout_populate(map, guest_slab, 0, PAGES_PER_SLAB);
         return ret;
     }
