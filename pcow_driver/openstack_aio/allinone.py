@@ -192,8 +192,7 @@ class AllInOne:
         wanted = [('nova', 'nova-compute', node.name)]
         if self.settings.volume_backends:
             wanted += [('cinder', 'cinder-volume', host) for host in self._volume_hosts(node)]
-            if node == settings_module.NODE1:
-                wanted += [('cinder', 'cinder-backup', node.name)]
+            wanted += [('cinder', 'cinder-backup', node.name)]
         return wanted
 
     def _volume_hosts(self, node: settings_module.Node) -> list[str]:
@@ -247,13 +246,13 @@ class AllInOne:
     # Second node
 
     def node2(self, compute_driver: str) -> None:
-        """Add a second node with nova-compute, and cinder-volume if the first has it, as far as it is not there.
+        """Add a second node with the agents that the first one has as a node, as far as it is not there.
 
         :raises PcowError:
         """
         self.api.log_in()
         node = self._node(settings_module.NODE2)
-        agents = [agent for agent in self.services.agents() if agent.name in ('nova-compute', 'cinder-volume')]
+        agents = [agent for agent in self.services.agents() if agent.node]
         try:
             started = set()
             begun = datetime.datetime.now(datetime.UTC)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+import hashlib
 from pathlib import Path
 import shutil
 
@@ -175,6 +176,7 @@ class Configuration:
             enabled_backends=','.join(map(volume_type, backends)), glance_api_servers=settings.url('glance'),
             image_conversion_dir=data / 'conversion', osapi_volume_workers=1,
             backup_driver='cinder.backup.drivers.posix.PosixBackupDriver', backup_posix_path=data / 'backup',
+            backup_use_same_host=True,        # volumes are memory of one host
             graceful_shutdown_timeout=3)
         if backends:
             default['default_volume_type'] = volume_type(backends[0])
@@ -183,6 +185,9 @@ class Configuration:
                 'oslo_concurrency': self._locks(),
                 'cinder_sys_admin': privileged, 'privsep_osbrick': privileged,
                 'coordination': {'backend_url': f'file://{data}/coordination'},
+                # without a key manager no volume type can be encrypted, and nothing would have to be refused
+                'key_manager': {'backend': 'cinder.keymgr.conf_key_mgr.ConfKeyManager',
+                                'fixed_key': hashlib.sha256(settings.password.encode()).hexdigest()},
                 'oslo_messaging_rabbit': {'rabbit_quorum_queue': False},
                 'keystone_authtoken': self._token_check('cinder'),
                 'service_user': self._client('cinder', send_service_user_token=True),

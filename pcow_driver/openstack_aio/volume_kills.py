@@ -61,7 +61,7 @@ class VolumeKills:
         :raises PcowError: what the rows work on cannot be made
         """
         results = []
-        with self._sources():
+        with self._only_first_node(), self._sources():
             for row in rows:
                 begun, seen = time.monotonic(), ''
                 try:
@@ -74,6 +74,21 @@ class VolumeKills:
         return results
 
     # What the operations work on
+
+    @contextlib.contextmanager
+    def _only_first_node(self) -> Iterator[None]:
+        """New volumes are where the service is killed."""
+        self._second_node(False)
+        try:
+            yield
+        finally:
+            self._second_node(True)
+
+    def _second_node(self, enabled: bool) -> None:
+        host = f'{settings_module.NODE2.name}@{volumes.TYPE}'
+        if ('cinder-volume', host) in self.api.services('cinder'):
+            self.api.call('cinder', 'PUT', f'/{self.api.project()}/os-services/{"enable" if enabled else "disable"}',
+                          {'binary': 'cinder-volume', 'host': host})
 
     @contextlib.contextmanager
     def _sources(self) -> Iterator[None]:
@@ -348,6 +363,8 @@ class VolumeKills:
         made = self._on_copy()
         what, path = f'volumes/{made}', f'/{self.api.project()}/volumes/{made}'
         host = f'{settings_module.NODE2.name}@{volumes.TYPE}#{pools.CINDER}'
+        self._second_node(True)
+        servers.wait(f'pool {host}', lambda: True if host in self.api.volume_pools() else None)
         yield ''
         self.api.call('cinder', 'POST', f'{path}/action', {'os-migrate_volume': {'host': host}})
         yield what
@@ -360,3 +377,4 @@ class VolumeKills:
             raise servers.ServerFailed(reason=f'{what} is not on {host} after all')
         self._check(made, _FILL)
         self._delete(what)
+        self._second_node(False)

@@ -14,6 +14,8 @@ from pcow_driver.openstack_aio import processes
 from pcow_driver.openstack_aio import servers
 from pcow_driver.openstack_aio import volume_cycle
 from tests.functional import openstack_bed
+from tests.functional import openstack_volumes
+from tests.functional import volume_session
 
 _bed: openstack_bed.Bed | None = None
 # The rows that a change is likely to break; all of them: tools/openstack-aio life-cycle.
@@ -123,6 +125,30 @@ class OpenStackTest(unittest.TestCase):
     def test_life_cycle_of_a_volume(self) -> None:
         cycle = volume_cycle.VolumeCycle(self.bed.api, two_nodes=False)
         self._run_rows(cycle, volume_cycle.ROWS, volume_cycle.REFUSED, 'openstack-volume-cycle.txt')
+
+    def test_volumes_that_cannot_be(self) -> None:
+        on = openstack_volumes.Volumes(self.bed.settings)
+        before = on.entries()
+        self.assertIn('would be encrypted', on.encrypted())
+        self.assertIn('has QoS specs', on.limited())
+        on.multiattach()
+        said = on.hostile()
+        for name, words in {'backing file': 'safety checks', 'data file': 'safety checks', 'vmdk': 'does not match',
+                            'huge': "doesn't fit", 'damaged': 'safety checks'}.items():
+            self.assertIn(words, said[name])
+        self.assertEqual(before, on.entries())
+
+    def test_volumes_one_after_and_beside_the_other(self) -> None:
+        on = openstack_volumes.Volumes(self.bed.settings)
+        on.deleted_data()
+        seen = on.at_once()
+        self.assertEqual('done, done', seen['two clones'])
+
+    def test_a_pool_that_is_not_there(self) -> None:
+        self.assertIn('cannot be used', openstack_volumes.Volumes(self.bed.settings).missing_pool())
+
+    def test_session_of_volumes(self) -> None:
+        openstack_bed.report('volume-session.txt', volume_session.Session(self.bed.api, self.bed.shell).run())
 
     def _run_rows(self, life: life_cycle.LifeCycle, rows: tuple[str, ...], refused: tuple[str, ...], log: str) -> None:
         results = life.run(rows, lambda _result: None)
