@@ -43,7 +43,7 @@ def serve(pool: pool_module.Pool, name: str) -> Iterator[str]:
             attached.snapshot_create(path, snapshot)
             window = device.window(path, snapshot=snapshot, force_share=True)
             stack.callback(nbd.stop, directory)
-            uri = nbd.start(directory, path, window=window, snapshot=snapshot)
+            uri = nbd.start(directory, path, window=window, snapshot=snapshot, with_parent=True)
         yield uri
 
 

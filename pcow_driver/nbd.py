@@ -28,18 +28,19 @@ PLUGIN_DIRECTORIES = '/usr/lib/*/nbdkit/plugins'
 _SOCKET = 'socket'
 _MOUNT = 'mount'
 _FILE = 'data'
-_NAMES = frozenset((_SOCKET, _MOUNT, 'nbdkit.pid', 'nbdfuse.pid', 'nbdfuse.log'))     # all that an export puts into its directory
+_NAMES = frozenset((_SOCKET, _MOUNT, 'nbdkit.pid', 'nbdkit.log', 'nbdfuse.pid', 'nbdfuse.log'))     # all that is in its directory
 _TIMEOUT = 30                      # seconds
 
 
 def start(directory: str, path: str, *, window: device.Window | None = None, snapshot: str | None = None,
-          read_only: bool = False) -> str:
+          read_only: bool = False, with_parent: bool = False) -> str:
     """Serve an image on a socket in ``directory``, which is made if it is missing, and return the URI for NBD clients.
 
     What an earlier export in the directory has left is ended first.
 
     :param window: the part to serve; None: all of the image
     :param snapshot: serve this snapshot, read-only, also while somebody writes to the image
+    :param with_parent: end with the thread that called this, also if that is killed
     :raises ImageNotFound:
     :raises ToolFailed: nbdkit cannot serve it, because somebody else has it open for instance
     :raises ExportFailed: the directory is not one of an export, or what is left in it cannot be ended
@@ -61,12 +62,48 @@ def start(directory: str, path: str, *, window: device.Window | None = None, sna
         parameters.append('readonly=true')
     socket = os.path.join(directory, _SOCKET)
     try:
-        # It goes into the background when it serves, and says what is wrong before.
-        tool.run(tool.find('nbdkit'), '-U', socket, '-P', os.path.join(directory, 'nbdkit.pid'), *options, plugin, *parameters)
+        command = (tool.find('nbdkit'), '-U', socket, '-P', os.path.join(directory, 'nbdkit.pid'), *options, plugin, *parameters)
+        if with_parent:
+            _start_child(directory, command)
+        else:
+            tool.run(*command)                 # it goes into the background when it serves, and says what is wrong before
     except BaseException:
         stop(directory)
         raise
     return f'nbd+unix:///?socket={urllib.parse.quote(socket)}'
+
+
+def _start_child(directory: str, command: tuple[str, ...]) -> None:
+    """:raises ToolFailed: with what nbdkit said"""
+    log = os.path.join(directory, 'nbdkit.log')
+    program, *arguments = command
+    with open(log, 'wb') as output:
+        process = subprocess.Popen((program, '--exit-with-parent', *arguments), stdin=subprocess.DEVNULL, stdout=output,
+                                   stderr=output)
+    try:
+        _wait_ready(process, os.path.join(directory, 'nbdkit.pid'))
+    except TimeoutError:
+        raise exception.ToolFailed(tool='nbdkit', exit_code=process.returncode, message=_said(log, 'nbdkit')) from None
+
+
+def _wait_ready(process: subprocess.Popen[bytes], pid_file: str) -> None:
+    """Wait for the pid file, which is written when what is served can be used; somebody else may end the process then.
+
+    :raises TimeoutError: it has ended, or was ended because there was none in time
+    """
+    deadline = time.monotonic() + _TIMEOUT
+    while not os.path.exists(pid_file):
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            process.wait()
+            raise TimeoutError
+        time.sleep(0.01)
+    threading.Thread(target=process.wait, daemon=True).start()     # nobody else would: whoever ends it may be another process
+
+
+def _said(log: str, name: str) -> str:
+    lines = [line.removeprefix(f'{name}: error: ') for line in Path(log).read_text(errors='replace').splitlines() if line.strip()]
+    return '; '.join(lines) or f'{name} ended without a message'
 
 
 def mount(directory: str) -> str:
@@ -80,15 +117,10 @@ def mount(directory: str) -> str:
         process = subprocess.Popen(
             [tool.find('nbdfuse'), '-P', pid_file, os.path.join(point, _FILE), '--unix', os.path.join(directory, _SOCKET)],
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
-    deadline = time.monotonic() + _TIMEOUT
-    while not os.path.exists(pid_file):            # written when the file can be used
-        if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
-            process.wait()
-            raise exception.ExportFailed(
-                path=directory, reason=Path(log).read_text(errors='replace').strip() or 'nbdfuse ended without a message')
-        time.sleep(0.01)
-    threading.Thread(target=process.wait, daemon=True).start()     # nobody else would: whoever ends it may be another process
+    try:
+        _wait_ready(process, pid_file)
+    except TimeoutError:
+        raise exception.ExportFailed(path=directory, reason=_said(log, 'nbdfuse')) from None
     return os.path.join(point, _FILE)
 
 
@@ -121,7 +153,7 @@ def serve(path: str, *, window: device.Window | None = None, snapshot: str | Non
           read_only: bool = False) -> Iterator[str]:
     """The URI of an image while the block runs; parameters and errors as :func:`start`."""
     with _temporary() as directory:
-        yield start(directory, path, window=window, snapshot=snapshot, read_only=read_only)
+        yield start(directory, path, window=window, snapshot=snapshot, read_only=read_only, with_parent=True)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 import unittest
 
 from pcow_driver import conf
@@ -197,6 +198,28 @@ class NbdTest(TestCase):
         nbd.stop(directory)
         self.assertFalse(os.path.exists(directory))
         self.assertEqual([], self.exports_left())
+
+    def test_what_is_served_for_a_process_ends_when_that_is_killed(self) -> None:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                with nbd.serve(self.path, window=self.window):
+                    (directory,) = self.directory.glob('pcow-nbd-*/export')
+                    os.write(writer, Path(directory, 'nbdkit.pid').read_bytes())
+                    signal.pause()
+            finally:
+                os._exit(1)
+        os.close(writer)
+        with open(reader) as stream:
+            served = int(stream.readline())
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        deadline = time.monotonic() + 10
+        while Path(f'/proc/{served}').exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.assertFalse(Path(f'/proc/{served}').exists())
+        self.assertFalse(image.check(self.path).corruptions)   # and nobody holds it
 
     def test_a_file_in_use_stays(self) -> None:
         directory = str(self.directory / 'export')

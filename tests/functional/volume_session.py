@@ -61,7 +61,7 @@ class Session:
 
     def _server(self) -> servers.Server:
         self._user('openstack volume type create session-pmem --property volume_backend_name=pcow -f value -c name')
-        self._user('openstack flavor create --ram 400 --disk 1 --vcpus 1 --property pcow:root=true '
+        self._user('openstack flavor create --ram 400 --disk 0 --vcpus 1 --property pcow:root=true '
                    '--property resources:CUSTOM_PCOW_MB=130 session.volumes -f value -c name')
         self._user('openstack server create --flavor session.volumes --image pcow-guest --nic none --wait web1 -f value -c status')
         made = servers.Server(self._api, self._shell('openstack server show web1 -f value -c id').strip())
