@@ -32,7 +32,7 @@ class Session:
         written = server.wait_device(lambda item: item.state == 'new')
         self._guest(written)
         first.wait_status('in-use')
-        self._user('openstack volume snapshot create --volume v1 --force s0 -f value -c status')
+        self._user('openstack --os-volume-api-version 3.66 volume snapshot create --volume v1 s0 -f value -c status')
         self._wait_snapshots('available')
         self._user('openstack server stop web1')
         server.wait_status('SHUTOFF')

@@ -65,6 +65,6 @@ class InterfaceTest(base.PcowTestCase):
     def test_what_the_driver_is_called(self) -> None:
         self.assertRegex(self.driver.get_version(), r'^\d+\.\d+\.\d+$')
         self.assertEqual('pcow_CI', driver.PcowDriver.CI_WIKI_NAME)
-        self.assertEqual({'pcow_pools', 'pcow_compute_host', 'pcow_max_chain'},
+        self.assertEqual({'pcow_pools', 'pcow_compute_host', 'pcow_migration_address', 'pcow_max_chain'},
                          {option.name for option in driver.PcowDriver.get_driver_options()})
         self.assertTrue(self.driver.supported)
