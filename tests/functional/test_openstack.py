@@ -15,6 +15,7 @@ from pcow_driver.openstack_aio import servers
 from pcow_driver.openstack_aio import volume_cycle
 from tests.functional import openstack_bed
 from tests.functional import openstack_volumes
+from tests.functional import volume_session
 
 _bed: openstack_bed.Bed | None = None
 # The rows that a change is likely to break; all of them: tools/openstack-aio life-cycle.
@@ -142,6 +143,12 @@ class OpenStackTest(unittest.TestCase):
         on.deleted_data()
         seen = on.at_once()
         self.assertEqual('done, done', seen['two clones'])
+
+    def test_a_pool_that_is_not_there(self) -> None:
+        self.assertIn('cannot be used', openstack_volumes.Volumes(self.bed.settings).missing_pool())
+
+    def test_session_of_volumes(self) -> None:
+        openstack_bed.report('volume-session.txt', volume_session.Session(self.bed.api, self.bed.shell).run())
 
     def _run_rows(self, life: life_cycle.LifeCycle, rows: tuple[str, ...], refused: tuple[str, ...], log: str) -> None:
         results = life.run(rows, lambda _result: None)
