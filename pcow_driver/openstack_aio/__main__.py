@@ -13,12 +13,15 @@ import sys
 from pcow_driver import exception
 from pcow_driver import interrupt
 from pcow_driver.openstack_aio import allinone
+from pcow_driver.openstack_aio import hosts as hosts_module
 from pcow_driver.openstack_aio import life_cycle
 from pcow_driver.openstack_aio import options
 from pcow_driver.openstack_aio import processes
 from pcow_driver.openstack_aio import settings as settings_module
+from pcow_driver.openstack_aio import times
 from pcow_driver.openstack_aio import volume_cycle
 from pcow_driver.openstack_aio import volume_kills
+from pcow_driver.openstack_aio import whole_life
 
 _LINES = 40
 _LINES_OF_EACH = 3
@@ -93,10 +96,14 @@ def _logs(chosen: argparse.Namespace) -> int:
 
 def _node2(chosen: argparse.Namespace) -> int:
     settings = _existing(chosen)
-    with allinone.locked(settings):
-        machine = allinone.AllInOne(settings)
+    wanted = dataclasses.replace(settings, shared_pools=chosen.shared_pools)
+    with allinone.locked(wanted):
+        machine = allinone.AllInOne(wanted)
         if not machine.is_up():
             raise exception.PcowError(reason='it is not up: run tools/openstack-aio up')
+        if wanted != settings and machine.has_node2():
+            raise exception.UsageInvalid(reason='node2 runs with other pools: run tools/openstack-aio down first')
+        wanted.save()
         machine.node2(chosen.compute_driver or settings.compute_driver)
         machine.say('node2 is up')
     return 0
@@ -115,10 +122,10 @@ def _life_cycle(chosen: argparse.Namespace) -> int:
     machine = allinone.AllInOne(_existing(chosen))
     if not machine.is_up():
         raise exception.PcowError(reason='it is not up: run tools/openstack-aio up')
-    of, known = (volume_cycle.VolumeCycle, volume_cycle.ROWS) if chosen.volume else (life_cycle.LifeCycle, life_cycle.ROWS)
-    rows = _rows(chosen.row, known)
+    rows = _rows(chosen.row, volume_cycle.ROWS if chosen.volume else whole_life.ROWS)
     machine.image(debian=False)
-    life = of(machine.api, settings_module.NODE2.name in machine.api.hypervisors())
+    life = volume_cycle.VolumeCycle(machine.api, machine.has_node2()) if chosen.volume else whole_life.WholeLife(
+        machine.api, machine.has_node2(), hosts_module.Hosts(machine))
     return _status_of(life.run(rows, _say))
 
 
@@ -149,8 +156,17 @@ def _status_of(results: list[life_cycle.Result]) -> int:
     return 1 if any(result.outcome == 'FAILED' for result in results) else 0
 
 
+def _times(chosen: argparse.Namespace) -> int:
+    machine = allinone.AllInOne(_existing(chosen))
+    if not machine.is_up():
+        raise exception.PcowError(reason='it is not up: run tools/openstack-aio up')
+    machine.image(debian=False)
+    print(times.table(times.measure(machine.api, hosts_module.Hosts(machine), chosen.servers)))
+    return 0
+
+
 _COMMANDS = {'up': _up, 'down': _down, 'status': _status, 'logs': _logs, 'node2': _node2, 'image': _image,
-             'life-cycle': _life_cycle, 'volume-kills': _volume_kills}
+             'life-cycle': _life_cycle, 'volume-kills': _volume_kills, 'times': _times}
 
 
 def _hang_up(_number: int, _frame: object) -> None:

@@ -16,6 +16,7 @@ import signal
 import time
 
 from pcow_driver import exception
+from pcow_driver import units
 from pcow_driver.openstack_aio import api as api_module
 from pcow_driver.openstack_aio import configuration as configuration_module
 from pcow_driver.openstack_aio import environment as environment_module
@@ -190,7 +191,7 @@ class AllInOne:
     def _wanted_of_node(self, node: settings_module.Node) -> list[tuple[str, str, str]]:
         """Agents of a node: service, name, and the host that they report as."""
         wanted = [('nova', 'nova-compute', node.name)]
-        if self.settings.volume_backends:
+        if self.settings.volume_backends and (node == settings_module.NODE1 or not self.settings.shared_pools):
             wanted += [('cinder', 'cinder-volume', host) for host in self._volume_hosts(node)]
             wanted += [('cinder', 'cinder-backup', node.name)]
         return wanted
@@ -237,10 +238,11 @@ class AllInOne:
         self.api.upload_image(name, files.image, 'qcow2', kernel_id=kernel, ramdisk_id=ramdisk,
                               os_command_line=guest_module.KERNEL_ARGUMENTS)
         size = 'small' if debian else 'tiny'
-        memory, pool = (512, 2048) if debian else (160, 128)
-        specs = {'pcow:root': 'true', 'resources:CUSTOM_PCOW_MB': str(pool)}
-        self.api.create_flavor(f'pcow.{size}', memory, 0, specs)
-        self.api.create_flavor(f'disk.{size}', memory, 2 if debian else 1, {})
+        memory, disk = (512, 4) if debian else (160, 1)
+        # what the flavor claims of the pool is not claimed of the host's disks as well
+        specs = {'pcow:root': 'true', 'resources:CUSTOM_PCOW_MB': str(disk * units.KIB), 'resources:DISK_GB': '0'}
+        self.api.create_flavor(f'pcow.{size}', memory, disk, specs)
+        self.api.create_flavor(f'disk.{size}', memory, disk, {})
         return [name, f'pcow.{size}', f'disk.{size}']
 
     # Second node
@@ -252,7 +254,6 @@ class AllInOne:
         """
         self.api.log_in()
         node = self._node(settings_module.NODE2)
-        agents = [agent for agent in self.services.agents() if agent.node]
         try:
             started = set()
             begun = datetime.datetime.now(datetime.UTC)
@@ -261,7 +262,7 @@ class AllInOne:
             self._make_pools(node)
             self.configuration.write_nova(node.node, compute_driver)
             self.configuration.write_cinder(node.node)
-            for agent in agents:
+            for agent in self._node2_agents():
                 if self.processes.pid(node.service(agent.name)) is None:
                     node.start(agent.name, self.services.agent_command(agent, node.node))
                     started.add(agent.name)
@@ -269,10 +270,13 @@ class AllInOne:
                 one.start_sshd()
             self._wait_ready(node, started, begun)
         except BaseException:
-            with _undisturbed():
-                self.processes.end_node(*(node.service(agent.name) for agent in agents), node.service('libvirtd'),
-                                        node.service(ssh.SERVICE))
+            self.end_node2()
             raise
+
+    def _node2_agents(self) -> list[services_module.Agent]:
+        """One cinder-volume serves a pool: a second node that shares the pools has nothing of Cinder's."""
+        agents = [agent for agent in self.services.agents() if agent.node]
+        return [agent for agent in agents if agent.project == 'nova'] if self.settings.shared_pools else agents
 
     def kill_and_start(self, name: str, ready: str) -> None:
         """SIGKILL for an agent of the first node, as a crash would end it, and a new one.
@@ -292,6 +296,23 @@ class AllInOne:
             if time.monotonic() > limit:
                 raise exception.PcowError(reason=f'{name} does not say {ready!r}: look into {log}')
             time.sleep(0.1)
+
+    def has_node2(self) -> bool:
+        """Whether it runs."""
+        return self.processes.pid(self._node(settings_module.NODE2).service('nova-compute')) is not None
+
+    def end_node2(self) -> None:
+        """As if its power failed: nothing of it runs any more, its servers neither."""
+        node = self._node(settings_module.NODE2)
+        with _undisturbed():
+            self.processes.end_node(*map(node.service, (*(agent.name for agent in self._node2_agents()), 'libvirtd', ssh.SERVICE)))
+
+    def on_node(self, name: str, *command: str) -> str:
+        """Run a program on a compute node and return what it prints.
+
+        :raises ToolFailed:
+        """
+        return self._node(next(node for node in (settings_module.NODE1, settings_module.NODE2) if node.name == name)).run(*command)
 
     # Down
 

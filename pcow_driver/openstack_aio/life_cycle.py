@@ -8,14 +8,15 @@ import dataclasses
 import time
 
 from pcow_driver import exception
+from pcow_driver import units
 from pcow_driver.openstack_aio import api as api_module
 from pcow_driver.openstack_aio import servers
 from pcow_driver.openstack_aio import settings as settings_module
 
 IMAGE = 'pcow-guest'
-FLAVOR = 'pcow.tiny'
-_LARGER = ('pcow.tiny-larger', 160, 192)       # MiB of memory, MiB of the root
-_SMALLER = ('pcow.tiny-smaller', 160, 96)
+FLAVOR = 'pcow.life'
+_FLAVORS = {FLAVOR: (192, 2), 'pcow.life-larger': (224, 3), 'pcow.life-smaller': (160, 1)}   # MiB of memory, GiB of the root
+_LARGER, _SMALLER = tuple(_FLAVORS)[1:]
 _NODES = (settings_module.NODE1.name, settings_module.NODE2.name)
 
 
@@ -56,8 +57,9 @@ class LifeCycle:
 
     # The guest
 
-    def _create(self, name: str, image: str) -> servers.Server:
-        server = servers.Server.create(self.api, name, self._flavor, image)
+    def _create(self, name: str, image: str, flavor: str = '', **more: str) -> servers.Server:
+        self._make_flavors()
+        server = servers.Server.create(self.api, name, flavor or self._flavor, image, **more)
         self._made.append(server)
         server.wait_status('ACTIVE')
         return server
@@ -138,9 +140,8 @@ class LifeCycle:
     def snapshot(self) -> str:
         before = self._alive()
         begun = time.monotonic()
-        image = str(self.server.act('createImage', {'name': 'life-cycle-snapshot'})['image_id'])
+        image = self.server.create_image('life-cycle-snapshot')
         self._images.append(image)
-        servers.wait('snapshot', lambda: True if self._image_status(image) == 'active' else None)
         took = time.monotonic() - begun
         self.server.wait_status('ACTIVE')
         words = self._went_on(before)
@@ -151,9 +152,6 @@ class LifeCycle:
             raise servers.ServerFailed(reason=f'the server of the snapshot has other data: {self.root}, {found}')
         return f'image in {took:.1f} s, {words}; a server of it has the data'
 
-    def _image_status(self, image: str) -> str:
-        return str(self.api.call('glance', 'GET', f'/v2/images/{image}')['status'])
-
     def shelve(self) -> str:
         self.server.act('shelve')
         self.server.wait_status('SHELVED_OFFLOADED')
@@ -162,17 +160,15 @@ class LifeCycle:
         return self._booted()
 
     def resize_up(self) -> str:
-        self._flavors()
-        self._resize(_LARGER[0])
+        self._resize(_LARGER)
         words = self._booted()
-        if self.root.size != _LARGER[2]:
-            raise servers.ServerFailed(reason=f'the root has {self.root.size} MiB, not {_LARGER[2]}')
+        if self.root.size != _FLAVORS[_LARGER][1] * units.KIB:
+            raise servers.ServerFailed(reason=f'the root has {self.root.size} MiB')
         return f'{self.root.size} MiB, {words}'
 
     def resize_down(self) -> str:
         """Raises what Nova says: this row is refused."""
-        self._flavors()
-        before, flavor = self._alive(), servers.find_flavor(self.api, _SMALLER[0])
+        before, flavor = self._alive(), servers.find_flavor(self.api, _SMALLER)
         try:
             self.server.act('resize', {'flavorRef': flavor})
             servers.wait('end of the resize', lambda: True if self.server.show()['OS-EXT-STS:task_state'] is None else None)
@@ -188,9 +184,10 @@ class LifeCycle:
         self._went_on(before)
         raise Refused(reason=words)
 
-    def _flavors(self) -> None:
-        for name, memory, root in (_LARGER, _SMALLER):
-            self.api.create_flavor(name, memory, 0, {'pcow:root': 'true', 'resources:CUSTOM_PCOW_MB': str(root)})
+    def _make_flavors(self) -> None:
+        for name, (memory, root) in _FLAVORS.items():
+            self.api.create_flavor(name, memory, root, {
+                'pcow:root': 'true', 'resources:CUSTOM_PCOW_MB': str(root * units.KIB), 'resources:DISK_GB': '0'})
 
     def _resize(self, flavor: str) -> None:
         self.server.act('resize', {'flavorRef': servers.find_flavor(self.api, flavor)})
@@ -289,4 +286,4 @@ class Refused(exception.PcowError):
 
 ROWS = ('create', 'stop_start', 'soft_reboot', 'hard_reboot', 'pause', 'suspend', 'rescue', 'snapshot', 'shelve', 'resize_up',
         'resize_down', 'cold_migrate', 'cold_migrate_revert', 'live_migrate', 'rebuild', 'delete')
-NEED_TWO_NODES = ('cold_migrate', 'cold_migrate_revert', 'live_migrate')
+NEED_TWO_NODES = ('cold_migrate', 'cold_migrate_revert', 'live_migrate', 'evacuate')

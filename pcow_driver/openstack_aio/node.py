@@ -60,7 +60,9 @@ class ComputeNode:
         both = {ssh.PLACE: self.ssh.client}
         if self.node == settings_module.NODE1:
             return both
-        own = {self._settings.instances: 'instances', self._settings.pcow_state: 'pcow'}
+        own = {self._settings.instances: 'instances'}
+        if not self._settings.shared_pools:            # else one list of pools, and locks that exclude the other node's processes
+            own[self._settings.pcow_state] = 'pcow'
         return both | {str(place): self._directory / name for place, name in own.items()} | dict(self._pools)
 
     def start_sshd(self) -> None:

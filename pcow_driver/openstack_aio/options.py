@@ -10,6 +10,7 @@ from pathlib import Path
 from pcow_driver import exception
 from pcow_driver.openstack_aio import settings as settings_module
 
+MAX_SERVERS = 40
 VOLUME_BACKENDS = (settings_module.PCOW_BACKEND,)
 _STATE = Path(__file__).resolve().parents[2] / 'build' / 'openstack'
 
@@ -49,6 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     node2 = commands.add_parser('node2', parents=[common], help='Add a second compute node, node2 at 127.0.0.2.')
     node2.add_argument('--compute-driver', metavar='CLASS', help='What its nova-compute loads; default: as the first node.')
 
+    node2.add_argument('--shared-pools', action='store_true',
+                       help='It sees the pools of the first node, as on storage that both reach: servers can be evacuated.')
+
     life = commands.add_parser('life-cycle', parents=[common],
                                help='Take a server through its life, migrations included if node2 is there, and print a table.')
     life.add_argument('--volume', action='store_true', help="Instead that of a Cinder volume, attached to a server as an NVDIMM.")
@@ -57,6 +61,9 @@ def _parser() -> argparse.ArgumentParser:
                                 help='Kill cinder-volume in the middle of each operation, and print what became of it.')
     kills.add_argument('--kills', metavar='N', type=int, default=3, help='Of each operation; default: 3.')
     kills.add_argument('--row', metavar='NAME', action='append', help='Only this one (and those given likewise), such as clone.')
+    times = commands.add_parser('times', parents=[common],
+                                help='Measure server create and snapshot from one image, beside servers on an ordinary disk.')
+    times.add_argument('--servers', metavar='N', type=int, default=10, help='How many of each kind; default: 10.')
     image = commands.add_parser('image', parents=[common], help='Put a guest with kernel and ramdisk into Glance, and flavors.')
     image.add_argument('--debian', action='store_true',
                        help='Debian 12 with a shell on its console; default: a tiny guest that checks its own data.')
@@ -77,6 +84,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         _check_up(chosen)
     if chosen.command == 'volume-kills' and chosen.kills < 1:
         raise exception.UsageInvalid(reason=f'--kills {chosen.kills}: give at least 1')
+    if chosen.command == 'times' and not 1 <= chosen.servers <= MAX_SERVERS:
+        raise exception.UsageInvalid(reason=f'--servers {chosen.servers}: give 1 to {MAX_SERVERS}')
     if chosen.command == 'logs' and chosen.lines is not None and chosen.lines < 1:
         raise exception.UsageInvalid(reason=f'--lines {chosen.lines}: give at least 1')
     return chosen

@@ -68,7 +68,7 @@ def prepare(settings: settings_module.Settings) -> None:
 
 def places(settings: settings_module.Settings, node: settings_module.Node) -> dict[str, Path]:
     """What a node sees in place of the first one's pools."""
-    if node == settings_module.NODE1 or not wanted(settings):
+    if node == settings_module.NODE1 or settings.shared_pools or not wanted(settings):
         return {}
     base = directory(settings)
     return {str(base / name): base / f'{node.name}-{name}' for name in _NAMES}
@@ -85,7 +85,7 @@ def register(settings: settings_module.Settings, node: node_module.ComputeNode) 
     command = (str(settings.venv / 'bin/pcowctl'), *configuration_file, 'pool')
     known = {entry.get('name', entry.get('Name')) for entry in json.loads(node.run(*command, 'list', '-f', 'json'))}
     for name in _NAMES:
-        own = base / name if node.node == settings_module.NODE1 else base / f'{node.node.name}-{name}'
+        own = places(settings, node.node).get(str(base / name), base / name)
         if (own / pool.MARKER).exists() and name in known:
             continue
         if name in known:                      # it was on a tmpfs, and the host was started again

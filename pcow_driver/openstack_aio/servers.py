@@ -14,10 +14,10 @@ from pcow_driver import exception
 from pcow_driver.openstack_aio import api as api_module
 
 SECONDS = 120.0                                # for one step of Nova's, or one boot
-_POLL = 0.2
+_POLL = 0.1
 _ROOT = re.compile(r'PCOW-GUEST: root (\S+) (dax|disk) (\d+) boots=(\d+) sum=([0-9a-f]{16}) (intact|BROKEN)')
 _ALIVE = re.compile(r'PCOW-GUEST: alive boot=(\S+) seconds=(\d+)')
-_DEVICE = re.compile(r'PCOW-GUEST: device (\S+) (\d+) (new|intact|BROKEN) sum=([0-9a-f]{16})')
+_DEVICE = re.compile(r'PCOW-GUEST: device (\S+) (\d+) (new|intact|BROKEN) sum=([0-9a-f]{16})(?: fs=(dax|disk))?')
 T = TypeVar('T')
 
 
@@ -39,12 +39,16 @@ class Root:
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """What the guest said of a further device; ``size`` in MiB, ``state`` is new, intact or BROKEN."""
+    """What the guest said of a further device; ``size`` in MiB, ``state`` is new, intact or BROKEN.
+
+    ``formatted`` is dax or disk if it came with a file system, by how that could be mounted, else empty.
+    """
 
     name: str
     size: int
     state: str
     sum: str
+    formatted: str = ''
 
 
 def wait(what: str, look: Callable[[], T | None], seconds: float = SECONDS) -> T:
@@ -103,6 +107,15 @@ class Server:
         """
         return self.api.call('nova', 'POST', f'/servers/{self.id}/action', {action: values})
 
+    def create_image(self, name: str) -> str:
+        """Make an image of it, and wait until that can be used; returns its ID.
+
+        :raises PcowError:
+        """
+        image = str(self.act('createImage', {'name': name})['image_id'])
+        wait(f'image {name}', lambda: True if self.api.call('glance', 'GET', f'/v2/images/{image}')['status'] == 'active' else None)
+        return image
+
     def console(self) -> str:
         """What is in the log of its console."""
         try:
@@ -110,7 +123,7 @@ class Server:
         except exception.PcowError:            # it has none while it is off
             return ''
 
-    def wait_root(self, fits: Callable[[Root], bool]) -> Root:
+    def wait_root(self, fits: Callable[[Root], bool], seconds: float = SECONDS) -> Root:
         """Wait until the guest has booted and says something of its root.
 
         :raises ServerFailed: it does not, or its data are broken
@@ -120,13 +133,13 @@ class Server:
                 root = Root(match[1], match[2] == 'dax', int(match[3]), int(match[4]), match[5], match[6] == 'intact')
                 return root if fits(root) else None
             return None
-        root = wait(f'fitting root of server {self.id}', look)
+        root = wait(f'fitting root of server {self.id}', look, seconds)
         if not root.intact:
             raise ServerFailed(reason=f'the data of server {self.id} are broken: {root}')
         return root
 
     def devices(self) -> list[Device]:
-        return [Device(match[1], int(match[2]), match[3], match[4]) for match in _DEVICE.finditer(self.console())]
+        return [Device(match[1], int(match[2]), match[3], match[4], match[5] or '') for match in _DEVICE.finditer(self.console())]
 
     def wait_device(self, fits: Callable[[Device], bool]) -> Device:
         """:raises ServerFailed: the guest never says such a thing"""
@@ -145,7 +158,11 @@ class Server:
     def delete(self) -> None:
         """Delete it and wait until it is gone."""
         self.api.call('nova', 'DELETE', f'/servers/{self.id}')
-        wait(f'end of server {self.id}', lambda: True if self.gone() else None)
+        self.wait_gone()
+
+    def wait_gone(self, seconds: float = SECONDS) -> None:
+        """:raises ServerFailed:"""
+        wait(f'end of server {self.id}', lambda: True if self.gone() else None, seconds)
 
     def gone(self) -> bool:
         return self.id not in {item['id'] for item in self.api.call('nova', 'GET', '/servers')['servers']}

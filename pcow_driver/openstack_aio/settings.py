@@ -53,6 +53,7 @@ class Settings:
     volume_backends: tuple[str, ...] = ()
     pool: Path | None = None                   # directory with the pcow pools; None: one on tmpfs
     debug: bool = False
+    shared_pools: bool = False                 # the second node sees the pools of the first one
 
     @classmethod
     def create(cls, state: Path) -> Settings:
@@ -76,7 +77,8 @@ class Settings:
             value = json.loads(path.read_text())
             return cls(state=state, id=str(value['id']), password=str(value['password']), port_offset=int(value['port_offset']),
                        compute_driver=str(value['compute_driver']), volume_backends=tuple(map(str, value['volume_backends'])),
-                       pool=Path(value['pool']) if value['pool'] else None, debug=bool(value['debug']))
+                       pool=Path(value['pool']) if value['pool'] else None, debug=bool(value['debug']),
+                       shared_pools=bool(value.get('shared_pools')))
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as e:

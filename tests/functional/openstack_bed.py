@@ -6,7 +6,8 @@ import subprocess
 import sys
 import time
 
-from pcow_driver.openstack_aio import api as api_module
+from pcow_driver.openstack_aio import allinone
+from pcow_driver.openstack_aio import hosts
 from pcow_driver.openstack_aio import settings as settings_module
 
 TOP = Path(__file__).resolve().parents[2]
@@ -41,8 +42,10 @@ class Bed:
             if settings is None:
                 raise AssertionError('it keeps no settings')
             self.settings = settings
-            self.api = api_module.Api(settings)
+            machine = allinone.AllInOne(settings)
+            self.api = machine.api
             self.api.log_in()
+            self.hosts = hosts.Hosts(machine)
         except BaseException:
             self.close()
             raise
@@ -51,12 +54,6 @@ class Bed:
         """Images of servers in the pool; templates stay for the next server."""
         found = self.shell('pcowctl image list nova -f value -c name')
         return [line for line in found.split() if line.startswith('server-')]
-
-    def pool_bytes(self) -> int:
-        """What all images of the pool take."""
-        base = self.settings.pool or Path('/dev/shm')
-        directory = base / f'pcow-openstack-{self.settings.id}' / 'nova'
-        return sum(path.stat().st_blocks * 512 for path in directory.iterdir())
 
     def shell(self, command: str) -> str:
         """What a command prints for a user who has sourced openrc; it must succeed."""

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """nova_pcow on a real OpenStack, with real guests that check their own data."""
 
-import os
 from pathlib import Path
-import time
 import unittest
 
 from pcow_driver import exception
@@ -12,16 +10,18 @@ from pcow_driver.openstack_aio import guest
 from pcow_driver.openstack_aio import life_cycle
 from pcow_driver.openstack_aio import processes
 from pcow_driver.openstack_aio import servers
+from pcow_driver.openstack_aio import times
 from pcow_driver.openstack_aio import volume_cycle
+from pcow_driver.openstack_aio import whole_life
 from tests.functional import openstack_bed
 from tests.functional import openstack_volumes
 from tests.functional import volume_session
 
 _bed: openstack_bed.Bed | None = None
 # The rows that a change is likely to break; all of them: tools/openstack-aio life-cycle.
-CI_ROWS = ('create', 'stop_start', 'hard_reboot', 'suspend', 'snapshot', 'resize_down', 'rebuild', 'delete')
+CI_ROWS = ('create', 'stop_start', 'hard_reboot', 'suspend', 'snapshot', 'resize_down', 'revert_in_place', 'rebuild', 'delete',
+           'data_devices', 'damaged_image', 'crowd')
 COMPARED = 3                                   # servers from one image, one after the other
-AT_ONCE = 10
 
 
 def setUpModule() -> None:
@@ -66,14 +66,14 @@ class OpenStackTest(unittest.TestCase):
         user(f'openstack image create --disk-format qcow2 --file {files.image} --property kernel_id={kernel} '
              f"--property ramdisk_id={ramdisk} --property 'os_command_line={guest.KERNEL_ARGUMENTS}' session-image "
              '-f value -c status')
-        user('openstack flavor create --ram 160 --disk 0 --vcpus 1 --property pcow:root=true '
-             '--property resources:CUSTOM_PCOW_MB=256 session.small -f value -c name')
+        user('openstack flavor create --ram 160 --disk 1 --vcpus 1 --property pcow:root=true '
+             '--property resources:CUSTOM_PCOW_MB=1024 session.small -f value -c name')
         for name in ('web1', 'web2'):
             user(f'openstack server create --flavor session.small --image session-image --nic none --wait {name} '
                  '-f value -c status')
             uuid = user(f'openstack server show {name} -f value -c id').strip()
             root = servers.Server(self.bed.api, uuid).wait_root(lambda root: root.boots == 1)
-            self.assertEqual(('/dev/pmem0', True, 256), (root.device, root.dax, root.size))
+            self.assertEqual(('/dev/pmem0', True, 1024), (root.device, root.dax, root.size))
         transcript.append(self.bed.shell('pcowctl image list nova'))
         openstack_bed.report('openstack-session.txt', '\n'.join(transcript))
         self.assertEqual(2, len(self.bed.pool_images()))
@@ -83,44 +83,17 @@ class OpenStackTest(unittest.TestCase):
             self.bed.api.create_flavor('bad', 160, 0, {'pcow:rooot': 'true'})
 
     def test_beside_a_qcow2_disk(self) -> None:
-        # The first of all tests by its name: the first server finds no template.
-        lines = []
-        taken: dict[str, list[float]] = {'pcow.tiny': [], 'disk.tiny': []}
-        pool: list[int] = []
-        for _number in range(COMPARED):
-            for flavor, times in taken.items():
-                before, begun = self.bed.pool_bytes(), time.monotonic()
-                server = servers.Server.create(self.bed.api, f'timed-{flavor}', flavor, life_cycle.IMAGE)
-                server.wait_status('ACTIVE')
-                times.append(time.monotonic() - begun)
-                if flavor == 'pcow.tiny':
-                    pool.append(self.bed.pool_bytes() - before)
-                server.wait_root(lambda root: root.boots == 1)
-        for flavor, times in taken.items():
-            lines.append(f'{flavor}: server create until ACTIVE, in order: ' + ', '.join(f'{value:.1f} s' for value in times))
-        lines.append('pool, bytes that each new server took (the first also its template): ' + ', '.join(map(str, pool)))
-        openstack_bed.report('openstack-times.txt', '\n'.join(lines) + '\n')
+        found = times.measure(self.bed.api, self.bed.hosts, COMPARED)
+        openstack_bed.report('openstack-times.txt', times.table(found) + '\n')
+        first, *others = [item for item in found if item.flavor == times.FLAVORS[0]]
         # The template is shared: a further server takes kilobytes until its guest writes.
-        self.assertGreater(pool[0], units.MIB)
-        self.assertLess(max(pool[1:]), 16 * units.MIB)
-
-    def test_ten_at_once(self) -> None:
-        made = [servers.Server.create(self.bed.api, f'crowd-{number}', 'pcow.tiny', life_cycle.IMAGE)
-                for number in range(AT_ONCE)]
-        for server in made:
-            server.wait_status('ACTIVE', 300)
-        self.assertEqual(AT_ONCE, len(self.bed.pool_images()))
-        for server in made:
-            self.bed.api.call('nova', 'DELETE', f'/servers/{server.id}')
-        for server in made:
-            servers.wait('end of a server', lambda server=server: True if server.gone() else None)
-        self.assertEqual([], self.bed.pool_images())
-        self.assertEqual([], [name for name in os.listdir(self.bed.settings.instances) if len(name) == 36])
-        pids = processes.Processes(self.bed.settings).all()
-        self.assertEqual([], [pid for pid in pids if b'qemu-system' in (Path('/proc') / str(pid) / 'cmdline').read_bytes()])
+        self.assertGreater(first.fresh, units.MIB)
+        self.assertLess(max(item.fresh for item in others), units.MIB)
+        self.assertLess(max(item.used for item in others), 16 * units.MIB)
 
     def test_life_cycle(self) -> None:
-        self._run_rows(life_cycle.LifeCycle(self.bed.api, two_nodes=False), CI_ROWS, ('resize_down',), 'openstack-life-cycle.txt')
+        life = whole_life.WholeLife(self.bed.api, two_nodes=False, hosts=self.bed.hosts)
+        self._run_rows(life, CI_ROWS, ('resize_down', 'damaged_image'), 'openstack-life-cycle.txt')
 
     def test_life_cycle_of_a_volume(self) -> None:
         cycle = volume_cycle.VolumeCycle(self.bed.api, two_nodes=False)
