@@ -144,6 +144,8 @@ class Configuration:
             'api': {'auth_strategy': 'keystone'},
             'wsgi': {'api_paste_config': settings.etc / 'nova/api-paste.ini'},
             'conductor': {'workers': 1},
+            # the machine itself is the limit
+            'quota': {'instances': -1, 'cores': -1, 'ram': -1},
             'scheduler': {'workers': 1, 'discover_hosts_in_cells_interval': 10},
             'database': self._database('nova_cell1'), 'api_database': self._database('nova_api'),
             'oslo_concurrency': self._locks(),

@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+from concurrent import futures
+import contextlib
 import json
 from pathlib import Path
+import time
 
+from pcow_driver import exception
 from pcow_driver.openstack_aio import allinone
 from pcow_driver.openstack_aio import guest
 from pcow_driver.openstack_aio import pools
@@ -80,8 +84,15 @@ class Hosts:
 
         :raises PcowError:
         """
-        self._force_down(down=False)
-        self._machine.node2(self._settings.compute_driver)
+        with futures.ThreadPoolExecutor(1) as pool:
+            start = pool.submit(self._machine.node2, self._settings.compute_driver)
+            # Nova lets it up when it has given up the servers that went on elsewhere, and without that it is never ready.
+            while not start.done():
+                with contextlib.suppress(exception.PcowError):
+                    self._force_down(down=False)
+                    break
+                time.sleep(1)
+            start.result()
 
     def _force_down(self, *, down: bool) -> None:
         """Tell Nova, which would take a minute to notice."""
