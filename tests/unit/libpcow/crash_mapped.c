@@ -4,6 +4,7 @@
 
 #include "chain/chain.h"
 #include "crash_steps.h"
+#include "image/remains.h"
 
 void scenario_first_touch_mapped(struct crash *c)
 {
@@ -71,10 +72,12 @@ static void *copy_page(void *opaque)
     const struct copier *copier = opaque;
 
     MUST(pcow_map_resolve(copier->crash->map, *copier->page * UINT64_C(4096), 4096, true, &error));
+    /* As if the pool were full: what the deletion has dropped so far is punched out, whether or not that is on the medium. */
+    remains_give_back(copier->crash->image, 0);
     return NULL;
 }
 
-/* Another thread of the guest stores to the next page, as far as copying it: that changes nothing which can be read. */
+/* Another thread of the guest stores to the next page, as far as copying it and making room: that changes nothing which can be read. */
 static void copy_meanwhile(void *opaque)
 {
     struct copier *copier = opaque;
