@@ -23,6 +23,7 @@ _REGION_SIZE = 2 * units.GIB                   # of each NVDIMM with labels
 LABEL_SIZE = 256 * units.KIB
 _SUITE = Path('/suite')
 _BUSYBOX = Path('/bin/busybox')
+_GUEST_MODULES = ('nfit', 'nd_pmem', 'ext4')
 _OUTER = Path(__file__).parent / 'outer'
 _POOLS = {'tmpfs': Path('/pool'), 'pmem': Path('/pmem')}
 
@@ -87,10 +88,15 @@ def pools_tree(directory: Path, parts: parts_module.Parts, binaries: Path, udev:
     made.add(parts.kernel, pools.KERNEL)
     made.add(parts.kernel.with_name(parts.kernel.name.replace('vmlinuz', 'config')),
              f'/boot/{parts.kernel.name.replace("vmlinuz", "config")}')
+    made.add_firmware()
     content = directory.with_name('disk-content')
-    content.mkdir()
+    for name in ('bin', 'sbin', 'proc', 'dev'):
+        (content / name).mkdir(parents=True)
     (content / 'file').write_bytes(os.urandom(units.MIB))
-    (made.directory / 'suite').mkdir()
+    made.add(content / 'file', '/suite/file')
+    shutil.copy(_BUSYBOX, content / 'bin/busybox')
+    shutil.copy(_OUTER / 'session-guest', content / 'sbin/init')
+    made.add_initrd(pools.INITRD, _OUTER / 'session-initrd', parts_module.modules_in_order(parts.modules, _GUEST_MODULES))
     tool.run('/sbin/mkfs.ext4', '-q', '-F', '-b', '4096', '-d', str(content), str(made.directory / pools.DISK.lstrip('/')), '16M')
     shutil.rmtree(content)
     made.add(_BUSYBOX, '/suite/busybox')

@@ -5,22 +5,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import dataclasses
+import hashlib
 import json
 import os
 from pathlib import Path
+import re
 import time
 from typing import Any
 
+from pcow_driver import immutable
 from tests.vm import command
 from tests.vm import machine
 
-DISK = '/suite/disk.raw'                       # a small file system, the source of the template
+DISK = '/suite/disk.raw'                       # a small system, the source of the template
 KERNEL = '/boot/vmlinuz'
+INITRD = '/boot/initrd.img'
 SESSION_POOL = 'fast'
 _POOLS = Path('/var/lib/pcow/pools')
 _REGIONS = Path('/sys/bus/nd/devices')
 _LARGE = 2 << 30                               # bytes of the regions that are not odd
 _PATTERN = '0xa5'
+_WRITTEN = b'written by the guest of vm1'
 _MOUNT_SECONDS = 120.0
 _UUIDS = Path('/var/lib/pcow/uuids.json')      # what the next boot must find again
 
@@ -58,6 +63,34 @@ def _all_of_doctor() -> str:
     return _doctor('check', 'status', 'found', 'what to do').output
 
 
+def _content(place: machine.Place, path: Path) -> bytes:
+    """What a guest sees in an image."""
+    whole = Path('/tmp/whole')
+    machine.run(place.binaries / 'pcow-img', 'convert', '-f', 'pcow', '-O', 'raw', path, whole)
+    data = whole.read_bytes()
+    whole.unlink()
+    return data
+
+
+def _booted(path: Path) -> list[command.Result]:
+    """A machine with its root file system on the image, by the QEMU that the domain's XML names: no libvirt is in this one."""
+    started = command.shell(
+        'qemu-system-x86_64', '-machine', 'q35,nvdimm=on', '-accel', 'kvm', '-cpu', 'host,svm=off', '-m', '256M,slots=1,maxmem=1G',
+        '-nodefaults', '-display', 'none', '-serial', 'stdio', '-no-reboot', '-kernel', KERNEL, '-initrd', INITRD,
+        '-append', 'root=/dev/pmem0 rootflags=dax=always rw console=ttyS0 quiet panic=-1 mitigations=off',
+        '-object', f'memory-backend-file,id=mem0,mem-path={path},share=on', '-device', 'nvdimm,memdev=mem0')
+    lines = [line for line in started.output.replace('\r', '').splitlines() if line.startswith('guest: ')]
+    _expect(re.search('^guest: / is /dev/pmem0, ext4, .*dax=always', '\n'.join(lines), re.MULTILINE), started.output[-3000:])
+    for wanted in (f'guest: {hashlib.sha256(_file()).hexdigest()}  /file',
+                   'guest: done'):
+        _expect(wanted in lines, f'the guest did not say {wanted!r}: {started.output[-3000:]}')
+    return [dataclasses.replace(started, output='\n'.join(lines) + '\n')]
+
+
+def _file() -> bytes:
+    return Path('/suite/file').read_bytes()
+
+
 def session(place: machine.Place, _pool: str) -> dict[str, Any]:
     """From a bare region to the image of a virtual machine: the commands of the operator guide."""
     region = _regions()[0]
@@ -72,21 +105,21 @@ def session(place: machine.Place, _pool: str) -> dict[str, Any]:
         command.must('pool', 'list'),
         command.must('template', 'build', '--source-format', 'raw', DISK, f'{SESSION_POOL}/debian'),
         command.must('image', 'create', f'{SESSION_POOL}/vm1', '--template', 'debian'),
-        command.must('domain-xml', f'{SESSION_POOL}/vm1', '--kernel', KERNEL, '--type', 'kvm'),
-        command.must('pool', 'capacity', SESSION_POOL),
+        command.must('domain-xml', f'{SESSION_POOL}/vm1', '--kernel', KERNEL, '--initrd', INITRD, '--type', 'kvm'),
         command.must('pool', 'check', SESSION_POOL),
         _doctor('check', 'found')]
     path = _POOLS / SESSION_POOL / 'vm1.pcow'
     _expect(str(path) in done[6].output and "model='nvdimm'" in done[6].output.replace('"', "'"), done[6].output)
     # what a guest would see: the template's file system behind the info block, its own stores above it
-    machine.run(place.binaries / 'pcow-img', 'convert', '-f', 'pcow', '-O', 'raw', path, '/tmp/whole')
-    with open('/tmp/whole', 'rb') as whole, open(DISK, 'rb') as disk:
-        whole.seek(2 << 20)
-        _expect(whole.read(os.path.getsize(DISK)) == disk.read(), 'the image does not hold what the template was made of')
-    os.unlink('/tmp/whole')
+    disk = Path(DISK).read_bytes()
+    _expect(_content(place, path)[2 << 20:][:len(disk)] == disk, 'the image does not hold what the template was made of')
+    done += _booted(path)
+    _expect(_WRITTEN in _content(place, path), 'what the guest wrote is not in its image')
+    _expect(_WRITTEN not in _content(place, path.with_name('debian.pcow')), 'what the guest wrote is in its template')
+    done += [command.must('pool', 'capacity', SESSION_POOL)]
     _io(place, path, f'write -P {_PATTERN} 4M 64k', 'flush', 'snapshot create one', 'write -P 0x5a 4M 4k', 'flush')
     _expect('pmem' in json.dumps(_json('pool', 'show', SESSION_POOL)), 'the class is not pmem')
-    return {'session': [item.dump() for item in done]}
+    return {'session': [item.dump() for item in done], 'immutable': immutable.is_set(str(path.with_name('debian.pcow')))}
 
 
 def other(place: machine.Place, _pool: str) -> dict[str, Any]:
@@ -126,7 +159,7 @@ def other(place: machine.Place, _pool: str) -> dict[str, Any]:
     command.must('pool', 'create', 'spare', '--region', _regions()[1], '--size', '512M', '--fs', 'ext4')
     command.must('pool', 'remove', 'spare', '--destroy')
     # in DRAM
-    command.must('pool', 'create', 'quick', '--memory', '--size', '32M')
+    command.must('pool', 'create', 'quick', '--memory', '--huge', '--size', '32M')
     command.must('pool', 'extend', 'quick', '--size', '64M')
     _expect(_json('pool', 'show', 'quick')['total'] == 64 << 20, 'the pool in DRAM did not grow')
     command.must('pool', 'remove', 'quick', '--destroy')

@@ -14,6 +14,7 @@ _PROMPT = '# '
 # What differs from run to run.
 _VARIABLE = ((re.compile(r'[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}'), '6f0c1c52-....-....-....-............'),
              (re.compile(r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d'), '2026-11-21T10:21:49'),
+             (re.compile(r'guest: [0-9a-f]{64}'), 'guest: 9d4e1e23...'),
              (re.compile(r'/suite/disk\.raw'), 'debian.raw'))
 
 

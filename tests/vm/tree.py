@@ -15,6 +15,7 @@ import shutil
 from pcow_driver import exception
 from pcow_driver import tool
 from pcow_driver import units
+from pcow_driver.quickstart import cpio
 
 _TOP = Path(__file__).resolve().parents[2]
 _PYTHON = Path('/usr/bin/python3')
@@ -107,8 +108,8 @@ class Tree:
         for name in _PACKAGES:
             shutil.copytree(library / name, self.directory / str(library).lstrip('/') / name, symlinks=True)
 
-    def add_pcowctl(self) -> None:
-        """pcow_driver of this checkout with the packages that it needs, and Python's whole library.
+    def add_packages(self, name: str) -> None:
+        """A package of Python with those that it needs, as they are installed, and Python's whole library.
 
         :raises PackageNotFoundError: it was not installed: run tools/build
         """
@@ -119,7 +120,7 @@ class Tree:
                 shutil.copytree(path, target, symlinks=True)
         for path in (library / 'lib-dynload').glob('*.so'):
             self.add_program(path, str(path))
-        for distribution in _needed('pcow', {}).values():
+        for distribution in _needed(name, {}).values():
             for file in distribution.files or ():
                 path = Path(str(file.locate()))
                 editable = file.name.startswith('__editable__')
@@ -127,6 +128,10 @@ class Tree:
                     self.add(path, f'/suite/site/{file}')
                     if path.suffix == '.so':
                         self.add_program(path, f'/suite/site/{file}')
+
+    def add_pcowctl(self) -> None:
+        """pcow_driver of this checkout with the packages that it needs."""
+        self.add_packages('pcow')
         shutil.copytree(_TOP / 'pcow_driver', self.directory / 'suite/pcow_driver', ignore=shutil.ignore_patterns('__pycache__'))
         # in an emulator it would take long, and be done anew every time
         compileall.compile_dir(str(self.directory / 'suite/pcow_driver'), quiet=1,
@@ -153,6 +158,13 @@ class Tree:
         path = self.directory / str(_SYSTEMD / 'system').lstrip('/')
         path.mkdir(parents=True, exist_ok=True)
         return path
+
+    def add_initrd(self, target: str, script: Path, modules: Iterable[Path]) -> None:
+        """An initramfs of busybox, a script as its init, and modules that it loads in this order."""
+        files = {'init': script, 'bin/busybox': Path('/bin/busybox')}
+        for number, path in enumerate(modules):
+            files[f'modules/{number:02}-{path.name}'] = path
+        (self.directory / target.lstrip('/')).write_bytes(cpio.archive(files))
 
     def add_tests(self, *more: str) -> None:
         """The modules that run inside."""
