@@ -8,8 +8,13 @@ import shutil
 import signal
 import time
 
+from oslo_log import log as logging
+
+from pcow_driver import exception
+from pcow_driver import immutable
 from pcow_driver.quickstart import state
 
+LOG = logging.getLogger(__name__)
 _PATIENCE = 10.0                               # seconds between SIGTERM and SIGKILL
 
 
@@ -47,10 +52,17 @@ def end(pids: list[int], patience: float = _PATIENCE) -> None:
 
 
 def delete(path: Path) -> None:
-    """Delete a file or a tree; links in it are not followed."""
+    """Delete a file or a tree, immutable templates included; links in it are not followed.
+
+    :raises OSError: a file cannot be deleted
+    """
     if path.is_dir() and not path.is_symlink():
+        for directory, _directories, files in os.walk(path):
+            for name in files:
+                immutable.unprotect(os.path.join(directory, name))
         shutil.rmtree(path, ignore_errors=True)
     else:
+        immutable.unprotect(str(path))
         path.unlink(missing_ok=True)
 
 
@@ -68,7 +80,10 @@ def tear_down(run: state.Run) -> None:
 
 
 def reap() -> None:
-    """Clear up after runs whose process was killed."""
+    """Clear up after runs whose process was killed.  What cannot be cleared up is told and does not stand in anybody's way."""
     for run in state.all_runs():
         if run.abandoned():
-            tear_down(run)
+            try:
+                tear_down(run)
+            except (OSError, exception.PcowError) as e:
+                LOG.warning('the quickstart %s was killed and cannot be cleared up after: %s', run.id, e)

@@ -8,6 +8,7 @@ import shutil
 import stat
 import tempfile
 import threading
+from unittest import mock
 
 from pcow_driver import exception
 from pcow_driver import immutable
@@ -15,6 +16,8 @@ from pcow_driver import pool as pool_module
 from pcow_driver import registry
 from pcow_driver import template
 from pcow_driver import template_cache
+from pcow_driver.quickstart import state
+from pcow_driver.quickstart import teardown
 from tests.unit.pcow_driver import base
 
 HOOK = base.load_script(base.TOP / 'etc/libvirt/hooks/qemu.d/pcow')
@@ -152,3 +155,24 @@ class ImmutableTest(base.TestCase):
     def test_marker_stays_changeable(self) -> None:
         self.build()
         self.assertFalse(immutable.is_set(str(self.place / 'pool' / pool_module.MARKER)))
+
+    def test_what_a_killed_quickstart_left(self) -> None:
+        """In a pool of the user's, and in one it made; the next run is not stopped by one that cannot be cleared up."""
+        path = self.build()
+        own = self.place / 'own'
+        own.mkdir()
+        (own / 't.pcow').touch()
+        immutable.set_flag(str(own / 't.pcow'), True)
+        with mock.patch.object(state, 'ROOT', self.place / 'runs'):
+            run = state.Run.create()
+            run.owner = [os.getpid(), 1]           # a process that ended: this pid began later
+            run.note(path)
+            run.note(own)
+            stuck = state.Run.create()
+            stuck.owner = run.owner
+            stuck.note(self.place / 'file/below')  # ENOTDIR, from deleting it
+            (self.place / 'file').touch()
+            teardown.reap()
+            self.assertEqual([stuck.id], [left.id for left in state.all_runs()])
+        self.assertFalse(path.exists())
+        self.assertFalse(own.exists())
