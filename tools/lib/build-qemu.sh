@@ -31,6 +31,9 @@ QEMU_FILES=(
     hostmem-pcow-tcg.c backends/hostmem-pcow-tcg.c
     hostmem-pcow-kvm.c target/i386/kvm/hostmem-pcow-kvm.c
     hostmem-pcow-x86.c target/i386/kvm/hostmem-pcow-x86.c
+    hostmem-pcow-x86-address.c target/i386/kvm/hostmem-pcow-x86-address.c
+    hostmem-pcow-x86-opcode.c target/i386/kvm/hostmem-pcow-x86-opcode.c
+    hostmem-pcow-x86-decoder.h target/i386/kvm/hostmem-pcow-x86-decoder.h
     hostmem-pcow-x86.h target/i386/kvm/hostmem-pcow-x86.h
     hostmem-pcow.h include/system/hostmem-pcow.h
     pcow.json qapi/pcow.json)
