@@ -21,7 +21,7 @@ static int help(void)
          "  -s, --snapshot NAME        show a snapshot; read-only\n"
          "  -f, --format FMT           pcow (default) or pcow1, which is read-only\n"
          "      --engine NAME          signal (default) or uffd: how stores are caught\n"
-         "      --full POLICY          wait (default) or fail: what a store does when the pool is full\n"
+         "      --full POLICY          fail (default) or wait: what a store does when the pool is full\n"
          "      --vma-budget NUMBER    memory mappings that the map may use\n"
          "      --no-map               do not map; copy in and out\n"
          "  -h, --help                 this text\n"
@@ -69,7 +69,7 @@ static int parse_options(int argc, char **argv, struct session *session, struct 
         {"vma-budget", required_argument, NULL, BUDGET}, {"no-map", no_argument, NULL, NO_MAP},
         {"help", no_argument, NULL, 'h'}, {"version", no_argument, NULL, 'V'}, {NULL, 0, NULL, 0},
     };
-    static const char *const engines[2] = {"signal", "uffd"}, *const policies[2] = {"wait", "fail"},
+    static const char *const engines[2] = {"signal", "uffd"}, *const policies[2] = {"fail", "wait"},
                              *const formats[2] = {"pcow", "pcow1"};
     int option, choice;
 
@@ -100,7 +100,7 @@ static int parse_options(int argc, char **argv, struct session *session, struct 
             if (!parse_choice("--full", optarg, policies, &choice)) {
                 return -EINVAL;
             }
-            session->map_options.full_policy = choice ? PCOW_FULL_FAIL : PCOW_FULL_WAIT;
+            session->map_options.full_policy = choice ? PCOW_FULL_WAIT : PCOW_FULL_FAIL;
             break;
         case BUDGET:
             if (!parse_budget(optarg, &session->map_options.vma_budget)) {
@@ -159,7 +159,9 @@ static bool execute_all(struct session *session, const struct command_lines *lin
 
 int main(int argc, char **argv)
 {
-    struct session session = {.open_flags = PCOW_OPEN_WRITE, .use_map = true};
+    struct session session = {
+        .open_flags = PCOW_OPEN_WRITE, .use_map = true, .map_options = {.full_policy = PCOW_FULL_FAIL},
+    };
     struct command_lines lines = {.line = calloc((size_t)argc + 1, sizeof(char *))};
     struct pcow_error error;
     bool ok;

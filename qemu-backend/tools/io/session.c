@@ -91,6 +91,15 @@ int session_read(struct session *session, uint64_t offset, void *buffer, size_t 
     return 0;
 }
 
+/* A store got SIGBUS, which gives no reason; asking for the same range in words does. */
+static int store_failed(struct session *session, uint64_t offset, uint64_t length, struct pcow_error *error)
+{
+    int r = pcow_map_resolve(session->map, offset, length, true, error);
+
+    return r ? r : fail(error, -EIO, "%s: bus error while storing to offset %" PRIu64 " to %" PRIu64
+                        ": the medium failed, or the pool was full and has space again", session->path, offset, offset + length);
+}
+
 int session_write(struct session *session, uint64_t offset, const void *buffer, size_t length, struct pcow_error *error)
 {
     int r = session_check_range(session, offset, length, error);
@@ -103,8 +112,7 @@ int session_write(struct session *session, uint64_t offset, const void *buffer, 
         return fail(error, -EIO, "%s could not be mapped again; open it anew", session->path);
     }
     if (guarded_copy((char *)pcow_map_address(session->map) + offset, buffer, length)) {
-        return fail(error, -EIO, "bus error while storing to offset %" PRIu64 " to %" PRIu64 ": the pool is full or the "
-                    "medium failed", offset, offset + length);
+        return store_failed(session, offset, length, error);
     }
     return 0;
 }
