@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 static char directory[256];
@@ -79,6 +80,14 @@ int pool_unmount(void **state)
     return scratch_teardown(state);
 }
 
+void pool_resize(const char *size)
+{
+    char options[64];
+
+    snprintf(options, sizeof options, "size=%s", size);
+    assert_int_equal(mount("pcow-test", pool_directory(), "tmpfs", MS_REMOUNT, options), 0);
+}
+
 void pool_fill(void)
 {
     static const char block[65536];
@@ -107,6 +116,29 @@ pcow_image *must_create(const char *path, uint64_t size, uint64_t cluster_size, 
 
     MUST(pcow_create(path, &options, &error));
     return must_open(path, PCOW_OPEN_WRITE);
+}
+
+pcow_map *must_map_by(pcow_image *image, enum pcow_engine engine, unsigned vma_budget)
+{
+    struct pcow_map_options options = {.engine = engine, .vma_budget = vma_budget};
+    pcow_map *map;
+
+    MUST(pcow_map_create(image, &options, &map, &error));
+    return map;
+}
+
+ssize_t kernel_store(void *to, unsigned char value)
+{
+    struct iovec target = {to, 1};
+    int fds[2];
+    ssize_t ret;
+
+    assert_int_equal(pipe(fds), 0);
+    assert_int_equal(write(fds[1], &value, 1), 1);
+    ret = readv(fds[0], &target, 1);
+    close(fds[0]);
+    close(fds[1]);
+    return ret;
 }
 
 static void print_finding(void *opaque, enum pcow_finding_kind kind, const char *message)

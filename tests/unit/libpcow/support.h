@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include <cmocka.h>
 
@@ -50,14 +51,22 @@ const char *scratch_directory(void);
 int pool_mount(void **state, const char *size);
 int pool_unmount(void **state);
 const char *pool_directory(void);
+/* Give it another size. */
+void pool_resize(const char *size);
 /* Others take what is left in it. */
 void pool_fill(void);
 
 pcow_image *must_open(const char *path, unsigned flags);
 pcow_image *must_create(const char *path, uint64_t size, uint64_t cluster_size, const char *base);
+pcow_map *must_map_by(pcow_image *image, enum pcow_engine engine, unsigned vma_budget);
 /* No finding at all, or the test fails with what was found. */
 void must_be_clean(const char *path);
 void assert_reads(pcow_image *image, uint64_t offset, const void *expected, size_t length);
+
+#define FOR_EACH_ENGINE(engine) for (enum pcow_engine engine = PCOW_ENGINE_SIGNAL; engine <= PCOW_ENGINE_KVM; engine++)
+
+/* Let the kernel store one byte, as it does for a KVM vCPU: 1, or -1 with errno. */
+ssize_t kernel_store(void *to, unsigned char value);
 
 uint64_t random_next(uint64_t *seed);
 /* PCOW_TEST_SEED or a fixed one; printed by the tests so that a failure can be repeated. */

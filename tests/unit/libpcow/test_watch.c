@@ -10,29 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/mount.h>
-#include <sys/stat.h>
-#include <sys/uio.h>
 #include <unistd.h>
-
-static const enum pcow_engine engines[] = {PCOW_ENGINE_KVM, PCOW_ENGINE_SIGNAL, PCOW_ENGINE_UFFD};
-
-#define FOR_EACH_ENGINE(engine)                                                                                 \
-    for (unsigned engine_index = 0; engine_index < sizeof engines / sizeof *engines; engine_index++)            \
-        for (enum pcow_engine engine = engines[engine_index], *once = &engine; once; once = NULL)
 
 #define BASE_SIZE (8 * MIB)            /* the base; the image on it is twice as large, so half of it is absent memory */
 #define SIZE (2 * BASE_SIZE)
 #define FILL 0x5a
-
-static pcow_map *must_map(pcow_image *image, enum pcow_engine engine, unsigned vma_budget)
-{
-    struct pcow_map_options options = {.engine = engine, .vma_budget = vma_budget};
-    pcow_map *map;
-
-    MUST(pcow_map_create(image, &options, &map, &error));
-    return map;
-}
 
 static pcow_image *make_image(void)
 {
@@ -70,21 +52,6 @@ static void assert_only_changed(const unsigned char *memory, uint64_t at, unsign
     for (uint64_t offset = 0; offset < SIZE; offset++)
         if (memory[offset] != (offset == at ? value : expected_at(offset)))
             fail_msg("byte 0x%llx is %02x", (unsigned long long)offset, memory[offset]);
-}
-
-/* Let the kernel store one byte: 1, or -1 with errno. */
-static ssize_t kernel_store(void *to, unsigned char value)
-{
-    struct iovec target = {to, 1};
-    int fds[2];
-    ssize_t ret;
-
-    assert_int_equal(pipe(fds), 0);
-    assert_int_equal(write(fds[1], &value, 1), 1);
-    ret = readv(fds[0], &target, 1);
-    close(fds[0]);
-    close(fds[1]);
-    return ret;
 }
 
 /* What QEMU does for a vCPU: it comes back with EFAULT, and goes again under watch. */
@@ -126,7 +93,7 @@ static void test_a_store_is_found(void **state)
     FOR_EACH_ENGINE(engine) {
         for (unsigned i = 0; i < sizeof offsets / sizeof *offsets; i++) {
             pcow_image *image = make_image();
-            pcow_map *map = must_map(image, engine, 0);
+            pcow_map *map = must_map_by(image, engine, 0);
             struct pcow_map_stats stats;
             uint64_t found;
 
@@ -151,7 +118,7 @@ static void test_scattered_stores(void **state)
     (void)state;
     FOR_EACH_ENGINE(engine) {
         pcow_image *image = make_image();
-        pcow_map *map = must_map(image, engine, 0);
+        pcow_map *map = must_map_by(image, engine, 0);
         unsigned char *memory = pcow_map_address(map), *model = malloc(SIZE);
         uint64_t seed = random_seed();
 
@@ -177,14 +144,14 @@ static void test_scattered_stores(void **state)
 static void test_cold_slabs(void **state)
 {
     pcow_image *image = make_image();
-    pcow_map *map = must_map(image, PCOW_ENGINE_KVM, 0);
+    pcow_map *map = must_map_by(image, PCOW_ENGINE_KVM, 0);
     unsigned char *memory = pcow_map_address(map);
 
     (void)state;
     for (uint64_t offset = 0; offset < BASE_SIZE; offset += 128 * KIB)
         memory[offset] = FILL;
     pcow_map_destroy(map);
-    map = must_map(image, PCOW_ENGINE_KVM, 16);
+    map = must_map_by(image, PCOW_ENGINE_KVM, 16);
     memory = pcow_map_address(map);
     assert_false(pcow_map_is_accessible(map, 7 * MIB, false));
     MUST(pcow_map_watch(map, &error));
@@ -200,7 +167,7 @@ static void test_loads_under_watch(void **state)
     (void)state;
     FOR_EACH_ENGINE(engine) {
         pcow_image *image = make_image();
-        pcow_map *map = must_map(image, engine, 0);
+        pcow_map *map = must_map_by(image, engine, 0);
         unsigned char *memory = pcow_map_address(map);
         struct pcow_map_stats stats;
         char buffer[64];
@@ -239,7 +206,7 @@ static void test_load_and_store_of_one_instruction(void **state)
 
         for (unsigned i = 0; i < 3; i++) {
             pcow_image *image = make_image();
-            pcow_map *map = must_map(image, engine, 0);
+            pcow_map *map = must_map_by(image, engine, 0);
             unsigned char *memory = pcow_map_address(map), *from = memory + 2 * MIB, *to = from + distances[i];
             size_t count = 50;
 
@@ -262,7 +229,7 @@ static void test_snapshots_under_watch(void **state)
     (void)state;
     FOR_EACH_ENGINE(engine) {
         pcow_image *image = make_image(), *view;
-        pcow_map *map = must_map(image, engine, 0);
+        pcow_map *map = must_map_by(image, engine, 0);
         unsigned char *memory = pcow_map_address(map);
 
         memory[MIB] = 1;
@@ -351,7 +318,7 @@ static void test_threads_and_snapshots(void **state)
     (void)state;
     FOR_EACH_ENGINE(engine) {
         pcow_image *image = make_image();
-        pcow_map *map = must_map(image, engine, 0);
+        pcow_map *map = must_map_by(image, engine, 0);
         unsigned char *memory = pcow_map_address(map), *model = malloc(SIZE);
         struct storer storers[THREADS];
         pthread_t threads[THREADS];
@@ -395,78 +362,6 @@ static void test_threads_and_snapshots(void **state)
     }
 }
 
-/* ---- what cannot be served ------------------------------------------------------------------------------------------------ */
-
-static char pool[512];
-
-static int pool_setup(void **state)
-{
-    if (scratch_setup(state))
-        return -1;
-    snprintf(pool, sizeof pool, "%s", scratch("pool"));
-    return mkdir(pool, 0700) || mount("pcow-test", pool, "tmpfs", 0, "size=4m") ? -1 : 0;
-}
-
-static int pool_teardown(void **state)
-{
-    umount2(pool, MNT_DETACH);
-    rmdir(pool);
-    return scratch_teardown(state);
-}
-
-/* The watch says where the store is, and everybody else goes on: only the one who stores waits, and where it can be stopped. */
-static void test_full_pool(void **state)
-{
-    (void)state;
-    FOR_EACH_ENGINE(engine) {
-        struct pcow_map_stats stats;
-        char path[600];
-        pcow_image *image;
-        pcow_map *map;
-        unsigned char *memory;
-        uint64_t offset = 0, found;
-
-        snprintf(path, sizeof path, "%s/top.pcow", pool);
-        image = must_create(path, 16 * MIB, 0, NULL);
-        map = must_map(image, engine, 0);
-        memory = pcow_map_address(map);
-        /* Full for good: the thread that works ahead may just be giving back a slab that it could not finish. */
-        for (unsigned refused = 0; refused < 5;) {
-            if (pcow_map_resolve(map, offset, 1, true, NULL) == 0) {
-                memory[offset] = 1;
-                offset += 4096;
-                refused = 0;
-            } else {
-                refused++;
-                usleep(20000);
-            }
-        }
-        assert_true(offset > MIB && offset < 4 * MIB);
-        MUST(pcow_map_watch(map, &error));
-        assert_int_equal(kernel_store(memory + offset + 5, 2), -1);
-        assert_int_equal(errno, EFAULT);
-        assert_int_equal(memory[offset + 5], 0);
-        assert_int_equal(memory[15 * MIB], 0);
-        assert_int_equal(memory[0], 1);
-        if (engine != PCOW_ENGINE_UFFD || pcow_map_watch_found(map, &found)) {
-            assert_true(pcow_map_watch_found(map, &found));
-            assert_int_equal(found, offset);
-        }
-        assert_int_equal(pcow_map_resolve(map, offset, 1, true, NULL), -ENOSPC);
-        assert_int_equal(mount("pcow-test", pool, "tmpfs", MS_REMOUNT, "size=32m"), 0);
-        MUST(pcow_map_resolve(map, offset, 1, true, &error));
-        assert_int_equal(kernel_store(memory + offset + 5, 2), 1);
-        assert_int_equal(memory[offset + 5], 2);
-        pcow_map_get_stats(map, &stats);
-        assert_int_equal(stats.pool_full_waits, 0);
-        pcow_map_destroy(map);
-        pcow_close(image);
-        must_be_clean(path);
-        unlink(path);
-        assert_int_equal(mount("pcow-test", pool, "tmpfs", MS_REMOUNT, "size=4m"), 0);
-    }
-}
-
 static void test_read_only_image(void **state)
 {
     pcow_image *image = make_image();
@@ -475,7 +370,7 @@ static void test_read_only_image(void **state)
     (void)state;
     pcow_close(image);
     image = must_open(scratch("top.pcow"), 0);
-    map = must_map(image, PCOW_ENGINE_KVM, 0);
+    map = must_map_by(image, PCOW_ENGINE_KVM, 0);
     MUST_FAIL(-EROFS, pcow_map_watch(map, &error));
     assert_true(pcow_map_is_accessible(map, 0, false));
     assert_false(pcow_map_is_accessible(map, 0, true));
@@ -493,7 +388,6 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_load_and_store_of_one_instruction, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_snapshots_under_watch, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_threads_and_snapshots, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_full_pool, pool_setup, pool_teardown),
         cmocka_unit_test_setup_teardown(test_read_only_image, scratch_setup, scratch_teardown),
     };
 
