@@ -185,18 +185,20 @@ class Domain:
         return int(reply.get('freed', 0))
 
     def snapshot_rename(self, name: str, new_name: str, device: str | None = None) -> None:
-        """Only while it is off: QEMU has no command for it.
+        """Give a snapshot of the image another name.
 
-        :raises DomainInvalid: it is active
+        :raises DomainInvalid: it is one of the whole VM
         """
+        names.check_snapshot_name(name)
+        names.check_snapshot_name(new_name)
         nvdimm = self.select(device)
-        if self.active():
-            raise exception.DomainInvalid(domain=self.name, reason=(
-                'a snapshot cannot be renamed while it is active: shut it down first'))
         if self._snapshot_of_libvirt(name) is not None:
             raise exception.DomainInvalid(domain=self.name, reason=(
                 f'{name} is a snapshot of the whole VM, which libvirt knows by this name: it cannot be renamed'))
-        image.snapshot_rename(nvdimm.path, name, new_name)
+        if self.active():
+            self.qmp('pcow-snapshot-rename', **{'id': self._backend(nvdimm), 'name': name, 'new-name': new_name})
+        else:
+            image.snapshot_rename(nvdimm.path, name, new_name)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

@@ -441,6 +441,24 @@ PcowSnapshotDeleted *qmp_pcow_snapshot_delete(const char *id, const char *name,
     return result;
 }
 
+void qmp_pcow_snapshot_rename(const char *id, const char *name,
+                              const char *new_name, Error **errp)
+{
+    HostMemPcow *pcow = find_pcow(id, errp);
+    struct pcow_error error;
+    int ret;
+
+    if (!pcow) {
+        return;
+    }
+    hostmem_pcow_hold_guest();
+    ret = pcow_snapshot_rename(pcow->image, name, new_name, &error);
+    hostmem_pcow_release_guest();
+    if (ret < 0) {
+        error_setg(errp, "%s", error.message);
+    }
+}
+
 typedef struct FlushArgs {
     HostMemPcow *pcow;
     Error *err;

@@ -198,7 +198,7 @@ class BadCasesTest(TestCase):
         path = self.make()
         user = self.use(path)
         for options, words in ((('-a', 'one'), 'pcowctl snapshot revert --reset'), (('-c', 'x'), 'pcowctl snapshot create'),
-                               (('-d', 'one'), 'pcowctl snapshot delete'), (('--rename', 'one', 'x'), 'all but rename')):
+                               (('-d', 'one'), 'pcowctl snapshot delete'), (('--rename', 'one', 'x'), 'pcowctl snapshot rename')):
             self.img_fails('snapshot', *options, path, message=words)
         user.communicate('quit\n')
         self.assertEqual(['one', 'two'], list(self.list(path)))

@@ -247,7 +247,8 @@ class FullPoolTest(images.ImageTestCase):
     def test_wait_and_go_on(self):
         """A store waits, and goes on when there is space: nothing is lost."""
         for options in (('--engine', 'signal'), ('--engine', 'uffd')):
-            process = self.start('pcow-io', *options, '--full', 'wait', '-c', 'write -P 1 0 16M', '-c', 'read -P 1 0 16M', '-c', 'info', self.image)
+            process = self.start('pcow-io', '--full', 'wait', *options, '-c', 'write -P 1 0 16M', '-c', 'read -P 1 0 16M',
+                                 '-c', 'info', self.image)
             self.assertRegex(process.stderr.readline(), r'pcow-io: pool full at offset \d+')
             time.sleep(0.2)
             self.assertIsNone(process.poll())
@@ -276,7 +277,7 @@ class FullPoolTest(images.ImageTestCase):
         for options in (('--engine', 'signal'), ('--engine', 'uffd')):
             result = self.run_program('pcow-io', *options, '-c', 'write -P 1 0 1M', '-c', 'write -P 2 1M 16M',
                                       '-c', 'read -P 1 0 1M', '-c', 'length', self.image, code=1)
-            self.assertRegex(result.stderr, r'pcow-io: write failed: .*a\.pcow: the pool is full; free space or extend it')
+            self.one_line(result, 'pcow-io', r'write failed: .*a\.pcow: the pool is full; free space or extend it')
             self.assertIn('read 1048576/1048576', result.stdout)
             self.assertIn('64 MiB', result.stdout)
             self.assert_clean(self.image)

@@ -73,6 +73,9 @@ class MemoryTest(QemuTestCase):
 
 
 class SnapshotTest(QemuTestCase):
+    def rename_error(self, vm: qemu.Qemu, name: str, new_name: str) -> str:
+        return vm.qmp_error('pcow-snapshot-rename', **{'id': 'mem0', 'name': name, 'new-name': new_name})
+
     def test_live_create_revert_delete(self) -> None:
         self.overlay()
         with qemu.Qemu(self.directory, *backend(self.image)) as vm:
@@ -92,7 +95,16 @@ class SnapshotTest(QemuTestCase):
             self.assertEqual(b'\x5a' * 3, vm.read(address + 9 * images.MIB, 3))
             vm.qmp('cont')
             vm.write(address, b'six')
-            vm.qmp('pcow-snapshot-delete', id='mem0', name='first')
+            vm.qmp('pcow-snapshot-create', id='mem0', name='second')
+            self.assertIn("'second' already", self.rename_error(vm, 'first', 'second'))
+            self.assertIn("no snapshot 'third'", self.rename_error(vm, 'third', 'fourth'))
+            self.assertIn('cannot be the name', self.rename_error(vm, 'first', ''))
+            vm.qmp('pcow-snapshot-rename', **{'id': 'mem0', 'name': 'first', 'new-name': 'erster'})
+            self.assertEqual('running', vm.qmp('query-status')['status'])
+            (info,) = vm.qmp('query-pcow')
+            self.assertEqual(['erster', 'second'], [snapshot['name'] for snapshot in info['snapshots']])
+            vm.qmp('pcow-snapshot-delete', id='mem0', name='second')
+            vm.qmp('pcow-snapshot-delete', id='mem0', name='erster')
             self.assertEqual(b'six', vm.read(address, 3))
             (info,) = vm.qmp('query-pcow')
             self.assertEqual([], info['snapshots'])

@@ -270,7 +270,8 @@ class TestRefused(VirshTestCase):
         guest.mark('diskless')
         self.refused(guest, ('snapshot-create-as', 's'), 'disk')
         self.host.place.pcowctl('snapshot', 'create', '--domain', guest.name, 'by-pcowctl')
-        guest.qmp('pcow-snapshot-create', id='memnvdimm0', name='by-qmp')
+        guest.qmp('pcow-snapshot-create', id='memnvdimm0', name='qmp')
+        self.host.place.pcowctl('snapshot', 'rename', '--domain', guest.name, 'qmp', 'by-qmp')
         expected = {'by-pcowctl': '', 'by-qmp': 'by-pcowctl'}
         self.assertEqual(expected, guest.image_tree())
         shown = self.host.place.pcowctl_json('snapshot', 'list', '--domain', guest.name)

@@ -61,10 +61,11 @@ static int delete_snapshot(pcow_image *image, const struct snapshot_request *req
 static int say_who_can(const struct snapshot_request *request, struct pcow_error *error)
 {
     struct pcow_error busy = *error;
+    const char *command = request->action == 'a' ? "revert --reset" : request->action == 'c' ? "create"
+        : request->action == 'd' ? "delete" : "rename";
 
-    return fail(error, busy.code, "%s; if it is a VM: 'pcowctl snapshot %s --domain DOMAIN' or virsh have QEMU do it while it runs%s",
-                busy.message, request->action == 'a' ? "revert --reset" : request->action == 'c' ? "create" : "delete",
-                request->action == RENAME ? ", all but rename" : "");
+    return fail(error, busy.code, "%s; if it is a VM: 'pcowctl snapshot %s --domain DOMAIN'%s QEMU do it while it runs",
+                busy.message, command, request->action == RENAME ? " has" : " or virsh have");
 }
 
 static int act(const char *path, const struct snapshot_request *request, struct pcow_error *error)

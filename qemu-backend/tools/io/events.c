@@ -11,10 +11,13 @@
 
 #include "report.h"
 
-static void say(const struct pcow_event *event)
+static void say(const struct pcow_event *event, bool waits)
 {
     switch (event->kind) {
     case PCOW_EVENT_POOL_FULL:
+        if (!waits) {
+            break;                             /* the command that failed says it */
+        }
         report("pool full at offset %" PRIu64 "; free space or extend the pool", event->offset);
         break;
     case PCOW_EVENT_POOL_RESUMED:
@@ -42,18 +45,19 @@ static void *watch(void *opaque)
         }
         stopped = fds[1].revents != 0;
         while (pcow_map_next_event(events->map, &event)) {
-            say(&event);
+            say(&event, events->waits);
         }
     }
     return NULL;
 }
 
-int events_start(struct events *events, pcow_map *map, struct pcow_error *error)
+int events_start(struct events *events, pcow_map *map, bool waits, struct pcow_error *error)
 {
     sigset_t all, old;
     int r;
 
     events->map = map;
+    events->waits = waits;
     events->stop_fd = eventfd(0, EFD_CLOEXEC);
     if (events->stop_fd < 0) {
         return fail(error, -errno, "no event descriptor: %s", strerror(errno));

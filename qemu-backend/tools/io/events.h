@@ -8,11 +8,12 @@
 
 struct events {
     pcow_map *map;
+    bool waits;                                /* a store that finds the pool full */
     int stop_fd;
     pthread_t thread;
 };
 
-int events_start(struct events *events, pcow_map *map, struct pcow_error *error);
+int events_start(struct events *events, pcow_map *map, bool waits, struct pcow_error *error);
 void events_stop(struct events *events);
 
 #endif

@@ -48,7 +48,7 @@ int session_map(struct session *session, struct pcow_error *error)
     if (r) {
         return r;
     }
-    r = events_start(&session->events, session->map, error);
+    r = events_start(&session->events, session->map, session->map_options.full_policy == PCOW_FULL_WAIT, error);
     if (r) {
         pcow_map_destroy(session->map);
         session->map = NULL;

@@ -120,8 +120,13 @@ class DomainTest(base.TestCase):
         self.assertEqual('resume', recorded.calls[-1])
 
     def test_rename_of_a_running_guest(self) -> None:
-        _recorded, found = self._domain(active=True)
-        self.assertRaises(exception.DomainInvalid, found.snapshot_rename, 's1', 's2')
+        recorded, found = self._domain(active=True)
+        found.snapshot_rename('s1', 's2')
+        command = self._command('rename')
+        command['arguments']['new-name'] = 's2'
+        self.assertEqual([command], recorded.calls)
+        self.assertRaises(exception.InvalidName, found.snapshot_rename, 's1', 'a\nb')
+        self.assertFalse(self.log.exists())
 
     def test_qemu_without_the_backend(self) -> None:
         recorded, found = self._domain(active=True)
