@@ -99,12 +99,15 @@ class Qemu:
         return bytes.fromhex(self.ask(f'read {address:#x} {length:#x}')[2:])
 
 
-def refused(*arguments: str) -> str:
-    """What QEMU says when it does not start."""
+def refused(*arguments: str, fds: tuple[int, ...] = ()) -> str:
+    """What QEMU says when it does not start.
+
+    :param fds: file descriptors that it inherits
+    """
     result = subprocess.run(
         [images.program('qemu-system-x86_64'), '-machine', 'q35,nvdimm=on', '-accel', 'qtest', '-m', '128M,slots=2,maxmem=8G',
          '-nodefaults', '-no-user-config', '-display', 'none', *arguments],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=START_SECONDS, check=False)
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=START_SECONDS, check=False, pass_fds=fds)
     if result.returncode == 0:
         raise AssertionError('QEMU accepted it')
     return result.stderr
