@@ -26,6 +26,7 @@ from pcow_driver import image
 from pcow_driver import names
 from pcow_driver import pool as pool_module
 from pcow_driver import staging
+from pcow_driver import template as template_module
 from pcow_driver import template_cache
 
 LOG = logging.getLogger(__name__)
@@ -170,6 +171,7 @@ def _provide_base(pool: pool_module.Pool, item: Transferred, source_host: str, d
             libvirt_utils.copy_image(part, staged)
             with pool.lock():
                 staging.publish(staged, pool.image_path(item.base))
+        template_module.protect(pool, pool.image_path(item.base))
     except exception.ImageExists:
         return                         # another migration brought it
     finally:

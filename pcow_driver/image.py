@@ -6,6 +6,7 @@ given, never guessed.  Every function raises ToolFailed with what pcow-img said,
 ToolOutputInvalid if it speaks another dialect.
 """
 
+import contextlib
 import os
 from typing import Any
 
@@ -129,9 +130,12 @@ def check(path: str, *, repair: bool = False) -> model.CheckResult:
     """Check one file (not its bases).  Damage is a result, not an error.
 
     :raises ImageNotFound:
+    :raises ImageProtected: a template is to be repaired, and this user may not
     """
-    return model.CheckResult.from_json(
-        _json('check', *(['-r', 'all'] if repair else []), _existing(path), ok_exit_codes=(0, 2, 3)))
+    path = _existing(path)
+    with immutable.lifted(path) if repair else contextlib.nullcontext():
+        return model.CheckResult.from_json(
+            _json('check', *(['-r', 'all'] if repair else []), path, ok_exit_codes=(0, 2, 3)))
 
 
 def map_extents(path: str, *, force_share: bool = False) -> list[model.Extent]:

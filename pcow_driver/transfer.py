@@ -31,6 +31,7 @@ from pcow_driver import names
 from pcow_driver import pool as pool_module
 from pcow_driver import removal
 from pcow_driver import staging
+from pcow_driver import template
 from pcow_driver import template_cache
 
 _FORMAT = 'pcow-stream-1'
@@ -104,6 +105,8 @@ def receive(pool: pool_module.Pool, name: str, stream: IO[bytes]) -> str:
                 raise exception.TransferFailed(name=name, reason='the image that has arrived is damaged')
             target = pool.image_path(name)
             staging.publish(part, target)
+    if sealed:
+        template.protect(pool, target)     # not before: its other name could not be deleted
     return target
 
 

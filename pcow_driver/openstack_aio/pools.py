@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 import shlex
-import shutil
 
 from pcow_driver import exception
 from pcow_driver import image
@@ -14,6 +13,7 @@ from pcow_driver import pool
 from pcow_driver import tool
 from pcow_driver.openstack_aio import node as node_module
 from pcow_driver.openstack_aio import settings as settings_module
+from pcow_driver.quickstart import teardown
 
 NOVA = 'nova'
 CINDER = 'cinder'
@@ -95,4 +95,4 @@ def register(settings: settings_module.Settings, node: node_module.ComputeNode) 
 
 def purge(settings: settings_module.Settings) -> None:
     if wanted(settings):
-        shutil.rmtree(directory(settings), ignore_errors=True)
+        teardown.delete(directory(settings))   # its templates are immutable where the file system has that

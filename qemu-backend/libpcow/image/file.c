@@ -4,9 +4,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/falloc.h>
+#include <linux/fs.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
@@ -62,10 +64,22 @@ static int finish_open(struct file *file, unsigned flags, struct observer *obser
     return persist_observe(&file->persist, (struct observation){.what = OBSERVED_OPEN, .path = file->path});
 }
 
+static bool is_immutable(int directory, const char *name)
+{
+    int fd = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK), flags = 0;
+    struct stat st;
+    bool found = fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && ioctl(fd, FS_IOC_GETFLAGS, &flags) == 0
+                 && flags & FS_IMMUTABLE_FL;
+
+    if (fd >= 0)
+        close(fd);
+    return found;
+}
+
 int file_open(struct file *file, int directory, const char *name, const char *shown_path, unsigned flags, struct observer *observer,
               struct pcow_error *error)
 {
-    int ret;
+    int ret, saved_errno;
 
     memset(file, 0, sizeof *file);
     file->writable = flags & FILE_WRITE;
@@ -75,10 +89,14 @@ int file_open(struct file *file, int directory, const char *name, const char *sh
     /* O_NONBLOCK: a FIFO put in place of an image must not hang us. */
     file->fd = openat(directory, name, (file->writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOCTTY | O_NONBLOCK
                       | (flags & FILE_NO_FOLLOW ? O_NOFOLLOW : 0));
-    if (file->fd < 0)
-        ret = error_set_errno(error, -errno, "cannot open %s", shown_path);
-    else
+    saved_errno = errno;
+    if (file->fd >= 0)
         ret = finish_open(file, flags, observer, error);
+    else if (saved_errno == EPERM && file->writable && is_immutable(directory, name))
+        ret = error_set(error, -EPERM, "%s is immutable (lsattr shows i), as the templates of pools are: make an image on it with pcow-img "
+                        "create -b, or take the flag off first with chattr -i", shown_path);
+    else
+        ret = error_set_errno(error, -saved_errno, "cannot open %s", shown_path);
     if (ret)
         file_close(file);
     return ret;

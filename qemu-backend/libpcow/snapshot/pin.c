@@ -31,7 +31,8 @@ static int reopen(const struct pcow_image *image, struct file *file, struct pcow
 
     snprintf(link, sizeof link, "/proc/self/fd/%d", image->file.fd);
     ret = file_open(file, AT_FDCWD, link, image->file.path, FILE_WRITE | FILE_FORCE_SHARE, image->file.persist.observer, error);
-    if (ret == -EACCES || ret == -EPERM || ret == -EROFS)
+    /* -EPERM: it is immutable, which the error tells with the way out. */
+    if (ret == -EACCES || ret == -EROFS)
         error_set_errno(error, ret, "%s: its snapshot must be marked as one that an image stands on, which needs write permission",
                         image->file.path);
     return ret;

@@ -31,7 +31,8 @@ static int check_replaceable(const char *path, struct pcow_error *error)
     }
     fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0) {
-        return fail(error, -errno, "%s exists and cannot be opened for writing: %s", path, strerror(errno));
+        return fail(error, -errno, "%s exists and cannot be opened for writing: %s%s", path, strerror(errno), errno == EPERM
+                    ? "; it may be immutable (lsattr shows i), as the templates of pools are: choose another name" : "");
     }
     r = check_not_in_use(fd, path, error);
     close(fd);
