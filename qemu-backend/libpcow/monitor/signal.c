@@ -64,7 +64,7 @@ static void fail_access(const siginfo_t *info)
 
 static void handle_fault(int signal, siginfo_t *info, void *context)
 {
-    int saved_errno = errno;
+    int saved_errno = errno, cancel;
 
     for (unsigned i = 0; i < MAX_MAPS && !from_outside(info); i++) {
         struct pcow_map *map = __atomic_load_n(&process.map[i], __ATOMIC_ACQUIRE);
@@ -75,7 +75,10 @@ static void handle_fault(int signal, siginfo_t *info, void *context)
             continue;
         offset = (uint64_t)((uint8_t *)info->si_addr - map->address);
         __atomic_fetch_add(is_write(context) ? &map->stats.write_traps : &map->stats.read_traps, 1, __ATOMIC_RELAXED);
+        /* A thread that is cancelled ends after its trap: in one it would leave the slab claimed for ever. */
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         ret = resolve(map, offset, is_write(context), true);
+        pthread_setcancelstate(cancel, NULL);
         if (ret == 0)
             map->engine->wake(map, map->address + (offset & ~(PCOW_PAGE_SIZE - 1)), PCOW_PAGE_SIZE);
         errno = saved_errno;

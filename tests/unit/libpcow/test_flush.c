@@ -15,9 +15,10 @@
 struct counter {
     struct observer observer;
     pcow_map *map;
-    unsigned syncs, msyncs, flushes;
-    uint64_t guest_bytes;                  /* flushed or msynced through the guest's range */
-    uint64_t last_offset;                  /* of that */
+    /* the thread that prepares slabs is seen as well */
+    _Atomic unsigned syncs, msyncs, flushes;
+    _Atomic uint64_t guest_bytes;          /* flushed or msynced through the guest's range */
+    _Atomic uint64_t last_offset;          /* of that */
 };
 
 static int count(struct observer *observer, const struct observation *seen)
@@ -46,7 +47,8 @@ static void begin(struct counter *counter, enum pcow_persistence persistence, pc
 {
     struct pcow_map_options options = {.engine = PCOW_ENGINE_SIGNAL};
 
-    *counter = (struct counter){.observer = {.persistence = persistence, .look = count}};
+    memset(counter, 0, sizeof *counter);
+    counter->observer = (struct observer){.persistence = persistence, .look = count};
     unlink(scratch("vm.pcow"));
     pcow_close(must_create(scratch("vm.pcow"), SIZE, 0, NULL));
     MUST(image_open(scratch("vm.pcow"), PCOW_OPEN_WRITE, NULL, &counter->observer, image, &error));

@@ -193,11 +193,52 @@ static void test_one_that_was_ignored_is_ignored(void **state)
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
+#define ELSEWHERE (1 * MIB)               /* of the same slab: a trap of its own */
+
+/* The request is there when it stores; the first call that looks for one ends the thread. */
+static void *store_and_be_cancelled(void *opaque)
+{
+    volatile uint8_t *memory = opaque;
+
+    pthread_cancel(pthread_self());
+    memory[0] = 1;
+    memory[ELSEWHERE] = 1;
+    pthread_testcancel();
+    return NULL;
+}
+
+/* A thread that ends in the middle of a trap would leave the slab claimed, and everybody else waiting for it. */
+static void test_a_cancelled_thread_ends_after_its_trap(void **state)
+{
+    uint8_t *memory;
+    pthread_t thread;
+    pcow_image *image;
+    pcow_map *map;
+    void *result;
+
+    (void)state;
+    map_overlay(&image, &map);
+    memory = pcow_map_address(map);
+    assert_int_equal(pthread_create(&thread, NULL, store_and_be_cancelled, memory), 0);
+    assert_int_equal(pthread_join(thread, &result), 0);
+    assert_ptr_equal(result, PTHREAD_CANCELED);
+    assert_int_equal(memory[0], 1);
+    assert_int_equal(memory[ELSEWHERE], 1);
+    alarm(10);
+    memory[4096] = 2;
+    alarm(0);
+    assert_int_equal(memory[4096], 2);
+    assert_int_equal(memory[4097], 0x5a);
+    pcow_map_destroy(map);
+    pcow_close(image);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_signal_from_outside_ends_what_it_ended_before),
         cmocka_unit_test(test_one_that_was_ignored_is_ignored),
+        cmocka_unit_test(test_a_cancelled_thread_ends_after_its_trap),
         cmocka_unit_test(test_storm_between_two_handlers),
     };
 
