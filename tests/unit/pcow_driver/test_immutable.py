@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Templates cannot be deleted or changed under their children, by root neither; with the real flag of a real file system."""
 
+import dataclasses
+import io
 import os
 from pathlib import Path
 import pwd
@@ -16,6 +18,9 @@ from pcow_driver import pool as pool_module
 from pcow_driver import registry
 from pcow_driver import template
 from pcow_driver import template_cache
+from pcow_driver import transfer
+from pcow_driver.openstack_aio import pools
+from pcow_driver.openstack_aio import settings as settings_module
 from pcow_driver.quickstart import state
 from pcow_driver.quickstart import teardown
 from tests.unit.pcow_driver import base
@@ -97,6 +102,25 @@ class ImmutableTest(base.TestCase):
         self.assertEqual([], cache.age_out(1000.0))
         self.assertEqual([name], cache.age_out(0.0))
         self.assertFalse(os.path.lexists(path))
+
+    def test_template_from_another_host(self) -> None:
+        stream = io.BytesIO()
+        transfer.send(str(self.build()), stream)
+        stream.seek(0)
+        path = transfer.receive(registry.PoolRegistry().create('q', str(self.place / 'q')), 't', stream)
+        self.assertTrue(immutable.is_set(path))
+        self.assertEqual(['t.pcow'], sorted(item.name for item in (self.place / 'q').iterdir() if item.name != pool_module.MARKER))
+
+    def test_purge_of_an_all_in_one(self) -> None:
+        settings = dataclasses.replace(settings_module.Settings.create(self.place / 'state'), pool=self.place,
+                                       volume_backends=(settings_module.PCOW_BACKEND,))
+        pools.directory(settings).mkdir()
+        pool = registry.PoolRegistry().create('cinder', str(pools.directory(settings) / pools.CINDER))
+        path = template.build(pool, 't', str(self.source), 'raw')
+        self.assertTrue(immutable.is_set(path))
+        pools.purge(settings)
+        self.assertFalse(pools.directory(settings).exists())
+        pools.purge(settings)                  # one that was never up
 
     def test_hook_of_libvirt(self) -> None:
         """An ACL cannot be set on an immutable file: the hook takes the flag off meanwhile."""
