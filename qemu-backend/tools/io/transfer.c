@@ -260,11 +260,27 @@ static int do_write(struct session *session, const struct transfer *transfer, st
     return r;
 }
 
+/* Carry out what is parsed but for its range, and report its time. */
+static bool run_timed(struct session *session, const struct command *command, char **operands, struct transfer *transfer,
+                      int (*operation)(struct session *, const struct transfer *, struct pcow_error *), const char *verb)
+{
+    struct pcow_error error;
+    double start;
+
+    if (!parse_range(command, operands, session, transfer)) {
+        return false;
+    }
+    start = now();
+    if (operation(session, transfer, &error)) {
+        return command_failed(command, &error);
+    }
+    print_report(transfer, verb, now() - start);
+    return true;
+}
+
 static bool run_write(struct session *session, const struct command *command, int argc, char **argv)
 {
     struct transfer transfer = {.pattern = -1};
-    struct pcow_error error;
-    double start;
     int letter;
 
     while ((letter = next_letter(command, argc, argv)) != -1) {
@@ -287,22 +303,17 @@ static bool run_write(struct session *session, const struct command *command, in
         report("write: give only one of -z, -P and -s");
         return false;
     }
-    if (!parse_range(command, argv + optind, session, &transfer)) {
-        return false;
-    }
-    start = now();
-    if (do_write(session, &transfer, &error)) {
-        return command_failed(command, &error);
-    }
-    print_report(&transfer, "wrote", now() - start);
-    return true;
+    return run_timed(session, command, argv + optind, &transfer, do_write, "wrote");
+}
+
+static int do_discard(struct session *session, const struct transfer *transfer, struct pcow_error *error)
+{
+    return session_zero(session, transfer->offset, transfer->length, error);
 }
 
 static bool run_discard(struct session *session, const struct command *command, int argc, char **argv)
 {
     struct transfer transfer = {.pattern = -1};
-    struct pcow_error error;
-    double start;
     int letter;
 
     while ((letter = next_letter(command, argc, argv)) != -1) {
@@ -312,15 +323,7 @@ static bool run_discard(struct session *session, const struct command *command, 
         default: return false;
         }
     }
-    if (!parse_range(command, argv + optind, session, &transfer)) {
-        return false;
-    }
-    start = now();
-    if (session_zero(session, transfer.offset, transfer.length, &error)) {
-        return command_failed(command, &error);
-    }
-    print_report(&transfer, "discard", now() - start);
-    return true;
+    return run_timed(session, command, argv + optind, &transfer, do_discard, "discard");
 }
 
 static bool run_flush(struct session *session, const struct command *command, int argc, char **argv)

@@ -60,7 +60,7 @@ static int describe(const struct nbd_server_options *options, char **name, struc
     char path[PATH_MAX];
 
     if (!realpath(options->path, path)) {
-        return fail(error, -errno, "%s: %s", options->path, strerror(errno));
+        return fail(error, -errno, "%s: %s", options->shown_path, strerror(errno));
     }
     image = json_object_new_object();
     file = json_object_new_object();
@@ -95,7 +95,7 @@ int nbd_check_file(const struct nbd_server_options *options, struct pcow_error *
     free(name);
     if (!r && status == corrupted) {
         r = fail(error, -EBADMSG, "%s is damaged or cut short ('qemu-img check -f qcow2' shows where); repair it or get it "
-                 "again", options->path);
+                 "again", options->shown_path);
     }
     return r;
 }
@@ -116,13 +116,24 @@ static int connect_to_server(const struct nbd *nbd, const struct nbd_server_opti
     arguments[count] = name;
     if (nbd->add_meta_context(nbd->handle, LIBNBD_CONTEXT_BASE_ALLOCATION)
         || nbd->connect_systemd_socket_activation(nbd->handle, arguments)) {
-        return fail(error, -EIO, "%s: qemu-nbd (package qemu-utils) did not open it as qcow2%s%s", options->path,
+        return fail(error, -EIO, "%s: qemu-nbd (package qemu-utils) did not open it as qcow2%s%s", options->shown_path,
                     options->snapshot ? ", snapshot " : "", options->snapshot ? options->snapshot : "");
     }
     return 0;
 }
 
-int nbd_serve(const struct nbd_server_options *options, struct nbd *nbd, struct pcow_error *error)
+static int find_size(const struct nbd *nbd, const struct nbd_server_options *options, uint64_t *size, struct pcow_error *error)
+{
+    int64_t found = nbd->get_size(nbd->handle);
+
+    if (found < 0) {
+        return nbd_fail(nbd, options->shown_path, "find its size", error);
+    }
+    *size = (uint64_t)found;
+    return 0;
+}
+
+int nbd_serve(const struct nbd_server_options *options, struct nbd *nbd, uint64_t *size, struct pcow_error *error)
 {
     char *name;
     int r = load(nbd, error);
@@ -132,7 +143,8 @@ int nbd_serve(const struct nbd_server_options *options, struct nbd *nbd, struct 
         return r;
     }
     nbd->handle = nbd->create();
-    r = nbd->handle ? connect_to_server(nbd, options, name, error) : nbd_fail(nbd, options->path, "open it", error);
+    r = nbd->handle ? connect_to_server(nbd, options, name, error) : nbd_fail(nbd, options->shown_path, "open it", error);
+    r = r ? r : find_size(nbd, options, size, error);
     free(name);
     if (r && nbd->handle) {
         nbd->close(nbd->handle);

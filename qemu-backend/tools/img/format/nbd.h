@@ -6,6 +6,7 @@
 #include <libnbd.h>
 #include <pcow.h>
 #include <stdbool.h>
+#include <stdint.h>
 
 /*
  * libnbd is loaded when a qcow2 image is opened, not when the program starts: it brings sixteen libraries with it (TLS, XML, ICU), whose
@@ -25,6 +26,7 @@ struct nbd {
 
 struct nbd_server_options {
     const char *path;                          /* of a qcow2 file without backing file */
+    const char *shown_path;                    /* what errors call it */
     const char *snapshot;                      /* only if not writable */
     bool writable, force_share;
 };
@@ -32,8 +34,8 @@ struct nbd_server_options {
 /* Ask qemu-img whether the metadata are sound: QEMU itself reads what a truncated file lacks as zeros.  -EBADMSG if not. */
 int nbd_check_file(const struct nbd_server_options *options, struct pcow_error *error);
 
-/* Start qemu-nbd on a file and connect to it; nbd_end() ends it.  -ELIBACC if libnbd cannot be loaded. */
-int nbd_serve(const struct nbd_server_options *options, struct nbd *nbd, struct pcow_error *error);
+/* Start qemu-nbd on a file of size bytes and connect to it; nbd_end() ends it.  -ELIBACC if libnbd cannot be loaded. */
+int nbd_serve(const struct nbd_server_options *options, struct nbd *nbd, uint64_t *size, struct pcow_error *error);
 
 /* Fill error from the last failure of libnbd. */
 int nbd_fail(const struct nbd *nbd, const char *path, const char *what, struct pcow_error *error);

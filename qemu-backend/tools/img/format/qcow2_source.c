@@ -99,10 +99,9 @@ int qcow2_source_open(const struct source_options *options, struct source **sour
 {
     static const struct source_operations operations = {read_image, get_extent, close_image};
     struct nbd_server_options server = {
-        .path = options->path, .snapshot = options->snapshot, .force_share = options->force_share,
+        .path = options->path, .shown_path = options->path, .snapshot = options->snapshot, .force_share = options->force_share,
     };
     struct qcow2_source *qcow2;
-    int64_t size;
     int r = qcow2_check_header(options->path, error);
 
     r = r ? r : nbd_check_file(&server, error);
@@ -113,20 +112,16 @@ int qcow2_source_open(const struct source_options *options, struct source **sour
     if (!qcow2) {
         return fail(error, -ENOMEM, "out of memory");
     }
-    r = nbd_serve(&server, &qcow2->nbd, error);
+    r = nbd_serve(&server, &qcow2->nbd, &qcow2->source.size, error);
     if (r) {
         free(qcow2);
         return r;
     }
-    size = qcow2->nbd.get_size(qcow2->nbd.handle);
-    if (size < 0 || !qcow2->nbd.can_meta_context(qcow2->nbd.handle, LIBNBD_CONTEXT_BASE_ALLOCATION)) {
-        r = size < 0 ? nbd_fail(&qcow2->nbd, options->path, "find its size", error)
-                     : fail(error, -ENOTSUP, "%s: this qemu-nbd gives no block status; use QEMU 5 or later", options->path);
+    if (!qcow2->nbd.can_meta_context(qcow2->nbd.handle, LIBNBD_CONTEXT_BASE_ALLOCATION)) {
         close_image(&qcow2->source);
-        return r;
+        return fail(error, -ENOTSUP, "%s: this qemu-nbd gives no block status; use QEMU 5 or later", options->path);
     }
     qcow2->source.operations = &operations;
-    qcow2->source.size = (uint64_t)size;
     *source = &qcow2->source;
     return 0;
 }

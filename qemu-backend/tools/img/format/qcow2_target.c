@@ -97,9 +97,8 @@ static int create(const struct target_options *options, struct pcow_error *error
 int qcow2_target_open(const struct target_options *options, struct target **target, struct pcow_error *error)
 {
     static const struct target_operations operations = {write_image, zero_image, finish_image, close_image};
-    const struct nbd_server_options server = {.path = options->path, .writable = true};
+    const struct nbd_server_options server = {.path = options->path, .shown_path = options->shown_path, .writable = true};
     struct qcow2_target *qcow2;
-    int64_t size;
     int r = options->existing ? qcow2_check_header(options->path, error) : create(options, error);
 
     if (r) {
@@ -109,19 +108,12 @@ int qcow2_target_open(const struct target_options *options, struct target **targ
     if (!qcow2) {
         return fail(error, -ENOMEM, "out of memory");
     }
-    r = nbd_serve(&server, &qcow2->nbd, error);
+    r = nbd_serve(&server, &qcow2->nbd, &qcow2->target.size, error);
     if (r) {
         free(qcow2);
         return r;
     }
-    size = qcow2->nbd.get_size(qcow2->nbd.handle);
-    if (size < 0) {
-        r = nbd_fail(&qcow2->nbd, options->shown_path, "find its size", error);
-        close_image(&qcow2->target);
-        return r;
-    }
     qcow2->target.operations = &operations;
-    qcow2->target.size = (uint64_t)size;
     *target = &qcow2->target;
     return 0;
 }
