@@ -267,6 +267,8 @@ class FaultTest(VmSnapshotTestCase):
                 vm.quit()
             streak = 0 if message else streak + 1
             failed += bool(message)
+            # the last writes come when the channel of the state is closed: their error had no words, and QEMU did not survive it
+            self.assertNotIn('Operation not permitted', message)
             self.assertIn(images_now, (before, after) if message else (after,), (number, message))
             self.assertEqual(images_now, disks_now, (number, message))
             self.assertEqual(images_now, vm_state.image_names(self.image))
