@@ -7,9 +7,13 @@ itself, and builds the command.  Who is not root gets a daemon with the few capa
 """
 
 import os
+import warnings
 
-from oslo_privsep import capabilities
-from oslo_privsep import priv_context
+with warnings.catch_warnings():
+    # oslo.privsep imports eventlet where that is installed, which says on every start of a program that nobody should use it.
+    warnings.simplefilter('ignore')
+    from oslo_privsep import capabilities
+    from oslo_privsep import priv_context
 
 context = priv_context.PrivContext(
     __name__, cfg_section='pcow_privileged', pypath=f'{__name__}.context',
