@@ -73,6 +73,25 @@ static void mark_used(struct pcow_image *image, uint64_t slab)
     __atomic_fetch_or(&image->used[slab / 64], UINT64_C(1) << (slab % 64), __ATOMIC_ACQ_REL);
 }
 
+/* The bitmaps of the data slabs among these of one group. What lies side by side is read at once. */
+static int load_bitmaps(struct pcow_image *image, uint64_t first, uint64_t count, struct pcow_error *error)
+{
+    for (uint64_t p = first, end; p < first + count; p = end) {
+        int ret;
+
+        for (end = p; end < first + count && image->slabs[end].kind == OWNER_DATA; end++)
+            ;
+        if (end == p) {
+            end++;
+            continue;
+        }
+        ret = file_read(&image->file, bitmap_offset(p), &image->valid[p], (end - p) * sizeof image->valid[p]);
+        if (ret)
+            return error_set_errno(error, ret, "%s: cannot read the page bitmaps from %llu on", image->file.path, (unsigned long long)p);
+    }
+    return 0;
+}
+
 /* Read the owner words of one group, and the bitmaps of its slabs that have an owner. */
 static int load_group(struct pcow_image *image, uint64_t first, uint64_t count, uint64_t *words, struct pcow_error *error)
 {
@@ -100,13 +119,8 @@ static int load_group(struct pcow_image *image, uint64_t first, uint64_t count, 
         mark_used(image, p);
         if (owner.kind == OWNER_TABLE && !image->table[owner.number])
             image->table[owner.number] = p;
-        if (owner.kind == OWNER_DATA) {
-            ret = file_read(&image->file, bitmap_offset(p), &image->valid[p], sizeof image->valid[p]);
-            if (ret)
-                return error_set_errno(error, ret, "%s: cannot read page bitmap %llu", image->file.path, (unsigned long long)p);
-        }
     }
-    return 0;
+    return load_bitmaps(image, first, count, error);
 }
 
 int slabs_load(struct pcow_image *image, struct pcow_error *error)
