@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "chain/chain.h"
-#include "image/remains.h"
+#include "chain/reclaim.h"
 #include "util/error.h"
 
 struct position {
@@ -157,7 +157,7 @@ int pcow_write(pcow_image *image, uint64_t offset, const void *buffer, size_t le
         if (piece > length)
             piece = length;
         ret = write_slab(image, position_of(offset), from, piece);
-        if (ret == -ENOSPC && remains_give_back(image, 0))
+        if (ret == -ENOSPC && reclaim(image, 0))
             ret = write_slab(image, position_of(offset), from, piece);
         if (ret)
             return write_error(image, ret, error);

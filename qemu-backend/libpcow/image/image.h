@@ -73,16 +73,6 @@ struct pcow_image {
     pcow_map *map;
 };
 
-/* image/open.c, create.c, seal.c: what pcow_open(), pcow_create() and pcow_unseal() do, seen by an observer (NULL: none) */
-int image_open(const char *path, unsigned flags, const char *snapshot, struct observer *observer, pcow_image **image,
-               struct pcow_error *error);
-int image_create(const char *path, const struct pcow_create_options *options, struct observer *observer, struct pcow_error *error);
-int image_unseal(const char *path, struct observer *observer, struct pcow_error *error);
-
-/* image/open.c */
-int image_load(struct pcow_image *image, const char *snapshot, struct pcow_error *error);
-int image_open_base(struct pcow_image *image, struct pcow_error *error);
-
 /* image/layers.c: layers in memory and in the file; layers_load.c reads them */
 struct layer *layer_find(const struct pcow_image *image, uint32_t id);
 uint32_t image_active(const struct pcow_image *image);
@@ -116,6 +106,11 @@ void layer_names_free(struct pcow_image *image);
 #define SLABS_PER_TABLE_PAGE (PCOW_PAGE_SIZE / sizeof(struct page_set))   /* of bitmaps; a page of owner words has more */
 
 /* image/slabs.c: slabs in memory and in the file; slabs_load.c reads them */
+static inline uint64_t slab_bit(uint64_t slab)      /* in its word of one bit a slab */
+{
+    return UINT64_C(1) << (slab % 64);
+}
+
 static inline uint64_t image_slab_count(const struct pcow_image *image)
 {
     return __atomic_load_n(&image->slab_count, __ATOMIC_ACQUIRE);
@@ -165,13 +160,6 @@ int header_store_word(struct pcow_image *image, size_t field, uint64_t value, st
 int header_write_copy(struct pcow_image *image, struct pcow_error *error);
 int header_set_base(struct pcow_image *image, const struct base_record *record, struct pcow_error *error);
 const struct base_record *image_base_record(const struct pcow_image *image);   /* NULL: no base */
-/*
- * Fill *record so that an image in the directory of base_path may stand on it. A snapshot is pinned. *held: the base, open so that it
- * stays as it is; to be closed when the record has been published. NULL if unchecked.
- */
-int base_record_make(struct base_record *record, const char *image_path, const char *base_path, const char *base_snapshot,
-                     bool unchecked, pcow_image **held, struct pcow_error *error);
-
 static inline bool image_copies_on_read(const struct pcow_image *image)
 {
     return word_value(image->header.state) & HEADER_COPY_ON_READ;

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "image/remains.h"
+#include "image/image.h"
 #include "util/error.h"
 
 uint32_t image_active(const struct pcow_image *image)
@@ -202,13 +202,9 @@ static int add_table(struct pcow_image *image, uint32_t number, struct pcow_erro
     return ret ? error_set_errno(error, ret, "%s: cannot add a table for snapshots", image->file.path) : 0;
 }
 
-/* Blocks for a record. On a full pool what earlier operations have left is given back first. */
 static int allocate_record(struct pcow_image *image, uint32_t slot)
 {
-    uint64_t offset = layer_record_offset(image, slot);
-    int ret = file_allocate(&image->file, offset, LAYER_RECORD_SIZE);
-
-    return ret == -ENOSPC && remains_give_back(image, 0) ? file_allocate(&image->file, offset, LAYER_RECORD_SIZE) : ret;
+    return file_allocate(&image->file, layer_record_offset(image, slot), LAYER_RECORD_SIZE);
 }
 
 int layer_reserve(struct pcow_image *image, bool keep_spare, uint32_t *id, uint32_t *slot, struct pcow_error *error)

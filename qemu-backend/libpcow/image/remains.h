@@ -25,6 +25,8 @@ void remains_leave(struct pcow_image *image, uint64_t slab, unsigned pages);
  * marked. Async-signal-safe.
  */
 void remains_discard(struct pcow_image *image, uint64_t slab, unsigned page, unsigned pages);
+/* The file system did not take it: it stays marked, without being due. Async-signal-safe. */
+void remains_keep(struct pcow_image *image, uint64_t slab);
 /* The slab was emptied by who took it. Async-signal-safe. */
 void remains_forget(struct pcow_image *image, uint64_t slab);
 
@@ -46,12 +48,7 @@ static inline bool slab_is_suspect(const struct pcow_image *image, uint64_t slab
  */
 void remains_find(struct pcow_image *image, bool owned);
 
-/* Something was marked since remains_give_back() last went through all. */
+/* Something was marked since reclaim() last went through all. */
 bool remains_are_due(const struct pcow_image *image);
-/*
- * Punch out what is marked, in at most limit slabs (0: all). True if anything was. What others are working on is passed over and stays
- * due; what the file system does not take stays marked. The tables of layers are not looked at. Async-signal-safe.
- */
-bool remains_give_back(struct pcow_image *image, unsigned limit);
 
 #endif

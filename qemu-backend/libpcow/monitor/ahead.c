@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "chain/reclaim.h"
 #include "image/prepare.h"
 #include "image/remains.h"
 #include "monitor/monitor.h"
@@ -116,7 +117,7 @@ static uint64_t trim_all(struct pcow_map *map, bool all)
 
 bool ahead_reclaim(struct pcow_map *map)
 {
-    bool found = remains_give_back(map->image, 0);
+    bool found = reclaim(map->image, 0);
 
     if (!map->image->ready)
         return found;
@@ -410,7 +411,7 @@ static bool give_back_remains(struct pcow_map *map)
     if (!remains_are_due(image))
         return false;
     ahead_hold(map);
-    remains_give_back(image, MAX_GIVEN_BACK);
+    reclaim(image, MAX_GIVEN_BACK);
     ahead_release(map);
     if (remains_are_due(image))
         return true;
@@ -478,6 +479,6 @@ void ahead_stop(struct pcow_map *map)
         ahead->running = false;
     }
     prepare_end(map->image);
-    remains_give_back(map->image, 0);
+    reclaim(map->image, 0);
     pthread_mutex_destroy(&ahead->busy);
 }

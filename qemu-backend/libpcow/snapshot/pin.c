@@ -133,7 +133,7 @@ int pin_check_free(const struct pcow_image *image, const struct file *file, stru
     return ret;
 }
 
-static int unpin(struct pcow_image *image, const char *name, struct pcow_error *error)
+int pin_clear(struct pcow_image *image, const char *name, struct pcow_error *error)
 {
     struct layer *layer = snapshot_find(image, name, error);
     struct file file;
@@ -154,17 +154,5 @@ static int unpin(struct pcow_image *image, const char *name, struct pcow_error *
     if (!ret)
         ret = store_flags(&file, layer_record_offset(image, layer->slot), layer, layer->flags & ~(unsigned)LAYER_PINNED, error);
     file_close(&file);
-    return ret;
-}
-
-int pcow_snapshot_unpin(const char *path, const char *name, struct pcow_error *error)
-{
-    pcow_image *image;
-    int ret = pcow_open(path, PCOW_OPEN_NO_BASE, name, &image, error);
-
-    if (ret)
-        return ret;
-    ret = unpin(image, name, error);
-    pcow_close(image);
     return ret;
 }

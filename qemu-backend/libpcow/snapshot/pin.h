@@ -24,6 +24,9 @@ int children_find(int directory, const uint8_t uuid[PCOW_UUID_SIZE], uint32_t la
 /* Mark a snapshot, durably. base is open at it, read-only, so it stays until base is closed. */
 int pin_set(const struct pcow_image *base, struct pcow_error *error);
 
+/* Take the mark off if no image stands on it any more: pcow_snapshot_unpin(). image is open at the snapshot, read-only. */
+int pin_clear(struct pcow_image *image, const char *name, struct pcow_error *error);
+
 /* Is it marked, as far as this image knows, or can see in the file? */
 bool pin_is_set(const struct pcow_image *image, const struct layer *layer);
 

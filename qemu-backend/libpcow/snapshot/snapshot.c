@@ -100,7 +100,7 @@ static int create(pcow_image *image, const char *name, int64_t date_seconds, uin
     int ret = check_new_name(image, name, error);
 
     if (!ret)
-        ret = layer_reserve(image, true, &active.id, &active.slot, error);
+        ret = tree_reserve_layer(image, true, &active.id, &active.slot, error);
     if (!ret && file_sync(&image->file))
         ret = error_set_errno(error, -EIO, "cannot flush %s", image->file.path);
     if (ret)
@@ -180,7 +180,7 @@ static int revert(pcow_image *image, const char *name, struct pcow_error *error)
     size = layer->virtual_size;
     dropped = image_active(image);
     gone = *layer_find(image, dropped);
-    ret = layer_reserve(image, false, &active.id, &active.slot, error);
+    ret = tree_reserve_layer(image, false, &active.id, &active.slot, error);
     if (!ret)
         ret = tree_put_active(image, &active, target, size, error);
     if (ret)
@@ -312,7 +312,7 @@ static int rename_layer(pcow_image *image, const char *name, const char *new_nam
     memcpy(renamed.name, new_name, strlen(new_name));
     renamed.sequence = (old.sequence + 1) & 0xff;
     /* A second record of the same layer; storing its state word, with the higher sequence, is the commit. */
-    ret = layer_reserve(image, true, &unused_id, &renamed.slot, error);
+    ret = tree_reserve_layer(image, true, &unused_id, &renamed.slot, error);
     if (!ret)
         ret = layer_write_record(image, &renamed, error);
     if (ret)

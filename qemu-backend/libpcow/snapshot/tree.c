@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "chain/chain.h"
+#include "chain/reclaim.h"
 #include "image/lock.h"
 #include "image/remains.h"
 #include "util/error.h"
@@ -87,6 +88,13 @@ int tree_finish_interrupted(struct pcow_image *image, struct pcow_error *error)
     ret = finish_interrupted(image, error);
     unlock_tree(&image->file);
     return ret;
+}
+
+int tree_reserve_layer(struct pcow_image *image, bool keep_spare, uint32_t *id, uint32_t *slot, struct pcow_error *error)
+{
+    int ret = layer_reserve(image, keep_spare, id, slot, error);
+
+    return ret == -ENOSPC && reclaim(image, 0) ? layer_reserve(image, keep_spare, id, slot, error) : ret;
 }
 
 int tree_put_active(struct pcow_image *image, const struct layer *reserved, uint32_t parent, uint64_t virtual_size,

@@ -11,6 +11,9 @@ struct layer *snapshot_find(struct pcow_image *image, const char *name, struct p
 /* What a crash may have left: see "Which layers are alive" in format.rst. Reading needs none of it. */
 int tree_finish_interrupted(struct pcow_image *image, struct pcow_error *error);
 
+/* layer_reserve(), and on a full pool what earlier operations have left is given back first. */
+int tree_reserve_layer(struct pcow_image *image, bool keep_spare, uint32_t *id, uint32_t *slot, struct pcow_error *error);
+
 /* Put a layer, whose id and record were reserved, on parent and make it the active one: the commit point of create and revert. */
 int tree_put_active(struct pcow_image *image, const struct layer *reserved, uint32_t parent, uint64_t virtual_size,
                     struct pcow_error *error);

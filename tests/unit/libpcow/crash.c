@@ -7,6 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "operations/operations.h"
+
 #define TOP_NAME "top.pcow"
 #define BASE_NAME "base.pcow"
 

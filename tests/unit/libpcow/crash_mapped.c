@@ -4,7 +4,7 @@
 
 #include "chain/chain.h"
 #include "crash_steps.h"
-#include "image/remains.h"
+#include "chain/reclaim.h"
 
 void scenario_first_touch_mapped(struct crash *c)
 {
@@ -73,7 +73,7 @@ static void *copy_page(void *opaque)
 
     MUST(pcow_map_resolve(copier->crash->map, *copier->page * UINT64_C(4096), 4096, true, &error));
     /* As if the pool were full: what the deletion has dropped so far is punched out, whether or not that is on the medium. */
-    remains_give_back(copier->crash->image, 0);
+    reclaim(copier->crash->image, 0);
     return NULL;
 }
 

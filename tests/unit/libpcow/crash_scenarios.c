@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "image/image.h"
+#include "operations/operations.h"
 
 /* ---- images to begin with --------------------------------------------------------------------------------------------------- */
 

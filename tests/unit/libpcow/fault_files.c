@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "check/check.h"
+#include "operations/operations.h"
 
 /* All of them are told before the test fails. */
 static unsigned wrongs;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "image/image.h"
+#include "operations/operations.h"
 
 static uint64_t own_size(pcow_image *image)
 {

@@ -11,6 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "operations/operations.h"
+
 #define WORDS 512u
 
 /* ---- one fault ---------------------------------------------------------------------------------------------------------------------- */

@@ -9,6 +9,7 @@
 
 #include "image/image.h"
 #include "monitor/monitor.h"
+#include "operations/operations.h"
 
 #define SIZE (64 * MIB)
 

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "image/remains.h"
+#include "operations/operations.h"
 
 #define SLAB PCOW_SLAB_SIZE
 #define DROPPED 8u                             /* slabs */

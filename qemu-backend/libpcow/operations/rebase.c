@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "chain/chain.h"
+#include "operations/operations.h"
 #include "snapshot/tree.h"
 #include "util/error.h"
 

@@ -2,7 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 
-#include "image/image.h"
+#include "operations/operations.h"
 #include "util/error.h"
 
 int pcow_seal(pcow_image *image, struct pcow_error *error)

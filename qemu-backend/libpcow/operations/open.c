@@ -8,10 +8,10 @@
 #include <unistd.h>
 
 #include "chain/chain.h"
+#include "chain/reclaim.h"
 #include "format1/format1.h"
-#include "image/image.h"
 #include "image/lock.h"
-#include "image/remains.h"
+#include "operations/operations.h"
 #include "snapshot/tree.h"
 #include "util/error.h"
 
@@ -55,7 +55,7 @@ static int load_header(struct pcow_image *image, struct pcow_error *error)
     return record && !(image->open_flags & PCOW_OPEN_NO_BASE) ? base_record_validate(record, path, error) : 0;
 }
 
-int image_load(struct pcow_image *image, const char *snapshot, struct pcow_error *error)
+static int load_image(struct pcow_image *image, const char *snapshot, struct pcow_error *error)
 {
     struct layer *layer;
     int ret = load_header(image, error);
@@ -120,7 +120,7 @@ static int load(struct pcow_image *image, int directory, const char *name, const
         return error_set(error, -EMFILE, "cannot keep the directory of %s open", shown_path);
     if (of_snapshot && (ret = hold_tree(image, error)))
         return ret;
-    return flags & PCOW_OPEN_FORMAT_1 ? format1_load(image, error) : image_load(image, snapshot, error);
+    return flags & PCOW_OPEN_FORMAT_1 ? format1_load(image, error) : load_image(image, snapshot, error);
 }
 
 static struct pcow_image *new_image(void)
@@ -267,8 +267,7 @@ void pcow_close(pcow_image *image)
         struct pcow_image *base = image->base;
 
         if (image->complete) {
-            remains_find(image, false);
-            remains_give_back(image, 0);
+            reclaim_all(image);
         }
         chain_free(image);
         format1_unload(image);

@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "image/image.h"
+#include "operations/operations.h"
 #include "util/error.h"
 
 #define FIRST_LAYER 1u

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include "chain/reclaim.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "chain/chain.h"
+#include "image/remains.h"
+#include "util/error.h"
+
+/* Nobody owns it, and nobody can take it meanwhile. */
+static int empty_free(struct pcow_image *image, uint64_t slab)
+{
+    int ret;
+
+    if (__atomic_fetch_or(&image->used[slab / 64], slab_bit(slab), __ATOMIC_ACQ_REL) & slab_bit(slab))
+        return 0;                      /* taken since, and emptied by who did */
+    remains_forget(image, slab);
+    ret = file_punch(&image->file, slab << SLAB_BITS, PCOW_SLAB_SIZE);
+    if (ret)
+        remains_keep(image, slab);
+    slab_untake(image, slab);
+    return ret;
+}
+
+static int empty_owned(struct pcow_image *image, uint64_t slab, uint64_t guest_slab)
+{
+    struct chain *chain = image->chain;
+    bool claimed = chain && guest_slab < chain->guest_slabs;
+    int ret = 0;
+
+    if (claimed && __atomic_exchange_n(&chain->claim[guest_slab], 1, __ATOMIC_ACQUIRE)) {
+        __atomic_store_n(&image->remains_due, true, __ATOMIC_RELEASE);
+        return 0;
+    }
+    /* Under the claim it is still what it was, or it is left alone. */
+    if (image->slabs[slab].kind == OWNER_DATA && image->slabs[slab].number == guest_slab) {
+        remains_forget(image, slab);
+        ret = remains_empty_pages(image, slab, false);
+        if (ret)
+            remains_keep(image, slab);
+    }
+    if (claimed)
+        chain_release(chain, guest_slab);
+    return ret;
+}
+
+bool reclaim(struct pcow_image *image, unsigned limit)
+{
+    uint64_t words = (image_slab_count(image) + 63) / 64;
+    unsigned done = 0;
+
+    if (!image->remains || !__atomic_exchange_n(&image->remains_due, false, __ATOMIC_ACQ_REL))
+        return false;
+    for (uint64_t w = 0; w < words; w++)
+        for (uint64_t bits = __atomic_load_n(&image->remains[w], __ATOMIC_ACQUIRE); bits; bits &= bits - 1) {
+            uint64_t p = w * 64 + (unsigned)__builtin_ctzll(bits);
+            struct slab owner = slab_peek(image, p);
+
+            int ret = 0;
+
+            if (limit && done == limit) {
+                __atomic_store_n(&image->remains_due, true, __ATOMIC_RELEASE);
+                return true;
+            }
+            done++;
+            if (owner.kind == OWNER_NONE)
+                ret = empty_free(image, p);
+            else if (owner.kind == OWNER_DATA)
+                ret = empty_owned(image, p, owner.number);
+            else
+                remains_forget(image, p);
+            if (ret)
+                __atomic_store_n(&image->remains_error, ret, __ATOMIC_RELAXED);
+        }
+    return done > 0;
+}
+
+void reclaim_all(struct pcow_image *image)
+{
+    remains_find(image, false);
+    reclaim(image, 0);
+}
+
+/* What the pool holds for the file. */
+static uint64_t allocated_size(const struct pcow_image *image)
+{
+    struct stat st;
+
+    return fstat(image->file.fd, &st) ? 0 : (uint64_t)st.st_blocks * 512;
+}
+
+int pcow_reclaim(pcow_image *image, uint64_t *reclaimed, struct pcow_error *error)
+{
+    uint64_t before, after;
+    int ret = image_check_writable(image, error);
+
+    if (reclaimed)
+        *reclaimed = 0;
+    if (ret)
+        return ret;
+    remains_find(image, false);
+    /* Asked, not reckoned: a page that was valid need not have had a block. */
+    before = allocated_size(image);
+    __atomic_store_n(&image->remains_error, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&image->remains_due, true, __ATOMIC_RELEASE);
+    reclaim(image, 0);
+    ret = __atomic_load_n(&image->remains_error, __ATOMIC_RELAXED);
+    if (!ret)
+        ret = file_settle(&image->file);
+    after = allocated_size(image);
+    if (reclaimed)
+        *reclaimed = before > after ? before - after : 0;
+    return ret ? error_set_errno(error, ret, "%s: blocks that are no longer used cannot be given back to the pool; whoever writes to the image "
+                                 "next tries again", image->file.path) : 0;
+}
