@@ -30,6 +30,18 @@ static int same_directory(const char *a, const char *b, struct pcow_error *error
     return ret;
 }
 
+/* An image on this base can be opened. */
+static int check_depth(const struct pcow_image *base, const char *image_path, struct pcow_error *error)
+{
+    unsigned depth = 0;
+
+    for (const struct pcow_image *file = base; file; file = file->base)
+        depth++;
+    return depth < PCOW_MAX_CHAIN_DEPTH ? 0 : error_set(error, -ELOOP, "%s cannot stand on %s: the chain of that one has %d files already, "
+                                                        "the most there can be; flatten it with pcow-img convert", image_path,
+                                                        base->file.path, PCOW_MAX_CHAIN_DEPTH);
+}
+
 int base_record_make(struct base_record *record, const char *image_path, const char *base_path, const char *base_snapshot,
                      bool unchecked, pcow_image **held, struct pcow_error *error)
 {
@@ -68,13 +80,15 @@ int base_record_make(struct base_record *record, const char *image_path, const c
     if (ret == -EBUSY && !base_snapshot)
         return error_set(error, ret, "%s is in use; stop what uses it, or make the image on a snapshot of it, which can be done while it runs",
                          base_path);
-    if (!ret && base_snapshot) {
-        ret = pin_set(base, error);
-        if (ret)
-            pcow_close(base);
-    }
     if (ret)
         return ret;
+    ret = check_depth(base, image_path, error);
+    if (!ret && base_snapshot)
+        ret = pin_set(base, error);
+    if (ret) {
+        pcow_close(base);
+        return ret;
+    }
     if (base->format1) {
         record->format = 1;
         record->generation = base->file.size;

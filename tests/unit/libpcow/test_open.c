@@ -179,7 +179,13 @@ static void test_deep_chain(void **state)
     for (unsigned i = 0; i < PCOW_MAX_CHAIN_DEPTH; i++)
         assert_reads(image, i * 4096, &bytes[i], 1);
     pcow_close(image);
-    MUST(create("last", (struct pcow_create_options){.base = path}, &error));
+    /* Nothing is made that cannot be opened; unless nobody looks. */
+    MUST_FAIL(-ELOOP, create("last", (struct pcow_create_options){.base = path}, &error));
+    MUST_FAIL(-ENOENT, pcow_open(scratch("last"), 0, NULL, &image, &error));
+    image = must_create(scratch("other"), 4 * MIB, 0, NULL);
+    MUST_FAIL(-ELOOP, pcow_rebase(image, path, NULL, false, NULL, NULL, &error));
+    pcow_close(image);
+    MUST(create("last", (struct pcow_create_options){.base = path, .base_unchecked = true, .virtual_size = 4 * MIB}, &error));
     MUST_FAIL(-ELOOP, pcow_open(scratch("last"), 0, NULL, &image, &error));
 }
 
