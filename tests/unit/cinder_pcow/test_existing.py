@@ -3,6 +3,7 @@
 
 import os
 from typing import Any
+import uuid
 
 from cinder import exception
 from cinder import objects
@@ -166,11 +167,17 @@ class MigrationTest(base.PcowTestCase):
         self.driver.delete_volume(child)
         self.assertEqual([], self.files('two'))
 
-    def test_to_another_host(self) -> None:
+    def test_to_a_host_that_does_not_answer(self) -> None:
         volume = self.volume()
         foreign = self.host('two')
-        foreign['capabilities'] = {**foreign['capabilities'], 'location_info': 'PcowDriver:elsewhere:0:two'}
-        self.assertEqual((False, None), self.driver.migrate_volume(self.context, volume, foreign))
+        foreign['capabilities'] |= {'location_info': f'PcowDriver:elsewhere:{uuid.uuid4()}:two',
+                                    'pcow_migration_address': 'elsewhere.invalid'}
+        error = self.assertRaises(exception.VolumeBackendAPIException, self.driver.migrate_volume, self.context, volume, foreign)
+        self.assertIn('elsewhere.invalid', str(error))
+        self.assertEqual([f'{volume.name}.pcow'], self.files())
+
+    def test_to_another_kind_of_backend(self) -> None:
+        volume = self.volume()
         self.assertEqual((False, None), self.driver.migrate_volume(self.context, volume, {'host': 'x@lvm#y', 'capabilities': {}}))
 
     def test_snapshots_would_be_lost(self) -> None:
