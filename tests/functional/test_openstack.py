@@ -89,7 +89,8 @@ class OpenStackTest(unittest.TestCase):
         # The template is shared: a further server takes kilobytes until its guest writes.
         self.assertGreater(first.fresh, units.MIB)
         self.assertLess(max(item.fresh for item in others), units.MIB)
-        self.assertLess(max(item.used for item in others), 16 * units.MIB)
+        # While it runs, what QEMU has prepared for its next stores is in it: 2 MiB at a time, more on a busy machine.
+        self.assertLess(max(item.used for item in others), 32 * units.MIB)
 
     def test_life_cycle(self) -> None:
         life = whole_life.WholeLife(self.bed.api, two_nodes=False, hosts=self.bed.hosts)
