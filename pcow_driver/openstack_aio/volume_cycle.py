@@ -84,14 +84,15 @@ class VolumeCycle(life_cycle.LifeCycle):
         raise life_cycle.Refused(reason=words)
 
     def extend_attached(self) -> str:
-        """Raises what Cinder says: this row is refused."""
+        """Raises what Cinder says: this row is refused, by the scheduler, after the API has taken the request."""
         before = self._alive()
-        try:
-            self.volume.act('os-extend', new_size=2)
-        except exception.PcowError as e:
-            self._went_on(before)
-            raise life_cycle.Refused(reason=str(e)) from None
-        raise servers.ServerFailed(reason=f'an attached volume is extended: status {self.volume.show()["status"]}')
+        size = self.volume.show()['size']
+        self.volume.act('os-extend', new_size=size + 1)
+        self.volume.wait_status('in-use')
+        self._went_on(before)
+        if self.volume.show()['size'] != size:
+            raise servers.ServerFailed(reason='an attached volume is extended')
+        raise life_cycle.Refused(reason=self.volume.messages()[-1])
 
     def reboot(self) -> str:
         words = self._reboot('HARD')

@@ -49,6 +49,11 @@ class Volume:
         """:raises PcowError: Cinder refuses"""
         return self.api.call('cinder', 'POST', f'{self._path()}/{self.id}/action', {action: values})
 
+    def messages(self) -> list[str]:
+        """What Cinder tells its user about requests that failed later, the newest last."""
+        found = self.api.call('cinder', 'GET', f'{self._path("messages")}?resource_uuid={self.id}')['messages']
+        return [str(message['user_message']) for message in sorted(found, key=lambda message: str(message['created_at']))]
+
     def snapshot(self, name: str) -> str:
         """Make a snapshot, also while it is attached, and return its ID."""
         made = str(_post(self.api, 'snapshots', snapshot={'volume_id': self.id, 'name': name, 'force': True})['snapshot']['id'])
