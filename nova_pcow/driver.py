@@ -21,6 +21,7 @@ from nova.virt.libvirt import config as vconfig
 from nova.virt.libvirt import driver as libvirt_driver
 from nova.virt.libvirt import utils as libvirt_utils
 from oslo_log import log as logging
+from oslo_utils import excutils
 from oslo_utils import fileutils
 
 from nova_pcow import config
@@ -88,18 +89,28 @@ class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     def spawn(self, context: Any, instance: Any, image_meta: Any, injected_files: Any, admin_password: Any, allocations: Any,
               network_info: Any = None, block_device_info: Any = None, power_on: bool = True, accel_info: Any = None) -> None:
-        if _uses_pcow(instance):
-            with errors.abort_build(instance):
-                self._create_images(context, instance, allocations, block_device_info)
-        super().spawn(context, instance, image_meta, injected_files, admin_password, allocations, network_info=network_info,
-                      block_device_info=block_device_info, power_on=power_on, accel_info=accel_info)
+        arguments = (context, instance, image_meta, injected_files, admin_password, allocations, network_info, block_device_info,
+                     power_on, accel_info)
+        if not _uses_pcow(instance):
+            super().spawn(*arguments)
+            return
+        with errors.abort_build(instance):
+            made = self._create_images(context, instance, allocations, block_device_info)
+            try:
+                super().spawn(*arguments)
+            except Exception:
+                with excutils.save_and_reraise_exception():
+                    storage.discard(instance.uuid, made)       # Nova does not while libvirt is away
 
-    def _create_images(self, context: Any, instance: Any, allocations: Any, block_device_info: Any = None) -> None:
-        """:raises PcowError:"""
+    def _create_images(self, context: Any, instance: Any, allocations: Any, block_device_info: Any = None) -> list[str]:
+        """The names of those that were not there.
+
+        :raises PcowError:
+        """
         wanted = _wanted(instance)
         self._emulator.path()
         if not storage.missing_roles(instance.uuid, wanted):
-            return
+            return []
         source = None
         if wanted.root:
             if self._is_booted_from_volume(block_device_info):
@@ -110,7 +121,7 @@ class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
                     'give the image the properties kernel_id and ramdisk_id'))
             source = self._root_source(context, instance, instance.image_ref)
         pool = inventory.choose(self.provider_tree, self._host.get_hostname(), allocations, wanted)
-        storage.create(instance.uuid, wanted, pool, source)
+        return storage.create(instance.uuid, wanted, pool, source)
 
     def _root_source(self, context: Any, instance: Any, image_id: str) -> storage.RootSource:
         """:raises SourceRejected: Glance does not have it"""

@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 from nova import exception as nova_exception
+from nova.virt.libvirt import guest as libvirt_guest
 
 from pcow_driver import exception
 
@@ -18,7 +19,7 @@ def abort_build(instance: Any) -> Iterator[None]:
     """
     try:
         yield
-    except exception.PcowError as e:
+    except (exception.PcowError, nova_exception.HypervisorUnavailable, libvirt_guest.libvirt.libvirtError) as e:
         raise nova_exception.BuildAbortException(instance_uuid=instance.uuid, reason=str(e)) from e
 
 

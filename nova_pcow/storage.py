@@ -160,6 +160,16 @@ def _build_formatted(name: str, data: flavor_module.DataDevice, pool: pool_modul
         template.build(pool, name, path, 'raw')
 
 
+def discard(uuid: str, made: list[str]) -> None:
+    """Delete images that :func:`create` has made, as far as they are there and no QEMU has them."""
+    for item in find(uuid):
+        if item.name in made:
+            try:
+                item.pool.delete_image(item.name)
+            except exception.PcowError as e:
+                LOG.error('An image of a server stays: %s', e)
+
+
 def delete(uuid: str, *, keep: frozenset[str] = frozenset()) -> bool:
     """Delete the images of a server; whether all are gone.
 

@@ -2,8 +2,12 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from nova import exception as nova_exception
+from nova.tests.fixtures.libvirt import libvirtError
 from nova.tests.functional.api import client
+from nova.virt.libvirt import guest
 
 from pcow_driver import device
 from pcow_driver import image
@@ -125,6 +129,13 @@ class RefusedTest(base.ServersTestCase):
         """More than placement knows of was promised meanwhile."""
         registry.PoolRegistry().set('fast', overcommit=0.0001)
         self.check(self.make_flavor(root='true'), 'more cannot be promised in the pool fast')
+
+    def test_libvirt_fails(self) -> None:
+        """When the images are made already."""
+        for error, words in ((nova_exception.HypervisorUnavailable(), 'Connection to the hypervisor is broken'),
+                             (libvirtError('the monitor is gone'), 'the monitor is gone')):
+            with mock.patch.object(guest.Guest, 'create', new=mock.Mock(side_effect=error)):
+                self.check(self.make_flavor(root='true'), words)
 
     def test_extra_specs(self) -> None:
         for specs in ({'pcow:root': 'perhaps'}, {'pcow:data_mb': '7'}, {'pcow:unknown': '1'}):
