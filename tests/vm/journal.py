@@ -24,7 +24,7 @@ _SLABS = 8                                     # stored to in every step, all pa
 _PAGES = _SLABS * 512
 _PREPARED = 16
 _RAW_SLABS = 1
-_XFS_SHARE = 50                                # of the pages stored to, how many may wait for a commit
+_XFS_SHARE = 20                                # one of so many pages stored to may wait for a commit: 1 of 47 was seen on a busy machine
 
 
 def writes(place: machine.Place) -> int:
