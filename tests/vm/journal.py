@@ -24,7 +24,7 @@ _SLABS = 8                                     # stored to in every step, all pa
 _PAGES = _SLABS * 512
 _PREPARED = 16
 _RAW_SLABS = 1
-_XFS_SHARE = 20                                # one of so many pages stored to may wait for a commit: 1 of 47 was seen on a busy machine
+_XFS_SHARE = 20                                # of so many pages stored to, one may wait for a commit; seen on a busy machine: 47
 
 
 def writes(place: machine.Place) -> int:
