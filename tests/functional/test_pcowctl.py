@@ -4,6 +4,7 @@
 The programs come from PCOW_BIN_DIR or build/bin.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -312,7 +313,7 @@ class BadCasesTest(TestCase):
     def test_an_image_that_somebody_writes_to(self) -> None:
         writer = subprocess.Popen([BIN / 'pcow-io', self.path], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         try:
-            self._wait_for_lock()
+            self._wait_for_lock(writer)
             for command in (('snapshot', 'create', 'p/vm', 's1'), ('image', 'delete', 'p/vm'), ('image', 'resize', 'p/vm', '100M')):
                 self.assertIn('vm.pcow', self.fails(*command))
             self.assertEqual('vm', self.show('image', 'list', 'p')[0]['name'])
@@ -322,12 +323,13 @@ class BadCasesTest(TestCase):
             writer.communicate(b'quit\n', timeout=60)
         self.ctl('snapshot', 'create', 'p/vm', 's1')
 
-    def _wait_for_lock(self) -> None:
-        """Until nobody else may open the image."""
+    def _wait_for_lock(self, writer: subprocess.Popen[bytes]) -> None:
+        """Until it has locked the image.  Trying to open it as well would be in its way, and it would give up."""
         deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            if self.status(BIN / 'pcow-img', 'info', self.path):
-                return
+        while writer.poll() is None and time.monotonic() < deadline:
+            with contextlib.suppress(FileNotFoundError):       # one that it closes meanwhile
+                if any('\nlock:' in info.read_text() for info in Path(f'/proc/{writer.pid}/fdinfo').iterdir()):
+                    return
             time.sleep(0.02)
         self.fail('pcow-io takes no lock')
 
