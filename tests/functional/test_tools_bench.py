@@ -61,6 +61,9 @@ class ToolsBenchTest(BenchTestCase):
                          set(rows))
         for row in rows.values():
             self.assertGreater(row['pcow_ns'], 0, row)
+            if row['qcow2_ns'] == 0:           # QEMU's own time is taken off, and of a small snapshot nothing may be left
+                self.assertEqual(('sweep', 'open', None), (row['part'].partition('-')[0], row['way'], row['ratio']), row)
+                continue
             self.assertGreater(row['qcow2_ns'], 0, row)
             self.assertAlmostEqual(row['pcow_ns'] / row['qcow2_ns'], row['ratio'])
         judged = [rows[f'large-open-{operation}'] for operation in ('create', 'revert', 'delete')]
