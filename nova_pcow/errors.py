@@ -13,9 +13,9 @@ from pcow_driver import exception
 
 @contextlib.contextmanager
 def abort_build(instance: Any) -> Iterator[None]:
-    """Another host would not do better, or nobody could tell why the first did not.
+    """The reason, from pcow or libvirt, goes into the server's fault: tried on other hosts, it would only be "no valid host".
 
-    :raises BuildAbortException:
+    :raises BuildAbortException: Nova does not try another host then
     """
     try:
         yield

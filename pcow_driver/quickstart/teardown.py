@@ -54,6 +54,7 @@ def end(pids: list[int], patience: float = _PATIENCE) -> None:
 def delete(path: Path) -> None:
     """Delete a file or a tree, immutable templates included; links in it are not followed.
 
+    :raises ImageProtected: this user may not
     :raises OSError: a file cannot be deleted
     """
     if path.is_dir() and not path.is_symlink():

@@ -56,7 +56,6 @@ bool reclaim(struct pcow_image *image, unsigned limit)
         for (uint64_t bits = __atomic_load_n(&image->remains[w], __ATOMIC_ACQUIRE); bits; bits &= bits - 1) {
             uint64_t p = w * 64 + (unsigned)__builtin_ctzll(bits);
             struct slab owner = slab_peek(image, p);
-
             int ret = 0;
 
             if (limit && done == limit) {

@@ -266,9 +266,8 @@ void pcow_close(pcow_image *image)
     while (image) {
         struct pcow_image *base = image->base;
 
-        if (image->complete) {
+        if (image->complete)
             reclaim_all(image);
-        }
         chain_free(image);
         format1_unload(image);
         slabs_unload(image);

@@ -300,7 +300,7 @@ static int count_slab(struct merge *merge, uint64_t slab)
     return 0;
 }
 
-static int make_certain(struct merge *merge, struct pcow_error *error)
+static int flush(struct merge *merge, struct pcow_error *error)
 {
     int ret = file_sync(&merge->image->file);
 
@@ -318,14 +318,14 @@ static int merge_slabs(struct merge *merge, struct pcow_error *error)
     int ret = for_slabs_of_hidden(merge, note_shadow, error);
 
     if (!ret)
-        ret = make_certain(merge, error);
+        ret = flush(merge, error);
     if (!ret)
         ret = for_slabs_of_hidden(merge, drop_from_slab, error);
     if (!ret)
-        ret = make_certain(merge, error);
+        ret = flush(merge, error);
     if (!ret)
         ret = for_slabs_of_hidden(merge, give_slab, error);
-    return ret ? ret : make_certain(merge, error);
+    return ret ? ret : flush(merge, error);
 }
 
 /* "Snapshot delete" in format.rst: a hidden layer with one child becomes part of it. No data is copied. */

@@ -100,15 +100,17 @@ static void make_whole(pcow_image *image)
     pcow_map_destroy(map);
 }
 
-static void test_absent(void **state)
+/* fill: what is done to a new image first, NULL: nothing */
+static void in_rounds(void (*fill)(pcow_image *image))
 {
-    (void)state;
     for (unsigned round = 0; round < ROUNDS; round++) {
         char path[600];
         pcow_image *image;
 
-        snprintf(path, sizeof path, "%s/absent-%u.pcow", pool_directory(), round);
+        snprintf(path, sizeof path, "%s/%u.pcow", pool_directory(), round);
         image = must_create(path, SIZE, PCOW_DEFAULT_CLUSTER_SIZE, NULL);
+        if (fill)
+            fill(image);
         make_whole(image);
         pcow_close(image);
         must_be_clean(path);
@@ -116,26 +118,26 @@ static void test_absent(void **state)
     }
 }
 
-/* Over a snapshot in which every page was stored to once: they are copied. */
-static void test_copied(void **state)
+static void test_absent(void **state)
+{
+    (void)state;
+    in_rounds(NULL);
+}
+
+/* Every page was stored to once. */
+static void fill_snapshot(pcow_image *image)
 {
     static const uint64_t zeros[3];
 
-    (void)state;
-    for (unsigned round = 0; round < ROUNDS; round++) {
-        char path[600];
-        pcow_image *image;
+    for (uint64_t page = 0; page < PAGES; page++)
+        MUST(pcow_write(image, page * PCOW_PAGE_SIZE, zeros, sizeof zeros, &error));
+    MUST(pcow_snapshot_create(image, "full", &error));
+}
 
-        snprintf(path, sizeof path, "%s/copied-%u.pcow", pool_directory(), round);
-        image = must_create(path, SIZE, PCOW_DEFAULT_CLUSTER_SIZE, NULL);
-        for (uint64_t page = 0; page < PAGES; page++)
-            MUST(pcow_write(image, page * PCOW_PAGE_SIZE, zeros, sizeof zeros, &error));
-        MUST(pcow_snapshot_create(image, "full", &error));
-        make_whole(image);
-        pcow_close(image);
-        must_be_clean(path);
-        unlink(path);
-    }
+static void test_copied(void **state)
+{
+    (void)state;
+    in_rounds(fill_snapshot);
 }
 
 static int mount_huge(void **state)
