@@ -283,6 +283,17 @@ int file_allocate(const struct file *file, uint64_t offset, uint64_t length)
     return errno == EDQUOT || errno == ENOMEM ? -ENOSPC : -errno;
 }
 
+int file_allocate_holes(const struct file *file, uint64_t offset, uint64_t length)
+{
+    /*
+     * SEEK_HOLE looks on until it finds one. Over the pages of a file on tmpfs that takes 10 ns for each, 40 ms for 16 GiB; fallocate() there
+     * looks at the range alone, and asks for no space that is there. Other file systems look at extents, but may want free space for nothing.
+     */
+    if (file->persist.persistence != PCOW_PERSISTENCE_VOLATILE && !file_has_hole(file, offset, length))
+        return 0;
+    return file_allocate(file, offset, length);
+}
+
 int file_punch(struct file *file, uint64_t offset, uint64_t length)
 {
     int ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_PUNCH, .offset = offset, .length = length});

@@ -74,6 +74,8 @@ int file_set_size(struct file *file, uint64_t size);
 
 /* Allocate blocks: 0 or -ENOSPC. / Give blocks back; the range then reads as zeros. Async-signal-safe. */
 int file_allocate(const struct file *file, uint64_t offset, uint64_t length);
+/* Allocate what has none, if anything: 0 or -ENOSPC, which is not returned if nothing was missing. Its time does not depend on the size of the file. */
+int file_allocate_holes(const struct file *file, uint64_t offset, uint64_t length);
 int file_punch(struct file *file, uint64_t offset, uint64_t length);
 
 /*

@@ -25,7 +25,8 @@ void events_post(struct event_queue *queue, enum pcow_event_kind kind, int error
     ssize_t ignored;
 
     do {
-        if (at - __atomic_load_n(&queue->head, __ATOMIC_ACQUIRE) >= EVENT_QUEUE_SIZE)
+        /* Signed: the head may have passed a tail that is no longer the tail, which is not a full queue. */
+        if ((int32_t)(at - __atomic_load_n(&queue->head, __ATOMIC_ACQUIRE)) >= (int32_t)EVENT_QUEUE_SIZE)
             return;
     } while (!__atomic_compare_exchange_n(&queue->tail, &at, at + 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
     queue->event[at % EVENT_QUEUE_SIZE] = (struct pcow_event){kind, error, offset};

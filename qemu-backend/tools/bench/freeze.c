@@ -36,7 +36,7 @@ struct freeze_row {
     const char *name;
     bool huge, fragmented;
     uint64_t size;
-    struct series raw, pcow;
+    struct series raw, pcow, raw_touch, pcow_touch;
     double huge_share;
     unsigned vmas;
     char path[4096];
@@ -52,14 +52,19 @@ static uint64_t choose_size(const struct bench *bench)
     return size;
 }
 
-/* The first word of a page; a store by a copy of itself maps it for stores and changes nothing. */
-static void touch(uint8_t *memory, uint64_t size, uint64_t step)
+/* The first word of a page; a store by a copy of itself maps it for stores and changes nothing. To touched: the time for a page. */
+static void touch(uint8_t *memory, uint64_t size, struct series *touched)
 {
-    for (uint64_t offset = 0; offset < size; offset += step) {
+    uint64_t start = now_ns();
+    double ns;
+
+    for (uint64_t offset = 0; offset < size; offset += PCOW_PAGE_SIZE) {
         volatile uint64_t *word = (volatile uint64_t *)(memory + offset);
 
         *word = *word;
     }
+    ns = (double)(now_ns() - start) / (double)(size / PCOW_PAGE_SIZE);
+    series_add_value(touched, ns, ns);
 }
 
 static int build(const struct freeze_row *f, struct pcow_error *error)
@@ -93,7 +98,7 @@ static int time_raw(struct freeze_row *f, double *ns, struct pcow_error *error)
         r = fail(error, -errno, "cannot map %s: %s", f->path, strerror(errno));
     }
     if (!r) {
-        touch(memory, f->size, PCOW_PAGE_SIZE);
+        touch(memory, f->size, &f->raw_touch);
         start = now_ns();
         r = mprotect(memory, f->size, PROT_READ) ? fail(error, -errno, "cannot protect memory: %s", strerror(errno)) : 0;
         *ns = (double)(now_ns() - start) - f->bench->limits.clock_ns;
@@ -128,7 +133,7 @@ static int time_pcow(struct freeze_row *f, double *ns, bool check, struct pcow_e
 
     r = r ? r : pcow_map_create(image, NULL, &map, error);
     if (!r) {
-        touch(pcow_map_address(map), f->size, PCOW_PAGE_SIZE);
+        touch(pcow_map_address(map), f->size, &f->pcow_touch);
         f->huge_share = huge_share(pcow_map_address(map), f->size);
         start = now_ns();
         r = pcow_snapshot_create(image, SNAPSHOT, error);
@@ -170,6 +175,8 @@ static int add_row(const struct freeze_row *f, struct pcow_error *error)
     }
     row_add_detail(row, "mapped_bytes", (double)f->size);
     row_add_detail(row, "ns_per_page", row->pcow_ns / pages);
+    row_add_detail(row, "touch_ns_per_page", series_value(&f->pcow_touch));
+    row_add_detail(row, "raw_touch_ns_per_page", series_value(&f->raw_touch));
     row_add_detail(row, "huge_share", f->huge_share);
     row_add_detail(row, "vmas", f->vmas);
     if (f->size != SIZE) {

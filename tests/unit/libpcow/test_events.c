@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The queue of events: while there is room, each event that is posted arrives, whoever else posts and however the threads are scheduled. */
+#include "support.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+
+#include "monitor/monitor.h"
+
+#define THREADS 4
+#define EACH    20000
+
+static struct event_queue queue;
+static atomic_uint arrived[THREADS];
+static atomic_bool given_up;
+
+/* Has one event in the queue at any time, so that it is never full. */
+static void *post(void *number)
+{
+    uintptr_t me = (uintptr_t)number;
+
+    for (unsigned i = 1; i <= EACH; i++) {
+        events_post(&queue, PCOW_EVENT_ERROR, -(int)i, me);
+        while (atomic_load(&arrived[me]) != i) {
+            if (atomic_load(&given_up))
+                return NULL;
+            sched_yield();
+        }
+    }
+    return NULL;
+}
+
+static void test_none_lost(void **state)
+{
+    pthread_t threads[THREADS];
+    struct pcow_event event;
+    uint64_t idle = 0;
+
+    (void)state;
+    assert_int_equal(events_init(&queue), 0);
+    for (uintptr_t t = 0; t < THREADS; t++)
+        assert_int_equal(pthread_create(&threads[t], NULL, post, (void *)t), 0);
+    for (unsigned got = 0; got < THREADS * EACH && idle < 50000000;) {
+        if (!events_next(&queue, &event)) {
+            idle++;
+            continue;
+        }
+        idle = 0;
+        got++;
+        assert_true(event.offset < THREADS);
+        assert_int_equal(event.error, -(int)atomic_fetch_add(&arrived[event.offset], 1) - 1);
+    }
+    atomic_store(&given_up, true);
+    for (unsigned t = 0; t < THREADS; t++) {
+        pthread_join(threads[t], NULL);
+        assert_int_equal(atomic_load(&arrived[t]), EACH);
+    }
+    events_destroy(&queue);
+}
+
+/* More than it holds: those that come too late are dropped, the others arrive in their order. */
+static void test_full(void **state)
+{
+    struct pcow_event event;
+    int expected = 0;
+
+    (void)state;
+    assert_int_equal(events_init(&queue), 0);
+    for (int i = 0; i < 2 * (int)EVENT_QUEUE_SIZE; i++)
+        events_post(&queue, PCOW_EVENT_ERROR, -i, 0);
+    while (events_next(&queue, &event))
+        assert_int_equal(event.error, -expected++);
+    assert_int_equal(expected, EVENT_QUEUE_SIZE);
+    events_destroy(&queue);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_none_lost),
+        cmocka_unit_test(test_full),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
