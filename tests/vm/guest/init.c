@@ -113,6 +113,22 @@ static size_t device_size(void)
     return strtoul(text, NULL, 0);
 }
 
+/* All of the device. Its node is there before its driver lets it be mapped: ENXIO until then. */
+static void *map_device(int fd, size_t size)
+{
+    void *data = MAP_FAILED;
+
+    for (int i = 0; i <= PATIENCE; i += 5) {
+        /* executable, as one kind of store writes code */
+        data = mmap(NULL, size, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_SHARED, fd, 0);
+        if (data != MAP_FAILED || errno != ENXIO) {
+            break;
+        }
+        usleep(5000);
+    }
+    return data;
+}
+
 static void map_memory(struct memory *memory)
 {
     int fd = wait_and_open(DEVICE, O_RDWR);
@@ -122,8 +138,7 @@ static void map_memory(struct memory *memory)
         memory->threads = MAX_THREADS;
     }
     layout_zones(memory, device_size());
-    /* executable, as one kind of store writes code */
-    memory->data = mmap(NULL, memory->size, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_SHARED, fd, 0);
+    memory->data = map_device(fd, memory->size);
     memory->model = mmap(NULL, memory->size, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory->data == MAP_FAILED || memory->model == MAP_FAILED) {
         give_up(DEVICE);
