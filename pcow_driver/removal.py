@@ -2,9 +2,9 @@
 """Deleting images and snapshots on which others may stand.
 
 What nothing stands on goes at once.  Else it is *marked* and goes with the last that stands on it; for its owner it is
-deleted either way.  A marked image keeps only what its children need and is sealed, so that nobody can use it and its size
-no longer counts as promised.  The marks are symbolic links in ``.deleted`` in the pool, whose targets name an image and,
-if only that is deleted, a snapshot.
+deleted either way.  A marked image keeps only what its children need and is sealed and protected as templates are, so that
+nobody can use it and its size no longer counts as promised.  The marks are symbolic links in ``.deleted`` in the pool,
+whose targets name an image and, if only that is deleted, a snapshot.
 
 Every step can be the last before a crash: a mark is written before anything is changed, everything may be done again, and
 :func:`collect` completes what was interrupted.  Whoever makes an image on a snapshot that is marked already (a clone) holds
@@ -28,6 +28,7 @@ from pcow_driver import locks
 from pcow_driver import model
 from pcow_driver import names
 from pcow_driver import pool as pool_module
+from pcow_driver import template
 
 LOG = logging.getLogger(__name__)
 
@@ -210,6 +211,7 @@ def _reduce(pool: pool_module.Pool, name: str) -> None:
                 if snapshot.name not in needed:
                     image.snapshot_delete(path, snapshot.name)
         image.seal(path)
+        template.protect(pool, path)
     except exception.ToolFailed as e:
         LOG.warning('%s is deleted and keeps its data for now: %s', path, e)
 

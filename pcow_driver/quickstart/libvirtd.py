@@ -55,7 +55,7 @@ class Libvirtd:
     """Started by :meth:`start`; whoever starts it ends it (:mod:`pcow_driver.quickstart.teardown`).
 
     :param directory: for all that it keeps, and for its socket; the same one may be used again after its end
-    :param qemu_settings: lines for qemu.conf
+    :param qemu_settings: lines for qemu.conf; they are taken in place of the ones here
     :param settings: lines for libvirtd.conf
     """
 
@@ -83,7 +83,8 @@ class Libvirtd:
         for place, directory in {**own, **(places or {})}.items():
             directory.mkdir(exist_ok=True)
             commands += [f'mkdir -p {shlex.quote(place)}', shlex.join(('mount', '--bind', str(directory), place))]
-        (self.directory / 'etc' / 'qemu.conf').write_text(_QEMU_CONF + self._qemu_settings)
+        # of two lines for one thing libvirt takes the first
+        (self.directory / 'etc' / 'qemu.conf').write_text(self._qemu_settings + _QEMU_CONF)
         arguments = ('libvirtd', '-f', str(self.directory / 'libvirtd.conf'), '-p', str(self.directory / 'libvirtd.pid'))
         commands.append(f'exec {shlex.join(arguments)}')
         # A session of its own: it may outlive this process.

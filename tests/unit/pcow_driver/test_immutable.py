@@ -16,6 +16,7 @@ from pcow_driver import exception
 from pcow_driver import immutable
 from pcow_driver import pool as pool_module
 from pcow_driver import registry
+from pcow_driver import removal
 from pcow_driver import template
 from pcow_driver import template_cache
 from pcow_driver import transfer
@@ -69,6 +70,24 @@ class ImmutableTest(base.TestCase):
         self.pool.delete_image('vm')
         self.pool.delete_template('t')
         self.assertFalse(path.exists())
+        self.assertEqual([], self.pool.entries())
+
+    def test_deleted_image_that_others_stand_on(self) -> None:
+        """It stays for them, as well protected as a template, and goes with the last of them."""
+        self.build()
+        self.pool.create_image('vm', base='t')
+        for name in ('one', 'two'):
+            self.pool.create_image(name, base='vm')
+        path = Path(self.pool.image_path('vm'))
+        for _again in range(2):                        # as whoever completes an interrupted deletion
+            self.assertFalse(removal.delete_image(self.pool, 'vm'))
+            self.assertTrue(immutable.is_set(str(path)))
+            self.assertRaises(PermissionError, path.unlink)
+        self.assertTrue(removal.delete_image(self.pool, 'one'))
+        self.assertTrue(immutable.is_set(str(path)))
+        self.assertTrue(removal.delete_image(self.pool, 'two'))
+        self.assertFalse(path.exists())
+        self.pool.delete_template('t')
         self.assertEqual([], self.pool.entries())
 
     def test_not_where_it_is_not_wanted(self) -> None:

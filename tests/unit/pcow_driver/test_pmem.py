@@ -226,6 +226,13 @@ class MountUnitTest(base.TestCase):
     def test_percent_is_doubled(self) -> None:
         self.assertIn('Where=/mnt/50%%\n', mount_unit.text('p', 'UUID=x', '/mnt/50%', 'xfs', 'dax=always'))
 
+    def test_example_in_etc(self) -> None:
+        """What etc/ shows, for pools that are made by hand, is what pcowctl writes."""
+        where = '/var/lib/pcow/pools/fast'
+        example = base.TOP / 'etc/systemd/system' / mount_unit.unit_name(where)
+        self.assertEqual(example.read_text(), mount_unit.text(
+            'fast', 'UUID=6f0c1c52-5d1e-4c0b-9a3f-2b7e4f90d1a6', where, 'xfs', filesystem.MOUNT_OPTIONS))
+
 
 class PromiseTest(base.TestCase):
     @staticmethod
