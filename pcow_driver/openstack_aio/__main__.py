@@ -13,6 +13,7 @@ import sys
 from pcow_driver import exception
 from pcow_driver import interrupt
 from pcow_driver.openstack_aio import allinone
+from pcow_driver.openstack_aio import failures
 from pcow_driver.openstack_aio import hosts as hosts_module
 from pcow_driver.openstack_aio import life_cycle
 from pcow_driver.openstack_aio import options
@@ -21,7 +22,6 @@ from pcow_driver.openstack_aio import settings as settings_module
 from pcow_driver.openstack_aio import times
 from pcow_driver.openstack_aio import volume_cycle
 from pcow_driver.openstack_aio import volume_kills
-from pcow_driver.openstack_aio import whole_life
 
 _LINES = 40
 _LINES_OF_EACH = 3
@@ -122,9 +122,9 @@ def _life_cycle(chosen: argparse.Namespace) -> int:
     machine = allinone.AllInOne(_existing(chosen))
     if not machine.is_up():
         raise exception.PcowError(reason='it is not up: run tools/openstack-aio up')
-    rows = _rows(chosen.row, volume_cycle.ROWS if chosen.volume else whole_life.ROWS)
+    rows = _rows(chosen.row, volume_cycle.ROWS if chosen.volume else failures.ROWS)
     machine.image(debian=False)
-    life = volume_cycle.VolumeCycle(machine.api, machine.has_node2()) if chosen.volume else whole_life.WholeLife(
+    life = volume_cycle.VolumeCycle(machine.api, machine.has_node2()) if chosen.volume else failures.Failures(
         machine.api, machine.has_node2(), hosts_module.Hosts(machine))
     return _status_of(life.run(rows, _say))
 

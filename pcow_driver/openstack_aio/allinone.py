@@ -85,7 +85,7 @@ class AllInOne:
             self._start()
 
     def _start(self) -> None:
-        node = self._node(settings_module.NODE1)
+        node = self.compute_node(settings_module.NODE1)
         submit = self._workers.submit
         libvirt = submit(self._step, 'libvirt and pools', node.start_libvirtd, functools.partial(self._make_pools, node))
         broker = submit(self._step, 'RabbitMQ', self.infrastructure.start_rabbitmq, self.infrastructure.wait_rabbitmq)
@@ -119,7 +119,7 @@ class AllInOne:
         self._make_volume_types()
         self._wait_ready(node, started, begun)
 
-    def _node(self, node: settings_module.Node) -> node_module.ComputeNode:
+    def compute_node(self, node: settings_module.Node) -> node_module.ComputeNode:
         return node_module.ComputeNode(self.settings, self.processes, node, pools.places(self.settings, node))
 
     def _make_pools(self, node: node_module.ComputeNode) -> None:
@@ -253,7 +253,7 @@ class AllInOne:
         :raises PcowError:
         """
         self.api.log_in()
-        node = self._node(settings_module.NODE2)
+        node = self.compute_node(settings_module.NODE2)
         try:
             started = set()
             begun = datetime.datetime.now(datetime.UTC)
@@ -266,7 +266,7 @@ class AllInOne:
                 if self.processes.pid(node.service(agent.name)) is None:
                     node.start(agent.name, self.services.agent_command(agent, node.node))
                     started.add(agent.name)
-            for one in (self._node(settings_module.NODE1), node):
+            for one in (self.compute_node(settings_module.NODE1), node):
                 one.start_sshd()
             self._wait_ready(node, started, begun)
         except BaseException:
@@ -289,7 +289,7 @@ class AllInOne:
         log = self.processes.log(name)
         begin = log.stat().st_size
         command = self.services.agent_command(agent)
-        self._node(settings_module.NODE1).start(name, command)
+        self.compute_node(settings_module.NODE1).start(name, command)
         limit = time.monotonic() + _READY_SECONDS
         while ready.encode() not in log.read_bytes()[begin:]:
             self.processes.check(name)
@@ -299,11 +299,11 @@ class AllInOne:
 
     def has_node2(self) -> bool:
         """Whether it runs."""
-        return self.processes.pid(self._node(settings_module.NODE2).service('nova-compute')) is not None
+        return self.processes.pid(self.compute_node(settings_module.NODE2).service('nova-compute')) is not None
 
     def end_node2(self) -> None:
         """As if its power failed: nothing of it runs any more, its servers neither."""
-        node = self._node(settings_module.NODE2)
+        node = self.compute_node(settings_module.NODE2)
         with _undisturbed():
             self.processes.end_node(*map(node.service, (*(agent.name for agent in self._node2_agents()), 'libvirtd', ssh.SERVICE)))
 
@@ -312,7 +312,8 @@ class AllInOne:
 
         :raises ToolFailed:
         """
-        return self._node(next(node for node in (settings_module.NODE1, settings_module.NODE2) if node.name == name)).run(*command)
+        (node,) = (node for node in (settings_module.NODE1, settings_module.NODE2) if node.name == name)
+        return self.compute_node(node).run(*command)
 
     # Down
 

@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent import futures
 import contextlib
 import json
+import os
 from pathlib import Path
 import time
 
 from pcow_driver import exception
+from pcow_driver import pool
+from pcow_driver import tool
 from pcow_driver.openstack_aio import allinone
 from pcow_driver.openstack_aio import guest
 from pcow_driver.openstack_aio import pools
+from pcow_driver.openstack_aio import servers
 from pcow_driver.openstack_aio import settings as settings_module
 
 _SERVER = 'server-'                            # what the names of servers' images begin with
@@ -74,18 +79,96 @@ class Hosts:
         """The same of a server's directory on the first node."""
         return _bytes(self._settings.instances / server)
 
+    def _on_node1(self, *command: str) -> str:
+        return self._machine.on_node(settings_module.NODE1.name, *command)
+
+    @contextlib.contextmanager
+    def small_pool(self, size: int) -> Iterator[None]:
+        """For the context, the first node has an empty file system of ``size`` bytes in place of its pool of servers."""
+        place = pools.directory(self._settings) / pools.NOVA
+        small = place.with_name('small')
+        small.mkdir(exist_ok=True)
+        self._on_node1('mount', '-t', 'tmpfs', '-o', f'size={size}', 'tmpfs', str(small))
+        try:
+            self._on_node1('cp', '-p', str(place / pool.MARKER), str(small))
+            self._on_node1('mount', '--bind', str(small), str(place))
+            try:
+                yield
+            finally:
+                self._on_node1('umount', '--lazy', str(place))
+        finally:
+            self._on_node1('umount', '--lazy', str(small))
+            small.rmdir()
+
+    def resize_small_pool(self, size: int) -> None:
+        self._on_node1('mount', '-o', f'remount,size={size}', str(pools.directory(self._settings) / pools.NOVA))
+
+    def free_bytes(self) -> int:
+        """Of the file system of the first node's pool of servers."""
+        blocks, size = self._on_node1('stat', '-f', '-c', '%a %S', str(pools.directory(self._settings) / pools.NOVA)).split()
+        return int(blocks) * int(size)
+
+    @contextlib.contextmanager
+    def other_emulator(self) -> Iterator[None]:
+        """For the time of the context the first node has another program in place of QEMU."""
+        path = os.path.realpath(tool.find('emulator'))
+        self._on_node1('mount', '--bind', os.path.realpath('/bin/true'), path)
+        try:
+            yield
+        finally:
+            self._on_node1('umount', '--lazy', path)
+
+    @contextlib.contextmanager
+    def nova_option(self, group: str, name: str, value: str) -> Iterator[None]:
+        """For the context, nova-compute of the first node runs with an option that is not set otherwise."""
+        path = self._machine.configuration.file('nova', settings_module.NODE1)
+        before = path.read_text()
+        path.write_text(before.replace(f'[{group}]\n', f'[{group}]\n{name} = {value}\n', 1))
+        try:
+            self._restart_compute()
+            yield
+        finally:
+            path.write_text(before)
+            self._restart_compute()
+
+    def _restart_compute(self) -> None:
+        self._machine.kill_and_start('nova-compute', 'Final resource view')
+        name = settings_module.NODE1.name
+        servers.wait(f'{name} that takes servers', lambda: self.takes_servers(name) or None)
+
+    def kill_libvirtd(self) -> None:
+        """SIGKILL for the daemon of the first node; its virtual machines go on."""
+        self._machine.compute_node(settings_module.NODE1).kill_libvirtd()
+
+    def start_libvirtd(self) -> None:
+        """:raises PcowError: it does not start"""
+        self._machine.compute_node(settings_module.NODE1).start_libvirtd()
+
+    def takes_servers(self, host: str) -> bool:
+        """Whether nova-compute of a node is enabled, which it is not while it has no libvirt."""
+        return any((item['binary'], item['host'], item['status']) == ('nova-compute', host, 'enabled')
+                   for item in self._machine.api.call('nova', 'GET', '/os-services')['services'])
+
     def fail(self) -> None:
         """The second node loses its power."""
         self._machine.end_node2()
         self._force_down(down=True)
+
+    def reboot(self) -> None:
+        """The second node ends and starts again.
+
+        :raises PcowError:
+        """
+        self._machine.end_node2()
+        self._machine.node2(self._settings.compute_driver)
 
     def recover(self) -> None:
         """The second node starts again.
 
         :raises PcowError:
         """
-        with futures.ThreadPoolExecutor(1) as pool:
-            start = pool.submit(self._machine.node2, self._settings.compute_driver)
+        with futures.ThreadPoolExecutor(1) as worker:
+            start = worker.submit(self._machine.node2, self._settings.compute_driver)
             # Nova lets it up when it has given up the servers that went on elsewhere, and without that it is never ready.
             while not start.done():
                 with contextlib.suppress(exception.PcowError):

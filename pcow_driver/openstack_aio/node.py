@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence
+import os
 from pathlib import Path
 import shlex
+import signal
 import sys
 import uuid
 
@@ -15,6 +17,7 @@ from pcow_driver.openstack_aio import processes as processes_module
 from pcow_driver.openstack_aio import settings as settings_module
 from pcow_driver.openstack_aio import ssh
 from pcow_driver.quickstart import libvirtd
+from pcow_driver.quickstart import teardown
 
 _REAPER = Path(__file__).with_name('reaper.py')
 
@@ -50,10 +53,25 @@ class ComputeNode:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._settings.instances.mkdir(exist_ok=True)
         self.ssh.prepare()
+        # After a crash it comes back to the node that is there.
+        beside = self._processes.pid(self.service('nova-compute'))
+        launcher = _namespaces(beside) if beside is not None else ('unshare', '--mount', '--uts')
         process = self.libvirtd.start(
             self._places(), ('hostname ' + shlex.quote(self.node.name),),
-            ('unshare', '--mount', '--uts', sys.executable, str(_REAPER)), {'TMPDIR': str(self._settings.temporary)})
+            (*launcher, sys.executable, str(_REAPER)), {'TMPDIR': str(self._settings.temporary)})
         self._processes.note(name, process.pid)
+
+    def kill_libvirtd(self) -> None:
+        """SIGKILL, as a crash would end it; its virtual machines go on.
+
+        :raises PcowError: it does not run
+        """
+        name = self.service('libvirtd')
+        self._processes.check(name)
+        pid = int((self._directory / 'libvirtd.pid').read_text())
+        os.kill(pid, signal.SIGKILL)
+        teardown.end([pid])                    # waits for it
+        self._processes.forget(name)           # what waits for its virtual machines may go on
 
     def _places(self) -> dict[str, Path]:
         """Where the nodes see something else than the machine, and the second one something else than the first."""
@@ -87,5 +105,9 @@ class ComputeNode:
     def _enter(self) -> tuple[str, ...]:
         """:raises PcowError: the node is not there"""
         self._processes.check(self.service('libvirtd'))
-        pid = self._processes.pid(self.service('libvirtd'))
-        return ('nsenter', f'--mount=/proc/{pid}/ns/mnt', f'--uts=/proc/{pid}/ns/uts')
+        return _namespaces(self._processes.pid(self.service('libvirtd')))
+
+
+def _namespaces(pid: int | None) -> tuple[str, ...]:
+    """What runs a program in those of a process."""
+    return 'nsenter', f'--mount=/proc/{pid}/ns/mnt', f'--uts=/proc/{pid}/ns/uts'

@@ -79,6 +79,10 @@ class Processes:
         self._directory.mkdir(exist_ok=True)
         (self._directory / name).write_text(f'{pid} {state.start_time(pid)}\n')
 
+    def forget(self, name: str) -> None:
+        """``name`` is no process any more."""
+        (self._directory / name).unlink(missing_ok=True)
+
     def run(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         """Run a program to its end.
 
@@ -152,7 +156,7 @@ class Processes:
         teardown.end(list(last), _PATIENCE)
         teardown.end(self.all(), _PATIENCE)    # also what began meanwhile
         for name in self.names():
-            (self._directory / name).unlink(missing_ok=True)
+            self.forget(name)
 
     def kill(self, name: str, program: str) -> None:
         """SIGKILL for a service and those of its processes that run ``program``; what else they started goes on.
@@ -166,7 +170,7 @@ class Processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         teardown.end(mine)                     # waits for them
-        (self._directory / name).unlink(missing_ok=True)
+        self.forget(name)
 
     def end_node(self, *names: str) -> None:
         """End all that shares the mounts of these services."""
@@ -174,7 +178,7 @@ class Processes:
         namespaces.discard(_namespace(os.getpid()))
         teardown.end([pid for pid in self.all() if _namespace(pid) in namespaces], _PATIENCE)
         for name in names:
-            (self._directory / name).unlink(missing_ok=True)
+            self.forget(name)
 
 
 def _namespace(pid: int) -> str:

@@ -209,10 +209,10 @@ class WholeLife(life_cycle.LifeCycle):
         finally:
             self.hosts.pcowctl(_NODE1, 'pool', 'set', pools.NOVA, '--overcommit', '0')
 
-    def _no_half_server(self, image: str) -> str:
+    def _no_half_server(self, image: str, flavor: str = life_cycle.FLAVOR) -> str:
         """A server that cannot be: the fault says why, and nothing of it is there.  Returns the fault."""
         before = self._traces()
-        server = servers.Server.create(self.api, 'life-cycle-failure', life_cycle.FLAVOR, image, host=_NODE1)
+        server = servers.Server.create(self.api, 'life-cycle-failure', flavor, image, host=_NODE1)
         self._made.append(server)
         server.wait_status('ERROR')
         fault = str(server.show()['fault']['message'])

@@ -6,21 +6,22 @@ import unittest
 
 from pcow_driver import exception
 from pcow_driver import units
-from pcow_driver.openstack_aio import guest
+from pcow_driver.openstack_aio import failures
 from pcow_driver.openstack_aio import life_cycle
 from pcow_driver.openstack_aio import processes
 from pcow_driver.openstack_aio import servers
 from pcow_driver.openstack_aio import times
 from pcow_driver.openstack_aio import volume_cycle
-from pcow_driver.openstack_aio import whole_life
 from tests.functional import openstack_bed
 from tests.functional import openstack_volumes
+from tests.functional import server_session
 from tests.functional import volume_session
 
 _bed: openstack_bed.Bed | None = None
 # The rows that a change is likely to break; all of them: tools/openstack-aio life-cycle.
 CI_ROWS = ('create', 'stop_start', 'hard_reboot', 'suspend', 'snapshot', 'resize_down', 'revert_in_place', 'rebuild', 'delete',
-           'data_devices', 'damaged_image', 'crowd')
+           'data_devices', 'damaged_image', 'no_backend', 'full_disk', 'crowd')
+REFUSED = ('resize_down', 'damaged_image', 'no_backend', 'full_disk')
 COMPARED = 3                                   # servers from one image, one after the other
 
 
@@ -51,32 +52,12 @@ class OpenStackTest(unittest.TestCase):
 
     def test_session(self) -> None:
         """What a user does, with the commands that a user has."""
-        files = guest.prepare(debian=False)
-        transcript = []
-
-        def user(command: str) -> str:
-            output = self.bed.shell(command)
-            transcript.append(f'$ {command}\n{output}')
-            return output
-
-        kernel = user(f'openstack image create --disk-format aki --container-format aki --file {files.kernel} session-kernel '
-                      '-f value -c id').strip()
-        ramdisk = user(f'openstack image create --disk-format ari --container-format ari --file {files.initrd} session-ramdisk '
-                       '-f value -c id').strip()
-        user(f'openstack image create --disk-format qcow2 --file {files.image} --property kernel_id={kernel} '
-             f"--property ramdisk_id={ramdisk} --property 'os_command_line={guest.KERNEL_ARGUMENTS}' session-image "
-             '-f value -c status')
-        user('openstack flavor create --ram 160 --disk 1 --vcpus 1 --property pcow:root=true '
-             '--property resources:CUSTOM_PCOW_MB=1024 session.small -f value -c name')
-        for name in ('web1', 'web2'):
-            user(f'openstack server create --flavor session.small --image session-image --nic none --wait {name} '
-                 '-f value -c status')
-            uuid = user(f'openstack server show {name} -f value -c id').strip()
-            root = servers.Server(self.bed.api, uuid).wait_root(lambda root: root.boots == 1)
-            self.assertEqual(('/dev/pmem0', True, 1024), (root.device, root.dax, root.size))
-        transcript.append(self.bed.shell('pcowctl image list nova'))
-        openstack_bed.report('openstack-session.txt', '\n'.join(transcript))
-        self.assertEqual(2, len(self.bed.pool_images()))
+        session = server_session.Session(self.bed.api, self.bed.shell)
+        openstack_bed.report('server-session.txt', session.run())
+        self.assertEqual(2, len(session.roots))
+        for said in session.roots:
+            self.assertRegex(said, r'root: /dev/(root|pmem0) / ext4 .*dax=always')
+        self.assertEqual([], self.bed.pool_images())
 
     def test_unknown_extra_spec_is_refused(self) -> None:
         with self.assertRaisesRegex(exception.PcowError, 'pcow:rooot'):
@@ -93,8 +74,8 @@ class OpenStackTest(unittest.TestCase):
         self.assertLess(max(item.used for item in others), 32 * units.MIB)
 
     def test_life_cycle(self) -> None:
-        life = whole_life.WholeLife(self.bed.api, two_nodes=False, hosts=self.bed.hosts)
-        self._run_rows(life, CI_ROWS, ('resize_down', 'damaged_image'), 'openstack-life-cycle.txt')
+        life = failures.Failures(self.bed.api, two_nodes=False, hosts=self.bed.hosts)
+        self._run_rows(life, CI_ROWS, REFUSED, 'openstack-life-cycle.txt')
 
     def test_life_cycle_of_a_volume(self) -> None:
         cycle = volume_cycle.VolumeCycle(self.bed.api, two_nodes=False)
