@@ -15,6 +15,7 @@ from oslo_log import log as logging
 
 from cinder_pcow import errors
 from cinder_pcow import volumes as volumes_module
+from pcow_driver import attached
 from pcow_driver import derive
 from pcow_driver import device
 from pcow_driver import domain
@@ -76,11 +77,11 @@ class Existing:
     def manage_snapshot(self, snapshot: Any, reference: dict[str, str]) -> None:
         """Give a snapshot of the volume the name that Cinder knows it by.
 
-        :raises ManageExistingInvalidReference: there is no such snapshot, or the volume is in use
+        :raises ManageExistingInvalidReference: there is no such snapshot, or a program other than a guest has the volume open
         """
         with _reference(reference):
             path = self._volumes.path(snapshot.volume)
-            image.snapshot_rename(path, self._snapshot(path, reference).name, snapshot.name)
+            attached.snapshot_rename(path, self._snapshot(path, reference).name, snapshot.name)
 
     def snapshot_size(self, snapshot: Any, reference: dict[str, str]) -> int:
         """:raises ManageExistingInvalidReference:"""

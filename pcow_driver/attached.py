@@ -54,6 +54,22 @@ def snapshot_delete(path: str, name: str) -> None:
             found.snapshot_delete(name, device)
 
 
+def snapshot_rename(path: str, name: str, new_name: str) -> None:
+    """Give a snapshot another name; a running guest goes on.
+
+    :raises ImageNotFound:
+    :raises InvalidName:
+    :raises DomainInvalid: it is one of the whole VM
+    :raises ToolFailed: there is none, or something that is no running domain has the image open
+    :raises QmpFailed: the same, as QEMU says it
+    """
+    try:
+        image.snapshot_rename(path, name, new_name)
+    except exception.ToolFailed as refused:
+        with _user(path, refused) as (found, device):
+            found.snapshot_rename(name, new_name, device)
+
+
 def snapshot_create_all(wanted: Sequence[tuple[str, str]]) -> None:
     """Make snapshots of several images, given as (path, name), of one moment: running guests that have one are paused meanwhile.
 

@@ -7,9 +7,11 @@ from pcow_driver import exception
 from pcow_driver.openstack_aio import api as api_module
 from pcow_driver.openstack_aio import life_cycle
 from pcow_driver.openstack_aio import servers
+from pcow_driver.openstack_aio import settings as settings_module
 from pcow_driver.openstack_aio import volumes
 
 _NAME = 'volume-cycle'
+_TYPE = 'volume-cycle'
 _FLAVOR = 'pcow.tiny-volumes'
 _MEMORY = 320                                  # MiB; the guest's kernel takes 16 of them for each GiB of persistent memory
 _MIB_OF_ONE_GIB = 1024
@@ -22,6 +24,8 @@ class VolumeCycle(life_cycle.LifeCycle):
         super().__init__(api, two_nodes, _FLAVOR)
         self._volume: volumes.Volume | None = None
         self._other: volumes.Volume | None = None      # made of the snapshot
+        self._restored: volumes.Volume | None = None   # of the backup
+        self._backup: str | None = None
         self._snapshot: str | None = None
         self._device: servers.Device | None = None
 
@@ -67,6 +71,14 @@ class VolumeCycle(life_cycle.LifeCycle):
         self._snapshot = self.volume.snapshot(_NAME)
         return self._went_on(before)
 
+    def manage_snapshot_attached(self) -> str:
+        """Cinder forgets the snapshot, and is given it again, under another ID and thereby name."""
+        before = self._alive()
+        if self._snapshot is None:
+            raise servers.ServerFailed(reason='there is no snapshot')
+        self._snapshot = self.volume.manage_snapshot(self._snapshot)
+        return self._went_on(before)
+
     def detach_running(self) -> str:
         """Raises what Nova says: this row is refused."""
         before = self._alive()
@@ -93,6 +105,23 @@ class VolumeCycle(life_cycle.LifeCycle):
         if self.volume.show()['size'] != size:
             raise servers.ServerFailed(reason='an attached volume is extended')
         raise life_cycle.Refused(reason=self.volume.messages()[-1])
+
+    def backup_attached(self) -> str:
+        """Of what the volume holds at that moment, while the guest has it; into a new volume."""
+        before = self._alive()
+        self._backup = self.volume.backup(_NAME)
+        self._restored = volumes.Volume.create(self.api, f'{_NAME}-3', 1)
+        self._restored.restore(self._backup)
+        self.volume.wait_status('in-use')
+        return self._went_on(before)
+
+    def retype_attached(self) -> str:
+        before = self._alive()
+        self.api.create_volume_type(_TYPE, settings_module.PCOW_BACKEND)
+        self.volume.act('os-retype', new_type=_TYPE, migration_policy='never')
+        servers.wait('other type', lambda: True if self.volume.show()['volume_type'] == _TYPE else None)
+        self.volume.wait_status('in-use')
+        return self._went_on(before)
 
     def reboot(self) -> str:
         words = self._reboot('HARD')
@@ -132,6 +161,15 @@ class VolumeCycle(life_cycle.LifeCycle):
             raise servers.ServerFailed(reason=f'the snapshot holds something else: {found}, the volume {self.device}')
         return f'{found.name} has what the volume had'
 
+    def volume_of_backup(self) -> str:
+        if self._restored is None:
+            raise servers.ServerFailed(reason='there is no volume of the backup')
+        self._restored.attach(self.server)
+        found = self.server.wait_device(lambda item: item.name == 'pmem3')
+        if found.state != 'intact' or found.sum != self.device.sum:
+            raise servers.ServerFailed(reason=f'the backup holds something else: {found}, the volume {self.device}')
+        return f'{found.name} has what the volume had'
+
     def delete_all(self) -> str:
         """The server with its volumes attached, then snapshot and volumes, the one that another stands on first."""
         self.server.delete()
@@ -139,7 +177,7 @@ class VolumeCycle(life_cycle.LifeCycle):
         return 'gone'
 
     def _delete_volumes(self) -> None:
-        mine = [volume for volume in (self._volume, self._other) if volume is not None]
+        mine = [volume for volume in (self._volume, self._other, self._restored) if volume is not None]
         for volume in mine:
             volume.wait_status('available')
         if self._snapshot is not None:
@@ -147,13 +185,19 @@ class VolumeCycle(life_cycle.LifeCycle):
         self._snapshot = None
         for volume in mine:
             volume.delete()
-        self._volume, self._other = None, None
+        self._volume, self._other, self._restored = None, None, None
+        if self._backup is not None:
+            volumes.delete_backup(self.api, self._backup)
+        self._backup = None
+        if _TYPE in self.api.volume_types():
+            volumes.delete_type(self.api, _TYPE)
 
     def clean(self) -> None:
         super().clean()
         self._delete_volumes()
 
 
-ROWS = ('create', 'create_volume', 'attach', 'snapshot_attached', 'detach_running', 'extend_attached', 'reboot', 'detach_stopped',
-        'extend', 'attach_again', 'volume_of_snapshot', 'delete_all')
+ROWS = ('create', 'create_volume', 'attach', 'snapshot_attached', 'manage_snapshot_attached', 'detach_running',
+        'extend_attached', 'backup_attached', 'retype_attached', 'reboot', 'detach_stopped', 'extend', 'attach_again',
+        'volume_of_snapshot', 'volume_of_backup', 'delete_all')
 REFUSED = ('detach_running', 'extend_attached')

@@ -57,19 +57,50 @@ class Volume:
     def snapshot(self, name: str) -> str:
         """Make a snapshot, also while it is attached, and return its ID."""
         made = str(_post(self.api, 'snapshots', snapshot={'volume_id': self.id, 'name': name, 'force': True})['snapshot']['id'])
+        self._wait_snapshot(made)
+        return made
 
+    def _wait_snapshot(self, snapshot: str) -> None:
         def look() -> bool | None:
-            status = self.api.call('cinder', 'GET', f'{self._path("snapshots")}/{made}')['snapshot']['status']
-            if status == 'error':
-                raise servers.ServerFailed(reason=f'snapshot {made} of volume {self.id}: status error')
+            status = self.api.call('cinder', 'GET', f'{self._path("snapshots")}/{snapshot}')['snapshot']['status']
+            if status.startswith('error'):
+                raise servers.ServerFailed(reason=f'snapshot {snapshot} of volume {self.id}: status {status}')
             return True if status == 'available' else None
-        servers.wait(f'snapshot {made} of volume {self.id}', look)
+        servers.wait(f'snapshot {snapshot} of volume {self.id}', look)
+
+    def manage_snapshot(self, snapshot: str) -> str:
+        """Have Cinder forget a snapshot, and give it that again; returns its new ID."""
+        self.api.call('cinder', 'POST', f'{self._path("snapshots")}/{snapshot}/action', {'os-unmanage': {}})
+        self._wait_gone('snapshots', snapshot)
+        made = str(_post(self.api, 'os-snapshot-manage', snapshot={
+            'volume_id': self.id, 'name': 'managed', 'ref': {'source-name': f'snapshot-{snapshot}'}})['snapshot']['id'])
+        self._wait_snapshot(made)
         return made
 
     def delete_snapshot(self, snapshot: str) -> None:
         """Delete one and wait until it is gone."""
         self.api.call('cinder', 'DELETE', f'{self._path("snapshots")}/{snapshot}')
         self._wait_gone('snapshots', snapshot)
+
+    def backup(self, name: str) -> str:
+        """Make a backup, also while it is attached, and return its ID."""
+        made = str(_post(self.api, 'backups', backup={'volume_id': self.id, 'name': name, 'force': True})['backup']['id'])
+        self._wait_backup(made)
+        return made
+
+    def restore(self, backup: str) -> None:
+        """Have it hold what a backup holds."""
+        _post(self.api, f'backups/{backup}/restore', restore={'volume_id': self.id})
+        self._wait_backup(backup)
+        self.wait_status('available')
+
+    def _wait_backup(self, backup: str) -> None:
+        def look() -> bool | None:
+            found = self.api.call('cinder', 'GET', f'{self._path("backups")}/{backup}')['backup']
+            if found['status'] == 'error':
+                raise servers.ServerFailed(reason=f'backup {backup}: {found["fail_reason"]}')
+            return True if found['status'] == 'available' else None
+        servers.wait(f'backup {backup}', look)
 
     def attach(self, server: servers.Server) -> None:
         """:raises PcowError: Nova or Cinder refuses"""
@@ -95,6 +126,23 @@ class Volume:
                 raise servers.ServerFailed(reason=f'{kind} {uuid}: status {found[uuid]}')
             return True if uuid not in found else None
         servers.wait(f'end of {kind} {uuid}', look)
+
+
+def delete_backup(api: api_module.Api, backup: str) -> None:
+    """Delete one and wait until it is gone."""
+    path = f'/{api.project()}/backups'
+    api.call('cinder', 'DELETE', f'{path}/{backup}')
+
+    def look() -> bool | None:
+        return True if backup not in {item['id'] for item in api.call('cinder', 'GET', path)['backups']} else None
+    servers.wait(f'end of backup {backup}', look)
+
+
+def delete_type(api: api_module.Api, name: str) -> None:
+    path = f'/{api.project()}/types'
+    for item in api.call('cinder', 'GET', path)['volume_types']:
+        if item['name'] == name:
+            api.call('cinder', 'DELETE', f'{path}/{item["id"]}')
 
 
 def _post(api: api_module.Api, kind: str, **body: Any) -> Any:

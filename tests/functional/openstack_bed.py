@@ -12,6 +12,8 @@ from pcow_driver.openstack_aio import settings as settings_module
 
 TOP = Path(__file__).resolve().parents[2]
 STATE = TOP / 'build' / 'openstack-test'
+POOLS = TOP / 'build' / 'openstack-test-pools'        # a file system that a test may fill
+POOLS_SIZE = '4g'
 PORT_OFFSET = '700'                            # beside one that somebody has running
 UP_SECONDS = 580
 
@@ -33,9 +35,12 @@ def must(*words: str) -> str:
 class Bed:
     def __init__(self) -> None:
         tool('down', '--purge')                # of a run that was killed
+        unmount()
         begun = time.monotonic()
         try:
-            must('up', '--port-offset', PORT_OFFSET)
+            POOLS.mkdir(parents=True, exist_ok=True)
+            subprocess.run(('mount', '-t', 'tmpfs', '-o', f'size={POOLS_SIZE},mode=755', 'tmpfs', POOLS), check=True)
+            must('up', '--port-offset', PORT_OFFSET, '--pool', str(POOLS))
             self.up_seconds = time.monotonic() - begun
             must('image')
             settings = settings_module.Settings.load(STATE)
@@ -65,6 +70,12 @@ class Bed:
 
     def close(self) -> None:
         must('down', '--purge')
+        unmount()
+
+
+def unmount() -> None:
+    while POOLS.is_mount():
+        subprocess.run(('umount', POOLS), check=True)
 
 
 def report(name: str, text: str) -> None:

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pool of volumes is full while each operation is asked for through Cinder's API: what becomes of it, and what is left."""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
+import os
+from pathlib import Path
+import subprocess
+import tempfile
+from typing import Any
+
+from pcow_driver import units
+from pcow_driver.openstack_aio import servers
+from pcow_driver.openstack_aio import settings as settings_module
+from pcow_driver.openstack_aio import volumes
+from tests.functional import openstack_volumes
+
+_NAME = 'full-pool'
+_MARKER = 0xB4
+_DATA = 32 * units.MIB                         # of the volume, the image and the backup
+_OFFSET = 2 * units.MIB                        # of the data of a volume in its image
+_COPY = ('create from image', 'restore')     # these write as much as there is
+_ENDS = ('available', 'error', 'error_extending', 'error_restoring', 'error_deleting')
+
+
+class FullPool(openstack_volumes.Volumes):
+    """The pools are on a tmpfs of the caller's."""
+
+    def __init__(self, settings: settings_module.Settings) -> None:
+        super().__init__(settings)
+        if settings.pool is None or not settings.pool.is_mount():
+            raise servers.ServerFailed(reason=f'{settings.pool} is no tmpfs of the test, which nobody should fill')
+        self._mount = settings.pool
+
+    @contextlib.contextmanager
+    def _full(self, left: int) -> Iterator[None]:
+        """Meanwhile the file system has ``left`` bytes free."""
+        status = os.statvfs(self._mount)
+        self._resize((status.f_blocks - status.f_bfree) * status.f_frsize + left)
+        try:
+            yield
+        finally:
+            self._resize(status.f_blocks * status.f_frsize)
+
+    def _resize(self, size: int) -> None:
+        subprocess.run(('mount', '-o', f'remount,size={size}', self._mount), check=True)
+
+    def run(self) -> dict[str, str]:
+        """What became of each operation, in a pool without a free page and in one that gets full meanwhile.
+
+        :raises ServerFailed: a volume is lost or changed, or something is left in the pool
+        """
+        with tempfile.NamedTemporaryFile(prefix='pcow-full-pool-') as file:
+            file.write(bytes([_MARKER]) * _DATA)
+            file.flush()
+            image = self.api.upload_image(_NAME, Path(file.name), 'raw')
+        volume = volumes.Volume.create(self.api, _NAME, 1)
+        self.io(volume, f'write -q -P {_MARKER} {_OFFSET} {_DATA}')
+        snapshot = volume.snapshot(_NAME)
+        backup = volume.backup(_NAME)
+        spare = volumes.Volume.create(self.api, _NAME, 1)
+        seen = {}
+        try:
+            for row, operation in {
+                    'create': lambda: self._made(), 'create from image': lambda: self._made(imageRef=image),
+                    'create from snapshot': lambda: self._made(snapshot_id=snapshot),
+                    'clone': lambda: self._made(source_volid=volume.id),
+                    'snapshot': lambda: self._snapshot(volume), 'revert': lambda: self._revert(volume, snapshot),
+                    'extend': lambda: self._extend(volume), 'upload': lambda: self._upload(volume),
+                    'backup': lambda: self._delete_backup(volume.backup(_NAME)),
+                    'restore': lambda: self._restore(backup, spare)}.items():
+                if row in _COPY:
+                    seen[f'{row}, gets full'] = self._tried(operation, _DATA // 2, volume)
+                seen[f'{row}, full'] = self._tried(operation, 0, volume)
+            with self._full(0):
+                volume.delete_snapshot(snapshot)
+                volume.delete()
+                seen['delete, full'] = 'done'
+        finally:
+            self._delete_backup(backup)
+            spare.delete()
+            self.api.call('glance', 'DELETE', f'/v2/images/{image}')
+        return seen
+
+    def _tried(self, operation: Callable[[], str], left: int, volume: volumes.Volume) -> str:
+        before = self.entries()
+        with self._full(left):
+            said = operation()
+        self._check(volume)
+        if self.entries() != before:
+            raise servers.ServerFailed(reason=f'left in the pool: {self.entries()}, before {before}')
+        operation()                            # with space again: nothing stands in its way
+        self._check(volume)
+        return said
+
+    def _check(self, volume: volumes.Volume) -> None:
+        if 'Pattern verification failed' in self.io(volume, f'read -q -P {_MARKER} {_OFFSET} {_DATA}'):
+            raise servers.ServerFailed(reason=f'volume {volume.id} holds something else than before')
+
+    def _outcome(self, what: str, kind: str = 'volumes') -> str:
+        """The status in which something ends, and what Cinder tells the user of it."""
+        one = kind.removesuffix('s')
+
+        def look() -> str | None:
+            status = str(self._call('GET', f'{kind}/{what}')[one]['status'])
+            return status if status in _ENDS else None
+        status = servers.wait(f'end of the request for {kind} {what}', look)
+        told = [item['user_message'] for item in self._call('GET', f'messages?resource_uuid={what}')['messages']]
+        return f'{status} ({told[0]})' if told and status != 'available' else status
+
+    def _made(self, **source: str) -> str:
+        wanted = {'name': _NAME, 'size': 1, 'volume_type': volumes.TYPE, **source}
+        made = volumes.Volume(self.api, str(self._call('POST', 'volumes', {'volume': wanted})['volume']['id']))
+        try:
+            return self._outcome(made.id)
+        finally:
+            made.delete()
+
+    def _snapshot(self, volume: volumes.Volume) -> str:
+        made = str(self._call('POST', 'snapshots', {'snapshot': {'volume_id': volume.id, 'name': _NAME}})['snapshot']['id'])
+        try:
+            return self._outcome(made, 'snapshots')
+        finally:
+            volume.delete_snapshot(made)
+
+    def _again(self, volume: volumes.Volume, action: str, **values: Any) -> str:
+        """Do something to a volume, and what an administrator does if that fails."""
+        volume.act(action, **values)
+        said = self._outcome(volume.id)
+        if said != 'available':
+            volume.act('os-reset_status', status='available')
+        return said
+
+    def _revert(self, volume: volumes.Volume, snapshot: str) -> str:
+        said = self._again(volume, 'revert', snapshot_id=snapshot)
+        status = self._call('GET', f'snapshots/{snapshot}')['snapshot']['status']
+        if status != 'available':
+            self._call('POST', f'snapshots/{snapshot}/action', {'os-reset_status': {'status': 'available'}})
+        return said
+
+    def _extend(self, volume: volumes.Volume) -> str:
+        return self._again(volume, 'os-extend', new_size=volume.show()['size'] + 1)
+
+    def _upload(self, volume: volumes.Volume) -> str:
+        image = str(volume.act('os-volume_upload_image', image_name=_NAME, disk_format='raw', container_format='bare')
+                    ['os-volume_upload_image']['image_id'])
+        try:
+            return f'{self._outcome(volume.id)}, image {self.api.call("glance", "GET", f"/v2/images/{image}")["status"]}'
+        finally:
+            self.api.call('glance', 'DELETE', f'/v2/images/{image}')
+
+    def _delete_backup(self, backup: str) -> str:
+        volumes.delete_backup(self.api, backup)
+        return 'available'
+
+    def _restore(self, backup: str, spare: volumes.Volume) -> str:
+        self._call('POST', f'backups/{backup}/restore', {'restore': {'volume_id': spare.id}})
+        self._outcome(backup, 'backups')
+        said = self._outcome(spare.id)
+        if said != 'available':
+            spare.act('os-reset_status', status='available')
+        return said
