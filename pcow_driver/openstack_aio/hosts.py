@@ -17,7 +17,6 @@ from pcow_driver import tool
 from pcow_driver.openstack_aio import allinone
 from pcow_driver.openstack_aio import guest
 from pcow_driver.openstack_aio import pools
-from pcow_driver.openstack_aio import servers
 from pcow_driver.openstack_aio import settings as settings_module
 
 _SERVER = 'server-'                            # what the names of servers' images begin with
@@ -132,9 +131,8 @@ class Hosts:
             self._restart_compute()
 
     def _restart_compute(self) -> None:
-        self._machine.kill_and_start('nova-compute', 'Final resource view')
-        name = settings_module.NODE1.name
-        servers.wait(f'{name} that takes servers', lambda: self.takes_servers(name) or None)
+        """What is asked of it before it is ready waits in its queue."""
+        self._machine.kill_and_start('nova-compute', 'Determined node identity')
 
     def kill_libvirtd(self) -> None:
         """SIGKILL for the daemon of the first node; its virtual machines go on."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The all-in-one that the tests of a module share: setUpModule() calls up(), tearDownModule() calls down()."""
 
+import os
 from pathlib import Path
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pcow_driver.openstack_aio import settings as settings_module
 TOP = Path(__file__).resolve().parents[2]
 STATE = TOP / 'build' / 'openstack-test'
 POOLS = TOP / 'build' / 'openstack-test-pools'        # a file system that a test may fill
-POOLS_SIZE = '4g'
+POOLS_SIZE = '8g'
 PORT_OFFSET = '700'                            # beside one that somebody has running
 UP_SECONDS = 580
 
@@ -68,9 +69,12 @@ class Bed:
             raise AssertionError(f'{command}: {done.stdout}{done.stderr}')
         return done.stdout
 
-    def close(self) -> None:
+    def close(self) -> list[str]:
+        """What the purge has left in the place of the pools."""
         must('down', '--purge')
+        left = os.listdir(POOLS) if POOLS.is_dir() else []
         unmount()
+        return left
 
 
 def unmount() -> None:

@@ -63,7 +63,7 @@ class FullPool(openstack_volumes.Volumes):
         seen = {}
         try:
             for row, operation in {
-                    'create': lambda: self._made(), 'create from image': lambda: self._made(imageRef=image),
+                    'create': self._made, 'create from image': lambda: self._made(imageRef=image),
                     'create from snapshot': lambda: self._made(snapshot_id=snapshot),
                     'clone': lambda: self._made(source_volid=volume.id),
                     'snapshot': lambda: self._snapshot(volume), 'revert': lambda: self._revert(volume, snapshot),
@@ -90,7 +90,9 @@ class FullPool(openstack_volumes.Volumes):
         self._check(volume)
         if self.entries() != before:
             raise servers.ServerFailed(reason=f'left in the pool: {self.entries()}, before {before}')
-        operation()                            # with space again: nothing stands in its way
+        again = operation()                    # with space again: nothing stands in its way
+        if not again.startswith('available'):
+            raise servers.ServerFailed(reason=f'with space again: {again}; before {said}')
         self._check(volume)
         return said
 

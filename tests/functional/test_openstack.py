@@ -32,12 +32,11 @@ def setUpModule() -> None:
 
 def tearDownModule() -> None:
     if _bed is not None:
-        _bed.close()
         # Nothing of it is left: no process, no directory, no pool.
+        pools = _bed.close()
         left = processes.Processes(_bed.settings).all()
-        there = [path for path in (openstack_bed.STATE, *openstack_bed.POOLS.iterdir()) if path.exists()]
-        if left or there:
-            raise AssertionError(f'down --purge left processes {left}, directories {there}')
+        if left or pools or openstack_bed.STATE.exists():
+            raise AssertionError(f'down --purge left processes {left}, pools {pools}, directory {openstack_bed.STATE.exists()}')
 
 
 class OpenStackTest(unittest.TestCase):
@@ -75,7 +74,10 @@ class OpenStackTest(unittest.TestCase):
 
     def test_life_cycle(self) -> None:
         life = failures.Failures(self.bed.api, two_nodes=False, hosts=self.bed.hosts)
-        self._run_rows(life, CI_ROWS, REFUSED, 'openstack-life-cycle.txt')
+        said = self._run_rows(life, CI_ROWS, REFUSED, 'openstack-life-cycle.txt')
+        for row, words in {'damaged image': 'is damaged or not complete', 'no backend': 'has no pcow backend',
+                           'full disk': 'the pool is full'}.items():
+            self.assertIn(words, said[row])
 
     def test_life_cycle_of_a_volume(self) -> None:
         cycle = volume_cycle.VolumeCycle(self.bed.api, two_nodes=False)
@@ -111,10 +113,12 @@ class OpenStackTest(unittest.TestCase):
     def test_session_of_volumes(self) -> None:
         openstack_bed.report('volume-session.txt', volume_session.Session(self.bed.api, self.bed.shell).run())
 
-    def _run_rows(self, life: life_cycle.LifeCycle, rows: tuple[str, ...], refused: tuple[str, ...], log: str) -> None:
+    def _run_rows(self, life: life_cycle.LifeCycle, rows: tuple[str, ...], refused: tuple[str, ...], log: str) -> dict[str, str]:
+        """What each row has said."""
         results = life.run(rows, lambda _result: None)
         text = ''.join(f'{item.row:20} {item.outcome:8} {item.seconds:6.1f} s  {item.words}\n' for item in results)
         openstack_bed.report(log, text)
         self.assertEqual({row.replace('_', ' '): 'refused' if row in refused else 'pass' for row in rows},
                          {item.row: item.outcome for item in results}, text)
         self.assertEqual([], self.bed.pool_images())
+        return {item.row: item.words for item in results}
