@@ -16,6 +16,9 @@ OPTS: list[cfg.Opt] = [
                     'memory.'),
     cfg.IntOpt('volume_slots', default=8, min=0, max=64,
                help='How many volumes can be attached to a server as persistent memory.'),
+    cfg.StrOpt('qemu_group', default='',
+               help='Group of the QEMU processes, where they do not run as the user of nova-compute, which has to be a member: it '
+                    'gets access to the sockets of volumes that servers without persistent memory have as disks.'),
 ]
 
 

@@ -25,6 +25,7 @@ from oslo_utils import excutils
 from oslo_utils import fileutils
 
 from nova_pcow import config
+from nova_pcow import disk
 from nova_pcow import emulator
 from nova_pcow import errors
 from nova_pcow import flavor as flavor_module
@@ -49,9 +50,7 @@ def _wanted(instance: Any) -> flavor_module.PcowFlavor:
 
 
 def _uses_pcow(instance: Any) -> bool:
-    """Also for a flavor that has become invalid: nothing of such a server is lost."""
-    specs = instance.flavor.extra_specs or {}
-    return any(key.startswith('pcow:') for key in specs)
+    return flavor_module.uses_pcow(instance.flavor)
 
 
 class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
@@ -349,14 +348,11 @@ class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
     def attach_volume(self, context: Any, connection_info: Any, instance: Any, mountpoint: str, disk_bus: Any = None,
                       device_type: Any = None, encryption: Any = None) -> None:
         if volume.is_pcow(connection_info):
-            if not _uses_pcow(instance):
-                raise nova_exception.InvalidVolume(reason=(
-                    f'the flavor {instance.flavor.name} gives its servers no persistent memory, and so no room for such a volume'))
             volume.check_attach(connection_info)
         super().attach_volume(context, connection_info, instance, mountpoint, disk_bus, device_type, encryption)
 
     def detach_volume(self, context: Any, connection_info: Any, instance: Any, mountpoint: str, encryption: Any = None) -> None:
-        if not volume.is_pcow(connection_info):
+        if not volume.is_pcow(connection_info) or not _uses_pcow(instance):
             super().detach_volume(context, connection_info, instance, mountpoint, encryption)
             return
         with contextlib.suppress(nova_exception.InstanceNotFound):
@@ -364,6 +360,12 @@ class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
             volume.check_detach(guest.is_active(), mountpoint)
             volume.unplug(guest._domain, connection_info)
         self._disconnect_volume(context, connection_info, instance, encryption=encryption)
+
+    def _get_guest_disk_device(self, guest: Any, disk_dev: str, volume_uuid: str | None = None,
+                               from_persistent_config: bool = False) -> Any:
+        """What detach_volume gives libvirt back; Nova's own way to read it loses the socket."""
+        found = super()._get_guest_disk_device(guest, disk_dev, volume_uuid, from_persistent_config)
+        return found if found is None or volume_uuid is None else disk.complete(found, volume_uuid)
 
     def extend_volume(self, context: Any, connection_info: Any, instance: Any, requested_size: int) -> None:
         if volume.is_pcow(connection_info):

@@ -60,6 +60,11 @@ class PcowFlavor:
         return self.root or bool(self.data)
 
 
+def uses_pcow(flavor: Any) -> bool:
+    """Also of one that has become invalid: nothing of its servers is lost."""
+    return any(key.startswith('pcow:') for key in flavor.extra_specs or {})
+
+
 def _claimed(extra_specs: Mapping[str, str]) -> int:
     """Bytes that the flavor has placement reserve in a pool."""
     return sum(int(value) for key, value in extra_specs.items() if _RESOURCE.fullmatch(key) and value.isdigit()) * units.MIB

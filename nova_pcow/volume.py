@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cinder volumes on pcow images as persistent memory of a server."""
+"""Cinder volumes on pcow images as persistent memory of a server, or as a disk of one that has no persistent memory."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+import contextlib
 import os
 from typing import Any
 
@@ -12,13 +14,18 @@ from nova.virt.libvirt import config as vconfig
 from nova.virt.libvirt.volume import volume
 
 from nova_pcow import config
+from nova_pcow import disk
+from nova_pcow import errors
+from nova_pcow import flavor
 from nova_pcow import storage
 from pcow_driver import exception
 from pcow_driver import libvirt_xml
 from pcow_driver import names
+from pcow_driver import pool as pool_module
 from pcow_driver import registry
 
 TYPE = 'pcow'
+_IS_DISK = 'pcow_disk'                        # in the data of a connection
 
 
 def is_pcow(connection_info: Any) -> bool:
@@ -47,20 +54,47 @@ class PcowVolumeDriver(volume.LibvirtBaseVolumeDriver):
     def __init__(self, host: Any) -> None:
         super().__init__(host, is_block_dev=False)
 
-    def get_config(self, connection_info: Any, disk_info: Any) -> config.MemoryDevice:
+    def connect_volume(self, connection_info: Any, instance: Any) -> None:
+        """
+        :raises InvalidVolume: it does not lie in a pool of this host, or cannot be read
+        """
+        data = connection_info['data']
+        data[_IS_DISK] = not flavor.uses_pcow(instance.flavor)
+        if data[_IS_DISK]:
+            with _invalid_volume():
+                disk.start(self._image(connection_info)[0], block_device.get_volume_id(connection_info))
+
+    def disconnect_volume(self, connection_info: Any, instance: Any, force: bool = False) -> None:
+        """:raises InternalError: what serves it does not end"""
+        with errors.internal():
+            disk.stop(block_device.get_volume_id(connection_info))
+
+    def get_config(self, connection_info: Any, disk_info: Any) -> config.MemoryDevice | disk.NbdDisk:
         """
         :raises InvalidVolume: it does not lie in a pool of this host, or cannot be read
         """
         check_attach(connection_info)
+        if connection_info['data'].get(_IS_DISK):
+            return disk.NbdDisk(super().get_config(connection_info, disk_info), block_device.get_volume_id(connection_info))
+        with _invalid_volume():
+            return config.MemoryDevice(storage.nvdimm(*self._image(connection_info), alias(connection_info)))
+
+    @staticmethod
+    def _image(connection_info: Any) -> tuple[str, pool_module.Pool]:
         path = str(connection_info['data'].get('device_path'))
-        try:
-            pool = registry.PoolRegistry().find(os.path.dirname(path)) if os.path.isabs(path) else None
-            if pool is None or not path.endswith(names.IMAGE_SUFFIX) or os.path.islink(path):
-                raise nova_exception.InvalidVolume(reason=(
-                    f'{path} is no image in a pool of this host: memory is where it is, so put the server on the volume\'s host'))
-            return config.MemoryDevice(storage.nvdimm(path, pool, alias(connection_info)))
-        except exception.PcowError as e:
-            raise nova_exception.InvalidVolume(reason=str(e)) from None
+        pool = registry.PoolRegistry().find(os.path.dirname(path)) if os.path.isabs(path) else None
+        if pool is None or not path.endswith(names.IMAGE_SUFFIX) or os.path.islink(path):
+            raise nova_exception.InvalidVolume(reason=(
+                f'{path} is no image in a pool of this host: memory is where it is, so put the server on the volume\'s host'))
+        return path, pool
+
+
+@contextlib.contextmanager
+def _invalid_volume() -> Iterator[None]:
+    try:
+        yield
+    except exception.PcowError as e:
+        raise nova_exception.InvalidVolume(reason=str(e)) from None
 
 
 def plugged(domain_xml: str, connection_info: Any) -> libvirt_xml.Nvdimm | None:

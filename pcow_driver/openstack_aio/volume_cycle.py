@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Cinder volume as a further NVDIMM of a server, step by step on the running all-in-one; the guest checks what it holds."""
+"""A Cinder volume as a further NVDIMM of a server, and a disk of another, step by step; the guests check what it holds."""
 
 from __future__ import annotations
+
+import dataclasses
 
 from pcow_driver import exception
 from pcow_driver.openstack_aio import api as api_module
@@ -13,6 +15,7 @@ from pcow_driver.openstack_aio import volumes
 _NAME = 'volume-cycle'
 _TYPE = 'volume-cycle'
 _FLAVOR = 'pcow.tiny-volumes'
+_DISK_FLAVOR = 'disk.tiny-volumes'
 _MEMORY = 320                                  # MiB; the guest's kernel takes 16 of them for each GiB of persistent memory
 _MIB_OF_ONE_GIB = 1024
 
@@ -24,6 +27,7 @@ class VolumeCycle(life_cycle.LifeCycle):
         super().__init__(api, two_nodes, _FLAVOR)
         self._volume: volumes.Volume | None = None
         self._other: volumes.Volume | None = None      # made of the snapshot
+        self._fresh: volumes.Volume | None = None      # written to as a disk
         self._restored: volumes.Volume | None = None   # of the backup
         self._backup: str | None = None
         self._snapshot: str | None = None
@@ -142,6 +146,31 @@ class VolumeCycle(life_cycle.LifeCycle):
         self.volume.wait_status('available')
         return '2 GiB'
 
+    def as_disk(self) -> str:
+        """The volume, and a new one, as disks of a server without persistent memory; taken out while that runs."""
+        self.api.create_flavor(_DISK_FLAVOR, _MEMORY, 1, {})
+        server = self._create(f'{_NAME}-disk', life_cycle.IMAGE, _DISK_FLAVOR, host=self.server.host())
+        server.wait_root(lambda root: root.boots == 1)
+        self._fresh = volumes.Volume.create(self.api, f'{_NAME}-4', 1)
+        for volume in (self.volume, self._fresh):
+            volume.attach(server)
+        known = server.wait_device(lambda item: item.sum == self.device.sum)
+        new = server.wait_device(lambda item: item.state == 'new')
+        server.act('reboot', {'type': 'HARD'})
+        server.wait_status('ACTIVE')
+        server.wait_root(lambda root: root.boots == 2)
+        wanted = {dataclasses.replace(one, state='intact') for one in (known, new)}
+        servers.wait('devices as before', lambda: True if wanted <= set(server.devices()) else None)
+        if (known.name[:2], known.state, known.size) != ('vd', 'intact', 2 * _MIB_OF_ONE_GIB):
+            raise servers.ServerFailed(reason=f'the guest sees {known}')
+        for volume in (self.volume, self._fresh):
+            volume.detach(server)
+            volume.wait_status('available')
+        before = server.wait_alive(lambda _boot, _seconds: True)
+        server.wait_alive(lambda boot, seconds: boot == before[0] and seconds > before[1] + 1)
+        server.delete()
+        return f'{known.name} and {new.name} intact, also after a hard reboot; detached from the running guest, which went on'
+
     def attach_again(self) -> str:
         wanted = self.device
         self.volume.attach(self.server)
@@ -177,7 +206,7 @@ class VolumeCycle(life_cycle.LifeCycle):
         return 'gone'
 
     def _delete_volumes(self) -> None:
-        mine = [volume for volume in (self._volume, self._other, self._restored) if volume is not None]
+        mine = [volume for volume in (self._volume, self._other, self._fresh, self._restored) if volume is not None]
         for volume in mine:
             volume.wait_status('available')
         if self._snapshot is not None:
@@ -185,7 +214,7 @@ class VolumeCycle(life_cycle.LifeCycle):
         self._snapshot = None
         for volume in mine:
             volume.delete()
-        self._volume, self._other, self._restored = None, None, None
+        self._volume, self._other, self._fresh, self._restored = None, None, None, None
         if self._backup is not None:
             volumes.delete_backup(self.api, self._backup)
         self._backup = None
@@ -198,6 +227,6 @@ class VolumeCycle(life_cycle.LifeCycle):
 
 
 ROWS = ('create', 'create_volume', 'attach', 'snapshot_attached', 'manage_snapshot_attached', 'detach_running',
-        'extend_attached', 'backup_attached', 'retype_attached', 'reboot', 'detach_stopped', 'extend', 'attach_again',
-        'volume_of_snapshot', 'volume_of_backup', 'delete_all')
+        'extend_attached', 'backup_attached', 'retype_attached', 'reboot', 'detach_stopped', 'extend', 'as_disk',
+        'attach_again', 'volume_of_snapshot', 'volume_of_backup', 'delete_all')
 REFUSED = ('detach_running', 'extend_attached')
