@@ -12,7 +12,6 @@ from pcow_driver.openstack_aio import servers
 from pcow_driver.openstack_aio import times
 from pcow_driver.openstack_aio import volume_cycle
 from tests.functional import openstack_bed
-from tests.functional import openstack_full_pool
 from tests.functional import openstack_volumes
 from tests.functional import server_session
 from tests.functional import volume_session
@@ -103,12 +102,6 @@ class OpenStackTest(unittest.TestCase):
 
     def test_a_pool_that_is_not_there(self) -> None:
         self.assertIn('cannot be used', openstack_volumes.Volumes(self.bed.settings).missing_pool())
-
-    def test_a_full_pool(self) -> None:
-        seen = openstack_full_pool.FullPool(self.bed.settings).run()
-        openstack_bed.report('openstack-full-pool.txt', ''.join(f'{row:32} {said}\n' for row, said in seen.items()))
-        for row in ('create', 'create from image', 'create from snapshot', 'clone'):
-            self.assertIn('error', seen[f'{row}, full'])
 
     def test_session_of_volumes(self) -> None:
         openstack_bed.report('volume-session.txt', volume_session.Session(self.bed.api, self.bed.shell).run())
