@@ -56,8 +56,8 @@ class Session:
             found[name] = made.strip()
             self._transcript.append(f'$ openstack image create --disk-format {kind} --container-format {kind} '
                                     f'--file {"vmlinuz" if kind == "aki" else "initrd"} session-{name} -f value -c id\n{made}')
-        words = (f'--property kernel_id={found["kernel"]} --property ramdisk_id={found["ramdisk"]} session-debian '
-                 '-f value -c status -c disk_format')
+        words = (f'--property kernel_id={found["kernel"]} --property ramdisk_id={found["ramdisk"]} '
+                 f"--property 'os_command_line={guest.KERNEL_ARGUMENTS}' session-debian -f value -c status -c disk_format")
         made = self._shell(f'openstack image create --disk-format qcow2 --file {shlex.quote(str(files.image))} {words}')
         self._transcript.append(f'$ openstack image create --disk-format qcow2 --file debian.qcow2 {words}\n{made}')
 
