@@ -24,6 +24,8 @@ LABEL_SIZE = 256 * units.KIB
 _SUITE = Path('/suite')
 _BUSYBOX = Path('/bin/busybox')
 _GUEST_MODULES = ('nfit', 'nd_pmem', 'ext4')
+_USED_BY_TESTS = ('qemu-img', 'qemu-io', 'qemu-nbd', 'sh', 'dd', 'cp', 'rm', 'losetup', 'truncate')
+_LIBNBD = Path('/usr/lib/x86_64-linux-gnu/libnbd.so.0')        # pcow-img loads it when it needs it
 _OUTER = Path(__file__).parent / 'outer'
 _POOLS = {'tmpfs': Path('/pool'), 'pmem': Path('/pmem')}
 
@@ -67,12 +69,14 @@ def fsdax_tree(directory: Path, binaries: Path, tests: Path) -> tree.Tree:
     for name in fsdax.UNIT_TESTS:
         made.add_program(tests / 'unit/libpcow' / name, f'/suite/bin/{name}')
     made.add_program(tests / 'vm/outer/dax_stores', '/suite/bin/dax_stores')
-    made.add_programs(('env', 'mount', 'umount', 'ndctl', 'mkfs.ext4', 'mkfs.xfs'))
+    made.add_programs(('env', 'mount', 'umount', 'ndctl', 'mkfs.ext4', 'mkfs.xfs', *_USED_BY_TESTS))
+    made.add_program(_LIBNBD, str(_LIBNBD))
     made.add(Path('/etc/passwd'), '/etc/passwd')                # a test names it as a base
     for kind in fsdax.REGIONS:
         (made.directory / 'fs' / kind).mkdir(parents=True)
     made.add_python()
-    made.add_tests()
+    made.add_packages('testtools')
+    made.add_tests('functional/images', 'functional/format1', *(f'functional/{name}' for name in fsdax.FUNCTIONAL_TESTS))
     return made
 
 

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 import re
 import subprocess
+import sys
 from typing import Any
 
 from tests.vm import journal
@@ -18,10 +19,13 @@ from tests.vm import machine
 REGIONS = {'ext4': 'region0', 'xfs': 'region1'}
 # Unit tests of the library: those that a MAP_SYNC mapping may make a difference to, and that an emulator ends in minutes.
 UNIT_TESTS = ('test_open', 'test_map', 'test_snapshot', 'test_check', 'test_model')
+# Of the programs; their directories are on the mount.  Those of pcowctl are in tests/vm/pools.py, where there are regions.
+FUNCTIONAL_TESTS = ('test_pcow_img', 'test_pcow_io', 'test_pcow_forks', 'test_pcow_bad_images', 'test_pcow_convert')
 _MKFS = {'ext4': ('mkfs.ext4', '-q', '-F', '-b', '4096', '-m', '0', '-E',
                   'stride=512,stripe_width=512,lazy_itable_init=0,nodiscard'),
          'xfs': ('mkfs.xfs', '-q', '-f', '-K', '-d', 'su=2m,sw=1', '-m', 'reflink=0')}
 _TEST_SECONDS = 1500.0
+_RAN = re.compile(r'^Ran (\d+) tests? in', re.MULTILINE)
 _PASSED = re.compile(r'\[  PASSED  \] (\d+) test')
 _NVDIMMS = Path('/sys/bus/nd/devices')
 
@@ -67,6 +71,23 @@ def unit_test(name: str, place: machine.Place, _kind: str) -> dict[str, Any]:
     return {'tests': int(passed[1]), 'journal-writes': journal.writes(place) - before}
 
 
+def functional_test(name: str, place: machine.Place, _kind: str) -> dict[str, Any]:
+    """A module of tests/functional."""
+    before = journal.writes(place)
+    environment = os.environ | {'PCOW_TEST_DIR': str(place.pool), 'PCOW_BIN_DIR': str(place.binaries)}
+    try:
+        done = subprocess.run([sys.executable, '-B', '-m', 'unittest', f'tests.functional.{name}'], stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors='replace',
+                              timeout=_TEST_SECONDS, env=environment, check=False)
+    except subprocess.TimeoutExpired as e:
+        said = (e.stdout or b'')[-4000:].decode(errors='replace')
+        raise machine.Failure(f'{name}: no end within {_TEST_SECONDS:.0f} s\n{said}') from None
+    ran = _RAN.search(done.stdout)
+    if done.returncode or not ran or ran[1] == '0':
+        raise machine.Failure(f'{name}: exit code {done.returncode}\n{done.stdout[-6000:]}')
+    return {'tests': int(ran[1]), 'journal-writes': journal.writes(place) - before}
+
+
 def bench(place: machine.Place, _kind: str) -> dict[str, Any]:
     """pcow-bench on the mount: only ratios count here, and how often the journal was written."""
     before = journal.writes(place)
@@ -81,6 +102,7 @@ def bench(place: machine.Place, _kind: str) -> dict[str, Any]:
 ALL: dict[str, Callable[[machine.Place, str], dict[str, Any]]] = {
     'namespace': namespace,
     **{name: functools.partial(unit_test, name) for name in UNIT_TESTS},
+    **{name: functools.partial(functional_test, name) for name in FUNCTIONAL_TESTS},
     'journal': journal.commits,
     'bench': bench,
 }

@@ -37,7 +37,7 @@ def parse(arguments: Sequence[str]) -> Options:
     parser = argparse.ArgumentParser(prog='tools/vm-test', description='Run guests on pcow images and compare every byte.')
     parser.add_argument('what', choices=('kvm', 'tcg', 'fsdax'),
                         help='kvm: under real KVM faults, in a virtual machine that emulates SVM; tcg: the same under TCG, here; '
-                             'fsdax: the unit tests and the benchmark on file systems with DAX, in a virtual machine.')
+                             'fsdax: tests of library, programs and pools on file systems with DAX, in a virtual machine.')
     parser.add_argument('--only', metavar='NAME', action='append', default=[],
                         help=f'Only this scenario, on all pools or on one (NAME@POOL); may be given several times. '
                              f'Scenarios: {", ".join(scenarios.ALL)}; with fsdax {", ".join((*fsdax.ALL, *FSDAX_MACHINES))}. '
