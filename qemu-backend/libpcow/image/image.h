@@ -43,7 +43,7 @@ struct pcow_image {
     size_t layer_count, layer_capacity;
     struct layer_names *names;        /* of snapshots; built on first use, see names.c */
     uint64_t slot_used[MAX_LAYERS / 64]; /* one bit a record slot: holds a layer of the list */
-    uint32_t stale_record;            /* slot + 1 of the old record that an interrupted rename left; 0: none */
+    uint32_t stale_record;            /* slot + 1 of the old record that an interrupted or failed rename left; 0: none */
     uint32_t view;                    /* layer that is seen: the active one, or a snapshot */
     uint64_t size;                    /* virtual size of the view */
     bool changed;                     /* generation was raised by this writer */

@@ -52,11 +52,15 @@ bool prepared_pop(struct pcow_image *image, uint64_t *slab)
     uint64_t head = __atomic_load_n(&ring->head, __ATOMIC_ACQUIRE);
 
     for (;;) {
-        uint64_t found = __atomic_load_n(&ring->slot[head % PREPARED_MAX], __ATOMIC_ACQUIRE);
+        uint64_t found;
 
-        /* A place is filled before tail passes it and emptied after head did, so what was read is right if head has not moved. */
+        /*
+         * The tail first: a place is filled before tail passes it and emptied after head did, so what is read then is right if head has not
+         * moved. Read before, it may be the nothing of a place that is filled meanwhile.
+         */
         if (__atomic_load_n(&ring->tail, __ATOMIC_ACQUIRE) <= head)
             return false;
+        found = __atomic_load_n(&ring->slot[head % PREPARED_MAX], __ATOMIC_ACQUIRE);
         if (__atomic_compare_exchange_n(&ring->head, &head, head + 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
             __atomic_store_n(&ring->slot[head % PREPARED_MAX], 0, __ATOMIC_RELEASE);
             *slab = found;

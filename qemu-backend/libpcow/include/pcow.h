@@ -259,7 +259,7 @@ struct pcow_event {
 struct pcow_map_options {
     enum pcow_engine engine;
     enum pcow_full_policy full_policy;
-    unsigned vma_budget;                       /* memory mappings it may use; 0: three quarters of vm.max_map_count */
+    unsigned vma_budget;                       /* memory mappings it may use; 0: all such maps together, three quarters of vm.max_map_count */
     unsigned prepared_slabs;                   /* slabs kept prepared ahead of the stores, at least, also when idle; 0: as the rate asks */
 };
 

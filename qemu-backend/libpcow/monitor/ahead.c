@@ -311,7 +311,8 @@ static void complete_pages(struct pcow_map *map, uint64_t guest_slab)
             : chain_own(map->image, guest_slab, page, pages - page < CHUNK ? pages - page : CHUNK, NULL, &copied, &zeroed);
         if (!ret && page + CHUNK >= pages) {
             ret = layout_map_slab(map, guest_slab);
-            layout_populate(map, guest_slab, 0, pages);
+            if (!ret)
+                layout_populate(map, guest_slab, 0, pages);
             __atomic_fetch_add(&map->ahead.completed, 1, __ATOMIC_RELAXED);
         }
         chain_release(map->image->chain, guest_slab);

@@ -114,6 +114,9 @@ static int flush_range(pcow_map *map, uint64_t offset, uint64_t end)
     if (persistence == PCOW_PERSISTENCE_PMEM ? walk.bytes > MAX_LINE_FLUSH : walk.pieces > MAX_PIECES || offset >> SLAB_BITS != (end - 1) >> SLAB_BITS)
         return flush_all(map);
     ret = walk_writable(map, offset, end, &walk, flush_piece);
+    /* A snapshot since then has emptied the sets that were walked over. */
+    if (!ret && __atomic_load_n(&map->unflushed_frozen, __ATOMIC_SEQ_CST))
+        return flush_all(map);
     /* In class pmem metadata is durable when it is published. */
     if (ret || persistence == PCOW_PERSISTENCE_PMEM)
         return ret;

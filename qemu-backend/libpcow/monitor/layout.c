@@ -112,13 +112,26 @@ static unsigned count_pieces(const struct pcow_map *map, uint64_t guest_slab)
     return pieces;
 }
 
+static void set_pieces(struct pcow_map *map, struct slab_map *slab, unsigned pieces)
+{
+    vmas_add(map, (int)pieces - (int)slab->pieces);
+    slab->pieces = (uint16_t)pieces;
+}
+
+void layout_recount(struct pcow_map *map, uint64_t guest_slab)
+{
+    struct slab_map *slab = &map->slabs[guest_slab];
+
+    if (!slab->cold && slab->pieces > 1)
+        set_pieces(map, slab, count_pieces(map, guest_slab));
+}
+
 static void remember(struct pcow_map *map, uint64_t guest_slab, unsigned pieces)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
     struct page_set own = {{0}};
 
-    __atomic_add_fetch(&map->vmas, pieces - slab->pieces, __ATOMIC_RELAXED);
-    slab->pieces = (uint16_t)pieces;
+    set_pieces(map, slab, pieces);
     if (!slab->cold && map->image->file.writable && map->image->view == image_active(map->image))
         chain_own_backed(map->image, guest_slab, &own);
     /* Looked at without the claim, so no page may disappear from it for a moment. */
@@ -160,6 +173,9 @@ int layout_map_slab(struct pcow_map *map, uint64_t guest_slab)
         ret = map_piece(map, &piece);
     if (!ret)
         remember(map, guest_slab, count_pieces(map, guest_slab));
+    else
+        /* What is half mapped would trap for ever, or be believed to be there. */
+        layout_make_cold(map, guest_slab);
     return ret;
 }
 
@@ -213,15 +229,13 @@ int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, un
         if (ret)
             return ret;
         /* At most it cuts one mapping in two with itself between. */
-        slab->pieces = (uint16_t)(slab->pieces + 2);
-        __atomic_add_fetch(&map->vmas, 2, __ATOMIC_RELAXED);
+        set_pieces(map, slab, slab->pieces + 2u < PAGES_PER_SLAB ? slab->pieces + 2u : PAGES_PER_SLAB);
         for (unsigned p = page; p < page + place.pages; p++)
             __atomic_fetch_or(&slab->writable.word[p / 64], UINT64_C(1) << (p % 64), __ATOMIC_RELEASE);
         page += place.pages;
     }
     if (is_one_piece(map, guest_slab)) {
-        __atomic_sub_fetch(&map->vmas, slab->pieces - 1u, __ATOMIC_RELAXED);
-        slab->pieces = 1;
+        set_pieces(map, slab, 1);
         if (map->image->file.huge && count < layout_pages(map, guest_slab))
             map_whole(map, guest_slab);
     }
@@ -266,7 +280,7 @@ int layout_map_all(struct pcow_map *map, struct pcow_error *error)
         /* Every slab needs one at least; a slab of many pieces may have them while what is left suffices for the others. */
         uint64_t reserved = slabs - v;
 
-        if ((pieces > 1 && map->image->file.writable && map->vmas + pieces + reserved > map->vma_budget) || is_to_be_copied(map, v)) {
+        if ((pieces > 1 && map->image->file.writable && vmas_used(map) + pieces + reserved > map->vma_budget) || is_to_be_copied(map, v)) {
             ret = map_piece(map, &piece);
             piece = (struct piece){.from = (v + 1) << SLAB_BITS, .to = (v + 1) << SLAB_BITS};
             if (!ret)
@@ -360,7 +374,7 @@ int layout_map_changed(struct pcow_map *map, const struct layout_lists *lists)
             continue;
         slab->watched = WATCHED_NOT;
         pieces = count_pieces(map, v);
-        if (pieces > 1 && map->vmas + pieces > map->vma_budget) {
+        if (pieces > 1 && vmas_used(map) + pieces > map->vma_budget) {
             ret = map_cold(map, v, layout_pages(map, v) * PCOW_PAGE_SIZE);
             continue;
         }

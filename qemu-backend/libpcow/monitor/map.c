@@ -70,6 +70,7 @@ int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, p
     map->size = image->size;
     map->full_policy = options->full_policy;
     map->vma_budget = options->vma_budget ? options->vma_budget : default_vma_budget();
+    map->shares_vmas = !options->vma_budget;
     map->engine = options->engine == PCOW_ENGINE_KVM ? &kvm_engine
                   : options->engine == PCOW_ENGINE_UFFD && image->file.writable ? &uffd_engine : &signal_engine;
     pthread_mutex_init(&map->watch_lock, NULL);
@@ -129,6 +130,7 @@ void pcow_map_destroy(pcow_map *map)
     ahead_stop(map);
     density_close(&map->density);
     munmap(map->reservation, map->reservation_size);
+    vmas_add(map, -(int)map->vmas);
     map->image->map = NULL;
     events_destroy(&map->events);
     free(map->slabs);
@@ -258,6 +260,9 @@ int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
     }
     for (uint64_t v = 0; v < map->image->chain->guest_slabs; v++) {
         memset(&map->slabs[v].writable, 0, sizeof map->slabs[v].writable);
+        /* Each page that is mapped counts as if it had cut a mapping; from one snapshot to the next that would add up. */
+        if (map->slabs[v].faults)
+            layout_recount(map, v);
         map->slabs[v].faults = 0;
         map->slabs[v].queued = 0;
         map->slabs[v].grown = 0;
@@ -275,7 +280,7 @@ int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error)
         return error_set_errno(error, -errno, "%s: its memory cannot be write-protected; stop the VM now, "
                                "or what it writes changes the snapshot", map->image->file.path);
     watch_forget(map);
-    map->vmas = 0;
+    vmas_add(map, -(int)map->vmas);
     memset(map->slabs, 0, slabs * sizeof *map->slabs);
     for (uint64_t v = 0; v < slabs; v++)
         map->slabs[v].cold = 1;

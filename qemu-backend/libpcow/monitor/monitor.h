@@ -78,6 +78,7 @@ struct pcow_map {
     enum pcow_full_policy full_policy;
     struct slab_map *slabs;            /* by guest slab */
     unsigned vmas, vma_budget;
+    bool shares_vmas;                  /* the budget is that of all maps of the process, which the kernel's limit is for */
     bool closing;                      /* waiters give up */
     bool unflushed_frozen;             /* class pmem: frozen pages may hold stores that no flush has covered */
     struct event_queue events;
@@ -109,7 +110,10 @@ int layout_map_all(struct pcow_map *map, struct pcow_error *error);
 struct layout_lists *layout_note_lists(const struct pcow_map *map);
 int layout_map_changed(struct pcow_map *map, const struct layout_lists *lists);
 void layout_forget_lists(struct layout_lists *lists);
-int layout_map_slab(struct pcow_map *map, uint64_t guest_slab);            /* as the chain is now; the claim is held */
+/* As the chain is now; the claim is held. On failure nothing is mapped: the next access tries again. */
+int layout_map_slab(struct pcow_map *map, uint64_t guest_slab);
+/* Count its mappings, which traps only estimate; the claim is held, or everybody stopped. */
+void layout_recount(struct pcow_map *map, uint64_t guest_slab);
 int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count);
 void layout_make_cold(struct pcow_map *map, uint64_t guest_slab);           /* nothing is mapped: the next access traps; the claim is held */
 bool layout_is_hot(const struct slab_map *slab, unsigned share);
@@ -146,6 +150,9 @@ bool events_next(struct event_queue *queue, struct pcow_event *event);
 /* monitor/signal.c: SIGSEGV in any map of the process, for every engine (copy-on-write of read-only mappings) */
 int signal_register(struct pcow_map *map, struct pcow_error *error);
 void signal_unregister(struct pcow_map *map);
+/* Mappings that a map has more (or less) than before; what counts against its budget. */
+void vmas_add(struct pcow_map *map, int change);
+unsigned vmas_used(const struct pcow_map *map);
 
 /* monitor/uffd.c: userfaultfd for the engine of that name and for the watch. Idempotent; uffd_close() ends the thread. */
 int uffd_open(struct pcow_map *map, struct pcow_error *error);

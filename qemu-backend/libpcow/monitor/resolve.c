@@ -67,7 +67,7 @@ static struct range choose(const struct pcow_map *map, uint64_t guest_slab, unsi
     unsigned cluster = cluster_pages(map);
     struct range range = {page / cluster * cluster, cluster};
 
-    if (slab->cold || __atomic_load_n(&map->vmas, __ATOMIC_RELAXED) + 2 >= map->vma_budget)
+    if (slab->cold || vmas_used(map) + 2 >= map->vma_budget)
         return (struct range){0, pages};
     if (range.first + range.count > pages)
         range.count = pages - range.first;

@@ -16,7 +16,8 @@ static int map_missing(struct pcow_map *map, uint64_t guest_slab)
 
         if (!page_set_has(&map->slabs[guest_slab].writable, page)) {
             ret = layout_map_own(map, guest_slab, page, end - page);
-            layout_populate(map, guest_slab, page, end - page);
+            if (!ret)
+                layout_populate(map, guest_slab, page, end - page);
         }
         page = end;
     }
@@ -48,13 +49,11 @@ int layout_map_rest(struct pcow_map *map, uint64_t guest_slab)
         /* Perhaps after the old mapping was taken away: what is not there must not be believed to be writable. */
         int ret = layout_map_slab(map, guest_slab);
 
-        if (ret)
-            layout_make_cold(map, guest_slab);
-        else
+        if (!ret)
             layout_populate(map, guest_slab, 0, PAGES_PER_SLAB);
         return ret;
     }
-    __atomic_sub_fetch(&map->vmas, slab->pieces - 1u, __ATOMIC_RELAXED);
+    vmas_add(map, 1 - (int)slab->pieces);
     slab->pieces = 1;
     for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
         __atomic_store_n(&slab->writable.word[w], ~UINT64_C(0), __ATOMIC_RELEASE);

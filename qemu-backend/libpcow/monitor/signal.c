@@ -22,6 +22,7 @@ static struct {
     pthread_mutex_t lock;              /* registration only, never taken in the handler */
     bool installed;
     struct sigaction previous;
+    unsigned vmas;                     /* of all maps; relaxed atomic */
 } process = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* x86 page fault error code, bit 1: the access was a write (Intel SDM vol. 3, 4.7). */
@@ -133,6 +134,17 @@ void signal_unregister(struct pcow_map *map)
         }
     }
     pthread_mutex_unlock(&process.lock);
+}
+
+void vmas_add(struct pcow_map *map, int change)
+{
+    __atomic_add_fetch(&map->vmas, (unsigned)change, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&process.vmas, (unsigned)change, __ATOMIC_RELAXED);
+}
+
+unsigned vmas_used(const struct pcow_map *map)
+{
+    return __atomic_load_n(map->shares_vmas ? &process.vmas : &map->vmas, __ATOMIC_RELAXED);
 }
 
 static int nothing_to_start(struct pcow_map *map, struct pcow_error *error)

@@ -135,7 +135,12 @@ static int begin(pcow_image *image, struct pcow_error *error)
 
     if (!ret)
         ret = lock_tree(&image->file, true, error);
-    if (!ret && image->map)
+    if (ret)
+        return ret;
+    ret = tree_free_stale_record(image, error);
+    if (ret)
+        unlock_tree(&image->file);
+    else if (image->map)
         ahead_hold(image->map);
     return ret;
 }
@@ -325,7 +330,13 @@ static int rename_layer(pcow_image *image, const char *name, const char *new_nam
     layer_move(image, layer, slot);
     layer_name_add(image, layer);
     old.state = LAYER_FREE;
-    return layer_store_state(image, &old, error);
+    ret = layer_store_state(image, &old, error);
+    if (ret) {
+        /* The next operation frees it first: while it is there it would bring back the snapshot, once that is deleted. */
+        image->stale_record = old.slot + 1;
+        layer_hold_slot(image, old.slot);
+    }
+    return ret;
 }
 
 int pcow_snapshot_rename(pcow_image *image, const char *name, const char *new_name, struct pcow_error *error)

@@ -43,8 +43,40 @@ int tree_release_layer(struct pcow_image *image, uint32_t id, enum owner_kind ki
 
 static bool is_of_the_dead(const struct pcow_image *image, const struct slab *slab, const void *opaque)
 {
+    const struct layer *layer = layer_find(image, slab->layer);
+
     (void)opaque;
-    return slab->kind != OWNER_TABLE && !layer_find(image, slab->layer);
+    return slab->kind != OWNER_TABLE && (!layer || (slab->kind == OWNER_STATE && layer->state == LAYER_HIDDEN));
+}
+
+/* Snapshot delete may have stopped before the VM state was gone. */
+static int forget_states_of_hidden(struct pcow_image *image, struct pcow_error *error)
+{
+    int ret = 0;
+
+    for (size_t i = 0; i < image->layer_count && !ret; i++) {
+        struct layer *layer = &image->layers[i];
+
+        if (layer->state == LAYER_HIDDEN && layer->state_size) {
+            ret = layer_store_word(image, layer, offsetof(struct layer_record, state_size), 0, error);
+            if (!ret)
+                layer->state_size = 0;
+        }
+    }
+    return ret;
+}
+
+int tree_free_stale_record(struct pcow_image *image, struct pcow_error *error)
+{
+    int ret;
+
+    if (!image->stale_record)
+        return 0;
+    ret = file_store64(&image->file, layer_record_offset(image, image->stale_record - 1), 0);
+    if (ret)
+        return error_set_errno(error, ret, "%s: cannot free layer record %u", image->file.path, image->stale_record - 1);
+    image->stale_record = 0;
+    return 0;
 }
 
 static int finish_interrupted(struct pcow_image *image, struct pcow_error *error)
@@ -63,13 +95,10 @@ static int finish_interrupted(struct pcow_image *image, struct pcow_error *error
         if ((word_value(word) >> 28 & 0xf) == LAYER_OPEN)
             ret = layer_store_state(image, parent, error);
     }
-    if (!ret && image->stale_record) {
-        /* Before the layer can be deleted, or its old record would bring it back. */
-        ret = file_store64(&image->file, layer_record_offset(image, image->stale_record - 1), 0);
-        if (ret)
-            return error_set_errno(error, ret, "%s: cannot free layer record %u", image->file.path, image->stale_record - 1);
-        image->stale_record = 0;
-    }
+    if (!ret)
+        ret = tree_free_stale_record(image, error);
+    if (!ret)
+        ret = forget_states_of_hidden(image, error);
     if (!ret)
         ret = release_error(image, slabs_release(image, is_of_the_dead, NULL), error);
     /* From the newest down, so that what is freed may free its parent; each may shorten the list. */

@@ -10,6 +10,8 @@ struct layer *snapshot_find(struct pcow_image *image, const char *name, struct p
 
 /* What a crash may have left: see "Which layers are alive" in format.rst. Reading needs none of it. */
 int tree_finish_interrupted(struct pcow_image *image, struct pcow_error *error);
+/* Of it, the old record of a rename, which must be gone before its layer can be deleted. */
+int tree_free_stale_record(struct pcow_image *image, struct pcow_error *error);
 
 /* layer_reserve(), and on a full pool what earlier operations have left is given back first. */
 int tree_reserve_layer(struct pcow_image *image, bool keep_spare, uint32_t *id, uint32_t *slot, struct pcow_error *error);

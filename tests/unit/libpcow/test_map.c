@@ -193,6 +193,24 @@ static void test_kernel_access_after_resolve(void **state)
     }
 }
 
+/* Of the kernel's list, those that begin in the range. */
+static unsigned count_mappings(const void *memory, uint64_t size)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char line[512];
+    unsigned count = 0;
+
+    assert_non_null(maps);
+    while (fgets(line, sizeof line, maps)) {
+        unsigned long from = 0;
+
+        assert_int_equal(sscanf(line, "%lx-", &from), 1);
+        count += from >= (uintptr_t)memory && from < (uintptr_t)memory + size;
+    }
+    fclose(maps);
+    return count;
+}
+
 static void test_vma_budget_promotes_slabs(void **state)
 {
     (void)state;
@@ -202,9 +220,6 @@ static void test_vma_budget_promotes_slabs(void **state)
         struct pcow_map_stats stats;
         pcow_map *map;
         unsigned char *memory;
-        FILE *maps;
-        char line[512];
-        unsigned count = 0;
 
         MUST(pcow_map_create(image, &options, &map, &error));
         memory = pcow_map_address(map);
@@ -215,16 +230,7 @@ static void test_vma_budget_promotes_slabs(void **state)
         pcow_map_get_stats(map, &stats);
         assert_true(stats.slabs_promoted > 0);
         assert_true(stats.vmas <= 100);
-        maps = fopen("/proc/self/maps", "re");
-        assert_non_null(maps);
-        while (fgets(line, sizeof line, maps)) {
-            unsigned long from = 0;
-
-            assert_int_equal(sscanf(line, "%lx-", &from), 1);
-            count += from >= (uintptr_t)memory && from < (uintptr_t)memory + 64 * MIB;
-        }
-        fclose(maps);
-        assert_true(count <= stats.vmas);
+        assert_true(count_mappings(memory, 64 * MIB) <= stats.vmas);
         pcow_map_destroy(map);
         pcow_close(image);
         must_be_clean(scratch("top.pcow"));
@@ -239,6 +245,64 @@ static void test_vma_budget_promotes_slabs(void **state)
         pcow_close(image);
         remove_images();
     }
+}
+
+/* The estimate of the traps must not grow from one snapshot to the next: it would have every store copy a slab in the end. */
+static void test_snapshots_do_not_use_the_budget_up(void **state)
+{
+    (void)state;
+    FOR_EACH_ENGINE(engine) {
+        pcow_image *image = make_overlay(64 * MIB, 0x5a);
+        pcow_map *map = must_map_by(image, engine, 0);
+        unsigned char *memory = pcow_map_address(map);
+        struct pcow_map_stats stats;
+        char name[16];
+
+        for (unsigned round = 0; round < 40; round++) {
+            for (uint64_t offset = MIB; offset < 64 * MIB; offset += 2 * MIB)
+                memory[offset] = (unsigned char)round;
+            snprintf(name, sizeof name, "s%u", round);
+            MUST(pcow_snapshot_create(image, name, &error));
+        }
+        pcow_map_get_stats(map, &stats);
+        assert_true(count_mappings(memory, 64 * MIB) <= stats.vmas + 1);
+        assert_true(stats.vmas <= 32 * 4);
+        pcow_map_destroy(map);
+        pcow_close(image);
+        remove_images();
+    }
+}
+
+/* The kernel's limit is that of the process: two images share what is left of it. */
+static void test_maps_share_the_budget(void **state)
+{
+    pcow_image *image[2];
+    pcow_map *map[2];
+    unsigned used = 0;
+
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        image[i] = must_create(scratch(i ? "base.pcow" : "top.pcow"), 64 * MIB, 4096, NULL);
+        map[i] = must_map_by(image[i], PCOW_ENGINE_SIGNAL, 0);
+        map[i]->vma_budget = 200;
+    }
+    for (uint64_t offset = 0; offset < 64 * MIB; offset += 128 * KIB)
+        for (unsigned i = 0; i < 2; i++)
+            ((unsigned char *)pcow_map_address(map[i]))[offset] = 1;
+    for (unsigned i = 0; i < 2; i++)
+        used += count_mappings(pcow_map_address(map[i]), 64 * MIB);
+    assert_in_range(used, 64, 200);
+    for (unsigned i = 0; i < 2; i++) {
+        pcow_map_destroy(map[i]);
+        pcow_close(image[i]);
+    }
+    /* All of it is free again. */
+    image[0] = must_open(scratch("top.pcow"), PCOW_OPEN_WRITE);
+    map[0] = must_map_by(image[0], PCOW_ENGINE_SIGNAL, 0);
+    assert_int_equal(vmas_used(map[0]), map[0]->vmas);
+    pcow_map_destroy(map[0]);
+    pcow_close(image[0]);
+    remove_images();
 }
 
 /* ---- many threads ------------------------------------------------------------------------------------------------- */
@@ -371,6 +435,8 @@ int main(void)
         TEST(test_memory_without_mappings),
         TEST(test_kernel_access_after_resolve),
         TEST(test_vma_budget_promotes_slabs),
+        TEST(test_snapshots_do_not_use_the_budget_up),
+        TEST(test_maps_share_the_budget),
         TEST(test_threads_on_the_same_pages),
         TEST(test_foreign_faults_reach_the_previous_handler),
         TEST(test_read_only_image_maps_read_only),

@@ -2,10 +2,14 @@
 /* Snapshots beyond what the random model covers: the shape of the tree, VM state, sizes, limits, overlays on a snapshot. */
 #include "support.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "operations/operations.h"
+#include "persist/observer.h"
 
 static void put(pcow_image *image, uint64_t offset, const char *text)
 {
@@ -219,6 +223,102 @@ static void test_thousands_of_snapshots(void **state)
     must_be_clean(scratch("t"));
 }
 
+/* Lets the call number "left" fail, and all later ones work. */
+struct faulty {
+    struct observer observer;
+    int left;
+};
+
+static int look(struct observer *observer, const struct observation *observation)
+{
+    struct faulty *faulty = (struct faulty *)observer;
+
+    if (observation->what == OBSERVED_STORE || observation->what == OBSERVED_COPY || observation->what == OBSERVED_FLUSH
+        || observation->what == OBSERVED_FENCE || observation->what == OBSERVED_OPEN || observation->what == OBSERVED_CLOSE)
+        return 0;
+    return faulty->left-- == 0 ? -EIO : 0;
+}
+
+/* Three snapshots, "b" with a branch and a VM state; in class page-cache, where every flush may fail. */
+static pcow_image *faulty_tree(struct faulty *faulty)
+{
+    pcow_image *image;
+
+    unlink(scratch("t"));
+    *faulty = (struct faulty){.observer = {.persistence = PCOW_PERSISTENCE_PAGE_CACHE, .look = look}, .left = -1};
+    pcow_close(must_create(scratch("t"), 8 * MIB, 0, NULL));
+    MUST(image_open(scratch("t"), PCOW_OPEN_WRITE, NULL, &faulty->observer, &image, &error));
+    put(image, 0, "a");
+    MUST(pcow_snapshot_create(image, "a", &error));
+    put(image, 0, "b");
+    MUST(pcow_snapshot_create(image, "b", &error));
+    MUST(pcow_snapshot_write_state(image, "b", 0, "state", 6, &error));
+    MUST(pcow_snapshot_set_state_size(image, "b", 6, &error));
+    put(image, 4096, "c");
+    MUST(pcow_snapshot_create(image, "c", &error));
+    MUST(pcow_snapshot_revert(image, "b", &error));
+    put(image, 8192, "d");
+    return image;
+}
+
+/* A rename that failed wherever it can; the snapshot is deleted by the same process. It must not come back. */
+static void test_failed_rename_then_delete(void **state)
+{
+    struct faulty faulty;
+    bool reached_end = false;
+
+    (void)state;
+    for (int fault = 0; !reached_end; fault++) {
+        pcow_image *image = faulty_tree(&faulty);
+        struct pcow_snapshot *list;
+        size_t count;
+
+        faulty.left = fault;
+        (void)pcow_snapshot_rename(image, "c", "renamed", NULL);
+        reached_end = faulty.left >= 0;
+        faulty.left = -1;
+        if (pcow_snapshot_delete(image, "renamed", NULL, NULL))
+            MUST(pcow_snapshot_delete(image, "c", NULL, &error));
+        pcow_close(image);
+        must_be_clean(scratch("t"));
+        image = must_open(scratch("t"), PCOW_OPEN_WRITE);
+        MUST(pcow_snapshot_list(image, &list, &count, &error));
+        assert_int_equal(count, 2);
+        assert_null(find(list, count, "c"));
+        assert_null(find(list, count, "renamed"));
+        free(list);
+        pcow_close(image);
+        assert_true(fault < 1000);
+    }
+}
+
+/* A delete that failed wherever it can: the next writer finishes it, and nothing of it stays. */
+static void test_failed_delete(void **state)
+{
+    struct faulty faulty;
+    bool reached_end = false;
+
+    (void)state;
+    for (int fault = 0; !reached_end; fault++) {
+        pcow_image *image = faulty_tree(&faulty);
+        int ret;
+
+        faulty.left = fault;
+        ret = pcow_snapshot_delete(image, "b", NULL, NULL);
+        reached_end = faulty.left >= 0;
+        assert_true(!reached_end || !ret);
+        faulty.left = -1;
+        pcow_close(image);
+        image = must_open(scratch("t"), PCOW_OPEN_WRITE);
+        (void)pcow_snapshot_delete(image, "b", NULL, NULL);
+        assert_reads(image, 0, "b", 2);
+        assert_reads(image, 8192, "d", 2);
+        pcow_close(image);
+        must_be_clean(scratch("t"));
+        assert_true(fault < 1000);
+    }
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, scratch_setup, scratch_teardown)
 
 int main(void)
@@ -230,6 +330,8 @@ int main(void)
         TEST(test_vm_state),
         TEST(test_overlay_on_a_snapshot_of_its_base),
         TEST(test_thousands_of_snapshots),
+        TEST(test_failed_rename_then_delete),
+        TEST(test_failed_delete),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
