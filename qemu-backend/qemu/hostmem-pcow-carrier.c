@@ -10,6 +10,10 @@
  * and the number of disks.  Whoever finds a mark compares: all disks have a
  * snapshot of that date, so the image gets the name that it has there; or one
  * has not, so it is deleted everywhere.
+ *
+ * A snapshot that is being reverted to bears another mark: whoever finds it
+ * reverts disks and image to it once more, as some of them may be there and
+ * others not.
  */
 #include "qemu/osdep.h"
 #include <pcow.h>
@@ -23,23 +27,30 @@
 #include "system/hostmem-pcow.h"
 
 #define MARK ".incomplete-"
+#define LOADING ".loading-"
 
 char *hostmem_pcow_mark_name(const HostMemPcowMark *mark)
 {
-    return g_strdup_printf(MARK "%" PRIu32 ".%09" PRIu32 "-%u",
+    return g_strdup_printf("%s%" PRIu32 ".%09" PRIu32 "-%u",
+                           mark->loading ? LOADING : MARK,
                            mark->date_sec, mark->date_nsec, mark->disks);
 }
 
 bool hostmem_pcow_is_mark(const char *name)
 {
-    return g_str_has_prefix(name, MARK);
+    return g_str_has_prefix(name, MARK) || g_str_has_prefix(name, LOADING);
 }
 
 static bool parse_mark(const char *name, HostMemPcowMark *mark)
 {
     int end = -1;
 
-    return sscanf(name, MARK "%" SCNu32 ".%" SCNu32 "-%u%n", &mark->date_sec,
+    mark->loading = g_str_has_prefix(name, LOADING);
+    if (!hostmem_pcow_is_mark(name)) {
+        return false;
+    }
+    name += strlen(mark->loading ? LOADING : MARK);
+    return sscanf(name, "%" SCNu32 ".%" SCNu32 "-%u%n", &mark->date_sec,
                   &mark->date_nsec, &mark->disks, &end) == 3 && !name[end];
 }
 
@@ -178,6 +189,48 @@ static bool delete_on_disk(BlockDriverState *bs, const QEMUSnapshotInfo *sn,
            bdrv_snapshot_delete(bs, sn->id_str, sn->name, errp) >= 0;
 }
 
+static bool revert_disk(BlockDriverState *bs, const QEMUSnapshotInfo *sn,
+                        void *opaque, Error **errp)
+{
+    return !has_date(sn, opaque) ||
+           bdrv_snapshot_goto(bs, sn->id_str, errp) >= 0;
+}
+
+/* A QEMU ended while it reverted: do all of it. Its RAM is lost either way. */
+static bool recover_load(HostMemPcow *pcow, const char *mark_name,
+                         const HostMemPcowMark *mark, Error **errp)
+{
+    Found found = { .mark = mark };
+    struct pcow_error error;
+    unsigned disks;
+
+    if (!foreach_disk(false, NULL, match_date, &found, &disks, errp)) {
+        return false;
+    }
+    if (found.disks < mark->disks) {
+        error_setg(errp, "the VM was being reverted to a snapshot when QEMU "
+                   "ended: the pcow image '%s' has it as '%s', but %u of %u "
+                   "disk(s) with a part of it are not there. Start the VM with "
+                   "all of them to have it finished; or, to start with images "
+                   "and disks as they are, rename it first (pcow-img snapshot "
+                   "--rename)", pcow_path(pcow->image), mark_name,
+                   mark->disks - found.disks, mark->disks);
+        return false;
+    }
+    if (!foreach_disk(false, NULL, revert_disk, (void *)mark, &disks, errp) ||
+        !hostmem_pcow_revert(pcow, mark_name, errp)) {
+        return false;
+    }
+    if (pcow_snapshot_rename(pcow->image, mark_name, found.name, &error) < 0) {
+        error_setg(errp, "%s", error.message);
+        return false;
+    }
+    info_report("pcow image '%s': the VM was being reverted to '%s' when QEMU "
+                "ended: disks and image are there now, RAM is as after a "
+                "restart", pcow_path(pcow->image), found.name);
+    return true;
+}
+
 static bool recover_mark(HostMemPcow *pcow, const char *mark_name,
                          const HostMemPcowMark *mark, Error **errp)
 {
@@ -228,11 +281,18 @@ static bool recover(HostMemPcow *pcow, void *opaque, Error **errp)
         return true;
     }
     for (size_t i = 0; i < count; i++) {
-        if (parse_mark(list[i].name, &mark) &&
-            !recover_mark(pcow, list[i].name, &mark, &err)) {
-            warn_report_err(err);
-            err = NULL;
+        if (!parse_mark(list[i].name, &mark) ||
+            (mark.loading ? recover_load : recover_mark)(pcow, list[i].name,
+                                                         &mark, &err)) {
+            continue;
         }
+        if (mark.loading) {
+            /* Memory and disks of different times: nobody must run that */
+            error_report_err(err);
+            exit(1);
+        }
+        warn_report_err(err);
+        err = NULL;
     }
     free(list);
     return true;
@@ -243,6 +303,8 @@ void hostmem_pcow_all_recover(void)
     if (!hostmem_pcow_present()) {
         return;
     }
+    /* Of this process itself: whoever goes on takes it as it is. */
+    hostmem_pcow_all_end_load(NULL);
     hostmem_pcow_hold_guest();
     hostmem_pcow_foreach(recover, NULL, NULL);
     hostmem_pcow_release_guest();

@@ -17,6 +17,7 @@
 #include "qapi/error.h"
 #include "qemu/error-report.h"
 #include "system/hostmem-pcow.h"
+#include "system/runstate.h"
 #include "system/system.h"
 
 static void get_identity(HostMemPcow *pcow, uint32_t snapshot_id,
@@ -111,6 +112,21 @@ static const VMStateField identity_fields[] = {
     VMSTATE_END_OF_LIST()
 };
 
+/*
+ * After a load that failed halfway. Whoever lets the VM run has been told, and
+ * takes disks and memory as they are; reverting them at the next start would
+ * cost him what he has written by then.
+ */
+static void vm_state_changed(void *opaque, bool running, RunState state)
+{
+    Error *err = NULL;
+
+    if (running && !hostmem_pcow_all_end_load(&err)) {
+        error_report_err(err);
+        exit(1);
+    }
+}
+
 /* The disks are there, and nothing has been loaded or run. */
 static void machine_ready(Notifier *notifier, void *data)
 {
@@ -130,14 +146,18 @@ void hostmem_pcow_vmstate_register(HostMemPcow *pcow)
     vmstate_register(NULL, 0, &pcow->vmstate, pcow);
     pcow->machine_ready.notify = machine_ready;
     qemu_add_machine_init_done_notifier(&pcow->machine_ready);
+    pcow->state_changed = qemu_add_vm_change_state_handler(vm_state_changed,
+                                                           pcow);
 }
 
 void hostmem_pcow_vmstate_unregister(HostMemPcow *pcow)
 {
+    qemu_del_vm_change_state_handler(pcow->state_changed);
     qemu_remove_machine_init_done_notifier(&pcow->machine_ready);
     vmstate_unregister(NULL, &pcow->vmstate, pcow);
     g_free((char *)pcow->vmstate.name);
     g_free(pcow->mismatch);
+    g_free(pcow->loading_name);
 }
 
 /* What would leave the contents of an image out, and what to do instead. */
@@ -458,22 +478,86 @@ static bool check_load(HostMemPcow *pcow, void *opaque, Error **errp)
     return true;
 }
 
+/* Without space for the mark it goes without, as reverting may give space. */
+static bool mark_load(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    const QEMUSnapshotInfo *sn = opaque;
+    HostMemPcowMark mark = {
+        .loading = true,
+        .date_sec = sn->date_sec,
+        .date_nsec = sn->date_nsec,
+    };
+    g_autofree char *mark_name = NULL;
+    struct pcow_error error;
+    int ret;
+
+    if (pcow->readonly) {
+        return true;
+    }
+    if (!hostmem_pcow_count_disks(false, NULL, &mark, &mark.disks, errp)) {
+        return false;
+    }
+    mark_name = hostmem_pcow_mark_name(&mark);
+    ret = pcow_snapshot_rename(pcow->image, sn->name, mark_name, &error);
+    if (ret < 0 && ret != -ENOSPC) {
+        error_setg(errp, "%s", error.message);
+        return false;
+    }
+    pcow->loading = ret == 0;
+    return true;
+}
+
+static bool end_load(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    if (pcow->loading && !rename_snapshot(pcow, pcow->loading_name, errp)) {
+        return false;
+    }
+    pcow->loading = false;
+    return true;
+}
+
+bool hostmem_pcow_all_end_load(Error **errp)
+{
+    return held_foreach(end_load, NULL, errp);
+}
+
+static bool note_name(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    g_free(pcow->loading_name);
+    pcow->loading_name = g_strdup(opaque);
+    return true;
+}
+
 bool hostmem_pcow_all_check_load(const QEMUSnapshotInfo *sn, Error **errp)
 {
-    return hostmem_pcow_foreach(check_load, (void *)sn, errp);
+    hostmem_pcow_all_recover();
+    if (!hostmem_pcow_foreach(check_load, (void *)sn, errp)) {
+        return false;
+    }
+    hostmem_pcow_foreach(note_name, (void *)sn->name, NULL);
+    if (!held_foreach(mark_load, (void *)sn, errp)) {
+        hostmem_pcow_all_end_load(NULL);
+        return false;
+    }
+    return true;
 }
 
 static bool revert_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
 {
+    struct pcow_snapshot found;
+
     pcow->verified = false;
     g_free(pcow->mismatch);
     pcow->mismatch = NULL;
-    return pcow->readonly || hostmem_pcow_revert(pcow, opaque, errp);
+    return pcow->readonly ||
+           (find_snapshot(pcow, NULL, pcow->snapshot_id, &found, errp) &&
+            hostmem_pcow_revert(pcow, found.name, errp));
 }
 
 bool hostmem_pcow_all_revert_snapshot(const char *name, Error **errp)
 {
-    return held_foreach(revert_snapshot, (void *)name, errp);
+    return held_foreach(revert_snapshot, NULL, errp) &&
+           hostmem_pcow_all_end_load(errp);
 }
 
 static bool check_verified(HostMemPcow *pcow, void *opaque, Error **errp)

@@ -65,6 +65,9 @@ typedef struct HostMemPcow {
     Notifier machine_ready;
     HostMemPcowIdentity identity;
     uint32_t snapshot_id;       /* being saved, loaded or deleted; 0: none */
+    bool loading;               /* marked by a loadvm that has not ended */
+    char *loading_name;         /* what it is called again then */
+    VMChangeStateEntry *state_changed;
     bool verified;              /* by the loadvm under way */
     char *mismatch;             /* what it found instead */
 } HostMemPcow;
@@ -233,9 +236,14 @@ void hostmem_pcow_all_undo_snapshot(void);
 bool hostmem_pcow_all_begin_delete(const char *name, bool has_devices,
                                    strList *devices, Error **errp);
 bool hostmem_pcow_all_end_delete(Error **errp);
-/* Fails unless every image has the snapshot that belongs to VM state @sn. */
+/*
+ * Fails unless every image has the snapshot that belongs to VM state @sn.
+ * Marks it, for the disks are reverted next, and the images only then.
+ */
 bool hostmem_pcow_all_check_load(const QEMUSnapshotInfo *sn, Error **errp);
 bool hostmem_pcow_all_revert_snapshot(const char *name, Error **errp);
+/* Takes the marks of a load away, if there are any. */
+bool hostmem_pcow_all_end_load(Error **errp);
 /*
  * After loadvm: fails if the VM state did not fit an image or, if it could be
  * @loaded, said nothing of one.
@@ -244,8 +252,12 @@ bool hostmem_pcow_all_verified(bool loaded, Error **errp);
 
 /* ---- hostmem-pcow-carrier.c ---- */
 
-/* A snapshot that is being taken or deleted, as the name of it in an image. */
+/*
+ * A snapshot that is being taken or deleted, or @loading, reverted to, as the
+ * name of it in an image.
+ */
 typedef struct HostMemPcowMark {
+    bool loading;
     uint32_t date_sec, date_nsec;   /* of the snapshot */
     unsigned disks;                 /* that have a part of it, or shall have */
 } HostMemPcowMark;

@@ -6,6 +6,7 @@ With libvirt and a guest: test_virsh_snapshots.py.
 
 import collections
 import contextlib
+import json
 import os
 from pathlib import Path
 import random
@@ -167,6 +168,34 @@ class RefusalTest(VmSnapshotTestCase):
             self.assertEqual(([], []), vm.trees())
             vm.quit()
 
+    def test_a_revert_that_was_interrupted(self) -> None:
+        """With its disks it is finished; without them nobody runs what may be of two times."""
+        with self.start() as vm:
+            self.write(vm, b'then')
+            vm.write_disk(1)
+            self.assertEqual('', vm.save('s'))
+            self.write(vm, b'now.')
+            vm.write_disk(2)
+            vm.quit()
+        (found,) = json.loads(vm_state.run('qemu-img', 'info', '--output=json', self.carrier))['snapshots']
+        mark = f'.loading-{found["date-sec"]}.{found["date-nsec"]:09}-1'
+        vm_state.run('pcow-img', 'snapshot', '--rename', 's', mark, self.image)
+        done = subprocess.run([images.program('qemu-system-x86_64'), '-machine', 'q35,nvdimm=on', '-accel', 'qtest', '-m',
+                               '128M,slots=2,maxmem=8G', '-nodefaults', '-display', 'none',
+                               *test_qemu_backend.backend(self.image)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              timeout=images.TIMEOUT, check=False)
+        self.assertEqual(1, done.returncode)
+        self.assertIn('the VM was being reverted to a snapshot when QEMU ended', done.stderr)
+        self.assertIn('1 of 1 disk(s)', done.stderr)
+        with self.start() as vm:
+            self.assertEqual(b'then', vm.read(vm.address('nv0'), 4))
+            self.assertTrue(vm_state.disk_holds(self.carrier, 1))
+            self.assertEqual((['s'], ['s']), vm.trees())
+            self.assertEqual('', vm.load('s'))
+            self.assert_reads(vm, b'then')
+            vm.quit()
+        self.assert_files_clean()
+
     def test_another_image(self) -> None:
         """A copy of another VM's image, with a snapshot of the same name."""
         with self.start() as vm:
@@ -251,7 +280,7 @@ class FaultTest(VmSnapshotTestCase):
             self.directory, *test_qemu_backend.backend(self.image),
             '-blockdev', f'driver=qcow2,node-name=disk0,file.driver=blkdebug,file.config={path},'
                          f'file.image.driver=file,file.image.filename={self.carrier}',
-            '-device', 'virtio-blk-pci,drive=disk0')
+            '-device', 'virtio-blk-pci,drive=disk0,id=carrier')
 
     def until_none_strikes(self, command: str, before: list[str], after: list[str]) -> None:
         failed = streak = number = 0
@@ -291,6 +320,51 @@ class FaultTest(VmSnapshotTestCase):
     def test_deleting(self) -> None:
         self.until_none_strikes('delete', ['s'], [])
 
+    def prepare_load(self) -> None:
+        """A snapshot, and something else on image and disk since then."""
+        with self.start() as vm:
+            if vm.names():
+                self.assertEqual('', vm.delete('s'))
+            self.write(vm, b'then')
+            vm.write_disk(1)
+            self.assertEqual('', vm.save('s'))
+            self.write(vm, b'now.')
+            vm.write_disk(2)
+            vm.quit()
+
+    def assert_together(self, vm: vm_state.Vm, number: int) -> bytes:
+        text = vm.read(vm.address('nv0'), 4)
+        self.assertTrue(vm_state.disk_holds(self.carrier, {b'then': 1, b'now.': 2}[text]), (number, text))
+        return text
+
+    def test_loading(self) -> None:
+        """Image and disk are of one time at the next start; who lets a VM run that could not be loaded finds what he has left."""
+        outcomes = set()
+        streak = number = 0
+        while streak < self.STREAK:
+            number += 1
+            for goes_on in (False, True):
+                self.prepare_load()
+                with self.start_faulty(number) as vm:
+                    message = vm.load('s')
+                    self.assertEqual(not message, vm.status() == 'running', message)
+                    if message and goes_on:
+                        vm.qmp('cont')
+                        self.assertEqual((['s'], ['s']), vm.trees(), number)
+                        self.write(vm, b'late')
+                    vm.quit()
+                with self.start() as vm:
+                    self.assertEqual((['s'], ['s']), vm.trees(), number)
+                    if message and goes_on:
+                        self.assertEqual(b'late', vm.read(vm.address('nv0'), 4), number)
+                    else:
+                        outcomes.add((bool(message), self.assert_together(vm, number)))
+                    vm.quit()
+                vm_state.run('pcow-img', 'check', self.image)
+            streak = 0 if message else streak + 1
+        self.assertIn((True, b'then'), outcomes)
+        self.assertIn((False, b'then'), outcomes)
+
 
 class FullPoolTest(VmSnapshotTestCase):
     def test_full_pool(self) -> None:
@@ -324,7 +398,7 @@ class FullPoolTest(VmSnapshotTestCase):
 
 
 class KillTest(VmSnapshotTestCase):
-    """kill -9 at a random moment of saving, loading or deleting, under load: everything is as before, or as after.
+    """kill -9 at a random moment of saving, loading or deleting, under load: everything is as before, or as after, the disk too.
 
     PCOW_KILL_ROUNDS=N does it N times and prints what became of them.
     """
@@ -352,6 +426,7 @@ class KillTest(VmSnapshotTestCase):
         for page in range(self.PAGES):
             vm.write(vm.address('nv0') + self.offset(page), bytes([self.now]) * 64)
         vm.write(vm_state.RAM, bytes([self.now]))
+        vm.write_disk(self.now)
 
     def put_under_load(self, vm: vm_state.Vm) -> None:
         address = vm.address('nv0') + SIZE // 2
@@ -410,6 +485,7 @@ class KillTest(VmSnapshotTestCase):
                 self.values = before if names == sorted(before) else after
                 present = self.present(vm)
                 self.assertIn(present, possible, number)
+                self.assertTrue(vm_state.disk_holds(self.carrier, present), (number, command, present))
                 self.check_snapshots()
                 if command:
                     happened = present != self.now if command == 'load' else self.values == after
@@ -436,7 +512,7 @@ class KillTest(VmSnapshotTestCase):
                     del after[name]
                 self.put_under_load(vm)
                 self.interrupt(vm, command, name)
-            self.marks += any(name.startswith('.incomplete-') for name in vm_state.image_names(self.image))
+            self.marks += any(name.startswith(('.incomplete-', '.loading-')) for name in vm_state.image_names(self.image))
             self.assert_no_damage()
         counts = ', '.join(f'{count} {outcome}' for outcome, count in sorted(self.outcomes.items()))
         self.assertEqual(self.ROUNDS, self.outcomes.total())

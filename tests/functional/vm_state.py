@@ -17,7 +17,7 @@ RAM = 0x100000                     # an address in guest RAM that nothing uses
 
 def carrier_arguments(path: Path, more: str = '') -> tuple[str, ...]:
     return ('-blockdev', f'driver=qcow2,node-name=disk0,file.driver=file,file.filename={path}{more}',
-            '-device', 'virtio-blk-pci,drive=disk0')
+            '-device', 'virtio-blk-pci,drive=disk0,id=carrier')
 
 
 class Vm(qemu.Qemu):
@@ -47,6 +47,11 @@ class Vm(qemu.Qemu):
     def hmp(self, line: str) -> str:
         """What a command of the human monitor prints: older versions of libvirt use these."""
         return str(self.qmp('human-monitor-command', **{'command-line': line})).strip()
+
+    def write_disk(self, value: int) -> None:
+        """To the carrier, durable on return, as a guest would."""
+        if message := self.hmp(f'qemu-io -d /machine/peripheral/carrier/virtio-backend "write -q -f -P {value} 0 64k"'):
+            raise AssertionError(message)
 
     def quit(self) -> None:
         """End in an orderly way; the answer may get lost when QEMU is fast."""
@@ -82,6 +87,15 @@ def image_names(path: Path) -> list[str]:
 def disk_names(path: Path) -> list[str]:
     """Of a qcow2 file that nobody has open."""
     return sorted(snapshot['name'] for snapshot in json.loads(run('qemu-img', 'info', '--output=json', path)).get('snapshots', ()))
+
+
+def disk_holds(path: Path, value: int) -> bool:
+    """The carrier, also while a QEMU has it open that does nothing with it."""
+    done = subprocess.run(['qemu-io', '-r', '-U', '-f', 'qcow2', '-c', f'read -q -P {value} 0 64k', path], stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=images.TIMEOUT, check=False)
+    if done.returncode and 'verification failed' not in done.stdout:
+        raise AssertionError(f'{path}: {done.stdout}{done.stderr}')
+    return not done.returncode
 
 
 def run(name: str, *arguments: object) -> str:

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""etc/libvirt/bin/qemu-img with real disks and images, called as libvirt calls it: two of each, and what goes wrong on the way."""
+
+import os
+from pathlib import Path
+import shutil
+import subprocess
+from unittest import mock
+
+import fixtures
+
+from tests.functional import images
+from tests.functional import qemu
+from tests.functional import test_qemu_backend
+from tests.functional import vm_state
+from tests.unit.pcow_driver import base
+
+program = base.load_script(images.TOP / 'etc/libvirt/bin/qemu-img')
+
+
+class LibvirtQemuImgTest(images.ImageTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.disks = [self.directory / f'disk{n}.qcow2' for n in range(2)]
+        self.images = [self.directory / f'vm{n}.pcow' for n in range(2)]
+        for disk, image in zip(self.disks, self.images, strict=True):
+            vm_state.run('qemu-img', 'create', '-q', '-f', 'qcow2', disk, '1M')
+            vm_state.run('pcow-img', 'create', '-q', image, test_qemu_backend.SIZE)
+        self.define(self.disks, self.images)
+        directory = str(Path(images.program('pcow-img')).parent)
+        self.useFixture(fixtures.EnvironmentVariable('PATH', os.pathsep.join((directory, os.environ['PATH']))))
+
+    def define(self, disks: list[Path], memories: list[Path]) -> None:
+        domains = self.directory / 'domains'
+        domains.mkdir(exist_ok=True)
+        devices = [f"<disk type='file' device='disk'><source file='{disk}'/></disk>" for disk in disks]
+        devices += [f"<memory model='nvdimm' access='shared'><source><path>{image}</path></source></memory>" for image in memories]
+        (domains / 'web1.xml').write_text(f"<domain><name>web1</name><devices>{''.join(devices)}</devices></domain>")
+        self.useFixture(fixtures.MockPatchObject(program, 'DOMAINS', str(domains)))
+
+    def call(self, option: str, name: str) -> list[str]:
+        """For one disk after the other, also after one has failed, as libvirt does for some operations; what was said."""
+        said = []
+        for disk in self.disks:
+            try:
+                self.assertTrue(program.serve(['snapshot', option, name, str(disk)]))
+            except program.Refused as e:
+                said.append(str(e))
+        return said
+
+    def fill(self, value: int) -> None:
+        for disk, image in zip(self.disks, self.images, strict=True):
+            vm_state.run('qemu-io', '-f', 'qcow2', '-c', f'write -q -P {value} 0 64k', disk)
+            vm_state.run('pcow-io', '-c', f'write -q -P {value} 0 64k', image)
+
+    def assert_holds(self, value: int) -> None:
+        for disk, image in zip(self.disks, self.images, strict=True):
+            self.assertTrue(vm_state.disk_holds(disk, value), disk)
+            vm_state.run('pcow-io', '-c', f'read -q -P {value} 0 64k', image)
+
+    def assert_names(self, *names: str) -> None:
+        for disk, image in zip(self.disks, self.images, strict=True):
+            self.assertEqual(list(names), vm_state.disk_names(disk))
+            self.assertEqual(list(names), vm_state.image_names(image))
+
+    def test_all_of_it(self) -> None:
+        self.fill(1)
+        self.assertEqual([], self.call('-c', 's'))
+        self.fill(2)
+        self.assertEqual([], self.call('-a', 's'))
+        self.assert_holds(1)
+        self.assert_names('s')
+        self.assertEqual([], self.call('-d', 's'))
+        self.assert_names()
+
+    def test_an_image_stands_on_one(self) -> None:
+        """Nothing is deleted, although libvirt goes on with the next disk."""
+        self.call('-c', 's')
+        child = self.directory / 'child.pcow'
+        vm_state.run('pcow-img', 'create', '-q', '-b', self.images[1].name, '-o', 'base_snapshot=s', child)
+        refused, then = self.call('-d', 's')
+        self.assertIn(child.name, refused)
+        self.assertIn("still has the snapshot 's'", then)
+        self.assert_names('s')
+        child.unlink()
+        self.assertEqual([], self.call('-d', 's'))
+        self.assert_names()
+
+    def test_create_that_fails(self) -> None:
+        self.disks[0].rename(self.directory / 'away')
+        self.assertEqual(2, len(self.call('-c', 's')))
+        (self.directory / 'away').rename(self.disks[0])
+        self.assert_names()
+
+    def test_create_that_takes_too_long(self) -> None:
+        real = program.run
+
+        def run(*command: str) -> str:
+            if command[0].endswith('qemu-img') and '-c' in command:
+                raise subprocess.TimeoutExpired(command, 1)
+            return str(real(*command))
+
+        with mock.patch.object(program, 'run', run):
+            self.assertRaises(subprocess.TimeoutExpired, program.serve, ['snapshot', '-c', 's', str(self.disks[0])])
+        self.assert_names()
+
+    def test_revert_that_cannot_be(self) -> None:
+        self.fill(1)
+        self.call('-c', 's')
+        self.fill(2)
+        with mock.patch.object(program, 'MOST_APART', -1):       # as if they were of different times
+            refused, then = self.call('-a', 's')
+        self.assertIn('do not belong together', refused)
+        self.assertIn("was not reverted to 's'", then)
+        vm_state.run('pcow-img', 'snapshot', '-d', 's', self.images[1])
+        refused, then = self.call('-a', 's')
+        self.assertIn("has no snapshot 's', so the disks are not reverted either", refused)
+        self.assert_holds(2)
+
+    def test_revert_that_ends_halfway(self) -> None:
+        self.fill(1)
+        self.call('-c', 's')
+        self.fill(2)
+        self.assertTrue(program.serve(['snapshot', '-a', 's', str(self.disks[0])]))
+        # the second disk is not reverted yet, nor are the images: nobody runs that
+        done = subprocess.run([images.program('qemu-system-x86_64'), '-machine', 'q35,nvdimm=on', '-accel', 'qtest', '-m',
+                               '128M,slots=2,maxmem=8G', '-nodefaults', '-display', 'none',
+                               *test_qemu_backend.backend(self.images[0]), *vm_state.carrier_arguments(self.disks[0])],
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=qemu.START_SECONDS, check=False)
+        self.assertEqual(1, done.returncode)
+        self.assertIn('being reverted to a snapshot when QEMU ended', done.stderr)
+        self.assertEqual([], self.call('-a', 's'))
+        self.assert_holds(1)
+        self.assert_names('s')
+
+    def test_qemu_finishes_a_revert(self) -> None:
+        """One disk, one image; the image was not reverted when everything ended."""
+        disk, image = self.disks[0], self.images[0]
+        self.define([disk], [image])
+        self.disks, self.images = [disk], [image]
+        self.fill(1)
+        self.call('-c', 's')
+        self.fill(2)
+        real = program.run
+
+        def run(*command: str) -> str:
+            if '-a' in command and command[0].endswith('pcow-img'):
+                raise SystemExit(9)
+            return str(real(*command))
+
+        with mock.patch.object(program, 'run', run):
+            self.assertRaises(SystemExit, self.call, '-a', 's')
+        self.assertTrue(vm_state.disk_holds(disk, 1))
+        with vm_state.Vm(self.directory, *test_qemu_backend.backend(image), *vm_state.carrier_arguments(disk)) as vm:
+            self.assertEqual((['s'], ['s']), vm.trees())
+            vm.quit()
+        self.assert_holds(1)
+
+    def test_real_program_is_there(self) -> None:
+        self.assertEqual(os.path.realpath(shutil.which('qemu-img') or ''), os.path.realpath(program.real_qemu_img()))
