@@ -239,8 +239,10 @@ int pcow_write_zeroes(pcow_image *image, uint64_t offset, uint64_t length, struc
 
 int pcow_flush(pcow_image *image, struct pcow_error *error)
 {
-    int ret = image->file.writable ? file_sync(&image->file) : 0;
+    int ret = image->file.writable ? file_sync(&image->file) : 0, lost = file_take_lost(&image->file);
 
+    if (!ret)
+        ret = lost;
     return ret ? error_set_errno(error, ret, "cannot flush %s", image->file.path) : 0;
 }
 

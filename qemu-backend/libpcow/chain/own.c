@@ -194,6 +194,10 @@ int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, uns
         /* It may be handed out again as one that holds nothing. */
         remains_discard(image, slab, 0, PAGES_PER_SLAB);
         slab_untake(image, slab);
+    } else if (published) {
+        /* Pages that are not valid have been copied to. */
+        slab_forget_prepared(image, slab);
+        remains_leave(image, slab, 0);
     }
     return published ? published : ret;
 }

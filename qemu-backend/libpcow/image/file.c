@@ -416,13 +416,20 @@ int file_commit(struct file *file)
     ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_SYNC});
     if (!ret && fdatasync(file->fd))
         ret = -errno;
-    if (ret)
+    if (ret) {
+        __atomic_store_n(&file->lost, true, __ATOMIC_SEQ_CST);
         return ret;
+    }
     /* What was counted before the call is on the medium, and not before the call is over. */
     committed = __atomic_load_n(&file->committed, __ATOMIC_SEQ_CST);
     while (committed < changes && !__atomic_compare_exchange_n(&file->committed, &committed, changes, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         ;
     return 0;
+}
+
+int file_take_lost(struct file *file)
+{
+    return __atomic_exchange_n(&file->lost, false, __ATOMIC_SEQ_CST) ? -EIO : 0;
 }
 
 int file_settle(struct file *file)

@@ -23,6 +23,7 @@ struct file {
     uint8_t *settled_window[MAX_GROUPS];
     bool growing;                     /* claim of file_grow() */
     bool huge;                        /* the kernel may map it with entries of 2 MiB */
+    bool lost;                        /* a commit has failed, see file_take_lost() */
     uint64_t changes, committed;      /* of the end of file, of holes, with pwrite(): how many, and how many of them are on the medium */
 };
 
@@ -109,6 +110,11 @@ int file_sync(struct file *file);
  * but volatile. Async-signal-safe.
  */
 int file_commit(struct file *file);
+/*
+ * -EIO if a commit has failed since the last call, else 0. The kernel tells of data that it could not write to one commit only, whoever asks
+ * for it; the next one succeeds without that data. So every flush that is answered to a user asks this, too. Async-signal-safe.
+ */
+int file_take_lost(struct file *file);
 
 /*
  * The same, if anything of that kind was done since the last commit. To be called before a word is stored that relies on it: in a crash

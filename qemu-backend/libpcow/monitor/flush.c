@@ -125,12 +125,15 @@ static int flush_range(pcow_map *map, uint64_t offset, uint64_t end)
 
 int pcow_map_flush(pcow_map *map, uint64_t offset, uint64_t length, struct pcow_error *error)
 {
-    int ret = 0;
+    int ret = 0, lost;
 
     if (offset > map->size || length > map->size - offset)
         return error_set(error, -EINVAL, "%s: flush beyond its end", map->image->file.path);
     __atomic_fetch_add(&map->stats.flushes, 1, __ATOMIC_RELAXED);
     if (length > 0)
         ret = flush_range(map, offset, offset + length);
+    lost = file_take_lost(&map->image->file);
+    if (!ret)
+        ret = lost;
     return ret ? error_set_errno(error, ret, "cannot flush %s", map->image->file.path) : 0;
 }

@@ -194,6 +194,9 @@ void layout_make_cold(struct pcow_map *map, uint64_t guest_slab)
 
     order_mmap(map->address + (guest_slab << SLAB_BITS), layout_pages(map, guest_slab) * PCOW_PAGE_SIZE, PROT_NONE,
                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    /* A flush finds what was stored to by these sets. */
+    if (!page_set_empty(&slab->writable))
+        __atomic_store_n(&map->unflushed_frozen, true, __ATOMIC_SEQ_CST);
     memset(&slab->writable, 0, sizeof slab->writable);
     __atomic_store_n(&slab->watched, WATCHED_NOT, __ATOMIC_RELAXED);
     slab->cold = 1;

@@ -280,6 +280,7 @@ int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error)
         return error_set_errno(error, -errno, "%s: its memory cannot be write-protected; stop the VM now, "
                                "or what it writes changes the snapshot", map->image->file.path);
     watch_forget(map);
+    __atomic_store_n(&map->unflushed_frozen, true, __ATOMIC_SEQ_CST);
     vmas_add(map, -(int)map->vmas);
     memset(map->slabs, 0, slabs * sizeof *map->slabs);
     for (uint64_t v = 0; v < slabs; v++)

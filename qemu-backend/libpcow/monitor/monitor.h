@@ -80,7 +80,7 @@ struct pcow_map {
     unsigned vmas, vma_budget;
     bool shares_vmas;                  /* the budget is that of all maps of the process, which the kernel's limit is for */
     bool closing;                      /* waiters give up */
-    bool unflushed_frozen;             /* class pmem: frozen pages may hold stores that no flush has covered */
+    bool unflushed_frozen;             /* pages that are in no set any more may hold stores that no flush has covered */
     struct event_queue events;
     struct ahead ahead;
     struct density density;

@@ -111,6 +111,8 @@ int pcow_rebase(pcow_image *image, const char *base, const char *base_snapshot, 
 
 static int copy_up(pcow_image *image, pcow_image *base, pcow_progress_fn progress, void *opaque, struct pcow_error *error)
 {
+    /* Above it the image reads as zeros whatever the base holds: what a resize had given up. */
+    uint64_t base_limit = layer_find(image, image_active(image))->parent_limit;
     char *buffer = malloc(PCOW_SLAB_SIZE);
     int ret = buffer ? 0 : error_set(error, -ENOMEM, "out of memory");
 
@@ -126,6 +128,10 @@ static int copy_up(pcow_image *image, pcow_image *base, pcow_progress_fn progres
             ret = pcow_read(image, offset, buffer, extent.length, error);
             if (!ret)
                 ret = pcow_write(base, offset, buffer, extent.length, error);
+        } else if (!extent.present && offset + extent.length > base_limit) {
+            uint64_t from = offset > base_limit ? offset : base_limit;
+
+            ret = pcow_write_zeroes(base, from, offset + extent.length - from, error);
         }
         offset += extent.length;
         if (!ret)

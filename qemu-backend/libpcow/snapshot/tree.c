@@ -186,17 +186,20 @@ static int by_guest_slab(const void *a, const void *b, void *opaque)
     return left < right ? -1 : left > right;
 }
 
-/* The child's data slabs, sorted by guest slab. */
+/* The child's data slabs, sorted by guest slab. Traps may add some to the active layer meanwhile, see find_shadow(). */
 static int collect(const struct pcow_image *image, uint32_t id, struct slab_order *order)
 {
+    size_t capacity;
+
     order->count = 0;
     for (uint64_t p = 1; p < image_slab_count(image); p++)
         order->count += image->slabs[p].kind == OWNER_DATA && image->slabs[p].layer == id;
-    order->slab = malloc((order->count + 1) * sizeof *order->slab);
+    capacity = order->count;
+    order->slab = malloc((capacity + 1) * sizeof *order->slab);
     if (!order->slab)
         return -ENOMEM;
     order->count = 0;
-    for (uint64_t p = 1; p < image_slab_count(image); p++)
+    for (uint64_t p = 1; p < image_slab_count(image) && order->count < capacity; p++)
         if (image->slabs[p].kind == OWNER_DATA && image->slabs[p].layer == id)
             order->slab[order->count++] = p;
     qsort_r(order->slab, order->count, sizeof *order->slab, by_guest_slab, (void *)image);

@@ -131,6 +131,9 @@ static bool one_fault(const struct operation *operation, unsigned call, int code
     if (!passed) {
         struct pcow_error again = {0};
 
+        /* A commit that failed is told to the next flush as well, once. */
+        if (c.image)
+            (void)pcow_flush(c.image, &again);
         /* Once more, with nothing in its way. */
         ret = operation->run(&c, &again);
         if (ret && ret != operation->repeated)

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "image/image.h"
 #include "operations/operations.h"
 #include "persist/observer.h"
 
@@ -319,6 +320,45 @@ static void test_failed_delete(void **state)
     }
 }
 
+/* What the kernel could not write is told to one commit only; if that was not the user's own flush, his next one has to say it. */
+static void test_flush_tells_what_another_commit_met(void **state)
+{
+    struct faulty faulty;
+    pcow_image *image = faulty_tree(&faulty);
+
+    (void)state;
+    MUST(pcow_flush(image, &error));
+    put(image, 16384, "lost");
+    faulty.left = 0;
+    assert_int_equal(file_commit(&image->file), -EIO);
+    faulty.left = -1;
+    MUST_FAIL(-EIO, pcow_flush(image, &error));
+    MUST(pcow_flush(image, &error));
+    pcow_close(image);
+}
+
+/* What a resize has given up is gone from the base as well when the image is committed to it. */
+static void test_commit_of_an_image_that_was_smaller(void **state)
+{
+    pcow_image *image = must_create(scratch("base"), 8 * MIB, 0, NULL);
+    static const char zeros[16];
+
+    (void)state;
+    put(image, 2 * MIB, "kept");
+    put(image, 6 * MIB, "given up");
+    pcow_close(image);
+    image = must_create(scratch("t"), 8 * MIB, 0, scratch("base"));
+    MUST(pcow_resize(image, 4 * MIB, true, &error));
+    MUST(pcow_resize(image, 8 * MIB, false, &error));
+    assert_reads(image, 6 * MIB, zeros, sizeof zeros);
+    MUST(pcow_commit(image, NULL, NULL, &error));
+    pcow_close(image);
+    image = must_open(scratch("base"), 0);
+    assert_reads(image, 2 * MIB, "kept", 5);
+    assert_reads(image, 6 * MIB, zeros, sizeof zeros);
+    pcow_close(image);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, scratch_setup, scratch_teardown)
 
 int main(void)
@@ -332,6 +372,8 @@ int main(void)
         TEST(test_thousands_of_snapshots),
         TEST(test_failed_rename_then_delete),
         TEST(test_failed_delete),
+        TEST(test_commit_of_an_image_that_was_smaller),
+        TEST(test_flush_tells_what_another_commit_met),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
