@@ -264,6 +264,7 @@ class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
         with errors.roll_back_resize():
             old, new = flavor_module.parse(instance.flavor), flavor_module.parse(flavor)
             flavor_module.check_resize(old, new)
+            storage.check_complete(instance.uuid, old)
         arguments = (context, instance, dest, flavor, network_info, block_device_info, timeout, retry_interval)
         if not old.uses_pcow:
             return str(super().migrate_disk_and_power_off(*arguments))
@@ -304,6 +305,7 @@ class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
 
             migration_module.receive(instance.uuid, pool, arrived, migration.source_compute,
                                      libvirt_utils.get_instance_path(instance), template)
+        storage.check_complete(instance.uuid, flavor_module.parse(instance.old_flavor))      # what is made below is only new
         migration_module.grow(instance.uuid, wanted)
         self._create_images(context, instance, allocations, block_device_info)      # data devices that the old flavor had not
         return disk_info

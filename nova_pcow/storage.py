@@ -189,16 +189,21 @@ def delete(uuid: str, *, keep: frozenset[str] = frozenset()) -> bool:
     return done
 
 
-def nvdimms(uuid: str, wanted: flavor_module.PcowFlavor) -> list[libvirt_xml.Nvdimm]:
-    """The devices of a server for its domain, the root first.
-
-    :raises ServerStorageError: an image is not there
-    """
+def check_complete(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
+    """:raises ServerStorageError: an image is not there"""
     missing = missing_roles(uuid, wanted)
     if missing:
         raise ServerStorageError(reason=(
             f'the image {image_name(uuid, missing[0])} is in none of the pools {", ".join(nova_conf.CONF.nova_pcow.pools)} '
             'of this host: mount the pool that has it'))
+
+
+def nvdimms(uuid: str, wanted: flavor_module.PcowFlavor) -> list[libvirt_xml.Nvdimm]:
+    """The devices of a server for its domain, the root first.
+
+    :raises ServerStorageError: an image is not there
+    """
+    check_complete(uuid, wanted)
     return [nvdimm(item.path, item.pool, item.alias) for item in find(uuid)]
 
 
