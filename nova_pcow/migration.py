@@ -8,6 +8,7 @@ confirmed or reverted.  To another host each top file travels, and stands there 
 from __future__ import annotations
 
 from collections.abc import Callable
+import contextlib
 import dataclasses
 import json
 import os
@@ -47,11 +48,24 @@ class Transferred:
 def mark(uuid: str) -> None:
     """Remember size and contents of a server's images before a resize on its host.
 
-    :raises PcowError:
+    A mark that is there already is of a resize that failed: a revert would lose what was written since.
+
+    :raises PcowError: then none of them is marked
     """
-    for item in storage.find(uuid):
-        if reserved.RESIZE not in _snapshots(item.path):
+    with contextlib.ExitStack() as undo:
+        for item in storage.find(uuid):
+            if reserved.RESIZE in _snapshots(item.path):
+                image.snapshot_delete(item.path, reserved.RESIZE)
             image.snapshot_create(item.path, reserved.RESIZE)
+            undo.callback(_unmark, item.path)
+        undo.pop_all()
+
+
+def _unmark(path: str) -> None:
+    try:
+        image.snapshot_delete(path, reserved.RESIZE)
+    except exception.PcowError as e:
+        LOG.error('%s keeps the snapshot %s until the next resize: %s', path, reserved.RESIZE, e)
 
 
 def confirm(uuid: str, found: domain.Domain | None, *, is_here: bool) -> None:

@@ -121,6 +121,28 @@ class MigrationTest(base.TestCase):
         self.assertEqual([16, 4], self.sizes())
         self.check_contents()
 
+    def test_revert_after_a_resize_that_failed(self) -> None:
+        """Its mark is still there, and the next resize goes back to where that one began."""
+        migration.mark(_UUID)
+        write(self.path('root'), 8 * units.MIB, 64 * units.KIB, 0x33)
+        migration.mark(_UUID)
+        write(self.path('root'), 8 * units.MIB, 64 * units.KIB, 0x44)
+        migration.revert(_UUID, _SMALL)
+        self.assertTrue(holds(self.path('root'), 8 * units.MIB, 64 * units.KIB, 0x33))
+
+    def test_mark_that_fails(self) -> None:
+        create = image.snapshot_create
+
+        def full(path: str, name: str) -> None:
+            if path == self.path('data0'):
+                raise exception.ToolFailed(message='the pool is full')
+            create(path, name)
+
+        with mock.patch.object(image, 'snapshot_create', full):
+            self.assertRaises(exception.ToolFailed, migration.mark, _UUID)
+        self.assertEqual([[], []], [image.snapshot_list(item.path) for item in storage.find(_UUID)])
+        self.check_contents()
+
     def move(self, template: object) -> None:
         sent = migration.send(_UUID, str(self.instance), None)
         disks, arrived = migration.unpack(migration.pack('[{"path": "/x/disk"}]', sent))
