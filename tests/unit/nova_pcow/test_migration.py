@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 import contextlib
+import dataclasses
 import os
 from pathlib import Path
 import shutil
@@ -175,6 +176,21 @@ class MigrationTest(base.TestCase):
         with mock.patch.object(libvirt_utils, 'copy_image', copy):
             self.move(self.no_template)
         self.check_contents()
+
+    def test_move_of_a_formatted_device(self) -> None:
+        """The empty file systems of two hosts have one name, and differ."""
+        formatted = dataclasses.replace(_SMALL, data=(_SMALL.data[0], flavor.DataDevice(64 * units.MIB, 'ext4')))
+        other = '00000000-0000-4000-8000-000000000001'
+        storage.create(other, dataclasses.replace(formatted, root_size=None), self.on('there'), None)
+        storage.create(_UUID, formatted, self.on('here'), None)
+        write(self.path('data1'), 32 * units.MIB, 64 * units.KIB, 0x55)
+        before = self.directory / 'before'
+        shutil.copytree(self.pools['here'].path, before)
+        self.move(self.template)
+        self.assertTrue(image.compare(str(before / Path(self.path('data1')).name), 'pcow', self.path('data1'), 'pcow'))
+        self.check_contents()
+        unchanged = next(item.path for item in storage.find(other) if item.role == 'data1')
+        self.assertEqual('format-ext4-64-1.pcow', image.info(unchanged).base_filename)
 
     def test_confirm_a_move(self) -> None:
         self.move(self.template)
