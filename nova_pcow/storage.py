@@ -170,12 +170,28 @@ def discard(uuid: str, made: list[str]) -> None:
                 LOG.error('An image of a server stays: %s', e)
 
 
+def _discard_unfinished(uuid: str, keep: frozenset[str]) -> bool:
+    """Nobody builds an image of a server that is being deleted."""
+    prefix, suffix = f'.{image_name(uuid, "")}', f'{names.IMAGE_SUFFIX}.part'
+    done = True
+    for pool in inventory.pools():
+        for entry in os.listdir(pool.path):
+            role = entry.removeprefix(prefix).removesuffix(suffix)
+            if entry == f'{prefix}{role}{suffix}' and _ROLE.fullmatch(role) and role not in keep:
+                try:
+                    os.unlink(os.path.join(pool.path, entry))
+                except OSError as e:
+                    LOG.error('An unfinished image of a server stays: %s', e)
+                    done = False
+    return done
+
+
 def delete(uuid: str, *, keep: frozenset[str] = frozenset()) -> bool:
-    """Delete the images of a server; whether all are gone.
+    """Delete the images of a server, and what a killed build or copy of them left; whether all are gone.
 
     :param keep: roles whose images stay
     """
-    done = True
+    done = _discard_unfinished(uuid, keep)
     for item in find(uuid):
         if item.role in keep:
             continue

@@ -200,6 +200,16 @@ class MigrationTest(base.TestCase):
         self.on('there')
         self.check_contents()
 
+    def test_delete_after_a_build_was_killed(self) -> None:
+        """Between the link to its name and the end of the other one; and in the middle of a copy."""
+        directory = Path(self.pools['here'].path)
+        os.link(self.path('root'), directory / f'.server-{_UUID}-root.pcow.part')
+        (directory / f'.server-{_UUID}-data7.pcow.part').write_bytes(b'half')
+        other = directory / '.server-00000000-0000-4000-8000-000000000001-root.pcow.part'
+        other.write_bytes(b'of another server')
+        self.assertTrue(storage.delete(_UUID))
+        self.assertEqual([other], [path for path in directory.iterdir() if 'server-' in path.name])
+
     def test_copy_that_arrives_damaged(self) -> None:
         sent = migration.send(_UUID, str(self.instance), None)
         os.truncate(sent[0].path, 8192)
