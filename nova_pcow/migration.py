@@ -152,7 +152,7 @@ def receive(uuid: str, pool: pool_module.Pool, arrived: list[Transferred], sourc
     for item in arrived:
         name = storage.image_name(uuid, item.role)
         with staging.building(pool, name) as part:
-            libvirt_utils.copy_image(item.path, part)
+            _copy(item.path, part)
             if item.base is not None:
                 base = _provide_base(pool, item, source_host, directory, template)
                 with pool.lock():
@@ -163,6 +163,13 @@ def receive(uuid: str, pool: pool_module.Pool, arrived: list[Transferred], sourc
                 with pool.lock():
                     staging.publish(part, pool.image_path(name))
         os.unlink(item.path)
+
+
+def _copy(source: str, target: str) -> None:
+    """Durable on return: once an image has its name, its source is deleted."""
+    libvirt_utils.copy_image(source, target)
+    with open(target, 'rb') as f:
+        os.fsync(f.fileno())
 
 
 def _provide_base(pool: pool_module.Pool, item: Transferred, source_host: str, directory: str,
@@ -189,7 +196,7 @@ def _provide_base(pool: pool_module.Pool, item: Transferred, source_host: str, d
     try:
         libvirt_utils.copy_image(item.base_path, part, host=source_host, receive=True, compression=False)
         with staging.building(pool, name) as staged:
-            libvirt_utils.copy_image(part, staged)
+            _copy(part, staged)
             with pool.lock():
                 staging.publish(staged, pool.image_path(name))
         template_module.protect(pool, pool.image_path(name))

@@ -200,6 +200,21 @@ class MigrationTest(base.TestCase):
         self.on('there')
         self.check_contents()
 
+    def test_copies_are_durable(self) -> None:
+        """Before the source is told that it may delete its own: those of templates, too."""
+        synced, fsync = set(), os.fsync
+
+        def record(descriptor: int) -> None:
+            synced.add(os.fstat(descriptor).st_ino)
+            fsync(descriptor)
+
+        with mock.patch.object(os, 'fsync', record):
+            self.move(self.no_template)
+        files = [item.path for item in storage.find(_UUID)]
+        base = image.info(self.path('root')).base_path
+        assert base is not None
+        self.assertEqual(set(), {os.stat(path).st_ino for path in (*files, base)} - synced)
+
     def test_delete_after_a_build_was_killed(self) -> None:
         """Between the link to its name and the end of the other one; and in the middle of a copy."""
         directory = Path(self.pools['here'].path)
