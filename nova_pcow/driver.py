@@ -224,7 +224,7 @@ class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
         fileutils.ensure_tree(CONF.libvirt.snapshots_directory)
         with errors.internal(), tempfile.TemporaryDirectory(dir=CONF.libvirt.snapshots_directory) as directory:
             target = os.path.join(directory, image_id)
-            root = storage.find(instance.uuid)[0]
+            root = storage.root(instance.uuid)
             with snapshot_module.frozen(
                     domain.Domain(self._host.get_connection(), instance.name), root.path, image_id,
                     quiesce=bool(instance.image_meta.properties.get('os_require_quiesce', False))) as frozen:

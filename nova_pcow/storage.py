@@ -207,11 +207,22 @@ def delete(uuid: str, *, keep: frozenset[str] = frozenset()) -> bool:
 
 def check_complete(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
     """:raises ServerStorageError: an image is not there"""
-    missing = missing_roles(uuid, wanted)
-    if missing:
-        raise ServerStorageError(reason=(
-            f'the image {image_name(uuid, missing[0])} is in none of the pools {", ".join(nova_conf.CONF.nova_pcow.pools)} '
-            'of this host: mount the pool that has it'))
+    for role in missing_roles(uuid, wanted):
+        raise _not_there(uuid, role)
+
+
+def root(uuid: str) -> ServerImage:
+    """:raises ServerStorageError: it is not there"""
+    for item in find(uuid):
+        if item.role == ROOT:
+            return item
+    raise _not_there(uuid, ROOT)
+
+
+def _not_there(uuid: str, role: str) -> ServerStorageError:
+    return ServerStorageError(reason=(
+        f'the image {image_name(uuid, role)} is in none of the pools {", ".join(nova_conf.CONF.nova_pcow.pools)} of this host: '
+        'mount the pool that has it'))
 
 
 def nvdimms(uuid: str, wanted: flavor_module.PcowFlavor) -> list[libvirt_xml.Nvdimm]:
