@@ -51,7 +51,7 @@ def mark(uuid: str) -> None:
 
     A mark that is there already is of a resize that failed: a revert would lose what was written since.
 
-    :raises PcowError: then none of them is marked
+    :raises PcowError: then it has marked none
     """
     with contextlib.ExitStack() as undo:
         for item in storage.find(uuid):
