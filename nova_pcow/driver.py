@@ -7,6 +7,7 @@ Nova's own way everywhere.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import contextlib
 import copy
 import os
@@ -59,6 +60,7 @@ class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
     def __init__(self, virtapi: Any, read_only: bool = False) -> None:
         super().__init__(virtapi, read_only)
         self._emulator = emulator.Emulator()
+        self._older: dict[str, frozenset[str]] = {}    # by server that is spawned: roles whose images were there
         libvirt_driver.VOLUME_DRIVERS.setdefault(volume.TYPE, f'{volume.__name__}.{volume.PcowVolumeDriver.__name__}')
 
     # ---- the host ------------------------------------------------------------------------------------------------
@@ -93,13 +95,22 @@ class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
         if not _uses_pcow(instance):
             super().spawn(*arguments)
             return
-        with errors.abort_build(instance):
+        with errors.abort_build(instance), self._keep_images(instance.uuid):
             made = self._create_images(context, instance, allocations, block_device_info)
             try:
                 super().spawn(*arguments)
             except Exception:
                 with excutils.save_and_reraise_exception():
                     storage.discard(instance.uuid, made)       # Nova does not while libvirt is away
+
+    @contextlib.contextmanager
+    def _keep_images(self, uuid: str) -> Iterator[None]:
+        """A spawn that fails deletes the directory that it made, but no image that was there before: an evacuated server's."""
+        self._older[uuid] = frozenset(item.role for item in storage.find(uuid))
+        try:
+            yield
+        finally:
+            del self._older[uuid]
 
     def _create_images(self, context: Any, instance: Any, allocations: Any, block_device_info: Any = None) -> list[str]:
         """The names of those that were not there.
@@ -150,7 +161,8 @@ class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
         return os.path.join(libvirt_utils.get_instance_path(instance), 'disk')
 
     def delete_instance_files(self, instance: Any) -> bool:
-        images_are_gone = storage.delete(instance.uuid)
+        older = self._older.get(instance.uuid, frozenset())
+        images_are_gone = storage.delete(instance.uuid, keep=older) and not older
         return bool(super().delete_instance_files(instance)) and images_are_gone
 
     def _undefine_domain(self, instance: Any, keep_vtpm: bool = False, keep_nvram: bool = False) -> None:
@@ -212,7 +224,7 @@ class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
         fileutils.ensure_tree(CONF.libvirt.snapshots_directory)
         with errors.internal(), tempfile.TemporaryDirectory(dir=CONF.libvirt.snapshots_directory) as directory:
             target = os.path.join(directory, image_id)
-            root = storage.find(instance.uuid)[0]
+            root = storage.root(instance.uuid)
             with snapshot_module.frozen(
                     domain.Domain(self._host.get_connection(), instance.name), root.path, image_id,
                     quiesce=bool(instance.image_meta.properties.get('os_require_quiesce', False))) as frozen:
@@ -252,6 +264,7 @@ class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
         with errors.roll_back_resize():
             old, new = flavor_module.parse(instance.flavor), flavor_module.parse(flavor)
             flavor_module.check_resize(old, new)
+            storage.check_complete(instance.uuid, old)
         arguments = (context, instance, dest, flavor, network_info, block_device_info, timeout, retry_interval)
         if not old.uses_pcow:
             return str(super().migrate_disk_and_power_off(*arguments))
@@ -292,6 +305,7 @@ class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
 
             migration_module.receive(instance.uuid, pool, arrived, migration.source_compute,
                                      libvirt_utils.get_instance_path(instance), template)
+        storage.check_complete(instance.uuid, flavor_module.parse(instance.old_flavor))      # what is made below is only new
         migration_module.grow(instance.uuid, wanted)
         self._create_images(context, instance, allocations, block_device_info)      # data devices that the old flavor had not
         return disk_info

@@ -2,12 +2,13 @@
 """Servers that change their size or their host while they are shut off.
 
 On one host the images stay where they are: a snapshot inside each marks the old size and contents until the resize is
-confirmed or reverted.  To another host each top file travels, and stands there on that host's template of the same name.
+confirmed or reverted.  To another host each top file travels, and stands there on that host's template of the same contents.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+import contextlib
 import dataclasses
 import json
 import os
@@ -42,16 +43,30 @@ class Transferred:
     path: str
     base: str | None                   # name of the template that it stands on
     base_path: str | None              # of that template on the source
+    base_uuid: str | None              # as the image has it
 
 
 def mark(uuid: str) -> None:
     """Remember size and contents of a server's images before a resize on its host.
 
-    :raises PcowError:
+    A mark that is there already is of a resize that failed: a revert would lose what was written since.
+
+    :raises PcowError: then it has marked none
     """
-    for item in storage.find(uuid):
-        if reserved.RESIZE not in _snapshots(item.path):
+    with contextlib.ExitStack() as undo:
+        for item in storage.find(uuid):
+            if reserved.RESIZE in _snapshots(item.path):
+                image.snapshot_delete(item.path, reserved.RESIZE)
             image.snapshot_create(item.path, reserved.RESIZE)
+            undo.callback(_unmark, item.path)
+        undo.pop_all()
+
+
+def _unmark(path: str) -> None:
+    try:
+        image.snapshot_delete(path, reserved.RESIZE)
+    except exception.PcowError as e:
+        LOG.error('%s keeps the snapshot %s until the next resize: %s', path, reserved.RESIZE, e)
 
 
 def confirm(uuid: str, found: domain.Domain | None, *, is_here: bool) -> None:
@@ -108,7 +123,7 @@ def send(uuid: str, directory: str, host: str | None) -> list[Transferred]:
                 f'{item.path} is a fork of a snapshot, which does not travel: make an image of the server'))
         target = os.path.join(directory, os.path.basename(item.path))
         libvirt_utils.copy_image(item.path, target, host=host, compression=False)
-        sent.append(Transferred(item.role, target, base, info.base_path))
+        sent.append(Transferred(item.role, target, base, info.base_path, info.base_uuid))
     return sent
 
 
@@ -137,11 +152,11 @@ def receive(uuid: str, pool: pool_module.Pool, arrived: list[Transferred], sourc
     for item in arrived:
         name = storage.image_name(uuid, item.role)
         with staging.building(pool, name) as part:
-            libvirt_utils.copy_image(item.path, part)
+            _copy(item.path, part)
             if item.base is not None:
-                _provide_base(pool, item, source_host, directory, template)
+                base = _provide_base(pool, item, source_host, directory, template)
                 with pool.lock():
-                    image.rebase(part, pool.existing_path(item.base), unsafe=True)
+                    image.rebase(part, pool.existing_path(base), unsafe=True)
                     device.window(part)            # the chain can be read, and is what a device should be
                     staging.publish(part, pool.image_path(name))
             else:
@@ -150,33 +165,54 @@ def receive(uuid: str, pool: pool_module.Pool, arrived: list[Transferred], sourc
         os.unlink(item.path)
 
 
+def _copy(source: str, target: str) -> None:
+    """Durable on return: once an image has its name, its source is deleted."""
+    libvirt_utils.copy_image(source, target)
+    with open(target, 'rb') as f:
+        os.fsync(f.fileno())
+
+
 def _provide_base(pool: pool_module.Pool, item: Transferred, source_host: str, directory: str,
-                  template: Callable[[template_cache.TemplateCache, str], Any]) -> None:
-    """Make sure that the pool has the template that an image stands on."""
+                  template: Callable[[template_cache.TemplateCache, str], Any]) -> str:
+    """Make sure that the pool has the template that an image stands on; its name.
+
+    Templates of a Glance image hold the same under one name.  Empty file systems do not, each host makes its own: one that
+    comes from another host has its UUID in its name.
+    """
     assert item.base is not None and item.base_path is not None    # noqa: S101 - receive() looked
-    if os.path.lexists(pool.image_path(item.base)):
-        return
-    glance_id = template_cache.image_id(item.base)
+    name, glance_id = item.base, template_cache.image_id(item.base)
+    if glance_id is None and not _has(pool, name, item.base_uuid):
+        name = f'{name.removesuffix(f"-{item.base_uuid}")}-{item.base_uuid}'
+    if os.path.lexists(pool.image_path(name)):
+        return name
     if glance_id is not None:
         try:
-            with template(template_cache.TemplateCache(pool), glance_id) as name:
-                if name == item.base:
-                    return
+            with template(template_cache.TemplateCache(pool), glance_id) as made:
+                if made == name:
+                    return name
         except exception.PcowError as e:
-            LOG.info('Template %s is copied from %s: %s', item.base, source_host, e)
+            LOG.info('Template %s is copied from %s: %s', name, source_host, e)
     part = os.path.join(directory, os.path.basename(item.base_path))
     try:
         libvirt_utils.copy_image(item.base_path, part, host=source_host, receive=True, compression=False)
-        with staging.building(pool, item.base) as staged:
-            libvirt_utils.copy_image(part, staged)
+        with staging.building(pool, name) as staged:
+            _copy(part, staged)
             with pool.lock():
-                staging.publish(staged, pool.image_path(item.base))
-        template_module.protect(pool, pool.image_path(item.base))
+                staging.publish(staged, pool.image_path(name))
+        template_module.protect(pool, pool.image_path(name))
     except exception.ImageExists:
-        return                         # another migration brought it
+        pass                           # another migration brought it
     finally:
         if os.path.lexists(part):
             os.unlink(part)
+    return name
+
+
+def _has(pool: pool_module.Pool, name: str, uuid: str | None) -> bool:
+    try:
+        return image.info(pool.existing_path(name), force_share=True).uuid == uuid
+    except exception.ImageNotFound:
+        return False
 
 
 def check_evacuation(uuid: str, wanted: flavor_module.PcowFlavor) -> None:

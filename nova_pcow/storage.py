@@ -170,12 +170,28 @@ def discard(uuid: str, made: list[str]) -> None:
                 LOG.error('An image of a server stays: %s', e)
 
 
+def _discard_unfinished(uuid: str, keep: frozenset[str]) -> bool:
+    """Nobody builds an image of a server that is being deleted."""
+    prefix, suffix = f'.{image_name(uuid, "")}', f'{names.IMAGE_SUFFIX}.part'
+    done = True
+    for pool in inventory.pools():
+        for entry in os.listdir(pool.path):
+            role = entry.removeprefix(prefix).removesuffix(suffix)
+            if entry == f'{prefix}{role}{suffix}' and _ROLE.fullmatch(role) and role not in keep:
+                try:
+                    os.unlink(os.path.join(pool.path, entry))
+                except OSError as e:
+                    LOG.error('An unfinished image of a server stays: %s', e)
+                    done = False
+    return done
+
+
 def delete(uuid: str, *, keep: frozenset[str] = frozenset()) -> bool:
-    """Delete the images of a server; whether all are gone.
+    """Delete the images of a server, and what a killed build or copy of them left; whether all are gone.
 
     :param keep: roles whose images stay
     """
-    done = True
+    done = _discard_unfinished(uuid, keep)
     for item in find(uuid):
         if item.role in keep:
             continue
@@ -189,16 +205,32 @@ def delete(uuid: str, *, keep: frozenset[str] = frozenset()) -> bool:
     return done
 
 
+def check_complete(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
+    """:raises ServerStorageError: an image is not there"""
+    for role in missing_roles(uuid, wanted):
+        raise _not_there(uuid, role)
+
+
+def root(uuid: str) -> ServerImage:
+    """:raises ServerStorageError: it is not there"""
+    for item in find(uuid):
+        if item.role == ROOT:
+            return item
+    raise _not_there(uuid, ROOT)
+
+
+def _not_there(uuid: str, role: str) -> ServerStorageError:
+    return ServerStorageError(reason=(
+        f'the image {image_name(uuid, role)} is in none of the pools {", ".join(nova_conf.CONF.nova_pcow.pools)} of this host: '
+        'mount the pool that has it'))
+
+
 def nvdimms(uuid: str, wanted: flavor_module.PcowFlavor) -> list[libvirt_xml.Nvdimm]:
     """The devices of a server for its domain, the root first.
 
     :raises ServerStorageError: an image is not there
     """
-    missing = missing_roles(uuid, wanted)
-    if missing:
-        raise ServerStorageError(reason=(
-            f'the image {image_name(uuid, missing[0])} is in none of the pools {", ".join(nova_conf.CONF.nova_pcow.pools)} '
-            'of this host: mount the pool that has it'))
+    check_complete(uuid, wanted)
     return [nvdimm(item.path, item.pool, item.alias) for item in find(uuid)]
 
 

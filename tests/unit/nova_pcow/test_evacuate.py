@@ -6,8 +6,12 @@ import os
 from pathlib import Path
 import subprocess
 from typing import Any
+from unittest import mock
 
+from nova.tests.fixtures.libvirt import libvirtError
 from nova.tests.functional.api import client
+from nova.virt.libvirt import driver as libvirt_driver
+from nova.virt.libvirt import guest
 
 from pcow_driver import image
 from pcow_driver import tool
@@ -57,6 +61,15 @@ class EvacuateTest(base.ServersTestCase):
         self.assertIn(self.root, self.xml(self.server))
         provider = self.provider('host2_pcow_fast')
         self.assertIn(provider['uuid'], self.claims())
+
+    def test_libvirt_fails(self) -> None:
+        """On a host that does not see the directories of servers: Nova takes away the one that it made."""
+        before = image.info(self.root).uuid
+        with mock.patch.object(libvirt_driver.LibvirtDriver, '_create_image', new=mock.Mock(return_value=(True, True))), \
+                mock.patch.object(guest.Guest, 'create', new=mock.Mock(side_effect=libvirtError('the monitor is gone'))):
+            self.evacuate('failed')
+        self.assertIn('the monitor is gone', self.words())
+        self.assertEqual(before, image.info(self.root).uuid)
 
     def test_pool_of_its_own(self) -> None:
         away = Path(self.root).with_suffix('.away')

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 import contextlib
+import dataclasses
 import os
 from pathlib import Path
 import shutil
@@ -121,6 +122,28 @@ class MigrationTest(base.TestCase):
         self.assertEqual([16, 4], self.sizes())
         self.check_contents()
 
+    def test_revert_after_a_resize_that_failed(self) -> None:
+        """Its mark is still there, and the next resize goes back to where that one began."""
+        migration.mark(_UUID)
+        write(self.path('root'), 8 * units.MIB, 64 * units.KIB, 0x33)
+        migration.mark(_UUID)
+        write(self.path('root'), 8 * units.MIB, 64 * units.KIB, 0x44)
+        migration.revert(_UUID, _SMALL)
+        self.assertTrue(holds(self.path('root'), 8 * units.MIB, 64 * units.KIB, 0x33))
+
+    def test_mark_that_fails(self) -> None:
+        create = image.snapshot_create
+
+        def full(path: str, name: str) -> None:
+            if path == self.path('data0'):
+                raise exception.ToolFailed(message='the pool is full')
+            create(path, name)
+
+        with mock.patch.object(image, 'snapshot_create', full):
+            self.assertRaises(exception.ToolFailed, migration.mark, _UUID)
+        self.assertEqual([[], []], [image.snapshot_list(item.path) for item in storage.find(_UUID)])
+        self.check_contents()
+
     def move(self, template: object) -> None:
         sent = migration.send(_UUID, str(self.instance), None)
         disks, arrived = migration.unpack(migration.pack('[{"path": "/x/disk"}]', sent))
@@ -154,6 +177,21 @@ class MigrationTest(base.TestCase):
             self.move(self.no_template)
         self.check_contents()
 
+    def test_move_of_a_formatted_device(self) -> None:
+        """The empty file systems of two hosts have one name, and differ."""
+        formatted = dataclasses.replace(_SMALL, data=(_SMALL.data[0], flavor.DataDevice(64 * units.MIB, 'ext4')))
+        other = '00000000-0000-4000-8000-000000000001'
+        storage.create(other, dataclasses.replace(formatted, root_size=None), self.on('there'), None)
+        storage.create(_UUID, formatted, self.on('here'), None)
+        write(self.path('data1'), 32 * units.MIB, 64 * units.KIB, 0x55)
+        before = self.directory / 'before'
+        shutil.copytree(self.pools['here'].path, before)
+        self.move(self.template)
+        self.assertTrue(image.compare(str(before / Path(self.path('data1')).name), 'pcow', self.path('data1'), 'pcow'))
+        self.check_contents()
+        unchanged = next(item.path for item in storage.find(other) if item.role == 'data1')
+        self.assertEqual('format-ext4-64-1.pcow', image.info(unchanged).base_filename)
+
     def test_confirm_a_move(self) -> None:
         self.move(self.template)
         self.on('here')
@@ -161,6 +199,31 @@ class MigrationTest(base.TestCase):
         self.assertEqual([], storage.find(_UUID))
         self.on('there')
         self.check_contents()
+
+    def test_copies_are_durable(self) -> None:
+        """Before the source is told that it may delete its own: those of templates, too."""
+        synced, fsync = set(), os.fsync
+
+        def record(descriptor: int) -> None:
+            synced.add(os.fstat(descriptor).st_ino)
+            fsync(descriptor)
+
+        with mock.patch.object(os, 'fsync', record):
+            self.move(self.no_template)
+        files = [item.path for item in storage.find(_UUID)]
+        base = image.info(self.path('root')).base_path
+        assert base is not None
+        self.assertEqual(set(), {os.stat(path).st_ino for path in (*files, base)} - synced)
+
+    def test_delete_after_a_build_was_killed(self) -> None:
+        """Between the link to its name and the end of the other one; and in the middle of a copy."""
+        directory = Path(self.pools['here'].path)
+        os.link(self.path('root'), directory / f'.server-{_UUID}-root.pcow.part')
+        (directory / f'.server-{_UUID}-data7.pcow.part').write_bytes(b'half')
+        other = directory / '.server-00000000-0000-4000-8000-000000000001-root.pcow.part'
+        other.write_bytes(b'of another server')
+        self.assertTrue(storage.delete(_UUID))
+        self.assertEqual([other], [path for path in directory.iterdir() if 'server-' in path.name])
 
     def test_copy_that_arrives_damaged(self) -> None:
         sent = migration.send(_UUID, str(self.instance), None)

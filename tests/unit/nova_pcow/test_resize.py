@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from nova.tests.functional.api import client
+from nova.virt.libvirt import driver as libvirt_driver
+
+from pcow_driver import image
+from tests.unit.nova_pcow import base
+
+
+class ResizeTest(base.ServersTestCase):
+    """Servers that are resized on their host while something of them is not there."""
+
+    ADMIN_API = True
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.flags(allow_resize_to_same_host=True)
+        self.start_compute()
+        self.server = self.boot(self.make_flavor(root='true'))
+        self.root = Path(self.pool.existing_path(f'server-{self.server["id"]}-root'))
+        self.before = image.info(str(self.root)).uuid
+
+    def resize(self, status: str) -> None:
+        with contextlib.suppress(client.OpenStackApiException):      # casts are calls here: the API hears what compute raises
+            self.api.post_server_action(self.server['id'], {'resize': {'flavorRef': self.make_flavor(2048, root='true', disk=2)}})
+        self._wait_for_server_parameter(self.server, {'OS-EXT-STS:task_state': None, 'status': status})
+
+    def check_refused(self) -> None:
+        (found,) = [item for item in self.api.get_instance_actions(self.server['id']) if item['action'] == 'resize']
+        words = json.dumps(self.api.api_get(f'/servers/{self.server["id"]}/os-instance-actions/{found["request_id"]}').body)
+        self.assertIn(f'{self.root.stem} is in none of the pools fast of this host: mount the pool that has it', words)
+
+    def test_pool_that_is_not_mounted(self) -> None:
+        marker = Path(self.pool.path, '.pcow-pool')
+        marker.rename(marker.with_name('.away'))
+        self.resize('ERROR')               # of the conductor, which hears it too: see above
+        marker.with_name('.away').rename(marker)
+        self.check_refused()
+        self.assertIn('InstanceFaultRollback', self.fault(self.server))      # what lets a server go on as it was
+        self.assertEqual(self.before, image.info(str(self.root)).uuid)
+
+    def test_root_that_goes_away_meanwhile(self) -> None:
+        """No new one is made of the image in its place."""
+        def power_off(*_args: Any) -> str:
+            os.rename(self.root, self.root.with_suffix('.away'))
+            return '[]'
+
+        with mock.patch.object(libvirt_driver.LibvirtDriver, 'migrate_disk_and_power_off', new=mock.Mock(side_effect=power_off)):
+            self.resize('ERROR')
+        self.check_refused()
+        self.assertFalse(self.root.exists())
