@@ -105,7 +105,7 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
 
     def copy_image_to_volume(self, context: Any, volume: Any, image_service: Any, image_id: str,
                              disable_sparse: bool = False) -> None:
-        self.images.copy_to_volume(context, volume, image_service, image_id)
+        self.images.copy_to_volume(context, volume, image_service, image_id, over_data=disable_sparse)
 
     def copy_volume_to_image(self, context: Any, volume: Any, image_service: Any, image_meta: dict[str, Any]) -> None:
         self.images.copy_to_image(context, volume, image_service, image_meta)

@@ -71,9 +71,10 @@ class Images:
                 derive.on_base(pool, name, pool, volume.name, size, max_chain=self._volumes.max_chain)
         return True
 
-    def copy_to_volume(self, context: Any, volume: Any, image_service: Any, image_id: str) -> None:
-        """Fill a volume, which is new and empty, with an image that Cinder fetches and inspects.
+    def copy_to_volume(self, context: Any, volume: Any, image_service: Any, image_id: str, *, over_data: bool) -> None:
+        """Fill a volume with an image that Cinder fetches and inspects.
 
+        :param over_data: the volume may hold data, of which nothing is left; else it is new and empty
         :raises ImageUnacceptable:
         :raises VolumeBackendAPIException:
         """
@@ -82,8 +83,13 @@ class Images:
             _check_size(os.path.getsize(raw), volume.size * units.GIB)
             LOG.info('Image %s is copied to %s', image_id, volume.name)
             path = self._volumes.path(volume)
-            with nbd.serve(path, window=device.window(path)) as uri:
-                tool.run(tool.find('qemu_img'), 'convert', '-f', 'raw', '-O', 'raw', '-n', '--target-is-zero', raw, uri)
+            window = device.window(path)
+            options = ['--target-is-zero']
+            if over_data:
+                os.truncate(raw, window.size)          # what lies behind the image becomes zeros, too
+                options = []
+            with nbd.serve(path, window=window) as uri:
+                tool.run(tool.find('qemu_img'), 'convert', '-f', 'raw', '-O', 'raw', '-n', *options, raw, uri)
 
     def copy_to_image(self, context: Any, volume: Any, image_service: Any, image_meta: dict[str, Any]) -> None:
         """Upload what a volume holds at this moment, also while a guest writes to it.

@@ -50,7 +50,7 @@ CAPABILITIES: dict[str, Any] = {
     'QoS_support': False,
     'multiattach': False,
     'online_extend_support': False,
-    'sparse_copy_volume': True,
+    'sparse_copy_volume': False,       # Cinder would leave out zeros also when it copies over data: reimage from a snapshot
     'clone_across_pools': True,
     'consistent_group_snapshot_enabled': True,
 }

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+import contextlib
 import dataclasses
 import enum
 import os
@@ -11,20 +12,22 @@ import re
 import stat
 import time
 
+from pcow_driver import domain
 from pcow_driver import exception
 from pcow_driver import image
 from pcow_driver import names
 from pcow_driver import pool as pool_module
 
 _UNFINISHED = re.compile(r'\..*\.(part|partial)')      # what pcow-img and template build write before they rename it
-_MIN_AGE = 3600                        # seconds; a younger one may be in the making
+_SERVICE_PREFIXES = ('server-', 'volume-')     # Nova and Cinder know whether they need it, also without a domain here
+_MIN_AGE = 3600                        # seconds since the last write; a younger one may be in the making
 
 
 class Kind(enum.StrEnum):
     UNFINISHED = 'unfinished'          # a file that an interrupted command left
     ORPHAN = 'orphan'                  # an image whose base is gone: it cannot be opened
     UNUSED_TEMPLATE = 'unused-template'
-    UNUSED_IMAGE = 'unused-image'      # no domain names it and nothing stands on it
+    UNUSED_IMAGE = 'unused-image'      # no domain names it, nothing stands on it, and it is no server's and no volume
     LEAK = 'leak'                      # space in an image that nothing refers to
 
 
@@ -54,11 +57,20 @@ def find(pool: pool_module.Pool, domain_images: frozenset[str] | None) -> list[F
         elif item.info.sealed and item.info.uuid not in used:
             findings.append(Finding(Kind.UNUSED_TEMPLATE, item.path, item.info.actual_size, 'nothing stands on this template'))
         elif not item.info.sealed and item.info.uuid not in used and domain_images is not None \
-                and os.path.realpath(item.path) not in domain_images:
+                and not item.name.startswith(_SERVICE_PREFIXES) and _why_used(item.path, domain_images) is None:
             findings.append(Finding(Kind.UNUSED_IMAGE, item.path, item.info.actual_size, (
                 'no domain of this libvirt names it and nothing stands on it')))
         findings += _leaks(item)
     return findings
+
+
+def _why_used(path: str, domain_images: frozenset[str]) -> str | None:
+    if os.path.realpath(path) in domain_images:
+        return 'a domain of libvirt names it'
+    with contextlib.suppress(FileNotFoundError):
+        if time.time() - os.lstat(path).st_mtime > _MIN_AGE:
+            return None
+    return f'it was written less than {_MIN_AGE // 60} minutes ago'
 
 
 def _unfinished(pool: pool_module.Pool) -> Iterator[Finding]:
@@ -84,8 +96,9 @@ def _leaks(item: pool_module.PoolImage) -> Iterator[Finding]:
 def delete(pool: pool_module.Pool, finding: Finding) -> None:
     """Delete what was found, unless it is needed by now.
 
-    :raises ImageInUse: somebody has it open, or something stands on it
+    :raises ImageInUse: somebody has it open, something stands on it, or a domain names it by now
     :raises ImageNotFound:
+    :raises LibvirtFailed: whether a domain names it is not known any more
     """
     name = os.path.basename(finding.path)
     if finding.kind is Kind.LEAK:
@@ -96,4 +109,6 @@ def delete(pool: pool_module.Pool, finding: Finding) -> None:
     elif finding.kind is Kind.UNUSED_TEMPLATE:
         pool.delete_template(name.removesuffix(names.IMAGE_SUFFIX))
     else:
+        if finding.kind is Kind.UNUSED_IMAGE and (reason := _why_used(finding.path, domain.all_images())) is not None:
+            raise exception.ImageInUse(path=finding.path, reason=reason)
         pool.delete_image(name.removesuffix(names.IMAGE_SUFFIX), force=finding.kind is Kind.ORPHAN)

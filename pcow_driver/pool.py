@@ -157,19 +157,30 @@ class Pool:
     def templates(self) -> list[PoolImage]:
         return [item for item in self.images() if item.info and item.info.sealed]
 
-    def children(self, name: str) -> list[str]:
-        """Names of the images that stand on this one.
+    def children(self, name: str, *, known_only: bool = False) -> list[str]:
+        """Names of the images that stand on this one; if it cannot be read itself, of those that name its file as their base.
 
+        :param known_only: leave out what cannot be read, rather than raise ImageInUse
         :raises ImageNotFound:
-        :raises ImageInUse: an image of the pool cannot be read, so that nobody can tell what it stands on
+        :raises ImageInUse: another image cannot be read, so that nobody can tell whether it stands on this one
         """
         path = self.existing_path(name)
-        uuid = image.info(path, force_share=True).uuid
+        items = {os.path.realpath(item.path): item for item in self.images()}
+        own = items.get(os.path.realpath(path))
+        below: set[str] = set()            # with itself: what it stands on cannot stand on it, readable or not
+        at = own
+        while at is not None and at.path not in below:
+            below.add(at.path)
+            at = items.get(os.path.realpath(at.info.base_path)) if at.info and at.info.base_path else None
         found = []
-        for item in self.images():
+        for item in items.values():
             if item.info is None:
-                raise exception.ImageInUse(path=path, reason=f'{item.error}: whether this image stands on it is unknown')
-            if item.info.base_uuid == uuid:
+                if item.path not in below and not known_only:
+                    raise exception.ImageInUse(path=path, reason=f'{item.error}: whether this image stands on it is unknown')
+            elif own is not None and own.info is not None:
+                if item.info.base_uuid == own.info.uuid:
+                    found.append(item.name)
+            elif item.info.base_path is not None and os.path.realpath(item.info.base_path) == os.path.realpath(path):
                 found.append(item.name)
         return found
 
@@ -254,12 +265,7 @@ class Pool:
             except exception.ToolFailed as e:
                 if not force:
                     raise exception.ImageInUse(path=path, reason=str(e)) from None
-            try:
-                children = self.children(name)
-            except (exception.ToolFailed, exception.ImageInUse):
-                if not force:
-                    raise
-                children = []
+            children = self.children(name, known_only=force)
             if children:
                 raise exception.ImageInUse(path=path, reason=(
                     f'{len(children)} image(s) stand on it: {", ".join(children[:5])}' + (', ...' if children[5:] else '')))

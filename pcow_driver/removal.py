@@ -143,14 +143,15 @@ def _delete_image(pool: pool_module.Pool, name: str) -> tuple[bool, str | None]:
     try:
         base = _base(path)
         if mark in marks(pool):
-            image.unseal(path)
+            if _readable(path):
+                image.unseal(path)
         elif _open_elsewhere(path):
             raise exception.ImageInUse(path=path, reason='somebody has it open')
         if _has_children(pool, name):
             _mark(pool, mark)
             _reduce(pool, name)
             return False, base
-        # force: of a damaged image, too, it is known that nothing stands on it
+        # force: also if it is damaged; no image that can be read stands on it
         pool.delete_image(name, force=not _readable(path))
     except exception.ImageNotFound:
         LOG.debug('%s is gone already', path)
@@ -182,14 +183,12 @@ def _base(path: str) -> str | None:
 
 
 def _has_children(pool: pool_module.Pool, name: str) -> bool:
-    """Also if that cannot be told, because another image is damaged for instance."""
+    """Also if that cannot be told, because another image is damaged for instance; but two damaged ones do not keep each other."""
     try:
-        return bool(pool.children(name))
+        return bool(pool.children(name, known_only=not _readable(pool.existing_path(name))))
     except exception.ImageInUse as e:
         LOG.warning('%s is kept for what may stand on it: %s', name, e)
         return True
-    except exception.ToolFailed:
-        return False                   # it is damaged itself
 
 
 def _bases(pool: pool_module.Pool) -> set[tuple[str | None, str | None]]:

@@ -152,6 +152,20 @@ class ImagesTest(base.PcowTestCase):
         self.driver.copy_image_to_volume(self.context, volume, self.service, self.service.add(self.qcow2(), 'qcow2')['id'])
         self.check_content(volume, {0: 0, MIB: 0x11, 16 * MIB: 0})
 
+    def test_another_image_in_a_volume_that_has_data(self) -> None:
+        """Reimage, and Nova's rebuild of a server whose root is a volume: nothing of the old data is left, as in a new volume."""
+        volume = self.volume()
+        filled = (0, MIB, 8 * MIB, 16 * MIB, units.GIB - 65536)
+        for offset in filled:
+            self.write(volume, offset, 0x55)
+        for meta in (self.service.add(self.raw(), 'raw'), self.service.add(self.qcow2(), 'qcow2')):
+            self.driver.copy_image_to_volume(self.context, volume, self.service, meta['id'], disable_sparse=True)
+            self.check_content(volume, dict.fromkeys(filled, 0) | {MIB: 0x11})
+            self.write(volume, 8 * MIB, 0x55)
+        self.assertLess(self.info(volume).actual_size, 16 * MIB)
+        # Cinder's own copy, of reimage from a snapshot for instance, would leave out zeros as well
+        self.assertIs(False, self.driver.get_volume_stats(refresh=True)['sparse_copy_volume'])
+
     def test_image_of_a_volume(self) -> None:
         volume = self.volume()
         self.write(volume, MIB, 0x22)
