@@ -25,6 +25,7 @@
 #include "qemu/error-report.h"
 #include "system/block-backend.h"
 #include "system/hostmem-pcow.h"
+#include "system/runstate.h"
 
 #define MARK ".incomplete-"
 #define LOADING ".loading-"
@@ -51,7 +52,8 @@ static bool parse_mark(const char *name, HostMemPcowMark *mark)
     }
     name += strlen(mark->loading ? LOADING : MARK);
     return sscanf(name, "%" SCNu32 ".%" SCNu32 "-%u%n", &mark->date_sec,
-                  &mark->date_nsec, &mark->disks, &end) == 3 && !name[end];
+                  &mark->date_nsec, &mark->disks, &end) == 3 &&
+           !name[end] && mark->disks;
 }
 
 static bool notice(HostMemPcow *pcow, void *opaque, Error **errp)
@@ -269,6 +271,39 @@ static bool recover_mark(HostMemPcow *pcow, const char *mark_name,
     return true;
 }
 
+/* Only before anything has run: nobody's disks change beneath him. */
+static bool may_revert_disks(void)
+{
+    return runstate_check(RUN_STATE_PRELAUNCH) ||
+           runstate_check(RUN_STATE_INMIGRATE);
+}
+
+bool hostmem_pcow_check_plug(HostMemPcow *pcow, Error **errp)
+{
+    struct pcow_snapshot *list;
+    HostMemPcowMark mark;
+    bool ok = true;
+    size_t count;
+
+    if (may_revert_disks() || pcow->readonly ||
+        pcow_snapshot_list(pcow->image, &list, &count, NULL) < 0) {
+        return true;
+    }
+    for (size_t i = 0; i < count && ok; i++) {
+        if (parse_mark(list[i].name, &mark) && mark.loading) {
+            error_setg(errp, "a VM with the pcow image '%s' was being reverted "
+                       "to its snapshot '%s' when QEMU ended: start a VM with "
+                       "the image and its disks to have that finished; or, to "
+                       "use the image as it is, rename the snapshot first "
+                       "(pcow-img snapshot --rename)",
+                       pcow_path(pcow->image), list[i].name);
+            ok = false;
+        }
+    }
+    free(list);
+    return ok;
+}
+
 static bool recover(HostMemPcow *pcow, void *opaque, Error **errp)
 {
     struct pcow_snapshot *list;
@@ -281,7 +316,9 @@ static bool recover(HostMemPcow *pcow, void *opaque, Error **errp)
         return true;
     }
     for (size_t i = 0; i < count; i++) {
+        /* A load of this process that failed is for who lets the VM run. */
         if (!parse_mark(list[i].name, &mark) ||
+            (mark.loading && !may_revert_disks()) ||
             (mark.loading ? recover_load : recover_mark)(pcow, list[i].name,
                                                          &mark, &err)) {
             continue;

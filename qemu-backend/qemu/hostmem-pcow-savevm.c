@@ -112,6 +112,26 @@ static const VMStateField identity_fields[] = {
     VMSTATE_END_OF_LIST()
 };
 
+static bool end_load(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    struct pcow_error error;
+    int ret;
+
+    if (!pcow->loading_mark) {
+        return true;
+    }
+    ret = pcow_snapshot_rename(pcow->image, pcow->loading_mark,
+                               pcow->loading_name, &error);
+    /* Somebody may have deleted it, or renamed it himself. */
+    if (ret < 0 && ret != -ENOENT) {
+        error_setg(errp, "%s", error.message);
+        return false;
+    }
+    g_clear_pointer(&pcow->loading_mark, g_free);
+    g_clear_pointer(&pcow->loading_name, g_free);
+    return true;
+}
+
 /*
  * After a load that failed halfway. Whoever lets the VM run has been told, and
  * takes disks and memory as they are; reverting them at the next start would
@@ -121,7 +141,7 @@ static void vm_state_changed(void *opaque, bool running, RunState state)
 {
     Error *err = NULL;
 
-    if (running && !hostmem_pcow_all_end_load(&err)) {
+    if (running && !hostmem_pcow_foreach(end_load, NULL, &err)) {
         error_report_err(err);
         exit(1);
     }
@@ -157,6 +177,7 @@ void hostmem_pcow_vmstate_unregister(HostMemPcow *pcow)
     vmstate_unregister(NULL, &pcow->vmstate, pcow);
     g_free((char *)pcow->vmstate.name);
     g_free(pcow->mismatch);
+    g_free(pcow->loading_mark);
     g_free(pcow->loading_name);
 }
 
@@ -497,22 +518,19 @@ static bool mark_load(HostMemPcow *pcow, void *opaque, Error **errp)
     if (!hostmem_pcow_count_disks(false, NULL, &mark, &mark.disks, errp)) {
         return false;
     }
+    if (!mark.disks) {
+        return true;
+    }
     mark_name = hostmem_pcow_mark_name(&mark);
     ret = pcow_snapshot_rename(pcow->image, sn->name, mark_name, &error);
     if (ret < 0 && ret != -ENOSPC) {
         error_setg(errp, "%s", error.message);
         return false;
     }
-    pcow->loading = ret == 0;
-    return true;
-}
-
-static bool end_load(HostMemPcow *pcow, void *opaque, Error **errp)
-{
-    if (pcow->loading && !rename_snapshot(pcow, pcow->loading_name, errp)) {
-        return false;
+    if (ret == 0) {
+        pcow->loading_mark = g_steal_pointer(&mark_name);
+        pcow->loading_name = g_strdup(sn->name);
     }
-    pcow->loading = false;
     return true;
 }
 
@@ -521,20 +539,12 @@ bool hostmem_pcow_all_end_load(Error **errp)
     return held_foreach(end_load, NULL, errp);
 }
 
-static bool note_name(HostMemPcow *pcow, void *opaque, Error **errp)
-{
-    g_free(pcow->loading_name);
-    pcow->loading_name = g_strdup(opaque);
-    return true;
-}
-
 bool hostmem_pcow_all_check_load(const QEMUSnapshotInfo *sn, Error **errp)
 {
     hostmem_pcow_all_recover();
     if (!hostmem_pcow_foreach(check_load, (void *)sn, errp)) {
         return false;
     }
-    hostmem_pcow_foreach(note_name, (void *)sn->name, NULL);
     if (!held_foreach(mark_load, (void *)sn, errp)) {
         hostmem_pcow_all_end_load(NULL);
         return false;
@@ -544,19 +554,17 @@ bool hostmem_pcow_all_check_load(const QEMUSnapshotInfo *sn, Error **errp)
 
 static bool revert_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
 {
-    struct pcow_snapshot found;
+    const char *name = pcow->loading_mark ?: opaque;
 
     pcow->verified = false;
     g_free(pcow->mismatch);
     pcow->mismatch = NULL;
-    return pcow->readonly ||
-           (find_snapshot(pcow, NULL, pcow->snapshot_id, &found, errp) &&
-            hostmem_pcow_revert(pcow, found.name, errp));
+    return pcow->readonly || hostmem_pcow_revert(pcow, name, errp);
 }
 
 bool hostmem_pcow_all_revert_snapshot(const char *name, Error **errp)
 {
-    return held_foreach(revert_snapshot, NULL, errp) &&
+    return held_foreach(revert_snapshot, (void *)name, errp) &&
            hostmem_pcow_all_end_load(errp);
 }
 

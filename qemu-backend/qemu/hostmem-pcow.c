@@ -272,7 +272,8 @@ bool hostmem_pcow_alloc(HostMemPcow *pcow, HostMemoryBackend *backend,
     pcow->discard_blocked = true;
     pcow->backend = backend;
     pcow->readonly = readonly;
-    if (!open_image(pcow, path, errp) || !start_events(pcow, errp)) {
+    if (!open_image(pcow, path, errp) ||
+        !hostmem_pcow_check_plug(pcow, errp) || !start_events(pcow, errp)) {
         close_image(pcow);
         return false;
     }

@@ -65,8 +65,8 @@ typedef struct HostMemPcow {
     Notifier machine_ready;
     HostMemPcowIdentity identity;
     uint32_t snapshot_id;       /* being saved, loaded or deleted; 0: none */
-    bool loading;               /* marked by a loadvm that has not ended */
-    char *loading_name;         /* what it is called again then */
+    char *loading_mark;         /* by a loadvm that has not ended, or NULL */
+    char *loading_name;         /* of the snapshot that bears the mark */
     VMChangeStateEntry *state_changed;
     bool verified;              /* by the loadvm under way */
     char *mismatch;             /* what it found instead */
@@ -273,6 +273,11 @@ bool hostmem_pcow_check_new_on_disks(const char *name, bool has_devices,
                                      strList *devices, Error **errp);
 /* Finish or take back what a QEMU that was killed left unfinished. */
 void hostmem_pcow_all_recover(void);
+/*
+ * Fails if the VM has run already and a QEMU that was reverting @pcow with
+ * another VM, or this one, was killed: disks cannot be reverted any more.
+ */
+bool hostmem_pcow_check_plug(HostMemPcow *pcow, Error **errp);
 bool hostmem_pcow_present(void);
 
 #endif

@@ -46,6 +46,18 @@ class VmSnapshotTestCase(test_qemu_backend.QemuTestCase):
         for address in (vm.address('nv0'), vm.address('nv0') + 9 * images.MIB, vm_state.RAM):
             self.assertEqual(text, vm.read(address, len(text)))
 
+    def save_and_go_on(self) -> None:
+        """A snapshot, and something else on image and disk since then."""
+        with self.start() as vm:
+            if vm.names():
+                self.assertEqual('', vm.delete('s'))
+            self.write(vm, b'then')
+            vm.write_disk(1)
+            self.assertEqual('', vm.save('s'))
+            self.write(vm, b'now.')
+            vm.write_disk(2)
+            vm.quit()
+
     def assert_files_clean(self) -> None:
         vm_state.run('pcow-img', 'check', self.image)
         vm_state.run('qemu-img', 'check', '-q', self.carrier)
@@ -169,14 +181,8 @@ class RefusalTest(VmSnapshotTestCase):
             vm.quit()
 
     def test_a_revert_that_was_interrupted(self) -> None:
-        """With its disks it is finished; without them nobody runs what may be of two times."""
-        with self.start() as vm:
-            self.write(vm, b'then')
-            vm.write_disk(1)
-            self.assertEqual('', vm.save('s'))
-            self.write(vm, b'now.')
-            vm.write_disk(2)
-            vm.quit()
+        """With its disks it is finished; without them nobody runs what may be of two times, nor takes it into a VM that runs."""
+        self.save_and_go_on()
         (found,) = json.loads(vm_state.run('qemu-img', 'info', '--output=json', self.carrier))['snapshots']
         mark = f'.loading-{found["date-sec"]}.{found["date-nsec"]:09}-1'
         vm_state.run('pcow-img', 'snapshot', '--rename', 's', mark, self.image)
@@ -187,6 +193,15 @@ class RefusalTest(VmSnapshotTestCase):
         self.assertEqual(1, done.returncode)
         self.assertIn('the VM was being reverted to a snapshot when QEMU ended', done.stderr)
         self.assertIn('1 of 1 disk(s)', done.stderr)
+        other = self.directory / 'other.pcow'
+        vm_state.run('pcow-img', 'create', '-q', other, SIZE)
+        with self.start(image=other) as vm:
+            message = vm.qmp_error('object-add', **{'qom-type': 'memory-backend-file', 'id': 'more', 'mem-path': str(self.image),
+                                                    'size': SIZE, 'share': True})
+            self.assertIn('was being reverted', message)
+            self.assertTrue(vm_state.disk_holds(self.carrier, 2))
+            self.assertEqual('running', vm.status())
+            vm.quit()
         with self.start() as vm:
             self.assertEqual(b'then', vm.read(vm.address('nv0'), 4))
             self.assertTrue(vm_state.disk_holds(self.carrier, 1))
@@ -320,18 +335,6 @@ class FaultTest(VmSnapshotTestCase):
     def test_deleting(self) -> None:
         self.until_none_strikes('delete', ['s'], [])
 
-    def prepare_load(self) -> None:
-        """A snapshot, and something else on image and disk since then."""
-        with self.start() as vm:
-            if vm.names():
-                self.assertEqual('', vm.delete('s'))
-            self.write(vm, b'then')
-            vm.write_disk(1)
-            self.assertEqual('', vm.save('s'))
-            self.write(vm, b'now.')
-            vm.write_disk(2)
-            vm.quit()
-
     def assert_together(self, vm: vm_state.Vm, number: int) -> bytes:
         text = vm.read(vm.address('nv0'), 4)
         self.assertTrue(vm_state.disk_holds(self.carrier, {b'then': 1, b'now.': 2}[text]), (number, text))
@@ -344,7 +347,7 @@ class FaultTest(VmSnapshotTestCase):
         while streak < self.STREAK:
             number += 1
             for goes_on in (False, True):
-                self.prepare_load()
+                self.save_and_go_on()
                 with self.start_faulty(number) as vm:
                     message = vm.load('s')
                     self.assertEqual(not message, vm.status() == 'running', message)
