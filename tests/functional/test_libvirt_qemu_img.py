@@ -118,6 +118,8 @@ class LibvirtQemuImgTest(images.ImageTestCase):
         self.assert_holds(2)
 
     def test_revert_that_ends_halfway(self) -> None:
+        self.fill(3)
+        self.call('-c', 'other')
         self.fill(1)
         self.call('-c', 's')
         self.fill(2)
@@ -129,9 +131,19 @@ class LibvirtQemuImgTest(images.ImageTestCase):
                               stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=qemu.START_SECONDS, check=False)
         self.assertEqual(1, done.returncode)
         self.assertIn('being reverted to a snapshot when QEMU ended', done.stderr)
+        for option, name in (('-a', 'other'), ('-c', 'new'), ('-d', 's'), ('-d', 'other')):
+            self.assertIn('a revert ended halfway', self.call(option, name)[0])
         self.assertEqual([], self.call('-a', 's'))
         self.assert_holds(1)
-        self.assert_names('s')
+        self.assert_names('other', 's')
+
+    def test_a_disk_without_it(self) -> None:
+        """libvirt says what is wrong with that disk; the others and the images go back together."""
+        self.call('-c', 's')
+        vm_state.run('qemu-img', 'snapshot', '-d', 's', self.disks[0])
+        for disk in self.disks:
+            self.assertRaises(program.Refused, program.serve, ['snapshot', '-a', 's', str(disk)])
+        self.assertEqual(['s'], vm_state.image_names(self.images[0]))
 
     def test_qemu_finishes_a_revert(self) -> None:
         """One disk, one image; the image was not reverted when everything ended."""
