@@ -133,7 +133,7 @@ class Domain:
         :param quiesce: have the guest's agent write out and freeze its file systems meanwhile
         :raises DomainInvalid: ``quiesce``, and the guest's agent does not answer
         """
-        names.check_snapshot_name(name)
+        names.check_new_snapshot_name(name)
         nvdimm = self.select(device)
         with self._quiet() if quiesce else contextlib.nullcontext():
             if self.active():
@@ -144,14 +144,19 @@ class Domain:
     def snapshot_list(self, device: str | None = None) -> list[model.Snapshot]:
         return image.snapshot_list(self.select(device).path, force_share=self.active())
 
-    def snapshot_revert(self, name: str, device: str | None = None, *, reset: bool = False) -> None:
+    def snapshot_revert(self, name: str, device: str | None = None, *, reset: bool = False, image_only: bool = False) -> None:
         """Drop what was written since the snapshot.
 
         :param reset: restart the guest if it is active; its memory would change beneath it otherwise
-        :raises DomainInvalid: it is active and ``reset`` was not given
+        :param image_only: also to a snapshot of the whole VM, whose disks stay as they are
+        :raises DomainInvalid: it is active and ``reset`` was not given, or disks would stay behind
         """
         names.check_snapshot_name(name)
         nvdimm = self.select(device)
+        if not image_only and self._snapshot_of_libvirt(name) is not None:
+            raise exception.DomainInvalid(domain=self.name, reason=(
+                f"{name} is a snapshot of the whole VM, whose disks this would leave as they are: use virsh snapshot-revert, or "
+                'give --image-only'))
         if not self.active():
             image.snapshot_revert(nvdimm.path, name)
             return
@@ -190,7 +195,7 @@ class Domain:
         :raises DomainInvalid: it is one of the whole VM
         """
         names.check_snapshot_name(name)
-        names.check_snapshot_name(new_name)
+        names.check_new_snapshot_name(new_name)
         nvdimm = self.select(device)
         if self._snapshot_of_libvirt(name) is not None:
             raise exception.DomainInvalid(domain=self.name, reason=(

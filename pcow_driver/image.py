@@ -170,7 +170,7 @@ def snapshot_create(path: str, name: str) -> None:
     :raises ImageNotFound:
     :raises InvalidName:
     """
-    _run('snapshot', '-c', names.check_snapshot_name(name), _existing(path))
+    _run('snapshot', '-c', names.check_new_snapshot_name(name), _existing(path))
 
 
 def snapshot_revert(path: str, name: str) -> None:
@@ -209,7 +209,7 @@ def snapshot_rename(path: str, name: str, new_name: str) -> None:
     :raises ImageNotFound:
     :raises InvalidName:
     """
-    _run('snapshot', '--rename', names.check_snapshot_name(name), names.check_snapshot_name(new_name), _existing(path))
+    _run('snapshot', '--rename', names.check_snapshot_name(name), names.check_new_snapshot_name(new_name), _existing(path))
 
 
 def convert(source: str, source_format: str, target: str, target_format: str = FORMAT, *,

@@ -4,6 +4,7 @@
 from pcow_driver import exception
 
 IMAGE_SUFFIX = '.pcow'
+SNAPSHOT_MARKS = ('.incomplete-', '.loading-')     # see hostmem-pcow-carrier.c
 MAX_NAME_BYTES = 240               # with '.pcow' and the marks of a temporary file it stays below 255
 MAX_SNAPSHOT_BYTES = 127           # PCOW_SNAPSHOT_NAME_SIZE without the NUL
 
@@ -41,7 +42,7 @@ def check_name(kind: str, name: str) -> str:
 
 
 def check_snapshot_name(name: str) -> str:
-    """Return ``name`` if a snapshot may have it.
+    """Return ``name`` if a snapshot may be called so.
 
     :raises InvalidName:
     """
@@ -49,3 +50,13 @@ def check_snapshot_name(name: str) -> str:
     if name.startswith('-'):
         _reject('snapshot', name, "it begins with '-'")
     return name
+
+
+def check_new_snapshot_name(name: str) -> str:
+    """Return ``name`` if somebody may give it to a snapshot.
+
+    :raises InvalidName: also for the names by which QEMU knows what it has to finish, or to take back
+    """
+    if name.startswith(SNAPSHOT_MARKS):
+        _reject('snapshot', name, f'names that begin with {" or ".join(SNAPSHOT_MARKS)} are those of unfinished work')
+    return check_snapshot_name(name)

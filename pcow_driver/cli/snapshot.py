@@ -89,6 +89,8 @@ class Revert(_SnapshotCommand):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument('--reset', action='store_true', help='Restart the guest if it runs.')
+        parser.add_argument('--image-only', action='store_true', help='With --domain: also to a snapshot of the whole VM, whose '
+                            'disks and RAM stay as they are.')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
@@ -97,7 +99,7 @@ class Revert(_SnapshotCommand):
             image.snapshot_revert(path, name)
             return
         with _domain(parsed_args) as found:
-            found.snapshot_revert(name, parsed_args.device, reset=parsed_args.reset)
+            found.snapshot_revert(name, parsed_args.device, reset=parsed_args.reset, image_only=parsed_args.image_only)
 
 
 class Delete(_SnapshotCommand):

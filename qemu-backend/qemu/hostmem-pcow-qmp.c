@@ -356,6 +356,16 @@ void hostmem_pcow_release_guest(void)
     resume_all_vcpus();
 }
 
+static bool check_new_name(const char *name, Error **errp)
+{
+    if (hostmem_pcow_is_mark(name)) {
+        error_setg(errp, "'%s' is like the names of snapshots that are "
+                   "unfinished: choose another", name);
+        return false;
+    }
+    return true;
+}
+
 PcowSnapshotCreated *qmp_pcow_snapshot_create(const char *id, const char *name,
                                               Error **errp)
 {
@@ -365,7 +375,7 @@ PcowSnapshotCreated *qmp_pcow_snapshot_create(const char *id, const char *name,
     int64_t start;
     int ret;
 
-    if (!pcow) {
+    if (!pcow || !check_new_name(name, errp)) {
         return NULL;
     }
     start = get_clock();
@@ -448,7 +458,7 @@ void qmp_pcow_snapshot_rename(const char *id, const char *name,
     struct pcow_error error;
     int ret;
 
-    if (!pcow) {
+    if (!pcow || !check_new_name(new_name, errp)) {
         return;
     }
     hostmem_pcow_hold_guest();

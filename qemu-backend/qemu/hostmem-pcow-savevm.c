@@ -5,8 +5,9 @@
  *
  * The contents of an image never travel through the VM state.  Each image
  * takes a snapshot of the same name and date inside itself, and the VM state
- * records which one.  Loading a state compares name and date before anything
- * is changed, and the rest when the state has been read.
+ * records which one (hostmem-pcow-identity.c).  Loading a state
+ * (hostmem-pcow-loadvm.c) compares name and date before anything is changed,
+ * and the rest when the state has been read.
  *
  * While the disks (hostmem-pcow-carrier.c) take or delete their part, the
  * snapshot inside the image has a name that says so: a QEMU that is killed
@@ -17,32 +18,17 @@
 #include "qapi/error.h"
 #include "qemu/error-report.h"
 #include "system/hostmem-pcow.h"
-#include "system/runstate.h"
-#include "system/system.h"
 
-static void get_identity(HostMemPcow *pcow, uint32_t snapshot_id,
-                         HostMemPcowIdentity *identity)
-{
-    struct pcow_info info;
-
-    pcow_get_info(pcow->image, &info);
-    QEMU_BUILD_BUG_ON(sizeof(identity->uuid) != PCOW_UUID_SIZE);
-    memcpy(identity->uuid, info.uuid, sizeof(identity->uuid));
-    identity->size = info.virtual_size;
-    identity->generation = pcow->readonly ? info.generation : 0;
-    identity->snapshot_id = pcow->readonly ? 0 : snapshot_id;
-}
-
-/* The snapshot @name, or @id without a name; its id is 0 if there is none. */
-static bool find_snapshot(HostMemPcow *pcow, const char *name, uint32_t id,
-                          struct pcow_snapshot *found, Error **errp)
+bool hostmem_pcow_find_snapshot(struct pcow_image *image, const char *name,
+                                uint32_t id, struct pcow_snapshot *found,
+                                Error **errp)
 {
     struct pcow_snapshot *list;
     struct pcow_error error;
     size_t count;
 
     found->id = 0;
-    if (pcow_snapshot_list(pcow->image, &list, &count, &error) < 0) {
+    if (pcow_snapshot_list(image, &list, &count, &error) < 0) {
         error_setg(errp, "%s", error.message);
         return false;
     }
@@ -53,132 +39,6 @@ static bool find_snapshot(HostMemPcow *pcow, const char *name, uint32_t id,
     }
     free(list);
     return true;
-}
-
-/* What keeps the VM state from fitting the image, or NULL. */
-static char *find_mismatch(HostMemPcow *pcow)
-{
-    const HostMemPcowIdentity *then = &pcow->identity;
-    const char *path = pcow_path(pcow->image);
-    HostMemPcowIdentity now;
-
-    /* what hostmem_pcow_all_revert_snapshot() reverted to is in force */
-    get_identity(pcow, pcow->snapshot_id, &now);
-    if (memcmp(now.uuid, then->uuid, sizeof(now.uuid))) {
-        return g_strdup_printf("the VM state belongs to another pcow image "
-                               "than '%s' (UUIDs differ)", path);
-    }
-    if (now.size != then->size) {
-        return g_strdup_printf("the VM state belongs to a pcow image of "
-                               "%" PRIu64 " bytes, '%s' has %" PRIu64,
-                               then->size, path, now.size);
-    }
-    if (now.snapshot_id != then->snapshot_id) {
-        return g_strdup_printf("the VM state belongs to snapshot %" PRIu32
-                               " of pcow image '%s', but %" PRIu32 " has that "
-                               "name now", then->snapshot_id, path,
-                               now.snapshot_id);
-    }
-    if (now.generation != then->generation) {
-        return g_strdup_printf("the read-only pcow image '%s' was changed "
-                               "after the VM state was saved", path);
-    }
-    return NULL;
-}
-
-static int identity_post_load(void *opaque, int version_id)
-{
-    HostMemPcow *pcow = opaque;
-
-    g_free(pcow->mismatch);
-    pcow->mismatch = find_mismatch(pcow);
-    pcow->verified = !pcow->mismatch;
-    return pcow->verified ? 0 : -EINVAL;
-}
-
-static int identity_pre_save(void *opaque)
-{
-    HostMemPcow *pcow = opaque;
-
-    get_identity(pcow, pcow->snapshot_id, &pcow->identity);
-    return 0;
-}
-
-static const VMStateField identity_fields[] = {
-    VMSTATE_UINT8_ARRAY(identity.uuid, HostMemPcow, 16),
-    VMSTATE_UINT64(identity.size, HostMemPcow),
-    VMSTATE_UINT64(identity.generation, HostMemPcow),
-    VMSTATE_UINT32(identity.snapshot_id, HostMemPcow),
-    VMSTATE_END_OF_LIST()
-};
-
-static bool end_load(HostMemPcow *pcow, void *opaque, Error **errp)
-{
-    struct pcow_error error;
-    int ret;
-
-    if (!pcow->loading_mark) {
-        return true;
-    }
-    ret = pcow_snapshot_rename(pcow->image, pcow->loading_mark,
-                               pcow->loading_name, &error);
-    /* Somebody may have deleted it, or renamed it himself. */
-    if (ret < 0 && ret != -ENOENT) {
-        error_setg(errp, "%s", error.message);
-        return false;
-    }
-    g_clear_pointer(&pcow->loading_mark, g_free);
-    g_clear_pointer(&pcow->loading_name, g_free);
-    return true;
-}
-
-/*
- * After a load that failed halfway. Whoever lets the VM run has been told, and
- * takes disks and memory as they are; reverting them at the next start would
- * cost him what he has written by then.
- */
-static void vm_state_changed(void *opaque, bool running, RunState state)
-{
-    Error *err = NULL;
-
-    if (running && !hostmem_pcow_foreach(end_load, NULL, &err)) {
-        error_report_err(err);
-        exit(1);
-    }
-}
-
-/* The disks are there, and nothing has been loaded or run. */
-static void machine_ready(Notifier *notifier, void *data)
-{
-    hostmem_pcow_all_recover();
-}
-
-void hostmem_pcow_vmstate_register(HostMemPcow *pcow)
-{
-    pcow->vmstate = (VMStateDescription) {
-        .name = g_strdup_printf("pcow/%s", pcow->id),
-        .version_id = 1,
-        .minimum_version_id = 1,
-        .pre_save = identity_pre_save,
-        .post_load = identity_post_load,
-        .fields = identity_fields,
-    };
-    vmstate_register(NULL, 0, &pcow->vmstate, pcow);
-    pcow->machine_ready.notify = machine_ready;
-    qemu_add_machine_init_done_notifier(&pcow->machine_ready);
-    pcow->state_changed = qemu_add_vm_change_state_handler(vm_state_changed,
-                                                           pcow);
-}
-
-void hostmem_pcow_vmstate_unregister(HostMemPcow *pcow)
-{
-    qemu_del_vm_change_state_handler(pcow->state_changed);
-    qemu_remove_machine_init_done_notifier(&pcow->machine_ready);
-    vmstate_unregister(NULL, &pcow->vmstate, pcow);
-    g_free((char *)pcow->vmstate.name);
-    g_free(pcow->mismatch);
-    g_free(pcow->loading_mark);
-    g_free(pcow->loading_name);
 }
 
 /* What would leave the contents of an image out, and what to do instead. */
@@ -223,7 +83,7 @@ static bool check_new(HostMemPcow *pcow, void *opaque, Error **errp)
 {
     struct pcow_snapshot found;
 
-    if (!find_snapshot(pcow, opaque, 0, &found, errp)) {
+    if (!hostmem_pcow_find_snapshot(pcow->image, opaque, 0, &found, errp)) {
         return false;
     }
     if (found.id) {
@@ -271,7 +131,7 @@ static bool create_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
         error_setg(errp, "%s", error.message);
         return false;
     }
-    if (!find_snapshot(pcow, name, 0, &created, errp)) {
+    if (!hostmem_pcow_find_snapshot(pcow->image, name, 0, &created, errp)) {
         return false;
     }
     pcow->snapshot_id = created.id;
@@ -293,7 +153,8 @@ static bool rename_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
     if (!pcow->snapshot_id) {
         return true;
     }
-    if (!find_snapshot(pcow, NULL, pcow->snapshot_id, &found, errp)) {
+    if (!hostmem_pcow_find_snapshot(pcow->image, NULL, pcow->snapshot_id,
+                                    &found, errp)) {
         return false;
     }
     if (pcow_snapshot_rename(pcow->image, found.name, opaque, &error) < 0) {
@@ -312,7 +173,8 @@ static bool delete_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
     if (!pcow->snapshot_id) {
         return true;
     }
-    if (!find_snapshot(pcow, NULL, pcow->snapshot_id, &found, errp)) {
+    if (!hostmem_pcow_find_snapshot(pcow->image, NULL, pcow->snapshot_id,
+                                    &found, errp)) {
         return false;
     }
     if (found.id &&
@@ -334,7 +196,7 @@ static bool take_back(HostMemPcow *pcow, void *opaque, Error **errp)
     return true;
 }
 
-static bool held_foreach(HostMemPcowFn *fn, void *opaque, Error **errp)
+bool hostmem_pcow_held_foreach(HostMemPcowFn *fn, void *opaque, Error **errp)
 {
     bool ok;
 
@@ -364,17 +226,17 @@ bool hostmem_pcow_all_create_snapshot(const QEMUSnapshotInfo *sn,
                                   errp)) {
         return false;
     }
-    return held_foreach(create_snapshot, &mark, errp);
+    return hostmem_pcow_held_foreach(create_snapshot, &mark, errp);
 }
 
 bool hostmem_pcow_all_finish_snapshot(const char *name, Error **errp)
 {
-    return held_foreach(rename_snapshot, (void *)name, errp);
+    return hostmem_pcow_held_foreach(rename_snapshot, (void *)name, errp);
 }
 
 void hostmem_pcow_all_undo_snapshot(void)
 {
-    held_foreach(take_back, NULL, NULL);
+    hostmem_pcow_held_foreach(take_back, NULL, NULL);
 }
 
 /* ---- deleting one -------------------------------------------------------- */
@@ -402,7 +264,8 @@ static bool mark_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
     if (pcow->readonly) {
         return true;
     }
-    if (!find_snapshot(pcow, args->name, 0, &found, errp)) {
+    if (!hostmem_pcow_find_snapshot(pcow->image, args->name, 0, &found,
+                                    errp)) {
         return false;
     }
     if (found.id &&
@@ -435,7 +298,7 @@ bool hostmem_pcow_all_begin_delete(const char *name, bool has_devices,
 
     hostmem_pcow_all_recover();
     hostmem_pcow_foreach(forget_snapshot, NULL, NULL);
-    if (!held_foreach(mark_snapshot, &args, errp)) {
+    if (!hostmem_pcow_held_foreach(mark_snapshot, &args, errp)) {
         hostmem_pcow_all_recover();
         return false;
     }
@@ -444,147 +307,5 @@ bool hostmem_pcow_all_begin_delete(const char *name, bool has_devices,
 
 bool hostmem_pcow_all_end_delete(Error **errp)
 {
-    return held_foreach(delete_snapshot, NULL, errp);
-}
-
-/* ---- loading one --------------------------------------------------------- */
-
-static char *format_date(int64_t sec, uint32_t nsec)
-{
-    g_autoptr(GDateTime) date = g_date_time_new_from_unix_utc(sec);
-    g_autofree char *text = date ? g_date_time_format(date, "%F %T") : NULL;
-
-    return g_strdup_printf("%s.%06" PRIu32, text ?: "?", nsec / 1000);
-}
-
-static bool check_load(HostMemPcow *pcow, void *opaque, Error **errp)
-{
-    const QEMUSnapshotInfo *sn = opaque;
-    const char *path = pcow_path(pcow->image);
-    struct pcow_snapshot found;
-
-    if (pcow->readonly) {
-        return true;
-    }
-    if (!find_snapshot(pcow, sn->name, 0, &found, errp)) {
-        return false;
-    }
-    if (!found.id) {
-        error_setg(errp, "pcow image '%s' has no snapshot '%s': it was not "
-                   "part of the VM when that was taken, or lost it since; "
-                   "query-pcow lists what it has", path, sn->name);
-        return false;
-    }
-    if (found.date_seconds != sn->date_sec ||
-        found.date_nanoseconds != sn->date_nsec) {
-        g_autofree char *ours = format_date(found.date_seconds,
-                                            found.date_nanoseconds);
-        g_autofree char *theirs = format_date(sn->date_sec, sn->date_nsec);
-
-        error_setg(errp, "snapshot '%s' of pcow image '%s' is of %s, the VM "
-                   "state of that name of %s (UTC): they do not belong "
-                   "together, so nothing was changed; put the right image "
-                   "back, or revert the image alone while the VM is off "
-                   "(pcowctl snapshot revert)", sn->name, path, ours, theirs);
-        return false;
-    }
-    if (found.virtual_size != pcow_size(pcow->image)) {
-        error_setg(errp, "snapshot '%s' of pcow image '%s' is of %" PRIu64
-                   " bytes, the VM has %" PRIu64 " now: define the VM with "
-                   "the old size to load it", sn->name, path,
-                   found.virtual_size, pcow_size(pcow->image));
-        return false;
-    }
-    pcow->snapshot_id = found.id;
-    return true;
-}
-
-/* Without space for the mark it goes without, as reverting may give space. */
-static bool mark_load(HostMemPcow *pcow, void *opaque, Error **errp)
-{
-    const QEMUSnapshotInfo *sn = opaque;
-    HostMemPcowMark mark = {
-        .loading = true,
-        .date_sec = sn->date_sec,
-        .date_nsec = sn->date_nsec,
-    };
-    g_autofree char *mark_name = NULL;
-    struct pcow_error error;
-    int ret;
-
-    if (pcow->readonly) {
-        return true;
-    }
-    if (!hostmem_pcow_count_disks(false, NULL, &mark, &mark.disks, errp)) {
-        return false;
-    }
-    if (!mark.disks) {
-        return true;
-    }
-    mark_name = hostmem_pcow_mark_name(&mark);
-    ret = pcow_snapshot_rename(pcow->image, sn->name, mark_name, &error);
-    if (ret < 0 && ret != -ENOSPC) {
-        error_setg(errp, "%s", error.message);
-        return false;
-    }
-    if (ret == 0) {
-        pcow->loading_mark = g_steal_pointer(&mark_name);
-        pcow->loading_name = g_strdup(sn->name);
-    }
-    return true;
-}
-
-bool hostmem_pcow_all_end_load(Error **errp)
-{
-    return held_foreach(end_load, NULL, errp);
-}
-
-bool hostmem_pcow_all_check_load(const QEMUSnapshotInfo *sn, Error **errp)
-{
-    hostmem_pcow_all_recover();
-    if (!hostmem_pcow_foreach(check_load, (void *)sn, errp)) {
-        return false;
-    }
-    if (!held_foreach(mark_load, (void *)sn, errp)) {
-        hostmem_pcow_all_end_load(NULL);
-        return false;
-    }
-    return true;
-}
-
-static bool revert_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
-{
-    const char *name = pcow->loading_mark ?: opaque;
-
-    pcow->verified = false;
-    g_free(pcow->mismatch);
-    pcow->mismatch = NULL;
-    return pcow->readonly || hostmem_pcow_revert(pcow, name, errp);
-}
-
-bool hostmem_pcow_all_revert_snapshot(const char *name, Error **errp)
-{
-    return held_foreach(revert_snapshot, (void *)name, errp) &&
-           hostmem_pcow_all_end_load(errp);
-}
-
-static bool check_verified(HostMemPcow *pcow, void *opaque, Error **errp)
-{
-    bool *loaded = opaque;
-
-    if (pcow->mismatch) {
-        error_setg(errp, "%s", pcow->mismatch);
-        return false;
-    }
-    if (*loaded && !pcow->verified) {
-        error_setg(errp, "the VM state says nothing of the pcow image '%s': "
-                   "it was saved without it", pcow_path(pcow->image));
-        return false;
-    }
-    return true;
-}
-
-bool hostmem_pcow_all_verified(bool loaded, Error **errp)
-{
-    return hostmem_pcow_foreach(check_verified, &loaded, errp);
+    return hostmem_pcow_held_foreach(delete_snapshot, NULL, errp);
 }

@@ -295,12 +295,14 @@ bool hostmem_pcow_alloc(HostMemPcow *pcow, HostMemoryBackend *backend,
     pcow->exit.notify = exit_notify;
     qemu_add_exit_notifier(&pcow->exit);
     hostmem_pcow_vmstate_register(pcow);
+    hostmem_pcow_loadvm_register(pcow);
     return true;
 }
 
 void hostmem_pcow_finalize(HostMemPcow *pcow)
 {
     if (pcow->map) {
+        hostmem_pcow_loadvm_unregister(pcow);
         hostmem_pcow_vmstate_unregister(pcow);
         qemu_remove_exit_notifier(&pcow->exit);
     }

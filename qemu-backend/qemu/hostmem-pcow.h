@@ -18,12 +18,15 @@
 #include "qemu/notify.h"
 #include "system/hostmem.h"
 
+#define PCOW_BASES_SIZE 32      /* of a SHA-256 */
+
 /* What a VM state records of an image, and loading it checks. */
 typedef struct HostMemPcowIdentity {
     uint8_t uuid[16];
     uint64_t size;              /* bytes */
     uint64_t generation;        /* of a read-only image, else 0 */
     uint32_t snapshot_id;       /* of a writable image, else 0 */
+    uint8_t bases[PCOW_BASES_SIZE]; /* hash of the files below; zero: none */
 } HostMemPcowIdentity;
 
 typedef struct HostMemPcow {
@@ -60,16 +63,19 @@ typedef struct HostMemPcow {
     uint64_t told_error;
     int64_t told_error_at;
 
-    /* hostmem-pcow-savevm.c */
-    VMStateDescription vmstate;
-    Notifier machine_ready;
-    HostMemPcowIdentity identity;
     uint32_t snapshot_id;       /* being saved, loaded or deleted; 0: none */
+
+    /* hostmem-pcow-identity.c */
+    VMStateDescription vmstate;
+    HostMemPcowIdentity identity;
+    bool verified;              /* by the loadvm under way */
+    char *mismatch;             /* what it found instead */
+
+    /* hostmem-pcow-loadvm.c */
+    Notifier machine_ready;
     char *loading_mark;         /* by a loadvm that has not ended, or NULL */
     char *loading_name;         /* of the snapshot that bears the mark */
     VMChangeStateEntry *state_changed;
-    bool verified;              /* by the loadvm under way */
-    char *mismatch;             /* what it found instead */
 } HostMemPcow;
 
 /* ---- hostmem-file.c ---- */
@@ -207,10 +213,25 @@ void hostmem_pcow_space_class_init(ObjectClass *oc);
 void hostmem_pcow_watch_space(HostMemPcow *pcow);
 void hostmem_pcow_end_space(HostMemPcow *pcow);
 
-/* ---- hostmem-pcow-savevm.c ---- */
+/* ---- hostmem-pcow-identity.c ---- */
 
 void hostmem_pcow_vmstate_register(HostMemPcow *pcow);
 void hostmem_pcow_vmstate_unregister(HostMemPcow *pcow);
+/*
+ * After loadvm: fails if the VM state did not fit an image or, if it could be
+ * @loaded, said nothing of one.
+ */
+bool hostmem_pcow_all_verified(bool loaded, Error **errp);
+
+/* ---- hostmem-pcow-savevm.c ---- */
+
+struct pcow_snapshot;
+/* The snapshot @name, or @id without a name; its id is 0 if there is none. */
+bool hostmem_pcow_find_snapshot(struct pcow_image *image, const char *name,
+                                uint32_t id, struct pcow_snapshot *found,
+                                Error **errp);
+/* hostmem_pcow_foreach() while nobody may store to an image. */
+bool hostmem_pcow_held_foreach(HostMemPcowFn *fn, void *opaque, Error **errp);
 
 /* Fails if there is a pcow backend: its contents are in no migration stream. */
 bool hostmem_pcow_check_migration(Error **errp);
@@ -236,6 +257,11 @@ void hostmem_pcow_all_undo_snapshot(void);
 bool hostmem_pcow_all_begin_delete(const char *name, bool has_devices,
                                    strList *devices, Error **errp);
 bool hostmem_pcow_all_end_delete(Error **errp);
+
+/* ---- hostmem-pcow-loadvm.c ---- */
+
+void hostmem_pcow_loadvm_register(HostMemPcow *pcow);
+void hostmem_pcow_loadvm_unregister(HostMemPcow *pcow);
 /*
  * Fails unless every image has the snapshot that belongs to VM state @sn.
  * Marks it, for the disks are reverted next, and the images only then.
@@ -244,11 +270,6 @@ bool hostmem_pcow_all_check_load(const QEMUSnapshotInfo *sn, Error **errp);
 bool hostmem_pcow_all_revert_snapshot(const char *name, Error **errp);
 /* Takes the marks of a load away, if there are any. */
 bool hostmem_pcow_all_end_load(Error **errp);
-/*
- * After loadvm: fails if the VM state did not fit an image or, if it could be
- * @loaded, said nothing of one.
- */
-bool hostmem_pcow_all_verified(bool loaded, Error **errp);
 
 /* ---- hostmem-pcow-carrier.c ---- */
 

@@ -67,6 +67,10 @@ class ToolsBenchTest(BenchTestCase):
                 continue
             self.assertGreater(row['qcow2_ns'], 0, row)
             self.assertAlmostEqual(row['pcow_ns'] / row['qcow2_ns'], row['ratio'])
+        sizes = [(row['operation'], row['virtual_size'] // images.MIB, row['written'] // images.MIB) for row in result['sizes']]
+        self.assertEqual([(operation, virtual, 16) for virtual in (1024, 8192) for operation in ('create', 'revert', 'delete')],
+                         sizes)
+        self.assertIn('by what was written', shown)
         judged = [rows[f'large-open-{operation}'] for operation in ('create', 'revert', 'delete')]
         self.assertEqual([0.01, 0.01, 0.10], [row['target'] for row in judged])
         for row in judged:

@@ -345,6 +345,48 @@ class TestAllOrNothing(VirshTestCase):
         self.assert_trees(guest, {})
 
 
+    def test_pcowctl_reverts_the_image_alone_on_request_only(self) -> None:
+        guest = self.guest()
+        guest.mark('then')
+        self.host.virsh('snapshot-create-as', guest.name, 's')
+        self.host.virsh('destroy', guest.name)
+        libvirt_vm.run(images.program('pcow-io'), '-c', 'write -q -P 7 8M 4k', guest.image)
+        before = guest.image_snapshots()
+        with self.assertRaisesRegex(exception.ToolFailed, 'snapshot of the whole VM.*use virsh snapshot-revert.*--image-only'):
+            self.host.place.pcowctl('snapshot', 'revert', '--domain', guest.name, 's')
+        self.assertEqual(before, guest.image_snapshots())
+        libvirt_vm.run(images.program('pcow-io'), '-c', 'read -q -P 7 8M 4k', guest.image)
+        self.host.place.pcowctl('snapshot', 'revert', '--image-only', '--domain', guest.name, 's')
+        with self.assertRaises(AssertionError):
+            libvirt_vm.run(images.program('pcow-io'), '-c', 'read -q -P 7 8M 4k', guest.image)
+        with self.assertRaisesRegex(exception.ToolFailed, 'unfinished work'):
+            self.host.place.pcowctl('snapshot', 'create', '--domain', guest.name, '.loading-1.2-1')
+        self.host.virsh('snapshot-delete', guest.name, 's')
+        self.assert_trees(guest, {})
+
+    def test_an_image_stands_on_it(self) -> None:
+        """libvirt takes no notice of QEMU's refusal and forgets its part; image and disk keep theirs, which can be deleted later."""
+        guest = self.guest()
+        guest.mark('kept')
+        self.host.virsh('snapshot-create-as', guest.name, 's')
+        fork = guest.image.with_name('fork.pcow')
+        libvirt_vm.run(images.program('pcow-img'), 'create', '-q', '-b', guest.image, '-o', 'base_snapshot=s', fork)
+        self.addCleanup(fork.unlink, missing_ok=True)
+        self.host.virsh('snapshot-delete', guest.name, 's')
+        self.assertEqual(({}, {'s': ''}, {'s'}), (guest.virsh_tree(), guest.image_tree(), guest.carrier_snapshots()))
+        self.assert_goes_on(guest, 'kept')
+        said = self.host.virsh('qemu-monitor-command', guest.name, '--hmp', 'delvm s')
+        for text in (str(guest.image), "on snapshot 's'", fork.name):
+            self.assertIn(text, said)
+        self.refused(guest, ('snapshot-create-as', 's'), "has a snapshot 's' already")
+        fork.unlink()
+        self.assertEqual('', self.host.virsh('qemu-monitor-command', guest.name, '--hmp', 'delvm s').strip())
+        self.assert_trees(guest, {})
+        self.assert_goes_on(guest, 'kept')
+        self.host.virsh('destroy', guest.name)
+        self.check_image(guest)
+
+
 class TestQuiesce(VirshTestCase):
     def needs_recovery(self, guest: libvirt_vm.Guest, snapshot: str) -> bool:
         """Whether the journal of the file system in a snapshot has to be replayed: not if it was frozen."""

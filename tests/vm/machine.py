@@ -32,6 +32,10 @@ class Failure(Exception):
     """What a scenario found wrong."""
 
 
+class Silence(Failure):
+    """The guest did not go on: it may be the outer machine's emulation that lost an interrupt."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Place:
     """Where things are, in the outer machine or on this one."""
@@ -136,18 +140,18 @@ class Machine:
         except OSError:
             raise self.failure('QEMU did not start') from None
 
-    def failure(self, what: str, state: str = '') -> Failure:
+    def failure(self, what: str, state: str = '', kind: type[Failure] = Failure) -> Failure:
         """An exception with what QEMU and the guest's console said last, and the ``state`` in which they were found."""
         said = self._errors.read_bytes()[-_TAIL:].decode(errors='replace').strip() if self._errors.exists() else ''
         console = self._log.read_bytes()[-_TAIL:].decode(errors='replace').strip() if self._log.exists() else ''
         code = self.process.poll()
         ended = f' (QEMU ended with {code})' if code is not None else ''
-        return Failure(f'{self.name}: {what}{ended}' + (f'\n--- QEMU:\n{said}' if said else '')
-                       + (f'\n--- console:\n{console}' if console else '') + (f'\n--- state:\n{state}' if state else ''))
+        return kind(f'{self.name}: {what}{ended}' + (f'\n--- QEMU:\n{said}' if said else '')
+                    + (f'\n--- console:\n{console}' if console else '') + (f'\n--- state:\n{state}' if state else ''))
 
-    def _state(self) -> str:
-        """Of a guest that is late."""
-        return silence.describe(self.process.pid, self.qmp, self._kvm)
+    def _silence(self, what: str) -> Failure:
+        """Of a guest that is late, with the state it is in."""
+        return self.failure(what, silence.describe(self.process.pid, self.qmp, self._kvm), Silence)
 
     def _recorded(self) -> str:
         """Why the machine may have ended: events of QEMU and of KVM."""
@@ -170,7 +174,7 @@ class Machine:
         limit = time.monotonic() + timeout
         while b'\n' not in self._pending:
             if time.monotonic() > limit:
-                raise self.failure(f'the guest said nothing for {timeout:.0f} s', self._state())
+                raise self._silence(f'the guest said nothing for {timeout:.0f} s')
             if select.select([self._port], [], [], 0.5)[0]:
                 data = self._port.recv(4096)
                 if not data:
@@ -233,7 +237,7 @@ class Machine:
             return self.qmp.wait_event(name, timeout)
         except (AssertionError, OSError) as e:
             others = ', '.join(event['event'] for event in self.qmp.events)
-            raise self.failure(f'{e}; others that came: {others or "none"}; {self.pcow().get("stats")}') from None
+            raise self._silence(f'{e}; others that came: {others or "none"}; {self.pcow().get("stats")}') from None
 
     def wait_console(self, pattern: re.Pattern[bytes], timeout: float) -> re.Match[bytes]:
         """Until the console shows something, from where the last call found its own.
@@ -249,7 +253,7 @@ class Machine:
                 return match
             self._check_alive()
             time.sleep(0.05)
-        raise self.failure(f'the console did not show {pattern.pattern!r} within {timeout:.0f} s', self._state())
+        raise self._silence(f'the console did not show {pattern.pattern!r} within {timeout:.0f} s')
 
     def _drain(self) -> None:
         """Read the console's socket empty (the log has it all): a full one would stop the guest."""

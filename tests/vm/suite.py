@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs scenarios and writes a line of JSON for each: {"name", "accel", "pool", "passed", "seconds", "figures" or "error"}."""
+"""Runs scenarios and writes a line of JSON for each: {"name", "accel", "pool", "passed", "seconds", "figures" or
+"error" and "silent"}."""
 
 from __future__ import annotations
 
@@ -43,6 +44,7 @@ def run_one(name: str, pool: str, place: machine.Place) -> dict[str, Any]:
         result['passed'] = True
     except machine.Failure as e:
         result['error'] = str(e)
+        result['silent'] = isinstance(e, machine.Silence)
     except Exception:                          # a mistake of the test is told the same way
         result['error'] = traceback.format_exc()
     finally:

@@ -24,6 +24,8 @@ QEMU_FILES=(
     hostmem-pcow-access.c backends/hostmem-pcow-access.c
     hostmem-pcow-carrier.c backends/hostmem-pcow-carrier.c
     hostmem-pcow-error.c backends/hostmem-pcow-error.c
+    hostmem-pcow-identity.c backends/hostmem-pcow-identity.c
+    hostmem-pcow-loadvm.c backends/hostmem-pcow-loadvm.c
     hostmem-pcow-mce.c backends/hostmem-pcow-mce.c
     hostmem-pcow-qmp.c backends/hostmem-pcow-qmp.c
     hostmem-pcow-savevm.c backends/hostmem-pcow-savevm.c

@@ -27,6 +27,9 @@ from pcow_driver.quickstart import workplace
 
 MEMORY = 512 * units.MIB
 _BOOT_SECONDS = 300.0
+_BETWEEN_SECONDS = 1.0
+# all of a file on the NVDIMM under DAX is stored to, again and again
+_STORES = '(while :; do dd if=/dev/zero of=/root/data bs=64k count=1024 conv=notrunc 2>/dev/null; done) & echo $! >/run/stores'
 _CMDLINE = 'console=ttyS0 quiet panic=-1 rw'
 
 
@@ -52,9 +55,13 @@ class _Bench:
                 carrier = self.place.scratch / f'{kind}.qcow2'
                 tool.run(tool.find('qemu_img'), 'create', '-q', '-f', 'qcow2', str(carrier), '1M')
                 machine = self._machine(connection, kind, path, size, carrier, made)
-                result['sides'][kind] = self._snapshots(machine, carrier)
                 if kind == 'pcow':
                     result['pause'] = self._pauses(connection, machine.name)
+                    machine.run(_STORES)
+                    result['pause-stores'] = self._pauses(connection, machine.name)
+                    machine.run('kill $(cat /run/stores)')
+                machine.release()
+                result['sides'][kind] = self._snapshots(machine, carrier)
                 machine.power_off()
                 path.unlink()
                 carrier.unlink()
@@ -77,7 +84,6 @@ class _Bench:
         machine = vm.Vm(connection, spec, self.run.directory / f'{kind}.console')
         machine.boot(_BOOT_SECONDS)
         machine.run('head -c 67108864 /dev/urandom >/root/data; sync')
-        machine.release()
         return machine
 
     def _virsh(self, *words: str) -> float:
@@ -100,6 +106,9 @@ class _Bench:
         pauses = []
         for number in range(self.rounds):
             pauses.append(found.qmp('pcow-snapshot-create', id='memnvdimm0', name=f'p{number}')['pause'] / 1e9)
+            time.sleep(_BETWEEN_SECONDS)       # for stores to what the last one has frozen
+        for number in range(self.rounds):
+            found.snapshot_delete(f'p{number}')
         return pauses
 
 

@@ -7,6 +7,7 @@ machine has it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import json
@@ -122,6 +123,10 @@ class Side:
                     session.write(self.work.extents(self.work.changed, 2 + number % 200))
         return times
 
+    def open_times(self) -> Times:
+        """In a process that has the image open."""
+        return self.session_times(self.session())
+
     def all_times(self) -> dict[str, Times]:
         """Times of each way.
 
@@ -132,9 +137,15 @@ class Side:
 
     def measure(self) -> dict[str, Times]:
         """Make the image, measure, and delete it."""
+        with self.made():
+            return self.all_times()
+
+    @contextlib.contextmanager
+    def made(self) -> Iterator[None]:
+        """There is an image meanwhile."""
         try:
             self.create()
-            return self.all_times()
+            yield
         finally:
             self.path.unlink(missing_ok=True)
 
@@ -193,8 +204,11 @@ class Pcow(Side):
     def session(self) -> Session:
         return _PcowIo(self.path)
 
+    def open_times(self) -> Times:
+        return self.session_times(_PcowIo(self.path, '--no-map'))
+
     def all_times(self) -> dict[str, Times]:
-        return {'open': self.session_times(_PcowIo(self.path, '--no-map')), 'mapped': self.session_times(self.session()),
+        return {'open': self.open_times(), 'mapped': self.session_times(self.session()),
                 'returned': self.session_times(_PcowIo(self.path, '--no-map', reclaim=True)), 'command': self.command_times()}
 
 
@@ -366,6 +380,6 @@ class Qcow2(Side):
         return _QemuDisk(self.path, self._baseline, discard)
 
     def all_times(self) -> dict[str, Times]:
-        times = self.session_times(self.session())
+        times = self.open_times()
         return {'open': times, 'mapped': times, 'returned': self.session_times(self._session(discard=True)),
                 'command': self.command_times()}

@@ -97,7 +97,8 @@ static int open_raw(struct chain_sides *sides, unsigned which, struct pcow_error
     return r;
 }
 
-int chain_open(const struct bench *bench, uint64_t unit, bool raw_first, struct chain_sides *sides, struct pcow_error *error)
+int chain_open(const struct bench *bench, uint64_t unit, bool raw_first, bool copy_on_read, struct chain_sides *sides,
+               struct pcow_error *error)
 {
     struct pcow_map_options options = {.engine = PCOW_ENGINE_SIGNAL, .full_policy = PCOW_FULL_FAIL};
     uint64_t *buffer = slab_buffer();
@@ -115,6 +116,7 @@ int chain_open(const struct bench *bench, uint64_t unit, bool raw_first, struct 
     r = r || raw_first ? r : create_raw(bench, error);
     r = r ? r : open_raw(sides, 0, error);
     r = r ? r : open_raw(sides, 1, error);
+    r = r || !copy_on_read ? r : pcow_set_copy_on_read(sides->image, true, error);
     r = r ? r : pcow_map_create(sides->image, &options, &sides->map, error);
     if (!r) {
         sides->pcow = pcow_map_address(sides->map);

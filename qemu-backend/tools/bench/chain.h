@@ -34,9 +34,11 @@ struct chain_sides {
 
 /*
  * unit: 2 MiB or 64 KiB, what a layer overwrites at a time, in random places.  raw_first: which files are made first, for where
- * they come to lie in physical memory.
+ * they come to lie in physical memory.  copy_on_read: of the image on top, see pcow_set_copy_on_read(); all of it has been
+ * read when this returns.
  */
-int chain_open(const struct bench *bench, uint64_t unit, bool raw_first, struct chain_sides *sides, struct pcow_error *error);
+int chain_open(const struct bench *bench, uint64_t unit, bool raw_first, bool copy_on_read, struct chain_sides *sides,
+               struct pcow_error *error);
 /* Store to every page of all sides, through the maps: all pages are the active layer's afterwards. */
 void chain_write_all(struct chain_sides *sides);
 /* All sides hold what was written last.  -EILSEQ. */

@@ -218,7 +218,7 @@ static int measure_once(struct steady *s, const struct chain_sides *sides, struc
     return r ? r : verify_stores(s, error);
 }
 
-static int add_row(const struct steady *s, struct pcow_error *error)
+static int add_row(const struct steady *s, bool judged, struct pcow_error *error)
 {
     struct row *row = bench_add_row(s->bench, s->name, 1, engine_name(PCOW_ENGINE_SIGNAL));
 
@@ -230,8 +230,10 @@ static int add_row(const struct steady *s, struct pcow_error *error)
     row->limit_ns = row->raw_ns;
     row->pcow_ns = series_value(&s->series[PCOW]);
     row->pcow_p99_ns = series_p99(&s->series[PCOW]);
-    row_add_criterion_at_least(row, "raw/pcow", row->raw_ns / row->pcow_ns, AT_LEAST);
-    if (s->raw_huge > 0) {
+    if (judged) {
+        row_add_criterion_at_least(row, "raw/pcow", row->raw_ns / row->pcow_ns, AT_LEAST);
+    }
+    if (judged && s->raw_huge > 0) {
         row_add_criterion_at_least(row, "2 MiB mappings, of raw's", s->pcow_huge / s->raw_huge, AT_LEAST);
     }
     row_add_detail(row, "control_ratio", series_value(&s->series[CONTROL]) / row->raw_ns);
@@ -247,27 +249,41 @@ struct plan {
     enum access access;
 };
 
-/* The rows of one plan share a chain.  stored: every page was stored to since the last snapshot. */
-static int run_plan(struct bench *bench, const struct plan plan[2], uint64_t unit, bool stored, struct pcow_error *error)
+/* What the image has gone through before it is measured. */
+enum past {
+    LAYERED,                                   /* pages lie in all layers */
+    STORED,                                    /* every page was stored to since the last snapshot */
+    COPIED,                                    /* every page was read with copy-on-read on */
+};
+
+struct step {
+    struct plan plan[2];                       /* rows that share a chain */
+    uint64_t unit;
+    enum past past;
+    bool huge;                                 /* with files that are mapped with huge pages */
+    bool judged;                               /* against the bound; not what is there for another to be compared with */
+};
+
+static int run_plan(struct bench *bench, const struct step *step, struct pcow_error *error)
 {
     struct steady *steady[2] = {NULL, NULL};
     int r = 0;
 
-    for (unsigned i = 0; i < 2 && plan[i].name && !r; i++) {
-        if (bench_wants(bench, plan[i].name)) {
-            steady[i] = steady_begin(bench, plan[i].name, plan[i].access);
+    for (unsigned i = 0; i < 2 && step->plan[i].name && !r; i++) {
+        if (bench_wants(bench, step->plan[i].name)) {
+            steady[i] = steady_begin(bench, step->plan[i].name, step->plan[i].access);
             r = steady[i] ? 0 : fail(error, -ENOMEM, "out of memory");
         }
     }
     for (unsigned i = 0; i < bench->repeat && !r && (steady[0] || steady[1]); i++) {
         struct chain_sides sides;
 
-        r = bench_need(bench, 5 * bench->size + SLACK, error);
-        r = r ? r : chain_open(bench, unit, i & 1, &sides, error);
+        r = bench_need(bench, (step->past == COPIED ? 6 : 5) * bench->size + SLACK, error);
+        r = r ? r : chain_open(bench, step->unit, i & 1, step->past == COPIED, &sides, error);
         if (r) {
             break;
         }
-        if (stored) {
+        if (step->past == STORED) {
             chain_write_all(&sides);
         }
         r = steady[0] ? measure_once(steady[0], &sides, error) : 0;
@@ -276,41 +292,50 @@ static int run_plan(struct bench *bench, const struct plan plan[2], uint64_t uni
         chain_close(&sides);
     }
     for (unsigned i = 0; i < 2; i++) {
-        r = r || !steady[i] ? r : add_row(steady[i], error);
+        r = r || !steady[i] ? r : add_row(steady[i], step->judged, error);
         steady_end(steady[i]);
     }
     return r;
 }
 
-static const char *const names[] = {"steady-read-4k", "steady-read-4k-scattered", "steady-write-4k", "steady-store-flush",
-                                    "steady-read-4k-huge", "steady-write-4k-huge", "steady-store-flush-huge", NULL};
+static const char *const names[] = {"steady-read-4k", "steady-read-4k-scattered", "steady-read-4k-copied", "steady-write-4k",
+                                    "steady-store-flush", "steady-read-4k-huge", "steady-read-4k-scattered-huge",
+                                    "steady-read-4k-copied-huge", "steady-write-4k-huge", "steady-store-flush-huge", NULL};
 
-/* The same with files that are mapped with huge pages. */
-static int run_huge(struct bench *bench, struct pcow_error *error)
+static const struct step steps[] = {
+    {{{"steady-read-4k", READ_PAGE}}, PCOW_SLAB_SIZE, LAYERED, false, true},
+    {{{"steady-read-4k-scattered", READ_PAGE}}, PCOW_DEFAULT_CLUSTER_SIZE, LAYERED, false, true},
+    {{{"steady-read-4k-copied", READ_PAGE}}, PCOW_DEFAULT_CLUSTER_SIZE, COPIED, false, true},
+    {{{"steady-write-4k", WRITE_PAGE}, {"steady-store-flush", STORE_FLUSH}}, PCOW_SLAB_SIZE, STORED, false, true},
+    {{{"steady-read-4k-huge", READ_PAGE}}, PCOW_SLAB_SIZE, LAYERED, true, true},
+    {{{"steady-read-4k-scattered-huge", READ_PAGE}}, PCOW_DEFAULT_CLUSTER_SIZE, LAYERED, true, false},
+    {{{"steady-read-4k-copied-huge", READ_PAGE}}, PCOW_DEFAULT_CLUSTER_SIZE, COPIED, true, true},
+    {{{"steady-write-4k-huge", WRITE_PAGE}, {"steady-store-flush-huge", STORE_FLUSH}}, PCOW_SLAB_SIZE, STORED, true, true},
+};
+
+static int run_step(struct bench *bench, const struct step *step, struct pcow_error *error)
 {
-    static const struct plan reads[2] = {{"steady-read-4k-huge", READ_PAGE}},
-                             stores[2] = {{"steady-write-4k-huge", WRITE_PAGE}, {"steady-store-flush-huge", STORE_FLUSH}};
+    bool wanted = bench_wants(bench, step->plan[0].name) || (step->plan[1].name && bench_wants(bench, step->plan[1].name));
     int r;
 
-    if (!(bench_wants(bench, reads[0].name) || bench_wants(bench, stores[0].name) || bench_wants(bench, stores[1].name))
-        || !huge_pool_enter(bench)) {
+    if (!wanted || (step->huge && !huge_pool_enter(bench))) {
         return 0;
     }
-    r = run_plan(bench, reads, PCOW_SLAB_SIZE, false, error);
-    r = r ? r : run_plan(bench, stores, PCOW_SLAB_SIZE, true, error);
-    huge_pool_leave(bench);
+    r = run_plan(bench, step, error);
+    if (step->huge) {
+        huge_pool_leave(bench);
+    }
     return r;
 }
 
 static int run(struct bench *bench, struct pcow_error *error)
 {
-    static const struct plan reads[2] = {{"steady-read-4k", READ_PAGE}}, scattered[2] = {{"steady-read-4k-scattered", READ_PAGE}},
-                             stores[2] = {{"steady-write-4k", WRITE_PAGE}, {"steady-store-flush", STORE_FLUSH}};
-    int r = run_plan(bench, reads, PCOW_SLAB_SIZE, false, error);
+    int r = 0;
 
-    r = r ? r : run_plan(bench, scattered, PCOW_DEFAULT_CLUSTER_SIZE, false, error);
-    r = r ? r : run_plan(bench, stores, PCOW_SLAB_SIZE, true, error);
-    return r ? r : run_huge(bench, error);
+    for (size_t i = 0; i < sizeof(steps) / sizeof(steps[0]) && !r; i++) {
+        r = run_step(bench, &steps[i], error);
+    }
+    return r;
 }
 
 const struct group steady_group = {names, run};

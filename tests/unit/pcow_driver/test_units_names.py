@@ -40,3 +40,6 @@ class NamesTest(base.TestCase):
             self.assertEqual(name, names.check_snapshot_name(name))
         for name in ('', '-l', 'x' * 128, 'a\tb'):
             self.assertRaises(exception.InvalidName, names.check_snapshot_name, name)
+        for name in ('.incomplete-1.2-1', '.loading-'):
+            self.assertEqual(name, names.check_snapshot_name(name))     # to be looked at, or deleted
+            self.assertRaises(exception.InvalidName, names.check_new_snapshot_name, name)

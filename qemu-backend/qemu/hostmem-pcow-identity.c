@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * What a VM state records of each pcow image: which file, which snapshot of
+ * it, and on which bases.  Loading the state compares that with what is there.
+ */
+#include "qemu/osdep.h"
+#include <pcow.h>
+#include "qapi/error.h"
+#include "qemu/bswap.h"
+#include "qemu/error-report.h"
+#include "system/hostmem-pcow.h"
+
+/*
+ * The files below the image, each by its UUID and what of it shows: a snapshot
+ * that stays as it is, or the whole, which counts its changes.  Zeros without
+ * a base.
+ */
+static bool get_bases(HostMemPcow *pcow, uint8_t bases[PCOW_BASES_SIZE],
+                      Error **errp)
+{
+    g_autoptr(GChecksum) sum = g_checksum_new(G_CHECKSUM_SHA256);
+    gsize length = PCOW_BASES_SIZE;
+    struct pcow_info info;
+
+    memset(bases, 0, PCOW_BASES_SIZE);
+    if (!pcow_base(pcow->image)) {
+        return true;
+    }
+    pcow_get_info(pcow->image, &info);
+    for (pcow_image *base = pcow_base(pcow->image); base;
+         base = pcow_base(base)) {
+        struct pcow_snapshot shown = {};
+        uint64_t version;
+
+        if (*info.base_snapshot &&
+            !hostmem_pcow_find_snapshot(base, info.base_snapshot, 0, &shown,
+                                        errp)) {
+            return false;
+        }
+        pcow_get_info(base, &info);
+        version = cpu_to_le64(shown.id ? shown.id : info.generation);
+        g_checksum_update(sum, info.uuid, sizeof(info.uuid));
+        g_checksum_update(sum, (const guchar *)(shown.id ? "s" : "g"), 1);
+        g_checksum_update(sum, (const guchar *)&version, sizeof(version));
+    }
+    g_checksum_get_digest(sum, bases, &length);
+    return true;
+}
+
+static bool get_identity(HostMemPcow *pcow, uint32_t snapshot_id,
+                         HostMemPcowIdentity *identity, Error **errp)
+{
+    struct pcow_info info;
+
+    pcow_get_info(pcow->image, &info);
+    QEMU_BUILD_BUG_ON(sizeof(identity->uuid) != PCOW_UUID_SIZE);
+    memcpy(identity->uuid, info.uuid, sizeof(identity->uuid));
+    identity->size = info.virtual_size;
+    identity->generation = pcow->readonly ? info.generation : 0;
+    identity->snapshot_id = pcow->readonly ? 0 : snapshot_id;
+    return get_bases(pcow, identity->bases, errp);
+}
+
+/*
+ * What keeps the VM state from fitting the image, or NULL.  States of version
+ * 1 do not tell of the bases.
+ */
+static char *find_mismatch(HostMemPcow *pcow, int version)
+{
+    const HostMemPcowIdentity *then = &pcow->identity;
+    const char *path = pcow_path(pcow->image);
+    HostMemPcowIdentity now;
+    Error *err = NULL;
+
+    /* what hostmem_pcow_all_revert_snapshot() reverted to is in force */
+    if (!get_identity(pcow, pcow->snapshot_id, &now, &err)) {
+        char *reason = g_strdup(error_get_pretty(err));
+
+        error_free(err);
+        return reason;
+    }
+    if (memcmp(now.uuid, then->uuid, sizeof(now.uuid))) {
+        return g_strdup_printf("the VM state belongs to another pcow image "
+                               "than '%s' (UUIDs differ)", path);
+    }
+    if (now.size != then->size) {
+        return g_strdup_printf("the VM state belongs to a pcow image of "
+                               "%" PRIu64 " bytes, '%s' has %" PRIu64,
+                               then->size, path, now.size);
+    }
+    if (now.snapshot_id != then->snapshot_id) {
+        return g_strdup_printf("the VM state belongs to snapshot %" PRIu32
+                               " of pcow image '%s', but %" PRIu32 " has that "
+                               "name now", then->snapshot_id, path,
+                               now.snapshot_id);
+    }
+    if (now.generation != then->generation) {
+        return g_strdup_printf("the read-only pcow image '%s' was changed "
+                               "after the VM state was saved", path);
+    }
+    if (version >= 2 && memcmp(now.bases, then->bases, sizeof(now.bases))) {
+        return g_strdup_printf("pcow image '%s' stands on other bases than "
+                               "when the VM state was saved, so that the "
+                               "guest's memory may read differently: put it "
+                               "back on those (pcow-img rebase -u), or revert "
+                               "the image alone while the VM is off (pcowctl "
+                               "snapshot revert --image-only)", path);
+    }
+    return NULL;
+}
+
+static int identity_post_load(void *opaque, int version_id)
+{
+    HostMemPcow *pcow = opaque;
+
+    g_free(pcow->mismatch);
+    pcow->mismatch = find_mismatch(pcow, version_id);
+    pcow->verified = !pcow->mismatch;
+    return pcow->verified ? 0 : -EINVAL;
+}
+
+static int identity_pre_save(void *opaque)
+{
+    HostMemPcow *pcow = opaque;
+    Error *err = NULL;
+
+    if (!get_identity(pcow, pcow->snapshot_id, &pcow->identity, &err)) {
+        error_report_err(err);
+        return -EINVAL;
+    }
+    return 0;
+}
+
+static const VMStateField identity_fields[] = {
+    VMSTATE_UINT8_ARRAY(identity.uuid, HostMemPcow, 16),
+    VMSTATE_UINT64(identity.size, HostMemPcow),
+    VMSTATE_UINT64(identity.generation, HostMemPcow),
+    VMSTATE_UINT32(identity.snapshot_id, HostMemPcow),
+    VMSTATE_UINT8_ARRAY_V(identity.bases, HostMemPcow, PCOW_BASES_SIZE, 2),
+    VMSTATE_END_OF_LIST()
+};
+
+void hostmem_pcow_vmstate_register(HostMemPcow *pcow)
+{
+    pcow->vmstate = (VMStateDescription) {
+        .name = g_strdup_printf("pcow/%s", pcow->id),
+        .version_id = 2,
+        .minimum_version_id = 1,
+        .pre_save = identity_pre_save,
+        .post_load = identity_post_load,
+        .fields = identity_fields,
+    };
+    vmstate_register(NULL, 0, &pcow->vmstate, pcow);
+}
+
+void hostmem_pcow_vmstate_unregister(HostMemPcow *pcow)
+{
+    vmstate_unregister(NULL, &pcow->vmstate, pcow);
+    g_free((char *)pcow->vmstate.name);
+    g_free(pcow->mismatch);
+}
+
+static bool check_verified(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    bool *loaded = opaque;
+
+    if (pcow->mismatch) {
+        error_setg(errp, "%s", pcow->mismatch);
+        return false;
+    }
+    if (*loaded && !pcow->verified) {
+        error_setg(errp, "the VM state says nothing of the pcow image '%s': "
+                   "it was saved without it", pcow_path(pcow->image));
+        return false;
+    }
+    return true;
+}
+
+bool hostmem_pcow_all_verified(bool loaded, Error **errp)
+{
+    return hostmem_pcow_foreach(check_verified, &loaded, errp);
+}

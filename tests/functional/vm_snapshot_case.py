@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of snapshots of a whole VM share: an image, a qcow2 disk beside it, and a QEMU without a guest that has both."""
+
+from pathlib import Path
+
+from tests.functional import images
+from tests.functional import test_qemu_backend
+from tests.functional import vm_state
+
+SIZE = test_qemu_backend.SIZE
+
+
+class VmSnapshotTestCase(test_qemu_backend.QemuTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.carrier = self.directory / 'carrier.qcow2'
+        vm_state.run('qemu-img', 'create', '-q', '-f', 'qcow2', self.carrier, '1M')
+        vm_state.run('pcow-img', 'create', '-q', self.image, SIZE)
+
+    def start(self, *more: str, carrier: str = '', image: Path | None = None) -> vm_state.Vm:
+        return vm_state.Vm(self.directory, *test_qemu_backend.backend(image or self.image),
+                           *vm_state.carrier_arguments(self.carrier, carrier), *more)
+
+    def write(self, vm: vm_state.Vm, text: bytes) -> None:
+        """To the image and to RAM, which have to stay together."""
+        vm.write(vm.address('nv0'), text)
+        vm.write(vm.address('nv0') + 9 * images.MIB, text)
+        vm.write(vm_state.RAM, text)
+
+    def assert_reads(self, vm: vm_state.Vm, text: bytes) -> None:
+        for address in (vm.address('nv0'), vm.address('nv0') + 9 * images.MIB, vm_state.RAM):
+            self.assertEqual(text, vm.read(address, len(text)))
+
+    def save_and_go_on(self) -> None:
+        """A snapshot, and something else on image and disk since then."""
+        with self.start() as vm:
+            if vm.names():
+                self.assertEqual('', vm.delete('s'))
+            self.write(vm, b'then')
+            vm.write_disk(1)
+            self.assertEqual('', vm.save('s'))
+            self.write(vm, b'now.')
+            vm.write_disk(2)
+            vm.quit()
+
+    def assert_files_clean(self) -> None:
+        vm_state.run('pcow-img', 'check', self.image)
+        vm_state.run('qemu-img', 'check', '-q', self.carrier)
