@@ -365,7 +365,7 @@ class TestAllOrNothing(VirshTestCase):
         self.assert_trees(guest, {})
 
     def test_an_image_stands_on_it(self) -> None:
-        """libvirt takes no notice of QEMU's refusal and forgets its part; image and disk keep theirs, which can be deleted later."""
+        """libvirt does not hear QEMU's refusal and forgets its part; image and disk keep theirs until it is deleted there."""
         guest = self.guest()
         guest.mark('kept')
         self.host.virsh('snapshot-create-as', guest.name, 's')
