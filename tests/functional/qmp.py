@@ -13,7 +13,7 @@ START_SECONDS = 60
 EVENT_SECONDS = 30
 
 
-def connect(path: Path, process: subprocess.Popen[str], timeout: float = START_SECONDS) -> socket.socket:
+def connect(path: Path, process: subprocess.Popen[Any], timeout: float = START_SECONDS) -> socket.socket:
     """Connect to a socket that a QEMU is about to make.
 
     :raises OSError: it ended, or the socket did not come in time

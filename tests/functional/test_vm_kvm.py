@@ -14,7 +14,7 @@ import testtools
 
 from tests.functional import images
 
-SECONDS = 1800
+SECONDS = 3000
 CACHE = Path(os.environ.get('PCOW_CACHE_DIR', '/var/cache/pcow'))
 RUNS = Path('/run/pcow-quickstart')
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import contextlib
 import json
 from pathlib import Path
 import re
@@ -14,6 +15,7 @@ from typing import Any
 from pcow_driver import exception
 from pcow_driver.quickstart import cpio
 from pcow_driver.quickstart import state
+from tests.functional import qmp
 from tests.vm import machine
 from tests.vm import parts as parts_module
 from tests.vm import tree
@@ -24,7 +26,11 @@ _MEMORY = '3584M'
 _INIT = Path(__file__).parent / 'outer' / 'init'
 _BUSYBOX = Path('/bin/busybox')
 _BAD = re.compile(rb'Kernel panic[^\r\n]*|vm-test: (?!ended)[^\r\n]*')
-_QUIET_SECONDS = 2400.0                        # without a result; every step inside has a shorter limit of its own
+_QUIET_SECONDS = 1000.0                        # without a result; every step inside has a limit of 300 s of its own
+_LOOKS = ('info status', 'info registers -a', 'info lapic 0', 'info lapic 1', 'info cpus')
+# For the kernel. A timer interrupt that the emulation of SVM loses is the last one of a CPU that sets its timer anew each time; a
+# timer that runs by itself has a next one, after which the CPU also sees whatever else was lost.
+STEADY_TICKS = 'nohz=off highres=off'
 _END_SECONDS = 60.0
 _POLL = 0.2
 _TAIL = 6000
@@ -52,6 +58,7 @@ class Outer:
         self._scratch = scratch
         self._console = scratch / 'outer.log'
         self._results = scratch / 'results'
+        self._control = scratch / 'outer.qmp'
 
     def _make_initrd(self, plan: str) -> Path:
         files = {'init': _INIT, 'bin/busybox': _BUSYBOX}
@@ -69,6 +76,7 @@ class Outer:
             '-machine', 'q35,nvdimm=on,nvdimm-persistence=mem-ctrl', '-accel', 'tcg,thread=multi,tb-size=512',
             '-cpu', 'max', '-smp', str(CPUS),
             '-m', f'{_MEMORY},slots=4,maxmem=32G', '-nodefaults', '-no-user-config', '-display', 'none', '-no-reboot',
+            '-qmp', f'unix:{self._control},server=on,wait=off',
             '-serial', f'file:{self._console}', '-serial', f'file:{self._results}',
             '-kernel', str(self._parts.kernel), '-initrd', str(self._make_initrd(plan)),
             '-append', f'console=ttyS0 panic=-1 quiet mitigations=off {more}',
@@ -95,7 +103,7 @@ class Outer:
         :param more: with ``vm-test.writable`` the disk keeps what is changed
         :param report: may raise, which kills the machine
         """
-        for path in (self._console, self._results):
+        for path in (self._console, self._results, self._control):
             path.unlink(missing_ok=True)
         process = subprocess.Popen(self._command(disk, nvdimms, more, plan), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT)
@@ -108,6 +116,14 @@ class Outer:
         finally:
             process.kill()
             process.wait()
+
+    def _state(self, process: subprocess.Popen[bytes]) -> str:
+        """Registers and interrupt controllers of both CPUs."""
+        try:
+            with contextlib.closing(qmp.Qmp(qmp.connect(self._control, process))) as channel:
+                return '\n'.join(str(channel.run('human-monitor-command', command_line=line)) for line in _LOOKS)
+        except (AssertionError, OSError, ValueError) as e:
+            return str(e) or type(e).__name__
 
     def _follow(self, process: subprocess.Popen[bytes], report: Report) -> None:
         seen, last = 0, time.monotonic()
@@ -129,6 +145,7 @@ class Outer:
                 raise Ended(reason=f'the outer machine ended ({process.poll()}): {why}'
                                    f'\n--- its console:\n{console[-_TAIL:].decode(errors="replace")}')
             if time.monotonic() - last > _QUIET_SECONDS:
-                raise exception.PcowError(reason=f'the outer machine did not go on for {_QUIET_SECONDS:.0f} s'
-                                                 f'\n--- its console:\n{console[-_TAIL:].decode(errors="replace")}')
+                raise Ended(reason=f'the outer machine did not go on for {_QUIET_SECONDS:.0f} s'
+                                   f'\n--- its console:\n{console[-_TAIL:].decode(errors="replace")}'
+                                   f'\n--- its state, twice:\n{self._state(process)}\n{self._state(process)}')
             time.sleep(_POLL)
