@@ -8,14 +8,12 @@ import contextlib
 import dataclasses
 import os
 import re
-import tempfile
 
 from oslo_log import log as logging
 
 from nova_pcow import conf as nova_conf
 from nova_pcow import flavor as flavor_module
 from nova_pcow import inventory
-from pcow_driver import conf
 from pcow_driver import device
 from pcow_driver import exception
 from pcow_driver import image
@@ -26,6 +24,7 @@ from pcow_driver import template
 from pcow_driver import template_cache
 from pcow_driver import tool
 from pcow_driver import units
+from pcow_driver import workspace
 
 LOG = logging.getLogger(__name__)
 
@@ -152,7 +151,7 @@ def _build_formatted(name: str, data: flavor_module.DataDevice, pool: pool_modul
     if os.path.lexists(pool.image_path(name)):
         return
     program, package, options = _MKFS[data.format]
-    with tempfile.TemporaryDirectory(prefix='pcow-format-', dir=str(conf.CONF.pcow.conversion_dir)) as directory:
+    with workspace.directory('format') as directory:
         path = os.path.join(directory, 'raw')
         with open(path, 'xb') as f:
             f.truncate(data.size)

@@ -15,8 +15,10 @@ import time
 from pcow_driver import domain
 from pcow_driver import exception
 from pcow_driver import image
+from pcow_driver import immutable
 from pcow_driver import names
 from pcow_driver import pool as pool_module
+from pcow_driver import workspace
 
 _UNFINISHED = re.compile(r'\..*\.(part|partial)')      # what pcow-img and template build write before they rename it
 _SERVICE_PREFIXES = ('server-', 'volume-')     # Nova and Cinder know whether they need it, also without a domain here
@@ -25,6 +27,7 @@ _MIN_AGE = 3600                        # seconds since the last write; a younger
 
 class Kind(enum.StrEnum):
     UNFINISHED = 'unfinished'          # a file that an interrupted command left
+    WORK = 'work'                      # files of a conversion that was killed, not in the pool
     ORPHAN = 'orphan'                  # an image whose base is gone: it cannot be opened
     UNUSED_TEMPLATE = 'unused-template'
     UNUSED_IMAGE = 'unused-image'      # no domain names it, nothing stands on it, and it is no server's and no volume
@@ -46,7 +49,7 @@ def find(pool: pool_module.Pool, domain_images: frozenset[str] | None) -> list[F
     :raises ToolNotFound: there is no pcow-img
     """
     items = pool.images()
-    findings = list(_unfinished(pool))
+    findings = [*_unfinished(pool), *_work()]
     used = {item.info.base_uuid for item in items if item.info and item.info.base_uuid}
     for item in items:
         if item.info is None:
@@ -84,6 +87,11 @@ def _unfinished(pool: pool_module.Pool) -> Iterator[Finding]:
                 f'an interrupted command left it {age / 3600:.0f} hours ago'))
 
 
+def _work() -> Iterator[Finding]:
+    for path in workspace.left_over():
+        yield Finding(Kind.WORK, path, workspace.size(path), 'a conversion that was killed left it ([pcow] conversion_dir)')
+
+
 def _leaks(item: pool_module.PoolImage) -> Iterator[Finding]:
     try:
         result = image.check(item.path)
@@ -98,6 +106,7 @@ def delete(pool: pool_module.Pool, finding: Finding) -> None:
 
     :raises ImageInUse: somebody has it open, something stands on it, or a domain names it by now
     :raises ImageNotFound:
+    :raises ImageProtected: its immutable flag cannot be taken off
     :raises LibvirtFailed: whether a domain names it is not known any more
     """
     name = os.path.basename(finding.path)
@@ -105,7 +114,9 @@ def delete(pool: pool_module.Pool, finding: Finding) -> None:
         image.check(finding.path, repair=True)
     elif finding.kind is Kind.UNFINISHED:
         with pool.lock():
-            os.unlink(finding.path)
+            immutable.unlink(finding.path)
+    elif finding.kind is Kind.WORK:
+        workspace.discard(finding.path)
     elif finding.kind is Kind.UNUSED_TEMPLATE:
         pool.delete_template(name.removesuffix(names.IMAGE_SUFFIX))
     else:

@@ -156,6 +156,37 @@ def lifted(path: str) -> Iterator[None]:
                 _change(path, True)
 
 
+def unlink(path: str) -> None:
+    """Delete one name of a file, whose other names keep the flag; a name that is not there is no error.
+
+    A build that was killed while it gave its file the final name leaves two, and the flag belongs to both.
+
+    :raises ImageProtected: this user may not
+    """
+    with contextlib.suppress(FileNotFoundError), _locked(path):
+        status = os.lstat(path)
+        if not stat.S_ISREG(status.st_mode) or not is_set(path):
+            os.unlink(path)
+            return
+        other = _other_name(path, status)
+        _take_off(other or path)
+        try:
+            os.unlink(path)
+        finally:
+            if other is not None:
+                _change(other, True)
+
+
+def _other_name(path: str, status: os.stat_result) -> str | None:
+    """Of the same file in the same directory, as an image."""
+    directory = os.path.dirname(os.path.abspath(path))
+    for name in os.listdir(directory) if status.st_nlink > 1 else ():
+        other = os.path.join(directory, name)
+        if name.endswith(_SUFFIX) and other != os.path.abspath(path) and os.path.samestat(status, os.lstat(other)):
+            return other
+    return None
+
+
 def _take_off(path: str) -> None:
     try:
         _change(path, False)

@@ -13,18 +13,18 @@ from pathlib import Path
 import selectors
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 import urllib.parse
 
-from pcow_driver import conf
 from pcow_driver import device
 from pcow_driver import exception
 from pcow_driver import tool
+from pcow_driver import workspace
 
 PLUGIN_DIRECTORIES = '/usr/lib/*/nbdkit/plugins'
 
+EXPORT = 'export'                      # in a directory of :mod:`workspace`
 _SOCKET = 'socket'
 _MOUNT = 'mount'
 _FILE = 'data'
@@ -167,8 +167,8 @@ def as_file(path: str, *, window: device.Window | None = None, snapshot: str | N
 
 @contextlib.contextmanager
 def _temporary() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix='pcow-nbd-', dir=str(conf.CONF.pcow.conversion_dir)) as parent:
-        directory = os.path.join(parent, 'export')
+    with workspace.directory('nbd') as parent:
+        directory = os.path.join(parent, EXPORT)
         try:
             yield directory
         finally:

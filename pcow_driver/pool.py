@@ -278,10 +278,19 @@ def make(name: str, directory: str) -> Pool:
 
     :raises PoolInvalid: it is a pool already, or cannot be used
     """
-    path = os.path.abspath(directory)
-    pool = Pool(name=name, path=path, uuid=str(uuidlib.uuid4()),
+    pool = Pool(name=name, path=os.path.abspath(directory), uuid=str(uuidlib.uuid4()),
                 created=datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'))
-    text = json.dumps({'format': _MARKER_FORMAT, 'uuid': pool.uuid, 'name': name, 'created': pool.created}) + '\n'
+    write_marker(pool)
+    return pool
+
+
+def write_marker(pool: Pool) -> None:
+    """Also of a pool that was one before :func:`unmake`.
+
+    :raises PoolInvalid: the directory is a pool already, or cannot be used
+    """
+    path = pool.path
+    text = json.dumps({'format': _MARKER_FORMAT, 'uuid': pool.uuid, 'name': pool.name, 'created': pool.created}) + '\n'
     marker = os.path.join(path, MARKER)
     try:
         if not os.path.lexists(path):
@@ -299,7 +308,6 @@ def make(name: str, directory: str) -> Pool:
     except OSError as e:
         os.unlink(marker)
         raise exception.PoolInvalid(path=path, reason=str(e.strerror)) from None
-    return pool
 
 
 def unmake(pool: Pool) -> None:

@@ -134,6 +134,19 @@ class PoolRegistry:
             del pools[name]
             self._write(pools)
 
+    def restore(self, pool: pool_module.Pool) -> None:
+        """Undo remove: the pool is there again as it was, with its settings.
+
+        :param pool: as :meth:`get` gave it before
+        :raises PoolExists: the name was taken meanwhile
+        :raises PoolInvalid: another pool is in its directory by now
+        """
+        with locks.lock('pools'):
+            pools = self._read()
+            self._check_free(pools, pool.name)
+            pool_module.write_marker(pool)
+            self._add(pools, pool)
+
     @staticmethod
     def _open(entry: pool_module.PoolEntry) -> pool_module.Pool:
         pool = pool_module.open_directory(entry.path)
@@ -154,7 +167,8 @@ class PoolRegistry:
             raise exception.PoolExists(name=name, path=pools[name]['path'])
 
     def _add(self, pools: dict[str, Any], pool: pool_module.Pool) -> None:
-        pools[pool.name] = {'path': pool.path, 'uuid': pool.uuid}
+        settings = {} if pool.settings == pool_module.Settings() else {'settings': dataclasses.asdict(pool.settings)}
+        pools[pool.name] = {'path': pool.path, 'uuid': pool.uuid, **settings}
         self._write(pools)
 
     def _read(self) -> dict[str, dict[str, Any]]:

@@ -24,6 +24,7 @@ from oslo_log import log as logging
 from pcow_driver import attached
 from pcow_driver import exception
 from pcow_driver import image
+from pcow_driver import immutable
 from pcow_driver import locks
 from pcow_driver import model
 from pcow_driver import names
@@ -236,8 +237,7 @@ def _delete_snapshot(pool: pool_module.Pool, name: str, snapshot: str) -> bool:
 
 def _discard_unfinished(pool: pool_module.Pool, name: str) -> None:
     """What a killed build of this image left; nobody builds an image that is being deleted."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(os.path.join(pool.path, f'.{os.path.basename(pool.image_path(name))}.part'))
+    immutable.unlink(os.path.join(pool.path, f'.{os.path.basename(pool.image_path(name))}.part'))
 
 
 def _mark_path(pool: pool_module.Pool, mark: Mark) -> str:

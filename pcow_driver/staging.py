@@ -6,6 +6,7 @@ import contextlib
 import os
 
 from pcow_driver import exception
+from pcow_driver import immutable
 from pcow_driver import locks
 from pcow_driver import pool as pool_module
 
@@ -25,8 +26,8 @@ def building(pool: pool_module.Pool, name: str) -> Iterator[str]:
         if os.path.lexists(target):
             raise exception.ImageExists(path=target)
         with contextlib.ExitStack() as stack:
-            stack.callback(_unlink, part)
-            _unlink(part)              # left by a build that was killed: whoever holds the lock owns the name
+            stack.callback(immutable.unlink, part)
+            immutable.unlink(part)              # left by a build that was killed: whoever holds the lock owns the name
             yield part
 
 
@@ -44,8 +45,3 @@ def publish(part: str, target: str) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
-
-
-def _unlink(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)

@@ -7,7 +7,6 @@ byte, be it a bare file system or a partitioned disk; the virtual size is a mult
 
 import dataclasses
 import os
-import tempfile
 import uuid as uuidlib
 
 from oslo_log import log as logging
@@ -22,6 +21,7 @@ from pcow_driver import pool as pool_module
 from pcow_driver import staging
 from pcow_driver import tool
 from pcow_driver import units
+from pcow_driver import workspace
 
 LOG = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ def build(pool: pool_module.Pool, name: str, source_path: str, source_format: st
         source = inspect_source(source_path, source_format)
         total = virtual_size(source.virtual_size, page_map, size)
         check_source(source)
-        with tempfile.TemporaryDirectory(prefix='pcow-template-', dir=str(conf.CONF.pcow.conversion_dir)) as directory:
+        with workspace.directory('template') as directory:
             raw = os.path.join(directory, 'namespace.raw')
             write_namespace(raw, source, total, page_map)
             image.convert(raw, 'raw', part, cluster_size=cluster_size)

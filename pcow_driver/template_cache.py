@@ -13,17 +13,16 @@ import contextlib
 import dataclasses
 import os
 import re
-import tempfile
 import time
 
 from oslo_log import log as logging
 
-from pcow_driver import conf
 from pcow_driver import exception
 from pcow_driver import immutable
 from pcow_driver import locks
 from pcow_driver import pool as pool_module
 from pcow_driver import template
+from pcow_driver import workspace
 
 LOG = logging.getLogger(__name__)
 
@@ -99,7 +98,7 @@ class TemplateCache:
         if source.format not in template.SOURCE_FORMATS:     # before it is fetched
             raise exception.SourceRejected(path=f'image {source.id}', reason=(
                 f'its format is {source.format}; a guest on pcow takes {" or ".join(template.SOURCE_FORMATS)}'))
-        with tempfile.TemporaryDirectory(prefix='pcow-fetch-', dir=str(conf.CONF.pcow.conversion_dir)) as directory:
+        with workspace.directory('fetch') as directory:
             path = os.path.join(directory, 'image')
             fetch(path)
             try:

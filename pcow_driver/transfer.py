@@ -20,11 +20,9 @@ import hashlib
 import json
 import os
 import struct
-import tempfile
 from typing import IO
 from typing import Any
 
-from pcow_driver import conf
 from pcow_driver import exception
 from pcow_driver import image
 from pcow_driver import names
@@ -33,6 +31,7 @@ from pcow_driver import removal
 from pcow_driver import staging
 from pcow_driver import template
 from pcow_driver import template_cache
+from pcow_driver import workspace
 
 _FORMAT = 'pcow-stream-1'
 _PIECE = struct.Struct('>QQ')
@@ -134,7 +133,7 @@ class _Summed:
 
 @contextlib.contextmanager
 def _flat(path: str) -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix='pcow-send-', dir=str(conf.CONF.pcow.conversion_dir)) as directory:
+    with workspace.directory('send') as directory:
         target = os.path.join(directory, f'flat{names.IMAGE_SUFFIX}')
         image.convert(path, image.FORMAT, target)
         yield target

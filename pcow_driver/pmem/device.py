@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import errno
 import os
 import stat
@@ -13,6 +14,11 @@ from pcow_driver import units
 
 _HEAD = 8 * units.MIB                  # where every file system, partition table and volume manager leaves something
 _TAIL = units.MIB                      # where GPT and RAID leave more
+_SAMPLES = 8192                        # looked at between them, a page each, evenly spread
+# Copies of super blocks: btrfs' mirrors; ext4's in groups 1 and powers of 3, 5 and 7, with blocks of 1, 2 and 4 KiB.
+_MIRRORS = (64 * units.MIB, 256 * units.GIB)
+_GROUPS = (1, 3, 5, 7, 9, 25, 27, 49, 81)
+_GROUP_SIZES = ((8 * units.MIB, units.KIB), (32 * units.MIB, 0), (128 * units.MIB, 0))      # and how far behind the beginning
 _BLKID_NOTHING = 2                     # blkid(8): nothing was found
 
 
@@ -27,20 +33,29 @@ def signature(device: str) -> str | None:
     return values.get('TYPE') or values.get('PTTYPE') or ('something' if values else None)
 
 
+def _places(size: int) -> Iterator[tuple[int, int]]:
+    """Offset and length of what is looked at; small pieces, in no order."""
+    for start, length in ((0, _HEAD), (max(size - _TAIL, 0), _TAIL)):
+        yield from ((offset, units.MIB) for offset in range(start, min(start + length, size), units.MIB))
+    copies = [*_MIRRORS, *(group * group_size + skip for group_size, skip in _GROUP_SIZES for group in _GROUPS)]
+    step = max(size // _SAMPLES // units.PAGE_SIZE, 1) * units.PAGE_SIZE
+    yield from ((offset, units.PAGE_SIZE) for offset in (*copies, *range(0, size, step)) if offset < size)
+
+
 def is_blank(device: str) -> bool:
-    """Head and tail hold zeros only: what blkid does not know may still be somebody's data.
+    """Zeros only, as far as it was looked at: what blkid does not know may still be somebody's data.
+
+    Looked at are head and tail, the copies that file systems keep of their super blocks, and pages all over the rest.
 
     :raises DeviceRefused: it cannot be read
     """
     try:
         with open(device, 'rb', buffering=0) as f:
             size = f.seek(0, os.SEEK_END)
-            for start in {0, max(size - _TAIL, 0)}:
-                f.seek(start)
-                end = min(size, start + _HEAD)
-                while (position := f.tell()) < end:
-                    if any(f.read(min(units.MIB, end - position))):
-                        return False
+            for offset, length in _places(size):
+                data = os.pread(f.fileno(), length, offset)
+                if data.count(0) != len(data):
+                    return False
     except OSError as e:
         raise exception.DeviceRefused(device=device, reason=f'it cannot be read ({e.strerror})') from None
     return True

@@ -6,12 +6,15 @@ from __future__ import annotations
 import os
 import re
 
+from pcow_driver import exception
+
 DIRECTORY = '/etc/systemd/system'
 _WANTS = 'multi-user.target.wants'
 _PLAIN = re.compile(r'[A-Za-z0-9:_.]')
 
-_TEMPLATE = """\
-# Written by pcowctl for the pool {name}; 'pcowctl pool remove' deletes it.
+_FIRST_WORDS = '# Written by pcowctl '         # of every unit of ours
+_TEMPLATE = _FIRST_WORDS + """\
+for the pool {name}; 'pcowctl pool remove' deletes it.
 [Unit]
 Description=pcow pool {name}
 Documentation=man:pcowctl(1)
@@ -50,8 +53,32 @@ def paths(directory: str) -> tuple[str, str]:
     return os.path.join(DIRECTORY, unit), os.path.join(DIRECTORY, _WANTS, unit)
 
 
+def _is_ours(path: str) -> bool:
+    """Something is there, and pcowctl wrote it."""
+    try:
+        with open(path, encoding='utf-8', errors='replace') as f:
+            return f.read(len(_FIRST_WORDS)) == _FIRST_WORDS
+    except OSError:
+        return False
+
+
+def check_ours(directory: str) -> None:
+    """A unit that somebody else wrote is neither replaced nor deleted.
+
+    :raises DeviceRefused: there is one for this mount point
+    """
+    path, _link = paths(directory)
+    if os.path.lexists(path) and not _is_ours(path):
+        raise exception.DeviceRefused(device=directory, reason=(
+            f'{path} mounts something there, and pcowctl did not write it: move it away, or take another directory'))
+
+
 def install(directory: str, content: str) -> None:
-    """Write and enable the unit."""
+    """Write and enable the unit.
+
+    :raises DeviceRefused: somebody else's is there
+    """
+    check_ours(directory)
     path, link = paths(directory)
     os.makedirs(os.path.dirname(link), exist_ok=True)
     with open(path, 'w', encoding='utf-8') as f:
@@ -61,11 +88,16 @@ def install(directory: str, content: str) -> None:
 
 
 def uninstall(directory: str) -> None:
-    """Undo :func:`install`; a unit that is not there is no error."""
+    """Undo :func:`install`; a unit that is not there is no error.
+
+    :raises DeviceRefused: it is somebody else's
+    """
+    check_ours(directory)
     for path in paths(directory):
         if os.path.lexists(path):
             os.unlink(path)
 
 
 def installed(directory: str) -> bool:
-    return os.path.exists(paths(directory)[0])
+    """A unit of ours is there."""
+    return _is_ours(paths(directory)[0])

@@ -102,6 +102,7 @@ class _Making:
                       lambda: namespaces.enable_region(region.dev))
 
     def _check_content(self, namespace: ndctl.Namespace) -> None:
+        namespaces.check_unused(namespace.dev)
         if namespace.mode == 'devdax' and not self.request.force:
             raise exception.DeviceRefused(device=namespace.dev, reason='it is in mode devdax, whose users leave no mark; '
                                                                         'give --force to destroy what may be in it')
@@ -166,6 +167,7 @@ class _Making:
     def unit(self) -> None:
         request = self.request
         path, _link = mount_unit.paths(request.directory)
+        mount_unit.check_ours(request.directory)
         self.plan.add(f'[write and enable {path}, which mounts it at boot]',
                       lambda: filesystems.install_unit(request.name, self.device, request.directory, request.filesystem),
                       lambda: filesystems.uninstall_unit(request.directory))
@@ -343,16 +345,27 @@ def plan_destroy(name: str) -> plan_module.Plan:
     source = mount_source(found.path)
     namespace = ndctl.of_blockdev(source) if source.startswith('/dev/pmem') and shutil.which('ndctl') else None
     plan = plan_module.Plan()
-    plan.add(f'pcowctl pool remove {name}', lambda: pools.remove(name))
+    plan.add(f'pcowctl pool remove {name}', lambda: pools.remove(name), lambda: _restore(found))
+    kind = filesystem.mounted(found.path)[0]
+    # Who uses something there is noticed here, and until the super block is wiped everything can be put back.
+    plan.add(plan_module.command_line(*filesystem.umount_command(found.path)), lambda: filesystems.unmount(found.path),
+             (lambda: filesystems.mount(kind, source, found.path)) if kind in filesystem.KINDS else None)
     if mount_unit.installed(found.path):
-        plan.add(f'rm {" ".join(mount_unit.paths(found.path))}', lambda: filesystems.uninstall_unit(found.path))
-    plan.add(plan_module.command_line(*filesystem.umount_command(found.path)), lambda: filesystems.unmount(found.path))
+        plan.add(f'rm {" ".join(mount_unit.paths(found.path))}', lambda: filesystems.uninstall_unit(found.path),
+                 lambda: filesystems.install_unit(found.name, source, found.path, kind))
     if namespace:
         # What is made here next must not look as if it carried somebody's data.
         plan.add(plan_module.command_line(*filesystem.wipe_command(source)), lambda: filesystems.wipe(source))
         name_of_it = namespace[1].dev
         plan.add(plan_module.command_line(*namespaces.destroy_command(name_of_it)), lambda: namespaces.destroy(name_of_it))
     return plan
+
+
+def _restore(found: pool.Pool) -> None:
+    """:raises PoolInvalid: what it was in is gone"""
+    if not os.path.ismount(found.path):
+        raise exception.PoolInvalid(path=found.path, reason='it is not mounted any more')
+    registry.PoolRegistry().restore(found)
 
 
 def plan_extend(name: str, size: int | None) -> plan_module.Plan:

@@ -22,6 +22,7 @@ context = priv_context.PrivContext(
         capabilities.CAP_DAC_OVERRIDE,         # devices and mount points that belong to others
         capabilities.CAP_CHOWN,                # a new pool belongs to who asked for it
         capabilities.CAP_FOWNER,
+        capabilities.CAP_SYS_PTRACE,           # who has a character device open or mapped
         capabilities.CAP_LINUX_IMMUTABLE])
 
 

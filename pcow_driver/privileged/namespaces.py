@@ -10,6 +10,7 @@ from pcow_driver import exception
 from pcow_driver import tool
 from pcow_driver import units
 from pcow_driver.pmem import device as device_module
+from pcow_driver.pmem import users
 from pcow_driver.privileged import checks
 from pcow_driver.privileged import context
 
@@ -60,10 +61,17 @@ def _ndctl(command: tuple[str, ...]) -> str:
 
 
 def _check_unused(namespace: str) -> None:
-    """:raises DeviceRefused: its block device is mounted, or part of another device"""
+    """:raises DeviceRefused: its block device is mounted, or part of another device; a process uses its character device"""
     blocks = f'/sys/bus/nd/devices/{checks.namespace(namespace)}/block'
     for name in os.listdir(blocks) if os.path.isdir(blocks) else ():
         device_module.check_unused(f'/dev/{name}')
+    users.check_unused(namespace)
+
+
+@context.entrypoint
+def check_unused(namespace: str) -> None:
+    """:raises DeviceRefused: it is in use"""
+    _check_unused(namespace)
 
 
 @context.entrypoint

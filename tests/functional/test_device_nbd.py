@@ -20,6 +20,7 @@ from pcow_driver import exception
 from pcow_driver import image
 from pcow_driver import nbd
 from pcow_driver import pool as pool_module
+from pcow_driver import workspace
 from tests.functional import linux_guest
 from tests.functional.test_pcowctl import BIN
 
@@ -219,6 +220,30 @@ class NbdTest(TestCase):
         while Path(f'/proc/{served}').exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         self.assertFalse(Path(f'/proc/{served}').exists())
+        self.assertFalse(image.check(self.path).corruptions)   # and nobody holds it
+
+    def test_file_of_a_killed_process_is_collected(self) -> None:
+        """Its server, its mount and its directory go with the next conversion; not while somebody uses the file."""
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                with nbd.as_file(self.path) as file:
+                    os.write(writer, os.fsencode(file) + b'\n')
+                    signal.pause()
+            finally:
+                os._exit(1)
+        os.close(writer)
+        with open(reader) as stream:
+            file = stream.readline().rstrip()
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        self.addCleanup(subprocess.run, ['fusermount3', '-q', '-u', os.path.dirname(file)], check=False, stderr=subprocess.DEVNULL)
+        with open(file, 'rb'):
+            workspace.collect()
+            self.assertTrue(os.path.exists(file))
+        with workspace.directory('send'):
+            self.assertEqual([], list(self.directory.glob('pcow-nbd-*')))
         self.assertFalse(image.check(self.path).corruptions)   # and nobody holds it
 
     def test_a_file_in_use_stays(self) -> None:

@@ -3,12 +3,16 @@
 
 import os
 from pathlib import Path
+import subprocess
+import sys
+import threading
 import time
 
 from pcow_driver import domain
 from pcow_driver import exception
 from pcow_driver import garbage
 from pcow_driver import registry
+from pcow_driver import workspace
 from tests.unit.pcow_driver import base
 
 _NODE = '''<node><domain type='test'><name>vm</name><maxMemory slots='4'>4194304</maxMemory><memory>1048576</memory>
@@ -65,3 +69,84 @@ class UnusedImageTest(base.TestCase):
         os.utime(path)
         self.assertRaises(exception.ImageInUse, garbage.delete, self.pool, found)
         self.assertEqual(['mine.pcow'], self.pool.entries())
+
+
+_CONVERTS = """
+import os, sys, time
+from pcow_driver import conf, workspace
+conf.CONF([], project='pcow', default_config_files=[])
+conf.CONF.set_override('conversion_dir', sys.argv[1], group='pcow')
+with workspace.directory('template') as directory:
+    with open(os.path.join(directory, 'raw'), 'wb') as file:
+        file.write(bytes(1 << 20))
+    print(directory, flush=True)
+    time.sleep(60)
+"""
+
+
+class WorkTest(base.TestCase):
+    """What a conversion leaves that is killed."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.place = self.directory / 'conversion'
+        self.place.mkdir()
+        self.configure(conversion_dir=str(self.place),
+                       pcow_img=str(Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin')) / 'pcow-img'))
+        self.pool = registry.PoolRegistry().create('p', str(self.directory / 'p'))
+
+    def start(self) -> tuple[subprocess.Popen[str], Path]:
+        process = subprocess.Popen([sys.executable, '-c', _CONVERTS, str(self.place)], stdout=subprocess.PIPE, text=True,
+                                   cwd=base.TOP)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        assert process.stdout is not None
+        self.addCleanup(process.stdout.close)
+        return process, Path(process.stdout.readline().strip())
+
+    def test_found_and_deleted(self) -> None:
+        process, path = self.start()
+        self.assertEqual([], garbage.find(self.pool, None))
+        self.assertRaises(exception.ImageInUse, workspace.discard, str(path))
+        process.kill()
+        process.wait()
+        found, = garbage.find(self.pool, None)
+        self.assertEqual((garbage.Kind.WORK, str(path), 1 << 20), (found.kind, found.path, found.size))
+        garbage.delete(self.pool, found)
+        self.assertEqual([], list(self.place.iterdir()))
+
+    def test_next_conversion_takes_it_away(self) -> None:
+        """Not that of somebody who still works, nor what is not ours."""
+        killed, left = self.start()
+        killed.kill()
+        killed.wait()
+        _works, used = self.start()
+        others = self.place / 'pcow-template-ofnobody'
+        others.mkdir()
+        os.chown(others, 65534, 65534)
+        (self.place / 'pcow-template-link5678').symlink_to(self.directory)
+        (self.place / 'pcow-template-x').mkdir()
+        with workspace.directory('send') as mine:
+            self.assertEqual({used, others, Path(mine), self.place / 'pcow-template-link5678', self.place / 'pcow-template-x'},
+                             set(self.place.iterdir()))
+        self.assertFalse(left.exists() or os.path.exists(mine))
+
+    def test_two_at_once(self) -> None:
+        """Whoever collects never takes one that is being made."""
+        failed: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                for _ in range(200):
+                    with workspace.directory('fetch') as directory:
+                        Path(directory, 'file').touch()
+            except BaseException as e:
+                failed.append(e)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual([], failed)
+        self.assertEqual([], list(self.place.iterdir()))

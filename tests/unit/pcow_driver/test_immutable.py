@@ -10,9 +10,11 @@ import shutil
 import stat
 import tempfile
 import threading
+import time
 from unittest import mock
 
 from pcow_driver import exception
+from pcow_driver import garbage
 from pcow_driver import immutable
 from pcow_driver import pool as pool_module
 from pcow_driver import registry
@@ -71,6 +73,26 @@ class ImmutableTest(base.TestCase):
         self.pool.delete_template('t')
         self.assertFalse(path.exists())
         self.assertEqual([], self.pool.entries())
+
+    def test_second_name_that_a_killed_build_left(self) -> None:
+        """It was killed between the final name and the end of the first one; the flag came later, and belongs to both."""
+        path = self.build()
+        part = path.with_name('.t.pcow.part')
+        with immutable.lifted(str(path)):
+            os.link(path, part)
+            os.utime(path, (time.time() - 7200,) * 2)
+        self.assertRaises(PermissionError, part.unlink)
+        found, = (one for one in garbage.find(self.pool, None) if one.kind is garbage.Kind.UNFINISHED)
+        garbage.delete(self.pool, found)
+        self.assertEqual(['t.pcow'], self.pool.entries())
+        self.assertTrue(immutable.is_set(str(path)))
+        # the same, and nothing else has the file
+        with immutable.lifted(str(path)):
+            path.rename(part)
+            immutable.set_flag(str(part), True)
+        garbage.delete(self.pool, found)
+        self.assertEqual([], self.pool.entries())
+        immutable.unlink(str(part))            # gone already
 
     def test_deleted_image_that_others_stand_on(self) -> None:
         """It stays for them, as well protected as a template, and goes with the last of them."""

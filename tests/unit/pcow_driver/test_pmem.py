@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can be seen without persistent memory; the rest runs on emulated NVDIMMs in a VM (tools/vm-test fsdax)."""
 
+from collections.abc import Iterator
+import contextlib
+import mmap
 import os
+from pathlib import Path
+import subprocess
 
 import fixtures
 
@@ -16,6 +21,7 @@ from pcow_driver.pmem import ndctl
 from pcow_driver.pmem import plan
 from pcow_driver.pmem import promise
 from pcow_driver.pmem import provision
+from pcow_driver.privileged import namespaces
 from tests.unit.pcow_driver import base
 
 # Printed by ndctl 76.1 in a guest with two NVDIMMs of 2 and 1 GiB, shortened.
@@ -151,12 +157,39 @@ class DeviceTest(base.TestCase):
         path = self.directory / 'device'
         path.write_bytes(bytes(20 << 20))
         self.assertTrue(device.is_blank(str(path)))
-        for offset in (0, 4096, (8 << 20) - 1, (19 << 20) + 5, (20 << 20) - 1):
+        for offset in (0, 4096, (8 << 20) - 1, (12 << 20) + 77, (19 << 20) + 5, (20 << 20) - 1):
             path.write_bytes(bytes(20 << 20))
             with path.open('r+b') as f:
                 f.seek(offset)
                 f.write(b'\x01')
             self.assertFalse(device.is_blank(str(path)), offset)
+
+    def test_data_in_the_middle(self) -> None:
+        """Of a large device pages all over it are looked at, and where file systems keep copies of their super blocks."""
+        path = self.directory / 'device'
+        size = 1 << 40
+        for offset, length in (((64 << 20) + 64, 4), (256 << 30, 8), ((128 << 20) + 1080, 2), (81 * (32 << 20) + 1080, 2),
+                               ((8 << 20) * 9 + 1024 + 56, 2), (700 << 30, 128 << 20)):
+            with path.open('wb') as f:
+                f.truncate(size)
+            self.assertTrue(device.is_blank(str(path)))
+            with path.open('r+b') as f:
+                f.seek(offset)
+                f.write(b'\x01' * length)
+            self.assertFalse(device.is_blank(str(path)), offset)
+
+    def test_file_system_whose_super_block_was_wiped(self) -> None:
+        path = self.directory / 'device'
+        for command in (('mkfs.ext4', '-q', '-F', '-b', '4096'), ('mkfs.ext4', '-q', '-F', '-b', '1024'), ('mkfs.xfs', '-q', '-f')):
+            with path.open('wb') as f:
+                f.truncate(1 << 30)
+            subprocess.run([*command, path], check=True)
+            with path.open('r+b') as f:
+                f.write(bytes(8 << 20))
+                f.seek(-(1 << 20), os.SEEK_END)
+                f.write(bytes(1 << 20))
+            self.assertIsNone(device.signature(str(path)))
+            self.assertFalse(device.is_blank(str(path)), command)
 
     def test_small(self) -> None:
         path = self.directory / 'device'
@@ -174,6 +207,72 @@ class DeviceTest(base.TestCase):
             f.seek(1024)
             f.write((1).to_bytes(4, 'little') + (100).to_bytes(4, 'little'))
         self.assertEqual('swap', device.signature(str(path)))
+
+
+class UsersTest(base.TestCase):
+    """With a character device that this process has, in the place of one of a namespace."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        privileged.context.set_client_mode(False)
+        self.addCleanup(privileged.context.set_client_mode, True)
+        self.dax = self.directory / 'bus/dax1.0/dax1.0'
+        self.dax.mkdir(parents=True)
+        (self.directory / 'bus/dax1.0/namespace').write_text('namespace1.0\n')
+        self.useFixture(fixtures.MonkeyPatch('pcow_driver.pmem.users._BUS', self.directory / 'bus'))
+        (self.directory / 'proc').mkdir()      # nobody else's business: who else has it open changes nothing here
+        self.useFixture(fixtures.MonkeyPatch('pcow_driver.pmem.users._PROC', self.directory / 'proc'))
+        self.can_see(os.getpid())
+
+    def is_device(self, number: int) -> None:
+        (self.dax / 'dev').write_text(f'{os.major(number)}:{os.minor(number)}\n')
+
+    def can_see(self, pid: int) -> None:
+        (self.directory / f'proc/{pid}').symlink_to(f'/proc/{pid}')
+
+    def test_open(self) -> None:
+        master, slave = os.openpty()
+        self.addCleanup(os.close, master)
+        self.is_device(os.fstat(slave).st_rdev)
+        error = self.assertRaises(exception.DeviceRefused, namespaces.check_unused, 'namespace1.0')
+        self.assertIn(f'/dev/dax1.0 is in use by process {os.getpid()} (', str(error))
+        namespaces.check_unused('namespace1.1')
+        for function, arguments in ((namespaces.destroy, ()), (namespaces.reconfigure, (2 << 20,))):
+            self.assertRaises(exception.DeviceRefused, function, 'namespace1.0', *arguments)
+        os.close(slave)
+        namespaces.check_unused('namespace1.0')
+
+    def test_mapped_only(self) -> None:
+        self.is_device(os.stat('/dev/zero').st_rdev)
+        namespaces.check_unused('namespace1.0')
+        descriptor = os.open('/dev/zero', os.O_RDWR)
+        with mmap.mmap(descriptor, 4096, flags=mmap.MAP_PRIVATE):
+            os.close(descriptor)
+            error = self.assertRaises(exception.DeviceRefused, namespaces.check_unused, 'namespace1.0')
+        self.assertIn(str(os.getpid()), str(error))
+
+    def test_process_that_cannot_be_looked_at(self) -> None:
+        """Nobody knows whether it has the device."""
+        self.is_device(os.makedev(250, 77))
+        with subprocess.Popen(['sleep', '60']) as other:
+            self.can_see(other.pid)
+            namespaces.check_unused('namespace1.0')
+            for directory in (self.directory, self.directory.parent):
+                directory.chmod(0o755)
+            os.seteuid(65534)
+            try:
+                error = self.assertRaises(exception.DeviceRefused, namespaces.check_unused, 'namespace1.0')
+            finally:
+                os.seteuid(0)
+                other.kill()
+        self.assertIn('do this as root', str(error))
+
+    def test_memory_of_the_host(self) -> None:
+        self.is_device(os.makedev(250, 77))
+        (self.directory / 'kmem').mkdir()
+        (self.dax / 'driver').symlink_to(self.directory / 'kmem')
+        error = self.assertRaises(exception.DeviceRefused, namespaces.check_unused, 'namespace1.0')
+        self.assertIn('daxctl reconfigure-device', str(error))
 
 
 class PlanTest(base.TestCase):
@@ -223,6 +322,25 @@ class MountUnitTest(base.TestCase):
                            ('/mnt/ü ', 'mnt-\\xc3\\xbc\\x20.mount')):
             self.assertEqual(name, mount_unit.unit_name(path))
 
+    def test_of_somebody_else(self) -> None:
+        """A unit that an administrator wrote is neither replaced nor deleted."""
+        self.useFixture(fixtures.MonkeyPatch('pcow_driver.pmem.mount_unit.DIRECTORY', str(self.directory)))
+        path, link = (Path(one) for one in mount_unit.paths('/mnt/p'))
+        path.write_text('[Mount]\nWhat=LABEL=data\n')
+        self.assertFalse(mount_unit.installed('/mnt/p'))
+        for function, arguments in ((mount_unit.install, (mount_unit.text('p', 'UUID=x', '/mnt/p', 'xfs', ''),)),
+                                    (mount_unit.uninstall, ())):
+            error = self.assertRaises(exception.DeviceRefused, function, '/mnt/p', *arguments)
+            self.assertIn(str(path), str(error))
+        self.assertEqual('[Mount]\nWhat=LABEL=data\n', path.read_text())
+        path.unlink()
+        mount_unit.install('/mnt/p', mount_unit.text('p', 'UUID=x', '/mnt/p', 'xfs', ''))
+        mount_unit.install('/mnt/p', mount_unit.text('p', 'UUID=y', '/mnt/p', 'xfs', ''))
+        self.assertIn('UUID=y', path.read_text())
+        self.assertTrue(mount_unit.installed('/mnt/p'))
+        mount_unit.uninstall('/mnt/p')
+        self.assertFalse(path.exists() or os.path.lexists(link))
+
     def test_percent_is_doubled(self) -> None:
         self.assertIn('Where=/mnt/50%%\n', mount_unit.text('p', 'UUID=x', '/mnt/50%', 'xfs', 'dax=always'))
 
@@ -251,6 +369,54 @@ class PromiseTest(base.TestCase):
 
     def test_cxl_is_named(self) -> None:
         self.assertIn('CXL', promise.of('pmem', self._region('cxl_test', 'cpu_cache')).note)
+
+
+class DestroyTest(base.TestCase):
+    """With a real mount."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        privileged.context.set_client_mode(False)
+        self.addCleanup(privileged.context.set_client_mode, True)
+        self.configure(pools_path=str(self.directory), pcow_img=str(
+            Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin')) / 'pcow-img'))
+        self.path = self.directory / 'quick'
+        self.addCleanup(subprocess.run, ['umount', '-q', self.path], check=False)
+        provision.plan_memory('quick', str(self.path), 32 << 20).run()
+        self.pools = registry.PoolRegistry()
+
+    def test_busy(self) -> None:
+        """Somebody uses something in it: it stays what it was."""
+        before = self.pools.set('quick', overcommit=2.5, draining=True)
+        with self.use():
+            self.assertRaises(exception.ToolFailed, provision.plan_destroy('quick').run)
+        self.assertTrue(self.path.is_mount())
+        self.assertEqual(before, self.pools.get('quick'))
+        provision.plan_destroy('quick').run()
+        self.assertFalse(self.path.is_mount())
+        self.assertEqual([], self.pools.list())
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[None]:
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    def test_name_that_was_taken_meanwhile(self) -> None:
+        """What cannot be put back is told, and the mistake that came first is what counts."""
+        plan_of_it = provision.plan_destroy('quick')
+        unmount = next(step for step in plan_of_it.steps if step.show().startswith('umount'))
+
+        def take_name() -> None:
+            self.pools.create('quick', str(self.directory / 'new'))
+
+        plan_of_it.steps.insert(plan_of_it.steps.index(unmount), plan.Step(lambda: 'meanwhile', take_name))
+        with self.use():
+            self.assertRaises(exception.ToolFailed, plan_of_it.run)
+        self.assertEqual(str(self.directory / 'new'), self.pools.entry('quick').path)
+        self.assertTrue(self.path.is_mount())
 
 
 class DryRunTest(base.TestCase):

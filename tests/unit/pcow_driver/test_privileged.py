@@ -23,7 +23,7 @@ from tests.unit.pcow_driver import base
 
 ENTRY_POINTS = {
     'pcow_driver.privileged.namespaces': {
-        'disable_region', 'enable_region', 'init_labels', 'create', 'reconfigure', 'destroy', 'has_label_area',
+        'check_unused', 'disable_region', 'enable_region', 'init_labels', 'create', 'reconfigure', 'destroy', 'has_label_area',
         'label_area_holds_something'},
     'pcow_driver.privileged.filesystems': {
         'signature', 'check_formattable', 'uuid', 'make', 'make_directory', 'remove_directory', 'mount', 'mount_memory',
@@ -66,8 +66,8 @@ class EntryPointTest(base.TestCase):
 
     def test_names(self) -> None:
         for name in BAD_NAMES:
-            for function in (namespaces.disable_region, namespaces.enable_region, namespaces.destroy, namespaces.has_label_area,
-                             namespaces.label_area_holds_something):
+            for function in (namespaces.check_unused, namespaces.disable_region, namespaces.enable_region, namespaces.destroy,
+                             namespaces.has_label_area, namespaces.label_area_holds_something):
                 self.refuse(function, name)
             self.refuse(namespaces.create, name, None, 2 << 20, 'n')
             self.refuse(namespaces.reconfigure, name, 2 << 20)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directories in ``[pcow] conversion_dir`` for files that exist while something is converted.
+
+Whoever works in one holds a lock on it (flock), which ends with the process however that ends.  A directory without is what a
+killed process left, and as large as what it converted: the next one that makes a directory here deletes it, and so does
+``pcowctl pool garbage --delete work``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import stat
+import tempfile
+
+from oslo_log import log as logging
+
+from pcow_driver import conf
+from pcow_driver import exception
+
+LOG = logging.getLogger(__name__)
+
+_NAME = re.compile(r'pcow-(?:template|fetch|send|format|nbd)-[A-Za-z0-9_]{8}')       # as tempfile makes them
+_SERVES = 'pcow-nbd-'                  # processes and a mount may still be there
+
+
+@contextlib.contextmanager
+def directory(purpose: str) -> Iterator[str]:
+    """A new directory, deleted with all that is in it when the block ends.
+
+    :param purpose: template, fetch, send, format or nbd
+    """
+    collect()
+    path, descriptor = _make(f'pcow-{purpose}-')
+    try:
+        yield path
+    finally:
+        try:
+            shutil.rmtree(path)
+        finally:
+            os.close(descriptor)               # what could not be deleted is a later one's to collect
+
+
+def _make(prefix: str) -> tuple[str, int]:
+    while True:
+        path = tempfile.mkdtemp(prefix=prefix, dir=str(conf.CONF.pcow.conversion_dir))
+        descriptor = _lock(path)
+        if descriptor is not None:
+            return path, descriptor
+        # somebody who collects was faster and has deleted it, or will
+
+
+def _lock(path: str) -> int | None:
+    """A descriptor that holds the lock; None: somebody else has it, or the directory is gone or not this user's."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        status = os.fstat(descriptor)
+        # its name may be another directory's by now
+        if status.st_uid == os.geteuid() and os.path.samestat(status, os.stat(path, follow_symlinks=False)):
+            return descriptor
+    except OSError:
+        pass
+    os.close(descriptor)
+    return None
+
+
+def left_over() -> Iterator[str]:
+    """Directories of this user in which nobody works."""
+    place = str(conf.CONF.pcow.conversion_dir)
+    try:
+        names = sorted(filter(_NAME.fullmatch, os.listdir(place)))
+    except OSError:
+        return
+    for name in names:
+        path = os.path.join(place, name)
+        descriptor = _lock(path)
+        if descriptor is not None:
+            os.close(descriptor)
+            yield path
+
+
+def size(path: str) -> int:
+    """Bytes that a directory holds on its file system."""
+    total = 0
+    for parent, _directories, files in os.walk(path):
+        for name in files:
+            with contextlib.suppress(OSError):
+                status = os.lstat(os.path.join(parent, name))
+                total += status.st_blocks * 512 if stat.S_ISREG(status.st_mode) else 0
+    return total
+
+
+def discard(path: str) -> None:
+    """Delete a directory that a killed process left.
+
+    :raises ImageInUse: somebody works in it
+    """
+    descriptor = _lock(path)
+    if descriptor is None:
+        raise exception.ImageInUse(path=path, reason='somebody works in it, or it is gone')
+    try:
+        if os.path.basename(path).startswith(_SERVES):
+            from pcow_driver import nbd
+
+            nbd.stop(os.path.join(path, nbd.EXPORT))
+        shutil.rmtree(path)
+    except OSError as e:
+        raise exception.ImageInUse(path=path, reason=f'{e.filename}: {e.strerror}') from None
+    finally:
+        os.close(descriptor)
+
+
+def collect() -> None:
+    """Delete what killed processes of this user left; what cannot be deleted is logged."""
+    for path in left_over():
+        try:
+            discard(path)
+        except exception.PcowError as e:
+            LOG.warning('%s was left by a process that was killed, and cannot be deleted: %s', path, e)
+        else:
+            LOG.info('%s was left by a process that was killed, and is deleted', path)
