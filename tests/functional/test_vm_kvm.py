@@ -125,7 +125,7 @@ class FsdaxTest(VmTestCase):
         """pcowctl from bare regions on; a reboot under systemd; damaged labels.  And the session in the operator guide."""
         found = {result['name']: result['figures'] for result in self.run_all('fsdax', '--only', 'pools')}
         self.assertEqual({'pool-session', 'pool-other', 'pool-refusals', 'pool-odd', 'pool-rebooted', 'pool-damaged'}, set(found))
-        self.assertGreater(len(found['pool-refusals']['said']), 7)
+        self.assertGreater(len(found['pool-refusals']['session']), 7)
 
     def test_power_cuts(self) -> None:
         found = self.run_all('fsdax', '--only', 'power')

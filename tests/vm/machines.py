@@ -18,6 +18,8 @@ from tests.vm import poolrun
 from tests.vm import powerrun
 from tests.vm import transcript
 
+_SHOWN = ('pool-session', 'pool-refusals', 'pool-damaged')         # in the documentation
+
 
 @dataclasses.dataclass(frozen=True)
 class Surroundings:
@@ -32,9 +34,9 @@ class Surroundings:
 def _pools(around: Surroundings) -> int:
     root = contents.pools_tree(around.scratch / 'tree', around.parts, around.options.binaries, parts_module.udev(around.run))
     def report(result: dict[str, Any]) -> None:
-        if result['name'] == 'pool-session' and result['passed']:
+        if result['name'] in _SHOWN and result['passed']:
             try:
-                transcript.keep(result['figures']['session'], write=around.options.write_docs)
+                transcript.keep(result['name'], result['figures']['session'], write=around.options.write_docs)
             except exception.PcowError as e:
                 result |= {'passed': False, 'error': str(e)}
         around.report(result)

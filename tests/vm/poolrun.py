@@ -10,9 +10,11 @@ from pcow_driver import units
 from tests.vm import contents
 from tests.vm import machine
 from tests.vm import outer
+from tests.vm import pools
 from tests.vm import tree
 
 _REGIONS = (2 * units.GIB, 2 * units.GIB, units.GIB + 6 * units.MIB)
+_RESERVED = f' memmap={pools.RESERVED // units.MIB}M!4G'          # the machine has RAM there
 _DAMAGED = 2                                   # the region whose labels are written over
 _BOOTS = (('session', 'other', 'refusals', 'odd'), ('rebooted',), ('damaged', 'rebooted'))
 NAMES = tuple(f'pool-{name}' for boot in _BOOTS for name in boot)
@@ -32,7 +34,7 @@ def run(outside: outer.Outer, root: tree.Tree, scratch: Path, report: outer.Repo
         nvdimms = contents.labelled_nvdimms(scratch, _REGIONS)
         started_by = '' if number == 0 else ' vm-test.systemd'
         plan = outer.plan_text([(f'pool-{name}', 'pmem') for name in _BOOTS[number]], places)
-        outside.boot(disk, nvdimms, f'vm-test.writable{started_by}', report, plan)
+        outside.boot(disk, nvdimms, f'vm-test.writable{started_by}{_RESERVED}', report, plan)
 
 
 def _damage_labels(nvdimm: Path) -> None:

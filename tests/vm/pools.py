@@ -7,6 +7,7 @@ from collections.abc import Callable
 import dataclasses
 import hashlib
 import json
+import mmap
 import os
 from pathlib import Path
 import re
@@ -24,6 +25,7 @@ SESSION_POOL = 'fast'
 _POOLS = Path('/var/lib/pcow/pools')
 _REGIONS = Path('/sys/bus/nd/devices')
 _LARGE = 2 << 30                               # bytes of the regions that are not odd
+RESERVED = 192 << 20                           # of DRAM that the kernel was told to take for persistent memory (memmap=)
 _PATTERN = '0xa5'
 _WRITTEN = b'written by the guest of vm1'
 _MOUNT_SECONDS = 120.0
@@ -43,9 +45,15 @@ def _regions() -> tuple[str, str, str]:
     """Names of the first region, the second one, and the one of an odd size: the kernel numbers them as it finds them."""
     found = sorted(path.name for path in _REGIONS.glob('region[0-9]'))
     large = [name for name in found if int((_REGIONS / name / 'size').read_text()) == _LARGE]
-    odd_ones = [name for name in found if name not in large]
+    odd_ones = [name for name in found if name not in (*large, _reserved())]
     _expect(len(large) == 2 and len(odd_ones) == 1, f'regions {found}')
     return large[0], large[1], odd_ones[0]
+
+
+def _reserved() -> str:
+    found = [path.parent.name for path in _REGIONS.glob('region[0-9]/size') if int(path.read_text()) == RESERVED]
+    _expect(len(found) == 1, f'regions of {RESERVED} bytes: {found}')
+    return found[0]
 
 
 def _io(place: machine.Place, path: Path, *commands: str) -> str:
@@ -158,6 +166,11 @@ def other(place: machine.Place, _pool: str) -> dict[str, Any]:
     _expect(not os.path.ismount(_POOLS / 'spare') and not list(Path('/etc/systemd/system').glob('*spare*')), 'spare is still there')
     command.must('pool', 'create', 'spare', '--region', _regions()[1], '--size', '512M', '--fs', 'ext4')
     command.must('pool', 'remove', 'spare', '--destroy')
+    # DRAM that looks like persistent memory is told apart
+    command.must('pool', 'create', 'reserved', '--region', _reserved(), '--fs', 'ext4')
+    found = _json('pool', 'show', 'reserved')
+    _expect(found['persistence'] == 'pmem' and 'kexec' in found['survives'] and found['lost by'] == 'power loss', found)
+    command.must('pool', 'remove', 'reserved', '--destroy')
     # in DRAM
     command.must('pool', 'create', 'quick', '--memory', '--huge', '--size', '32M')
     command.must('pool', 'extend', 'quick', '--size', '64M')
@@ -169,10 +182,10 @@ def other(place: machine.Place, _pool: str) -> dict[str, Any]:
 
 def refusals(_place: machine.Place, _pool: str) -> dict[str, Any]:
     """What must not be destroyed is not: a namespace with data, with something unknown, in use, disabled."""
-    said: list[str] = []
+    said: list[command.Result] = []
 
     def refuse(pattern: str, *words: str) -> None:
-        said.append(command.must_fail(pattern, *words).output.strip())
+        said.append(command.must_fail(pattern, *words))
 
     # the pool of the session: mounted, and when it is not, full of data
     refuse('in use', 'pool', 'create', 'other', '--namespace', 'namespace0.0')
@@ -193,13 +206,56 @@ def refusals(_place: machine.Place, _pool: str) -> dict[str, Any]:
     machine.run('ndctl', 'disable-namespace', name)
     refuse('disabled', 'pool', 'create', 'other', '--namespace', name)
     machine.run('ndctl', 'enable-namespace', name)
+    # what no label and no super block tells of
+    machine.run('dd', 'if=/dev/zero', f'of={device}', 'bs=4096', 'count=1', 'seek=300', 'conv=fsync')
+    machine.run('dd', 'if=/dev/urandom', f'of={device}', 'bs=1M', 'count=1', 'seek=100', 'conv=fsync')
+    refuse('does not know', 'pool', 'create', 'other', '--namespace', name)
+    _refuse_unit_of_somebody_else(refuse, name)
+    _refuse_mapped(refuse)
     # with --force, and nothing else, it is taken
     refuse('XFS needs', 'pool', 'create', 'other', '--namespace', name, '--force')
     command.must('pool', 'create', 'other', '--namespace', name, '--fs', 'ext4', '--force')
+    _refuse_busy(refuse)
     command.must('pool', 'remove', 'other', '--destroy')
     refuse('no region', 'pool', 'create', 'other', '--region', 'region9')
     refuse('ndctl list', 'pool', 'create', 'other', '--region', 'region0; reboot')
-    return {'said': said}
+    return {'session': [item.dump() for item in said]}
+
+
+def _refuse_unit_of_somebody_else(refuse: Callable[..., None], namespace: str) -> None:
+    unit = Path('/etc/systemd/system/var-lib-pcow-pools-other.mount')
+    unit.write_text('# mine\n[Mount]\nWhat=LABEL=data\nWhere=/var/lib/pcow/pools/other\n')
+    refuse('did not write', 'pool', 'create', 'other', '--namespace', namespace, '--fs', 'ext4', '--force')
+    _expect(unit.read_text().startswith('# mine'), 'the unit of somebody else was replaced')
+    unit.unlink()
+
+
+def _refuse_mapped(refuse: Callable[..., None]) -> None:
+    """A character device that somebody has mapped, as QEMU does, without a descriptor of it that is open."""
+    made = json.loads(machine.run('ndctl', 'create-namespace', '--mode', 'devdax', '--region', _regions()[1], '--size', '256M'))
+    devices = list(Path('/dev').glob('dax*'))
+    _expect(len(devices) == 1, f'{made} is {devices}')
+    descriptor = os.open(devices[0], os.O_RDWR)
+    memory = mmap.mmap(descriptor, 2 << 20)
+    os.close(descriptor)
+    memory[:4] = b'mine'
+    refuse('in use by process', 'pool', 'create', 'other', '--namespace', made['dev'], '--fs', 'ext4', '--force')
+    _expect(memory[:4] == b'mine', 'what was mapped is gone')
+    memory.close()
+    refuse('devdax, whose users', 'pool', 'create', 'other', '--namespace', made['dev'], '--fs', 'ext4')
+    machine.run('ndctl', 'destroy-namespace', '--force', made['dev'])
+
+
+def _refuse_busy(refuse: Callable[..., None]) -> None:
+    """The pool is there afterwards as it was, and at the next boot."""
+    command.must('pool', 'set', 'other', '--overcommit', '3')
+    before = _json('pool', 'show', 'other')
+    directory = os.open(_POOLS / 'other', os.O_RDONLY)
+    refuse('busy', 'pool', 'remove', 'other', '--destroy')
+    os.close(directory)
+    _expect(_json('pool', 'show', 'other')['uuid'] == before['uuid'], 'another pool is there')
+    _expect(Path('/etc/systemd/system/var-lib-pcow-pools-other.mount').exists(), 'nothing mounts it at boot any more')
+    command.must_fail('over-commit|promised|limit', 'image', 'create', 'other/huge', '--size', '8G')
 
 
 def odd(_place: machine.Place, _pool: str) -> dict[str, Any]:
@@ -229,13 +285,13 @@ def rebooted(place: machine.Place, _pool: str) -> dict[str, Any]:
 
 def damaged(_place: machine.Place, _pool: str) -> dict[str, Any]:
     """Somebody wrote over the label area of the odd region's DIMM: its namespace is out of sight, and nothing makes it worse."""
-    doctor = _all_of_doctor()
-    _expect('damaged' in doctor, doctor)
-    said = [command.must_fail('damaged', 'pool', 'create', 'new', '--region', _regions()[2]).output,
-            command.must_fail('mount|not there', 'pool', 'show', 'odd').output]
+    said = [_doctor('check', 'status', 'found', 'what to do'),
+            command.must_fail('damaged', 'pool', 'create', 'new', '--region', _regions()[2]),
+            command.must_fail('mount|not there', 'pool', 'show', 'odd')]
+    _expect('damaged' in said[0].output, said[0].output)
     command.must('pool', 'create', 'new', '--region', _regions()[2], '--fs', 'ext4', '--force')
     command.must('pool', 'remove', 'new', '--destroy')
-    return {'doctor': doctor, 'said': said}
+    return {'session': [item.dump() for item in said]}
 
 
 ALL: dict[str, Callable[[machine.Place, str], dict[str, Any]]] = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The session that the operator guide shows: written by the test that ran it, and compared with it later."""
+"""The sessions that the documentation shows: written by the tests that ran them, and compared with them later."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from pcow_driver import exception
 
-_FILE = Path(__file__).resolve().parents[2] / 'doc/source/_static/pool-session.txt'
+_DIRECTORY = Path(__file__).resolve().parents[2] / 'doc/source/_static'
 _PROMPT = '# '
 # What differs from run to run.
 _VARIABLE = ((re.compile(r'[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}'), '6f0c1c52-....-....-....-............'),
@@ -24,17 +24,18 @@ def _steady(text: str) -> str:
     return text
 
 
-def keep(session: list[dict[str, Any]], *, write: bool) -> None:
-    """Write the session to the operator guide, or see that its commands are those that the guide shows.
+def keep(name: str, session: list[dict[str, Any]], *, write: bool) -> None:
+    """Write a session to the documentation, or see that its commands are those that are shown there.
 
     :raises PcowError: they are not
     """
+    file = _DIRECTORY / f'{name}.txt'
     if write:
         parts = (f'{_PROMPT}{_steady(item["command"])}\n{_steady(item["output"]).rstrip()}\n' for item in session)
-        _FILE.write_text('\n'.join(parts))
+        file.write_text('\n'.join(parts))
         return
-    shown = [line.removeprefix(_PROMPT) for line in _FILE.read_text().splitlines() if line.startswith(_PROMPT)]
+    shown = [line.removeprefix(_PROMPT) for line in file.read_text().splitlines() if line.startswith(_PROMPT)]
     done = [_steady(item['command']) for item in session]
     if shown != done:
         raise exception.PcowError(reason=(
-            f'{_FILE} shows other commands than those that were tried: run tools/vm-test fsdax --only pools --write-docs'))
+            f'{file} shows other commands than those that were tried: run tools/vm-test fsdax --only pools --write-docs'))

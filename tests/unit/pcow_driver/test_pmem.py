@@ -180,7 +180,8 @@ class DeviceTest(base.TestCase):
 
     def test_file_system_whose_super_block_was_wiped(self) -> None:
         path = self.directory / 'device'
-        for command in (('mkfs.ext4', '-q', '-F', '-b', '4096'), ('mkfs.ext4', '-q', '-F', '-b', '1024'), ('mkfs.xfs', '-q', '-f')):
+        for command in (('/sbin/mkfs.ext4', '-q', '-F', '-b', '4096'), ('/sbin/mkfs.ext4', '-q', '-F', '-b', '1024'),
+                        ('/sbin/mkfs.xfs', '-q', '-f')):
             with path.open('wb') as f:
                 f.truncate(1 << 30)
             subprocess.run([*command, path], check=True)
