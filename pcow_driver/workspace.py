@@ -3,7 +3,8 @@
 
 Whoever works in one holds a lock on it (flock), which ends with the process however that ends.  A directory without is what a
 killed process left, and as large as what it converted: the next one that makes a directory here deletes it, and so does
-``pcowctl pool garbage --delete work``.
+``pcowctl pool garbage --delete work``.  But not within an hour of the last write: versions of pcow that know no such lock may
+still run beside this one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 
 from oslo_log import log as logging
 
@@ -25,6 +27,7 @@ from pcow_driver import exception
 LOG = logging.getLogger(__name__)
 
 _NAME = re.compile(r'pcow-(?:template|fetch|send|format|nbd)-[A-Za-z0-9_]{8}')       # as tempfile makes them
+_MIN_AGE = 3600                        # seconds since the last write
 _SERVES = 'pcow-nbd-'                  # processes and a mount may still be there
 
 
@@ -46,12 +49,16 @@ def directory(purpose: str) -> Iterator[str]:
 
 
 def _make(prefix: str) -> tuple[str, int]:
-    while True:
-        path = tempfile.mkdtemp(prefix=prefix, dir=str(conf.CONF.pcow.conversion_dir))
-        descriptor = _lock(path)
-        if descriptor is not None:
-            return path, descriptor
-        # somebody who collects was faster and has deleted it, or will
+    """Nobody takes it for a left one meanwhile: it is new."""
+    path = tempfile.mkdtemp(prefix=prefix, dir=str(conf.CONF.pcow.conversion_dir))
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError:
+        os.close(descriptor)
+        os.rmdir(path)
+        raise
+    return path, descriptor
 
 
 def _lock(path: str) -> int | None:
@@ -73,7 +80,7 @@ def _lock(path: str) -> int | None:
 
 
 def left_over() -> Iterator[str]:
-    """Directories of this user in which nobody works."""
+    """Directories of this user in which nobody works, nor has worked within the last hour."""
     place = str(conf.CONF.pcow.conversion_dir)
     try:
         names = sorted(filter(_NAME.fullmatch, os.listdir(place)))
@@ -81,10 +88,19 @@ def left_over() -> Iterator[str]:
         return
     for name in names:
         path = os.path.join(place, name)
-        descriptor = _lock(path)
+        descriptor = _lock(path) if time.time() - _last_write(path) > _MIN_AGE else None
         if descriptor is not None:
             os.close(descriptor)
             yield path
+
+
+def _last_write(path: str) -> float:
+    """To the directory or a file in it; now, if that cannot be told."""
+    try:
+        with os.scandir(path) as entries:
+            return max([os.stat(path).st_mtime, *(entry.stat(follow_symlinks=False).st_mtime for entry in entries)])
+    except OSError:
+        return time.time()
 
 
 def size(path: str) -> int:

@@ -239,6 +239,9 @@ class NbdTest(TestCase):
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
         self.addCleanup(subprocess.run, ['fusermount3', '-q', '-u', os.path.dirname(file)], check=False, stderr=subprocess.DEVNULL)
+        for path in self.directory.glob('pcow-nbd-*'):
+            for one in (path, path / 'export'):
+                os.utime(one, (time.time() - 7200,) * 2)
         with open(file, 'rb'):
             workspace.collect()
             self.assertTrue(os.path.exists(file))
