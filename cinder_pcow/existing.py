@@ -8,6 +8,7 @@ snapshot of the volume by its name.
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import Any
 
 from cinder import exception as cinder_exception
@@ -43,7 +44,7 @@ class Existing:
         """
         with _reference(reference):
             pool, name = self._image(volume, reference)
-            self._check_usable(pool, name)
+            self._check_usable(pool, name, domain.all_images())
             size = _gib(device.window(pool.existing_path(name)).size)
             path = derive.rename(pool, name, volume.name)
             device.grow(path, size * units.GIB)
@@ -57,18 +58,23 @@ class Existing:
     def list_volumes(self, cinder_volumes: Any) -> list[dict[str, Any]]:
         """What :meth:`manage` takes, and what not, with the reason."""
         ids = {volume.name: volume.id for volume in cinder_volumes}
+        try:
+            attached_to_domains: frozenset[str] | exception.LibvirtFailed = domain.all_images()
+        except exception.LibvirtFailed as e:
+            attached_to_domains = e
         with errors.translated():
-            return [self._describe(pool, item, ids) for pool in self._backend.pools() for item in pool.images()
+            return [self._describe(pool, item, ids, attached_to_domains) for pool in self._backend.pools() for item in pool.images()
                     if item.name not in removal.deleted_images(pool)]
 
-    def _describe(self, pool: pool_module.Pool, item: pool_module.PoolImage, ids: dict[str, str]) -> dict[str, Any]:
+    def _describe(self, pool: pool_module.Pool, item: pool_module.PoolImage, ids: dict[str, str],
+                  attached_to_domains: frozenset[str] | exception.LibvirtFailed) -> dict[str, Any]:
         reason, size = None, 0
         try:
             size = _gib(device.window(item.path, force_share=True).size)
             if item.name in ids:
                 reason = 'already managed'
             else:
-                self._check_usable(pool, item.name)
+                self._check_usable(pool, item.name, attached_to_domains)
         except exception.PcowError as e:
             reason = str(e)
         return {'reference': {KEY: f'{pool.name}/{item.name}'}, 'size': size, 'safe_to_manage': reason is None,
@@ -121,7 +127,8 @@ class Existing:
         raise exception.PcowError(reason=f'the volume has no snapshot of this name ({path})')
 
     @staticmethod
-    def _check_usable(pool: pool_module.Pool, name: str) -> None:
+    def _check_usable(pool: pool_module.Pool, name: str, attached_to_domains: frozenset[str] | exception.LibvirtFailed) -> None:
+        """:param attached_to_domains: real paths; the error if libvirt does not tell: a domain that is off may have the image"""
         path = pool.existing_path(name)
         if image.info(path).sealed:
             raise exception.IsATemplate(path=path)
@@ -129,9 +136,10 @@ class Existing:
         children = pool.children(name)
         if children:
             raise exception.ImageInUse(path=path, reason=f'images stand on it: {", ".join(children[:5])}')
-        with contextlib.suppress(exception.LibvirtFailed):
-            if path in domain.all_images():
-                raise exception.ImageInUse(path=path, reason='it is in the configuration of a domain')
+        if isinstance(attached_to_domains, exception.LibvirtFailed):
+            raise exception.ImageInUse(path=path, reason=f'it may be in the configuration of a domain: {attached_to_domains}')
+        if os.path.realpath(path) in attached_to_domains:
+            raise exception.ImageInUse(path=path, reason='it is in the configuration of a domain')
 
 
 def _describe_snapshot(volume: Any, path: str, snapshot: model.Snapshot, ids: dict[str, str]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from nova import exception as nova_exception
 from nova.compute import task_states
+from nova.compute import vm_states
 import nova.conf
 from nova.virt import images as virt_images
 from nova.virt.libvirt import config as vconfig
@@ -67,6 +68,7 @@ class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     def init_host(self, host: str) -> None:
         super().init_host(host)
+        self._service_host = host
         if not CONF.nova_pcow.pools:
             LOG.warning('[nova_pcow] pools names no pool: servers with persistent memory are not scheduled to this host')
         try:
@@ -96,6 +98,8 @@ class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
             super().spawn(*arguments)
             return
         with errors.abort_build(instance), self._keep_images(instance.uuid):
+            if instance.host == self._service_host:    # an evacuated server's is another still, and goes on with its images
+                storage.check_none(instance.uuid)
             made = self._create_images(context, instance, allocations, block_device_info)
             try:
                 super().spawn(*arguments)
@@ -163,7 +167,7 @@ class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
     def delete_instance_files(self, instance: Any) -> bool:
         older = self._older.get(instance.uuid, frozenset())
         images_are_gone = storage.delete(instance.uuid, keep=older) and not older
-        return bool(super().delete_instance_files(instance)) and images_are_gone
+        return bool(super().delete_instance_files(instance)) and (images_are_gone or not _uses_pcow(instance))
 
     def _undefine_domain(self, instance: Any, keep_vtpm: bool = False, keep_nvram: bool = False) -> None:
         """libvirt undefines no domain that has snapshots."""
@@ -255,6 +259,8 @@ class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
         if _uses_pcow(instance):
             with contextlib.suppress(nova_exception.InstanceNotFound):
                 snapshot_module.forget_suspended(self._host.get_guest(instance)._domain)
+            if instance.vm_state not in (vm_states.RESIZED, vm_states.ERROR):
+                migration_module.forget(instance.uuid, self._domain(instance))
         super()._hard_reboot(context, instance, network_info, share_info, block_device_info, accel_info)
 
     # ---- other sizes and hosts -----------------------------------------------------------------------------------
@@ -320,7 +326,7 @@ class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
     def _cleanup_resize(self, context: Any, instance: Any, network_info: Any) -> None:
         if storage.find(instance.uuid):
             with errors.internal():
-                migration_module.confirm(instance.uuid, self._domain(instance), is_here=instance.host == CONF.host)
+                migration_module.confirm(instance.uuid, self._domain(instance), is_here=instance.host == self._service_host)
         super()._cleanup_resize(context, instance, network_info)
 
     def _domain(self, instance: Any) -> domain.Domain | None:

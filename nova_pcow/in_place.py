@@ -88,7 +88,8 @@ class Server:
             self._revert_active(name, chosen, have, reset)
         else:
             for item in chosen:
-                size = image.info(item.path).virtual_size
+                # What libvirt gives the server, too: a call that was killed before it grew the image has left it small.
+                size = max(image.info(item.path).virtual_size, item.size)
                 image.snapshot_revert(item.path, name)
                 if image.info(item.path).virtual_size < size:      # the flavor has become larger since
                     device.grow(item.path, size - device.window(item.path).offset)

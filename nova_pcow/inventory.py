@@ -52,6 +52,14 @@ def pools() -> list[pool_module.Pool]:
     return found
 
 
+def all_there() -> bool:
+    """Whether every configured pool can be used.
+
+    :raises StateInvalid: the list of pools cannot be read
+    """
+    return len(pools()) == len(conf.CONF.nova_pcow.pools)
+
+
 def traits(pool: pool_module.Pool) -> frozenset[str]:
     """:raises ToolFailed:"""
     return frozenset((flavor_module.TRAIT, flavor_module.CLASS_TRAITS[pool.persistence()]))
@@ -95,26 +103,27 @@ def provider_name(nodename: str, pool: str) -> str:
 def update_provider_tree(tree: Any, nodename: str) -> None:
     """Tell placement (nova.compute.provider_tree.ProviderTree) what the pools have now.
 
-    A pool that is not there for the moment keeps its provider, because servers may be on it, and takes no more.
+    A pool that is not there for the moment, or was taken out of the configuration, keeps its provider, because servers may be
+    on it, and takes no more.
     """
-    there = {pool.name: pool for pool in pools()}
-    for name in conf.CONF.nova_pcow.pools:
-        provider = provider_name(nodename, name)
-        if name in there:
-            try:
-                found = offer(there[name])
-            except exception.PcowError as e:
-                LOG.error('The pool %s takes no servers: %s', name, e)
-            else:
-                if not tree.exists(provider):
-                    tree.new_child(provider, nodename)
-                tree.update_inventory(provider, {flavor_module.RESOURCE_CLASS: found.inventory})
-                tree.remove_traits(provider, *(set(flavor_module.CLASS_TRAITS.values()) - found.traits))
-                tree.add_traits(provider, *found.traits)
-                continue
-        if tree.exists(provider):
-            inventory = {key: dict(value, reserved=value['total']) for key, value in tree.data(provider).inventory.items()}
-            tree.update_inventory(provider, inventory)
+    offered = set()
+    for pool in pools():
+        try:
+            found = offer(pool)
+        except exception.PcowError as e:
+            LOG.error('The pool %s takes no servers: %s', pool.name, e)
+            continue
+        provider = provider_name(nodename, pool.name)
+        if not tree.exists(provider):
+            tree.new_child(provider, nodename)
+        tree.update_inventory(provider, {flavor_module.RESOURCE_CLASS: found.inventory})
+        tree.remove_traits(provider, *(set(flavor_module.CLASS_TRAITS.values()) - found.traits))
+        tree.add_traits(provider, *found.traits)
+        offered.add(provider)
+    for uuid in tree.get_provider_uuids_in_tree(nodename):
+        provider = tree.data(uuid)
+        if provider.name.startswith(provider_name(nodename, '')) and provider.name not in offered:
+            tree.update_inventory(uuid, {key: dict(value, reserved=value['total']) for key, value in provider.inventory.items()})
 
 
 def choose(tree: Any, nodename: str, allocations: Mapping[str, Any] | None, wanted: flavor_module.PcowFlavor) -> pool_module.Pool:

@@ -32,6 +32,7 @@ from pcow_driver import template_cache
 
 LOG = logging.getLogger(__name__)
 
+_MARKS = frozenset((reserved.RESIZE, reserved.SENT))
 _KEY = 'pcow'                          # of our entries in the list of disks that Nova hands to the destination
 
 
@@ -53,40 +54,66 @@ def mark(uuid: str) -> None:
 
     :raises PcowError: then it has marked none
     """
+    _forget_failed(uuid)
+    _mark(uuid, reserved.RESIZE)
+
+
+def _forget_failed(uuid: str) -> None:
+    """Delete the marks of a resize or move that failed."""
+    for item in storage.find(uuid):
+        for name in _snapshots(item.path) & _MARKS:
+            image.snapshot_delete(item.path, name)
+
+
+def _mark(uuid: str, name: str) -> None:
     with contextlib.ExitStack() as undo:
         for item in storage.find(uuid):
-            if reserved.RESIZE in _snapshots(item.path):
-                image.snapshot_delete(item.path, reserved.RESIZE)
-            image.snapshot_create(item.path, reserved.RESIZE)
-            undo.callback(_unmark, item.path)
+            image.snapshot_create(item.path, name)
+            undo.callback(_unmark, item.path, name)
         undo.pop_all()
 
 
-def _unmark(path: str) -> None:
+def _unmark(path: str, name: str) -> None:
     try:
-        image.snapshot_delete(path, reserved.RESIZE)
+        image.snapshot_delete(path, name)
     except exception.PcowError as e:
-        LOG.error('%s keeps the snapshot %s until the next resize: %s', path, reserved.RESIZE, e)
+        LOG.error('%s keeps the snapshot %s until the next resize: %s', path, name, e)
 
 
 def confirm(uuid: str, found: domain.Domain | None, *, is_here: bool) -> None:
     """Forget what :func:`mark` has remembered; images that were sent to another host are deleted.
 
+    Only their mark tells: without one, an image is the server's own in a pool that its hosts share, also when this is called again.
+
     :param found: the domain of the server, if this host has one
     :param is_here: the server is on this host now
     :raises PcowError:
     """
-    images = storage.find(uuid)
-    marked = [item for item in images if reserved.RESIZE in _snapshots(item.path)]
-    if not is_here and not marked:
-        storage.delete(uuid)
+    marks = {item: _snapshots(item.path) & _MARKS for item in storage.find(uuid)}
+    if is_here:
+        active = found is not None and found.active()
+        for item, names_of_marks in marks.items():
+            for name in names_of_marks:
+                if found is not None and active:
+                    found.snapshot_delete(name, item.path)
+                else:
+                    image.snapshot_delete(item.path, name)
         return
-    active = found is not None and found.active()
-    for item in marked:
-        if found is not None and active:
-            found.snapshot_delete(reserved.RESIZE, item.path)
-        else:
-            image.snapshot_delete(item.path, reserved.RESIZE)
+    storage.delete(uuid, keep=frozenset(item.role for item, there in marks.items() if reserved.SENT not in there))
+    for item, there in marks.items():
+        if there == {reserved.RESIZE}:
+            try:
+                image.snapshot_delete(item.path, reserved.RESIZE)
+            except exception.ToolFailed as e:          # the QEMU of the other host has it
+                LOG.warning('%s keeps the snapshot %s until the server is started again: %s', item.path, reserved.RESIZE, e)
+
+
+def forget(uuid: str, found: domain.Domain | None) -> None:
+    """Delete the marks of a server on this host for which no resize waits; what cannot be deleted stays, for the next time."""
+    try:
+        confirm(uuid, found, is_here=True)
+    except exception.PcowError as e:
+        LOG.warning('A snapshot of an earlier resize stays: %s', e)
 
 
 def revert(uuid: str, old: flavor_module.PcowFlavor) -> None:
@@ -96,9 +123,12 @@ def revert(uuid: str, old: flavor_module.PcowFlavor) -> None:
     """
     keep = {storage.ROOT} | {storage.data_role(number) for number in range(len(old.data))}
     for item in storage.find(uuid):
-        if item.role in keep and reserved.RESIZE in _snapshots(item.path):
+        marks = _snapshots(item.path)
+        if item.role in keep and reserved.RESIZE in marks:
             image.snapshot_revert(item.path, reserved.RESIZE)
             image.snapshot_delete(item.path, reserved.RESIZE)
+        if reserved.SENT in marks:
+            image.snapshot_delete(item.path, reserved.SENT)
     storage.delete(uuid, keep=frozenset(keep))
 
 
@@ -107,13 +137,14 @@ def _snapshots(path: str) -> set[str]:
 
 
 def send(uuid: str, directory: str, host: str | None) -> list[Transferred]:
-    """Copy the top file of each image of a server that is off into its directory on another host.
+    """Copy the top file of each image of a server that is off into its directory on another host, and mark what was sent.
 
     :param directory: the same path on both hosts
     :param host: address; None if the directory is shared
     :raises PcowError: an image stands on something else than a template
     :raises ProcessExecutionError: a copy failed
     """
+    _forget_failed(uuid)
     sent = []
     for item in storage.find(uuid):
         info = image.info(item.path)
@@ -124,6 +155,7 @@ def send(uuid: str, directory: str, host: str | None) -> list[Transferred]:
         target = os.path.join(directory, os.path.basename(item.path))
         libvirt_utils.copy_image(item.path, target, host=host, compression=False)
         sent.append(Transferred(item.role, target, base, info.base_path, info.base_uuid))
+    _mark(uuid, reserved.SENT)
     return sent
 
 

@@ -3,5 +3,6 @@
 
 PREFIX = 'nova-'
 RESIZE = f'{PREFIX}resize'             # until the resize is confirmed or reverted
+SENT = f'{PREFIX}sent'                 # of an image whose copy is on another host, until the move is confirmed or reverted
 SUSPENDED = f'{PREFIX}suspended'       # what a suspended server resumes from; libvirt knows it as well
 UPLOAD_PREFIX = f'{PREFIX}image-'      # while it is made an image of Glance's

@@ -188,9 +188,11 @@ def _discard_unfinished(uuid: str, keep: frozenset[str]) -> bool:
 def delete(uuid: str, *, keep: frozenset[str] = frozenset()) -> bool:
     """Delete the images of a server, and what a killed build or copy of them left; whether all are gone.
 
+    Nobody knows what is in a pool that is not there: then they are not, and Nova asks again.
+
     :param keep: roles whose images stay
     """
-    done = _discard_unfinished(uuid, keep)
+    done = _discard_unfinished(uuid, keep) and inventory.all_there()
     for item in find(uuid):
         if item.role in keep:
             continue
@@ -208,6 +210,17 @@ def check_complete(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
     """:raises ServerStorageError: an image is not there"""
     for role in missing_roles(uuid, wanted):
         raise _not_there(uuid, role)
+
+
+def check_none(uuid: str) -> None:
+    """A server that begins anew would go on with the data of images that could not be deleted.
+
+    :raises ServerStorageError: an image is there
+    """
+    for item in find(uuid):
+        raise ServerStorageError(reason=(
+            f'{item.path} of an earlier time of the server could not be deleted, and holds its data: delete what stands on it '
+            '(the log of nova-compute says what), then the server, which has no claim in placement after this, and create it anew'))
 
 
 def root(uuid: str) -> ServerImage:

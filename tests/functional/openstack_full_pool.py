@@ -31,6 +31,7 @@ _OFFSET = 2 * units.MIB                        # of the data of a volume in its 
 _FREE = {'create from image': {'gets full': _DATA // 2, 'full': 0}, 'restore': {'gets full': _DATA // 2}}
 _NO_ROOM = 'any available weighted backend'    # the scheduler's words
 _REPORT_SECONDS = 90
+_DELETED_SECONDS = 3                           # until the scheduler knows what a deletion before has left
 _ENDS = ('available', 'error', 'error_extending', 'error_restoring', 'error_deleting')
 
 
@@ -93,6 +94,7 @@ class FullPool(openstack_volumes.Volumes):
 
     def _tried(self, operation: Callable[[], str], left: int, volume: volumes.Volume) -> str:
         before = self.entries()
+        time.sleep(_DELETED_SECONDS)           # told that the pool is full, it would ask no driver
         with self._full(left):
             said = operation()
         self._check(volume)

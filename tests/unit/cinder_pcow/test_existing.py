@@ -2,6 +2,7 @@
 """Manage, unmanage and list; groups; moves between pools."""
 
 import os
+from pathlib import Path
 from typing import Any
 import uuid
 
@@ -12,15 +13,28 @@ from cinder.tests.unit import utils
 from cinder.volume import group_types
 from cinder.volume import volume_types
 
+from pcow_driver import conf
 from pcow_driver import device
 from pcow_driver import image
+from pcow_driver import registry
 from pcow_driver import units
+from tests.unit import libvirt_node
 from tests.unit.cinder_pcow import base
 
 GIB = units.GIB
 
 
 class ManageTest(base.PcowTestCase):
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.libvirt('/no/such.pcow')
+
+    def libvirt(self, path: str) -> None:
+        """Let a domain have this image."""
+        node = Path(self.directory, 'node.xml')
+        node.write_text(libvirt_node.xml(path), encoding='utf-8')
+        conf.CONF.set_override('libvirt_uri', f'test://{node}', 'pcow')
 
     def existing(self, name: str = 'web1', size: int = GIB + (64 << 20)) -> str:
         path = device.create(self.pools['one'], name, size)
@@ -63,6 +77,30 @@ class ManageTest(base.PcowTestCase):
         self.assertEqual({'one/child': True, 'one/parent': False, 'one/plain': False, 'one/template': False},
                          {name: item['safe_to_manage'] for name, item in listed.items()})
         self.driver.manage_existing(volume, {'source-name': 'child'})
+
+    def refused(self, words: str) -> None:
+        error = self.assertRaises(exception.ManageExistingInvalidReference, self.driver.manage_existing, self.record(),
+                                  {'source-name': 'web1'})
+        self.assertIn(words, str(error))
+        listed = self.list_volumes()['one/web1']
+        self.assertFalse(listed['safe_to_manage'])
+        self.assertIn(words, listed['reason_not_safe'])
+
+    def test_image_of_a_domain_that_is_off(self) -> None:
+        """Also when the pool was made known, or the domain defined, with a path through a symbolic link."""
+        path = self.existing()
+        self.libvirt(path)
+        self.refused('in the configuration of a domain')
+        link = os.path.join(self.directory, 'link')
+        os.symlink(self.pools['one'].path, link)
+        registry.PoolRegistry().remove('one', forget=True)
+        registry.PoolRegistry().import_(link, 'one')
+        self.refused('in the configuration of a domain')
+
+    def test_libvirt_does_not_tell(self) -> None:
+        self.existing()
+        conf.CONF.set_override('libvirt_uri', f'test://{self.directory}/none', 'pcow')
+        self.refused('libvirt')
 
     def test_list_knows_what_is_managed_and_hides_what_is_deleted(self) -> None:
         volume = self.volume()

@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 import shutil
+import subprocess
 import tempfile
 from typing import Any
 
@@ -120,3 +121,17 @@ class ServersTestCase(base.ServersTestBase):
 
     def fault(self, server: Any) -> str:
         return json.dumps(self.api.get_server(server['id'])['fault'])
+
+
+class Writer:
+    """Somebody who has an image open for writing."""
+
+    def __init__(self, path: str) -> None:
+        self._process = subprocess.Popen((tool.find('pcow_io'), path), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(b'write -P 1 8M 4k\n')
+        self._process.stdin.flush()
+        self._process.stdout.readline()
+
+    def close(self) -> None:
+        self._process.communicate()

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 from pathlib import Path
-import subprocess
 from typing import Any
 from unittest import mock
 
@@ -14,7 +13,6 @@ from nova.virt.libvirt import driver as libvirt_driver
 from nova.virt.libvirt import guest
 
 from pcow_driver import image
-from pcow_driver import tool
 from tests.unit.nova_pcow import base
 
 
@@ -79,19 +77,5 @@ class EvacuateTest(base.ServersTestCase):
         os.rename(away, self.root)
 
     def test_server_that_still_runs(self) -> None:
-        with contextlib.closing(writer(self.root)):
+        with contextlib.closing(base.Writer(self.root)):
             self.check_refused('still runs on the host that is said to be down')
-
-
-class writer:      # noqa: N801 - a context
-    """Somebody who has an image open for writing."""
-
-    def __init__(self, path: str) -> None:
-        self._process = subprocess.Popen((tool.find('pcow_io'), path), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(b'write -P 1 8M 4k\n')
-        self._process.stdin.flush()
-        self._process.stdout.readline()
-
-    def close(self) -> None:
-        self._process.communicate()

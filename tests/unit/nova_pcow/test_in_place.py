@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 from nova_pcow import in_place
 from pcow_driver import device
@@ -104,6 +105,20 @@ class ServerTest(base.TestCase):
         self.changed()
         device.grow(self.paths[0], 16 * units.MIB)
         self.server.revert('before')
+        self.check(0x11)
+        self.assertEqual([16, 8], [device.window(path).size // units.MIB for path in self.paths])
+
+    def test_size_is_kept_by_a_revert_that_was_killed(self) -> None:
+        """Behind the revert, before the image grew again: libvirt knows the size that the server has."""
+        self.changed()
+        device.grow(self.paths[0], 16 * units.MIB)
+        self.domain.xml = self.domain.xml.replace(f"<size unit='KiB'>{10 << 10}</size>", f"<size unit='KiB'>{18 << 10}</size>", 1)
+        self.domain.xml = self.domain.xml.replace(f'<size unit="KiB">{10 << 10}</size>', f'<size unit="KiB">{18 << 10}</size>', 1)
+        server = self.find(_UUID)
+        with mock.patch.object(device, 'grow', side_effect=KeyboardInterrupt):
+            self.assertRaises(KeyboardInterrupt, server.revert, 'before')
+        self.assertEqual(8, device.window(self.paths[0]).size // units.MIB)
+        server.revert('before')
         self.check(0x11)
         self.assertEqual([16, 8], [device.window(path).size // units.MIB for path in self.paths])
 

@@ -22,6 +22,7 @@ from pcow_driver import registry
 from pcow_driver import template_cache
 from pcow_driver import tool
 from pcow_driver import units
+from tests.unit.nova_pcow import base as nova_base
 from tests.unit.pcow_driver import base
 
 _UUID = '0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11'
@@ -199,6 +200,44 @@ class MigrationTest(base.TestCase):
         self.assertEqual([], storage.find(_UUID))
         self.on('there')
         self.check_contents()
+
+    def test_confirm_again(self) -> None:
+        """A call that died before it had told Nova."""
+        self.test_confirm_a_move()
+        self.on('here')
+        migration.confirm(_UUID, None, is_here=False)
+        self.on('there')
+        migration.confirm(_UUID, None, is_here=True)
+        self.check_contents()
+
+    def test_confirm_in_a_shared_pool_again(self) -> None:
+        """The first call deleted the marks and died; the images are those of the server on its new host."""
+        migration.mark(_UUID)
+        for _time in range(2):
+            migration.confirm(_UUID, None, is_here=False)
+            self.assertEqual([[], []], [image.snapshot_list(item.path) for item in storage.find(_UUID)])
+        self.check_contents()
+
+    def test_confirm_in_a_shared_pool_while_it_runs_elsewhere(self) -> None:
+        """What that QEMU has open is left alone; the mark goes with the next start."""
+        migration.mark(_UUID)
+        with contextlib.closing(nova_base.Writer(self.path('root'))):
+            migration.confirm(_UUID, None, is_here=False)
+            migration.forget(_UUID, None)
+        self.assertEqual(['nova-resize'], [one.name for one in image.snapshot_list(self.path('root'))])
+        self.assertEqual([], image.snapshot_list(self.path('data0')))
+        migration.forget(_UUID, None)
+        self.assertEqual([], image.snapshot_list(self.path('root')))
+
+    def test_move_that_failed_or_was_reverted(self) -> None:
+        """Nothing of it is left that a confirmation of the next could take for its own."""
+        for end in (lambda: migration.revert(_UUID, _SMALL), lambda: migration.mark(_UUID), lambda: migration.forget(_UUID, None)):
+            migration.send(_UUID, str(self.instance), None)
+            self.assertEqual({'nova-sent'}, {one.name for item in storage.find(_UUID) for one in image.snapshot_list(item.path)})
+            end()
+            migration.confirm(_UUID, None, is_here=False)
+            self.check_contents()
+        self.assertEqual([[], []], [image.snapshot_list(item.path) for item in storage.find(_UUID)])
 
     def test_copies_are_durable(self) -> None:
         """Before the source is told that it may delete its own: those of templates, too."""

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import contextlib
+import os
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from nova import context
 from nova import exception as nova_exception
 from nova.tests.fixtures.libvirt import libvirtError
 from nova.tests.functional.api import client
 from nova.virt.libvirt import guest
 
+from nova_pcow import conf as nova_conf
 from pcow_driver import device
 from pcow_driver import image
 from pcow_driver import libvirt_xml
@@ -75,6 +79,33 @@ class CreateTest(base.ServersTestCase):
         before = image.info(self.root(server)).uuid
         self._rebuild_server(server, base.IMAGE)
         self.assertNotEqual(before, image.info(self.root(server)).uuid)
+
+    def test_rebuild_while_the_old_root_is_needed(self) -> None:
+        """It was to be gone, and nobody may go on with it as if it was the new one."""
+        server = self.boot(self.make_flavor(root='true'))
+        before = image.info(self.root(server)).uuid
+        image.snapshot_create(self.root(server), 's')
+        device.create_on(self.pool, 'fork', Path(self.root(server)).stem, base_snapshot='s')
+        with contextlib.suppress(client.OpenStackApiException):      # casts are calls here: the API hears what compute raises
+            self.api.post_server_action(server['id'], {'rebuild': {'imageRef': base.IMAGE}})
+        server = self._wait_for_server_parameter(server, {'OS-EXT-STS:task_state': None, 'status': 'ERROR'})
+        self.assertIn('of an earlier time of the server could not be deleted', self.fault(server))
+        self.assertEqual(before, image.info(self.root(server)).uuid)
+        self.pool.delete_image('fork')
+        self._delete_server(server)
+        self.assertEqual([], self.images())
+
+    def test_delete_while_the_pool_is_not_there(self) -> None:
+        """The server goes; what it had in the pool goes when the pool is back."""
+        server, other = (self.boot(self.make_flavor(root='true')) for _number in range(2))
+        away = Path(f'{self.pool.path}.away')
+        os.rename(self.pool.path, away)
+        self._delete_server(server)
+        os.rename(away, self.pool.path)
+        self.assertEqual(2, len(self.images()))
+        self.flags(instance_delete_interval=1)
+        self.computes['compute1'].manager._run_pending_deletes(context.get_admin_context())
+        self.assertEqual([f'server-{other["id"]}-root.pcow'], self.images())
 
     def test_ordinary_flavor(self) -> None:
         server = self.boot(self._create_flavor())
@@ -195,6 +226,20 @@ class InventoryTest(base.ServersTestCase):
         found = self.inventory('fast')
         self.assertEqual(found['total'], found['reserved'])
         marker.with_name('.away').rename(marker)
+        self._run_periodics()
+        self.assertEqual(0, self.inventory('fast')['reserved'])
+
+    def test_pool_that_is_taken_out(self) -> None:
+        """It takes nothing new and keeps the claims of the servers on it."""
+        self.start()
+        server = self.boot(self.make_flavor(root='true'))
+        nova_conf.CONF.set_override('pools', [], 'nova_pcow')
+        self._run_periodics()
+        found = self.inventory('fast')
+        self.assertEqual(found['total'], found['reserved'])
+        claims = self.placement.get(f'/allocations/{server["id"]}').body['allocations']
+        self.assertIn(self.provider('compute1_pcow_fast')['uuid'], claims)
+        nova_conf.CONF.set_override('pools', ['fast'], 'nova_pcow')
         self._run_periodics()
         self.assertEqual(0, self.inventory('fast')['reserved'])
 

@@ -13,12 +13,8 @@ from pcow_driver import exception
 from pcow_driver import garbage
 from pcow_driver import registry
 from pcow_driver import workspace
+from tests.unit import libvirt_node
 from tests.unit.pcow_driver import base
-
-_NODE = '''<node><domain type='test'><name>vm</name><maxMemory slots='4'>4194304</maxMemory><memory>1048576</memory>
-<vcpu>1</vcpu><os><type>hvm</type></os><cpu><numa><cell id='0' cpus='0' memory='1048576'/></numa></cpu><devices>
-<memory model='nvdimm' access='shared'><source><path>{0}</path></source>
-<target><size unit='KiB'>67584</size><node>0</node></target></memory></devices></domain></node>'''
 
 
 class UnusedImageTest(base.TestCase):
@@ -32,7 +28,7 @@ class UnusedImageTest(base.TestCase):
 
     def name(self, path: str) -> None:
         """Let a domain of libvirt name this image."""
-        self.node.write_text(_NODE.format(path), encoding='utf-8')
+        self.node.write_text(libvirt_node.xml(path), encoding='utf-8')
 
     def make(self, name: str, *, age: float = 2 * 3600) -> str:
         path = self.pool.create_image(name, size=2 << 20)
