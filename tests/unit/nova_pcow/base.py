@@ -64,6 +64,9 @@ class ServersTestCase(base.ServersTestBase):
                 self.addCleanup((conf if group == 'pcow' else nova_conf).CONF.clear_override, name, group)
         self.pool = self.useFixture(PoolFixture('fast')).pool
         self.useFixture(fixtures.MonkeyPatch('nova.tests.fixtures.libvirt.Domain.listAllSnapshots', lambda domain: [], ))
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.tests.fixtures.libvirt.Connection.lookupByName',
+            lambda connection, name: next(item for item in connection.listAllDomains(3) if item.name() == name)))
         self.defined: dict[str, str] = {}
         create = guest.Guest.create
         self.useFixture(fixtures.MockPatch('nova.virt.libvirt.guest.Guest.create', side_effect=lambda xml, host: (

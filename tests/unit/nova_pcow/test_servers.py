@@ -71,8 +71,17 @@ class CreateTest(base.ServersTestCase):
     def test_hard_reboot_keeps_the_root(self) -> None:
         server = self.boot(self.make_flavor(root='true'))
         before = image.info(self.root(server)).uuid
-        self._reboot_server(server, hard=True)
+        server = self._reboot_server(server, hard=True)
+        self.assertEqual('ACTIVE', server['status'])
         self.assertEqual(before, image.info(self.root(server)).uuid)
+
+    def test_start_forgets_the_resize_that_was_confirmed_elsewhere(self) -> None:
+        server = self.boot(self.make_flavor(root='true'))
+        self._stop_server(server)
+        image.snapshot_create(self.root(server), 'nova-resize')
+        image.snapshot_create(self.root(server), 'before-upgrade')
+        self._start_server(server)
+        self.assertEqual(['before-upgrade'], [one.name for one in image.snapshot_list(self.root(server))])
 
     def test_rebuild_begins_anew(self) -> None:
         server = self.boot(self.make_flavor(root='true'))
