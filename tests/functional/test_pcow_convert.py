@@ -182,6 +182,42 @@ class ConvertTest(images.ImageTestCase):
         self.assertTrue(link.is_symlink())
         self.assert_same(raw, 'raw', target, 'pcow')
 
+    def convert_and_stop(self, target):
+        """A conversion of 256 MiB to target, stopped in the middle of it."""
+        with self.path('large.raw').open('wb') as file:
+            for _ in range(256):
+                file.write(random.randbytes(MIB))
+        process = self.start('pcow-img', 'convert', '-f', 'raw', 'large.raw', target)
+        while not glob.glob(str(self.path('.*.partial'))):
+            self.assertIsNone(process.poll(), 'it ended before it could be stopped')
+        process.send_signal(signal.SIGSTOP)
+        return process
+
+    def finish(self, process):
+        process.send_signal(signal.SIGCONT)
+        errors = process.communicate()[1]
+        return process.returncode, errors
+
+    def test_destination_is_held(self):
+        target = self.create('t.pcow')
+        convert = self.convert_and_stop(target)
+        # nobody can begin to use what is about to go
+        result = self.run_program('pcow-io', '-c', 'write 0 4k', target, code=1)
+        self.assertRegex(result.stderr, 'in use')
+        self.img_fails('convert', '-f', 'raw', self.make_raw(size=4 * MIB), target, message='in use')
+        self.assertEqual((0, ''), self.finish(convert))
+        self.assert_same(self.path('large.raw'), 'raw', target, 'pcow')
+        self.io(target, 'write -P 1 0 4k')
+
+    def test_destination_that_appears(self):
+        convert = self.convert_and_stop('t.pcow')
+        self.create('t.pcow', '4M')
+        code, errors = self.finish(convert)
+        self.assertEqual(1, code)
+        self.assertRegex(errors, 't.pcow: cannot put the finished image there: another file has appeared')
+        self.assertEqual(4 * MIB, self.img_json('info', 't.pcow')['virtual-size'])
+        self.assertEqual([], glob.glob(str(self.path('.*.partial'))))
+
     def test_destination_that_must_not_be_replaced(self):
         raw = self.make_raw(size=4 * MIB)
         sealed = self.create('sealed.pcow')

@@ -157,7 +157,7 @@ int pcow_write(pcow_image *image, uint64_t offset, const void *buffer, size_t le
         if (piece > length)
             piece = length;
         ret = write_slab(image, position_of(offset), from, piece);
-        if (ret == -ENOSPC && reclaim(image, 0))
+        if (ret == -ENOSPC && reclaim_for_space(image))
             ret = write_slab(image, position_of(offset), from, piece);
         if (ret)
             return write_error(image, ret, error);
@@ -210,6 +210,16 @@ static int zero_pages(struct pcow_image *image, uint64_t guest_slab, unsigned pa
     return 0;
 }
 
+static int zero_slab(struct pcow_image *image, struct position at, unsigned pages)
+{
+    int ret;
+
+    chain_claim(image->chain, at.guest_slab);
+    ret = zero_pages(image, at.guest_slab, at.page, at.page + pages);
+    chain_release(image->chain, at.guest_slab);
+    return ret;
+}
+
 int pcow_write_zeroes(pcow_image *image, uint64_t offset, uint64_t length, struct pcow_error *error)
 {
     static const char zeros[PCOW_PAGE_SIZE];
@@ -225,9 +235,9 @@ int pcow_write_zeroes(pcow_image *image, uint64_t offset, uint64_t length, struc
         } else {
             piece = PCOW_SLAB_SIZE - offset % PCOW_SLAB_SIZE < length ? PCOW_SLAB_SIZE - offset % PCOW_SLAB_SIZE
                                                                       : length / PCOW_PAGE_SIZE * PCOW_PAGE_SIZE;
-            chain_claim(image->chain, at.guest_slab);
-            ret = zero_pages(image, at.guest_slab, at.page, at.page + (unsigned)(piece / PCOW_PAGE_SIZE));
-            chain_release(image->chain, at.guest_slab);
+            ret = zero_slab(image, at, (unsigned)(piece / PCOW_PAGE_SIZE));
+            if (ret == -ENOSPC && reclaim_for_space(image))
+                ret = zero_slab(image, at, (unsigned)(piece / PCOW_PAGE_SIZE));
             if (ret)
                 return write_error(image, ret, error);
         }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "chain/chain.h"
+#include "image/prepare.h"
 #include "image/remains.h"
 #include "util/error.h"
 
@@ -73,6 +74,53 @@ bool reclaim(struct pcow_image *image, unsigned limit)
                 __atomic_store_n(&image->remains_error, ret, __ATOMIC_RELAXED);
         }
     return done > 0;
+}
+
+/* What was prepared in a slab that has an owner and is not used. Returns pages. */
+static unsigned trim_owned(struct pcow_image *image, uint64_t slab)
+{
+    struct slab owner = slab_peek(image, slab);
+    uint64_t guest_slab = owner.number;
+    unsigned pages = 0;
+
+    if (owner.kind != OWNER_DATA || page_set_empty(&image->prepared[slab]) || !image->chain || guest_slab >= image->chain->guest_slabs
+        || __atomic_exchange_n(&image->chain->claim[guest_slab], 1, __ATOMIC_ACQUIRE))
+        return 0;
+    /* Under the claim it is still what it was, or it is left alone. */
+    if (image->slabs[slab].kind == OWNER_DATA && image->slabs[slab].number == guest_slab)
+        pages = prepared_trim(image, slab);
+    chain_release(image->chain, guest_slab);
+    return pages;
+}
+
+uint64_t reclaim_prepared(struct pcow_image *image)
+{
+    uint64_t pages = 0;
+
+    for (uint64_t p = 1; p < image_slab_count(image); p++)
+        pages += trim_owned(image, p);
+    return pages;
+}
+
+bool reclaim_frozen(struct pcow_image *image, uint64_t *next)
+{
+    while (*next < image_slab_count(image)) {
+        uint64_t slab = (*next)++;
+
+        if (slab_peek(image, slab).layer != image_active(image) && trim_owned(image, slab) > 0)
+            break;
+    }
+    return *next < image_slab_count(image);
+}
+
+bool reclaim_for_space(struct pcow_image *image)
+{
+    bool found = reclaim(image, 0);
+
+    if (!image->ready)
+        return found;
+    found |= prepared_drop(image, 0) > 0;
+    return reclaim_prepared(image) > 0 || found;
 }
 
 void reclaim_all(struct pcow_image *image)

@@ -10,7 +10,16 @@
  * due; what the file system does not take stays marked. The tables of layers are not looked at. Async-signal-safe.
  */
 bool reclaim(struct pcow_image *image, unsigned limit);
-/* The same for all of it, with what a former writer has left in free slabs. */
+/* Give back what is prepared in slabs that have an owner, and is not used. Returns pages. No claim is held. Async-signal-safe. */
+uint64_t reclaim_prepared(struct pcow_image *image);
+/* The same for slabs of layers that are frozen, from *next on and up to the first that had any: true if it was not the last slab. */
+bool reclaim_frozen(struct pcow_image *image, uint64_t *next);
+/*
+ * The pool is full: give back all of that, and the slabs that are ready. True if there was something, so that a second try makes sense. No
+ * claim is held. Async-signal-safe.
+ */
+bool reclaim_for_space(struct pcow_image *image);
+/* Remains again, and with what a former writer has left in free slabs. */
 void reclaim_all(struct pcow_image *image);
 
 #endif

@@ -25,6 +25,7 @@ static const struct {
 };
 
 #define HEADER_WORDS (sizeof header_word / sizeof header_word[0])
+#define NEVER_ZERO 4u                  /* the first ones */
 
 static uint64_t get_word(const struct header *header, unsigned i)
 {
@@ -39,6 +40,16 @@ static bool word_is_good(const struct header *header, unsigned i)
     uint64_t word = get_word(header, i), value = word_value(word);
 
     return word_is_valid(word) && value >= header_word[i].least && value <= header_word[i].most;
+}
+
+/* Of the words that cannot be 0. */
+static unsigned count_good(const struct header *header)
+{
+    unsigned count = 0;
+
+    for (unsigned i = 0; i < NEVER_ZERO; i++)
+        count += word_is_good(header, i);
+    return count;
 }
 
 static bool fixed_is_good(const struct header *header)
@@ -62,16 +73,85 @@ static int refuse(struct check *check, const struct header *header, const struct
                      "give the right file, or restore it", path);
 }
 
+/* ---- base_slot when neither the header nor the copy tells it --------------------------------------------------------- */
+
+static bool record_is_usable(const struct base_record *record)
+{
+    return base_record_validate(record, "", NULL) == 0;
+}
+
+static bool record_is_empty(const struct base_record *record)
+{
+    static const struct base_record empty;
+
+    return memcmp(record, &empty, sizeof empty) == 0;
+}
+
+/* What the header or else its copy holds for this slot; NULL: nothing that can be used. */
+static const struct base_record *find_record(const struct check *check, const struct header *copy, bool copy_is_good, unsigned slot)
+{
+    if (record_is_usable(&check->header.base[slot]))
+        return &check->header.base[slot];
+    return copy_is_good && record_is_usable(&copy->base[slot]) ? &copy->base[slot] : NULL;
+}
+
+/*
+ * Which of the two records counts. Never 0 when one holds anything: that would turn what the base holds into zeros, and nobody would be
+ * told. Where only the user can know, the record that is named gets a wrong checksum, so that open() asks for the base.
+ */
+static int find_base_slot(struct check *check, const struct header *copy, bool copy_is_good)
+{
+    const struct base_record *record[2];
+    bool empty = true;
+    uint64_t slot = 1;
+    int ret = 0;
+
+    for (unsigned i = 0; i < 2; i++) {
+        record[i] = find_record(check, copy, copy_is_good, i);
+        if (!record_is_empty(&check->header.base[i]) || (copy_is_good && !record_is_empty(&copy->base[i]))) {
+            slot = empty ? i + 1 : slot;
+            empty = false;
+        }
+    }
+    if (empty) {
+        check_corruption(check, true, "the word base_slot of the header and its copy are damaged; no base was ever set");
+        return check_set_header_word(check, offsetof(struct header, base_slot), 0);
+    }
+    if (record[0] && record[1]) {
+        check_corruption(check, false, "the word base_slot of the header and its copy are damaged; the base was '%s' or '%s', or had been "
+                         "taken off: say which with pcow-img rebase -u -b BASE, compared with a backup", record[0]->name, record[1]->name);
+        check->header.base[0].crc = ~base_record_crc(&check->header.base[0]);
+        ret = check_store(check, offsetof(struct header, base), &check->header.base[0], sizeof check->header.base[0]);
+    } else if (record[0] || record[1]) {
+        slot = record[0] ? 1 : 2;
+        check_corruption(check, true, "the word base_slot of the header and its copy are damaged; the only record of a base names '%s', which is "
+                         "taken. If the base had been taken off since, say so with pcow-img rebase -u -b ''", record[slot - 1]->name);
+        if (memcmp(&check->header.base[slot - 1], record[slot - 1], sizeof *record[0])) {
+            check->header.base[slot - 1] = *record[slot - 1];
+            ret = check_store(check, offsetof(struct header, base) + (slot - 1) * sizeof *record[0], record[slot - 1], sizeof *record[0]);
+        }
+    } else {
+        check_corruption(check, true, "the word base_slot of the header and its copy are damaged; there was a base");
+    }
+    return ret ? ret : check_set_header_word(check, offsetof(struct header, base_slot), slot);
+}
+
 static int check_words(struct check *check, const struct header *copy, bool copy_is_good, bool all_from_copy)
 {
     for (unsigned i = 0; i < HEADER_WORDS; i++) {
         size_t offset = header_word[i].offset;
-        bool from_copy = copy_is_good && word_is_good(copy, i);
+        bool from_copy = copy_is_good && count_good(copy) > 0 && word_is_good(copy, i);
         uint64_t value;
         int ret;
 
         if (word_is_good(&check->header, i) && !all_from_copy)
             continue;
+        if (offset == offsetof(struct header, base_slot) && !from_copy) {
+            ret = find_base_slot(check, copy, copy_is_good);
+            if (ret)
+                return ret;
+            continue;
+        }
         /* Lost in both places: later steps raise the ids and the slots as far as what they find needs it. */
         value = from_copy ? word_value(get_word(copy, i)) : header_word[i].least;
         if (offset == offsetof(struct header, generation))
@@ -131,8 +211,7 @@ int check_header(struct check *check)
         return error_set(check->error, -ENOTSUP, "%s uses features (0x%llx) that this program can read but not repair; "
                          "use a newer pcow", check->file.path, (unsigned long long)read_only);
     /* A header that was wiped has words that look right (0): if those that cannot be 0 are gone, all are. */
-    all_from_copy = !good && !(word_is_good(&check->header, 0) && word_is_good(&check->header, 1)
-                               && word_is_good(&check->header, 2) && word_is_good(&check->header, 3));
+    all_from_copy = count_good(&check->header) < (good ? 1 : NEVER_ZERO);
     if (!good) {
         check_corruption(check, true, "the fixed part of the header is damaged; its copy can be used");
         memcpy(&check->header, &copy, FIXED_SIZE);

@@ -13,6 +13,7 @@
 #include "format/format2.h"
 #include "persist/persist.h"
 
+/* file_open.c: open, lock, close; file.c: everything else */
 struct file {
     char *path;
     int fd;
@@ -33,9 +34,13 @@ enum file_open_flags {
     FILE_NO_FOLLOW = 1 << 2,          /* the last component must not be a symbolic link */
 };
 
+#define MAX_REPLACED 100               /* times that a file may be replaced while it is opened */
+
 /* Open an existing regular file, relative to directory (AT_FDCWD). -EBUSY: locked by somebody else. observer: NULL but in tests. */
 int file_open(struct file *file, int directory, const char *name, const char *shown_path, unsigned flags, struct observer *observer,
               struct pcow_error *error);
+/* Is the name another file's by now, or nobody's? Of a file that was opened without its lock, when another lock keeps it from being replaced. */
+bool file_is_replaced(const struct file *file, int directory, const char *name, unsigned flags);
 /* Adopt the descriptor of a new file (create); takes the writer's lock. */
 int file_adopt(struct file *file, int fd, const char *path, struct observer *observer, struct pcow_error *error);
 void file_close(struct file *file);

@@ -74,6 +74,11 @@ struct pcow_image {
 };
 
 /* image/layers.c: layers in memory and in the file; layers_load.c reads them */
+/*
+ * Before a writer frees the slabs of layers that are not alive: a deletion leaves a record that tells of it, until the slabs are free. Slabs
+ * whose layer has no record at all are of a snapshot whose record a media error took: -EBADMSG.
+ */
+int layers_check_owners(const struct pcow_image *image, struct pcow_error *error);
 struct layer *layer_find(const struct pcow_image *image, uint32_t id);
 uint32_t image_active(const struct pcow_image *image);
 unsigned layer_children(const struct pcow_image *image, uint32_t id, uint32_t *only_child);

@@ -96,27 +96,31 @@ static void sort_layers(struct pcow_image *image)
     image->layer_count = kept;
 }
 
+#define BATCH 256u                     /* divides the number of slots of every table */
+
+/* The records from slot on, a multiple of BATCH. */
+static int read_batch(const struct pcow_image *image, uint32_t slot, struct layer_record *records, struct pcow_error *error)
+{
+    uint64_t offset = layer_record_offset(image, slot);
+    int ret = offset ? file_read(&image->file, offset, records, BATCH * sizeof *records) : -ENODATA;
+
+    if (ret == -ENODATA)
+        ret = -EBADMSG;
+    return ret ? error_set_errno(error, ret, "%s: cannot read layer record %u", image->file.path, slot) : 0;
+}
+
 /* All records; -EBADMSG if one cannot be used. */
 static int read_records(struct pcow_image *image, uint32_t slots, struct pcow_error *error)
 {
-    const uint32_t batch = 256;    /* divides the number of slots of every table */
-    struct layer_record *records = malloc(batch * sizeof *records);
+    struct layer_record *records = malloc(BATCH * sizeof *records);
     int ret = records ? 0 : error_set(error, -ENOMEM, "out of memory");
 
     for (uint32_t slot = 0; slot < slots && ret == 0; slot++) {
         struct layer layer;
 
-        if (slot % batch == 0) {
-            uint64_t offset = layer_record_offset(image, slot);
-
-            ret = offset ? file_read(&image->file, offset, records, batch * sizeof *records) : -ENODATA;
-            if (ret) {
-                error_set_errno(error, ret == -ENODATA ? -EBADMSG : ret, "%s: cannot read layer record %u", image->file.path, slot);
-                ret = ret == -ENODATA ? -EBADMSG : ret;
-                break;
-            }
-        }
-        ret = decode(image, &records[slot % batch], slot, &layer, error);
+        if (slot % BATCH == 0 && (ret = read_batch(image, slot, records, error)))
+            break;
+        ret = decode(image, &records[slot % BATCH], slot, &layer, error);
         if (ret || layer.state == LAYER_FREE)
             continue;
         if (layer.id >= word_value(image->header.next_layer_id))
@@ -165,4 +169,64 @@ int layers_load(struct pcow_image *image, struct pcow_error *error)
         }
     }
     return 0;
+}
+
+/* ---- slabs of layers that are not alive ----------------------------------------------------------------------------- */
+
+static bool has_unknown_owner(const struct pcow_image *image, uint64_t slab)
+{
+    const struct slab *owner = &image->slabs[slab];
+
+    return (owner->kind == OWNER_DATA || owner->kind == OWNER_STATE) && !layer_find(image, owner->layer);
+}
+
+static int compare_ids(const void *left, const void *right)
+{
+    uint32_t a = *(const uint32_t *)left, b = *(const uint32_t *)right;
+
+    return a < b ? -1 : a > b;
+}
+
+/* The ids in all records, whatever their state; the caller frees them. */
+static int read_ids(const struct pcow_image *image, uint32_t **ids, size_t *count, struct pcow_error *error)
+{
+    uint32_t slots = (uint32_t)word_value(image->header.layer_slots);
+    struct layer_record *records = malloc(BATCH * sizeof *records);
+    int ret = 0;
+
+    *count = 0;
+    *ids = malloc(slots * sizeof **ids);
+    if (!*ids || !records)
+        ret = error_set(error, -ENOMEM, "out of memory");
+    for (uint32_t slot = 0; slot < slots && ret == 0; slot++) {
+        if (slot % BATCH == 0 && (ret = read_batch(image, slot, records, error)))
+            break;
+        if (records[slot % BATCH].state)
+            (*ids)[(*count)++] = (uint32_t)word_value(records[slot % BATCH].state) & MAX_LAYER_ID;
+    }
+    free(records);
+    if (!ret)
+        qsort(*ids, *count, sizeof **ids, compare_ids);
+    return ret;
+}
+
+int layers_check_owners(const struct pcow_image *image, struct pcow_error *error)
+{
+    uint64_t count = image_slab_count(image), slab = 1;
+    uint32_t *ids = NULL;
+    size_t id_count;
+    int ret;
+
+    while (slab < count && !has_unknown_owner(image, slab))
+        slab++;
+    if (slab >= count)
+        return 0;
+    ret = read_ids(image, &ids, &id_count, error);
+    for (; slab < count && ret == 0; slab++)
+        if (has_unknown_owner(image, slab) && !bsearch(&image->slabs[slab].layer, ids, id_count, sizeof *ids, compare_ids))
+            ret = error_set(error, -EBADMSG, "%s: file slab %llu belongs to layer %u, which has no record, not even of its deletion: a "
+                            "snapshot whose record is lost; bring it back with pcow-img check -r all before the image is written to",
+                            image->file.path, (unsigned long long)slab, image->slabs[slab].layer);
+    free(ids);
+    return ret;
 }

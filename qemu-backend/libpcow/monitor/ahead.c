@@ -84,45 +84,24 @@ void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied, bool c
     }
 }
 
-/* Give back what a file slab has too much. all: even if it is in use. Returns pages. */
-static unsigned trim(struct pcow_map *map, uint64_t p, bool all)
+/* Give back what a file slab has too much, unless the guest was here since the last look. */
+static void trim(struct pcow_map *map, uint64_t p)
 {
     struct pcow_image *image = map->image;
     struct slab owner = slab_peek(image, p);
     uint64_t guest_slab = owner.number;
-    unsigned pages = 0;
 
     if (owner.kind != OWNER_DATA || page_set_empty(&image->prepared[p]) || guest_slab >= image->chain->guest_slabs
         || __atomic_exchange_n(&image->chain->claim[guest_slab], 1, __ATOMIC_ACQUIRE))
-        return 0;
+        return;
     /* Under the claim it is still what it was, or it is left alone. */
     if (image->slabs[p].kind == OWNER_DATA && image->slabs[p].number == guest_slab) {
-        if (all || !map->slabs[guest_slab].recent || image->slabs[p].layer != image_active(image))
-            pages = prepared_trim(image, p);
+        if (!map->slabs[guest_slab].recent || image->slabs[p].layer != image_active(image))
+            prepared_trim(image, p);
         else
             map->slabs[guest_slab].recent = 0;
     }
     chain_release(image->chain, guest_slab);
-    return pages;
-}
-
-static uint64_t trim_all(struct pcow_map *map, bool all)
-{
-    uint64_t pages = 0;
-
-    for (uint64_t p = 1; p < image_slab_count(map->image); p++)
-        pages += trim(map, p, all);
-    return pages;
-}
-
-bool ahead_reclaim(struct pcow_map *map)
-{
-    bool found = reclaim(map->image, 0);
-
-    if (!map->image->ready)
-        return found;
-    found |= prepared_drop(map->image, 0) > 0;
-    return trim_all(map, true) > 0 || found;
 }
 
 unsigned ahead_queued(const struct pcow_map *map)
@@ -147,6 +126,16 @@ void ahead_release(struct pcow_map *map)
 void ahead_wake(struct pcow_map *map)
 {
     wake(&map->ahead);
+}
+
+void ahead_froze(struct pcow_map *map)
+{
+    __atomic_store_n(&map->ahead.froze, true, __ATOMIC_RELEASE);
+}
+
+bool ahead_has_frozen(const struct pcow_map *map)
+{
+    return __atomic_load_n(&map->ahead.froze, __ATOMIC_ACQUIRE);
 }
 
 /* ---- the thread ----------------------------------------------------------------------------------------------------- */
@@ -363,7 +352,8 @@ static bool limit_opened(struct pcow_map *map)
         return false;
     map->ahead.opened = 0;
     ahead_hold(map);
-    trim_all(map, false);
+    for (uint64_t p = 1; p < image_slab_count(map->image); p++)
+        trim(map, p);
     ahead_release(map);
     return true;
 }
@@ -378,7 +368,7 @@ static void give_back(struct pcow_map *map)
     ahead->rate_since_ns = now_ns();
     prepared_drop(map->image, ahead->lead_min);
     ahead_hold(map);
-    trim_all(map, true);
+    reclaim_prepared(map->image);
     ahead_release(map);
     ahead->opened = 0;
     ahead->holding = false;
@@ -421,6 +411,28 @@ static bool give_back_remains(struct pcow_map *map)
     return false;
 }
 
+/* A slab at a time: the next snapshot, and who serves faults, may be waiting. True if there may be more. */
+static bool give_back_frozen(struct pcow_map *map)
+{
+    struct ahead *ahead = &map->ahead;
+
+    if (__atomic_exchange_n(&ahead->froze, false, __ATOMIC_ACQ_REL)) {
+        ahead->frozen_next = 1;
+        /* What was handed out before is dealt with here. */
+        ahead->opened = 0;
+    }
+    if (ahead->frozen_next == 0)
+        return false;
+    ahead_hold(map);
+    if (!reclaim_frozen(map->image, &ahead->frozen_next))
+        ahead->frozen_next = 0;
+    ahead_release(map);
+    if (ahead->frozen_next)
+        return true;
+    file_settle(&map->image->file);
+    return false;
+}
+
 static void *run(void *opaque)
 {
     struct pcow_map *map = opaque;
@@ -441,6 +453,7 @@ static void *run(void *opaque)
             looked = true;
         }
         more |= give_back_remains(map);
+        more |= give_back_frozen(map);
         more |= refill(map);
         more |= serve_queue(map);
         more |= limit_opened(map);

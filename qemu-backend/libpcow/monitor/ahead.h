@@ -6,6 +6,7 @@
  *   prepares the rest of slabs that were taken when none was ready,
  *   copies the rest of slabs that have proven hot, so that they become one mapping,
  *   gives back what was prepared and not used, when the image is idle or the pool short of space,
+ *   gives back what was prepared in slabs that a snapshot has frozen,
  *   gives back what snapshot operations and crashes have left (image/remains.h).
  *
  * It sleeps on a futex; traps wake it, and only when it has something to do.
@@ -35,6 +36,8 @@ struct ahead {
     uint64_t idle_traps;               /* traps at the last look for idleness */
     uint64_t idle_taken;               /* slabs taken when everything was given back */
     bool holding;                      /* something was prepared since the last time that everything was given back */
+    bool froze;                        /* slabs with prepared pages have become those of a snapshot, which nobody will use any more */
+    uint64_t frozen_next;              /* the next slab to look at for that */
     unsigned opened;                   /* slabs with prepared pages that were handed out since the last trim */
     uint64_t prepared, completed;      /* statistics: slabs prepared, slabs copied whole */
 };
@@ -48,8 +51,6 @@ void ahead_stop(struct pcow_map *map);
  * trap has begun, so that larger copies will follow. Async-signal-safe.
  */
 void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied, bool comes_back);
-/* The pool is full: give back what is prepared and not used, and what was left. True if there was something. No claim is held. Async-signal-safe. */
-bool ahead_reclaim(struct pcow_map *map);
 
 /* Guest slabs that wait for the thread. */
 unsigned ahead_queued(const struct pcow_map *map);
@@ -59,5 +60,8 @@ void ahead_hold(struct pcow_map *map);
 void ahead_release(struct pcow_map *map);
 /* There is something to do. Async-signal-safe. */
 void ahead_wake(struct pcow_map *map);
+/* A layer was frozen: what is prepared in its slabs is to be given back. / Is that still to be done? */
+void ahead_froze(struct pcow_map *map);
+bool ahead_has_frozen(const struct pcow_map *map);
 
 #endif

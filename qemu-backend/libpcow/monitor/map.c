@@ -250,6 +250,7 @@ int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
         __atomic_store_n(&map->unflushed_frozen, true, __ATOMIC_SEQ_CST);
 
     watch_forget(map);
+    ahead_froze(map);
     /* A page that stayed writable would change the snapshot. Without any mapping every access traps: slower, but right. */
     if (ret)
         return monitor_unmap_all(map, error);

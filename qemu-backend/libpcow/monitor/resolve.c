@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <time.h>
 
+#include "chain/reclaim.h"
 #include "monitor/monitor.h"
 #include "util/error.h"
 
@@ -212,7 +213,7 @@ int resolve(struct pcow_map *map, uint64_t offset, bool write, bool wait)
         chain_release(map->image->chain, guest_slab);
         if (ret == -ENOSPC && !reclaimed) {
             reclaimed = true;
-            if (ahead_reclaim(map))
+            if (reclaim_for_space(map->image))
                 continue;
         }
         if (ret != -ENOSPC || !wait)

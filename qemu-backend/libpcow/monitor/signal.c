@@ -9,7 +9,9 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 #include "monitor/monitor.h"
 #include "util/error.h"
@@ -57,10 +59,22 @@ static void pass_on(int signal, siginfo_t *info, void *context)
     }
 }
 
-static void fail_access(const siginfo_t *info)
+/*
+ * SIGBUS to this thread, as for a failed page-in, with the address and the reason. Blocked until the return from the handler, which restores
+ * the mask: so it comes at the instruction that has failed, where whoever serves it can tell what that was, and not in the midst of us.
+ */
+static void fail_access(const siginfo_t *info, int error)
 {
-    /* Queued to this thread and delivered on return from the handler, with the address, as for a failed page-in. */
-    pthread_sigqueue(pthread_self(), SIGBUS, (union sigval){.sival_ptr = info->si_addr});
+    siginfo_t failed = {.si_signo = SIGBUS, .si_code = SI_QUEUE, .si_errno = -error};
+    sigset_t bus;
+
+    failed.si_pid = getpid();
+    failed.si_uid = getuid();
+    failed.si_value.sival_ptr = info->si_addr;
+    sigemptyset(&bus);
+    sigaddset(&bus, SIGBUS);
+    pthread_sigmask(SIG_BLOCK, &bus, NULL);
+    syscall(SYS_rt_tgsigqueueinfo, getpid(), syscall(SYS_gettid), SIGBUS, &failed);
 }
 
 static void handle_fault(int signal, siginfo_t *info, void *context)
@@ -86,7 +100,7 @@ static void handle_fault(int signal, siginfo_t *info, void *context)
         if (ret == -EROFS)
             break;                     /* a store to an image that is open read-only: as to any read-only memory */
         if (ret)
-            fail_access(info);
+            fail_access(info, ret);
         return;
     }
     errno = saved_errno;

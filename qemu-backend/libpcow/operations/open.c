@@ -91,6 +91,22 @@ static int hold_tree(struct pcow_image *image, struct pcow_error *error)
     return 0;
 }
 
+/* As file_open(), with the lock on the tree for that on the file: who replaces a file holds both. */
+static int open_and_hold_tree(struct pcow_image *image, int directory, const char *name, const char *shown_path, unsigned file_flags,
+                              struct observer *observer, struct pcow_error *error)
+{
+    for (unsigned i = 0; i < MAX_REPLACED; i++) {
+        int ret = file_open(&image->file, directory, name, shown_path, file_flags, observer, error);
+
+        if (!ret)
+            ret = hold_tree(image, error);
+        if (ret || !file_is_replaced(&image->file, directory, name, file_flags))
+            return ret;
+        file_close(&image->file);
+    }
+    return error_set(error, -EBUSY, "%s is replaced again and again; try when that is over", shown_path);
+}
+
 /* The view is a snapshot: it stays, however the tree changes. */
 static int hold_view(struct pcow_image *image, struct pcow_error *error)
 {
@@ -109,7 +125,8 @@ static int load(struct pcow_image *image, int directory, const char *name, const
     int ret;
 
     image->open_flags = flags;
-    ret = file_open(&image->file, directory, name, shown_path, file_flags, observer, error);
+    ret = of_snapshot ? open_and_hold_tree(image, directory, name, shown_path, file_flags, observer, error)
+                      : file_open(&image->file, directory, name, shown_path, file_flags, observer, error);
     if (ret)
         return ret;
     if (directory == AT_FDCWD)
@@ -118,8 +135,6 @@ static int load(struct pcow_image *image, int directory, const char *name, const
         image->directory = fcntl(directory, F_DUPFD_CLOEXEC, 0);
     if (image->directory < 0)
         return error_set(error, -EMFILE, "cannot keep the directory of %s open", shown_path);
-    if (of_snapshot && (ret = hold_tree(image, error)))
-        return ret;
     return flags & PCOW_OPEN_FORMAT_1 ? format1_load(image, error) : load_image(image, snapshot, error);
 }
 

@@ -150,7 +150,7 @@ static void end(pcow_image *image)
     if (image->map)
         ahead_release(image->map);
     unlock_tree(&image->file);
-    if (image->map && remains_are_due(image))
+    if (image->map && (remains_are_due(image) || ahead_has_frozen(image->map)))
         ahead_wake(image->map);
 }
 

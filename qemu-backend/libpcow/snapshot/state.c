@@ -2,6 +2,7 @@
 /* The state of a virtual machine, kept with a snapshot. */
 #include <errno.h>
 
+#include "chain/reclaim.h"
 #include "image/remains.h"
 #include "snapshot/tree.h"
 #include "util/error.h"
@@ -12,6 +13,26 @@ static uint64_t find_piece(const struct pcow_image *image, uint32_t layer, uint6
         if (image->slabs[p].kind == OWNER_STATE && image->slabs[p].layer == layer && image->slabs[p].number == piece)
             return p;
     return 0;
+}
+
+/* It lies in one piece. */
+static int write_piece(struct pcow_image *image, uint32_t layer, uint64_t offset, const void *from, size_t length)
+{
+    uint32_t number = (uint32_t)(offset >> SLAB_BITS);
+    uint64_t slab = find_piece(image, layer, number);
+    bool is_new = slab == 0;
+    int ret = is_new ? slab_take(image, &slab) : 0;
+
+    if (ret)
+        return ret;
+    ret = file_write_data(&image->file, (slab << SLAB_BITS) + offset % PCOW_SLAB_SIZE, from, length);
+    if (!ret && is_new)
+        ret = slab_publish(image, slab, (struct owner){OWNER_STATE, layer, number}, false);
+    if (ret && is_new) {
+        remains_leave(image, slab, 0);
+        slab_untake(image, slab);
+    }
+    return ret;
 }
 
 int pcow_snapshot_write_state(pcow_image *image, const char *name, uint64_t offset, const void *buffer, size_t length,
@@ -29,23 +50,14 @@ int pcow_snapshot_write_state(pcow_image *image, const char *name, uint64_t offs
     if (offset > PCOW_MAX_VIRTUAL_SIZE || length > PCOW_MAX_VIRTUAL_SIZE - offset)
         return error_set(error, -EFBIG, "%s: VM state of more than 16 TiB", image->file.path);
     while (length > 0) {
-        uint64_t slab = find_piece(image, layer->id, offset >> SLAB_BITS), in_slab = offset % PCOW_SLAB_SIZE;
-        size_t piece = PCOW_SLAB_SIZE - in_slab < length ? PCOW_SLAB_SIZE - in_slab : length;
-        bool is_new = slab == 0;
+        uint64_t rest = PCOW_SLAB_SIZE - offset % PCOW_SLAB_SIZE;
+        size_t piece = rest < length ? rest : length;
 
-        if (is_new)
-            ret = slab_take(image, &slab);
-        if (!ret)
-            ret = file_write_data(&image->file, (slab << SLAB_BITS) + in_slab, from, piece);
-        if (!ret && is_new)
-            ret = slab_publish(image, slab, (struct owner){OWNER_STATE, layer->id, (uint32_t)(offset >> SLAB_BITS)}, false);
-        if (ret) {
-            if (is_new && slab) {
-                remains_leave(image, slab, 0);
-                slab_untake(image, slab);
-            }
+        ret = write_piece(image, layer->id, offset, from, piece);
+        if (ret == -ENOSPC && reclaim_for_space(image))
+            ret = write_piece(image, layer->id, offset, from, piece);
+        if (ret)
             return error_set_errno(error, ret, "%s: cannot store VM state", image->file.path);
-        }
         from += piece;
         offset += piece;
         length -= piece;

@@ -83,8 +83,10 @@ static int finish_interrupted(struct pcow_image *image, struct pcow_error *error
 {
     struct layer *active = layer_find(image, image_active(image));
     struct layer *parent = active->parent ? layer_find(image, active->parent) : NULL;
-    int ret = 0;
+    int ret = layers_check_owners(image, error);
 
+    if (ret)
+        return ret;
     if (parent && parent->state == LAYER_SNAPSHOT) {
         uint64_t offset = layer_record_offset(image, parent->slot), word;
 
@@ -123,7 +125,7 @@ int tree_reserve_layer(struct pcow_image *image, bool keep_spare, uint32_t *id, 
 {
     int ret = layer_reserve(image, keep_spare, id, slot, error);
 
-    return ret == -ENOSPC && reclaim(image, 0) ? layer_reserve(image, keep_spare, id, slot, error) : ret;
+    return ret == -ENOSPC && reclaim_for_space(image) ? layer_reserve(image, keep_spare, id, slot, error) : ret;
 }
 
 int tree_put_active(struct pcow_image *image, const struct layer *reserved, uint32_t parent, uint64_t virtual_size,

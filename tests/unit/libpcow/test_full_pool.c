@@ -210,6 +210,49 @@ static void test_snapshot_on_a_full_pool_changes_nothing(void **state)
     unlink(path);
 }
 
+/*
+ * What snapshots and reverts have left in the file is space for every store to it, also of VM state and of zeros that hide the base, and
+ * so is what was prepared and not used.
+ */
+static void test_remains_are_space(void **state)
+{
+    static unsigned char data[MIB];
+    static const unsigned char zeros[64 * KIB];
+    char path[600], base[600];
+    struct pcow_create_options options = {0};
+    pcow_image *image;
+
+    (void)state;
+    memset(data, 5, sizeof data);
+    snprintf(base, sizeof base, "%s/base.pcow", pool_directory());
+    image = must_create(base, 8 * MIB, 0, NULL);
+    MUST(pcow_write(image, 4 * MIB, data, 64 * KIB, &error));
+    pcow_close(image);
+    for (unsigned zeroes = 0; zeroes < 2; zeroes++) {
+        snprintf(path, sizeof path, "%s/top.pcow", pool_directory());
+        options.base = base;
+        MUST(pcow_create(path, &options, &error));
+        image = must_open(path, PCOW_OPEN_WRITE);
+        MUST(pcow_snapshot_create(image, "s", &error));
+        /* A free slab that has little, and one that has what is needed. */
+        MUST(pcow_write(image, 0, data, 4 * KIB, &error));
+        MUST(pcow_write(image, 2 * MIB, data, sizeof data, &error));
+        MUST(pcow_snapshot_revert(image, "s", &error));
+        pool_fill();
+        if (zeroes) {
+            MUST(pcow_write_zeroes(image, 4 * MIB, 64 * KIB, &error));
+            assert_reads(image, 4 * MIB, zeros, sizeof zeros);
+        } else {
+            MUST(pcow_snapshot_write_state(image, "s", 0, data, 64 * KIB, &error));
+            MUST(pcow_snapshot_set_state_size(image, "s", 64 * KIB, &error));
+        }
+        pcow_close(image);
+        empty_pool();
+        must_be_clean(path);
+        unlink(path);
+    }
+}
+
 /* The watch says where the store is, and everybody else goes on: only the one who stores waits, and where it can be stopped. */
 static void test_the_watch_goes_on(void **state)
 {
@@ -271,6 +314,7 @@ int main(void)
         POOL_TEST(test_full_pool_waits_and_goes_on),
         POOL_TEST(test_full_pool_and_pages_without_blocks),
         POOL_TEST(test_snapshot_on_a_full_pool_changes_nothing),
+        POOL_TEST(test_remains_are_space),
         POOL_TEST(test_the_watch_goes_on),
     };
 
