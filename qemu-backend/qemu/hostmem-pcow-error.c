@@ -308,8 +308,10 @@ static bool cover(void *address, Report *report)
 
 static bool serve_sigbus(siginfo_t *info, void *address, ucontext_t *context)
 {
+    /* libpcow gives the reason of what it could not serve */
     bool queued = info->si_code == SI_QUEUE;
-    Report report = { .error = queued ? -ENOSPC : -EIO };
+    Report report = { .error = queued && info->si_errno ? -info->si_errno
+                                                        : -EIO };
 
     if (!hostmem_pcow_may_cover(address)) {
         return false;
@@ -349,7 +351,9 @@ static void handle_sigbus(int signum, siginfo_t *info, void *opaque)
 {
     int saved_errno = errno;
     void *address = failed_address(info);
-    bool served = address && serve_sigbus(info, address, opaque);
+    /* first the memory that libpcow was copying for somebody */
+    bool served = pcow_serve_sigbus(info, opaque) ||
+                  (address && serve_sigbus(info, address, opaque));
 
     if (!served && !current_cpu && info->si_code == BUS_MCEERR_AO &&
         !process.have_foreign) {

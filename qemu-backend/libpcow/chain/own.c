@@ -54,22 +54,24 @@ static int copy_to_prepared(struct pcow_image *image, uint64_t to, struct file *
 {
     void *window = file_address_settled(&image->file, to);
     const void *source = data ? data : file_address(from_file, from);
+    int ret;
 
     if (!window || !source)
         return -ENOMEM;
     if (!data && length == PCOW_PAGE_SIZE && !image->file.persist.observer) {
-        int ret = file_read(from_file, from, window, length);
-
-        if (ret)
+        if (file_read(from_file, from, window, length))
             return -EIO;
         return persist_range(&image->file.persist, window, length);
     }
-    /* The kernel maps the source first: a page that cannot be read is an error of this call and not a signal later on. */
+    /*
+     * The kernel maps the source first: a page that is known to be unreadable is an error of this call. One that nobody knows of yet is
+     * SIGBUS in the copy, see pcow_serve_sigbus().
+     */
     if (!data && madvise((void *)(uintptr_t)source, length, MADV_POPULATE_READ))
         return -EIO;
-    persist_copy(&image->file.persist, window, source, length);
+    ret = persist_copy(&image->file.persist, window, source, length);
     persist_fence(&image->file.persist);
-    return 0;
+    return ret;
 }
 
 static int fill_run(struct pcow_image *image, uint64_t slab, unsigned page, const struct place *from, const char *data, bool new_slab,

@@ -123,6 +123,19 @@ int file_move_window(struct file *file, void *address, uint64_t offset)
     return window == MAP_FAILED ? -errno : 0;
 }
 
+bool file_has_window_at(const struct file *file, const uint8_t *address)
+{
+    for (unsigned g = 0; g < MAX_GROUPS; g++) {
+        const uint8_t *window = __atomic_load_n(&file->window[g], __ATOMIC_ACQUIRE);
+        const uint8_t *settled = __atomic_load_n(&file->settled_window[g], __ATOMIC_ACQUIRE);
+
+        if ((window && address >= window && address < window + GROUP_SIZE)
+            || (settled && address >= settled && address < settled + GROUP_SIZE))
+            return true;
+    }
+    return false;
+}
+
 static void note_change(struct file *file)
 {
     __atomic_fetch_add(&file->changes, 1, __ATOMIC_SEQ_CST);
@@ -290,9 +303,9 @@ int file_overwrite(struct file *file, uint64_t offset, const void *from, size_t 
     ret = file_allocate(file, offset, length);
     if (ret)
         return ret;
-    persist_copy(&file->persist, to, from, length);
+    ret = persist_copy(&file->persist, to, from, length);
     persist_fence(&file->persist);
-    return 0;
+    return ret;
 }
 
 int file_sync(struct file *file)

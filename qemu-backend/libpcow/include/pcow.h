@@ -19,6 +19,7 @@
 #ifndef PCOW_H
 #define PCOW_H
 
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -241,7 +242,7 @@ enum pcow_engine {
 
 enum pcow_full_policy {
     PCOW_FULL_WAIT,                            /* a store that finds the pool full waits until there is space */
-    PCOW_FULL_FAIL,                            /* it gets SIGBUS */
+    PCOW_FULL_FAIL,                            /* it gets SIGBUS, see pcow_serve_sigbus() */
 };
 
 enum pcow_event_kind {
@@ -267,6 +268,13 @@ struct pcow_map_options {
 int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, pcow_map **map, struct pcow_error *error);
 void pcow_map_destroy(pcow_map *map);
 void *pcow_map_address(const pcow_map *map);   /* 2 MiB aligned, pcow_size() bytes */
+/*
+ * An access that cannot be served gets SIGBUS, at the instruction: si_code SI_QUEUE, si_pid this process, si_value its address, si_errno the
+ * reason. Whoever serves SIGBUS asks this first: true if the library met the error itself, in memory that it was reading for somebody; it
+ * goes on with -EIO. Async-signal-safe. context: a ucontext_t.
+ */
+bool pcow_serve_sigbus(const siginfo_t *info, void *context);
+
 /*
  * Make a range accessible for the kernel (system calls, DMA) before it touches it: what a trap would do, done in advance.
  * Returns -ENOSPC instead of waiting.

@@ -292,11 +292,11 @@ static void complete_pages(struct pcow_map *map, uint64_t guest_slab)
     int ret = 0;
 
     for (unsigned page = 0; page < pages && ret == 0 && !stopping(&map->ahead); page += CHUNK) {
-        if (prepare_room(map->image) == 0)
-            return;
+        bool room = prepare_room(map->image) > 0;
+
         ahead_hold(map);
         chain_claim(map->image->chain, guest_slab);
-        ret = slab->cold || slab->watched || !slab->queued ? -ESTALE
+        ret = slab->cold || slab->watched || !slab->queued ? -ESTALE : !room ? -ENOSPC
             : chain_own(map->image, guest_slab, page, pages - page < CHUNK ? pages - page : CHUNK, NULL, &copied, &zeroed);
         if (!ret && page + CHUNK >= pages) {
             ret = layout_map_slab(map, guest_slab);
@@ -304,6 +304,9 @@ static void complete_pages(struct pcow_map *map, uint64_t guest_slab)
                 layout_populate(map, guest_slab, 0, pages);
             __atomic_fetch_add(&map->ahead.completed, 1, __ATOMIC_RELAXED);
         }
+        /* Another trap may ask for it again, when there is space. */
+        if (ret)
+            slab->queued = 0;
         chain_release(map->image->chain, guest_slab);
         ahead_release(map);
     }
@@ -311,13 +314,27 @@ static void complete_pages(struct pcow_map *map, uint64_t guest_slab)
     __atomic_fetch_add(&map->stats.pages_zeroed, zeroed, __ATOMIC_RELAXED);
 }
 
+/* Some were forgotten, nobody knows which: a trap may ask for any of them again. */
+static void forget_queued(struct pcow_map *map)
+{
+    for (uint64_t v = 0; v < map->image->chain->guest_slabs; v++) {
+        ahead_hold(map);
+        chain_claim(map->image->chain, v);
+        map->slabs[v].queued = 0;
+        chain_release(map->image->chain, v);
+        ahead_release(map);
+    }
+}
+
 static bool serve_queue(struct pcow_map *map)
 {
     struct ahead *ahead = &map->ahead;
     uint32_t head = ahead->queue_head, tail = __atomic_load_n(&ahead->queue_tail, __ATOMIC_RELAXED);
 
-    if (tail - head > AHEAD_QUEUE_SIZE)
+    if (tail - head > AHEAD_QUEUE_SIZE) {
         head = tail - AHEAD_QUEUE_SIZE;                /* forgotten: they are served on a trap, as without a thread */
+        forget_queued(map);
+    }
     while (head != tail) {
         uint32_t found = __atomic_exchange_n(&ahead->queue[head++ % AHEAD_QUEUE_SIZE], 0, __ATOMIC_ACQUIRE);
         bool hot, grown;

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "monitor/monitor.h"
+#include "persist/copy.h"
 #include "util/error.h"
 #include "util/order.h"
 
@@ -75,6 +76,34 @@ static void fail_access(const siginfo_t *info, int error)
     sigaddset(&bus, SIGBUS);
     pthread_sigmask(SIG_BLOCK, &bus, NULL);
     syscall(SYS_rt_tgsigqueueinfo, getpid(), syscall(SYS_gettid), SIGBUS, &failed);
+}
+
+/* In memory that the library has of a file, of its own or of one in a chain that is mapped. */
+static bool is_in_window(const uint8_t *address)
+{
+    for (unsigned i = 0; i < MAX_MAPS; i++) {
+        struct pcow_map *map = __atomic_load_n(&process.map[i], __ATOMIC_ACQUIRE);
+
+        for (struct pcow_image *image = map ? map->image : NULL; image; image = image->base)
+            if (file_has_window_at(&image->file, address))
+                return true;
+    }
+    return false;
+}
+
+/* The kernel met the error in a system call, and the signal comes right behind it: the call returns an error. */
+static bool is_after_system_call(const ucontext_t *context)
+{
+    const uint8_t *pc = (const uint8_t *)context->uc_mcontext.gregs[REG_RIP];
+
+    return pc[-2] == 0x0f && pc[-1] == 0x05;
+}
+
+bool pcow_serve_sigbus(const siginfo_t *info, void *context)
+{
+    if (from_outside(info))
+        return false;
+    return copy_fail_at(context) || (is_in_window(info->si_addr) && is_after_system_call(context));
 }
 
 static void handle_fault(int signal, siginfo_t *info, void *context)

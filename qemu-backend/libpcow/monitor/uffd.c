@@ -12,11 +12,14 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "monitor/monitor.h"
 #include "util/error.h"
 #include "util/order.h"
+
+#define RETRY_INTERVAL_NS 10000000L
 
 /* A descriptor that sees kernel faults too: from the device (its mode decides who may), or by privilege. */
 static int open_userfaultfd(void)
@@ -124,14 +127,26 @@ static void *serve(void *opaque)
 {
     struct pcow_map *map = opaque;
     struct uffd_msg message;
+    bool told = false;
 
     for (;;) {
         ssize_t got = read(map->uffd, &message, sizeof message);
 
         if (got < 0 && (errno == EINTR || errno == EAGAIN))
             continue;
-        if (got != sizeof message)
-            return NULL;
+        /* Whoever waits for this thread would wait for ever, and nobody knew why. */
+        if (got != sizeof message) {
+            const struct timespec interval = {0, RETRY_INTERVAL_NS};
+
+            if (__atomic_load_n(&map->closing, __ATOMIC_RELAXED))
+                return NULL;
+            if (!told)
+                events_post(&map->events, PCOW_EVENT_ERROR, got < 0 ? -errno : -EIO, 0);
+            told = true;
+            nanosleep(&interval, NULL);
+            continue;
+        }
+        told = false;
         if (message.event != UFFD_EVENT_PAGEFAULT)
             continue;
         if ((message.arg.pagefault.address & ~(PCOW_PAGE_SIZE - 1)) == (uintptr_t)map->uffd_stop_page) {

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include "persist/persist.h"
 
+#include "persist/copy.h"
+
 #include <cpuid.h>
 #include <errno.h>
 #include <immintrin.h>
@@ -133,48 +135,23 @@ int persist_store64(const struct persist *persist, uint64_t *where, uint64_t val
     return persist_range(persist, where, sizeof *where);
 }
 
-/*
- * Whole lines written with non-temporal stores are not read first and leave the caches to the guest: half the cost of copy + clwb, two
- * thirds of that of memcpy() for much data. Going through four pages side by side gives the memory more to do at a time.
- */
-static void copy_past_caches(char *to, const char *from, size_t length)
-{
-    while (length > 0) {
-        size_t lanes = length >= 4 * PCOW_PAGE_SIZE ? 4 : 1, lane = lanes == 4 || length > PCOW_PAGE_SIZE ? PCOW_PAGE_SIZE : length;
-
-        for (size_t i = 0; i < lane; i += CACHE_LINE)
-            for (size_t at = i; at < lanes * lane; at += lane) {
-                const __m128i *source = (const __m128i *)(from + at);
-                __m128i *target = (__m128i *)(to + at);
-                __m128i a = _mm_load_si128(source), b = _mm_load_si128(source + 1);
-                __m128i c = _mm_load_si128(source + 2), d = _mm_load_si128(source + 3);
-
-                _mm_stream_si128(target, a);
-                _mm_stream_si128(target + 1, b);
-                _mm_stream_si128(target + 2, c);
-                _mm_stream_si128(target + 3, d);
-            }
-        to += lanes * lane;
-        from += lanes * lane;
-        length -= lanes * lane;
-    }
-}
-
-void persist_copy(const struct persist *persist, void *to, const void *from, size_t length)
+int persist_copy(const struct persist *persist, void *to, const void *from, size_t length)
 {
     bool pmem = persist->persistence == PCOW_PERSISTENCE_PMEM;
+    int ret;
 
+    persist_observe(persist, (struct observation){.what = OBSERVED_COPY, .address = to, .length = length, .from = from});
     if ((!pmem && length < LARGE_COPY) || (uintptr_t)to % 16 || (uintptr_t)from % 16 || length % CACHE_LINE) {
-        persist_bytes(persist, to, from, length);
+        ret = copy_bytes(to, from, length);
         if (pmem)
             flush(persist, to, length);
-        return;
+        return ret;
     }
-    persist_observe(persist, (struct observation){.what = OBSERVED_COPY, .address = to, .length = length, .from = from});
     if (pmem)
         persist_observe(persist, (struct observation){.what = OBSERVED_FLUSH, .address = to, .length = length});
-    copy_past_caches(to, from, length);
+    ret = copy_past_caches(to, from, length);
     /* Elsewhere nobody fences later, and these stores are the only ones that x86 does not keep in order. */
     if (!pmem)
         _mm_sfence();
+    return ret;
 }

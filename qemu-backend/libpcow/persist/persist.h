@@ -57,7 +57,7 @@ void persist_fence(const struct persist *persist);
 /* One aligned 8-byte store, made durable: the commit point of every update. Everything it publishes must be durable before. */
 int persist_store64(const struct persist *persist, uint64_t *where, uint64_t value);
 
-/* Copy to persistent memory past the caches where the CPU can; durable after persist_fence(). */
-void persist_copy(const struct persist *persist, void *to, const void *from, size_t length);
+/* Copy to persistent memory past the caches where the CPU can; durable after persist_fence(). 0 or -EIO, see copy.h. */
+int persist_copy(const struct persist *persist, void *to, const void *from, size_t length);
 
 #endif

@@ -2,6 +2,7 @@
 #include "guard.h"
 
 #include <errno.h>
+#include <pcow.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -11,8 +12,12 @@
 static _Thread_local sigjmp_buf way_back;
 static _Thread_local volatile sig_atomic_t guarded;
 
-static void handle_sigbus(int number)
+static void handle_sigbus(int number, siginfo_t *info, void *context)
 {
+    /* in the midst of the library there is no way back but its own */
+    if (pcow_serve_sigbus(info, context)) {
+        return;
+    }
     if (guarded) {
         guarded = false;
         siglongjmp(way_back, 1);
@@ -23,7 +28,7 @@ static void handle_sigbus(int number)
 
 void guard_install(void)
 {
-    struct sigaction action = {.sa_handler = handle_sigbus};
+    struct sigaction action = {.sa_sigaction = handle_sigbus, .sa_flags = SA_SIGINFO};
 
     sigemptyset(&action.sa_mask);
     sigaction(SIGBUS, &action, NULL);

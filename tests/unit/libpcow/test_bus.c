@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* SIGBUS: what an access that fails gets, and memory that turns out to be unreadable while the library copies it. */
+#include "support.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include "persist/persist.h"
+
+/* ---- an access of the guest ------------------------------------------------------------------------------------------ */
+
+extern const char guest_store[], guest_store_failed[];
+
+static siginfo_t seen;
+static uintptr_t seen_at;
+
+static void __attribute__((noinline, noclone)) store(unsigned char *where)
+{
+    __asm__ volatile(".globl guest_store\n"
+                     ".globl guest_store_failed\n"
+                     "guest_store: movb $7, (%0)\n"
+                     "guest_store_failed:\n"
+                     : : "r"(where) : "memory");
+}
+
+static void skip_store(int number, siginfo_t *info, void *context)
+{
+    greg_t *pc = &((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
+
+    (void)number;
+    if (pcow_serve_sigbus(info, context))
+        return;
+    seen = *info;
+    seen_at = (uintptr_t)*pc;
+    *pc = (greg_t)(uintptr_t)guest_store_failed;
+}
+
+static void install(void (*handler)(int, siginfo_t *, void *))
+{
+    struct sigaction action = {.sa_sigaction = handler, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
+
+    sigemptyset(&action.sa_mask);
+    assert_int_equal(sigaction(SIGBUS, &action, NULL), 0);
+}
+
+static int pool_setup(void **state)
+{
+    return pool_mount(state, "4m");
+}
+
+/* Told at the instruction, with the reason: a full pool. */
+static void test_full_pool_is_told_at_the_store(void **state)
+{
+    const struct pcow_map_options options = {.full_policy = PCOW_FULL_FAIL};
+    char path[600];
+    unsigned char *memory;
+    pcow_image *image;
+    pcow_map *map;
+
+    (void)state;
+    snprintf(path, sizeof path, "%s/top.pcow", pool_directory());
+    image = must_create(path, 8 * MIB, 0, NULL);
+    MUST(pcow_map_create(image, &options, &map, &error));
+    memory = pcow_map_address(map);
+    pool_fill();
+    install(skip_store);
+    memset(&seen, 0, sizeof seen);
+    store(memory + 5 * MIB + 3);
+    signal(SIGBUS, SIG_DFL);
+    assert_int_equal(seen.si_code, SI_QUEUE);
+    assert_int_equal(seen.si_pid, getpid());
+    assert_int_equal(seen.si_errno, ENOSPC);
+    assert_ptr_equal(seen.si_value.sival_ptr, memory + 5 * MIB + 3);
+    assert_int_equal(seen_at, (uintptr_t)guest_store);
+    assert_int_equal(memory[5 * MIB + 3], 0);
+    pcow_map_destroy(map);
+    pcow_close(image);
+}
+
+/* A base that was cut short: another reason. */
+static void test_unreadable_base_is_told_at_the_store(void **state)
+{
+    unsigned char *memory, *data = malloc(4 * MIB);
+    pcow_image *image;
+    pcow_map *map;
+
+    (void)state;
+    assert_non_null(data);
+    memset(data, 3, 4 * MIB);
+    image = must_create(scratch("base.pcow"), 4 * MIB, 0, NULL);
+    MUST(pcow_write(image, 0, data, 4 * MIB, &error));
+    pcow_close(image);
+    free(data);
+    image = must_create(scratch("top.pcow"), 0, 0, scratch("base.pcow"));
+    map = must_map_by(image, PCOW_ENGINE_SIGNAL, 0);
+    memory = pcow_map_address(map);
+    assert_int_equal(truncate(scratch("base.pcow"), 2 * (off_t)PCOW_SLAB_SIZE), 0);
+    install(skip_store);
+    memset(&seen, 0, sizeof seen);
+    store(memory + 3 * MIB);
+    signal(SIGBUS, SIG_DFL);
+    assert_int_equal(seen.si_errno, EIO);
+    assert_int_equal(seen_at, (uintptr_t)guest_store);
+    pcow_map_destroy(map);
+    pcow_close(image);
+}
+
+/* ---- the library's own copies ---------------------------------------------------------------------------------------- */
+
+static void serve(int number, siginfo_t *info, void *context)
+{
+    (void)number;
+    if (!pcow_serve_sigbus(info, context))
+        abort();
+}
+
+/* A file that ends in the middle of what is copied stands for memory that has lost its content: a load gets SIGBUS, and nobody knew. */
+static void test_copies_of_unreadable_memory_fail(void **state)
+{
+    static const struct {
+        size_t offset, length;
+    } copy[] = {{0, 4096}, {0, 8192}, {0, 12288}, {0, 65536}, {0, 2 * MIB}, {8, 8192}, {8, 65536}, {64, 64}, {0, 4096 * 17}};
+    int fd = open(scratch("source"), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    char *from = mmap(NULL, 4 * MIB, PROT_READ, MAP_SHARED, fd, 0);
+    char *to = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    (void)state;
+    assert_true(fd >= 0 && from != MAP_FAILED && to != MAP_FAILED);
+    install(serve);
+    for (enum pcow_persistence class = PCOW_PERSISTENCE_VOLATILE; class <= PCOW_PERSISTENCE_PMEM; class++)
+        for (size_t i = 0; i < sizeof copy / sizeof copy[0]; i++) {
+            size_t pages = (copy[i].offset + copy[i].length + 4095) / 4096;
+            struct persist persist;
+
+            persist_init(&persist, class, NULL);
+            for (size_t good = 0; good <= pages; good += pages > 32 ? 37 : 1) {
+                assert_int_equal(ftruncate(fd, (off_t)good * 4096), 0);
+                assert_int_equal(persist_copy(&persist, to, from + copy[i].offset, copy[i].length), good == pages ? 0 : -EIO);
+            }
+            assert_int_equal(ftruncate(fd, 4 * MIB), 0);
+            assert_int_equal(pwrite(fd, "end", 4, (off_t)(copy[i].offset + copy[i].length - 4)), 4);
+            assert_int_equal(persist_copy(&persist, to, from + copy[i].offset, copy[i].length), 0);
+            assert_memory_equal(to + copy[i].length - 4, "end", 4);
+        }
+    signal(SIGBUS, SIG_DFL);
+    munmap(from, 4 * MIB);
+    munmap(to, 4 * MIB);
+    close(fd);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_full_pool_is_told_at_the_store, pool_setup, pool_unmount),
+        cmocka_unit_test_setup_teardown(test_unreadable_base_is_told_at_the_store, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_copies_of_unreadable_memory_fail, scratch_setup, scratch_teardown),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
