@@ -245,7 +245,7 @@ const struct operation fault_operations[] = {
     {"revert and reclaim", crash_two_snapshots, revert_and_reclaim, revert_model, false, false, 0},
     {"delete and reclaim", crash_two_snapshots, delete_and_reclaim, delete_first_model, false, false, 0},
     {"snapshot rename", crash_two_snapshots, rename_first, rename_first_model, false, false, -ENOENT},
-    {"VM state", crash_two_snapshots, keep_state, keep_state_model, false, false, 0},
+    {"VM state", crash_two_snapshots, keep_state, keep_state_model, false, -ENOSPC, 0},
     {"grow", crash_two_snapshots, grow, grow_model, false, false, 0},
     {"shrink", crash_two_snapshots, shrink, shrink_model, false, false, 0},
     {"rebase", crash_on_a_base, rebase, no_change, false, false, 0},

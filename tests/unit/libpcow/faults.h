@@ -24,7 +24,7 @@ struct operation {
     /* What the model must become. */
     void (*alter)(struct world *world);
     bool mapped;
-    bool makes_do;                             /* it may get by without what failed */
+    int makes_do;                              /* true: it may get by without what failed; -ENOSPC: if that was space, by giving back some */
     int repeated;                              /* besides 0, what a second call may return if the first was complete */
 };
 
