@@ -27,6 +27,7 @@ _GUEST_MODULES = ('nfit', 'nd_pmem', 'ext4')
 _USED_BY_TESTS = ('qemu-img', 'qemu-io', 'qemu-nbd', 'sh', 'dd', 'cp', 'rm', 'losetup', 'truncate')
 _LIBNBD = Path('/usr/lib/x86_64-linux-gnu/libnbd.so.0')        # pcow-img loads it when it needs it
 _OUTER = Path(__file__).parent / 'outer'
+_GOLDEN = Path(__file__).parents[1] / 'unit/libpcow/golden'
 _POOLS = {'tmpfs': Path('/pool'), 'pmem': Path('/pmem')}
 
 
@@ -68,6 +69,8 @@ def fsdax_tree(directory: Path, binaries: Path, tests: Path) -> tree.Tree:
         made.add_program(binaries / name, f'/suite/bin/{name}')
     for name in fsdax.UNIT_TESTS:
         made.add_program(tests / 'unit/libpcow' / name, f'/suite/bin/{name}')
+    for path in _GOLDEN.iterdir():
+        made.add(path, str(fsdax.GOLDEN / path.name))
     made.add_program(tests / 'vm/outer/dax_stores', '/suite/bin/dax_stores')
     made.add_programs(('env', 'mount', 'umount', 'ndctl', 'mkfs.ext4', 'mkfs.xfs', *_USED_BY_TESTS))
     made.add_program(_LIBNBD, str(_LIBNBD))

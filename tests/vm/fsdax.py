@@ -17,8 +17,12 @@ from tests.vm import journal
 from tests.vm import machine
 
 REGIONS = {'ext4': 'region0', 'xfs': 'region1'}
-# Unit tests of the library: those that a MAP_SYNC mapping may make a difference to, and that an emulator ends in minutes.
-UNIT_TESTS = ('test_open', 'test_map', 'test_snapshot', 'test_check', 'test_model')
+GOLDEN = Path('/suite/golden')                 # images of earlier versions
+# Tests of the library that keep files where they are told to, and that an emulator ends in minutes.  Not those that mount a file
+# system of their own, or make states of a crash out of what was recorded; and not test_flush, which counts the calls of fsync.
+UNIT_TESTS = ('test_open', 'test_map', 'test_snapshot', 'test_check', 'test_model', 'test_copy_on_read', 'test_format1',
+              'test_format1_damage', 'test_golden', 'test_remains', 'test_signals', 'test_whole', 'test_watch')
+_ARGUMENTS = {'test_golden': (str(GOLDEN),)}
 # Of the programs; their directories are on the mount.  Those of pcowctl are in tests/vm/pools.py, where there are regions.
 FUNCTIONAL_TESTS = ('test_pcow_img', 'test_pcow_io', 'test_pcow_forks', 'test_pcow_bad_images', 'test_pcow_convert')
 _MKFS = {'ext4': ('mkfs.ext4', '-q', '-F', '-b', '4096', '-m', '0', '-E',
@@ -30,9 +34,8 @@ _PASSED = re.compile(r'\[  PASSED  \] (\d+) test')
 _NVDIMMS = Path('/sys/bus/nd/devices')
 
 
-def namespace(place: machine.Place, kind: str) -> dict[str, Any]:
-    """A namespace in fsdax mode on a region with labels, a file system, a mount with DAX; what the library says of it."""
-    region = REGIONS[kind]
+def _mounted(region: str, make: tuple[str, ...], kind: str, directory: Path) -> tuple[dict[str, Any], str]:
+    """A namespace in fsdax mode on a region with labels, a file system, a mount with DAX; ndctl's words, the mount's options."""
     dimm = (_NVDIMMS / region / 'mapping0').read_text().split(',')[0]
     # a new device has an empty label area, and until that is initialised one raw namespace over everything
     machine.run('ndctl', 'disable-region', region)
@@ -40,11 +43,17 @@ def namespace(place: machine.Place, kind: str) -> dict[str, Any]:
     machine.run('ndctl', 'enable-region', region)
     made = json.loads(machine.run('ndctl', 'create-namespace', '--mode', 'fsdax', '--map', 'mem', '--region', region))
     device = f'/dev/{made["blockdev"]}'
-    machine.run(*_MKFS[kind], device)
-    machine.run('mount', '-t', kind, '-o', 'dax=always,noatime', device, place.pool)
-    options = next(line.split()[3] for line in Path('/proc/mounts').read_text().splitlines() if line.split()[1] == str(place.pool))
+    machine.run(*make, device)
+    machine.run('mount', '-t', kind, '-o', 'dax=always,noatime', device, directory)
+    options = next(line.split()[3] for line in Path('/proc/mounts').read_text().splitlines() if line.split()[1] == str(directory))
     if 'dax=always' not in options.split(','):
         raise machine.Failure(f'{device} is mounted with {options}')
+    return made, options
+
+
+def namespace(place: machine.Place, kind: str) -> dict[str, Any]:
+    """The file system that the scenarios work on, and what the library says of it."""
+    made, options = _mounted(REGIONS[kind], _MKFS[kind], kind, place.pool)
     image = place.pool / 'vm.pcow'
     img = place.binaries / 'pcow-img'
     machine.run(img, 'create', '-q', image, '64M')
@@ -60,8 +69,9 @@ def unit_test(name: str, place: machine.Place, _kind: str) -> dict[str, Any]:
     """One of the library's test programs, its files on the mount."""
     before = journal.writes(place)
     try:
-        done = subprocess.run([str(place.binaries / name)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              timeout=_TEST_SECONDS, env=os.environ | {'TMPDIR': str(place.pool)}, check=False)
+        done = subprocess.run([str(place.binaries / name), *_ARGUMENTS.get(name, ())], stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=_TEST_SECONDS,
+                              env=os.environ | {'TMPDIR': str(place.pool)}, check=False)
     except subprocess.TimeoutExpired as e:
         said = b''.join(text for text in (e.stdout, e.stderr) if text)
         raise machine.Failure(f'{name}: no end within {_TEST_SECONDS:.0f} s\n{said[-4000:].decode(errors="replace")}') from None
