@@ -16,6 +16,7 @@ from tests.vm import fsdax
 from tests.vm import machine
 from tests.vm import parts as parts_module
 from tests.vm import pools
+from tests.vm import reflink
 from tests.vm import tree
 
 _POOL_SIZE = 2 * units.GIB                     # of the NVDIMM that holds the pool of KVM's tests
@@ -71,12 +72,13 @@ def fsdax_tree(directory: Path, binaries: Path, tests: Path) -> tree.Tree:
         made.add_program(tests / 'unit/libpcow' / name, f'/suite/bin/{name}')
     for path in _GOLDEN.iterdir():
         made.add(path, str(fsdax.GOLDEN / path.name))
-    made.add_program(tests / 'vm/outer/dax_stores', '/suite/bin/dax_stores')
+    for name in ('dax_stores', 'snapshot_compare'):
+        made.add_program(tests / 'vm/outer' / name, f'/suite/bin/{name}')
     made.add_programs(('env', 'mount', 'umount', 'ndctl', 'mkfs.ext4', 'mkfs.xfs', *_USED_BY_TESTS))
     made.add_program(_LIBNBD, str(_LIBNBD))
     made.add(Path('/etc/passwd'), '/etc/passwd')                # a test names it as a base
-    for kind in fsdax.REGIONS:
-        (made.directory / 'fs' / kind).mkdir(parents=True)
+    for path in (*(Path('/fs') / kind for kind in fsdax.REGIONS), reflink.POOL):
+        (made.directory / str(path).lstrip('/')).mkdir(parents=True)
     made.add_python()
     made.add_packages('testtools')
     made.add_tests('functional/images', 'functional/format1', *(f'functional/{name}' for name in fsdax.FUNCTIONAL_TESTS))
@@ -138,6 +140,13 @@ def pool_nvdimm(scratch: Path, template: Path | None, chain: Path) -> tuple[str,
              '-d', str(content), str(path), f'{(_POOL_SIZE - offset) // units.MIB}M')
     shutil.rmtree(content)
     return ('-object', f'memory-backend-file,id=pmem,mem-path={path},size={_POOL_SIZE},share=on', '-device', 'nvdimm,memdev=pmem')
+
+
+def library_regions(wanted: list[tuple[str, str]]) -> tuple[int, ...]:
+    """Sizes of the regions for these scenarios."""
+    if any(name == 'reflink' for name, _kind in wanted):
+        return (*(reflink.IMAGE_REGION for _kind in fsdax.REGIONS), _REGION_SIZE)          # the last one: reflink.REGION
+    return (_REGION_SIZE,) * len(fsdax.REGIONS)
 
 
 def labelled_nvdimms(scratch: Path, sizes: tuple[int, ...] = (_REGION_SIZE,) * len(fsdax.REGIONS)) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.vm import journal
 from tests.vm import machine
+from tests.vm import reflink
 
 REGIONS = {'ext4': 'region0', 'xfs': 'region1'}
 GOLDEN = Path('/suite/golden')                 # images of earlier versions
@@ -109,10 +110,18 @@ def bench(place: machine.Place, _kind: str) -> dict[str, Any]:
     return {'ratios': rows, 'journal-writes': journal.writes(place) - before}
 
 
+def snapshots_beside_reflink(place: machine.Place, kind: str) -> dict[str, Any]:
+    """See :mod:`tests.vm.reflink`."""
+    if not reflink.POOL.is_mount():
+        _mounted(reflink.REGION, reflink.MKFS, 'xfs', reflink.POOL)
+    return reflink.compare(place, kind)
+
+
 ALL: dict[str, Callable[[machine.Place, str], dict[str, Any]]] = {
     'namespace': namespace,
     **{name: functools.partial(unit_test, name) for name in UNIT_TESTS},
     **{name: functools.partial(functional_test, name) for name in FUNCTIONAL_TESTS},
     'journal': journal.commits,
     'bench': bench,
+    'reflink': snapshots_beside_reflink,
 }
