@@ -44,6 +44,7 @@ struct pcow_image {
     struct layer_names *names;        /* of snapshots; built on first use, see names.c */
     uint64_t slot_used[MAX_LAYERS / 64]; /* one bit a record slot: holds a layer of the list */
     uint32_t stale_record;            /* slot + 1 of the old record that an interrupted or failed rename left; 0: none */
+    bool freed_records;               /* there were records that are free and tell of a layer */
     uint32_t view;                    /* layer that is seen: the active one, or a snapshot */
     uint64_t size;                    /* virtual size of the view */
     bool changed;                     /* generation was raised by this writer */
@@ -79,6 +80,8 @@ struct pcow_image {
  * whose layer has no record at all are of a snapshot whose record a media error took: -EBADMSG.
  */
 int layers_check_owners(const struct pcow_image *image, struct pcow_error *error);
+/* Versions before this check left a record that tells of a deletion of each snapshot that they renamed, and that lives. */
+int layers_clear_outdated(struct pcow_image *image, struct pcow_error *error);
 struct layer *layer_find(const struct pcow_image *image, uint32_t id);
 uint32_t image_active(const struct pcow_image *image);
 unsigned layer_children(const struct pcow_image *image, uint32_t id, uint32_t *only_child);

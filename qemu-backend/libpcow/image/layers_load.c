@@ -121,6 +121,8 @@ static int read_records(struct pcow_image *image, uint32_t slots, struct pcow_er
         if (slot % BATCH == 0 && (ret = read_batch(image, slot, records, error)))
             break;
         ret = decode(image, &records[slot % BATCH], slot, &layer, error);
+        if (!ret && layer.state == LAYER_FREE)
+            image->freed_records |= layer.id != 0;
         if (ret || layer.state == LAYER_FREE)
             continue;
         if (layer.id >= word_value(image->header.next_layer_id))
@@ -207,6 +209,27 @@ static int read_ids(const struct pcow_image *image, uint32_t **ids, size_t *coun
     free(records);
     if (!ret)
         qsort(*ids, *count, sizeof **ids, compare_ids);
+    return ret;
+}
+
+int layers_clear_outdated(struct pcow_image *image, struct pcow_error *error)
+{
+    uint32_t slots = image->freed_records ? (uint32_t)word_value(image->header.layer_slots) : 0;
+    struct layer_record *records = malloc(BATCH * sizeof *records);
+    int ret = records ? 0 : error_set(error, -ENOMEM, "out of memory");
+
+    for (uint32_t slot = 0; slot < slots && ret == 0; slot++) {
+        const struct layer *layer;
+        uint64_t state;
+
+        if (slot % BATCH == 0 && (ret = read_batch(image, slot, records, error)))
+            break;
+        state = word_value(records[slot % BATCH].state);
+        layer = state & MAX_LAYER_ID && (state >> 28 & 0xf) == LAYER_FREE ? layer_find(image, (uint32_t)state & MAX_LAYER_ID) : NULL;
+        if (layer && layer->slot != slot && (ret = file_store64(&image->file, layer_record_offset(image, slot), 0)))
+            error_set_errno(error, ret, "%s: cannot clear layer record %u", image->file.path, slot);
+    }
+    free(records);
     return ret;
 }
 

@@ -318,6 +318,8 @@ static void complete_pages(struct pcow_map *map, uint64_t guest_slab)
 static void forget_queued(struct pcow_map *map)
 {
     for (uint64_t v = 0; v < map->image->chain->guest_slabs; v++) {
+        if (!__atomic_load_n(&map->slabs[v].queued, __ATOMIC_RELAXED))
+            continue;
         ahead_hold(map);
         chain_claim(map->image->chain, v);
         map->slabs[v].queued = 0;
@@ -333,7 +335,7 @@ static bool serve_queue(struct pcow_map *map)
 
     if (tail - head > AHEAD_QUEUE_SIZE) {
         head = tail - AHEAD_QUEUE_SIZE;                /* forgotten: they are served on a trap, as without a thread */
-        forget_queued(map);
+        ahead->forgot = true;
     }
     while (head != tail) {
         uint32_t found = __atomic_exchange_n(&ahead->queue[head++ % AHEAD_QUEUE_SIZE], 0, __ATOMIC_ACQUIRE);
@@ -359,6 +361,11 @@ static bool serve_queue(struct pcow_map *map)
         return true;
     }
     __atomic_store_n(&ahead->queue_head, head, __ATOMIC_RELAXED);
+    /* All others have been served, so that none is taken from the queue by this. */
+    if (ahead->forgot) {
+        ahead->forgot = false;
+        forget_queued(map);
+    }
     return false;
 }
 
@@ -490,8 +497,9 @@ void ahead_start(struct pcow_map *map, unsigned lead_min)
     pthread_mutex_init(&ahead->busy, NULL);
     ahead->lead = ahead->lead_min = clamp(lead_min, 0, PREPARED_MAX);
     ahead->rate_since_ns = now_ns();
-    /* Signals are for the program's own threads. */
+    /* Signals are for the program's own threads; but an error in memory that it copies must not be the end of the process. */
     sigfillset(&all);
+    sigdelset(&all, SIGBUS);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     ahead->running = pthread_create(&ahead->thread, NULL, run, map) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);

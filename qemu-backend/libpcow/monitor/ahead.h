@@ -36,6 +36,7 @@ struct ahead {
     uint64_t idle_traps;               /* traps at the last look for idleness */
     uint64_t idle_taken;               /* slabs taken when everything was given back */
     bool holding;                      /* something was prepared since the last time that everything was given back */
+    bool forgot;                       /* slabs were dropped from the queue, nobody knows which */
     bool froze;                        /* slabs with prepared pages have become those of a snapshot, which nobody will use any more */
     uint64_t frozen_next;              /* the next slab to look at for that */
     unsigned opened;                   /* slabs with prepared pages that were handed out since the last trim */

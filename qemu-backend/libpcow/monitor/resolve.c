@@ -139,8 +139,8 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
         return layout_map_rest(map, guest_slab);
     }
     ret = chain_own(map->image, guest_slab, range.first, range.count, NULL, &copied, &zeroed);
-    if (ret == -ENOSPC && range.count > 1) {
-        /* Not enough for all of it; the one page may still fit. */
+    if ((ret == -ENOSPC || ret == -EIO) && range.count > 1) {
+        /* Not enough for all of it, or others cannot be read; the one page may still fit, and be whole. */
         range = (struct range){page, 1};
         ret = chain_own(map->image, guest_slab, page, 1, NULL, &copied, &zeroed);
     }
@@ -185,8 +185,8 @@ static int resolve_read(struct pcow_map *map, uint64_t guest_slab, unsigned page
     if (slab->cold) {
         int ret = map->image->file.writable ? resolve_write(map, guest_slab, page) : layout_map_slab(map, guest_slab);
 
-        /* Copy-on-read saves time later; a load need not wait for space for it. */
-        return ret == -ENOSPC && image_copies_on_read(map->image) ? layout_map_slab(map, guest_slab) : ret;
+        /* Copy-on-read saves time later; a load need not wait for space for it, nor suffer for a page that it does not want. */
+        return (ret == -ENOSPC || ret == -EIO) && image_copies_on_read(map->image) ? layout_map_slab(map, guest_slab) : ret;
     }
     if (!place.present && map->engine->id == PCOW_ENGINE_UFFD)
         return resolve_write(map, guest_slab, page);

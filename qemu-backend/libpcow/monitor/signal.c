@@ -101,7 +101,11 @@ static bool is_after_system_call(const ucontext_t *context)
 
 bool pcow_serve_sigbus(const siginfo_t *info, void *context)
 {
-    if (from_outside(info))
+    /* A load from another image, which could not be served: see fail_access(). */
+    if (info->si_code == SI_QUEUE && info->si_pid == getpid())
+        return copy_fail_at(context);
+    /* An error that the kernel has found by itself comes at any instruction, and is none of what that does. */
+    if (from_outside(info) || info->si_code == BUS_MCEERR_AO)
         return false;
     return copy_fail_at(context) || (is_in_window(info->si_addr) && is_after_system_call(context));
 }

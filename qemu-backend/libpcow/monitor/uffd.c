@@ -192,8 +192,15 @@ close_fd:
 
 int uffd_start(struct pcow_map *map, struct pcow_error *error)
 {
-    int ret = map->uffd_running ? 0 : -pthread_create(&map->uffd_thread, NULL, serve, map);
+    sigset_t bus, before;
+    int ret;
 
+    /* It copies: an error in memory must not be the end of the process, whatever whoever starts it has blocked. */
+    sigemptyset(&bus);
+    sigaddset(&bus, SIGBUS);
+    pthread_sigmask(SIG_UNBLOCK, &bus, &before);
+    ret = map->uffd_running ? 0 : -pthread_create(&map->uffd_thread, NULL, serve, map);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (ret)
         return error_set_errno(error, ret, "cannot start the userfaultfd thread");
     map->uffd_running = true;

@@ -329,13 +329,12 @@ static int rename_layer(pcow_image *image, const char *name, const char *new_nam
     *layer = renamed;
     layer_move(image, layer, slot);
     layer_name_add(image, layer);
-    old.state = LAYER_FREE;
-    ret = layer_store_state(image, &old, error);
-    if (ret) {
-        /* The next operation frees it first: while it is there it would bring back the snapshot, once that is deleted. */
-        image->stale_record = old.slot + 1;
+    /* Nothing of it stays: that of a snapshot that is free tells of its deletion, and this one lives. */
+    image->stale_record = old.slot + 1;
+    ret = tree_free_stale_record(image, error);
+    /* The next operation frees it first: while it is there it would bring back the snapshot, once that is deleted. */
+    if (ret)
         layer_hold_slot(image, old.slot);
-    }
     return ret;
 }
 

@@ -85,6 +85,8 @@ static int finish_interrupted(struct pcow_image *image, struct pcow_error *error
     struct layer *parent = active->parent ? layer_find(image, active->parent) : NULL;
     int ret = layers_check_owners(image, error);
 
+    if (!ret)
+        ret = layers_clear_outdated(image, error);
     if (ret)
         return ret;
     if (parent && parent->state == LAYER_SNAPSHOT) {

@@ -136,12 +136,21 @@ static void sync_directory(const char *path)
     }
 }
 
+/* Is the file that is held still the one of that name? */
+static bool is_held(const struct staging *staging)
+{
+    struct stat held, named;
+
+    return staging->replaced >= 0 && !fstat(staging->replaced, &held) && !stat(staging->final_path, &named) &&
+           held.st_dev == named.st_dev && held.st_ino == named.st_ino;
+}
+
 /* Over the file that is held, or to a name that is still free: what has appeared there meanwhile may be in use. */
 static int give_name(const struct staging *staging)
 {
     int r;
 
-    if (staging->replaced >= 0) {
+    if (is_held(staging)) {
         return rename(staging->path, staging->final_path);
     }
     r = renameat2(AT_FDCWD, staging->path, AT_FDCWD, staging->final_path, RENAME_NOREPLACE);

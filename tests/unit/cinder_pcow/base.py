@@ -27,6 +27,7 @@ from pcow_driver import model
 from pcow_driver import pool as pool_module
 from pcow_driver import registry
 from pcow_driver import tool
+from tests.unit import libvirt_node
 
 CONF = cfg.CONF
 GROUP = 'pcow-backend'
@@ -56,6 +57,12 @@ class PcowTestCase(test.TestCase):
         self.manager.driver = self.driver
         self.driver.set_initialized()
         self.manager.stats = {'allocated_capacity_gb': 0, 'pools': {}}
+
+    def libvirt(self, path: str) -> None:
+        """Let there be a libvirt, and a domain of it that has this image."""
+        node = Path(self.directory, 'node.xml')
+        node.write_text(libvirt_node.xml(path), encoding='utf-8')
+        CONF.set_override('libvirt_uri', f'test://{node}', 'pcow')
 
     def make_driver(self, **options: Any) -> driver.PcowDriver:
         """A driver as cinder-volume makes it at its start."""

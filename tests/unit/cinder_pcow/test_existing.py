@@ -2,7 +2,6 @@
 """Manage, unmanage and list; groups; moves between pools."""
 
 import os
-from pathlib import Path
 from typing import Any
 import uuid
 
@@ -18,7 +17,6 @@ from pcow_driver import device
 from pcow_driver import image
 from pcow_driver import registry
 from pcow_driver import units
-from tests.unit import libvirt_node
 from tests.unit.cinder_pcow import base
 
 GIB = units.GIB
@@ -29,12 +27,6 @@ class ManageTest(base.PcowTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.libvirt('/no/such.pcow')
-
-    def libvirt(self, path: str) -> None:
-        """Let a domain have this image."""
-        node = Path(self.directory, 'node.xml')
-        node.write_text(libvirt_node.xml(path), encoding='utf-8')
-        conf.CONF.set_override('libvirt_uri', f'test://{node}', 'pcow')
 
     def existing(self, name: str = 'web1', size: int = GIB + (64 << 20)) -> str:
         path = device.create(self.pools['one'], name, size)

@@ -240,6 +240,7 @@ class KillTest(KillCase):
 
     def test_manage(self) -> None:
         reference = {'source-name': 'web1'}
+        self.libvirt('/no/such.pcow')
 
         def prepare() -> Any:
             self.io(device.create(self.pools['one'], 'web1', GIB), f'write -q -P 7 {2 << 20} 65536')

@@ -41,6 +41,13 @@ static void skip_store(int number, siginfo_t *info, void *context)
     *pc = (greg_t)(uintptr_t)guest_store_failed;
 }
 
+static void serve(int number, siginfo_t *info, void *context)
+{
+    (void)number;
+    if (!pcow_serve_sigbus(info, context))
+        abort();
+}
+
 static void install(void (*handler)(int, siginfo_t *, void *))
 {
     struct sigaction action = {.sa_sigaction = handler, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
@@ -111,14 +118,41 @@ static void test_unreadable_base_is_told_at_the_store(void **state)
     pcow_close(image);
 }
 
-/* ---- the library's own copies ---------------------------------------------------------------------------------------- */
-
-static void serve(int number, siginfo_t *info, void *context)
+/* Who copies more than the page that is stored to meets it, in a trap or in the thread: what can be read is served nevertheless. */
+static void test_neighbours_that_cannot_be_read(void **state)
 {
-    (void)number;
-    if (!pcow_serve_sigbus(info, context))
-        abort();
+    unsigned char *memory, *data = malloc(4 * MIB);
+    pcow_image *image;
+    pcow_map *map;
+
+    (void)state;
+    assert_non_null(data);
+    memset(data, 3, 4 * MIB);
+    image = must_create(scratch("base.pcow"), 4 * MIB, 0, NULL);
+    MUST(pcow_write(image, 0, data, 4 * MIB, &error));
+    pcow_close(image);
+    free(data);
+    image = must_create(scratch("top.pcow"), 0, 0, scratch("base.pcow"));
+    map = must_map_by(image, PCOW_ENGINE_SIGNAL, 0);
+    memory = pcow_map_address(map);
+    /* Of the second slab the first half is left. */
+    assert_int_equal(truncate(scratch("base.pcow"), 2 * (off_t)PCOW_SLAB_SIZE + MIB), 0);
+    install(serve);
+    for (size_t page = 0; page < 250; page++) {
+        memory[2 * MIB + page * 4096] = 5;
+        usleep(1000);
+    }
+    usleep(200000);
+    for (size_t page = 0; page < 250; page++) {
+        assert_int_equal(memory[2 * MIB + page * 4096], 5);
+        assert_int_equal(memory[2 * MIB + page * 4096 + 1], 3);
+    }
+    pcow_map_destroy(map);
+    pcow_close(image);
+    signal(SIGBUS, SIG_DFL);
 }
+
+/* ---- the library's own copies ---------------------------------------------------------------------------------------- */
 
 /* A file that ends in the middle of what is copied stands for memory that has lost its content: a load gets SIGBUS, and nobody knew. */
 static void test_copies_of_unreadable_memory_fail(void **state)
@@ -159,6 +193,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_full_pool_is_told_at_the_store, pool_setup, pool_unmount),
         cmocka_unit_test_setup_teardown(test_unreadable_base_is_told_at_the_store, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_neighbours_that_cannot_be_read, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_copies_of_unreadable_memory_fail, scratch_setup, scratch_teardown),
     };
 

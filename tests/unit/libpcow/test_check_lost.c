@@ -40,6 +40,53 @@ static void test_lost_record_of_a_leaf(void **state)
     expect_usable();
 }
 
+/* Where the record of a snapshot is now. */
+static uint32_t find_record(uint32_t id)
+{
+    for (uint32_t slot = 0; slot < 16; slot++) {
+        uint64_t state;
+
+        peek(record_offset(slot, 0), &state, sizeof state);
+        if ((word_value(state) & MAX_LAYER_ID) == id && (word_value(state) >> 28 & 0xf) == LAYER_SNAPSHOT)
+            return slot;
+    }
+    fail_msg("layer %u has no record", id);
+    return 0;
+}
+
+/* Nothing that a rename leaves tells of a deletion; what earlier versions left goes with the next writer. */
+static void test_lost_record_of_a_renamed_leaf(void **state)
+{
+    uint8_t zeros[LAYER_RECORD_SIZE] = {0};
+
+    (void)state;
+    for (unsigned earlier = 0; earlier < 2; earlier++) {
+        pcow_image *image;
+        uint32_t slot;
+
+        make_leaf();
+        image = must_open(IMAGE, PCOW_OPEN_WRITE);
+        MUST(pcow_snapshot_rename(image, "s2", "renamed", &error));
+        pcow_close(image);
+        slot = find_record(LAYER_S2);
+        assert_int_not_equal(slot, 1);
+        if (earlier) {
+            poke_word(record_offset(1, 0), word_value(layer_state_word(LAYER_S2, LAYER_FREE, 0, 0)));
+            expect_clean();
+            pcow_close(must_open(IMAGE, PCOW_OPEN_WRITE));
+        }
+        poke(record_offset(slot, 0), zeros, sizeof zeros);
+        MUST_FAIL(-EBADMSG, pcow_open(IMAGE, PCOW_OPEN_WRITE, NULL, &image, &error));
+        expect_repair("layer 2 has no record");
+        expect_view("s1", 0);
+        expect_view(NULL, 2);
+        MUST(pcow_open(IMAGE, 0, "recovered-2", &image, &error));
+        assert_reads(image, 600 * 4096, content[1] + 600 * 4096, 8 * 4096);
+        pcow_close(image);
+        expect_usable();
+    }
+}
+
 /* The same slabs with a record that tells of the deletion: it was interrupted, and a writer finishes it. */
 static void test_interrupted_deletion_of_a_leaf(void **state)
 {
@@ -178,6 +225,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_lost_record_of_a_leaf, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_lost_record_of_a_renamed_leaf, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_interrupted_deletion_of_a_leaf, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_base_slot_lost_twice, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_only_the_user_knows_the_base, scratch_setup, scratch_teardown),

@@ -5,22 +5,27 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "image/image.h"
+#include "image/prepare.h"
+
 #define SLABS 16u
 #define SLAB PCOW_SLAB_SIZE
 #define SNAPSHOTS 5u
 
+/* Without what lies ready for the next stores: a lead that grows with their rate. */
 static uint64_t allocated(pcow_image *image)
 {
     struct pcow_info info;
+    uint64_t ready = image->ready ? prepared_count(image) * PCOW_SLAB_SIZE : 0;
 
     pcow_get_info(image, &info);
-    return info.allocated_size;
+    return info.allocated_size > ready ? info.allocated_size - ready : 0;
 }
 
 static void test_snapshots_do_not_keep_what_was_prepared(void **state)
 {
     const struct pcow_map_options options = {.prepared_slabs = 4, .full_policy = PCOW_FULL_FAIL};
-    /* Of 160 MiB that the frozen slabs were given. The active layer has 8, and some are ready. */
+    /* Of 160 MiB that the frozen slabs were given. The active layer has 8 slabs, and one or two are being made ready. */
     const uint64_t most = 64 * MIB;
     uint64_t before, held = 0;
     volatile unsigned char *memory;
@@ -44,7 +49,8 @@ static void test_snapshots_do_not_keep_what_was_prepared(void **state)
     /* The guest traps all the time; when it is idle for 5 s that alone gives it back. */
     for (unsigned i = 0; i < 400; i++) {
         memory[(SLABS + i % 8) * SLAB + i / 8 * 8 * 4096] = 1;
-        held = allocated(image) - before;
+        held = allocated(image);
+        held = held > before ? held - before : 0;
         if (held <= most)
             break;
         usleep(10000);
