@@ -138,8 +138,7 @@ class Job:
             tree = contents.kvm_tree(self._scratch / 'tree', parts, self._binaries)
             nvdimm = contents.pool_nvdimm(self._scratch, made, images)
             try:
-                outside.run(tree, rest, contents.kvm_places(self._options.cpus), nvdimm, f'vm-test.pool {outer.STEADY_TICKS}',
-                            self._report)
+                outside.run(tree, rest, contents.kvm_places(self._options.cpus), nvdimm, 'vm-test.pool', self._report)
                 return
             except outer.Ended as e:
                 if not machines_left:

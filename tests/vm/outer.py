@@ -28,9 +28,9 @@ _BUSYBOX = Path('/bin/busybox')
 _BAD = re.compile(rb'Kernel panic[^\r\n]*|vm-test: (?!ended)[^\r\n]*')
 _QUIET_SECONDS = 1000.0                        # without a result; every step inside has a limit of 300 s of its own
 _LOOKS = ('info status', 'info registers -a', 'info lapic 0', 'info lapic 1', 'info cpus')
-# For the kernel. A timer interrupt that the emulation of SVM loses is the last one of a CPU that sets its timer anew each time; a
-# timer that runs by itself has a next one, after which the CPU also sees whatever else was lost.
-STEADY_TICKS = 'nohz=off highres=off'
+# For the kernel. A timer interrupt that the emulation loses is the last one of a CPU that sets its timer anew each time; a timer
+# that runs by itself has a next one, after which the CPU also sees whatever else was lost.
+_STEADY_TICKS = 'nohz=off highres=off'
 _END_SECONDS = 60.0
 _POLL = 0.2
 _TAIL = 6000
@@ -79,7 +79,7 @@ class Outer:
             '-qmp', f'unix:{self._control},server=on,wait=off',
             '-serial', f'file:{self._console}', '-serial', f'file:{self._results}',
             '-kernel', str(self._parts.kernel), '-initrd', str(self._make_initrd(plan)),
-            '-append', f'console=ttyS0 panic=-1 quiet mitigations=off {more}',
+            '-append', f'console=ttyS0 panic=-1 quiet mitigations=off {_STEADY_TICKS} {more}',
             '-blockdev', f'driver=raw,node-name=root,read-only={"off" if "vm-test.writable" in more else "on"},file.driver=file,'
             f'file.filename={disk}',
             '-device', 'virtio-blk-pci,drive=root', *nvdimms]
