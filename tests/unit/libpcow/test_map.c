@@ -149,7 +149,9 @@ static void test_memory_without_mappings(void **state)
 
         memset(memory + MIB, 1, 4 * MIB);
         MUST(pcow_snapshot_create(image, "s", &error));
+        ahead_hold(map);               /* as a freeze does */
         MUST(monitor_unmap_all(map, &error));
+        ahead_release(map);
         memory[2 * MIB] = 2;
         for (uint64_t offset = 0; offset < 8 * MIB; offset += 4096)
             assert_int_equal(memory[offset], offset == 2 * MIB ? 2 : offset >= MIB && offset < 5 * MIB ? 1 : 0x5a);
