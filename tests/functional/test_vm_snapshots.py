@@ -108,6 +108,8 @@ class RefusalTest(vm_snapshot_case.VmSnapshotTestCase):
                 self.assertIn("has a snapshot 'new' already", message)
             self.assertIn('at most 127 bytes', vm.save('n' * 128))
             self.assertIn('mark', vm.save('.incomplete-1.2-1'))
+            for command, names in (('create', {'name': '.loading-1.2-1'}), ('rename', {'name': 'new', 'new-name': '.loading-1'})):
+                self.assertIn('choose another', vm.qmp_error(f'pcow-snapshot-{command}', id='mem0', **names))
             vm.quit()
         self.assert_files_clean()
 
@@ -217,6 +219,21 @@ class RefusalTest(vm_snapshot_case.VmSnapshotTestCase):
             self.assert_reads(vm, b'now')
             vm.quit()
         self.assertFalse(overlay.exists())
+
+    def test_state_of_another_vm(self) -> None:
+        """What virsh restore does with a file that was saved without the image, or that somebody changed."""
+        with self.start() as vm:
+            self.write(vm, b'kept')
+            vm.quit()
+        with self.start('-incoming', 'defer') as vm:
+            for uri in (f'file:{self.directory}/state', f'unix:{self.directory}/state.sock'):
+                message = vm.qmp_error('migrate-incoming', uri=uri)
+                self.assertIn('cannot be migrated or saved to a file', message)
+                self.assertIn(str(self.image), message)
+            vm.quit()
+        with self.start() as vm:
+            self.assertEqual(b'kept', vm.read(vm.address('nv0'), 4))
+            vm.quit()
 
     def test_no_carrier(self) -> None:
         with vm_state.Vm(self.directory, *test_qemu_backend.backend(self.image)) as vm:
