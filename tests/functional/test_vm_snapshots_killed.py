@@ -26,6 +26,8 @@ class KillTest(vm_snapshot_case.VmSnapshotTestCase):
     ROUNDS = int(os.environ.get('PCOW_KILL_ROUNDS', '24'))
     PAGES = 32                     # that are compared; the load is behind them
     MOST = 5                       # snapshots at a time
+    # of qcow2: a count that is too high, or a cluster that is nobody else's and does not say so, which costs a copy
+    HARMLESS = re.compile(r'ERROR OFLAG_COPIED.*( refcount=([2-9]|\d\d)|entry=(?!8)[0-9a-f]+ refcount=1)')
 
     def setUp(self) -> None:
         super().setUp()
@@ -150,7 +152,7 @@ class KillTest(vm_snapshot_case.VmSnapshotTestCase):
         done = self.run_check('qemu-img', 'check', '-f', 'qcow2', self.carrier)
         if done.returncode not in (0, 3):
             lines = [line for line in done.stdout.splitlines() + done.stderr.splitlines() if line.startswith('ERROR')]
-            self.assertEqual([], [line for line in lines if not re.match(r'ERROR OFLAG_COPIED.* refcount=([2-9]|\d\d)', line)])
+            self.assertEqual([], [line for line in lines if not self.HARMLESS.match(line)])
 
     def run_check(self, *words: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*map(str, words)], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
