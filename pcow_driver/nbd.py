@@ -67,10 +67,30 @@ def start(directory: str, path: str, *, window: device.Window | None = None, sna
             _start_child(directory, command)
         else:
             tool.run(*command)                 # it goes into the background when it serves, and says what is wrong before
+            _wait_written(os.path.join(directory, 'nbdkit.pid'))
     except BaseException:
         stop(directory)
         raise
     return f'nbd+unix:///?socket={urllib.parse.quote(socket)}'
+
+
+def _wait_written(pid_file: str) -> None:
+    """A daemon's parent ends before it has written this; who ended the export meanwhile would find nobody to end.
+
+    :raises ToolFailed: it was not written in time
+    """
+    deadline = time.monotonic() + _TIMEOUT
+    while not _is_written(pid_file):
+        if time.monotonic() > deadline:
+            raise exception.ToolFailed(tool='nbdkit', exit_code=0, message=f'it has not written {pid_file}')
+        time.sleep(0.002)
+
+
+def _is_written(pid_file: str) -> bool:
+    try:
+        return os.path.getsize(pid_file) > 0       # a few bytes, written at once
+    except FileNotFoundError:
+        return False
 
 
 def _start_child(directory: str, command: tuple[str, ...]) -> None:
@@ -92,7 +112,7 @@ def _wait_ready(process: subprocess.Popen[bytes], pid_file: str) -> None:
     :raises TimeoutError: it has ended, or was ended because there was none in time
     """
     deadline = time.monotonic() + _TIMEOUT
-    while not os.path.exists(pid_file):
+    while not _is_written(pid_file):
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
             process.wait()

@@ -200,6 +200,14 @@ class NbdTest(TestCase):
         self.assertFalse(os.path.exists(directory))
         self.assertEqual([], self.exports_left())
 
+    def test_ended_as_soon_as_it_is_served(self) -> None:
+        """A daemon's parent ends before the daemon has said who it is; each that nobody ended would keep the image."""
+        directory = str(self.directory / 'export')
+        for _ in range(20):
+            nbd.start(directory, self.path)
+            nbd.stop(directory)
+        self.assertEqual([], self.exports_left())
+
     def test_what_is_served_for_a_process_ends_when_that_is_killed(self) -> None:
         reader, writer = os.pipe()
         child = os.fork()
