@@ -118,12 +118,11 @@ static void push_format1(struct chain *chain, struct pcow_image *image, unsigned
             push(chain, &image->slabs[v], v, slab_ref_make(level, v));
 }
 
-int chain_rebuild(struct pcow_image *image, struct pcow_error *error)
+/* The heads are zero. What the image does not hold costs nothing, whatever its size. */
+static int build(struct pcow_image *image, struct pcow_error *error)
 {
     struct chain *chain = image->chain;
 
-    memset(chain->head, 0, chain->guest_slabs * sizeof *chain->head);
-    chain->end = 0;
     for (unsigned level = 1; level <= chain->levels; level++) {
         struct pcow_image *file = chain->file[level];
 
@@ -160,7 +159,7 @@ struct chain *chain_get(struct pcow_image *image, struct pcow_error *error)
     image->chain = chain;
     if (!chain->head || !chain->claim)
         goto no_memory;
-    if (chain_rebuild(image, error) == 0)
+    if (build(image, error) == 0)
         return chain;
     chain_free(image);
     return NULL;
@@ -179,6 +178,43 @@ void chain_free(struct pcow_image *image)
         free(image->chain);
         image->chain = NULL;
     }
+}
+
+struct chain *chain_set_aside(struct pcow_image *image)
+{
+    struct chain *chain = image->chain;
+
+    image->chain = NULL;
+    if (!chain)
+        return NULL;
+    for (unsigned level = 1; level <= chain->levels; level++) {
+        const struct pcow_image *file = chain->file[level];
+
+        for (uint64_t v = 0; file->format1 && v < chain->guest_slabs && v < slabs_of(file->size); v++)
+            chain->head[v] = 0;
+        for (uint64_t p = 1; !file->format1 && p < image_slab_count(file); p++)
+            if (file->slabs[p].kind == OWNER_DATA && file->slabs[p].number < chain->guest_slabs)
+                chain->head[file->slabs[p].number] = 0;
+    }
+    chain->end = 0;
+    return chain;
+}
+
+int chain_bring_back(struct pcow_image *image, struct chain *chain, struct pcow_error *error)
+{
+    int ret;
+
+    if (!chain)
+        return 0;
+    image->chain = chain;
+    if (chain->guest_slabs == slabs_of(image->size)) {
+        ret = build(image, error);
+        if (ret)
+            chain_free(image);
+        return ret;
+    }
+    chain_free(image);
+    return chain_get(image, error) ? 0 : -ENOMEM;
 }
 
 void chain_unlink(struct pcow_image *image, uint64_t guest_slab, uint64_t slab)

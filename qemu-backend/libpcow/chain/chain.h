@@ -54,8 +54,12 @@ struct place {
 /* The chain of this image, built on first use. NULL with *error set if memory is short or the base was not opened. */
 struct chain *chain_get(struct pcow_image *image, struct pcow_error *error);
 void chain_free(struct pcow_image *image);
-/* After a revert: build the lists anew. Nobody may be using them. */
-int chain_rebuild(struct pcow_image *image, struct pcow_error *error);
+/*
+ * Around a change of the tree, while nobody looks anything up: take the lists apart (what is owned must not have changed yet), and build
+ * them anew, in time that does not depend on the size of the image. NULL: there were none. After -ENOMEM there are none either.
+ */
+struct chain *chain_set_aside(struct pcow_image *image);
+int chain_bring_back(struct pcow_image *image, struct chain *chain, struct pcow_error *error);
 
 /* Where is page (of the slab, 0 to 511) of a guest slab? At most max_pages are looked at. Async-signal-safe. */
 struct place chain_find(const struct pcow_image *image, uint64_t guest_slab, unsigned page, unsigned max_pages);

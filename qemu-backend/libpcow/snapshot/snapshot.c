@@ -172,7 +172,7 @@ static int revert(pcow_image *image, const char *name, struct pcow_error *error)
     struct layout_lists *lists = NULL;
     uint32_t dropped, target;
     int ret, rebuilt, mapped = 0;
-    bool had_chain;
+    struct chain *chain;
     uint64_t size;
 
     layer = snapshot_find(image, name, error);
@@ -194,10 +194,9 @@ static int revert(pcow_image *image, const char *name, struct pcow_error *error)
     gone.state = LAYER_FREE;
     layer_remove(image, dropped);
     ret = layer_store_state(image, &gone, error);
-    had_chain = image->chain;
     if (image->map)
         lists = layout_note_lists(image->map);
-    chain_free(image);
+    chain = chain_set_aside(image);
     if (!ret)
         ret = tree_release_layer(image, dropped, OWNER_DATA, error);
     if (ret)
@@ -207,7 +206,7 @@ static int revert(pcow_image *image, const char *name, struct pcow_error *error)
     if (!ret)
         ret = header_write_copy(image, error);
     /* What the next access would have to wait for. */
-    rebuilt = !had_chain || chain_get(image, ret ? NULL : error) ? 0 : -ENOMEM;
+    rebuilt = chain_bring_back(image, chain, ret ? NULL : error);
     if (image->map)
         mapped = rebuilt ? monitor_unmap_all(image->map, ret ? NULL : error)
                          : monitor_map_changed(image->map, lists, ret ? NULL : error);

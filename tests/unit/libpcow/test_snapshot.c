@@ -359,6 +359,47 @@ static void test_commit_of_an_image_that_was_smaller(void **state)
     pcow_close(image);
 }
 
+/* The index of the chain is kept from one revert to the next, and must show what is in the files, base included. */
+static void test_revert_to_other_sizes(void **state)
+{
+    pcow_image *image = must_create(scratch("base"), 8 * MIB, 0, NULL);
+    static const char zeros[16];
+
+    (void)state;
+    put(image, 0, "of the base");
+    put(image, 4 * MIB, "of the base");
+    pcow_close(image);
+    image = must_create(scratch("t"), 8 * MIB, 0, scratch("base"));
+    MUST(pcow_snapshot_create(image, "small", &error));
+    put(image, 0, "changed");
+    put(image, 6 * MIB, "new");
+    MUST(pcow_resize(image, 16 * MIB, false, &error));
+    put(image, 12 * MIB, "beyond");
+    MUST(pcow_snapshot_create(image, "large", &error));
+    put(image, 4 * MIB, "dropped");
+    for (int round = 0; round < 3; round++) {
+        MUST(pcow_snapshot_revert(image, "small", &error));
+        assert_int_equal(pcow_size(image), 8 * MIB);
+        assert_reads(image, 0, "of the base", 12);
+        assert_reads(image, 4 * MIB, "of the base", 12);
+        assert_reads(image, 6 * MIB, zeros, sizeof zeros);
+        put(image, 2 * MIB, "dropped");
+        MUST(pcow_snapshot_revert(image, "small", &error));
+        assert_reads(image, 2 * MIB, zeros, sizeof zeros);
+        MUST(pcow_snapshot_revert(image, "large", &error));
+        assert_int_equal(pcow_size(image), 16 * MIB);
+        assert_reads(image, 0, "changed", 8);
+        assert_reads(image, 4 * MIB, "of the base", 12);
+        assert_reads(image, 6 * MIB, "new", 4);
+        assert_reads(image, 12 * MIB, "beyond", 7);
+        put(image, 12 * MIB, "dropped");
+        MUST(pcow_snapshot_revert(image, "large", &error));
+        assert_reads(image, 12 * MIB, "beyond", 7);
+    }
+    pcow_close(image);
+    must_be_clean(scratch("t"));
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, scratch_setup, scratch_teardown)
 
 int main(void)
@@ -374,6 +415,7 @@ int main(void)
         TEST(test_failed_delete),
         TEST(test_commit_of_an_image_that_was_smaller),
         TEST(test_flush_tells_what_another_commit_met),
+        TEST(test_revert_to_other_sizes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
