@@ -33,9 +33,9 @@ class Qemu:
         try:
             self._qmp = qmp.Qmp(qmp.connect(self._sockets['qmp'], self.process))
             self._open.append(self._qmp)
-            qtest = qmp.connect(self._sockets['qtest'], self.process)
-            self._qtest = qtest.makefile('rw')
-            self._open += [self._qtest, qtest]
+            self._qtest = qmp.connect(self._sockets['qtest'], self.process)
+            self._answers = self._qtest.makefile('rb')
+            self._open += [self._answers, self._qtest]
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -85,9 +85,8 @@ class Qemu:
 
     def ask(self, line: str) -> str:
         """Answer to a command of the qtest protocol, without its OK."""
-        self._qtest.write(line + '\n')
-        self._qtest.flush()
-        reply = self._qtest.readline().split(maxsplit=1)
+        self._qtest.sendall(f'{line}\n'.encode())
+        reply = self._answers.readline().decode().split(maxsplit=1)
         if not reply or reply[0] != 'OK':
             raise AssertionError(f'qtest: {reply}')
         return reply[1].strip() if len(reply) > 1 else ''

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """QEMU's control channel, with nothing but the standard library: tests/vm uses this inside a virtual machine as well."""
 
-import contextlib
 import json
 from pathlib import Path
 import socket
@@ -38,19 +37,18 @@ class Qmp:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._file = connection.makefile('rw')
+        # For reading alone: one that is written to as well drops what it has read ahead, an event behind a reply for instance.
+        self._file = connection.makefile('rb')
         self.events: list[dict[str, Any]] = []
         self._file.readline()
         self.run('qmp_capabilities')
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):     # a command that QEMU did not live to take
-            self._file.close()
+        self._file.close()
         self._socket.close()
 
     def _send(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        self._file.write(json.dumps({'execute': name, 'arguments': arguments}) + '\n')
-        self._file.flush()
+        self._socket.sendall(json.dumps({'execute': name, 'arguments': arguments}).encode() + b'\n')
         while True:
             line = self._file.readline()
             if not line:

@@ -224,7 +224,7 @@ class Qemu:
         self._socket = socket.socket(socket.AF_UNIX)
         try:
             self._connect()
-            self._file = self._socket.makefile('rw')
+            self._answers = self._socket.makefile('rb')
             self.qmp('qmp_capabilities')       # its greeting is passed over
         except BaseException:
             self._kill()
@@ -256,13 +256,12 @@ class Qemu:
 
     def qmp(self, name: str, /, **arguments: Any) -> Any:
         """:raises QmpFailed:"""
-        self._file.write(json.dumps({'execute': name, 'arguments': arguments}) + '\n')
-        self._file.flush()
+        self._socket.sendall(json.dumps({'execute': name, 'arguments': arguments}).encode() + b'\n')
         while True:
             try:
-                line = self._file.readline()
+                line = self._answers.readline()
             except ConnectionResetError:
-                line = ''
+                line = b''
             if not line:
                 raise self._failed()
             reply = json.loads(line)
@@ -292,7 +291,7 @@ class Qemu:
         with contextlib.suppress(OSError, exception.PcowError):
             self.qmp('quit')
         self._process.wait(_START_SECONDS)
-        self._file.close()
+        self._answers.close()
         self._kill()
         if self._process.stderr is not None:
             self._process.stderr.close()
