@@ -3,6 +3,7 @@
 #include "support.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -16,7 +17,7 @@
 struct counter {
     struct observer observer;
     pcow_map *map;
-    /* the thread that prepares slabs is seen as well */
+    pthread_t thread;                      /* whose work is counted: the one that prepares slabs syncs the file too */
     _Atomic unsigned syncs, msyncs, flushes;
     _Atomic uint64_t guest_bytes;          /* flushed or msynced through the guest's range */
     _Atomic uint64_t last_offset;          /* of that */
@@ -27,6 +28,8 @@ static int count(struct observer *observer, const struct observation *seen)
     struct counter *counter = (struct counter *)observer;
     const uint8_t *start = counter->map ? pcow_map_address(counter->map) : NULL;
 
+    if (!pthread_equal(counter->thread, pthread_self()))
+        return 0;
     counter->syncs += seen->what == OBSERVED_SYNC;
     counter->msyncs += seen->what == OBSERVED_MSYNC;
     counter->flushes += seen->what == OBSERVED_FLUSH;
@@ -49,6 +52,7 @@ static void begin(struct counter *counter, enum pcow_persistence persistence, pc
     struct pcow_map_options options = {.engine = PCOW_ENGINE_SIGNAL};
 
     memset(counter, 0, sizeof *counter);
+    counter->thread = pthread_self();
     counter->observer = (struct observer){.persistence = persistence, .look = count};
     unlink(scratch("vm.pcow"));
     pcow_close(must_create(scratch("vm.pcow"), SIZE, 0, NULL));
