@@ -20,7 +20,6 @@ from tests.vm import reflink
 from tests.vm import tree
 
 _POOL_SIZE = 2 * units.GIB                     # of the NVDIMM that holds the pool of KVM's tests
-_REGION_SIZE = 2 * units.GIB                   # of each NVDIMM with labels
 LABEL_SIZE = 256 * units.KIB
 _SUITE = Path('/suite')
 _BUSYBOX = Path('/bin/busybox')
@@ -142,14 +141,7 @@ def pool_nvdimm(scratch: Path, template: Path | None, chain: Path) -> tuple[str,
     return ('-object', f'memory-backend-file,id=pmem,mem-path={path},size={_POOL_SIZE},share=on', '-device', 'nvdimm,memdev=pmem')
 
 
-def library_regions(wanted: list[tuple[str, str]]) -> tuple[int, ...]:
-    """Sizes of the regions for these scenarios."""
-    if any(name == 'reflink' for name, _kind in wanted):
-        return (*(reflink.IMAGE_REGION for _kind in fsdax.REGIONS), _REGION_SIZE)          # the last one: reflink.REGION
-    return (_REGION_SIZE,) * len(fsdax.REGIONS)
-
-
-def labelled_nvdimms(scratch: Path, sizes: tuple[int, ...] = (_REGION_SIZE,) * len(fsdax.REGIONS)) -> tuple[str, ...]:
+def labelled_nvdimms(scratch: Path, sizes: tuple[int, ...]) -> tuple[str, ...]:
     """NVDIMMs with a label area each, empty at first: region0, region1, ..."""
     arguments: list[str] = []
     for number, size in enumerate(sizes):

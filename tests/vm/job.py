@@ -118,7 +118,7 @@ class Job:
         expected = len(library)
         if library:
             outside.run(contents.fsdax_tree(root, self._binaries, self._options.unit_tests), library, contents.fsdax_places(),
-                        contents.labelled_nvdimms(self._scratch, contents.library_regions(library)), '', self._report)
+                        contents.labelled_nvdimms(self._scratch, fsdax.REGION_SIZES), '', self._report)
         for name, _pool in wanted:
             if name in machines.FSDAX:
                 scratch = self._scratch / name

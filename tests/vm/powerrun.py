@@ -12,6 +12,7 @@ import random
 import time
 from typing import Any
 
+from pcow_driver import units
 from tests.vm import contents
 from tests.vm import machine
 from tests.vm import outer
@@ -21,6 +22,7 @@ from tests.vm import tree
 CUTS = 4
 _MIN_STEPS = 12                                # told of before the machine is killed
 _MOST_STEPS = 60
+_REGION_SIZES = (2 * units.GIB,) * 2
 
 
 class _Cut(Exception):
@@ -53,7 +55,7 @@ def run(outside: outer.Outer, root: tree.Tree, scratch: Path, report: outer.Repo
     """
     place: machine.Place = contents.fsdax_places()['ext4']
     generator = random.Random()
-    nvdimms = contents.labelled_nvdimms(scratch)
+    nvdimms = contents.labelled_nvdimms(scratch, _REGION_SIZES)
     disk = scratch / 'outer.ext4'
     root.make_image(disk)
     runs: list[tuple[int, int]] = []

@@ -18,11 +18,10 @@ from typing import Any
 from tests.vm import machine
 
 REGION = 'region2'                             # of the file system that shares blocks
-IMAGE_REGION = 4 << 30                         # bytes of the others: each snapshot of a slab that is written takes 2 MiB at first
 POOL = Path('/fs/reflink')
 MKFS = ('mkfs.xfs', '-q', '-f', '-K', '-d', 'su=2m,sw=1', '-m', 'reflink=1')
 _SLABS = 1
-_SNAPSHOTS = 200
+_SNAPSHOTS = 1000                              # each of a slab that is written, so that it takes 2 MiB at first
 _SECONDS = 900.0
 _SHOWN = ('snapshot', 'first store after mean', 'second store after mean', 'of many', 'of many, last ten',
           'first store after many mean')

@@ -9,6 +9,8 @@
 #include "image/remains.h"
 #include "util/error.h"
 
+#define MAX_LOOKED_AT 4096u            /* slabs, about 20 us, before somebody else may have a turn */
+
 /* Nobody owns it, and nobody can take it meanwhile. */
 static int empty_free(struct pcow_image *image, uint64_t slab)
 {
@@ -77,7 +79,7 @@ bool reclaim(struct pcow_image *image, unsigned limit)
 }
 
 /* What was prepared in a slab that has an owner and is not used. Returns pages. */
-static unsigned trim_owned(struct pcow_image *image, uint64_t slab)
+static unsigned trim_owned(struct pcow_image *image, uint64_t slab, keep_prepared_fn *keep, void *opaque)
 {
     struct slab owner = slab_peek(image, slab);
     uint64_t guest_slab = owner.number;
@@ -87,27 +89,27 @@ static unsigned trim_owned(struct pcow_image *image, uint64_t slab)
         || __atomic_exchange_n(&image->chain->claim[guest_slab], 1, __ATOMIC_ACQUIRE))
         return 0;
     /* Under the claim it is still what it was, or it is left alone. */
-    if (image->slabs[slab].kind == OWNER_DATA && image->slabs[slab].number == guest_slab)
+    if (image->slabs[slab].kind == OWNER_DATA && image->slabs[slab].number == guest_slab && !(keep && keep(opaque, guest_slab, slab)))
         pages = prepared_trim(image, slab);
     chain_release(image->chain, guest_slab);
     return pages;
 }
 
-uint64_t reclaim_prepared(struct pcow_image *image)
+uint64_t reclaim_prepared(struct pcow_image *image, keep_prepared_fn *keep, void *opaque)
 {
     uint64_t pages = 0;
 
     for (uint64_t p = 1; p < image_slab_count(image); p++)
-        pages += trim_owned(image, p);
+        pages += trim_owned(image, p, keep, opaque);
     return pages;
 }
 
 bool reclaim_frozen(struct pcow_image *image, uint64_t *next)
 {
-    while (*next < image_slab_count(image)) {
+    for (unsigned looked_at = 0; looked_at < MAX_LOOKED_AT && *next < image_slab_count(image); looked_at++) {
         uint64_t slab = (*next)++;
 
-        if (slab_peek(image, slab).layer != image_active(image) && trim_owned(image, slab) > 0)
+        if (slab_peek(image, slab).layer != image_active(image) && trim_owned(image, slab, NULL, NULL) > 0)
             break;
     }
     return *next < image_slab_count(image);
@@ -120,7 +122,7 @@ bool reclaim_for_space(struct pcow_image *image)
     if (!image->ready)
         return found;
     found |= prepared_drop(image, 0) > 0;
-    return reclaim_prepared(image) > 0 || found;
+    return reclaim_prepared(image, NULL, NULL) > 0 || found;
 }
 
 void reclaim_all(struct pcow_image *image)

@@ -214,10 +214,15 @@ static int read_ids(const struct pcow_image *image, uint32_t **ids, size_t *coun
 
 int layers_clear_outdated(struct pcow_image *image, struct pcow_error *error)
 {
-    uint32_t slots = image->freed_records ? (uint32_t)word_value(image->header.layer_slots) : 0;
-    struct layer_record *records = malloc(BATCH * sizeof *records);
-    int ret = records ? 0 : error_set(error, -ENOMEM, "out of memory");
+    uint32_t slots = (uint32_t)word_value(image->header.layer_slots);
+    struct layer_record *records;
+    int ret = 0;
 
+    if (!image->freed_records)
+        return 0;
+    records = malloc(BATCH * sizeof *records);
+    if (!records)
+        return error_set(error, -ENOMEM, "out of memory");
     for (uint32_t slot = 0; slot < slots && ret == 0; slot++) {
         const struct layer *layer;
         uint64_t state;

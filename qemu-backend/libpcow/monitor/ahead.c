@@ -5,7 +5,6 @@
 #include <linux/futex.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -22,7 +21,6 @@
 #define IDLE_SECONDS 5                 /* without a trap, before everything is given back */
 #define MAX_OPENED 512u                /* slabs (1 GiB) handed out with prepared pages, before those not in use are trimmed */
 #define MAX_GIVEN_BACK 8u              /* slabs whose remains are punched out before somebody else may have a turn */
-#define CHUNK 16u                      /* pages that are worked on under one claim: a trap may be waiting for it */
 
 static uint64_t now_ns(void)
 {
@@ -35,11 +33,6 @@ static uint64_t now_ns(void)
 static uint64_t traps(const struct pcow_map *map)
 {
     return __atomic_load_n(&map->stats.write_traps, __ATOMIC_RELAXED) + __atomic_load_n(&map->stats.read_traps, __ATOMIC_RELAXED);
-}
-
-static bool stopping(const struct ahead *ahead)
-{
-    return __atomic_load_n(&ahead->stop, __ATOMIC_ACQUIRE);
 }
 
 /* ---- called by others ----------------------------------------------------------------------------------------------- */
@@ -82,26 +75,6 @@ void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied, bool c
                && __atomic_load_n(&ahead->sleeping, __ATOMIC_RELAXED)) {
         wake(ahead);
     }
-}
-
-/* Give back what a file slab has too much, unless the guest was here since the last look. */
-static void trim(struct pcow_map *map, uint64_t p)
-{
-    struct pcow_image *image = map->image;
-    struct slab owner = slab_peek(image, p);
-    uint64_t guest_slab = owner.number;
-
-    if (owner.kind != OWNER_DATA || page_set_empty(&image->prepared[p]) || guest_slab >= image->chain->guest_slabs
-        || __atomic_exchange_n(&image->chain->claim[guest_slab], 1, __ATOMIC_ACQUIRE))
-        return;
-    /* Under the claim it is still what it was, or it is left alone. */
-    if (image->slabs[p].kind == OWNER_DATA && image->slabs[p].number == guest_slab) {
-        if (!map->slabs[guest_slab].recent || image->slabs[p].layer != image_active(image))
-            prepared_trim(image, p);
-        else
-            map->slabs[guest_slab].recent = 0;
-    }
-    chain_release(image->chain, guest_slab);
 }
 
 unsigned ahead_queued(const struct pcow_map *map)
@@ -192,128 +165,6 @@ static bool refill(struct pcow_map *map)
     return true;
 }
 
-typedef int prepare_fn(struct pcow_image *image, uint64_t slab, unsigned first, unsigned count);
-
-/* What has to be done to the pages that are not valid and not prepared; only if the guest slab's file slab is the one that is meant. */
-static int complete_chunk(struct pcow_map *map, uint64_t guest_slab, unsigned first, uint64_t *meant, prepare_fn *prepare)
-{
-    struct pcow_image *image = map->image;
-    slab_ref head = image->chain->head[guest_slab];
-    uint64_t p = slab_ref_slab(head);
-    int ret = 0;
-
-    if (!head || slab_ref_level(head) != image->chain->levels || image->slabs[p].layer != image_active(image) || (*meant && *meant != p))
-        return -ESTALE;
-    *meant = p;
-    for (unsigned page = first; page < first + CHUNK && ret == 0;) {
-        unsigned end = page_set_run_end(&image->valid[p], page, first + CHUNK);
-
-        if (!page_set_has(&image->valid[p], page) && !prepared_run(image, p, page, &end))
-            ret = prepare(image, p, page, end - page);
-        page = end;
-    }
-    return ret;
-}
-
-/* A chunk at a time, as a trap may wait for the slab. */
-static int complete_chunks(struct pcow_map *map, uint64_t guest_slab, uint64_t *meant, prepare_fn *prepare)
-{
-    int ret = 0;
-
-    for (unsigned page = 0; page < PAGES_PER_SLAB && ret == 0; page += CHUNK) {
-        if (stopping(&map->ahead) || prepare_room(map->image) == 0)
-            return -ECANCELED;
-        map->ahead.holding = true;
-        ahead_hold(map);
-        chain_claim(map->image->chain, guest_slab);
-        ret = complete_chunk(map, guest_slab, page, meant, prepare);
-        chain_release(map->image->chain, guest_slab);
-        ahead_release(map);
-    }
-    return ret;
-}
-
-/* Half done: some pages have blocks and do not count as prepared, so nothing else would give them back. */
-static void undo_blocks(struct pcow_map *map, uint64_t guest_slab, uint64_t p)
-{
-    struct pcow_image *image = map->image;
-    const struct slab *owner = &image->slabs[p];
-
-    ahead_hold(map);
-    chain_claim(image->chain, guest_slab);
-    /* What does not succeed is in the way of nobody, and found when the slab is free. */
-    if (owner->kind == OWNER_DATA && owner->number == guest_slab)
-        remains_empty_pages(image, p, true);
-    chain_release(image->chain, guest_slab);
-    ahead_release(map);
-}
-
-/* Prepare what is not valid in the file slab that the guest slab was given without. */
-static void complete_blocks(struct pcow_map *map, uint64_t guest_slab)
-{
-    uint64_t meant = 0;
-    int ret = complete_chunks(map, guest_slab, &meant, prepare_blocks);
-
-    if (!ret && map->image->file.persist.persistence == PCOW_PERSISTENCE_PMEM)
-        ret = file_commit(&map->image->file);
-    if (!ret)
-        ret = complete_chunks(map, guest_slab, &meant, prepare_pages);
-    if (ret && meant)
-        undo_blocks(map, guest_slab, meant);
-}
-
-/* Where the next copies will come from: into the page table of that file's window, so that they need not wait for it. */
-static void touch_source(struct pcow_map *map, uint64_t guest_slab)
-{
-    struct pcow_image *image = map->image;
-
-    for (unsigned page = 0; page < layout_pages(map, guest_slab) && !stopping(&map->ahead);) {
-        struct place place;
-        void *source = NULL;
-
-        ahead_hold(map);
-        place = chain_find(image, guest_slab, page, CHUNK);
-        if (place.present && !place.own)
-            source = file_address(&image->chain->file[place.level]->file, place.offset);
-        /* Whether it can be read is found out, and told, by who copies it. */
-        if (source)
-            madvise(source, place.pages * PCOW_PAGE_SIZE, MADV_POPULATE_READ);
-        ahead_release(map);
-        page += place.pages;
-    }
-}
-
-/* A hot slab: make the rest own, a chunk at a time, and then it is one mapping. */
-static void complete_pages(struct pcow_map *map, uint64_t guest_slab)
-{
-    struct slab_map *slab = &map->slabs[guest_slab];
-    unsigned pages = layout_pages(map, guest_slab);
-    uint64_t copied = 0, zeroed = 0;
-    int ret = 0;
-
-    for (unsigned page = 0; page < pages && ret == 0 && !stopping(&map->ahead); page += CHUNK) {
-        bool room = prepare_room(map->image) > 0;
-
-        ahead_hold(map);
-        chain_claim(map->image->chain, guest_slab);
-        ret = slab->cold || slab->watched || !slab->queued ? -ESTALE : !room ? -ENOSPC
-            : chain_own(map->image, guest_slab, page, pages - page < CHUNK ? pages - page : CHUNK, NULL, &copied, &zeroed);
-        if (!ret && page + CHUNK >= pages) {
-            ret = layout_map_slab(map, guest_slab);
-            if (!ret)
-                layout_populate(map, guest_slab, 0, pages);
-            __atomic_fetch_add(&map->ahead.completed, 1, __ATOMIC_RELAXED);
-        }
-        /* Another trap may ask for it again, when there is space. */
-        if (ret)
-            slab->queued = 0;
-        chain_release(map->image->chain, guest_slab);
-        ahead_release(map);
-    }
-    __atomic_fetch_add(&map->stats.pages_copied, copied, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&map->stats.pages_zeroed, zeroed, __ATOMIC_RELAXED);
-}
-
 /* Some were forgotten, nobody knows which: a trap may ask for any of them again. */
 static void forget_queued(struct pcow_map *map)
 {
@@ -350,12 +201,12 @@ static bool serve_queue(struct pcow_map *map)
         chain_release(map->image->chain, found - 1);
         ahead_release(map);
         if (hot) {
-            complete_pages(map, found - 1);
+            ahead_complete_pages(map, found - 1);
         } else {
             if (ahead->opened < MAX_OPENED)
-                complete_blocks(map, found - 1);
+                ahead_complete_blocks(map, found - 1);
             if (grown)
-                touch_source(map, found - 1);
+                ahead_touch_source(map, found - 1);
         }
         __atomic_store_n(&ahead->queue_head, head, __ATOMIC_RELAXED);
         return true;
@@ -369,6 +220,18 @@ static bool serve_queue(struct pcow_map *map)
     return false;
 }
 
+/* Was the guest here since the last look? */
+static bool was_used(void *opaque, uint64_t guest_slab, uint64_t slab)
+{
+    const struct pcow_map *map = opaque;
+    struct slab_map *found = &map->slabs[guest_slab];
+
+    if (!found->recent || map->image->slabs[slab].layer != image_active(map->image))
+        return false;
+    found->recent = 0;
+    return true;
+}
+
 /* Too much handed out: take it back from slabs that are not in use any more. */
 static bool limit_opened(struct pcow_map *map)
 {
@@ -376,8 +239,7 @@ static bool limit_opened(struct pcow_map *map)
         return false;
     map->ahead.opened = 0;
     ahead_hold(map);
-    for (uint64_t p = 1; p < image_slab_count(map->image); p++)
-        trim(map, p);
+    reclaim_prepared(map->image, was_used, map);
     ahead_release(map);
     return true;
 }
@@ -392,7 +254,7 @@ static void give_back(struct pcow_map *map)
     ahead->rate_since_ns = now_ns();
     prepared_drop(map->image, ahead->lead_min);
     ahead_hold(map);
-    reclaim_prepared(map->image);
+    reclaim_prepared(map->image, NULL, NULL);
     ahead_release(map);
     ahead->opened = 0;
     ahead->holding = false;
@@ -467,7 +329,7 @@ static void *run(void *opaque)
     /* Waking up must not interrupt who stores, least of all a vCPU with a real-time policy, which would be inherited. */
     pthread_setschedparam(pthread_self(), SCHED_BATCH, &(struct sched_param){0});
     remains_find(map->image, false);
-    while (!stopping(ahead)) {
+    while (!ahead_is_stopping(ahead)) {
         uint32_t seen = __atomic_load_n(&ahead->wakeups, __ATOMIC_SEQ_CST);
         bool more = false;
 
@@ -481,7 +343,7 @@ static void *run(void *opaque)
         more |= refill(map);
         more |= serve_queue(map);
         more |= limit_opened(map);
-        if (!more && !stopping(ahead) && !rest(map, seen))
+        if (!more && !ahead_is_stopping(ahead) && !rest(map, seen))
             give_back(map);
     }
     return NULL;

@@ -65,4 +65,18 @@ void ahead_wake(struct pcow_map *map);
 void ahead_froze(struct pcow_map *map);
 bool ahead_has_frozen(const struct pcow_map *map);
 
+static inline bool ahead_is_stopping(const struct ahead *ahead)
+{
+    return __atomic_load_n(&ahead->stop, __ATOMIC_ACQUIRE);
+}
+
+/* ---- ahead_slab.c: by the thread, to one guest slab, which is claimed for a few pages at a time ------------------------------- */
+
+/* Prepare what is not valid in the file slab that it was given without. */
+void ahead_complete_blocks(struct pcow_map *map, uint64_t guest_slab);
+/* A hot slab: make the rest own, and then it is one mapping. */
+void ahead_complete_pages(struct pcow_map *map, uint64_t guest_slab);
+/* Where the next copies will come from: into the page table of that file's window, so that they need not wait for it. */
+void ahead_touch_source(struct pcow_map *map, uint64_t guest_slab);
+
 #endif

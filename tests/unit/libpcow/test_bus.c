@@ -90,23 +90,29 @@ static void test_full_pool_is_told_at_the_store(void **state)
     pcow_close(image);
 }
 
+/* An image on a base of 4 MiB that is full of data; the base is closed, so that the file may be cut short. */
+static pcow_map *map_on_base(pcow_image **image)
+{
+    unsigned char *data = malloc(4 * MIB);
+
+    assert_non_null(data);
+    memset(data, 3, 4 * MIB);
+    *image = must_create(scratch("base.pcow"), 4 * MIB, 0, NULL);
+    MUST(pcow_write(*image, 0, data, 4 * MIB, &error));
+    pcow_close(*image);
+    free(data);
+    *image = must_create(scratch("top.pcow"), 0, 0, scratch("base.pcow"));
+    return must_map_by(*image, PCOW_ENGINE_SIGNAL, 0);
+}
+
 /* A base that was cut short: another reason. */
 static void test_unreadable_base_is_told_at_the_store(void **state)
 {
-    unsigned char *memory, *data = malloc(4 * MIB);
     pcow_image *image;
-    pcow_map *map;
+    pcow_map *map = map_on_base(&image);
+    unsigned char *memory = pcow_map_address(map);
 
     (void)state;
-    assert_non_null(data);
-    memset(data, 3, 4 * MIB);
-    image = must_create(scratch("base.pcow"), 4 * MIB, 0, NULL);
-    MUST(pcow_write(image, 0, data, 4 * MIB, &error));
-    pcow_close(image);
-    free(data);
-    image = must_create(scratch("top.pcow"), 0, 0, scratch("base.pcow"));
-    map = must_map_by(image, PCOW_ENGINE_SIGNAL, 0);
-    memory = pcow_map_address(map);
     assert_int_equal(truncate(scratch("base.pcow"), 2 * (off_t)PCOW_SLAB_SIZE), 0);
     install(skip_store);
     memset(&seen, 0, sizeof seen);
@@ -121,20 +127,11 @@ static void test_unreadable_base_is_told_at_the_store(void **state)
 /* Who copies more than the page that is stored to meets it, in a trap or in the thread: what can be read is served nevertheless. */
 static void test_neighbours_that_cannot_be_read(void **state)
 {
-    unsigned char *memory, *data = malloc(4 * MIB);
     pcow_image *image;
-    pcow_map *map;
+    pcow_map *map = map_on_base(&image);
+    unsigned char *memory = pcow_map_address(map);
 
     (void)state;
-    assert_non_null(data);
-    memset(data, 3, 4 * MIB);
-    image = must_create(scratch("base.pcow"), 4 * MIB, 0, NULL);
-    MUST(pcow_write(image, 0, data, 4 * MIB, &error));
-    pcow_close(image);
-    free(data);
-    image = must_create(scratch("top.pcow"), 0, 0, scratch("base.pcow"));
-    map = must_map_by(image, PCOW_ENGINE_SIGNAL, 0);
-    memory = pcow_map_address(map);
     /* Of the second slab the first half is left. */
     assert_int_equal(truncate(scratch("base.pcow"), 2 * (off_t)PCOW_SLAB_SIZE + MIB), 0);
     install(serve);

@@ -18,17 +18,11 @@ static void make_leaf(void)
     pcow_close(image);
 }
 
-static void test_lost_record_of_a_leaf(void **state)
+/* A writer would give the snapshot's slabs to others; the repair keeps what it held. */
+static void expect_leaf_saved(void)
 {
-    uint8_t zeros[LAYER_RECORD_SIZE] = {0};
     pcow_image *image;
 
-    (void)state;
-    make_leaf();
-    poke(record_offset(1, 0), zeros, sizeof zeros);
-    /* What is there can be read; a writer would give the snapshot's slabs to others. */
-    expect_view("s1", 0);
-    expect_view(NULL, 2);
     MUST_FAIL(-EBADMSG, pcow_open(IMAGE, PCOW_OPEN_WRITE, NULL, &image, &error));
     expect_repair("layer 2 has no record");
     expect_view("s1", 0);
@@ -38,6 +32,19 @@ static void test_lost_record_of_a_leaf(void **state)
     assert_reads(image, 600 * 4096, content[1] + 600 * 4096, 8 * 4096);
     pcow_close(image);
     expect_usable();
+}
+
+static void test_lost_record_of_a_leaf(void **state)
+{
+    uint8_t zeros[LAYER_RECORD_SIZE] = {0};
+
+    (void)state;
+    make_leaf();
+    poke(record_offset(1, 0), zeros, sizeof zeros);
+    /* What is there can be read. */
+    expect_view("s1", 0);
+    expect_view(NULL, 2);
+    expect_leaf_saved();
 }
 
 /* Where the record of a snapshot is now. */
@@ -76,14 +83,7 @@ static void test_lost_record_of_a_renamed_leaf(void **state)
             pcow_close(must_open(IMAGE, PCOW_OPEN_WRITE));
         }
         poke(record_offset(slot, 0), zeros, sizeof zeros);
-        MUST_FAIL(-EBADMSG, pcow_open(IMAGE, PCOW_OPEN_WRITE, NULL, &image, &error));
-        expect_repair("layer 2 has no record");
-        expect_view("s1", 0);
-        expect_view(NULL, 2);
-        MUST(pcow_open(IMAGE, 0, "recovered-2", &image, &error));
-        assert_reads(image, 600 * 4096, content[1] + 600 * 4096, 8 * 4096);
-        pcow_close(image);
-        expect_usable();
+        expect_leaf_saved();
     }
 }
 

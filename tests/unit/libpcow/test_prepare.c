@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -467,59 +466,6 @@ static void test_own_memory_is_small(void **state)
     pcow_close(image);
 }
 
-struct poppers {
-    pcow_image *image;
-    unsigned popped, wrong;
-    uint8_t out[64];                   /* by slab: somebody has it */
-    bool end;
-};
-
-static void *pop(void *opaque)
-{
-    struct poppers *poppers = opaque;
-    uint64_t slab;
-
-    while (!__atomic_load_n(&poppers->end, __ATOMIC_ACQUIRE)) {
-        if (!prepared_pop(poppers->image, &slab))
-            continue;
-        if (slab == 0 || slab >= sizeof poppers->out || __atomic_exchange_n(&poppers->out[slab], 1, __ATOMIC_ACQ_REL)) {
-            __atomic_fetch_add(&poppers->wrong, 1, __ATOMIC_RELAXED);
-        } else {
-            __atomic_store_n(&poppers->out[slab], 0, __ATOMIC_RELEASE);
-            remains_discard(poppers->image, slab, 0, PAGES_PER_SLAB);
-            slab_untake(poppers->image, slab);
-        }
-        __atomic_fetch_add(&poppers->popped, 1, __ATOMIC_RELEASE);
-    }
-    return NULL;
-}
-
-/* The stores are faster than the thread: each slab is waited for. None is had twice, and never slab 0, which is the header. */
-static void test_empty_ring(void **state)
-{
-    struct poppers poppers = {.image = must_create(scratch("top.pcow"), 64 * MIB, 0, NULL)};
-    pthread_t threads[2];
-
-    (void)state;
-    assert_int_equal(prepare_begin(poppers.image), 0);
-    for (unsigned t = 0; t < 2; t++)
-        assert_int_equal(pthread_create(&threads[t], NULL, pop, &poppers), 0);
-    for (unsigned i = 0; i < 400; i++) {
-        while (prepare_one(poppers.image) == -EAGAIN)
-            sched_yield();
-        while (__atomic_load_n(&poppers.popped, __ATOMIC_ACQUIRE) <= i)
-            sched_yield();
-    }
-    __atomic_store_n(&poppers.end, true, __ATOMIC_RELEASE);
-    for (unsigned t = 0; t < 2; t++)
-        pthread_join(threads[t], NULL);
-    assert_int_equal(poppers.wrong, 0);
-    assert_int_equal(poppers.popped, 400);
-    prepare_end(poppers.image);
-    pcow_close(poppers.image);
-    must_be_clean(scratch("top.pcow"));
-}
-
 #define TEST(name) cmocka_unit_test_setup_teardown(name, scratch_setup, scratch_teardown)
 #define POOL_TEST(name) cmocka_unit_test_setup_teardown(name, pool_setup, pool_unmount)
 
@@ -537,7 +483,6 @@ int main(void)
         TEST(test_hot_slab_is_completed),
         TEST(test_unreadable_source_is_an_error),
         TEST(test_threads_share_the_ring),
-        TEST(test_empty_ring),
         TEST(test_snapshots_while_the_thread_works),
         TEST(test_own_memory_is_small),
     };
