@@ -13,6 +13,7 @@ from oslo_log import log as logging
 from pcow_driver import exception
 from pcow_driver import pool as pool_module
 from pcow_driver import registry
+from pcow_driver import removal
 
 LOG = logging.getLogger(__name__)
 
@@ -80,15 +81,22 @@ class Backend:
         :raises ImageNotFound: none has it
         :raises PcowError: its pool cannot be used
         """
-        pool = self.pool_of(volume)
-        if not os.path.lexists(pool.image_path(volume.name)):
-            pool = self.find(volume) or pool
-            pool.existing_path(volume.name)
+        home = self.pool_of(volume)
+        pool = home if self.holds(home, volume) else self.find(volume)
+        if pool is None:
+            raise exception.ImageNotFound(path=home.image_path(volume.name))
         return pool
 
     def find(self, volume: Any) -> pool_module.Pool | None:
         """Look in all pools of the backend."""
         for pool in self.pools():
-            if os.path.lexists(pool.image_path(volume.name)):
+            if self.holds(pool, volume):
                 return pool
         return None
+
+    @staticmethod
+    def holds(pool: pool_module.Pool, volume: Any) -> bool:
+        """Whether the image of a volume is in a pool.  What is only kept there for its clones (:mod:`pcow_driver.removal`), because
+        the volume was deleted or has gone elsewhere, is not the volume.
+        """
+        return os.path.lexists(pool.image_path(volume.name)) and volume.name not in removal.deleted_images(pool)

@@ -36,7 +36,6 @@ LOG = logging.getLogger(__name__)
 
 class Migration:
     def __init__(self, volumes: volumes_module.Volumes) -> None:
-        self._volumes = volumes
         self._backend = volumes.backend
 
     def migrate(self, volume: Any, host: dict[str, Any]) -> bool:
@@ -60,7 +59,9 @@ class Migration:
         if source.uuid == target.uuid:
             return
         self._check_snapshots(source, volume)
-        removal.delete_image(target, volume.name)      # of a migration that was cut off
+        if not removal.delete_image(target, volume.name):      # of a migration that was cut off
+            raise exception.PcowError(reason=(
+                f'{target.path} still has what clones of {volume.name} need, which was there before: migrate or delete them first'))
         derive.copy(source.existing_path(volume.name), target, volume.name, volume.size * units.GIB)
         removal.delete_image(source, volume.name)
 
@@ -101,12 +102,12 @@ class Migration:
         self._settle_remote(volumes)
         pools = self._backend.pools()
         for volume in volumes:
-            holding = [pool for pool in pools if self._volumes.is_in(pool, volume)]
+            holding = [pool for pool in pools if self._backend.holds(pool, volume)]
             if len(holding) < 2:
                 continue
             home = self._backend.pool_of(volume)
             for pool in holding:
-                if pool.uuid != home.uuid and self._volumes.is_in(home, volume):
+                if pool.uuid != home.uuid and self._backend.holds(home, volume):
                     LOG.warning('The image of %s in pool %s is of a migration that was cut off', volume.name, pool.name)
                     removal.delete_image(pool, volume.name)
 

@@ -42,12 +42,15 @@ class RemotePool:
         names.check_name('pool', self.pool)
 
     def has(self, name: str) -> bool:
-        """Whether the pool has an image or a template of this name.  One that is on its way does not count.
+        """Whether the pool has an image of this name.  One that is on its way does not count, and neither does what is only kept
+        there for its clones: that is sealed, as templates are.
 
         :raises TransferFailed:
         """
-        return any({'name': name} in json.loads(self._run(name, kind, 'list', self.pool, '-f', 'json', '-c', 'name'))
-                   for kind in ('image', 'template'))
+        return self._lists('image', name)
+
+    def _lists(self, kind: str, name: str) -> bool:
+        return {'name': name} in json.loads(self._run(name, kind, 'list', self.pool, '-f', 'json', '-c', 'name'))
 
     def send(self, path: str, name: str) -> None:
         """Copy an image of this host, with the template on which it stands if that is not there.
@@ -56,7 +59,7 @@ class RemotePool:
         :raises PcowError: the image cannot be read
         """
         base = transfer.template_below(path)
-        if base is not None and not self.has(base):
+        if base is not None and not self._lists('template', base):
             self._send(os.path.join(os.path.dirname(path), base + names.IMAGE_SUFFIX), base)
         self._send(path, name)
 

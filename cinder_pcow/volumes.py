@@ -7,7 +7,6 @@ of them (:mod:`pcow_driver.removal`).  Sizes of volumes are GiB, everywhere else
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from oslo_log import log as logging
@@ -18,9 +17,9 @@ from cinder_pcow import refusals
 from pcow_driver import attached
 from pcow_driver import derive
 from pcow_driver import device
+from pcow_driver import exception
 from pcow_driver import frozen
 from pcow_driver import image
-from pcow_driver import pool as pool_module
 from pcow_driver import removal
 from pcow_driver import units
 
@@ -97,7 +96,10 @@ class Volumes:
         :raises SnapshotIsBusy: it cannot be deleted now
         """
         with errors.snapshot_busy(snapshot.name):
-            pool = self.backend.find(snapshot.volume) or self.backend.pool_of(snapshot.volume)
+            try:
+                pool = self.backend.locate(snapshot.volume)
+            except exception.ImageNotFound:
+                pool = self.backend.pool_of(snapshot.volume)
             removal.delete_snapshot(pool, snapshot.volume.name, snapshot.name)
 
     def revert(self, volume: Any, snapshot: Any) -> None:
@@ -111,7 +113,3 @@ class Volumes:
         for pool in self.backend.pools():
             frozen.collect(pool)
             removal.collect(pool)
-
-    def is_in(self, pool: pool_module.Pool, volume: Any) -> bool:
-        """Whether the image of the volume is in this pool."""
-        return os.path.lexists(pool.image_path(volume.name))

@@ -197,6 +197,30 @@ class MigrationTest(base.PcowTestCase):
         self.driver.delete_volume(child)
         self.assertEqual([], self.files('two'))
 
+    def test_what_its_clones_need_is_not_the_volume(self) -> None:
+        """The database names the old pool until the migration has ended, and the clone keeps a part of the volume there."""
+        volume, clone = self.volume(), self.record()
+        self.write(volume, 0, 1)
+        self.driver.create_cloned_volume(clone, volume)
+        self.write(volume, 0, 2)
+        self.assertEqual((True, None), self.driver.migrate_volume(self.context, volume, self.host('two')))
+        self.driver.update_provider_info([volume, clone], [])
+        self.assertEqual('two', self.driver.get_pool(volume))
+        snapshot = self.snapshot(volume)
+        self.driver.delete_snapshot(snapshot)
+        self.assertNotIn(snapshot.name, [one.name for one in self.info(volume, 'two').snapshots])
+        self.assertEqual((True, None), self.driver.migrate_volume(self.context, volume, self.host('two')))
+        self.check_content(volume, {0: 2}, pool='two')
+        error = self.assertRaises(exception.VolumeBackendAPIException, self.driver.migrate_volume, self.context, volume,
+                                  self.host('one'))
+        self.assertIn('migrate or delete them first', str(error))
+        self.check_content(volume, {0: 2}, pool='two')
+        self.check_content(clone, {0: 1})
+        self.driver.delete_volume(clone)
+        self.assertEqual((True, None), self.driver.migrate_volume(self.context, volume, self.host('one')))
+        self.check_content(volume, {0: 2})
+        self.assertEqual([], self.files('two'))
+
     def test_to_a_host_that_does_not_answer(self) -> None:
         volume = self.volume()
         foreign = self.host('two')

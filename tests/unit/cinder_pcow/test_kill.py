@@ -98,6 +98,14 @@ class KillCase(base.PcowTestCase):
     def exists(self, volume: Any, pool: str = 'one') -> bool:
         return os.path.exists(self.path(volume, pool))
 
+    def cloned(self) -> tuple[Any, Any]:
+        """A volume that was written to since it was cloned, and the clone."""
+        volume, clone = self.volume(), self.record()
+        self.write(volume, 0, 6)
+        self.driver.create_cloned_volume(clone, volume)
+        self.write(volume, 0, 7)
+        return volume, clone
+
     def retry_and_delete(self, volume: Any, again: Callable[[Any], object], content: int) -> None:
         """Cinder marks what was being created as an error; the user deletes it and asks again."""
         if self.exists(volume):
@@ -237,6 +245,24 @@ class KillTest(KillCase):
             self.driver.delete_volume(volume)
 
         self.each_kill(prepare, lambda volume: self.driver.migrate_volume(self.context, volume, target), afterwards)
+
+    def test_migrate_beside_a_clone(self) -> None:
+        """What the clone needs stays under the name of the volume in the old pool, which the database names until the end."""
+        stats = {item['pool_name']: item for item in self.driver.get_volume_stats(True)['pools']}
+        target = {'host': f'{base.HOST}#two', 'capabilities': stats['two']}
+
+        def afterwards(subject: Any) -> None:
+            volume, clone = subject
+            self.driver.update_provider_info([volume, clone], [])
+            self.driver.migrate_volume(self.context, volume, target)
+            self.driver.update_provider_info([volume, clone], [])
+            self.driver.migrate_volume(self.context, volume, target)
+            self.check_content(volume, {0: 7}, pool='two')
+            self.check_content(clone, {0: 6})
+            self.driver.delete_volume(volume)
+            self.driver.delete_volume(clone)
+
+        self.each_kill(self.cloned, lambda subject: self.driver.migrate_volume(self.context, subject[0], target), afterwards)
 
     def test_manage(self) -> None:
         reference = {'source-name': 'web1'}

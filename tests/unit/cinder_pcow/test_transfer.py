@@ -24,6 +24,7 @@ from pcow_driver import device
 from pcow_driver import exception
 from pcow_driver import image
 from pcow_driver import registry
+from pcow_driver import removal
 from pcow_driver import tool
 from pcow_driver import transfer
 from pcow_driver import units
@@ -183,6 +184,17 @@ class MigrateAwayTest(base.PcowTestCase):
         self.assertEqual([], self.other.entries())
 
 
+    def test_what_clones_need_there_is_not_the_volume(self) -> None:
+        volume = self.volume()
+        self.migrate(volume)
+        image.snapshot_create(self.other.path(volume), 'clone-x')
+        device.create_on(self.other.pool, 'volume-x', volume.name, base_snapshot='clone-x')
+        self.assertFalse(removal.delete_image(self.other.pool, volume.name))
+        error = self.assertRaises(cinder_exception.VolumeBackendAPIException, self.driver.migrate_volume, self.context, volume,
+                                  self.other.host())
+        self.assertIn('no image', str(error))
+
+
 class KilledMigrationTest(test_kill.KillCase):
     """As the others: killed after parts of its time."""
 
@@ -204,6 +216,22 @@ class KilledMigrationTest(test_kill.KillCase):
             self.assertEqual([], other.entries())
 
         self.each_kill(prepare, lambda volume: self.driver.migrate_volume(self.context, volume, other.host()), afterwards)
+
+    def test_migrate_to_another_host_beside_a_clone(self) -> None:
+        other = TwoHosts(self)
+
+        def afterwards(subject: Any) -> None:
+            volume, clone = subject
+            for _time in range(2):
+                self.driver.update_provider_info([volume, clone], [])
+                self.assertEqual((True, None), self.driver.migrate_volume(self.context, volume, other.host()))
+                self.io(other.path(volume), f'read -q -P 7 {2 << 20} 65536')
+            self.check_content(clone, {0: 6})
+            self.driver.delete_volume(volume)      # the database still has it here
+            self.assertEqual([], other.entries())
+            self.driver.delete_volume(clone)
+
+        self.each_kill(self.cloned, lambda subject: self.driver.migrate_volume(self.context, subject[0], other.host()), afterwards)
 
 
 class StreamTest(base.PcowTestCase):
