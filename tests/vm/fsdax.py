@@ -18,7 +18,7 @@ from tests.vm import machine
 from tests.vm import reflink
 
 REGIONS = {'ext4': 'region0', 'xfs': 'region1'}
-REGION_SIZES = (4 << 30,) * 3                  # bytes; the third is reflink.REGION
+REGION_SIZES = (4 << 30, 4 << 30, 10 << 30)   # bytes; the third is reflink.REGION, whose files stay
 GOLDEN = Path('/suite/golden')                 # images of earlier versions
 # Tests of the library that keep files where they are told to, and that an emulator ends in minutes.  Not those that mount a file
 # system of their own, or make states of a crash out of what was recorded; and not test_flush, which counts the calls of fsync.

@@ -247,6 +247,15 @@ void chain_release(struct chain *chain, uint64_t guest_slab)
     __atomic_store_n(&chain->claim[guest_slab], 0, __ATOMIC_RELEASE);
 }
 
+/*
+ * Own slabs are not always in front of those of older layers: while a snapshot is deleted its slabs become the child's one by one, and after an
+ * error some stay what they were.
+ */
+static bool in_top(const struct pcow_image *image, slab_ref ref)
+{
+    return ref && slab_ref_level(ref) == image->chain->levels && !image->format1;
+}
+
 static bool is_own(const struct pcow_image *image, slab_ref ref)
 {
     return slab_ref_level(ref) == image->chain->levels && !image->format1
@@ -295,9 +304,9 @@ struct place chain_find(const struct pcow_image *image, uint64_t guest_slab, uns
 static void own_pages(const struct pcow_image *image, uint64_t guest_slab, bool backed, struct page_set *own)
 {
     memset(own, 0, sizeof *own);
-    for (slab_ref ref = __atomic_load_n(&image->chain->head[guest_slab], __ATOMIC_ACQUIRE); ref && is_own(image, ref);
+    for (slab_ref ref = __atomic_load_n(&image->chain->head[guest_slab], __ATOMIC_ACQUIRE); in_top(image, ref);
          ref = image->slabs[slab_ref_slab(ref)].next)
-        for (unsigned w = 0; w < PAGE_SET_WORDS && (!backed || slab_is_backed(image, slab_ref_slab(ref))); w++)
+        for (unsigned w = 0; w < PAGE_SET_WORDS && is_own(image, ref) && (!backed || slab_is_backed(image, slab_ref_slab(ref))); w++)
             own->word[w] |= page_set_word(&image->valid[slab_ref_slab(ref)], w);
 }
 
@@ -318,8 +327,8 @@ int chain_back(struct pcow_image *image, uint64_t guest_slab, unsigned first, un
     *changed = false;
     if (!image->file.writable)
         return -EROFS;
-    for (slab_ref ref = image->chain->head[guest_slab]; ref && is_own(image, ref) && ret == 0; ref = image->slabs[slab_ref_slab(ref)].next)
-        if (!slab_is_backed(image, slab_ref_slab(ref))) {
+    for (slab_ref ref = image->chain->head[guest_slab]; in_top(image, ref) && ret == 0; ref = image->slabs[slab_ref_slab(ref)].next)
+        if (is_own(image, ref) && !slab_is_backed(image, slab_ref_slab(ref))) {
             ret = slab_back(image, slab_ref_slab(ref), first, count);
             *changed |= slab_is_backed(image, slab_ref_slab(ref));
         }

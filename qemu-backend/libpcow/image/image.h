@@ -44,6 +44,7 @@ struct pcow_image {
     struct layer_names *names;        /* of snapshots; built on first use, see names.c */
     uint64_t slot_used[MAX_LAYERS / 64]; /* one bit a record slot: holds a layer of the list */
     uint32_t stale_record;            /* slot + 1 of the old record that an interrupted or failed rename left; 0: none */
+    uint32_t unfinished_layer;        /* id: has become a snapshot, which its record does not say yet, as that could not be stored; 0: none */
     bool freed_records;               /* there were records that are free and tell of a layer */
     uint32_t view;                    /* layer that is seen: the active one, or a snapshot */
     uint64_t size;                    /* virtual size of the view */

@@ -168,7 +168,9 @@ static bool refill(struct pcow_map *map)
 /* Some were forgotten, nobody knows which: a trap may ask for any of them again. */
 static void forget_queued(struct pcow_map *map)
 {
-    for (uint64_t v = 0; v < map->image->chain->guest_slabs; v++) {
+    uint64_t slabs = (map->size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS;        /* a revert may have the chain in pieces */
+
+    for (uint64_t v = 0; v < slabs; v++) {
         if (!__atomic_load_n(&map->slabs[v].queued, __ATOMIC_RELAXED))
             continue;
         ahead_hold(map);

@@ -111,8 +111,12 @@ void ahead_complete_pages(struct pcow_map *map, uint64_t guest_slab)
 
         ahead_hold(map);
         chain_claim(map->image->chain, guest_slab);
-        ret = slab->cold || slab->watched || !slab->queued ? -ESTALE : !room ? -ENOSPC
-            : chain_own(map->image, guest_slab, page, pages - page < CHUNK ? pages - page : CHUNK, NULL, &copied, &zeroed);
+        ret = slab->cold || slab->watched || !slab->queued ? -ESTALE : !room ? -ENOSPC : 0;
+        if (!ret) {
+            /* Until the last chunk is there and all is mapped anew. */
+            slab->behind = 1;
+            ret = chain_own(map->image, guest_slab, page, pages - page < CHUNK ? pages - page : CHUNK, NULL, &copied, &zeroed);
+        }
         if (!ret && page + CHUNK >= pages) {
             ret = layout_map_slab(map, guest_slab);
             if (!ret)

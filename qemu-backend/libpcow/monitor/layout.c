@@ -132,6 +132,7 @@ static void remember(struct pcow_map *map, uint64_t guest_slab, unsigned pieces)
     struct page_set own = {{0}};
 
     set_pieces(map, slab, pieces);
+    slab->behind = 0;
     if (!slab->cold && map->image->file.writable && map->image->view == image_active(map->image))
         chain_own_backed(map->image, guest_slab, &own);
     /* Looked at without the claim, so no page may disappear from it for a moment. */
@@ -200,6 +201,14 @@ void layout_make_cold(struct pcow_map *map, uint64_t guest_slab)
     memset(&slab->writable, 0, sizeof slab->writable);
     __atomic_store_n(&slab->watched, WATCHED_NOT, __ATOMIC_RELAXED);
     slab->cold = 1;
+    slab->behind = 0;
+}
+
+void layout_catch_up(struct pcow_map *map, uint64_t guest_slab)
+{
+    /* If it fails the slab is cold. */
+    if (map->slabs[guest_slab].behind)
+        (void)layout_map_slab(map, guest_slab);
 }
 
 /*
@@ -359,7 +368,8 @@ static bool is_as_noted(const struct pcow_map *map, const struct layout_lists *l
         ref = next_ref(chain, ref);
         at++;
     }
-    return !ref && at == end && page_set_empty(&map->slabs[guest_slab].writable) && !map->slabs[guest_slab].watched;
+    return !ref && at == end && page_set_empty(&map->slabs[guest_slab].writable) && !map->slabs[guest_slab].watched
+        && !map->slabs[guest_slab].behind;
 }
 
 int layout_map_changed(struct pcow_map *map, const struct layout_lists *lists)

@@ -7,7 +7,7 @@
  * absent (no layer holds it)            anonymous, read-only (engine signal)      zeros          trap: expansion
  *                                       anonymous, userfaultfd (engine uffd)      trap           trap: expansion
  * held by an older layer or a base      that file, read-only                      memory speed   trap: copy-on-write
- * own, not yet mapped                   as before it became own                   memory speed   trap: map
+ * own, not yet mapped (see "behind")    as before it became own                   memory speed   trap: map
  * own, mapped                           the top file, writable                    memory speed   memory speed
  * cold (a slab of too many pieces)      nothing                                   trap           trap
  * watched (any of the above but own,    anonymous, userfaultfd                    trap once      trap: as above
@@ -65,6 +65,7 @@ struct slab_map {
     uint8_t queued;                    /* the thread is asked to copy the rest */
     uint8_t grown;                     /* traps that came to a cluster a second time (saturates) */
     uint16_t run_end, run;             /* the window of the last trap: page after it, pages; to notice a sequence */
+    uint8_t behind;                    /* pages may be own that are mapped to where an older layer holds them */
     uint8_t watched;                   /* enum watched: what is not in writable may be under watch instead of mapped */
 };
 
@@ -112,6 +113,8 @@ int layout_map_changed(struct pcow_map *map, const struct layout_lists *lists);
 void layout_forget_lists(struct layout_lists *lists);
 /* As the chain is now; the claim is held. On failure nothing is mapped: the next access tries again. */
 int layout_map_slab(struct pcow_map *map, uint64_t guest_slab);
+/* Before blocks are given back that an older layer has for pages that are own by now: nothing may be mapped there any more. The claim is held. */
+void layout_catch_up(struct pcow_map *map, uint64_t guest_slab);
 /* Count its mappings, which traps only estimate; the claim is held, or everybody stopped. */
 void layout_recount(struct pcow_map *map, uint64_t guest_slab);
 int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count);

@@ -132,22 +132,29 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
     place = chain_find(map->image, guest_slab, page, 1);
     range = alone ? (struct range){page, 1} : choose(map, guest_slab, page, place.present);
     again = is_again(map, guest_slab, range);
-    if (!alone && range.count < layout_pages(map, guest_slab) && wants_rest(map, guest_slab, page)
-        && chain_own(map->image, guest_slab, 0, layout_pages(map, guest_slab), NULL, &copied, &zeroed) == 0) {
-        count_up(&map->stats.pages_copied, copied);
-        count_up(&map->stats.pages_zeroed, zeroed);
-        return layout_map_rest(map, guest_slab);
+    if (!alone && range.count < layout_pages(map, guest_slab) && wants_rest(map, guest_slab, page)) {
+        if (chain_own(map->image, guest_slab, 0, layout_pages(map, guest_slab), NULL, &copied, &zeroed) == 0) {
+            count_up(&map->stats.pages_copied, copied);
+            count_up(&map->stats.pages_zeroed, zeroed);
+            ret = layout_map_rest(map, guest_slab);
+            slab->behind |= ret != 0;
+            return ret;
+        }
+        slab->behind = 1;              /* some may have become own */
     }
     ret = chain_own(map->image, guest_slab, range.first, range.count, NULL, &copied, &zeroed);
     if ((ret == -ENOSPC || ret == -EIO) && range.count > 1) {
         /* Not enough for all of it, or others cannot be read; the one page may still fit, and be whole. */
+        slab->behind = 1;
         range = (struct range){page, 1};
         ret = chain_own(map->image, guest_slab, page, 1, NULL, &copied, &zeroed);
     }
     count_up(&map->stats.pages_copied, copied);
     count_up(&map->stats.pages_zeroed, zeroed);
-    if (ret)
+    if (ret) {
+        slab->behind = 1;
         return ret;
+    }
     if (slab->faults < UINT8_MAX)
         slab->faults++;
     if (again && slab->grown < UINT8_MAX)
@@ -165,8 +172,10 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
             return ret;
     }
     ret = layout_map_own(map, guest_slab, range.first, range.count);
-    if (ret)
+    if (ret) {
+        slab->behind = 1;
         return ret;
+    }
     /* What a sequence will touch next; or the page, which brings its neighbours with it and saves the fault of the store. */
     if (range.first == page && range.count > cluster_pages(map))
         layout_populate(map, guest_slab, range.first, range.count);

@@ -158,6 +158,21 @@ static int check_commit(const struct pcow_image *image, struct pcow_error *error
     return 0;
 }
 
+/*
+ * The base holds, at every offset, what the image reads as: also above the limit where a resize had put an end to what shows through. So
+ * nothing that can be read changes when the limit goes, nor when the layer is emptied after that.
+ */
+static int show_all_of_base(pcow_image *image, struct pcow_error *error)
+{
+    struct layer *layer = layer_find(image, image_active(image));
+    int ret = layer->parent_limit >= image->size ? 0
+        : layer_store_word(image, layer, offsetof(struct layer_record, parent_limit), image->size, error);
+
+    if (!ret && layer->parent_limit < image->size)
+        layer->parent_limit = image->size;
+    return ret;
+}
+
 static int commit_into(pcow_image *image, const char *path, pcow_progress_fn progress, void *opaque, struct pcow_error *error)
 {
     struct base_record record = *image_base_record(image);
@@ -180,7 +195,8 @@ static int commit_into(pcow_image *image, const char *path, pcow_progress_fn pro
     }
     pcow_close(base);
     chain_free(image);
-    /* The base holds everything now. Emptying the layer changes nothing that can be read, at any point of it. */
+    if (!ret)
+        ret = show_all_of_base(image, error);
     if (!ret)
         ret = tree_release_layer(image, image_active(image), OWNER_DATA, error);
     if (!ret)

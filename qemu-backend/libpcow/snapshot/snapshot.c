@@ -91,6 +91,16 @@ int pcow_snapshot_create(pcow_image *image, const char *name, struct pcow_error 
     return pcow_snapshot_create_at(image, name, now.tv_sec, (uint32_t)now.tv_nsec, error);
 }
 
+/* In the file the layer that was frozen is still open; only beneath the active one that is as good as a snapshot. */
+static int finish_create(pcow_image *image, struct pcow_error *error)
+{
+    int ret = image->unfinished_layer ? layer_store_state(image, layer_find(image, image->unfinished_layer), error) : 0;
+
+    if (!ret)
+        image->unfinished_layer = 0;
+    return ret;
+}
+
 static int create(pcow_image *image, const char *name, int64_t date_seconds, uint32_t date_nanoseconds, struct pcow_error *error)
 {
     struct layer active = {0};
@@ -117,14 +127,15 @@ static int create(pcow_image *image, const char *name, int64_t date_seconds, uin
         ret = tree_put_active(image, &active, frozen_id, frozen->virtual_size, error);
     if (ret)
         return ret;
-    /* From here on it is a snapshot, whatever happens: tree_finish_interrupted() would do the rest. */
+    /* From here on it is a snapshot, whatever happens: tree_finish_interrupted() would do the rest, or the next operation, see begin(). */
     frozen = layer_find(image, frozen_id);
     frozen->state = LAYER_SNAPSHOT;
+    image->unfinished_layer = frozen_id;
     layer_name_add(image, frozen);
     if (image->map)
         ret = monitor_freeze(image->map, error);
     if (!ret)
-        ret = layer_store_state(image, frozen, error);
+        ret = finish_create(image, error);
     return ret ? ret : header_write_copy(image, error);
 }
 
@@ -138,6 +149,8 @@ static int begin(pcow_image *image, struct pcow_error *error)
     if (ret)
         return ret;
     ret = tree_free_stale_record(image, error);
+    if (!ret)
+        ret = finish_create(image, error);
     if (ret)
         unlock_tree(&image->file);
     else if (image->map)

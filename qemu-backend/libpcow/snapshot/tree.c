@@ -9,6 +9,7 @@
 #include "chain/reclaim.h"
 #include "image/lock.h"
 #include "image/remains.h"
+#include "monitor/monitor.h"
 #include "util/error.h"
 
 static int slab_error(const struct pcow_image *image, int code, uint64_t slab, struct pcow_error *error)
@@ -245,7 +246,7 @@ static void find_shadow(const struct merge *merge, uint64_t slab, struct page_se
 }
 
 /* They stop to be valid. The claim is held. */
-static int drop_shadowed(const struct merge *merge, uint64_t slab, const struct page_set *shadow, bool lazily)
+static int drop_shadowed(const struct merge *merge, uint64_t slab, const struct page_set *shadow, bool lazily, bool claimed)
 {
     struct pcow_image *image = merge->image;
     struct page_set valid;
@@ -260,6 +261,8 @@ static int drop_shadowed(const struct merge *merge, uint64_t slab, const struct 
     ret = lazily ? 0 : file_sync(&image->file);
     if (!ret)
         ret = slab_store_valid(image, slab, &valid, lazily);
+    if (!ret && claimed && image->map)
+        layout_catch_up(image->map, image->slabs[slab].number);
     if (!ret && !page_set_empty(&valid))
         remains_leave(image, slab, dropped);
     else if (!ret)
@@ -284,7 +287,7 @@ static int drop_from_slab(struct merge *merge, uint64_t slab)
 {
     uint64_t guest_slab = merge->image->slabs[slab].number;
     bool claimed = claim_slab(merge->image, guest_slab);
-    int ret = drop_shadowed(merge, slab, &merge->shadow[merge->next++], true);
+    int ret = drop_shadowed(merge, slab, &merge->shadow[merge->next++], true, claimed);
 
     if (claimed)
         chain_release(merge->image->chain, guest_slab);
@@ -302,7 +305,7 @@ static int give_slab(struct merge *merge, uint64_t slab)
 
     /* Again: the guest may have made a page own meanwhile. */
     find_shadow(merge, slab, &shadow);
-    ret = drop_shadowed(merge, slab, &shadow, false);
+    ret = drop_shadowed(merge, slab, &shadow, false, claimed);
     if (!ret && !page_set_empty(&image->valid[slab]))
         ret = slab_publish(image, slab, (struct owner){OWNER_DATA, merge->child, (uint32_t)guest_slab}, true);
     else if (!ret && claimed)

@@ -201,3 +201,16 @@ void fill_pattern(void *buffer, size_t length, uint64_t *seed)
         memcpy(bytes + i, &value, length - i < 8 ? length - i : 8);
     }
 }
+
+void write_text(pcow_image *image, uint64_t offset, const char *text)
+{
+    MUST(pcow_write(image, offset, text, strlen(text) + 1, &error));
+}
+
+const struct pcow_snapshot *find_snapshot(const struct pcow_snapshot *list, size_t count, const char *name)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(list[i].name, name) == 0)
+            return &list[i];
+    return NULL;
+}

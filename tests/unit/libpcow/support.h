@@ -61,6 +61,10 @@ pcow_image *must_create(const char *path, uint64_t size, uint64_t cluster_size, 
 pcow_map *must_map_by(pcow_image *image, enum pcow_engine engine, unsigned vma_budget);
 /* No finding at all, or the test fails with what was found. */
 void must_be_clean(const char *path);
+/* Write a text with its end. */
+void write_text(pcow_image *image, uint64_t offset, const char *text);
+/* NULL: there is none of that name */
+const struct pcow_snapshot *find_snapshot(const struct pcow_snapshot *list, size_t count, const char *name);
 void assert_reads(pcow_image *image, uint64_t offset, const void *expected, size_t length);
 
 #define FOR_EACH_ENGINE(engine) for (enum pcow_engine engine = PCOW_ENGINE_SIGNAL; engine <= PCOW_ENGINE_KVM; engine++)

@@ -14,11 +14,6 @@
 
 #include "format/format2.h"
 
-static void put(pcow_image *image, uint64_t offset, const char *text)
-{
-    MUST(pcow_write(image, offset, text, strlen(text) + 1, &error));
-}
-
 static int fork_image(const char *name, const char *base, const char *snapshot, struct pcow_error *error)
 {
     struct pcow_create_options options = {.base = scratch(base), .base_snapshot = snapshot};
@@ -71,9 +66,9 @@ static void test_children_keep_their_snapshot(void **state)
     pcow_image *base = must_create(scratch("base"), 4 * MIB, 0, NULL);
 
     (void)state;
-    put(base, 0, "old");
+    write_text(base, 0, "old");
     MUST(pcow_snapshot_create(base, "s", &error));
-    put(base, 0, "new");
+    write_text(base, 0, "new");
     pcow_close(base);
     assert_int_equal(flags_in_file("base", "s"), 0);
     MUST(fork_image("one", "base", "s", &error));
@@ -102,9 +97,9 @@ static void test_a_rebased_child_lets_go(void **state)
     pcow_image *image = must_create(scratch("base"), 4 * MIB, 0, NULL);
 
     (void)state;
-    put(image, 0, "a");
+    write_text(image, 0, "a");
     MUST(pcow_snapshot_create(image, "a", &error));
-    put(image, 0, "b");
+    write_text(image, 0, "b");
     MUST(pcow_snapshot_create(image, "b", &error));
     MUST(fork_image("top", "base", "a", &error));
     pcow_close(image);
@@ -125,18 +120,18 @@ static void test_fork_of_an_image_in_use(void **state)
     pcow_image *base = must_create(scratch("base"), 8 * MIB, 0, NULL), *top;
 
     (void)state;
-    put(base, 0, "old");
+    write_text(base, 0, "old");
     MUST(pcow_snapshot_create(base, "s", &error));
-    put(base, 0, "new");
+    write_text(base, 0, "new");
     /* Its present state is what the writer changes. */
     MUST_FAIL(-EBUSY, fork_image("top", "base", NULL, &error));
     MUST(fork_image("top", "base", "s", &error));
     top = must_open(scratch("top"), PCOW_OPEN_WRITE);
     assert_reads(top, 0, "old", 4);
-    put(top, 4096, "child");
-    put(base, 4096, "parent");
+    write_text(top, 4096, "child");
+    write_text(base, 4096, "parent");
     MUST(pcow_snapshot_create(base, "t", &error));
-    put(base, 0, "newer");
+    write_text(base, 0, "newer");
     assert_reads(top, 0, "old", 4);
     assert_reads(top, 4096, "child", 6);
     delete_is_refused(base, "s", "'top'");
@@ -158,9 +153,9 @@ static void test_a_snapshot_that_is_read_stays(void **state)
     struct pcow_check_result result;
 
     (void)state;
-    put(image, 0, "a");
+    write_text(image, 0, "a");
     MUST(pcow_snapshot_create(image, "a", &error));
-    put(image, 0, "b");
+    write_text(image, 0, "b");
     MUST(pcow_snapshot_create(image, "b", &error));
     MUST(pcow_open(scratch("t"), 0, "a", &view, &error));
     delete_is_refused(image, "a", "is in use");
@@ -184,8 +179,8 @@ static void test_ancestors_may_be_deleted(void **state)
 
     (void)state;
     for (unsigned i = 0; i < 5; i++, text[0]++) {
-        put(base, i * 4096, text);
-        put(base, MIB, text);
+        write_text(base, i * 4096, text);
+        write_text(base, MIB, text);
         MUST(pcow_snapshot_create(base, text, &error));
     }
     MUST(fork_image("top", "base", "d", &error));
