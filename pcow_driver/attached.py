@@ -18,6 +18,7 @@ from oslo_log import log as logging
 from pcow_driver import domain
 from pcow_driver import exception
 from pcow_driver import image
+from pcow_driver import interrupt
 from pcow_driver import libvirt_xml
 from pcow_driver import names
 
@@ -93,7 +94,8 @@ def snapshot_create_all(wanted: Sequence[tuple[str, str]]) -> None:
         except BaseException:
             for path, name in reversed(made):
                 try:
-                    snapshot_delete(path, name)
+                    with interrupt.clearing_up():
+                        snapshot_delete(path, name)
                 except exception.PcowError as e:
                     LOG.warning('%s: the snapshot %s stays: %s', path, name, e)
             raise

@@ -163,9 +163,15 @@ def _check_pools() -> Iterator[Finding]:
         check = f'pool {entry.name}'
         try:
             pool = pools.get(entry.name)
+        except (exception.PcowError, OSError) as e:
+            yield Finding(check, MISSING, str(e), (
+                f"mount its file system; if it is gone for good: 'pcowctl pool remove --forget {entry.name}'"))
+            continue
+        try:
             capacity, persistence = pool.capacity(), pool.persistence()
         except (exception.PcowError, OSError) as e:
-            yield Finding(check, ADVICE, str(e), f"mount its file system, or: pcowctl pool remove --forget {entry.name}")
+            yield Finding(check, MISSING, str(e), (
+                'this says nothing of its images: run it as root, see whether it is mounted read-only, install what is missing'))
             continue
         found = f'{persistence}, {units.format_size(capacity.free)} of {units.format_size(capacity.total)} free ({pool.path})'
         if capacity.free < capacity.total // 20:

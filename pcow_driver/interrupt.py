@@ -5,10 +5,13 @@ The handler raises, so that temporary files and child processes go.  But Python 
 hooks around fork or in a destructor; so the signal is remembered as well, and looked at around each program that is run.
 """
 
+from collections.abc import Iterator
+import contextlib
 import signal
 from types import FrameType
 
 _received: list[int] = []
+_clearing_up: list[bool] = []
 
 
 def install() -> None:
@@ -19,10 +22,20 @@ def install() -> None:
 
 def check() -> None:
     """Raise again what a signal raised before; nothing new begins after an interrupt."""
-    if _received:
+    if _received and not _clearing_up:
         if _received[0] == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + _received[0])
+
+
+@contextlib.contextmanager
+def clearing_up() -> Iterator[None]:
+    """What is undone in here is not interrupted, by no signal that has come or comes; afterwards they count again."""
+    _clearing_up.append(True)
+    try:
+        yield
+    finally:
+        _clearing_up.pop()
 
 
 def _handle(number: int, _frame: FrameType | None) -> None:

@@ -19,6 +19,7 @@ import urllib.parse
 
 from pcow_driver import device
 from pcow_driver import exception
+from pcow_driver import interrupt
 from pcow_driver import tool
 from pcow_driver import workspace
 
@@ -69,7 +70,8 @@ def start(directory: str, path: str, *, window: device.Window | None = None, sna
             tool.run(*command)                 # it goes into the background when it serves, and says what is wrong before
             _wait_written(os.path.join(directory, 'nbdkit.pid'))
     except BaseException:
-        stop(directory)
+        with interrupt.clearing_up():
+            stop(directory)
         raise
     return f'nbd+unix:///?socket={urllib.parse.quote(socket)}'
 
@@ -192,7 +194,8 @@ def _temporary() -> Iterator[str]:
         try:
             yield directory
         finally:
-            stop(directory)
+            with interrupt.clearing_up():
+                stop(directory)
 
 
 def _end(directory: str, name: str) -> None:

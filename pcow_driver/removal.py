@@ -205,7 +205,7 @@ def _reduce(pool: pool_module.Pool, name: str) -> None:
         info = image.info(path)
         bases = _bases(pool)
         needed = [one.name for one in info.snapshots if one.pinned and bases & {(info.uuid, one.name), (None, None)}]
-        if needed and (info.uuid, None) not in bases:
+        if needed and not bases & {(info.uuid, None), (None, None)}:
             image.snapshot_revert(path, needed[-1])
             for snapshot in reversed(info.snapshots):
                 if snapshot.name not in needed:

@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 import mmap
 import os
+import re
 import resource
 import tempfile
 
@@ -15,8 +16,9 @@ from pcow_driver import tool
 from pcow_driver import units
 
 KINDS = ('xfs', 'ext4')
-MOUNT_OPTIONS = 'dax=always,noatime'
+MOUNT_OPTIONS = 'dax=always,noatime,nosuid,nodev'     # nothing in a pool is a program or a device
 MIN_XFS_SIZE = 600 * units.MIB             # what is left of it for its log is then above the 64 MiB that mkfs.xfs wants
+_ESCAPED = re.compile(r'\\([0-7]{3})')         # white space and backslashes in the kernel's lists of mounts
 _MAP_SHARED_VALIDATE, _MAP_SYNC = 0x03, 0x80000    # Linux, include/uapi/asm-generic/mman.h
 _PROBE_SLABS = 8
 _PROBE_SIZE = _PROBE_SLABS * units.SLAB_SIZE
@@ -85,7 +87,7 @@ def mounted(path: str) -> tuple[str, str]:
     with open('/proc/self/mountinfo', encoding='utf-8') as f:
         for line in f:
             fields, _dash, rest = line.partition(' - ')
-            mount_point = fields.split()[4].encode().decode('unicode_escape')
+            mount_point = _ESCAPED.sub(lambda found: chr(int(found[1], 8)), fields.split()[4])
             if mount_point == os.path.realpath(path):
                 found = (rest.split()[0], rest.split()[1])
     return found

@@ -14,7 +14,7 @@ _PLAIN = re.compile(r'[A-Za-z0-9:_.]')
 
 _FIRST_WORDS = '# Written by pcowctl '         # of every unit of ours
 _TEMPLATE = _FIRST_WORDS + """\
-for the pool {name}; 'pcowctl pool remove' deletes it.
+for the pool {name}; 'pcowctl pool remove --destroy' deletes it.
 [Unit]
 Description=pcow pool {name}
 Documentation=man:pcowctl(1)

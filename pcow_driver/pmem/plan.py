@@ -12,6 +12,7 @@ import shlex
 from oslo_log import log as logging
 
 from pcow_driver import exception
+from pcow_driver import interrupt
 
 LOG = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class Plan:
 
 def _undo(shown: str, undo: Callable[[], None]) -> None:
     try:
-        undo()
+        with interrupt.clearing_up():
+            undo()
     except (exception.PcowError, OSError) as e:
         LOG.warning('"%s" could not be undone: %s', shown, e)

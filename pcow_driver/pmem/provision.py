@@ -91,6 +91,10 @@ class _Making:
             raise exception.DeviceRefused(device=region.dev, reason=(
                 f'the label areas of {", ".join(region.dimms)} are damaged, so that nobody knows which namespaces it has: write '
                 "a saved copy back ('ndctl write-labels'), or give --force to lose what may be in it"))
+        if not region.namespaces and not self.request.force:
+            raise exception.DeviceRefused(device=region.dev, reason=(
+                'none of its namespaces is to be seen, as when it is disabled, so that nobody knows what they hold: '
+                f"'ndctl enable-region {region.dev}', or give --force to lose what may be in them"))
         for item in region.namespaces:
             self._check_content(item)
         dimms, overwrite = region.dimms, ndctl.labels_are_damaged(region)
@@ -133,7 +137,7 @@ class _Making:
             self._destroys = filesystems.UNKNOWN           # it was looked at above, and is another device afterwards
         change = (namespace.dev, self.request.align)
         self.plan.add(plan_module.command_line(*namespaces.reconfigure_command(*change)),
-                      lambda: self._take(ndctl.created(namespaces.reconfigure(*change))))
+                      lambda: self._take(ndctl.created(namespaces.reconfigure(*change, self.request.force))))
 
     def _take(self, namespace: ndctl.Namespace) -> None:
         if not namespace.device:
@@ -318,6 +322,10 @@ def plan_remove(name: str, *, forget: bool) -> plan_module.Plan:
     found = pools.entry(name)
     plan = plan_module.Plan()
     shown = f'[forget pool {name}]'
+    if not forget and not os.path.ismount(found.path) and mount_unit.installed(found.path):
+        raise exception.PoolInvalid(path=found.path, reason=(
+            'its file system is not mounted, so that nobody can see whether images are in it: '
+            f"'systemctl start {mount_unit.unit_name(found.path)}', or --forget to lose its name and settings"))
     if not forget and os.path.lexists(os.path.join(found.path, pool.MARKER)):
         _check_empty(pools.get(name))
         shown = f'[delete {os.path.join(found.path, pool.MARKER)} and forget pool {name}]'

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from pathlib import Path
 import re
+import stat
 
 from pcow_driver import conf
 from pcow_driver import exception
@@ -48,8 +51,15 @@ def label(text: str) -> str:
 def device(path: str) -> str:
     """:raises InvalidName: it is not a plain path below /dev"""
     _named(_DEVICE, 'device', path, '/dev/pmem0')
-    if '..' in path.split('/') or not os.path.realpath(path).startswith('/dev/'):
+    real = os.path.realpath(path)
+    if '..' in path.split('/') or not real.startswith('/dev/'):
         raise exception.InvalidName(kind='device', name=path, reason='it leads out of /dev')
+    # What is there may be changed between this look and the next where others may write: /dev/shm.
+    for directory in {parent for name in (path, real) for parent in Path(name).parents if parent.is_relative_to('/dev')}:
+        with contextlib.suppress(FileNotFoundError):
+            found = directory.stat()
+            if found.st_uid != 0 or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                raise exception.InvalidName(kind='device', name=path, reason=f'others than root may write to {directory}')
     return path
 
 

@@ -71,9 +71,11 @@ def remove_directory(directory: str) -> None:
 def mount(kind: str, device: str, directory: str) -> None:
     """With DAX.
 
+    :raises DeviceRefused: it is no block device (mount(8) would take a file as well), or is in use
     :raises ToolFailed:
     """
-    filesystem.run(filesystem.mount_command(_kind(kind), checks.device(device), _empty(directory)))
+    device_module.check_unused(checks.device(device))
+    filesystem.run(filesystem.mount_command(_kind(kind), device, _empty(directory)))
 
 
 @context.entrypoint

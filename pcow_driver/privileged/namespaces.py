@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 import tempfile
 
 from pcow_driver import exception
@@ -16,6 +17,7 @@ from pcow_driver.privileged import context
 
 ALIGNMENTS = (units.SLAB_SIZE, units.GIB)
 _MOST = 1 << 56                                # bytes
+_DEVICES = '/sys/bus/nd/devices'
 
 
 def disable_region_command(region: str) -> tuple[str, ...]:
@@ -60,11 +62,15 @@ def _ndctl(command: tuple[str, ...]) -> str:
     return tool.run(tool.find_system(command[0], 'ndctl'), *command[1:])
 
 
+def _block_devices(namespace: str) -> list[str]:
+    directory = f'{_DEVICES}/{checks.namespace(namespace)}/block'
+    return [f'/dev/{name}' for name in os.listdir(directory)] if os.path.isdir(directory) else []
+
+
 def _check_unused(namespace: str) -> None:
     """:raises DeviceRefused: its block device is mounted, or part of another device; a process uses its character device"""
-    blocks = f'/sys/bus/nd/devices/{checks.namespace(namespace)}/block'
-    for name in os.listdir(blocks) if os.path.isdir(blocks) else ():
-        device_module.check_unused(f'/dev/{name}')
+    for device in _block_devices(namespace):
+        device_module.check_unused(device)
     users.check_unused(namespace)
 
 
@@ -76,8 +82,13 @@ def check_unused(namespace: str) -> None:
 
 @context.entrypoint
 def disable_region(region: str) -> None:
-    """:raises ToolFailed:"""
-    _ndctl(disable_region_command(region))
+    """:raises DeviceRefused: one of its namespaces is in use, which ndctl would not mind
+    :raises ToolFailed:
+    """
+    command = disable_region_command(region)
+    for path in sorted(Path(_DEVICES, region).glob('namespace*')):
+        _check_unused(path.name)
+    _ndctl(command)
 
 
 @context.entrypoint
@@ -102,13 +113,19 @@ def create(region: str, size: int | None, align: int, name: str) -> str:
 
 
 @context.entrypoint
-def reconfigure(namespace: str, align: int) -> str:
+def reconfigure(namespace: str, align: int, force: bool) -> str:
     """What ndctl prints of the namespace as it is now.
 
-    :raises DeviceRefused: it is in use
+    :param force: what it holds may be lost
+    :raises DeviceRefused: it is in use; or, without ``force``, carries something or cannot be looked at
     :raises ToolFailed:
     """
     _check_unused(namespace)
+    devices = _block_devices(namespace)
+    if not devices and not force:
+        raise exception.DeviceRefused(device=namespace, reason='it has no block device, so that nobody can see what it holds')
+    for device in devices:
+        device_module.check_formattable(device, force=bool(force))
     return _ndctl(reconfigure_command(namespace, align))
 
 

@@ -30,22 +30,25 @@ packages_hold_services() {
 }
 
 packages_install() {
-    local missing held=no
+    local missing
     mapfile -t missing < <(packages_missing "$@")
     ((${#missing[@]})) || return 0
     ((EUID == 0)) || fail "these packages are missing, and installing them needs root: ${missing[*]}"
     step "installing ${missing[*]}"
     export DEBIAN_FRONTEND=noninteractive
-    packages_hold_services && held=yes
-    if ! apt-get install -y --no-install-recommends "${missing[@]}" >"$build/logs/apt.log" 2>&1 </dev/null; then
-        # The lists may be missing or old.
-        run "$build/logs/apt-update.log" apt-get update
-        apt-get install -y --no-install-recommends "${missing[@]}" >"$build/logs/apt.log" 2>&1 </dev/null || {
-            [[ $held == yes ]] && rm -f /usr/sbin/policy-rc.d
-            tail -n 40 "$build/logs/apt.log" >&2
-            fail "apt-get could not install: ${missing[*]}"
-        }
-    fi
-    [[ $held == yes ]] && rm -f /usr/sbin/policy-rc.d
+    # A subshell, whose end, whatever it is, lets services start again.
+    (
+        if packages_hold_services; then
+            trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+        fi
+        if ! apt-get install -y --no-install-recommends "${missing[@]}" >"$build/logs/apt.log" 2>&1 </dev/null; then
+            # The lists may be missing or old.
+            run "$build/logs/apt-update.log" apt-get update
+            apt-get install -y --no-install-recommends "${missing[@]}" >"$build/logs/apt.log" 2>&1 </dev/null || {
+                tail -n 40 "$build/logs/apt.log" >&2
+                fail "apt-get could not install: ${missing[*]}"
+            }
+        fi
+    ) || exit 1
     return 0
 }

@@ -6,7 +6,9 @@ import contextlib
 import mmap
 import os
 from pathlib import Path
+import signal
 import subprocess
+import sys
 
 import fixtures
 
@@ -102,6 +104,20 @@ class NdctlTest(base.TestCase):
         error = self.assertRaises(exception.DeviceRefused, provision.plan_create, provision.Request(
             name='p', directory=str(self.directory / 'mnt'), filesystem='xfs', namespace='namespace0.0'))
         self.assertIn('3 bad sectors', str(error))
+
+    def test_a_region_whose_namespaces_are_not_to_be_seen(self) -> None:
+        """Disabled, without labels: what lies in it cannot be looked at, so that nothing may be written over it."""
+        (self.directory / 'sys/region1').mkdir()
+        (self.directory / 'sys/region1/nstype').write_text('4\n')
+        (self.directory / 'text').write_text(LISTED.replace(
+            '"namespaces":[{"dev":"namespace1.0","mode":"raw","size":1071644672,"sector_size":512,"blockdev":"pmem1"}]',
+            '"state":"disabled"'), encoding='utf-8')
+        self.script('ndctl', f'#!/bin/sh\ncase "$1 $2" in "read-labels --json") echo [1] ;; read-labels*) printf "" >"$3" ;; '
+                             f'*) cat {self.directory}/text ;; esac\n')
+        self.useFixture(fixtures.EnvironmentVariable('PATH', f'{self.directory}:{os.environ["PATH"]}'))
+        error = self.assertRaises(exception.DeviceRefused, provision.plan_create, provision.Request(
+            name='p', directory=str(self.directory / 'mnt'), filesystem='ext4', region='region1'))
+        self.assertIn('ndctl enable-region region1', str(error))
 
     def test_sizes_are_rounded_to_what_the_region_can_do(self) -> None:
         self._prints(LISTED)
@@ -238,7 +254,7 @@ class UsersTest(base.TestCase):
         error = self.assertRaises(exception.DeviceRefused, namespaces.check_unused, 'namespace1.0')
         self.assertIn(f'/dev/dax1.0 is in use by process {os.getpid()} (', str(error))
         namespaces.check_unused('namespace1.1')
-        for function, arguments in ((namespaces.destroy, ()), (namespaces.reconfigure, (2 << 20,))):
+        for function, arguments in ((namespaces.destroy, ()), (namespaces.reconfigure, (2 << 20, False))):
             self.assertRaises(exception.DeviceRefused, function, 'namespace1.0', *arguments)
         os.close(slave)
         namespaces.check_unused('namespace1.0')
@@ -305,6 +321,21 @@ class PlanTest(base.TestCase):
         made.add('three', fail)
         self.assertRaises(exception.ProbeFailed, made.run, lambda _line: None)
         self.assertEqual(['-1'], done)
+
+    def test_undone_after_an_interrupt(self) -> None:
+        """A step that undoes runs programs, which nothing new may do after one."""
+        marker = self.directory / 'undone'
+        code = ('import signal\n'
+                'from pcow_driver import interrupt, tool\n'
+                'from pcow_driver.pmem import plan\n'
+                'interrupt.install()\n'
+                'made = plan.Plan()\n'
+                f'made.add("one", lambda: None, lambda: tool.run("/usr/bin/touch", "{marker}"))\n'
+                'made.add("two", lambda: signal.raise_signal(signal.SIGINT))\n'
+                'made.run()\n')
+        done = subprocess.run([sys.executable, '-c', code], cwd=base.TOP, capture_output=True, check=False, timeout=60)
+        self.assertEqual(-signal.SIGINT, done.returncode, str(done.stderr))
+        self.assertTrue(marker.exists())
 
     def test_showing_changes_nothing(self) -> None:
         done: list[str] = []
@@ -385,6 +416,24 @@ class DestroyTest(base.TestCase):
         self.addCleanup(subprocess.run, ['umount', '-q', self.path], check=False)
         provision.plan_memory('quick', str(self.path), 32 << 20).run()
         self.pools = registry.PoolRegistry()
+
+    def test_name_that_is_not_ascii(self) -> None:
+        path = self.directory / 'grö ße'
+        self.addCleanup(subprocess.run, ['umount', '-q', path], check=False)
+        provision.plan_memory('größe', str(path), 32 << 20).run()
+        self.assertEqual('tmpfs', filesystem.mounted(str(path))[0])
+        provision.plan_destroy('größe').run()
+        self.assertFalse(path.is_mount())
+
+    def test_not_mounted(self) -> None:
+        """An unmounted pool looks empty; whoever forgets it should know."""
+        self.useFixture(fixtures.MonkeyPatch('pcow_driver.pmem.mount_unit.DIRECTORY', str(self.directory / 'units')))
+        mount_unit.install(str(self.path), mount_unit.text('quick', 'x', str(self.path), 'xfs', 'noatime'))
+        subprocess.run(['umount', self.path], check=True)
+        error = self.assertRaises(exception.PoolInvalid, provision.plan_remove, 'quick', forget=False)
+        self.assertIn('systemctl start', str(error))
+        provision.plan_remove('quick', forget=True).run()
+        self.assertEqual([], self.pools.list())
 
     def test_busy(self) -> None:
         """Somebody uses something in it: it stays what it was."""

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 import subprocess
 import sys
+import tempfile
 from typing import Any
 
 import fixtures
@@ -70,11 +71,12 @@ class EntryPointTest(base.TestCase):
                              namespaces.has_label_area, namespaces.label_area_holds_something):
                 self.refuse(function, name)
             self.refuse(namespaces.create, name, None, 2 << 20, 'n')
-            self.refuse(namespaces.reconfigure, name, 2 << 20)
+            self.refuse(namespaces.reconfigure, name, 2 << 20, True)
             self.refuse(namespaces.init_labels, [name], False)
         for align in (4096, 0, '2M', None):
             self.refuse(namespaces.create, 'region0', None, align, 'n')
-            self.refuse(namespaces.reconfigure, 'namespace0.0', align)
+            self.refuse(namespaces.reconfigure, 'namespace0.0', align, True)
+        self.refuse(namespaces.reconfigure, 'namespace9.9', 2 << 20, False)       # nobody can see what it holds
         for size in (0, -1, '1G', True, 1 << 60):
             self.refuse(namespaces.create, 'region0', size, 2 << 20, 'n')
         for label in ('', '-x', 'a/b', 'a\nb', None):
@@ -92,9 +94,20 @@ class EntryPointTest(base.TestCase):
             self.refuse(filesystems.install_unit, 'p', device, str(self.pools / 'p'), 'xfs')
         self.refuse(filesystems.make, 'xfs', '/dev/null', 'l', 'anything')            # no block device
         self.refuse(filesystems.wipe, '/dev/null')
+        self.refuse(filesystems.mount, 'xfs', '/dev/null', str(self.pools / 'p'))
         self.refuse(filesystems.make, 'btrfs', '/dev/pmem0', 'l', 'anything')
         self.refuse(filesystems.make, 'xfs', '/dev/pmem0', 'l', 'everything')
         self.refuse(filesystems.mount, 'btrfs', '/dev/pmem0', str(self.pools / 'p'))
+
+    def test_a_place_where_others_may_write(self) -> None:
+        """mount(8) would take a file, and who may write there may exchange it between two looks."""
+        (self.pools / 'p').mkdir()
+        with tempfile.NamedTemporaryFile(dir='/dev/shm', prefix='pcow_test_') as file:
+            for function, arguments in ((filesystems.mount, ('xfs', file.name, str(self.pools / 'p'))),
+                                        (filesystems.signature, (file.name,)), (filesystems.wipe, (file.name,))):
+                self.assertIn('others than root may write to /dev/shm', str(self.assertRaises(
+                    exception.InvalidName, function, *arguments)))
+        self.assertFalse(self.ran.exists())
 
     def test_directories(self) -> None:
         (self.pools / 'link').symlink_to('/etc')
