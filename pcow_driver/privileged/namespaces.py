@@ -86,7 +86,7 @@ def disable_region(region: str) -> None:
     :raises ToolFailed:
     """
     command = disable_region_command(region)
-    for path in sorted(Path(_DEVICES, region).glob('namespace*')):
+    for path in sorted(Path(_DEVICES, region).glob('namespace[0-9]*')):          # not namespace_seed
         _check_unused(path.name)
     _ndctl(command)
 
