@@ -73,6 +73,19 @@ class LibvirtQemuImgTest(images.ImageTestCase):
         self.assertEqual([], self.call('-d', 's'))
         self.assert_names()
 
+    def test_a_name_that_is_the_id_of_another(self) -> None:
+        self.fill(1)
+        self.assertEqual([], self.call('-c', 'first'))
+        self.fill(2)
+        self.assertEqual([], self.call('-c', '1'))
+        self.fill(3)
+        self.assertEqual([], self.call('-a', '1'))
+        self.assert_holds(2)
+        self.assertEqual([], self.call('-d', '1'))
+        self.assert_names('first')
+        self.assertEqual([], self.call('-a', 'first'))
+        self.assert_holds(1)
+
     def test_an_image_stands_on_one(self) -> None:
         """Nothing is deleted, although libvirt goes on with the next disk."""
         self.call('-c', 's')
