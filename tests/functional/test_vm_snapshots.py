@@ -256,17 +256,6 @@ class FaultTest(vm_snapshot_case.VmSnapshotTestCase):
 
     STREAK = 6                     # successes in a row that end a test: how many writes there are varies a little
 
-    def start_faulty(self, number: int) -> vm_state.Vm:
-        rules = [f'[set-state]\nevent = "pwritev"\nstate = "{state}"\nnew_state = "{state + 1}"\n' for state in range(1, number)]
-        rules.append(f'[inject-error]\nevent = "pwritev"\nstate = "{number}"\nerrno = "5"\nonce = "on"\n')
-        path = self.directory / 'rules'
-        path.write_text('\n'.join(rules))
-        return vm_state.Vm(
-            self.directory, *test_qemu_backend.backend(self.image),
-            '-blockdev', f'driver=qcow2,node-name=disk0,file.driver=blkdebug,file.config={path},'
-                         f'file.image.driver=file,file.image.filename={self.carrier}',
-            '-device', 'virtio-blk-pci,drive=disk0,id=carrier')
-
     def until_none_strikes(self, command: str, before: list[str], after: list[str]) -> None:
         failed = streak = number = 0
         while streak < self.STREAK:
@@ -286,6 +275,7 @@ class FaultTest(vm_snapshot_case.VmSnapshotTestCase):
             self.assertIn(images_now, (before, after) if message else (after,), (number, message))
             self.assertEqual(images_now, disks_now, (number, message))
             self.assertEqual(images_now, vm_state.image_names(self.image))
+            self.assertEqual(images_now, vm_state.disk_names(self.carrier), (number, message))
             vm_state.run('pcow-img', 'check', self.image)
         self.assertGreaterEqual(failed, 2)
 
