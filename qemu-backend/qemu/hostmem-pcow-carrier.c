@@ -181,6 +181,50 @@ bool hostmem_pcow_check_new_on_disks(const char *name, bool has_devices,
                         &disks, errp);
 }
 
+typedef struct LoadArgs {
+    const char *name;
+    HostMemPcowMark mark;
+    const BlockDriverState *checked; /* loadvm takes the first of the name */
+} LoadArgs;
+
+static bool check_load(BlockDriverState *bs, const QEMUSnapshotInfo *sn,
+                       void *opaque, Error **errp)
+{
+    LoadArgs *args = opaque;
+
+    if (bs == args->checked || strcmp(sn->name, args->name)) {
+        return true;
+    }
+    args->checked = bs;
+    if (!has_date(sn, &args->mark)) {
+        error_setg(errp, "snapshot '%s' of disk '%s' is of another time than "
+                   "the VM state of that name, so nothing was changed: put the "
+                   "right disk back", sn->name,
+                   bdrv_get_device_or_node_name(bs));
+        return false;
+    }
+    if (!QLIST_EMPTY(&bs->dirty_bitmaps)) {
+        error_setg(errp, "disk '%s' has dirty bitmaps and cannot be reverted, "
+                   "so nothing was changed: remove them first (virsh "
+                   "checkpoint-delete)", bdrv_get_device_or_node_name(bs));
+        return false;
+    }
+    return true;
+}
+
+bool hostmem_pcow_check_load_on_disks(const QEMUSnapshotInfo *sn,
+                                      bool has_devices, strList *devices,
+                                      Error **errp)
+{
+    LoadArgs args = {
+        .name = sn->name,
+        .mark = { .date_sec = sn->date_sec, .date_nsec = sn->date_nsec },
+    };
+    unsigned disks;
+
+    return foreach_disk(has_devices, devices, check_load, &args, &disks, errp);
+}
+
 /* ---- recovery ------------------------------------------------------------ */
 
 static bool delete_on_disk(BlockDriverState *bs, const QEMUSnapshotInfo *sn,
@@ -194,8 +238,13 @@ static bool delete_on_disk(BlockDriverState *bs, const QEMUSnapshotInfo *sn,
 static bool revert_disk(BlockDriverState *bs, const QEMUSnapshotInfo *sn,
                         void *opaque, Error **errp)
 {
-    return !has_date(sn, opaque) ||
-           bdrv_snapshot_goto(bs, sn->id_str, errp) >= 0;
+    ERRP_GUARD();
+
+    if (has_date(sn, opaque) && bdrv_snapshot_goto(bs, sn->id_str, errp) < 0) {
+        error_prepend(errp, "disk '%s': ", bdrv_get_device_or_node_name(bs));
+        return false;
+    }
+    return true;
 }
 
 /* A QEMU ended while it reverted: do all of it. Its RAM is lost either way. */
@@ -205,6 +254,7 @@ static bool recover_load(HostMemPcow *pcow, const char *mark_name,
     Found found = { .mark = mark };
     struct pcow_error error;
     unsigned disks;
+    ERRP_GUARD();
 
     if (!foreach_disk(false, NULL, match_date, &found, &disks, errp)) {
         return false;
@@ -221,6 +271,11 @@ static bool recover_load(HostMemPcow *pcow, const char *mark_name,
     }
     if (!foreach_disk(false, NULL, revert_disk, (void *)mark, &disks, errp) ||
         !hostmem_pcow_revert(pcow, mark_name, errp)) {
+        error_prepend(errp, "the VM was being reverted to '%s' of pcow image "
+                      "'%s' when QEMU ended, which cannot be finished. Remove "
+                      "the cause, or rename that snapshot to start with images "
+                      "and disks as they are (pcow-img snapshot --rename): ",
+                      mark_name, pcow_path(pcow->image));
         return false;
     }
     if (pcow_snapshot_rename(pcow->image, mark_name, found.name, &error) < 0) {
@@ -319,6 +374,7 @@ static bool recover(HostMemPcow *pcow, void *opaque, Error **errp)
         /* A load of this process that failed is for who lets the VM run. */
         if (!parse_mark(list[i].name, &mark) ||
             (mark.loading && !may_revert_disks()) ||
+            !g_strcmp0(list[i].name, pcow->loading_mark) ||
             (mark.loading ? recover_load : recover_mark)(pcow, list[i].name,
                                                          &mark, &err)) {
             continue;
@@ -337,12 +393,5 @@ static bool recover(HostMemPcow *pcow, void *opaque, Error **errp)
 
 void hostmem_pcow_all_recover(void)
 {
-    if (!hostmem_pcow_present()) {
-        return;
-    }
-    /* Of this process itself: whoever goes on takes it as it is. */
-    hostmem_pcow_all_end_load(NULL);
-    hostmem_pcow_hold_guest();
-    hostmem_pcow_foreach(recover, NULL, NULL);
-    hostmem_pcow_release_guest();
+    hostmem_pcow_held_foreach(recover, NULL, NULL);
 }

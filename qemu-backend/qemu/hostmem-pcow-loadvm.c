@@ -68,6 +68,44 @@ void hostmem_pcow_loadvm_unregister(HostMemPcow *pcow)
     g_free(pcow->loading_name);
 }
 
+/* The load was that of a snapshot that has another name now, or is gone. */
+static bool forget_lost_mark(HostMemPcow *pcow, Error **errp)
+{
+    struct pcow_snapshot found;
+
+    if (!hostmem_pcow_find_snapshot(pcow->image, pcow->loading_mark, 0, &found,
+                                    errp)) {
+        return false;
+    }
+    if (!found.id) {
+        g_clear_pointer(&pcow->loading_mark, g_free);
+        g_clear_pointer(&pcow->loading_name, g_free);
+    }
+    return true;
+}
+
+static bool check_not_loading(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    const char *name = opaque;
+
+    if (pcow->loading_mark && !forget_lost_mark(pcow, errp)) {
+        return false;
+    }
+    if (!pcow->loading_mark || (name && !strcmp(name, pcow->loading_name))) {
+        return true;
+    }
+    error_setg(errp, "a load of the snapshot '%s' failed halfway, so disks and "
+               "the pcow image '%s' may be of different times: load it again, "
+               "or let the VM go on with both as they are (cont, virsh resume)",
+               pcow->loading_name, pcow_path(pcow->image));
+    return false;
+}
+
+bool hostmem_pcow_check_not_loading(const char *name, Error **errp)
+{
+    return hostmem_pcow_foreach(check_not_loading, (void *)name, errp);
+}
+
 static char *format_date(int64_t sec, uint32_t nsec)
 {
     g_autoptr(GDateTime) date = g_date_time_new_from_unix_utc(sec);
@@ -85,7 +123,9 @@ static bool check_load(HostMemPcow *pcow, void *opaque, Error **errp)
     if (pcow->readonly) {
         return true;
     }
-    if (!hostmem_pcow_find_snapshot(pcow->image, sn->name, 0, &found, errp)) {
+    /* a load that failed has left its mark, and this one is to finish it */
+    if (!hostmem_pcow_find_snapshot(pcow->image, pcow->loading_mark ?: sn->name,
+                                    0, &found, errp)) {
         return false;
     }
     if (!found.id) {
@@ -131,7 +171,7 @@ static bool mark_load(HostMemPcow *pcow, void *opaque, Error **errp)
     struct pcow_error error;
     int ret;
 
-    if (pcow->readonly) {
+    if (pcow->readonly || pcow->loading_mark) {
         return true;
     }
     if (!hostmem_pcow_count_disks(false, NULL, &mark, &mark.disks, errp)) {
@@ -158,14 +198,31 @@ bool hostmem_pcow_all_end_load(Error **errp)
     return hostmem_pcow_held_foreach(end_load, NULL, errp);
 }
 
-bool hostmem_pcow_all_check_load(const QEMUSnapshotInfo *sn, Error **errp)
+static bool is_not_marked(HostMemPcow *pcow, void *opaque, Error **errp)
 {
+    return !pcow->loading_mark;
+}
+
+bool hostmem_pcow_all_check_load(const QEMUSnapshotInfo *sn, bool has_devices,
+                                 strList *devices, Error **errp)
+{
+    bool again;
+
     hostmem_pcow_all_recover();
-    if (!hostmem_pcow_foreach(check_load, (void *)sn, errp)) {
+    if (!hostmem_pcow_present()) {
+        return true;
+    }
+    if (!hostmem_pcow_check_not_loading(sn->name, errp) ||
+        !hostmem_pcow_foreach(check_load, (void *)sn, errp) ||
+        !hostmem_pcow_check_load_on_disks(sn, has_devices, devices, errp)) {
         return false;
     }
+    again = !hostmem_pcow_foreach(is_not_marked, NULL, NULL);
     if (!hostmem_pcow_held_foreach(mark_load, (void *)sn, errp)) {
-        hostmem_pcow_all_end_load(NULL);
+        /* The disks may be there since the first time: then it stays marked */
+        if (!again) {
+            hostmem_pcow_all_end_load(NULL);
+        }
         return false;
     }
     return true;

@@ -104,6 +104,9 @@ bool hostmem_pcow_all_check_new(const char *name, bool has_devices,
     if (!hostmem_pcow_present()) {
         return true;
     }
+    if (!hostmem_pcow_check_not_loading(NULL, errp)) {
+        return false;
+    }
     if (strlen(name) >= PCOW_SNAPSHOT_NAME_SIZE ||
         hostmem_pcow_is_mark(name)) {
         error_setg(errp, "'%s' cannot be the name of a snapshot of a VM with "
@@ -258,7 +261,7 @@ static bool mark_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
     g_autofree char *mark_name = NULL;
     struct pcow_snapshot found;
     struct pcow_error error;
-    HostMemPcowMark mark;
+    HostMemPcowMark mark = {};
     int ret;
 
     if (pcow->readonly) {
@@ -297,6 +300,9 @@ bool hostmem_pcow_all_begin_delete(const char *name, bool has_devices,
     DeleteArgs args = { name, has_devices, devices };
 
     hostmem_pcow_all_recover();
+    if (!hostmem_pcow_check_not_loading(NULL, errp)) {
+        return false;
+    }
     hostmem_pcow_foreach(forget_snapshot, NULL, NULL);
     if (!hostmem_pcow_held_foreach(mark_snapshot, &args, errp)) {
         hostmem_pcow_all_recover();

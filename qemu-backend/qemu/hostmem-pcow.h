@@ -263,10 +263,15 @@ bool hostmem_pcow_all_end_delete(Error **errp);
 void hostmem_pcow_loadvm_register(HostMemPcow *pcow);
 void hostmem_pcow_loadvm_unregister(HostMemPcow *pcow);
 /*
- * Fails unless every image has the snapshot that belongs to VM state @sn.
- * Marks it, for the disks are reverted next, and the images only then.
+ * Fails unless every image and every disk has the snapshot that belongs to VM
+ * state @sn.  Marks it, for the disks are reverted next, and the images only
+ * then.  The mark of a load that fails halfway stays until the snapshot is
+ * loaded again, or the VM runs.
  */
-bool hostmem_pcow_all_check_load(const QEMUSnapshotInfo *sn, Error **errp);
+bool hostmem_pcow_all_check_load(const QEMUSnapshotInfo *sn, bool has_devices,
+                                 strList *devices, Error **errp);
+/* Fails if a load has failed so, unless it was that of the snapshot @name. */
+bool hostmem_pcow_check_not_loading(const char *name, Error **errp);
 bool hostmem_pcow_all_revert_snapshot(const char *name, Error **errp);
 /* Takes the marks of a load away, if there are any. */
 bool hostmem_pcow_all_end_load(Error **errp);
@@ -292,6 +297,10 @@ bool hostmem_pcow_count_disks(bool has_devices, strList *devices,
 /* Fails if a disk has a snapshot @name, which savevm would overwrite. */
 bool hostmem_pcow_check_new_on_disks(const char *name, bool has_devices,
                                      strList *devices, Error **errp);
+/* Fails if a disk cannot be reverted to the snapshot of VM state @sn. */
+bool hostmem_pcow_check_load_on_disks(const QEMUSnapshotInfo *sn,
+                                      bool has_devices, strList *devices,
+                                      Error **errp);
 /* Finish or take back what a QEMU that was killed left unfinished. */
 void hostmem_pcow_all_recover(void);
 /*
