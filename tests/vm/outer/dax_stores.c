@@ -9,45 +9,21 @@
  * slabs are prepared and nothing goes on behind the stores, "snapshot NAME" freezes what is there.
  */
 #include <fcntl.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "pcow.h"
-
-#define PATIENCE 120.0                          /* seconds for the thread that prepares */
+#include "mapped_image.h"
 
 static struct pcow_error error;
 
 struct side {
-    pcow_image *image;                          /* NULL: raw */
-    pcow_map *map;
+    struct mapped_image mapped;                 /* without an image: raw */
     volatile uint8_t *memory;
-    unsigned slabs, prepared;
+    unsigned slabs;
 };
-
-static void __attribute__((noreturn, format(printf, 1, 2))) give_up(const char *format, ...)
-{
-    va_list arguments;
-
-    va_start(arguments, format);
-    vfprintf(stderr, format, arguments);
-    va_end(arguments);
-    fputc('\n', stderr);
-    exit(1);
-}
-
-static double now(void)
-{
-    struct timespec time;
-
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
-}
 
 static void open_raw(struct side *side, const char *path)
 {
@@ -69,48 +45,20 @@ static void open_raw(struct side *side, const char *path)
     close(fd);
 }
 
-static void open_image(struct side *side, const char *path)
-{
-    struct pcow_create_options create = {.virtual_size = side->slabs * PCOW_SLAB_SIZE};
-    struct pcow_map_options options = {.engine = PCOW_ENGINE_SIGNAL, .full_policy = PCOW_FULL_FAIL, .prepared_slabs = side->prepared};
-
-    if (pcow_create(path, &create, &error) || pcow_open(path, PCOW_OPEN_WRITE, NULL, &side->image, &error)
-        || pcow_map_create(side->image, &options, &side->map, &error))
-        give_up("%s", error.message);
-    side->memory = pcow_map_address(side->map);
-}
-
-/* Until the thread has nothing to do any more, by what it says and by what it did last. */
-static void wait_idle(struct side *side)
-{
-    struct pcow_map_stats before, stats;
-    double begun = now();
-
-    if (!side->map)
-        return;
-    do {
-        pcow_map_get_stats(side->map, &before);
-        usleep(300000);
-        pcow_map_get_stats(side->map, &stats);
-        if (now() - begun > PATIENCE)
-            give_up("%u slabs are prepared, not %u", stats.slabs_ready, side->prepared);
-    } while (stats.slabs_ready < side->prepared || stats.slabs_queued > 0 || stats.slabs_prepared != before.slabs_prepared);
-}
-
 static void store(struct side *side, unsigned first, unsigned count, unsigned value)
 {
-    double begun = now();
+    uint64_t begun = now();
 
     if (first > side->slabs || count > side->slabs - first)
         give_up("there are %u slabs", side->slabs);
     for (uint64_t offset = first * PCOW_SLAB_SIZE; offset < (first + count) * PCOW_SLAB_SIZE; offset += PCOW_PAGE_SIZE)
         side->memory[offset + offset / PCOW_PAGE_SIZE % PCOW_PAGE_SIZE] = (uint8_t)value;
-    printf("stored %.3f s\n", now() - begun);
+    printf("stored %.3f s\n", (double)(now() - begun) / 1e9);
 }
 
 int main(int argc, char **argv)
 {
-    struct side side = {.slabs = argc > 3 ? (unsigned)atoi(argv[3]) : 0, .prepared = argc > 4 ? (unsigned)atoi(argv[4]) : 0};
+    struct side side = {.slabs = argc > 3 ? (unsigned)atoi(argv[3]) : 0};
     char line[256], name[64];
     unsigned first, count, value;
 
@@ -119,25 +67,25 @@ int main(int argc, char **argv)
     if (strcmp(argv[1], "raw") == 0)
         open_raw(&side, argv[2]);
     else
-        open_image(&side, argv[2]);
+        side.memory = mapped_image_make(&side.mapped, argv[2], side.slabs * PCOW_SLAB_SIZE, argc > 4 ? (unsigned)atoi(argv[4]) : 0);
     setlinebuf(stdout);
     printf("ready\n");
     while (fgets(line, sizeof line, stdin)) {
         if (sscanf(line, "store %u %u %u", &first, &count, &value) == 3) {
             store(&side, first, count, value);
         } else if (strcmp(line, "wait\n") == 0) {
-            wait_idle(&side);
+            mapped_image_wait_idle(&side.mapped);
             printf("idle\n");
-        } else if (sscanf(line, "snapshot %63s", name) == 1 && side.image) {
-            if (pcow_snapshot_create(side.image, name, &error))
+        } else if (sscanf(line, "snapshot %63s", name) == 1 && side.mapped.image) {
+            if (pcow_snapshot_create(side.mapped.image, name, &error))
                 give_up("%s", error.message);
             printf("frozen\n");
         } else {
             give_up("no command: %s", line);
         }
     }
-    if (side.map)
-        pcow_map_destroy(side.map);
-    pcow_close(side.image);
+    if (side.mapped.map)
+        pcow_map_destroy(side.mapped.map);
+    pcow_close(side.mapped.image);
     return 0;
 }

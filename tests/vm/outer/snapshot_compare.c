@@ -13,7 +13,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fs.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,42 +21,21 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "pcow.h"
+#include "mapped_image.h"
 
-#define PATIENCE 120.0                          /* seconds for the thread that prepares */
 #define PREPARED 16
 #define STORES 8                                /* between two snapshots of many */
 
 static struct pcow_error error;
 
 struct side {
-    pcow_image *image;                          /* NULL: raw */
-    pcow_map *map;
+    struct mapped_image mapped;                 /* without an image: raw */
     const char *path;
     int fd;
     volatile uint8_t *memory;
     uint64_t pages;
     unsigned snapshots;
 };
-
-static void __attribute__((noreturn, format(printf, 1, 2))) give_up(const char *format, ...)
-{
-    va_list arguments;
-
-    va_start(arguments, format);
-    vfprintf(stderr, format, arguments);
-    va_end(arguments);
-    fputc('\n', stderr);
-    exit(1);
-}
-
-static uint64_t now(void)
-{
-    struct timespec time;
-
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
-}
 
 static void open_clone(struct side *side, int map_flags)
 {
@@ -71,34 +49,6 @@ static void open_clone(struct side *side, int map_flags)
     if (memory == MAP_FAILED)
         give_up("%s cannot be mapped: %s", side->path, strerror(errno));
     side->memory = memory;
-}
-
-static void open_image(struct side *side)
-{
-    struct pcow_create_options create = {.virtual_size = side->pages * PCOW_PAGE_SIZE};
-    struct pcow_map_options options = {.engine = PCOW_ENGINE_SIGNAL, .full_policy = PCOW_FULL_FAIL, .prepared_slabs = PREPARED};
-
-    if (pcow_create(side->path, &create, &error) || pcow_open(side->path, PCOW_OPEN_WRITE, NULL, &side->image, &error)
-        || pcow_map_create(side->image, &options, &side->map, &error))
-        give_up("%s", error.message);
-    side->memory = pcow_map_address(side->map);
-}
-
-/* Until the thread of a mapped image that prepares slabs has nothing to do any more. */
-static void wait_idle(struct side *side)
-{
-    struct pcow_map_stats before, stats;
-    uint64_t begun = now();
-
-    if (!side->map)
-        return;
-    do {
-        pcow_map_get_stats(side->map, &before);
-        usleep(200000);
-        pcow_map_get_stats(side->map, &stats);
-        if (now() - begun > (uint64_t)(PATIENCE * 1e9))
-            give_up("%u slabs are prepared, not %u", stats.slabs_ready, PREPARED);
-    } while (stats.slabs_ready < PREPARED || stats.slabs_queued > 0 || stats.slabs_prepared != before.slabs_prepared);
 }
 
 /* A bijection of the pages in which neighbours are far apart. */
@@ -145,9 +95,9 @@ static void snapshot(struct side *side)
     int fd;
 
     side->snapshots++;
-    if (side->image) {
+    if (side->mapped.image) {
         snprintf(name, sizeof name, "s%u", side->snapshots);
-        if (pcow_snapshot_create(side->image, name, &error))
+        if (pcow_snapshot_create(side->mapped.image, name, &error))
             give_up("%s", error.message);
         return;
     }
@@ -185,22 +135,22 @@ int main(int argc, char **argv)
         give_up("usage: snapshot_compare image|clone|clone-async FILE SLABS SNAPSHOTS (SLABS a power of two, 30 SNAPSHOTS or more)");
     side.path = argv[2];
     if (strcmp(argv[1], "image") == 0)
-        open_image(&side);
+        side.memory = mapped_image_make(&side.mapped, side.path, side.pages * PCOW_PAGE_SIZE, PREPARED);
     else
         open_clone(&side, strcmp(argv[1], "clone") == 0 ? MAP_SYNC : 0);
-    wait_idle(&side);
+    mapped_image_wait_idle(&side.mapped);
     printf("{");
     store_all(&side, 1, "first touch");
-    wait_idle(&side);
+    mapped_image_wait_idle(&side.mapped);
     if (side.fd >= 0 && fsync(side.fd))
         give_up("fsync: %s", strerror(errno));
     begun = now();
     snapshot(&side);
     printf("\"snapshot\": %llu, ", (unsigned long long)(now() - begun));
-    wait_idle(&side);
+    mapped_image_wait_idle(&side.mapped);
     store_all(&side, 2, "first store after");
     store_all(&side, 3, "second store after");
-    wait_idle(&side);
+    mapped_image_wait_idle(&side.mapped);
     begun = now();
     first = snapshots(&side, 10);
     middle = snapshots(&side, count - 20);
@@ -208,11 +158,11 @@ int main(int argc, char **argv)
     printf("\"many\": %llu, \"of many, first ten\": %llu, \"of many, last ten\": %llu, ", (unsigned long long)(now() - begun),
            (unsigned long long)first, (unsigned long long)last);
     printf("\"of many\": %llu, ", (unsigned long long)((first * 10 + middle * (count - 20) + last * 10) / count));
-    wait_idle(&side);
+    mapped_image_wait_idle(&side.mapped);
     store_all(&side, 4, "first store after many");
     printf("\"snapshots\": %u}\n", side.snapshots);
-    if (side.map)
-        pcow_map_destroy(side.map);
-    pcow_close(side.image);
+    if (side.mapped.map)
+        pcow_map_destroy(side.mapped.map);
+    pcow_close(side.mapped.image);
     return 0;
 }
