@@ -40,7 +40,9 @@ class Qmp:
         # For reading alone: one that is written to as well drops what it has read ahead, an event behind a reply for instance.
         self._file = connection.makefile('rb')
         self.events: list[dict[str, Any]] = []
-        self._file.readline()
+        # A client that connects while the machine starts may see an event first.
+        while 'QMP' not in (line := self._read('the greeting')):
+            self.events.append(line)
         self.run('qmp_capabilities')
 
     def close(self) -> None:
@@ -50,13 +52,16 @@ class Qmp:
     def _send(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         self._socket.sendall(json.dumps({'execute': name, 'arguments': arguments}).encode() + b'\n')
         while True:
-            line = self._file.readline()
-            if not line:
-                raise AssertionError(f'{name}: QEMU closed the connection')
-            reply = json.loads(line)
+            reply = self._read(name)
             if 'event' not in reply:
-                return dict(reply)
+                return reply
             self.events.append(reply)
+
+    def _read(self, wanted: str) -> dict[str, Any]:
+        line = self._file.readline()
+        if not line:
+            raise AssertionError(f'{wanted}: QEMU closed the connection')
+        return dict(json.loads(line))
 
     def run(self, command: str, /, **arguments: Any) -> Any:
         """Result of a command that succeeds; '_' in names of arguments stands for '-'."""

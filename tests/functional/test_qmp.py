@@ -13,9 +13,9 @@ EVENTS = 3
 
 
 def _serve(connection: socket.socket) -> None:
-    """Behind each reply, in the same packet, an event."""
+    """An event before the greeting; behind each reply, in the same packet, another."""
     with connection, connection.makefile('rb') as commands:
-        connection.sendall(b'{"QMP": {}}\n')
+        connection.sendall(b'{"event": "FIRST"}\n{"QMP": {}}\n')
         for line in commands:
             name = json.loads(line)['execute']
             connection.sendall(''.join(f'{json.dumps(line)}\n' for line in ({'return': {}}, {'event': f'AFTER_{name}'})).encode())
@@ -31,5 +31,6 @@ class ClientTest(unittest.TestCase):
             for number in range(EVENTS):
                 client.run(f'command-{number}')
             client.run('last')
+            self.assertEqual({}, client.take_event('FIRST'))
             for number in range(EVENTS):
                 self.assertEqual({}, client.take_event(f'AFTER_command-{number}'), client.events)
