@@ -324,10 +324,10 @@ class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
         super().finish_revert_migration(context, instance, network_info, migration, block_device_info, power_on, share_info)
 
     def _cleanup_resize(self, context: Any, instance: Any, network_info: Any) -> None:
-        if storage.find(instance.uuid):
-            with errors.internal():
+        with contextlib.ExitStack() as always, errors.internal():      # Nova does not ask again
+            always.callback(super()._cleanup_resize, context, instance, network_info)
+            if flavor_module.uses_pcow(instance.old_flavor or instance.flavor):
                 migration_module.confirm(instance.uuid, self._domain(instance), is_here=instance.host == self._service_host)
-        super()._cleanup_resize(context, instance, network_info)
 
     def _domain(self, instance: Any) -> domain.Domain | None:
         try:

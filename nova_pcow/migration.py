@@ -18,6 +18,7 @@ from nova.virt.libvirt import utils as libvirt_utils
 from oslo_log import log as logging
 
 from nova_pcow import flavor as flavor_module
+from nova_pcow import inventory
 from nova_pcow import reserved
 from nova_pcow import storage
 from pcow_driver import device
@@ -32,7 +33,6 @@ from pcow_driver import template_cache
 
 LOG = logging.getLogger(__name__)
 
-_MARKS = frozenset((reserved.RESIZE, reserved.SENT))
 _KEY = 'pcow'                          # of our entries in the list of disks that Nova hands to the destination
 
 
@@ -59,10 +59,10 @@ def mark(uuid: str) -> None:
 
 
 def _forget_failed(uuid: str) -> None:
-    """Delete the marks of a resize or move that failed."""
+    """Delete the marks of a resize that failed."""
     for item in storage.find(uuid):
-        for name in _snapshots(item.path) & _MARKS:
-            image.snapshot_delete(item.path, name)
+        if reserved.RESIZE in _snapshots(item.path):
+            image.snapshot_delete(item.path, reserved.RESIZE)
 
 
 def _mark(uuid: str, name: str) -> None:
@@ -77,7 +77,7 @@ def _unmark(path: str, name: str) -> None:
     try:
         image.snapshot_delete(path, name)
     except exception.PcowError as e:
-        LOG.error('%s keeps the snapshot %s until the next resize: %s', path, name, e)
+        LOG.error('%s keeps the snapshot %s: %s', path, name, e)
 
 
 def confirm(uuid: str, found: domain.Domain | None, *, is_here: bool) -> None:
@@ -87,21 +87,31 @@ def confirm(uuid: str, found: domain.Domain | None, *, is_here: bool) -> None:
 
     :param found: the domain of the server, if this host has one
     :param is_here: the server is on this host now
-    :raises PcowError:
+    :raises PcowError: also if what was sent cannot be deleted
     """
-    marks = {item: _snapshots(item.path) & _MARKS for item in storage.find(uuid)}
+    marks = {item: _snapshots(item.path) for item in storage.find(uuid)}
     if is_here:
         active = found is not None and found.active()
-        for item, names_of_marks in marks.items():
-            for name in names_of_marks:
-                if found is not None and active:
-                    found.snapshot_delete(name, item.path)
-                else:
-                    image.snapshot_delete(item.path, name)
+        for item, there in marks.items():
+            if reserved.RESIZE not in there:
+                continue
+            if found is not None and active:
+                found.snapshot_delete(reserved.RESIZE, item.path)
+            else:
+                image.snapshot_delete(item.path, reserved.RESIZE)
         return
+    if not marks and not inventory.all_there():        # they lie in one pool
+        raise storage.ServerStorageError(reason=(
+            'a pool of this host is not there (its log says which), and what it may have of the server stays: mount it and delete '
+            f'{storage.image_name(uuid, "*")}'))
     storage.delete(uuid, keep=frozenset(item.role for item, there in marks.items() if reserved.SENT not in there))
+    stays = [item.path for item in storage.find(uuid) if reserved.SENT in marks.get(item, ())]
+    if stays:
+        raise storage.ServerStorageError(reason=(
+            f'{", ".join(stays)} was copied to the new host of the server, and cannot be deleted (the log of nova-compute says '
+            'why): delete it by hand'))
     for item, there in marks.items():
-        if there == {reserved.RESIZE}:
+        if reserved.RESIZE in there and reserved.SENT not in there:
             try:
                 image.snapshot_delete(item.path, reserved.RESIZE)
             except exception.ToolFailed as e:          # the QEMU of the other host has it
@@ -250,13 +260,14 @@ def _has(pool: pool_module.Pool, name: str, uuid: str | None) -> bool:
 def check_evacuation(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
     """Make sure that this host can go on with the images of a server whose host is said to be down.
 
-    :raises ServerStorageError: they are in no pool of this host, or the server still runs
+    :raises ServerStorageError: they are in no pool of this host, or old, or the server still runs
     """
     missing = storage.missing_roles(uuid, wanted)
     if missing:
         raise storage.ServerStorageError(reason=(
             f'{storage.image_name(uuid, missing[0])} is in no pool that this host shares with the one that is down, and an '
             'evacuation would begin with empty memory: bring that host back, or delete the server'))
+    storage.check_not_sent(uuid)
     for item in storage.find(uuid):
         try:
             image.info(item.path)          # without force_share: fails while a writer has it

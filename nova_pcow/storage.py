@@ -14,6 +14,7 @@ from oslo_log import log as logging
 from nova_pcow import conf as nova_conf
 from nova_pcow import flavor as flavor_module
 from nova_pcow import inventory
+from nova_pcow import reserved
 from pcow_driver import device
 from pcow_driver import exception
 from pcow_driver import image
@@ -207,9 +208,22 @@ def delete(uuid: str, *, keep: frozenset[str] = frozenset()) -> bool:
 
 
 def check_complete(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
-    """:raises ServerStorageError: an image is not there"""
+    """:raises ServerStorageError: an image is not there, or is not what the server goes on with"""
     for role in missing_roles(uuid, wanted):
         raise _not_there(uuid, role)
+    check_not_sent(uuid)
+
+
+def check_not_sent(uuid: str) -> None:
+    """Make sure that a server does not go on with images that were copied to another host: it has, or may have, gone on there.
+
+    :raises ServerStorageError: one was, and neither a confirmation nor a revert has ended that here
+    """
+    for item in find(uuid):
+        if reserved.SENT in {one.name for one in image.snapshot_list(item.path, force_share=True)}:
+            raise ServerStorageError(reason=(
+                f'{item.path} was copied to another host, and that was neither confirmed nor reverted here: if the server has run '
+                f'there since, this is old, and to be deleted; else delete its snapshot {reserved.SENT} (pcowctl snapshot delete)'))
 
 
 def check_none(uuid: str) -> None:
@@ -240,7 +254,7 @@ def _not_there(uuid: str, role: str) -> ServerStorageError:
 def nvdimms(uuid: str, wanted: flavor_module.PcowFlavor) -> list[libvirt_xml.Nvdimm]:
     """The devices of a server for its domain, the root first.
 
-    :raises ServerStorageError: an image is not there
+    :raises ServerStorageError: as :func:`check_complete`
     """
     check_complete(uuid, wanted)
     return [nvdimm(item.path, item.pool, item.alias) for item in find(uuid)]

@@ -229,15 +229,45 @@ class MigrationTest(base.TestCase):
         migration.forget(_UUID, None)
         self.assertEqual([], image.snapshot_list(self.path('root')))
 
-    def test_move_that_failed_or_was_reverted(self) -> None:
+    def test_move_that_was_reverted(self) -> None:
         """Nothing of it is left that a confirmation of the next could take for its own."""
-        for end in (lambda: migration.revert(_UUID, _SMALL), lambda: migration.mark(_UUID), lambda: migration.forget(_UUID, None)):
-            migration.send(_UUID, str(self.instance), None)
-            self.assertEqual({'nova-sent'}, {one.name for item in storage.find(_UUID) for one in image.snapshot_list(item.path)})
-            end()
-            migration.confirm(_UUID, None, is_here=False)
-            self.check_contents()
+        migration.send(_UUID, str(self.instance), None)
+        self.assertEqual({'nova-sent'}, {one.name for item in storage.find(_UUID) for one in image.snapshot_list(item.path)})
+        migration.revert(_UUID, _SMALL)
+        storage.check_not_sent(_UUID)
+        migration.confirm(_UUID, None, is_here=False)
+        self.check_contents()
         self.assertEqual([[], []], [image.snapshot_list(item.path) for item in storage.find(_UUID)])
+
+    def test_nobody_goes_on_with_what_was_sent(self) -> None:
+        """The server may have, on the other host; a start of the server, or its next resize, cannot know."""
+        migration.send(_UUID, str(self.instance), None)
+        migration.forget(_UUID, None)
+        for use in (lambda: storage.check_not_sent(_UUID), lambda: migration.check_evacuation(_UUID, _SMALL)):
+            error = self.assertRaises(storage.ServerStorageError, use)
+            self.assertIn('if the server has run there since, this is old', str(error))
+
+    def test_confirm_a_move_when_something_stands_on_the_old_root(self) -> None:
+        image.snapshot_create(self.path('root'), 's')
+        device.create_on(self.pools['here'], 'fork', storage.image_name(_UUID, 'root'), base_snapshot='s')
+        self.move(self.template)
+        self.on('here')
+        error = self.assertRaises(storage.ServerStorageError, migration.confirm, _UUID, None, is_here=False)
+        self.assertIn(f'{self.path("root")} was copied to the new host', str(error))
+        self.assertEqual(['root'], [item.role for item in storage.find(_UUID)])
+        self.pools['here'].delete_image('fork')
+        migration.confirm(_UUID, None, is_here=False)
+        self.assertEqual([], storage.find(_UUID))
+
+    def test_confirm_a_move_while_the_old_pool_is_not_there(self) -> None:
+        self.move(self.template)
+        self.on('here')
+        marker = Path(self.pools['here'].path, '.pcow-pool')
+        marker.rename(marker.with_name('.away'))
+        self.assertRaises(storage.ServerStorageError, migration.confirm, _UUID, None, is_here=False)
+        marker.with_name('.away').rename(marker)
+        migration.confirm(_UUID, None, is_here=False)
+        self.assertEqual([], storage.find(_UUID))
 
     def test_copies_are_durable(self) -> None:
         """Before the source is told that it may delete its own: those of templates, too."""

@@ -32,10 +32,11 @@ class ResizeTest(base.ServersTestCase):
             self.api.post_server_action(self.server['id'], {'resize': {'flavorRef': self.make_flavor(2048, root='true', disk=2)}})
         self._wait_for_server_parameter(self.server, {'OS-EXT-STS:task_state': None, 'status': status})
 
-    def check_refused(self) -> None:
+    def check_refused(self, words: str = '') -> None:
         (found,) = [item for item in self.api.get_instance_actions(self.server['id']) if item['action'] == 'resize']
-        words = json.dumps(self.api.api_get(f'/servers/{self.server["id"]}/os-instance-actions/{found["request_id"]}').body)
-        self.assertIn(f'{self.root.stem} is in none of the pools fast of this host: mount the pool that has it', words)
+        found_words = json.dumps(self.api.api_get(f'/servers/{self.server["id"]}/os-instance-actions/{found["request_id"]}').body)
+        wanted = words or f'{self.root.stem} is in none of the pools fast of this host: mount the pool that has it'
+        self.assertIn(wanted, found_words)
 
     def test_pool_that_is_not_mounted(self) -> None:
         marker = Path(self.pool.path, '.pcow-pool')
@@ -45,6 +46,13 @@ class ResizeTest(base.ServersTestCase):
         self.check_refused()
         self.assertIn('InstanceFaultRollback', self.fault(self.server))      # what lets a server go on as it was
         self.assertEqual(self.before, image.info(str(self.root)).uuid)
+
+    def test_root_that_was_copied_to_another_host(self) -> None:
+        image.snapshot_create(str(self.root), 'nova-sent')
+        self.resize('ERROR')               # as above
+        self.check_refused('was copied to another host')
+        self.assertIn('InstanceFaultRollback', self.fault(self.server))
+        self.assertEqual(['nova-sent'], [one.name for one in image.snapshot_list(str(self.root))])
 
     def test_root_that_goes_away_meanwhile(self) -> None:
         """No new one is made of the image in its place."""

@@ -8,6 +8,7 @@ from unittest import mock
 
 from nova import context
 from nova import exception as nova_exception
+from nova import objects
 from nova.tests.fixtures.libvirt import libvirtError
 from nova.tests.functional.api import client
 from nova.virt.libvirt import guest
@@ -82,6 +83,26 @@ class CreateTest(base.ServersTestCase):
         image.snapshot_create(self.root(server), 'before-upgrade')
         self._start_server(server)
         self.assertEqual(['before-upgrade'], [one.name for one in image.snapshot_list(self.root(server))])
+
+    def test_root_that_was_copied_to_another_host(self) -> None:
+        """Where the server may have gone on: neither a start nor a confirmation that fails leads to a server with the old one."""
+        server = self.boot(self.make_flavor(root='true'))
+        root = self.root(server)
+        self._stop_server(server)
+        image.snapshot_create(root, 'nova-sent')
+        with contextlib.suppress(client.OpenStackApiException):      # casts are calls here: the API hears what compute raises
+            self.api.post_server_action(server['id'], {'os-start': None})
+        found = self._wait_for_server_parameter(server, {'OS-EXT-STS:task_state': None})
+        self.assertNotEqual('ACTIVE', found['status'])
+        image.snapshot_create(root, 's')
+        device.create_on(self.pool, 'fork', Path(root).stem, base_snapshot='s')
+        instance = objects.Instance.get_by_uuid(context.get_admin_context(), server['id'])
+        instance.old_flavor = instance.new_flavor = instance.flavor
+        instance.host = 'another'
+        driver = self.computes['compute1'].driver
+        error = self.assertRaises(nova_exception.InternalError, driver._cleanup_resize, context.get_admin_context(), instance, [])
+        self.assertIn(f'{root} was copied to the new host', str(error))
+        self.assertRaises(nova_exception.InstanceNotFound, driver._host.get_guest, instance)
 
     def test_rebuild_begins_anew(self) -> None:
         server = self.boot(self.make_flavor(root='true'))
