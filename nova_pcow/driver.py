@@ -281,7 +281,7 @@ class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
         try:
             with errors.roll_back_resize():
                 if stays:
-                    migration_module.mark(instance.uuid)
+                    migration_module.mark(instance.uuid, instance.migration_context.migration_id)
                     return disk_info
                 shared = os.path.isdir(directory)          # super() renames it, and makes a new one only if it is shared
                 return migration_module.pack(disk_info, migration_module.send(instance.uuid, directory, None if shared else dest))
@@ -320,7 +320,7 @@ class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
                                 power_on: bool = True, share_info: Any = None) -> None:
         if storage.find(instance.uuid):
             with errors.fail_migration():
-                migration_module.revert(instance.uuid, _wanted(instance))
+                migration_module.revert(instance.uuid, _wanted(instance), migration.id)
         super().finish_revert_migration(context, instance, network_info, migration, block_device_info, power_on, share_info)
 
     def _cleanup_resize(self, context: Any, instance: Any, network_info: Any) -> None:

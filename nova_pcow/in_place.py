@@ -117,7 +117,7 @@ class Server:
         if reserved.SUSPENDED in {item.getName() for item in self._virtual.listAllSnapshots()} and not self.domain.active():
             raise ServerRefused(server=self.name, reason=(
                 'it is suspended, and would resume with what it had then: resume it first (openstack server resume)'))
-        if any(reserved.RESIZE in there for there in have.values()):
+        if any(name.startswith(reserved.RESIZE) for there in have.values() for name in there):
             raise ServerRefused(server=self.name, reason=(
                 'a resize waits for its end: confirm or revert it first (openstack server resize confirm, ... resize revert)'))
         files = (item.get('file', '') for item in libvirt_xml.parse(self._virtual.XMLDesc(0)).findall('devices/disk/source'))

@@ -47,22 +47,33 @@ class Transferred:
     base_uuid: str | None              # as the image has it
 
 
-def mark(uuid: str) -> None:
+def mark(uuid: str, migration: int) -> None:
     """Remember size and contents of a server's images before a resize on its host.
 
-    A mark that is there already is of a resize that failed: a revert would lose what was written since.
+    A mark that is there already is of a resize that failed, or was confirmed where it could not be deleted.  A service that ends
+    before this, when Nova has noted the new resize already, reverts that: it must not find the old mark, so each has a name of
+    its own.
 
+    :param migration: Nova's id of the resize
     :raises PcowError: then it has marked none
     """
     _forget_failed(uuid)
-    _mark(uuid, reserved.RESIZE)
+    _mark(uuid, _resize_mark(migration))
+
+
+def _resize_mark(migration: int) -> str:
+    return f'{reserved.RESIZE}-{migration}'
+
+
+def _resize_marks(path: str) -> list[str]:
+    return sorted(name for name in _snapshots(path) if name.startswith(reserved.RESIZE))
 
 
 def _forget_failed(uuid: str) -> None:
     """Delete the marks of a resize that failed."""
     for item in storage.find(uuid):
-        if reserved.RESIZE in _snapshots(item.path):
-            image.snapshot_delete(item.path, reserved.RESIZE)
+        for name in _resize_marks(item.path):
+            image.snapshot_delete(item.path, name)
 
 
 def _mark(uuid: str, name: str) -> None:
@@ -92,13 +103,12 @@ def confirm(uuid: str, found: domain.Domain | None, *, is_here: bool) -> None:
     marks = {item: _snapshots(item.path) for item in storage.find(uuid)}
     if is_here:
         active = found is not None and found.active()
-        for item, there in marks.items():
-            if reserved.RESIZE not in there:
-                continue
-            if found is not None and active:
-                found.snapshot_delete(reserved.RESIZE, item.path)
-            else:
-                image.snapshot_delete(item.path, reserved.RESIZE)
+        for item in marks:
+            for name in _resize_marks(item.path):
+                if found is not None and active:
+                    found.snapshot_delete(name, item.path)
+                else:
+                    image.snapshot_delete(item.path, name)
         return
     if not marks and not inventory.all_there():        # they lie in one pool
         raise storage.ServerStorageError(reason=(
@@ -110,12 +120,12 @@ def confirm(uuid: str, found: domain.Domain | None, *, is_here: bool) -> None:
         raise storage.ServerStorageError(reason=(
             f'{", ".join(stays)} was copied to the new host of the server, and cannot be deleted (the log of nova-compute says '
             'why): delete it by hand'))
-    for item, there in marks.items():
-        if reserved.RESIZE in there and reserved.SENT not in there:
+    for item in storage.find(uuid):
+        for name in _resize_marks(item.path):
             try:
-                image.snapshot_delete(item.path, reserved.RESIZE)
+                image.snapshot_delete(item.path, name)
             except exception.ToolFailed as e:          # the QEMU of the other host has it
-                LOG.warning('%s keeps the snapshot %s until the server is started again: %s', item.path, reserved.RESIZE, e)
+                LOG.warning('%s keeps the snapshot %s until the server is started again: %s', item.path, name, e)
 
 
 def forget(uuid: str, found: domain.Domain | None) -> None:
@@ -126,17 +136,17 @@ def forget(uuid: str, found: domain.Domain | None) -> None:
         LOG.warning('A snapshot of an earlier resize stays: %s', e)
 
 
-def revert(uuid: str, old: flavor_module.PcowFlavor) -> None:
-    """Go back to what :func:`mark` has remembered; images that the old flavor has not are deleted.
+def revert(uuid: str, old: flavor_module.PcowFlavor, migration: int) -> None:
+    """Go back to what :func:`mark` has remembered for this resize, if it was; images that the old flavor has not are deleted.
 
     :raises PcowError:
     """
     keep = {storage.ROOT} | {storage.data_role(number) for number in range(len(old.data))}
     for item in storage.find(uuid):
-        marks = _snapshots(item.path)
-        if item.role in keep and reserved.RESIZE in marks:
-            image.snapshot_revert(item.path, reserved.RESIZE)
-            image.snapshot_delete(item.path, reserved.RESIZE)
+        marks, name = _snapshots(item.path), _resize_mark(migration)
+        if item.role in keep and name in marks:
+            image.snapshot_revert(item.path, name)
+            image.snapshot_delete(item.path, name)
         if reserved.SENT in marks:
             image.snapshot_delete(item.path, reserved.SENT)
     storage.delete(uuid, keep=frozenset(keep))

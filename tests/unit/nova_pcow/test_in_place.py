@@ -153,9 +153,9 @@ class ServerTest(base.TestCase):
         self.domain.snapshots.append(_Name('nova-suspended'))
         self.refused('it is suspended')
         self.domain.snapshots.clear()
-        image.snapshot_create(self.paths[1], 'nova-resize')
+        image.snapshot_create(self.paths[1], 'nova-resize-7')
         self.refused('a resize waits for its end')
-        image.snapshot_delete(self.paths[1], 'nova-resize')
+        image.snapshot_delete(self.paths[1], 'nova-resize-7')
         self.domain.xml = self.domain.xml.replace('<devices>', '<devices><disk><source file="/x/disk.rescue"/></disk>')
         self.refused('rescue mode')
 

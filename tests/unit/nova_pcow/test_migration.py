@@ -93,7 +93,7 @@ class MigrationTest(base.TestCase):
         self.assertTrue(holds(self.path('data0'), 0, 64 * units.KIB, 0x22))
 
     def resize(self) -> None:
-        migration.mark(_UUID)
+        migration.mark(_UUID, 7)
         migration.grow(_UUID, _LARGE)
         storage.create(_UUID, _LARGE, self.pools['here'], None)
         self.assertEqual([32, 8, 2], self.sizes())
@@ -110,7 +110,7 @@ class MigrationTest(base.TestCase):
         self.resize()
         write(self.path('root'), 8 * units.MIB, 64 * units.KIB, 0x33)
         write(self.path('root'), 31 * units.MIB, 64 * units.KIB, 0x44)
-        migration.revert(_UUID, _SMALL)
+        migration.revert(_UUID, _SMALL, 7)
         self.assertEqual([16, 4], self.sizes())
         self.assertEqual([[], []], [image.snapshot_list(item.path) for item in storage.find(_UUID)])
         self.check_contents()
@@ -118,19 +118,30 @@ class MigrationTest(base.TestCase):
     def test_revert_that_was_interrupted(self) -> None:
         self.resize()
         with mock.patch.object(image, 'snapshot_delete', side_effect=exception.ToolFailed(message='killed')):
-            self.assertRaises(exception.ToolFailed, migration.revert, _UUID, _SMALL)
-        migration.revert(_UUID, _SMALL)
+            self.assertRaises(exception.ToolFailed, migration.revert, _UUID, _SMALL, 7)
+        migration.revert(_UUID, _SMALL, 7)
         self.assertEqual([16, 4], self.sizes())
         self.check_contents()
 
     def test_revert_after_a_resize_that_failed(self) -> None:
         """Its mark is still there, and the next resize goes back to where that one began."""
-        migration.mark(_UUID)
+        migration.mark(_UUID, 6)
         write(self.path('root'), 8 * units.MIB, 64 * units.KIB, 0x33)
-        migration.mark(_UUID)
+        migration.mark(_UUID, 7)
         write(self.path('root'), 8 * units.MIB, 64 * units.KIB, 0x44)
-        migration.revert(_UUID, _SMALL)
+        migration.revert(_UUID, _SMALL, 7)
         self.assertTrue(holds(self.path('root'), 8 * units.MIB, 64 * units.KIB, 0x33))
+
+    def test_revert_of_a_resize_that_ended_before_its_mark(self) -> None:
+        """The service was killed while the server still ran; the mark of an earlier resize is not that one's."""
+        migration.mark(_UUID, 6)
+        write(self.path('root'), 8 * units.MIB, 64 * units.KIB, 0x33)
+        migration.revert(_UUID, _SMALL, 7)
+        self.assertTrue(holds(self.path('root'), 8 * units.MIB, 64 * units.KIB, 0x33))
+        migration.mark(_UUID, 8)
+        self.assertEqual(['nova-resize-8'], [one.name for one in image.snapshot_list(self.path('root'))])
+        migration.forget(_UUID, None)
+        self.assertEqual([], image.snapshot_list(self.path('root')))
 
     def test_mark_that_fails(self) -> None:
         create = image.snapshot_create
@@ -141,7 +152,7 @@ class MigrationTest(base.TestCase):
             create(path, name)
 
         with mock.patch.object(image, 'snapshot_create', full):
-            self.assertRaises(exception.ToolFailed, migration.mark, _UUID)
+            self.assertRaises(exception.ToolFailed, migration.mark, _UUID, 7)
         self.assertEqual([[], []], [image.snapshot_list(item.path) for item in storage.find(_UUID)])
         self.check_contents()
 
@@ -212,7 +223,7 @@ class MigrationTest(base.TestCase):
 
     def test_confirm_in_a_shared_pool_again(self) -> None:
         """The first call deleted the marks and died; the images are those of the server on its new host."""
-        migration.mark(_UUID)
+        migration.mark(_UUID, 7)
         for _time in range(2):
             migration.confirm(_UUID, None, is_here=False)
             self.assertEqual([[], []], [image.snapshot_list(item.path) for item in storage.find(_UUID)])
@@ -220,11 +231,11 @@ class MigrationTest(base.TestCase):
 
     def test_confirm_in_a_shared_pool_while_it_runs_elsewhere(self) -> None:
         """What that QEMU has open is left alone; the mark goes with the next start."""
-        migration.mark(_UUID)
+        migration.mark(_UUID, 7)
         with contextlib.closing(nova_base.Writer(self.path('root'))):
             migration.confirm(_UUID, None, is_here=False)
             migration.forget(_UUID, None)
-        self.assertEqual(['nova-resize'], [one.name for one in image.snapshot_list(self.path('root'))])
+        self.assertEqual(['nova-resize-7'], [one.name for one in image.snapshot_list(self.path('root'))])
         self.assertEqual([], image.snapshot_list(self.path('data0')))
         migration.forget(_UUID, None)
         self.assertEqual([], image.snapshot_list(self.path('root')))
@@ -233,7 +244,7 @@ class MigrationTest(base.TestCase):
         """Nothing of it is left that a confirmation of the next could take for its own."""
         migration.send(_UUID, str(self.instance), None)
         self.assertEqual({'nova-sent'}, {one.name for item in storage.find(_UUID) for one in image.snapshot_list(item.path)})
-        migration.revert(_UUID, _SMALL)
+        migration.revert(_UUID, _SMALL, 7)
         storage.check_not_sent(_UUID)
         migration.confirm(_UUID, None, is_here=False)
         self.check_contents()

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from nova import context
+from nova import objects
 from nova.tests.functional.api import client
 from nova.virt.libvirt import driver as libvirt_driver
 
@@ -46,6 +48,23 @@ class ResizeTest(base.ServersTestCase):
         self.check_refused()
         self.assertIn('InstanceFaultRollback', self.fault(self.server))      # what lets a server go on as it was
         self.assertEqual(self.before, image.info(str(self.root)).uuid)
+
+    def test_each_resize_has_its_own_mark(self) -> None:
+        """A service that ends before it has made that does not go back to what an earlier resize left."""
+        image.snapshot_create(str(self.root), 'nova-resize-0')
+        with mock.patch.object(libvirt_driver.LibvirtDriver, 'migrate_disk_and_power_off', new=mock.Mock(return_value='[]')), \
+                mock.patch.object(libvirt_driver.LibvirtDriver, 'finish_migration'):
+            self.resize('VERIFY_RESIZE')
+        (migration,) = [one for one in self.api.get_migrations() if one['instance_uuid'] == self.server['id']]
+        self.assertEqual([f'nova-resize-{migration["id"]}'], [one.name for one in image.snapshot_list(str(self.root))])
+        size = image.info(str(self.root)).virtual_size
+        instance = objects.Instance.get_by_uuid(context.get_admin_context(), self.server['id'])
+        driver = self.computes['compute1'].driver
+        for number, marks, compare in ((migration['id'] + 1, 1, self.assertEqual), (migration['id'], 0, self.assertGreater)):
+            with mock.patch.object(libvirt_driver.LibvirtDriver, 'finish_revert_migration'):
+                driver.finish_revert_migration(context.get_admin_context(), instance, [], mock.Mock(id=number))
+            self.assertEqual(marks, len(image.snapshot_list(str(self.root))))
+            compare(size, image.info(str(self.root)).virtual_size)
 
     def test_root_that_was_copied_to_another_host(self) -> None:
         image.snapshot_create(str(self.root), 'nova-sent')

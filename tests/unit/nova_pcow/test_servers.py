@@ -79,7 +79,7 @@ class CreateTest(base.ServersTestCase):
     def test_start_forgets_the_resize_that_was_confirmed_elsewhere(self) -> None:
         server = self.boot(self.make_flavor(root='true'))
         self._stop_server(server)
-        image.snapshot_create(self.root(server), 'nova-resize')
+        image.snapshot_create(self.root(server), 'nova-resize-7')
         image.snapshot_create(self.root(server), 'before-upgrade')
         self._start_server(server)
         self.assertEqual(['before-upgrade'], [one.name for one in image.snapshot_list(self.root(server))])
