@@ -114,7 +114,7 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
 
     def manage_existing(self, volume: Any, existing_ref: dict[str, str]) -> None:
         refusals.check_volume(volume)
-        self.existing.manage(volume, existing_ref)
+        self.existing.manage(volume, existing_ref, self._volumes_of_host())
 
     def manage_existing_get_size(self, volume: Any, existing_ref: dict[str, str]) -> int:
         return self.existing.size(volume, existing_ref)
@@ -137,11 +137,13 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
     def get_manageable_snapshots(self, cinder_snapshots: Any, marker: Any, limit: int, offset: int, sort_keys: Any,
                                  sort_dirs: Any) -> list[dict[str, Any]]:
         volumes = {one.volume.id: one.volume for one in cinder_snapshots}
-        volumes.update({one.id: one for one in objects.VolumeList.get_all_by_host(
-            cinder_context.get_admin_context(), self.host)})
+        volumes.update({one.id: one for one in self._volumes_of_host()})
         found: list[dict[str, Any]] = volume_utils.paginate_entries_list(
             self.existing.list_snapshots(cinder_snapshots, volumes.values()), marker, limit, offset, sort_keys, sort_dirs)
         return found
+
+    def _volumes_of_host(self) -> Any:
+        return objects.VolumeList.get_all_by_host(cinder_context.get_admin_context(), self.host)
 
     def unmanage_snapshot(self, snapshot: Any) -> None:
         """The snapshot stays in the image, under the same name."""

@@ -37,13 +37,20 @@ class Existing:
         self._volumes = volumes
         self._backend = volumes.backend
 
-    def manage(self, volume: Any, reference: dict[str, str]) -> None:
+    def manage(self, volume: Any, reference: dict[str, str], cinder_volumes: Any) -> None:
         """Give an image the name of the volume, and the whole GiB that Cinder counts it as.
+
+        Cinder's API compares the reference with ids only; it may name the pool as well, and a volume may have another's name.
+
+        :param cinder_volumes: all of the host
 
         :raises ManageExistingInvalidReference: there is no such image, or it cannot become a volume
         """
         with _reference(reference):
             pool, name = self._image(volume, reference)
+            for other in cinder_volumes:
+                if other.name == name and other.id != volume.id:
+                    raise exception.ImageInUse(path=pool.image_path(name), reason=f'it is the volume {other.id} already')
             self._check_usable(pool, name, domain.all_images())
             size = _gib(device.window(pool.existing_path(name)).size)
             path = derive.rename(pool, name, volume.name)

@@ -47,6 +47,7 @@ class ManageTest(base.PcowTestCase):
         self.assertEqual(2 * GIB, device.window(self.path(volume)).size)
         self.check_content(volume, {0: 7, 2 * GIB - 65536: 0})
         self.driver.unmanage(volume)
+        volume.destroy()               # as the manager does
         again = self.record(size=2)
         self.driver.manage_existing(again, {'source-name': f'one/{volume.name}'})
         self.check_content(again, {0: 7})
@@ -69,6 +70,21 @@ class ManageTest(base.PcowTestCase):
         self.assertEqual({'one/child': True, 'one/parent': False, 'one/plain': False, 'one/template': False},
                          {name: item['safe_to_manage'] for name, item in listed.items()})
         self.driver.manage_existing(volume, {'source-name': 'child'})
+
+    def test_what_is_a_volume_already(self) -> None:
+        """Also one whose image has the name of another, into which a backend of another kind has moved it."""
+        volume, moved, new = self.volume(), self.record(), self.volume()
+        self.write(volume, 0, 1)
+        moved.update(self.driver.update_migrated_volume(self.context, moved, new, 'available'))
+        moved.save()
+        new.destroy()
+        for one in (volume, moved):
+            for reference in (one.name, f'one/{one.name}'):
+                error = self.assertRaises(exception.ManageExistingInvalidReference, self.driver.manage_existing, self.record(),
+                                          {'source-name': reference})
+                self.assertIn(f'it is the volume {one.id} already', str(error))
+        self.check_content(volume, {0: 1})
+        self.assertEqual(2, len(self.files()))
 
     def refused(self, words: str) -> None:
         error = self.assertRaises(exception.ManageExistingInvalidReference, self.driver.manage_existing, self.record(),
