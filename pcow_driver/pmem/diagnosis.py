@@ -128,16 +128,10 @@ def _namespace(namespace: ndctl.Namespace) -> Iterator[Finding]:
         yield Finding(namespace.dev, OK, found)
 
 
-def _mount_point(path: str) -> str:
-    while not os.path.ismount(path):
-        path = os.path.dirname(path)
-    return path
-
-
 def check_pool(pool: pool_module.Pool) -> Iterator[Finding]:
     """What a pool's file system does for mappings, tried out in it."""
     check = f'mappings in pool {pool.name}'
-    source = provision.mount_source(_mount_point(pool.path))
+    source = provision.mount_source(filesystem.mount_point(pool.path))
     persistence = pool.persistence()
     if persistence == 'page-cache' and source.startswith('/dev/pmem'):
         yield Finding(check, MISSING, f'{pool.path} is on {source}, but not mounted with DAX', (

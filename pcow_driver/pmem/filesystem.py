@@ -81,14 +81,22 @@ def wipe_command(device: str) -> tuple[str, ...]:
 RELOAD_COMMAND = ('systemctl', 'daemon-reload')
 
 
+def mount_point(path: str) -> str:
+    """Where the file system is mounted on which ``path`` lies."""
+    place = os.path.realpath(path)
+    while not os.path.ismount(place):
+        place = os.path.dirname(place)
+    return place
+
+
 def mounted(path: str) -> tuple[str, str]:
     """Type and source of what is mounted at ``path`` (/proc/self/mountinfo, see proc(5)), the newest; ('', ''): nothing."""
     found = ('', '')
     with open('/proc/self/mountinfo', encoding='utf-8') as f:
         for line in f:
             fields, _dash, rest = line.partition(' - ')
-            mount_point = _ESCAPED.sub(lambda found: chr(int(found[1], 8)), fields.split()[4])
-            if mount_point == os.path.realpath(path):
+            found_at = _ESCAPED.sub(lambda found: chr(int(found[1], 8)), fields.split()[4])
+            if found_at == os.path.realpath(path):
                 found = (rest.split()[0], rest.split()[1])
     return found
 

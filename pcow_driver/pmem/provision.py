@@ -279,10 +279,7 @@ def plan_directory(name: str, directory: str) -> plan_module.Plan:
 
 
 def _check_not_hugetlbfs(directory: str) -> None:
-    place = os.path.realpath(directory)
-    while not os.path.ismount(place):
-        place = os.path.dirname(place)
-    if filesystem.mounted(place)[0] == 'hugetlbfs':
+    if filesystem.mounted(filesystem.mount_point(directory))[0] == 'hugetlbfs':
         raise exception.UsageInvalid(reason=(
             f'{directory} is on hugetlbfs, whose files cannot be written or allocated in pieces: take --memory --huge, which makes '
             'a pool of pages of 2 MiB on tmpfs'))

@@ -258,7 +258,7 @@ static bool in_top(const struct pcow_image *image, slab_ref ref)
 
 static bool is_own(const struct pcow_image *image, slab_ref ref)
 {
-    return slab_ref_level(ref) == image->chain->levels && !image->format1
+    return in_top(image, ref)
         && image->slabs[slab_ref_slab(ref)].layer == image_active(image) && image->view == image_active(image);
 }
 
@@ -305,9 +305,12 @@ static void own_pages(const struct pcow_image *image, uint64_t guest_slab, bool 
 {
     memset(own, 0, sizeof *own);
     for (slab_ref ref = __atomic_load_n(&image->chain->head[guest_slab], __ATOMIC_ACQUIRE); in_top(image, ref);
-         ref = image->slabs[slab_ref_slab(ref)].next)
-        for (unsigned w = 0; w < PAGE_SET_WORDS && is_own(image, ref) && (!backed || slab_is_backed(image, slab_ref_slab(ref))); w++)
+         ref = image->slabs[slab_ref_slab(ref)].next) {
+        if (!is_own(image, ref) || (backed && !slab_is_backed(image, slab_ref_slab(ref))))
+            continue;
+        for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
             own->word[w] |= page_set_word(&image->valid[slab_ref_slab(ref)], w);
+    }
 }
 
 void chain_own_pages(const struct pcow_image *image, uint64_t guest_slab, struct page_set *own)

@@ -9,7 +9,7 @@
 #include "image/remains.h"
 #include "util/error.h"
 
-#define MAX_LOOKED_AT 4096u            /* slabs, about 20 us, before somebody else may have a turn */
+#define MAX_LOOKED_AT 4096u            /* slabs before somebody else may have a turn */
 
 /* Nobody owns it, and nobody can take it meanwhile. */
 static int empty_free(struct pcow_image *image, uint64_t slab)
