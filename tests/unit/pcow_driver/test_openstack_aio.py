@@ -61,6 +61,7 @@ class ConfigurationTest(Case):
         self.assertEqual('[DEFAULT]\ndebug = true\nservice_plugins =\n\n[api]\nworkers = 1\n', text)
 
     def test_nodes_have_their_own_nova(self) -> None:
+        self.configure(emulator=sys.executable)          # not run here, and no QEMU need have been built
         made = configuration.Configuration(self.settings, environment.base())
         found = []
         for node in (settings.NODE1, settings.NODE2):
