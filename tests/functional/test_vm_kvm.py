@@ -133,6 +133,14 @@ class FsdaxTest(VmTestCase):
         self.assertGreater(found[-1]['figures']['steps'], 40)
         self.assertGreater(found[-1]['figures']['snapshots'], 2)
 
+    def test_power_cuts_that_lose_the_caches(self) -> None:
+        found = self.run_all('fsdax', '--only', 'caches')
+        losses = [result['figures'] for result in found if result['name'] == 'power-caches']
+        self.assertTrue(all(loss['lost'] > 0 for loss in losses), losses)
+        self.assertTrue(any(loss['evicted'] > 0 for loss in losses), losses)
+        self.assertGreater(found[-1]['figures']['steps'], 40)
+        self.assertGreater(found[-1]['figures']['snapshots'], 2)
+
 
 class CommandTest(VmTestCase):
     def test_interrupted_while_the_machine_boots(self) -> None:

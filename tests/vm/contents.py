@@ -12,6 +12,7 @@ import uuid
 from pcow_driver import dax
 from pcow_driver import tool
 from pcow_driver import units
+from tests.vm import caches as caches_module
 from tests.vm import fsdax
 from tests.vm import machine
 from tests.vm import parts as parts_module
@@ -141,14 +142,21 @@ def pool_nvdimm(scratch: Path, template: Path | None, chain: Path) -> tuple[str,
     return ('-object', f'memory-backend-file,id=pmem,mem-path={path},size={_POOL_SIZE},share=on', '-device', 'nvdimm,memdev=pmem')
 
 
-def labelled_nvdimms(scratch: Path, sizes: tuple[int, ...]) -> tuple[str, ...]:
-    """NVDIMMs with a label area each, empty at first: region0, region1, ..."""
+def nvdimm_files(scratch: Path, count: int) -> list[Path]:
+    return [scratch / f'nvdimm-{number}' for number in range(count)]
+
+
+def labelled_nvdimms(scratch: Path, sizes: tuple[int, ...], caches: bool = False) -> tuple[str, ...]:
+    """NVDIMMs with a label area each, empty at first: region0, region1, ...
+
+    :param caches: what leaves the caches is written to files of its own, which exist (:mod:`tests.vm.caches`)
+    """
     arguments: list[str] = []
-    for number, size in enumerate(sizes):
-        path = scratch / f'nvdimm-{number}'
+    for number, (path, size) in enumerate(zip(nvdimm_files(scratch, len(sizes)), sizes, strict=True)):
         if not path.exists():
             with open(path, 'wb') as file:
                 file.truncate(size + LABEL_SIZE)          # the label area is the end of it
+        media = f',x-media={caches_module.media_of(path)}' if caches else ''
         arguments += ['-object', f'memory-backend-file,id=pmem{number},mem-path={path},size={size + LABEL_SIZE},share=on',
-                      '-device', f'nvdimm,memdev=pmem{number},id=nvdimm{number},label-size={LABEL_SIZE}']
+                      '-device', f'nvdimm,memdev=pmem{number},id=nvdimm{number},label-size={LABEL_SIZE}{media}']
     return tuple(arguments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,11 @@ def _pools(around: Surroundings) -> int:
     return len(poolrun.NAMES)
 
 
-def _power(around: Surroundings) -> int:
+def _power(around: Surroundings, lost_caches: bool = False) -> int:
     root = contents.fsdax_tree(around.scratch / 'tree', around.options.binaries, around.options.unit_tests)
-    return powerrun.run(around.outside, root, around.scratch, around.report)
+    return powerrun.run(around.outside, root, around.scratch, around.report, lost_caches)
 
 
 # Each returns the number of results that it must have reported.
-FSDAX: dict[str, Callable[[Surroundings], int]] = {'pools': _pools, 'power': _power}
+FSDAX: dict[str, Callable[[Surroundings], int]] = {'pools': _pools, 'power': _power,
+                                                 'caches': functools.partial(_power, lost_caches=True)}

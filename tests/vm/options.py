@@ -15,7 +15,7 @@ from tests.vm import scenarios
 
 _TOP = Path(__file__).resolve().parents[2]
 _POOLS = {'kvm': ('tmpfs', 'pmem'), 'tcg': ('tmpfs',), 'fsdax': (*fsdax.REGIONS, 'pmem')}
-FSDAX_MACHINES = ('pools', 'power')                    # with machines of their own, which start more than once
+FSDAX_MACHINES = ('pools', 'power', 'caches')          # with machines of their own, which start more than once
 
 
 @dataclasses.dataclass(frozen=True)

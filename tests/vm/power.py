@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Power cuts, seen from inside: what a machine that is killed at any moment had flushed is there when it starts again.
 
-Step N of the load is known from N alone: a write and a flush, a snapshot now and then, by turns on each file system.  The
+Step N of the load is known from N alone: a write and a flush, a snapshot now and then, by turns on each file system, and a write
+that nothing flushes.  The
 machine tells every step that is done; whoever kills it knows from that what must be found.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,8 @@ _PAGE = 4096
 _SLOTS = 48                                    # few, so that most writes copy what a snapshot holds
 _SNAPSHOT_EVERY = 10                           # steps of one file system
 _SIZE = '16M'
+_UNFLUSHED = Path('/fs/ext4/unflushed')        # its first bytes are the number of a step, stored and never flushed
+_NUMBER_BYTES = 8
 
 
 def _step(number: int) -> tuple[str, int, int]:
@@ -49,18 +54,27 @@ def begin(place: machine.Place) -> dict[str, Any]:
     for kind, own in _places(place).items():
         made[kind] = fsdax.namespace(own, kind)['mount']
         machine.run(place.binaries / 'pcow-img', 'create', '-q', _image(kind), _SIZE)
+    _UNFLUSHED.write_bytes(bytes(_PAGE))
+    os.sync()
     return made
+
+
+def _write(number: int) -> str:
+    _kind, slot, value = _step(number)
+    return f'write -q -P {value} {slot * _SLOT} {_SLOT}'
 
 
 def load(place: machine.Place, first: int) -> dict[str, Any]:
     """Steps from ``first`` on, until the machine is killed."""
-    with open(_RESULTS, 'w', buffering=1) as results:
+    with open(_RESULTS, 'w', buffering=1) as results, open(_UNFLUSHED, 'r+b') as file, mmap.mmap(file.fileno(), _PAGE) as unflushed:
         for number in range(first, first + _STEPS):
-            kind, slot, value = _step(number)
-            commands = [f'write -q -P {value} {slot * _SLOT} {_SLOT}', 'flush']
+            kind = _step(number)[0]
+            commands = [_write(number), 'flush']
             if name := _snapshot_of(number):
                 commands.append(f'snapshot create {name}')
+            commands.append(_write(number + len(_KINDS)))                  # what the next step here writes is begun, and in caches
             machine.run(place.binaries / 'pcow-io', *(word for item in commands for word in ('-c', item)), _image(kind))
+            unflushed[:_NUMBER_BYTES] = number.to_bytes(_NUMBER_BYTES, 'little')
             results.write(json.dumps({'done': number}) + '\n')
     raise machine.Failure('nobody killed the machine')
 
@@ -121,7 +135,7 @@ def verify(place: machine.Place, runs: list[tuple[int, int]]) -> dict[str, Any]:
                 untold = [item for item in unsure if item < number]
                 figures['pages'] += _compare(kind, _content(place, kind, name), before, untold, name)
                 figures['snapshots'] += 1
-    return figures
+    return figures | {'unflushed': int.from_bytes(_UNFLUSHED.read_bytes()[:_NUMBER_BYTES], 'little')}
 
 
 def run(place: machine.Place, name: str) -> dict[str, Any]:

@@ -38,6 +38,8 @@ QEMU_FILES=(
     hostmem-pcow-x86-decoder.h target/i386/kvm/hostmem-pcow-x86-decoder.h
     hostmem-pcow-x86.h target/i386/kvm/hostmem-pcow-x86.h
     hostmem-pcow.h include/system/hostmem-pcow.h
+    nvdimm-media.c hw/mem/nvdimm-media.c
+    nvdimm-media.h include/hw/mem/nvdimm-media.h
     pcow.json qapi/pcow.json)
 
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)
