@@ -19,6 +19,7 @@ from pcow_driver.openstack_aio import life_cycle
 from pcow_driver.openstack_aio import options
 from pcow_driver.openstack_aio import processes
 from pcow_driver.openstack_aio import settings as settings_module
+from pcow_driver.openstack_aio import tempest
 from pcow_driver.openstack_aio import times
 from pcow_driver.openstack_aio import volume_cycle
 from pcow_driver.openstack_aio import volume_kills
@@ -165,8 +166,18 @@ def _times(chosen: argparse.Namespace) -> int:
     return 0
 
 
+def _tempest(chosen: argparse.Namespace) -> int:
+    machine = allinone.AllInOne(_existing(chosen))
+    if not machine.is_up():
+        raise exception.PcowError(reason='it is not up: run tools/openstack-aio up')
+    machine.image(debian=False)
+    found = tempest.Tempest(machine.settings, machine.api).run(chosen.suite, chosen.only, machine.say)
+    print(tempest.table(found))
+    return 1 if found.failed or not found.passed else 0
+
+
 _COMMANDS = {'up': _up, 'down': _down, 'status': _status, 'logs': _logs, 'node2': _node2, 'image': _image,
-             'life-cycle': _life_cycle, 'volume-kills': _volume_kills, 'times': _times}
+             'life-cycle': _life_cycle, 'volume-kills': _volume_kills, 'times': _times, 'tempest': _tempest}
 
 
 def _hang_up(_number: int, _frame: object) -> None:

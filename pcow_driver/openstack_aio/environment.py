@@ -79,11 +79,36 @@ def prepare_base(say: Callable[[str], None]) -> Base:
             tool.run(_PYTHON, '-m', 'venv', '--clear', str(installer))
             tool.run(str(installer / 'bin/pip'), 'install', '--quiet', _INSTALLER)
             for name, path in (('openstack', found.openstack), ('neutron', found.neutron)):
-                tool.run(_PYTHON, '-m', 'venv', '--clear', '--without-pip', str(path))
-                tool.run('/usr/bin/env', *_installer_settings(installer), str(installer / 'bin/uv'), 'pip', 'install', '--quiet',
-                         '--compile-bytecode', '--python', str(path / 'bin/python'), '-r', str(_requirements(name)))
+                _install(installer, path, name)
             complete.touch()
     return found
+
+
+def prepare_tempest(say: Callable[[str], None]) -> Path:
+    """Make the environment of OpenStack's integration tests, which is apart from that of its services.
+
+    :raises ToolFailed: a package cannot be installed
+    """
+    name = 'tempest'
+    installer = prepare_base(say).openstack.parent / 'installer'
+    digest = hashlib.sha256(f'{_VERSION} {sys.version_info[:2]}'.encode() + _requirements(name).read_bytes()).hexdigest()[:16]
+    path = _cache() / f'{name}-{digest}'
+    complete = path / 'complete'
+    path.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(f'{path.name}.lock'), 'wb') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not complete.exists():
+            say('installing tempest (once)')
+            _install(installer, path, name)
+            complete.touch()
+    return path
+
+
+def _install(installer: Path, path: Path, name: str) -> None:
+    """An environment with the packages of a list."""
+    tool.run(_PYTHON, '-m', 'venv', '--clear', '--without-pip', str(path))
+    tool.run('/usr/bin/env', *_installer_settings(installer), str(installer / 'bin/uv'), 'pip', 'install', '--quiet',
+             '--compile-bytecode', '--python', str(path / 'bin/python'), '-r', str(_requirements(name)))
 
 
 def _installer_settings(installer: Path) -> list[str]:

@@ -11,6 +11,7 @@ from pcow_driver import exception
 from pcow_driver.openstack_aio import settings as settings_module
 
 MAX_SERVERS = 40
+TEMPEST_SUITES = ('volume', 'compute', 'scenario')
 VOLUME_BACKENDS = (settings_module.PCOW_BACKEND,)
 _STATE = Path(__file__).resolve().parents[2] / 'build' / 'openstack'
 
@@ -64,6 +65,10 @@ def _parser() -> argparse.ArgumentParser:
     times = commands.add_parser('times', parents=[common],
                                 help='Measure server create and snapshot from one image, beside servers on an ordinary disk.')
     times.add_argument('--servers', metavar='N', type=int, default=10, help='How many of each kind; default: 10.')
+    tempest_tests = commands.add_parser('tempest', parents=[common],
+                                        help="Run OpenStack's integration tests on servers and volumes in persistent memory.")
+    tempest_tests.add_argument('suite', metavar='SUITE', choices=TEMPEST_SUITES, help=f'{", ".join(TEMPEST_SUITES)}.')
+    tempest_tests.add_argument('--only', metavar='REGEX', help='Those of the tests whose names match.')
     image = commands.add_parser('image', parents=[common], help='Put a guest with kernel and ramdisk into Glance, and flavors.')
     image.add_argument('--debian', action='store_true',
                        help='Debian 12 with a shell on its console; default: a tiny guest that checks its own data.')

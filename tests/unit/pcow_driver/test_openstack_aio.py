@@ -14,6 +14,7 @@ from pcow_driver.openstack_aio import environment
 from pcow_driver.openstack_aio import options
 from pcow_driver.openstack_aio import processes
 from pcow_driver.openstack_aio import settings
+from pcow_driver.openstack_aio import tempest
 from pcow_driver.quickstart import state
 from tests.unit.pcow_driver import base
 
@@ -73,6 +74,24 @@ class ConfigurationTest(Case):
                                 ('libvirt', 'connection_uri'), ('nova_sys_admin', 'helper_command')):
             self.assertNotEqual(found[0][section][option], found[1][section][option], option)
         self.assertEqual(0o600, made.file('nova').stat().st_mode & 0o777)
+
+
+class TempestTest(Case):
+    def test_output(self) -> None:
+        found = tempest.Found()
+        for line in ('{0} tempest.api.T.test_a [0.1s] ... ok', '{0} tempest.api.T.test_b [1.5s] ... FAILED',
+                     '{0} setUpClass (tempest.api.U) [0.0s] ... FAILED', '{0} tempest.api.T.test_c ... SKIPPED: Skipped until bug 1',
+                     '{0} setUpClass (tempest.api.V) ... SKIPPED: Skipped until bug 1', '{0} tempest.api.T.test_d [0.0s] ... SKIPPED',
+                     'Traceback ... ok', ''):
+            found.take(line)
+        self.assertEqual(1, found.passed)
+        self.assertEqual(['tempest.api.T.test_b', 'setUpClass (tempest.api.U)'], found.failed)
+        self.assertEqual({'Skipped until bug 1': 2, 'no reason is told': 1}, dict(found.skipped))
+        self.assertEqual('1 passed, 2 failed, 3 skipped (tests, or classes of them)', tempest.table(found).splitlines()[0])
+
+    def test_suites(self) -> None:
+        self.assertEqual(set(options.TEMPEST_SUITES), set(tempest.SUITES))
+        self.assertEqual('volume', options.parse(['tempest', 'volume', '--only', 'api']).suite)
 
 
 class ProcessesTest(Case):
