@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Snapshots of an image that is known by its path, whether a virtual machine has it open or not.
 
-The file is tried first.  If somebody has it, libvirt is asked which running domain that is, and QEMU does the work; what else
-holds an image (an export, another tool) cannot, and what pcow-img said of it is the error.
+The file is tried first.  If somebody has it, its server does the work if nbdkit serves it for writing; else libvirt is asked
+which running domain has it, and QEMU does.  What else holds an image (a copy, another tool) cannot, and what pcow-img said of it is
+the error.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pcow_driver import image
 from pcow_driver import interrupt
 from pcow_driver import libvirt_xml
 from pcow_driver import names
+from pcow_driver import served
 
 LOG = logging.getLogger(__name__)
 
@@ -30,7 +32,7 @@ def snapshot_create(path: str, name: str) -> None:
 
     :raises ImageNotFound:
     :raises InvalidName:
-    :raises ToolFailed: the name exists, or something that is no running domain has the image open
+    :raises ToolFailed: the name exists, or the image is open, and neither in a running domain nor served
     :raises QmpFailed: the same, as QEMU says it
     """
     try:
@@ -45,7 +47,7 @@ def snapshot_delete(path: str, name: str) -> None:
 
     :raises ImageNotFound:
     :raises InvalidName:
-    :raises ToolFailed: an image stands on it, it is being read, or something that is no running domain has the image open
+    :raises ToolFailed: an image stands on it, it is being read, or the image is open, and neither in a running domain nor served
     :raises QmpFailed: the same, as QEMU says it
     """
     try:
@@ -61,7 +63,7 @@ def snapshot_rename(path: str, name: str, new_name: str) -> None:
     :raises ImageNotFound:
     :raises InvalidName:
     :raises DomainInvalid: it is one of the whole VM
-    :raises ToolFailed: there is none, or something that is no running domain has the image open
+    :raises ToolFailed: there is none, or the image is open, and neither in a running domain nor served
     :raises QmpFailed: the same, as QEMU says it
     """
     try:
@@ -72,7 +74,9 @@ def snapshot_rename(path: str, name: str, new_name: str) -> None:
 
 
 def snapshot_create_all(wanted: Sequence[tuple[str, str]]) -> None:
-    """Make snapshots of several images, given as (path, name), of one moment: running guests that have one are paused meanwhile.
+    """Make snapshots of several images, given as (path, name), of one moment.
+
+    Running guests that have one are paused meanwhile, and servers let their clients wait.
 
     Either all are made or none.
 
@@ -101,23 +105,31 @@ def snapshot_create_all(wanted: Sequence[tuple[str, str]]) -> None:
             raise
 
 
-def _users(paths: list[str], stack: contextlib.ExitStack) -> list[domain.Domain]:
-    """The running domains that have one of the images; none if nobody answers for libvirt and no image is in use."""
+def _users(paths: list[str], stack: contextlib.ExitStack) -> list[domain.Domain | served.Server]:
+    """The servers and running domains that have one of the images; no domains if nobody answers for libvirt."""
+    servers = [server for path in paths if (server := served.find(path))]
+    for server in servers:
+        stack.callback(server.close)
     try:
         connection = stack.enter_context(domain.connect())
     except exception.LibvirtFailed as e:
         LOG.info('No guest is paused: %s', e)
-        return []
-    return list({found.name: found for path in paths for found, _device in [_find(connection, path)] if found}.values())
+        return [*servers]
+    return servers + list({found.name: found for path in paths for found, _device in [_find(connection, path)] if found}.values())
 
 
 @contextlib.contextmanager
-def _user(path: str, refused: exception.PcowError) -> Iterator[tuple[domain.Domain, str]]:
-    """The running domain that has the image, and the path by which it knows it.
+def _user(path: str, refused: exception.PcowError) -> Iterator[tuple[domain.Domain | served.Server, str]]:
+    """The server or the running domain that has the image, and the path by which it knows it.
 
     :param refused: raised if there is none
     """
     with contextlib.ExitStack() as stack:
+        server = served.find(path)
+        if server is not None:
+            stack.callback(server.close)
+            yield server, path
+            return
         try:
             connection = stack.enter_context(domain.connect())
         except exception.LibvirtFailed as e:

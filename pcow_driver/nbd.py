@@ -20,6 +20,7 @@ import urllib.parse
 from pcow_driver import device
 from pcow_driver import exception
 from pcow_driver import interrupt
+from pcow_driver import served
 from pcow_driver import tool
 from pcow_driver import workspace
 
@@ -29,7 +30,9 @@ EXPORT = 'export'                      # in a directory of :mod:`workspace`
 _SOCKET = 'socket'
 _MOUNT = 'mount'
 _FILE = 'data'
-_NAMES = frozenset((_SOCKET, _MOUNT, 'nbdkit.pid', 'nbdkit.log', 'nbdfuse.pid', 'nbdfuse.log'))     # all that is in its directory
+_CONTROL = 'control'            # a link to the socket beside the image
+# all that is in its directory
+_NAMES = frozenset((_SOCKET, _MOUNT, _CONTROL, 'nbdkit.pid', 'nbdkit.log', 'nbdfuse.pid', 'nbdfuse.log'))
 _TIMEOUT = 30                      # seconds
 
 
@@ -61,6 +64,9 @@ def start(directory: str, path: str, *, window: device.Window | None = None, sna
     if read_only or snapshot is not None:
         options.append('-r')
         parameters.append('readonly=true')
+    elif os.access(os.path.dirname(path), os.W_OK):
+        parameters.append('control=true')
+        os.symlink(served.socket_path(path), os.path.join(directory, _CONTROL))
     socket = os.path.join(directory, _SOCKET)
     try:
         command = (tool.find('nbdkit'), '-U', socket, '-P', os.path.join(directory, 'nbdkit.pid'), *options, plugin, *parameters)
@@ -165,6 +171,9 @@ def stop(directory: str) -> None:
         _end(directory, name)
     if os.path.isdir(point):
         os.rmdir(point)
+    control = os.path.join(directory, _CONTROL)
+    if os.path.islink(control):
+        served.remove_dead(os.readlink(control))
     for name in os.listdir(directory):
         os.unlink(os.path.join(directory, name))
     os.rmdir(directory)

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+import contextlib
 import dataclasses
 import os
 from pathlib import Path
 import re
+import signal
 import subprocess
 
 from pcow_driver import units
@@ -79,7 +81,7 @@ class Tempest:
         with (open(self._settings.logs / f'tempest-{suite}.log', 'w') as log,
               subprocess.Popen(command, cwd=self._directory, env=variables | {'HOME': str(self._directory)},
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                               errors='replace') as process):
+                               errors='replace', start_new_session=True) as process):
             try:
                 for line in process.stdout or ():
                     log.write(line)
@@ -88,7 +90,8 @@ class Tempest:
                     if _DONE.match(line):
                         say(line.rstrip())
             finally:
-                process.terminate()
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)             # the tests are its grandchildren
         return found
 
     def _flavors(self, pmem: bool) -> list[str]:

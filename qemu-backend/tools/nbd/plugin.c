@@ -14,6 +14,7 @@
 #define NBDKIT_API_VERSION 2
 #include <nbdkit-plugin.h>
 
+#include "control.h"
 #include "pcow.h"
 
 #define THREAD_MODEL NBDKIT_THREAD_MODEL_SERIALIZE_ALL_REQUESTS
@@ -23,8 +24,9 @@
 static struct {
     char *path;
     char *snapshot;
-    int read_only, share;
+    int read_only, share, controlled;
     pcow_image *image;
+    struct control *control;                   /* NULL: none is wanted */
 } server;
 
 static int failed(const struct pcow_error *error)
@@ -56,6 +58,9 @@ static int pcow_plugin_config(const char *key, const char *value)
     if (!strcmp(key, "share")) {
         return set_flag(value, &server.share);
     }
+    if (!strcmp(key, "control")) {
+        return set_flag(value, &server.controlled);
+    }
     nbdkit_error("the parameter %s is unknown, or given twice: see nbdkit-pcow-plugin(1)", key);
     return -1;
 }
@@ -69,6 +74,10 @@ static int pcow_plugin_config_complete(void)
     if (server.snapshot || server.share) {
         server.read_only = 1;
     }
+    if (server.controlled && server.read_only) {
+        nbdkit_error("control=true is for an image that is open for writing");
+        return -1;
+    }
     return 0;
 }
 
@@ -80,7 +89,19 @@ static int pcow_plugin_get_ready(void)
     if (server.share) {
         flags |= PCOW_OPEN_FORCE_SHARE;
     }
-    return pcow_open(server.path, flags, server.snapshot, &server.image, &error) ? failed(&error) : 0;
+    if (pcow_open(server.path, flags, server.snapshot, &server.image, &error)) {
+        return failed(&error);
+    }
+    return server.controlled && control_listen(&server.control, server.path, &error) ? failed(&error) : 0;
+}
+
+static int pcow_plugin_after_fork(void)
+{
+    if (server.control && control_start(server.control, server.image)) {
+        nbdkit_error("no thread can be started for the control socket");
+        return -1;
+    }
+    return 0;
 }
 
 /* After the last connection: what was written is durable when the server has ended, whether its clients flushed or not. */
@@ -88,6 +109,8 @@ static void pcow_plugin_cleanup(void)
 {
     struct pcow_error error;
 
+    control_end(server.control);
+    server.control = NULL;
     if (!server.read_only && pcow_flush(server.image, &error)) {
         failed(&error);
     }
@@ -97,6 +120,7 @@ static void pcow_plugin_cleanup(void)
 
 static void pcow_plugin_unload(void)
 {
+    control_end(server.control);
     pcow_close(server.image);                  /* get_ready() was the last that ran: nbdkit calls no cleanup() then */
     free(server.path);
     free(server.snapshot);
@@ -138,34 +162,50 @@ static int pcow_plugin_can_multi_conn(void *handle)
 static int pcow_plugin_pread(void *handle, void *buffer, uint32_t length, uint64_t offset, uint32_t flags)
 {
     struct pcow_error error;
+    int ret;
 
     (void)flags;
-    return pcow_read(handle, offset, buffer, length, &error) ? failed(&error) : 0;
+    control_enter(server.control);
+    ret = pcow_read(handle, offset, buffer, length, &error);
+    control_leave(server.control);
+    return ret ? failed(&error) : 0;
 }
 
 static int pcow_plugin_pwrite(void *handle, const void *buffer, uint32_t length, uint64_t offset, uint32_t flags)
 {
     struct pcow_error error;
+    int ret;
 
     (void)flags;
-    return pcow_write(handle, offset, buffer, length, &error) ? failed(&error) : 0;
+    control_enter(server.control);
+    ret = pcow_write(handle, offset, buffer, length, &error);
+    control_leave(server.control);
+    return ret ? failed(&error) : 0;
 }
 
 /* NBD lets a server ignore a trim; here it reads as zeros afterwards, so both requests are the same. */
 static int pcow_plugin_zero(void *handle, uint32_t length, uint64_t offset, uint32_t flags)
 {
     struct pcow_error error;
+    int ret;
 
     (void)flags;
-    return pcow_write_zeroes(handle, offset, length, &error) ? failed(&error) : 0;
+    control_enter(server.control);
+    ret = pcow_write_zeroes(handle, offset, length, &error);
+    control_leave(server.control);
+    return ret ? failed(&error) : 0;
 }
 
 static int pcow_plugin_flush(void *handle, uint32_t flags)
 {
     struct pcow_error error;
+    int ret;
 
     (void)flags;
-    return pcow_flush(handle, &error) ? failed(&error) : 0;
+    control_enter(server.control);
+    ret = pcow_flush(handle, &error);
+    control_leave(server.control);
+    return ret ? failed(&error) : 0;
 }
 
 static int pcow_plugin_can_extents(void *handle)
@@ -183,8 +223,12 @@ static int pcow_plugin_extents(void *handle, uint32_t length, uint64_t offset, u
     offset &= ~(PCOW_PAGE_SIZE - 1);
     while (offset < end) {
         struct pcow_extent extent;
+        int ret;
 
-        if (pcow_get_extent(handle, offset, pcow_size(handle) - offset, &extent, &error)) {
+        control_enter(server.control);
+        ret = pcow_get_extent(handle, offset, pcow_size(handle) - offset, &extent, &error);
+        control_leave(server.control);
+        if (ret) {
             return failed(&error);
         }
         if (nbdkit_add_extent(extents, extent.offset, extent.length,
@@ -208,10 +252,12 @@ static struct nbdkit_plugin plugin = {
     .config_help = "file=FILE       (required) the image\n"
                    "snapshot=NAME   a snapshot of it, read-only, also while somebody writes to the image\n"
                    "readonly=true   open it read-only\n"
+                   "control=true    take snapshots by commands on .NAME.control beside the image\n"
                    "share=true      read-only and without a lock; what a writer changes meanwhile may be seen half",
     .config = pcow_plugin_config,
     .config_complete = pcow_plugin_config_complete,
     .get_ready = pcow_plugin_get_ready,
+    .after_fork = pcow_plugin_after_fork,
     .cleanup = pcow_plugin_cleanup,
     .unload = pcow_plugin_unload,
     .open = pcow_plugin_open,

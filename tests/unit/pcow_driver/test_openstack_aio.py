@@ -80,8 +80,10 @@ class TempestTest(Case):
     def test_output(self) -> None:
         found = tempest.Found()
         for line in ('{0} tempest.api.T.test_a [0.1s] ... ok', '{0} tempest.api.T.test_b [1.5s] ... FAILED',
-                     '{0} setUpClass (tempest.api.U) [0.0s] ... FAILED', '{0} tempest.api.T.test_c ... SKIPPED: Skipped until bug 1',
-                     '{0} setUpClass (tempest.api.V) ... SKIPPED: Skipped until bug 1', '{0} tempest.api.T.test_d [0.0s] ... SKIPPED',
+                     '{0} setUpClass (tempest.api.U) [0.0s] ... FAILED',
+                     '{0} tempest.api.T.test_c ... SKIPPED: Skipped until bug 1',
+                     '{0} setUpClass (tempest.api.V) ... SKIPPED: Skipped until bug 1',
+                     '{0} tempest.api.T.test_d [0.0s] ... SKIPPED',
                      'Traceback ... ok', ''):
             found.take(line)
         self.assertEqual(1, found.passed)

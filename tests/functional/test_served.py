@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots of an image while nbdkit serves it: pcow_driver.served, pcow_driver.attached, and the plug-in's control socket."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+import signal
+import socket
+import stat
+import subprocess
+
+from pcow_driver import attached
+from pcow_driver import exception
+from pcow_driver import image
+from pcow_driver import nbd
+from pcow_driver import served
+from tests.functional import test_device_nbd
+
+MIB = test_device_nbd.MIB
+
+
+class ServedTest(test_device_nbd.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.path = self.served('vm')
+
+    def served(self, name: str) -> str:
+        path = self.pool.create_image(name, size=16 * MIB)
+        self.uri = nbd.start(str(self.export(name)), path)
+        self.addCleanup(nbd.stop, str(self.export(name)))
+        return path
+
+    def export(self, name: str) -> Path:
+        return self.directory / f'export-{name}'
+
+    def socket(self, path: str) -> Path:
+        return Path(served.socket_path(path))
+
+    def command(self, *commands: str) -> list[str]:
+        return ['qemu-io', '-f', 'raw', *(word for one in commands for word in ('-c', one)), self.uri]
+
+    def client(self, *commands: str) -> None:
+        subprocess.run(self.command(*commands), check=True, capture_output=True, timeout=60)
+
+    def names(self, path: str) -> list[str]:
+        return [one.name for one in image.snapshot_list(path, force_share=True)]
+
+    def first_byte(self, snapshot: str | None = None) -> int:
+        target = self.directory / 'raw'
+        select = ('-l', snapshot) if snapshot else ()
+        subprocess.run([test_device_nbd.BIN / 'pcow-img', 'convert', '-q', '-O', 'raw', *select, self.path, target], check=True)
+        with open(target, 'rb') as file:
+            return file.read(1)[0]
+
+    def test_snapshots(self) -> None:
+        self.client('write -q -P 1 0 64k')
+        attached.snapshot_create(self.path, 'first')
+        self.client('write -q -P 2 0 64k')
+        attached.snapshot_create(self.path, 'second')
+        self.client('write -q -P 3 0 64k')
+        attached.snapshot_rename(self.path, 'second', 'other')
+        self.assertEqual(['first', 'other'], self.names(self.path))
+        attached.snapshot_delete(self.path, 'first')
+        with self.assertRaises(exception.ToolFailed) as found:
+            attached.snapshot_create(self.path, 'other')
+        self.assertIn('other', str(found.exception))
+        with self.assertRaises(exception.ToolFailed):
+            attached.snapshot_delete(self.path, 'first')
+        nbd.stop(str(self.export('vm')))
+        self.assertEqual((2, 3), (self.first_byte('other'), self.first_byte()))
+        self.assertFalse(self.socket(self.path).exists())
+        subprocess.run([test_device_nbd.BIN / 'pcow-img', 'check', self.path], check=True, capture_output=True)
+
+    def test_image_on_a_snapshot_of_it(self) -> None:
+        attached.snapshot_create(self.path, 'base')
+        image.create_overlay(str(Path(self.pool.path, 'child.pcow')), self.path, base_snapshot='base')
+        with self.assertRaises(exception.ToolFailed) as found:
+            attached.snapshot_delete(self.path, 'base')
+        self.assertIn('child.pcow', str(found.exception))
+
+    def test_pause(self) -> None:
+        server = served.find(self.path)
+        assert server is not None
+        self.addCleanup(server.close)
+        with server.paused():
+            writer = subprocess.Popen(self.command('write -q -P 5 0 4k'), stdout=subprocess.DEVNULL)
+            self.addCleanup(writer.wait)
+            self.assertRaises(subprocess.TimeoutExpired, writer.wait, 1)
+            attached.snapshot_create(self.path, 'while-paused')        # by a connection of its own
+        self.assertEqual(0, writer.wait(60))
+        # who is killed while it has paused keeps nobody waiting
+        server._command('pause')
+        server.close()
+        self.client('write -q -P 6 0 4k')
+        nbd.stop(str(self.export('vm')))
+        self.assertEqual((0, 6), (self.first_byte('while-paused'), self.first_byte()))
+
+    def test_several_of_one_moment(self) -> None:
+        other = self.served('other')
+        attached.snapshot_create(other, 'taken')
+        with self.assertRaises(exception.ToolFailed):
+            attached.snapshot_create_all([(self.path, 'taken'), (other, 'taken')])
+        self.assertEqual([], self.names(self.path))                    # all or none
+        attached.snapshot_create_all([(self.path, 'both'), (other, 'both')])
+        self.assertEqual((['both'], ['taken', 'both']), (self.names(self.path), self.names(other)))
+        self.client('write -q -P 7 0 4k')                              # nobody waits any more
+
+    def test_after_a_kill(self) -> None:
+        os.kill(int((self.export('vm') / 'nbdkit.pid').read_text()), signal.SIGKILL)
+        self.assertTrue(self.socket(self.path).is_socket())
+        nbd.stop(str(self.export('vm')))
+        self.assertFalse(os.path.lexists(self.socket(self.path)))
+        attached.snapshot_create(self.path, 'not-served')
+        self.uri = nbd.start(str(self.export('vm')), self.path)
+        attached.snapshot_create(self.path, 'served-again')
+        self.assertEqual(['not-served', 'served-again'], self.names(self.path))
+
+    def test_who_may(self) -> None:
+        nbd.stop(str(self.export('vm')))
+        for mode in (0o600, 0o660, 0o666):
+            os.chmod(self.path, mode)
+            nbd.start(str(self.export('vm')), self.path)
+            found = self.socket(self.path).stat()
+            self.assertEqual((mode, os.stat(self.path).st_gid), (stat.S_IMODE(found.st_mode), found.st_gid))
+            nbd.stop(str(self.export('vm')))
+
+    def assert_hung_up(self, client: socket.socket) -> None:
+        try:
+            self.assertEqual(b'', client.recv(4096))
+        except ConnectionResetError:
+            pass                       # it had not read all
+
+    def test_bad_commands(self) -> None:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(30)
+            client.connect(str(self.socket(self.path)))
+            for line, words in ((b'dance', b'no such command: dance'), (b'snapshot-create', b'no such command'),
+                                (b'a\tb\tc\td', b'too many words'), (b'snapshot-delete\tnone', b'none'),
+                                (b'snapshot-create\t' + b'x' * 200, b'error')):
+                client.sendall(line + b'\n')
+                answer = client.recv(4096)
+                self.assertTrue(answer.startswith(b'error\t') and words in answer, answer)
+            client.sendall(b'x' * 600)
+            self.assert_hung_up(client)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(self.socket(self.path)))
+            client.sendall(b'snapshot-create\0x\tname\n')
+            self.assert_hung_up(client)
+        self.assertEqual([], self.names(self.path))
+        self.client('write -q -P 7 0 4k')
