@@ -159,24 +159,39 @@ def stop(directory: str) -> None:
     """
     if not os.path.lexists(directory):
         return
-    if not os.path.isdir(directory) or not _NAMES.issuperset(os.listdir(directory)):
-        raise exception.ExportFailed(path=directory, reason='it is no directory of an export; choose one that is not there yet')
-    point = os.path.join(directory, _MOUNT)
-    if os.path.ismount(os.path.join(point, _FILE)) or os.path.ismount(point):
-        try:
-            tool.run(tool.find_system('fusermount3', 'fuse3'), '-u', point)
-        except exception.ToolFailed as e:
-            raise exception.ExportFailed(path=directory, reason=f'its file is in use: {e}') from None
-    for name in ('nbdfuse', 'nbdkit'):
-        _end(directory, name)
-    if os.path.isdir(point):
-        os.rmdir(point)
-    control = os.path.join(directory, _CONTROL)
-    if os.path.islink(control):
-        served.remove_dead(os.readlink(control))
-    for name in os.listdir(directory):
-        os.unlink(os.path.join(directory, name))
-    os.rmdir(directory)
+    try:
+        if not os.path.isdir(directory) or not _NAMES.issuperset(os.listdir(directory)):
+            raise exception.ExportFailed(path=directory, reason='it is no directory of an export; choose one that is not there yet')
+        point = os.path.join(directory, _MOUNT)
+        _unmount(directory, point)
+        for name in ('nbdfuse', 'nbdkit'):
+            _end(directory, name)
+        if os.path.isdir(point):
+            os.rmdir(point)
+        control = os.path.join(directory, _CONTROL)
+        if os.path.islink(control):
+            served.remove_dead(os.readlink(control))
+        for name in os.listdir(directory):
+            os.unlink(os.path.join(directory, name))
+        os.rmdir(directory)
+    except OSError as e:
+        raise exception.ExportFailed(path=directory, reason=f'it cannot be taken away: {e}') from None
+
+
+def _unmount(directory: str, point: str) -> None:
+    """Also what was left mounted by a process that was killed: every access to that fails, ``os.path.ismount`` says no."""
+    options: tuple[str, ...] = ('-u',)
+    try:
+        if os.lstat(point).st_dev == os.lstat(directory).st_dev:
+            return
+    except FileNotFoundError:
+        return
+    except OSError:
+        options = ('-u', '-z')         # whoever has its file open can do nothing with it any more
+    try:
+        tool.run(tool.find_system('fusermount3', 'fuse3'), *options, point)
+    except exception.ToolFailed as e:
+        raise exception.ExportFailed(path=directory, reason=f'its file is in use: {e}') from None
 
 
 @contextlib.contextmanager

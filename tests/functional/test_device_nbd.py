@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """pcow_driver.device and pcow_driver.nbd with the real pcow-img, pcow-io, nbdkit, nbdfuse and qemu-img."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -198,6 +199,29 @@ class NbdTest(TestCase):
         nbd.stop(directory)
         nbd.stop(directory)
         self.assertFalse(os.path.exists(directory))
+
+    def test_what_shows_the_file_was_killed(self) -> None:
+        """Its mount stays, and everything under that fails."""
+        directory = str(self.directory / 'export')
+        for _time in range(2):
+            nbd.start(directory, self.path, window=self.window)
+            file = nbd.mount(directory)
+            descriptor = os.open(file, os.O_RDONLY)
+            os.kill(int(Path(directory, 'nbdfuse.pid').read_text()), signal.SIGKILL)
+            with self.assertRaises(OSError):
+                while os.lstat(os.path.dirname(file)):
+                    time.sleep(0.05)
+            nbd.stop(directory)
+            with contextlib.suppress(OSError):     # it tells of the death, too
+                os.close(descriptor)
+            self.assertFalse(os.path.lexists(directory))
+        self.assertEqual([], self.exports_left())
+
+    def test_what_cannot_be_taken_away(self) -> None:
+        directory = self.directory / 'export'
+        (directory / 'socket' / 'x').mkdir(parents=True)
+        with self.assertRaisesRegex(exception.ExportFailed, 'socket'):
+            nbd.stop(str(directory))
         self.assertEqual([], self.exports_left())
 
     def test_ended_as_soon_as_it_is_served(self) -> None:

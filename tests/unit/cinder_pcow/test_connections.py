@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may attach, and what he gets."""
 
+import contextlib
 import os
+from pathlib import Path
+import signal
 import socket
 import subprocess
+import time
 from typing import Any
 
 from cinder import exception
@@ -102,6 +106,37 @@ class LocalFileTest(base.PcowTestCase):
     def test_a_volume_is_deleted_while_its_file_is_shown(self) -> None:
         volume = self.volume()
         self.attach(volume)
+        self.driver.delete_volume(volume)
+        self.assertEqual([], self.files())
+        self.assertEqual([], os.listdir(os.path.join(self.directory, 'state', 'exports')))
+
+    def kill_nbdfuse(self, volume: Any) -> None:
+        """As the out-of-memory killer does it: its mount stays, and everything under that fails."""
+        directory = Path(self.directory, 'state', 'exports', volume.name)
+        os.kill(int((directory / 'nbdfuse.pid').read_text()), signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                os.lstat(directory / 'mount')
+            except OSError:
+                return
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.05)
+
+    def test_what_shows_the_file_was_killed(self) -> None:
+        volume = self.volume()
+        self.write(volume, 0, 7)
+        for _time in range(2):                 # the second begin() finds what the first left
+            path = self.attach(volume)['device']['path']
+            descriptor = os.open(path, os.O_RDONLY)        # of no use to whoever has it, so nothing waits for him
+            self.kill_nbdfuse(volume)
+            if _time:
+                self.driver.terminate_connection(volume, None, force=True)
+                self.assertFalse(os.path.lexists(os.path.dirname(os.path.dirname(path))))
+            with contextlib.suppress(OSError):             # it tells of the death, too
+                os.close(descriptor)
+        self.attach(volume)
+        self.kill_nbdfuse(volume)
         self.driver.delete_volume(volume)
         self.assertEqual([], self.files())
         self.assertEqual([], os.listdir(os.path.join(self.directory, 'state', 'exports')))
