@@ -5,6 +5,9 @@ A guest of this host maps the image: nova-compute is given its path.  Everybody 
 copy, migration: they name no mount point) is given the data of the volume as a plain file of this host, which os-brick's
 released connector ``local`` takes; nbdkit and nbdfuse show it as long as the connection lasts, also over a restart of this
 service.
+
+A program that died leaves its file, and that keeps others from the image.  While a volume is at rest, and for what Cinder asks
+only of such a one, nobody needs the file: it is taken away, unless somebody has it open.
 """
 
 from __future__ import annotations
@@ -13,13 +16,19 @@ import os
 from typing import Any
 
 from cinder import exception as cinder_exception
+from oslo_log import log as logging
 
 from cinder_pcow import backend as backend_module
 from cinder_pcow import errors
 from cinder_pcow import volumes as volumes_module
 from pcow_driver import device
+from pcow_driver import exception
 from pcow_driver import locks
 from pcow_driver import nbd
+
+LOG = logging.getLogger(__name__)
+
+_AT_REST = (None, 'success', 'error')          # migration_status of what nobody migrates
 
 
 class Connections:
@@ -39,6 +48,7 @@ class Connections:
             path = pool.existing_path(volume.name)
             data = {'volume_id': volume.id, 'access_mode': 'rw', 'encrypted': False, 'discard': False}
             if connector.get('mountpoint') or connector.get('pcow'):
+                self.stop(volume.name)
                 window = device.window(path, force_share=True)
                 return {'driver_volume_type': 'pcow', 'data': {
                     **data, 'image_path': path, 'device_path': path, 'pool': pool.name, 'size': window.size}}
@@ -58,8 +68,31 @@ class Connections:
 
         :raises VolumeBackendAPIException: somebody has the file open
         """
-        with errors.translated(), locks.lock(f'export-{volume_or_snapshot.name}'):
-            nbd.stop(_directory(volume_or_snapshot.name))
+        with errors.translated():
+            self.stop(volume_or_snapshot.name)
+
+    @staticmethod
+    def stop(name: str) -> None:
+        """As :meth:`end`, by the name of the volume or snapshot.
+
+        :raises ExportFailed: somebody has the file open
+        """
+        with locks.lock(f'export-{name}'):
+            nbd.stop(_directory(name))
+
+    def collect(self, volumes: Any) -> None:
+        """Take away the files of volumes that no program works on; what cannot be taken away is logged."""
+        try:
+            shown = frozenset(os.listdir(_directory('')))
+        except FileNotFoundError:
+            return
+        for volume in volumes:
+            at_rest = (volume.status == 'available' or volume.status.startswith('error')) and volume.migration_status in _AT_REST
+            if volume.name in shown and at_rest:
+                try:
+                    self.stop(volume.name)
+                except exception.PcowError as e:
+                    LOG.warning('The file of %s is left by a program that died, and stays for now: %s', volume.name, e)
 
     def _show(self, name: str, path: str, *, snapshot: str | None = None) -> str:
         directory = _directory(name)

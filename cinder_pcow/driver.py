@@ -73,6 +73,7 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
         self.volumes.create_from_snapshot(volume, snapshot)
 
     def create_cloned_volume(self, volume: Any, src_vref: Any) -> None:
+        self.connections.end(src_vref)
         self.volumes.clone(volume, src_vref)
 
     def delete_volume(self, volume: Any) -> None:
@@ -81,17 +82,22 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
         self.volumes.delete(volume)
 
     def extend_volume(self, volume: Any, new_size: int) -> None:
+        self.connections.end(volume)
         self.volumes.extend(volume, new_size)
 
     # Snapshots
 
     def create_snapshot(self, snapshot: Any) -> None:
+        self.connections.end(snapshot.volume)
         self.volumes.create_snapshot(snapshot)
 
     def delete_snapshot(self, snapshot: Any) -> None:
+        with errors.snapshot_busy(snapshot.name):
+            self.connections.stop(snapshot.name)
         self.volumes.delete_snapshot(snapshot)
 
     def revert_to_snapshot(self, context: Any, volume: Any, snapshot: Any) -> None:
+        self.connections.end(volume)
         self.volumes.revert(volume, snapshot)
 
     def snapshot_revert_use_temp_snapshot(self) -> bool:
@@ -169,11 +175,15 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
                               source_group: Any = None, source_vols: Any = None) -> Any:
         if not volume_utils.is_group_a_cg_snapshot_type(group):
             return super().create_group_from_src(context, group, volumes, group_snapshot, snapshots, source_group, source_vols)
+        for source in source_vols or ():
+            self.connections.end(source)
         return self.groups.create_from(volumes, snapshots, source_vols)
 
     def create_group_snapshot(self, context: Any, group_snapshot: Any, snapshots: Any) -> Any:
         if not volume_utils.is_group_a_cg_snapshot_type(group_snapshot):
             return super().create_group_snapshot(context, group_snapshot, snapshots)
+        for snapshot in snapshots:
+            self.connections.end(snapshot.volume)
         return self.groups.create_snapshot(snapshots)
 
     def delete_group_snapshot(self, context: Any, group_snapshot: Any, snapshots: Any) -> Any:
@@ -184,6 +194,7 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
     # Moving and changing
 
     def migrate_volume(self, context: Any, volume: Any, host: dict[str, Any]) -> tuple[bool, dict[str, Any] | None]:
+        self.connections.end(volume)
         return self.migration.migrate(volume, host), None
 
     def update_migrated_volume(self, ctxt: Any, volume: Any, new_volume: Any, original_volume_status: str) -> dict[str, Any]:
@@ -192,6 +203,7 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
 
     def update_provider_info(self, volumes: Any, snapshots: Any) -> tuple[None, None]:
         """Called with all volumes when the service starts; there is no provider info to update."""
+        self.connections.collect(volumes)
         with errors.translated():
             self.migration.settle(volumes)
         return None, None

@@ -34,7 +34,7 @@ def snapshot_busy(name: str) -> Iterator[None]:
     """SnapshotIsBusy, after which the snapshot is available again, if it cannot be deleted now; else as :func:`translated`."""
     try:
         yield
-    except (exception.ToolFailed, exception.QmpFailed) as e:
+    except (exception.ToolFailed, exception.QmpFailed, exception.ExportFailed) as e:
         raise cinder_exception.SnapshotIsBusy(message=f'{name}: {e}') from e
     except exception.PcowError as e:
         raise cinder_exception.VolumeBackendAPIException(data=str(e)) from e

@@ -11,9 +11,12 @@ import time
 from typing import Any
 
 from cinder import exception
+from cinder.tests.unit import utils
+from cinder.volume import group_types
 from cinder.volume import volume_utils
 from os_brick import privileged
 
+from pcow_driver import exception as pcow_exception
 from pcow_driver import tool
 from tests.unit.cinder_pcow import base
 
@@ -140,3 +143,60 @@ class LocalFileTest(base.PcowTestCase):
         self.driver.delete_volume(volume)
         self.assertEqual([], self.files())
         self.assertEqual([], os.listdir(os.path.join(self.directory, 'state', 'exports')))
+
+    def exports(self) -> list[str]:
+        return os.listdir(os.path.join(self.directory, 'state', 'exports'))
+
+    def test_what_a_dead_program_left_keeps_no_guest_out(self) -> None:
+        volume = self.volume()
+        path = self.attach(volume)['device']['path']
+        self.assertRaises(pcow_exception.ToolFailed, self.write, volume, 0)
+        with open(path, 'rb'):                 # but a living one does
+            error = self.assertRaises(exception.VolumeBackendAPIException, self.driver.initialize_connection, volume, GUEST)
+            self.assertIn('its file is in use', str(error))
+        self.driver.initialize_connection(volume, GUEST)
+        self.write(volume, 0)
+        self.assertEqual([], self.exports())
+
+    def test_what_a_dead_program_left_hinders_nothing(self) -> None:
+        volume = self.volume()
+        snapshot, later, of_group = self.snapshot(volume), self.snapshot_record(volume), self.snapshot_record(volume)
+        pools = {item['pool_name']: item for item in self.driver.get_volume_stats(True)['pools']}
+        there = {'host': f'{base.HOST}#two', 'capabilities': pools['two']}
+        for operation in (lambda: self.driver.create_snapshot(later),
+                          lambda: self.driver.create_group_snapshot(self.context, self.consistent(), [of_group]),
+                          lambda: self.driver.create_cloned_volume(self.record(size=2), volume),
+                          lambda: self.driver.revert_to_snapshot(self.context, volume, snapshot),
+                          lambda: self.driver.extend_volume(volume, 2)):
+            self.attach(volume)
+            operation()
+            self.assertEqual([], self.exports())
+        other = self.volume()
+        self.attach(other)
+        self.driver.migrate_volume(self.context, other, there)
+        self.assertEqual([f'{other.name}.pcow'], self.files('two'))
+
+    def consistent(self) -> Any:
+        """A group of a type whose snapshots are of one moment."""
+        made = group_types.create(self.context, 'consistent', {'consistent_group_snapshot_enabled': '<is> True'})
+        return utils.create_group_snapshot(self.context, utils.create_group(self.context, group_type_id=made['id']).id,
+                                           group_type_id=made['id'])
+
+    def test_a_snapshot_that_a_dead_program_was_reading(self) -> None:
+        snapshot = self.snapshot(self.volume())
+        path = self.driver.initialize_connection_snapshot(snapshot, {'host': GUEST['host']})['data']['device_path']
+        self.addCleanup(self.driver.connections.end, snapshot)
+        with open(path, 'rb'):
+            self.assertRaises(exception.SnapshotIsBusy, self.driver.delete_snapshot, snapshot)
+        self.driver.delete_snapshot(snapshot)
+        self.assertEqual([], self.exports())
+
+    def test_what_dead_programs_left_ends_when_the_service_starts(self) -> None:
+        volumes = [self.volume() for _ in range(5)]
+        paths = [self.attach(volume)['device']['path'] for volume in volumes]
+        for volume, (status, migration) in zip(volumes, [('available', None), ('error_restoring', 'success'), ('backing-up', None),
+                                                         ('available', 'target:x'), ('available', 'error')], strict=True):
+            volume.update({'status': status, 'migration_status': migration})
+        with open(paths[4], 'rb'):
+            self.driver.update_provider_info(volumes, [])
+            self.assertEqual(sorted(volume.name for volume in volumes[2:]), sorted(self.exports()))
