@@ -45,6 +45,14 @@ class Backend:
                 LOG.error('Pool %s of backend %s cannot be used: %s', name, self.host, e)
         return found
 
+    def pool_uuids(self) -> frozenset[str]:
+        """Of the pools that the host knows, whether they can be used or not.
+
+        :raises StateInvalid:
+        """
+        names = frozenset(self.pool_names())
+        return frozenset(entry.uuid for entry in registry.PoolRegistry().list() if entry.name in names)
+
     def check(self) -> None:
         """Find out whether volumes can be made at all.
 
@@ -96,7 +104,12 @@ class Backend:
 
     @staticmethod
     def holds(pool: pool_module.Pool, volume: Any) -> bool:
-        """Whether the image of a volume is in a pool.  What is only kept there for its clones (:mod:`pcow_driver.removal`), because
-        the volume was deleted or has gone elsewhere, is not the volume.
-        """
-        return os.path.lexists(pool.image_path(volume.name)) and volume.name not in removal.deleted_images(pool)
+        """As the function of this name."""
+        return holds(pool, volume.name)
+
+
+def holds(pool: pool_module.Pool, name: str) -> bool:
+    """Whether the image of a volume is in a pool.  What is only kept there for its clones (:mod:`pcow_driver.removal`), because
+    the volume was deleted or has gone elsewhere, is not the volume.
+    """
+    return os.path.lexists(pool.image_path(name)) and name not in removal.deleted_images(pool)

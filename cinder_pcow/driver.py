@@ -133,6 +133,8 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
 
     def unmanage(self, volume: Any) -> None:
         """The image stays in its pool, under the name of the volume."""
+        self.connections.end(volume)
+        self.migration.release(volume)
 
     def manage_existing_snapshot(self, snapshot: Any, existing_ref: dict[str, str]) -> None:
         self.existing.manage_snapshot(snapshot, existing_ref)

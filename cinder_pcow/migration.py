@@ -1,37 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moving a volume to another pool, of this host or of another one.
+"""Moving a volume to another pool: of its backend section, of another section of the same host, or of another host.
 
 First the copy is complete under its name, then the original goes.  A service that dies between leaves both, or the copy alone
-while the database still names the old pool; the start of the service and every look-up settle that.  For a pool of another
-host there is a note of where the copy goes, from before it begins: wherever the database says that the volume is here, its
-copy there is either superfluous (the image is here) or the volume itself (it is not; migrating again completes that).
+while the database still names the old pool; the start of the service and every look-up settle that.  For a pool that is not of
+the section there is a note (:mod:`cinder_pcow.notes`) of where the copy goes, from before it begins: wherever the database says
+that the volume is here, its copy there is either superfluous (the image is here) or the volume itself (it is not; migrating
+again completes that).
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import os
-from pathlib import Path
+import functools
 from typing import Any
 
 from cinder import exception as cinder_exception
 from oslo_log import log as logging
 
 from cinder_pcow import errors
+from cinder_pcow import local
+from cinder_pcow import notes
 from cinder_pcow import remote
 from cinder_pcow import stats
 from cinder_pcow import volumes as volumes_module
 from pcow_driver import derive
 from pcow_driver import exception
 from pcow_driver import image
-from pcow_driver import locks
 from pcow_driver import pool as pool_module
 from pcow_driver import registry
 from pcow_driver import removal
 from pcow_driver import units
 
 LOG = logging.getLogger(__name__)
+
+_ARRIVED = 'success'                   # migration_status of a volume whose last migration, to where it is, has ended
 
 
 class Migration:
@@ -48,10 +49,10 @@ class Migration:
         """
         with errors.translated():
             target = self._target(host)
-            if isinstance(target, remote.RemotePool):
-                self._migrate_away(volume, target)
-            elif target is not None:
+            if isinstance(target, pool_module.Pool):
                 self._migrate_here(volume, target)
+            elif target is not None:
+                self._migrate_out(volume, target)
         return target is not None
 
     def _migrate_here(self, volume: Any, target: pool_module.Pool) -> None:
@@ -60,13 +61,12 @@ class Migration:
             return
         self._check_snapshots(source, volume)
         if not removal.delete_image(target, volume.name):      # of a migration that was cut off
-            raise exception.PcowError(reason=(
-                f'{target.path} still has what clones of {volume.name} need, which was there before: migrate or delete them first'))
+            raise _still_needed(volume.name, target.name)
         derive.copy(source.existing_path(volume.name), target, volume.name, volume.size * units.GIB)
         removal.delete_image(source, volume.name)
 
-    def _migrate_away(self, volume: Any, target: remote.RemotePool) -> None:
-        noted = self._noted(volume.name)
+    def _migrate_out(self, volume: Any, target: notes.Target) -> None:
+        noted = self._noted(volume)
         try:
             source = self._backend.locate(volume)
         except exception.ImageNotFound:
@@ -75,100 +75,102 @@ class Migration:
                 return
             raise
         self._check_snapshots(source, volume)
-        for stale in {noted or target, target}:        # of a migration that was cut off
-            stale.discard(volume.name)
-        self._note(volume.name, target)
-        path = source.existing_path(volume.name)
-        target.send(path, volume.name)
+        if noted is not None and noted != target:              # of a migration that was cut off
+            self._discard(noted, volume.name)
+        if not target.discard(volume.name):
+            raise _still_needed(volume.name, target.pool)
+        notes.write(volume.name, target)
+        target.send(source.existing_path(volume.name), volume.name, volume.size * units.GIB)
         removal.delete_image(source, volume.name)
 
     def forget(self, volume: Any) -> None:
-        """Delete the copy of a volume, which is to be deleted, on the host to which it was about to go.
+        """Delete the copy of a volume, which is to be deleted, in the place to which it was about to go.
 
-        :raises VolumeBackendAPIException: that host does not answer
+        :raises VolumeBackendAPIException: that cannot be reached
         """
         with errors.translated():
-            noted = self._noted(volume.name)
+            noted = self._noted(volume)
             if noted is not None:
-                try:
-                    noted.discard(volume.name)
-                except exception.TransferFailed as e:
-                    raise exception.PcowError(reason=f'{e}; if that host is gone for good, delete '
-                                                     f'{self._note_path(volume.name)}') from None
-                self._note(volume.name, None)
+                self._discard(noted, volume.name)
+                notes.drop(volume.name)
+
+    def release(self, volume: Any) -> None:
+        """As :meth:`forget`, for a volume whose image shall stay.
+
+        :raises VolumeBackendAPIException: the image is in that place alone, or that cannot be reached
+        """
+        with errors.translated():
+            noted = self._noted(volume)
+            if noted is not None and self._backend.find(volume) is None:
+                raise exception.PcowError(reason=_cut_off(volume.name, noted))
+        self.forget(volume)
 
     def settle(self, volumes: Any) -> None:
-        """Delete second images of volumes, which a migration that was cut off left in other pools than theirs."""
-        self._settle_remote(volumes)
+        """Delete second images of volumes, which a migration that was cut off left in other pools than theirs.  What cannot be
+        deleted now is logged: it is no reason for not serving the others.
+        """
         pools = self._backend.pools()
         for volume in volumes:
-            holding = [pool for pool in pools if self._backend.holds(pool, volume)]
-            if len(holding) < 2:
-                continue
-            home = self._backend.pool_of(volume)
-            for pool in holding:
-                if pool.uuid != home.uuid and self._backend.holds(home, volume):
-                    LOG.warning('The image of %s in pool %s is of a migration that was cut off', volume.name, pool.name)
-                    removal.delete_image(pool, volume.name)
+            for step in (functools.partial(self._settle_here, volume, pools), functools.partial(self._settle_elsewhere, volume)):
+                try:
+                    step()
+                except (exception.PcowError, OSError) as e:
+                    LOG.warning('What a migration of %s that was cut off may have left stays for now: %s', volume.name, e)
 
-    def _settle_remote(self, volumes: Any) -> None:
-        for volume in volumes:
-            noted = self._noted(volume.name)
-            if noted is None:
-                continue
-            if self._backend.find(volume) is None:
-                LOG.error('%s is in the pool %s of %s, its migration was cut off: migrate it there again, which completes that',
-                          volume.name, noted.pool, noted.address)
-                continue
-            try:
-                noted.discard(volume.name)
-                self._note(volume.name, None)
-            except exception.PcowError as e:
-                LOG.warning('What a migration of %s that was cut off left on %s stays for now: %s', volume.name, noted.address, e)
+    def _settle_here(self, volume: Any, pools: list[pool_module.Pool]) -> None:
+        holding = [pool for pool in pools if self._backend.holds(pool, volume)]
+        if len(holding) < 2:
+            return
+        home = self._backend.pool_of(volume)
+        for pool in holding:
+            if pool.uuid != home.uuid and self._backend.holds(home, volume):
+                LOG.warning('The image of %s in pool %s is of a migration that was cut off', volume.name, pool.name)
+                removal.delete_image(pool, volume.name)
 
-    def _target(self, host: dict[str, Any]) -> pool_module.Pool | remote.RemotePool | None:
+    def _settle_elsewhere(self, volume: Any) -> None:
+        noted = self._noted(volume)
+        if noted is None:
+            return
+        if self._backend.find(volume) is None:
+            LOG.error('%s', _cut_off(volume.name, noted))
+            return
+        noted.discard(volume.name)
+        notes.drop(volume.name)
+
+    def _target(self, host: dict[str, Any]) -> pool_module.Pool | notes.Target | None:
         capabilities = host.get('capabilities') or {}
         kind, _colon, rest = str(capabilities.get('location_info', '')).partition(':')
         hostname, _colon, rest = rest.partition(':')
         uuid, _colon, name = rest.partition(':')
         if kind != stats.LOCATION:
             return None
+        known = {entry.uuid: entry.name for entry in registry.PoolRegistry().list()}
+        if uuid in self._backend.pool_uuids():         # also one that another host, or section, has in common with this one
+            return registry.PoolRegistry().get(known[uuid])
         if hostname in self._backend.hostnames:
-            found = registry.PoolRegistry().get(name)
-            return found if found.uuid == uuid else None
+            return local.LocalPool(known[uuid], uuid) if uuid in known else None
         return remote.RemotePool(str(capabilities.get('pcow_migration_address', hostname)), name, uuid)
 
-    @staticmethod
-    def _note_path(name: str) -> Path:
-        return Path(locks.state_path(), 'migrations', name)
+    def _noted(self, volume: Any) -> notes.Target | None:
+        """Where a volume was about to go when it was last migrated out of this section.
 
-    def _noted(self, name: str) -> remote.RemotePool | None:
-        """Where a volume was about to go when it was last migrated to another host."""
-        try:
-            return remote.RemotePool(**json.loads(self._note_path(name).read_text()))
-        except FileNotFoundError:
+        A note that has come true, for the section in which the volume is now, or that was before the migration with which it came
+        back, says where the volume itself is, or was long ago: it goes, and nothing else.
+        """
+        noted = notes.read(volume.name)
+        if noted is not None and (noted.uuid in self._backend.pool_uuids() or volume.migration_status == _ARRIVED):
+            notes.drop(volume.name)
             return None
-        except (OSError, ValueError, TypeError) as e:
-            raise exception.StateInvalid(path=str(self._note_path(name)), reason=str(e)) from None
+        return noted
 
-    def _note(self, name: str, target: remote.RemotePool | None) -> None:
-        """Durable on return."""
-        path = self._note_path(name)
-        if target is None:
-            path.unlink(missing_ok=True)
-            return
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = path.with_name(f'.{name}.part')
-        with open(part, 'w', encoding='utf-8') as file:
-            json.dump(dataclasses.asdict(target), file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    @staticmethod
+    def _discard(noted: notes.Target, name: str) -> None:
+        """Delete the copy of which there is a note."""
         try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+            noted.discard(name)
+        except (exception.TransferFailed, exception.PoolNotFound, exception.PoolInvalid) as e:
+            raise exception.PcowError(reason=f'{e}; if the pool {noted.pool} of {noted.address} is gone for good, '
+                                             f'delete {notes.path(name)}') from None
 
     @staticmethod
     def _check_snapshots(pool: pool_module.Pool, volume: Any) -> None:
@@ -178,3 +180,13 @@ class Migration:
         if kept:
             raise cinder_exception.InvalidVolume(reason=(
                 f'{volume.name} has snapshots, which do not move with it ({", ".join(kept[:5])}): delete them first'))
+
+
+def _still_needed(name: str, pool: str) -> exception.PcowError:
+    return exception.PcowError(reason=(
+        f'the pool {pool} still has what clones of {name} need, which was there before: migrate or delete them first'))
+
+
+def _cut_off(name: str, noted: notes.Target) -> str:
+    return (f'{name} is in the pool {noted.pool} of {noted.address}, its migration was cut off: migrate it there again, which '
+            f'completes that')

@@ -52,9 +52,10 @@ class RemotePool:
     def _lists(self, kind: str, name: str) -> bool:
         return {'name': name} in json.loads(self._run(name, kind, 'list', self.pool, '-f', 'json', '-c', 'name'))
 
-    def send(self, path: str, name: str) -> None:
+    def send(self, path: str, name: str, data_size: int) -> None:
         """Copy an image of this host, with the template on which it stands if that is not there.
 
+        :param data_size: of the volume; it comes as it is
         :raises TransferFailed: nothing is left there then
         :raises PcowError: the image cannot be read
         """
@@ -63,12 +64,14 @@ class RemotePool:
             self._send(os.path.join(os.path.dirname(path), base + names.IMAGE_SUFFIX), base)
         self._send(path, name)
 
-    def discard(self, name: str) -> None:
+    def discard(self, name: str) -> bool:
         """Delete an image that was sent; what is on its way does not arrive.  Done also if there is none.
 
+        :return: True; whether clones keep some of it is seen when it is sent
         :raises TransferFailed:
         """
         self._run(name, 'image', 'receive', '--discard', f'{self.pool}/{name}')
+        return True
 
     def _send(self, path: str, name: str) -> None:
         LOG.info('%s goes to the pool %s of %s', path, self.pool, self.address)
