@@ -56,7 +56,7 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
         self.connections = connections.Connections(self.backend, self.volumes)
         self.images = images.Images(self.volumes)
         self.existing = existing.Existing(self.volumes)
-        self.groups = groups.Groups(self.volumes)
+        self.groups = groups.Groups(self.volumes, self.delete_volume)
         self.migration = migration.Migration(self.volumes)
 
     def check_for_setup_error(self) -> None:

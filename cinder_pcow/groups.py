@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from cinder.objects import fields
@@ -18,12 +19,15 @@ Updates = tuple[dict[str, Any], list[dict[str, Any]]]
 
 
 class Groups:
-    def __init__(self, volumes: volumes_module.Volumes) -> None:
+    """:param delete: how the driver deletes a volume, with all that belongs to it"""
+
+    def __init__(self, volumes: volumes_module.Volumes, delete: Callable[[Any], None]) -> None:
         self._volumes = volumes
+        self._delete = delete
 
     def delete(self, volumes: Any) -> Updates:
         """Delete all volumes that can be; each gets its own status."""
-        return _each(volumes, self._volumes.delete, fields.GroupStatus.DELETED, fields.GroupStatus.ERROR_DELETING)
+        return _each(volumes, self._delete, fields.GroupStatus.DELETED, fields.GroupStatus.ERROR_DELETING)
 
     def create_snapshot(self, snapshots: Any) -> Updates:
         """Snapshot all volumes at one moment, or none.
@@ -56,7 +60,7 @@ class Groups:
                 self._volumes.clone_all(list(zip(volumes, source_volumes, strict=True)))
         except BaseException:
             for volume in made:
-                self._volumes.delete(volume)
+                self._delete(volume)
             raise
         status = fields.GroupStatus.AVAILABLE
         return {'status': status}, [{'id': volume.id, 'status': status} for volume in volumes]

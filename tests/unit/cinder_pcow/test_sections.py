@@ -10,6 +10,8 @@ from typing import Any
 from unittest import mock
 
 from cinder import exception as cinder_exception
+from cinder.tests.unit import utils
+from cinder.volume import group_types
 
 from pcow_driver import image
 from pcow_driver import pool as pool_module
@@ -208,6 +210,15 @@ class ForgottenTest(SectionsCase):
         self.assertEqual([], self.other.entries())
         self.assertEqual([], os.listdir(os.path.join(self.directory, 'state', 'exports')))
         self.assertFalse(self.note(volume).exists())
+
+    def test_delete_with_a_group(self) -> None:
+        volume = self.cut_off()
+        made = group_types.create(self.context, 'consistent', {'consistent_group_snapshot_enabled': '<is> True'})
+        group = utils.create_group(self.context, group_type_id=made['id'])
+        status, updates = self.driver.delete_group(self.context, group, [volume])
+        self.assertEqual(('deleted', ['deleted']), (status['status'], [update['status'] for update in updates]))
+        self.check_forgotten(volume)
+        self.assertEqual([], self.files())
 
     def test_unmanage(self) -> None:
         volume = self.cut_off()
