@@ -12,13 +12,19 @@ import re
 import stat
 import time
 
+from oslo_log import log as logging
+
 from pcow_driver import domain
 from pcow_driver import exception
 from pcow_driver import image
+from pcow_driver import image_locks
 from pcow_driver import immutable
 from pcow_driver import names
 from pcow_driver import pool as pool_module
+from pcow_driver import staging
 from pcow_driver import workspace
+
+LOG = logging.getLogger(__name__)
 
 _UNFINISHED = re.compile(r'\..*\.(part|partial)')      # what pcow-img and template build write before they rename it
 _SERVICE_PREFIXES = ('server-', 'volume-')     # Nova and Cinder know whether they need it, also without a domain here
@@ -43,7 +49,7 @@ class Finding:
 
 
 def find(pool: pool_module.Pool, domain_images: frozenset[str] | None) -> list[Finding]:
-    """Look at a pool; nothing is changed.
+    """Look at a pool; nothing is changed, nor locked so that a guest could not start.
 
     :param domain_images: real paths of the images of all domains, None if they are not known: then no image counts as unused
     :raises ToolNotFound: there is no pcow-img
@@ -60,7 +66,7 @@ def find(pool: pool_module.Pool, domain_images: frozenset[str] | None) -> list[F
         elif item.info.sealed and item.info.uuid not in used:
             findings.append(Finding(Kind.UNUSED_TEMPLATE, item.path, item.info.actual_size, 'nothing stands on this template'))
         elif not item.info.sealed and item.info.uuid not in used and domain_images is not None \
-                and not item.name.startswith(_SERVICE_PREFIXES) and _why_used(item.path, domain_images) is None:
+                and _why_used(item.path, domain_images) is None:
             findings.append(Finding(Kind.UNUSED_IMAGE, item.path, item.info.actual_size, (
                 'no domain of this libvirt names it and nothing stands on it')))
         findings += _leaks(item)
@@ -68,8 +74,14 @@ def find(pool: pool_module.Pool, domain_images: frozenset[str] | None) -> list[F
 
 
 def _why_used(path: str, domain_images: frozenset[str]) -> str | None:
+    if os.path.basename(path).startswith(_SERVICE_PREFIXES):
+        return 'it is of Nova or Cinder, who know whether they need it'
     if os.path.realpath(path) in domain_images:
         return 'a domain of libvirt names it'
+    return _why_young(path)
+
+
+def _why_young(path: str) -> str | None:
     with contextlib.suppress(FileNotFoundError):
         if time.time() - os.lstat(path).st_mtime > _MIN_AGE:
             return None
@@ -77,14 +89,25 @@ def _why_used(path: str, domain_images: frozenset[str]) -> str | None:
 
 
 def _unfinished(pool: pool_module.Pool) -> Iterator[Finding]:
-    for entry in sorted(os.scandir(pool.path), key=lambda entry: entry.name):
-        if not _UNFINISHED.fullmatch(entry.name):
-            continue
-        status = entry.stat(follow_symlinks=False)
-        age = time.time() - status.st_mtime
-        if stat.S_ISREG(status.st_mode) and age > _MIN_AGE:
-            yield Finding(Kind.UNFINISHED, entry.path, status.st_blocks * 512, (
-                f'an interrupted command left it {age / 3600:.0f} hours ago'))
+    for name in sorted(filter(_UNFINISHED.fullmatch, os.listdir(pool.path))):
+        path = os.path.join(pool.path, name)
+        with contextlib.suppress(FileNotFoundError):
+            status = os.lstat(path)
+            if stat.S_ISREG(status.st_mode) and _why_in_the_making(pool, path) is None:
+                yield Finding(Kind.UNFINISHED, path, status.st_blocks * 512, (
+                    f'an interrupted command left it {(time.time() - status.st_mtime) / 3600:.0f} hours ago'))
+
+
+def _why_in_the_making(pool: pool_module.Pool, path: str) -> str | None:
+    """Not by its age alone: what comes through a pipe may pause for long, and clocks are set."""
+    if staging.is_in_the_making(pool, os.path.basename(path)):
+        return 'somebody makes it'
+    try:
+        if image_locks.is_in_use(path, writers_only=False):
+            return 'somebody has it open'
+    except OSError as e:
+        return str(e.strerror)
+    return _why_young(path)
 
 
 def _work() -> Iterator[Finding]:
@@ -93,33 +116,55 @@ def _work() -> Iterator[Finding]:
 
 
 def _leaks(item: pool_module.PoolImage) -> Iterator[Finding]:
+    """Without a lock, which a guest that starts meanwhile could not get past; so only if nobody writes, before and after."""
     try:
-        result = image.check(item.path)
-    except exception.ToolFailed:
-        return                             # somebody has it open: it is looked at when that ends
-    if result.leaks and not result.corruptions:
-        yield Finding(Kind.LEAK, item.path, 0, f'{result.leaks} slabs belong to nothing')
+        if image_locks.is_in_use(item.path):
+            return                         # it is looked at when that ends
+        result = image.check(item.path, force_share=True)
+        if result.leaks and not result.corruptions and not image_locks.is_in_use(item.path):
+            yield Finding(Kind.LEAK, item.path, 0, f'{result.leaks} slabs belong to nothing')
+    except (exception.PcowError, OSError) as e:
+        LOG.debug('%s is not looked at: %s', item.path, e)     # deleted meanwhile, for instance
+
+
+def look_again(pool: pool_module.Pool, finding: Finding) -> None:
+    """Find out whether what was found is needed by now; nothing is changed.
+
+    :raises ImageInUse: it is
+    :raises LibvirtFailed: whether a domain names it is not known any more
+    """
+    reason = None
+    if finding.kind in (Kind.ORPHAN, Kind.UNUSED_IMAGE):
+        reason = _why_used(finding.path, domain.all_images())
+    elif finding.kind is Kind.UNFINISHED:
+        reason = _why_in_the_making(pool, finding.path)
+    if reason is not None:
+        raise exception.ImageInUse(path=finding.path, reason=reason)
 
 
 def delete(pool: pool_module.Pool, finding: Finding) -> None:
     """Delete what was found, unless it is needed by now.
 
-    :raises ImageInUse: somebody has it open, something stands on it, or a domain names it by now
+    :raises ImageInUse: somebody has it open or makes it, something stands on it, its base is back, a domain names it, or it is
+        of Nova or Cinder
     :raises ImageNotFound:
     :raises ImageProtected: its immutable flag cannot be taken off
     :raises LibvirtFailed: whether a domain names it is not known any more
     """
-    name = os.path.basename(finding.path)
+    name = os.path.basename(finding.path).removesuffix(names.IMAGE_SUFFIX)
+    if finding.kind is Kind.UNFINISHED:
+        with pool.lock():                  # nobody begins to make an image meanwhile
+            look_again(pool, finding)
+            immutable.unlink(finding.path)
+        return
+    look_again(pool, finding)
     if finding.kind is Kind.LEAK:
         image.check(finding.path, repair=True)
-    elif finding.kind is Kind.UNFINISHED:
-        with pool.lock():
-            immutable.unlink(finding.path)
     elif finding.kind is Kind.WORK:
         workspace.discard(finding.path)
     elif finding.kind is Kind.UNUSED_TEMPLATE:
-        pool.delete_template(name.removesuffix(names.IMAGE_SUFFIX))
+        pool.delete_template(name)
+    elif finding.kind is Kind.ORPHAN:
+        pool.delete_orphan(name)
     else:
-        if finding.kind is Kind.UNUSED_IMAGE and (reason := _why_used(finding.path, domain.all_images())) is not None:
-            raise exception.ImageInUse(path=finding.path, reason=reason)
-        pool.delete_image(name.removesuffix(names.IMAGE_SUFFIX), force=finding.kind is Kind.ORPHAN)
+        pool.delete_image(name)

@@ -126,16 +126,17 @@ def _share(force_share: bool) -> list[str]:
     return ['-U'] if force_share else []
 
 
-def check(path: str, *, repair: bool = False) -> model.CheckResult:
+def check(path: str, *, repair: bool = False, force_share: bool = False) -> model.CheckResult:
     """Check one file (not its bases).  Damage is a result, not an error.
 
+    :param force_share: take no lock; what somebody writes to meanwhile may look damaged.  Not with ``repair``
     :raises ImageNotFound:
     :raises ImageProtected: a template is to be repaired, and this user may not
     """
     path = _existing(path)
     with immutable.lifted(path) if repair else contextlib.nullcontext():
         return model.CheckResult.from_json(
-            _json('check', *(['-r', 'all'] if repair else []), path, ok_exit_codes=(0, 2, 3)))
+            _json('check', *_share(force_share), *(['-r', 'all'] if repair else []), path, ok_exit_codes=(0, 2, 3)))
 
 
 def map_extents(path: str, *, force_share: bool = False) -> list[model.Extent]:

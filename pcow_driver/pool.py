@@ -7,6 +7,7 @@ sealed is a template, and what stands on it are its children.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import contextlib
 import dataclasses
 import datetime
@@ -253,15 +254,26 @@ class Pool:
         """
         self._delete(name, sealed=True, force=False)
 
-    def _delete(self, name: str, *, sealed: bool, force: bool) -> None:
+    def delete_orphan(self, name: str) -> None:
+        """Delete an image or a template whose base is gone.
+
+        :raises ImageNotFound:
+        :raises ImageInUse: its base is there, it has children, or somebody has it open
+        """
+        self._delete(name, sealed=None, force=False, look=_check_orphan)
+
+    def _delete(self, name: str, *, sealed: bool | None, force: bool,
+                look: Callable[[model.ImageInfo, str], None] | None = None) -> None:
         with self.lock():
             path = self.existing_path(name)
             try:
                 info = image.info(path)    # without force_share: fails while a writer has it
-                if info.sealed and not sealed:
+                if info.sealed and sealed is False:
                     raise exception.IsATemplate(path=path)
                 if sealed and not info.sealed:
                     raise exception.NotATemplate(path=path)
+                if look is not None:
+                    look(info, path)
             except exception.ToolFailed as e:
                 if not force:
                     raise exception.ImageInUse(path=path, reason=str(e)) from None
@@ -271,6 +283,11 @@ class Pool:
                     f'{len(children)} image(s) stand on it: {", ".join(children[:5])}' + (', ...' if children[5:] else '')))
             with immutable.lifted(path):
                 os.unlink(path)
+
+
+def _check_orphan(info: model.ImageInfo, path: str) -> None:
+    if info.base_path is None or os.path.lexists(info.base_path):
+        raise exception.ImageInUse(path=path, reason=f'its base {info.base_filename or "(none)"} is there')
 
 
 def make(name: str, directory: str) -> Pool:

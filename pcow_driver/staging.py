@@ -4,11 +4,16 @@
 from collections.abc import Iterator
 import contextlib
 import os
+import re
 
 from pcow_driver import exception
 from pcow_driver import immutable
 from pcow_driver import locks
+from pcow_driver import names
 from pcow_driver import pool as pool_module
+
+# the file, or what pcow-img makes of it until that is complete
+_PART = re.compile(rf'\.{{1,2}}(?P<name>.+){re.escape(names.IMAGE_SUFFIX)}\.part(\.[0-9a-f]{{16}}\.partial)?')
 
 
 @contextlib.contextmanager
@@ -22,7 +27,9 @@ def building(pool: pool_module.Pool, name: str) -> Iterator[str]:
     """
     target = pool.image_path(name)
     part = os.path.join(pool.path, f'.{os.path.basename(target)}.part')
-    with locks.lock(f'build-{pool.uuid}-{name}'):
+    with locks.lock(_lock_name(pool, name)):
+        with pool.lock():                       # past whoever removes the pool, or deletes what killed builds left
+            pass
         if os.path.lexists(target):
             raise exception.ImageExists(path=target)
         with contextlib.ExitStack() as stack:
@@ -45,3 +52,18 @@ def publish(part: str, target: str) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def is_in_the_making(pool: pool_module.Pool, file_name: str) -> bool:
+    """Whether somebody builds an image in this file of the pool now."""
+    match = _PART.fullmatch(file_name)
+    return match is not None and locks.is_held(_lock_name(pool, match['name']))
+
+
+def in_the_making(pool: pool_module.Pool) -> list[str]:
+    """Names of the images that somebody builds now; who holds the pool's lock meanwhile sees all of them."""
+    return locks.held(_lock_name(pool, ''))
+
+
+def _lock_name(pool: pool_module.Pool, name: str) -> str:
+    return f'build-{pool.uuid}-{name}'

@@ -23,17 +23,24 @@ class Garbage(lister.Lister):
         parser.add_argument('name', help='Name of the pool.')
         parser.add_argument('--delete', action='append', default=[], choices=[kind.value for kind in garbage.Kind],
                             help='Delete what is found of this kind (leak: repair); may be repeated.')
+        parser.add_argument('--dry-run', action='store_true', help='With --delete: say what would be deleted, and delete nothing.')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
+        if parsed_args.dry_run and not parsed_args.delete:
+            raise exception.UsageInvalid(reason='--dry-run goes with --delete')
         found = registry.PoolRegistry().get(parsed_args.name)
         rows = []
         for finding in garbage.find(found, _domain_images()):
             done = ''
             if finding.kind in parsed_args.delete:
                 try:
-                    garbage.delete(found, finding)
-                    done = 'deleted'
+                    if parsed_args.dry_run:
+                        garbage.look_again(found, finding)
+                        done = 'would be deleted'
+                    else:
+                        garbage.delete(found, finding)
+                        done = 'deleted'
                 except exception.PcowError as e:
                     done = f'kept: {e}'
             rows.append((finding.kind.value, os.path.basename(finding.path), common.Size(finding.size), finding.reason, done))

@@ -76,6 +76,7 @@ class ProtectedTemplateTest(test_pcowctl.TestCase):
         self.ctl('image', 'delete', 'p/child')
         found = self.show('pool', 'garbage', 'p')
         self.assertEqual(['unused-template'], [item['kind'] for item in found], found)
+        self.assertIn('would be deleted', self.ctl('pool', 'garbage', 'p', '--delete', 'unused-template', '--dry-run'))
         self.ctl('pool', 'garbage', 'p', '--delete', 'unused-template')
         self.assertFalse(self.template.exists())
         self.ctl('pool', 'remove', 'p')

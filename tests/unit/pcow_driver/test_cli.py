@@ -36,6 +36,7 @@ class PcowCtlTest(base.TestCase):
         self.assertIn('expected: IMAGE NAME', self._fails('snapshot', 'create', 'only-a-name'))
         self.assertIn('expected: NAME', self._fails('snapshot', 'create', '--domain', 'vm', 'image', 'name'))
         self.assertIn('--domain', self._fails('snapshot', 'create', '--device', 'x', 'image', 'name'))
+        self.assertIn('--delete', self._fails('pool', 'garbage', '--dry-run', 'p'))
 
     def test_missing_program(self) -> None:
         registry.PoolRegistry().create('p', str(self.directory / 'p'))
