@@ -8,6 +8,7 @@ sealed is a template, and what stands on it are its children.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import datetime
@@ -102,9 +103,16 @@ class Pool:
     def renamed(self, name: str) -> Pool:
         return dataclasses.replace(self, name=name)
 
-    def lock(self) -> contextlib.AbstractContextManager[None]:
-        """Hold while images appear or disappear: nobody then deletes a base that somebody is about to stand on."""
-        return locks.lock(f'pool-{self.uuid}')
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold while images appear or disappear: nobody then deletes a base that somebody is about to stand on.
+
+        :raises PoolInvalid: it was removed, or is not mounted any more
+        """
+        with locks.lock(f'pool-{self.uuid}'):
+            if open_directory(self.path).uuid != self.uuid:
+                raise exception.PoolInvalid(path=self.path, reason=f'the pool {self.name} was here and another one is now')
+            yield
 
     def persistence(self) -> str:
         """What survives: ``volatile``, ``page-cache`` or ``pmem``, as the file system was found to behave."""

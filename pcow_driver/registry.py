@@ -13,6 +13,7 @@ from pcow_driver import exception
 from pcow_driver import locks
 from pcow_driver import names
 from pcow_driver import pool as pool_module
+from pcow_driver import staging
 
 _STATE_FORMAT = 1
 
@@ -118,7 +119,7 @@ class PoolRegistry:
 
         :param forget: only forget the name; the images stay, and import brings them back
         :raises PoolNotFound:
-        :raises PoolNotEmpty: images are in it
+        :raises PoolNotEmpty: images are in it, or are being made
         """
         with locks.lock('pools'):
             pools = self._read()
@@ -126,7 +127,7 @@ class PoolRegistry:
             if not forget and os.path.lexists(os.path.join(entry.path, pool_module.MARKER)):
                 pool = self._open(entry)
                 with pool.lock():
-                    left = pool.entries()
+                    left = pool.entries() or [f'{made}, which is being made' for made in staging.in_the_making(pool)]
                     if left:
                         raise exception.PoolNotEmpty(
                             name=name, count=len(left), entries=', '.join(left[:3]) + (', ...' if left[3:] else ''))

@@ -5,6 +5,8 @@ import os
 
 from pcow_driver import exception
 from pcow_driver import pool
+from pcow_driver import registry
+from pcow_driver import staging
 from tests.unit.pcow_driver import base
 
 
@@ -66,3 +68,38 @@ class PoolTest(base.TestCase):
         capacity = self.pool.capacity()
         self.assertGreater(capacity.total, capacity.free)
         self.assertGreaterEqual(capacity.free, 0)
+
+
+class RemovedTest(base.TestCase):
+    """Who has the object of a pool makes nothing in what is no pool any more, or another one."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.configure(pcow_img=self.script('pcow-img', f'#!/bin/sh\necho "$@" >> {self.directory}/log\n'))
+        self.pools = registry.PoolRegistry()
+        self.pool = self.pools.create('p', str(self.directory / 'p'))
+
+    def nothing_is_made(self) -> None:
+        self.assertRaises(exception.PoolInvalid, self.pool.create_image, 'vm', size=2 << 20)
+        self.assertRaises(exception.PoolInvalid, staging.building(self.pool, 'vm').__enter__)
+        self.assertFalse((self.directory / 'log').exists())
+
+    def test_removed(self) -> None:
+        self.pools.remove('p')
+        self.nothing_is_made()
+
+    def test_not_mounted(self) -> None:
+        os.rename(self.pool.path, f'{self.pool.path}.elsewhere')
+        os.mkdir(self.pool.path)
+        self.nothing_is_made()
+
+    def test_another_one(self) -> None:
+        self.pools.remove('p')
+        self.pools.create('p', self.pool.path)
+        self.nothing_is_made()
+
+    def test_stays_while_an_image_is_made(self) -> None:
+        """A template has nothing in its pool as long as qemu-img writes."""
+        with staging.building(self.pool, 'vm'), staging.building(self.pool, 'vm-2'):
+            self.assertIn('vm-2', str(self.assertRaises(exception.PoolNotEmpty, self.pools.remove, 'p')))
+        self.pools.remove('p')
