@@ -7,7 +7,6 @@ an image stands on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 import contextlib
 import os
 import uuid as uuidlib
@@ -18,23 +17,31 @@ from pcow_driver import domain
 from pcow_driver import exception
 from pcow_driver import image
 from pcow_driver import names
-from pcow_driver import pool
+from pcow_driver import pool as pool_module
+from pcow_driver import registry
 
 LOG = logging.getLogger(__name__)
 
 FORMATS = ('raw', 'qcow2', 'pcow')
 
 
-@contextlib.contextmanager
-def _directory_lock(directory: str) -> Iterator[None]:
-    """The lock of the pool in a directory, if there is one."""
-    try:
-        found = pool.open_directory(directory)
-    except exception.PoolInvalid:
-        yield
-        return
-    with found.lock():
-        yield
+def _pool_of(path: str) -> pool_module.Pool | None:
+    """The pool in the directory of a file, with what this host's operator decided for it if he knows it.
+
+    :raises PoolInvalid: one should be there
+    """
+    directory = os.path.dirname(os.path.abspath(path))
+    found = registry.PoolRegistry().find(directory)
+    if found is None:
+        with contextlib.suppress(exception.PoolInvalid):
+            return pool_module.open_directory(directory)
+    return found
+
+
+def _snapshot_size(path: str, snapshot: str) -> int:
+    """Virtual size of what stands on a snapshot of an image; if there is none, whoever needs it says so."""
+    info = image.info(path, force_share=True)
+    return next((one.virtual_size for one in info.snapshots if one.name == snapshot), info.virtual_size)
 
 
 def fork(path: str, snapshot: str, name: str) -> str:
@@ -45,11 +52,16 @@ def fork(path: str, snapshot: str, name: str) -> str:
     :raises InvalidName:
     :raises ImageExists:
     :raises ImageNotFound: ``path`` is not there
+    :raises PoolDraining:
+    :raises NoRoom: the operator's limits have no room for it
     """
     names.check_snapshot_name(snapshot)
     directory = os.path.dirname(os.path.abspath(path))
     target = os.path.join(directory, names.check_name('image', name) + names.IMAGE_SUFFIX)
-    with _directory_lock(directory):
+    found = _pool_of(path)
+    with contextlib.nullcontext() if found is None else found.lock():
+        if found is not None:
+            found.check_room(_snapshot_size(path, snapshot))
         image.create_overlay(target, path, base_snapshot=snapshot)
     return target
 
@@ -88,7 +100,12 @@ def export(path: str, target: str, target_format: str, *, snapshot: str | None =
 
     :param snapshot: what to copy; also while somebody writes to the image.  None: its present state
     :raises ImageExists: ``target`` is there already
+    :raises PoolDraining: it would be a template in a pool
+    :raises NoRoom: the same, and more is promised there than the operator's limits allow
     """
+    found = _pool_of(target) if target_format == image.FORMAT else None
+    if found is not None:
+        found.check_room(0)
     image.convert(path, image.FORMAT, target, target_format, snapshot=snapshot, sealed=target_format == image.FORMAT)
 
 

@@ -123,10 +123,13 @@ def build(pool: pool_module.Pool, name: str, source_path: str, source_format: st
     :raises ImageExists:
     :raises SourceRejected:
     :raises InvalidSize:
+    :raises PoolDraining:
+    :raises NoRoom: more is promised than the operator's limits allow
     :raises ToolFailed: qemu-img or pcow-img failed, for instance because the pool is full
     """
     target = pool.image_path(name)
     with staging.building(pool, name) as part:
+        pool.check_room(0)             # a template promises nothing; but nothing new comes where too much is promised
         source = inspect_source(source_path, source_format)
         total = virtual_size(source.virtual_size, page_map, size)
         check_source(source)
@@ -136,6 +139,7 @@ def build(pool: pool_module.Pool, name: str, source_path: str, source_format: st
             image.convert(raw, 'raw', part, cluster_size=cluster_size)
         image.seal(part)
         with pool.lock():
+            pool.check_room(0)
             staging.publish(part, target)
     protect(pool, target)              # not before: its other name could not be deleted
     return target

@@ -3,6 +3,8 @@
 
 import argparse
 from collections.abc import Iterator
+import contextlib
+import os
 from typing import Any
 
 from cliff import command
@@ -145,5 +147,10 @@ class Resize(show.ShowOne):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
         path = common.image_path(parsed_args.image)
-        image.resize(path, parsed_args.size, shrink=parsed_args.shrink)
+        found = registry.PoolRegistry().find(os.path.dirname(path))
+        with contextlib.nullcontext() if found is None else found.lock():
+            growth = parsed_args.size - image.info(path, force_share=True).virtual_size
+            if found is not None and growth > 0:
+                found.check_room(growth)
+            image.resize(path, parsed_args.size, shrink=parsed_args.shrink)
         return show_path(path)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever makes an image or enlarges one keeps to what the operator decided for the pool; pool and images are real."""
+
+import os
+from pathlib import Path
+import subprocess
+import sys
+
+from pcow_driver import copies
+from pcow_driver import exception
+from pcow_driver import image
+from pcow_driver import registry
+from pcow_driver import template
+from pcow_driver import units
+from tests.unit.pcow_driver import base
+
+MIB = units.MIB
+
+
+class RoomTest(base.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        programs = Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin'))
+        self.configure(pcow_img=str(programs / 'pcow-img'))
+        self.config = self.directory / 'pcow.conf'
+        self.config.write_text(f'[pcow]\nstate_path = {self.directory}/state\npcow_img = {programs}/pcow-img\n')
+        self.pools = registry.PoolRegistry()
+        self.pool = self.pools.create('p', str(self.directory / 'p'))
+        self.path = self.pool.create_image('vm', size=8 * MIB)
+        image.snapshot_create(self.path, 's')
+        self.source = self.directory / 'source.raw'
+        self.source.write_bytes(b'data'.ljust(2 * MIB))
+
+    def limit(self, size: int) -> None:
+        """Let no more than these bytes be promised."""
+        self.pool = self.pools.set('p', overcommit=(size + 1) / self.pool.capacity().total)
+
+    def drain(self) -> None:
+        self.pool = self.pools.set('p', draining=True)
+
+    def resize(self, size: int, *args: str) -> str:
+        """What pcowctl says of it."""
+        done = subprocess.run([sys.executable, '-m', 'pcow_driver.cli.app', '--config-file', str(self.config), 'image', 'resize',
+                               *args, 'p/vm', str(size)], cwd=base.TOP, capture_output=True, text=True, check=False)
+        return done.stderr
+
+    def test_fork(self) -> None:
+        self.limit(15 * MIB)
+        self.assertRaises(exception.NoRoom, copies.fork, self.path, 's', 'fork')
+        self.assertEqual(['vm.pcow'], self.pool.entries())
+        self.limit(16 * MIB)
+        copies.fork(self.path, 's', 'fork')
+        self.drain()
+        self.assertRaises(exception.PoolDraining, copies.fork, self.path, 's', 'another')
+        self.assertEqual(['fork.pcow', 'vm.pcow'], self.pool.entries())
+
+    def test_fork_of_a_snapshot_of_another_size(self) -> None:
+        image.resize(self.path, 16 * MIB)
+        self.limit(24 * MIB)
+        copies.fork(self.path, 's', 'fork')
+
+    def test_fork_where_no_pool_is_known(self) -> None:
+        self.drain()
+        self.pools.remove('p', forget=True)
+        copies.fork(self.path, 's', 'fork')
+
+    def test_template(self) -> None:
+        self.drain()
+        self.assertRaises(exception.PoolDraining, template.build, self.pool, 't', '/no/such/file', 'raw')
+        self.pool = self.pools.set('p', draining=False)
+        self.limit(7 * MIB)
+        self.assertRaises(exception.NoRoom, template.build, self.pool, 't', str(self.source), 'raw')
+        self.limit(8 * MIB)
+        template.build(self.pool, 't', str(self.source), 'raw')      # promises nothing
+
+    def test_export_into_the_pool(self) -> None:
+        self.drain()
+        target = self.pool.image_path('t')
+        self.assertRaises(exception.PoolDraining, copies.export, self.path, target, 'pcow')
+        self.assertEqual(['vm.pcow'], self.pool.entries())
+        copies.export(self.path, str(self.directory / 't.pcow'), 'pcow')
+
+    def test_resize(self) -> None:
+        self.limit(16 * MIB)
+        self.assertIn('promised', self.resize(18 * MIB))
+        self.assertEqual('', self.resize(16 * MIB))
+        self.assertEqual(16 * MIB, image.info(self.path).virtual_size)
+        self.drain()
+        self.assertIn('takes nothing new', self.resize(18 * MIB))
+        self.assertEqual('', self.resize(8 * MIB, '--shrink'))
+        self.assertEqual(8 * MIB, image.info(self.path).virtual_size)
