@@ -2,8 +2,8 @@
 """An image on its way to a pool of another host: as a stream of bytes, for SSH or any other pipe.
 
 What travels is one file without its holes.  It may stand on a template of the image service: a template of one name holds the
-same on every host, so the receiver puts its own below.  What stands on anything else, or has snapshots that others need, is
-sent as one file that stands on nothing.
+same on every host, so the receiver puts its own below.  What stands on anything else, is sealed itself, or has snapshots that
+others need, is sent as one file that stands on nothing.
 
 The stream is a line of JSON, then pieces (offset and length, 8 bytes each in network order, and the data), then a piece
 without data whose offset is the size of the file, then the SHA-256 of all that.  An image appears at the receiver when the
@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -25,6 +24,7 @@ from typing import Any
 
 from pcow_driver import exception
 from pcow_driver import image
+from pcow_driver import image_locks
 from pcow_driver import names
 from pcow_driver import pool as pool_module
 from pcow_driver import removal
@@ -38,7 +38,6 @@ _PIECE = struct.Struct('>QQ')
 _CHUNK = 1 << 20
 _MAX_HEADER = 4096
 _MAX_SIZE = 1 << 50                    # of a file; more than any pool
-_IMAGE_LOCK = 12288                    # byte of the lock on the active layer (doc/source/format.rst)
 
 
 def template_below(path: str) -> str | None:
@@ -48,6 +47,8 @@ def template_below(path: str) -> str | None:
     """
     info = image.info(path)
     if info.base_filename is None or info.base_snapshot is not None or info.snapshots or info.chain_depth != 2:
+        return None
+    if info.sealed:                            # no other template can be put below it
         return None
     name = info.base_filename.removesuffix(names.IMAGE_SUFFIX)
     return None if template_cache.image_id(name) is None else name
@@ -65,9 +66,9 @@ def send(path: str, stream: IO[bytes]) -> None:
     info, base = image.info(path), template_below(path)
     with contextlib.ExitStack() as stack:
         if base is None and (info.base_filename is not None or info.snapshots):
-            path = stack.enter_context(_flat(path))
+            path = stack.enter_context(_flat(path, sealed=info.sealed))
         with open(path, 'rb') as file:
-            _lock(file, path)
+            image_locks.read_active(file.fileno(), path)
             size = os.fstat(file.fileno()).st_size
             output = _Summed(stream)
             output.write(json.dumps({'format': _FORMAT, 'base': base, 'sealed': info.sealed}).encode() + b'\n')
@@ -132,22 +133,11 @@ class _Summed:
 
 
 @contextlib.contextmanager
-def _flat(path: str) -> Iterator[str]:
+def _flat(path: str, *, sealed: bool) -> Iterator[str]:
     with workspace.directory('send') as directory:
         target = os.path.join(directory, f'flat{names.IMAGE_SUFFIX}')
-        image.convert(path, image.FORMAT, target)
+        image.convert(path, image.FORMAT, target, sealed=sealed)
         yield target
-
-
-def _lock(file: IO[bytes], path: str) -> None:
-    """Nobody writes to the image while the file is open."""
-    lock = struct.pack('hhqqi4x', fcntl.F_RDLCK, os.SEEK_SET, _IMAGE_LOCK, 1, 0)
-    try:
-        fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
-    except OSError as e:
-        if e.errno not in (errno.EAGAIN, errno.EACCES):
-            raise
-        raise exception.ImageInUse(path=path, reason='somebody writes to it, so it cannot be sent') from None
 
 
 def _extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
