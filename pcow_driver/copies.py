@@ -11,16 +11,13 @@ import contextlib
 import os
 import uuid as uuidlib
 
-from oslo_log import log as logging
-
 from pcow_driver import domain
 from pcow_driver import exception
 from pcow_driver import image
 from pcow_driver import names
+from pcow_driver import passing
 from pcow_driver import pool as pool_module
 from pcow_driver import registry
-
-LOG = logging.getLogger(__name__)
 
 FORMATS = ('raw', 'qcow2', 'pcow')
 
@@ -36,6 +33,13 @@ def _pool_of(path: str) -> pool_module.Pool | None:
         with contextlib.suppress(exception.PoolInvalid):
             return pool_module.open_directory(directory)
     return found
+
+
+def _pool_for_marks(path: str) -> pool_module.Pool | None:
+    """None also if the list of pools or the marker is damaged: a guest's data can be copied all the same."""
+    with contextlib.suppress(exception.PcowError):
+        return _pool_of(os.path.realpath(path))
+    return None
 
 
 def _snapshot_size(path: str, snapshot: str) -> int:
@@ -66,14 +70,6 @@ def fork(path: str, snapshot: str, name: str) -> str:
     return target
 
 
-def _discard(found: domain.Domain, snapshot: str, device: str | None) -> None:
-    """Delete a snapshot that was made for what has failed; that failure is what counts."""
-    try:
-        found.snapshot_delete(snapshot, device)
-    except exception.PcowError as e:
-        LOG.warning('%s: the snapshot %s stays: %s', found.name, snapshot, e)
-
-
 def fork_live(found: domain.Domain, name: str, device: str | None = None, *, quiesce: bool = False) -> str:
     """Snapshot what a domain holds now and make an image on that; a running guest goes on. Returns the path of the image.
 
@@ -87,12 +83,8 @@ def fork_live(found: domain.Domain, name: str, device: str | None = None, *, qui
     target = os.path.join(os.path.dirname(path), name + names.IMAGE_SUFFIX)
     if os.path.lexists(target):
         raise exception.ImageExists(path=target)
-    found.snapshot_create(snapshot, device, quiesce=quiesce)
-    try:
+    with passing.snapshot(found, snapshot, device, _pool_for_marks(path), quiesce=quiesce, keep=True):
         return fork(path, snapshot, name)
-    except BaseException:
-        _discard(found, snapshot, device)
-        raise
 
 
 def export(path: str, target: str, target_format: str, *, snapshot: str | None = None) -> None:
@@ -123,8 +115,5 @@ def export_domain(found: domain.Domain, target: str, target_format: str, device:
         export(path, target, target_format, snapshot=snapshot)
         return
     temporary = f'export-{uuidlib.uuid4().hex[:12]}'
-    found.snapshot_create(temporary, device, quiesce=quiesce)
-    try:
+    with passing.snapshot(found, temporary, device, _pool_for_marks(path), quiesce=quiesce):
         export(path, target, target_format, snapshot=temporary)
-    finally:
-        _discard(found, temporary, device)

@@ -21,6 +21,7 @@ from pcow_driver import image_locks
 from pcow_driver import immutable
 from pcow_driver import names
 from pcow_driver import pool as pool_module
+from pcow_driver import removal
 from pcow_driver import staging
 from pcow_driver import workspace
 
@@ -37,6 +38,7 @@ class Kind(enum.StrEnum):
     ORPHAN = 'orphan'                  # an image whose base is gone: it cannot be opened
     UNUSED_TEMPLATE = 'unused-template'
     UNUSED_IMAGE = 'unused-image'      # no domain names it, nothing stands on it, and it is no server's and no volume
+    SNAPSHOT = 'snapshot'              # deleted for its owner, or of a command that was killed
     LEAK = 'leak'                      # space in an image that nothing refers to
 
 
@@ -46,6 +48,7 @@ class Finding:
     path: str
     size: int                          # bytes that would come back
     reason: str
+    snapshot: str | None = None        # of the image
 
 
 def find(pool: pool_module.Pool, domain_images: frozenset[str] | None) -> list[Finding]:
@@ -70,7 +73,7 @@ def find(pool: pool_module.Pool, domain_images: frozenset[str] | None) -> list[F
             findings.append(Finding(Kind.UNUSED_IMAGE, item.path, item.info.actual_size, (
                 'no domain of this libvirt names it and nothing stands on it')))
         findings += _leaks(item)
-    return findings
+    return [*findings, *_snapshots(pool, items)]
 
 
 def _why_used(path: str, domain_images: frozenset[str]) -> str | None:
@@ -127,6 +130,23 @@ def _leaks(item: pool_module.PoolImage) -> Iterator[Finding]:
         LOG.debug('%s is not looked at: %s', item.path, e)     # deleted meanwhile, for instance
 
 
+def _snapshots(pool: pool_module.Pool, items: list[pool_module.PoolImage]) -> Iterator[Finding]:
+    """What is marked as deleted, and nothing stands on it nor reads it."""
+    bases = {(item.info.base_uuid, item.info.base_snapshot) for item in items if item.info}
+    images = {item.name: item for item in items if item.info}
+    try:
+        for mark in removal.marks(pool):
+            item = images.get(mark.image)
+            if mark.snapshot is None or item is None or item.info is None or (item.info.uuid, mark.snapshot) in bases:
+                continue
+            made = next((one for one in item.info.snapshots if one.name == mark.snapshot), None)
+            if made is None or not image_locks.is_snapshot_in_use(item.path, int(made.id)):
+                yield Finding(Kind.SNAPSHOT, item.path, made.delete_frees if made else 0, (
+                    f'its snapshot {mark.snapshot} is deleted, or a command that was killed left it'), mark.snapshot)
+    except OSError as e:
+        LOG.debug('%s: what is marked as deleted is not looked at: %s', pool.path, e)
+
+
 def look_again(pool: pool_module.Pool, finding: Finding) -> None:
     """Find out whether what was found is needed by now; nothing is changed.
 
@@ -148,6 +168,7 @@ def delete(pool: pool_module.Pool, finding: Finding) -> None:
     :raises ImageInUse: somebody has it open or makes it, something stands on it, its base is back, a domain names it, or it is
         of Nova or Cinder
     :raises ImageNotFound:
+    :raises ToolFailed, QmpFailed: somebody reads the snapshot
     :raises ImageProtected: its immutable flag cannot be taken off
     :raises LibvirtFailed: whether a domain names it is not known any more
     """
@@ -160,6 +181,9 @@ def delete(pool: pool_module.Pool, finding: Finding) -> None:
     look_again(pool, finding)
     if finding.kind is Kind.LEAK:
         image.check(finding.path, repair=True)
+    elif finding.kind is Kind.SNAPSHOT and finding.snapshot is not None:
+        if not removal.delete_snapshot(pool, name, finding.snapshot):
+            raise exception.ImageInUse(path=finding.path, reason=f'something stands on its snapshot {finding.snapshot} by now')
     elif finding.kind is Kind.WORK:
         workspace.discard(finding.path)
     elif finding.kind is Kind.UNUSED_TEMPLATE:

@@ -24,6 +24,18 @@ def is_in_use(path: str, *, writers_only: bool = True) -> bool:
     :raises OSError:
     """
     wanted, begin, length = (fcntl.F_RDLCK, _IMAGE, 1) if writers_only else (fcntl.F_WRLCK, 0, 0)
+    return _is_locked(path, wanted, begin, length)
+
+
+def is_snapshot_in_use(path: str, snapshot_id: int) -> bool:
+    """Whether somebody reads a snapshot of an image, or deletes it; no lock is taken.
+
+    :raises OSError:
+    """
+    return _is_locked(path, fcntl.F_WRLCK, _SNAPSHOT + snapshot_id, 1)
+
+
+def _is_locked(path: str, wanted: int, begin: int, length: int) -> bool:
     # asked of a descriptor, not of this process: the locks are open file description locks
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

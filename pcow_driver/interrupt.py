@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ending on SIGINT and SIGTERM, for programs made of this package; libraries and services never install this.
+"""Ending on SIGINT, SIGTERM and SIGHUP, for programs made of this package; libraries and services never install this.
 
 The handler raises, so that temporary files and child processes go.  But Python drops an exception that strikes in the
 hooks around fork or in a destructor; so the signal is remembered as well, and looked at around each program that is run.
@@ -15,9 +15,13 @@ _clearing_up: list[bool] = []
 
 
 def install() -> None:
-    """Let SIGINT raise KeyboardInterrupt and SIGTERM raise SystemExit(143), and remember both."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _handle)
+    """Let SIGINT raise KeyboardInterrupt, SIGTERM SystemExit(143) and SIGHUP SystemExit(129), and remember each.
+
+    SIGHUP comes when the terminal or the SSH session goes; if it is ignored (nohup), it stays so.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _handle)
 
 
 def check() -> None:

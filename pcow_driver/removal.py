@@ -18,6 +18,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import stat
 
 from oslo_log import log as logging
 
@@ -79,6 +80,11 @@ def mark_snapshot(pool: pool_module.Pool, name: str, snapshot: str) -> None:
 def collect_snapshot(pool: pool_module.Pool, name: str, snapshot: str) -> None:
     """Delete a marked snapshot if nothing stands on it; errors are logged.  The caller holds :func:`lock`."""
     _collect(pool, Mark(name, snapshot))
+
+
+def keep_snapshot(pool: pool_module.Pool, name: str, snapshot: str) -> None:
+    """Undo :func:`mark_snapshot`; the caller holds :func:`lock`."""
+    _unmark(pool, Mark(name, snapshot))
 
 
 def delete_image(pool: pool_module.Pool, name: str) -> bool:
@@ -251,7 +257,7 @@ def _mark(pool: pool_module.Pool, mark: Mark) -> None:
     directory = os.path.dirname(path)
     try:
         with pool.lock():
-            os.makedirs(directory, mode=0o700, exist_ok=True)
+            _make_directory(pool, directory)
             os.symlink(json.dumps([mark.image, mark.snapshot]), path)
             for one in (directory, pool.path):
                 _sync(one)
@@ -259,6 +265,22 @@ def _mark(pool: pool_module.Pool, mark: Mark) -> None:
         return
     except OSError as e:
         raise exception.PoolInvalid(path=pool.path, reason=f'{path}: {e.strerror}') from None
+
+
+def _make_directory(pool: pool_module.Pool, directory: str) -> None:
+    """Of marks, for whom the pool is: what root marks is collected by the service whose images are in the pool, and the reverse."""
+    try:
+        os.mkdir(directory, 0o700)
+    except FileExistsError:
+        return
+    if os.geteuid() == 0:
+        status = os.stat(pool.path)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fchown(descriptor, status.st_uid, status.st_gid)
+            os.fchmod(descriptor, 0o700 | stat.S_IMODE(status.st_mode) & 0o070)
+        finally:
+            os.close(descriptor)
 
 
 def _unmark(pool: pool_module.Pool, mark: Mark) -> None:

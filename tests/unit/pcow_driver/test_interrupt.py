@@ -12,7 +12,8 @@ class InterruptTest(base.TestCase):
 
     def test_an_exception_that_python_drops_is_not_lost(self) -> None:
         """Raised in the hook that runs before fork, where Python prints and ignores it."""
-        for number, exit_code in ((signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 128 + signal.SIGTERM)):
+        for number, exit_code in ((signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 128 + signal.SIGTERM),
+                                  (signal.SIGHUP, 128 + signal.SIGHUP)):
             marker = self.directory / 'finished'
             code = ('import os, signal\n'
                     'from pcow_driver import interrupt, tool\n'
@@ -34,3 +35,29 @@ class InterruptTest(base.TestCase):
                 f'tool.run("/usr/bin/touch", "{marker}")\n')
         self.assertEqual(128 + signal.SIGTERM, self._run(code))
         self.assertFalse(marker.exists())
+
+    def test_what_is_ignored_stays_ignored(self) -> None:
+        """As under nohup."""
+        code = ('import signal\n'
+                'from pcow_driver import interrupt, tool\n'
+                'signal.signal(signal.SIGHUP, signal.SIG_IGN)\n'
+                'interrupt.install()\n'
+                'signal.raise_signal(signal.SIGHUP)\n'
+                'tool.run("/bin/true")\n')
+        self.assertEqual(0, self._run(code))
+
+    def test_what_is_undone_is_undone_in_full(self) -> None:
+        """Whatever comes when the terminal goes: the shell ends its jobs by SIGHUP, and perhaps more than once."""
+        marker = self.directory / 'undone'
+        code = ('import signal\n'
+                'from pcow_driver import interrupt, tool\n'
+                'interrupt.install()\n'
+                'try:\n'
+                '    signal.raise_signal(signal.SIGHUP)\n'
+                'finally:\n'
+                '    with interrupt.clearing_up():\n'
+                '        signal.raise_signal(signal.SIGHUP)\n'
+                '        signal.raise_signal(signal.SIGTERM)\n'
+                f'        tool.run("/usr/bin/touch", "{marker}")\n')
+        self.assertEqual(128 + signal.SIGHUP, self._run(code))
+        self.assertTrue(marker.exists())

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots that forks and exports make for themselves in a pool: none stays for ever, however the command ends."""
+
+from collections.abc import Callable
+import os
+from pathlib import Path
+import signal
+from typing import Any
+from unittest import mock
+
+from pcow_driver import copies
+from pcow_driver import domain
+from pcow_driver import exception
+from pcow_driver import garbage
+from pcow_driver import image
+from pcow_driver import interrupt
+from pcow_driver import registry
+from pcow_driver import removal
+from tests.unit.pcow_driver import base
+from tests.unit.pcow_driver import test_domain
+
+
+class _Guest(domain.Domain):
+    """It runs, and its image does what QEMU would do; nothing has it open."""
+
+    def active(self) -> bool:
+        return True
+
+    def snapshot_create(self, name: str, device: str | None = None, *, quiesce: bool = False) -> None:
+        image.snapshot_create(self.select(device).path, name)
+
+    def snapshot_delete(self, name: str, device: str | None = None) -> int | None:
+        return image.snapshot_delete(self.select(device).path, name)
+
+
+class KilledTest(base.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        test_domain.record_libvirt(self)
+        programs = Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin'))
+        self.configure(pcow_img=str(programs / 'pcow-img'))
+        self.pool = registry.PoolRegistry().create('p', str(self.directory / 'p'))
+        self.path = self.pool.create_image('vm', size=2 << 20)
+        self.guest = _Guest(test_domain.RecordedDomain([self.path], True), 'vm')
+        self.target = str(self.directory / 'export.raw')
+
+    def snapshots(self) -> list[str]:
+        return [one.name for one in image.snapshot_list(self.path)]
+
+    def killed(self, function: Callable[..., Any], *args: Any, at: str) -> None:
+        """Call it in a process that gets SIGKILL when it calls this function of the module ``image``."""
+        process = os.fork()
+        if process == 0:
+            try:
+                with mock.patch.object(image, at, lambda *_args, **_kwargs: os.kill(os.getpid(), signal.SIGKILL)):
+                    function(*args)
+            finally:
+                os._exit(0)
+        _pid, status = os.waitpid(process, 0)
+        self.assertTrue(os.WIFSIGNALED(status))
+
+    def find(self) -> list[garbage.Finding]:
+        return [one for one in garbage.find(self.pool, None) if one.kind is garbage.Kind.SNAPSHOT]
+
+    def test_export(self) -> None:
+        self.killed(copies.export_domain, self.guest, self.target, 'raw', at='convert')
+        snapshot, = self.snapshots()
+        found, = self.find()
+        self.assertEqual((self.path, True), (found.path, snapshot in found.reason))
+        garbage.delete(self.pool, found)
+        self.assertEqual(([], []), (self.snapshots(), self.find()))
+        self.assertEqual(['vm.pcow'], self.pool.entries())
+
+    def test_before_the_snapshot(self) -> None:
+        self.killed(copies.export_domain, self.guest, self.target, 'raw', at='snapshot_create')
+        for found in self.find():
+            garbage.delete(self.pool, found)
+        self.assertEqual(['vm.pcow'], self.pool.entries())
+
+    def test_fork(self) -> None:
+        self.killed(copies.fork_live, self.guest, 'new', at='create_overlay')
+        self.assertEqual(['fork-new'], self.snapshots())
+        removal.collect(self.pool)
+        self.assertEqual([], self.snapshots())
+        self.assertEqual(['vm.pcow'], self.pool.entries())
+
+    def test_fork_that_succeeds(self) -> None:
+        """Its snapshot is the owner's from then on."""
+        copies.fork_live(self.guest, 'new')
+        self.assertEqual([], removal.marks(self.pool))
+        self.pool.delete_image('new')
+        removal.collect(self.pool)
+        self.assertEqual(['fork-new'], self.snapshots())
+
+    def test_a_snapshot_of_this_name_is_somebodys(self) -> None:
+        image.snapshot_create(self.path, 'fork-new')
+        self.assertRaises(exception.ToolFailed, copies.fork_live, self.guest, 'new')
+        self.assertEqual((['fork-new'], []), (self.snapshots(), removal.marks(self.pool)))
+
+    def test_nobody_collects_it_while_it_is_read(self) -> None:
+        seen = []
+
+        def convert(*_args: Any, **_kwargs: Any) -> None:
+            removal.collect(self.pool)
+            self.assertEqual([], self.find())
+            seen.extend(self.snapshots())
+
+        nobody = exception.LibvirtFailed(uri='', reason='nobody answers')
+        with mock.patch.object(image, 'convert', convert), mock.patch.object(domain, 'connect', side_effect=nobody):
+            copies.export_domain(self.guest, self.target, 'raw')
+        self.assertEqual(1, len(seen))
+        self.assertEqual(([], []), (self.snapshots(), removal.marks(self.pool)))
+
+    def test_interrupted(self) -> None:
+        """As by Ctrl-C: no program is run any more but those that clear up; also where there is no pool."""
+        for directory in (self.pool.path, str(self.directory)):
+            path = os.path.join(directory, 'other.pcow')
+            image.create(path, 2 << 20)
+            guest = _Guest(test_domain.RecordedDomain([path], True), 'vm')
+
+            def convert(*_args: Any, **_kwargs: Any) -> None:
+                interrupt._received.append(signal.SIGTERM)
+                interrupt.check()
+
+            with mock.patch.object(interrupt, '_received', []), mock.patch.object(image, 'convert', convert):
+                self.assertRaises(SystemExit, copies.export_domain, guest, self.target, 'raw')
+            self.assertEqual((), image.info(path).snapshots, directory)
+
+    def test_marks_that_cannot_be_made(self) -> None:
+        """As for somebody who may read the image and use libvirt, and not write to the pool."""
+        with mock.patch.object(removal, 'mark_snapshot', side_effect=exception.PoolInvalid(path='p', reason='Permission denied')):
+            copies.export_domain(self.guest, self.target, 'raw')
+        self.assertTrue(os.path.exists(self.target))
+        self.assertEqual([], self.snapshots())
+
+    def test_marks_belong_to_whom_the_pool_does(self) -> None:
+        """Whoever serves the pool reads and deletes what root marks."""
+        if os.geteuid() != 0:
+            self.skipTest('only root makes files for others')
+        os.chown(self.pool.path, 1234, 4321)
+        os.chmod(self.pool.path, 0o2770)
+        self.killed(copies.export_domain, self.guest, self.target, 'raw', at='convert')
+        status = os.stat(os.path.join(self.pool.path, removal.DIRECTORY))
+        self.assertEqual((1234, 4321, 0o770), (status.st_uid, status.st_gid, status.st_mode & 0o777))
