@@ -1,8 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """pcowctl image fork --live and image export --domain on a guest that libvirt runs, and that goes on meanwhile."""
 
+import os
+from pathlib import Path
+import signal
+import subprocess
+import sys
+import time
+
 from pcow_driver import exception
 from pcow_driver import image
+from pcow_driver import removal
 from tests.functional import images
 from tests.functional import libvirt_vm
 from tests.functional import test_virsh_snapshots
@@ -35,3 +43,34 @@ class TestForks(test_virsh_snapshots.VirshTestCase):
         self.assertEqual({}, guest.image_tree())
         self.assert_goes_on(guest, 'later')
         target.unlink()
+
+    def test_killed_export(self) -> None:
+        """The snapshot that it made of a running guest is found and deleted, and the guest goes on."""
+        guest = self.guest(carrier=False)
+        place = self.host.place
+        guest.mark('exported')
+        while not (left := self._kill_export(guest)):
+            time.sleep(0.1)                    # it was too fast
+        found, = (one for one in place.pcowctl_json('pool', 'garbage', place.pool_name) if one['kind'] == 'snapshot')
+        self.assertIn(left, found['reason'])
+        place.pcowctl('pool', 'garbage', place.pool_name, '--delete', 'snapshot')
+        self.assertEqual({}, guest.image_tree())
+        self.assertFalse((guest.image.parent / removal.DIRECTORY).exists())
+        self.assert_goes_on(guest, 'exported')
+
+    def _kill_export(self, guest: libvirt_vm.Guest) -> str | None:
+        """Name of the snapshot that it leaves; None if it had ended before."""
+        target = self.host.directory / 'killed.raw'
+        program = Path(sys.prefix) / 'bin' / 'pcowctl'
+        process = subprocess.Popen([program, '--config-file', self.host.place.config, 'image', 'export', '--domain', guest.name,
+                                    '--format', 'raw', target], start_new_session=True)
+        try:
+            while process.poll() is None and not guest.image_tree():
+                pass
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            for path in self.host.directory.glob('*killed.raw*'):
+                path.unlink()
+        return next(iter(guest.image_tree()), None)
