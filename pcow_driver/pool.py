@@ -7,7 +7,6 @@ sealed is a template, and what stands on it are its children.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
@@ -268,10 +267,10 @@ class Pool:
         :raises ImageNotFound:
         :raises ImageInUse: its base is there, it has children, or somebody has it open
         """
-        self._delete(name, sealed=None, force=False, look=_check_orphan)
+        self._delete(name, sealed=None, force=False)
 
-    def _delete(self, name: str, *, sealed: bool | None, force: bool,
-                look: Callable[[model.ImageInfo, str], None] | None = None) -> None:
+    def _delete(self, name: str, *, sealed: bool | None, force: bool) -> None:
+        """``sealed`` None: an image or a template, but one whose base is gone."""
         with self.lock():
             path = self.existing_path(name)
             try:
@@ -280,8 +279,8 @@ class Pool:
                     raise exception.IsATemplate(path=path)
                 if sealed and not info.sealed:
                     raise exception.NotATemplate(path=path)
-                if look is not None:
-                    look(info, path)
+                if sealed is None and (info.base_path is None or os.path.lexists(info.base_path)):
+                    raise exception.ImageInUse(path=path, reason=f'its base {info.base_filename or "(none)"} is there')
             except exception.ToolFailed as e:
                 if not force:
                     raise exception.ImageInUse(path=path, reason=str(e)) from None
@@ -291,11 +290,6 @@ class Pool:
                     f'{len(children)} image(s) stand on it: {", ".join(children[:5])}' + (', ...' if children[5:] else '')))
             with immutable.lifted(path):
                 os.unlink(path)
-
-
-def _check_orphan(info: model.ImageInfo, path: str) -> None:
-    if info.base_path is None or os.path.lexists(info.base_path):
-        raise exception.ImageInUse(path=path, reason=f'its base {info.base_filename or "(none)"} is there')
 
 
 def make(name: str, directory: str) -> Pool:
