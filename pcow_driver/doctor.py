@@ -219,17 +219,24 @@ def _qemu_img_of(pid: str) -> str | None:
 
 
 def _check_snapshots_while_off() -> Iterator[Finding]:
-    """libvirt runs qemu-img on the disks of a domain that is off, and nothing on its NVDIMMs."""
-    check = 'snapshots while off'
+    """libvirt runs qemu-img on the disks of a domain that is off, and nothing on its NVDIMMs and virtio-pmem devices."""
     for pid in filter(str.isdigit, os.listdir('/proc')):
         if (_read(f'/proc/{pid}/comm') or '') in ('libvirtd', 'virtqemud'):
-            found = _qemu_img_of(pid)
-            if found is not None and 'pcow' in (_read(found) or '')[:200]:
-                yield Finding(check, OK, found)
-            else:
-                yield Finding(check, ADVICE, f'libvirt (process {pid}) finds {found or "no qemu-img that this user can see"}', (
-                    'virsh snapshot-create on a domain that is off would leave its pcow images out: install '
-                    'etc/libvirt/bin/qemu-img and etc/libvirt/libvirtd.service.d/pcow.conf, and restart libvirt'))
+            yield _snapshots_while_off(pid, _qemu_img_of(pid))
+
+
+def _snapshots_while_off(pid: str, found: str | None) -> Finding:
+    """:param found: the qemu-img that libvirt, process ``pid``, runs"""
+    check, program = 'snapshots while off', (_read(found) or '') if found else ''
+    if 'pcow' not in program[:200]:
+        return Finding(check, ADVICE, f'libvirt (process {pid}) finds {found or "no qemu-img that this user can see"}', (
+            'virsh snapshot-create on a domain that is off would leave its pcow images out: install '
+            'etc/libvirt/bin/qemu-img and etc/libvirt/libvirtd.service.d/pcow.conf, and restart libvirt'))
+    if 'virtio-pmem' not in program:
+        return Finding(check, ADVICE, f'{found} is of an earlier version', (
+            'virsh snapshot-create on a domain that is off would leave out images that are virtio-pmem devices: install '
+            'etc/libvirt/bin/qemu-img again'))
+    return Finding(check, OK, str(found))
 
 
 def _check_apparmor() -> Iterator[Finding]:

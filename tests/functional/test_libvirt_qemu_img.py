@@ -34,7 +34,9 @@ class LibvirtQemuImgTest(images.ImageTestCase):
         domains = self.directory / 'domains'
         domains.mkdir(exist_ok=True)
         devices = [f"<disk type='file' device='disk'><source file='{disk}'/></disk>" for disk in disks]
-        devices += [f"<memory model='nvdimm' access='shared'><source><path>{image}</path></source></memory>" for image in memories]
+        # of each model that images can be
+        devices += [f"<memory model='{model}'><source><path>{image}</path></source></memory>"
+                    for model, image in zip(('nvdimm', 'virtio-pmem'), memories, strict=False)]
         (domains / 'web1.xml').write_text(f"<domain><name>web1</name><devices>{''.join(devices)}</devices></domain>")
         self.useFixture(fixtures.MockPatchObject(program, 'DOMAINS', str(domains)))
 

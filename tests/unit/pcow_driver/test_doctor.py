@@ -57,6 +57,16 @@ class HostTest(DoctorTestCase):
         self.substitute('pmem.diagnosis._kernel_config', lambda: None)
         self.one(diagnosis.check_kernel_config, ADVICE, 'no /boot/config', 'checks of pools')
 
+    def test_snapshots_while_off(self) -> None:
+        """Also a program of ours that is installed is too old if it leaves some images out."""
+        ours = (base.TOP / 'etc/libvirt/bin/qemu-img').read_text()
+        for text, status, advice in ((ours, OK, ''), (ours.replace('virtio-pmem', ''), ADVICE, 'again'),
+                                     ('ELF', ADVICE, 'install')):
+            finding = doctor._snapshots_while_off('7', self.script('qemu-img', text))
+            self.assertEqual(status, finding.status, str(finding))
+            self.assertIn(advice, finding.advice)
+        self.assertEqual(ADVICE, doctor._snapshots_while_off('7', None).status)
+
     def test_map_count(self) -> None:
         for value, status, advice in ((1000, MISSING, 'sysctl'), (65530, ADVICE, 'sysctl'), (1 << 20, OK, '.')):
             self.substitute('doctor._read', lambda _path, value=value: str(value))

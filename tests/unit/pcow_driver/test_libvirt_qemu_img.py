@@ -14,6 +14,7 @@ XML = """<domain type='kvm'><name>web1</name><devices>
  <disk type='file' device='disk'><source file='/pool/read-only.qcow2'/><readonly/></disk>
  <disk type='file' device='cdrom'/>
  <memory model='nvdimm' access='shared'><source><path>{image}</path></source><target/></memory>
+ <memory model='virtio-pmem' access='shared'><source><path>{data}</path></source><target/></memory>
  <memory model='nvdimm' access='shared'><source><path>/dev/dax0.0</path></source><target/></memory>
 </devices></domain>"""
 
@@ -25,14 +26,14 @@ class QemuImgTest(base.TestCase):
     def setUp(self) -> None:
         super().setUp()
         self.disk, self.other = self.directory / 'disk.qcow2', self.directory / 'other.qcow2'
-        self.image = self.directory / 'vm.pcow'
+        self.image, self.data = self.directory / 'vm.pcow', self.directory / 'data.pcow'
         domains = self.directory / 'domains'
         domains.mkdir()
-        (domains / 'web1.xml').write_text(XML.format(disk=self.disk, image=self.image))
+        (domains / 'web1.xml').write_text(XML.format(disk=self.disk, image=self.image, data=self.data))
         self.useFixture(fixtures.MockPatchObject(program, 'DOMAINS', str(domains)))
 
     def test_disks_and_images(self) -> None:
-        self.assertEqual([('web1', [str(self.disk)], [str(self.image)])], list(program.domains()))
+        self.assertEqual([('web1', [str(self.disk)], [str(self.image), str(self.data)])], list(program.domains()))
 
     def test_a_domain_that_cannot_be_read_is_no_guess(self) -> None:
         (self.directory / 'domains' / 'bad.xml').write_text('<domain>')
@@ -41,7 +42,7 @@ class QemuImgTest(base.TestCase):
     def test_disks_alone(self) -> None:
         for words in (['-b', str(self.disk)], ['-o', f'backing_fmt=qcow2,backing_file={self.disk}']):
             refused = self.assertRaises(program.Refused, program.serve, ['create', '-f', 'qcow2', *words, 'new'])
-            self.assertIn(f'would leave out {self.image}', str(refused))
+            self.assertIn(f'would leave out {self.image}, {self.data}', str(refused))
         self.assertFalse(program.serve(['create', '-f', 'qcow2', '-b', str(self.other), 'new']))
         self.assertFalse(program.serve(['create', '-f', 'qcow2', str(self.disk), '1M']))
 
