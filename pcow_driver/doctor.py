@@ -146,7 +146,7 @@ def _check_state() -> Iterator[Finding]:
         yield Finding('state directory', OK, path)
     else:
         yield Finding('state directory', MISSING, f'{existing} cannot be written to by this user',
-                      'become root, or set [pcow] state_path')
+                      f"become root, or let root give it to this user or its group ('chown -R OWNER:GROUP {existing}')")
 
 
 def _check_pools() -> Iterator[Finding]:

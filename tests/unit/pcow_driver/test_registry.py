@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import os
+import shutil
 import subprocess
 import sys
 
 from pcow_driver import exception
+from pcow_driver import locks
 from pcow_driver import pool
 from pcow_driver import registry
 from tests.unit.pcow_driver import base
@@ -90,6 +92,51 @@ class RegistryTest(base.TestCase):
         error = self.assertRaises(exception.StateInvalid, registry.PoolRegistry().create, 'fast', self.path)
         self.assertIn('state_path', str(error))
         self.assertFalse(os.path.exists(self.path))
+
+    def as_nobody(self, *lock_names: str) -> subprocess.CompletedProcess[str]:
+        """Take locks as a service that is not root; its environment is not that of whoever started this."""
+        code = ('import os, sys\n'
+                'from pcow_driver import conf, locks\n'
+                'conf.CONF([], default_config_files=[])\n'
+                'conf.CONF.set_override("state_path", sys.argv[1], "pcow")\n'
+                'os.setgroups([])\n'
+                'os.setgid(65534)\n'
+                'os.setuid(65534)\n'
+                'for name in sys.argv[2:]:\n'
+                '    with locks.lock(name):\n'
+                '        pass\n')
+        return subprocess.run([sys.executable, '-c', code, str(self.directory / 'state'), *lock_names], cwd=base.TOP, check=False,
+                              capture_output=True, text=True, timeout=60)
+
+    def test_locks_that_root_took_first(self) -> None:
+        """A service that the state directory was given to takes each of them later, and root those of the service."""
+        for directory in (self.directory, self.directory.parent):
+            directory.chmod(0o755)
+        for owner, group, mode in ((65534, 65534, 0o755), (0, 65534, 0o2775)):
+            state = self.directory / 'state'
+            state.mkdir()
+            os.chown(state, owner, group)
+            state.chmod(mode)
+            self.addCleanup(os.umask, os.umask(0o077))
+            self.pools.create('fast', self.path)
+            with self.pools.get('fast').lock():
+                pass
+            self.assertEqual({(owner, group, 0o660)}, {
+                (status.st_uid, status.st_gid, status.st_mode & 0o777) for status in map(os.stat, (state / 'locks').iterdir())})
+            done = self.as_nobody('pools', f'pool-{self.pools.get("fast").uuid}', 'of-the-service')
+            self.assertEqual(0, done.returncode, done.stderr)
+            with locks.lock('of-the-service'):
+                pass
+            self.pools.remove('fast')
+            shutil.rmtree(state)
+
+    def test_locks_of_root(self) -> None:
+        """Of a directory that nobody gave to the service: what to do is said, and it is not another directory."""
+        for directory in (self.directory, self.directory.parent):
+            directory.chmod(0o755)
+        self.pools.create('fast', self.path)
+        done = self.as_nobody('pools')
+        self.assertIn(f'chown -R OWNER:GROUP {self.directory}/state', done.stderr)
 
     def test_many_processes_at_once(self) -> None:
         code = ('import sys\n'
