@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import dataclasses
+import os
 
 from pcow_driver import exception
 from pcow_driver import image
@@ -109,7 +110,8 @@ _IMAGE_METRICS: tuple[tuple[str, str, Callable[[ImageUsage], int]], ...] = (
 
 
 def _label(value: str) -> str:
-    return value.replace('\\', '\\\\').replace('"', '\\"').replace('\n', '\\n')
+    """File names need not be UTF-8, the format is."""
+    return os.fsencode(value).decode(errors='backslashreplace').replace('\\', '\\\\').replace('"', '\\"').replace('\n', '\\n')
 
 
 def prometheus(pools: list[PoolUsage]) -> str:

@@ -9,6 +9,11 @@ MAX_NAME_BYTES = 240               # with '.pcow' and the marks of a temporary f
 MAX_SNAPSHOT_BYTES = 127           # PCOW_SNAPSHOT_NAME_SIZE without the NUL
 
 
+def shortened(text: str, most: int) -> str:
+    """As much of the beginning as ``most`` bytes hold, in whole letters."""
+    return text.encode()[:most].decode(errors='ignore')
+
+
 def _reject(kind: str, name: str, reason: str) -> None:
     raise exception.InvalidName(kind=kind, name=name, reason=reason)
 

@@ -3,6 +3,7 @@
 
 import argparse
 from importlib import metadata
+import io
 import logging
 import signal
 import sys
@@ -56,6 +57,8 @@ class PcowCtl(app.App):
 
 def main(argv: list[str] | None = None) -> int:
     interrupt.install()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors='surrogateescape')       # names of files that are not UTF-8 are printed as they are
     try:
         return int(PcowCtl().run(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import ctypes
 import dataclasses
 import mmap
@@ -12,12 +13,15 @@ import resource
 import tempfile
 
 from pcow_driver import exception
+from pcow_driver import names
 from pcow_driver import tool
 from pcow_driver import units
 
 KINDS = ('xfs', 'ext4')
+_LABEL_BYTES = {'xfs': 12, 'ext4': 16}
 MOUNT_OPTIONS = 'dax=always,noatime,nosuid,nodev'     # nothing in a pool is a program or a device
 MIN_XFS_SIZE = 600 * units.MIB             # what is left of it for its log is then above the 64 MiB that mkfs.xfs wants
+MOUNTINFO = '/proc/self/mountinfo'
 _ESCAPED = re.compile(r'\\([0-7]{3})')         # white space and backslashes in the kernel's lists of mounts
 _MAP_SHARED_VALIDATE, _MAP_SYNC = 0x03, 0x80000    # Linux, include/uapi/asm-generic/mman.h
 _PROBE_SLABS = 8
@@ -33,10 +37,10 @@ def make_command(kind: str, device: str, label: str) -> tuple[str, ...]:
     """
     if kind == 'ext4':
         blocks = units.SLAB_SIZE // units.PAGE_SIZE
-        return ('mkfs.ext4', '-q', '-F', '-b', str(units.PAGE_SIZE), '-m', '0', '-L', label[:16], '-E',
-                f'stride={blocks},stripe_width={blocks},lazy_itable_init=0,lazy_journal_init=0,nodiscard', device)
-    return ('mkfs.xfs', '-q', '-f', '-K', '-b', f'size={units.PAGE_SIZE}', '-d', 'su=2m,sw=1', '-m', 'reflink=0', '-L', label[:12],
-            device)
+        return ('mkfs.ext4', '-q', '-F', '-b', str(units.PAGE_SIZE), '-m', '0', '-L', names.shortened(label, _LABEL_BYTES[kind]),
+                '-E', f'stride={blocks},stripe_width={blocks},lazy_itable_init=0,lazy_journal_init=0,nodiscard', device)
+    return ('mkfs.xfs', '-q', '-f', '-K', '-b', f'size={units.PAGE_SIZE}', '-d', 'su=2m,sw=1', '-m', 'reflink=0', '-L',
+            names.shortened(label, _LABEL_BYTES[kind]), device)
 
 
 def check_size(kind: str, size: int) -> None:
@@ -89,16 +93,45 @@ def mount_point(path: str) -> str:
     return place
 
 
-def mounted(path: str) -> tuple[str, str]:
-    """Type and source of what is mounted at ``path`` (/proc/self/mountinfo, see proc(5)), the newest; ('', ''): nothing."""
-    found = ('', '')
-    with open('/proc/self/mountinfo', encoding='utf-8') as f:
+@dataclasses.dataclass(frozen=True)
+class Mount:
+    """A line of /proc/self/mountinfo, see proc(5)."""
+
+    number: str                        # of the file system, major:minor
+    at: str
+    kind: str
+    source: str
+    options: str                       # those of the file system, in the kernel's words
+
+
+def unescape(text: str) -> str:
+    """A path as it is in the kernel's lists of mounts, and in fstab(5)."""
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), text)
+
+
+def mounts() -> Iterator[Mount]:
+    """All of them, a newer one after those that it hides."""
+    # What is not UTF-8 is as anywhere in Python: who mounts things chooses the names.
+    with open(MOUNTINFO, encoding='utf-8', errors='surrogateescape') as f:
         for line in f:
-            fields, _dash, rest = line.partition(' - ')
-            found_at = _ESCAPED.sub(lambda found: chr(int(found[1], 8)), fields.split()[4])
-            if found_at == os.path.realpath(path):
-                found = (rest.split()[0], rest.split()[1])
+            before, _dash, after = line.partition(' - ')
+            fields, rest = before.split(' '), after.rstrip('\n').split(' ')
+            yield Mount(number=fields[2], at=unescape(fields[4]), kind=rest[0], source=unescape(rest[1]), options=rest[2])
+
+
+def mount_at(path: str) -> Mount | None:
+    """What is mounted at ``path``, the newest."""
+    real, found = os.path.realpath(path), None
+    for mount in mounts():
+        if mount.at == real:
+            found = mount
     return found
+
+
+def mounted(path: str) -> tuple[str, str]:
+    """Type and source of what is mounted at ``path``; ('', ''): nothing."""
+    found = mount_at(path)
+    return (found.kind, found.source) if found else ('', '')
 
 
 _PACKAGES = {'mkfs.ext4': 'e2fsprogs', 'mkfs.xfs': 'xfsprogs', 'xfs_io': 'xfsprogs', 'xfs_growfs': 'xfsprogs',

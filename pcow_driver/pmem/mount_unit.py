@@ -10,6 +10,7 @@ from pcow_driver import exception
 
 DIRECTORY = '/etc/systemd/system'
 _WANTS = 'multi-user.target.wants'
+_MAX_NAME = 255                        # of a file
 _PLAIN = re.compile(r'[A-Za-z0-9:_.]')
 
 _FIRST_WORDS = '# Written by pcowctl '         # of every unit of ours
@@ -38,6 +39,14 @@ def unit_name(directory: str) -> str:
                       else ''.join(f'\\x{byte:02x}' for byte in character.encode())
                       for at, character in enumerate(path))
     return f'{escaped or "-"}.mount'
+
+
+def check_name(directory: str) -> None:
+    """:raises UsageInvalid: a unit for this mount point would have too long a name"""
+    if len(unit_name(directory)) > _MAX_NAME:
+        raise exception.UsageInvalid(reason=(
+            f'no systemd unit can be called after {directory} (each byte that is no ASCII letter takes four there): take a shorter '
+            'directory'))
 
 
 def text(name: str, what: str, where: str, kind: str, options: str) -> str:

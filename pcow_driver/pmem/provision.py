@@ -20,6 +20,8 @@ from pcow_driver.privileged import checks
 from pcow_driver.privileged import filesystems
 from pcow_driver.privileged import namespaces
 
+_NAMESPACE_NAME_BYTES = 60             # ndctl(1) takes 63
+
 
 @dataclasses.dataclass
 class Request:
@@ -68,7 +70,7 @@ class _Making:
             self._reconfigure(region, region.namespaces[0])
             return
         size = units.round_up(self.request.size, region.align) if self.request.size else None
-        new = (region.dev, size, self.request.align, f'pcow-{self.request.name}'[:60])
+        new = (region.dev, size, self.request.align, names.shortened(f'pcow-{self.request.name}', _NAMESPACE_NAME_BYTES))
         self.plan.add(plan_module.command_line(*namespaces.create_command(*new)),
                       lambda: self._take(ndctl.created(namespaces.create(*new))), self._destroy)
         # By the labels the space is free, but a super block that is still there deserves a question.
@@ -227,6 +229,7 @@ def plan_create(request: Request) -> plan_module.Plan:
     if request.align not in namespaces.ALIGNMENTS:
         raise exception.UsageInvalid(reason='--align is 2M or 1G: mappings of 2 MiB need one of them')
     _check_directory(request.directory)
+    mount_unit.check_name(request.directory)
     making = _Making(request)
     if request.region is not None:
         making.from_region()

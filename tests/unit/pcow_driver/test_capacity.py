@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -79,6 +80,11 @@ class StateTest(base.TestCase):
         self.assertIn('# TYPE pcow_pool_free_bytes gauge\npcow_pool_free_bytes{pool="p\\"\\\\"} 10\n', text)
         self.assertIn('pcow_pool_state{pool="p\\"\\\\"} 2\n', text)
         self.assertEqual(text, text.strip() + '\n')
+
+    def test_names_that_are_not_utf8(self) -> None:
+        """One file of such a name does not take the figures of all pools away."""
+        usage = dataclasses.replace(self._usage(1000, 10), images=(capacity.ImageUsage(os.fsdecode(b'v\xff'), False, 1, 1, 1, 0, 0),))
+        self.assertIn('image="v\\\\xff"', capacity.prometheus([usage]).encode().decode())
 
     def test_log(self) -> None:
         """Whoever makes an image in a pool that runs low has it in his log: Nova's and Cinder's services do."""

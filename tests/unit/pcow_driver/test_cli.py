@@ -42,6 +42,18 @@ class PcowCtlTest(base.TestCase):
         registry.PoolRegistry().create('p', str(self.directory / 'p'))
         self.assertIn('[pcow] pcow_img', self._fails('image', 'create', 'p/vm', '--size', '2M'))
 
+    def test_a_name_that_is_not_utf8(self) -> None:
+        """It is printed as it is, and takes no other line away."""
+        made = registry.PoolRegistry().create('p', str(self.directory / 'p'))
+        with open(os.fsencode(made.path) + b'/v\xff.pcow', 'wb'):
+            pass
+        config = self.script('pcow-img', '#!/bin/sh\necho damaged >&2\nexit 1\n')
+        self.config.write_text(f'[pcow]\nstate_path = {self.directory}/state\npcow_img = {config}\n')
+        done = subprocess.run([sys.executable, '-m', 'pcow_driver.cli.app', '--config-file', str(self.config), 'pool', 'check'],
+                              cwd=base.TOP, capture_output=True, check=False, env={**os.environ, 'PYTHONIOENCODING': 'utf-8:strict'})
+        self.assertNotIn(b'codec', done.stderr)
+        self.assertIn(b'cannot be read: v\xff\n', done.stdout)
+
     def test_bad_configuration(self) -> None:
         self.config.write_text('[pcow]\ncluster_size = 17\n')
         self.assertIn('pcow.conf', self._fails('pool', 'list'))

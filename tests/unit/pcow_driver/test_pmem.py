@@ -51,6 +51,11 @@ class RequestTest(base.TestCase):
         self.assertIn('not empty', self._refused(exception.DeviceRefused, directory='/etc'))
         self.assertIn('pools_path', self._refused(exception.UsageInvalid, directory='/etc/pool'))
 
+    def test_directory_whose_unit_could_not_be_written(self) -> None:
+        """Each byte that is no ASCII letter takes four in the name of a unit."""
+        self.useFixture(fixtures.MonkeyPatch('pcow_driver.privileged.filesystems.check_formattable', lambda *_args: None))
+        self.assertIn('shorter', self._refused(exception.UsageInvalid, directory=str(self.directory / ('ü' * 60))))
+
 
 class FilesystemTest(base.TestCase):
     def test_hugetlbfs_is_no_place_for_images(self) -> None:
@@ -58,6 +63,28 @@ class FilesystemTest(base.TestCase):
         self.useFixture(fixtures.MonkeyPatch('pcow_driver.pmem.filesystem.mounted', lambda _path: ('hugetlbfs', 'none')))
         error = self.assertRaises(exception.UsageInvalid, provision.plan_directory, 'p', str(self.directory / 'p'))
         self.assertIn('--memory --huge', str(error))
+
+    def test_labels_are_cut_at_whole_letters(self) -> None:
+        """Limits of file systems and of ndctl are bytes."""
+        for kind, most in (('xfs', 12), ('ext4', 16)):
+            for name in ('much larger', 'größeres Ding', 'üüüüüüüüüüüü', '\U0001f600' * 9):
+                command = filesystem.make_command(kind, 'device', f'pcow-{name}')
+                label = command[command.index('-L') + 1]
+                self.assertLessEqual(len(label.encode()), most)
+                self.assertTrue(f'pcow-{name}'.startswith(label) and len(label.encode()) > most - 4, label)
+        path = self.directory / 'device'
+        for kind in filesystem.KINDS:
+            with path.open('wb') as f:
+                f.truncate(1 << 30)
+            filesystem.run(filesystem.make_command(kind, str(path), 'pcow-größere Dinge'))
+
+    def test_names_that_are_not_utf8(self) -> None:
+        """Any user can have something mounted whose name is none: the kernel shows its bytes as they are."""
+        mountinfo = self.directory / 'mountinfo'
+        mountinfo.write_bytes(b'36 35 0:40 / /tmp/\xff rw - fuse fuse rw\n37 35 0:41 / /mnt/a\\040b rw - tmpfs pcow-b rw\n')
+        self.useFixture(fixtures.MonkeyPatch('pcow_driver.pmem.filesystem.MOUNTINFO', str(mountinfo)))
+        self.assertEqual(('tmpfs', 'pcow-b'), filesystem.mounted('/mnt/a b'))
+        self.assertEqual(('fuse', 'fuse'), filesystem.mounted(os.fsdecode(b'/tmp/\xff')))
 
     def test_small(self) -> None:
         filesystem.check_size('ext4', 64 << 20)
