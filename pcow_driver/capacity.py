@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence
 import dataclasses
 import os
 
@@ -78,6 +79,8 @@ def usage(pool: pool_module.Pool, *, with_shared: bool = True) -> PoolUsage:
     for item in pool.images():
         try:
             one = _image_usage(item, with_shared=with_shared)
+        except exception.ImageNotFound:
+            continue                       # it was deleted meanwhile
         except exception.ToolFailed:
             one = None
         if one is None:
@@ -85,11 +88,14 @@ def usage(pool: pool_module.Pool, *, with_shared: bool = True) -> PoolUsage:
         else:
             found.append(one)
     state, reason = judge(capacity, settings)
+    if os.statvfs(pool.path).f_flag & os.ST_RDONLY:
+        state, reason = State.CRITICAL, f'{pool.path} is read-only (dmesg says why, if nobody mounted it so): guests cannot write'
     return PoolUsage(name=pool.name, total=capacity.total, free=capacity.free, kept_free=settings.kept_free(capacity.total),
                      images=tuple(found), unreadable=tuple(unreadable), limit=settings.limit(capacity.total),
                      state=state, reason=reason)
 
 
+_STATE, _STATE_HELP = 'pcow_pool_state', '0 ok, 1 low on space, 2 critically low or read-only, 3 it cannot be looked at.'
 _METRICS: tuple[tuple[str, str, Callable[[PoolUsage], int]], ...] = (
     ('pcow_pool_size_bytes', 'Size of the file system of a pool.', lambda p: p.total),
     ('pcow_pool_free_bytes', 'Free space of a pool.', lambda p: p.free),
@@ -99,7 +105,7 @@ _METRICS: tuple[tuple[str, str, Callable[[PoolUsage], int]], ...] = (
     ('pcow_pool_allocated_bytes', 'Blocks that images and templates hold.', lambda p: p.allocated),
     ('pcow_pool_images', 'Images and templates in a pool.', lambda p: len(p.images)),
     ('pcow_pool_unreadable_images', 'Images that could not be read.', lambda p: len(p.unreadable)),
-    ('pcow_pool_state', '0 ok, 1 low on space, 2 critically low.', lambda p: int(p.state)),
+    (_STATE, _STATE_HELP, lambda p: int(p.state)),
 )
 _IMAGE_METRICS: tuple[tuple[str, str, Callable[[ImageUsage], int]], ...] = (
     ('pcow_image_virtual_bytes', 'Size that the guest sees.', lambda i: i.virtual),
@@ -114,12 +120,19 @@ def _label(value: str) -> str:
     return os.fsencode(value).decode(errors='backslashreplace').replace('\\', '\\\\').replace('"', '\\"').replace('\n', '\\n')
 
 
-def prometheus(pools: list[PoolUsage]) -> str:
-    """The text format that a Prometheus node exporter collects from files."""
-    lines = []
+def prometheus(pools: Sequence[PoolUsage], *, unknown: Sequence[str] = (), list_is_unknown: bool = False) -> str:
+    """The text format that a Prometheus node exporter collects from files.
+
+    :param unknown: names of pools that could not be looked at
+    :param list_is_unknown: nobody knows which pools there are
+    """
+    lines = ['# HELP pcow_pools_unknown 1: the list of pools cannot be read.', '# TYPE pcow_pools_unknown gauge',
+             f'pcow_pools_unknown {int(list_is_unknown)}']
     for name, help_text, value in _METRICS:
         lines += [f'# HELP {name} {help_text}', f'# TYPE {name} gauge']
         lines += [f'{name}{{pool="{_label(pool.name)}"}} {value(pool)}' for pool in pools]
+        if name == _STATE:
+            lines += [f'{name}{{pool="{_label(pool)}"}} {int(State.UNKNOWN)}' for pool in unknown]
     for name, help_text, of_image in _IMAGE_METRICS:
         lines += [f'# HELP {name} {help_text}', f'# TYPE {name} gauge']
         lines += [f'{name}{{pool="{_label(pool.name)}",image="{_label(item.name)}"}} {of_image(item)}'

@@ -112,36 +112,46 @@ class Check(command.Command):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
-        pools = registry.PoolRegistry()
-        worst, usages = capacity.State.OK, []
-        for name in parsed_args.name or [entry.name for entry in pools.list()]:
+        pools, with_figures = registry.PoolRegistry(), parsed_args.prometheus is not None
+        worst, usages, unknown = capacity.State.OK, [], []
+        try:
+            names = parsed_args.name or [entry.name for entry in pools.list()]
+            list_is_unknown = False
+        except exception.PcowError as e:
+            names, list_is_unknown, worst = [], True, self._unknown('', e)
+        for name in names:
             try:
-                usage = capacity.usage(pools.get(name), with_shared=parsed_args.prometheus is not None)
+                usage = capacity.usage(pools.get(name), with_shared=with_figures)
             except (exception.PcowError, OSError) as e:
-                self.app.stdout.write(f'UNKNOWN {name}: {e}\n')
-                worst = capacity.State.UNKNOWN
+                worst = self._unknown(f' {name}', e)
+                unknown.append(name)
                 continue
             usages.append(usage)
             worst = max(worst, usage.state)
             unreadable = f'; cannot be read: {", ".join(usage.unreadable)}' if usage.unreadable else ''
             self.app.stdout.write(f'{usage.state.name} {name}: {usage.reason}{unreadable}\n')
-        if parsed_args.prometheus is not None:
-            _write_atomically(parsed_args.prometheus, capacity.prometheus(usages))
+        if with_figures:
+            try:
+                _write_atomically(parsed_args.prometheus, capacity.prometheus(
+                    usages, unknown=unknown, list_is_unknown=list_is_unknown))
+            except OSError as e:
+                worst = self._unknown('', f'{parsed_args.prometheus} cannot be written ({e.strerror})')
         return int(worst)
+
+    def _unknown(self, name: str, why: object) -> capacity.State:
+        """Monitoring takes any other exit code for a pool that was looked at."""
+        self.app.stdout.write(f'UNKNOWN{name}: {why}\n')
+        return capacity.State.UNKNOWN
 
 
 def _write_atomically(path: str, text: str) -> None:
     """A collector never sees half a file."""
-    directory = os.path.dirname(os.path.abspath(path))
+    fd, temporary = tempfile.mkstemp(prefix='.pcow.', dir=os.path.dirname(os.path.abspath(path)))
     try:
-        fd, temporary = tempfile.mkstemp(prefix='.pcow.', dir=directory)
-        try:
-            with os.fdopen(fd, 'w', encoding='utf-8') as f:
-                f.write(text)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as e:
-        raise exception.UsageInvalid(reason=f'{path} cannot be written ({e.strerror})') from None
+        with os.fdopen(fd, 'w', encoding='utf-8') as f:
+            f.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
+import subprocess
 
 import fixtures
 
@@ -83,8 +84,38 @@ class StateTest(base.TestCase):
 
     def test_names_that_are_not_utf8(self) -> None:
         """One file of such a name does not take the figures of all pools away."""
-        usage = dataclasses.replace(self._usage(1000, 10), images=(capacity.ImageUsage(os.fsdecode(b'v\xff'), False, 1, 1, 1, 0, 0),))
+        image = capacity.ImageUsage(os.fsdecode(b'v\xff'), False, 1, 1, 1, 0, 0)
+        usage = dataclasses.replace(self._usage(1000, 10), images=(image,))
         self.assertIn('image="v\\\\xff"', capacity.prometheus([usage]).encode().decode())
+
+    def test_pool_that_cannot_be_looked_at(self) -> None:
+        """An alert on the state fires: the pool does not vanish from the figures."""
+        text = capacity.prometheus([], unknown=['gone'])
+        self.assertIn('3 it cannot be looked at', text)
+        self.assertIn('\npcow_pool_state{pool="gone"} 3\n', text)
+        self.assertIn('\npcow_pools_unknown 0\n', text)
+        self.assertIn('\npcow_pools_unknown 1\n', capacity.prometheus([], list_is_unknown=True))
+
+    def test_image_that_is_deleted_meanwhile(self) -> None:
+        found = registry.PoolRegistry().create('fast', str(self.directory / 'p'))
+        gone = pool.PoolImage('vm', found.image_path('vm'), None)
+
+        def usage(item: pool.PoolImage, *, with_shared: bool) -> None:
+            raise exception.ImageNotFound(path=item.path)
+
+        self.useFixture(fixtures.MonkeyPatch('pcow_driver.capacity._image_usage', usage))
+        self.useFixture(fixtures.MonkeyPatch('pcow_driver.pool.Pool.images', lambda _pool: [gone]))
+        self.assertEqual(((), ()), (capacity.usage(found).images, capacity.usage(found).unreadable))
+
+    def test_read_only(self) -> None:
+        """As ext4 is after an error: guests cannot write, whatever is free."""
+        found = registry.PoolRegistry().create('fast', str(self.directory / 'p'))
+        for options in (('-t', 'tmpfs', 'none'), ('-o', 'remount,ro')):
+            subprocess.run(['mount', *options, found.path], check=True)
+            self.addCleanup(subprocess.run, ['umount', '-q', found.path], check=False)
+        usage = capacity.usage(found)
+        self.assertEqual(capacity.State.CRITICAL, usage.state)
+        self.assertIn('read-only', usage.reason)
 
     def test_log(self) -> None:
         """Whoever makes an image in a pool that runs low has it in his log: Nova's and Cinder's services do."""

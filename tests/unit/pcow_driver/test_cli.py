@@ -42,6 +42,30 @@ class PcowCtlTest(base.TestCase):
         registry.PoolRegistry().create('p', str(self.directory / 'p'))
         self.assertIn('[pcow] pcow_img', self._fails('image', 'create', 'p/vm', '--size', '2M'))
 
+    def test_pool_check(self) -> None:
+        """Whatever fails, the exit code is none of 'enough' and 'low', and what was found of the others is said."""
+        pools = registry.PoolRegistry()
+        pools.create('gone', str(self.directory / 'gone'))
+        pools.create('p', str(self.directory / 'p'))
+        pools.set('p', low=100, critical=100)
+        os.rename(self.directory / 'gone', self.directory / 'moved')
+        figures = self.directory / 'pcow.prom'
+        done = self._run('pool', 'check', '--prometheus', str(figures))
+        self.assertEqual(3, done.returncode, done.stderr)
+        self.assertIn('UNKNOWN gone: ', done.stdout)
+        self.assertIn('CRITICAL p: ', done.stdout)
+        for name, state in (('gone', 3), ('p', 2)):
+            self.assertIn(f'pcow_pool_state{{pool="{name}"}} {state}\n', figures.read_text())
+        done = self._run('pool', 'check', '--prometheus', '/no/such/directory/x.prom', 'p')
+        self.assertEqual(3, done.returncode, done.stderr)
+        self.assertIn('CRITICAL p: ', done.stdout)
+        self.assertIn('UNKNOWN: /no/such/directory/x.prom cannot be written', done.stdout)
+        (self.directory / 'state/pools.json').write_text('{')
+        done = self._run('pool', 'check', '--prometheus', str(figures))
+        self.assertEqual(3, done.returncode, done.stderr)
+        self.assertIn('UNKNOWN: the state file ', done.stdout)
+        self.assertIn('pcow_pools_unknown 1\n', figures.read_text())
+
     def test_a_name_that_is_not_utf8(self) -> None:
         """It is printed as it is, and takes no other line away."""
         made = registry.PoolRegistry().create('p', str(self.directory / 'p'))
@@ -49,8 +73,9 @@ class PcowCtlTest(base.TestCase):
             pass
         config = self.script('pcow-img', '#!/bin/sh\necho damaged >&2\nexit 1\n')
         self.config.write_text(f'[pcow]\nstate_path = {self.directory}/state\npcow_img = {config}\n')
+        strict = {**os.environ, 'PYTHONIOENCODING': 'utf-8:strict'}
         done = subprocess.run([sys.executable, '-m', 'pcow_driver.cli.app', '--config-file', str(self.config), 'pool', 'check'],
-                              cwd=base.TOP, capture_output=True, check=False, env={**os.environ, 'PYTHONIOENCODING': 'utf-8:strict'})
+                              cwd=base.TOP, capture_output=True, check=False, env=strict)
         self.assertNotIn(b'codec', done.stderr)
         self.assertIn(b'cannot be read: v\xff\n', done.stdout)
 
