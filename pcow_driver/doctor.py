@@ -165,6 +165,7 @@ def _check_pools() -> Iterator[Finding]:
             pool = pools.get(entry.name)
         except (exception.PcowError, OSError) as e:
             yield Finding(check, MISSING, str(e), (
+                f"'pcowctl pool remove --destroy {entry.name}'" if entry.ending is not None else
                 f"mount its file system; if it is gone for good: 'pcowctl pool remove --forget {entry.name}'"))
             continue
         try:
@@ -182,6 +183,7 @@ def _check_pools() -> Iterator[Finding]:
         else:
             yield Finding(check, OK, found)
         yield from diagnosis.check_pool(pool)
+        yield from diagnosis.check_boot(pool)
 
 
 def _check_libvirt() -> Iterator[Finding]:

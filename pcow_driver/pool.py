@@ -44,6 +44,7 @@ class PoolEntry:
     path: str
     uuid: str
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    ending: dict[str, Any] | None = None       # what is left to be ended, see registry.Ending; None: nobody began that
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,6 +302,12 @@ def make(name: str, directory: str) -> Pool:
                 created=datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'))
     write_marker(pool)
     return pool
+
+
+def check_none(directory: str) -> None:
+    """:raises PoolInvalid: it is a pool already"""
+    if os.path.lexists(os.path.join(directory, MARKER)):
+        raise exception.PoolInvalid(path=directory, reason="it is a pool already; 'pcowctl pool import' makes it known")
 
 
 def write_marker(pool: Pool) -> None:

@@ -18,12 +18,33 @@ from pcow_driver import staging
 _STATE_FORMAT = 1
 
 
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """What a pool stands on that is being ended, by names that a reboot does not change."""
+
+    source: str                        # what was mounted
+    filesystem: str | None             # UUID; None: it has none
+    namespace: str | None              # UUID of the namespace; None: it stood on none
+
+
 def _settings_are_valid(value: Any) -> bool:
     try:
         pool_module.Settings(**value).check()
     except (TypeError, exception.UsageInvalid):
         return False
     return True
+
+
+def _ending_is_valid(value: Any) -> bool:
+    try:
+        fields = dataclasses.asdict(Ending(**value))
+    except TypeError:
+        return False
+    return isinstance(fields.pop('source'), str) and all(field is None or isinstance(field, str) for field in fields.values())
+
+
+def _has_marker(entry: pool_module.PoolEntry) -> bool:
+    return os.path.lexists(os.path.join(entry.path, pool_module.MARKER))
 
 
 class PoolRegistry:
@@ -37,7 +58,7 @@ class PoolRegistry:
 
         :raises StateInvalid:
         """
-        return [pool_module.PoolEntry(name, item['path'], item['uuid'], item.get('settings', {}))
+        return [pool_module.PoolEntry(name, item['path'], item['uuid'], item.get('settings', {}), item.get('ending'))
                 for name, item in sorted(self._read().items())]
 
     def entry(self, name: str) -> pool_module.PoolEntry:
@@ -82,22 +103,50 @@ class PoolRegistry:
         return pool
 
     def import_(self, directory: str, name: str | None = None) -> pool_module.Pool:
-        """Make a directory known that is a pool already, under its own name or another.
+        """Make a directory known that is a pool already, under its own name or another; or where a known pool is now.
 
         :raises PoolExists: the name is taken, or the pool is known
         :raises PoolInvalid: no pool is there
         :raises InvalidName:
         """
         pool = pool_module.open_directory(directory)
-        pool = pool.renamed(names.check_name('pool', name or pool.name))
         with locks.lock('pools'):
             pools = self._read()
-            self._check_free(pools, pool.name)
-            for other, item in pools.items():
-                if item['uuid'] == pool.uuid:
-                    raise exception.PoolInvalid(path=directory, reason=f'it is known already, as pool {other}')
-            self._add(pools, pool)
-        return pool
+            entry = self.known(pool, name)
+            if entry is None:
+                pool = pool.renamed(names.check_name('pool', name or pool.name))
+                self._check_free(pools, pool.name)
+                self._add(pools, pool)
+                return pool
+            if os.path.realpath(entry.path) == os.path.realpath(pool.path):
+                raise exception.PoolInvalid(path=directory, reason=f'it is known already, as pool {entry.name}')
+            pools[entry.name]['path'] = pool.path
+            self._write(pools)
+        return self.get(entry.name)
+
+    def known(self, pool: pool_module.Pool, name: str | None) -> pool_module.PoolEntry | None:
+        """Under which name a pool is known, there or in a place where it is no more.
+
+        :param name: under which somebody wants it to be known; None: any
+        :raises PoolInvalid: it is known under another name, or is in that other place as well
+        """
+        for entry in self.list():
+            if entry.uuid == pool.uuid:
+                if name not in (None, entry.name):
+                    raise exception.PoolInvalid(path=pool.path, reason=f'it is known already, as pool {entry.name}')
+                if os.path.realpath(entry.path) != os.path.realpath(pool.path) and self._is_there(entry):
+                    raise exception.PoolInvalid(path=pool.path, reason=(
+                        f'it is known already, as pool {entry.name}, and is in {entry.path} as well: one of them is a copy, or the '
+                        'same file system mounted once more'))
+                return entry
+        return None
+
+    @staticmethod
+    def _is_there(entry: pool_module.PoolEntry) -> bool:
+        try:
+            return pool_module.open_directory(entry.path).uuid == entry.uuid
+        except exception.PoolInvalid:
+            return False
 
     def set(self, name: str, **settings: Any) -> pool_module.Pool:
         """Change some of the pool's :class:`~pcow_driver.pool.Settings`.
@@ -124,19 +173,39 @@ class PoolRegistry:
         with locks.lock('pools'):
             pools = self._read()
             entry = self.entry(name)
-            if not forget and os.path.lexists(os.path.join(entry.path, pool_module.MARKER)):
+            if not forget and _has_marker(entry):
                 pool = self._open(entry)
                 with pool.lock():
-                    left = pool.entries() or [f'{made}, which is being made' for made in staging.in_the_making(pool)]
-                    if left:
-                        raise exception.PoolNotEmpty(
-                            name=name, count=len(left), entries=', '.join(left[:3]) + (', ...' if left[3:] else ''))
+                    self._check_empty(pool)
                     pool_module.unmake(pool)
             del pools[name]
             self._write(pools)
 
+    def begin_end(self, name: str, ending: Ending) -> None:
+        """Let nothing new come into a pool whose ground is taken away; its name stays until that is done.
+
+        :param ending: what the same command finds when it has to go on after a kill
+        :raises PoolNotFound:
+        :raises PoolNotEmpty: images are in it
+        """
+        with locks.lock('pools'):
+            pools = self._read()
+            pool = self._open(self.entry(name))
+            with pool.lock():
+                self._check_empty(pool)
+                pools[name]['ending'] = dataclasses.asdict(ending)
+                self._write(pools)
+                pool_module.unmake(pool)
+
+    @staticmethod
+    def _check_empty(pool: pool_module.Pool) -> None:
+        left = pool.entries() or [f'{made}, which is being made' for made in staging.in_the_making(pool)]
+        if left:
+            raise exception.PoolNotEmpty(
+                name=pool.name, count=len(left), entries=', '.join(left[:3]) + (', ...' if left[3:] else ''))
+
     def restore(self, pool: pool_module.Pool) -> None:
-        """Undo remove: the pool is there again as it was, with its settings.
+        """Undo :meth:`begin_end` (and remove): the pool is there again as it was, with its settings.
 
         :param pool: as :meth:`get` gave it before
         :raises PoolExists: the name was taken meanwhile
@@ -144,12 +213,19 @@ class PoolRegistry:
         """
         with locks.lock('pools'):
             pools = self._read()
-            self._check_free(pools, pool.name)
+            if pool.name not in pools or pools[pool.name]['uuid'] != pool.uuid:
+                self._check_free(pools, pool.name)
             pool_module.write_marker(pool)
             self._add(pools, pool)
 
     @staticmethod
     def _open(entry: pool_module.PoolEntry) -> pool_module.Pool:
+        if not _has_marker(entry):
+            raise exception.PoolInvalid(path=entry.path, reason=(
+                f"its end was begun: 'pcowctl pool remove --destroy {entry.name}' goes on with that"
+                if entry.ending is not None else
+                f'it has no {pool_module.MARKER}: if its file system is not mounted, mount it; if that is in another place now, '
+                f"'pcowctl pool import DIRECTORY'; if it is gone for good, 'pcowctl pool remove --forget {entry.name}'"))
         pool = pool_module.open_directory(entry.path)
         settings = pool_module.Settings(**entry.settings)
         if pool.uuid != entry.uuid:
@@ -186,6 +262,7 @@ class PoolRegistry:
         if not isinstance(pools, dict) or not all(
                 isinstance(item, dict) and isinstance(item.get('path'), str) and isinstance(item.get('uuid'), str)
                 and _settings_are_valid(item.get('settings', {}))
+                and ('ending' not in item or _ending_is_valid(item['ending']))
                 for item in pools.values()):
             raise exception.StateInvalid(path=self.path, reason='a pool in it has no path, no uuid or impossible settings')
         return pools

@@ -16,6 +16,8 @@ from pcow_driver import pool
 from pcow_driver import registry
 from pcow_driver import units
 from pcow_driver.cli import common
+from pcow_driver.pmem import adopt
+from pcow_driver.pmem import dismantle
 from pcow_driver.pmem import filesystem
 from pcow_driver.pmem import ndctl
 from pcow_driver.pmem import plan as plan_module
@@ -110,7 +112,7 @@ class Create(show.ShowOne):
             if args.size is None:
                 raise exception.UsageInvalid(reason='--memory needs --size: without a limit guests could fill all memory')
             return provision.plan_memory(args.name, directory, args.size, huge=args.huge)
-        return provision.plan_directory(args.name, directory)
+        return adopt.plan_directory(args.name, directory)
 
 
 class Import(show.ShowOne):
@@ -124,7 +126,7 @@ class Import(show.ShowOne):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
-        if not carry_out(self.app, provision.plan_import(parsed_args.directory, parsed_args.name), parsed_args.dry_run):
+        if not carry_out(self.app, adopt.plan_import(parsed_args.directory, parsed_args.name), parsed_args.dry_run):
             return (), ()
         return _show(registry.PoolRegistry().find(parsed_args.directory) or pool.open_directory(parsed_args.directory))
 
@@ -176,7 +178,7 @@ class Remove(command.Command):
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
         if parsed_args.destroy:
-            plan = provision.plan_destroy(parsed_args.name)
+            plan = dismantle.plan_destroy(parsed_args.name)
         else:
-            plan = provision.plan_remove(parsed_args.name, forget=parsed_args.forget)
+            plan = dismantle.plan_remove(parsed_args.name, forget=parsed_args.forget)
         carry_out(self.app, plan, parsed_args.dry_run)

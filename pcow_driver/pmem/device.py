@@ -61,11 +61,20 @@ def is_blank(device: str) -> bool:
     return True
 
 
+def check_block_device(device: str) -> None:
+    """:raises DeviceRefused: it is none"""
+    try:
+        mode = os.stat(device).st_mode
+    except OSError as e:
+        raise exception.DeviceRefused(device=device, reason=str(e.strerror)) from None
+    if not stat.S_ISBLK(mode):
+        raise exception.DeviceRefused(device=device, reason='it is not a block device')
+
+
 def check_unused(device: str) -> None:
     """:raises DeviceRefused: it is mounted, held by another device, or no block device"""
+    check_block_device(device)
     try:
-        if not stat.S_ISBLK(os.stat(device).st_mode):
-            raise exception.DeviceRefused(device=device, reason='it is not a block device')
         # O_EXCL on a block device: refused while it is mounted, swap, or part of another device (open(2)).
         os.close(os.open(device, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
     except OSError as e:

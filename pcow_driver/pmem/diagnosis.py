@@ -15,6 +15,7 @@ from pcow_driver.finding import ADVICE
 from pcow_driver.finding import MISSING
 from pcow_driver.finding import OK
 from pcow_driver.finding import Finding
+from pcow_driver.pmem import boot
 from pcow_driver.pmem import filesystem
 from pcow_driver.pmem import ndctl
 from pcow_driver.pmem import promise
@@ -126,6 +127,16 @@ def _namespace(namespace: ndctl.Namespace) -> Iterator[Finding]:
             'memory is mapped in pieces of 4 KiB: make it anew with --align 2M'))
     else:
         yield Finding(namespace.dev, OK, found)
+
+
+def check_boot(pool: pool_module.Pool) -> Iterator[Finding]:
+    """Whether a pool on persistent memory is there before guests are started."""
+    mount = boot.not_mounted_at_boot(filesystem.mount_point(pool.path))
+    if mount:
+        own = os.path.realpath(pool.path) == mount.at and boot.may_be_mounted(mount.at)
+        yield Finding(f'mount of pool {pool.name}', ADVICE, f'{mount.source} at {mount.at}: nothing mounts it there at boot', (
+            f"'pcowctl pool import {pool.path}' writes the unit for it" if own else
+            'the pool is missing after a reboot, and its guests do not start: add it to /etc/fstab'))
 
 
 def check_pool(pool: pool_module.Pool) -> Iterator[Finding]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 
 from pcow_driver import exception
+from pcow_driver.pmem import filesystem
 
 DIRECTORY = '/etc/systemd/system'
+FSTAB = '/etc/fstab'
 _WANTS = 'multi-user.target.wants'
 _MAX_NAME = 255                        # of a file
 _PLAIN = re.compile(r'[A-Za-z0-9:_.]')
@@ -71,6 +74,34 @@ def _is_ours(path: str) -> bool:
         return False
 
 
+def what(directory: str) -> str | None:
+    """What the unit of ours for this mount point mounts, 'UUID=...'; None: there is none."""
+    path, _link = paths(directory)
+    if not _is_ours(path):
+        return None
+    with open(path, encoding='utf-8', errors='replace') as f:
+        return _what(f.read())
+
+
+def _what(content: str) -> str:
+    found = re.search('^What=(.*)$', content, re.MULTILINE)
+    return found[1].replace('%%', '%') if found else ''
+
+
+def mounted_at_boot(directory: str) -> bool:
+    """A unit, ours or one that somebody else wrote, or fstab(5) mounts something there at boot."""
+    path, link = paths(directory)
+    if os.path.lexists(link) or (os.path.lexists(path) and not _is_ours(path)):
+        return True
+    try:
+        with open(FSTAB, encoding='utf-8', errors='surrogateescape') as f:
+            entries = [line.split() for line in f if not line.lstrip().startswith('#')]
+    except OSError:
+        return False
+    return any(len(fields) > 1 and os.path.realpath(filesystem.unescape(fields[1])) == os.path.realpath(directory)
+               for fields in entries)
+
+
 def check_ours(directory: str) -> None:
     """A unit that somebody else wrote is neither replaced nor deleted.
 
@@ -82,16 +113,37 @@ def check_ours(directory: str) -> None:
             f'{path} mounts something there, and pcowctl did not write it: move it away, or take another directory'))
 
 
+def check_free(directory: str, but: str | None = None) -> None:
+    """Nor is one that mounts another pool there: that would not come back at the next boot.
+
+    :param but: what may be mounted there already
+    :raises DeviceRefused: there is one for this mount point
+    """
+    check_ours(directory)
+    found = what(directory)
+    if found is not None and found != but:
+        raise exception.DeviceRefused(device=directory, reason=(
+            f'a pool ({found}) is mounted there at boot: take another directory, or if that pool is gone for good, '
+            f'"rm {" ".join(path for path in paths(directory) if os.path.lexists(path))}"'))
+
+
 def install(directory: str, content: str) -> None:
     """Write and enable the unit.
 
-    :raises DeviceRefused: somebody else's is there
+    :raises DeviceRefused: somebody else's is there, or one that mounts something else
     """
-    check_ours(directory)
+    check_free(directory, _what(content))
     path, link = paths(directory)
     os.makedirs(os.path.dirname(link), exist_ok=True)
-    with open(path, 'w', encoding='utf-8') as f:
-        f.write(content)
+    fd, temporary = tempfile.mkstemp(prefix='.pcow.', dir=DIRECTORY)
+    try:
+        with os.fdopen(fd, 'w', encoding='utf-8') as f:
+            f.write(content)
+            os.fchmod(f.fileno(), 0o644)
+        os.replace(temporary, path)        # half a unit would be nobody's
+    except BaseException:
+        os.unlink(temporary)
+        raise
     if not os.path.lexists(link):
         os.symlink(path, link)
 
@@ -102,7 +154,7 @@ def uninstall(directory: str) -> None:
     :raises DeviceRefused: it is somebody else's
     """
     check_ours(directory)
-    for path in paths(directory):
+    for path in reversed(paths(directory)):    # what a kill leaves is still a unit of ours
         if os.path.lexists(path):
             os.unlink(path)
 

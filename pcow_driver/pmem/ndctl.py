@@ -148,6 +148,11 @@ def of_blockdev(device: str) -> tuple[Region, Namespace] | None:
     return None
 
 
+def of_uuid(uuid: str) -> Namespace | None:
+    """The namespace that has it, under whatever name it is found after a boot."""
+    return next((item for region in regions() for item in region.namespaces if item.uuid == uuid), None)
+
+
 def _check(pattern: re.Pattern[str], kind: str, name: str) -> None:
     if not pattern.fullmatch(name):
         raise exception.InvalidName(kind=kind, name=name, reason=f"'ndctl list -RN' names them, like {kind}0" + (

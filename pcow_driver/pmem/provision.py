@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans that make or end a pool together with what it stands on: namespace, file system, mount, unit, registration."""
+"""Plans that make a pool together with what it stands on: namespace, file system, mount, unit, registration."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 
 from pcow_driver import exception
 from pcow_driver import names
-from pcow_driver import pool
 from pcow_driver import registry
 from pcow_driver import units
+from pcow_driver.pmem import adopt
+from pcow_driver.pmem import boot
 from pcow_driver.pmem import filesystem
 from pcow_driver.pmem import mount_unit
 from pcow_driver.pmem import ndctl
@@ -165,37 +165,23 @@ class _Making:
                               lambda _command: filesystems.mount(kind, self.device, directory),
                               lambda: filesystems.unmount(directory))
         if kind == 'xfs':
-            self.plan.add(plan_module.command_line(*filesystem.extent_hint_command(directory)),
-                          lambda: filesystems.set_extent_hint(directory))
-        _add_owner(self.plan, directory)
+            adopt.add_extent_hint(self.plan, directory)
+        adopt.add_owner(self.plan, directory)
         self.plan.add('[map a file there: MAP_SYNC and 2 MiB mappings must work]', lambda: check_behaviour(directory))
 
     def unit(self) -> None:
         request = self.request
-        path, _link = mount_unit.paths(request.directory)
-        mount_unit.check_ours(request.directory)
-        self.plan.add(f'[write and enable {path}, which mounts it at boot]',
-                      lambda: filesystems.install_unit(request.name, self.device, request.directory, request.filesystem),
-                      lambda: filesystems.uninstall_unit(request.directory))
-        if os.path.isdir('/run/systemd/system'):
-            self.plan.add(plan_module.command_line(*filesystem.RELOAD_COMMAND), filesystems.reload_units)
+        mount_unit.check_free(request.directory)
+        boot.add_unit(self.plan, request.name, lambda: self.device, request.directory, request.filesystem)
 
     def register(self) -> None:
-        request = self.request
-        self.plan.steps += plan_directory(request.name, request.directory).steps
+        adopt.add_registration(self.plan, self.request.name, self.request.directory)
 
 
 def _add_directory(plan: plan_module.Plan, directory: str) -> None:
     if not os.path.isdir(directory):
         plan.add(plan_module.command_line('mkdir', '-p', directory), lambda: filesystems.make_directory(directory),
                  lambda: filesystems.remove_directory(directory))
-
-
-def _add_owner(plan: plan_module.Plan, directory: str) -> None:
-    """A pool that somebody makes who is not root is his."""
-    user, group = os.geteuid(), os.getegid()
-    if user != 0:
-        plan.add(plan_module.command_line('chown', f'{user}:{group}', directory), lambda: filesystems.give(directory, user, group))
 
 
 def check_behaviour(directory: str) -> None:
@@ -247,7 +233,9 @@ def _check_directory(directory: str) -> None:
     if not os.path.isabs(directory):
         raise exception.UsageInvalid(reason=f'{directory} must be an absolute path')
     if os.path.ismount(directory):
-        raise exception.DeviceRefused(device=directory, reason='something is mounted there already')
+        raise exception.DeviceRefused(device=directory, reason=(
+            'something is mounted there already: unmount it; if it is what a create left that was killed, '
+            f"'pcowctl pool create NAME {directory}' finishes that"))
     if os.path.isdir(directory) and os.listdir(directory):
         raise exception.DeviceRefused(device=directory, reason='the directory is not empty: mounting would hide what is in it')
     checks.mount_point(directory)
@@ -266,114 +254,9 @@ def plan_memory(name: str, directory: str, size: int, *, huge: bool = False) -> 
     _add_directory(plan, directory)
     plan.add(plan_module.command_line(*filesystem.mount_memory_command(name, size, directory, huge)),
              lambda: filesystems.mount_memory(name, size, directory, huge), lambda: filesystems.unmount(directory))
-    _add_owner(plan, directory)
-    plan.steps += plan_directory(name, directory).steps
+    adopt.add_owner(plan, directory)
+    adopt.add_registration(plan, name, directory)
     return plan
-
-
-def plan_directory(name: str, directory: str) -> plan_module.Plan:
-    """A pool in an existing file system; the directory is made if it is missing."""
-    names.check_name('pool', name)
-    registry.PoolRegistry().check_unknown(name)
-    _check_not_hugetlbfs(directory)
-    plan = plan_module.Plan()
-    plan.add(f'[write {os.path.join(directory, pool.MARKER)} and register pool {name}]', lambda: _register(name, directory))
-    return plan
-
-
-def _check_not_hugetlbfs(directory: str) -> None:
-    if filesystem.mounted(filesystem.mount_point(directory))[0] == 'hugetlbfs':
-        raise exception.UsageInvalid(reason=(
-            f'{directory} is on hugetlbfs, whose files cannot be written or allocated in pieces: take --memory --huge, which makes '
-            'a pool of pages of 2 MiB on tmpfs'))
-
-
-def _register(name: str, directory: str) -> None:
-    registry.PoolRegistry().create(name, directory)
-
-
-def plan_import(directory: str, name: str | None) -> plan_module.Plan:
-    """Make a pool known that exists.
-
-    :param name: on this host; None: as it was made
-    :raises PoolExists: the name is taken
-    :raises PoolInvalid: no pool is there
-    """
-    path = os.path.abspath(directory)
-    wanted = names.check_name('pool', name or pool.open_directory(path).name)
-    pools = registry.PoolRegistry()
-    pools.check_unknown(wanted)
-    plan = plan_module.Plan()
-    plan.add(f'[register {path} as pool {wanted}]', lambda: _import(path, wanted))
-    return plan
-
-
-def _import(directory: str, name: str) -> None:
-    registry.PoolRegistry().import_(directory, name)
-
-
-def plan_remove(name: str, *, forget: bool) -> plan_module.Plan:
-    """Forget a pool and, unless ``forget``, that its directory is one.
-
-    :raises PoolNotEmpty: images are in it
-    :raises PoolNotFound:
-    """
-    pools = registry.PoolRegistry()
-    found = pools.entry(name)
-    plan = plan_module.Plan()
-    shown = f'[forget pool {name}]'
-    if not forget and not os.path.ismount(found.path) and mount_unit.installed(found.path):
-        raise exception.PoolInvalid(path=found.path, reason=(
-            'its file system is not mounted, so that nobody can see whether images are in it: '
-            f"'systemctl start {mount_unit.unit_name(found.path)}', or --forget to lose its name and settings"))
-    if not forget and os.path.lexists(os.path.join(found.path, pool.MARKER)):
-        _check_empty(pools.get(name))
-        shown = f'[delete {os.path.join(found.path, pool.MARKER)} and forget pool {name}]'
-    plan.add(shown, lambda: pools.remove(name, forget=forget))
-    return plan
-
-
-def _check_empty(found: pool.Pool) -> None:
-    left = found.entries()
-    if left:
-        raise exception.PoolNotEmpty(name=found.name, count=len(left), entries=', '.join(left[:3]) + (', ...' if left[3:] else ''))
-
-
-def plan_destroy(name: str) -> plan_module.Plan:
-    """Undo a pool with everything under it: registration, unit, mount, and the namespace if it is one.
-
-    :raises PoolNotEmpty: images are in it
-    :raises PoolNotFound:
-    """
-    pools = registry.PoolRegistry()
-    found = pools.get(name)
-    if not os.path.ismount(found.path):
-        raise exception.PoolInvalid(path=found.path, reason='it is a directory in a larger file system: remove without --destroy')
-    _check_empty(found)
-    source = mount_source(found.path)
-    namespace = ndctl.of_blockdev(source) if source.startswith('/dev/pmem') and shutil.which('ndctl') else None
-    plan = plan_module.Plan()
-    plan.add(f'pcowctl pool remove {name}', lambda: pools.remove(name), lambda: _restore(found))
-    kind = filesystem.mounted(found.path)[0]
-    # Who uses something there is noticed here, and until the super block is wiped everything can be put back.
-    plan.add(plan_module.command_line(*filesystem.umount_command(found.path)), lambda: filesystems.unmount(found.path),
-             (lambda: filesystems.mount(kind, source, found.path)) if kind in filesystem.KINDS else None)
-    if mount_unit.installed(found.path):
-        plan.add(f'rm {" ".join(mount_unit.paths(found.path))}', lambda: filesystems.uninstall_unit(found.path),
-                 lambda: filesystems.install_unit(found.name, source, found.path, kind))
-    if namespace:
-        # What is made here next must not look as if it carried somebody's data.
-        plan.add(plan_module.command_line(*filesystem.wipe_command(source)), lambda: filesystems.wipe(source))
-        name_of_it = namespace[1].dev
-        plan.add(plan_module.command_line(*namespaces.destroy_command(name_of_it)), lambda: namespaces.destroy(name_of_it))
-    return plan
-
-
-def _restore(found: pool.Pool) -> None:
-    """:raises PoolInvalid: what it was in is gone"""
-    if not os.path.ismount(found.path):
-        raise exception.PoolInvalid(path=found.path, reason='it is not mounted any more')
-    registry.PoolRegistry().restore(found)
 
 
 def plan_extend(name: str, size: int | None) -> plan_module.Plan:

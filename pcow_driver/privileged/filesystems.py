@@ -69,12 +69,12 @@ def remove_directory(directory: str) -> None:
 
 @context.entrypoint
 def mount(kind: str, device: str, directory: str) -> None:
-    """With DAX.
+    """With DAX.  What is mounted elsewhere already may be mounted here as well: one whose end failed comes back so.
 
-    :raises DeviceRefused: it is no block device (mount(8) would take a file as well), or is in use
-    :raises ToolFailed:
+    :raises DeviceRefused: it is no block device (mount(8) would take a file as well)
+    :raises ToolFailed: also if another device holds it
     """
-    device_module.check_unused(checks.device(device))
+    device_module.check_block_device(checks.device(device))
     filesystem.run(filesystem.mount_command(_kind(kind), device, _empty(directory)))
 
 

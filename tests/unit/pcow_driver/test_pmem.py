@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can be seen without persistent memory; the rest runs on emulated NVDIMMs in a VM (tools/vm-test fsdax)."""
 
-from collections.abc import Iterator
-import contextlib
 import mmap
 import os
-from pathlib import Path
 import signal
 import subprocess
 import sys
@@ -14,11 +11,9 @@ import fixtures
 
 from pcow_driver import exception
 from pcow_driver import privileged
-from pcow_driver import registry
-from pcow_driver.cli import app
+from pcow_driver.pmem import adopt
 from pcow_driver.pmem import device
 from pcow_driver.pmem import filesystem
-from pcow_driver.pmem import mount_unit
 from pcow_driver.pmem import ndctl
 from pcow_driver.pmem import plan
 from pcow_driver.pmem import promise
@@ -61,7 +56,7 @@ class FilesystemTest(base.TestCase):
     def test_hugetlbfs_is_no_place_for_images(self) -> None:
         """As a mount of it was seen to behave: write(2) gives EINVAL there."""
         self.useFixture(fixtures.MonkeyPatch('pcow_driver.pmem.filesystem.mounted', lambda _path: ('hugetlbfs', 'none')))
-        error = self.assertRaises(exception.UsageInvalid, provision.plan_directory, 'p', str(self.directory / 'p'))
+        error = self.assertRaises(exception.UsageInvalid, adopt.plan_directory, 'p', str(self.directory / 'p'))
         self.assertIn('--memory --huge', str(error))
 
     def test_labels_are_cut_at_whole_letters(self) -> None:
@@ -271,44 +266,6 @@ class PlanTest(base.TestCase):
         self.assertEqual([], done)
 
 
-class MountUnitTest(base.TestCase):
-    def test_names(self) -> None:
-        # As printed by systemd-escape --path --suffix=mount (systemd 252).
-        for path, name in (('/var/lib/pcow/pools/fast', 'var-lib-pcow-pools-fast.mount'), ('/', '-.mount'),
-                           ('/mnt/a-b', 'mnt-a\\x2db.mount'), ('/mnt//x/', 'mnt-x.mount'), ('/.a/.b', '\\x2ea-.b.mount'),
-                           ('/mnt/ü ', 'mnt-\\xc3\\xbc\\x20.mount')):
-            self.assertEqual(name, mount_unit.unit_name(path))
-
-    def test_of_somebody_else(self) -> None:
-        """A unit that an administrator wrote is neither replaced nor deleted."""
-        self.useFixture(fixtures.MonkeyPatch('pcow_driver.pmem.mount_unit.DIRECTORY', str(self.directory)))
-        path, link = (Path(one) for one in mount_unit.paths('/mnt/p'))
-        path.write_text('[Mount]\nWhat=LABEL=data\n')
-        self.assertFalse(mount_unit.installed('/mnt/p'))
-        for function, arguments in ((mount_unit.install, (mount_unit.text('p', 'UUID=x', '/mnt/p', 'xfs', ''),)),
-                                    (mount_unit.uninstall, ())):
-            error = self.assertRaises(exception.DeviceRefused, function, '/mnt/p', *arguments)
-            self.assertIn(str(path), str(error))
-        self.assertEqual('[Mount]\nWhat=LABEL=data\n', path.read_text())
-        path.unlink()
-        mount_unit.install('/mnt/p', mount_unit.text('p', 'UUID=x', '/mnt/p', 'xfs', ''))
-        mount_unit.install('/mnt/p', mount_unit.text('p', 'UUID=y', '/mnt/p', 'xfs', ''))
-        self.assertIn('UUID=y', path.read_text())
-        self.assertTrue(mount_unit.installed('/mnt/p'))
-        mount_unit.uninstall('/mnt/p')
-        self.assertFalse(path.exists() or os.path.lexists(link))
-
-    def test_percent_is_doubled(self) -> None:
-        self.assertIn('Where=/mnt/50%%\n', mount_unit.text('p', 'UUID=x', '/mnt/50%', 'xfs', 'dax=always'))
-
-    def test_example_in_etc(self) -> None:
-        """What etc/ shows, for pools that are made by hand, is what pcowctl writes."""
-        where = '/var/lib/pcow/pools/fast'
-        example = base.TOP / 'etc/systemd/system' / mount_unit.unit_name(where)
-        self.assertEqual(example.read_text(), mount_unit.text(
-            'fast', 'UUID=6f0c1c52-5d1e-4c0b-9a3f-2b7e4f90d1a6', where, 'xfs', filesystem.MOUNT_OPTIONS))
-
-
 class PromiseTest(base.TestCase):
     @staticmethod
     def _region(provider: str, domain: str) -> ndctl.Region:
@@ -326,108 +283,3 @@ class PromiseTest(base.TestCase):
 
     def test_cxl_is_named(self) -> None:
         self.assertIn('CXL', promise.of('pmem', self._region('cxl_test', 'cpu_cache')).note)
-
-
-class DestroyTest(base.TestCase):
-    """With a real mount."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        privileged.context.set_client_mode(False)
-        self.addCleanup(privileged.context.set_client_mode, True)
-        self.configure(pools_path=str(self.directory), pcow_img=str(
-            Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin')) / 'pcow-img'))
-        self.path = self.directory / 'quick'
-        self.addCleanup(subprocess.run, ['umount', '-q', self.path], check=False)
-        provision.plan_memory('quick', str(self.path), 32 << 20).run()
-        self.pools = registry.PoolRegistry()
-
-    def test_name_that_is_not_ascii(self) -> None:
-        path = self.directory / 'grö ße'
-        self.addCleanup(subprocess.run, ['umount', '-q', path], check=False)
-        provision.plan_memory('größe', str(path), 32 << 20).run()
-        self.assertEqual('tmpfs', filesystem.mounted(str(path))[0])
-        provision.plan_destroy('größe').run()
-        self.assertFalse(path.is_mount())
-
-    def test_not_mounted(self) -> None:
-        """An unmounted pool looks empty; whoever forgets it should know."""
-        self.useFixture(fixtures.MonkeyPatch('pcow_driver.pmem.mount_unit.DIRECTORY', str(self.directory / 'units')))
-        mount_unit.install(str(self.path), mount_unit.text('quick', 'x', str(self.path), 'xfs', 'noatime'))
-        subprocess.run(['umount', self.path], check=True)
-        error = self.assertRaises(exception.PoolInvalid, provision.plan_remove, 'quick', forget=False)
-        self.assertIn('systemctl start', str(error))
-        provision.plan_remove('quick', forget=True).run()
-        self.assertEqual([], self.pools.list())
-
-    def test_busy(self) -> None:
-        """Somebody uses something in it: it stays what it was."""
-        before = self.pools.set('quick', overcommit=2.5, draining=True)
-        with self.use():
-            self.assertRaises(exception.ToolFailed, provision.plan_destroy('quick').run)
-        self.assertTrue(self.path.is_mount())
-        self.assertEqual(before, self.pools.get('quick'))
-        provision.plan_destroy('quick').run()
-        self.assertFalse(self.path.is_mount())
-        self.assertEqual([], self.pools.list())
-
-    @contextlib.contextmanager
-    def use(self) -> Iterator[None]:
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            yield
-        finally:
-            os.close(descriptor)
-
-    def test_name_that_was_taken_meanwhile(self) -> None:
-        """What cannot be put back is told, and the mistake that came first is what counts."""
-        plan_of_it = provision.plan_destroy('quick')
-        unmount = next(step for step in plan_of_it.steps if step.show().startswith('umount'))
-
-        def take_name() -> None:
-            self.pools.create('quick', str(self.directory / 'new'))
-
-        plan_of_it.steps.insert(plan_of_it.steps.index(unmount), plan.Step(lambda: 'meanwhile', take_name))
-        with self.use():
-            self.assertRaises(exception.ToolFailed, plan_of_it.run)
-        self.assertEqual(str(self.directory / 'new'), self.pools.entry('quick').path)
-        self.assertTrue(self.path.is_mount())
-
-
-class DryRunTest(base.TestCase):
-    """What is shown is not done; what would be refused is refused."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.pools = registry.PoolRegistry()
-        self.pools.create('p', str(self.directory / 'p'))
-
-    def ctl(self, *words: str) -> int:
-        (self.directory / 'pcow.conf').write_text(f'[pcow]\nstate_path = {self.directory / "state"}\n')
-        return app.main(['--config-file', str(self.directory / 'pcow.conf'), *words])
-
-    def test_remove(self) -> None:
-        for how in ((), ('--forget',)):
-            self.assertEqual(0, self.ctl('pool', 'remove', 'p', '--dry-run', *how))
-            self.assertEqual('p', self.pools.get('p').name)
-        (line,) = provision.plan_remove('p', forget=False).lines()
-        self.assertIn('.pcow-pool', line)
-        (self.directory / 'p/vm.pcow').touch()
-        self.assertRaises(exception.PoolNotEmpty, provision.plan_remove, 'p', forget=False)
-        self.assertRaises(SystemExit, self.ctl, 'pool', 'remove', 'p', '--forget', '--destroy')      # argparse
-        self.assertEqual(0, self.ctl('pool', 'remove', 'p', '--forget'))
-        self.assertEqual([], self.pools.list())
-
-    def test_import(self) -> None:
-        self.pools.remove('p', forget=True)
-        self.assertEqual(0, self.ctl('pool', 'import', '--dry-run', str(self.directory / 'p')))
-        self.assertEqual([], self.pools.list())
-        self.assertRaises(exception.PoolInvalid, provision.plan_import, str(self.directory), None)
-        self.pools.import_(str(self.directory / 'p'))
-        self.assertRaises(exception.PoolExists, provision.plan_import, str(self.directory / 'p'), None)
-
-    def test_create(self) -> None:
-        for words in ((str(self.directory / 'q'),), ('/mnt/pcow-test-dry', '--memory', '--size', '32M')):
-            self.assertEqual(0, self.ctl('pool', 'create', 'q', *words, '--dry-run'))
-        self.assertEqual(['p'], [entry.name for entry in self.pools.list()])
-        self.assertFalse((self.directory / 'q').exists() or os.path.exists('/mnt/pcow-test-dry'))

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
 import json
 import os
 import shutil
@@ -50,7 +51,7 @@ class RegistryTest(base.TestCase):
 
     def test_import(self) -> None:
         made = self.pools.create('fast', self.path)
-        self.assertRaises(exception.PoolExists, self.pools.import_, self.path)
+        self.assertRaises(exception.PoolInvalid, self.pools.import_, self.path)
         error = self.assertRaises(exception.PoolInvalid, self.pools.import_, self.path, 'again')
         self.assertIn('as pool fast', str(error))
         self.pools.remove('fast', forget=True)
@@ -58,6 +59,32 @@ class RegistryTest(base.TestCase):
         found = self.pools.get('new')
         self.assertEqual(('new', made.uuid), (found.name, found.uuid))
         self.assertEqual(found, self.pools.find(self.path))
+
+    def test_a_pool_in_another_place(self) -> None:
+        """It keeps name and settings; a copy is not taken for it."""
+        self.pools.create('fast', self.path)
+        before = self.pools.set('fast', overcommit=2.0, draining=True)
+        other = str(self.directory / 'other')
+        shutil.copytree(self.path, other)
+        error = self.assertRaises(exception.PoolInvalid, self.pools.import_, other)
+        self.assertIn(f'is in {self.path} as well', str(error))
+        shutil.rmtree(self.path)
+        self.assertIn('pcowctl pool import', str(self.assertRaises(exception.PoolInvalid, self.pools.get, 'fast')))
+        self.assertIn('as pool fast', str(self.assertRaises(exception.PoolInvalid, self.pools.import_, other, 'new')))
+        self.assertEqual(dataclasses.replace(before, path=other), self.pools.import_(other))
+        self.assertEqual([other], [entry.path for entry in self.pools.list()])
+
+    def test_an_end_that_was_begun(self) -> None:
+        made, ending = self.pools.create('fast', self.path), registry.Ending('/dev/pmem7', 'u', None)
+        (self.directory / 'p/vm.pcow').touch()
+        self.assertRaises(exception.PoolNotEmpty, self.pools.begin_end, 'fast', ending)
+        self.assertEqual((made, None), (self.pools.get('fast'), self.pools.entry('fast').ending))
+        (self.directory / 'p/vm.pcow').unlink()
+        self.pools.begin_end('fast', ending)
+        self.assertIn('--destroy fast', str(self.assertRaises(exception.PoolInvalid, self.pools.get, 'fast')))
+        self.assertEqual(dataclasses.asdict(ending), self.pools.entry('fast').ending)
+        self.pools.restore(made)
+        self.assertEqual((made, None), (self.pools.get('fast'), self.pools.entry('fast').ending))
 
     def test_a_pool_that_went_away(self) -> None:
         self.pools.create('fast', self.path)
@@ -78,7 +105,8 @@ class RegistryTest(base.TestCase):
 
     def test_damaged_state_is_refused_and_kept(self) -> None:
         self.pools.create('fast', self.path)
-        for text in ('', '{', '[]', '{"format": 2, "pools": {}}', '{"format": 1, "pools": {"x": {"path": 3}}}', '{"format": 1}'):
+        for text in ('', '{', '[]', '{"format": 2, "pools": {}}', '{"format": 1, "pools": {"x": {"path": 3}}}',
+                     '{"format": 1, "pools": {"x": {"path": "/x", "uuid": "u", "ending": {"source": 3}}}}', '{"format": 1}'):
             with open(self.pools.path, 'w') as f:
                 f.write(text)
             self.assertRaises(exception.StateInvalid, self.pools.list)
