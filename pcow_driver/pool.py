@@ -99,6 +99,7 @@ class Pool:
     uuid: str
     created: str                   # ISO 8601, UTC
     settings: Settings = Settings()
+    made_as: str | None = None     # persistence class when it was made; None: nobody noted it
 
     def renamed(self, name: str) -> Pool:
         return dataclasses.replace(self, name=name)
@@ -117,6 +118,10 @@ class Pool:
     def persistence(self) -> str:
         """What survives: ``volatile``, ``page-cache`` or ``pmem``, as the file system was found to behave."""
         return image.probe(self.path)
+
+    def has_lost_pmem(self) -> bool:
+        """What guests flush was durable when the pool was made, and is no longer: mounted without DAX, or copied."""
+        return self.made_as == 'pmem' and self.persistence() != 'pmem'
 
     def capacity(self) -> Capacity:
         status = os.statvfs(self.path)
@@ -298,10 +303,29 @@ def make(name: str, directory: str) -> Pool:
 
     :raises PoolInvalid: it is a pool already, or cannot be used
     """
-    pool = Pool(name=name, path=os.path.abspath(directory), uuid=str(uuidlib.uuid4()),
-                created=datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'))
+    path = os.path.abspath(directory)
+    check_none(path)
+    _make_directory(path)
+    pool = Pool(name=name, path=path, uuid=str(uuidlib.uuid4()),
+                created=datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'), made_as=_class_of(path))
     write_marker(pool)
     return pool
+
+
+def _make_directory(path: str) -> None:
+    try:
+        if not os.path.lexists(path):
+            os.mkdir(path, _DIRECTORY_MODE)
+    except OSError as e:
+        raise exception.PoolInvalid(path=path, reason=str(e.strerror)) from None
+
+
+def _class_of(path: str) -> str | None:
+    """As far as it can be tried there: a pool can be made without pcow-img."""
+    try:
+        return image.probe(path)
+    except exception.PcowError:
+        return None
 
 
 def check_none(directory: str) -> None:
@@ -316,11 +340,10 @@ def write_marker(pool: Pool) -> None:
     :raises PoolInvalid: the directory is a pool already, or cannot be used
     """
     path = pool.path
-    text = json.dumps({'format': _MARKER_FORMAT, 'uuid': pool.uuid, 'name': pool.name, 'created': pool.created}) + '\n'
+    value = {'format': _MARKER_FORMAT, 'uuid': pool.uuid, 'name': pool.name, 'created': pool.created}
+    text = json.dumps(value | ({'class': pool.made_as} if pool.made_as else {})) + '\n'
     marker = os.path.join(path, MARKER)
     try:
-        if not os.path.lexists(path):
-            os.mkdir(path, _DIRECTORY_MODE)
         fd = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except FileExistsError:
         raise exception.PoolInvalid(path=path, reason="it is a pool already; 'pcowctl pool import' makes it known") from None
@@ -372,4 +395,5 @@ def _from_marker(path: str, value: Any) -> Pool:
         names.check_name('pool', str(fields['name']))
     except (ValueError, exception.InvalidName) as e:
         raise exception.PoolInvalid(path=path, reason=f'{MARKER}: {e}') from None
-    return Pool(name=str(fields['name']), path=path, uuid=uuid, created=str(fields['created']))
+    return Pool(name=str(fields['name']), path=path, uuid=uuid, created=str(fields['created']),
+                made_as=value['class'] if isinstance(value.get('class'), str) else None)

@@ -3,6 +3,7 @@
 
 import argparse
 from collections.abc import Iterator
+import dataclasses
 import os
 import tempfile
 from typing import Any
@@ -13,6 +14,7 @@ from cliff import show
 
 from pcow_driver import capacity
 from pcow_driver import exception
+from pcow_driver import pool
 from pcow_driver import registry
 from pcow_driver import units
 from pcow_driver.cli import common
@@ -121,7 +123,8 @@ class Check(command.Command):
             names, list_is_unknown, worst = [], True, self._unknown('', e)
         for name in names:
             try:
-                usage = capacity.usage(pools.get(name), with_shared=with_figures)
+                found = pools.get(name)
+                usage = _with_class(found, capacity.usage(found, with_shared=with_figures))
             except (exception.PcowError, OSError) as e:
                 worst = self._unknown(f' {name}', e)
                 unknown.append(name)
@@ -142,6 +145,19 @@ class Check(command.Command):
         """Monitoring takes any other exit code for a pool that was looked at."""
         self.app.stdout.write(f'UNKNOWN{name}: {why}\n')
         return capacity.State.UNKNOWN
+
+
+def _with_class(found: pool.Pool, usage: capacity.PoolUsage) -> capacity.PoolUsage:
+    """Space is not all that a pool can lose."""
+    try:
+        if not found.has_lost_pmem():
+            return usage
+        now = found.persistence()
+    except exception.PcowError:            # a full pool has no room for the file with which it is tried
+        return usage
+    return dataclasses.replace(usage, state=capacity.State.CRITICAL, reason=(
+        f'{found.path} was class pmem when it was made, and is {now} now: what guests flush is not durable (pcowctl doctor); '
+        f'{usage.reason}'))
 
 
 def _write_atomically(path: str, text: str) -> None:

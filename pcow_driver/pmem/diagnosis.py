@@ -149,6 +149,11 @@ def check_pool(pool: pool_module.Pool) -> Iterator[Finding]:
             'everything is copied through the page cache: mount it with -o dax=always; if that is refused, make the namespace mode '
             'fsdax'))
         return
+    if pool.made_as == 'pmem' and persistence != 'pmem':
+        yield Finding(check, MISSING, f'{pool.path} was class pmem when it was made, and is {persistence} now', (
+            'what guests flush on NVDIMMs there is no longer durable: mount it with -o dax=always, or move it back to persistent '
+            f'memory; if this is meant, delete "class" from {os.path.join(pool.path, pool_module.MARKER)}'))
+        return
     if persistence != 'pmem':
         return
     try:

@@ -66,6 +66,19 @@ class PcowCtlTest(base.TestCase):
         self.assertIn('UNKNOWN: the state file ', done.stdout)
         self.assertIn('pcow_pools_unknown 1\n', figures.read_text())
 
+    def test_pool_check_of_a_class_that_was_lost(self) -> None:
+        """Guests flush, and it is no longer durable: enough space is no answer."""
+        made = registry.PoolRegistry().create('p', str(self.directory / 'p'))
+        marker = self.directory / 'p/.pcow-pool'
+        marker.write_text(json.dumps(json.loads(marker.read_text()) | {'class': 'pmem'}))
+        probe = self.script('pcow-img', '#!/bin/sh\necho \'{"persistence": "page-cache"}\'\n')
+        self.config.write_text(f'[pcow]\nstate_path = {self.directory}/state\npcow_img = {probe}\n')
+        figures = self.directory / 'pcow.prom'
+        done = self._run('pool', 'check', '--prometheus', str(figures))
+        self.assertEqual(2, done.returncode, done.stderr)
+        self.assertIn(f'CRITICAL p: {made.path} was class pmem when it was made, and is page-cache now', done.stdout)
+        self.assertIn('pcow_pool_state{pool="p"} 2\n', figures.read_text())
+
     def test_a_name_that_is_not_utf8(self) -> None:
         """It is printed as it is, and takes no other line away."""
         made = registry.PoolRegistry().create('p', str(self.directory / 'p'))

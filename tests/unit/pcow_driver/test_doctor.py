@@ -194,6 +194,17 @@ class MappingTest(DoctorTestCase):
         self.assertIn('not mounted with DAX', finding.found)
         self.assertIn('-o dax=always', finding.advice)
 
+    def test_class_that_is_no_longer_that_of_the_marker(self) -> None:
+        """Whatever the device is called."""
+        self.substitute('image.probe', lambda _directory: 'pmem')
+        pool = registry.PoolRegistry().create('p', str(self.directory / 'p'))
+        self.assertFalse(pool.has_lost_pmem())
+        self.substitute('image.probe', lambda _directory: 'page-cache')
+        self.assertTrue(pool.has_lost_pmem())
+        (finding,) = diagnosis.check_pool(pool)
+        self.assertEqual(MISSING, finding.status)
+        self.assertIn('class pmem when it was made', finding.found)
+
     def test_huge_mappings(self) -> None:
         for behaviour, status, found in ((filesystem.Behaviour(True, True), OK, '2 MiB, MAP_SYNC'),
                                          (filesystem.Behaviour(True, False), ADVICE, '4 KiB, MAP_SYNC'), (None, ADVICE, 'full')):

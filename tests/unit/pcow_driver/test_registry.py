@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import sys
 
+import fixtures
+
 from pcow_driver import exception
 from pcow_driver import locks
 from pcow_driver import pool
@@ -20,16 +22,25 @@ class RegistryTest(base.TestCase):
         self.path = str(self.directory / 'p')
 
     def test_create_get_remove(self) -> None:
+        self.useFixture(fixtures.MonkeyPatch('pcow_driver.image.probe', lambda _directory: 'pmem'))
         made = self.pools.create('fast', self.path)
         self.assertEqual(made, registry.PoolRegistry().get('fast'))
         self.assertEqual(0o711, os.stat(self.path).st_mode & 0o777)
         marker = json.loads((self.directory / 'p/.pcow-pool').read_text())
-        self.assertEqual({'format': 1, 'uuid': made.uuid, 'name': 'fast', 'created': made.created}, marker)
+        self.assertEqual({'format': 1, 'uuid': made.uuid, 'name': 'fast', 'created': made.created,
+                          'class': 'pmem'}, marker)
         self.pools.remove('fast')
         self.assertEqual([], self.pools.list())
         self.assertEqual([], os.listdir(self.path))
         self.assertRaises(exception.PoolNotFound, self.pools.get, 'fast')
         self.assertRaises(exception.PoolNotFound, self.pools.remove, 'fast')
+
+    def test_class_that_nobody_noted(self) -> None:
+        """As in pools of earlier versions, or where there is no pcow-img."""
+        self.configure(pcow_img='/no/such/pcow-img')
+        self.assertIsNone(self.pools.create('fast', self.path).made_as)
+        self.assertNotIn('class', json.loads((self.directory / 'p/.pcow-pool').read_text()))
+        self.assertIsNone(self.pools.get('fast').made_as)
 
     def test_files_of_an_existing_directory_stay(self) -> None:
         os.mkdir(self.path)
