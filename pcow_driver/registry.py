@@ -155,13 +155,18 @@ class PoolRegistry:
         :raises UsageInvalid: a value is out of range
         """
         with locks.lock('pools'):
-            pools = self._read()
-            entry = self.entry(name)
-            changed = {**entry.settings, **settings}
-            pool_module.Settings(**changed).check()
-            pools[name]['settings'] = changed
+            pools, changed = self._read(), self.changed(name, **settings)
+            pools[name]['settings'] = dataclasses.asdict(changed)
             self._write(pools)
         return self.get(name)
+
+    def changed(self, name: str, **settings: Any) -> pool_module.Settings:
+        """What :meth:`set` would make of the pool's settings.
+
+        :raises PoolNotFound:
+        :raises UsageInvalid: a value is out of range
+        """
+        return pool_module.Settings(**{**self.entry(name).settings, **settings}).check()
 
     def remove(self, name: str, *, forget: bool = False) -> None:
         """Undo create: delete the marker file and forget the name; the directory stays.

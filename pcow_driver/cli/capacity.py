@@ -35,12 +35,16 @@ class Set(show.ShowOne):
         parser.add_argument('--reserve', type=int, help='Percent of the space that are never promised to images; default: 0.')
         parser.add_argument('--low', type=int, help="Percent free below which 'pool check' warns; default: 20.")
         parser.add_argument('--critical', type=int, help="Percent free below which 'pool check' says critical; default: 5.")
+        parser.add_argument('--dry-run', action='store_true', help='Print what the limits would be, and stop.')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> pool_commands.Shown:
         wanted = {key: value for key in ('overcommit', 'reserve', 'low', 'critical')
                   if (value := getattr(parsed_args, key)) is not None}
-        settings = registry.PoolRegistry().set(parsed_args.name, **wanted).settings
+        pools = registry.PoolRegistry()
+        settings = pools.changed(parsed_args.name, **wanted)
+        if not parsed_args.dry_run:
+            settings = pools.set(parsed_args.name, **wanted).settings
         return (('overcommit', 'reserve', 'low', 'critical', 'draining'),
                 (settings.overcommit, settings.reserve, settings.low, settings.critical, settings.draining))
 
@@ -52,10 +56,15 @@ class Drain(lister.Lister):
         parser = super().get_parser(prog_name)
         parser.add_argument('name', help='Name of the pool.')
         parser.add_argument('--end', action='store_true', help='Let it take new images again.')
+        parser.add_argument('--dry-run', action='store_true', help='Only list what is in it.')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Rows:
-        found = registry.PoolRegistry().set(parsed_args.name, draining=not parsed_args.end)
+        pools = registry.PoolRegistry()
+        if parsed_args.dry_run:
+            found = pools.get(parsed_args.name)
+        else:
+            found = pools.set(parsed_args.name, draining=not parsed_args.end)
         rows = ((item.name, item.path, common.OptionalSize(item.info.actual_size if item.info else None), item.error or '')
                 for item in found.images())
         return ('name', 'path', 'allocated size', 'problem'), rows

@@ -147,6 +147,16 @@ class DryRunTest(base.TestCase):
         self.assertEqual(0, self.ctl('pool', 'remove', 'p', '--forget'))
         self.assertEqual([], self.pools.list())
 
+    def test_set_and_drain(self) -> None:
+        before = self.pools.get('p')
+        self.assertEqual(0, self.ctl('pool', 'set', 'p', '--overcommit', '2', '--dry-run'))
+        self.assertEqual(1, self.ctl('pool', 'set', 'p', '--low', '2', '--dry-run'))         # below critical
+        self.assertEqual(1, self.ctl('pool', 'set', 'nosuch', '--low', '50', '--dry-run'))
+        self.assertEqual(0, self.ctl('pool', 'drain', 'p', '--dry-run'))
+        self.assertEqual(before, self.pools.get('p'))
+        self.assertEqual(0, self.ctl('pool', 'set', 'p', '--overcommit', '2'))
+        self.assertEqual(2.0, self.pools.get('p').settings.overcommit)
+
     def test_import(self) -> None:
         self.pools.remove('p', forget=True)
         self.assertEqual(0, self.ctl('pool', 'import', '--dry-run', str(self.directory / 'p')))
