@@ -6,6 +6,7 @@ A new interpreter that imports everything takes seconds in an emulator: the proc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import dataclasses
 import os
 import re
@@ -53,8 +54,11 @@ def _wait(pid: int, words: tuple[str, ...]) -> int:
     raise machine.Failure(f'pcowctl {shlex.join(words)}: no end within {_SECONDS:.0f} s')
 
 
-def run(*words: str, stdout_only: bool = False) -> Result:
-    """:raises Failure: it did not end in time"""
+def run(*words: str, stdout_only: bool = False, prepare: Callable[[], None] | None = None) -> Result:
+    """Run it, in a process in which ``prepare`` was called before.
+
+    :raises Failure: it did not end in time
+    """
     sys.stdout.flush()
     with tempfile.TemporaryFile() as file:
         pid = os.fork()
@@ -63,6 +67,8 @@ def run(*words: str, stdout_only: bool = False) -> Result:
             try:
                 os.dup2(file.fileno(), 1)
                 os.dup2(os.open(os.devnull, os.O_WRONLY) if stdout_only else file.fileno(), 2)
+                if prepare is not None:
+                    prepare()
                 code = app.main(list(words))
             except SystemExit as e:
                 code = e.code if isinstance(e.code, int) else 0 if e.code is None else 1

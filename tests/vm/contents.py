@@ -114,7 +114,7 @@ def pools_tree(directory: Path, parts: parts_module.Parts, binaries: Path, udev:
     made.add_systemd(udev)
     made.add_python()
     made.add_pcowctl()
-    made.add_tests('vm/command', 'vm/pools')
+    made.add_tests('vm/command', 'vm/pools', 'vm/pool_kills')
     return made
 
 

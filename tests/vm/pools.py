@@ -17,12 +17,13 @@ from typing import Any
 from pcow_driver import immutable
 from tests.vm import command
 from tests.vm import machine
+from tests.vm import pool_kills
 
 DISK = '/suite/disk.raw'                       # a small system, the source of the template
 KERNEL = '/boot/vmlinuz'
 INITRD = '/boot/initrd.img'
 SESSION_POOL = 'fast'
-_POOLS = Path('/var/lib/pcow/pools')
+_POOLS = pool_kills.POOLS
 _REGIONS = Path('/sys/bus/nd/devices')
 _LARGE = 2 << 30                               # bytes of the regions that are not odd
 RESERVED = 192 << 20                           # of DRAM that the kernel was told to take for persistent memory (memmap=)
@@ -258,6 +259,14 @@ def _refuse_busy(refuse: Callable[..., None]) -> None:
     command.must_fail('over-commit|promised|limit', 'image', 'create', 'other/huge', '--size', '8G')
 
 
+def killed(_place: machine.Place, _pool: str) -> dict[str, Any]:
+    """See :mod:`tests.vm.pool_kills`."""
+    figures = pool_kills.scenario(_regions()[1])
+    uuids = json.loads(_UUIDS.read_text())
+    _UUIDS.write_text(json.dumps(uuids | {pool_kills.NAME: _json('pool', 'show', pool_kills.NAME)['uuid']}))
+    return figures
+
+
 def odd(_place: machine.Place, _pool: str) -> dict[str, Any]:
     """A region whose size is no multiple of its alignment."""
     doctor = _all_of_doctor()
@@ -295,5 +304,6 @@ def damaged(_place: machine.Place, _pool: str) -> dict[str, Any]:
 
 
 ALL: dict[str, Callable[[machine.Place, str], dict[str, Any]]] = {
-    'session': session, 'other': other, 'refusals': refusals, 'odd': odd, 'rebooted': rebooted, 'damaged': damaged,
+    'session': session, 'other': other, 'refusals': refusals, 'odd': odd, 'killed': killed,
+    'rebooted': rebooted, 'damaged': damaged,
 }
