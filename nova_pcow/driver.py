@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compute driver: Nova's libvirt driver, and what differs for servers whose root or data devices are pcow images.
 
-Only overrides are here; what they do is in the other modules of the package.  A server without ``pcow:*`` in its flavor takes
-Nova's own way everywhere.
+Only overrides are here, those for volumes in :mod:`nova_pcow.volume_driver`; what they do is in the other modules of the package.
+A server without ``pcow:*`` in its flavor takes Nova's own way everywhere.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from nova.compute import vm_states
 import nova.conf
 from nova.virt import images as virt_images
 from nova.virt.libvirt import config as vconfig
-from nova.virt.libvirt import driver as libvirt_driver
 from nova.virt.libvirt import utils as libvirt_utils
 from oslo_log import log as logging
 from oslo_utils import excutils
 from oslo_utils import fileutils
 
 from nova_pcow import config
-from nova_pcow import disk
 from nova_pcow import emulator
 from nova_pcow import errors
 from nova_pcow import flavor as flavor_module
@@ -35,7 +33,7 @@ from nova_pcow import inventory
 from nova_pcow import migration as migration_module
 from nova_pcow import snapshot as snapshot_module
 from nova_pcow import storage
-from nova_pcow import volume
+from nova_pcow import volume_driver
 from pcow_driver import domain
 from pcow_driver import exception
 from pcow_driver import template_cache
@@ -55,14 +53,13 @@ def _uses_pcow(instance: Any) -> bool:
     return flavor_module.uses_pcow(instance.flavor)
 
 
-class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
+class PcowLibvirtDriver(volume_driver.VolumeLibvirtDriver):
     """See :mod:`nova_pcow.driver`."""
 
     def __init__(self, virtapi: Any, read_only: bool = False) -> None:
         super().__init__(virtapi, read_only)
         self._emulator = emulator.Emulator()
         self._older: dict[str, frozenset[str]] = {}    # by server that is spawned: roles whose images were there
-        libvirt_driver.VOLUME_DRIVERS.setdefault(volume.TYPE, f'{volume.__name__}.{volume.PcowVolumeDriver.__name__}')
 
     # ---- the host ------------------------------------------------------------------------------------------------
 
@@ -267,6 +264,7 @@ class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     def migrate_disk_and_power_off(self, context: Any, instance: Any, dest: str, flavor: Any, network_info: Any,
                                    block_device_info: Any = None, timeout: int = 0, retry_interval: int = 0) -> str:
+        self.check_volumes_stay(dest, block_device_info)
         with errors.roll_back_resize():
             old, new = flavor_module.parse(instance.flavor), flavor_module.parse(flavor)
             flavor_module.check_resize(old, new)
@@ -345,12 +343,13 @@ class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     def instance_on_disk(self, instance: Any) -> bool:
         """Asked by an evacuation: with False it would begin with empty images, so all or an error that changes nothing."""
+        directory_is_there = super().instance_on_disk(instance)
         if not _uses_pcow(instance):
-            return bool(super().instance_on_disk(instance))
+            return directory_is_there
         with errors.refuse_evacuation():
             wanted = _wanted(instance)
             migration_module.check_evacuation(instance.uuid, wanted)
-            if not wanted.root and not super().instance_on_disk(instance):
+            if not wanted.root and not directory_is_there:
                 raise storage.ServerStorageError(reason=(
                     'the disk of the server is on the host that is down: bring that host back, or delete the server'))
         return True
@@ -362,38 +361,3 @@ class PcowLibvirtDriver(libvirt_driver.LibvirtDriver):
         descriptor, path = tempfile.mkstemp(prefix='.nova-', suffix='.part', dir=images[0].pool.path)
         os.close(descriptor)
         return {'filename': path}
-
-    # ---- volumes -------------------------------------------------------------------------------------------------
-
-    def attach_volume(self, context: Any, connection_info: Any, instance: Any, mountpoint: str, disk_bus: Any = None,
-                      device_type: Any = None, encryption: Any = None) -> None:
-        if volume.is_pcow(connection_info):
-            volume.check_attach(connection_info)
-        super().attach_volume(context, connection_info, instance, mountpoint, disk_bus, device_type, encryption)
-
-    def detach_volume(self, context: Any, connection_info: Any, instance: Any, mountpoint: str, encryption: Any = None) -> None:
-        if not volume.is_pcow(connection_info) or not _uses_pcow(instance):
-            super().detach_volume(context, connection_info, instance, mountpoint, encryption)
-            return
-        with contextlib.suppress(nova_exception.InstanceNotFound):
-            guest = self._host.get_guest(instance)
-            volume.check_detach(guest.is_active(), mountpoint)
-            volume.unplug(guest._domain, connection_info)
-        self._disconnect_volume(context, connection_info, instance, encryption=encryption)
-
-    def _get_guest_disk_device(self, guest: Any, disk_dev: str, volume_uuid: str | None = None,
-                               from_persistent_config: bool = False) -> Any:
-        """What detach_volume gives libvirt back; Nova's own way to read it loses the socket."""
-        found = super()._get_guest_disk_device(guest, disk_dev, volume_uuid, from_persistent_config)
-        return found if found is None or volume_uuid is None else disk.complete(found, volume_uuid)
-
-    def extend_volume(self, context: Any, connection_info: Any, instance: Any, requested_size: int) -> None:
-        if volume.is_pcow(connection_info):
-            raise nova_exception.ExtendVolumeNotSupported()
-        super().extend_volume(context, connection_info, instance, requested_size)
-
-    def swap_volume(self, context: Any, old_connection_info: Any, new_connection_info: Any, instance: Any, mountpoint: str,
-                    resize_to: int) -> None:
-        if volume.is_pcow(old_connection_info) or volume.is_pcow(new_connection_info):
-            raise nova_exception.InvalidVolume(reason='a volume in persistent memory cannot be replaced while it is attached')
-        super().swap_volume(context, old_connection_info, new_connection_info, instance, mountpoint, resize_to)

@@ -286,4 +286,4 @@ class Refused(exception.PcowError):
 
 ROWS = ('create', 'stop_start', 'soft_reboot', 'hard_reboot', 'pause', 'suspend', 'rescue', 'snapshot', 'shelve', 'resize_up',
         'resize_down', 'cold_migrate', 'cold_migrate_revert', 'live_migrate', 'rebuild', 'delete')
-NEED_TWO_NODES = ('cold_migrate', 'cold_migrate_revert', 'live_migrate', 'host_reboot', 'evacuate')
+NEED_TWO_NODES = ('cold_migrate', 'cold_migrate_revert', 'live_migrate', 'host_reboot', 'evacuate', 'cold_migrate_attached')

@@ -127,6 +127,16 @@ class VolumeCycle(life_cycle.LifeCycle):
         self.volume.wait_status('in-use')
         return self._went_on(before)
 
+    def cold_migrate_attached(self) -> str:
+        """Raises what Nova says: this row is refused, before the server is stopped."""
+        before, host = self._alive(), self.server.host()
+        self.server.act('migrate')
+        self.server.wait_status('ACTIVE')
+        if self.server.host() != host:
+            raise servers.ServerFailed(reason=f'it is on {self.server.host()}, and its volume on {host}')
+        self._went_on(before)
+        raise life_cycle.Refused(reason=self.server.fault())
+
     def reboot(self) -> str:
         words = self._reboot('HARD')
         return f'{words}; {self._intact()}'
@@ -227,6 +237,6 @@ class VolumeCycle(life_cycle.LifeCycle):
 
 
 ROWS = ('create', 'create_volume', 'attach', 'snapshot_attached', 'manage_snapshot_attached', 'detach_running',
-        'extend_attached', 'backup_attached', 'retype_attached', 'reboot', 'detach_stopped', 'extend', 'as_disk',
-        'attach_again', 'volume_of_snapshot', 'volume_of_backup', 'delete_all')
-REFUSED = ('detach_running', 'extend_attached')
+        'extend_attached', 'backup_attached', 'retype_attached', 'cold_migrate_attached', 'reboot', 'detach_stopped', 'extend',
+        'as_disk', 'attach_again', 'volume_of_snapshot', 'volume_of_backup', 'delete_all')
+REFUSED = ('detach_running', 'extend_attached', 'cold_migrate_attached')
