@@ -31,6 +31,7 @@ from nova_pcow import errors
 from nova_pcow import flavor as flavor_module
 from nova_pcow import inventory
 from nova_pcow import migration as migration_module
+from nova_pcow import rebuild as rebuild_module
 from nova_pcow import snapshot as snapshot_module
 from nova_pcow import storage
 from nova_pcow import volume_driver
@@ -59,6 +60,7 @@ class PcowLibvirtDriver(volume_driver.VolumeLibvirtDriver):
     def __init__(self, virtapi: Any, read_only: bool = False) -> None:
         super().__init__(virtapi, read_only)
         self._emulator = emulator.Emulator()
+        self._lost_claims = rebuild_module.LostClaims()
         self._older: dict[str, frozenset[str]] = {}    # by server that is spawned: roles whose images were there
 
     # ---- the host ------------------------------------------------------------------------------------------------
@@ -78,6 +80,7 @@ class PcowLibvirtDriver(volume_driver.VolumeLibvirtDriver):
         super().update_provider_tree(provider_tree, nodename, allocations)
         inventory.update_provider_tree(provider_tree, nodename)
         self.provider_tree = copy.deepcopy(provider_tree)
+        self._lost_claims.put_back(self._service_host)
 
     def manage_image_cache(self, context: Any, all_instances: Any) -> None:
         super().manage_image_cache(context, all_instances)
@@ -103,6 +106,7 @@ class PcowLibvirtDriver(volume_driver.VolumeLibvirtDriver):
             except Exception:
                 with excutils.save_and_reraise_exception():
                     storage.discard(instance.uuid, made)       # Nova does not while libvirt is away
+        rebuild_module.keep_image(instance)
 
     @contextlib.contextmanager
     def _keep_images(self, uuid: str) -> Iterator[None]:
@@ -122,17 +126,25 @@ class PcowLibvirtDriver(volume_driver.VolumeLibvirtDriver):
         self._emulator.path()
         if not storage.missing_roles(instance.uuid, wanted):
             return []
-        source = None
-        if wanted.root:
-            if self._is_booted_from_volume(block_device_info):
-                raise flavor_module.FlavorInvalid(flavor=wanted.name, reason='its root is in persistent memory, not in a volume')
-            if not instance.kernel_id:
-                raise storage.ServerStorageError(reason=(
-                    f'the image {instance.image_ref} has no property kernel_id: firmware cannot boot from persistent memory, so '
-                    'give the image the properties kernel_id and ramdisk_id'))
-            source = self._root_source(context, instance, instance.image_ref)
+        source = self._checked_source(context, instance, wanted, block_device_info)
         pool = inventory.choose(self.provider_tree, self._host.get_hostname(), allocations, wanted)
         return storage.create(instance.uuid, wanted, pool, source)
+
+    def _checked_source(self, context: Any, instance: Any, wanted: flavor_module.PcowFlavor,
+                        block_device_info: Any) -> storage.RootSource | None:
+        """What the root begins with, None if it is none of ours.
+
+        :raises PcowError: it cannot be
+        """
+        if not wanted.root:
+            return None
+        if self._is_booted_from_volume(block_device_info):
+            raise flavor_module.FlavorInvalid(flavor=wanted.name, reason='its root is in persistent memory, not in a volume')
+        if not instance.kernel_id:
+            raise storage.ServerStorageError(reason=(
+                f'the image {instance.image_ref} has no property kernel_id: firmware cannot boot from persistent memory, so '
+                'give the image the properties kernel_id and ramdisk_id'))
+        return self._root_source(context, instance, instance.image_ref)
 
     def _root_source(self, context: Any, instance: Any, image_id: str) -> storage.RootSource:
         """:raises SourceRejected: Glance does not have it"""
@@ -144,6 +156,26 @@ class PcowLibvirtDriver(volume_driver.VolumeLibvirtDriver):
         return storage.RootSource(
             template_cache.SourceImage(image_id, checksum, str(found.get('disk_format'))),
             lambda path: virt_images.fetch(context, image_id, path, instance.trusted_certs))
+
+    def rebuild(self, context: Any, instance: Any, *_args: Any, allocations: Any = None, evacuate: bool = False,
+                block_device_info: Any = None, **_kwargs: Any) -> None:
+        """Nova's own rebuild deletes all the server has before it finds out what cannot be: find that out first.
+
+        :raises NotImplementedError: it can be; Nova goes its own way then
+        """
+        if _uses_pcow(instance) and not evacuate:
+            try:
+                with errors.refuse_rebuild(instance):
+                    wanted = _wanted(instance)
+                    self._emulator.path()
+                    source = self._checked_source(context, instance, wanted, block_device_info)
+                    pool = inventory.choose(self.provider_tree, self._host.get_hostname(), allocations, wanted)
+                    storage.prepare_rebuild(instance.uuid, wanted, pool, source)
+            except nova_exception.InstanceFaultRollback:
+                with excutils.save_and_reraise_exception():
+                    rebuild_module.put_back_image(instance)
+                    self._lost_claims.note(instance, allocations)
+        raise NotImplementedError
 
     def _create_and_inject_local_root(self, context: Any, instance: Any, disk_mapping: Any, booted_from_volume: bool, suffix: str,
                                       disk_images: Any, injection_info: Any, fallback_from_host: Any) -> bool:

@@ -57,6 +57,19 @@ def refuse_evacuation() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def refuse_rebuild(instance: Any) -> Iterator[None]:
+    """The server goes on as it was.
+
+    :raises InstanceFaultRollback:
+    """
+    try:
+        yield
+    except exception.PcowError as e:
+        raise nova_exception.InstanceFaultRollback(
+            nova_exception.BuildAbortException(instance_uuid=instance.uuid, reason=str(e))) from e
+
+
+@contextlib.contextmanager
 def internal() -> Iterator[None]:
     """:raises InternalError:"""
     try:

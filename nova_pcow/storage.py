@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import os
@@ -127,13 +128,36 @@ def _delete_made(pool: pool_module.Pool, made: list[str]) -> None:
 
 
 def _create_root(name: str, size: int, pool: pool_module.Pool, source: RootSource) -> None:
+    with _template(size, pool, source) as base:
+        device.create_on(pool, name, base, data_size=size)
+
+
+@contextlib.contextmanager
+def _template(size: int, pool: pool_module.Pool, source: RootSource) -> Iterator[str]:
+    """The template for a root of a size, which is made if it is not there."""
     with template_cache.TemplateCache(pool).template(source.image, source.fetch) as base:
         below = device.window(pool.existing_path(base)).size
         if size < below:
             raise ServerStorageError(reason=(
                 f'the image {source.image.id} has {units.format_size(below)} and the root only {units.format_size(size)}: take a '
                 'larger flavor'))
-        device.create_on(pool, name, base, data_size=size)
+        yield base
+
+
+def prepare_rebuild(uuid: str, wanted: flavor_module.PcowFlavor, pool: pool_module.Pool, source: RootSource | None) -> None:
+    """Find out what would keep a server from beginning anew with other data, while it still has what it has.
+
+    :param source: of the root; may be None if the flavor has none
+    :raises PcowError: an image cannot be deleted or made
+    """
+    for item in find(uuid):
+        children = item.pool.children(item.name, known_only=True)
+        if children:
+            raise ServerStorageError(reason=(
+                f'{item.path} cannot be deleted, because something stands on it ({", ".join(children)}): delete that first'))
+    if source is not None and wanted.root_size is not None:
+        with _template(wanted.root_size, pool, source):
+            pass
 
 
 def _create_data(name: str, data: flavor_module.DataDevice, number: int, pool: pool_module.Pool) -> None:

@@ -44,6 +44,18 @@ class Failures(whole_life.WholeLife):
         self.api.create_flavor(_CLAIMS_TOO_LITTLE, 160, 2, specs)
         return self._no_half_server(life_cycle.IMAGE, _CLAIMS_TOO_LITTLE)
 
+    def rebuild_without_kernel(self) -> str:
+        """Raises what Nova says: the server goes on, with its data and its claims, and boots with its own kernel."""
+        image = self.api.upload_image('life-cycle-no-kernel', self.hosts.image_file(), 'qcow2')
+        self._images.append(image)
+        before, claims = self._alive(), self.hosts.claims()
+        self.server.act('rebuild', {'imageRef': image})
+        self.server.wait_status('ACTIVE')
+        words = self.server.fault()
+        self._went_on(before)
+        servers.wait('claims as before', lambda: True if self.hosts.claims() == claims else None)
+        raise life_cycle.Refused(reason=f'{words}; then {self._reboot("HARD")}')
+
     def no_backend(self) -> str:
         """The emulator is another program than our QEMU."""
         with self.hosts.other_emulator():
@@ -103,6 +115,6 @@ class Failures(whole_life.WholeLife):
         raise life_cycle.Refused(reason=f'{words}; the server that ran went on, and new ones can be made when libvirt is back')
 
 
-_AFTER = {'snapshot': ('snapshot_raw',), 'full_pool': (
+_AFTER = {'snapshot': ('snapshot_raw',), 'revert_in_place': ('rebuild_without_kernel',), 'full_pool': (
     'wrong_flavor', 'no_backend', 'full_disk', 'full_disk_under_servers', 'libvirt_down'), 'crowd': ('host_reboot',)}
 ROWS = tuple(name for row in whole_life.ROWS for name in (row, *_AFTER.get(row, ())))

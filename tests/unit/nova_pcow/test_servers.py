@@ -104,27 +104,6 @@ class CreateTest(base.ServersTestCase):
         self.assertIn(f'{root} was copied to the new host', str(error))
         self.assertRaises(nova_exception.InstanceNotFound, driver._host.get_guest, instance)
 
-    def test_rebuild_begins_anew(self) -> None:
-        server = self.boot(self.make_flavor(root='true'))
-        before = image.info(self.root(server)).uuid
-        self._rebuild_server(server, base.IMAGE)
-        self.assertNotEqual(before, image.info(self.root(server)).uuid)
-
-    def test_rebuild_while_the_old_root_is_needed(self) -> None:
-        """It was to be gone, and nobody may go on with it as if it was the new one."""
-        server = self.boot(self.make_flavor(root='true'))
-        before = image.info(self.root(server)).uuid
-        image.snapshot_create(self.root(server), 's')
-        device.create_on(self.pool, 'fork', Path(self.root(server)).stem, base_snapshot='s')
-        with contextlib.suppress(client.OpenStackApiException):      # casts are calls here: the API hears what compute raises
-            self.api.post_server_action(server['id'], {'rebuild': {'imageRef': base.IMAGE}})
-        server = self._wait_for_server_parameter(server, {'OS-EXT-STS:task_state': None, 'status': 'ERROR'})
-        self.assertIn('of an earlier time of the server could not be deleted', self.fault(server))
-        self.assertEqual(before, image.info(self.root(server)).uuid)
-        self.pool.delete_image('fork')
-        self._delete_server(server)
-        self.assertEqual([], self.images())
-
     def test_delete_while_the_pool_is_not_there(self) -> None:
         """The server goes; what it had in the pool goes when the pool is back."""
         server, other = (self.boot(self.make_flavor(root='true')) for _number in range(2))

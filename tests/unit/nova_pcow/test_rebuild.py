@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import contextlib
+import copy
+import json
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from nova import context
+from nova import exception as nova_exception
+from nova import objects
+from nova.scheduler.client import report
+from nova.tests.functional.api import client
+
+from pcow_driver import device
+from pcow_driver import image
+from tests.unit.nova_pcow import base
+
+_OTHER = '76fa36fc-c930-4bf3-8c8a-ea2a2420deb6'        # of nova.tests' image service
+
+
+class RebuildTest(base.ServersTestCase):
+    """A server begins anew, or goes on as if nobody had asked."""
+
+    ADMIN_API = True
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.start_compute()
+        self.glance.images[_OTHER] = copy.deepcopy(self.glance.images[base.IMAGE]) | {'id': _OTHER}
+        self.glance.images[_OTHER]['properties']['os_command_line'] = 'of the other image'
+        self.server = self.boot(self.make_flavor(1088, root='true', data_mb='64'))
+        self.paths = [self.pool.existing_path(f'server-{self.server["id"]}-{role}') for role in ('root', 'data0')]
+        self.uuids = self.find_uuids()
+        self.before = self.instance()
+        self.claims = self.find_claims()
+
+    def find_uuids(self) -> list[str | None]:
+        return [image.info(path, force_share=True).uuid for path in self.paths]
+
+    def instance(self) -> Any:
+        found = objects.Instance.get_by_uuid(context.get_admin_context(), self.server['id'])
+        properties = {key: value for key, value in found.system_metadata.items() if key.startswith('image_')}
+        return (found.image_ref, found.kernel_id, found.ramdisk_id, found.os_type, found.architecture, found.vm_mode, properties,
+                found.host, found.vm_state)
+
+    def find_claims(self) -> Any:
+        found = self.placement.get(f'/allocations/{self.server["id"]}').body['allocations']
+        return {uuid: item['resources'] for uuid, item in found.items()}
+
+    def rebuild(self) -> str:
+        """The words of a refusal, if it was refused."""
+        with contextlib.suppress(client.OpenStackApiException):      # casts are calls here: the API hears what compute raises
+            self.api.post_server_action(self.server['id'], {'rebuild': {'imageRef': _OTHER}})
+        self.server = self._wait_for_server_parameter(self.server, {'OS-EXT-STS:task_state': None})
+        found = self.api.get_instance_actions(self.server['id'])[0]
+        return json.dumps(self.api.api_get(f'/servers/{self.server["id"]}/os-instance-actions/{found["request_id"]}').body)
+
+    def check_refused(self, words: str) -> None:
+        self.assertIn(words, self.rebuild())
+        self.assertEqual('ACTIVE', self.server['status'])
+        self.assertEqual(self.uuids, self.find_uuids())
+        self.assertEqual(self.before, self.instance())
+        self.assertEqual(self.claims, self.find_claims())
+
+    def test_begins_anew(self) -> None:
+        self.rebuild()
+        self.assertEqual('ACTIVE', self.server['status'])
+        self.assertEqual(_OTHER, self.server['image']['id'])
+        self.assertTrue(set(self.uuids).isdisjoint(self.find_uuids()))
+        self.assertIn('of the other image', self.xml(self.server))
+
+    def test_image_without_kernel(self) -> None:
+        """As most have none; the server can be rebooted with its own, and rebuilt with another."""
+        properties = self.glance.images[_OTHER]['properties']
+        kernel = {name: properties.pop(name) for name in ('kernel_id', 'ramdisk_id')}
+        self.check_refused('has no property kernel_id')
+        self._reboot_server(self.server, hard=True)
+        self.assertIn('root=/dev/pmem0', self.xml(self.server))
+        self.assertIn('<kernel>', self.xml(self.server))
+        properties.update(kernel)
+        self.test_begins_anew()
+        self.before, self.uuids = self.instance(), self.find_uuids()
+        self.glance.images[_OTHER].update(disk_format='vmdk', checksum='fedcba98765432100123')      # has no template
+        self.check_refused('its format is vmdk')
+
+    def test_damaged_image(self) -> None:
+        self.source.write_bytes(b'QFI\xfb' + b'\xff' * 70000)
+        self.check_refused('cannot become a template')
+
+    def test_no_emulator(self) -> None:
+        (self.directory / 'qemu').unlink()
+        self.check_refused(f'{self.directory}/qemu')
+
+    def test_root_on_which_something_stands(self) -> None:
+        image.snapshot_create(self.paths[0], 's')
+        device.create_on(self.pool, 'fork', Path(self.paths[0]).stem, base_snapshot='s')
+        self.check_refused('because something stands on it (fork)')
+
+    def test_claim_that_comes_back_later(self) -> None:
+        """While placement is away, or something else is being done with the server."""
+        self.glance.images[_OTHER]['disk_format'] = 'vmdk'
+        with mock.patch.object(report.SchedulerReportClient, 'put_allocations',
+                               side_effect=nova_exception.PlacementAPIConnectFailure):
+            self.rebuild()
+        self.assertEqual({}, self.find_claims())
+        self._run_periodics()
+        self.assertEqual(self.claims, self.find_claims())
+        self._delete_server(self.server)
+        self._run_periodics()
+        self.assertEqual({}, self.find_claims())
