@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compute driver: Nova's libvirt driver, and what differs for servers whose root or data devices are pcow images.
 
-Only overrides are here, those for volumes in :mod:`nova_pcow.volume_driver`; what they do is in the other modules of the package.
-A server without ``pcow:*`` in its flavor takes Nova's own way everywhere.
+Only overrides are here, some of them in :mod:`nova_pcow.volume_driver` and :mod:`nova_pcow.snapshot_driver`; what they do is in the
+other modules of the package.  A server without ``pcow:*`` in its flavor takes Nova's own way everywhere.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from nova.virt.libvirt import config as vconfig
 from nova.virt.libvirt import utils as libvirt_utils
 from oslo_log import log as logging
 from oslo_utils import excutils
-from oslo_utils import fileutils
 
 from nova_pcow import config
 from nova_pcow import emulator
@@ -33,8 +32,8 @@ from nova_pcow import inventory
 from nova_pcow import migration as migration_module
 from nova_pcow import rebuild as rebuild_module
 from nova_pcow import snapshot as snapshot_module
+from nova_pcow import snapshot_driver
 from nova_pcow import storage
-from nova_pcow import volume_driver
 from pcow_driver import domain
 from pcow_driver import exception
 from pcow_driver import template_cache
@@ -44,6 +43,7 @@ LOG = logging.getLogger(__name__)
 CONF = nova.conf.CONF
 
 _CARRIER_SIZE = units.MIB
+_SHELVING = (task_states.SHELVING, task_states.SHELVING_IMAGE_UPLOADING, task_states.SHELVING_OFFLOADING)
 
 
 def _wanted(instance: Any) -> flavor_module.PcowFlavor:
@@ -54,7 +54,7 @@ def _uses_pcow(instance: Any) -> bool:
     return flavor_module.uses_pcow(instance.flavor)
 
 
-class PcowLibvirtDriver(volume_driver.VolumeLibvirtDriver):
+class PcowLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
     """See :mod:`nova_pcow.driver`."""
 
     def __init__(self, virtapi: Any, read_only: bool = False) -> None:
@@ -193,17 +193,20 @@ class PcowLibvirtDriver(volume_driver.VolumeLibvirtDriver):
     def _carrier(instance: Any) -> str:
         return os.path.join(libvirt_utils.get_instance_path(instance), 'disk')
 
+    def power_off(self, instance: Any, timeout: int = 0, retry_interval: int = 0) -> None:
+        """The first that a shelved server's host hears of its offload, when nothing is changed yet."""
+        if _uses_pcow(instance) and instance.task_state == task_states.SHELVING_OFFLOADING:
+            with errors.internal():
+                storage.check_deletable(instance.uuid)
+        super().power_off(instance, timeout, retry_interval)
+
     def delete_instance_files(self, instance: Any) -> bool:
         older = self._older.get(instance.uuid, frozenset())
         images_are_gone = storage.delete(instance.uuid, keep=older) and not older
+        if not (images_are_gone or older) and _uses_pcow(instance) and instance.task_state in _SHELVING:
+            raise nova_exception.InternalError(     # Nova asks again for servers that are deleted here, and for no others
+                'images of the server stay on its host (the log of nova-compute says why): have it offloaded again')
         return bool(super().delete_instance_files(instance)) and (images_are_gone or not _uses_pcow(instance))
-
-    def _undefine_domain(self, instance: Any, keep_vtpm: bool = False, keep_nvram: bool = False) -> None:
-        """libvirt undefines no domain that has snapshots."""
-        if _uses_pcow(instance):
-            with contextlib.suppress(nova_exception.InstanceNotFound):
-                snapshot_module.forget_all(self._host.get_guest(instance)._domain)
-        super()._undefine_domain(instance, keep_vtpm=keep_vtpm, keep_nvram=keep_nvram)
 
     # ---- the domain ----------------------------------------------------------------------------------------------
 
@@ -240,48 +243,6 @@ class PcowLibvirtDriver(volume_driver.VolumeLibvirtDriver):
         if wanted.root and not rescue:
             config.boot_from_pmem(guest, image_meta)
         return guest
-
-    # ---- stopped in time -----------------------------------------------------------------------------------------
-
-    def snapshot(self, context: Any, instance: Any, image_id: str, update_task_state: Any) -> None:
-        if not _uses_pcow(instance) or not _wanted(instance).root:
-            super().snapshot(context, instance, image_id, update_task_state)
-            return
-        image_format = CONF.libvirt.snapshot_image_format or snapshot_module.FORMATS[0]
-        if image_format not in snapshot_module.FORMATS:
-            raise nova_exception.InvalidDiskFormat(disk_format=image_format)
-        name = self._image_api.get(context, image_id)['name']
-        metadata = self._create_snapshot_metadata(instance.image_meta, instance, image_format, name)
-        self._host.get_guest(instance)             # InstanceNotFound is told as it is
-        update_task_state(task_state=task_states.IMAGE_PENDING_UPLOAD)
-        fileutils.ensure_tree(CONF.libvirt.snapshots_directory)
-        with errors.internal(), tempfile.TemporaryDirectory(dir=CONF.libvirt.snapshots_directory) as directory:
-            target = os.path.join(directory, image_id)
-            root = storage.root(instance.uuid)
-            with snapshot_module.frozen(
-                    domain.Domain(self._host.get_connection(), instance.name), root.path, image_id,
-                    quiesce=bool(instance.image_meta.properties.get('os_require_quiesce', False))) as frozen:
-                snapshot_module.export(root.path, frozen, target, image_format)
-            update_task_state(task_state=task_states.IMAGE_UPLOADING, expected_state=task_states.IMAGE_PENDING_UPLOAD)
-            with open(target, 'rb') as f:
-                self._image_api.update(context, image_id, metadata, f)
-
-    def suspend(self, context: Any, instance: Any) -> None:
-        if not _uses_pcow(instance):
-            super().suspend(context, instance)
-            return
-        with snapshot_module.suspend_errors():
-            snapshot_module.suspend(self._host.get_guest(instance)._domain)
-
-    def resume(self, context: Any, instance: Any, network_info: Any, block_device_info: Any = None, share_info: Any = None) -> None:
-        if not _uses_pcow(instance) or snapshot_module.suspended(self._host.get_guest(instance)._domain) is None:
-            super().resume(context, instance, network_info, block_device_info, share_info)
-            return
-        self.plug_vifs(instance, network_info)
-        guest = self._host.get_guest(instance)
-        with snapshot_module.resume_errors():
-            snapshot_module.resume(guest._domain)
-        guest.sync_guest_time()
 
     def _hard_reboot(self, context: Any, instance: Any, network_info: Any, share_info: Any, block_device_info: Any = None,
                      accel_info: Any = None) -> None:

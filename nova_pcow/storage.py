@@ -150,11 +150,7 @@ def prepare_rebuild(uuid: str, wanted: flavor_module.PcowFlavor, pool: pool_modu
     :param source: of the root; may be None if the flavor has none
     :raises PcowError: an image cannot be deleted or made
     """
-    for item in find(uuid):
-        children = item.pool.children(item.name, known_only=True)
-        if children:
-            raise ServerStorageError(reason=(
-                f'{item.path} cannot be deleted, because something stands on it ({", ".join(children)}): delete that first'))
+    _check_childless(uuid)
     if source is not None and wanted.root_size is not None:
         with _template(wanted.root_size, pool, source):
             pass
@@ -229,6 +225,25 @@ def delete(uuid: str, *, keep: frozenset[str] = frozenset()) -> bool:
             LOG.error('An image of a server stays: %s', e)
             done = False
     return done
+
+
+def check_deletable(uuid: str) -> None:
+    """Make sure that :func:`delete` can do all of it.
+
+    :raises ServerStorageError:
+    """
+    if not inventory.all_there():
+        raise ServerStorageError(reason=(
+            'a pool of this host is not there (its log says which), and what it may have of the server would stay: mount it'))
+    _check_childless(uuid)
+
+
+def _check_childless(uuid: str) -> None:
+    for item in find(uuid):
+        children = item.pool.children(item.name, known_only=True)
+        if children:
+            raise ServerStorageError(reason=(
+                f'{item.path} cannot be deleted, because something stands on it ({", ".join(children)}): delete that first'))
 
 
 def check_complete(uuid: str, wanted: flavor_module.PcowFlavor) -> None:

@@ -122,6 +122,11 @@ class ServersTestCase(base.ServersTestBase):
         found = self.placement.get(f'/resource_providers?name={name}').body['resource_providers']
         return found[0] if found else None
 
+    def claims(self, server: Any) -> dict[str, Any]:
+        """What placement has reserved for a server, by the UUID of the resource provider."""
+        found = self.placement.get(f'/allocations/{server["id"]}').body['allocations']
+        return {uuid: item['resources'] for uuid, item in found.items()}
+
     def fault(self, server: Any) -> str:
         return json.dumps(self.api.get_server(server['id'])['fault'])
 

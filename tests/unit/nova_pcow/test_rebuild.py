@@ -34,7 +34,7 @@ class RebuildTest(base.ServersTestCase):
         self.paths = [self.pool.existing_path(f'server-{self.server["id"]}-{role}') for role in ('root', 'data0')]
         self.uuids = self.find_uuids()
         self.before = self.instance()
-        self.claims = self.find_claims()
+        self.before_claims = self.claims(self.server)
 
     def find_uuids(self) -> list[str | None]:
         return [image.info(path, force_share=True).uuid for path in self.paths]
@@ -44,10 +44,6 @@ class RebuildTest(base.ServersTestCase):
         properties = {key: value for key, value in found.system_metadata.items() if key.startswith('image_')}
         return (found.image_ref, found.kernel_id, found.ramdisk_id, found.os_type, found.architecture, found.vm_mode, properties,
                 found.host, found.vm_state)
-
-    def find_claims(self) -> Any:
-        found = self.placement.get(f'/allocations/{self.server["id"]}').body['allocations']
-        return {uuid: item['resources'] for uuid, item in found.items()}
 
     def rebuild(self) -> str:
         """The words of a refusal, if it was refused."""
@@ -62,7 +58,7 @@ class RebuildTest(base.ServersTestCase):
         self.assertEqual('ACTIVE', self.server['status'])
         self.assertEqual(self.uuids, self.find_uuids())
         self.assertEqual(self.before, self.instance())
-        self.assertEqual(self.claims, self.find_claims())
+        self.assertEqual(self.before_claims, self.claims(self.server))
 
     def test_begins_anew(self) -> None:
         self.rebuild()
@@ -104,9 +100,9 @@ class RebuildTest(base.ServersTestCase):
         with mock.patch.object(report.SchedulerReportClient, 'put_allocations',
                                side_effect=nova_exception.PlacementAPIConnectFailure):
             self.rebuild()
-        self.assertEqual({}, self.find_claims())
+        self.assertEqual({}, self.claims(self.server))
         self._run_periodics()
-        self.assertEqual(self.claims, self.find_claims())
+        self.assertEqual(self.before_claims, self.claims(self.server))
         self._delete_server(self.server)
         self._run_periodics()
-        self.assertEqual({}, self.find_claims())
+        self.assertEqual({}, self.claims(self.server))

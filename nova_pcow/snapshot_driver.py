@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What differs from Nova's libvirt driver for images of servers and suspended servers; see :mod:`nova_pcow.snapshot`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from typing import Any
+
+from nova import exception as nova_exception
+from nova.compute import task_states
+import nova.conf
+from oslo_utils import fileutils
+
+from nova_pcow import errors
+from nova_pcow import flavor as flavor_module
+from nova_pcow import snapshot as snapshot_module
+from nova_pcow import storage
+from nova_pcow import volume_driver
+from pcow_driver import domain
+
+CONF = nova.conf.CONF
+
+
+def _uses_pcow(instance: Any) -> bool:
+    return flavor_module.uses_pcow(instance.flavor)
+
+
+class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
+    """See :mod:`nova_pcow.snapshot_driver`."""
+
+    def snapshot(self, context: Any, instance: Any, image_id: str, update_task_state: Any) -> None:
+        if not _uses_pcow(instance) or not flavor_module.parse(instance.flavor).root:
+            super().snapshot(context, instance, image_id, update_task_state)
+            return
+        image_format = CONF.libvirt.snapshot_image_format or snapshot_module.FORMATS[0]
+        if image_format not in snapshot_module.FORMATS:
+            raise nova_exception.InvalidDiskFormat(disk_format=image_format)
+        name = self._image_api.get(context, image_id)['name']
+        metadata = self._create_snapshot_metadata(instance.image_meta, instance, image_format, name)
+        self._host.get_guest(instance)             # InstanceNotFound is told as it is
+        update_task_state(task_state=task_states.IMAGE_PENDING_UPLOAD)
+        fileutils.ensure_tree(CONF.libvirt.snapshots_directory)
+        with errors.internal(), tempfile.TemporaryDirectory(dir=CONF.libvirt.snapshots_directory) as directory:
+            target = os.path.join(directory, image_id)
+            root = storage.root(instance.uuid)
+            with snapshot_module.frozen(
+                    domain.Domain(self._host.get_connection(), instance.name), root.path, image_id,
+                    quiesce=bool(instance.image_meta.properties.get('os_require_quiesce', False))) as frozen:
+                snapshot_module.export(root.path, frozen, target, image_format)
+            update_task_state(task_state=task_states.IMAGE_UPLOADING, expected_state=task_states.IMAGE_PENDING_UPLOAD)
+            with open(target, 'rb') as f:
+                self._image_api.update(context, image_id, metadata, f)
+
+    def suspend(self, context: Any, instance: Any) -> None:
+        if not _uses_pcow(instance):
+            super().suspend(context, instance)
+            return
+        with snapshot_module.suspend_errors():
+            snapshot_module.suspend(self._host.get_guest(instance)._domain)
+
+    def resume(self, context: Any, instance: Any, network_info: Any, block_device_info: Any = None, share_info: Any = None) -> None:
+        if not _uses_pcow(instance) or snapshot_module.suspended(self._host.get_guest(instance)._domain) is None:
+            super().resume(context, instance, network_info, block_device_info, share_info)
+            return
+        self.plug_vifs(instance, network_info)
+        guest = self._host.get_guest(instance)
+        with snapshot_module.resume_errors():
+            snapshot_module.resume(guest._domain)
+        guest.sync_guest_time()
+
+    def _undefine_domain(self, instance: Any, keep_vtpm: bool = False, keep_nvram: bool = False) -> None:
+        """libvirt undefines no domain that has snapshots."""
+        if _uses_pcow(instance):
+            with contextlib.suppress(nova_exception.InstanceNotFound):
+                snapshot_module.forget_all(self._host.get_guest(instance)._domain)
+        super()._undefine_domain(instance, keep_vtpm=keep_vtpm, keep_nvram=keep_nvram)
