@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 import contextlib
 import importlib
+import os
 from typing import Any
 
 from nova import exception as nova_exception
@@ -15,6 +16,9 @@ from nova_pcow import reserved
 from pcow_driver import device
 from pcow_driver import domain
 from pcow_driver import exception
+from pcow_driver import image
+from pcow_driver import libvirt_xml
+from pcow_driver import names
 from pcow_driver import nbd
 from pcow_driver import tool
 
@@ -64,16 +68,21 @@ def _libvirt() -> Any:
     return importlib.import_module('libvirt')
 
 
-def suspend(virtual_domain: Any) -> None:
+def suspend(virtual_domain: Any, found: domain.Domain) -> None:
     """Save RAM and devices beside what lies in the images, and end the guest, in one step of libvirt.
 
     A file of its own (virDomainManagedSave) would lack the images; a snapshot of the whole VM has all at one moment.
 
     :param virtual_domain: virDomain
+    :param found: the same
     :raises libvirtError:
+    :raises PcowError: what an earlier one has left in an image cannot be deleted
     """
     libvirt = _libvirt()
     forget_suspended(virtual_domain)
+    for item in found.images():                # QEMU refuses a snapshot for one of the same name in any image
+        if reserved.SUSPENDED in {one.name for one in found.snapshot_list(item.path)}:
+            found.snapshot_delete(reserved.SUSPENDED, item.path)
     virtual_domain.snapshotCreateXML(_SUSPEND_XML, libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_HALT)
 
 
@@ -94,31 +103,54 @@ def resume(virtual_domain: Any) -> None:
 
 
 def forget_suspended(virtual_domain: Any) -> None:
-    """Give up the state that a suspended server would resume from; what it has in its images stays.
+    """Give up the state that a suspended server would resume from; what it has written stays.
 
     :raises libvirtError:
     """
     found = suspended(virtual_domain)
     if found is not None:
         found.delete()
+        _drop_suspended(virtual_domain)
+
+
+def _drop_suspended(virtual_domain: Any) -> None:
+    """Delete the part of that state which is in images of a domain that is off: libvirt does its disks and knows of no others.
+
+    Also in volumes, which the server leaves to others.
+    """
+    if virtual_domain.isActive():
+        return
+    for item in libvirt_xml.nvdimms(virtual_domain.XMLDesc(_libvirt().VIR_DOMAIN_XML_INACTIVE)):
+        if not item.path.endswith(names.IMAGE_SUFFIX) or not os.path.exists(item.path):
+            continue
+        try:
+            if reserved.SUSPENDED in {one.name for one in image.snapshot_list(item.path, force_share=True)}:
+                image.snapshot_delete(item.path, reserved.SUSPENDED)
+        except exception.PcowError as e:
+            LOG.warning('%s keeps the snapshot %s, of no use any more, until a server that has it is suspended: %s',
+                        item.path, reserved.SUSPENDED, e)
 
 
 def forget_all(virtual_domain: Any) -> None:
-    """Let libvirt forget the snapshots of a domain, which could not be undefined otherwise; the images keep theirs.
+    """Let libvirt forget the snapshots of a domain, which could not be undefined otherwise.
+
+    The images keep what an administrator has made; the state of a suspended server, which nothing can resume then, goes.
 
     :raises libvirtError:
     """
     libvirt = _libvirt()
+    if suspended(virtual_domain) is not None:
+        _drop_suspended(virtual_domain)
     for item in virtual_domain.listAllSnapshots():
         item.delete(libvirt.VIR_DOMAIN_SNAPSHOT_DELETE_METADATA_ONLY)
 
 
 @contextlib.contextmanager
 def suspend_errors() -> Iterator[None]:
-    """:raises InstanceSuspendFailure: libvirt refused it; the server goes on"""
+    """:raises InstanceSuspendFailure: it was refused; the server goes on"""
     try:
         yield
-    except _libvirt().libvirtError as e:
+    except (exception.PcowError, _libvirt().libvirtError) as e:
         raise nova_exception.InstanceSuspendFailure(reason=str(e)) from e
 
 

@@ -57,8 +57,9 @@ class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
         if not _uses_pcow(instance):
             super().suspend(context, instance)
             return
+        virtual = self._host.get_guest(instance)._domain
         with snapshot_module.suspend_errors():
-            snapshot_module.suspend(self._host.get_guest(instance)._domain)
+            snapshot_module.suspend(virtual, domain.Domain(self._host.get_connection(), instance.name))
 
     def resume(self, context: Any, instance: Any, network_info: Any, block_device_info: Any = None, share_info: Any = None) -> None:
         if not _uses_pcow(instance) or snapshot_module.suspended(self._host.get_guest(instance)._domain) is None:

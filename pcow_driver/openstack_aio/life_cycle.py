@@ -124,6 +124,13 @@ class LifeCycle:
         self.server.wait_status('ACTIVE')
         return self._went_on(before)
 
+    def suspend_again(self) -> str:
+        """A hard reboot gives up what the server would resume from, in all its parts: the next suspension has the name."""
+        self.server.act('suspend')
+        self.server.wait_status('SUSPENDED')
+        words = self._reboot('HARD')
+        return f'{words}; {self.suspend()}'
+
     def rescue(self) -> str:
         root = self.root
         self.server.act('rescue', {'rescue_image_ref': servers.find_image(self.api, IMAGE)})
@@ -284,6 +291,6 @@ class Refused(exception.PcowError):
     """What the row asks for is refused, as it should be; the message has the words of Nova."""
 
 
-ROWS = ('create', 'stop_start', 'soft_reboot', 'hard_reboot', 'pause', 'suspend', 'rescue', 'snapshot', 'shelve', 'resize_up',
-        'resize_down', 'cold_migrate', 'cold_migrate_revert', 'live_migrate', 'rebuild', 'delete')
+ROWS = ('create', 'stop_start', 'soft_reboot', 'hard_reboot', 'pause', 'suspend', 'suspend_again', 'rescue', 'snapshot', 'shelve',
+        'resize_up', 'resize_down', 'cold_migrate', 'cold_migrate_revert', 'live_migrate', 'rebuild', 'delete')
 NEED_TWO_NODES = ('cold_migrate', 'cold_migrate_revert', 'live_migrate', 'host_reboot', 'evacuate', 'cold_migrate_attached')

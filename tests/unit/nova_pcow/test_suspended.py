@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+
+from typing import Any
+from unittest import mock
+
+import fixtures
+
+from nova_pcow import reserved
+from nova_pcow import snapshot
+from pcow_driver import device
+from pcow_driver import domain
+from pcow_driver import exception
+from pcow_driver import image
+from pcow_driver import registry
+from pcow_driver import units
+from tests.unit.nova_pcow import base as nova_base
+from tests.unit.pcow_driver import base
+from tests.unit.pcow_driver import test_domain
+
+
+class Suspended(test_domain.RecordedDomain):
+    """A domain that is off, whose libvirt deletes a snapshot from its disks only."""
+
+    def __init__(self, paths: list[str], left: str = reserved.SUSPENDED) -> None:
+        super().__init__(paths, active=False)
+        self.snapshots = [mock.Mock(getName=lambda: left)]
+        self.snapshots[0].delete.side_effect = lambda _flags=0: self.snapshots.clear()
+
+    def listAllSnapshots(self) -> list[Any]:  # noqa: N802
+        return list(self.snapshots)
+
+    def snapshotCreateXML(self, _xml: str, _flags: int) -> None:  # noqa: N802
+        self.calls.append('create')
+
+
+class SuspendedTest(base.TestCase):
+    """What a suspended server would have resumed from goes from all its images, those of volumes too."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        test_domain.record_libvirt(self)
+        self.useFixture(fixtures.MockPatch('nova_pcow.snapshot._libvirt'))
+        pool = registry.PoolRegistry().create('fast', str(self.directory / 'fast'))
+        self.paths = [device.create(pool, name, 16 * units.MIB) for name in ('server-x-root', 'volume-y')]
+        for path in self.paths:
+            image.snapshot_create(path, 'kept')
+            image.snapshot_create(path, reserved.SUSPENDED)
+
+    def names(self) -> list[list[str]]:
+        return [[one.name for one in image.snapshot_list(path, force_share=True)] for path in self.paths]
+
+    def test_given_up(self) -> None:
+        """By a hard reboot."""
+        off = Suspended([*self.paths, '/dev/dax0.0'])
+        snapshot.forget_suspended(off)
+        self.assertEqual(([], [['kept'], ['kept']]), (off.snapshots, self.names()))
+        snapshot.forget_suspended(off)
+
+    def test_server_that_goes(self) -> None:
+        """And its volumes stay."""
+        off = Suspended([str(self.directory / 'fast/deleted.pcow'), *self.paths])
+        snapshot.forget_all(off)
+        self.assertEqual(([], [['kept'], ['kept']]), (off.snapshots, self.names()))
+
+    def test_other_snapshots_stay(self) -> None:
+        """Of a server that was not suspended: what an administrator made with virsh."""
+        snapshot.forget_all(Suspended(self.paths, 'kept'))
+        self.assertEqual([['kept', reserved.SUSPENDED]] * 2, self.names())
+
+    def test_image_that_is_open(self) -> None:
+        """The others are done, and the server is deleted or rebooted all the same; the next suspension deletes it."""
+        writer = nova_base.Writer(self.paths[0])
+        self.addCleanup(writer.close)
+        with self.assertLogs('nova_pcow.snapshot', 'WARNING') as logs:
+            snapshot.forget_suspended(Suspended(self.paths))
+        self.assertIn(self.paths[0], logs.output[0])
+        self.assertEqual([['kept', reserved.SUSPENDED], ['kept']], self.names())
+
+    def test_left_by_an_earlier_suspension(self) -> None:
+        """Of another server, or of this one where the deletion failed: a new one is not refused for it."""
+        image.snapshot_delete(self.paths[0], reserved.SUSPENDED)
+        running = Suspended(self.paths)
+        running.snapshots.clear()
+        running.active = True
+        snapshot.suspend(running, domain.Domain(running, 'x'))
+        (deleted, created) = running.calls
+        self.assertEqual('create', created)
+        self.assertEqual(('pcow-snapshot-delete', reserved.SUSPENDED), (deleted['execute'], deleted['arguments']['name']))
+        refused = exception.QmpFailed(command='x', error_class='y', description='no')
+        with mock.patch.object(domain.Domain, 'snapshot_delete', side_effect=refused):
+            self.assertRaises(exception.QmpFailed, snapshot.suspend, running, domain.Domain(running, 'x'))
