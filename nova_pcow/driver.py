@@ -267,6 +267,9 @@ class PcowLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
             return str(super().migrate_disk_and_power_off(*arguments))
         stays = dest == self.get_host_ip_addr() or all(
             self._is_path_shared_with(dest, item.pool.path) for item in storage.find(instance.uuid))
+        if stays:
+            with errors.roll_back_resize():
+                migration_module.check_stays(instance.uuid, new)
         disk_info = str(super().migrate_disk_and_power_off(*arguments))
         directory = libvirt_utils.get_instance_path(instance)
         try:

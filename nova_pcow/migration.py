@@ -287,14 +287,37 @@ def check_evacuation(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
                 'first')) from None
 
 
+def _sizes(wanted: flavor_module.PcowFlavor) -> dict[str, int]:
+    sizes = {storage.data_role(number): item.size for number, item in enumerate(wanted.data)}
+    if wanted.root_size is not None:
+        sizes[storage.ROOT] = wanted.root_size
+    return sizes
+
+
+def check_stays(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
+    """Find out what would keep the images of a server from getting the sizes of its new flavor where they are, while it still runs.
+
+    :raises PcowError: no room, or the pool is not of the class that the flavor requires
+    """
+    sizes, there = _sizes(wanted), storage.find(uuid)
+    for item in there:
+        missing = wanted.required_traits - inventory.traits(item.pool)
+        if missing:
+            raise inventory.PlacementMismatch(reason=(
+                f'it lies in the pool {item.pool.name}, which has not {", ".join(sorted(missing))}, and a resize on its host '
+                'leaves it there: make an image of it and a new server, or have it resized on another host'))
+    now = {item.role: device.window(item.path, force_share=True).size for item in there}
+    more = sum(max(0, size - now.get(role, 0)) for role, size in sizes.items())
+    if there and more:
+        there[0].pool.check_room(more)         # a server lies in one
+
+
 def grow(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
     """Give the images of a server that is off the sizes of its new flavor.
 
     :raises PcowError:
     """
-    sizes = {storage.data_role(number): item.size for number, item in enumerate(wanted.data)}
-    if wanted.root_size is not None:
-        sizes[storage.ROOT] = wanted.root_size
+    sizes = _sizes(wanted)
     for item in storage.find(uuid):
         if item.role in sizes and device.window(item.path).size < sizes[item.role]:
             item.pool.check_room(sizes[item.role] - device.window(item.path).size)

@@ -12,6 +12,7 @@ from nova.virt.libvirt import utils as libvirt_utils
 
 from nova_pcow import conf as nova_conf
 from nova_pcow import flavor
+from nova_pcow import inventory
 from nova_pcow import migration
 from nova_pcow import storage
 from pcow_driver import device
@@ -98,6 +99,19 @@ class MigrationTest(base.TestCase):
         storage.create(_UUID, _LARGE, self.pools['here'], None)
         self.assertEqual([32, 8, 2], self.sizes())
         self.check_contents()
+
+    def test_resize_that_the_pool_cannot_take(self) -> None:
+        """Checked while the guest has its images."""
+        with contextlib.closing(nova_base.Writer(self.path('root'))):
+            migration.check_stays(_UUID, _LARGE)
+            registry.PoolRegistry().set('here', overcommit=0.0001)
+            self.assertRaises(exception.NoRoom, migration.check_stays, _UUID, _LARGE)
+            migration.check_stays(_UUID, _SMALL)       # only its memory or processors change
+            registry.PoolRegistry().set('here', overcommit=0, draining=True)
+            self.assertRaises(exception.PoolDraining, migration.check_stays, _UUID, _LARGE)
+            wanted = dataclasses.replace(_SMALL, required_traits=frozenset({'CUSTOM_PCOW', 'CUSTOM_PCOW_PMEM'}))
+            error = self.assertRaises(inventory.PlacementMismatch, migration.check_stays, _UUID, wanted)
+            self.assertIn('lies in the pool here, which has not CUSTOM_PCOW_PMEM', str(error))
 
     def test_resize_and_confirm(self) -> None:
         self.resize()

@@ -13,6 +13,7 @@ from nova.tests.functional.api import client
 from nova.virt.libvirt import driver as libvirt_driver
 
 from pcow_driver import image
+from pcow_driver import registry
 from tests.unit.nova_pcow import base
 
 
@@ -48,6 +49,14 @@ class ResizeTest(base.ServersTestCase):
         self.check_refused()
         self.assertIn('InstanceFaultRollback', self.fault(self.server))      # what lets a server go on as it was
         self.assertEqual(self.before, image.info(str(self.root)).uuid)
+
+    def test_pool_without_room(self) -> None:
+        """Found out while the server still runs."""
+        registry.PoolRegistry().set('fast', overcommit=0.0001)
+        self.resize('ERROR')               # as above
+        self.check_refused('more cannot be promised in the pool fast')
+        self.assertIn('InstanceFaultRollback', self.fault(self.server))
+        self.assertEqual([], image.snapshot_list(str(self.root)))
 
     def test_each_resize_has_its_own_mark(self) -> None:
         """A service that ends before it has made that does not go back to what an earlier resize left."""
