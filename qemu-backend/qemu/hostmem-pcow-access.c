@@ -5,6 +5,7 @@
  */
 #include "qemu/osdep.h"
 #include <pcow.h>
+#include "block/aio-wait.h"
 #include "exec/memory.h"
 #include "exec/ramblock.h"
 #include "qapi/error.h"
@@ -163,4 +164,24 @@ int hostmem_pcow_flush(HostMemPcow *pcow, Error **errp)
         error_setg(errp, "%s", error.message);
     }
     return ret;
+}
+
+void hostmem_pcow_begin_flush(HostMemPcow *pcow)
+{
+    qatomic_inc(&pcow->flushes);
+}
+
+int hostmem_pcow_end_flush(HostMemPcow *pcow, Error **errp)
+{
+    int ret = hostmem_pcow_flush(pcow, errp);
+
+    qatomic_dec(&pcow->flushes);
+    aio_wait_kick();
+    return ret;
+}
+
+/* By polling, as a thread for the job may still have to be made. */
+void hostmem_pcow_await_flushes(HostMemPcow *pcow)
+{
+    AIO_WAIT_WHILE(NULL, qatomic_read(&pcow->flushes) > 0);
 }

@@ -395,6 +395,8 @@ bool hostmem_pcow_revert(HostMemPcow *pcow, const char *name, Error **errp)
 {
     struct pcow_error error;
 
+    /* A flush walks the chain of images, which this exchanges */
+    hostmem_pcow_await_flushes(pcow);
     if (pcow_snapshot_revert(pcow->image, name, &error) < 0) {
         error_setg(errp, "%s", error.message);
         return false;
@@ -478,7 +480,7 @@ static int flush_worker(void *opaque)
 {
     FlushArgs *args = opaque;
 
-    return hostmem_pcow_flush(args->pcow, &args->err);
+    return hostmem_pcow_end_flush(args->pcow, &args->err);
 }
 
 void coroutine_fn qmp_pcow_flush(const char *id, Error **errp)
@@ -489,6 +491,7 @@ void coroutine_fn qmp_pcow_flush(const char *id, Error **errp)
         return;
     }
     object_ref(OBJECT(args.pcow->backend));
+    hostmem_pcow_begin_flush(args.pcow);
     if (thread_pool_submit_co(flush_worker, &args) < 0) {
         error_propagate(errp, args.err);
     }

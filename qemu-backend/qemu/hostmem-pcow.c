@@ -232,7 +232,8 @@ static void close_image(HostMemPcow *pcow)
 /*
  * The machine keeps its backends until the process is gone, so finalize does
  * not come.  Threads may still run if exit() was called in the middle of
- * things; then the memory has to stay, and the kernel drops the lock.
+ * things, and a flush whose client is gone; then the memory has to stay, and
+ * the kernel drops the lock.
  */
 static void exit_notify(Notifier *notifier, void *data)
 {
@@ -242,7 +243,7 @@ static void exit_notify(Notifier *notifier, void *data)
     if (!pcow->readonly && hostmem_pcow_flush(pcow, &err) < 0) {
         error_report_err(err);
     }
-    if (!runstate_is_running()) {
+    if (!runstate_is_running() && !qatomic_read(&pcow->flushes)) {
         pcow->backend->mr.ram_block->pcow = NULL;
         close_image(pcow);
     }

@@ -64,6 +64,7 @@ typedef struct HostMemPcow {
     int64_t told_error_at;
 
     uint32_t snapshot_id;       /* being saved, loaded or deleted; 0: none */
+    unsigned flushes;           /* in worker threads, or about to be */
 
     /* hostmem-pcow-identity.c */
     VMStateDescription vmstate;
@@ -151,6 +152,14 @@ bool hostmem_pcow_fails_when_full(const void *address);
 
 /* Make everything stored so far durable.  Returns 0 or -errno.  Any thread. */
 int hostmem_pcow_flush(HostMemPcow *pcow, Error **errp);
+/*
+ * The same in a worker thread: begin where the job is submitted, in the main
+ * loop, and end is the job.  In between the image stays what it is.
+ */
+void hostmem_pcow_begin_flush(HostMemPcow *pcow);
+int hostmem_pcow_end_flush(HostMemPcow *pcow, Error **errp);
+/* Main loop */
+void hostmem_pcow_await_flushes(HostMemPcow *pcow);
 
 /* ---- hostmem-pcow-error.c ---- */
 

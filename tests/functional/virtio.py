@@ -92,16 +92,27 @@ class Device:
 
     def request(self, readable: Sequence[tuple[int, int]], writable: Sequence[tuple[int, int]]) -> None:
         """One request of buffers (address, length), first those that the device reads; returns when it has been served."""
+        self.post(readable, writable)
+        self.notify()
+        self.wait()
+
+    def post(self, readable: Sequence[tuple[int, int]], writable: Sequence[tuple[int, int]], first: int = 0) -> None:
+        """Put a request into the queue, and tell nobody.
+
+        :param first: its first descriptor, for one that comes while another is being served
+        """
         chain = [(*buffer, 0) for buffer in readable] + [(*buffer, _WRITE) for buffer in writable]
-        table = b''.join(struct.pack('<QIHH', address, length, flags | (_NEXT if i + 1 < len(chain) else 0), i + 1)
+        table = b''.join(struct.pack('<QIHH', address, length, flags | (_NEXT if i + 1 < len(chain) else 0), first + i + 1)
                          for i, (address, length, flags) in enumerate(chain))
-        self._vm.write(self._descriptors, table)
-        self._vm.write(self._driver + 4 + self._sent % QUEUE_SIZE * 2, bytes(2))
+        self._vm.write(self._descriptors + 16 * first, table)
+        self._vm.write(self._driver + 4 + self._sent % QUEUE_SIZE * 2, struct.pack('<H', first))
         self._sent += 1
         self._vm.write(self._driver + 2, struct.pack('<H', self._sent % 65536))
-        self.notify()
+
+    def wait(self) -> None:
+        """Until all that was posted has been served."""
         end = time.monotonic() + REQUEST_SECONDS
-        while int.from_bytes(self._vm.read(self._device + 2, 2), 'little') != self._sent % 65536:
+        while not self.served():
             if time.monotonic() > end:
                 raise AssertionError(f'the device in slot {self._slot} does not answer')
             time.sleep(0.001)
@@ -139,6 +150,17 @@ class Pmem(Device):
 
     def flush(self) -> int:
         """:returns: 0 if it went well"""
-        self._vm.write(self.scratch, struct.pack('<II', 0, 0xffff_ffff))
-        self.request([(self.scratch, 4)], [(self.scratch + 4, 4)])
-        return int.from_bytes(self._vm.read(self.scratch + 4, 4), 'little')
+        self.post_flush()
+        self.notify()
+        self.wait()
+        return self.answer()
+
+    def post_flush(self, number: int = 0) -> None:
+        """A request, of which nobody is told yet; ``number`` tells those apart that are under way together."""
+        place = self.scratch + 8 * number
+        self._vm.write(place, struct.pack('<II', 0, 0xffff_ffff))
+        self.post([(place, 4)], [(place + 4, 4)], 2 * number)
+
+    def answer(self, number: int = 0) -> int:
+        """:returns: 0 if it went well"""
+        return int.from_bytes(self._vm.read(self.scratch + 8 * number + 4, 4), 'little')
