@@ -41,8 +41,11 @@ static void vm_state_changed(void *opaque, bool running, RunState state)
     Error *err = NULL;
 
     if (running && !hostmem_pcow_foreach(end_load, NULL, &err)) {
-        error_report_err(err);
-        exit(1);
+        /* cont has been refused before; this is for gdb, for one */
+        error_reportf_err(err, "the VM is paused again, as the load of a "
+                          "snapshot that failed halfway cannot be ended: ");
+        qemu_system_vmstop_request_prepare();
+        qemu_system_vmstop_request(RUN_STATE_PAUSED);
     }
 }
 
@@ -193,14 +196,15 @@ static bool mark_load(HostMemPcow *pcow, void *opaque, Error **errp)
     return true;
 }
 
-bool hostmem_pcow_all_end_load(Error **errp)
-{
-    return hostmem_pcow_held_foreach(end_load, NULL, errp);
-}
-
 static bool is_not_marked(HostMemPcow *pcow, void *opaque, Error **errp)
 {
     return !pcow->loading_mark;
+}
+
+bool hostmem_pcow_all_end_load(Error **errp)
+{
+    return hostmem_pcow_foreach(is_not_marked, NULL, NULL) ||
+           hostmem_pcow_held_foreach(end_load, NULL, errp);
 }
 
 bool hostmem_pcow_all_check_load(const QEMUSnapshotInfo *sn, bool has_devices,

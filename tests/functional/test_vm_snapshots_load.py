@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 import contextlib
+import subprocess
 import time
 
 from tests.functional import images
@@ -114,6 +115,22 @@ class FailedLoadTest(vm_snapshot_case.VmSnapshotTestCase):
             vm.qmp('cont')
             self.assertEqual((['other', 's'], ['other', 's']), vm.trees())
             self.assertEqual('', vm.save('new'))
+
+    def test_a_mark_that_cannot_be_taken_away(self) -> None:
+        """The VM, and with it the guest's RAM, stays for another try."""
+        self.addCleanup(subprocess.run, ['chattr', '-i', self.image], check=False, stderr=subprocess.DEVNULL)
+        with self.failed_halfway() as vm:
+            marks = self.marks(vm)
+            vm.write(vm_state.RAM, b'kept')
+            subprocess.run(['chattr', '+i', self.image], check=True)
+            self.assertIn(str(self.image), vm.qmp_error('cont'))
+            self.assertNotEqual('running', vm.status())
+            self.assertEqual(marks, self.marks(vm))
+            subprocess.run(['chattr', '-i', self.image], check=True)
+            vm.qmp('cont')
+            self.assertEqual('running', vm.status())
+            self.assertEqual(b'kept', vm.read(vm_state.RAM, 4))
+            self.assertEqual((['other', 's'], ['other', 's']), vm.trees())
 
 
 class DiskTest(vm_snapshot_case.VmSnapshotTestCase):
