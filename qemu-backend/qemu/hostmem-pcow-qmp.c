@@ -12,6 +12,7 @@
 #include "qapi/error.h"
 #include "qapi/qapi-commands-pcow.h"
 #include "qapi/qapi-events-pcow.h"
+#include "qemu/main-loop.h"
 #include "qemu/timer.h"
 #include "qemu/uuid.h"
 #include "system/cpus.h"
@@ -324,7 +325,8 @@ static int hold_iothread(Object *obj, void *opaque)
 /*
  * vCPUs first, as one of them may be about to submit a request; then the
  * requests, which need the iothreads to end; then the iothreads, which may be
- * taking new requests from a queue that the guest filled before.
+ * taking new requests from a queue that the guest filled before, and need the
+ * BQL if that reads or writes the registers of a device.
  */
 void hostmem_pcow_hold_guest(void)
 {
@@ -341,9 +343,11 @@ void hostmem_pcow_hold_guest(void)
     qemu_event_reset(&iothreads.release);
     iothreads.count = 0;
     object_child_foreach(object_get_objects_root(), hold_iothread, NULL);
+    bql_unlock();
     for (unsigned i = 0; i < iothreads.count; i++) {
         qemu_sem_wait(&iothreads.parked);
     }
+    bql_lock();
 }
 
 void hostmem_pcow_release_guest(void)

@@ -81,6 +81,20 @@ class KernelAccessTest(backend.QemuTestCase):
             backend.tool('pcow-img', 'create', '-q', '-b', self.directory / 'base.pcow', self.image)
         self.assertEqual(before, images.digest(self.directory / 'base.pcow'))
 
+    def test_iothread_that_reads_a_register_while_the_guest_is_held(self) -> None:
+        """It needs the lock that the commands hold as well."""
+        with qemu.Qemu(self.directory, *backend.backend(self.image), *self.device('threads', True)) as vm:
+            block = virtio.Block(vm, SLOT)
+            names = ['one', 'other']
+            vm.qmp('pcow-snapshot-create', id='mem0', name=names[0])
+            for _ in range(200):
+                block.post_output(0, [(block.registers, 2048)])
+                block.notify()
+                vm.qmp('pcow-snapshot-rename', id='mem0', name=names[0], new_name=names[1])
+                names.reverse()
+                block.wait()
+            vm.quit()
+
     def test_absent_memory(self) -> None:
         image = self.directory / 'fresh.pcow'
         backend.tool('pcow-img', 'create', '-q', image, backend.SIZE)

@@ -117,9 +117,36 @@ class Device:
                 raise AssertionError(f'the device in slot {self._slot} does not answer')
             time.sleep(0.001)
 
+    def served(self) -> bool:
+        """Has all that was posted been served?"""
+        return int.from_bytes(self._vm.read(self._device + 2, 2), 'little') == self._sent % 65536
+
+    def reset(self) -> None:
+        """As a guest does that starts anew; the queue is gone."""
+        self._common(20, 'b', 0)
+
+    @property
+    def sent(self) -> int:
+        """Requests so far."""
+        return self._sent
+
+    def loaded(self, vm: qemu.Qemu, sent: int) -> None:
+        """The guest was reverted to when it had sent that many, maybe in another QEMU."""
+        self._vm, self._sent = vm, sent
+
     def notify(self) -> None:
         """Tell the device to look at its queue."""
-        self._vm.ask(f'writew {self._notify:#x} 0')
+        self._vm.ask(self.notification)
+
+    @property
+    def notification(self) -> str:
+        """That in the protocol of qtest."""
+        return f'writew {self._notify:#x} 0'
+
+    @property
+    def registers(self) -> int:
+        """Memory that is not RAM."""
+        return self._places[_COMMON]
 
     @property
     def scratch(self) -> int:
@@ -132,13 +159,21 @@ class Block(Device):
 
     def transfer(self, kind: int, sector: int, buffers: Sequence[tuple[int, int]]) -> int:
         """:returns: status, 0 if it went well"""
-        self._vm.write(self.scratch, struct.pack('<IIQ', kind, 0, sector) + b'\xff')
-        header, status = (self.scratch, 16), (self.scratch + 16, 1)
+        header, status = self._prepare(kind, sector)
         if kind == BLOCK_IN:
             self.request([header], [*buffers, status])
         else:
             self.request([header, *buffers], [status])
         return self._vm.read(*status)[0]
+
+    def post_output(self, sector: int, buffers: Sequence[tuple[int, int]]) -> None:
+        """A write, of which nobody is told yet."""
+        header, status = self._prepare(BLOCK_OUT, sector)
+        self.post([header, *buffers], [status])
+
+    def _prepare(self, kind: int, sector: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        self._vm.write(self.scratch, struct.pack('<IIQ', kind, 0, sector) + b'\xff')
+        return (self.scratch, 16), (self.scratch + 16, 1)
 
 
 class Pmem(Device):
