@@ -359,6 +359,37 @@ bool hostmem_pcow_check_plug(HostMemPcow *pcow, Error **errp)
     return ok;
 }
 
+void hostmem_pcow_note_foreign_marks(HostMemPcow *pcow)
+{
+    struct pcow_snapshot *list;
+    HostMemPcowMark mark;
+    size_t count;
+
+    if (may_revert_disks() || pcow->readonly ||
+        pcow_snapshot_list(pcow->image, &list, &count, NULL) < 0) {
+        return;
+    }
+    pcow->foreign_marks = g_ptr_array_new_with_free_func(g_free);
+    for (size_t i = 0; i < count; i++) {
+        if (parse_mark(list[i].name, &mark)) {
+            g_ptr_array_add(pcow->foreign_marks, g_strdup(list[i].name));
+            warn_report("snapshot '%s' of pcow image '%s' was being taken or "
+                        "deleted when the QEMU of another VM ended: it stays "
+                        "so until that VM is started with the image and its "
+                        "disks, or somebody deletes it (pcow-img snapshot -d)",
+                        list[i].name, pcow_path(pcow->image));
+        }
+    }
+    free(list);
+}
+
+static bool is_foreign(const HostMemPcow *pcow, const char *mark_name)
+{
+    return pcow->foreign_marks &&
+           g_ptr_array_find_with_equal_func(pcow->foreign_marks, mark_name,
+                                            g_str_equal, NULL);
+}
+
 static bool recover(HostMemPcow *pcow, void *opaque, Error **errp)
 {
     struct pcow_snapshot *list;
@@ -373,6 +404,7 @@ static bool recover(HostMemPcow *pcow, void *opaque, Error **errp)
     for (size_t i = 0; i < count; i++) {
         /* A load of this process that failed is for who lets the VM run. */
         if (!parse_mark(list[i].name, &mark) ||
+            is_foreign(pcow, list[i].name) ||
             (mark.loading && !may_revert_disks()) ||
             !g_strcmp0(list[i].name, pcow->loading_mark) ||
             (mark.loading ? recover_load : recover_mark)(pcow, list[i].name,

@@ -57,6 +57,7 @@ static void machine_ready(Notifier *notifier, void *data)
 
 void hostmem_pcow_loadvm_register(HostMemPcow *pcow)
 {
+    hostmem_pcow_note_foreign_marks(pcow);
     pcow->machine_ready.notify = machine_ready;
     qemu_add_machine_init_done_notifier(&pcow->machine_ready);
     pcow->state_changed = qemu_add_vm_change_state_handler(vm_state_changed,
@@ -69,6 +70,7 @@ void hostmem_pcow_loadvm_unregister(HostMemPcow *pcow)
     qemu_remove_machine_init_done_notifier(&pcow->machine_ready);
     g_free(pcow->loading_mark);
     g_free(pcow->loading_name);
+    g_clear_pointer(&pcow->foreign_marks, g_ptr_array_unref);
 }
 
 /* The load was that of a snapshot that has another name now, or is gone. */

@@ -76,6 +76,7 @@ typedef struct HostMemPcow {
     Notifier machine_ready;
     char *loading_mark;         /* by a loadvm that has not ended, or NULL */
     char *loading_name;         /* of the snapshot that bears the mark */
+    GPtrArray *foreign_marks;   /* by a VM with other disks than this one */
     VMChangeStateEntry *state_changed;
 } HostMemPcow;
 
@@ -312,6 +313,11 @@ bool hostmem_pcow_check_load_on_disks(const QEMUSnapshotInfo *sn,
                                       Error **errp);
 /* Finish or take back what a QEMU that was killed left unfinished. */
 void hostmem_pcow_all_recover(void);
+/*
+ * The marks of an image that a VM gets while it runs are those of another VM,
+ * whose disks decide: leave them.
+ */
+void hostmem_pcow_note_foreign_marks(HostMemPcow *pcow);
 /*
  * Fails if the VM has run already and a QEMU that was reverting @pcow with
  * another VM, or this one, was killed: disks cannot be reverted any more.

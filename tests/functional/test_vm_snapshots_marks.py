@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names that tell of a snapshot being unfinished: who counts which disks, and whose disks decide."""
+
+from tests.functional import vm_snapshot_case
+from tests.functional import vm_state
+
+
+class ForeignMarkTest(vm_snapshot_case.VmSnapshotTestCase):
+    """A VM was killed while it took or deleted a snapshot, and its image is plugged into another one."""
+
+    MOST = 100                     # snapshots until the disk has to allocate
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.save_and_go_on()
+        with self.start() as vm:
+            (found,) = vm.snapshots()
+            vm.quit()
+        self.mark = f'.incomplete-{found["date-sec"]}.{found["date-nsec"]:09}-1'
+        vm_state.run('pcow-img', 'snapshot', '--rename', 's', self.mark, self.image)
+
+    def plug(self, vm: vm_state.Vm) -> None:
+        vm.qmp('object-add', **{'qom-type': 'memory-backend-file', 'id': 'mem0', 'mem-path': str(self.image),
+                                'size': vm_snapshot_case.SIZE, 'share': True})
+
+    def test_the_disks_of_another_vm_do_not_decide(self) -> None:
+        carrier = self.directory / 'another.qcow2'
+        vm_state.run('qemu-img', 'create', '-q', '-f', 'qcow2', carrier, '1M')
+        with vm_state.Vm(self.directory, *vm_state.carrier_arguments(carrier)) as vm:
+            self.plug(vm)
+            self.assertEqual([self.mark], vm.names())
+            self.assertEqual('', vm.save('another'))
+            self.assertEqual('', vm.delete('another'))
+            self.assertEqual([self.mark], vm.names())
+            vm.quit()
+            assert vm.process.stderr is not None
+            said = vm.process.stderr.read()
+        for words in (self.mark, str(self.image), 'another VM', 'pcow-img snapshot -d'):
+            self.assertIn(words, said)
+        with self.start() as vm:
+            self.assertEqual((['s'], ['s']), vm.trees())
+            self.assertEqual('', vm.load('s'))
+            self.assertEqual(b'then', vm.read(vm.address('nv0'), 4))
+            vm.quit()
+        self.assert_files_clean()
+
+    def test_own_marks_are_finished(self) -> None:
+        """What this process leaves unfinished it takes back itself, in an image that was plugged as well."""
+        with self.start_faulty_without_image() as vm:
+            self.plug(vm)
+            for number in range(self.MOST):
+                if vm.save(f'n{number}'):
+                    break
+            self.assertEqual('', vm.save('last'))
+            self.assertEqual({self.mark, 'last', *(f'n{n}' for n in range(number))}, set(vm.names()))
+            vm.quit()
+
+    def start_faulty_without_image(self) -> vm_state.Vm:
+        path = self.directory / 'rules'
+        path.write_text('[inject-error]\nevent = "cluster_alloc"\nerrno = "28"\nonce = "on"\n')
+        carrier = self.directory / 'another.qcow2'
+        vm_state.run('qemu-img', 'create', '-q', '-f', 'qcow2', carrier, '1M')
+        return vm_state.Vm(
+            self.directory,
+            '-blockdev', f'driver=qcow2,node-name=disk0,file.driver=blkdebug,file.config={path},'
+                         f'file.image.driver=file,file.image.filename={carrier}',
+            '-device', 'virtio-blk-pci,drive=disk0,id=carrier')
