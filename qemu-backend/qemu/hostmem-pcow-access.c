@@ -38,6 +38,19 @@ int hostmem_pcow_resolve(HostMemPcow *pcow, uint64_t offset, uint64_t length,
     return ret;
 }
 
+int hostmem_pcow_prepare_store_at(void *host, uint64_t length)
+{
+    ram_addr_t offset;
+    RAMBlock *block;
+
+    RCU_READ_LOCK_GUARD();
+    block = qemu_ram_block_from_host(host, false, &offset);
+    if (!block || !block->pcow) {
+        return 0;
+    }
+    return hostmem_pcow_resolve(block->pcow, offset, length, true, true);
+}
+
 /*
  * The block layer is about to submit a request.  address_space_map() resolved
  * the buffer, but since then a snapshot may have write-protected it again: the

@@ -127,6 +127,11 @@ bool hostmem_pcow_check_no_vhost(Error **errp);
 int hostmem_pcow_resolve(HostMemPcow *pcow, uint64_t offset, uint64_t length,
                          bool is_write, bool report);
 /*
+ * The same for a store by a pointer, which would wait for space with the BQL
+ * held.  Returns 0 for memory that is no image.
+ */
+int hostmem_pcow_prepare_store_at(void *host, uint64_t length);
+/*
  * Serve the trap of a vCPU at @address, in a signal handler.  Returns 0 if it
  * can go on, -ENOSPC if there is no space, -EFAULT if that is not an image.
  */

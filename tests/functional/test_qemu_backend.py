@@ -170,6 +170,9 @@ class PoolTest(QemuTestCase):
     def grow(self) -> None:
         subprocess.run(['mount', '-o', 'remount,size=128m', self.pool], check=True)
 
+    def shrink(self) -> None:
+        subprocess.run(['mount', '-o', 'remount,size=8m', self.pool], check=True)
+
 
 class FullPoolTest(PoolTest):
     def test_a_device_is_told_and_nothing_is_lost(self) -> None:
