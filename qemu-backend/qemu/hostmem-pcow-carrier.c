@@ -100,17 +100,22 @@ static bool GRAPH_RDLOCK foreach_snapshot(BlockDriverState *bs, SnapshotFn *fn,
     return true;
 }
 
-/* The same for all disks that take part; counts them. */
+/*
+ * The same for all disks that take part; counts them.  A filter and the disk
+ * below it may both be in use, and are one.
+ */
 static bool foreach_disk(bool has_devices, strList *devices, SnapshotFn *fn,
                          void *opaque, unsigned *disks, Error **errp)
 {
+    g_autoptr(GHashTable) seen = g_hash_table_new(NULL, NULL);
     BlockDriverState *bs;
     BdrvNextIterator it;
 
     GRAPH_RDLOCK_GUARD_MAINLOOP();
     *disks = 0;
     for (bs = bdrv_first(&it); bs; bs = bdrv_next(&it)) {
-        if (!takes_part(bs, has_devices, devices) || !bdrv_can_snapshot(bs)) {
+        if (!takes_part(bs, has_devices, devices) || !bdrv_can_snapshot(bs) ||
+            !g_hash_table_add(seen, bdrv_skip_filters(bs))) {
             continue;
         }
         ++*disks;
@@ -124,6 +129,7 @@ static bool foreach_disk(bool has_devices, strList *devices, SnapshotFn *fn,
 
 typedef struct Found {
     const HostMemPcowMark *mark;
+    const BlockDriverState *last;
     unsigned disks;
     char name[sizeof_field(QEMUSnapshotInfo, name)];
 } Found;
@@ -139,7 +145,8 @@ static bool match_date(BlockDriverState *bs, const QEMUSnapshotInfo *sn,
     Found *found = opaque;
 
     if (found->mark && has_date(sn, found->mark)) {
-        found->disks++;
+        found->disks += bs != found->last;
+        found->last = bs;
         pstrcpy(found->name, sizeof(found->name), sn->name);
     }
     return true;

@@ -163,10 +163,17 @@ static bool check_load(HostMemPcow *pcow, void *opaque, Error **errp)
     return true;
 }
 
+typedef struct LoadArgs {
+    const QEMUSnapshotInfo *sn;
+    bool has_devices;
+    strList *devices;
+} LoadArgs;
+
 /* Without space for the mark it goes without, as reverting may give space. */
 static bool mark_load(HostMemPcow *pcow, void *opaque, Error **errp)
 {
-    const QEMUSnapshotInfo *sn = opaque;
+    const LoadArgs *args = opaque;
+    const QEMUSnapshotInfo *sn = args->sn;
     HostMemPcowMark mark = {
         .loading = true,
         .date_sec = sn->date_sec,
@@ -179,7 +186,8 @@ static bool mark_load(HostMemPcow *pcow, void *opaque, Error **errp)
     if (pcow->readonly || pcow->loading_mark) {
         return true;
     }
-    if (!hostmem_pcow_count_disks(false, NULL, &mark, &mark.disks, errp)) {
+    if (!hostmem_pcow_count_disks(args->has_devices, args->devices, &mark,
+                                  &mark.disks, errp)) {
         return false;
     }
     if (!mark.disks) {
@@ -212,6 +220,7 @@ bool hostmem_pcow_all_end_load(Error **errp)
 bool hostmem_pcow_all_check_load(const QEMUSnapshotInfo *sn, bool has_devices,
                                  strList *devices, Error **errp)
 {
+    LoadArgs args = { sn, has_devices, devices };
     bool again;
 
     hostmem_pcow_all_recover();
@@ -224,7 +233,7 @@ bool hostmem_pcow_all_check_load(const QEMUSnapshotInfo *sn, bool has_devices,
         return false;
     }
     again = !hostmem_pcow_foreach(is_not_marked, NULL, NULL);
-    if (!hostmem_pcow_held_foreach(mark_load, (void *)sn, errp)) {
+    if (!hostmem_pcow_held_foreach(mark_load, &args, errp)) {
         /* The disks may be there since the first time: then it stays marked */
         if (!again) {
             hostmem_pcow_all_end_load(NULL);

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names that tell of a snapshot being unfinished: who counts which disks, and whose disks decide."""
 
+from tests.functional import test_qemu_backend
 from tests.functional import vm_snapshot_case
 from tests.functional import vm_state
 
@@ -65,3 +66,39 @@ class ForeignMarkTest(vm_snapshot_case.VmSnapshotTestCase):
             '-blockdev', f'driver=qcow2,node-name=disk0,file.driver=blkdebug,file.config={path},'
                          f'file.image.driver=file,file.image.filename={carrier}',
             '-device', 'virtio-blk-pci,drive=disk0,id=carrier')
+
+
+class CountTest(vm_snapshot_case.VmSnapshotTestCase):
+    """A disk below a filter is one disk, whoever else uses it."""
+
+    MOST = 40                      # writes of a load, of which one fails
+
+    def start_filtered(self, number: int) -> vm_state.Vm:
+        faulty = self.faulty_disk(number)
+        return vm_state.Vm(
+            self.directory, *test_qemu_backend.backend(self.image), '-blockdev', faulty, '-object', 'throttle-group,id=limits',
+            '-blockdev', 'driver=throttle,node-name=filter,throttle-group=limits,file=disk0',
+            '-device', 'virtio-blk-pci,drive=filter,id=carrier,share-rw=on')
+
+    def export(self, vm: vm_state.Vm) -> None:
+        """A backup reads it, for one."""
+        vm.qmp('nbd-server-start', addr={'type': 'unix', 'data': {'path': str(self.directory / 'nbd.sock')}})
+        vm.qmp('block-export-add', **{'id': 'export', 'type': 'nbd', 'node-name': 'disk0'})
+
+    def test_load_that_fails_halfway(self) -> None:
+        for number in range(1, self.MOST):
+            self.save_and_go_on()
+            with self.start_filtered(number) as vm:
+                self.export(vm)
+                if not vm.load('s') or not (marks := [name for name in vm.names() if name.startswith('.loading-')]):
+                    continue
+                vm.process.kill()
+                vm.process.wait()
+            self.assertRegex(marks[0], r'-1$')
+            with self.start() as vm:
+                self.assertEqual((['s'], ['s']), vm.trees())
+                self.assertEqual(b'then', vm.read(vm.address('nv0'), 4))
+                self.assertTrue(vm_state.disk_holds(self.carrier, 1))
+                vm.quit()
+            return
+        raise AssertionError('no write that fails stops a load halfway')

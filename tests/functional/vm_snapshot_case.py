@@ -21,17 +21,19 @@ class VmSnapshotTestCase(test_qemu_backend.QemuTestCase):
         return vm_state.Vm(self.directory, *test_qemu_backend.backend(image or self.image),
                            *vm_state.carrier_arguments(self.carrier, carrier), *more)
 
-    def start_faulty(self, number: int) -> vm_state.Vm:
-        """The carrier fails once, at that write of this QEMU."""
+    def faulty_disk(self, number: int) -> str:
+        """The carrier as a block device that fails once, at that write of a QEMU."""
         rules = [f'[set-state]\nevent = "pwritev"\nstate = "{state}"\nnew_state = "{state + 1}"\n' for state in range(1, number)]
         rules.append(f'[inject-error]\nevent = "pwritev"\nstate = "{number}"\nerrno = "5"\nonce = "on"\n')
         path = self.directory / 'rules'
         path.write_text('\n'.join(rules))
-        return vm_state.Vm(
-            self.directory, *test_qemu_backend.backend(self.image),
-            '-blockdev', f'driver=qcow2,node-name=disk0,file.driver=blkdebug,file.config={path},'
-                         f'file.image.driver=file,file.image.filename={self.carrier}',
-            '-device', 'virtio-blk-pci,drive=disk0,id=carrier')
+        return (f'driver=qcow2,node-name=disk0,file.driver=blkdebug,file.config={path},'
+                f'file.image.driver=file,file.image.filename={self.carrier}')
+
+    def start_faulty(self, number: int) -> vm_state.Vm:
+        """The carrier fails once, at that write of this QEMU."""
+        return vm_state.Vm(self.directory, *test_qemu_backend.backend(self.image), '-blockdev', self.faulty_disk(number),
+                           '-device', 'virtio-blk-pci,drive=disk0,id=carrier')
 
     def write(self, vm: vm_state.Vm, text: bytes) -> None:
         """To the image and to RAM, which have to stay together."""
