@@ -6,6 +6,7 @@ import struct
 from tests.functional import images
 from tests.functional import qemu
 from tests.functional import test_qemu_backend as backend
+from tests.functional import virtio
 
 DSM_PORT = 0x0a18                  # docs/specs/acpi_nvdimm.rst of QEMU
 DSM_PAGE = 0x100000                # in RAM
@@ -51,6 +52,38 @@ class LabelTest(backend.PoolTest):
             self.image.unlink()
             self.shrink()
             backend.tool('pcow-img', 'create', '-q', self.image, backend.SIZE)
+
+
+class PointerTest(backend.PoolTest):
+    """The queue of a device is on the image: its store is lost with pcow-full=fail, and nothing else is."""
+
+    SLOT = 6
+
+    def test_what_is_beside_the_store(self) -> None:
+        disk = self.directory / 'disk.raw'
+        disk.write_bytes(bytes(images.MIB))
+        # without ioeventfd the device stores before the next command is looked at
+        device = ('-blockdev', f'file,node-name=disk,filename={disk}',
+                  '-device', f'virtio-blk-pci,drive=disk,addr={self.SLOT},ioeventfd=off')
+        with qemu.Qemu(self.directory, *backend.backend(self.image, ',pcow-full=fail'), *device) as vm:
+            area = vm.address('nv0') + backend.SIZE // 2
+            block = virtio.Block(vm, self.SLOT, area)
+            beside = area + 0x1800         # on the page of the ring that the device stores to
+            vm.write(beside, b'whole')
+            vm.qmp('pcow-snapshot-create', id='mem0', name='s')
+            for offset in range(0, backend.SIZE // 2, 4096):
+                vm.write(vm.address('nv0') + offset, b'x')
+            self.assertEqual(b'whole'.hex(), vm.ask_together(block.notification, f'read {beside:#x} 5')[1][2:])
+            self.assertEqual('fail', vm.wait_event('PCOW_POOL_FULL')['policy'])
+            self.assertEqual('io-error', vm.wait_status('io-error'))
+            self.assertEqual(b'whole', vm.read(beside, 5))
+            self.grow()
+            vm.write(beside, b'again')
+            vm.qmp('cont')
+            self.assertEqual(b'again', vm.read(beside, 5))
+            vm.quit()
+        self.assertEqual(0, vm.process.returncode)
+        backend.tool('pcow-img', 'check', self.image)
 
 
 class RomTest(backend.PoolTest):

@@ -220,6 +220,21 @@ class RefusalTest(vm_snapshot_case.VmSnapshotTestCase):
             vm.quit()
         self.assertFalse(overlay.exists())
 
+    def test_overlay_from_before_the_vm_runs(self) -> None:
+        """As libvirt makes them for disks that are <transient/>: nothing is left out."""
+        arguments = {'node-name': 'disk0', 'snapshot-file': str(self.directory / 'overlay.qcow2'), 'snapshot-node-name': 'overlay',
+                     'format': 'qcow2'}
+        with self.start('-S') as vm:
+            vm.qmp('blockdev-snapshot-sync', **arguments)
+            message = vm.qmp_error('blockdev-snapshot-internal-sync', device='overlay', name='d')
+            self.assertIn('would leave out the pcow image', message)
+            vm.qmp('cont')
+            vm.qmp('stop')
+            arguments.update({'node-name': 'overlay', 'snapshot-file': str(self.directory / 'more.qcow2'),
+                              'snapshot-node-name': 'more'})
+            self.assertIn('would leave out the pcow image', vm.qmp_error('blockdev-snapshot-sync', **arguments))
+            vm.quit()
+
     def test_state_of_another_vm(self) -> None:
         """What virsh restore does with a file that was saved without the image, or that somebody changed."""
         with self.start() as vm:
