@@ -108,6 +108,22 @@ static bool *being_told(const CPUState *cpu)
     return &process.being_told[cpu->cpu_index % MAX_CPUS];
 }
 
+void hostmem_pcow_forget_errors(HostMemPcow *pcow)
+{
+    unsigned kept = 0;
+
+    qemu_spin_lock(&process.lock);
+    for (unsigned i = 0; i < process.count; i++) {
+        if (process.report[i].pcow != pcow) {
+            process.report[kept++] = process.report[i];
+        } else if (process.report[i].cpu) {
+            qatomic_set(being_told(process.report[i].cpu), false);
+        }
+    }
+    process.count = kept;
+    qemu_spin_unlock(&process.lock);
+}
+
 /* ---- in the main loop ---------------------------------------------------- */
 
 void hostmem_pcow_tell_error(HostMemPcow *pcow, uint64_t offset, int error,

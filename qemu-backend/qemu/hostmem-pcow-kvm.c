@@ -265,18 +265,23 @@ static bool guess_by_registers(CPUState *cpu, const X86State *state,
 /* A store that a watch has found, but could not serve */
 static bool found_by_watch(Access *access)
 {
+    bool found = false;
     RAMBlock *block;
 
+    RCU_READ_LOCK_GUARD();
+    hostmem_pcow_lock_images();
     RAMBLOCK_FOREACH(block) {
         uint64_t offset;
 
         if (block->pcow && pcow_map_watch_found(block->pcow->map, &offset) &&
             !pcow_map_is_accessible(block->pcow->map, offset, true)) {
             *access = (Access) { block->pcow, offset, true };
-            return true;
+            found = true;
+            break;
         }
     }
-    return false;
+    hostmem_pcow_unlock_images();
+    return found;
 }
 
 static bool find_access(CPUState *cpu, Access *access)
@@ -343,6 +348,7 @@ static uint64_t count_served(void)
     RAMBlock *block;
 
     RCU_READ_LOCK_GUARD();
+    hostmem_pcow_lock_images();
     RAMBLOCK_FOREACH(block) {
         if (block->pcow) {
             struct pcow_map_stats stats;
@@ -352,6 +358,7 @@ static uint64_t count_served(void)
                       qatomic_read(&block->pcow->write_traps);
         }
     }
+    hostmem_pcow_unlock_images();
     return served;
 }
 
@@ -378,6 +385,7 @@ static int watch_all(CPUState *cpu)
     int ret = -EFAULT;
 
     WITH_RCU_READ_LOCK_GUARD() {
+        hostmem_pcow_lock_images();
         RAMBLOCK_FOREACH(block) {
             if (block->pcow && !block->pcow->readonly) {
                 ret = pcow_map_watch(block->pcow->map, &error);
@@ -387,6 +395,7 @@ static int watch_all(CPUState *cpu)
                 }
             }
         }
+        hostmem_pcow_unlock_images();
     }
     if (!id) {
         return ret;

@@ -300,9 +300,28 @@ bool hostmem_pcow_alloc(HostMemPcow *pcow, HostMemoryBackend *backend,
     return true;
 }
 
+static QemuMutex images_lock;
+
+void hostmem_pcow_lock_images(void)
+{
+    qemu_mutex_lock(&images_lock);
+}
+
+void hostmem_pcow_unlock_images(void)
+{
+    qemu_mutex_unlock(&images_lock);
+}
+
+/*
+ * The RAM block is off the list, but a vCPU may be at it.  synchronize_rcu()
+ * is no way to wait for it: readers may need the BQL.
+ */
 void hostmem_pcow_finalize(HostMemPcow *pcow)
 {
     if (pcow->map) {
+        hostmem_pcow_lock_images();
+        hostmem_pcow_unlock_images();
+        hostmem_pcow_forget_errors(pcow);
         hostmem_pcow_loadvm_unregister(pcow);
         hostmem_pcow_vmstate_unregister(pcow);
         qemu_remove_exit_notifier(&pcow->exit);
@@ -457,4 +476,5 @@ void hostmem_pcow_class_init(ObjectClass *oc)
     object_class_property_set_description(oc, "pcow-full",
         "What a store does that finds the pool of the pcow image full");
     hostmem_pcow_space_class_init(oc);
+    qemu_mutex_init(&images_lock);
 }

@@ -100,6 +100,13 @@ bool hostmem_pcow_alloc(HostMemPcow *pcow, HostMemoryBackend *backend,
                         uint64_t offset, bool discard_data, Error **errp);
 void hostmem_pcow_finalize(HostMemPcow *pcow);
 
+/*
+ * Around a walk of a vCPU over the RAM blocks without the BQL: the images that
+ * it finds stay.
+ */
+void hostmem_pcow_lock_images(void);
+void hostmem_pcow_unlock_images(void);
+
 /* Call @fn for each pcow backend until it returns false; returns the last. */
 typedef bool HostMemPcowFn(HostMemPcow *pcow, void *opaque, Error **errp);
 bool hostmem_pcow_foreach(HostMemPcowFn *fn, void *opaque, Error **errp);
@@ -180,6 +187,8 @@ bool hostmem_pcow_can_load(const void *host);
 /* Can all of the range?  With @report, an event says so if not. */
 bool hostmem_pcow_readable(HostMemPcow *pcow, uint64_t offset, uint64_t length,
                            bool report);
+/* The image goes away, and its errors that have not been told with it. */
+void hostmem_pcow_forget_errors(HostMemPcow *pcow);
 /* Tell of an error, but not again and again of the same. */
 void hostmem_pcow_tell_error(HostMemPcow *pcow, uint64_t offset, int error,
                              const char *consequence);
