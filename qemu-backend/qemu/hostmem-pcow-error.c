@@ -11,7 +11,8 @@
  *   address_space_rw()      finds it out by hostmem_pcow_can_load(), MEMTX_ERROR
  *   a system call           EFAULT: the guest's request fails
  *   KVM                     KVM's own SIGBUS (hardware errors), or EFAULT
- *   any other code of QEMU  reads zeros, and the VM is stopped
+ *   any other code of QEMU  reads zeros, or has its store dropped if the pool is
+ *                           full, and the VM is stopped
  */
 #include "qemu/osdep.h"
 #include <pcow.h>
@@ -175,7 +176,9 @@ static void serve_report(const Report *report)
     if (report->covered) {
         struct pcow_error error;
 
-        tell(report, "the VM is stopped, as a device saw zeros instead");
+        tell(report, report->error == -ENOSPC ?
+             "the VM is stopped, as the store of a device is lost" :
+             "the VM is stopped, as a device saw zeros instead");
         vm_stop(RUN_STATE_IO_ERROR);
         if (pcow_map_restore(pcow->map, report->offset & -PAGE, PAGE,
                              &error) < 0) {
@@ -309,13 +312,25 @@ static void *failed_address(const siginfo_t *info)
     return info->si_code > 0 ? info->si_addr : NULL;
 }
 
-/* Somebody accesses memory by a pointer, and there is no way back for him. */
+/*
+ * Somebody accesses memory by a pointer, and there is no way back for him.  A
+ * page that only could not be copied goes on to read what it holds.
+ */
 static bool cover(void *address, Report *report)
 {
-    uintptr_t page = (uintptr_t)address & -PAGE;
+    void *page = (void *)((uintptr_t)address & -PAGE);
+    void *instead = mmap(NULL, PAGE, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
-    if (mmap((void *)page, PAGE, PROT_READ | PROT_WRITE,
-             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED) {
+    if (instead == MAP_FAILED) {
+        return false;
+    }
+    if (report->error == -ENOSPC && hostmem_pcow_can_load(page)) {
+        memcpy(instead, page, PAGE);
+    }
+    if (mremap(instead, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, page) ==
+        MAP_FAILED) {
+        munmap(instead, PAGE);
         return false;
     }
     report->covered = true;

@@ -85,11 +85,16 @@ class Qemu:
 
     def ask(self, line: str) -> str:
         """Answer to a command of the qtest protocol, without its OK."""
-        self._qtest.sendall(f'{line}\n'.encode())
-        reply = self._answers.readline().decode().split(maxsplit=1)
-        if not reply or reply[0] != 'OK':
-            raise AssertionError(f'qtest: {reply}')
-        return reply[1].strip() if len(reply) > 1 else ''
+        return self.ask_together(line)[0]
+
+    def ask_together(self, *lines: str) -> list[str]:
+        """The same for commands that come in one piece, so that QEMU does nothing else in between."""
+        self._qtest.sendall(''.join(f'{line}\n' for line in lines).encode())
+        replies = [self._answers.readline().decode().split(maxsplit=1) for _ in lines]
+        for reply in replies:
+            if not reply or reply[0] != 'OK':
+                raise AssertionError(f'qtest: {reply}')
+        return [reply[1].strip() if len(reply) > 1 else '' for reply in replies]
 
     def write(self, address: int, data: bytes) -> None:
         self.ask(f'write {address:#x} {len(data):#x} 0x{data.hex()}')
