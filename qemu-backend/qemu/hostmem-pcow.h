@@ -213,6 +213,20 @@ void hostmem_pcow_prepare_store(CPUState *cpu, void *host, uintptr_t ra);
  * to an image.
  */
 int hostmem_pcow_kvm_fault(CPUState *cpu);
+/*
+ * KVM emulates some instructions (rep ins, rep movs from a device).  It cannot
+ * store to a page that must be copied first, and leaves that to us as if the
+ * page were a device: KVM_EXIT_MMIO.  Returns true if it is such a store; it is
+ * done before the vCPU runs again.
+ */
+bool hostmem_pcow_kvm_begin_store(CPUState *cpu);
+/*
+ * Do it, if there is one.  Returns 0, or EXCP_INTERRUPT if it still waits for
+ * space and somebody wants something of the vCPU.
+ */
+int hostmem_pcow_kvm_finish_store(CPUState *cpu);
+/* The vCPU is reset, or its state loaded: what it waited with is past. */
+void hostmem_pcow_kvm_drop_store(CPUState *cpu);
 
 /* ---- hostmem-pcow-qmp.c ---- */
 

@@ -65,7 +65,7 @@ class VmTestCase(testtools.TestCase):
 class KvmTest(VmTestCase):
     """The scenarios that are steady; see "Limits" in doc/source/testing.rst."""
 
-    SCENARIOS = ('stores@tmpfs', 'pool-full@tmpfs', 'debian@pmem')
+    SCENARIOS = ('stores@tmpfs', 'pool-full@tmpfs', 'full-emulated@tmpfs', 'debian@pmem')
     TRIES = 2
     SHOWN = 2000                               # bytes of an error
 
@@ -101,7 +101,7 @@ class KvmTest(VmTestCase):
 class TcgTest(VmTestCase):
     def test_all(self) -> None:
         found = self.run_all('tcg')
-        self.assertEqual(['stores', 'transfers', 'snapshots', 'pool-full', 'saved-state', 'debian'],
+        self.assertEqual(['stores', 'transfers', 'snapshots', 'pool-full', 'full-emulated', 'saved-state', 'debian'],
                          [item['name'] for item in found])
         for result in found:
             self.assertEqual('tcg', result['accel'])

@@ -30,9 +30,10 @@ _TMPFS = Path('/dev/shm')
 # The order of the scenarios. tmpfs is a pool of the class volatile, pmem one on an fsdax namespace.
 PLANS = {
     'kvm': (('plain-file', 'tmpfs'), ('stores', 'tmpfs'), ('stores', 'pmem'), ('transfers', 'tmpfs'), ('transfers', 'pmem'),
-            ('snapshots', 'tmpfs'), ('snapshots', 'pmem'), ('pool-full', 'tmpfs'), ('saved-state', 'tmpfs'), ('debian', 'pmem')),
-    'tcg': (('stores', 'tmpfs'), ('transfers', 'tmpfs'), ('snapshots', 'tmpfs'), ('pool-full', 'tmpfs'), ('saved-state', 'tmpfs'),
-            ('debian', 'tmpfs')),
+            ('snapshots', 'tmpfs'), ('snapshots', 'pmem'), ('pool-full', 'tmpfs'), ('full-emulated', 'tmpfs'),
+            ('saved-state', 'tmpfs'), ('debian', 'pmem')),
+    'tcg': (('stores', 'tmpfs'), ('transfers', 'tmpfs'), ('snapshots', 'tmpfs'), ('pool-full', 'tmpfs'), ('full-emulated', 'tmpfs'),
+            ('saved-state', 'tmpfs'), ('debian', 'tmpfs')),
     'fsdax': (*((name, kind) for kind in fsdax.REGIONS for name in fsdax.ALL), *((name, 'pmem') for name in machines.FSDAX)),
 }
 

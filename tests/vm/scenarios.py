@@ -225,6 +225,15 @@ def _mount(directory: Path, options: str) -> None:
 
 def pool_full(context: Context) -> dict[str, Any]:
     """A pool that fills up while all CPUs write: the VM can be stopped and goes on when there is space."""
+    return _fill_pool(context, 'fill 5')
+
+
+def full_emulated(context: Context) -> dict[str, Any]:
+    """The same with stores of instructions that KVM emulates."""
+    return _fill_pool(context, 'device-copy')
+
+
+def _fill_pool(context: Context, command: str) -> dict[str, Any]:
     pool, model = context.directory / 'full', context.model_disk()
     pool.mkdir()
     _mount(pool, f'size={256 * MIB}')
@@ -234,14 +243,14 @@ def pool_full(context: Context) -> dict[str, Any]:
         _mount(pool, f'remount,size={used + 12 * MIB}')
         with context.test_guest(*context.backend(image), *_disks(context, model)) as vm:
             vm.wait_ready()
-            vm.send('fill 5')
+            vm.send(command)
             event = vm.wait_event('PCOW_POOL_FULL', machine.COMMAND_SECONDS)
             if event['id'] != 'mem0' or not 0 < event['offset'] < chain.SIZE:
                 raise machine.Failure(f'PCOW_POOL_FULL came with {event}')
             begun = time.monotonic()
             statuses = [vm.run_qmp('query-status')['status']]
-            for command in ('stop', 'cont'):
-                vm.run_qmp(command)
+            for change in ('stop', 'cont'):
+                vm.run_qmp(change)
                 statuses.append(vm.run_qmp('query-status')['status'])
             answered = time.monotonic() - begun
             if statuses != ['running', 'paused', 'running'] or answered > 10:
@@ -250,7 +259,7 @@ def pool_full(context: Context) -> dict[str, Any]:
             if not vm.busy():
                 raise vm.failure('the guest went on although the pool is full')
             _mount(pool, f'remount,size={256 * MIB}')
-            vm.result('fill')
+            vm.result(command.split()[0])
             vm.wait_event('PCOW_POOL_RESUMED', 60)
             vm.command('read')
             vm.command('save')
@@ -349,6 +358,7 @@ ALL: dict[str, Scenario] = {
     'transfers': transfers,
     'snapshots': snapshots,
     'pool-full': pool_full,
+    'full-emulated': full_emulated,
     'saved-state': saved_state,
     'debian': debian,
 }

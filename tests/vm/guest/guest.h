@@ -61,6 +61,9 @@ bool shared_counters(struct memory *memory, FILE *out);
 bool shared_read(struct memory *memory, FILE *out);
 bool shared_fill(struct memory *memory, uint64_t seed, FILE *out);
 
+/* device.c: to every page */
+bool device_copy(struct memory *memory, FILE *out);
+
 /* load.c: an endless sequence of page writes per thread; a state of the memory belongs to a moment of it, or it is torn */
 void load_start(struct memory *memory);
 void load_stop(struct memory *memory);

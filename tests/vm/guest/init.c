@@ -195,6 +195,9 @@ static bool perform(struct memory *memory, char *line, FILE *out)
     if (strcmp(name, "fill") == 0) {
         return shared_fill(memory, numbers[0], out);
     }
+    if (strcmp(name, "device-copy") == 0) {
+        return device_copy(memory, out);
+    }
     if (strcmp(name, "load-start") == 0) {
         load_start(memory);
         return true;

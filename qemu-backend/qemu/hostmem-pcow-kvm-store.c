@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * A store of an instruction that KVM emulates (rep ins, rep movs from a device,
+ * real mode on old processors) to a page of a pcow image that must be copied
+ * first.
+ *
+ * To KVM the page is read-only, which to its emulator is a device: KVM_RUN
+ * returns with KVM_EXIT_MMIO, the registers past the instruction, and the data
+ * in kvm_run.  There they stay until the vCPU runs again, so the store may wait
+ * for space, and whoever wants the vCPU meanwhile gets it.
+ */
+#include "qemu/osdep.h"
+#include <linux/kvm.h>
+#include "cpu.h"
+#include "exec/address-spaces.h"
+#include "exec/cpu-common.h"
+#include "exec/memory.h"
+#include "exec/ramblock.h"
+#include "hw/core/cpu.h"
+#include "qemu/rcu.h"
+#include "system/hostmem-pcow.h"
+#include "system/kvm.h"
+#include "system/kvm_int.h"
+
+#define RETRY_INTERVAL_NS (10 * 1000 * 1000)
+/* An instruction that is dropped may have so many stores of 8 bytes left */
+#define MAX_STORES 4096
+
+/* This vCPU has one to do */
+static __thread bool left;
+
+/* The page of an image that the vCPU stores to, or NULL */
+static uint8_t *find_target(const struct kvm_run *run)
+{
+    hwaddr length = 1, at;
+    MemoryRegion *mr = address_space_translate(&address_space_memory,
+                                               run->mmio.phys_addr, &at,
+                                               &length, true,
+                                               MEMTXATTRS_UNSPECIFIED);
+
+    if (!memory_region_is_ram(mr) || !mr->ram_block || !mr->ram_block->pcow ||
+        mr->ram_block->pcow->readonly) {
+        return NULL;
+    }
+    return (uint8_t *)memory_region_get_ram_ptr(mr) + at;
+}
+
+bool hostmem_pcow_kvm_begin_store(CPUState *cpu)
+{
+    if (hostmem_pcow_high && cpu->kvm_run->mmio.is_write) {
+        RCU_READ_LOCK_GUARD();
+        left = find_target(cpu->kvm_run);
+    }
+    return left;
+}
+
+/* Does it have to wait? */
+static bool finds_no_space(CPUState *cpu)
+{
+    uint8_t *host;
+    int ret;
+
+    RCU_READ_LOCK_GUARD();
+    host = find_target(cpu->kvm_run);
+    ret = host ? hostmem_pcow_trap(host, true) : 0;
+    if (ret == -ENOSPC && !hostmem_pcow_fails_when_full(host)) {
+        return true;
+    }
+    if (ret < 0) {
+        hostmem_pcow_memory_error(cpu, host, ret);
+    }
+    return false;
+}
+
+int hostmem_pcow_kvm_finish_store(CPUState *cpu)
+{
+    struct timespec interval = { 0, RETRY_INTERVAL_NS };
+    struct kvm_run *run = cpu->kvm_run;
+
+    if (!left) {
+        return 0;
+    }
+    while (finds_no_space(cpu)) {
+        /* the latter is what a kick sets, for a KVM_RUN that is not there */
+        if (qatomic_read(&cpu->exit_request) ||
+            qatomic_read(&run->immediate_exit)) {
+            qatomic_set(&run->immediate_exit, 0);
+            return EXCP_INTERRUPT;
+        }
+        nanosleep(&interval, NULL);
+    }
+    left = false;
+    address_space_rw(&address_space_memory, run->mmio.phys_addr,
+                     MEMTXATTRS_UNSPECIFIED, run->mmio.data, run->mmio.len,
+                     true);
+    return 0;
+}
+
+/* KVM still has the instruction, and would go on with it after the reset. */
+void hostmem_pcow_kvm_drop_store(CPUState *cpu)
+{
+    struct kvm_run *run = cpu->kvm_run;
+
+    if (!left) {
+        return;
+    }
+    left = false;
+    if (!kvm_check_extension(kvm_state, KVM_CAP_IMMEDIATE_EXIT)) {
+        return;
+    }
+    for (unsigned i = 0; i < MAX_STORES; i++) {
+        int ret;
+
+        qatomic_set(&run->immediate_exit, 1);
+        ret = kvm_vcpu_ioctl(cpu, KVM_RUN, 0);
+        qatomic_set(&run->immediate_exit, 0);
+        if (ret < 0 || run->exit_reason != KVM_EXIT_MMIO) {
+            break;
+        }
+    }
+}
