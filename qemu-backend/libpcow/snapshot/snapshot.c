@@ -94,8 +94,12 @@ int pcow_snapshot_create(pcow_image *image, const char *name, struct pcow_error 
 /* In the file the layer that was frozen is still open; only beneath the active one that is as good as a snapshot. */
 static int finish_create(pcow_image *image, struct pcow_error *error)
 {
-    int ret = image->unfinished_layer ? layer_store_state(image, layer_find(image, image->unfinished_layer), error) : 0;
+    struct layer *layer = image->unfinished_layer ? layer_find(image, image->unfinished_layer) : NULL;
+    /* Somebody may have made an image on it meanwhile, and marked it. */
+    int ret = layer ? pin_refresh(image, layer, error) : 0;
 
+    if (!ret && layer)
+        ret = layer_store_state(image, layer, error);
     if (!ret)
         image->unfinished_layer = 0;
     return ret;

@@ -166,6 +166,41 @@ static void test_failed_create_then_another(void **state)
 }
 
 /*
+ * The same, and before the next operation somebody makes an image on the snapshot: he marks it in the file, which the writer's own copy of the
+ * record does not know. What finishes the create must not take that mark away.
+ */
+static void test_failed_create_then_a_child(void **state)
+{
+    bool reached_end = false;
+    unsigned children = 0;
+    struct faulty faulty;
+
+    (void)state;
+    for (int fault = 0; !reached_end; fault++) {
+        struct pcow_create_options options = {.base = scratch("t"), .base_snapshot = "first"};
+        pcow_image *image = faulty_tree(&faulty);
+
+        faulty.left = fault;
+        (void)pcow_snapshot_create(image, "first", NULL);
+        reached_end = faulty.left >= 0;
+        faulty.left = -1;
+        unlink(scratch("top"));
+        if (pcow_create(scratch("top"), &options, NULL) == 0) {
+            children++;
+            MUST_FAIL(-EBUSY, pcow_snapshot_delete(image, "first", NULL, &error));
+            pcow_close(must_open(scratch("top"), 0));
+            unlink(scratch("top"));
+            MUST(pcow_snapshot_delete(image, "first", NULL, &error));
+        }
+        pcow_close(image);
+        must_be_clean(scratch("t"));
+        assert_true(fault < 1000);
+    }
+    /* More than that of the create that did not fail. */
+    assert_true(children > 1);
+}
+
+/*
  * Two slabs of a snapshot hold pages of one guest slab, and a delete gives them to the active layer one by one. Here after the first: what the
  * guest stores then must be newer than both, for who opens the image later too.
  */
@@ -259,6 +294,7 @@ int main(void)
         TEST(test_failed_rename_then_delete),
         TEST(test_failed_delete),
         TEST(test_failed_create_then_another),
+        TEST(test_failed_create_then_a_child),
         TEST(test_writes_in_the_middle_of_a_delete),
         TEST(test_delete_beneath_half_a_copy),
         TEST(test_flush_tells_what_another_commit_met),
