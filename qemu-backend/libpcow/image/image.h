@@ -36,7 +36,8 @@ struct slab {
 
 struct pcow_image {
     struct file file;
-    int directory;                    /* where a base is looked up */
+    int directory;                    /* where it lies, and its base */
+    bool elsewhere;                   /* that is not certain: who stands on it may lie in another one */
     unsigned open_flags;
     struct header header;             /* as in the file, kept current */
     struct layer *layers;             /* alive ones, by ascending id */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include <errno.h>
 #include <fcntl.h>
-#include <libgen.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -14,18 +13,6 @@
 #include "operations/operations.h"
 #include "snapshot/tree.h"
 #include "util/error.h"
-
-static int open_directory(const char *path, struct pcow_error *error)
-{
-    char *copy = strdup(path);
-    int fd;
-
-    if (!copy)
-        return error_set(error, -ENOMEM, "out of memory");
-    fd = open(dirname(copy), O_PATH | O_DIRECTORY | O_CLOEXEC);
-    free(copy);
-    return fd >= 0 ? fd : error_set_errno(error, -errno, "cannot open the directory of %s", path);
-}
 
 static int load_header(struct pcow_image *image, struct pcow_error *error)
 {
@@ -130,11 +117,11 @@ static int load(struct pcow_image *image, int directory, const char *name, const
     if (ret)
         return ret;
     if (directory == AT_FDCWD)
-        image->directory = open_directory(shown_path, error);
-    else
-        image->directory = fcntl(directory, F_DUPFD_CLOEXEC, 0);
-    if (image->directory < 0)
-        return error_set(error, -EMFILE, "cannot keep the directory of %s open", shown_path);
+        ret = image_open_directory(image, error);
+    else if ((image->directory = fcntl(directory, F_DUPFD_CLOEXEC, 0)) < 0)
+        ret = error_set(error, -EMFILE, "cannot keep the directory of %s open", shown_path);
+    if (ret)
+        return ret;
     return flags & PCOW_OPEN_FORMAT_1 ? format1_load(image, error) : load_image(image, snapshot, error);
 }
 

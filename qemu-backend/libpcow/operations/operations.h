@@ -14,6 +14,11 @@ int image_open(const char *path, unsigned flags, const char *snapshot, struct ob
 int image_create(const char *path, const struct pcow_create_options *options, struct observer *observer, struct pcow_error *error);
 int image_unseal(const char *path, struct observer *observer, struct pcow_error *error);
 
+/*
+ * Find the directory of an image that was opened by its path, links resolved. If it is another than that of the path, the path is replaced.
+ */
+int image_open_directory(struct pcow_image *image, struct pcow_error *error);
+
 /* The chain below an open image, as its base record says. */
 int image_open_base(struct pcow_image *image, struct pcow_error *error);
 

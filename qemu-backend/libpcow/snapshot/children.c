@@ -28,7 +28,7 @@ static enum answer stands_on(const struct header *header, const uint8_t uuid[PCO
     return header->base[slot - 1].layer == layer && memcmp(header->base[slot - 1].uuid, uuid, PCOW_UUID_SIZE) == 0 ? YES : NO;
 }
 
-static enum answer look_at(int directory, const char *name, const uint8_t uuid[PCOW_UUID_SIZE], uint32_t layer)
+static enum answer look_at(int directory, const char *name, const struct pcow_image *image, uint32_t layer, struct children *children)
 {
     struct header header;
     struct stat st;
@@ -41,12 +41,14 @@ static enum answer look_at(int directory, const char *name, const uint8_t uuid[P
         return errno == ENOENT ? NO : UNKNOWN;
     if (!S_ISREG(st.st_mode))
         return NO;
+    if (st.st_dev == children->image.st_dev && st.st_ino == children->image.st_ino)
+        children->names_of_image++;
     fd = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW);
     if (fd < 0)
         return errno == ENOENT ? NO : UNKNOWN;
     got = pread(fd, &header, sizeof header, 0);
     if (got >= 0)
-        answer = (size_t)got < sizeof header ? NO : stands_on(&header, uuid, layer);
+        answer = (size_t)got < sizeof header ? NO : stands_on(&header, image->header.uuid, layer);
     close(fd);
     return answer;
 }
@@ -62,21 +64,23 @@ static void add_name(struct children *children, const char *name)
         snprintf(children->names + used, sizeof children->names - used, ", ...");
 }
 
-int children_find(int directory, const uint8_t uuid[PCOW_UUID_SIZE], uint32_t layer, struct children *children)
+int children_find(const struct pcow_image *image, uint32_t layer, struct children *children)
 {
-    int fd = openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), ret;
+    int fd = openat(image->directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), ret;
     DIR *entries = fd >= 0 ? fdopendir(fd) : NULL;
     const struct dirent *entry;
 
     memset(children, 0, sizeof *children);
-    if (!entries) {
+    if (!entries || fstat(image->file.fd, &children->image)) {
         ret = -errno;
-        if (fd >= 0)
+        if (entries)
+            closedir(entries);
+        else if (fd >= 0)
             close(fd);
         return ret;
     }
     while (errno = 0, (entry = readdir(entries))) {
-        enum answer answer = look_at(directory, entry->d_name, uuid, layer);
+        enum answer answer = look_at(fd, entry->d_name, image, layer, children);
 
         if (answer == YES)
             add_name(children, entry->d_name);

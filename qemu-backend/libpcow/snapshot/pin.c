@@ -118,7 +118,7 @@ int pin_check_free(const struct pcow_image *image, const struct file *file, stru
     if (busy && busy != -EBUSY)
         return error_set_errno(error, busy, "cannot lock snapshot '%s' of %s", layer->name, image->file.path);
     if (layer->flags & LAYER_PINNED || busy)
-        found = children_find(image->directory, image->header.uuid, layer->id, &children);
+        found = children_find(image, layer->id, &children);
     if (children.count || (layer->flags & LAYER_PINNED && children.unknown))
         ret = refuse(image, layer, &children, error);
     else if (busy)
@@ -128,6 +128,10 @@ int pin_check_free(const struct pcow_image *image, const struct file *file, stru
         ret = error_set(error, -EBUSY, "%s: images were made on snapshot '%s', and whether they still exist cannot be seen from here (%s); "
                         "run 'pcow-img snapshot --unpin' as a user who may list the directory, then try again", image->file.path,
                         layer->name, strerror(-found));
+    else if (layer->flags & LAYER_PINNED && (image->elsewhere || children.image.st_nlink > children.names_of_image))
+        ret = error_set(error, -EBUSY, "%s: images were made on snapshot '%s', and whether they still exist cannot be seen from here: the image "
+                        "has another name outside of it (a hard link or a bind mount); use the one in its pool, and remove other hard links",
+                        image->file.path, layer->name);
     if (ret && !busy)
         unlock_snapshot(file, layer->id);
     return ret;

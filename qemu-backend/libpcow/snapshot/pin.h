@@ -6,6 +6,8 @@
 #ifndef PCOW_SNAPSHOT_PIN_H
 #define PCOW_SNAPSHOT_PIN_H
 
+#include <sys/stat.h>
+
 #include "image/image.h"
 
 #define CHILDREN_TEXT_SIZE 400
@@ -16,10 +18,12 @@ struct children {
     char names[CHILDREN_TEXT_SIZE];    /* the first of them, "'a', 'b', ..." */
     unsigned unknown;                  /* files that may stand on it, but could not be looked at */
     char first_unknown[PCOW_BASE_NAME_SIZE];
+    struct stat image;
+    uint64_t names_of_image;           /* that it has in its directory; with more links than those, it lies in another one too */
 };
 
-/* Who in the directory stands on this layer of the image with this uuid? 0, or negative if the directory cannot be listed. */
-int children_find(int directory, const uint8_t uuid[PCOW_UUID_SIZE], uint32_t layer, struct children *children);
+/* Who in its directory stands on this layer of the image? 0, or negative if the directory cannot be listed. */
+int children_find(const struct pcow_image *image, uint32_t layer, struct children *children);
 
 /* Mark a snapshot, durably. base is open at it, read-only, so it stays until base is closed. */
 int pin_set(const struct pcow_image *base, struct pcow_error *error);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -283,6 +284,64 @@ static void test_strange_files_in_the_directory(void **state)
     pcow_close(base);
 }
 
+/* By a link, a hard link or a bind mount in another directory: who stands on the image lies where it lies. */
+static void test_another_name_of_the_base(void **state)
+{
+    pcow_image *base = must_create(scratch("base"), 4 * MIB, 0, NULL);
+    char far[512], name[520], link_name[520], top_name[520];
+
+    (void)state;
+    snprintf(far, sizeof far, "%s", scratch("far"));
+    snprintf(name, sizeof name, "%s/name", far);
+    snprintf(link_name, sizeof link_name, "%s/base", far);
+    snprintf(top_name, sizeof top_name, "%s/top", far);
+    assert_int_equal(mkdir(far, 0700), 0);
+    assert_int_equal(symlink("../base", link_name), 0);
+    assert_int_equal(symlink(scratch("top"), top_name), 0);
+    write_text(base, 0, "old");
+    MUST(pcow_snapshot_create(base, "s", &error));
+    write_text(base, 0, "new");
+    pcow_close(base);
+    MUST(fork_image("top", "base", "s", &error));
+
+    base = must_open(link_name, PCOW_OPEN_WRITE);
+    delete_is_refused(base, "s", "'top'");
+    pcow_close(base);
+    MUST_FAIL(-EBUSY, pcow_snapshot_unpin(link_name, "s", &error));
+    unlink(link_name);
+    assert_int_equal(flags_in_file("base", "s"), LAYER_PINNED);
+    /* Its base lies beside it, not beside the link. */
+    reads(top_name, NULL, 0, "old");
+    unlink(top_name);
+
+    /* Links in its own directory are harmless, but nothing tells where others are. */
+    unlink(scratch("top"));
+    assert_int_equal(link(scratch("base"), name), 0);
+    base = must_open(name, PCOW_OPEN_WRITE);
+    delete_is_refused(base, "s", "another name");
+    pcow_close(base);
+    base = must_open(scratch("base"), PCOW_OPEN_WRITE);
+    delete_is_refused(base, "s", "another name");
+    MUST_FAIL(-EBUSY, pcow_snapshot_unpin(scratch("base"), "s", &error));
+    pcow_close(base);
+    unlink(name);
+
+    if (getuid() == 0) {
+        close(open(name, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+        assert_int_equal(mount(scratch("base"), name, NULL, MS_BIND, NULL), 0);
+        base = must_open(name, PCOW_OPEN_WRITE);
+        delete_is_refused(base, "s", "another name");
+        pcow_close(base);
+        assert_int_equal(umount2(name, MNT_DETACH), 0);
+        unlink(name);
+    }
+    assert_int_equal(link(scratch("base"), scratch("second")), 0);
+    base = must_open(scratch("base"), PCOW_OPEN_WRITE);
+    MUST(pcow_snapshot_delete(base, "s", NULL, &error));
+    pcow_close(base);
+    assert_int_equal(rmdir(far), 0);
+}
+
 /* Without permission to mark the snapshot there is no fork, and no file. */
 static void test_a_base_that_cannot_be_marked(void **state)
 {
@@ -467,6 +526,7 @@ int main(void)
         TEST(test_a_directory_that_cannot_be_listed),
         TEST(test_unpin_looks),
         TEST(test_strange_files_in_the_directory),
+        TEST(test_another_name_of_the_base),
         TEST(test_a_base_that_cannot_be_marked),
         TEST(test_readers_beside_a_writer),
     };
