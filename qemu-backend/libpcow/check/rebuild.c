@@ -158,6 +158,11 @@ static int find_missing(struct check *check, struct ids *ids)
 
 /* ---- making them ----------------------------------------------------------------------------------------------------- */
 
+/*
+ * Whether an image stands on a layer that is made again, its lost state word would have told. So it is pinned: a delete then looks for those
+ * that do.
+ */
+
 /* The one record whose id cannot be read belongs to the one layer that has none. */
 static int adopt_lost_record(struct check *check, uint32_t id, struct check_layer *made)
 {
@@ -167,7 +172,7 @@ static int adopt_lost_record(struct check *check, uint32_t id, struct check_laye
 
     if (ret)
         return ret;
-    record.state = layer_state_word(id, LAYER_SNAPSHOT, 0, 0);
+    record.state = layer_state_word(id, LAYER_SNAPSHOT, LAYER_PINNED, 0);
     made->damage = check_decode(&record, slot, &made->layer);
     check->lost_count = 0;
     check_corruption(check, true, "the state word of layer record %u is damaged; it is the record of layer %u", slot, id);
@@ -190,6 +195,7 @@ static int make_layer(struct check *check, uint32_t id, bool only)
     }
     made.rewrite = true;
     made.layer.state = active ? LAYER_OPEN : LAYER_SNAPSHOT;
+    made.layer.flags = active ? 0 : LAYER_PINNED;
     return ret ? ret : check_add_layer(check, &made);
 }
 
@@ -238,6 +244,7 @@ static int revive_parents(struct check *check)
             return error_set_errno(check->error, ret, "%s: cannot make layer %u again", check->file.path, found->layer.id);
         check->slot_taken[found->layer.slot] = true;
         found->layer.state = LAYER_SNAPSHOT;
+        found->layer.flags |= LAYER_PINNED;
         found->rewrite = true;
     }
     return 0;

@@ -105,6 +105,42 @@ static void test_interrupted_deletion_of_a_leaf(void **state)
     }
 }
 
+/*
+ * What a repair gives back may be what an image stands on, which the lost word would have told. Three ways to lose it: the state word, the
+ * record, and a record that says that it is dead.
+ */
+static void test_lost_record_that_an_image_stands_on(void **state)
+{
+    uint8_t zeros[LAYER_RECORD_SIZE] = {0};
+
+    (void)state;
+    for (unsigned damage = 0; damage < 3; damage++) {
+        struct pcow_create_options options = {.base_snapshot = "s1"};
+        const char *name = damage == 1 ? "recovered-1" : "s1";
+        pcow_image *image;
+
+        make_image();
+        options.base = IMAGE;
+        MUST(pcow_create(scratch("top.pcow"), &options, &error));
+        if (damage == 0)
+            flip(record_offset(0, 0), 0x40);
+        else if (damage == 1)
+            poke(record_offset(0, 0), zeros, sizeof zeros);
+        else
+            poke_word(record_offset(0, 0), word_value(layer_state_word(LAYER_S1, LAYER_FREE, 0, 0)));
+        run_check(PCOW_CHECK_REPAIR);
+        expect_clean();
+        image = must_open(IMAGE, PCOW_OPEN_WRITE);
+        MUST_FAIL(-EBUSY, pcow_snapshot_delete(image, name, NULL, &error));
+        pcow_close(must_open(scratch("top.pcow"), 0));
+        /* The mark is a question only: nobody is hindered. */
+        unlink(scratch("top.pcow"));
+        MUST(pcow_snapshot_delete(image, name, NULL, &error));
+        pcow_close(image);
+        expect_clean();
+    }
+}
+
 /* ---- the base ---------------------------------------------------------------------------------------------------- */
 
 static uint8_t page[4096];
@@ -227,6 +263,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_lost_record_of_a_leaf, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_lost_record_of_a_renamed_leaf, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_interrupted_deletion_of_a_leaf, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_lost_record_that_an_image_stands_on, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_base_slot_lost_twice, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_only_the_user_knows_the_base, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_wiped_words, scratch_setup, scratch_teardown),
