@@ -3,7 +3,7 @@
  * Making the guest's stores durable when it asks for it (virtio-pmem, pcow_map_flush()).
  *
  * Only own pages that are mapped for stores can hold what is not durable: everything older was made so when it was frozen, or is
- * remembered by unflushed_frozen. Within one flush, data and metadata may reach the medium in any order: a page whose bit or owner is
+ * remembered by unflushed_frozen (or unknown). Within one flush, data and metadata may reach the medium in any order: a page whose bit or owner is
  * missing reads as before the stores that this flush covers.
  */
 #include <errno.h>
@@ -88,6 +88,12 @@ static int flush_metadata(const struct pcow_map *map, uint64_t offset, uint64_t 
     return 0;
 }
 
+/* There may be stores in pages that are in no set. */
+static bool needs_all(const pcow_map *map)
+{
+    return __atomic_load_n(&map->unflushed_frozen, __ATOMIC_SEQ_CST) || __atomic_load_n(&map->unknown, __ATOMIC_SEQ_CST);
+}
+
 static int flush_all(pcow_map *map)
 {
     int ret;
@@ -108,14 +114,14 @@ static int flush_range(pcow_map *map, uint64_t offset, uint64_t end)
 
     if (persistence == PCOW_PERSISTENCE_VOLATILE || !map->image->file.writable)
         return 0;
-    if (__atomic_load_n(&map->unflushed_frozen, __ATOMIC_SEQ_CST))
+    if (needs_all(map))
         return flush_all(map);
     walk_writable(map, offset, end, &walk, NULL);
     if (persistence == PCOW_PERSISTENCE_PMEM ? walk.bytes > MAX_LINE_FLUSH : walk.pieces > MAX_PIECES || offset >> SLAB_BITS != (end - 1) >> SLAB_BITS)
         return flush_all(map);
     ret = walk_writable(map, offset, end, &walk, flush_piece);
     /* A snapshot since then has emptied the sets that were walked over. */
-    if (!ret && __atomic_load_n(&map->unflushed_frozen, __ATOMIC_SEQ_CST))
+    if (!ret && needs_all(map))
         return flush_all(map);
     /* In class pmem metadata is durable when it is published. */
     if (ret || persistence == PCOW_PERSISTENCE_PMEM)

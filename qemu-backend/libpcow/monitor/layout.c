@@ -192,23 +192,30 @@ static bool is_one_piece(const struct pcow_map *map, uint64_t guest_slab)
 void layout_make_cold(struct pcow_map *map, uint64_t guest_slab)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
+    bool unmapped = order_mmap(map->address + (guest_slab << SLAB_BITS), layout_pages(map, guest_slab) * PCOW_PAGE_SIZE, PROT_NONE,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
 
-    order_mmap(map->address + (guest_slab << SLAB_BITS), layout_pages(map, guest_slab) * PCOW_PAGE_SIZE, PROT_NONE,
-               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    /*
+     * At the limit of mappings this one may fail as well. Then any page may be mapped as it was before, for stores too, or not at all: a trap
+     * must map it anew, and nothing may rely on what is written here.
+     */
+    if (!unmapped)
+        __atomic_store_n(&map->unknown, true, __ATOMIC_SEQ_CST);
     /* A flush finds what was stored to by these sets. */
     if (!page_set_empty(&slab->writable))
         __atomic_store_n(&map->unflushed_frozen, true, __ATOMIC_SEQ_CST);
     memset(&slab->writable, 0, sizeof slab->writable);
     __atomic_store_n(&slab->watched, WATCHED_NOT, __ATOMIC_RELAXED);
     slab->cold = 1;
-    slab->behind = 0;
+    slab->behind = !unmapped;
 }
 
-void layout_catch_up(struct pcow_map *map, uint64_t guest_slab)
+int layout_catch_up(struct pcow_map *map, uint64_t guest_slab)
 {
-    /* If it fails the slab is cold. */
-    if (map->slabs[guest_slab].behind)
-        (void)layout_map_slab(map, guest_slab);
+    int ret = map->slabs[guest_slab].behind ? layout_map_slab(map, guest_slab) : 0;
+
+    /* If it fails the slab is cold, or nobody knows what is mapped. */
+    return map->slabs[guest_slab].behind ? ret : 0;
 }
 
 /*

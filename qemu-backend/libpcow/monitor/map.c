@@ -244,7 +244,8 @@ static int protect_writable(struct pcow_map *map)
 
 int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
 {
-    int ret = map->engine->id == PCOW_ENGINE_UFFD ? protect_writable(map) : protect(map);
+    /* What is mapped for stores is not known of every slab: none may stay. */
+    int ret = map->unknown ? -ENOMEM : map->engine->id == PCOW_ENGINE_UFFD ? protect_writable(map) : protect(map);
 
     if (map->image->file.persist.persistence == PCOW_PERSISTENCE_PMEM)
         __atomic_store_n(&map->unflushed_frozen, true, __ATOMIC_SEQ_CST);
@@ -282,6 +283,7 @@ int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error)
                                "or what it writes changes the snapshot", map->image->file.path);
     watch_forget(map);
     __atomic_store_n(&map->unflushed_frozen, true, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&map->unknown, false, __ATOMIC_SEQ_CST);      /* one mapping in place of all needs no other to be split */
     vmas_add(map, -(int)map->vmas);
     memset(map->slabs, 0, slabs * sizeof *map->slabs);
     for (uint64_t v = 0; v < slabs; v++)

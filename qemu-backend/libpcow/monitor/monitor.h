@@ -60,7 +60,7 @@ struct slab_map {
     struct page_set writable;          /* own pages that are mapped for stores */
     uint16_t pieces;                   /* upper bound of the memory mappings in this slab */
     uint8_t faults;                    /* traps so far, to judge how hot it is (saturates) */
-    uint8_t cold;                      /* nothing is mapped */
+    uint8_t cold;                      /* nothing is mapped; with behind: nor is it known what is, see unknown below */
     uint8_t recent;                    /* there was a trap since the thread last looked */
     uint8_t queued;                    /* the thread is asked to copy the rest */
     uint8_t grown;                     /* traps that came to a cluster a second time (saturates) */
@@ -82,6 +82,7 @@ struct pcow_map {
     bool shares_vmas;                  /* the budget is that of all maps of the process, which the kernel's limit is for */
     bool closing;                      /* waiters give up */
     bool unflushed_frozen;             /* pages that are in no set any more may hold stores that no flush has covered */
+    bool unknown;                      /* a slab counts as cold that could not be unmapped: pages in no set may still be mapped for stores */
     struct event_queue events;
     struct ahead ahead;
     struct density density;
@@ -113,12 +114,16 @@ int layout_map_changed(struct pcow_map *map, const struct layout_lists *lists);
 void layout_forget_lists(struct layout_lists *lists);
 /* As the chain is now; the claim is held. On failure nothing is mapped: the next access tries again. */
 int layout_map_slab(struct pcow_map *map, uint64_t guest_slab);
-/* Before blocks are given back that an older layer has for pages that are own by now: nothing may be mapped there any more. The claim is held. */
-void layout_catch_up(struct pcow_map *map, uint64_t guest_slab);
+/*
+ * Before blocks are given back that an older layer has for pages that are own by now: nothing may be mapped there any more. On failure something
+ * may be, and they must stay. The claim is held.
+ */
+int layout_catch_up(struct pcow_map *map, uint64_t guest_slab);
 /* Count its mappings, which traps only estimate; the claim is held, or everybody stopped. */
 void layout_recount(struct pcow_map *map, uint64_t guest_slab);
 int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count);
-void layout_make_cold(struct pcow_map *map, uint64_t guest_slab);           /* nothing is mapped: the next access traps; the claim is held */
+/* Nothing is mapped: the next access traps. The claim is held. If the kernel refuses: see unknown in struct pcow_map. */
+void layout_make_cold(struct pcow_map *map, uint64_t guest_slab);
 bool layout_is_hot(const struct slab_map *slab, unsigned share);
 unsigned layout_pages(const struct pcow_map *map, uint64_t guest_slab);    /* 512, but fewer at the end of an image of format 1 */
 /*

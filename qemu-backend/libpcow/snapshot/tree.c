@@ -258,11 +258,12 @@ static int drop_shadowed(const struct merge *merge, uint64_t slab, const struct 
     dropped = page_set_count(&image->valid[slab]) - page_set_count(&valid);
     if (dropped == 0)
         return 0;
-    ret = lazily ? 0 : file_sync(&image->file);
+    /* From here on the blocks may be given back at any time. */
+    ret = claimed && image->map ? layout_catch_up(image->map, image->slabs[slab].number) : 0;
+    if (!ret && !lazily)
+        ret = file_sync(&image->file);
     if (!ret)
         ret = slab_store_valid(image, slab, &valid, lazily);
-    if (!ret && claimed && image->map)
-        layout_catch_up(image->map, image->slabs[slab].number);
     if (!ret && !page_set_empty(&valid))
         remains_leave(image, slab, dropped);
     else if (!ret)

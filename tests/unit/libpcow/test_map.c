@@ -249,6 +249,100 @@ static void test_vma_budget_promotes_slabs(void **state)
     }
 }
 
+/* One mapping more than the process may have, so that every mmap() fails; NULL: they are too many. */
+static void *use_up_mappings(size_t *size)
+{
+    const size_t unit = 4 * 4096;      /* two pages of each protection */
+    unsigned char *hog;
+    unsigned count = 0;
+    FILE *file = fopen("/proc/sys/vm/max_map_count", "r");
+    size_t at;
+
+    assert_true(file && fscanf(file, "%u", &count) == 1);
+    fclose(file);
+    if (count > 1000000)
+        return NULL;
+    *size = (count + UINT64_C(16)) * unit;
+    hog = mmap(NULL, *size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    assert_ptr_not_equal(hog, MAP_FAILED);
+    for (at = 0; at < *size && mprotect(hog + at, 2 * 4096, PROT_READ) == 0; at += unit)
+        ;
+    /* Between two of them, which the kernel splits without asking how many there are. */
+    for (at = 4096; at < *size; at += unit)
+        if (mmap(hog + at, 2 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+            return hog;
+    munmap(hog, *size);
+    return NULL;
+}
+
+/*
+ * At the limit of mappings a slab can neither be mapped anew nor unmapped: what was mapped for stores still is. A snapshot must not be changed
+ * by stores to it, nor may a delete give blocks back that are still mapped.
+ */
+static void test_out_of_mappings(void **state)
+{
+    (void)state;
+    FOR_EACH_ENGINE(engine) {
+        pcow_image *image = must_create(scratch("top.pcow"), 8 * MIB, 64 * KIB, NULL), *view;
+        unsigned char *bytes = malloc(8 * MIB);
+        unsigned char *memory;
+        pcow_map *map;
+        unsigned budget;
+        size_t size;
+        void *hog;
+        int mapped, deleted;
+
+        assert_non_null(bytes);
+        memset(bytes, 1, 8 * MIB);
+        MUST(pcow_write(image, 0, bytes, 8 * MIB, &error));
+        MUST(pcow_snapshot_create(image, "old", &error));
+        map = must_map_by(image, engine, 0);
+        memory = pcow_map_address(map);
+        budget = map->vma_budget;
+        memory[3 * MIB] = 2;
+        hog = use_up_mappings(&size);
+        if (!hog)
+            skip();
+        map->vma_budget = 1;           /* a trap takes the whole slab */
+        mapped = pcow_map_resolve(map, 3 * MIB + 100 * 4096, 4096, true, NULL);
+        deleted = pcow_snapshot_delete(image, "old", NULL, NULL);
+        munmap(hog, size);
+        map->vma_budget = budget;
+        assert_int_equal(mapped, -ENOMEM);
+        assert_int_equal(deleted, -ENOMEM);
+        MUST(pcow_reclaim(image, NULL, &error));
+        for (uint64_t offset = 0; offset < 8 * MIB; offset += 4096)
+            assert_int_equal(memory[offset], offset == 3 * MIB ? 2 : 1);
+        pcow_map_destroy(map);
+        pcow_close(image);
+
+        /* The next writer finishes the delete. */
+        image = must_open(scratch("top.pcow"), PCOW_OPEN_WRITE);
+        MUST(pcow_snapshot_create(image, "new", &error));
+        map = must_map_by(image, engine, 0);
+        memory = pcow_map_address(map);
+        memory[3 * MIB] = 3;
+        hog = use_up_mappings(&size);
+        map->vma_budget = 1;
+        mapped = pcow_map_resolve(map, 3 * MIB + 100 * 4096, 4096, true, NULL);
+        munmap(hog, size);
+        map->vma_budget = budget;
+        assert_int_equal(mapped, -ENOMEM);
+        MUST(pcow_snapshot_create(image, "s", &error));
+        memory[3 * MIB] = 4;
+        memory[3 * MIB + 200 * 4096] = 4;
+        MUST(pcow_open(scratch("top.pcow"), 0, "s", &view, &error));
+        bytes[3 * MIB] = 3;
+        assert_reads(view, 0, bytes, 8 * MIB);
+        pcow_close(view);
+        pcow_map_destroy(map);
+        pcow_close(image);
+        must_be_clean(scratch("top.pcow"));
+        remove_images();
+        free(bytes);
+    }
+}
+
 /* The estimate of the traps must not grow from one snapshot to the next: it would have every store copy a slab in the end. */
 static void test_snapshots_do_not_use_the_budget_up(void **state)
 {
@@ -437,6 +531,7 @@ int main(void)
         TEST(test_memory_without_mappings),
         TEST(test_kernel_access_after_resolve),
         TEST(test_vma_budget_promotes_slabs),
+        TEST(test_out_of_mappings),
         TEST(test_snapshots_do_not_use_the_budget_up),
         TEST(test_maps_share_the_budget),
         TEST(test_threads_on_the_same_pages),
