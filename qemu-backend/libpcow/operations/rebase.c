@@ -173,37 +173,76 @@ static int show_all_of_base(pcow_image *image, struct pcow_error *error)
     return ret;
 }
 
-static int commit_into(pcow_image *image, const char *path, pcow_progress_fn progress, void *opaque, struct pcow_error *error)
-{
-    struct base_record record = *image_base_record(image);
-    pcow_image *base;
-    int ret = image_open(path, PCOW_OPEN_WRITE, NULL, image->file.persist.observer, &base, error);
+/* What the base was when the image was opened on it, and has been since: our shared lock kept writers out. */
+struct committed {
+    char *path;
+    uint8_t uuid[PCOW_UUID_SIZE];
+    uint64_t generation;
+};
 
-    if (ret)
-        return ret;
-    /* Until it is done the base changes under the image: a crash on the way must not leave it "changed since". */
-    record.flags |= BASE_UNCHECKED;
-    record.crc = base_record_crc(&record);
-    ret = header_set_base(image, &record, error);
-    if (!ret && base->size < image->size)
-        ret = pcow_resize(base, image->size, false, error);
+/* Between that lock and the exclusive one the name may have become another file's, or the file a writer's. */
+static int check_same_base(const pcow_image *image, const pcow_image *base, const struct committed *into, struct pcow_error *error)
+{
+    if (memcmp(base->header.uuid, into->uuid, PCOW_UUID_SIZE) == 0 && word_value(base->header.generation) == into->generation)
+        return 0;
+    return error_set(error, -ESTALE, "%s: its base %s was changed or replaced just now; nothing was committed", image->file.path,
+                     base->file.path);
+}
+
+static int commit_layer(pcow_image *image, pcow_image *base, pcow_progress_fn progress, void *opaque, struct pcow_error *error)
+{
+    int ret = base->size < image->size ? pcow_resize(base, image->size, false, error) : 0;
+
     if (!ret && !chain_get(image, error))
         ret = -ENOMEM;
     if (!ret) {
         image->chain->incomplete = false;     /* only what lies in this file is read */
         ret = copy_up(image, base, progress, opaque, error);
     }
-    pcow_close(base);
     chain_free(image);
     if (!ret)
         ret = show_all_of_base(image, error);
+    return ret ? ret : tree_release_layer(image, image_active(image), OWNER_DATA, error);
+}
+
+/* The base is locked from before the first of its changes until the record tells of the last one, so that it tells of nobody else's. */
+static int commit_into(pcow_image *image, pcow_image *base, pcow_progress_fn progress, void *opaque, struct pcow_error *error)
+{
+    struct base_record record = *image_base_record(image);
+    bool checked = !(record.flags & BASE_UNCHECKED);
+    int ret, recorded = 0;
+
+    /* Until it is done the base changes under the image: a crash on the way must not leave it "changed since". */
+    record.flags |= BASE_UNCHECKED;
+    record.crc = base_record_crc(&record);
+    ret = header_set_base(image, &record, error);
     if (!ret)
-        ret = tree_release_layer(image, image_active(image), OWNER_DATA, error);
-    if (!ret)
-        ret = base_record_make(&record, image->file.path, path, NULL, false, &base, error);
+        ret = commit_layer(image, base, progress, opaque, error);
+    /*
+     * A commit that ends half-way, as one that is cancelled, has changed the base only where the image holds pages, or zeros, of its own. So the
+     * image stands on the base as that is now, and must notice what others do to it. A record that was not checked before stays so.
+     */
+    if (!ret || checked) {
+        memcpy(record.uuid, base->header.uuid, sizeof record.uuid);
+        record.generation = word_value(base->header.generation);
+        record.format = 2;
+        record.flags &= ~(uint32_t)BASE_UNCHECKED;
+        record.crc = base_record_crc(&record);
+        recorded = header_set_base(image, &record, ret ? NULL : error);
+    }
+    return ret ? ret : recorded;
+}
+
+static int commit(pcow_image *image, const struct committed *into, pcow_progress_fn progress, void *opaque, struct pcow_error *error)
+{
+    pcow_image *base;
+    int ret = image_open(into->path, PCOW_OPEN_WRITE, NULL, image->file.persist.observer, &base, error);
+
     if (ret)
         return ret;
-    ret = header_set_base(image, &record, error);
+    ret = check_same_base(image, base, into, error);
+    if (!ret)
+        ret = commit_into(image, base, progress, opaque, error);
     pcow_close(base);
     return ret;
 }
@@ -211,22 +250,24 @@ static int commit_into(pcow_image *image, const char *path, pcow_progress_fn pro
 int pcow_commit(pcow_image *image, pcow_progress_fn progress, void *opaque, struct pcow_error *error)
 {
     struct pcow_error reopened;
-    char *path;
+    struct committed into;
     int ret = check_commit(image, error);
 
     if (!ret)
         ret = image_begin_change(image, error);
     if (ret)
         return ret;
-    path = strdup(image->base->file.path);
-    if (!path)
+    into.path = strdup(image->base->file.path);
+    if (!into.path)
         return error_set(error, -ENOMEM, "out of memory");
+    memcpy(into.uuid, image->base->header.uuid, sizeof into.uuid);
+    into.generation = word_value(image->base->header.generation);
     /* Our own shared lock on the base would keep us from writing it; the exclusive one keeps everybody else out. */
     chain_free(image);
     pcow_close(image->base);
     image->base = NULL;
-    ret = commit_into(image, path, progress, opaque, error);
-    free(path);
+    ret = commit(image, &into, progress, opaque, error);
+    free(into.path);
     if (image_open_base(image, &reopened) && !ret)
         ret = error_set(error, reopened.code, "%s", reopened.message);
     return ret;

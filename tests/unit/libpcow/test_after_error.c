@@ -3,6 +3,7 @@
 #include "support.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -124,8 +125,6 @@ static void test_flush_tells_what_another_commit_met(void **state)
     MUST(pcow_flush(image, &error));
     pcow_close(image);
 }
-
-/* What a resize has given up is gone from the base as well when the image is committed to it. */
 
 /* A create that failed after it was done in the file: the next operation finishes it, or the image would not open again. */
 static void test_failed_create_then_another(void **state)
@@ -286,6 +285,85 @@ static void test_delete_beneath_half_a_copy(void **state)
     free(data);
 }
 
+/* ---- commit ----------------------------------------------------------------------------------------------------------- */
+
+/* "base" and "t" on it, each with a text in every slab. */
+static pcow_image *overlay(struct observer *observer)
+{
+    struct pcow_create_options options = {.base = scratch("base")};
+    pcow_image *image;
+
+    unlink(scratch("t"));
+    unlink(scratch("base"));
+    image = must_create(scratch("base"), 8 * MIB, 0, NULL);
+    for (uint64_t offset = 0; offset < 8 * MIB; offset += 2 * MIB)
+        write_text(image, offset, "base");
+    pcow_close(image);
+    MUST(pcow_create(scratch("t"), &options, &error));
+    MUST(image_open(scratch("t"), PCOW_OPEN_WRITE, NULL, observer, &image, &error));
+    for (uint64_t offset = 0; offset < 8 * MIB; offset += 2 * MIB)
+        write_text(image, offset + 4096, "top");
+    return image;
+}
+
+static int cancel_half_way(void *opaque, uint64_t done, uint64_t total)
+{
+    (void)opaque;
+    return done >= total / 2;
+}
+
+/* A commit that came to an end too early: the image goes on as before, and it still notices when its base is changed. */
+static void test_cancelled_commit(void **state)
+{
+    pcow_image *image = overlay(NULL);
+
+    (void)state;
+    MUST_FAIL(-ECANCELED, pcow_commit(image, cancel_half_way, NULL, &error));
+    for (unsigned i = 0; i < 2; i++) {
+        for (uint64_t offset = 0; offset < 8 * MIB; offset += 2 * MIB) {
+            assert_reads(image, offset, "base", 5);
+            assert_reads(image, offset + 4096, "top", 4);
+        }
+        pcow_close(image);
+        image = must_open(scratch("t"), 0);
+    }
+    pcow_close(image);
+    image = must_open(scratch("base"), PCOW_OPEN_WRITE);
+    write_text(image, 0, "somebody else");
+    pcow_close(image);
+    MUST_FAIL(-ESTALE, pcow_open(scratch("t"), 0, NULL, &image, &error));
+}
+
+/* When the base is closed, to be opened for writing, another file gets its name. */
+static bool replaced;
+
+static int replace_base(struct observer *observer, const struct observation *observation)
+{
+    (void)observer;
+    if (observation->what == OBSERVED_CLOSE && !replaced)
+        replaced = rename(scratch("other"), scratch("base")) == 0;
+    return 0;
+}
+
+static void test_commit_into_another_file(void **state)
+{
+    struct observer observer = {.persistence = PCOW_PERSISTENCE_PAGE_CACHE, .look = replace_base};
+    pcow_image *image;
+
+    (void)state;
+    replaced = true;
+    image = overlay(&observer);
+    pcow_close(must_create(scratch("other"), 8 * MIB, 0, NULL));
+    replaced = false;
+    MUST_FAIL(-ESTALE, pcow_commit(image, NULL, NULL, &error));
+    assert_true(replaced);
+    pcow_close(image);
+    image = must_open(scratch("base"), 0);
+    assert_reads(image, 4096, (const char[4]){0}, 4);
+    pcow_close(image);
+    MUST_FAIL(-ESTALE, pcow_open(scratch("t"), 0, NULL, &image, &error));
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, scratch_setup, scratch_teardown)
 
 int main(void)
@@ -298,6 +376,8 @@ int main(void)
         TEST(test_writes_in_the_middle_of_a_delete),
         TEST(test_delete_beneath_half_a_copy),
         TEST(test_flush_tells_what_another_commit_met),
+        TEST(test_cancelled_commit),
+        TEST(test_commit_into_another_file),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
