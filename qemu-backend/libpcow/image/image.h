@@ -142,7 +142,7 @@ int slab_take_ready(struct pcow_image *image, uint64_t *slab);
 int slab_publish(struct pcow_image *image, uint64_t slab, struct owner owner, bool lazily);
 /*
  * Slabs of the range [1, slab count) for which it is true become free: their owner words are cleared, and durable together. Their blocks
- * are left, see remains.h. On failure those of the group that failed stay taken, with owner words of before or after.
+ * are left, see remains.h. On failure those of the group that failed keep their owners; a crash before the next flush may still free them.
  */
 typedef bool slab_condition(const struct pcow_image *image, const struct slab *slab, const void *opaque);
 int slabs_release(struct pcow_image *image, slab_condition *condition, const void *opaque);

@@ -255,6 +255,22 @@ static void set_free(struct pcow_image *image, uint64_t slab)
     slab_untake(image, slab);
 }
 
+/*
+ * What could not be released stays what it is in memory, and in the file too: the layer may be one that goes on, and what is stored to a slab
+ * that is its own there is not told again who owns it.
+ */
+static void restore_owners(struct pcow_image *image, uint64_t from, uint64_t to)
+{
+    for (uint64_t p = from; p < to; p++) {
+        const struct slab owner = slab_peek(image, p);
+        uint64_t word = owner_encode((struct owner){(enum owner_kind)owner.kind, owner.layer, owner.number});
+        uint64_t *where = owner.kind != OWNER_NONE ? table_address(image, p, owner_offset(p)) : NULL;
+
+        if (where && *where != word)
+            file_store64_at(&image->file, where, word, true);
+    }
+}
+
 /* The slabs [first, end) of one group, whose owner words lie together. */
 static int release_in_group(struct pcow_image *image, uint64_t first, uint64_t end, slab_condition *condition, const void *opaque)
 {
@@ -271,6 +287,8 @@ static int release_in_group(struct pcow_image *image, uint64_t first, uint64_t e
         }
     if (!ret && to)
         ret = file_sync_range(&image->file, owner_offset(from), (to - from) * sizeof(uint64_t));
+    if (ret)
+        restore_owners(image, from, to);
     for (uint64_t p = from; p < to && ret == 0; p++)
         if (image->slabs[p].kind != OWNER_NONE && condition(image, &image->slabs[p], opaque))
             set_free(image, p);

@@ -364,6 +364,39 @@ static void test_commit_into_another_file(void **state)
     MUST_FAIL(-ESTALE, pcow_open(scratch("t"), 0, NULL, &image, &error));
 }
 
+/* What is written after a commit that failed, wherever it can, to slabs that it was about to give back. */
+static void test_writes_after_a_failed_commit(void **state)
+{
+    bool reached_end = false;
+
+    (void)state;
+    for (int fault = 0; !reached_end; fault++) {
+        struct faulty faulty = {.observer = {.persistence = PCOW_PERSISTENCE_PAGE_CACHE, .look = look}, .left = -1};
+        pcow_image *image = overlay(&faulty.observer);
+        char page[4096] = "after";
+
+        faulty.left = fault;
+        (void)pcow_commit(image, NULL, NULL, NULL);
+        reached_end = faulty.left >= 0;
+        faulty.left = -1;
+        for (uint64_t offset = 0; offset < 8 * MIB; offset += 2 * MIB)
+            MUST(pcow_write(image, offset + 8192, page, sizeof page, &error));
+        /* It may have to tell of what the commit met. */
+        if (pcow_flush(image, NULL))
+            MUST(pcow_flush(image, &error));
+        pcow_close(image);
+        must_be_clean(scratch("t"));
+        image = must_open(scratch("t"), 0);
+        for (uint64_t offset = 0; offset < 8 * MIB; offset += 2 * MIB) {
+            assert_reads(image, offset, "base", 5);
+            assert_reads(image, offset + 4096, "top", 4);
+            assert_reads(image, offset + 8192, page, sizeof page);
+        }
+        pcow_close(image);
+        assert_true(fault < 1000);
+    }
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, scratch_setup, scratch_teardown)
 
 int main(void)
@@ -378,6 +411,7 @@ int main(void)
         TEST(test_flush_tells_what_another_commit_met),
         TEST(test_cancelled_commit),
         TEST(test_commit_into_another_file),
+        TEST(test_writes_after_a_failed_commit),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
