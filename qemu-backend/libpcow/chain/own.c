@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include "chain/chain.h"
+#include "chain/reclaim.h"
 #include "image/prepare.h"
 #include "image/remains.h"
 #include "util/error.h"
@@ -211,7 +212,7 @@ static bool is_own_from(const struct pcow_image *image, const struct slab *slab,
 
 int chain_drop_own_from(struct pcow_image *image, uint64_t first_guest_slab, struct pcow_error *error)
 {
-    int ret = slabs_release(image, is_own_from, &first_guest_slab);
+    int ret = reclaim_release(image, is_own_from, &first_guest_slab);
 
     return ret ? error_set_errno(error, ret, "%s: cannot give slabs back", image->file.path) : 0;
 }

@@ -26,17 +26,41 @@ static int empty_free(struct pcow_image *image, uint64_t slab)
     return ret;
 }
 
+/* Slabs of guest slabs beyond the end of what the guest sees have a claim too, one of those that there are. False: nobody needs one. */
+static bool claim_of(const struct pcow_image *image, uint64_t guest_slab, uint64_t *claim)
+{
+    const struct chain *chain = image->chain;
+
+    if (!chain || !chain->guest_slabs)
+        return false;
+    *claim = guest_slab % chain->guest_slabs;
+    return true;
+}
+
+static void hold(struct pcow_image *image, uint64_t guest_slab, bool hold)
+{
+    uint64_t claim;
+
+    if (claim_of(image, guest_slab, &claim))
+        (hold ? chain_claim : chain_release)(image->chain, claim);
+}
+
+int reclaim_release(struct pcow_image *image, slab_condition *condition, const void *opaque)
+{
+    return slabs_release(image, condition, opaque, hold);
+}
+
 static int empty_owned(struct pcow_image *image, uint64_t slab, uint64_t guest_slab)
 {
-    struct chain *chain = image->chain;
-    bool claimed = chain && guest_slab < chain->guest_slabs;
+    uint64_t claim = 0;
+    bool claimed = claim_of(image, guest_slab, &claim);
     int ret = 0;
 
-    if (claimed && __atomic_exchange_n(&chain->claim[guest_slab], 1, __ATOMIC_ACQUIRE)) {
+    if (claimed && __atomic_exchange_n(&image->chain->claim[claim], 1, __ATOMIC_ACQUIRE)) {
         __atomic_store_n(&image->remains_due, true, __ATOMIC_RELEASE);
         return 0;
     }
-    /* Under the claim it is still what it was, or it is left alone. */
+    /* Under the claim it is still what it was, and stays so (see hold()), or it is left alone. */
     if (image->slabs[slab].kind == OWNER_DATA && image->slabs[slab].number == guest_slab) {
         remains_forget(image, slab);
         ret = remains_empty_pages(image, slab, false);
@@ -44,7 +68,7 @@ static int empty_owned(struct pcow_image *image, uint64_t slab, uint64_t guest_s
             remains_keep(image, slab);
     }
     if (claimed)
-        chain_release(chain, guest_slab);
+        chain_release(image->chain, claim);
     return ret;
 }
 
@@ -61,6 +85,9 @@ bool reclaim(struct pcow_image *image, unsigned limit)
             struct slab owner = slab_peek(image, p);
             int ret = 0;
 
+            /* The mark is of a slab that has just become free, or will be one. */
+            if (owner.kind != OWNER_NONE && owner.kind != OWNER_DATA)
+                continue;
             if (limit && done == limit) {
                 __atomic_store_n(&image->remains_due, true, __ATOMIC_RELEASE);
                 return true;
@@ -70,8 +97,6 @@ bool reclaim(struct pcow_image *image, unsigned limit)
                 ret = empty_free(image, p);
             else if (owner.kind == OWNER_DATA)
                 ret = empty_owned(image, p, owner.number);
-            else
-                remains_forget(image, p);
             if (ret)
                 __atomic_store_n(&image->remains_error, ret, __ATOMIC_RELAXED);
         }
@@ -88,7 +113,7 @@ static unsigned trim_owned(struct pcow_image *image, uint64_t slab, keep_prepare
     if (owner.kind != OWNER_DATA || page_set_empty(&image->prepared[slab]) || !image->chain || guest_slab >= image->chain->guest_slabs
         || __atomic_exchange_n(&image->chain->claim[guest_slab], 1, __ATOMIC_ACQUIRE))
         return 0;
-    /* Under the claim it is still what it was, or it is left alone. */
+    /* Under the claim it is still what it was, and stays so, or it is left alone. */
     if (image->slabs[slab].kind == OWNER_DATA && image->slabs[slab].number == guest_slab && !(keep && keep(opaque, guest_slab, slab)))
         pages = prepared_trim(image, slab);
     chain_release(image->chain, guest_slab);

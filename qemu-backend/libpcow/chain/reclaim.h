@@ -10,6 +10,11 @@
  * due; what the file system does not take stays marked. The tables of layers are not looked at. Async-signal-safe.
  */
 bool reclaim(struct pcow_image *image, unsigned limit);
+/*
+ * slabs_release() for who may have guests that store meanwhile: what is punched out beside it is never a slab that somebody has taken since. No
+ * claim is held.
+ */
+int reclaim_release(struct pcow_image *image, slab_condition *condition, const void *opaque);
 /* Asked under the claim: is what is prepared in this slab soon used? */
 typedef bool keep_prepared_fn(void *opaque, uint64_t guest_slab, uint64_t slab);
 /*

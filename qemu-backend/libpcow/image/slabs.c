@@ -245,14 +245,19 @@ int slab_store_valid(struct pcow_image *image, uint64_t slab, const struct page_
     return 0;
 }
 
-static void set_free(struct pcow_image *image, uint64_t slab)
+static void set_free(struct pcow_image *image, uint64_t slab, slab_hold *hold)
 {
-    unsigned pages = image->slabs[slab].kind == OWNER_DATA ? page_set_count(&image->valid[slab]) : 0;
+    struct slab owner = image->slabs[slab];
+    bool data = owner.kind == OWNER_DATA;
 
+    if (data)
+        hold(image, owner.number, true);
     set_owner(&image->slabs[slab], (struct slab){0});
     image->slabs[slab].next = 0;
-    remains_leave(image, slab, pages);
+    remains_leave(image, slab, data ? page_set_count(&image->valid[slab]) : 0);
     slab_untake(image, slab);
+    if (data)
+        hold(image, owner.number, false);
 }
 
 /*
@@ -272,7 +277,8 @@ static void restore_owners(struct pcow_image *image, uint64_t from, uint64_t to)
 }
 
 /* The slabs [first, end) of one group, whose owner words lie together. */
-static int release_in_group(struct pcow_image *image, uint64_t first, uint64_t end, slab_condition *condition, const void *opaque)
+static int release_in_group(struct pcow_image *image, uint64_t first, uint64_t end, slab_condition *condition, const void *opaque,
+                            slab_hold *hold)
 {
     uint64_t from = 0, to = 0;
     int ret = 0;
@@ -291,16 +297,17 @@ static int release_in_group(struct pcow_image *image, uint64_t first, uint64_t e
         restore_owners(image, from, to);
     for (uint64_t p = from; p < to && ret == 0; p++)
         if (image->slabs[p].kind != OWNER_NONE && condition(image, &image->slabs[p], opaque))
-            set_free(image, p);
+            set_free(image, p, hold);
     return ret;
 }
 
-int slabs_release(struct pcow_image *image, slab_condition *condition, const void *opaque)
+int slabs_release(struct pcow_image *image, slab_condition *condition, const void *opaque, slab_hold *hold)
 {
     uint64_t count = image_slab_count(image);
     int ret = 0;
 
     for (uint64_t group = 0; group < count && ret == 0; group += SLABS_PER_GROUP)
-        ret = release_in_group(image, group + 1, group + SLABS_PER_GROUP < count ? group + SLABS_PER_GROUP : count, condition, opaque);
+        ret = release_in_group(image, group + 1, group + SLABS_PER_GROUP < count ? group + SLABS_PER_GROUP : count, condition, opaque,
+                               hold);
     return ret;
 }

@@ -39,7 +39,7 @@ int tree_release_layer(struct pcow_image *image, uint32_t id, enum owner_kind ki
 {
     struct of_layer of = {id, kind};
 
-    return release_error(image, slabs_release(image, is_of_layer, &of), error);
+    return release_error(image, reclaim_release(image, is_of_layer, &of), error);
 }
 
 static bool is_of_the_dead(const struct pcow_image *image, const struct slab *slab, const void *opaque)
@@ -105,7 +105,7 @@ static int finish_interrupted(struct pcow_image *image, struct pcow_error *error
     if (!ret)
         ret = forget_states_of_hidden(image, error);
     if (!ret)
-        ret = release_error(image, slabs_release(image, is_of_the_dead, NULL), error);
+        ret = release_error(image, reclaim_release(image, is_of_the_dead, NULL), error);
     /* From the newest down, so that what is freed may free its parent; each may shorten the list. */
     for (size_t i = image->layer_count; i > 0 && !ret; i--)
         if (i <= image->layer_count)

@@ -7,13 +7,18 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "chain/chain.h"
+#include "chain/reclaim.h"
 #include "image/remains.h"
 #include "operations/operations.h"
 
@@ -300,6 +305,98 @@ static void test_half_a_copy(void **state)
     must_be_clean(scratch("t"));
 }
 
+/* ---- giving back beside a delete -------------------------------------------------------------------------------------------- */
+
+struct slow {
+    struct observer observer;
+    uint64_t slab;
+    sem_t punching, go_on;
+    bool met;
+};
+
+/* The first to punch in this slab is held up, as by a file system that is busy. */
+static int be_slow(struct observer *observer, const struct observation *observation)
+{
+    struct slow *slow = (struct slow *)observer;
+
+    if (observation->what == OBSERVED_PUNCH && slow->slab && observation->offset >> SLAB_BITS == slow->slab
+        && !__atomic_exchange_n(&slow->met, true, __ATOMIC_SEQ_CST)) {
+        sem_post(&slow->punching);
+        sem_wait(&slow->go_on);
+    }
+    return 0;
+}
+
+static void *give_back(void *image)
+{
+    reclaim(image, 0);
+    return NULL;
+}
+
+static void *delete_leaf(void *image)
+{
+    MUST(pcow_snapshot_delete(image, "leaf", NULL, &error));
+    return NULL;
+}
+
+/*
+ * A trap on a full pool punches out what is left in a slab, while the snapshot whose it is is deleted. Nobody may get the slab before that is
+ * over: what he stored would be punched out. beyond: of a guest slab that the image itself does not have.
+ */
+static void test_giving_back_beside_a_delete(void **state)
+{
+    static unsigned char data[SLAB];
+
+    (void)state;
+    memset(data, 0x77, sizeof data);
+    for (unsigned beyond = 0; beyond < 2; beyond++) {
+        uint64_t guest_slab = beyond ? 6 : 1;
+        struct slow slow = {.observer = {.persistence = PCOW_PERSISTENCE_VOLATILE, .look = be_slow}};
+        pthread_t giver, deleter;
+        struct timespec soon;
+        pcow_image *image;
+        uint64_t slab;
+
+        assert_int_equal(sem_init(&slow.punching, 0, 0), 0);
+        assert_int_equal(sem_init(&slow.go_on, 0, 0), 0);
+        unlink(scratch("t"));
+        pcow_close(must_create(scratch("t"), 8 * MIB, 64 * KIB, NULL));
+        MUST(image_open(scratch("t"), PCOW_OPEN_WRITE, NULL, &slow.observer, &image, &error));
+        MUST(pcow_snapshot_create(image, "root", &error));
+        MUST(pcow_resize(image, 16 * MIB, false, &error));
+        fill(image, guest_slab * SLAB, 64 * KIB, 0x55);
+        slab = slab_ref_slab(image->chain->head[guest_slab]);
+        MUST(pcow_snapshot_create(image, "leaf", &error));
+        MUST(pcow_snapshot_revert(image, "root", &error));
+        assert_true(chain_get(image, NULL) && image->chain->guest_slabs == 4);
+        /* Blocks of pages that are not valid. */
+        assert_int_equal(file_write(&image->file, (slab << SLAB_BITS) + MIB, data, 64 * KIB), 0);
+        remains_leave(image, slab, 0);
+        slow.slab = slab;
+        assert_int_equal(pthread_create(&giver, NULL, give_back, image), 0);
+        assert_int_equal(sem_wait(&slow.punching), 0);
+        assert_int_equal(pthread_create(&deleter, NULL, delete_leaf, image), 0);
+        clock_gettime(CLOCK_REALTIME, &soon);
+        soon.tv_sec++;
+        if (pthread_timedjoin_np(deleter, NULL, &soon) == 0) {
+            /* It is free, so it is what is taken now. */
+            MUST(pcow_write(image, 0, data, sizeof data, &error));
+            assert_int_equal(slab_ref_slab(image->chain->head[0]), slab);
+            sem_post(&slow.go_on);
+        } else {
+            sem_post(&slow.go_on);
+            pthread_join(deleter, NULL);
+            MUST(pcow_write(image, 0, data, sizeof data, &error));
+        }
+        pthread_join(giver, NULL);
+        assert_reads(image, 0, data, sizeof data);
+        pcow_close(image);
+        must_be_clean(scratch("t"));
+        sem_destroy(&slow.punching);
+        sem_destroy(&slow.go_on);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -311,6 +408,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_full_pool_is_not_full, pool_setup, pool_unmount),
         TEST(test_the_file_does_not_grow),
         TEST(test_half_a_copy),
+        TEST(test_giving_back_beside_a_delete),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
