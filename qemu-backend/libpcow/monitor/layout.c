@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* Which file shows at which address, in as few memory mappings as possible. */
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -233,6 +232,19 @@ static void map_whole(struct pcow_map *map, uint64_t guest_slab)
         layout_make_cold(map, guest_slab);
 }
 
+/* The kernel refused to map them. It may have taken away what was there, or not: a trap must map it anew, and nothing may rely on either. */
+static void forget_pages(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count)
+{
+    struct slab_map *slab = &map->slabs[guest_slab];
+
+    slab->behind = 1;
+    for (unsigned page = first; page < first + count; page++)
+        if (page_set_has(&slab->writable, page)) {
+            __atomic_store_n(&map->unknown, true, __ATOMIC_SEQ_CST);
+            __atomic_fetch_and(&slab->writable.word[page / 64], ~(UINT64_C(1) << (page % 64)), __ATOMIC_RELEASE);
+        }
+}
+
 int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
@@ -245,8 +257,10 @@ int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, un
         if (!place.own)
             return -EIO;
         ret = map_file(map->address + from, place.pages * PCOW_PAGE_SIZE, map->image, place.offset, true);
-        if (ret)
+        if (ret) {
+            forget_pages(map, guest_slab, page, place.pages);
             return ret;
+        }
         /* At most it cuts one mapping in two with itself between. */
         set_pieces(map, slab, slab->pieces + 2u < PAGES_PER_SLAB ? slab->pieces + 2u : PAGES_PER_SLAB);
         for (unsigned p = page; p < page + place.pages; p++)
@@ -315,69 +329,7 @@ int layout_map_all(struct pcow_map *map, struct pcow_error *error)
     return ret ? error_set_errno(error, ret, "cannot map %s (vm.max_map_count may be too low for it)", map->image->file.path) : 0;
 }
 
-/* ---- after a revert ------------------------------------------------------------------------------------------------ */
-
-/* The lists of the chain as they were, one after the other: of guest slab v those from start[v] to start[v + 1]. */
-struct layout_lists {
-    slab_ref *ref;
-    size_t *start;
-};
-
-static slab_ref next_ref(const struct chain *chain, slab_ref ref)
-{
-    return chain->file[slab_ref_level(ref)]->slabs[slab_ref_slab(ref)].next;
-}
-
-void layout_forget_lists(struct layout_lists *lists)
-{
-    if (lists) {
-        free(lists->ref);
-        free(lists->start);
-    }
-    free(lists);
-}
-
-struct layout_lists *layout_note_lists(const struct pcow_map *map)
-{
-    const struct chain *chain = map->image->chain;
-    struct layout_lists *lists = calloc(1, sizeof *lists);
-    size_t count = 0;
-
-    for (uint64_t v = 0; v < chain->guest_slabs; v++)
-        for (slab_ref ref = chain->head[v]; ref; ref = next_ref(chain, ref))
-            count++;
-    if (!lists)
-        return NULL;
-    lists->ref = malloc((count + 1) * sizeof *lists->ref);
-    lists->start = malloc((chain->guest_slabs + 1) * sizeof *lists->start);
-    if (!lists->ref || !lists->start) {
-        layout_forget_lists(lists);
-        return NULL;
-    }
-    count = 0;
-    for (uint64_t v = 0; v < chain->guest_slabs; v++) {
-        lists->start[v] = count;
-        for (slab_ref ref = chain->head[v]; ref; ref = next_ref(chain, ref))
-            lists->ref[count++] = ref;
-    }
-    lists->start[chain->guest_slabs] = count;
-    return lists;
-}
-
-/* The same file slabs in the same order show the same places: nothing was own before, nor is now. */
-static bool is_as_noted(const struct pcow_map *map, const struct layout_lists *lists, uint64_t guest_slab)
-{
-    const struct chain *chain = map->image->chain;
-    size_t at = lists->start[guest_slab], end = lists->start[guest_slab + 1];
-    slab_ref ref = chain->head[guest_slab];
-
-    while (ref && at < end && lists->ref[at] == ref) {
-        ref = next_ref(chain, ref);
-        at++;
-    }
-    return !ref && at == end && page_set_empty(&map->slabs[guest_slab].writable) && !map->slabs[guest_slab].watched
-        && !map->slabs[guest_slab].behind;
-}
+/* ---- after a revert, see lists.c ------------------------------------------------------------------------------------ */
 
 int layout_map_changed(struct pcow_map *map, const struct layout_lists *lists)
 {
@@ -390,7 +342,7 @@ int layout_map_changed(struct pcow_map *map, const struct layout_lists *lists)
 
         slab->faults = slab->recent = slab->queued = slab->grown = 0;
         slab->run_end = slab->run = 0;
-        if (is_as_noted(map, lists, v))
+        if (layout_is_as_noted(map, lists, v))
             continue;
         slab->watched = WATCHED_NOT;
         pieces = count_pieces(map, v);

@@ -65,7 +65,7 @@ struct slab_map {
     uint8_t queued;                    /* the thread is asked to copy the rest */
     uint8_t grown;                     /* traps that came to a cluster a second time (saturates) */
     uint16_t run_end, run;             /* the window of the last trap: page after it, pages; to notice a sequence */
-    uint8_t behind;                    /* pages may be own that are mapped to where an older layer holds them */
+    uint8_t behind;                    /* pages may be own that are mapped to where an older layer holds them, or not at all */
     uint8_t watched;                   /* enum watched: what is not in writable may be under watch instead of mapped */
 };
 
@@ -82,7 +82,7 @@ struct pcow_map {
     bool shares_vmas;                  /* the budget is that of all maps of the process, which the kernel's limit is for */
     bool closing;                      /* waiters give up */
     bool unflushed_frozen;             /* pages that are in no set any more may hold stores that no flush has covered */
-    bool unknown;                      /* a slab counts as cold that could not be unmapped: pages in no set may still be mapped for stores */
+    bool unknown;                      /* a mapping could not be replaced: pages that are in no set may still be mapped for stores */
     struct event_queue events;
     struct ahead ahead;
     struct density density;
@@ -110,6 +110,7 @@ int layout_map_all(struct pcow_map *map, struct pcow_error *error);
  * is short.
  */
 struct layout_lists *layout_note_lists(const struct pcow_map *map);
+bool layout_is_as_noted(const struct pcow_map *map, const struct layout_lists *lists, uint64_t guest_slab);
 int layout_map_changed(struct pcow_map *map, const struct layout_lists *lists);
 void layout_forget_lists(struct layout_lists *lists);
 /* As the chain is now; the claim is held. On failure nothing is mapped: the next access tries again. */
@@ -121,6 +122,7 @@ int layout_map_slab(struct pcow_map *map, uint64_t guest_slab);
 int layout_catch_up(struct pcow_map *map, uint64_t guest_slab);
 /* Count its mappings, which traps only estimate; the claim is held, or everybody stopped. */
 void layout_recount(struct pcow_map *map, uint64_t guest_slab);
+/* On failure the pages of the piece that failed count as not mapped for stores, and the slab as behind. */
 int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count);
 /* Nothing is mapped: the next access traps. The claim is held. If the kernel refuses: see unknown in struct pcow_map. */
 void layout_make_cold(struct pcow_map *map, uint64_t guest_slab);

@@ -199,7 +199,8 @@ static int resolve_read(struct pcow_map *map, uint64_t guest_slab, unsigned page
     }
     if (!place.present && map->engine->id == PCOW_ENGINE_UFFD)
         return resolve_write(map, guest_slab, page);
-    return 0;
+    /* Else another thread was here first; unless a mapping has failed, and nothing is there for what is own. */
+    return slab->behind ? layout_map_slab(map, guest_slab) : 0;
 }
 
 static void pause_between_tries(void)

@@ -89,8 +89,10 @@ static void make_inaccessible(struct pcow_map *map, uint64_t offset)
     uint64_t guest_slab = offset >> SLAB_BITS;
 
     chain_claim(map->image->chain, guest_slab);
-    if (!page_set_has(&map->slabs[guest_slab].writable, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB)))
+    if (!page_set_has(&map->slabs[guest_slab].writable, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB))) {
+        map->slabs[guest_slab].behind = 1;         /* a load of what is present maps it anew */
         order_mmap(map->address + offset, PCOW_PAGE_SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    }
     chain_release(map->image->chain, guest_slab);
 }
 
