@@ -70,7 +70,7 @@ int base_record_make(struct base_record *record, const char *image_path, const c
     if (ret)
         return ret;
     ret = pcow_open(base_path, 0, base_snapshot, &base, error);
-    if (ret == -EMEDIUMTYPE) {
+    if (ret == -EMEDIUMTYPE && !base_snapshot) {
         /* The user named this file as a base, so reading it as format 1 guesses between our own two formats only. */
         struct pcow_error ignored;
 

@@ -269,6 +269,24 @@ static void test_last_slab_is_partial(void **state)
     pcow_close(image);
 }
 
+/* Its snapshots have no names, so nothing can stand on one. */
+static void test_no_image_on_a_snapshot_of_it(void **state)
+{
+    struct pcow_create_options options = {.base = scratch("a.v1"), .base_snapshot = "s"};
+    struct builder b = build("a.v1", 65536, 64, NULL);
+    pcow_image *image;
+
+    (void)state;
+    put_cluster(&b, 0, 0, 1);
+    close(b.fd);
+    MUST_FAIL(-EMEDIUMTYPE, pcow_create(scratch("top.pcow"), &options, &error));
+    image = must_create(scratch("top.pcow"), 4 * MIB, 0, NULL);
+    for (unsigned unsafe = 0; unsafe < 2; unsafe++)
+        MUST_FAIL(-EMEDIUMTYPE, pcow_rebase(image, scratch("a.v1"), "s", unsafe, NULL, NULL, &error));
+    pcow_close(image);
+    must_be_clean(scratch("top.pcow"));
+}
+
 static void test_it_is_read_only(void **state)
 {
     struct builder b = build("ro.v1", 65536, 64, NULL);
@@ -298,6 +316,7 @@ int main(void)
         TEST(test_random_layers),
         TEST(test_base_chain),
         TEST(test_last_slab_is_partial),
+        TEST(test_no_image_on_a_snapshot_of_it),
         TEST(test_it_is_read_only),
     };
 
