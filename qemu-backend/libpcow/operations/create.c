@@ -107,7 +107,7 @@ static int make_file(const char *path, struct header *header, uint64_t virtual_s
                      struct pcow_error *error)
 {
     struct file file;
-    bool nameless;
+    bool nameless, named;
     int fd, ret;
 
     if (access(path, F_OK) == 0)
@@ -115,21 +115,27 @@ static int make_file(const char *path, struct header *header, uint64_t virtual_s
     fd = open_new(path, &nameless);
     if (fd < 0)
         return errno == EEXIST ? exists(path, error) : error_set_errno(error, -errno, "cannot create %s", path);
+    named = !nameless;
     ret = file_adopt(&file, fd, path, observer, error);
     if (!ret) {
         ret = write_image(&file, header, virtual_size);
-        if (!ret && nameless)
+        if (!ret && nameless) {
             ret = give_name(fd, path);
+            named = !ret;
+        }
         if (!ret)
             ret = sync_directory(path);
         if (ret == -EEXIST)
             exists(path, error);
         else if (ret)
             error_set_errno(error, ret, "cannot write %s", path);
+        /* While our lock is held, so that the name is still that of this file. */
+        if (ret && named)
+            unlink(path);
         file_close(&file);
-    }
-    if (ret && !nameless)
+    } else if (named) {
         unlink(path);
+    }
     return ret;
 }
 

@@ -379,6 +379,31 @@ static void test_a_base_that_cannot_be_marked(void **state)
     }
 }
 
+/* Its name cannot be made durable where the directory may be written to but not read: then there is no file, and the next try is like the first. */
+static void test_a_new_file_in_a_directory_that_cannot_be_synced(void **state)
+{
+    struct pcow_create_options options = {.virtual_size = 4 * MIB};
+    struct stat st;
+    int status;
+    pid_t child;
+
+    (void)state;
+    assert_int_equal(chmod(scratch_directory(), 0333), 0);
+    child = fork();
+    if (child == 0) {
+        if (getuid() == 0 && setuid(65534))
+            _exit(9);
+        for (unsigned i = 0; i < 2; i++)
+            if (pcow_create(scratch("new"), &options, NULL) != -EACCES)
+                _exit(8);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(chmod(scratch_directory(), 0700), 0);
+    assert_int_equal(status, 0);
+    assert_int_equal(stat(scratch("new"), &st), -1);
+}
+
 /* ---- readers beside a writer that does everything ---------------------------------------------------------------------- */
 
 #define SIZE (8 * MIB)
@@ -528,6 +553,7 @@ int main(void)
         TEST(test_strange_files_in_the_directory),
         TEST(test_another_name_of_the_base),
         TEST(test_a_base_that_cannot_be_marked),
+        TEST(test_a_new_file_in_a_directory_that_cannot_be_synced),
         TEST(test_readers_beside_a_writer),
     };
 
