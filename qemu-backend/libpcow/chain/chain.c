@@ -74,41 +74,69 @@ static size_t position(const struct layer *const *path, size_t length, uint32_t 
     return low < length && path[low]->id == id ? low : length;
 }
 
-/* Put the file's slabs on the lists, oldest layer first (counting sort by position on the path). */
-static int push_file(struct chain *chain, struct pcow_image *image, unsigned level)
+static void give_up_memory(struct chain *chain)
 {
-    const struct layer **path = calloc(image->layer_count + 1, sizeof *path);
-    uint64_t *sorted = calloc(image->slab_count + 1, sizeof *sorted);
-    size_t *start = calloc(image->layer_count + 2, sizeof *start);
-    size_t length;
-    int ret = path && sorted && start ? 0 : -ENOMEM;
+    free(chain->memory.path);
+    free(chain->memory.sorted);
+    free(chain->memory.start);
+    chain->memory = (struct chain_memory){0};
+}
 
-    if (!ret) {
-        length = path_of(image, path);
-        for (int pass = 0; pass < 2; pass++) {
-            for (uint64_t p = 1; p < image_slab_count(image); p++) {
-                size_t at = image->slabs[p].kind == OWNER_DATA ? position(path, length, image->slabs[p].layer) : length;
+/* For push_file() of every file of the chain. */
+static int reserve_memory(struct chain *chain)
+{
+    struct chain_memory *memory = &chain->memory;
+    uint64_t layers = 0, slabs = 0;
 
-                if (at == length)
-                    continue;
-                if (pass == 0)
-                    start[at + 1]++;
-                else
-                    sorted[start[at]++] = p;
-            }
-            for (size_t i = 0; pass == 0 && i < length; i++)
-                start[i + 1] += start[i];
-        }
-        /* start[i] is now the end of position i. */
-        for (size_t i = 0; i < length; i++) {
-            cut(chain, path[i]->parent_limit);
-            push_layer(chain, image, level, sorted + (i ? start[i - 1] : 0), start[i] - (i ? start[i - 1] : 0));
-        }
+    for (unsigned level = 1; level <= chain->levels; level++) {
+        const struct pcow_image *file = chain->file[level];
+
+        /* A change of the tree may add a layer, and a slab for its record. */
+        layers = !file->format1 && file->layer_count + 4 > layers ? file->layer_count + 4 : layers;
+        slabs = !file->format1 && image_slab_count(file) + 4 > slabs ? image_slab_count(file) + 4 : slabs;
     }
-    free(path);
-    free(sorted);
-    free(start);
-    return ret;
+    if (layers <= memory->layers && slabs <= memory->slabs)
+        return 0;
+    give_up_memory(chain);
+    memory->path = malloc(layers * sizeof *memory->path);
+    memory->sorted = malloc(slabs * sizeof *memory->sorted);
+    memory->start = malloc((layers + 1) * sizeof *memory->start);
+    if (!memory->path || !memory->sorted || !memory->start) {
+        give_up_memory(chain);
+        return -ENOMEM;
+    }
+    memory->layers = layers;
+    memory->slabs = slabs;
+    return 0;
+}
+
+/* Put the file's slabs on the lists, oldest layer first (counting sort by position on the path). The memory is reserved. */
+static void push_file(struct chain *chain, struct pcow_image *image, unsigned level)
+{
+    const struct layer **path = chain->memory.path;
+    uint64_t *sorted = chain->memory.sorted;
+    size_t *start = chain->memory.start, length = path_of(image, path);
+
+    memset(start, 0, (length + 1) * sizeof *start);
+    for (int pass = 0; pass < 2; pass++) {
+        for (uint64_t p = 1; p < image_slab_count(image); p++) {
+            size_t at = image->slabs[p].kind == OWNER_DATA ? position(path, length, image->slabs[p].layer) : length;
+
+            if (at == length)
+                continue;
+            if (pass == 0)
+                start[at + 1]++;
+            else
+                sorted[start[at]++] = p;
+        }
+        for (size_t i = 0; pass == 0 && i < length; i++)
+            start[i + 1] += start[i];
+    }
+    /* start[i] is now the end of position i. */
+    for (size_t i = 0; i < length; i++) {
+        cut(chain, path[i]->parent_limit);
+        push_layer(chain, image, level, sorted + (i ? start[i - 1] : 0), start[i] - (i ? start[i - 1] : 0));
+    }
 }
 
 static void push_format1(struct chain *chain, struct pcow_image *image, unsigned level)
@@ -118,22 +146,35 @@ static void push_format1(struct chain *chain, struct pcow_image *image, unsigned
             push(chain, &image->slabs[v], v, slab_ref_make(level, v));
 }
 
+static int no_memory(const struct pcow_image *image, struct pcow_error *error)
+{
+    return error_set(error, -ENOMEM, "out of memory for the index of %s", image->file.path);
+}
+
 /* The heads are zero. What the image does not hold costs nothing, whatever its size. */
 static int build(struct pcow_image *image, struct pcow_error *error)
 {
     struct chain *chain = image->chain;
 
+    if (reserve_memory(chain))
+        return no_memory(image, error);
     for (unsigned level = 1; level <= chain->levels; level++) {
         struct pcow_image *file = chain->file[level];
 
         if (file->format1)
             push_format1(chain, file, level);
-        else if (push_file(chain, file, level))
-            return error_set(error, -ENOMEM, "out of memory for the index of %s", image->file.path);
+        else
+            push_file(chain, file, level);
         /* What a smaller file hides or never had does not come back in a larger one on it. */
         cut(chain, file->size);
     }
+    give_up_memory(chain);
     return 0;
+}
+
+int chain_reserve(struct pcow_image *image, struct pcow_error *error)
+{
+    return image->chain && reserve_memory(image->chain) ? no_memory(image, error) : 0;
 }
 
 struct chain *chain_get(struct pcow_image *image, struct pcow_error *error)
@@ -146,7 +187,7 @@ struct chain *chain_get(struct pcow_image *image, struct pcow_error *error)
         return image->chain;
     chain = calloc(1, sizeof *chain);
     if (!chain)
-        goto no_memory;
+        goto failed;
     for (struct pcow_image *file = image; file; file = file->base)
         chain->levels++;
     level = chain->levels;
@@ -158,21 +199,22 @@ struct chain *chain_get(struct pcow_image *image, struct pcow_error *error)
     chain->claim = calloc(chain->guest_slabs + 1, sizeof *chain->claim);
     image->chain = chain;
     if (!chain->head || !chain->claim)
-        goto no_memory;
+        goto failed;
     if (build(image, error) == 0)
         return chain;
     chain_free(image);
     return NULL;
 
-no_memory:
+failed:
     chain_free(image);
-    error_set(error, -ENOMEM, "out of memory for the index of %s", image->file.path);
+    no_memory(image, error);
     return NULL;
 }
 
 void chain_free(struct pcow_image *image)
 {
     if (image->chain) {
+        give_up_memory(image->chain);
         free(image->chain->head);
         free(image->chain->claim);
         free(image->chain);
@@ -184,7 +226,7 @@ struct chain *chain_set_aside(struct pcow_image *image)
 {
     struct chain *chain = image->chain;
 
-    image->chain = NULL;
+    __atomic_store_n(&image->chain, NULL, __ATOMIC_RELEASE);
     if (!chain)
         return NULL;
     for (unsigned level = 1; level <= chain->levels; level++) {
@@ -206,7 +248,7 @@ int chain_bring_back(struct pcow_image *image, struct chain *chain, struct pcow_
 
     if (!chain)
         return 0;
-    image->chain = chain;
+    __atomic_store_n(&image->chain, chain, __ATOMIC_RELEASE);
     if (chain->guest_slabs == slabs_of(image->size)) {
         ret = build(image, error);
         if (ret)

@@ -33,6 +33,14 @@ static inline uint64_t slab_ref_slab(slab_ref ref)
     return ref & ((UINT64_C(1) << REF_SLAB_BITS) - 1);
 }
 
+/* What it takes to build the lists. */
+struct chain_memory {
+    const struct layer **path;
+    uint64_t *sorted;
+    size_t *start;
+    uint64_t layers, slabs;                        /* that they have room for */
+};
+
 struct chain {
     unsigned levels;                               /* files; the top one has level == levels */
     struct pcow_image *file[PCOW_MAX_CHAIN_DEPTH + 1]; /* by level, from 1 */
@@ -41,6 +49,7 @@ struct chain {
     slab_ref *head;                                /* by guest slab */
     uint64_t end;                                  /* while it is built: no head at or above */
     uint8_t *claim;                                /* by guest slab; 1 while somebody changes it */
+    struct chain_memory memory;                    /* while it is built, or about to be */
 };
 
 struct place {
@@ -55,8 +64,14 @@ struct place {
 struct chain *chain_get(struct pcow_image *image, struct pcow_error *error);
 void chain_free(struct pcow_image *image);
 /*
+ * Before a change of the tree that cannot be taken back: the memory that it takes to build the lists anew, after which chain_bring_back()
+ * cannot fail unless the size changes.
+ */
+int chain_reserve(struct pcow_image *image, struct pcow_error *error);
+/*
  * Around a change of the tree, while nobody looks anything up: take the lists apart (what is owned must not have changed yet), and build
- * them anew, in time that does not depend on the size of the image. NULL: there were none. After -ENOMEM there are none either.
+ * them anew, in time that does not depend on the size of the image. NULL: there were none. After -ENOMEM there are none either. Flushes
+ * and statistics of a map may be asked for meanwhile: they find no chain, or lists that are not complete.
  */
 struct chain *chain_set_aside(struct pcow_image *image);
 int chain_bring_back(struct pcow_image *image, struct chain *chain, struct pcow_error *error);

@@ -62,32 +62,6 @@ static int walk_writable(const struct pcow_map *map, uint64_t offset, uint64_t e
     return 0;
 }
 
-/* Owner word and valid set of the file slabs that hold a range; allocations leave them to the next flush. */
-static int flush_metadata(const struct pcow_map *map, uint64_t offset, uint64_t end)
-{
-    struct file *file = &map->image->file;
-
-    for (uint64_t v = offset >> SLAB_BITS; v << SLAB_BITS < end; v++) {
-        slab_ref head = __atomic_load_n(&map->image->chain->head[v], __ATOMIC_ACQUIRE);
-        uint64_t slab = slab_ref_slab(head);
-        void *owner, *valid;
-        int ret;
-
-        if (!head || slab_ref_level(head) != map->image->chain->levels)
-            continue;
-        owner = file_address(file, owner_offset(slab));
-        valid = file_address(file, bitmap_offset(slab));
-        if (!owner || !valid)
-            return -ENOMEM;
-        ret = persist_range(&file->persist, valid, sizeof(struct page_set));
-        if (!ret)
-            ret = persist_range(&file->persist, owner, sizeof(uint64_t));
-        if (ret)
-            return ret;
-    }
-    return 0;
-}
-
 /* There may be stores in pages that are in no set. */
 static bool needs_all(const pcow_map *map)
 {
@@ -104,6 +78,36 @@ static int flush_all(pcow_map *map)
     if (ret)
         __atomic_store_n(&map->unflushed_frozen, true, __ATOMIC_SEQ_CST);
     return ret;
+}
+
+/* Owner word and valid set of the file slabs that hold a range; allocations leave them to the next flush. */
+static int flush_metadata(pcow_map *map, uint64_t offset, uint64_t end)
+{
+    const struct chain *chain = __atomic_load_n(&map->image->chain, __ATOMIC_ACQUIRE);
+    struct file *file = &map->image->file;
+
+    /* A revert has it apart. What was stored before that is gone, and nobody stores before it is there again. */
+    if (!chain)
+        return flush_all(map);
+    for (uint64_t v = offset >> SLAB_BITS; v << SLAB_BITS < end; v++) {
+        slab_ref head = __atomic_load_n(&chain->head[v], __ATOMIC_ACQUIRE);
+        uint64_t slab = slab_ref_slab(head);
+        void *owner, *valid;
+        int ret;
+
+        if (!head || slab_ref_level(head) != chain->levels)
+            continue;
+        owner = file_address(file, owner_offset(slab));
+        valid = file_address(file, bitmap_offset(slab));
+        if (!owner || !valid)
+            return -ENOMEM;
+        ret = persist_range(&file->persist, valid, sizeof(struct page_set));
+        if (!ret)
+            ret = persist_range(&file->persist, owner, sizeof(uint64_t));
+        if (ret)
+            return ret;
+    }
+    return 0;
 }
 
 static int flush_range(pcow_map *map, uint64_t offset, uint64_t end)

@@ -188,7 +188,7 @@ void pcow_map_get_stats(const pcow_map *map, struct pcow_map_stats *stats)
         .slabs_missed = image->ready ? __atomic_load_n(&image->ready->missed, __ATOMIC_RELAXED) : 0,
         .slabs_queued = ahead_queued(map),
         .slabs_completed = __atomic_load_n(&map->ahead.completed, __ATOMIC_RELAXED),
-        .memory = sizeof *map + sizeof *image + image->chain->guest_slabs * (sizeof *map->slabs + sizeof(slab_ref) + 1),
+        .memory = sizeof *map + sizeof *image + ((map->size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS) * (sizeof *map->slabs + sizeof(slab_ref) + 1),
     };
     if (image->ready)
         stats->memory += sizeof *image->ready + image_slab_count(image) * sizeof *image->prepared;

@@ -203,6 +203,9 @@ static int revert(pcow_image *image, const char *name, struct pcow_error *error)
     dropped = image_active(image);
     gone = *layer_find(image, dropped);
     ret = tree_reserve_layer(image, false, &active.id, &active.slot, error);
+    /* A map without its chain could serve nobody. */
+    if (!ret)
+        ret = chain_reserve(image, error);
     if (!ret)
         ret = tree_put_active(image, &active, target, size, error);
     if (ret)

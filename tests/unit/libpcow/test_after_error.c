@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "image/image.h"
@@ -285,6 +286,50 @@ static void test_delete_beneath_half_a_copy(void **state)
     free(data);
 }
 
+/*
+ * Memory is short when an image that is mapped is reverted: nothing has changed then, and the guest goes on. The file is long, so that its index
+ * is larger than what malloc() may have at hand.
+ */
+static void test_revert_without_memory(void **state)
+{
+    struct rlimit limit, before;
+    volatile char *memory;
+    unsigned long pages;
+    pcow_image *image;
+    pcow_map *map;
+    FILE *statm;
+    int ret;
+
+    (void)state;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    skip();                            /* they need address space without a limit */
+#endif
+    pcow_close(must_create(scratch("t"), 8 * MIB, 0, NULL));
+    assert_int_equal(truncate(scratch("t"), (off_t)(4 * 1024 * 1024 * MIB)), 0);
+    image = must_open(scratch("t"), PCOW_OPEN_WRITE);
+    write_text(image, 0, "old");
+    MUST(pcow_snapshot_create(image, "s", &error));
+    map = must_map_by(image, PCOW_ENGINE_SIGNAL, 0);
+    memory = pcow_map_address(map);
+    memory[0] = 'n';
+    statm = fopen("/proc/self/statm", "r");
+    assert_true(statm && fscanf(statm, "%lu", &pages) == 1);
+    fclose(statm);
+    assert_int_equal(getrlimit(RLIMIT_AS, &before), 0);
+    limit = (struct rlimit){.rlim_cur = pages * 4096 + MIB, .rlim_max = before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_AS, &limit), 0);
+    ret = pcow_snapshot_revert(image, "s", NULL);
+    assert_int_equal(setrlimit(RLIMIT_AS, &before), 0);
+    assert_int_equal(ret, -ENOMEM);
+    assert_int_equal(memory[0], 'n');
+    memory[4096] = 1;
+    MUST(pcow_snapshot_revert(image, "s", &error));
+    assert_int_equal(memory[0], 'o');
+    assert_int_equal(memory[4096], 0);
+    pcow_map_destroy(map);
+    pcow_close(image);
+}
+
 /* ---- commit ----------------------------------------------------------------------------------------------------------- */
 
 /* "base" and "t" on it, each with a text in every slab. */
@@ -409,6 +454,7 @@ int main(void)
         TEST(test_writes_in_the_middle_of_a_delete),
         TEST(test_delete_beneath_half_a_copy),
         TEST(test_flush_tells_what_another_commit_met),
+        TEST(test_revert_without_memory),
         TEST(test_cancelled_commit),
         TEST(test_commit_into_another_file),
         TEST(test_writes_after_a_failed_commit),
