@@ -282,6 +282,9 @@ static void *use_up_mappings(size_t *size)
 static void test_out_of_mappings(void **state)
 {
     (void)state;
+#ifdef __SANITIZE_THREAD__
+    skip();                            /* it takes mappings itself */
+#endif
     FOR_EACH_ENGINE(engine) {
         pcow_image *image = must_create(scratch("top.pcow"), 8 * MIB, 64 * KIB, NULL), *view;
         unsigned char *bytes = malloc(8 * MIB);

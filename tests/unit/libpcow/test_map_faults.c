@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -18,7 +19,8 @@ struct refusing {
     struct observer observer;
     const unsigned char *memory;
     size_t size;
-    bool armed, takes_away;
+    _Atomic(bool) armed;
+    bool takes_away;
 };
 
 static int look(struct observer *observer, const struct observation *observation)
@@ -26,9 +28,9 @@ static int look(struct observer *observer, const struct observation *observation
     struct refusing *refusing = (struct refusing *)observer;
     const unsigned char *address = observation->address;
 
-    if (observation->what != OBSERVED_MAP || !refusing->armed || address < refusing->memory || address >= refusing->memory + refusing->size)
+    if (observation->what != OBSERVED_MAP || !atomic_load(&refusing->armed) || address < refusing->memory
+        || address >= refusing->memory + refusing->size || !atomic_exchange(&refusing->armed, false))
         return 0;
-    refusing->armed = false;
     if (refusing->takes_away)
         order_mmap((void *)address, observation->length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     return -ENOMEM;
