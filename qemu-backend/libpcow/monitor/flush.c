@@ -8,6 +8,7 @@
  */
 #include <errno.h>
 
+#include "chain/chain.h"
 #include "monitor/monitor.h"
 #include "util/error.h"
 
@@ -110,6 +111,20 @@ static int flush_metadata(pcow_map *map, uint64_t offset, uint64_t end)
     return 0;
 }
 
+/*
+ * A page is mapped for stores before it is in the set, and another thread may have stored to it in between. Whoever holds the claim of a slab
+ * enters what he has mapped before he gives it back; what is mapped after that holds no store that this flush covers.
+ */
+static void await_mapped(const struct pcow_map *map, uint64_t offset, uint64_t end)
+{
+    struct chain *chain = __atomic_load_n(&map->image->chain, __ATOMIC_ACQUIRE);
+
+    for (uint64_t v = offset >> SLAB_BITS; chain && v << SLAB_BITS < end; v++) {
+        chain_claim(chain, v);
+        chain_release(chain, v);
+    }
+}
+
 static int flush_range(pcow_map *map, uint64_t offset, uint64_t end)
 {
     enum pcow_persistence persistence = map->image->file.persist.persistence;
@@ -120,6 +135,7 @@ static int flush_range(pcow_map *map, uint64_t offset, uint64_t end)
         return 0;
     if (needs_all(map))
         return flush_all(map);
+    await_mapped(map, offset, end);
     walk_writable(map, offset, end, &walk, NULL);
     if (persistence == PCOW_PERSISTENCE_PMEM ? walk.bytes > MAX_LINE_FLUSH : walk.pieces > MAX_PIECES || offset >> SLAB_BITS != (end - 1) >> SLAB_BITS)
         return flush_all(map);

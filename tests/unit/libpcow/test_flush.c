@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "chain/chain.h"
 #include "image/image.h"
 #include "monitor/monitor.h"
 #include "operations/operations.h"
@@ -227,6 +228,41 @@ static int settle_meanwhile(struct observer *observer, const struct observation 
     return 0;
 }
 
+static void *flush_one_page(void *opaque)
+{
+    struct counter *counter = opaque;
+
+    counter->thread = pthread_self();
+    return pcow_map_flush(counter->map, 4 * MIB, PCOW_PAGE_SIZE, NULL) ? opaque : NULL;
+}
+
+/* Another thread stores to a page that a trap has mapped, and flushes it, before the trap has noted that it did. */
+static void test_page_that_is_being_mapped(void **state)
+{
+    struct counter counter;
+    struct page_set *writable;
+    pcow_image *image;
+    pthread_t thread;
+    void *failed;
+
+    (void)state;
+    begin(&counter, PCOW_PERSISTENCE_PMEM, &image);
+    writable = &counter.map->slabs[4 * MIB >> SLAB_BITS].writable;
+    ((uint8_t *)pcow_map_address(counter.map))[4 * MIB] = 1;
+    assert_true(page_set_has(writable, 0));
+    chain_claim(image->chain, 4 * MIB >> SLAB_BITS);
+    __atomic_fetch_and(&writable->word[0], ~UINT64_C(1), __ATOMIC_RELEASE);
+    reset(&counter);
+    assert_int_equal(pthread_create(&thread, NULL, flush_one_page, &counter), 0);
+    usleep(50000);
+    __atomic_fetch_or(&writable->word[0], UINT64_C(1), __ATOMIC_RELEASE);
+    chain_release(image->chain, 4 * MIB >> SLAB_BITS);
+    assert_int_equal(pthread_join(thread, &failed), 0);
+    assert_null(failed);
+    assert_int_equal(counter.guest_bytes, PCOW_PAGE_SIZE);
+    end(&counter, image);
+}
+
 static void test_settling_does_not_rely_on_a_commit_under_way(void **state)
 {
     struct settler settler = {.observer = {.persistence = PCOW_PERSISTENCE_PMEM, .look = settle_meanwhile}};
@@ -253,6 +289,7 @@ int main(void)
         cmocka_unit_test(test_pmem),
         cmocka_unit_test(test_volatile),
         cmocka_unit_test(test_restore),
+        cmocka_unit_test(test_page_that_is_being_mapped),
         cmocka_unit_test(test_settling_does_not_rely_on_a_commit_under_way),
     };
 
