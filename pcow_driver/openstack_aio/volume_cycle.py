@@ -173,13 +173,26 @@ class VolumeCycle(life_cycle.LifeCycle):
         servers.wait('devices as before', lambda: True if wanted <= set(server.devices()) else None)
         if (known.name[:2], known.state, known.size) != ('vd', 'intact', 2 * _MIB_OF_ONE_GIB):
             raise servers.ServerFailed(reason=f'the guest sees {known}')
+        self._snapshot_of_disk(server, self._fresh, new)
         for volume in (self.volume, self._fresh):
             volume.detach(server)
             volume.wait_status('available')
         before = server.wait_alive(lambda _boot, _seconds: True)
         server.wait_alive(lambda boot, seconds: boot == before[0] and seconds > before[1] + 1)
         server.delete()
-        return f'{known.name} and {new.name} intact, also after a hard reboot; detached from the running guest, which went on'
+        return (f'{known.name} and {new.name} intact, also after a hard reboot; a snapshot of {new.name} and a volume of that, deleted '
+                'before it; detached from the running guest, which went on')
+
+    def _snapshot_of_disk(self, server: servers.Server, volume: volumes.Volume, device: servers.Device) -> None:
+        """One is made and deleted while the guest runs, and a volume of it holds what the disk does."""
+        snapshot = volume.snapshot(f'{_NAME}-disk')
+        copy = volumes.Volume.create(self.api, f'{_NAME}-5', 1, snapshot_id=snapshot)
+        copy.attach(server)
+        server.wait_device(lambda item: item.name != device.name and (item.sum, item.state) == (device.sum, 'intact'))
+        copy.detach(server)
+        copy.wait_status('available')
+        copy.delete()
+        volume.delete_snapshot(snapshot)
 
     def attach_again(self) -> str:
         wanted = self.device
