@@ -37,8 +37,11 @@ class Ssh:
         public = ' '.join(key.with_suffix('.pub').read_text().split()[:2])
         (self._directory / 'authorized_keys').write_text(public + '\n')
         known.write_text(''.join(f'[{node.address}]:{self._port} {public}\n' for node in NODES))
+        # Nova sends to an address, and fetches what a node lacks by the other's name, which nothing else here knows.
+        names = ''.join(f'Host {node.name}\n  HostName {node.address}\n' for node in NODES)
+        hosts = ' '.join(word for node in NODES for word in (node.name, node.address))
         (self.client / 'ssh_config').write_text(
-            f'Host {" ".join(node.address for node in NODES)}\n  Port {self._port}\n  IdentityFile {key}\n  IdentitiesOnly yes\n'
+            f'{names}Host {hosts}\n  Port {self._port}\n  IdentityFile {key}\n  IdentitiesOnly yes\n'
             f'  UserKnownHostsFile {known}\n  StrictHostKeyChecking yes\n')
         for node in NODES:
             # One key for all: of the hosts and of root on them, who is the same on both.

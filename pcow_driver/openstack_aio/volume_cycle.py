@@ -180,8 +180,8 @@ class VolumeCycle(life_cycle.LifeCycle):
         before = server.wait_alive(lambda _boot, _seconds: True)
         server.wait_alive(lambda boot, seconds: boot == before[0] and seconds > before[1] + 1)
         server.delete()
-        return (f'{known.name} and {new.name} intact, also after a hard reboot; a snapshot of {new.name} and a volume of that, deleted '
-                'before it; detached from the running guest, which went on')
+        return (f'{known.name} and {new.name} intact, also after a hard reboot; a snapshot of {new.name} and a volume of that, '
+                'deleted before it; detached from the running guest, which went on')
 
     def _snapshot_of_disk(self, server: servers.Server, volume: volumes.Volume, device: servers.Device) -> None:
         """One is made and deleted while the guest runs, and a volume of it holds what the disk does."""

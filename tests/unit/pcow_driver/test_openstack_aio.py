@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import unittest
 
 from pcow_driver import exception
 from pcow_driver.openstack_aio import configuration
@@ -14,6 +15,7 @@ from pcow_driver.openstack_aio import environment
 from pcow_driver.openstack_aio import options
 from pcow_driver.openstack_aio import processes
 from pcow_driver.openstack_aio import settings
+from pcow_driver.openstack_aio import ssh
 from pcow_driver.openstack_aio import tempest
 from pcow_driver.quickstart import state
 from tests.unit.pcow_driver import base
@@ -74,6 +76,19 @@ class ConfigurationTest(Case):
                                 ('libvirt', 'connection_uri'), ('nova_sys_admin', 'helper_command')):
             self.assertNotEqual(found[0][section][option], found[1][section][option], option)
         self.assertEqual(0o600, made.file('nova').stat().st_mode & 0o777)
+
+
+@unittest.skipUnless(Path('/usr/bin/ssh').exists(), 'this machine has no ssh, which the all-in-one installs')
+class SshTest(Case):
+    def test_nodes_by_name_and_address(self) -> None:
+        client = ssh.Ssh(self.settings)
+        client.prepare()
+        show = ['/usr/bin/ssh', '-G', '-F', str(client.client / 'ssh_config')]
+        for node in (settings.NODE1, settings.NODE2):
+            for host in (node.name, node.address):
+                said = subprocess.check_output([*show, host], text=True).splitlines()
+                self.assertIn(f'hostname {node.address}', said)
+                self.assertIn(f'port {self.settings.port("sshd")}', said)
 
 
 class TempestTest(Case):
