@@ -51,7 +51,7 @@ class Failures(whole_life.WholeLife):
         before, claims = self._alive(), self.hosts.claims()
         self.server.act('rebuild', {'imageRef': image})
         self.server.wait_status('ACTIVE')
-        words = self.server.fault()
+        words = self.server.fault('rebuild')
         self._went_on(before)
         servers.wait('claims as before', lambda: True if self.hosts.claims() == claims else None)
         raise life_cycle.Refused(reason=f'{words}; then {self._reboot("HARD")}')

@@ -86,7 +86,8 @@ class LifeCycle:
     # Rows
 
     def create(self) -> str:
-        self._server = self._create('life-cycle', IMAGE)
+        # where the rows are that change a host's configuration
+        self._server = self._create('life-cycle', IMAGE, host=_NODES[0])
         self._root = root = self.server.wait_root(lambda root: root.boots == 1)
         return f'/ on {root.device} ({"DAX" if root.dax else "disk"}, {root.size} MiB)'
 

@@ -167,14 +167,23 @@ class Server:
     def gone(self) -> bool:
         return self.id not in {item['id'] for item in self.api.call('nova', 'GET', '/servers')['servers']}
 
-    def fault(self) -> str:
-        """The words of the last action that failed."""
-        for action in self.api.call('nova', 'GET', f'/servers/{self.id}/os-instance-actions')['instanceActions']:
+    def fault(self, wanted: str = '') -> str:
+        """The words of the last action that failed.
+
+        :param wanted: of the last one of this name, which must fail; that is waited for
+        """
+        if wanted:
+            return wait(f'failure of {wanted}', lambda: self._fault_of(wanted))
+        return self._fault_of('') or str(self.show().get('fault', {}).get('message', ''))
+
+    def _fault_of(self, wanted: str) -> str | None:
+        actions = self.api.call('nova', 'GET', f'/servers/{self.id}/os-instance-actions')['instanceActions']
+        for action in [one for one in actions if one['action'] == wanted][:1] if wanted else actions:
             found = self.api.call('nova', 'GET', f'/servers/{self.id}/os-instance-actions/{action["request_id"]}')['instanceAction']
             for event in found.get('events', ()):
                 if event['result'] == 'Error':
                     return str(event.get('details') or (event.get('traceback') or '').strip().splitlines()[-1:])
-        return str(self.show().get('fault', {}).get('message', ''))
+        return None
 
 
 def find_flavor(api: api_module.Api, name: str) -> str:
