@@ -17,6 +17,7 @@ _TYPE = 'volume-cycle'
 _FLAVOR = 'pcow.tiny-volumes'
 _DISK_FLAVOR = 'disk.tiny-volumes'
 _MEMORY = 320                                  # MiB; the guest's kernel takes 16 of them for each GiB of persistent memory
+_ATTEMPTS = 20
 _MIB_OF_ONE_GIB = 1024
 
 
@@ -110,11 +111,20 @@ class VolumeCycle(life_cycle.LifeCycle):
             raise servers.ServerFailed(reason='an attached volume is extended')
         raise life_cycle.Refused(reason=self.volume.messages()[-1])
 
+    def _new_volume(self, name: str) -> volumes.Volume:
+        """One on the server's host, as memory does not reach another.  Cinder's scheduler takes any host with room."""
+        for _attempt in range(_ATTEMPTS):
+            made = volumes.Volume.create(self.api, name, 1)
+            if made.host() == self.server.host():
+                return made
+            made.delete()
+        raise servers.ServerFailed(reason=f'none of {_ATTEMPTS} volumes was made on {self.server.host()}')
+
     def backup_attached(self) -> str:
         """Of what the volume holds at that moment, while the guest has it; into a new volume."""
         before = self._alive()
         self._backup = self.volume.backup(_NAME)
-        self._restored = volumes.Volume.create(self.api, f'{_NAME}-3', 1)
+        self._restored = self._new_volume(f'{_NAME}-3')
         self._restored.restore(self._backup)
         self.volume.wait_status('in-use')
         return self._went_on(before)
@@ -161,7 +171,7 @@ class VolumeCycle(life_cycle.LifeCycle):
         self.api.create_flavor(_DISK_FLAVOR, _MEMORY, 1, {})
         server = self._create(f'{_NAME}-disk', life_cycle.IMAGE, _DISK_FLAVOR, host=self.server.host())
         server.wait_root(lambda root: root.boots == 1)
-        self._fresh = volumes.Volume.create(self.api, f'{_NAME}-4', 1)
+        self._fresh = self._new_volume(f'{_NAME}-4')
         for volume in (self.volume, self._fresh):
             volume.attach(server)
         known = server.wait_device(lambda item: item.sum == self.device.sum)

@@ -36,6 +36,9 @@ class Volume:
     def show(self) -> dict[str, Any]:
         return dict(self.api.call('cinder', 'GET', f'{self._path()}/{self.id}')['volume'])
 
+    def host(self) -> str:
+        return str(self.show()['os-vol-host-attr:host']).partition('@')[0]
+
     def wait_status(self, status: str) -> None:
         """:raises ServerFailed: it gets no such status in time, or an error"""
         def look() -> bool | None:
