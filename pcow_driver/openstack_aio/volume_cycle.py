@@ -59,7 +59,7 @@ class VolumeCycle(life_cycle.LifeCycle):
         return super().create()
 
     def create_volume(self) -> str:
-        self._volume = volumes.Volume.create(self.api, _NAME, 1)
+        self._volume = self._new_volume(_NAME)
         return '1 GiB'
 
     def attach(self) -> str:
