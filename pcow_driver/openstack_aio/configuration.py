@@ -178,7 +178,9 @@ class Configuration:
             enabled_backends=','.join(map(volume_type, backends)), glance_api_servers=settings.url('glance'),
             image_conversion_dir=data / 'conversion', osapi_volume_workers=1,
             backup_driver='cinder.backup.drivers.posix.PosixBackupDriver', backup_posix_path=data / 'backup',
-            backup_use_same_host=True,        # volumes are memory of one host
+            # volumes are memory of one host: the last filter is that of the hint local_to_instance, the others are Cinder's own
+            backup_use_same_host=True,
+            scheduler_default_filters='AvailabilityZoneFilter,CapacityFilter,CapabilitiesFilter,InstanceLocalityFilter',
             graceful_shutdown_timeout=3)
         if backends:
             default['default_volume_type'] = volume_type(backends[0])

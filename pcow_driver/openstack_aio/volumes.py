@@ -18,15 +18,17 @@ class Volume:
         self.id = uuid
 
     @classmethod
-    def create(cls, api: api_module.Api, name: str, size: int, **source: str) -> Volume:
+    def create(cls, api: api_module.Api, name: str, size: int, near: servers.Server | None = None, **source: str) -> Volume:
         """Make a volume, and wait until it can be used.
 
         :param size: GiB
+        :param near: make it on the host of this server
         :param source: snapshot_id, source_volid or imageRef
         :raises PcowError:
         """
         wanted = {'name': name, 'size': size, 'volume_type': TYPE, **source}
-        made = cls(api, str(_post(api, 'volumes', volume=wanted)['volume']['id']))
+        hints = {'OS-SCH-HNT:scheduler_hints': {'local_to_instance': near.id}} if near else {}
+        made = cls(api, str(_post(api, 'volumes', volume=wanted, **hints)['volume']['id']))
         made.wait_status('available')
         return made
 
