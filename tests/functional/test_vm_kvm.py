@@ -124,7 +124,8 @@ class FsdaxTest(VmTestCase):
     def test_pools(self) -> None:
         """pcowctl from bare regions on; a reboot under systemd; damaged labels.  And the session in the operator guide."""
         found = {result['name']: result['figures'] for result in self.run_all('fsdax', '--only', 'pools')}
-        self.assertEqual({'pool-session', 'pool-other', 'pool-refusals', 'pool-odd', 'pool-rebooted', 'pool-damaged'}, set(found))
+        names = ('session', 'other', 'refusals', 'odd', 'killed', 'rebooted', 'damaged')
+        self.assertEqual({f'pool-{name}' for name in names}, set(found))
         self.assertGreater(len(found['pool-refusals']['session']), 7)
 
     def test_power_cuts(self) -> None:
