@@ -18,7 +18,7 @@
 struct counter {
     struct observer observer;
     pcow_map *map;
-    pthread_t thread;                      /* whose work is counted: the one that prepares slabs syncs the file too */
+    _Atomic pthread_t thread;              /* whose work is counted: the one that prepares slabs syncs the file too */
     _Atomic unsigned syncs, msyncs, flushes;
     _Atomic uint64_t guest_bytes;          /* flushed or msynced through the guest's range */
     _Atomic uint64_t last_offset;          /* of that */
