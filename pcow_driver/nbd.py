@@ -230,13 +230,16 @@ def _end(directory: str, name: str) -> None:
     except (FileNotFoundError, ProcessLookupError, ValueError):
         return
     try:
-        # The number may belong to somebody else by now: ours has the directory in its arguments.
-        if os.fsencode(directory) not in Path(f'/proc/{pid}/cmdline').read_bytes():
+        # The number may belong to somebody else by now: ours has the directory in its arguments.  One that is ending has none any
+        # more, but still its sockets and the image for a moment; a thread of the kernel never has any.
+        arguments = Path(f'/proc/{pid}/cmdline').read_bytes()
+        if arguments and os.fsencode(directory) not in arguments:
             return
-        signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+        if arguments:
+            signal.pidfd_send_signal(descriptor, signal.SIGTERM)
         with selectors.DefaultSelector() as selector:      # under eventlet there is no select.poll
             selector.register(descriptor, selectors.EVENT_READ)
-            if not selector.select(_TIMEOUT):
+            if not selector.select(_TIMEOUT) and arguments:
                 raise exception.ExportFailed(path=directory, reason=f'{name} (process {pid}) does not end')
     except (FileNotFoundError, ProcessLookupError):
         return                         # it has ended meanwhile

@@ -9,6 +9,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 
 from pcow_driver import attached
 from pcow_driver import exception
@@ -18,6 +19,19 @@ from pcow_driver import served
 from tests.functional import test_device_nbd
 
 MIB = test_device_nbd.MIB
+
+# Between the moments in which a killed process gives up its memory, with its arguments, and its sockets.  This one, whose arguments
+# are the export's directory, the socket and the pid file, stays there for a second: its first thread ends before the others.
+DYING = """
+import ctypes, socket, sys, os, threading, time
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[2])
+listener.listen()
+threading.Thread(target=lambda: (time.sleep(1), os._exit(0))).start()
+with open(sys.argv[3], "w") as file:
+    file.write(str(os.getpid()))
+ctypes.CDLL(None).pthread_exit(None)
+"""
 
 
 class ServedTest(test_device_nbd.TestCase):
@@ -115,6 +129,20 @@ class ServedTest(test_device_nbd.TestCase):
         self.uri = nbd.start(str(self.export('vm')), self.path)
         attached.snapshot_create(self.path, 'served-again')
         self.assertEqual(['not-served', 'served-again'], self.names(self.path))
+
+    def test_while_one_is_dying(self) -> None:
+        nbd.stop(str(self.export('vm')))
+        export, path = self.export('vm'), str(self.socket(self.path))
+        export.mkdir()
+        (export / 'control').symlink_to(path)
+        pid_file = export / 'nbdkit.pid'
+        dying = subprocess.Popen([sys.executable, '-c', DYING, export, path, pid_file])
+        self.addCleanup(dying.wait)
+        while not pid_file.exists() or not (pid := pid_file.read_text()) or Path(f'/proc/{pid}/cmdline').read_bytes():
+            self.assertIsNone(dying.poll())
+        nbd.stop(str(export))
+        self.assertFalse(os.path.lexists(path))
+        self.assertEqual(0, dying.wait(30))
 
     def test_who_may(self) -> None:
         nbd.stop(str(self.export('vm')))
