@@ -161,7 +161,9 @@ class PcowLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
                 block_device_info: Any = None, **_kwargs: Any) -> None:
         """Nova's own rebuild deletes all the server has before it finds out what cannot be: find that out first.
 
-        :raises NotImplementedError: it can be; Nova goes its own way then
+        :raises InstanceFaultRollback: it cannot be; the server goes on
+        :raises NotImplementedError: it can be.  By this a driver has Nova's compute manager rebuild in the general way, with
+            ``destroy`` and ``spawn`` (nova.virt.driver.ComputeDriver.rebuild).
         """
         if _uses_pcow(instance) and not evacuate:
             try:

@@ -27,8 +27,7 @@ class Volume:
         :raises PcowError:
         """
         wanted = {'name': name, 'size': size, 'volume_type': TYPE, **source}
-        hints = {'OS-SCH-HNT:scheduler_hints': {'local_to_instance': near.id}} if near else {}
-        made = cls(api, str(_post(api, 'volumes', volume=wanted, **hints)['volume']['id']))
+        made = cls(api, str(_post(api, 'volumes', volume=wanted, **hints(near))['volume']['id']))
         made.wait_status('available')
         return made
 
@@ -131,6 +130,11 @@ class Volume:
                 raise servers.ServerFailed(reason=f'{kind} {uuid}: status {found[uuid]}')
             return True if uuid not in found else None
         servers.wait(f'end of {kind} {uuid}', look)
+
+
+def hints(near: servers.Server | None) -> dict[str, Any]:
+    """What a request for a volume says beside it, so that it is made on the host of a server (InstanceLocalityFilter)."""
+    return {'OS-SCH-HNT:scheduler_hints': {'local_to_instance': near.id}} if near else {}
 
 
 def delete_backup(api: api_module.Api, backup: str) -> None:

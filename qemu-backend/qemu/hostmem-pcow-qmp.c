@@ -12,11 +12,9 @@
 #include "qapi/error.h"
 #include "qapi/qapi-commands-pcow.h"
 #include "qapi/qapi-events-pcow.h"
-#include "qemu/main-loop.h"
 #include "qemu/timer.h"
 #include "qemu/uuid.h"
 #include "system/cpus.h"
-#include "system/iothread.h"
 #include "system/hostmem-pcow.h"
 #include "system/runstate.h"
 #include "system/system.h"
@@ -292,72 +290,6 @@ PcowInfoList *qmp_query_pcow(Error **errp)
         return NULL;
     }
     return list;
-}
-
-/* The iothreads that hostmem_pcow_hold_guest() holds */
-static struct {
-    bool ready;
-    unsigned count;
-    QemuSemaphore parked, left;
-    QemuEvent release;
-} iothreads;
-
-static void park_iothread(void *opaque)
-{
-    qemu_sem_post(&iothreads.parked);
-    qemu_event_wait(&iothreads.release);
-    qemu_sem_post(&iothreads.left);
-}
-
-static int hold_iothread(Object *obj, void *opaque)
-{
-    IOThread *iothread =
-        (IOThread *)object_dynamic_cast(obj, TYPE_IOTHREAD);
-
-    if (iothread) {
-        aio_bh_schedule_oneshot(iothread_get_aio_context(iothread),
-                                park_iothread, NULL);
-        iothreads.count++;
-    }
-    return 0;
-}
-
-/*
- * vCPUs first, as one of them may be about to submit a request; then the
- * requests, which need the iothreads to end; then the iothreads, which may be
- * taking new requests from a queue that the guest filled before, and need the
- * BQL if that reads or writes the registers of a device.
- */
-void hostmem_pcow_hold_guest(void)
-{
-    if (runstate_is_running()) {
-        pause_all_vcpus();
-    }
-    bdrv_drain_all_begin();
-    if (!iothreads.ready) {
-        qemu_sem_init(&iothreads.parked, 0);
-        qemu_sem_init(&iothreads.left, 0);
-        qemu_event_init(&iothreads.release, false);
-        iothreads.ready = true;
-    }
-    qemu_event_reset(&iothreads.release);
-    iothreads.count = 0;
-    object_child_foreach(object_get_objects_root(), hold_iothread, NULL);
-    bql_unlock();
-    for (unsigned i = 0; i < iothreads.count; i++) {
-        qemu_sem_wait(&iothreads.parked);
-    }
-    bql_lock();
-}
-
-void hostmem_pcow_release_guest(void)
-{
-    qemu_event_set(&iothreads.release);
-    for (unsigned i = 0; i < iothreads.count; i++) {
-        qemu_sem_wait(&iothreads.left);
-    }
-    bdrv_drain_all_end();
-    resume_all_vcpus();
 }
 
 static bool check_new_name(const char *name, Error **errp)

@@ -234,6 +234,11 @@ void hostmem_pcow_handle_events(void *pcow);
 void hostmem_pcow_handle_full(EventNotifier *notifier);
 /* No vCPU has found the pool full for a second: it goes on. */
 void hostmem_pcow_handle_silence(void *pcow);
+/* Revert the image and forget what was derived from its contents. */
+bool hostmem_pcow_revert(HostMemPcow *pcow, const char *name, Error **errp);
+
+/* ---- hostmem-pcow-hold.c ---- */
+
 /*
  * Nobody may store to an image while its pages change owner: vCPUs, iothreads
  * and block requests are held.  The run state stays what it is, so that
@@ -241,8 +246,6 @@ void hostmem_pcow_handle_silence(void *pcow);
  */
 void hostmem_pcow_hold_guest(void);
 void hostmem_pcow_release_guest(void);
-/* Revert the image and forget what was derived from its contents. */
-bool hostmem_pcow_revert(HostMemPcow *pcow, const char *name, Error **errp);
 
 /* ---- hostmem-pcow-space.c ---- */
 

@@ -24,6 +24,7 @@ QEMU_FILES=(
     hostmem-pcow-access.c backends/hostmem-pcow-access.c
     hostmem-pcow-carrier.c backends/hostmem-pcow-carrier.c
     hostmem-pcow-error.c backends/hostmem-pcow-error.c
+    hostmem-pcow-hold.c backends/hostmem-pcow-hold.c
     hostmem-pcow-identity.c backends/hostmem-pcow-identity.c
     hostmem-pcow-loadvm.c backends/hostmem-pcow-loadvm.c
     hostmem-pcow-mce.c backends/hostmem-pcow-mce.c

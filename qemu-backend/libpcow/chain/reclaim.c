@@ -37,12 +37,16 @@ static bool claim_of(const struct pcow_image *image, uint64_t guest_slab, uint64
     return true;
 }
 
-static void hold(struct pcow_image *image, uint64_t guest_slab, bool hold)
+static void hold(struct pcow_image *image, uint64_t guest_slab, bool begin)
 {
     uint64_t claim;
 
-    if (claim_of(image, guest_slab, &claim))
-        (hold ? chain_claim : chain_release)(image->chain, claim);
+    if (!claim_of(image, guest_slab, &claim))
+        return;
+    if (begin)
+        chain_claim(image->chain, claim);
+    else
+        chain_release(image->chain, claim);
 }
 
 int reclaim_release(struct pcow_image *image, slab_condition *condition, const void *opaque)

@@ -149,7 +149,7 @@ typedef bool slab_condition(const struct pcow_image *image, const struct slab *s
  * hold: called around the moment in which a slab with data of a guest slab becomes free, so that nobody punches out its pages then who has seen
  * whose it was: somebody may take it at once.
  */
-typedef void slab_hold(struct pcow_image *image, uint64_t guest_slab, bool hold);
+typedef void slab_hold(struct pcow_image *image, uint64_t guest_slab, bool begin);
 int slabs_release(struct pcow_image *image, slab_condition *condition, const void *opaque, slab_hold *hold);
 /* Replace the valid set (every word is a store of its own). Async-signal-safe. */
 int slab_store_valid(struct pcow_image *image, uint64_t slab, const struct page_set *valid, bool lazily);

@@ -118,6 +118,20 @@ pcow_image *must_create(const char *path, uint64_t size, uint64_t cluster_size, 
     return must_open(path, PCOW_OPEN_WRITE);
 }
 
+pcow_image *must_create_overlay(uint64_t size, unsigned char fill)
+{
+    pcow_image *base = must_create(scratch("base.pcow"), size, 0, NULL);
+    unsigned char *bytes = malloc(size);
+
+    assert_non_null(bytes);
+    memset(bytes, fill, size);
+    MUST(pcow_write(base, 0, bytes, size, &error));
+    MUST(pcow_seal(base, &error));
+    pcow_close(base);
+    free(bytes);
+    return must_create(scratch("top.pcow"), 0, 0, scratch("base.pcow"));
+}
+
 pcow_map *must_map_by(pcow_image *image, enum pcow_engine engine, unsigned vma_budget)
 {
     struct pcow_map_options options = {.engine = engine, .vma_budget = vma_budget};

@@ -18,20 +18,6 @@ static void remove_images(void)
     unlink(scratch("top.pcow"));
 }
 
-static pcow_image *make_overlay(uint64_t size, unsigned char fill)
-{
-    pcow_image *base = must_create(scratch("base.pcow"), size, 0, NULL);
-    unsigned char *bytes = malloc(size);
-
-    assert_non_null(bytes);
-    memset(bytes, fill, size);
-    MUST(pcow_write(base, 0, bytes, size, &error));
-    MUST(pcow_seal(base, &error));
-    pcow_close(base);
-    free(bytes);
-    return must_create(scratch("top.pcow"), 0, 0, scratch("base.pcow"));
-}
-
 static void test_absent_memory_reads_zero_and_takes_no_space(void **state)
 {
     (void)state;
@@ -76,7 +62,7 @@ static void test_base_is_never_changed(void **state)
 {
     (void)state;
     FOR_EACH_ENGINE(engine) {
-        pcow_image *image = make_overlay(4 * MIB, 0x5a), *base;
+        pcow_image *image = must_create_overlay(4 * MIB, 0x5a), *base;
         pcow_map *map = must_map_by(image, engine, 0);
         unsigned char *memory = pcow_map_address(map);
         struct pcow_map_stats stats;
@@ -143,7 +129,7 @@ static void test_memory_without_mappings(void **state)
 {
     (void)state;
     FOR_EACH_ENGINE(engine) {
-        pcow_image *image = make_overlay(8 * MIB, 0x5a), *view;
+        pcow_image *image = must_create_overlay(8 * MIB, 0x5a), *view;
         pcow_map *map = must_map_by(image, engine, 0);
         unsigned char *memory = pcow_map_address(map);
 
@@ -172,7 +158,7 @@ static void test_kernel_access_after_resolve(void **state)
 
     (void)state;
     FOR_EACH_ENGINE(engine) {
-        pcow_image *image = make_overlay(4 * MIB, 0x5a);
+        pcow_image *image = must_create_overlay(4 * MIB, 0x5a);
         pcow_map *map = must_map_by(image, engine, 0);
         char *memory = pcow_map_address(map);
 
@@ -193,215 +179,6 @@ static void test_kernel_access_after_resolve(void **state)
         pcow_close(image);
         remove_images();
     }
-}
-
-/* Of the kernel's list, those that begin in the range. */
-static unsigned count_mappings(const void *memory, uint64_t size)
-{
-    FILE *maps = fopen("/proc/self/maps", "re");
-    char line[512];
-    unsigned count = 0;
-
-    assert_non_null(maps);
-    while (fgets(line, sizeof line, maps)) {
-        unsigned long from = 0;
-
-        assert_int_equal(sscanf(line, "%lx-", &from), 1);
-        count += from >= (uintptr_t)memory && from < (uintptr_t)memory + size;
-    }
-    fclose(maps);
-    return count;
-}
-
-static void test_vma_budget_promotes_slabs(void **state)
-{
-    (void)state;
-    FOR_EACH_ENGINE(engine) {
-        struct pcow_map_options options = {.engine = engine, .vma_budget = 100};
-        pcow_image *image = make_overlay(64 * MIB, 0x5a);
-        struct pcow_map_stats stats;
-        pcow_map *map;
-        unsigned char *memory;
-
-        MUST(pcow_map_create(image, &options, &map, &error));
-        memory = pcow_map_address(map);
-        for (uint64_t offset = 0; offset < 64 * MIB; offset += 128 * KIB)
-            memory[offset] = 1;
-        for (uint64_t offset = 0; offset < 64 * MIB; offset += 4096)
-            assert_int_equal(memory[offset], offset % (128 * KIB) ? 0x5a : 1);
-        pcow_map_get_stats(map, &stats);
-        assert_true(stats.slabs_promoted > 0);
-        assert_true(stats.vmas <= 100);
-        assert_true(count_mappings(memory, 64 * MIB) <= stats.vmas);
-        pcow_map_destroy(map);
-        pcow_close(image);
-        must_be_clean(scratch("top.pcow"));
-        /* Opening an image of many pieces under a budget leaves some slabs cold; they still read and write right. */
-        image = must_open(scratch("top.pcow"), PCOW_OPEN_WRITE);
-        options.vma_budget = 40;
-        MUST(pcow_map_create(image, &options, &map, &error));
-        memory = pcow_map_address(map);
-        for (uint64_t offset = 0; offset < 64 * MIB; offset += 4096)
-            assert_int_equal(memory[offset], offset % (128 * KIB) ? 0x5a : 1);
-        pcow_map_destroy(map);
-        pcow_close(image);
-        remove_images();
-    }
-}
-
-/* One mapping more than the process may have, so that every mmap() fails; NULL: they are too many. */
-static void *use_up_mappings(size_t *size)
-{
-    const size_t unit = 4 * 4096;      /* two pages of each protection */
-    unsigned char *hog;
-    unsigned count = 0;
-    FILE *file = fopen("/proc/sys/vm/max_map_count", "r");
-    size_t at;
-
-    assert_true(file && fscanf(file, "%u", &count) == 1);
-    fclose(file);
-    if (count > 1000000)
-        return NULL;
-    *size = (count + UINT64_C(16)) * unit;
-    hog = mmap(NULL, *size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    assert_ptr_not_equal(hog, MAP_FAILED);
-    for (at = 0; at < *size && mprotect(hog + at, 2 * 4096, PROT_READ) == 0; at += unit)
-        ;
-    /* Between two of them, which the kernel splits without asking how many there are. */
-    for (at = 4096; at < *size; at += unit)
-        if (mmap(hog + at, 2 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
-            return hog;
-    munmap(hog, *size);
-    return NULL;
-}
-
-/*
- * At the limit of mappings a slab can neither be mapped anew nor unmapped: what was mapped for stores still is. A snapshot must not be changed
- * by stores to it, nor may a delete give blocks back that are still mapped.
- */
-static void test_out_of_mappings(void **state)
-{
-    (void)state;
-#ifdef __SANITIZE_THREAD__
-    skip();                            /* it takes mappings itself */
-#endif
-    FOR_EACH_ENGINE(engine) {
-        pcow_image *image = must_create(scratch("top.pcow"), 8 * MIB, 64 * KIB, NULL), *view;
-        unsigned char *bytes = malloc(8 * MIB);
-        unsigned char *memory;
-        pcow_map *map;
-        unsigned budget;
-        size_t size;
-        void *hog;
-        int mapped, deleted;
-
-        assert_non_null(bytes);
-        memset(bytes, 1, 8 * MIB);
-        MUST(pcow_write(image, 0, bytes, 8 * MIB, &error));
-        MUST(pcow_snapshot_create(image, "old", &error));
-        map = must_map_by(image, engine, 0);
-        memory = pcow_map_address(map);
-        budget = map->vma_budget;
-        memory[3 * MIB] = 2;
-        hog = use_up_mappings(&size);
-        if (!hog)
-            skip();
-        map->vma_budget = 1;           /* a trap takes the whole slab */
-        mapped = pcow_map_resolve(map, 3 * MIB + 100 * 4096, 4096, true, NULL);
-        deleted = pcow_snapshot_delete(image, "old", NULL, NULL);
-        munmap(hog, size);
-        map->vma_budget = budget;
-        assert_int_equal(mapped, -ENOMEM);
-        assert_int_equal(deleted, -ENOMEM);
-        MUST(pcow_reclaim(image, NULL, &error));
-        for (uint64_t offset = 0; offset < 8 * MIB; offset += 4096)
-            assert_int_equal(memory[offset], offset == 3 * MIB ? 2 : 1);
-        pcow_map_destroy(map);
-        pcow_close(image);
-
-        /* The next writer finishes the delete. */
-        image = must_open(scratch("top.pcow"), PCOW_OPEN_WRITE);
-        MUST(pcow_snapshot_create(image, "new", &error));
-        map = must_map_by(image, engine, 0);
-        memory = pcow_map_address(map);
-        memory[3 * MIB] = 3;
-        hog = use_up_mappings(&size);
-        map->vma_budget = 1;
-        mapped = pcow_map_resolve(map, 3 * MIB + 100 * 4096, 4096, true, NULL);
-        munmap(hog, size);
-        map->vma_budget = budget;
-        assert_int_equal(mapped, -ENOMEM);
-        MUST(pcow_snapshot_create(image, "s", &error));
-        memory[3 * MIB] = 4;
-        memory[3 * MIB + 200 * 4096] = 4;
-        MUST(pcow_open(scratch("top.pcow"), 0, "s", &view, &error));
-        bytes[3 * MIB] = 3;
-        assert_reads(view, 0, bytes, 8 * MIB);
-        pcow_close(view);
-        pcow_map_destroy(map);
-        pcow_close(image);
-        must_be_clean(scratch("top.pcow"));
-        remove_images();
-        free(bytes);
-    }
-}
-
-/* The estimate of the traps must not grow from one snapshot to the next: it would have every store copy a slab in the end. */
-static void test_snapshots_do_not_use_the_budget_up(void **state)
-{
-    (void)state;
-    FOR_EACH_ENGINE(engine) {
-        pcow_image *image = make_overlay(64 * MIB, 0x5a);
-        pcow_map *map = must_map_by(image, engine, 0);
-        unsigned char *memory = pcow_map_address(map);
-        struct pcow_map_stats stats;
-        char name[16];
-
-        for (unsigned round = 0; round < 40; round++) {
-            for (uint64_t offset = MIB; offset < 64 * MIB; offset += 2 * MIB)
-                memory[offset] = (unsigned char)round;
-            snprintf(name, sizeof name, "s%u", round);
-            MUST(pcow_snapshot_create(image, name, &error));
-        }
-        pcow_map_get_stats(map, &stats);
-        assert_true(count_mappings(memory, 64 * MIB) <= stats.vmas + 1);
-        assert_true(stats.vmas <= 32 * 4);
-        pcow_map_destroy(map);
-        pcow_close(image);
-        remove_images();
-    }
-}
-
-/* The kernel's limit is that of the process: two images share what is left of it. */
-static void test_maps_share_the_budget(void **state)
-{
-    pcow_image *image[2];
-    pcow_map *map[2];
-    unsigned used = 0;
-
-    (void)state;
-    for (unsigned i = 0; i < 2; i++) {
-        image[i] = must_create(scratch(i ? "base.pcow" : "top.pcow"), 64 * MIB, 4096, NULL);
-        map[i] = must_map_by(image[i], PCOW_ENGINE_SIGNAL, 0);
-        map[i]->vma_budget = 200;
-    }
-    for (uint64_t offset = 0; offset < 64 * MIB; offset += 128 * KIB)
-        for (unsigned i = 0; i < 2; i++)
-            ((unsigned char *)pcow_map_address(map[i]))[offset] = 1;
-    for (unsigned i = 0; i < 2; i++)
-        used += count_mappings(pcow_map_address(map[i]), 64 * MIB);
-    assert_in_range(used, 64, 200);
-    for (unsigned i = 0; i < 2; i++) {
-        pcow_map_destroy(map[i]);
-        pcow_close(image[i]);
-    }
-    /* All of it is free again. */
-    image[0] = must_open(scratch("top.pcow"), PCOW_OPEN_WRITE);
-    map[0] = must_map_by(image[0], PCOW_ENGINE_SIGNAL, 0);
-    assert_int_equal(vmas_used(map[0]), map[0]->vmas);
-    pcow_map_destroy(map[0]);
-    pcow_close(image[0]);
-    remove_images();
 }
 
 /* ---- many threads ------------------------------------------------------------------------------------------------- */
@@ -430,7 +207,7 @@ static void test_threads_on_the_same_pages(void **state)
 {
     (void)state;
     FOR_EACH_ENGINE(engine) {
-        pcow_image *image = make_overlay(RACE_SIZE / 2, 0x5a);
+        pcow_image *image = must_create_overlay(RACE_SIZE / 2, 0x5a);
         struct racer racers[THREADS];
         pthread_t threads[THREADS];
         pthread_barrier_t barrier;
@@ -507,7 +284,7 @@ static void test_read_only_image_maps_read_only(void **state)
     pcow_map *map;
 
     (void)state;
-    pcow_close(make_overlay(4 * MIB, 0x5a));
+    pcow_close(must_create_overlay(4 * MIB, 0x5a));
     assert_int_equal(sigaction(SIGSEGV, &action, &before), 0);
     image = must_open(scratch("top.pcow"), 0);
     map = must_map_by(image, PCOW_ENGINE_SIGNAL, 0);
@@ -533,10 +310,6 @@ int main(void)
         TEST(test_snapshot_freezes_and_revert_restores),
         TEST(test_memory_without_mappings),
         TEST(test_kernel_access_after_resolve),
-        TEST(test_vma_budget_promotes_slabs),
-        TEST(test_out_of_mappings),
-        TEST(test_snapshots_do_not_use_the_budget_up),
-        TEST(test_maps_share_the_budget),
         TEST(test_threads_on_the_same_pages),
         TEST(test_foreign_faults_reach_the_previous_handler),
         TEST(test_read_only_image_maps_read_only),

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Base of the unit tests: a configuration and a state directory of their own."""
 
+from collections.abc import Iterator
+import contextlib
 import importlib.machinery
 import importlib.util
 import os
 from pathlib import Path
+import subprocess
 import sys
 from types import ModuleType
 from typing import Any
@@ -34,6 +37,18 @@ def load_script(path: Path) -> ModuleType:
     finally:
         sys.dont_write_bytecode = dont_write
     return module
+
+
+@contextlib.contextmanager
+def opened(path: str, program: Path) -> Iterator[None]:
+    """Somebody has an image open for writing meanwhile, as QEMU has; ``program`` is pcow-io."""
+    with subprocess.Popen([program, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write('read 0 4k\n')
+        process.stdin.flush()
+        process.stdout.readline()
+        yield
+        process.stdin.close()
 
 
 class TestCase(base.BaseTestCase):

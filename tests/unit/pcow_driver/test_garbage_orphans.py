@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images whose base is gone: they are news for whoever has them, and deleted only if nobody does."""
 
-from collections.abc import Iterator
-import contextlib
 import os
 from pathlib import Path
 import subprocess
@@ -45,18 +43,6 @@ class OrphanTest(base.TestCase):
             self.assertIn(reason, str(self.assertRaises(exception.ImageInUse, action, self.pool, found)))
         self.assertTrue(os.path.exists(found.path))
 
-    @contextlib.contextmanager
-    def opened(self, path: str) -> Iterator[None]:
-        """Somebody has it open for writing, as QEMU has."""
-        with subprocess.Popen([self.programs / 'pcow-io', path], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                              text=True) as process:
-            assert process.stdin is not None and process.stdout is not None
-            process.stdin.write('read 0 4k\n')
-            process.stdin.flush()
-            process.stdout.readline()
-            yield
-            process.stdin.close()
-
     def test_deleted(self) -> None:
         path, found = self.orphan('mine')
         self.assertTrue(os.path.exists(path))
@@ -75,7 +61,7 @@ class OrphanTest(base.TestCase):
     def test_open(self) -> None:
         """A guest goes on when the name of its base is gone."""
         path = self.pool.create_image('mine', base='base')
-        with self.opened(path):
+        with base.opened(path, self.programs / 'pcow-io'):
             os.utime(path, (time.time() - 7200,) * 2)
             self.base.rename(self.kept)
             found, = garbage.find(self.pool, domain.all_images())

@@ -5,7 +5,6 @@ import fcntl
 import os
 from pathlib import Path
 import struct
-import subprocess
 import time
 
 from pcow_driver import exception
@@ -82,14 +81,8 @@ class LookTest(_PoolTest):
     def test_in_use(self) -> None:
         path = self.pool.create_image('vm', size=2 << 20)
         self.assertFalse(image_locks.is_in_use(path))
-        with subprocess.Popen([self.programs / 'pcow-io', path], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                              text=True) as process:
-            assert process.stdin is not None and process.stdout is not None
-            process.stdin.write('read 0 4k\n')
-            process.stdin.flush()
-            process.stdout.readline()
+        with base.opened(path, self.programs / 'pcow-io'):
             self.assertTrue(image_locks.is_in_use(path))
-            process.stdin.close()
         self.assertFalse(image_locks.is_in_use(path, writers_only=False))
 
     def test_deleted_meanwhile(self) -> None:
