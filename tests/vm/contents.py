@@ -74,7 +74,7 @@ def fsdax_tree(directory: Path, binaries: Path, tests: Path) -> tree.Tree:
         made.add(path, str(fsdax.GOLDEN / path.name))
     for name in ('dax_stores', 'snapshot_compare'):
         made.add_program(tests / 'vm/outer' / name, f'/suite/bin/{name}')
-    made.add_programs(('env', 'mount', 'umount', 'ndctl', 'mkfs.ext4', 'mkfs.xfs', *_USED_BY_TESTS))
+    made.add_programs(('env', 'mount', 'umount', 'ndctl', 'mkfs.ext4', 'mkfs.xfs', 'xfs_fsr', *_USED_BY_TESTS))
     made.add_program(_LIBNBD, str(_LIBNBD))
     made.add(Path('/etc/passwd'), '/etc/passwd')                # a test names it as a base
     for path in (*(Path('/fs') / kind for kind in fsdax.REGIONS), reflink.POOL):

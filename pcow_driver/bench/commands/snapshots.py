@@ -52,7 +52,7 @@ def _compare(title: str, work: sides.Work) -> list[dict[str, Any]]:
         qcow2, pcow = (_summary(found[name][way]) for name in ('qcow2', 'pcow'))
         for operation in sides.OPERATIONS:
             ratio = pcow[operation] / qcow2[operation] if qcow2[operation] else None
-            target = TARGETS[operation] if way == 'open' and title == 'large' else None
+            target = TARGETS[operation] if title == 'large' else None
             rows.append({'name': f'{title}-{way}-{operation}', 'part': title, 'way': way, 'operation': operation,
                          'cluster': work.cluster_size, 'qcow2_ns': qcow2[operation], 'pcow_ns': pcow[operation],
                          'qcow2_open_ns': qcow2.get('list'), 'pcow_open_ns': pcow.get('list'), 'start_ns': pcow.get('start'),

@@ -50,7 +50,8 @@ static int finish_open(struct file *file, unsigned flags, struct observer *obser
         return error_set_errno(error, -errno, "cannot stat %s", file->path);
     file->size = (uint64_t)st.st_size;
     persist_init(&file->persist, persist_classify(file->fd), observer);
-    persist_find_fixed_blocks(&file->persist, file->fd);
+    if (file->writable)
+        persist_find_fixed_blocks(&file->persist, file->fd);
     /* tmpfs tells by the block size whether it was mounted for huge pages. */
     file->huge = file->persist.persistence == PCOW_PERSISTENCE_PMEM || (uint64_t)st.st_blksize >= PCOW_SLAB_SIZE;
     return persist_observe(&file->persist, (struct observation){.what = OBSERVED_OPEN, .path = file->path});

@@ -32,18 +32,6 @@ DEFINE_FLUSH(flush_clwb, __attribute__((target("clwb"))), _mm_clwb)
 DEFINE_FLUSH(flush_clflushopt, __attribute__((target("clflushopt"))), _mm_clflushopt)
 DEFINE_FLUSH(flush_clflush, , _mm_clflush)
 
-/*
- * ext4 refuses to move blocks of a file with DAX (EXT4_IOC_MOVE_EXT). XFS exchanges those of mapped files, too (xfs_fsr), and where files
- * can share blocks a store goes to another one than before.
- */
-void persist_find_fixed_blocks(struct persist *persist, int fd)
-{
-    struct statfs fs;
-
-    persist->fixed_blocks = persist->persistence == PCOW_PERSISTENCE_PMEM && !persist->observer && fstatfs(fd, &fs) == 0
-        && (uint32_t)fs.f_type == EXT4_SUPER_MAGIC;
-}
-
 void persist_init(struct persist *persist, enum pcow_persistence persistence, struct observer *observer)
 {
     unsigned eax, ebx = 0, ecx, edx;

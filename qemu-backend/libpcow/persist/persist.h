@@ -26,7 +26,7 @@ struct persist {
 
 /* Choose the instructions for this CPU. With an observer (may be NULL) its class counts, and MAP_SYNC is not asked for. */
 void persist_init(struct persist *persist, enum pcow_persistence persistence, struct observer *observer);
-/* Find out about fixed_blocks, for a file of class pmem. */
+/* Find out about fixed_blocks, for a file of class pmem that is open for writing; on XFS it may get a flag for that. See blocks.c. */
 void persist_find_fixed_blocks(struct persist *persist, int fd);
 
 /* Let the observer look; 0, or its verdict. */
