@@ -227,6 +227,11 @@ def _check_snapshots_while_off() -> Iterator[Finding]:
             yield _snapshots_while_off(pid, _qemu_img_of(pid))
 
 
+# What earlier versions of etc/libvirt/bin/qemu-img left out, by a word that is in later ones.
+_LEFT_OUT = {'virtio-pmem': 'that are virtio-pmem devices',
+             'STORAGE_POOLS': 'of domains whose disks are volumes of storage pools'}
+
+
 def _snapshots_while_off(pid: str, found: str | None) -> Finding:
     """:param found: the qemu-img that libvirt, process ``pid``, runs"""
     check, program = 'snapshots while off', (_read(found) or '') if found else ''
@@ -234,10 +239,11 @@ def _snapshots_while_off(pid: str, found: str | None) -> Finding:
         return Finding(check, ADVICE, f'libvirt (process {pid}) finds {found or "no qemu-img that this user can see"}', (
             'virsh snapshot-create on a domain that is off would leave its pcow images out: install '
             'etc/libvirt/bin/qemu-img and etc/libvirt/libvirtd.service.d/pcow.conf, and restart libvirt'))
-    if 'virtio-pmem' not in program:
-        return Finding(check, ADVICE, f'{found} is of an earlier version', (
-            'virsh snapshot-create on a domain that is off would leave out images that are virtio-pmem devices: install '
-            'etc/libvirt/bin/qemu-img again'))
+    for word, left_out in _LEFT_OUT.items():
+        if word not in program:
+            return Finding(check, ADVICE, f'{found} is of an earlier version', (
+                f'virsh snapshot-create on a domain that is off would leave out images {left_out}: install '
+                'etc/libvirt/bin/qemu-img again'))
     return Finding(check, OK, str(found))
 
 

@@ -60,8 +60,9 @@ class HostTest(DoctorTestCase):
     def test_snapshots_while_off(self) -> None:
         """Also a program of ours that is installed is too old if it leaves some images out."""
         ours = (base.TOP / 'etc/libvirt/bin/qemu-img').read_text()
-        for text, status, advice in ((ours, OK, ''), (ours.replace('virtio-pmem', ''), ADVICE, 'again'),
-                                     ('ELF', ADVICE, 'install')):
+        for text, status, advice in ((ours, OK, ''), ('ELF', ADVICE, 'install'),
+                                     (ours.replace('virtio-pmem', ''), ADVICE, 'virtio-pmem devices: install'),
+                                     (ours.replace('STORAGE_POOLS', ''), ADVICE, 'of storage pools: install')):
             finding = doctor._snapshots_while_off('7', self.script('qemu-img', text))
             self.assertEqual(status, finding.status, str(finding))
             self.assertIn(advice, finding.advice)

@@ -31,13 +31,60 @@ class QemuImgTest(base.TestCase):
         domains.mkdir()
         (domains / 'web1.xml').write_text(XML.format(disk=self.disk, image=self.image, data=self.data))
         self.useFixture(fixtures.MockPatchObject(program, 'DOMAINS', str(domains)))
+        self.pools = [self.directory / 'active', self.directory / 'defined']
+        for directory in self.pools:
+            directory.mkdir()
+        self.useFixture(fixtures.MockPatchObject(program, 'STORAGE_POOLS', tuple(map(str, self.pools))))
+
+    def define(self, name: str, disk: str, *, image: str = '') -> None:
+        memory = f"<memory model='nvdimm'><source><path>{image}</path></source></memory>" if image else ''
+        (self.directory / 'domains' / f'{name}.xml').write_text(
+            f"<domain><name>{name}</name><devices><disk type='volume' device='disk'>{disk}</disk>{memory}</devices></domain>")
 
     def test_disks_and_images(self) -> None:
-        self.assertEqual([('web1', [str(self.disk)], [str(self.image), str(self.data)])], list(program.domains()))
+        (parts,) = program.domains()
+        self.assertEqual(('web1', [str(self.disk)], [str(self.image), str(self.data)], []), tuple(parts))
 
     def test_a_domain_that_cannot_be_read_is_no_guess(self) -> None:
         (self.directory / 'domains' / 'bad.xml').write_text('<domain>')
         self.assertRaisesRegex(program.Refused, 'bad.xml cannot be read', list, program.domains())
+
+    def test_volumes_of_storage_pools(self) -> None:
+        """As libvirt has them: an active pool inside <poolstate>, which counts before what is defined for its next start."""
+        volumes = self.directory / 'volumes'
+        volumes.mkdir()
+        (volumes / 'v.qcow2').touch()
+        pool = "<pool type='dir'><name>fast</name><target><path>{}</path></target></pool>"
+        self.define('web2', "<source pool='fast' volume='v.qcow2'/>", image='/pool/web2.pcow')
+
+        def web2() -> tuple[list[str], list[str]]:
+            return next((parts.disks, parts.unknown) for parts in program.domains() if parts.name == 'web2')
+
+        self.assertEqual(([], ['volume v.qcow2 of the storage pool fast']), web2())
+        (self.pools[1] / 'fast.xml').write_text(pool.format(volumes))
+        self.assertEqual(([str(volumes / 'v.qcow2')], []), web2())
+        (self.pools[0] / 'fast.xml').write_text(f'<poolstate>{pool.format(self.directory)}</poolstate>')
+        self.assertEqual(([], ['volume v.qcow2 of the storage pool fast']), web2())
+        (self.directory / 'v.qcow2').touch()
+        self.assertEqual(([str(self.directory / 'v.qcow2')], []), web2())
+        for broken in ('<poolstate>', '<poolstate><pool/></poolstate>'):
+            (self.pools[0] / 'fast.xml').write_text(broken)
+            self.assertEqual(([], ['volume v.qcow2 of the storage pool fast']), web2())
+
+    def test_a_volume_that_cannot_be_found(self) -> None:
+        """It could be any disk but those of other domains."""
+        self.define('web2', "<source pool='san' volume='unit:0:0:1'/>", image='/pool/web2.pcow')
+        for option in program.OPERATIONS:
+            words = ['snapshot', option, 's', str(self.other)]
+            refused = str(self.assertRaises(program.Refused, program.serve, words))
+            for text in (str(self.other), 'volume unit:0:0:1 of the storage pool san', 'web2', '/pool/web2.pcow', 'by its path'):
+                self.assertIn(text, refused)
+        (self.directory / 'domains' / 'db.xml').write_text(
+            f"<domain><name>db</name><devices><disk device='disk'><source file='{self.other}'/></disk></devices></domain>")
+        for option in program.OPERATIONS:
+            self.assertFalse(program.serve(['snapshot', option, 's', str(self.other)]))
+        self.define('web2', "<source pool='san' volume='unit:0:0:1'/>")
+        self.assertFalse(program.serve(['snapshot', '-c', 's', '/not/known']))
 
     def test_disks_alone(self) -> None:
         for words in (['-b', str(self.disk)], ['-o', f'backing_fmt=qcow2,backing_file={self.disk}']):
