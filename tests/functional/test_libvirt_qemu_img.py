@@ -30,15 +30,32 @@ class LibvirtQemuImgTest(images.ImageTestCase):
         directory = str(Path(images.program('pcow-img')).parent)
         self.useFixture(fixtures.EnvironmentVariable('PATH', os.pathsep.join((directory, os.environ['PATH']))))
 
-    def define(self, disks: list[Path], memories: list[Path]) -> None:
-        domains = self.directory / 'domains'
-        domains.mkdir(exist_ok=True)
+    def define(self, disks: list[Path], memories: list[Path], *, name: str = 'web1', snapshot: str = '') -> None:
+        """A domain, or what libvirt keeps of it with a snapshot."""
+        domains, snapshots = self.directory / 'domains', self.directory / 'snapshots'
+        for directory in (domains, snapshots / name):
+            directory.mkdir(parents=True, exist_ok=True)
         devices = [f"<disk type='file' device='disk'><source file='{disk}'/></disk>" for disk in disks]
         # of each model that images can be
         devices += [f"<memory model='{model}'><source><path>{image}</path></source></memory>"
                     for model, image in zip(('nvdimm', 'virtio-pmem'), memories, strict=False)]
-        (domains / 'web1.xml').write_text(f"<domain><name>web1</name><devices>{''.join(devices)}</devices></domain>")
+        domain = f"<domain><name>{name}</name><devices>{''.join(devices)}</devices></domain>"
+        if snapshot:
+            (snapshots / name / f'{snapshot}.xml').write_text(f'<domainsnapshot><name>{snapshot}</name>{domain}</domainsnapshot>')
+        else:
+            (domains / f'{name}.xml').write_text(domain)
         self.useFixture(fixtures.MockPatchObject(program, 'DOMAINS', str(domains)))
+        self.useFixture(fixtures.MockPatchObject(program, 'SNAPSHOTS', str(snapshots)))
+
+    def take(self) -> Path:
+        """A snapshot of the domain, as libvirt does it, and another disk."""
+        self.fill(1)
+        self.assertEqual([], self.call('-c', 's'))
+        self.define(self.disks, self.images, snapshot='s')
+        self.fill(2)
+        more = self.directory / 'more.qcow2'
+        vm_state.run('qemu-img', 'create', '-q', '-f', 'qcow2', more, '1M')
+        return more
 
     def call(self, option: str, name: str) -> list[str]:
         """For one disk after the other, also after one has failed, as libvirt does for some operations; what was said."""
@@ -153,12 +170,81 @@ class LibvirtQemuImgTest(images.ImageTestCase):
         self.assert_names('other', 's')
 
     def test_a_disk_without_it(self) -> None:
-        """libvirt says what is wrong with that disk; the others and the images go back together."""
-        self.call('-c', 's')
+        """It was there when the snapshot was taken: the others and the images are not taken back without it."""
+        self.take()
+        for lost in self.disks:
+            vm_state.run('qemu-img', 'snapshot', '-d', 's', lost)
+            for said in self.call('-a', 's'):
+                self.assertIn(f"{lost} has no snapshot 's', so nothing was reverted", said)
+            self.assert_holds(2)
+            self.assertEqual(['s'], vm_state.image_names(self.images[0]))
+            vm_state.run('qemu-img', 'snapshot', '-c', 's', lost)
         vm_state.run('qemu-img', 'snapshot', '-d', 's', self.disks[0])
-        for disk in self.disks:
-            self.assertRaises(program.Refused, program.serve, ['snapshot', '-a', 's', str(disk)])
-        self.assertEqual(['s'], vm_state.image_names(self.images[0]))
+        self.assertEqual(1, len(self.call('-d', 's')))
+        self.assert_names()
+
+    def test_a_disk_that_came_since(self) -> None:
+        """libvirt goes through the disks that the domain had then."""
+        more = self.take()
+        for disks in ([*self.disks, more], [more, *self.disks]):
+            self.fill(2)
+            self.define(disks, self.images)
+            self.assertEqual([], self.call('-a', 's'))
+            self.assert_holds(1)
+            self.assert_names('s')
+        self.assertEqual([], self.call('-d', 's'))
+        self.assert_names()
+
+    def test_a_disk_that_came_since_and_what_libvirt_kept_is_gone(self) -> None:
+        """By hand only: whether the disk came later or lost its part cannot be told."""
+        more = self.take()
+        self.define([more, *self.disks], self.images)
+        (self.directory / 'snapshots' / 'web1' / 's.xml').unlink()
+        for said in self.call('-a', 's'):
+            self.assertIn(f"{more} has no snapshot 's', so nothing was reverted", said)
+        self.assert_holds(2)
+        self.assertEqual([], self.call('-d', 's'))
+        self.assert_names()
+
+    def test_disks_and_images_that_went_since(self) -> None:
+        self.take()
+        for disks, memories in ((self.disks[:1], self.images), (self.disks[1:], self.images[:1]), (self.disks, [])):
+            self.fill(2)
+            self.define(disks, memories)
+            self.assertEqual([], self.call('-a', 's'))
+            self.assert_holds(1)
+            self.assert_names('s')
+        self.images.pop().unlink()
+        self.assertEqual([], self.call('-d', 's'))
+        self.assertEqual([], vm_state.image_names(self.images[0]))
+        self.assertEqual([[], []], [vm_state.disk_names(disk) for disk in self.disks])
+
+    def test_a_disk_that_another_domain_uses_now(self) -> None:
+        self.take()
+        with qemu.Qemu(self.directory, *vm_state.carrier_arguments(self.disks[1])) as other:
+            for said in self.call('-a', 's'):
+                self.assertIn(str(self.disks[1]), said)
+                self.assertIn('lock', said)
+            self.assertEqual(['s'], vm_state.image_names(self.images[0]))
+            self.assertTrue(vm_state.disk_holds(self.disks[0], 2))
+            other.qmp('quit')
+            other.process.wait()
+        self.assertEqual([], self.call('-a', 's'))
+        self.assert_holds(1)
+
+    def test_a_snapshot_of_two_domains(self) -> None:
+        """libvirt does not say for which one it runs qemu-img."""
+        self.take()
+        self.define(self.disks, self.images[:1], name='web2')
+        for said in (*self.call('-c', 't'), *self.call('-a', 't')):
+            self.assertIn('of web1 and of web2', said)
+        # one that only the first one has
+        self.assertEqual([], self.call('-a', 's'))
+        self.define(self.disks, self.images[:1], name='web2', snapshot='s')
+        for said in self.call('-d', 's'):
+            self.assertIn('of web1 and of web2', said)
+        self.assert_holds(1)
+        self.assert_names('s')
 
     def test_qemu_finishes_a_revert(self) -> None:
         """One disk, one image; the image was not reverted when everything ended."""

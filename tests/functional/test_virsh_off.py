@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unmodified virsh and a real libvirtd on domains that are off and never run: whatever their disks are.
+"""Unmodified virsh and a real libvirtd on domains that are off: whatever their disks are, and whatever was changed since.
 
 What a guest sees of such snapshots is in test_virsh_snapshots.py, what can go wrong on the way in test_libvirt_qemu_img.py.
 """
@@ -98,3 +98,34 @@ class VirshOffTest(unittest.TestCase):
         self.assert_names('s')
         self.virsh('snapshot-delete', self.name, 's')
         self.assert_names()
+
+    def changed(self, before: list[Path], after: list[Path], *, memory: bool = True) -> None:
+        """A snapshot with some disks, and back to it from a definition with others."""
+        self.define(*before)
+        self.fill(1)
+        self.virsh('snapshot-create-as', self.name, 's')
+        self.define(*after, memory=memory)
+        for _ in range(2):
+            self.fill(2)
+            self.virsh('snapshot-revert', self.name, 's')
+            self.assert_hold(*(1 if disk in before else 2 for disk in self.disks), 1)
+            self.assert_names('s')
+            # libvirt has taken back the definition as well
+            self.define(*after, memory=memory)
+        self.virsh('snapshot-delete', self.name, 's')
+        self.assert_names()
+
+    def test_a_disk_came_last(self) -> None:
+        self.changed(self.disks[:2], self.disks)
+
+    def test_a_disk_came_first(self) -> None:
+        self.changed(self.disks[1:], self.disks)
+
+    def test_the_first_disk_went(self) -> None:
+        self.changed(self.disks, self.disks[1:])
+
+    def test_the_last_disk_went(self) -> None:
+        self.changed(self.disks, self.disks[:2])
+
+    def test_the_image_went(self) -> None:
+        self.changed(self.disks, self.disks, memory=False)

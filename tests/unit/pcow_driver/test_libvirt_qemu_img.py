@@ -43,7 +43,7 @@ class QemuImgTest(base.TestCase):
 
     def test_disks_and_images(self) -> None:
         (parts,) = program.domains()
-        self.assertEqual(('web1', [str(self.disk)], [str(self.image), str(self.data)], []), tuple(parts))
+        self.assertEqual(('web1', [str(self.disk)], [str(self.image), str(self.data)], [], False), tuple(parts))
 
     def test_a_domain_that_cannot_be_read_is_no_guess(self) -> None:
         (self.directory / 'domains' / 'bad.xml').write_text('<domain>')
