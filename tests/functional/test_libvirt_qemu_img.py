@@ -169,6 +169,69 @@ class LibvirtQemuImgTest(images.ImageTestCase):
         self.assert_holds(1)
         self.assert_names('other', 's')
 
+    def test_a_disk_that_may_have_been_reverted(self) -> None:
+        """Killed by the limit of time, or a late error: nothing runs on that disk beside the memory of later."""
+        self.take()
+        real = program.run
+        for error, disk, late in ((subprocess.TimeoutExpired('qemu-img', 600), self.disks[0], True),
+                                  (program.Refused('Input/output error'), self.disks[0], False),
+                                  (program.Refused('No space left on device'), self.disks[1], True)):
+            def run(*command: str, error: Exception = error, disk: Path = disk, late: bool = late) -> str:
+                fails = command[0].endswith('/qemu-img') and command[-1] == str(disk) and '-a' in command
+                said = str(real(*command)) if late or not fails else ''
+                if fails:
+                    raise error
+                return said
+
+            self.fill(2)
+            with mock.patch.object(program, 'run', run):
+                (said,) = self.call('-a', 's')
+            for text in (str(error), str(disk), 'give that virsh snapshot-revert again'):
+                self.assertIn(text, said)
+            for image in self.images:
+                (mark,) = vm_state.image_names(image)
+                self.assertTrue(mark.startswith('.loading-'), mark)
+            self.assertIn('a revert ended halfway', self.call('-d', 's')[0])
+            self.assertEqual([], self.call('-a', 's'))
+            self.assert_holds(1)
+            self.assert_names('s')
+
+    def test_a_disk_in_the_middle_fails(self) -> None:
+        """libvirt goes on with the next one: nothing is finished without it."""
+        self.disks.append(self.take())
+        self.define(self.disks, self.images)
+        vm_state.run('qemu-img', 'snapshot', '-c', 's', self.disks[-1])
+        self.define(self.disks, self.images, snapshot='s')
+        real = program.run
+
+        def run(*command: str) -> str:
+            if command[-1] == str(self.disks[1]) and '-a' in command:
+                raise program.Refused('Input/output error')
+            return str(real(*command))
+
+        with mock.patch.object(program, 'run', run):
+            self.assertEqual(1, len(self.call('-a', 's')))
+        self.assertIn('a revert ended halfway', self.call('-c', 'new')[0])
+        self.assertEqual([], self.call('-a', 's'))
+        for disk, image in zip(self.disks, self.images, strict=False):
+            self.assertTrue(vm_state.disk_holds(disk, 1), disk)
+            vm_state.run('pcow-io', '-c', 'read -q -P 1 0 64k', image)
+
+    def test_images_that_cannot_be_marked(self) -> None:
+        """No disk was touched: all is as it was."""
+        self.take()
+        real = program.run
+
+        def run(*command: str) -> str:
+            if '--rename' in command and command[-1] == str(self.images[1]):
+                raise subprocess.TimeoutExpired(command, 600)
+            return str(real(*command))
+
+        with mock.patch.object(program, 'run', run):
+            self.assertRaises(subprocess.TimeoutExpired, program.serve, ['snapshot', '-a', 's', str(self.disks[0])])
+        self.assert_holds(2)
+        self.assert_names('s')
+
     def test_a_disk_without_it(self) -> None:
         """It was there when the snapshot was taken: the others and the images are not taken back without it."""
         self.take()
