@@ -33,7 +33,7 @@ HOOK = '/etc/libvirt/hooks/qemu.d/pcow'
 USERFAULTFD = '/dev/userfaultfd'
 APPARMOR_ENABLED = '/sys/module/apparmor/parameters/enabled'
 APPARMOR_PROFILES = '/etc/apparmor.d/libvirt'
-APPARMOR_LOCAL = '/etc/apparmor.d/local/abstractions/libvirt-qemu'
+APPARMOR_LOCAL = '/etc/apparmor.d/local'
 
 
 def diagnose() -> list[Finding]:
@@ -250,11 +250,21 @@ def _snapshots_while_off(pid: str, found: str | None) -> Finding:
 def _check_apparmor() -> Iterator[Finding]:
     if _read(APPARMOR_ENABLED) != 'Y' or not os.path.isdir(APPARMOR_PROFILES):
         yield Finding('AppArmor', OK, 'libvirt does not use it here')
-    elif 'pcow' in (_read(APPARMOR_LOCAL) or ''):
-        yield Finding('AppArmor', OK, APPARMOR_LOCAL)
     else:
-        yield Finding('AppArmor', ADVICE, f'{APPARMOR_LOCAL} does not mention pcow', (
-            'QEMU cannot open bases and /dev/userfaultfd: append etc/apparmor.d/local/abstractions/libvirt-qemu-pcow to it'))
+        yield from (_apparmor_rules(*item) for item in _CONFINED.items())
+
+
+# What libvirt's profiles forbid, by the file of additions to each.
+_CONFINED = {'abstractions/libvirt-qemu': 'QEMU cannot open bases and /dev/userfaultfd',
+             'usr.sbin.libvirtd': 'libvirtd can run neither etc/libvirt/bin/qemu-img nor a QEMU that is not the distribution\'s'}
+
+
+def _apparmor_rules(name: str, otherwise: str) -> Finding:
+    path = os.path.join(APPARMOR_LOCAL, name)
+    if 'pcow' in (_read(path) or ''):
+        return Finding('AppArmor', OK, path)
+    advice = f'{otherwise}: append etc/apparmor.d/local/{name}-pcow to it'
+    return Finding('AppArmor', ADVICE, f'{path} does not mention pcow', advice)
 
 
 def _check_kvm() -> Iterator[Finding]:

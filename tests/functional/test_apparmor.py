@@ -11,6 +11,7 @@ import testtools
 from tests.functional import images
 
 RULES = images.TOP / 'etc/apparmor.d/local/abstractions/libvirt-qemu-pcow'
+DAEMON_RULES = images.TOP / 'etc/apparmor.d/local/usr.sbin.libvirtd-pcow'
 PROFILES = Path('/etc/apparmor.d')
 DOMAIN = """#include <tunables/global>
 profile libvirt-6f0c1c52-0000-0000-0000-000000000000 flags=(attach_disconnected) {
@@ -30,8 +31,8 @@ class RulesTest(testtools.TestCase):
         self.local.parent.mkdir(parents=True, exist_ok=True)
         (self.base / 'domain').write_text(DOMAIN)
 
-    def parse(self, *options: str) -> subprocess.CompletedProcess[str]:
-        command = ['/usr/sbin/apparmor_parser', '--skip-cache', '--base', str(self.base), *options, str(self.base / 'domain')]
+    def parse(self, *options: str, profile: str = 'domain') -> subprocess.CompletedProcess[str]:
+        command = ['/usr/sbin/apparmor_parser', '--skip-cache', '--base', str(self.base), *options, str(self.base / profile)]
         return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors='replace', timeout=60,
                               check=False)
 
@@ -42,6 +43,12 @@ class RulesTest(testtools.TestCase):
         text = self.parse('--preprocess').stdout
         for rule in ('/dev/userfaultfd rw,', '/var/lib/pcow/pools/*/*.pcow rwk,'):
             self.assertIn(rule, text)
+
+    def test_rules_are_part_of_the_daemons_profile(self) -> None:
+        (self.base / 'local/usr.sbin.libvirtd').write_text(DAEMON_RULES.read_text())
+        done = self.parse('--skip-kernel-load', profile='usr.sbin.libvirtd')
+        self.assertEqual(0, done.returncode, done.stderr)
+        self.assertIn('/usr/local/lib/pcow/libvirt/qemu-img PUxr,', self.parse('--preprocess', profile='usr.sbin.libvirtd').stdout)
 
     def test_a_mistake_would_be_found(self) -> None:
         self.local.write_text(RULES.read_text() + '  /dev/userfaultfd sometimes,\n')

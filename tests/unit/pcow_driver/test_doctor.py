@@ -92,7 +92,7 @@ class HostTest(DoctorTestCase):
         self.one(doctor._check_hook, OK, str(hook))
 
     def test_apparmor(self) -> None:
-        local = self.directory / 'libvirt-qemu'
+        local = self.directory / 'local'
         self.substitute('doctor.APPARMOR_LOCAL', str(local))
         enabled, profiles = self.directory / 'enabled', self.directory / 'libvirt'
         self.substitute('doctor.APPARMOR_ENABLED', str(enabled))
@@ -100,9 +100,14 @@ class HostTest(DoctorTestCase):
         self.one(doctor._check_apparmor, OK, 'does not use it')
         enabled.write_text('Y\n')
         profiles.mkdir()
-        self.one(doctor._check_apparmor, ADVICE, 'does not mention pcow', 'append')
-        local.write_text((base.TOP / 'etc/apparmor.d/local/abstractions/libvirt-qemu-pcow').read_text())
-        self.one(doctor._check_apparmor, OK, str(local))
+        (local / 'abstractions').mkdir(parents=True)
+        rules = base.TOP / 'etc/apparmor.d/local'
+        for number, name in enumerate(('abstractions/libvirt-qemu', 'usr.sbin.libvirtd')):
+            found = list(doctor._check_apparmor())[number]
+            self.assertEqual((ADVICE, f'{local}/{name} does not mention pcow'), (found.status, found.found))
+            self.assertIn(f'append etc/apparmor.d/local/{name}-pcow', found.advice)
+            (local / name).write_text((rules / f'{name}-pcow').read_text())
+        self.assertEqual([OK, OK], [found.status for found in doctor._check_apparmor()])
 
 
 class RegionTest(DoctorTestCase):
