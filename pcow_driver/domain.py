@@ -18,6 +18,7 @@ from oslo_log import log as logging
 
 from pcow_driver import conf
 from pcow_driver import exception
+from pcow_driver import guest_files
 from pcow_driver import image
 from pcow_driver import libvirt_xml
 from pcow_driver import model
@@ -131,7 +132,8 @@ class Domain:
         """Freeze the active layer; a running guest is paused for that moment by QEMU.
 
         :param quiesce: have the guest's agent write out and freeze its file systems meanwhile
-        :raises DomainInvalid: ``quiesce``, and the guest's agent does not answer
+        :raises DomainInvalid: ``quiesce``, and the guest's agent does not answer, or cannot freeze
+        :raises StillFrozen: the same, the snapshot was made, and the agent cannot thaw
         """
         names.check_new_snapshot_name(name)
         nvdimm = self.select(device)
@@ -217,27 +219,12 @@ class Domain:
             if was_running:
                 self._domain.resume()
 
-    @contextlib.contextmanager
-    def _quiet(self) -> Iterator[None]:
+    def _quiet(self) -> contextlib.AbstractContextManager[None]:
         """The guest's file systems are frozen; thawed at the end whatever happens."""
-        libvirt_error = _import('libvirt').libvirtError
         if not self._running():
             raise exception.DomainInvalid(domain=self.name, reason=(
                 'it does not run, so its agent cannot quiesce it: leave out --quiesce'))
-        try:
-            self._domain.fsFreeze()
-        except libvirt_error as e:
-            raise exception.DomainInvalid(domain=self.name, reason=(
-                f'its file systems cannot be frozen ({e}): install qemu-guest-agent in the guest and give the domain a channel '
-                'org.qemu.guest_agent.0, or leave out --quiesce')) from None
-        try:
-            yield
-        finally:
-            try:
-                self._domain.fsThaw()
-            except libvirt_error as e:
-                raise exception.DomainInvalid(domain=self.name, reason=(
-                    f"its file systems are frozen and cannot be thawed ({e}): try 'virsh domfsthaw'")) from None
+        return guest_files.frozen(self.name, self._domain, _import('libvirt'))
 
     def _snapshot_of_libvirt(self, name: str) -> Any:
         """libvirt's snapshot of that name (virDomainSnapshot), or None."""

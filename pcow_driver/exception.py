@@ -151,6 +151,10 @@ class DomainInvalid(PcowError):
     msg_fmt = 'the domain %(domain)s: %(reason)s'
 
 
+class StillFrozen(DomainInvalid):
+    """What was asked for is done, but the guest's file systems cannot be thawed."""
+
+
 class QmpFailed(PcowError):
     """QEMU answered a command with an error; ``details`` has command, error_class and description."""
 

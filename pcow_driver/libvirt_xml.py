@@ -149,3 +149,12 @@ def nvdimms(domain_xml: str) -> list[Nvdimm]:
     """
     return [Nvdimm.from_element(element) for element in parse(domain_xml).findall('devices/memory')
             if element.get('model') in MODELS]
+
+
+def has_agent(domain_xml: str) -> bool:
+    """Whether a running domain's guest has its agent's channel open; also if libvirt tells nothing of that.
+
+    :raises XmlInvalid:
+    """
+    found = parse(domain_xml).find("devices/channel/target[@name='org.qemu.guest_agent.0']")
+    return found is not None and found.get('state') != 'disconnected'

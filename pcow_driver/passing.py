@@ -46,6 +46,10 @@ def snapshot(found: domain.Domain, name: str, device: str | None, pool: pool_mod
             if marked is not None:
                 removal.keep_snapshot(marked, stem, name)
             raise
+        except exception.StillFrozen:          # it was made
+            if marked is None:
+                undo.callback(_discard, found, name, device)
+            raise
         if marked is None:
             undo.callback(_discard, found, name, device)
         with contextlib.nullcontext() if marked is None else _read(path, name):

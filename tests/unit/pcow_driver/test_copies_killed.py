@@ -126,6 +126,21 @@ class KilledTest(base.TestCase):
                 self.assertRaises(SystemExit, copies.export_domain, guest, self.target, 'raw')
             self.assertEqual((), image.info(path).snapshots, directory)
 
+    def test_guest_that_stays_frozen(self) -> None:
+        """The export is given up, and its snapshot does not stay; also where there is no pool."""
+        other = str(self.directory / 'other.pcow')
+        image.create(other, 2 << 20)
+        for path in (self.path, other):
+            guest = _Guest(test_domain.RecordedDomain([path], True), 'vm')
+
+            def create(name: str, device: str | None = None, *, quiesce: bool = False, path: str = path) -> None:
+                image.snapshot_create(path, name)
+                raise exception.StillFrozen(domain='vm', reason='cannot be thawed')
+
+            with mock.patch.object(guest, 'snapshot_create', create):
+                self.assertRaises(exception.StillFrozen, copies.export_domain, guest, self.target, 'raw', quiesce=True)
+            self.assertEqual(([], []), (image.snapshot_list(path), removal.marks(self.pool)), path)
+
     def test_marks_that_cannot_be_made(self) -> None:
         """As for somebody who may read the image and use libvirt, and not write to the pool."""
         with mock.patch.object(removal, 'mark_snapshot', side_effect=exception.PoolInvalid(path='p', reason='Permission denied')):
