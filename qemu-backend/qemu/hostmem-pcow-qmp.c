@@ -311,7 +311,8 @@ PcowSnapshotCreated *qmp_pcow_snapshot_create(const char *id, const char *name,
     int64_t start;
     int ret;
 
-    if (!pcow || !check_new_name(name, errp)) {
+    if (!pcow || !check_new_name(name, errp) ||
+        !hostmem_pcow_check_not_loading(NULL, errp)) {
         return NULL;
     }
     start = get_clock();
@@ -349,7 +350,8 @@ void qmp_pcow_snapshot_revert(const char *id, const char *name, Error **errp)
     HostMemPcow *pcow = find_pcow(id, errp);
     bool ok;
 
-    if (!pcow) {
+    /* That would be undone by the next QEMU, which finishes the load. */
+    if (!pcow || !hostmem_pcow_check_not_loading(NULL, errp)) {
         return;
     }
     if (runstate_is_running()) {

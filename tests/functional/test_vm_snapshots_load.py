@@ -84,6 +84,8 @@ class FailedLoadTest(vm_snapshot_case.VmSnapshotTestCase):
                 for words in ("a load of the snapshot 's' failed halfway", str(self.image), 'cont'):
                     self.assertIn(words, message)
             self.assertIn('failed halfway', vm.save('new'))
+            for name in ('create', 'revert'):      # of the image alone: the next QEMU would undo it
+                self.assertIn('failed halfway', vm.qmp_error(f'pcow-snapshot-{name}', id='mem0', name='other'))
             self.assertIn('failed halfway', vm.delete('nowhere'))
             other = self.directory / 'other.pcow'
             vm_state.run('pcow-img', 'create', '-q', other, vm_snapshot_case.SIZE)

@@ -83,6 +83,19 @@ int pcow_snapshot_list(pcow_image *image, struct pcow_snapshot **result, size_t 
     return 0;
 }
 
+bool pcow_snapshot_find_prefix(const pcow_image *image, const char *prefix, char name[PCOW_SNAPSHOT_NAME_SIZE])
+{
+    for (size_t i = 0; i < image->layer_count && !image->format1; i++) {
+        const struct layer *layer = &image->layers[i];
+
+        if (layer->state == LAYER_SNAPSHOT && !strncmp(layer->name, prefix, strlen(prefix))) {
+            memcpy(name, layer->name, sizeof layer->name);
+            return true;
+        }
+    }
+    return false;
+}
+
 int pcow_snapshot_create(pcow_image *image, const char *name, struct pcow_error *error)
 {
     struct timespec now;

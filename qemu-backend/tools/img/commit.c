@@ -6,6 +6,7 @@
 #include "options.h"
 #include "progress.h"
 #include "report.h"
+#include "unfinished.h"
 
 static int commit(const char *path, const char *format, bool show_progress, struct pcow_error *error)
 {
@@ -14,6 +15,11 @@ static int commit(const char *path, const char *format, bool show_progress, stru
     int r = img_open(path, format, PCOW_OPEN_WRITE, NULL, &image, error);
 
     if (r) {
+        return r;
+    }
+    r = pcow_base(image) ? check_no_revert(pcow_base(image), error) : 0;
+    if (r) {
+        pcow_close(image);
         return r;
     }
     progress_begin(&progress, show_progress);

@@ -9,6 +9,7 @@
 #include "options.h"
 #include "report.h"
 #include "size.h"
+#include "unfinished.h"
 
 struct resize_request {
     const char *format;
@@ -42,7 +43,8 @@ static int resize_image(const char *path, const struct resize_request *request, 
     if (r) {
         return r;
     }
-    r = new_size(request, path, pcow_size(image), &size, error);
+    r = check_no_revert(image, error);
+    r = r ? r : new_size(request, path, pcow_size(image), &size, error);
     if (!r && size < pcow_size(image) && !request->shrink) {
         report("warning: shrinking an image deletes all data beyond its new end; make sure that nothing important is there");
         r = fail(error, -EINVAL, "%s: use the --shrink option to perform a shrink operation", path);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "command.h"
 #include "image.h"
@@ -9,6 +10,7 @@
 #include "report.h"
 #include "size.h"
 #include "snapshot_list.h"
+#include "unfinished.h"
 
 struct snapshot_request {
     int action;                                /* 'c', 'l', 'a', 'd', RENAME or UNPIN */
@@ -68,6 +70,14 @@ static int say_who_can(const struct snapshot_request *request, struct pcow_error
                 busy.message, command, request->action == RENAME ? " has" : " or virsh have");
 }
 
+/* Creating and applying; the revert that ended halfway itself may be gone on with, as etc/libvirt/bin/qemu-img does. */
+static int check_may_change(pcow_image *image, const struct snapshot_request *request, struct pcow_error *error)
+{
+    bool goes_on = request->action == 'a' && !strncmp(request->name, UNFINISHED_REVERT, strlen(UNFINISHED_REVERT));
+
+    return (request->action == 'a' || request->action == 'c') && !goes_on ? check_no_revert(image, error) : 0;
+}
+
 static int act(const char *path, const struct snapshot_request *request, struct pcow_error *error)
 {
     bool list = request->action == 'l';
@@ -83,6 +93,11 @@ static int act(const char *path, const struct snapshot_request *request, struct 
     r = img_open(path, request->format, flags, NULL, &image, error);
     if (r) {
         return r == -EBUSY && !list ? say_who_can(request, error) : r;
+    }
+    r = check_may_change(image, request, error);
+    if (r) {
+        pcow_close(image);
+        return r;
     }
     switch (request->action) {
     case 'c': r = pcow_snapshot_create(image, request->name, error); break;

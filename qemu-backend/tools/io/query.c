@@ -12,6 +12,7 @@
 #include "options.h"
 #include "report.h"
 #include "size.h"
+#include "unfinished.h"
 #include "uuid.h"
 
 static bool run_length(struct session *session, const struct command *command, int argc, char **argv)
@@ -111,7 +112,8 @@ static bool run_resize(struct session *session, const struct command *command, i
         return false;
     }
     session_unmap(session);
-    r = pcow_resize(session->image, size, shrink, &error);
+    r = session->vain ? check_no_revert(session->image, &error) : 0;
+    r = r ? r : pcow_resize(session->image, size, shrink, &error);
     if (session_map(session, &problem) && !r) {
         error = problem;
         r = problem.code;

@@ -16,6 +16,7 @@
 
 #include "control.h"
 #include "pcow.h"
+#include "unfinished.h"
 
 #define THREAD_MODEL NBDKIT_THREAD_MODEL_SERIALIZE_ALL_REQUESTS
 #define MAX_REQUEST (UINT32_C(32) << 20)       /* of nbdkit itself: 64 MiB */
@@ -90,6 +91,9 @@ static int pcow_plugin_get_ready(void)
         flags |= PCOW_OPEN_FORCE_SHARE;
     }
     if (pcow_open(server.path, flags, server.snapshot, &server.image, &error)) {
+        return failed(&error);
+    }
+    if (!server.read_only && check_no_revert(server.image, &error)) {
         return failed(&error);
     }
     return server.controlled && control_listen(&server.control, server.path, &error) ? failed(&error) : 0;

@@ -135,6 +135,27 @@ static void test_vm_state(void **state)
     free(loaded);
 }
 
+static void test_found_by_the_beginning_of_its_name(void **state)
+{
+    pcow_image *image = must_create(scratch("t"), 4 * MIB, 0, NULL);
+    char name[PCOW_SNAPSHOT_NAME_SIZE];
+
+    (void)state;
+    assert_false(pcow_snapshot_find_prefix(image, "", name));
+    MUST(pcow_snapshot_create(image, "one", &error));
+    MUST(pcow_snapshot_create(image, ".mark-1", &error));
+    MUST(pcow_snapshot_create(image, ".mark-2", &error));
+    assert_false(pcow_snapshot_find_prefix(image, "mark", name));
+    assert_true(pcow_snapshot_find_prefix(image, ".mark-", name));
+    assert_string_equal(name, ".mark-1");
+    MUST(pcow_snapshot_delete(image, ".mark-1", NULL, &error));
+    assert_true(pcow_snapshot_find_prefix(image, ".mark-", name));
+    assert_string_equal(name, ".mark-2");
+    MUST(pcow_snapshot_rename(image, ".mark-2", "two", &error));
+    assert_false(pcow_snapshot_find_prefix(image, ".mark-", name));
+    pcow_close(image);
+}
+
 static void test_overlay_on_a_snapshot_of_its_base(void **state)
 {
     struct pcow_create_options options = {.base = scratch("base"), .base_snapshot = "s"};
@@ -306,6 +327,7 @@ int main(void)
         TEST(test_delete_gives_space_back),
         TEST(test_names),
         TEST(test_vm_state),
+        TEST(test_found_by_the_beginning_of_its_name),
         TEST(test_overlay_on_a_snapshot_of_its_base),
         TEST(test_thousands_of_snapshots),
         TEST(test_commit_of_an_image_that_was_smaller),

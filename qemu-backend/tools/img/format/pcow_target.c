@@ -4,6 +4,7 @@
 
 #include "format/target.h"
 #include "report.h"
+#include "unfinished.h"
 
 struct pcow_target {
     struct target target;
@@ -55,6 +56,12 @@ int pcow_target_open(const struct target_options *options, struct target **targe
         return fail(error, -ENOMEM, "out of memory");
     }
     r = pcow_open(options->path, PCOW_OPEN_WRITE, NULL, &pcow->image, error);
+    if (!r) {
+        r = check_no_revert(pcow->image, error);
+        if (r) {
+            pcow_close(pcow->image);
+        }
+    }
     if (r) {
         free(pcow);
         return r;
