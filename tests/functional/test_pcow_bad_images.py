@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Truncated, bit-flipped, foreign and hostile images: one clear message that names the file, and the file unchanged."""
 
+import json
 import os
 import random
 import struct
@@ -148,20 +149,63 @@ class BadBaseTest(images.ImageTestCase):
         self.one_line(self.run_program('pcow-io', '-c', 'read 0 4k', self.top, code=1), 'pcow-io', message)
         self.assertEqual(before, images.digest(self.top))
 
+    def refused_and_warned_of(self, message):
+        """The file is whole, which check says; that nobody can open it is said as well."""
+        self.refused(message)
+        result = self.run_program('pcow-img', 'check', self.top)
+        self.one_line(result, 'pcow-img', f'warning: .*{message}')
+        self.assertIn('No errors were found on the image.', result.stdout)
+        result = self.run_program('pcow-img', 'check', '--output=json', self.top)
+        self.one_line(result, 'pcow-img', f'warning: .*{message}')
+        (found,) = json.loads(result.stdout)['findings']
+        self.assertEqual('note', found['kind'])
+        self.assertRegex(found['message'], message)
+        result = self.run_program('pcow-img', 'check', '-q', self.top)
+        self.assertEqual(('', ''), (result.stdout, result.stderr))
+
     def test_missing(self):
         self.base.unlink()
-        self.refused('top.pcow: its base base.pcow is missing.*rebase')
+        self.refused_and_warned_of('top.pcow: its base base.pcow is missing.*rebase')
 
     def test_changed(self):
         self.io(self.base, 'write -P 2 0 4k')
-        self.refused('top.pcow: its base .*base.pcow was changed since.*rebase -u')
+        self.refused_and_warned_of('top.pcow: its base .*base.pcow was changed since.*rebase -u')
         self.img('rebase', '-u', '-b', 'base.pcow', self.top)
         self.io(self.top, 'read -P 2 0 4k')
+
+    def test_snapshot_deleted(self):
+        """By a copy of the base that has not been marked."""
+        self.img('snapshot', '-c', 's', self.base)
+        copy = self.path('copy')
+        copy.write_bytes(self.base.read_bytes())
+        self.top.unlink()
+        self.img('create', '-q', '-b', self.base, '-o', 'base_snapshot=s', self.top)
+        copy.rename(self.base)
+        self.img('snapshot', '-d', 's', self.base)
+        self.refused_and_warned_of('top.pcow.*snapshot')
+
+    def test_two_down(self):
+        middle = self.top.rename(self.path('middle.pcow'))
+        self.top = self.create('top.pcow', None, '-b', 'middle.pcow')
+        self.base.unlink()
+        self.refused_and_warned_of('middle.pcow: its base base.pcow is missing')
+        self.assertFalse(self.run_program('pcow-img', 'check', '-U', middle, code=0).stdout == '')
+
+    def test_base_in_use(self):
+        """That will pass."""
+        self.top.unlink()
+        self.img('snapshot', '-c', 's', self.base)
+        self.img('create', '-q', '-b', self.base, '-o', 'base_snapshot=s', self.top)
+        user = self.start('pcow-io', self.base)
+        user.stdin.write('write 0 4k\n')
+        user.stdin.flush()
+        user.stdout.readline()
+        self.assertEqual('', self.run_program('pcow-img', 'check', self.top).stderr)
 
     def test_another_image(self):
         self.base.unlink()
         self.create('base.pcow')
-        self.refused('top.pcow.*another image.*uuid')
+        self.refused_and_warned_of('top.pcow.*another image.*uuid')
 
     def test_failed_command_is_no_change(self):
         """A command on the base that was refused must not make the images on it invalid."""

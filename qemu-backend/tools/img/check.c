@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "command.h"
+#include "image.h"
 #include "json_output.h"
 #include "options.h"
 #include "report.h"
@@ -117,6 +118,35 @@ static int check_image(const char *path, const struct check_request *request, st
     return pcow_check(path, flags, note_finding, list, result, error);
 }
 
+/*
+ * A file without damage may still be one that nobody can open, as its base is gone or is another one now: that is said.  Without
+ * a lock, as a base that is in use is not lost.
+ */
+static void warn_if_not_opened(const char *path, bool clean, struct finding_list *list)
+{
+    const unsigned flags = PCOW_OPEN_FORCE_SHARE;
+    struct pcow_error error, problem;
+    pcow_image *image;
+
+    if (!img_open(path, NULL, flags, NULL, &image, &error)) {
+        pcow_close(image);
+        return;
+    }
+    if (!clean) {
+        /* the damage that was told may be why */
+        if (img_open(path, NULL, flags | PCOW_OPEN_NO_BASE, NULL, &image, &problem)) {
+            return;
+        }
+        pcow_close(image);
+    }
+    if (list->array) {
+        note_finding(list, PCOW_FINDING_NOTE, error.message);
+    }
+    if (!list->quiet) {
+        report("warning: %s", error.message);
+    }
+}
+
 static int check(const char *path, const struct check_request *request)
 {
     struct finding_list list = {.array = request->json ? json_object_new_array() : NULL, .quiet = request->quiet};
@@ -129,6 +159,7 @@ static int check(const char *path, const struct check_request *request)
         report_error(&error);
         return r == -ENOTSUP ? UNSUPPORTED : NOT_CHECKED;
     }
+    warn_if_not_opened(path, result.corruptions == result.corruptions_fixed, &list);
     if (request->json) {
         if (print_json(path, &result, list.array)) {
             return NOT_CHECKED;
