@@ -20,6 +20,7 @@ _MIRRORS = (64 * units.MIB, 256 * units.GIB)
 _GROUPS = (1, 3, 5, 7, 9, 25, 27, 49, 81)
 _GROUP_SIZES = ((8 * units.MIB, units.KIB), (32 * units.MIB, 0), (128 * units.MIB, 0))      # and how far behind the beginning
 _BLKID_NOTHING = 2                     # blkid(8): nothing was found
+SYSFS = '/sys/dev/block'
 
 
 def signature(device: str) -> str | None:
@@ -69,6 +70,24 @@ def check_block_device(device: str) -> None:
         raise exception.DeviceRefused(device=device, reason=str(e.strerror)) from None
     if not stat.S_ISBLK(mode):
         raise exception.DeviceRefused(device=device, reason='it is not a block device')
+
+
+def check_dax(device: str) -> None:
+    """:raises DeviceRefused: no file system on it could be mounted with DAX, which shows only when it has been made"""
+    check_block_device(device)
+    number = os.stat(device).st_rdev
+    place = os.path.realpath(f'{SYSFS}/{os.major(number)}:{os.minor(number)}')
+    if os.path.exists(os.path.join(place, 'partition')):
+        place = os.path.dirname(place)         # a partition has no queue of its own
+    try:
+        with open(os.path.join(place, 'queue/dax'), encoding='ascii') as f:
+            said = f.read().strip()
+    except OSError:
+        said = ''
+    if said != '1':
+        raise exception.DeviceRefused(device=device, reason=(
+            'it has no DAX (the kernel says so in queue/dax): take a region or a namespace of persistent memory (ndctl list '
+            "-RN), or make a pool in a directory of a file system on it ('pcowctl pool create NAME DIRECTORY')"))
 
 
 def check_unused(device: str) -> None:

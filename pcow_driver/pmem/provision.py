@@ -12,6 +12,7 @@ from pcow_driver import registry
 from pcow_driver import units
 from pcow_driver.pmem import adopt
 from pcow_driver.pmem import boot
+from pcow_driver.pmem import device as device_module
 from pcow_driver.pmem import filesystem
 from pcow_driver.pmem import mount_unit
 from pcow_driver.pmem import ndctl
@@ -133,6 +134,7 @@ class _Making:
         self._check_content(namespace)
         filesystem.check_size(self.request.filesystem, namespace.size)
         if namespace.mode == 'fsdax' and namespace.align == self.request.align and namespace.device:
+            device_module.check_dax(namespace.device)
             self.device = namespace.device     # as it should be: adopted
             return
         if not self.request.force:
@@ -151,7 +153,8 @@ class _Making:
         namespaces.destroy(self._created)
 
     def from_device(self) -> None:
-        device = str(self.request.device)
+        device = checks.device(str(self.request.device))
+        device_module.check_dax(device)
         filesystems.check_formattable(device, self.request.force)
 
     # -- the file system ---------------------------------------------------------------------------------------------

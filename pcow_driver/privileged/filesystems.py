@@ -47,12 +47,13 @@ def make(kind: str, device: str, label: str, destroy: str) -> None:
     """A new file system.
 
     :param destroy: what may be lost: NOTHING, UNKNOWN (what blkid does not know), ANYTHING
-    :raises DeviceRefused: the device is in use, or carries more than that
+    :raises DeviceRefused: the device is in use, carries more than that, or has no DAX
     :raises ToolFailed:
     """
     if destroy not in (NOTHING, UNKNOWN, ANYTHING):
         raise exception.UsageInvalid(reason=f'what may be destroyed is not {destroy!r}')
-    device_module.check_formattable(checks.device(device), force=destroy == ANYTHING, unknown=destroy == UNKNOWN)
+    device_module.check_dax(checks.device(device))
+    device_module.check_formattable(device, force=destroy == ANYTHING, unknown=destroy == UNKNOWN)
     filesystem.run(filesystem.make_command(_kind(kind), device, checks.label(label)))
 
 

@@ -48,7 +48,8 @@ class RequestTest(base.TestCase):
 
     def test_directory_whose_unit_could_not_be_written(self) -> None:
         """Each byte that is no ASCII letter takes four in the name of a unit."""
-        self.useFixture(fixtures.MonkeyPatch('pcow_driver.privileged.filesystems.check_formattable', lambda *_args: None))
+        for name in ('privileged.filesystems.check_formattable', 'pmem.device.check_dax'):
+            self.useFixture(fixtures.MonkeyPatch(f'pcow_driver.{name}', lambda *_args: None))
         self.assertIn('shorter', self._refused(exception.UsageInvalid, directory=str(self.directory / ('ü' * 60))))
 
 
