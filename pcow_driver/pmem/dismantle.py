@@ -149,8 +149,8 @@ def _add_namespace(plan: plan_module.Plan, name: str, ending: registry.Ending, d
             raise exception.DeviceRefused(device=device, reason=(
                 f"it carries something else than pool {name} by now: 'pcowctl pool remove --forget {name}' leaves it so"))
     # What is made here next must not look as if it carried somebody's data.
-    of_pool, namespace = device, found.dev
-    plan.add(plan_module.command_line(*filesystem.wipe_command(of_pool)), lambda: filesystems.wipe(of_pool))
+    of_pool, namespace, uuid = device, found.dev, ending.filesystem or ''
+    plan.add(plan_module.command_line(*filesystem.wipe_command(of_pool)), lambda: filesystems.wipe(of_pool, uuid))
     plan.add(plan_module.command_line(*namespaces.destroy_command(namespace)), lambda: namespaces.destroy(namespace))
 
 

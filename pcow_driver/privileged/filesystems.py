@@ -38,8 +38,11 @@ def uuid(device: str) -> str:
 
     :raises ToolFailed: there is none
     """
-    return tool.run(tool.find_system('blkid', 'util-linux'), '--probe', '--match-tag', 'UUID', '--output', 'value',
-                    checks.device(device)).strip()
+    return _uuid(checks.device(device))
+
+
+def _uuid(device: str) -> str:
+    return tool.run(tool.find_system('blkid', 'util-linux'), '--probe', '--match-tag', 'UUID', '--output', 'value', device).strip()
 
 
 @context.entrypoint
@@ -138,13 +141,17 @@ def give(directory: str, user: int, group: int) -> None:
 
 
 @context.entrypoint
-def wipe(device: str) -> None:
-    """Take the signatures of an unused device away, so that it is free.
+def wipe(device: str, uuid: str) -> None:
+    """Take the signatures of an unused device away, so that it is free; done also if it carries none.
 
-    :raises DeviceRefused: it is in use
+    :param uuid: of the file system that may be lost
+    :raises DeviceRefused: it is in use, or carries something else
     :raises ToolFailed:
     """
     device_module.check_unused(checks.device(device))
+    found = device_module.signature(device)
+    if found and not (uuid and uuid == _uuid(device)):
+        raise exception.DeviceRefused(device=device, reason=f'it carries {found}, another file system than is to be wiped')
     filesystem.run(filesystem.wipe_command(device))
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 import tempfile
@@ -17,7 +18,9 @@ from pcow_driver.privileged import context
 
 ALIGNMENTS = (units.SLAB_SIZE, units.GIB)
 _MOST = 1 << 56                                # bytes
-_DEVICES = '/sys/bus/nd/devices'
+_DEVICES = Path('/sys/bus/nd/devices')
+# Namespaces that this process made, and their uuids: they hold nothing that anybody put there.
+_created: dict[str, str] = {}
 
 
 def disable_region_command(region: str) -> tuple[str, ...]:
@@ -62,9 +65,19 @@ def _ndctl(command: tuple[str, ...]) -> str:
     return tool.run(tool.find_system(command[0], 'ndctl'), *command[1:])
 
 
+def _read(path: Path) -> str:
+    """What an attribute says; '' if it is not there."""
+    try:
+        return path.read_text(encoding='ascii').strip()
+    except OSError:
+        return ''
+
+
 def _block_devices(namespace: str) -> list[str]:
-    directory = f'{_DEVICES}/{checks.namespace(namespace)}/block'
-    return [f'/dev/{name}' for name in os.listdir(directory)] if os.path.isdir(directory) else []
+    """In mode fsdax or sector they are those of another device, which has the namespace (pfn0.0, btt0.0)."""
+    owners = (path for kind in ('pfn*', 'btt*') for path in _DEVICES.glob(kind) if _read(path / 'namespace') == namespace)
+    found = (path / 'block' for path in (_DEVICES / checks.namespace(namespace), *owners))
+    return [f'/dev/{name}' for directory in found if directory.is_dir() for name in os.listdir(directory)]
 
 
 def _check_unused(namespace: str) -> None:
@@ -86,7 +99,7 @@ def disable_region(region: str) -> None:
     :raises ToolFailed:
     """
     command = disable_region_command(region)
-    for path in sorted(Path(_DEVICES, region).glob('namespace[0-9]*')):          # not namespace_seed
+    for path in sorted((_DEVICES / region).glob('namespace[0-9]*')):             # not namespace_seed
         _check_unused(path.name)
     _ndctl(command)
 
@@ -99,8 +112,19 @@ def enable_region(region: str) -> None:
 
 @context.entrypoint
 def init_labels(dimms: list[str], overwrite: bool) -> None:
-    """:raises ToolFailed: also if something is in them, unless ``overwrite``"""
-    _ndctl(init_labels_command(tuple(dimms), overwrite))
+    """:raises DeviceRefused: a region that maps one of the DIMMs is active; or, without ``overwrite``, something is in one of them
+    :raises ToolFailed: also if they cannot be read
+    """
+    command = init_labels_command(tuple(dimms), bool(overwrite))
+    for region in sorted(_DEVICES.glob('region[0-9]*')):
+        mapped = {_read(path).split(',')[0] for path in region.glob('mapping[0-9]*')} & set(dimms)
+        if mapped and (region / 'driver').exists():
+            raise exception.DeviceRefused(device=', '.join(sorted(mapped)), reason=(
+                f"{region.name} is active, which lies on it: 'ndctl disable-region {region.name}' first"))
+    for dimm in () if overwrite else dimms:
+        if _holds_something(_label_area(dimm)):
+            raise exception.DeviceRefused(device=dimm, reason='something is in its label area: give --force to lose that')
+    _ndctl(command)
 
 
 @context.entrypoint
@@ -109,7 +133,17 @@ def create(region: str, size: int | None, align: int, name: str) -> str:
 
     :raises ToolFailed:
     """
-    return _ndctl(create_command(region, size, align, name))
+    output = _ndctl(create_command(region, size, align, name))
+    try:
+        made = checks.namespace(json.loads(output)['dev'])
+    except (ValueError, LookupError, TypeError, exception.InvalidName):
+        return output                          # the caller says what is wrong with it
+    _created[made] = _uuid(made)
+    return output
+
+
+def _uuid(namespace: str) -> str:
+    return _read(_DEVICES / namespace / 'uuid')
 
 
 @context.entrypoint
@@ -131,11 +165,28 @@ def reconfigure(namespace: str, align: int, force: bool) -> str:
 
 @context.entrypoint
 def destroy(namespace: str) -> None:
-    """:raises DeviceRefused: it is in use
+    """End a namespace that carries nothing, or that :func:`create` has just made.
+
+    :raises DeviceRefused: it is in use, or carries something
     :raises ToolFailed:
     """
     _check_unused(namespace)
+    if not _is_new(namespace):
+        devices = _block_devices(namespace)
+        if not devices:
+            raise exception.DeviceRefused(device=namespace, reason='it has no block device, so that nobody can see what it holds')
+        for device in devices:
+            found = device_module.signature(device)
+            if found:
+                raise exception.DeviceRefused(device=namespace, reason=f"it carries {found}: 'wipefs --all {device}' first")
     _ndctl(destroy_command(namespace))
+    _created.pop(namespace, None)
+
+
+def _is_new(namespace: str) -> bool:
+    """Names are given again: another namespace may have this one by now."""
+    uuid = _created.get(namespace)
+    return bool(uuid) and uuid == _uuid(namespace)
 
 
 @context.entrypoint
@@ -151,11 +202,19 @@ def has_label_area(dimm: str) -> bool:
 def label_area_holds_something(dimm: str) -> bool:
     """Something is in its label area that is neither zeros nor ones, as it is when it was never written."""
     checks.dimm(dimm)
+    try:
+        return _holds_something(_label_area(dimm))
+    except exception.ToolFailed:
+        return False                           # no label area
+
+
+def _label_area(dimm: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix='pcow-labels-') as directory:
         path = os.path.join(directory, dimm)
-        try:
-            _ndctl(('ndctl', 'read-labels', '--output', path, dimm))
-        except exception.ToolFailed:
-            return False                       # no label area
+        _ndctl(('ndctl', 'read-labels', '--output', path, dimm))
         with open(path, 'rb') as f:
-            return bool(f.read().strip(b'\0').strip(b'\xff'))
+            return f.read()
+
+
+def _holds_something(area: bytes) -> bool:
+    return bool(area.strip(b'\0').strip(b'\xff'))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must not be formatted, ended or written over, whatever is asked for, and who asks."""
 
+from collections.abc import Callable
 import os
 from pathlib import Path
 import subprocess
@@ -12,6 +13,7 @@ from pcow_driver import privileged
 from pcow_driver.pmem import device
 from pcow_driver.pmem import provision
 from pcow_driver.privileged import filesystems
+from pcow_driver.privileged import namespaces
 from tests.unit.pcow_driver import base
 
 
@@ -64,3 +66,109 @@ class WithoutDaxTest(RefusedCase):
             device.check_dax('/dev/null')
             link.unlink()
         self.assertRaises(exception.DeviceRefused, device.check_dax, '/dev/null')
+
+
+class NamespaceCase(RefusedCase):
+    """A region with a DIMM and a namespace in mode fsdax, as sysfs shows them: the block device belongs to pfn1.0."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.devices = self.directory / 'devices'
+        for name in ('region1/namespace1.0', 'pfn1.0/block', 'pfn1.1'):
+            (self.devices / name).mkdir(parents=True)
+        (self.devices / 'namespace1.0').symlink_to('region1/namespace1.0')
+        (self.devices / 'region1/mapping0').write_text('nmem1,0,1073741824,0\n')
+        (self.devices / 'namespace1.0/uuid').write_text('f7b40d1b-2b86-4a7a-8d3d-1d0a3b9c8e01\n')
+        (self.devices / 'pfn1.0/namespace').write_text('namespace1.0\n')
+        (self.devices / 'pfn1.1/namespace').write_text('\n')          # the seed of the next one
+        for name in ('privileged.namespaces._DEVICES', 'pmem.users._BUS'):
+            self.useFixture(fixtures.MonkeyPatch(f'pcow_driver.{name}', self.devices))
+        self.ran = self.directory / 'ran'
+        self.script('ndctl', f'#!/bin/sh\ncase $1 in read-labels) cp {self.directory}/labels "$3" ;; '
+                             f'create-namespace) echo \'{{"dev":"namespace1.0"}}\' ;; *) echo "$*" >>{self.ran} ;; esac\n')
+        self.useFixture(fixtures.EnvironmentVariable('PATH', f'{self.directory}:{os.environ["PATH"]}'))
+
+    def refused(self, said: str, function: Callable[..., object], *arguments: object) -> None:
+        error = self.assertRaises(exception.DeviceRefused, function, *arguments)
+        self.assertIn(said, str(error))
+        self.assertFalse(self.ran.exists(), error)
+
+    def done(self, said: str) -> None:
+        self.assertIn(said, self.ran.read_text())
+        self.ran.unlink()
+
+
+class LabelsTest(NamespaceCase):
+    def test_something_is_in_them(self) -> None:
+        labels = self.directory / 'labels'
+        labels.write_bytes(bytes(4096) + b'NAMESPACE_INDEX\0')
+        self.refused('nmem1', namespaces.init_labels, ['nmem1'], False)
+        namespaces.init_labels(['nmem1'], True)
+        self.done('init-labels --force nmem1')
+        for empty in (bytes(4096), b'\xff' * 4096):
+            labels.write_bytes(empty)
+            namespaces.init_labels(['nmem1'], False)
+            self.done('init-labels nmem1')
+
+    def test_that_cannot_be_read(self) -> None:
+        self.assertRaises(exception.ToolFailed, namespaces.init_labels, ['nmem1'], False)       # there is no file of them
+        self.assertFalse(self.ran.exists())
+
+    def test_region_that_is_active(self) -> None:
+        """Its namespaces may be in use, and would be lost under their users."""
+        (self.directory / 'labels').write_bytes(bytes(4096))
+        (self.devices / 'region1/driver').symlink_to(self.directory)
+        for overwrite in (False, True):
+            self.refused('ndctl disable-region region1', namespaces.init_labels, ['nmem0', 'nmem1'], overwrite)
+        (self.directory / 'labels').write_bytes(bytes(4096))
+        namespaces.init_labels(['nmem0'], False)
+        self.done('init-labels nmem0')
+
+
+class EndTest(NamespaceCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.device = self.loop()
+        subprocess.run(['/sbin/mkfs.ext4', '-q', '-F', self.device], check=True)
+        (self.devices / 'pfn1.0/block' / os.path.basename(self.device)).mkdir()
+        self.useFixture(fixtures.MonkeyPatch('pcow_driver.privileged.namespaces._created', {}))
+
+    def test_wiped_is_what_was_meant(self) -> None:
+        self.refused('another file system', filesystems.wipe, self.device, '0b5e2c7e-8a67-4c62-a2c4-6a1f0f5a7d10')
+        self.refused('another file system', filesystems.wipe, self.device, '')
+        uuid = filesystems.uuid(self.device)
+        self.assertTrue(uuid)
+        filesystems.wipe(self.device, uuid)
+        self.assertIsNone(filesystems.signature(self.device))
+        filesystems.wipe(self.device, uuid)        # as after a kill
+        subprocess.run(['/sbin/mkswap', '-q', self.device], check=True)
+        self.refused('another file system', filesystems.wipe, self.device, uuid)
+
+    def test_namespace_that_carries_something(self) -> None:
+        self.refused('carries ext4', namespaces.destroy, 'namespace1.0')
+        filesystems.wipe(self.device, filesystems.uuid(self.device))
+        namespaces.destroy('namespace1.0')
+        self.done('destroy-namespace --force namespace1.0')
+
+    def test_namespace_whose_content_nobody_can_see(self) -> None:
+        (self.devices / 'pfn1.0/block' / os.path.basename(self.device)).rmdir()
+        self.refused('no block device', namespaces.destroy, 'namespace1.0')
+
+    def test_namespace_that_was_just_made(self) -> None:
+        """What is taken back when a step fails may carry anything: what lay there before, or half a file system."""
+        namespaces.create('region1', None, 2 << 20, 'p')
+        namespaces.destroy('namespace1.0')
+        self.done('destroy-namespace --force namespace1.0')
+        self.refused('carries ext4', namespaces.destroy, 'namespace1.0')
+        namespaces.create('region1', None, 2 << 20, 'p')
+        (self.devices / 'namespace1.0/uuid').write_text('e0c3b1ac-5a50-4c3c-9c8c-6c6f0b7a2d02\n')        # another by now
+        self.refused('carries ext4', namespaces.destroy, 'namespace1.0')
+
+    def test_in_use(self) -> None:
+        """In mode fsdax too, whose block device is not that of the namespace itself."""
+        holder = os.open(self.device, os.O_RDONLY | os.O_EXCL)
+        self.addCleanup(os.close, holder)
+        for function, arguments in ((namespaces.check_unused, ('namespace1.0',)), (namespaces.disable_region, ('region1',)),
+                                    (namespaces.reconfigure, ('namespace1.0', 2 << 20, True)),
+                                    (namespaces.destroy, ('namespace1.0',))):
+            self.refused('in use', function, *arguments)

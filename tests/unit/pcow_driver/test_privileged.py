@@ -73,6 +73,7 @@ class EntryPointTest(base.TestCase):
             self.refuse(namespaces.create, name, None, 2 << 20, 'n')
             self.refuse(namespaces.reconfigure, name, 2 << 20, True)
             self.refuse(namespaces.init_labels, [name], False)
+            self.refuse(namespaces.init_labels, [name], True)
         for align in (4096, 0, '2M', None):
             self.refuse(namespaces.create, 'region0', None, align, 'n')
             self.refuse(namespaces.reconfigure, 'namespace0.0', align, True)
@@ -90,10 +91,10 @@ class EntryPointTest(base.TestCase):
             self.refuse(filesystems.uuid, device)
             self.refuse(filesystems.make, 'xfs', device, 'l', 'anything')
             self.refuse(filesystems.mount, 'xfs', device, str(self.pools / 'p'))
-            self.refuse(filesystems.wipe, device)
+            self.refuse(filesystems.wipe, device, '')
             self.refuse(filesystems.install_unit, 'p', device, str(self.pools / 'p'), 'xfs')
         self.refuse(filesystems.make, 'xfs', '/dev/null', 'l', 'anything')            # no block device
-        self.refuse(filesystems.wipe, '/dev/null')
+        self.refuse(filesystems.wipe, '/dev/null', '')
         self.refuse(filesystems.mount, 'xfs', '/dev/null', str(self.pools / 'p'))
         self.refuse(filesystems.make, 'btrfs', '/dev/pmem0', 'l', 'anything')
         self.refuse(filesystems.make, 'xfs', '/dev/pmem0', 'l', 'everything')
@@ -104,7 +105,7 @@ class EntryPointTest(base.TestCase):
         (self.pools / 'p').mkdir()
         with tempfile.NamedTemporaryFile(dir='/dev/shm', prefix='pcow_test_') as file:
             for function, arguments in ((filesystems.mount, ('xfs', file.name, str(self.pools / 'p'))),
-                                        (filesystems.signature, (file.name,)), (filesystems.wipe, (file.name,))):
+                                        (filesystems.signature, (file.name,)), (filesystems.wipe, (file.name, ''))):
                 self.assertIn('others than root may write to /dev/shm', str(self.assertRaises(
                     exception.InvalidName, function, *arguments)))
         self.assertFalse(self.ran.exists())
@@ -175,7 +176,7 @@ conf.CONF([], project='pcow', default_config_files=[state + '/pcow.conf'])
 privileged.context.start(priv_context.Method.FORK)
 os.setgid(65534)
 os.setuid(65534)
-for function, arguments in ((filesystems.unmount, ('/proc',)), (filesystems.wipe, ('/dev/../etc/passwd',)),
+for function, arguments in ((filesystems.unmount, ('/proc',)), (filesystems.wipe, ('/dev/../etc/passwd', '')),
                             (namespaces.destroy, ('--all',))):
     try:
         function(*arguments)
