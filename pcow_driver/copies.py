@@ -61,7 +61,7 @@ def fork(path: str, snapshot: str, name: str) -> str:
     """
     names.check_snapshot_name(snapshot)
     directory = os.path.dirname(os.path.abspath(path))
-    target = os.path.join(directory, names.check_name('image', name) + names.IMAGE_SUFFIX)
+    target = os.path.join(directory, names.check_new_name('image', name) + names.IMAGE_SUFFIX)
     found = _pool_of(path)
     with contextlib.nullcontext() if found is None else found.lock():
         if found is not None:
@@ -79,7 +79,7 @@ def fork_live(found: domain.Domain, name: str, device: str | None = None, *, qui
     :raises ImageExists:
     """
     path = found.select(device).path
-    snapshot = names.check_snapshot_name(f'fork-{names.check_name("image", name)}')
+    snapshot = names.check_snapshot_name(f'fork-{names.check_new_name("image", name)}')
     target = os.path.join(os.path.dirname(path), name + names.IMAGE_SUFFIX)
     if os.path.lexists(target):
         raise exception.ImageExists(path=target)

@@ -107,11 +107,12 @@ def copy(path: str, pool: pool_module.Pool, name: str, data_size: int, *, snapsh
 def rename(pool: pool_module.Pool, name: str, new_name: str) -> str:
     """Give an image that nobody uses and nothing stands on another name, and return its path.
 
+    :raises InvalidName:
     :raises ImageNotFound:
     :raises ImageExists: the new name is taken
     :raises ImageInUse: it has children, which know it by its name, or somebody has it open
     """
-    path, target = pool.existing_path(name), pool.image_path(new_name)
+    path, target = pool.existing_path(name), pool.image_path(names.check_new_name('image', new_name))
     with pool.lock():
         try:
             image.info(path)

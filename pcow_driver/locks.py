@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 import contextlib
+import errno
 import os
 
 from oslo_concurrency import lockutils
@@ -24,6 +25,7 @@ def lock(name: str) -> Iterator[None]:
     """Hold the lock of this name, a file under ``[pcow] state_path``.
 
     :raises StateInvalid: the lock directory cannot be written to
+    :raises InvalidName: it is too long for a file
     """
     state = state_path()
     directory = os.path.join(state, 'locks')
@@ -33,6 +35,9 @@ def lock(name: str) -> Iterator[None]:
             _make_file(directory, _PREFIX + name)
             stack.enter_context(lockutils.lock(name, lock_file_prefix=_PREFIX, external=True, lock_path=directory))
         except OSError as e:
+            if e.errno == errno.ENAMETOOLONG:
+                raise exception.InvalidName(kind='lock', name=name, reason=(
+                    f'it is too long for a file in {directory}; what it is named after needs a shorter name')) from None
             raise exception.StateInvalid(path=e.filename or directory, reason=(
                 f'{e.strerror}; become root, or let root give the directory to the services that work on pools '
                 f"('chown -R OWNER:GROUP {state}; chmod -R g+rwX {state}'); [pcow] state_path is the same for all of them, or they "

@@ -5,7 +5,8 @@ from pcow_driver import exception
 
 IMAGE_SUFFIX = '.pcow'
 SNAPSHOT_MARKS = ('.incomplete-', '.loading-')     # see hostmem-pcow-carrier.c
-MAX_NAME_BYTES = 240               # with '.pcow' and the marks of a temporary file it stays below 255
+MAX_NAME_BYTES = 204               # of a new image: of its locks pcow-template-UUID-NAME is the longest, and has 255
+_MAX_EXISTING_BYTES = 240          # of what earlier versions made
 MAX_SNAPSHOT_BYTES = 127           # PCOW_SNAPSHOT_NAME_SIZE without the NUL
 
 
@@ -32,11 +33,11 @@ def _check_text(kind: str, name: str, max_bytes: int) -> None:
 
 
 def check_name(kind: str, name: str) -> str:
-    """Return ``name`` if a pool or an image (``kind``, for the message) may have it.
+    """Return ``name`` if a pool or an image (``kind``, for the message) that exists may have it.
 
     :raises InvalidName:
     """
-    _check_text(kind, name, MAX_NAME_BYTES)
+    _check_text(kind, name, _MAX_EXISTING_BYTES)
     if '/' in name:
         _reject(kind, name, "it holds a '/'")
     if name[0] in '.-':
@@ -44,6 +45,15 @@ def check_name(kind: str, name: str) -> str:
     if name.endswith(IMAGE_SUFFIX):
         _reject(kind, name, f'leave out the {IMAGE_SUFFIX} at its end')
     return name
+
+
+def check_new_name(kind: str, name: str) -> str:
+    """Return ``name`` if a new image may have it.
+
+    :raises InvalidName:
+    """
+    _check_text(kind, name, MAX_NAME_BYTES)
+    return check_name(kind, name)
 
 
 def check_snapshot_name(name: str) -> str:

@@ -209,7 +209,7 @@ class Pool:
         :raises ImageExists:
         :raises ImageNotFound: the base is not there
         """
-        path = self.image_path(name)
+        path = self.image_path(names.check_new_name('image', name))
         with self.lock():
             self.check_room(size, base)
             if base is not None:

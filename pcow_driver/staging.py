@@ -25,7 +25,7 @@ def building(pool: pool_module.Pool, name: str) -> Iterator[str]:
     :raises InvalidName:
     :raises ImageExists:
     """
-    target = pool.image_path(name)
+    target = pool.image_path(names.check_new_name('image', name))
     part = os.path.join(pool.path, f'.{os.path.basename(target)}.part')
     with locks.lock(_lock_name(pool, name)):
         with pool.lock():                       # past whoever removes the pool, or deletes what killed builds left

@@ -14,7 +14,11 @@ import re
 import time
 from typing import Any
 
+from pcow_driver import exception
 from pcow_driver import immutable
+from pcow_driver import privileged
+from pcow_driver.privileged import filesystems
+from pcow_driver.privileged import namespaces
 from tests.vm import command
 from tests.vm import machine
 from tests.vm import pool_kills
@@ -37,9 +41,9 @@ def _json(*words: str) -> Any:
     return json.loads(command.must(*words, '-f', 'json', stdout_only=True).output)
 
 
-def _expect(condition: object, what: str) -> None:
+def _expect(condition: object, what: object) -> None:
     if not condition:
-        raise machine.Failure(what)
+        raise machine.Failure(str(what))
 
 
 def _regions() -> tuple[str, str, str]:
@@ -218,9 +222,47 @@ def refusals(_place: machine.Place, _pool: str) -> dict[str, Any]:
     command.must('pool', 'create', 'other', '--namespace', name, '--fs', 'ext4', '--force')
     _refuse_busy(refuse)
     command.must('pool', 'remove', 'other', '--destroy')
+    _refuse_as_root()
+    _refuse_remains()
     refuse('no region', 'pool', 'create', 'other', '--region', 'region9')
     refuse('ndctl list', 'pool', 'create', 'other', '--region', 'region0; reboot')
     return {'session': [item.dump() for item in said]}
+
+
+def _refuse_as_root() -> None:
+    """What runs as root looks for itself, at a pool that is mounted and at the disk of this machine."""
+    root = next(device for device in Path('/sys/block').glob('vd*'))
+    command.must_fail('has no DAX', 'pool', 'create', 'other', '--device', f'/dev/{root.name}', '--force', '--dry-run')
+    privileged.settle()
+    dimm = (_REGIONS / _regions()[0] / 'mapping0').read_text().split(',')[0]
+    for said, function, arguments in (
+            ('in use', namespaces.check_unused, ('namespace0.0',)), ('in use', namespaces.destroy, ('namespace0.0',)),
+            ('in use', namespaces.reconfigure, ('namespace0.0', 2 << 20, True)),
+            ('in use', namespaces.disable_region, (_regions()[0],)),
+            ('is active', namespaces.init_labels, ([dimm], True)), ('in use', filesystems.wipe, ('/dev/pmem0', '')),
+            ('has no DAX', filesystems.make, ('ext4', f'/dev/{root.name}', 'l', filesystems.ANYTHING))):
+        try:
+            function(*arguments)
+        except exception.DeviceRefused as e:
+            _expect(said in str(e), f'{arguments}: {e}')
+        else:
+            raise machine.Failure(f'{arguments} was done')
+
+
+def _refuse_remains() -> None:
+    """Free by the labels, and a file system is there: what was made to look is ended, whatever it carries."""
+    made = json.loads(machine.run('ndctl', 'create-namespace', '--mode', 'fsdax', '--region', _regions()[1], '--size', '256M'))
+    machine.run('mkfs.ext4', '-q', '-F', f'/dev/{made["blockdev"]}')
+    try:
+        namespaces.destroy(made['dev'])
+    except exception.DeviceRefused as e:
+        _expect('carries ext4' in str(e), e)
+    else:
+        raise machine.Failure('a namespace with a file system was ended')
+    machine.run('ndctl', 'destroy-namespace', '--force', made['dev'])
+    before = machine.run('ndctl', 'list', '-N')
+    command.must_fail('is still there', 'pool', 'create', 'other', '--region', _regions()[1], '--size', '256M', '--fs', 'ext4')
+    _expect(machine.run('ndctl', 'list', '-N') == before, 'the namespace that was made to look is still there')
 
 
 def _refuse_unit_of_somebody_else(refuse: Callable[..., None], namespace: str) -> None:

@@ -2,11 +2,16 @@
 """What needs no pcow-img; the rest is in tests/functional/test_pcowctl.py."""
 
 import os
+from pathlib import Path
 
+from pcow_driver import copies
+from pcow_driver import derive
 from pcow_driver import exception
 from pcow_driver import pool
 from pcow_driver import registry
+from pcow_driver import removal
 from pcow_driver import staging
+from pcow_driver import template_cache
 from tests.unit.pcow_driver import base
 
 
@@ -63,6 +68,20 @@ class PoolTest(base.TestCase):
         self.assertEqual([], self.pool.images())
         for name in ('link', 'directory', 'missing'):
             self.assertRaises(exception.ImageNotFound, self.pool.existing_path, name)
+
+    def test_long_names(self) -> None:
+        """Those that are there are as good as others; no new one is made to which the name of a lock would not fit."""
+        longest, long, old = 'x' * 204, 'x' * 205, 'x' * 240
+        Path(self.pool.image_path(old)).touch()
+        self.assertEqual(self.pool.image_path(old), self.pool.existing_path(old))
+        with staging.building(self.pool, longest):
+            self.assertEqual([longest], staging.in_the_making(self.pool))
+        with removal.lock(self.pool, longest), template_cache.TemplateCache(self.pool)._lock(longest):
+            pass
+        for make, arguments in ((staging.building(self.pool, long).__enter__, ()), (self.pool.create_image, (long,)),
+                                (derive.rename, (self.pool, old, long)), (copies.fork, (self.pool.image_path(old), 's', long))):
+            self.assertIn('more than 204 bytes', str(self.assertRaises(exception.InvalidName, make, *arguments)))
+        self.assertRaises(exception.InvalidName, self.pool.create_image, long, size=2 << 20)
 
     def test_capacity(self) -> None:
         capacity = self.pool.capacity()

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import contextlib
 import dataclasses
 import json
 import os
@@ -176,6 +177,14 @@ class RegistryTest(base.TestCase):
         self.pools.create('fast', self.path)
         done = self.as_nobody('pools')
         self.assertIn(f'chown -R OWNER:GROUP {self.directory}/state', done.stderr)
+
+    def test_lock_of_a_long_name(self) -> None:
+        """Nobody is sent to change owners for that."""
+        with contextlib.ExitStack() as stack:
+            error = self.assertRaises(exception.InvalidName, stack.enter_context, locks.lock('removal-' + 'x' * 247))
+        self.assertIn('too long', str(error))
+        self.assertNotIn('chown', str(error))
+        self.assertFalse(locks.is_held('removal-' + 'x' * 247))
 
     def test_many_processes_at_once(self) -> None:
         code = ('import sys\n'

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import uuid as uuidlib
+
 from pcow_driver import exception
 from pcow_driver import names
 from pcow_driver import units
@@ -26,7 +28,7 @@ class UnitsTest(base.TestCase):
 
 class NamesTest(base.TestCase):
     def test_accepts(self) -> None:
-        for name in ('a', 'debian-12', 'Größe 1', 'x' * names.MAX_NAME_BYTES, 'a.b', 'a,b'):
+        for name in ('a', 'debian-12', 'Größe 1', 'x' * 240, 'a.b', 'a,b'):
             self.assertEqual(name, names.check_name('image', name))
 
     def test_refuses(self) -> None:
@@ -34,6 +36,17 @@ class NamesTest(base.TestCase):
                      '\udc80'):
             error = self.assertRaises(exception.InvalidName, names.check_name, 'image', name)
             self.assertTrue(str(error).isprintable(), name)
+
+    def test_new_names(self) -> None:
+        """Of the locks that have the name of an image in theirs, the longest is that of a template."""
+        for name in ('vm', 'x' * 204, 'ü' * 102):
+            self.assertEqual(name, names.check_new_name('image', name))
+            self.assertLessEqual(len(f'pcow-template-{uuidlib.UUID(int=0)}-{name}'.encode()), 255)
+        for name in ('x' * 205, 'ü' * 103, '../vm', ''):
+            self.assertRaises(exception.InvalidName, names.check_new_name, 'image', name)
+        error = self.assertRaises(exception.InvalidName, names.check_new_name, 'image', 'x' * 205)
+        self.assertIn('more than 204 bytes', str(error))
+        self.assertEqual('x' * 240, names.check_name('image', 'x' * 240))      # one that is there
 
     def test_snapshot_names(self) -> None:
         for name in ('s1', 'before/after', '.x', 'x' * 127):
