@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Iterator
+import contextlib
 import grp
 import os
 import platform
+import pwd
 import re
 import shutil
 import stat
@@ -31,6 +33,8 @@ WANTED_MAP_COUNT = 262144
 MIN_LIBVIRT = (9, 0)
 HOOK = '/etc/libvirt/hooks/qemu.d/pcow'
 USERFAULTFD = '/dev/userfaultfd'
+QEMU_CONF = '/etc/libvirt/qemu.conf'
+QEMU_USERS = ('libvirt-qemu', 'qemu')  # of Debian, of Fedora
 APPARMOR_ENABLED = '/sys/module/apparmor/parameters/enabled'
 APPARMOR_PROFILES = '/etc/apparmor.d/libvirt'
 APPARMOR_LOCAL = '/etc/apparmor.d/local'
@@ -103,9 +107,24 @@ def _check_kernel() -> Iterator[Finding]:
         yield Finding('kernel', ADVICE, release, 'below 6.1 there is no /dev/userfaultfd and pcow is not tested: use 6.1 or later')
 
 
+def _qemu_user() -> pwd.struct_passwd | None:
+    """As whom libvirt runs QEMU: what its configuration says, else the user that the distribution made for that."""
+    said = re.search(r'^\s*user\s*=\s*"([^"]+)"', _read(QEMU_CONF) or '', re.MULTILINE)
+    for name in (said[1],) if said else QEMU_USERS:
+        with contextlib.suppress(KeyError):
+            return pwd.getpwnam(name)
+    return None
+
+
+def _has_acl(path: str) -> bool:
+    try:
+        return bool(os.getxattr(path, 'system.posix_acl_access'))
+    except OSError:
+        return False
+
+
 def _check_userfaultfd() -> Iterator[Finding]:
     path, check = USERFAULTFD, 'userfaultfd'
-    rule = f'install etc/udev/rules.d/60-pcow.rules, then: udevadm control --reload; udevadm trigger {path}'
     try:
         status = os.stat(path)
     except OSError:
@@ -118,10 +137,29 @@ def _check_userfaultfd() -> Iterator[Finding]:
     except KeyError:
         group = str(status.st_gid)
     found = f'{path} has mode {mode:04o}, group {group}'
-    if mode & 0o006 == 0o006 or (mode & 0o060 == 0o060 and group == 'kvm'):
-        yield Finding(check, OK, found)
-    else:
-        yield Finding(check, ADVICE, found, f"QEMU's user cannot use the uffd engine: {rule}")
+    if _has_acl(path):
+        yield Finding(check, ADVICE, f'{found}, and an ACL', (
+            f"whether it lets QEMU's user read and write was not judged: 'getfacl {path}' shows it"))
+        return
+    advice = _advice_on(path, status, group)
+    yield Finding(check, ADVICE, found, advice) if advice else Finding(check, OK, found)
+
+
+def _advice_on(path: str, status: os.stat_result, group: str) -> str | None:
+    """What has to be done so that QEMU's user can read and write a device; None: nothing."""
+    rule = f'install etc/udev/rules.d/60-pcow.rules, then: udevadm control --reload; udevadm trigger {path}'
+    mode, user = status.st_mode, _qemu_user()
+    if mode & 0o006 == 0o006 or (user is not None and user.pw_uid == status.st_uid and mode & 0o600 == 0o600):
+        return None
+    if mode & 0o060 != 0o060:
+        return f"QEMU's user cannot use the uffd engine: {rule}"
+    if user is None:
+        return None if group == 'kvm' else (
+            f"QEMU's user is not known here (libvirt is not installed?): see that it is in the group {group}, or {rule}")
+    if status.st_gid in os.getgrouplist(user.pw_name, user.pw_gid):
+        return None
+    return (f"QEMU's user {user.pw_name} is not in the group {group}: 'usermod -aG {group} {user.pw_name}' and restart libvirt, "
+            f'or {rule}')
 
 
 def _check_map_count() -> Iterator[Finding]:

@@ -3,8 +3,11 @@
 
 from collections.abc import Callable
 from collections.abc import Iterator
+import grp
 import json
 import os
+import pwd
+import struct
 
 import fixtures
 
@@ -82,6 +85,41 @@ class HostTest(DoctorTestCase):
         self.one(doctor._check_userfaultfd, ADVICE, 'mode 0600', 'udevadm')
         device.chmod(0o666)
         self.one(doctor._check_userfaultfd, OK, 'mode 0666')
+
+    def test_userfaultfd_of_a_group(self) -> None:
+        """Of any group that QEMU's user is in; and what is not known is not advised on as if it were."""
+        device = self.directory / 'userfaultfd'
+        device.touch()
+        device.chmod(0o660)
+        self.substitute('doctor.USERFAULTFD', str(device))
+        self.substitute('doctor.QEMU_CONF', str(self.directory / 'qemu.conf'))
+        own, other = pwd.getpwnam('nobody'), grp.getgrnam('daemon')
+        self.substitute('doctor.QEMU_USERS', ('no-such-user', 'nobody'))
+        os.chown(device, 0, own.pw_gid)
+        self.one(doctor._check_userfaultfd, OK, 'nogroup|nobody')
+        os.chown(device, 0, other.gr_gid)
+        self.one(doctor._check_userfaultfd, ADVICE, 'group daemon', "not in the group daemon: 'usermod -aG daemon nobody'")
+        device.chmod(0o640)
+        self.one(doctor._check_userfaultfd, ADVICE, 'mode 0640', 'udevadm')
+        os.chown(device, own.pw_uid, other.gr_gid)
+        self.one(doctor._check_userfaultfd, OK, 'mode 0640')
+        (self.directory / 'qemu.conf').write_text('#user = "root"\nuser = "daemon"\n')
+        self.one(doctor._check_userfaultfd, ADVICE, 'mode 0640', 'udevadm')
+        device.chmod(0o660)
+        self.one(doctor._check_userfaultfd, OK, 'group daemon')
+        (self.directory / 'qemu.conf').unlink()
+        self.substitute('doctor.QEMU_USERS', ('no-such-user',))
+        self.one(doctor._check_userfaultfd, ADVICE, 'group daemon', 'not known')
+
+    def test_userfaultfd_with_an_acl(self) -> None:
+        device = self.directory / 'userfaultfd'
+        device.touch()
+        device.chmod(0o600)
+        self.substitute('doctor.USERFAULTFD', str(device))
+        entries = ((0x01, 6, -1), (0x02, 6, pwd.getpwnam('nobody').pw_uid), (0x04, 0, -1), (0x10, 6, -1), (0x20, 0, -1))
+        os.setxattr(device, 'system.posix_acl_access', struct.pack('<I', 2) + b''.join(
+            struct.pack('<HHi', *entry) for entry in entries))       # user:nobody:rw-
+        self.one(doctor._check_userfaultfd, ADVICE, 'an ACL', f'getfacl {device}')
 
     def test_hook(self) -> None:
         hook = self.directory / 'hook'
