@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shlex
+import socket
 import subprocess
 
 from oslo_log import log as logging
@@ -43,7 +44,7 @@ class RemotePool:
 
     def has(self, name: str) -> bool:
         """Whether the pool has an image of this name.  One that is on its way does not count, and neither does what is only kept
-        there for its clones: that is sealed, as templates are.
+        there for its clones: pcowctl lists neither.
 
         :raises TransferFailed:
         """
@@ -67,33 +68,38 @@ class RemotePool:
     def discard(self, name: str) -> bool:
         """Delete an image that was sent; what is on its way does not arrive.  Done also if there is none.
 
-        :return: True; whether clones keep some of it is seen when it is sent
+        :return: False if clones keep some of it, of an earlier stay there
         :raises TransferFailed:
         """
-        self._run(name, 'image', 'receive', '--discard', f'{self.pool}/{name}')
-        return True
+        return self._run(name, 'image', 'receive', '--discard', f'{self.pool}/{name}').strip() != transfer.KEPT
 
     def _send(self, path: str, name: str) -> None:
         LOG.info('%s goes to the pool %s of %s', path, self.pool, self.address)
-        receiver = self._start('image', 'receive', f'{self.pool}/{name}')
-        with receiver:
-            try:
-                if receiver.stdin is not None:
-                    transfer.send(path, receiver.stdin)
-            except BrokenPipeError:
-                LOG.debug('the receiver has ended; it says why')
-            except BaseException:
-                receiver.kill()                # it ends without the end of the stream
-                raise
-            self._finish(receiver, name)
+        # Not a pipe: eventlet tries again for ever to write to one whose reader has ended (EPIPE), and not to a socket.
+        own, receivers = socket.socketpair()
+        with own:
+            with receivers:
+                os.set_blocking(receivers.fileno(), True)      # as programs expect it, which eventlet changes
+                receiver = self._start('image', 'receive', f'{self.pool}/{name}', stdin=receivers.fileno())
+            with receiver:
+                try:
+                    with own.makefile('wb') as stream:
+                        transfer.send(path, stream)
+                    own.shutdown(socket.SHUT_WR)
+                except ConnectionError:
+                    LOG.debug('the receiver has ended; it says why')
+                except BaseException:
+                    receiver.kill()            # it ends without the end of the stream
+                    raise
+                self._finish(receiver, name)
 
     def _run(self, name: str, *words: str) -> str:
         with self._start(*words) as process:
             return self._finish(process, name)
 
-    def _start(self, *words: str) -> subprocess.Popen[bytes]:
+    def _start(self, *words: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         """pcowctl on the other host."""
-        return subprocess.Popen(('ssh', *_OPTIONS, self.address, shlex.join(('pcowctl', *words))), stdin=subprocess.PIPE,
+        return subprocess.Popen(('ssh', *_OPTIONS, self.address, shlex.join(('pcowctl', *words))), stdin=stdin,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def _finish(self, process: subprocess.Popen[bytes], name: str) -> str:

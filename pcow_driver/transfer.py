@@ -33,6 +33,7 @@ from pcow_driver import template
 from pcow_driver import template_cache
 from pcow_driver import workspace
 
+KEPT = 'kept'                          # what pcowctl says for a discard that is False
 _FORMAT = 'pcow-stream-1'
 _PIECE = struct.Struct('>QQ')
 _CHUNK = 1 << 20
@@ -110,12 +111,13 @@ def receive(pool: pool_module.Pool, name: str, stream: IO[bytes]) -> str:
     return target
 
 
-def discard(pool: pool_module.Pool, name: str) -> None:
+def discard(pool: pool_module.Pool, name: str) -> bool:
     """Delete what :func:`receive` has made, or is making: that fails then.  Done also if there is nothing.
 
+    :return: False if clones keep some of it
     :raises ImageInUse: somebody has it open
     """
-    removal.delete_image(pool, name)
+    return removal.delete_image(pool, name)
 
 
 class _Summed:

@@ -15,6 +15,7 @@ from pcow_driver import conf
 from pcow_driver import image
 from pcow_driver import pool
 from pcow_driver import registry
+from pcow_driver import removal
 from pcow_driver.cli import common
 
 Shown = tuple[tuple[str, ...], tuple[Any, ...]]
@@ -31,13 +32,20 @@ def show_path(path: str) -> Shown:
 
 
 def list_rows(pool_name: str | None, *, sealed: bool) -> Rows:
-    """Images or templates of one pool or of all; those that cannot be read are listed with the images."""
+    """Images or templates of one pool or of all; those that cannot be read are listed with the images.
+
+    What is deleted for its owner and kept for its clones is neither.
+    """
     pools = registry.PoolRegistry()
     chosen: list[pool.Pool] = [pools.get(pool_name)] if pool_name else [pools.get(entry.name) for entry in pools.list()]
 
     def rows() -> Iterator[tuple[Any, ...]]:
         for found in chosen:
-            for item in found.images():
+            images = found.images()
+            deleted = removal.deleted_images(found)
+            for item in images:
+                if item.name in deleted:
+                    continue
                 if item.info is None:
                     if not sealed:
                         yield found.name, item.name, common.OptionalSize(None), common.OptionalSize(None), '', '', item.error

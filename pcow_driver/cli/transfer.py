@@ -33,12 +33,14 @@ class Receive(command.Command):
         parser = super().get_parser(prog_name)
         parser.add_argument('image', help=common.POOL_IMAGE_HELP)
         parser.add_argument('--discard', action='store_true',
-                            help='Instead delete it, if it has arrived, and let it fail, if it is on its way.')
+                            help='Instead delete it, if it has arrived, and let it fail, if it is on its way; says '
+                                 f'{transfer.KEPT!r} if clones of it need a part, which stays for them.')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
         pool, name = common.split_reference(parsed_args.image)
         if parsed_args.discard:
-            transfer.discard(pool, name)
+            if not transfer.discard(pool, name):
+                self.app.stdout.write(f'{transfer.KEPT}\n')
         else:
             transfer.receive(pool, name, sys.stdin.buffer)

@@ -13,12 +13,15 @@ import io
 import os
 from pathlib import Path
 import shlex
+import shutil
 import struct
 import sys
+import tempfile
 from typing import Any
 from unittest import mock
 
 from cinder import exception as cinder_exception
+import eventlet
 
 from pcow_driver import device
 from pcow_driver import exception
@@ -69,12 +72,12 @@ class TwoHosts:
             base.CONF.set_override('state_path', self._own_state, 'pcow')
 
     def up(self) -> None:
-        self._script('while [ "$1" = -o ]; do shift 2; done; shift; exec sh -c "$*"')
+        self.script('while [ "$1" = -o ]; do shift 2; done; shift; exec sh -c "$*"')
 
     def down(self) -> None:
-        self._script('echo "ssh: connect to host other: No route to host" >&2; exit 255')
+        self.script('echo "ssh: connect to host other: No route to host" >&2; exit 255')
 
-    def _script(self, text: str) -> None:
+    def script(self, text: str) -> None:
         self.ssh.write_text(f'#!/bin/sh\n{text}\n')
         self.ssh.chmod(0o755)
 
@@ -172,6 +175,17 @@ class MigrateAwayTest(base.PcowTestCase):
         self.migrate(volume)
         self.assertEqual([f'{volume.name}.pcow'], self.other.entries())
 
+    def test_the_other_host_ends_early(self) -> None:
+        """When more was to be sent than it has read: it is said what it says, and nobody waits for ever."""
+        volume = self.volume()
+        self.write(volume, 0, 3, length=32 << 20)
+        self.other.script('case "$*" in *" --discard "*) exit ;; esac; head -c 100 >/dev/null; echo "no receiver" >&2; exit 1')
+        with eventlet.Timeout(60):
+            error = self.assertRaises(cinder_exception.VolumeBackendAPIException, self.driver.migrate_volume, self.context, volume,
+                                      self.other.host())
+        self.assertIn('no receiver', str(error))
+        self.check_content(volume, {0: 3})
+
     def test_no_room_there(self) -> None:
         volume = self.volume()
         self.write(volume, 0, 3)
@@ -184,15 +198,41 @@ class MigrateAwayTest(base.PcowTestCase):
         self.assertEqual([], self.other.entries())
 
 
+    def leave_a_clone(self, volume: Any) -> None:
+        """On what an image on the other host has been."""
+        image.snapshot_create(self.other.path(volume), 'clone-x')
+        device.create_on(self.other.pool, 'volume-x', volume.name, base_snapshot='clone-x')
+
+    def refuse(self, volume: Any) -> str:
+        return str(self.assertRaises(cinder_exception.VolumeBackendAPIException, self.driver.migrate_volume, self.context, volume,
+                                     self.other.host()))
+
     def test_what_clones_need_there_is_not_the_volume(self) -> None:
         volume = self.volume()
         self.migrate(volume)
-        image.snapshot_create(self.other.path(volume), 'clone-x')
-        device.create_on(self.other.pool, 'volume-x', volume.name, base_snapshot='clone-x')
+        self.leave_a_clone(volume)
         self.assertFalse(removal.delete_image(self.other.pool, volume.name))
-        error = self.assertRaises(cinder_exception.VolumeBackendAPIException, self.driver.migrate_volume, self.context, volume,
-                                  self.other.host())
-        self.assertIn('no image', str(error))
+        self.assertIn('no image', self.refuse(volume))
+
+    def test_what_was_deleted_there_is_not_the_volume(self) -> None:
+        """The deletion was killed when it had been noted, before what clones need was sealed."""
+        volume = self.volume()
+        self.migrate(volume)
+        self.leave_a_clone(volume)
+        removal._mark(self.other.pool, removal.Mark(volume.name))
+        self.assertIn('no image', self.refuse(volume))
+
+    def test_what_clones_need_there_is_in_the_way(self) -> None:
+        """Of an earlier stay on that host."""
+        volume = self.volume()
+        self.write(volume, 0, 3)
+        with tempfile.TemporaryDirectory() as directory:
+            saved = shutil.copy(self.path(volume), directory)
+            self.migrate(volume)
+            self.leave_a_clone(volume)
+            shutil.copy(saved, self.path(volume))
+        self.assertIn(f'still has what clones of {volume.name} need', self.refuse(volume))
+        self.check_content(volume, {0: 3})
 
 
 class KilledMigrationTest(test_kill.KillCase):
@@ -251,8 +291,8 @@ class StreamTest(base.PcowTestCase):
         self.io(self.receive(self.stream), f'read -q -P 7 {2 << 20} 65536')
         self.assertLess(len(self.stream), 8 << 20)             # holes do not travel
         self.assertRaises(exception.ImageExists, self.receive, self.stream)
-        transfer.discard(self.pools['two'], 'web2')
-        transfer.discard(self.pools['two'], 'web2')
+        self.assertTrue(transfer.discard(self.pools['two'], 'web2'))
+        self.assertTrue(transfer.discard(self.pools['two'], 'web2'))
         self.assertEqual([], self.files('two'))
 
     def test_what_is_cut_or_changed_does_not_appear(self) -> None:
