@@ -117,9 +117,8 @@ class FsdaxTest(VmTestCase):
             self.assertIn('dax=always', results['namespace']['mount'])
             for what in ('first touch', 'copy-on-write'):
                 figures = results['journal'][what]
-                waits = 0 if kind == 'ext4' else figures['pages'] // 50
-                self.assertLessEqual(figures['commits-by-storing-thread'], waits, results['journal'])
-                self.assertLess(figures['journal-writes'], figures['pages'] // (100 if kind == 'ext4' else 50))
+                self.assertEqual(0, figures['commits-by-storing-thread'], results['journal'])
+                self.assertLess(figures['journal-writes'], figures['pages'] // 100)
 
     def test_pools(self) -> None:
         """pcowctl from bare regions on; a reboot under systemd; damaged labels.  And the session in the operator guide."""
