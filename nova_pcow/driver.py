@@ -98,6 +98,8 @@ class PcowLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
             super().spawn(*arguments)
             return
         with errors.abort_build(instance), self._keep_images(instance.uuid):
+            if instance.vm_state == vm_states.BUILDING:        # others have what they have
+                flavor_module.check_known(instance.flavor)
             if instance.host == self._service_host:    # an evacuated server's is another still, and goes on with its images
                 storage.check_none(instance.uuid)
             made = self._create_images(context, instance, allocations, block_device_info)
@@ -261,6 +263,8 @@ class PcowLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
                                    block_device_info: Any = None, timeout: int = 0, retry_interval: int = 0) -> str:
         self.check_volumes_stay(dest, block_device_info)
         with errors.roll_back_resize():
+            if flavor.flavorid != instance.flavor.flavorid:    # a resize; a migrated server has what it has
+                flavor_module.check_known(flavor)
             old, new = flavor_module.parse(instance.flavor), flavor_module.parse(flavor)
             flavor_module.check_resize(old, new)
             storage.check_complete(instance.uuid, old)

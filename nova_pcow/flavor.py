@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 import dataclasses
+import difflib
 import re
 from typing import Any
 
@@ -17,9 +18,11 @@ RESOURCE_CLASS = 'CUSTOM_PCOW_MB'
 TRAIT = 'CUSTOM_PCOW'
 CLASS_TRAITS = {'pmem': 'CUSTOM_PCOW_PMEM', 'page-cache': 'CUSTOM_PCOW_PAGE_CACHE', 'volatile': 'CUSTOM_PCOW_VOLATILE'}
 
-ROOT_SPEC = 'pcow:root'
-DATA_SPEC = 'pcow:data_mb'
-FORMAT_SPEC = 'pcow:data_format'
+PREFIX = 'pcow:'
+ROOT_SPEC = f'{PREFIX}root'
+DATA_SPEC = f'{PREFIX}data_mb'
+FORMAT_SPEC = f'{PREFIX}data_format'
+KNOWN_SPECS = (ROOT_SPEC, DATA_SPEC, FORMAT_SPEC)
 FORMATS = ('none', 'ext4', 'xfs')
 MAX_DATA_DEVICES = 8
 
@@ -62,7 +65,23 @@ class PcowFlavor:
 
 def uses_pcow(flavor: Any) -> bool:
     """Also of one that has become invalid: nothing of its servers is lost."""
-    return any(key.startswith('pcow:') for key in flavor.extra_specs or {})
+    return any(key.startswith(PREFIX) for key in flavor.extra_specs or {})
+
+
+def check_known(flavor: Any) -> None:
+    """Make sure that a flavor which a server is to get has no misspelt extra spec: the server would lack what was asked for.
+
+    Nova's API finds them only at microversion 2.86 and later, and the openstack command asks for an earlier one by default.
+    Servers that have such a flavor already go on with what they have: :func:`parse` does not look.
+
+    :raises FlavorInvalid:
+    """
+    for key in flavor.extra_specs or {}:
+        if key.startswith(PREFIX) and key not in KNOWN_SPECS:
+            near = ', '.join(difflib.get_close_matches(key, KNOWN_SPECS, cutoff=0.75))
+            raise FlavorInvalid(flavor=str(flavor.name), reason=(
+                f'it has the property {key}, which does not exist{f" ({near} is near)" if near else ""}: remove it (openstack '
+                f'flavor unset --property {key} {flavor.name}) and set the one that is meant; there are {", ".join(KNOWN_SPECS)}'))
 
 
 def _claimed(extra_specs: Mapping[str, str]) -> int:

@@ -213,7 +213,8 @@ class AllInOne:
     def _write_openrc(self) -> None:
         values = {'OS_AUTH_URL': self.settings.url('keystone'), 'OS_USERNAME': 'admin', 'OS_PASSWORD': self.settings.password,
                   'OS_PROJECT_NAME': 'admin', 'OS_USER_DOMAIN_ID': 'default', 'OS_PROJECT_DOMAIN_ID': 'default',
-                  'OS_IDENTITY_API_VERSION': '3', 'OS_REGION_NAME': settings_module.REGION}
+                  'OS_IDENTITY_API_VERSION': '3', 'OS_COMPUTE_API_VERSION': api_module.NOVA_VERSION,
+                  'OS_REGION_NAME': settings_module.REGION}
         programs = self.settings.state / 'bin'
         programs.mkdir(exist_ok=True)
         for name in ('openstack', 'nova-manage', 'cinder-manage'):

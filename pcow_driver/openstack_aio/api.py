@@ -13,7 +13,7 @@ from pcow_driver import exception
 from pcow_driver.openstack_aio import settings as settings_module
 
 _TIMEOUT = 60.0                                # seconds
-_NOVA_VERSION = '2.86'                         # the microversions that requests are written for
+NOVA_VERSION = '2.86'                          # what requests are written for; Nova checks extra specs from this on
 _CINDER_VERSION = '3.59'
 _ROLES = ('service', 'admin', 'member', 'reader')
 
@@ -46,7 +46,7 @@ class Api:
         return self._request(service, method, path, body)[0]
 
     def _request(self, service: str, method: str, path: str, body: Any) -> tuple[Any, Any]:
-        headers = {'X-Auth-Token': self._token, 'Content-Type': 'application/json', 'X-OpenStack-Nova-API-Version': _NOVA_VERSION,
+        headers = {'X-Auth-Token': self._token, 'Content-Type': 'application/json', 'X-OpenStack-Nova-API-Version': NOVA_VERSION,
                    'OpenStack-API-Version': f'volume {_CINDER_VERSION}'}
         data: Any = None
         if isinstance(body, Path):             # its content

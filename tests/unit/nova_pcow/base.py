@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tempfile
 from typing import Any
+from unittest import mock
 
 import fixtures
 import nova.conf
@@ -106,6 +107,11 @@ class ServersTestCase(base.ServersTestBase):
         if claimed_mb is not None:
             specs['resources:CUSTOM_PCOW_MB'] = str(claimed_mb)
         return str(self._create_flavor(disk=disk, extra_spec=specs | {'resources:DISK_GB': '0'}))
+
+    def make_misspelt_flavor(self) -> str:
+        """As the openstack command makes one by default: at a microversion at which the API checks no extra specs."""
+        with mock.patch.object(self.api_fixture.admin_api, 'microversion', '2.61'):
+            return self.make_flavor(rooot='true')
 
     def boot(self, flavor: str, state: str = 'ACTIVE', **arguments: Any) -> Any:
         return self._create_server(image_uuid=IMAGE, flavor_id=flavor, networks='none', expected_state=state, **arguments)

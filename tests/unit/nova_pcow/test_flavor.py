@@ -49,6 +49,27 @@ class ParseTest(base.BaseTestCase):
                 self.assertRaises(flavor.FlavorInvalid, parse, root_gb, **specs)
 
 
+class KnownTest(base.BaseTestCase):
+    def check(self, **specs: str) -> None:
+        extra_specs = {key.replace('__', ':'): value for key, value in specs.items()}
+        flavor.check_known(types.SimpleNamespace(name='f', extra_specs=extra_specs))
+
+    def test_known(self) -> None:
+        self.check(pcow__root='true', pcow__data_mb='64', pcow__data_format='ext4')
+        self.check(PCOW__root='true', hw__cpu_policy='shared', pcowroot='true')        # of others, who may give them a meaning
+
+    def test_misspelt(self) -> None:
+        error = self.assertRaises(flavor.FlavorInvalid, self.check, pcow__root='true', pcow__rooot='true')
+        self.assertEqual(
+            'the flavor f cannot be used: it has the property pcow:rooot, which does not exist (pcow:root is near): remove it '
+            '(openstack flavor unset --property pcow:rooot f) and set the one that is meant; there are pcow:root, pcow:data_mb, '
+            'pcow:data_format', str(error))
+
+    def test_nothing_is_near(self) -> None:
+        error = self.assertRaises(flavor.FlavorInvalid, self.check, pcow__qzx='1')
+        self.assertIn('which does not exist: remove it', str(error))
+
+
 class ResizeTest(base.BaseTestCase):
     def setUp(self) -> None:
         super().setUp()

@@ -30,9 +30,10 @@ class ResizeTest(base.ServersTestCase):
         self.root = Path(self.pool.existing_path(f'server-{self.server["id"]}-root'))
         self.before = image.info(str(self.root)).uuid
 
-    def resize(self, status: str) -> None:
+    def resize(self, status: str, flavor: str = '') -> None:
+        flavor = flavor or self.make_flavor(2048, root='true', disk=2)
         with contextlib.suppress(client.OpenStackApiException):      # casts are calls here: the API hears what compute raises
-            self.api.post_server_action(self.server['id'], {'resize': {'flavorRef': self.make_flavor(2048, root='true', disk=2)}})
+            self.api.post_server_action(self.server['id'], {'resize': {'flavorRef': flavor}})
         self._wait_for_server_parameter(self.server, {'OS-EXT-STS:task_state': None, 'status': status})
 
     def check_refused(self, words: str = '') -> None:
@@ -57,6 +58,13 @@ class ResizeTest(base.ServersTestCase):
         self.check_refused('more cannot be promised in the pool fast')
         self.assertIn('InstanceFaultRollback', self.fault(self.server))
         self.assertEqual([], image.snapshot_list(str(self.root)))
+
+    def test_flavor_with_a_misspelt_extra_spec(self) -> None:
+        """Of a server without persistent memory as well, which would have got none."""
+        self.server = self.boot(self._create_flavor(disk=1))
+        self.resize('ERROR', self.make_misspelt_flavor())       # as above
+        self.check_refused('has the property pcow:rooot, which does not exist')
+        self.assertIn('InstanceFaultRollback', self.fault(self.server))
 
     def test_each_resize_has_its_own_mark(self) -> None:
         """A service that ends before it has made that does not go back to what an earlier resize left."""

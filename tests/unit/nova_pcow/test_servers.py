@@ -123,6 +123,13 @@ class CreateTest(base.ServersTestCase):
         self.assertEqual([], self.images())
 
 
+    def test_server_that_has_a_misspelt_extra_spec(self) -> None:
+        """Since the API was not asked to check: it goes on with what it has."""
+        with mock.patch('nova_pcow.flavor.check_known'):
+            server = self.boot(self.make_misspelt_flavor())
+        self.assertEqual('ACTIVE', self._rebuild_server(server, base.IMAGE)['status'])
+
+
 class RefusedTest(base.ServersTestCase):
     """Servers that cannot be: the fault says why, and nothing of them stays."""
 
@@ -180,6 +187,10 @@ class RefusedTest(base.ServersTestCase):
     def test_extra_specs(self) -> None:
         for specs in ({'pcow:root': 'perhaps'}, {'pcow:data_mb': '7'}, {'pcow:unknown': '1'}):
             self.assertRaises(client.OpenStackApiException, self._create_flavor, extra_spec=specs)
+
+    def test_misspelt_extra_spec(self) -> None:
+        """That the API was not asked to check: not an ordinary disk without a word."""
+        self.check(self.make_misspelt_flavor(), 'has the property pcow:rooot, which does not exist (pcow:root is near)')
 
 
 class InventoryTest(base.ServersTestCase):

@@ -9,6 +9,7 @@ import tempfile
 import time
 
 from pcow_driver import exception
+from pcow_driver.openstack_aio import allinone
 from pcow_driver.openstack_aio import configuration
 from pcow_driver.openstack_aio import environment
 from pcow_driver.openstack_aio import options
@@ -75,6 +76,13 @@ class ConfigurationTest(Case):
                                 ('libvirt', 'connection_uri'), ('nova_sys_admin', 'helper_command')):
             self.assertNotEqual(found[0][section][option], found[1][section][option], option)
         self.assertEqual(0o600, made.file('nova').stat().st_mode & 0o777)
+
+
+class OpenrcTest(Case):
+    def test_nova_checks_extra_specs(self) -> None:
+        """Which it does not at the microversion that the openstack command asks for by default."""
+        allinone.AllInOne(self.settings)._write_openrc()
+        self.assertIn('export OS_COMPUTE_API_VERSION=2.86\n', self.settings.openrc.read_text())
 
 
 class SshTest(Case):
