@@ -6,7 +6,9 @@ stands in front of the data.  A volume of 4 GiB is therefore an image of 4 GiB a
 wants the bytes of the device needs the :class:`Window` of the image.
 """
 
+import contextlib
 import dataclasses
+import errno
 import os
 import re
 import tempfile
@@ -20,6 +22,7 @@ from pcow_driver import pool as pool_module
 from pcow_driver import staging
 from pcow_driver import tool
 from pcow_driver import units
+from pcow_driver import workspace
 
 _DUMP_LINE = re.compile(r'[0-9a-f]{8,16}:  ((?:[0-9a-f]{2} ){1,16}) ')
 
@@ -125,11 +128,17 @@ def window(path: str, *, snapshot: str | None = None, force_share: bool = False)
 
 
 def write_info_block(path: str, size: int, offset: int | None = None) -> None:
-    """Write the block for an image of ``size`` bytes, whose data begins at ``offset``; durable on return."""
+    """Write the block for an image of ``size`` bytes, whose data begins at ``offset``; durable on return.
+
+    :raises ConversionDirUnusable:
+    """
     block = dax.info_block(size, dax.PageMap.RAM, uuidlib.uuid4(), offset=offset)
-    with tempfile.NamedTemporaryFile(prefix='pcow-info-block-', dir=str(conf.CONF.pcow.conversion_dir)) as file:
-        file.write(block)
-        file.flush()
+    with contextlib.ExitStack() as stack:
+        with workspace.errors():
+            file = stack.enter_context(tempfile.NamedTemporaryFile(
+                prefix='pcow-info-block-', dir=str(conf.CONF.pcow.conversion_dir), buffering=0))
+            if file.write(block) != len(block):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if re.search(r'\s', file.name):
             raise exception.ConfigInvalid(reason=f'[pcow] conversion_dir {os.path.dirname(file.name)!r} holds white space')
         tool.run(tool.find('pcow_io'), '--no-map', '-c', f'write -q -f -s {file.name} {dax.BLOCK_OFFSET} {dax.BLOCK_SIZE}',

@@ -165,5 +165,9 @@ class ConfigInvalid(PcowError):
     msg_fmt = 'the configuration cannot be used: %(reason)s'
 
 
+class ConversionDirUnusable(PcowError):
+    msg_fmt = '[pcow] conversion_dir %(path)s: %(reason)s: make room in it, let this user write there, or name another directory'
+
+
 class UsageInvalid(PcowError):
     msg_fmt = '%(reason)s; --help shows how to call it'

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import errno
 import os
 import re
 import time
@@ -64,6 +65,16 @@ def image_id(template_name: str) -> str | None:
     return match['image_id'] if match else None
 
 
+def _fetch(path: str, fetch: Callable[[str], None]) -> None:
+    try:
+        fetch(path)
+    except OSError as e:
+        if e.errno not in (errno.ENOSPC, errno.EDQUOT):        # of the image service, for instance
+            raise
+        with workspace.errors():
+            raise
+
+
 class TemplateCache:
     """The templates of one pool; any number of processes and threads of the host may use them at once."""
 
@@ -77,6 +88,7 @@ class TemplateCache:
         :param fetch: writes the image's data to the path that it is given
         :raises SourceRejected: it is not what its format says, damaged, or unsafe
         :raises InvalidSize: too large
+        :raises ConversionDirUnusable: full, for instance
         :raises ToolFailed: the pool is full, for instance
         """
         name = source.template_name
@@ -100,7 +112,7 @@ class TemplateCache:
                 f'its format is {source.format}; a guest on pcow takes {" or ".join(template.SOURCE_FORMATS)}'))
         with workspace.directory('fetch') as directory:
             path = os.path.join(directory, 'image')
-            fetch(path)
+            _fetch(path, fetch)
             try:
                 template.build(self.pool, name, path, source.format)
             except exception.SourceRejected as e:

@@ -36,9 +36,11 @@ def directory(purpose: str) -> Iterator[str]:
     """A new directory, deleted with all that is in it when the block ends.
 
     :param purpose: template, fetch, send, format or nbd
+    :raises ConversionDirUnusable:
     """
     collect()
-    path, descriptor = _make(f'pcow-{purpose}-')
+    with errors():
+        path, descriptor = _make(f'pcow-{purpose}-')
     try:
         yield path
     finally:
@@ -46,6 +48,18 @@ def directory(purpose: str) -> Iterator[str]:
             shutil.rmtree(path)
         finally:
             os.close(descriptor)               # what could not be deleted is a later one's to collect
+
+
+@contextlib.contextmanager
+def errors() -> Iterator[None]:
+    """Of what is done in ``[pcow] conversion_dir`` alone.
+
+    :raises ConversionDirUnusable: the file system has refused it
+    """
+    try:
+        yield
+    except OSError as e:
+        raise exception.ConversionDirUnusable(path=str(conf.CONF.pcow.conversion_dir), reason=e.strerror or str(e)) from None
 
 
 def _make(prefix: str) -> tuple[str, int]:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import errno
 import os
 import shutil
 import threading
 import time
+from unittest import mock
 
 import fixtures
 
@@ -62,6 +64,27 @@ class TemplateCacheTest(base.TestCase):
             self.fail('entered')
         self.assertEqual([], self.pool.entries())
         self.use()
+
+    def check_conversion_dir(self, words: str) -> None:
+        error = self.assertRaises(exception.ConversionDirUnusable, self.use)
+        self.assertEqual(f'[pcow] conversion_dir {words}: make room in it, let this user write there, or name another directory',
+                         str(error))
+        self.assertEqual([], self.pool.entries())
+
+    def test_conversion_dir(self) -> None:
+        """In words that reach the fault of a server."""
+        self.configure(conversion_dir='/nowhere')
+        self.check_conversion_dir('/nowhere: No such file or directory')
+        error = self.assertRaises(exception.ConversionDirUnusable, device.create, self.pool, 'x', units.MIB * 4)
+        self.assertIn('[pcow] conversion_dir /nowhere: No such', str(error))
+        self.assertEqual([], self.pool.entries())
+
+    def test_conversion_dir_that_gets_full(self) -> None:
+        def fail(_path: str) -> None:
+            raise OSError(errno.ENOSPC, 'No space left on device')
+
+        with mock.patch.object(self, 'fetch', fail):
+            self.check_conversion_dir(f'{self.directory}: No space left on device')
 
     def test_refused(self) -> None:
         for source, words in ((template_cache.SourceImage(_SOURCE.id, '', 'raw'), 'tells no checksum'),
