@@ -163,14 +163,11 @@ def _create_data(name: str, data: flavor_module.DataDevice, number: int, pool: p
     # One empty file system for all servers: a metadata operation for the next.  The number tells devices of one server apart,
     # whose file systems must have different UUIDs.
     base = f'format-{data.format}-{data.size // units.MIB}-{number}'
-    with contextlib.suppress(exception.ImageExists):
-        _build_formatted(base, data, pool)
-    device.create_on(pool, name, base)
+    with template_cache.TemplateCache(pool).named(base, lambda: _build_formatted(base, data, pool)):
+        device.create_on(pool, name, base)
 
 
 def _build_formatted(name: str, data: flavor_module.DataDevice, pool: pool_module.Pool) -> None:
-    if os.path.lexists(pool.image_path(name)):
-        return
     program, package, options = _MKFS[data.format]
     with workspace.directory('format') as directory:
         path = os.path.join(directory, 'raw')

@@ -2,7 +2,8 @@
 """Templates of the images of an image service: one for each image and pool, made when it is first needed.
 
 The name of a template has the id of its image and the start of its checksum, so templates of one name hold the same on
-every host.  Its time of modification is when it was last used.
+every host.  Its time of modification is when it was last used.  So it is for the templates of empty file systems, which each
+host makes for itself: they age out as well.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ LOG = logging.getLogger(__name__)
 _CHECKSUM_LENGTH = 16
 _NAME = re.compile(r'image-(?P<image_id>[0-9A-Za-z-]{1,128})-(?P<checksum>[0-9a-f]{8,16})')
 
+_EMPTY = re.compile(r'format-(?:ext4|xfs)-[0-9]{1,10}-[0-9](?:-[0-9a-f-]{36})?')
+
 
 @dataclasses.dataclass(frozen=True)
 class SourceImage:
@@ -50,10 +53,10 @@ class SourceImage:
 
 @dataclasses.dataclass(frozen=True)
 class CachedTemplate:
-    """A template that was made by :meth:`TemplateCache.template`."""
+    """A template that was made by :meth:`TemplateCache.template` or :meth:`TemplateCache.named`."""
 
     name: str
-    image_id: str
+    image_id: str | None               # None: an empty file system
     size: int                          # bytes that it holds in the pool
     last_used: float                   # seconds since 1970
     children: int                      # images of the pool that stand on it
@@ -92,6 +95,15 @@ class TemplateCache:
         :raises ToolFailed: the pool is full, for instance
         """
         name = source.template_name
+        with self.named(name, lambda: self._build(name, source, fetch)):
+            yield name
+
+    @contextlib.contextmanager
+    def named(self, name: str, build: Callable[[], None]) -> Iterator[None]:
+        """A template stays while the context is held; it is built if it is not there.
+
+        :raises PcowError: what ``build`` raises
+        """
         with self._lock(name):
             path = self.pool.image_path(name)
             if os.path.lexists(path):
@@ -99,8 +111,8 @@ class TemplateCache:
                     os.utime(path)
                 template.protect(self.pool, path)      # a build may have been killed before it did
             else:
-                self._build(name, source, fetch)
-            yield name
+                build()
+            yield
 
     def _lock(self, name: str) -> contextlib.AbstractContextManager[None]:
         return locks.lock(f'template-{self.pool.uuid}-{name}')
@@ -120,15 +132,15 @@ class TemplateCache:
         LOG.info('Template %s was made in %.1f s', name, time.monotonic() - started)
 
     def entries(self) -> list[CachedTemplate]:
-        """Templates of images, by name, with how many images stand on each."""
+        """Templates of images and of empty file systems, by name, with how many images stand on each."""
         images = [item for item in self.pool.images() if item.info is not None]
         bases = [item.info.base_uuid for item in images if item.info]
         found = []
         for item in images:
-            match = _NAME.fullmatch(item.name)
-            if match and item.info and item.info.sealed:
+            ours = _NAME.fullmatch(item.name) or _EMPTY.fullmatch(item.name)
+            if ours and item.info and item.info.sealed:
                 with contextlib.suppress(FileNotFoundError):
-                    found.append(CachedTemplate(item.name, match['image_id'], item.info.actual_size, os.stat(item.path).st_mtime,
+                    found.append(CachedTemplate(item.name, image_id(item.name), item.info.actual_size, os.stat(item.path).st_mtime,
                                                 bases.count(item.info.uuid)))
         return found
 

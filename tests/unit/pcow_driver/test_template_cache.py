@@ -106,6 +106,16 @@ class TemplateCacheTest(base.TestCase):
         self.assertEqual([name], self.cache.age_out(3600))
         self.assertEqual(['other.pcow'], self.pool.entries())
 
+    def test_age_of_empty_file_systems(self) -> None:
+        """Also of those that came from another host; templates of other names are not the cache's."""
+        made = self.pool.existing_path(self.use())
+        names = ['format-ext4-64-0', 'format-xfs-2-7-0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11']
+        for name in (*names, 'format-ext4', 'format-ext4-64-0-mine'):
+            shutil.copyfile(made, self.pool.image_path(name))
+            os.utime(self.pool.image_path(name), (0, 0))
+        self.assertEqual(names, sorted(self.cache.age_out(3600)))
+        self.assertIsNone(template_cache.image_id(names[0]))
+
     def test_use_keeps_it(self) -> None:
         name = self.use()
         os.utime(self.pool.existing_path(name), (0, 0))
