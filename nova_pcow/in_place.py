@@ -120,6 +120,10 @@ class Server:
         if any(name.startswith(reserved.RESIZE) for there in have.values() for name in there):
             raise ServerRefused(server=self.name, reason=(
                 'a resize waits for its end: confirm or revert it first (openstack server resize confirm, ... resize revert)'))
+        if any(reserved.SENT in there for there in have.values()):
+            raise ServerRefused(server=self.name, reason=(
+                'it was copied to another host, where it may run by now, and that waits for its end: confirm or revert it first '
+                '(openstack server migration confirm, ... migration revert)'))
         files = (item.get('file', '') for item in libvirt_xml.parse(self._virtual.XMLDesc(0)).findall('devices/disk/source'))
         if _RESCUE_DISK in map(os.path.basename, files):
             raise ServerRefused(server=self.name, reason='it is in rescue mode: end that first (openstack server unrescue)')

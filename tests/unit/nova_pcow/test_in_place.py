@@ -156,6 +156,9 @@ class ServerTest(base.TestCase):
         image.snapshot_create(self.paths[1], 'nova-resize-7')
         self.refused('a resize waits for its end')
         image.snapshot_delete(self.paths[1], 'nova-resize-7')
+        image.snapshot_create(self.paths[1], 'nova-sent')
+        self.refused('it was copied to another host')
+        image.snapshot_delete(self.paths[1], 'nova-sent')
         self.domain.xml = self.domain.xml.replace('<devices>', '<devices><disk><source file="/x/disk.rescue"/></disk>')
         self.refused('rescue mode')
 
