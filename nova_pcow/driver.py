@@ -251,6 +251,8 @@ class PcowLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
     def _hard_reboot(self, context: Any, instance: Any, network_info: Any, share_info: Any, block_device_info: Any = None,
                      accel_info: Any = None) -> None:
         if _uses_pcow(instance):
+            with errors.internal():            # before it gives up anything
+                storage.check_class(instance.uuid, _wanted(instance))
             with contextlib.suppress(nova_exception.InstanceNotFound):
                 snapshot_module.forget_suspended(self._host.get_guest(instance)._domain)
             if instance.vm_state not in (vm_states.RESIZED, vm_states.ERROR):

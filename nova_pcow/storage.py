@@ -287,12 +287,29 @@ def _not_there(uuid: str, role: str) -> ServerStorageError:
         'mount the pool that has it'))
 
 
+def check_class(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
+    """Make sure that a server still has the class that its flavor requires: a pool can come back mounted without DAX, or copied.
+
+    :raises ServerStorageError:
+    """
+    if not wanted.required_traits:
+        return
+    for item in find(uuid):
+        missing = wanted.required_traits - inventory.traits(item.pool)
+        if missing:
+            raise ServerStorageError(reason=(
+                f'the pool {item.pool.name} has not {", ".join(sorted(missing))} now, which the flavor of the server requires: '
+                f'what its guest flushes would not be kept as promised. Its data are there: mount {item.pool.path} as it was '
+                '("pcowctl doctor" helps), and start it then'))
+
+
 def nvdimms(uuid: str, wanted: flavor_module.PcowFlavor) -> list[libvirt_xml.Nvdimm]:
     """The devices of a server for its domain, the root first.
 
-    :raises ServerStorageError: as :func:`check_complete`
+    :raises ServerStorageError: as :func:`check_complete` and :func:`check_class`
     """
     check_complete(uuid, wanted)
+    check_class(uuid, wanted)
     return [nvdimm(item.path, item.pool, item.alias) for item in find(uuid)]
 
 

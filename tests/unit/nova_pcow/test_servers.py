@@ -11,9 +11,11 @@ from nova import exception as nova_exception
 from nova import objects
 from nova.tests.fixtures.libvirt import libvirtError
 from nova.tests.functional.api import client
+from nova.virt.libvirt import driver as libvirt_driver
 from nova.virt.libvirt import guest
 
 from nova_pcow import conf as nova_conf
+from pcow_driver import conf
 from pcow_driver import device
 from pcow_driver import image
 from pcow_driver import libvirt_xml
@@ -103,6 +105,22 @@ class CreateTest(base.ServersTestCase):
         error = self.assertRaises(nova_exception.InternalError, driver._cleanup_resize, context.get_admin_context(), instance, [])
         self.assertIn(f'{root} was copied to the new host', str(error))
         self.assertRaises(nova_exception.InstanceNotFound, driver._host.get_guest, instance)
+
+    def test_pool_that_has_lost_its_class(self) -> None:
+        """A server that was promised persistent memory is not started without."""
+        conf.CONF.set_override('protect_templates', False, 'pcow')
+        self.addCleanup(conf.CONF.clear_override, 'protect_templates', 'pcow')
+        required = str(self._create_flavor(disk=1, extra_spec={
+            'pcow:root': 'true', 'resources:CUSTOM_PCOW_MB': '1024', 'trait:CUSTOM_PCOW_PMEM': 'required'}))
+        with mock.patch('pcow_driver.image.probe', return_value='pmem'):
+            self._run_periodics()
+            server = self.boot(required)
+        driver, admin = self.computes['compute1'].driver, context.get_admin_context()
+        instance = objects.Instance.get_by_uuid(admin, server['id'], expected_attrs=['flavor', 'system_metadata'])
+        with mock.patch.object(libvirt_driver.LibvirtDriver, '_hard_reboot') as hard_reboot:
+            error = self.assertRaises(nova_exception.InternalError, driver._hard_reboot, admin, instance, [], [])
+        self.assertIn('the pool fast has not CUSTOM_PCOW_PMEM now, which the flavor of the server requires', str(error))
+        hard_reboot.assert_not_called()
 
     def test_delete_while_the_pool_is_not_there(self) -> None:
         """The server goes; what it had in the pool goes when the pool is back."""
