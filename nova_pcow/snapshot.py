@@ -68,6 +68,22 @@ def _libvirt() -> Any:
     return importlib.import_module('libvirt')
 
 
+class SuspendRefused(exception.PcowError):
+    msg_fmt = ('the disk %(disk)s takes no snapshot, and the state of a suspended server is one of all its disks: detach it '
+               'first, or stop the server instead (openstack server stop)')
+
+
+def _check_disks(virtual_domain: Any) -> None:
+    """:raises SuspendRefused: libvirt would refuse it, after what is there of an earlier suspension was given up"""
+    for item in libvirt_xml.parse(virtual_domain.XMLDesc(0)).findall('devices/disk'):
+        if item.find('source') is None or item.find('readonly') is not None:
+            continue
+        driver, target = item.find('driver'), item.find('target')
+        kind = 'raw' if driver is None else driver.get('type', 'raw')
+        if kind != 'qcow2':
+            raise SuspendRefused(disk=f'{"" if target is None else target.get("dev")} ({kind})')
+
+
 def suspend(virtual_domain: Any, found: domain.Domain) -> None:
     """Save RAM and devices beside what lies in the images, and end the guest, in one step of libvirt.
 
@@ -76,8 +92,9 @@ def suspend(virtual_domain: Any, found: domain.Domain) -> None:
     :param virtual_domain: virDomain
     :param found: the same
     :raises libvirtError:
-    :raises PcowError: what an earlier one has left in an image cannot be deleted
+    :raises PcowError: a disk of it takes no snapshot, or what an earlier one has left in an image cannot be deleted
     """
+    _check_disks(virtual_domain)
     libvirt = _libvirt()
     forget_suspended(virtual_domain)
     for item in found.images():                # QEMU refuses a snapshot for one of the same name in any image

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import re
 from typing import Any
 from unittest import mock
 
@@ -25,9 +26,13 @@ class Suspended(test_domain.RecordedDomain):
         super().__init__(paths, active=False)
         self.snapshots = [mock.Mock(getName=lambda: left)]
         self.snapshots[0].delete.side_effect = lambda _flags=0: self.snapshots.clear()
+        self.disks = ''
 
     def listAllSnapshots(self) -> list[Any]:  # noqa: N802
         return list(self.snapshots)
+
+    def XMLDesc(self, flags: int) -> str:  # noqa: N802
+        return super().XMLDesc(flags).replace('<devices>', f'<devices>{self.disks}')
 
     def snapshotCreateXML(self, _xml: str, _flags: int) -> None:  # noqa: N802
         self.calls.append('create')
@@ -89,3 +94,24 @@ class SuspendedTest(base.TestCase):
         refused = exception.QmpFailed(command='x', error_class='y', description='no')
         with mock.patch.object(domain.Domain, 'snapshot_delete', side_effect=refused):
             self.assertRaises(exception.QmpFailed, snapshot.suspend, running, domain.Domain(running, 'x'))
+
+    def test_disk_without_snapshots(self) -> None:
+        """libvirt would refuse it late and in its own words; nothing is changed."""
+        running = Suspended(self.paths)
+        running.active = True
+        carrier = '<disk device="disk"><driver name="qemu" type="qcow2"/><source file="/i/disk"/><target dev="vda"/></disk>'
+        cdrom = ('<disk device="cdrom"><driver type="raw"/><source file="/i/disk.config"/><target dev="sda"/><readonly/></disk>'
+                 '<disk device="cdrom"><target dev="sdb"/></disk>')
+        raw = '<driver type="raw"/><source dev="/dev/sdx"/>'
+        for disk, words in ((f'<disk type="block" device="disk">{raw}<target dev="vdb"/></disk>', 'vdb (raw)'),
+                            (f'<disk type="network" device="lun">{raw}<target dev="vdc"/></disk>', 'vdc (raw)'),
+                            ('<disk><source file="/i/disk.config"/><target dev="vdz"/></disk>', 'vdz (raw)')):
+            running.disks = carrier + disk + cdrom
+            with self.assertRaisesRegex(exception.PcowError, re.escape(f'the disk {words} takes no snapshot')):
+                snapshot.suspend(running, domain.Domain(running, 'x'))
+        self.assertEqual((1, []), (len(running.snapshots), running.calls))
+        running.disks = carrier + cdrom
+        image.snapshot_delete(self.paths[0], reserved.SUSPENDED)
+        image.snapshot_delete(self.paths[1], reserved.SUSPENDED)
+        snapshot.suspend(running, domain.Domain(running, 'x'))
+        self.assertEqual(['create'], running.calls)
