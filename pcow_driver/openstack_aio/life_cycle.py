@@ -185,10 +185,8 @@ class LifeCycle:
         else:
             words = self.server.fault()
         status = str(self.server.show()['status'])
-        if status not in ('ACTIVE', 'ERROR'):
-            raise servers.ServerFailed(reason=f'a smaller flavor is not refused: status {status}')
-        if status == 'ERROR':                  # Nova's way to say it when it finds out late; the server itself runs on
-            self.server.act('os-resetState', {'state': 'active'})
+        if status != 'ACTIVE':
+            raise servers.ServerFailed(reason=f'a smaller flavor is not refused, or the server does not go on: status {status}')
         self._went_on(before)
         raise Refused(reason=words)
 
