@@ -60,6 +60,7 @@ class PcowLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
     def __init__(self, virtapi: Any, read_only: bool = False) -> None:
         super().__init__(virtapi, read_only)
         self._emulator = emulator.Emulator()
+        self._had_emulator = True
         self._lost_claims = rebuild_module.LostClaims()
         self._older: dict[str, frozenset[str]] = {}    # by server that is spawned: roles whose images were there
 
@@ -78,9 +79,20 @@ class PcowLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
 
     def update_provider_tree(self, provider_tree: Any, nodename: str, allocations: Any = None) -> None:
         super().update_provider_tree(provider_tree, nodename, allocations)
-        inventory.update_provider_tree(provider_tree, nodename)
+        inventory.update_provider_tree(provider_tree, nodename, takes_servers=self._has_emulator())
         self.provider_tree = copy.deepcopy(provider_tree)
         self._lost_claims.put_back(self._service_host)
+
+    def _has_emulator(self) -> bool:
+        """One warning each time that it goes."""
+        had, self._had_emulator = self._had_emulator, True
+        try:
+            self._emulator.path()
+        except exception.PcowError as e:
+            self._had_emulator = False
+            if had:
+                LOG.warning('The pools of this host take no servers: %s', e)
+        return self._had_emulator
 
     def manage_image_cache(self, context: Any, all_instances: Any) -> None:
         super().manage_image_cache(context, all_instances)

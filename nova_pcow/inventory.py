@@ -100,14 +100,16 @@ def provider_name(nodename: str, pool: str) -> str:
     return f'{nodename}_pcow_{pool}'
 
 
-def update_provider_tree(tree: Any, nodename: str) -> None:
+def update_provider_tree(tree: Any, nodename: str, *, takes_servers: bool) -> None:
     """Tell placement (nova.compute.provider_tree.ProviderTree) what the pools have now.
 
     A pool that is not there for the moment, or was taken out of the configuration, keeps its provider, because servers may be
     on it, and takes no more.
+
+    :param takes_servers: False: so it is with all of them
     """
     offered = set()
-    for pool in pools():
+    for pool in pools() if takes_servers else ():
         try:
             found = offer(pool)
         except exception.PcowError as e:

@@ -17,6 +17,7 @@ from pcow_driver import tool
 from pcow_driver.openstack_aio import allinone
 from pcow_driver.openstack_aio import guest
 from pcow_driver.openstack_aio import pools
+from pcow_driver.openstack_aio import servers
 from pcow_driver.openstack_aio import settings as settings_module
 
 _SERVER = 'server-'                            # what the names of servers' images begin with
@@ -116,6 +117,15 @@ class Hosts:
             yield
         finally:
             self._on_node1('umount', '--lazy', path)
+            self._restart_compute()                    # else it tells placement within a minute that it takes servers again
+            servers.wait('offer of the pool', lambda: True if self._offers_pool() else None)
+
+    def _offers_pool(self) -> bool:
+        """Whether placement would put servers into the first node's pool."""
+        call, name = self._machine.api.call, f'{settings_module.NODE1.name}_pcow_{pools.NOVA}'
+        (found,) = call('placement', 'GET', f'/resource_providers?name={name}')['resource_providers']
+        inventory = call('placement', 'GET', f'/resource_providers/{found["uuid"]}/inventories')['inventories']['CUSTOM_PCOW_MB']
+        return bool(inventory['reserved'] < inventory['total'])
 
     @contextlib.contextmanager
     def nova_option(self, group: str, name: str, value: str) -> Iterator[None]:

@@ -242,6 +242,23 @@ class InventoryTest(base.ServersTestCase):
         server = self.boot(self.make_flavor(root='true'), 'ERROR')
         self.assertIn('No valid host', self.fault(server))
 
+    def test_host_without_emulator_takes_nothing(self) -> None:
+        """It would refuse what is scheduled to it; the claims of its servers stay."""
+        self.start()
+        server = self.boot(self.make_flavor(root='true'))
+        before, working = self.claims(server), (self.directory / 'qemu').read_text()
+        (self.directory / 'qemu').write_text('#!/bin/sh\necho "  mem-path=<string>"\n')
+        with self.assertLogs('nova_pcow.driver', 'WARNING') as logs:
+            self._run_periodics()
+            self._run_periodics()
+        self.assertEqual(1, len([line for line in logs.output if 'has no pcow backend' in line]))
+        found = self.inventory('fast')
+        self.assertEqual((found['total'], before), (found['reserved'], self.claims(server)))
+        self.assertIn('No valid host', self.fault(self.boot(self.make_flavor(root='true'), 'ERROR')))
+        (self.directory / 'qemu').write_text(working)
+        self._run_periodics()
+        self.assertEqual(0, self.inventory('fast')['reserved'])
+
     def test_images_of_others_are_reserved(self) -> None:
         registry.PoolRegistry().set('fast', overcommit=2)
         device.create(self.pool, 'volume-1', 512 * units.MIB)
