@@ -24,6 +24,7 @@ from nova.virt.libvirt import utils as libvirt_utils
 from oslo_log import log as logging
 from oslo_utils import excutils
 
+from nova_pcow import claims
 from nova_pcow import config
 from nova_pcow import emulator
 from nova_pcow import errors
@@ -61,7 +62,7 @@ class PcowLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         super().__init__(virtapi, read_only)
         self._emulator = emulator.Emulator()
         self._had_emulator = True
-        self._lost_claims = rebuild_module.LostClaims()
+        self._lost_claims = claims.LostClaims()
         self._older: dict[str, frozenset[str]] = {}    # by server that is spawned: roles whose images were there
 
     # ---- the host ------------------------------------------------------------------------------------------------
@@ -104,6 +105,7 @@ class PcowLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
 
     def spawn(self, context: Any, instance: Any, image_meta: Any, injected_files: Any, admin_password: Any, allocations: Any,
               network_info: Any = None, block_device_info: Any = None, power_on: bool = True, accel_info: Any = None) -> None:
+        allocations = allocations or self._lost_claims.noted(instance)
         arguments = (context, instance, image_meta, injected_files, admin_password, allocations, network_info, block_device_info,
                      power_on, accel_info)
         if not _uses_pcow(instance):
@@ -180,8 +182,10 @@ class PcowLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
             ``destroy`` and ``spawn`` (nova.virt.driver.ComputeDriver.rebuild).
         """
         if _uses_pcow(instance) and not evacuate:
+            self._lost_claims.note(instance, allocations)      # to be able to begin anew once more, if this fails later
             try:
                 with errors.refuse_rebuild(instance):
+                    allocations = self._lost_claims.check(context, instance, allocations)
                     wanted = _wanted(instance)
                     self._emulator.path()
                     source = self._checked_source(context, instance, wanted, block_device_info)
@@ -190,7 +194,6 @@ class PcowLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
             except nova_exception.InstanceFaultRollback:
                 with excutils.save_and_reraise_exception():
                     rebuild_module.put_back_image(instance)
-                    self._lost_claims.note(instance, allocations)
         raise NotImplementedError
 
     def _create_and_inject_local_root(self, context: Any, instance: Any, disk_mapping: Any, booted_from_volume: bool, suffix: str,

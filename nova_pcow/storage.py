@@ -284,7 +284,7 @@ def root(uuid: str) -> ServerImage:
 def _not_there(uuid: str, role: str) -> ServerStorageError:
     return ServerStorageError(reason=(
         f'the image {image_name(uuid, role)} is in none of the pools {", ".join(nova_conf.CONF.nova_pcow.pools)} of this host: '
-        'mount the pool that has it'))
+        'mount the pool that has it, or, if a rebuild failed and left none, rebuild the server'))
 
 
 def check_class(uuid: str, wanted: flavor_module.PcowFlavor) -> None:

@@ -94,6 +94,63 @@ class RebuildTest(base.ServersTestCase):
         device.create_on(self.pool, 'fork', Path(self.paths[0]).stem, base_snapshot='s')
         self.check_refused('because something stands on it (fork)')
 
+    def break_rebuild(self) -> None:
+        """When all that the server had is deleted."""
+        with mock.patch('nova.virt.libvirt.guest.Guest.launch', side_effect=nova_exception.InternalError('no such luck')):
+            self.rebuild()
+        self.assertEqual('ERROR', self.server['status'])
+        self.assertEqual([], self.images())
+
+    def test_rebuild_of_what_could_not_be_rebuilt(self) -> None:
+        self.break_rebuild()
+        self._run_periodics()
+        self.assertEqual(self.before_claims, self.claims(self.server))
+        self.test_begins_anew()
+        self._run_periodics()
+        self.assertEqual(self.before_claims, self.claims(self.server))
+        self.assertEqual({}, self.noted())
+        instance = objects.Instance.get_by_uuid(context.get_admin_context(), self.server['id'])
+        self.assertEqual([], [key for key in instance.system_metadata if key.startswith('pcow-claim')])
+
+    def break_rebuild_and_claim(self) -> None:
+        """As :meth:`break_rebuild`, and it is not back yet, because placement is away."""
+        with mock.patch.object(report.SchedulerReportClient, 'put_allocations',
+                               side_effect=nova_exception.PlacementAPIConnectFailure):
+            self.break_rebuild()
+        self.assertEqual({}, self.claims(self.server))
+
+    def test_rebuild_at_once_of_what_could_not_be_rebuilt(self) -> None:
+        self.break_rebuild_and_claim()
+        self.test_begins_anew()
+        self.assertEqual(self.before_claims, self.claims(self.server))
+
+    def test_claim_that_another_has_taken(self) -> None:
+        self.break_rebuild_and_claim()
+        with mock.patch.object(report.SchedulerReportClient, 'put_allocations', return_value=False):
+            self.assertIn('which does not give it back', self.rebuild())
+        self.assertEqual({}, self.claims(self.server))
+        self.test_begins_anew()
+        self.assertEqual(self.before_claims, self.claims(self.server))
+
+    def test_claim_that_was_lost_before_a_restart(self) -> None:
+        self.break_rebuild_and_claim()
+        self.restart_compute_service('compute1')
+        self._run_periodics()
+        self.assertEqual(self.before_claims, self.claims(self.server))
+        self.test_begins_anew()
+
+    def test_reboot_of_what_could_not_be_rebuilt(self) -> None:
+        self.break_rebuild()
+        with contextlib.suppress(client.OpenStackApiException):
+            self.api.post_server_action(self.server['id'], {'reboot': {'type': 'HARD'}})
+        self._wait_for_server_parameter(self.server, {'OS-EXT-STS:task_state': None})
+        self.assertIn('rebuild the server', self.fault(self.server))
+        self.assertEqual(_OTHER, self.api.get_server(self.server['id'])['image']['id'])       # what it is to begin anew with
+        self.test_begins_anew()
+
+    def noted(self) -> Any:
+        return self.computes['compute1'].driver._lost_claims._noted
+
     def test_claim_that_comes_back_later(self) -> None:
         """While placement is away, or something else is being done with the server."""
         self.glance.images[_OTHER]['disk_format'] = 'vmdk'
