@@ -174,7 +174,7 @@ class PcowLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
             lambda path: virt_images.fetch(context, image_id, path, instance.trusted_certs))
 
     def rebuild(self, context: Any, instance: Any, *_args: Any, allocations: Any = None, evacuate: bool = False,
-                block_device_info: Any = None, **_kwargs: Any) -> None:
+                block_device_info: Any = None, preserve_ephemeral: bool = False, **_kwargs: Any) -> None:
         """Nova's own rebuild deletes all the server has before it finds out what cannot be: find that out first.
 
         :raises InstanceFaultRollback: it cannot be; the server goes on
@@ -185,6 +185,9 @@ class PcowLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
             self._lost_claims.note(instance, allocations)      # to be able to begin anew once more, if this fails later
             try:
                 with errors.refuse_rebuild(instance):
+                    if preserve_ephemeral:
+                        raise storage.ServerStorageError(reason=(
+                            'the server has persistent memory, and nothing of it outlives a rebuild: leave preserve_ephemeral out'))
                     allocations = self._lost_claims.check(context, instance, allocations)
                     wanted = _wanted(instance)
                     self._emulator.path()

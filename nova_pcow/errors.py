@@ -58,13 +58,13 @@ def refuse_evacuation() -> Iterator[None]:
 
 @contextlib.contextmanager
 def refuse_rebuild(instance: Any) -> Iterator[None]:
-    """The server goes on as it was.
+    """The server goes on as it was: nothing has been changed, whoever says that it cannot be.
 
     :raises InstanceFaultRollback:
     """
     try:
         yield
-    except exception.PcowError as e:
+    except (exception.PcowError, nova_exception.NovaException, OSError) as e:
         raise nova_exception.InstanceFaultRollback(
             nova_exception.BuildAbortException(instance_uuid=instance.uuid, reason=str(e))) from e
 

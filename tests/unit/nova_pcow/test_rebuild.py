@@ -45,16 +45,16 @@ class RebuildTest(base.ServersTestCase):
         return (found.image_ref, found.kernel_id, found.ramdisk_id, found.os_type, found.architecture, found.vm_mode, properties,
                 found.host, found.vm_state)
 
-    def rebuild(self) -> str:
+    def rebuild(self, **arguments: Any) -> str:
         """The words of a refusal, if it was refused."""
         with contextlib.suppress(client.OpenStackApiException):      # casts are calls here: the API hears what compute raises
-            self.api.post_server_action(self.server['id'], {'rebuild': {'imageRef': _OTHER}})
+            self.api.post_server_action(self.server['id'], {'rebuild': {'imageRef': _OTHER} | arguments})
         self.server = self._wait_for_server_parameter(self.server, {'OS-EXT-STS:task_state': None})
         found = self.api.get_instance_actions(self.server['id'])[0]
         return json.dumps(self.api.api_get(f'/servers/{self.server["id"]}/os-instance-actions/{found["request_id"]}').body)
 
-    def check_refused(self, words: str) -> None:
-        self.assertIn(words, self.rebuild())
+    def check_refused(self, words: str, **arguments: Any) -> None:
+        self.assertIn(words, self.rebuild(**arguments))
         self.assertEqual('ACTIVE', self.server['status'])
         self.assertEqual(self.uuids, self.find_uuids())
         self.assertEqual(self.before, self.instance())
@@ -93,6 +93,17 @@ class RebuildTest(base.ServersTestCase):
         image.snapshot_create(self.paths[0], 's')
         device.create_on(self.pool, 'fork', Path(self.paths[0]).stem, base_snapshot='s')
         self.check_refused('because something stands on it (fork)')
+
+    def test_image_that_glance_does_not_give(self) -> None:
+        driver = self.computes['compute1'].driver
+        error = nova_exception.ImageNotAuthorized(image_id=_OTHER)
+        with mock.patch.object(driver._image_api, 'get', side_effect=error):
+            self.check_refused('Not authorized for image')
+        self.source.unlink()                   # what fetches it has an OSError then, as of a file system that is full
+        self.check_refused('No such file or directory')
+
+    def test_preserve_ephemeral(self) -> None:
+        self.check_refused('nothing of it outlives a rebuild', preserve_ephemeral=True)
 
     def break_rebuild(self) -> None:
         """When all that the server had is deleted."""
