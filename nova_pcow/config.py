@@ -9,6 +9,7 @@ from lxml import etree
 from nova.virt.libvirt import config as vconfig
 
 from nova_pcow import conf
+from pcow_driver import exception
 from pcow_driver import libvirt_xml
 from pcow_driver import units
 
@@ -70,8 +71,18 @@ def add_memory_devices(guest: Any, devices: list[MemoryDevice]) -> None:
         guest.cpu.numa.cells.append(cell)
 
 
+class KernelMissing(exception.PcowError):
+    msg_fmt = ('the server has no kernel, and firmware cannot boot from persistent memory: rebuild it with an image that has the '
+               'properties kernel_id and ramdisk_id')
+
+
 def boot_from_pmem(guest: Any, image_meta: Any) -> None:
-    """Let the kernel find its root in persistent memory, unless the image says what its command line is."""
+    """Let the kernel find its root in persistent memory, unless the image says what its command line is.
+
+    :raises KernelMissing:
+    """
+    if not guest.os_kernel:
+        raise KernelMissing()
     if not image_meta.properties.get('os_command_line'):
         _root, _space, rest = guest.os_cmdline.partition(' ')
         guest.os_cmdline = f'{PMEM_CMDLINE} {rest}'

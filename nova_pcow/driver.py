@@ -117,6 +117,9 @@ class PcowLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
             if instance.host == self._service_host:    # an evacuated server's is another still, and goes on with its images
                 storage.check_none(instance.uuid)
             made = self._create_images(context, instance, allocations, block_device_info)
+            if instance.task_state == task_states.REBUILD_SPAWNING:
+                rebuild_module.keep_image(instance)
+                instance.save()                # a service that is killed from here on leaves the new root
             try:
                 super().spawn(*arguments)
             except Exception:
@@ -196,7 +199,7 @@ class PcowLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
                     storage.prepare_rebuild(instance.uuid, wanted, pool, source)
             except nova_exception.InstanceFaultRollback:
                 with excutils.save_and_reraise_exception():
-                    rebuild_module.put_back_image(instance)
+                    rebuild_module.put_back_image(context, instance)
         raise NotImplementedError
 
     def _create_and_inject_local_root(self, context: Any, instance: Any, disk_mapping: Any, booted_from_volume: bool, suffix: str,
@@ -262,8 +265,8 @@ class PcowLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
             devices = [config.MemoryDevice(item) for item in storage.nvdimms(instance.uuid, wanted)]
             config.add_memory_devices(guest, devices)
             guest.add_device(config.Emulator(self._emulator.path()))
-        if wanted.root and not rescue:
-            config.boot_from_pmem(guest, image_meta)
+            if wanted.root and not rescue:
+                config.boot_from_pmem(guest, image_meta)
         return guest
 
     def _hard_reboot(self, context: Any, instance: Any, network_info: Any, share_info: Any, block_device_info: Any = None,
@@ -271,6 +274,8 @@ class PcowLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         if _uses_pcow(instance):
             with errors.internal():            # before it gives up anything
                 storage.check_class(instance.uuid, _wanted(instance))
+            if rebuild_module.is_rebuilt(instance) and storage.ROOT in (item.role for item in storage.find(instance.uuid)):
+                rebuild_module.put_back_image(context, instance)       # no host was found for the rebuild: the root is the old one
             with contextlib.suppress(nova_exception.InstanceNotFound):
                 snapshot_module.forget_suspended(self._host.get_guest(instance)._domain)
             if instance.vm_state not in (vm_states.RESIZED, vm_states.ERROR):
