@@ -253,8 +253,7 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
 
     def _update_volume_stats(self) -> None:
         with errors.translated():
-            pools = [stats.of_pool(pool, volume_utils.extract_host(self.host, 'host'), self.configuration)
-                     for pool in self.backend.pools()]
+            pools = stats.of_pools(self.backend.pools(), volume_utils.extract_host(self.host, 'host'), self.configuration)
         for pool in pools:
             pool.update(filter_function=self.get_filter_function(), goodness_function=self.get_goodness_function(),
                         pcow_migration_address=self.configuration.pcow_migration_address or cfg.CONF.my_ip)

@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from cinder.volume import volume_utils
+from oslo_log import log as logging
 
 from pcow_driver import capacity
+from pcow_driver import exception
 from pcow_driver import pool as pool_module
 from pcow_driver import units
+
+LOG = logging.getLogger(__name__)
 
 PROTOCOL = 'pcow'
 VENDOR = 'pcow'
@@ -21,10 +26,24 @@ def location_info(hostname: str, pool: pool_module.Pool) -> str:
     return f'{LOCATION}:{hostname}:{pool.uuid}:{pool.name}'
 
 
+def of_pools(pools: Iterable[pool_module.Pool], hostname: str, configuration: Any) -> list[dict[str, Any]]:
+    """As :func:`of_pool`, of those that can be looked at; why one cannot is logged."""
+    found = []
+    for pool in pools:
+        try:
+            found.append(of_pool(pool, hostname, configuration))
+        except (exception.PcowError, OSError) as e:
+            LOG.error('Pool %s takes no volumes for now: %s', pool.name, e)
+    return found
+
+
 def of_pool(pool: pool_module.Pool, hostname: str, configuration: Any) -> dict[str, Any]:
     """Capabilities of one pool; capacities in GiB.
 
     What "pcowctl pool set" says of over-commit and reserve counts before cinder.conf.
+
+    :raises PcowError: it cannot be looked at
+    :raises OSError: the same
     """
     usage = capacity.usage(pool, with_shared=False)
     ratio = pool.settings.overcommit or volume_utils.get_max_over_subscription_ratio(
@@ -32,7 +51,7 @@ def of_pool(pool: pool_module.Pool, hostname: str, configuration: Any) -> dict[s
     return {
         'pool_name': pool.name,
         'total_capacity_gb': round(usage.total / units.GIB, 2),
-        'free_capacity_gb': 0 if pool.settings.draining else round(usage.free / units.GIB, 2),
+        'free_capacity_gb': 0 if pool.settings.draining or usage.read_only else round(usage.free / units.GIB, 2),
         'provisioned_capacity_gb': round(usage.promised / units.GIB, 2),
         'allocated_capacity_gb': round(usage.allocated / units.GIB, 2),
         'max_over_subscription_ratio': ratio,

@@ -109,7 +109,12 @@ class Volumes:
             device.grow(path, volume.size * units.GIB)     # it may have been extended since
 
     def collect(self) -> None:
-        """Complete what a service that died left: deletions, and what was being read."""
+        """Complete what a service that died left: deletions, and what was being read.  What cannot be completed now is logged: it
+        is no reason for not serving the other pools.
+        """
         for pool in self.backend.pools():
-            frozen.collect(pool)
-            removal.collect(pool)
+            try:
+                frozen.collect(pool)
+                removal.collect(pool)
+            except (exception.PcowError, OSError) as e:
+                LOG.warning('What a service that died left in pool %s stays for now: %s', pool.name, e)

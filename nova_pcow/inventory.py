@@ -112,7 +112,7 @@ def update_provider_tree(tree: Any, nodename: str, *, takes_servers: bool) -> No
     for pool in pools() if takes_servers else ():
         try:
             found = offer(pool)
-        except exception.PcowError as e:
+        except (exception.PcowError, OSError) as e:
             LOG.error('The pool %s takes no servers: %s', pool.name, e)
             continue
         provider = provider_name(nodename, pool.name)

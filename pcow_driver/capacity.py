@@ -41,6 +41,7 @@ class PoolUsage:
     limit: int | None                  # what may be promised in all; None: no limit
     state: State
     reason: str                        # of the state
+    read_only: bool = False
 
     @property
     def promised(self) -> int:
@@ -88,11 +89,9 @@ def usage(pool: pool_module.Pool, *, with_shared: bool = True) -> PoolUsage:
         else:
             found.append(one)
     state, reason = judge(capacity, settings)
-    if os.statvfs(pool.path).f_flag & os.ST_RDONLY:
-        state, reason = State.CRITICAL, f'{pool.path} is read-only (dmesg says why, if nobody mounted it so): guests cannot write'
     return PoolUsage(name=pool.name, total=capacity.total, free=capacity.free, kept_free=settings.kept_free(capacity.total),
                      images=tuple(found), unreadable=tuple(unreadable), limit=settings.limit(capacity.total),
-                     state=state, reason=reason)
+                     state=state, reason=reason, read_only=capacity.read_only)
 
 
 _STATE, _STATE_HELP = 'pcow_pool_state', '0 ok, 1 low on space, 2 critically low or read-only, 3 it cannot be looked at.'

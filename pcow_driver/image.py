@@ -291,6 +291,9 @@ def unseal(path: str) -> None:
     _run('unseal', path)
 
 
-def probe(directory: str) -> str:
-    """Persistence class of a directory: ``volatile``, ``page-cache`` or ``pmem``."""
-    return model.Reader(_json('probe', os.path.abspath(directory)), 'probe').persistence()
+def probe(path: str) -> str:
+    """Persistence class of a directory, in which a file can be made, or of a file: ``volatile``, ``page-cache`` or ``pmem``.
+
+    :raises ToolFailed:
+    """
+    return model.Reader(_json('probe', os.path.abspath(path)), 'probe').persistence()

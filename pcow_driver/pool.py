@@ -53,6 +53,7 @@ class Capacity:
 
     total: int
     free: int                      # for this user
+    read_only: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,8 +117,15 @@ class Pool:
             yield
 
     def persistence(self) -> str:
-        """What survives: ``volatile``, ``page-cache`` or ``pmem``, as the file system was found to behave."""
-        return image.probe(self.path)
+        """What survives: ``volatile``, ``page-cache`` or ``pmem``, as the file system was found to behave.
+
+        :raises ToolFailed: not even the marker can be opened
+        """
+        try:
+            return image.probe(self.path)
+        except exception.ToolFailed:
+            # A file is made for that, which a read-only or full file system refuses; then one tells that is there already.
+            return image.probe(os.path.join(self.path, MARKER))
 
     def has_lost_pmem(self) -> bool:
         """What guests flush was durable when the pool was made, and is no longer: mounted without DAX, or copied."""
@@ -125,7 +133,8 @@ class Pool:
 
     def capacity(self) -> Capacity:
         status = os.statvfs(self.path)
-        return Capacity(total=status.f_blocks * status.f_frsize, free=status.f_bavail * status.f_frsize)
+        return Capacity(total=status.f_blocks * status.f_frsize, free=status.f_bavail * status.f_frsize,
+                        read_only=bool(status.f_flag & os.ST_RDONLY))
 
     def entries(self) -> list[str]:
         """Names of all files but the marker and what the file system itself keeps in its root."""

@@ -138,7 +138,7 @@ def _collect(pool: pool_module.Pool, mark: Mark) -> str | None:
             gone, base = _delete_image(pool, mark.image)
             return base if gone else None
         _delete_snapshot(pool, mark.image, mark.snapshot)
-    except exception.PcowError as e:
+    except (exception.PcowError, OSError) as e:        # OSError: read-only for instance
         LOG.warning('%s: %s is deleted and stays for now: %s', pool.path, mark, e)
     return None
 

@@ -22,7 +22,9 @@ class State(enum.IntEnum):
 
 
 def judge(capacity: pool_module.Capacity, settings: pool_module.Settings) -> tuple[State, str]:
-    """Whether the space that is left is enough, and the sentence that says so."""
+    """Whether the space that is left is enough, and can be used, and the sentence that says so."""
+    if capacity.read_only:
+        return State.CRITICAL, 'its file system is read-only (dmesg says why, if nobody mounted it so): guests cannot write'
     percent = 100 * capacity.free / max(capacity.total, 1)
     text = f'{units.format_size(capacity.free)} of {units.format_size(capacity.total)} free ({percent:.1f} %)'
     if percent < settings.critical:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pools of a backend: what the scheduler is told, what happens when one is missing or full, and what is refused."""
 
+import errno
 import os
 import subprocess
 from typing import Any
@@ -10,6 +11,8 @@ from cinder import exception
 from cinder.volume import qos_specs
 from cinder.volume import volume_types
 
+from cinder_pcow import driver
+from pcow_driver import pool as pool_module
 from pcow_driver import registry
 from pcow_driver import units
 from tests.unit.cinder_pcow import base
@@ -84,8 +87,8 @@ class MissingPoolTest(base.PcowTestCase):
             self.assertFalse(self.manager.is_working())
 
 
-class FullPoolTest(base.PcowTestCase):
-    """A pool on a file system of its own, filled to the last block before each operation."""
+class OwnFileSystemCase(base.PcowTestCase):
+    """With the pool ``small`` on a file system of its own."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -94,6 +97,53 @@ class FullPoolTest(base.PcowTestCase):
         subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=64m', 'tmpfs', self.mount], check=True)
         self.addCleanup(subprocess.run, ['umount', '-l', self.mount], check=True)
         self.pools['small'] = registry.PoolRegistry().create('small', os.path.join(self.mount, 'pool'))
+
+
+class ReadOnlyPoolTest(OwnFileSystemCase):
+    """As ext4 is after an error."""
+
+    def read_only(self) -> None:
+        subprocess.run(['mount', '-o', 'remount,ro', self.mount], check=True)
+
+    def pools_of(self, made: driver.PcowDriver) -> dict[str, dict[str, Any]]:
+        return {pool['pool_name']: pool for pool in made.get_volume_stats(True)['pools']}
+
+    def test_it_offers_nothing_and_the_others_go_on(self) -> None:
+        volume = self.volume(pool='small')
+        self.read_only()
+        for pools in (self.pools_of(self.driver), self.pools_of(self.make_driver())):
+            self.assertEqual(['one', 'small', 'two'], sorted(pools))
+            self.assertEqual((0, 1, 'volatile'), tuple(
+                pools['small'][key] for key in ('free_capacity_gb', 'provisioned_capacity_gb', 'pcow_persistence')))
+            self.assertLess(0, pools['one']['free_capacity_gb'])
+        self.assertEqual('small', self.driver.get_pool(volume))
+
+    def test_the_service_starts_with_deletions_to_complete_in_it(self) -> None:
+        volume, clone = self.volume(pool='small'), self.record(pool='small')
+        self.driver.create_cloned_volume(clone, volume)
+        self.driver.delete_volume(volume)
+        os.unlink(self.path(clone, 'small'))
+        os.unlink(self.path(volume, 'small'))
+        self.read_only()
+        self.assertEqual(['one', 'small', 'two'], sorted(self.pools_of(self.make_driver())))
+        subprocess.run(['mount', '-o', 'remount,rw', self.mount], check=True)
+        self.make_driver()
+        self.assertEqual([], self.files('small'))
+
+    def test_one_that_cannot_be_looked_at_is_left_out(self) -> None:
+        capacity = pool_module.Pool.capacity
+
+        def broken(pool: pool_module.Pool) -> pool_module.Capacity:
+            if pool.name == 'small':
+                raise OSError(errno.EIO, 'Input/output error')
+            return capacity(pool)
+
+        with mock.patch.object(pool_module.Pool, 'capacity', broken):
+            self.assertEqual(['one', 'two'], sorted(self.pools_of(self.make_driver())))
+
+
+class FullPoolTest(OwnFileSystemCase):
+    """Filled to the last block before each operation."""
 
     def fill(self) -> None:
         with open(os.path.join(self.mount, 'filler'), 'wb', buffering=0) as f:

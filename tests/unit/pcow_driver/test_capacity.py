@@ -116,6 +116,7 @@ class StateTest(base.TestCase):
         usage = capacity.usage(found)
         self.assertEqual(capacity.State.CRITICAL, usage.state)
         self.assertIn('read-only', usage.reason)
+        self.assertIs(capacity.State.CRITICAL, capacity.judge(found.capacity(), found.settings)[0])
 
     def test_log(self) -> None:
         """Whoever makes an image in a pool that runs low has it in his log: Nova's and Cinder's services do."""

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pools with which something is wrong: what placement is told of them, and of the others."""
+
+import errno
+import os
+from pathlib import Path
+import subprocess
+from typing import Any
+import unittest
+from unittest import mock
+
+import fixtures
+from nova.compute import provider_tree
+from oslo_utils import uuidutils
+
+from nova_pcow import conf as nova_conf
+from nova_pcow import inventory
+from pcow_driver import conf
+from pcow_driver import pool as pool_module
+from pcow_driver import registry
+from tests.unit.nova_pcow import base
+
+
+class InventoryTest(fixtures.TestWithFixtures, unittest.TestCase):
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.directory = Path(self.useFixture(fixtures.TempDir()).path)
+        programs = Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin'))
+        for options, group, values in (
+                (conf.CONF, 'pcow', {'state_path': str(self.directory), 'pcow_img': str(programs / 'pcow-img')}),
+                (nova_conf.CONF, 'nova_pcow', {'pools': ['sick', 'well']})):
+            for name, value in values.items():
+                options.set_override(name, value, group)
+                self.addCleanup(options.clear_override, name, group)
+        for name in ('sick', 'well'):
+            path = self.directory / name
+            path.mkdir()
+            self.run_program('mount', '-t', 'tmpfs', '-o', 'size=64m', 'none', path)
+            self.addCleanup(self.run_program, 'umount', '-l', path)
+            registry.PoolRegistry().create(name, str(path))
+
+    @staticmethod
+    def run_program(*command: str | Path) -> None:
+        subprocess.run(command, check=True)
+
+    def told(self) -> dict[str, dict[str, Any]]:
+        """What placement knows of each pool."""
+        tree = provider_tree.ProviderTree()
+        tree.new_root('node', uuidutils.generate_uuid())
+        inventory.update_provider_tree(tree, 'node')
+        found = (tree.data(uuid) for uuid in tree.get_provider_uuids())
+        return {one.name: one.inventory['CUSTOM_PCOW_MB'] for one in found if one.name != 'node'}
+
+    def test_read_only(self) -> None:
+        """As ext4 is after an error."""
+        self.run_program('mount', '-o', 'remount,ro', self.directory / 'sick')
+        told = self.told()
+        self.assertEqual((64, 64), tuple(told['node_pcow_sick'][key] for key in ('total', 'reserved')))
+        self.assertEqual((64, 0), tuple(told['node_pcow_well'][key] for key in ('total', 'reserved')))
+
+    def test_it_cannot_be_looked_at(self) -> None:
+        capacity = pool_module.Pool.capacity
+
+        def broken(pool: pool_module.Pool) -> pool_module.Capacity:
+            if pool.name == 'sick':
+                raise OSError(errno.EIO, 'Input/output error')
+            return capacity(pool)
+
+        with mock.patch.object(pool_module.Pool, 'capacity', broken):
+            self.assertEqual(['node_pcow_well'], list(self.told()))
