@@ -120,7 +120,7 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
 
     def manage_existing(self, volume: Any, existing_ref: dict[str, str]) -> None:
         refusals.check_volume(volume)
-        self.existing.manage(volume, existing_ref, self._volumes_of_host())
+        self.existing.manage(volume, existing_ref)
 
     def manage_existing_get_size(self, volume: Any, existing_ref: dict[str, str]) -> int:
         return self.existing.size(volume, existing_ref)

@@ -11,8 +11,12 @@ import contextlib
 import os
 from typing import Any
 
+from cinder import context as cinder_context
 from cinder import exception as cinder_exception
+from cinder import objects
+from cinder.volume import volume_utils
 from oslo_log import log as logging
+from oslo_utils import uuidutils
 
 from cinder_pcow import errors
 from cinder_pcow import volumes as volumes_module
@@ -23,6 +27,7 @@ from pcow_driver import domain
 from pcow_driver import exception
 from pcow_driver import image
 from pcow_driver import model
+from pcow_driver import names
 from pcow_driver import pool as pool_module
 from pcow_driver import removal
 from pcow_driver import units
@@ -37,20 +42,16 @@ class Existing:
         self._volumes = volumes
         self._backend = volumes.backend
 
-    def manage(self, volume: Any, reference: dict[str, str], cinder_volumes: Any) -> None:
+    def manage(self, volume: Any, reference: dict[str, str]) -> None:
         """Give an image the name of the volume, and the whole GiB that Cinder counts it as.
-
-        Cinder's API compares the reference with ids only; it may name the pool as well, and a volume may have another's name.
-
-        :param cinder_volumes: all of the host
 
         :raises ManageExistingInvalidReference: there is no such image, or it cannot become a volume
         """
         with _reference(reference):
             pool, name = self._image(volume, reference)
-            for other in cinder_volumes:
-                if other.name == name and other.id != volume.id:
-                    raise exception.ImageInUse(path=pool.image_path(name), reason=f'it is the volume {other.id} already')
+            owner = _owner(name)
+            if owner not in (None, volume.id):
+                raise exception.ImageInUse(path=pool.image_path(name), reason=_already(owner))
             self._check_usable(pool, name, domain.all_images())
             size = _gib(device.window(pool.existing_path(name)).size)
             path = derive.rename(pool, name, volume.name)
@@ -75,17 +76,19 @@ class Existing:
 
     def _describe(self, pool: pool_module.Pool, item: pool_module.PoolImage, ids: dict[str, str],
                   attached_to_domains: frozenset[str] | exception.LibvirtFailed) -> dict[str, Any]:
-        reason, size = None, 0
+        reason, size, owner = None, 0, ids.get(item.name)
         try:
             size = _gib(device.window(item.path, force_share=True).size)
-            if item.name in ids:
+            if owner is not None:
                 reason = 'already managed'
+            elif (owner := _owner(item.name)) is not None:
+                reason = _already(owner)
             else:
                 self._check_usable(pool, item.name, attached_to_domains)
         except exception.PcowError as e:
             reason = str(e)
         return {'reference': {KEY: f'{pool.name}/{item.name}'}, 'size': size, 'safe_to_manage': reason is None,
-                'reason_not_safe': reason, 'cinder_id': ids.get(item.name), 'extra_info': None}
+                'reason_not_safe': reason, 'cinder_id': owner, 'extra_info': None}
 
     def manage_snapshot(self, snapshot: Any, reference: dict[str, str]) -> None:
         """Give a snapshot of the volume the name that Cinder knows it by.
@@ -137,6 +140,8 @@ class Existing:
     def _check_usable(pool: pool_module.Pool, name: str, attached_to_domains: frozenset[str] | exception.LibvirtFailed) -> None:
         """:param attached_to_domains: real paths; the error if libvirt does not tell: a domain that is off may have the image"""
         path = pool.existing_path(name)
+        if name.startswith(names.SERVER_PREFIX):       # also without a domain here: shelved, or of a host that has the pool as well
+            raise exception.ImageInUse(path=path, reason="it is Nova's, a disk of a server")
         if image.info(path).sealed:
             raise exception.IsATemplate(path=path)
         device.window(path)
@@ -147,6 +152,26 @@ class Existing:
             raise exception.ImageInUse(path=path, reason=f'it may be in the configuration of a domain: {attached_to_domains}')
         if os.path.realpath(path) in attached_to_domains:
             raise exception.ImageInUse(path=path, reason='it is in the configuration of a domain')
+
+
+def _owner(name: str) -> str | None:
+    """The ID of the volume, of whatever service, whose image has this name.
+
+    Cinder's API compares a reference with ids only; it may name the pool as well, other services may have the pool, and a volume
+    that Cinder has copied here goes on under its own ID on an image that was made for another.
+    """
+    uuid = volume_utils.extract_id_from_volume_name(name)
+    if not uuidutils.is_uuid_like(uuid):
+        return None
+    context = cinder_context.get_admin_context()
+    for field in ('_name_id', 'id'):
+        for volume in objects.VolumeList.get_all(context, filters={field: uuid}):
+            return str(volume.id)
+    return None
+
+
+def _already(volume_id: str | None) -> str:
+    return f'it is the volume {volume_id} already'
 
 
 def _describe_snapshot(volume: Any, path: str, snapshot: model.Snapshot, ids: dict[str, str]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from nova_pcow import flavor as flavor_module
 from pcow_driver import capacity
 from pcow_driver import dax
 from pcow_driver import exception
+from pcow_driver import names
 from pcow_driver import pool as pool_module
 from pcow_driver import registry
 from pcow_driver import units
@@ -22,7 +23,6 @@ LOG = logging.getLogger(__name__)
 
 NO_LIMIT_RATIO = 10000.0               # placement knows no ratio without limit
 _MAX_UNIT = 2**31 - 1
-SERVER_PREFIX = 'server-'
 
 
 class PlacementMismatch(exception.PcowError):
@@ -91,7 +91,7 @@ def _unclaimed(item: pool_module.PoolImage) -> int:
     """Bytes that are promised to an image and that no server claims: all of others, the DAX info block of a server's."""
     if item.info is None or item.info.sealed:
         return 0
-    if item.name.startswith(SERVER_PREFIX):
+    if item.name.startswith(names.SERVER_PREFIX):
         return dax.data_offset(item.info.virtual_size, dax.PageMap.RAM)
     return item.info.virtual_size
 

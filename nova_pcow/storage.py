@@ -71,7 +71,7 @@ def data_role(number: int) -> str:
 
 
 def image_name(uuid: str, role: str) -> str:
-    return f'{inventory.SERVER_PREFIX}{uuid}-{role}'
+    return f'{names.SERVER_PREFIX}{uuid}-{role}'
 
 
 def find(uuid: str) -> list[ServerImage]:

@@ -28,7 +28,7 @@ from pcow_driver import workspace
 LOG = logging.getLogger(__name__)
 
 _UNFINISHED = re.compile(r'\..*\.(part|partial)')      # what pcow-img and template build write before they rename it
-_SERVICE_PREFIXES = ('server-', 'volume-')     # Nova and Cinder know whether they need it, also without a domain here
+_SERVICE_PREFIXES = (names.SERVER_PREFIX, 'volume-')     # Nova and Cinder know whether they need it, also without a domain here
 _MIN_AGE = 3600                        # seconds since the last write; a younger one may be in the making
 
 

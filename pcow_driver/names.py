@@ -4,6 +4,7 @@
 from pcow_driver import exception
 
 IMAGE_SUFFIX = '.pcow'
+SERVER_PREFIX = 'server-'           # of the images that are disks of Nova's servers
 SNAPSHOT_MARKS = ('.incomplete-', '.loading-')     # see hostmem-pcow-carrier.c
 MAX_NAME_BYTES = 204               # of a new image: of its locks pcow-template-UUID-NAME is the longest, and has 255
 _MAX_EXISTING_BYTES = 240          # of what earlier versions made

@@ -86,13 +86,37 @@ class ManageTest(base.PcowTestCase):
         self.check_content(volume, {0: 1})
         self.assertEqual(2, len(self.files()))
 
-    def refused(self, words: str) -> None:
+    def refused(self, words: str, name: str = 'web1') -> dict[str, Any]:
+        """What the list says of it."""
         error = self.assertRaises(exception.ManageExistingInvalidReference, self.driver.manage_existing, self.record(),
-                                  {'source-name': 'web1'})
+                                  {'source-name': name})
         self.assertIn(words, str(error))
-        listed = self.list_volumes()['one/web1']
+        listed = self.list_volumes()[f'one/{name}']
         self.assertFalse(listed['safe_to_manage'])
         self.assertIn(words, listed['reason_not_safe'])
+        return listed
+
+    def test_what_is_a_volume_of_another_service(self) -> None:
+        """Of another backend section, or of another host, that has the pool as well."""
+        volume, moved, new = self.volume(), self.record(), self.volume()
+        self.write(volume, 0, 1)
+        moved.update(self.driver.update_migrated_volume(self.context, moved, new, 'available'))
+        new.destroy()
+        for host in (f'{base.HOST}-second#one', 'elsewhere@pcow#fast'):
+            for one in (volume, moved):
+                one.host = host
+                one.save()
+                listed = self.refused(f'it is the volume {one.id} already', one.name)
+                self.assertEqual(one.id, listed['cinder_id'])
+        self.check_content(volume, {0: 1})
+        volume.destroy()
+        self.assertTrue(self.list_volumes()[f'one/{volume.name}']['safe_to_manage'])
+
+    def test_disk_of_a_server(self) -> None:
+        """Nova knows whether it needs it: a server that is shelved, or on a host that has the pool as well, has no domain here."""
+        name = f'server-{uuid.uuid4()}-root'
+        self.existing(name)
+        self.refused("Nova's", name)
 
     def test_image_of_a_domain_that_is_off(self) -> None:
         """Also when the pool was made known, or the domain defined, with a path through a symbolic link."""

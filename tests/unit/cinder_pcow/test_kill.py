@@ -278,7 +278,7 @@ class KillTest(KillCase):
             self.check_content(volume, {0: 7})
             self.driver.delete_volume(volume)
 
-        self.each_kill(prepare, lambda volume: self.driver.existing.manage(volume, reference, []), afterwards)     # no database
+        self.each_kill(prepare, lambda volume: self.driver.existing.manage(volume, reference), afterwards)         # no database
 
     def test_upload_and_file(self) -> None:
         service = test_images.ImageService(os.path.join(self.directory, 'glance'))
