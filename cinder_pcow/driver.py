@@ -63,6 +63,10 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
         with errors.translated():
             self.backend.check()
             self.volumes.collect()
+        if not cfg.CONF.backup_use_same_host:          # what counts is that of the API and the scheduler, often the same file
+            LOG.warning('[DEFAULT] backup_use_same_host is off here. If Cinder\'s API and scheduler have it off too, and there is '
+                        'cinder-backup on several hosts, any of them is asked to back up or restore a volume; only that of the '
+                        "volume's host can")
 
     # Volumes
 

@@ -46,6 +46,10 @@ function configure_pcow {
         iniset "$NOVA_CPU_CONF" nova_pcow pools "$PCOW_NOVA_POOL"
         create_pcow_pool "$PCOW_NOVA_POOL"
     fi
+    if is_service_enabled c-api c-sch c-vol; then
+        # no other host's cinder-backup can attach a volume
+        iniset "$CINDER_CONF" DEFAULT backup_use_same_host True
+    fi
     if is_service_enabled c-vol; then
         configure_pcow_options "$CINDER_CONF"
         # [pcow] is the group above; the section of the backend has the name of the volume type

@@ -58,6 +58,20 @@ class StatsTest(base.PcowTestCase):
         self.assertEqual([], self.files('two'))
 
 
+class SameHostTest(base.PcowTestCase):
+    """Cinder asks any cinder-backup, which cannot attach what is memory of another host, unless it is told not to."""
+
+    def warnings(self) -> str:
+        with mock.patch.object(driver.LOG, 'warning') as warning:
+            self.make_driver()
+        return ' '.join(str(call.args[0]) for call in warning.call_args_list)
+
+    def test_warning(self) -> None:
+        self.assertIn('backup_use_same_host', self.warnings())
+        self.flags(backup_use_same_host=True)
+        self.assertEqual('', self.warnings())
+
+
 class MissingPoolTest(base.PcowTestCase):
 
     def test_no_pool_at_start_up(self) -> None:
