@@ -16,6 +16,7 @@ import os
 from typing import Any
 
 from cinder import exception as cinder_exception
+from cinder.objects import fields
 from oslo_log import log as logging
 
 from cinder_pcow import backend as backend_module
@@ -28,7 +29,7 @@ from pcow_driver import nbd
 
 LOG = logging.getLogger(__name__)
 
-_AT_REST = (None, 'success', 'error')          # migration_status of what nobody migrates
+_NOT_MIGRATING = (None, 'success', 'error')    # migration_status
 
 
 class Connections:
@@ -80,19 +81,22 @@ class Connections:
         with locks.lock(f'export-{name}'):
             nbd.stop(_directory(name))
 
-    def collect(self, volumes: Any) -> None:
-        """Take away the files of volumes that no program works on; what cannot be taken away is logged."""
+    def collect(self, volumes: Any, snapshots: Any) -> None:
+        """Take away the files of volumes and snapshots that no program works on; what cannot be taken away is logged."""
         try:
             shown = frozenset(os.listdir(_directory('')))
         except FileNotFoundError:
             return
-        for volume in volumes:
-            at_rest = (volume.status == 'available' or volume.status.startswith('error')) and volume.migration_status in _AT_REST
-            if volume.name in shown and at_rest:
-                try:
-                    self.stop(volume.name)
-                except exception.PcowError as e:
-                    LOG.warning('The file of %s is left by a program that died, and stays for now: %s', volume.name, e)
+        at_rest = [one.name for one in volumes
+                   if one.name in shown and _settled(one) and one.migration_status in _NOT_MIGRATING]
+        # a backup of a volume that is attached reads a snapshot that was made for it, and is available meanwhile
+        at_rest += [one.name for one in snapshots
+                    if one.name in shown and _settled(one) and one.volume.status != fields.VolumeStatus.BACKING_UP]
+        for name in at_rest:
+            try:
+                self.stop(name)
+            except exception.PcowError as e:
+                LOG.warning('The file of %s is left by a program that died, and stays for now: %s', name, e)
 
     def _show(self, name: str, path: str, *, snapshot: str | None = None) -> str:
         directory = _directory(name)
@@ -113,6 +117,11 @@ class Connections:
             raise cinder_exception.InvalidVolume(reason=(
                 f'{volume.name} is memory of the host {" or ".join(sorted(self._backend.hostnames))} and cannot be attached on '
                 f'{host}: put the server there (InstanceLocalityFilter, or an availability zone per host), or migrate the volume'))
+
+
+def _settled(volume_or_snapshot: Any) -> bool:
+    status = str(volume_or_snapshot.status)
+    return status == 'available' or status.startswith('error')
 
 
 def _directory(name: str) -> str:

@@ -56,7 +56,7 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
         self.connections = connections.Connections(self.backend, self.volumes)
         self.images = images.Images(self.volumes)
         self.existing = existing.Existing(self.volumes)
-        self.groups = groups.Groups(self.volumes, self.delete_volume)
+        self.groups = groups.Groups(self.volumes, self.delete_volume, self.delete_snapshot)
         self.migration = migration.Migration(self.volumes)
 
     def check_for_setup_error(self) -> None:
@@ -208,8 +208,8 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
         return {'_name_id': new_volume['_name_id'] or new_volume['id'], 'provider_location': new_volume['provider_location']}
 
     def update_provider_info(self, volumes: Any, snapshots: Any) -> tuple[None, None]:
-        """Called with all volumes when the service starts; there is no provider info to update."""
-        self.connections.collect(volumes)
+        """Called with all volumes and snapshots when the service starts; there is no provider info to update."""
+        self.connections.collect(volumes, snapshots)
         with errors.translated():
             self.migration.settle(volumes)
         return None, None

@@ -19,11 +19,15 @@ Updates = tuple[dict[str, Any], list[dict[str, Any]]]
 
 
 class Groups:
-    """:param delete: how the driver deletes a volume, with all that belongs to it"""
+    """:param delete: how the driver deletes a volume, with all that belongs to it
+    :param delete_snapshot: the same for a snapshot
+    """
 
-    def __init__(self, volumes: volumes_module.Volumes, delete: Callable[[Any], None]) -> None:
+    def __init__(self, volumes: volumes_module.Volumes, delete: Callable[[Any], None],
+                 delete_snapshot: Callable[[Any], None]) -> None:
         self._volumes = volumes
         self._delete = delete
+        self._delete_snapshot = delete_snapshot
 
     def delete(self, volumes: Any) -> Updates:
         """Delete all volumes that can be; each gets its own status."""
@@ -41,7 +45,7 @@ class Groups:
 
     def delete_snapshot(self, snapshots: Any) -> Updates:
         """Delete all snapshots that can be; each gets its own status."""
-        return _each(snapshots, self._volumes.delete_snapshot, fields.SnapshotStatus.DELETED, fields.SnapshotStatus.ERROR_DELETING)
+        return _each(snapshots, self._delete_snapshot, fields.SnapshotStatus.DELETED, fields.SnapshotStatus.ERROR_DELETING)
 
     def create_from(self, volumes: Any, snapshots: Any, source_volumes: Any) -> Updates:
         """Make volumes of the snapshots of a group snapshot, or of the volumes of a group as they are at one moment.

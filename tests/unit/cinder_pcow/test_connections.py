@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from cinder import exception
+from cinder.objects import fields
 from cinder.tests.unit import utils
 from cinder.volume import group_types
 from cinder.volume import volume_utils
@@ -184,12 +185,35 @@ class LocalFileTest(base.PcowTestCase):
 
     def test_a_snapshot_that_a_dead_program_was_reading(self) -> None:
         snapshot = self.snapshot(self.volume())
-        path = self.driver.initialize_connection_snapshot(snapshot, {'host': GUEST['host']})['data']['device_path']
-        self.addCleanup(self.driver.connections.end, snapshot)
-        with open(path, 'rb'):
+        with open(self.read(snapshot), 'rb'):
             self.assertRaises(exception.SnapshotIsBusy, self.driver.delete_snapshot, snapshot)
         self.driver.delete_snapshot(snapshot)
         self.assertEqual([], self.exports())
+
+    def read(self, snapshot: Any) -> str:
+        """Have a program read a snapshot; the path."""
+        connection = self.driver.initialize_connection_snapshot(snapshot, {'host': GUEST['host']})
+        self.addCleanup(self.driver.connections.end, snapshot)
+        return str(connection['data']['device_path'])
+
+    def test_snapshots_of_a_group_that_a_dead_program_was_reading(self) -> None:
+        snapshot = self.snapshot(self.volume())
+        group_snapshot = self.consistent()
+        with open(self.read(snapshot), 'rb'):
+            status, updates = self.driver.delete_group_snapshot(self.context, group_snapshot, [snapshot])
+            self.assertEqual(('error_deleting', 'error_deleting'), (status['status'], updates[0]['status']))
+        status, updates = self.driver.delete_group_snapshot(self.context, group_snapshot, [snapshot])
+        self.assertEqual(('deleted', 'deleted'), (status['status'], updates[0]['status']))
+        self.assertEqual([], self.exports())
+
+    def test_snapshots_that_dead_programs_were_reading_end_when_the_service_starts(self) -> None:
+        snapshots = [self.snapshot(self.volume()) for _ in range(4)]
+        paths = [self.read(snapshot) for snapshot in snapshots]
+        snapshots[1].status = fields.SnapshotStatus.BACKING_UP
+        snapshots[2].volume.status = 'backing-up'      # of which it is a temporary snapshot
+        with open(paths[3], 'rb'):
+            self.driver.update_provider_info([], snapshots)
+        self.assertEqual(sorted(snapshot.name for snapshot in snapshots[1:]), sorted(self.exports()))
 
     def test_what_dead_programs_left_ends_when_the_service_starts(self) -> None:
         volumes = [self.volume() for _ in range(5)]
