@@ -81,7 +81,8 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
         self.volumes.clone(volume, src_vref)
 
     def delete_volume(self, volume: Any) -> None:
-        self.connections.end(volume)
+        with errors.volume_busy(volume.name):
+            self.connections.stop(volume.name)
         self.migration.forget(volume)
         self.volumes.delete(volume)
 

@@ -20,10 +20,12 @@ def translated() -> Iterator[None]:
 
 @contextlib.contextmanager
 def volume_busy(name: str) -> Iterator[None]:
-    """VolumeIsBusy, after which the volume is available again, if somebody uses the image; else as :func:`translated`."""
+    """VolumeIsBusy, after which the volume is available again, if somebody uses the image, or the file that shows it; else as
+    :func:`translated`.
+    """
     try:
         yield
-    except exception.ImageInUse as e:
+    except (exception.ImageInUse, exception.ExportFailed) as e:
         raise cinder_exception.VolumeIsBusy(message=f'{name}: {e}') from e
     except exception.PcowError as e:
         raise cinder_exception.VolumeBackendAPIException(data=str(e)) from e

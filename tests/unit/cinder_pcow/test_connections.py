@@ -114,6 +114,20 @@ class LocalFileTest(base.PcowTestCase):
         self.assertEqual([], self.files())
         self.assertEqual([], os.listdir(os.path.join(self.directory, 'state', 'exports')))
 
+    def test_a_volume_is_not_deleted_while_a_program_works_on_it(self) -> None:
+        """The status is what it was then, and deleting it again is all that has to be done."""
+        volume = self.volume()
+        with open(self.attach(volume)['device']['path'], 'rb'):
+            error = self.assertRaises(exception.VolumeIsBusy, self.driver.delete_volume, volume)
+            self.assertIn('its file is in use', str(error))
+            volume.update({'status': 'deleting', 'previous_status': 'available'})
+            volume.save()
+            self.manager.delete_volume(self.context, volume)
+            volume.refresh()
+            self.assertEqual('available', volume.status)
+        self.manager.delete_volume(self.context, volume)
+        self.assertEqual([], self.files())
+
     def kill_nbdfuse(self, volume: Any) -> None:
         """As the out-of-memory killer does it: its mount stays, and everything under that fails."""
         directory = Path(self.directory, 'state', 'exports', volume.name)
