@@ -77,7 +77,7 @@ class Volumes:
 
     def extend(self, volume: Any, size: int) -> None:
         with errors.translated():
-            device.grow(self.path(volume), size * units.GIB)
+            device.extend(self.backend.locate(volume), volume.name, size * units.GIB)
 
     def path(self, volume: Any) -> str:
         """Of the image.

@@ -106,6 +106,20 @@ def grow(path: str, data_size: int) -> None:
         write_info_block(path, size, now.offset)
 
 
+def extend(pool: pool_module.Pool, name: str, data_size: int) -> None:
+    """As :func:`grow`, if the operator's limits have room for it.
+
+    :raises PoolDraining:
+    :raises NoRoom:
+    """
+    with pool.lock():
+        path = pool.existing_path(name)
+        growth = window(path).offset + data_size - image.info(path).virtual_size
+        if growth > 0:
+            pool.check_room(growth)
+        grow(path, data_size)
+
+
 def window(path: str, *, snapshot: str | None = None, force_share: bool = False) -> Window:
     """Where the data of a device lies in its image, as the info block says.
 

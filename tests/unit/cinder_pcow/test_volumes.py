@@ -6,6 +6,7 @@ import os
 from cinder import exception
 
 from pcow_driver import device
+from pcow_driver import registry
 from pcow_driver import removal
 from pcow_driver import units
 from tests.unit.cinder_pcow import base
@@ -38,6 +39,22 @@ class VolumesTest(base.PcowTestCase):
         self.driver.extend_volume(volume, 5)
         self.assertEqual(5 * GIB, device.window(self.path(volume)).size)
         self.check_content(volume, {GIB - 65536: base.FILL, GIB: 0, 5 * GIB - 65536: 0})
+
+    def test_extend_within_the_limits_of_the_pool(self) -> None:
+        volume = self.volume(size=1)
+        pools = registry.PoolRegistry()
+        total = self.pools['one'].capacity().total
+        pools.set('one', overcommit=2.5 * GIB / total)
+        error = self.assertRaises(exception.VolumeBackendAPIException, self.driver.extend_volume, volume, 3)
+        self.assertIn('cannot be promised in the pool one', str(error))
+        self.assertEqual(GIB, device.window(self.path(volume)).size)
+        self.driver.extend_volume(volume, 2)
+        self.driver.extend_volume(volume, 2)           # again, as after a crash
+        self.assertEqual(2 * GIB, device.window(self.path(volume)).size)
+        pools.set('one', overcommit=0.0, draining=True)
+        error = self.assertRaises(exception.VolumeBackendAPIException, self.driver.extend_volume, volume, 3)
+        self.assertIn('takes nothing new', str(error))
+        self.driver.extend_volume(volume, 2)
 
     def test_snapshot_and_revert(self) -> None:
         volume = self.volume()
