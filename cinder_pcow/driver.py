@@ -215,10 +215,17 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
             self.migration.settle(volumes)
         return None, None
 
-    def retype(self, context: Any, volume: Any, new_type: Any, diff: Any, host: dict[str, Any]) -> tuple[bool, None]:
-        """A type says nothing about how an image is made, so none of its bytes change; another pool is a migration."""
+    def retype(self, context: Any, volume: Any, new_type: Any, diff: Any,
+               host: dict[str, Any]) -> tuple[bool, dict[str, Any] | None]:
+        """A type says nothing about how an image is made, so none of its bytes change; another pool is a migration, which Cinder
+        itself would do with a full copy.  False leaves it to Cinder: of an attached volume, for which it asks Nova.
+        """
         refusals.check_type(new_type)
-        return volume_utils.extract_host(host['host'], 'pool') == volume_utils.extract_host(volume.host, 'pool'), None
+        if volume_utils.extract_host(host['host'], 'pool') == volume_utils.extract_host(volume.host, 'pool'):
+            return True, None
+        if volume.volume_attachment:
+            return False, None
+        return self.migrate_volume(context, volume, host)
 
     # Connections
 

@@ -2,6 +2,7 @@
 """Manage, unmanage and list; groups; moves between pools."""
 
 import os
+import socket
 from typing import Any
 import uuid
 
@@ -292,10 +293,33 @@ class MigrationTest(base.PcowTestCase):
         volume = self.volume()
         plain, shared = (objects.VolumeType.get_by_id(self.context, volume_types.create(self.context, *of)['id'])
                          for of in (('other', {}), ('shared', {'multiattach': '<is> True'})))
-        here, there = {'host': f'{base.HOST}#one'}, {'host': f'{base.HOST}#two'}
+        here = {'host': f'{base.HOST}#one'}
         self.assertEqual((True, None), self.driver.retype(self.context, volume, plain, {}, here))
-        self.assertEqual((False, None), self.driver.retype(self.context, volume, plain, {}, there))
+        foreign = {'host': 'x@lvm#y', 'capabilities': {}}
+        self.assertEqual((False, None), self.driver.retype(self.context, volume, plain, {}, foreign))
         self.assertRaises(exception.InvalidVolume, self.driver.retype, self.context, volume, shared, {}, here)
+
+    def test_retype_to_another_pool_keeps_the_volume_thin(self) -> None:
+        """Cinder would copy it whole, if the types differ in what chooses the pool."""
+        volume = self.volume()
+        self.write(volume, 0, 1)
+        made = volume_types.create(self.context, 'second', {'pool_name': 'two'})
+        volume.update({'status': 'retyping', 'previous_status': 'available'})
+        volume.save()
+        self.manager.retype(self.context, volume, made['id'], self.host('two'), migration_policy='on-demand')
+        volume.refresh()
+        self.assertEqual((f'{base.HOST}#two', made['id'], 'available'), (volume.host, volume.volume_type_id, volume.status))
+        self.check_content(volume, {0: 1}, pool='two')
+        self.assertLess(self.info(volume, 'two').actual_size, 8 << 20)
+        self.assertEqual([], self.files())
+
+    def test_retype_to_another_pool_while_it_is_attached_is_left_to_cinder(self) -> None:
+        """Who asks Nova, also if the server is off and nobody has the image open."""
+        volume = self.volume()
+        utils.attach_volume(self.context, volume.id, uuid.uuid4().hex, socket.gethostname(), '/dev/pmem1')
+        volume = objects.Volume.get_by_id(self.context, volume.id)
+        self.assertEqual((False, None), self.driver.retype(self.context, volume, volume.volume_type, {}, self.host('two')))
+        self.assertEqual([f'{volume.name}.pcow'], self.files())
 
     def test_the_volume_goes_on_on_the_image_that_another_backend_filled(self) -> None:
         volume, new = self.volume(), self.volume()
