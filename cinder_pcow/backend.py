@@ -17,6 +17,8 @@ from pcow_driver import removal
 
 LOG = logging.getLogger(__name__)
 
+_MARK = '#'
+
 
 class Backend:
     """Nothing is remembered: a pool that is mounted, or made, while the service runs is there for the next call.
@@ -31,16 +33,23 @@ class Backend:
         self._wanted = wanted
         self.hostnames = frozenset(filter(None, (volume_utils.extract_host(host, 'host'), socket.gethostname(), compute_host)))
 
-    def pool_names(self) -> list[str]:
+    def _all_names(self) -> list[str]:
         """:raises StateInvalid:"""
         return self._wanted or [entry.name for entry in registry.PoolRegistry().list()]
+
+    def pool_names(self) -> list[str]:
+        """Of those that Cinder can name.
+
+        :raises StateInvalid:
+        """
+        return [name for name in self._all_names() if _MARK not in name]
 
     def pools(self) -> list[pool_module.Pool]:
         """Those that can be used; why one cannot is logged."""
         found = []
-        for name in self.pool_names():
+        for name in self._all_names():
             try:
-                found.append(registry.PoolRegistry().get(name))
+                found.append(_open(name))
             except exception.PcowError as e:
                 LOG.error('Pool %s of backend %s cannot be used: %s', name, self.host, e)
         return found
@@ -58,11 +67,11 @@ class Backend:
 
         :raises PcowError: there is no usable pool, with the reason
         """
-        names = self.pool_names()
+        names = self._all_names()
         if not names:
             raise exception.ConfigInvalid(reason='this host has no pool; make one with "pcowctl pool create"')
         if not self.pools():
-            registry.PoolRegistry().get(names[0])      # says why
+            _open(names[0])            # says why
 
     def pool(self, name: str) -> pool_module.Pool:
         """:raises PoolNotFound: it is not one of this backend, or not known
@@ -106,6 +115,15 @@ class Backend:
     def holds(pool: pool_module.Pool, volume: Any) -> bool:
         """As the function of this name."""
         return holds(pool, volume.name)
+
+
+def _open(name: str) -> pool_module.Pool:
+    """:raises PcowError: it cannot be used"""
+    if _MARK in name:
+        raise exception.InvalidName(kind='pool', name=name, reason=(
+            f"it holds a '{_MARK}', which begins the pool in Cinder's names of hosts; 'pcowctl pool remove --forget {name}', then "
+            "'pcowctl pool import --name OTHER DIRECTORY' gives it another"))
+    return registry.PoolRegistry().get(name)
 
 
 def holds(pool: pool_module.Pool, name: str) -> bool:

@@ -11,6 +11,7 @@ from cinder import exception
 from cinder.volume import qos_specs
 from cinder.volume import volume_types
 
+from cinder_pcow import backend
 from cinder_pcow import driver
 from pcow_driver import pool as pool_module
 from pcow_driver import registry
@@ -49,6 +50,15 @@ class StatsTest(base.PcowTestCase):
         self.assertEqual(['two'], [pool['pool_name'] for pool in made.get_volume_stats(True)['pools']])
         error = self.assertRaises(exception.VolumeBackendAPIException, made.create_volume, self.record())
         self.assertIn('pcow_pools', str(error))
+
+    def test_a_pool_that_cinder_cannot_name(self) -> None:
+        """Its names of places are HOST@BACKEND#POOL."""
+        registry.PoolRegistry().create('a#b', os.path.join(self.directory, 'a#b'))
+        with mock.patch.object(backend.LOG, 'error') as error:
+            self.assertEqual(['one', 'two'], [pool['pool_name'] for pool in self.driver.get_volume_stats(True)['pools']])
+        self.assertIn('a#b', str(error.call_args))
+        made = self.assertRaises(exception.VolumeBackendAPIException, self.make_driver, pcow_pools=['a#b'])
+        self.assertIn("a '#'", str(made))
 
     def test_pool_of_a_volume_is_found(self) -> None:
         volume = self.volume(pool='two')
