@@ -2,7 +2,7 @@
 """Who gets what to reach a volume by.
 
 A guest of this host maps the image: nova-compute is given its path.  Everybody else who works through os-brick (backup, image
-copy, migration: they name no mount point) is given the data of the volume as a plain file of this host, which os-brick's
+copy, migration, Glance's store for Cinder) is given the data of the volume as a plain file of this host, which os-brick's
 released connector ``local`` takes; nbdkit and nbdfuse show it as long as the connection lasts, also over a restart of this
 service.
 
@@ -48,7 +48,7 @@ class Connections:
             pool = self._backend.locate(volume)
             path = pool.existing_path(volume.name)
             data = {'volume_id': volume.id, 'access_mode': 'rw', 'encrypted': False, 'discard': False}
-            if connector.get('mountpoint') or connector.get('pcow'):
+            if _is_guest(connector):
                 self.stop(volume.name)
                 window = device.window(path, force_share=True)
                 return {'driver_volume_type': 'pcow', 'data': {
@@ -117,6 +117,11 @@ class Connections:
             raise cinder_exception.InvalidVolume(reason=(
                 f'{volume.name} is memory of the host {" or ".join(sorted(self._backend.hostnames))} and cannot be attached on '
                 f'{host}: put the server there (InstanceLocalityFilter, or an availability zone per host), or migrate the volume'))
+
+
+def _is_guest(connector: dict[str, Any]) -> bool:
+    """Nova names the device of the guest.  Others name none, or, as Glance does, something else."""
+    return bool(connector.get('pcow')) or str(connector.get('mountpoint') or '').startswith('/dev/')
 
 
 def _settled(volume_or_snapshot: Any) -> bool:

@@ -99,6 +99,14 @@ class LocalFileTest(base.PcowTestCase):
         self.assertFalse(os.path.exists(path))
         self.check_content(volume, {0: 5, 65536: 7})
 
+    def test_glance_keeps_an_image_in_a_volume(self) -> None:
+        """Its store for Cinder names a mount point, too, and is no guest."""
+        volume = self.volume()
+        self.addCleanup(self.driver.connections.end, volume)
+        connection = self.driver.initialize_connection(volume, {'host': GUEST['host'], 'mountpoint': 'glance_store'})
+        self.assertEqual('local', connection['driver_volume_type'])
+        self.assertEqual(1 << 30, os.stat(connection['data']['device_path']).st_size)
+
     def test_a_service_that_died_left_the_file(self) -> None:
         volume = self.volume()
         self.attach(volume)
