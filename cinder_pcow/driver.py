@@ -28,6 +28,7 @@ from cinder_pcow import refusals
 from cinder_pcow import stats
 from cinder_pcow import volumes as volumes_module
 from pcow_driver import conf
+from pcow_driver import nbd
 
 LOG = logging.getLogger(__name__)
 
@@ -67,6 +68,9 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
             LOG.warning('[DEFAULT] backup_use_same_host is off here. If Cinder\'s API and scheduler have it off too, and there is '
                         'cinder-backup on several hosts, any of them is asked to back up or restore a volume; only that of the '
                         "volume's host can")
+        if not nbd.root_may_read():
+            LOG.warning('This service is not root, and %s has no line user_allow_other: os-brick and Cinder, which read volumes as '
+                        'root, cannot use what the service shows them. Backups and copies by Cinder fail', nbd.FUSE_CONF)
 
     # Volumes
 

@@ -63,6 +63,8 @@ function configure_pcow {
         *) iniset "$CINDER_CONF" DEFAULT enabled_backends "${backends:+$backends,}pcow-pmem" ;;
         esac
         create_pcow_pool "$PCOW_CINDER_POOL"
+        # os-brick looks at what cinder-volume, which is not root, shows it with root's rights
+        grep -qx user_allow_other /etc/fuse.conf || echo user_allow_other | sudo tee -a /etc/fuse.conf
     fi
 }
 

@@ -24,6 +24,7 @@ from pcow_driver import served
 from pcow_driver import tool
 from pcow_driver import workspace
 
+FUSE_CONF = '/etc/fuse.conf'
 PLUGIN_DIRECTORIES = '/usr/lib/*/nbdkit/plugins'
 
 EXPORT = 'export'                      # in a directory of :mod:`workspace`
@@ -134,17 +135,31 @@ def _said(log: str, name: str) -> str:
     return '; '.join(lines) or f'{name} ended without a message'
 
 
+def root_may_read() -> bool:
+    """Whether root can use the files that this user's :func:`mount` shows, which FUSE keeps from everybody else by default."""
+    if os.geteuid() == 0:
+        return True
+    with contextlib.suppress(OSError):
+        lines = Path(FUSE_CONF).read_text(errors='replace').splitlines()
+        return any(line.partition('#')[0].strip() == 'user_allow_other' for line in lines)
+    return False
+
+
 def mount(directory: str) -> str:
     """Show what :func:`start` serves in ``directory`` as a file, and return its path.
+
+    The directory keeps all but this user and root out (:func:`root_may_read`).
 
     :raises ExportFailed: FUSE is not available
     """
     point, pid_file, log = (os.path.join(directory, name) for name in (_MOUNT, 'nbdfuse.pid', 'nbdfuse.log'))
     os.mkdir(point, 0o700)
+    command = [tool.find('nbdfuse'), '-P', pid_file, os.path.join(point, _FILE), '--unix', os.path.join(directory, _SOCKET)]
+    if os.geteuid() and root_may_read():
+        command[1:1] = '-o', 'allow_other'
     with open(log, 'wb') as output:
         process = subprocess.Popen(
-            [tool.find('nbdfuse'), '-P', pid_file, os.path.join(point, _FILE), '--unix', os.path.join(directory, _SOCKET)],
-            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
     try:
         _wait_ready(process, pid_file)
     except TimeoutError:

@@ -3,6 +3,7 @@
 
 import errno
 import os
+from pathlib import Path
 import subprocess
 from typing import Any
 from unittest import mock
@@ -13,6 +14,7 @@ from cinder.volume import volume_types
 
 from cinder_pcow import backend
 from cinder_pcow import driver
+from pcow_driver import nbd
 from pcow_driver import pool as pool_module
 from pcow_driver import registry
 from pcow_driver import units
@@ -68,18 +70,27 @@ class StatsTest(base.PcowTestCase):
         self.assertEqual([], self.files('two'))
 
 
-class SameHostTest(base.PcowTestCase):
-    """Cinder asks any cinder-backup, which cannot attach what is memory of another host, unless it is told not to."""
+class WarningsTest(base.PcowTestCase):
+    """What will not work as the services are set up is said when the service starts."""
 
     def warnings(self) -> str:
         with mock.patch.object(driver.LOG, 'warning') as warning:
             self.make_driver()
         return ' '.join(str(call.args[0]) for call in warning.call_args_list)
 
-    def test_warning(self) -> None:
+    def test_backups_on_other_hosts(self) -> None:
+        """Cinder asks any cinder-backup, which cannot attach what is memory of another host, unless it is told not to."""
         self.assertIn('backup_use_same_host', self.warnings())
         self.flags(backup_use_same_host=True)
         self.assertEqual('', self.warnings())
+
+    def test_a_service_that_is_not_root(self) -> None:
+        self.flags(backup_use_same_host=True)
+        conf = os.path.join(self.directory, 'fuse.conf')
+        with mock.patch.object(os, 'geteuid', return_value=64055), mock.patch.object(nbd, 'FUSE_CONF', conf):
+            self.assertIn('user_allow_other', self.warnings())
+            Path(conf).write_text('user_allow_other\n')
+            self.assertEqual('', self.warnings())
 
 
 class MissingPoolTest(base.PcowTestCase):
