@@ -44,6 +44,7 @@ class Session:
         self._user('openstack --os-volume-api-version 3.40 volume revert s0')
         first.wait_status('available')
         made = [first, self._volume('v2', '--source v1'), self._volume('v3', '--snapshot s0')]
+        made.append(self._volume('v4', '--image pcow-guest'))
         for name in ('v1', 'v2', 'v3'):
             self._user(f'openstack server add volume web1 {name} -f value -c Device')
         self._user('openstack server start web1')
