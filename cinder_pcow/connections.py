@@ -21,6 +21,7 @@ from oslo_log import log as logging
 
 from cinder_pcow import backend as backend_module
 from cinder_pcow import errors
+from cinder_pcow import refusals
 from cinder_pcow import volumes as volumes_module
 from pcow_driver import device
 from pcow_driver import exception
@@ -40,7 +41,7 @@ class Connections:
     def begin(self, volume: Any, connector: dict[str, Any]) -> dict[str, Any]:
         """Connection information for a guest (``driver_volume_type`` pcow) or for a program (local).
 
-        :raises InvalidVolume: the connector is of another host
+        :raises InvalidVolume: the connector is of another host, or a guest's and the type of the volume got QoS specs
         :raises VolumeBackendAPIException: the image is not there, or somebody has it open
         """
         self._check_host(volume, connector)
@@ -49,6 +50,7 @@ class Connections:
             path = pool.existing_path(volume.name)
             data = {'volume_id': volume.id, 'access_mode': 'rw', 'encrypted': False, 'discard': False}
             if _is_guest(connector):
+                refusals.check_qos(volume.volume_type)
                 self.stop(volume.name)
                 window = device.window(path, force_share=True)
                 return {'driver_volume_type': 'pcow', 'data': {

@@ -33,12 +33,20 @@ def check_type(volume_type: Any) -> None:
     """
     if volume_type is None:
         return
-    what = f'the volume type {volume_type["name"]}'
     extra_specs = volume_type['extra_specs'] or {}
     if extra_specs.get('multiattach') == _MULTIATTACH:
-        _refuse_multiattach(what)
-    if volume_type['qos_specs_id']:
-        _refuse(f'{what} has QoS specs', 'loads and stores of a guest cannot be counted or delayed; remove the QoS specs')
+        _refuse_multiattach(f'the volume type {volume_type["name"]}')
+    check_qos(volume_type)
+
+
+def check_qos(volume_type: Any) -> None:
+    """Refuse a volume type with QoS specs, which it may have got when it had volumes.
+
+    :raises InvalidVolume:
+    """
+    if volume_type is not None and volume_type['qos_specs_id']:
+        _refuse(f'the volume type {volume_type["name"]} has QoS specs',
+                'loads and stores of a guest cannot be counted or delayed; remove the QoS specs')
 
 
 def _refuse_multiattach(what: str) -> None:

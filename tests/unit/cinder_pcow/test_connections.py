@@ -11,9 +11,12 @@ import time
 from typing import Any
 
 from cinder import exception
+from cinder import objects
 from cinder.objects import fields
 from cinder.tests.unit import utils
 from cinder.volume import group_types
+from cinder.volume import qos_specs
+from cinder.volume import volume_types
 from cinder.volume import volume_utils
 from os_brick import privileged
 
@@ -46,6 +49,19 @@ class ConnectionsTest(base.PcowTestCase):
         volume = self.volume()
         named = self.make_driver(pcow_compute_host='compute-7')
         self.assertEqual('pcow', named.initialize_connection(volume, {**GUEST, 'host': 'compute-7'})['driver_volume_type'])
+
+    def test_limits_that_its_type_got_later(self) -> None:
+        """No guest of a type with QoS is without them, silently; a program that makes a backup may go on."""
+        made = volume_types.create(self.context, 'limited', {})
+        volume = self.volume(volume_type_id=made['id'])
+        self.driver.initialize_connection(volume, GUEST)
+        qos = qos_specs.create(self.context, 'slow', {'consumer': 'front-end', 'total_iops_sec': '5'})
+        qos_specs.associate_qos_with_type(self.context, qos['id'], made['id'])
+        volume = objects.Volume.get_by_id(self.context, volume.id)
+        error = self.assertRaises(exception.InvalidVolume, self.driver.initialize_connection, volume, GUEST)
+        self.assertIn('the volume type limited has QoS specs', str(error))
+        self.assertEqual('local', self.driver.initialize_connection(volume, {'host': GUEST['host']})['driver_volume_type'])
+        self.driver.terminate_connection(volume, None, force=True)
 
     def test_a_volume_that_somebody_has_open(self) -> None:
         volume = self.volume()
