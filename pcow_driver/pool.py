@@ -48,15 +48,6 @@ class PoolEntry:
 
 
 @dataclasses.dataclass(frozen=True)
-class Capacity:
-    """Of the file system that holds the pool, in bytes."""
-
-    total: int
-    free: int                      # for this user
-    read_only: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
 class PoolImage:
     """An image file of a pool; ``info`` is None and ``error`` says why if it cannot be read."""
 
@@ -131,10 +122,8 @@ class Pool:
         """What guests flush was durable when the pool was made, and is no longer: mounted without DAX, or copied."""
         return self.made_as == 'pmem' and self.persistence() != 'pmem'
 
-    def capacity(self) -> Capacity:
-        status = os.statvfs(self.path)
-        return Capacity(total=status.f_blocks * status.f_frsize, free=status.f_bavail * status.f_frsize,
-                        read_only=bool(status.f_flag & os.ST_RDONLY))
+    def capacity(self) -> watermark.Capacity:
+        return watermark.Capacity.of(self.path)
 
     def entries(self) -> list[str]:
         """Names of all files but the marker and what the file system itself keeps in its root."""

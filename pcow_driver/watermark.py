@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+import os
 from typing import TYPE_CHECKING
 
 from pcow_driver import units
@@ -21,7 +23,22 @@ class State(enum.IntEnum):
     UNKNOWN = 3
 
 
-def judge(capacity: pool_module.Capacity, settings: pool_module.Settings) -> tuple[State, str]:
+@dataclasses.dataclass(frozen=True)
+class Capacity:
+    """Of the file system that holds a pool, in bytes."""
+
+    total: int
+    free: int                      # for this user
+    read_only: bool = False
+
+    @classmethod
+    def of(cls, path: str) -> Capacity:
+        status = os.statvfs(path)
+        return cls(total=status.f_blocks * status.f_frsize, free=status.f_bavail * status.f_frsize,
+                   read_only=bool(status.f_flag & os.ST_RDONLY))
+
+
+def judge(capacity: Capacity, settings: pool_module.Settings) -> tuple[State, str]:
     """Whether the space that is left is enough, and can be used, and the sentence that says so."""
     if capacity.read_only:
         return State.CRITICAL, 'its file system is read-only (dmesg says why, if nobody mounted it so): guests cannot write'

@@ -18,6 +18,7 @@ from pcow_driver import nbd
 from pcow_driver import pool as pool_module
 from pcow_driver import registry
 from pcow_driver import units
+from pcow_driver import watermark
 from tests.unit.cinder_pcow import base
 
 
@@ -168,7 +169,7 @@ class ReadOnlyPoolTest(OwnFileSystemCase):
     def test_one_that_cannot_be_looked_at_is_left_out(self) -> None:
         capacity = pool_module.Pool.capacity
 
-        def broken(pool: pool_module.Pool) -> pool_module.Capacity:
+        def broken(pool: pool_module.Pool) -> watermark.Capacity:
             if pool.name == 'small':
                 raise OSError(errno.EIO, 'Input/output error')
             return capacity(pool)

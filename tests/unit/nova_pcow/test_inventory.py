@@ -18,6 +18,7 @@ from nova_pcow import inventory
 from pcow_driver import conf
 from pcow_driver import pool as pool_module
 from pcow_driver import registry
+from pcow_driver import watermark
 from tests.unit.nova_pcow import base
 
 
@@ -62,7 +63,7 @@ class InventoryTest(fixtures.TestWithFixtures, unittest.TestCase):
     def test_it_cannot_be_looked_at(self) -> None:
         capacity = pool_module.Pool.capacity
 
-        def broken(pool: pool_module.Pool) -> pool_module.Capacity:
+        def broken(pool: pool_module.Pool) -> watermark.Capacity:
             if pool.name == 'sick':
                 raise OSError(errno.EIO, 'Input/output error')
             return capacity(pool)

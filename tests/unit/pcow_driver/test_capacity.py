@@ -13,6 +13,7 @@ from pcow_driver import exception
 from pcow_driver import pool
 from pcow_driver import registry
 from pcow_driver import units
+from pcow_driver import watermark
 from tests.unit.pcow_driver import base
 
 
@@ -68,7 +69,7 @@ class RoomTest(base.TestCase):
 
 class StateTest(base.TestCase):
     def _usage(self, total: int, free: int) -> capacity.PoolUsage:
-        state, reason = capacity.judge(pool.Capacity(total=total, free=free), pool.Settings(low=20, critical=5))
+        state, reason = capacity.judge(watermark.Capacity(total=total, free=free), pool.Settings(low=20, critical=5))
         return capacity.PoolUsage(name='p"\\', total=total, free=free, kept_free=0, images=(), unreadable=(), limit=None,
                                   state=state, reason=reason)
 
