@@ -49,7 +49,7 @@ class InventoryTest(fixtures.TestWithFixtures, unittest.TestCase):
         """What placement knows of each pool."""
         tree = provider_tree.ProviderTree()
         tree.new_root('node', uuidutils.generate_uuid())
-        inventory.update_provider_tree(tree, 'node')
+        inventory.update_provider_tree(tree, 'node', takes_servers=True)
         found = (tree.data(uuid) for uuid in tree.get_provider_uuids())
         return {one.name: one.inventory['CUSTOM_PCOW_MB'] for one in found if one.name != 'node'}
 
