@@ -15,6 +15,7 @@ import tempfile
 from typing import Any
 
 from nova import exception as nova_exception
+from nova import objects
 from nova.compute import task_states
 from nova.compute import vm_states
 import nova.conf
@@ -32,6 +33,7 @@ from nova_pcow import flavor as flavor_module
 from nova_pcow import inventory
 from nova_pcow import migration as migration_module
 from nova_pcow import rebuild as rebuild_module
+from nova_pcow import resize_claims
 from nova_pcow import snapshot as snapshot_module
 from nova_pcow import snapshot_driver
 from nova_pcow import storage
@@ -301,6 +303,8 @@ class PcowLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         if stays:
             with errors.roll_back_resize():
                 migration_module.check_stays(instance.uuid, new)
+                pool = storage.find(instance.uuid)[0].pool     # a server lies in one
+                resize_claims.follow(context, instance.uuid, pool.name, self._destination_node(context, instance))
         disk_info = str(super().migrate_disk_and_power_off(*arguments))
         directory = libvirt_utils.get_instance_path(instance)
         try:
@@ -313,6 +317,10 @@ class PcowLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         except Exception:
             self._cleanup_remote_migration(dest, directory, directory + '_resize', stays or shared)
             raise
+
+    @staticmethod
+    def _destination_node(context: Any, instance: Any) -> str:
+        return str(objects.Migration.get_by_id(context.elevated(), instance.migration_context.migration_id).dest_node)
 
     def finish_migration(self, context: Any, migration: Any, instance: Any, disk_info: str, network_info: Any, image_meta: Any,
                          resize_instance: bool, allocations: Any, block_device_info: Any = None, power_on: bool = True,

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
+from collections.abc import Iterator
 import contextlib
 import json
 import os
@@ -7,18 +8,25 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import fixtures
+from keystoneauth1 import exceptions as keystone_exception
 from nova import context
+from nova import exception as nova_exception
 from nova import objects
+from nova.scheduler.client import report
 from nova.tests.functional.api import client
 from nova.virt.libvirt import driver as libvirt_driver
 
+from nova_pcow import conf as nova_conf
+from nova_pcow import migration as migration_module
+from pcow_driver import exception
 from pcow_driver import image
 from pcow_driver import registry
 from tests.unit.nova_pcow import base
 
 
-class ResizeTest(base.ServersTestCase):
-    """Servers that are resized on their host while something of them is not there."""
+class ResizeTestCase(base.ServersTestCase):
+    """A server that is resized on its host."""
 
     ADMIN_API = True
 
@@ -41,6 +49,10 @@ class ResizeTest(base.ServersTestCase):
         found_words = json.dumps(self.api.api_get(f'/servers/{self.server["id"]}/os-instance-actions/{found["request_id"]}').body)
         wanted = words or f'{self.root.stem} is in none of the pools fast of this host: mount the pool that has it'
         self.assertIn(wanted, found_words)
+
+
+class ResizeTest(ResizeTestCase):
+    """While something of the server is not there."""
 
     def test_pool_that_is_not_mounted(self) -> None:
         marker = Path(self.pool.path, '.pcow-pool')
@@ -100,3 +112,93 @@ class ResizeTest(base.ServersTestCase):
             self.resize('ERROR')
         self.check_refused()
         self.assertFalse(self.root.exists())
+
+
+class TwoPoolsTest(ResizeTestCase):
+    """Placement has chosen the pool that the server does not lie in, as far as it has room."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.other = self.useFixture(base.PoolFixture('other')).pool
+        nova_conf.CONF.set_override('pools', ['fast', 'other'], 'nova_pcow')
+        self._run_periodics()
+        self.uuids = {name: self.provider(f'compute1_pcow_{name}')['uuid'] for name in ('fast', 'other')}
+        check = migration_module.check_stays
+
+        def choose_other(*arguments: Any) -> None:
+            self.claim('other')
+            check(*arguments)
+
+        self.useFixture(fixtures.MockPatch('nova_pcow.migration.check_stays', side_effect=choose_other))
+
+    def claim(self, pool: str) -> None:
+        found = self.placement.get(f'/allocations/{self.server["id"]}', version='1.28').body
+        claims = {uuid: {'resources': dict(item['resources'])} for uuid, item in found['allocations'].items()}
+        amount = sum(item['resources'].pop('CUSTOM_PCOW_MB', 0) for item in claims.values())
+        claims.setdefault(self.uuids[pool], {'resources': {}})['resources']['CUSTOM_PCOW_MB'] = amount
+        answer = self.placement.put(f'/allocations/{self.server["id"]}', found | {
+            'allocations': {uuid: item for uuid, item in claims.items() if item['resources']}}, version='1.28')
+        self.assertEqual(204, answer.status)
+
+    def claimed(self) -> dict[str, int]:
+        claims = self.claims(self.server)
+        return {name: claims[uuid]['CUSTOM_PCOW_MB'] for name, uuid in self.uuids.items() if uuid in claims}
+
+    @contextlib.contextmanager
+    def libvirt_does_nothing(self) -> Iterator[None]:
+        with mock.patch.object(libvirt_driver.LibvirtDriver, 'migrate_disk_and_power_off', new=mock.Mock(return_value='[]')), \
+                mock.patch.object(libvirt_driver.LibvirtDriver, 'finish_migration'):
+            yield
+
+    def test_claim_follows_the_images(self) -> None:
+        with self.libvirt_does_nothing():
+            self.resize('VERIFY_RESIZE', self.make_flavor(2048, root='true', data_mb='64'))
+        self.assertEqual({'fast': 2048}, self.claimed())
+        self.assertIn('MEMORY_MB', str(self.claims(self.server)))
+        self.assertIn(f'server-{self.server["id"]}-data0.pcow', self.pool.entries())
+        self.assertEqual([], [name for name in self.other.entries() if name.startswith('server-')])
+
+    def test_claim_of_another_size(self) -> None:
+        """The image grows where it is."""
+        with self.libvirt_does_nothing():
+            self.resize('VERIFY_RESIZE')
+        self.assertEqual({'fast': 2048}, self.claimed())
+
+    def test_claim_follows_after_a_conflict(self) -> None:
+        put, conflicts = report.SchedulerReportClient.put_allocations, [1, 1]
+
+        def conflict(*arguments: Any) -> bool:
+            if conflicts:
+                conflicts.pop()
+                raise nova_exception.AllocationUpdateFailed(consumer_uuid=arguments[2], error='consumer generation conflict')
+            return bool(put(*arguments))
+
+        with self.libvirt_does_nothing(), mock.patch.object(report.SchedulerReportClient, 'put_allocations', conflict):
+            self.resize('VERIFY_RESIZE')
+        self.assertEqual({'fast': 2048}, self.claimed())
+
+    def test_claim_for_which_the_pool_has_no_room(self) -> None:
+        before = self.claimed()
+        found = self.placement.get(f'/resource_providers/{self.uuids["fast"]}/inventories').body
+        inventory = found['inventories']['CUSTOM_PCOW_MB'] | {'total': 2560, 'reserved': 0, 'allocation_ratio': 1.0}
+        answer = self.placement.put(f'/resource_providers/{self.uuids["fast"]}/inventories', found | {
+            'inventories': {'CUSTOM_PCOW_MB': inventory | {'max_unit': 2560}}})
+        self.assertEqual(200, answer.status)
+        self.resize('ERROR')               # of the conductor, which hears it too: see above
+        self.check_refused('lie in the pool fast and stay there, and placement has no room for 2 GiB in it beside the old size')
+        self.assertIn('InstanceFaultRollback', self.fault(self.server))
+        self.assertEqual(before, self.claimed())
+        self.assertEqual([], image.snapshot_list(str(self.root)))
+
+    def test_claim_while_placement_is_away(self) -> None:
+        with mock.patch('nova_pcow.resize_claims._provider', side_effect=keystone_exception.ConnectFailure('placement is away')):
+            self.resize('ERROR')           # as above
+        self.check_refused('placement is away')
+        self.assertIn('InstanceFaultRollback', self.fault(self.server))
+
+    def test_claim_that_is_given_back(self) -> None:
+        """What fails later takes the server back to what it had claimed."""
+        error = exception.ImageInUse(path=str(self.root), reason='somebody has it')
+        with self.libvirt_does_nothing(), mock.patch.object(image, 'snapshot_create', side_effect=error):
+            self.resize('ERROR')           # as above
+        self.assertEqual({'fast': 1024}, self.claimed())
