@@ -19,6 +19,9 @@ OPTS: list[cfg.Opt] = [
     cfg.StrOpt('qemu_group', default='',
                help='Group of the QEMU processes, where they do not run as the user of nova-compute, which has to be a member: it '
                     'gets access to the sockets of volumes that servers without persistent memory have as disks.'),
+    cfg.BoolOpt('shelve_drops_data', default=False,
+                help='Whether servers with data devices in persistent memory (pcow:data_mb) can be shelved: only their root '
+                    'becomes an image, and when they are offloaded, what is on the data devices is lost. If not, it is refused.'),
 ]
 
 

@@ -31,6 +31,7 @@ from nova_pcow import emulator
 from nova_pcow import errors
 from nova_pcow import flavor as flavor_module
 from nova_pcow import inventory
+from nova_pcow import leaving
 from nova_pcow import migration as migration_module
 from nova_pcow import rebuild as rebuild_module
 from nova_pcow import resize_claims
@@ -221,10 +222,10 @@ class PcowLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         return os.path.join(libvirt_utils.get_instance_path(instance), 'disk')
 
     def power_off(self, instance: Any, timeout: int = 0, retry_interval: int = 0) -> None:
-        """The first that a shelved server's host hears of its offload, when nothing is changed yet."""
-        if _uses_pcow(instance) and instance.task_state == task_states.SHELVING_OFFLOADING:
+        """The first that a server's host hears when it is shelved or offloaded, and nothing is changed yet."""
+        if _uses_pcow(instance):
             with errors.internal():
-                storage.check_deletable(instance.uuid)
+                leaving.check(instance)
         super().power_off(instance, timeout, retry_interval)
 
     def delete_instance_files(self, instance: Any) -> bool:

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers that go on from an image of their root and leave the rest on their host, to be deleted: what is on data devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nova import context as nova_context
+from nova import objects
+from nova.compute import task_states
+
+from nova_pcow import conf
+from nova_pcow import flavor as flavor_module
+from nova_pcow import inventory
+from nova_pcow import storage
+
+
+def check(instance: Any) -> None:
+    """Called when Nova is about to stop a server, whatever for, and has changed nothing yet.
+
+    :raises ServerStorageError: something would be lost, or could not be deleted
+    """
+    if instance.task_state == task_states.SHELVING_OFFLOADING:
+        storage.check_deletable(instance.uuid)
+    if instance.task_state in (task_states.SHELVING, task_states.SHELVING_OFFLOADING):
+        if not conf.CONF.nova_pcow.shelve_drops_data:
+            _check_no_data(instance, 'set [nova_pcow] shelve_drops_data to shelve it without')
+    elif instance.task_state == task_states.RESIZE_MIGRATING and _goes_to_another_cell(instance):
+        _check_no_data(instance, 'resize it in its own cell')
+
+
+def _check_no_data(instance: Any, way_out: str) -> None:
+    devices = ', '.join(item.role for item in storage.find(instance.uuid) if item.role != storage.ROOT)
+    if not devices and flavor_module.DATA_SPEC in instance.flavor.extra_specs and not inventory.all_there():
+        devices = 'a pool of this host is not there'
+    if devices:
+        raise storage.ServerStorageError(reason=(
+            f'what is on its data devices ({devices}) would be lost, because only its root becomes an image: copy that to a '
+            f'volume (openstack server unshelve gives it back to a server that is shelved already), or {way_out}'))
+
+
+def _goes_to_another_cell(instance: Any) -> bool:
+    if flavor_module.DATA_SPEC not in instance.flavor.extra_specs:
+        return False
+    found = objects.Migration.get_by_instance_and_status(nova_context.get_admin_context(), instance.uuid, 'migrating')
+    return bool(found.cross_cell_move)
