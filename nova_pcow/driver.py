@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compute driver: Nova's libvirt driver, and what differs for servers whose root or data devices are pcow images.
 
-Only overrides are here, some of them in :mod:`nova_pcow.volume_driver` and :mod:`nova_pcow.snapshot_driver`; what they do is in the
-other modules of the package.  A server without ``pcow:*`` in its flavor takes Nova's own way everywhere.
+Only overrides are here, some of them in :mod:`nova_pcow.volume_driver`, :mod:`nova_pcow.snapshot_driver` and
+:mod:`nova_pcow.resize_driver`; what they do is in the other modules of the package.  A server without ``pcow:*`` in its flavor
+takes Nova's own way everywhere.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import tempfile
 from typing import Any
 
 from nova import exception as nova_exception
-from nova import objects
 from nova.compute import task_states
 from nova.compute import vm_states
 import nova.conf
@@ -35,8 +35,8 @@ from nova_pcow import leaving
 from nova_pcow import migration as migration_module
 from nova_pcow import rebuild as rebuild_module
 from nova_pcow import resize_claims
+from nova_pcow import resize_driver
 from nova_pcow import snapshot as snapshot_module
-from nova_pcow import snapshot_driver
 from nova_pcow import storage
 from pcow_driver import domain
 from pcow_driver import exception
@@ -58,7 +58,7 @@ def _uses_pcow(instance: Any) -> bool:
     return flavor_module.uses_pcow(instance.flavor)
 
 
-class PcowLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
+class PcowLibvirtDriver(resize_driver.ResizeLibvirtDriver):
     """See :mod:`nova_pcow.driver`."""
 
     def __init__(self, virtapi: Any, read_only: bool = False) -> None:
@@ -301,27 +301,20 @@ class PcowLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
             return str(super().migrate_disk_and_power_off(*arguments))
         stays = dest == self.get_host_ip_addr() or all(
             self._is_path_shared_with(dest, item.pool.path) for item in storage.find(instance.uuid))
-        if stays:
-            with errors.roll_back_resize():
+        with errors.roll_back_resize():
+            if stays:
                 migration_module.check_stays(instance.uuid, new)
                 pool = storage.find(instance.uuid)[0].pool     # a server lies in one
                 resize_claims.follow(context, instance.uuid, pool.name, self._destination_node(context, instance))
-        disk_info = str(super().migrate_disk_and_power_off(*arguments))
-        directory = libvirt_utils.get_instance_path(instance)
+            else:
+                migration_module.check_travels(instance.uuid)
         try:
             with errors.roll_back_resize():
-                if stays:
-                    migration_module.mark(instance.uuid, instance.migration_context.migration_id)
-                    return disk_info
-                shared = os.path.isdir(directory)          # super() renames it, and makes a new one only if it is shared
-                return migration_module.pack(disk_info, migration_module.send(instance.uuid, directory, None if shared else dest))
-        except Exception:
-            self._cleanup_remote_migration(dest, directory, directory + '_resize', stays or shared)
+                disk_info = str(super().migrate_disk_and_power_off(*arguments))
+                return self._mark_or_send(instance, None if stays else dest, disk_info)
+        except nova_exception.InstanceFaultRollback:
+            self._start_again(context, instance, network_info, block_device_info)
             raise
-
-    @staticmethod
-    def _destination_node(context: Any, instance: Any) -> str:
-        return str(objects.Migration.get_by_id(context.elevated(), instance.migration_context.migration_id).dest_node)
 
     def finish_migration(self, context: Any, migration: Any, instance: Any, disk_info: str, network_info: Any, image_meta: Any,
                          resize_instance: bool, allocations: Any, block_device_info: Any = None, power_on: bool = True,

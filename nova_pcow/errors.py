@@ -7,6 +7,7 @@ from typing import Any
 
 from nova import exception as nova_exception
 from nova.virt.libvirt import guest as libvirt_guest
+from oslo_concurrency import processutils
 
 from pcow_driver import exception
 
@@ -42,6 +43,11 @@ def roll_back_resize() -> Iterator[None]:
         yield
     except exception.PcowError as e:
         raise nova_exception.InstanceFaultRollback(nova_exception.ResizeError(reason=str(e))) from e
+    except processutils.ProcessExecutionError as e:
+        said = ' '.join(str(e.stderr or e).split())
+        raise nova_exception.InstanceFaultRollback(nova_exception.ResizeError(reason=(
+            f'the files of the server cannot be copied for its new host ({said}): make room in instances_path there, or see to '
+            'what is said here, and try again'))) from e
 
 
 @contextlib.contextmanager

@@ -156,12 +156,25 @@ def _snapshots(path: str) -> set[str]:
     return {snapshot.name for snapshot in image.snapshot_list(path, force_share=True)}
 
 
+def check_travels(uuid: str) -> None:
+    """Find out what would keep the images of a server from being sent to another host, while it still runs.
+
+    :raises PcowError: an image stands on something else than a template
+    """
+    for item in storage.find(uuid):
+        if image.info(item.path, force_share=True).base_snapshot is not None:
+            raise storage.ServerStorageError(reason=(
+                f'{item.path} is a fork of a snapshot, which does not travel: make an image of the server'))
+
+
 def send(uuid: str, directory: str, host: str | None) -> list[Transferred]:
     """Copy the top file of each image of a server that is off into its directory on another host, and mark what was sent.
 
+    They stand on templates (:func:`check_travels`).
+
     :param directory: the same path on both hosts
     :param host: address; None if the directory is shared
-    :raises PcowError: an image stands on something else than a template
+    :raises PcowError:
     :raises ProcessExecutionError: a copy failed
     """
     _forget_failed(uuid)
@@ -169,9 +182,6 @@ def send(uuid: str, directory: str, host: str | None) -> list[Transferred]:
     for item in storage.find(uuid):
         info = image.info(item.path)
         base = None if info.base_filename is None else os.path.basename(info.base_filename).removesuffix(names.IMAGE_SUFFIX)
-        if info.base_snapshot is not None:
-            raise storage.ServerStorageError(reason=(
-                f'{item.path} is a fork of a snapshot, which does not travel: make an image of the server'))
         target = os.path.join(directory, os.path.basename(item.path))
         libvirt_utils.copy_image(item.path, target, host=host, compression=False)
         sent.append(Transferred(item.role, target, base, info.base_path, info.base_uuid))

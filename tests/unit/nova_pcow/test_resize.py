@@ -13,16 +13,22 @@ from keystoneauth1 import exceptions as keystone_exception
 from nova import context
 from nova import exception as nova_exception
 from nova import objects
+from nova.compute import power_state
 from nova.scheduler.client import report
 from nova.tests.functional.api import client
 from nova.virt.libvirt import driver as libvirt_driver
+from oslo_concurrency import processutils
 
 from nova_pcow import conf as nova_conf
 from nova_pcow import migration as migration_module
+from pcow_driver import device
 from pcow_driver import exception
 from pcow_driver import image
 from pcow_driver import registry
+from pcow_driver import units
 from tests.unit.nova_pcow import base
+
+_FULL = processutils.ProcessExecutionError(stderr='No space left on device', exit_code=11, cmd='rsync')
 
 
 class ResizeTestCase(base.ServersTestCase):
@@ -44,8 +50,8 @@ class ResizeTestCase(base.ServersTestCase):
             self.api.post_server_action(self.server['id'], {'resize': {'flavorRef': flavor}})
         self._wait_for_server_parameter(self.server, {'OS-EXT-STS:task_state': None, 'status': status})
 
-    def check_refused(self, words: str = '') -> None:
-        (found,) = [item for item in self.api.get_instance_actions(self.server['id']) if item['action'] == 'resize']
+    def check_refused(self, words: str = '', action: str = 'resize') -> None:
+        (found,) = [item for item in self.api.get_instance_actions(self.server['id']) if item['action'] == action]
         found_words = json.dumps(self.api.api_get(f'/servers/{self.server["id"]}/os-instance-actions/{found["request_id"]}').body)
         wanted = words or f'{self.root.stem} is in none of the pools fast of this host: mount the pool that has it'
         self.assertIn(wanted, found_words)
@@ -112,6 +118,86 @@ class ResizeTest(ResizeTestCase):
             self.resize('ERROR')
         self.check_refused()
         self.assertFalse(self.root.exists())
+
+
+class LateFailureTest(ResizeTestCase):
+    """What fails when the server is off already."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.driver = self.computes['compute1'].driver
+        self.offs = 0
+        self.error: Exception | None = None
+
+        def power_off(driver: Any, _context: Any, instance: Any, *_args: Any, **_kwargs: Any) -> str:
+            driver.power_off(instance)
+            self.offs += 1
+            if self.error is not None:
+                raise self.error
+            return '[]'
+
+        self.useFixture(fixtures.MonkeyPatch('nova.virt.libvirt.driver.LibvirtDriver.migrate_disk_and_power_off', power_off))
+
+    def state(self) -> int:
+        instance = objects.Instance.get_by_uuid(context.get_admin_context(), self.server['id'])
+        return int(self.driver.get_info(instance).state)
+
+    def migrate(self) -> None:
+        """To a host that does not see the pool of the first."""
+        self.start_compute(hostname='compute2')
+        self.useFixture(fixtures.MonkeyPatch('nova.virt.libvirt.driver.LibvirtDriver._is_path_shared_with', lambda *_args: False))
+        for number, name in enumerate(('compute1', 'compute2')):
+            self.useFixture(fixtures.MockPatchObject(
+                self.computes[name].driver, 'get_host_ip_addr', return_value=f'192.0.2.{number}'))
+        with contextlib.suppress(client.OpenStackApiException):
+            self.api.post_server_action(self.server['id'], {'migrate': {'host': 'compute2'}})
+        self._wait_for_server_parameter(self.server, {'OS-EXT-STS:task_state': None, 'status': 'ERROR'})     # as above
+
+    def check_rolled_back(self, action: str, words: str) -> None:
+        self.check_refused(words, action)
+        self.assertIn('InstanceFaultRollback', self.fault(self.server))
+        self.assertEqual([], image.snapshot_list(str(self.root)))
+
+    def test_mark_that_fails(self) -> None:
+        with mock.patch.object(image, 'snapshot_create', side_effect=exception.ToolFailed(message='the pool is full')):
+            self.resize('ERROR')           # as above
+        self.check_rolled_back('resize', 'the pool is full')
+        self.assertEqual((1, power_state.RUNNING), (self.offs, self.state()))
+
+    def test_server_that_was_stopped(self) -> None:
+        self._stop_server(self.server)
+        with mock.patch.object(image, 'snapshot_create', side_effect=exception.ToolFailed(message='the pool is full')):
+            self.resize('ERROR')           # as above
+        self.assertEqual((1, power_state.SHUTDOWN), (self.offs, self.state()))
+
+    def test_start_that_fails_too(self) -> None:
+        """The server is off, for Nova to see; the words are of what failed first."""
+        with mock.patch.object(image, 'snapshot_create', side_effect=exception.ToolFailed(message='the pool is full')), \
+                mock.patch.object(self.driver, 'power_on', side_effect=exception.ToolFailed(message='another error')):
+            self.resize('ERROR')           # as above
+        self.check_rolled_back('resize', 'the pool is full')
+
+    def test_copy_that_fails(self) -> None:
+        with mock.patch('nova.virt.libvirt.utils.copy_image', side_effect=_FULL):
+            self.migrate()
+        self.check_rolled_back('migrate', 'No space left on device')
+        self.assertEqual((1, power_state.RUNNING), (self.offs, self.state()))
+
+    def test_copy_of_other_files_that_fails(self) -> None:
+        self.error = _FULL
+        self.migrate()
+        self.check_rolled_back('migrate', 'make room in instances_path there')
+        self.assertEqual((1, power_state.RUNNING), (self.offs, self.state()))
+
+    def test_fork_of_a_snapshot(self) -> None:
+        """Found out while the server runs."""
+        device.create(self.pool, 'base', 64 * units.MIB)
+        image.snapshot_create(self.pool.existing_path('base'), 's')
+        device.create_on(self.pool, 'fork', 'base', base_snapshot='s')
+        os.replace(self.pool.existing_path('fork'), self.root)
+        self.migrate()
+        self.check_rolled_back('migrate', 'is a fork of a snapshot, which does not travel')
+        self.assertEqual((0, power_state.RUNNING), (self.offs, self.state()))
 
 
 class TwoPoolsTest(ResizeTestCase):

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of a resize or cold migration on the host that the server leaves, and how they are undone."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from nova import objects
+from nova.compute import power_state
+from nova.compute import vm_states
+from nova.virt.libvirt import utils as libvirt_utils
+from oslo_log import log as logging
+
+from nova_pcow import migration as migration_module
+from nova_pcow import snapshot_driver
+
+LOG = logging.getLogger(__name__)
+
+
+class ResizeLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
+    """See :mod:`nova_pcow.resize_driver`."""
+
+    def _mark_or_send(self, instance: Any, dest: str | None, disk_info: str) -> str:
+        """What a resize does with the images when the server is off; Nova's list of disks with what was sent.
+
+        :param dest: None: the images stay where they are
+        """
+        directory = libvirt_utils.get_instance_path(instance)
+        shared = os.path.isdir(directory)              # super() renames it, and makes a new one only if it is shared
+        try:
+            if dest is None:
+                migration_module.mark(instance.uuid, instance.migration_context.migration_id)
+                return disk_info
+            return migration_module.pack(disk_info, migration_module.send(instance.uuid, directory, None if shared else dest))
+        except Exception:
+            self._cleanup_remote_migration(dest, directory, directory + '_resize', shared or dest is None)
+            raise
+
+    def _start_again(self, context: Any, instance: Any, network_info: Any, block_device_info: Any) -> None:
+        """Nova says of a server whose resize is rolled back that it runs as before, and does not look whether it was stopped."""
+        if instance.vm_state != vm_states.ACTIVE:
+            return
+        try:
+            if self.get_info(instance).state == power_state.SHUTDOWN:
+                self.power_on(context, instance, network_info, block_device_info)
+        except Exception:
+            LOG.exception('The server whose resize failed is off, and could not be started again', instance=instance)
+
+    @staticmethod
+    def _destination_node(context: Any, instance: Any) -> str:
+        return str(objects.Migration.get_by_id(context.elevated(), instance.migration_context.migration_id).dest_node)
