@@ -25,6 +25,7 @@ from nova.virt.libvirt import utils as libvirt_utils
 from oslo_log import log as logging
 from oslo_utils import excutils
 
+from nova_pcow import arrival
 from nova_pcow import claims
 from nova_pcow import config
 from nova_pcow import emulator
@@ -283,6 +284,8 @@ class PcowLibvirtDriver(resize_driver.ResizeLibvirtDriver):
                 snapshot_module.forget_suspended(self._host.get_guest(instance)._domain)
             if instance.vm_state not in (vm_states.RESIZED, vm_states.ERROR):
                 migration_module.forget(instance.uuid, self._domain(instance))
+            with errors.internal():
+                self._receive(context, instance)
         super()._hard_reboot(context, instance, network_info, share_info, block_device_info, accel_info)
 
     # ---- other sizes and hosts -----------------------------------------------------------------------------------
@@ -330,18 +333,28 @@ class PcowLibvirtDriver(resize_driver.ResizeLibvirtDriver):
         wanted = _wanted(instance)
         disk_info, arrived = migration_module.unpack(disk_info)
         if arrived:
-            pool = inventory.choose(self.provider_tree, self._host.get_hostname(), allocations, wanted)
-
-            def template(cache: template_cache.TemplateCache, image_id: str) -> Any:
-                source = self._root_source(context, instance, image_id)
-                return cache.template(source.image, source.fetch)
-
-            migration_module.receive(instance.uuid, pool, arrived, migration.source_compute,
-                                     libvirt_utils.get_instance_path(instance), template)
+            arrival.note(libvirt_utils.get_instance_path(instance), arrival.Arrival(migration.source_compute, arrived))
+            self._receive(context, instance, allocations)
         storage.check_complete(instance.uuid, flavor_module.parse(instance.old_flavor))      # what is made below is only new
         migration_module.grow(instance.uuid, wanted)
         self._create_images(context, instance, allocations, block_device_info)      # data devices that the old flavor had not
         return disk_info
+
+    def _receive(self, context: Any, instance: Any, allocations: Any = None) -> None:
+        """Take over what has arrived from another host, if anything has that is not in a pool yet."""
+        directory = libvirt_utils.get_instance_path(instance)
+        found = arrival.noted(directory)
+        if found is None:
+            return
+        allocations = allocations or resize_claims.of_server(context, instance.uuid)
+        pool = inventory.choose(self.provider_tree, self._host.get_hostname(), allocations, _wanted(instance))
+
+        def template(cache: template_cache.TemplateCache, image_id: str) -> Any:
+            source = self._root_source(context, instance, image_id)
+            return cache.template(source.image, source.fetch)
+
+        migration_module.receive(instance.uuid, pool, found.images, found.source_host, directory, template)
+        arrival.forget(directory)
 
     def finish_revert_migration(self, context: Any, instance: Any, network_info: Any, migration: Any, block_device_info: Any = None,
                                 power_on: bool = True, share_info: Any = None) -> None:

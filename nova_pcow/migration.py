@@ -15,6 +15,7 @@ import os
 from typing import Any
 
 from nova.virt.libvirt import utils as libvirt_utils
+from oslo_concurrency import processutils
 from oslo_log import log as logging
 
 from nova_pcow import flavor as flavor_module
@@ -203,7 +204,7 @@ def unpack(disk_info: str) -> tuple[str, list[Transferred]]:
 
 def receive(uuid: str, pool: pool_module.Pool, arrived: list[Transferred], source_host: str, directory: str,
             template: Callable[[template_cache.TemplateCache, str], Any]) -> None:
-    """Take over what :func:`send` has put into the server's directory.
+    """Take over what :func:`send` has put into the server's directory; called again, go on where that failed.
 
     :param pool: of this host
     :param source_host: address to copy a template from whose image Glance no longer has
@@ -211,7 +212,10 @@ def receive(uuid: str, pool: pool_module.Pool, arrived: list[Transferred], sourc
     :param template: makes the template of a Glance image, given its cache and the id; a context manager that gives its name
     :raises PcowError:
     """
+    there = {item.role for item in storage.find(uuid)}
     for item in arrived:
+        if item.role in there and not os.path.lexists(item.path):
+            continue                   # the last call took it
         name = storage.image_name(uuid, item.role)
         with staging.building(pool, name) as part:
             _copy(item.path, part)
@@ -228,8 +232,15 @@ def receive(uuid: str, pool: pool_module.Pool, arrived: list[Transferred], sourc
 
 
 def _copy(source: str, target: str) -> None:
-    """Durable on return: once an image has its name, its source is deleted."""
-    libvirt_utils.copy_image(source, target)
+    """Durable on return: once an image has its name, its source is deleted.
+
+    :raises ServerStorageError:
+    """
+    try:
+        libvirt_utils.copy_image(source, target)
+    except processutils.ProcessExecutionError as e:
+        said = ' '.join(str(e.stderr or e).split())
+        raise storage.ServerStorageError(reason=f'what has arrived cannot be put into the pool: {said}') from e
     with open(target, 'rb') as f:
         os.fsync(f.fileno())
 

@@ -17,6 +17,21 @@ from pcow_driver import units
 _ATTEMPTS = 3
 
 
+def of_server(context: Any, uuid: str) -> dict[str, Any]:
+    """What a server claims, by the UUID of the resource provider, as Nova hands it to a driver.
+
+    :raises PlacementMismatch: placement cannot be asked
+    """
+    try:
+        return dict(report.report_client_singleton().get_allocs_for_consumer(context, uuid)['allocations'])
+    except (nova_exception.NovaException, keystone_exception.ClientException) as e:
+        raise _not_asked(e) from e
+
+
+def _not_asked(error: Exception) -> inventory.PlacementMismatch:
+    return inventory.PlacementMismatch(reason=f'placement cannot be asked, try again later ({error})')
+
+
 def follow(context: Any, uuid: str, pool: str, nodename: str) -> None:
     """Have a server claim in a pool what it claims in another of the same host since its resize began.
 
@@ -35,7 +50,7 @@ def follow(context: Any, uuid: str, pool: str, nodename: str) -> None:
                 if attempt == _ATTEMPTS:
                     raise
     except (nova_exception.NovaException, keystone_exception.ClientException) as e:
-        raise inventory.PlacementMismatch(reason=f'placement cannot be asked, try again later ({e})') from e
+        raise _not_asked(e) from e
 
 
 def _follow(context: Any, uuid: str, pool: str, nodename: str) -> None:

@@ -9,6 +9,7 @@ import shutil
 from unittest import mock
 
 from nova.virt.libvirt import utils as libvirt_utils
+from oslo_concurrency import processutils
 
 from nova_pcow import conf as nova_conf
 from nova_pcow import flavor
@@ -318,6 +319,17 @@ class MigrationTest(base.TestCase):
         other.write_bytes(b'of another server')
         self.assertTrue(storage.delete(_UUID))
         self.assertEqual([other], [path for path in directory.iterdir() if 'server-' in path.name])
+
+    def test_pool_that_is_full_when_a_copy_arrives(self) -> None:
+        sent = migration.send(_UUID, str(self.instance), None)
+        there, full = self.on('there'), processutils.ProcessExecutionError(stderr='cp: No space left on device\n')
+        with mock.patch.object(libvirt_utils, 'copy_image', side_effect=full):
+            error = self.assertRaises(
+                storage.ServerStorageError, migration.receive, _UUID, there, sent, '', str(self.instance), self.template)
+        self.assertEqual('what has arrived cannot be put into the pool: cp: No space left on device', str(error))
+        for _time in range(2):             # the second has nothing to do
+            migration.receive(_UUID, there, sent, '', str(self.instance), self.template)
+        self.check_contents()
 
     def test_copy_that_arrives_damaged(self) -> None:
         sent = migration.send(_UUID, str(self.instance), None)

@@ -17,6 +17,7 @@ from nova.compute import power_state
 from nova.scheduler.client import report
 from nova.tests.functional.api import client
 from nova.virt.libvirt import driver as libvirt_driver
+from nova.virt.libvirt import utils as libvirt_utils
 from oslo_concurrency import processutils
 
 from nova_pcow import conf as nova_conf
@@ -182,6 +183,39 @@ class LateFailureTest(ResizeTestCase):
             self.migrate()
         self.check_rolled_back('migrate', 'No space left on device')
         self.assertEqual((1, power_state.RUNNING), (self.offs, self.state()))
+
+    def test_images_that_find_no_room_on_the_new_host(self) -> None:
+        """A hard reboot there, which Nova advises, goes on with what has arrived."""
+        self.server = self.boot(self.make_flavor(2048, root='true', data_mb='64'), host='compute1')
+        paths = [self.pool.existing_path(f'server-{self.server["id"]}-{role}') for role in ('root', 'data0')]
+        before = [image.info(path).uuid for path in paths]
+        directory = Path(libvirt_utils.get_instance_path(objects.Instance(uuid=self.server['id'])))
+        directory.mkdir(parents=True, exist_ok=True)
+        send, copy, failures = migration_module.send, migration_module._copy, [False, True, True]
+
+        def send_away(*arguments: Any) -> Any:
+            sent = send(*arguments)
+            for path in paths:             # two hosts that each have a pool of their own
+                os.rename(path, f'{path}.away')
+            return sent
+
+        def copy_one(*arguments: Any) -> None:
+            if failures and failures.pop(0):
+                raise exception.ToolFailed(message='the pool is full')
+            copy(*arguments)
+
+        with mock.patch.object(migration_module, 'send', side_effect=send_away), \
+                mock.patch.object(migration_module, '_copy', side_effect=copy_one):
+            self.migrate()
+            self.assertEqual('compute2', self.api.get_server(self.server['id'])['OS-EXT-SRV-ATTR:host'])
+            self.assertIn('the pool is full', self.fault(self.server))
+            for status in ('ERROR', 'ACTIVE'):         # with and without room
+                with contextlib.suppress(client.OpenStackApiException):
+                    self.api.post_server_action(self.server['id'], {'reboot': {'type': 'HARD'}})
+                self._wait_for_server_parameter(self.server, {'OS-EXT-STS:task_state': None, 'status': status})
+        self.assertEqual(before, [image.info(path).uuid for path in paths])
+        self.assertIn(paths[1], self.xml(self.server))
+        self.assertEqual([], [path.name for path in directory.iterdir() if 'pcow' in path.name])
 
     def test_copy_of_other_files_that_fails(self) -> None:
         self.error = _FULL

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What has arrived for a server from the host that it left, noted in its directory until its images are in a pool.
+
+Once the server has left, nothing leads back: Nova advises a hard reboot where it is now, which goes on with what is noted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+
+from nova_pcow import migration as migration_module
+
+_NAME = 'pcow-arrived.json'
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrival:
+    source_host: str                   # address
+    images: list[migration_module.Transferred]
+
+
+def note(directory: str, found: Arrival) -> None:
+    part = os.path.join(directory, f'.{_NAME}.part')
+    with open(part, 'w') as f:
+        json.dump(dataclasses.asdict(found), f)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(part, os.path.join(directory, _NAME))
+
+
+def noted(directory: str) -> Arrival | None:
+    try:
+        with open(os.path.join(directory, _NAME)) as f:
+            found = json.load(f)
+    except FileNotFoundError:
+        return None
+    return Arrival(found['source_host'], [migration_module.Transferred(**item) for item in found['images']])
+
+
+def forget(directory: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(directory, _NAME))
