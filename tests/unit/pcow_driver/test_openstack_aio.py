@@ -111,6 +111,8 @@ class TempestTest(Case):
         self.assertEqual(['tempest.api.T.test_b', 'setUpClass (tempest.api.U)'], found.failed)
         self.assertEqual({'Skipped until bug 1': 2, 'no reason is told': 1}, dict(found.skipped))
         self.assertEqual('1 passed, 2 failed, 3 skipped (tests, or classes of them)', tempest.table(found).splitlines()[0])
+        found.left_out = {'no network': r'\.floating_ips\.'}
+        self.assertEqual(r'left out no network: \.floating_ips\.', tempest.table(found).splitlines()[-1])
 
     def test_suites(self) -> None:
         self.assertEqual(set(options.TEMPEST_SUITES), set(tempest.SUITES))
