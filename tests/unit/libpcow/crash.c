@@ -55,7 +55,7 @@ void crash_prepare(struct crash *c, void (*prepare)(struct crash *), enum pcow_p
     snprintf(c->states, sizeof c->states, "%s", scratch("states"));
     mkdir(c->states, 0700);
     c->now.active.size = CRASH_SIZE;
-    c->has_base = prepare == crash_on_a_base;
+    c->has_base = prepare == crash_on_a_base || prepare == crash_beside_another_base;
     if (c->has_base)
         make(c, c->base, NULL, crash_prepare_base);
     make(c, c->top, c->has_base ? c->base : NULL, prepare);
@@ -91,6 +91,8 @@ void crash_free(struct crash *c)
     snprintf(path, sizeof path, "%s/%s", c->states, strrchr(c->top, '/') + 1);
     unlink(path);
     snprintf(path, sizeof path, "%s/" BASE_NAME, c->states);
+    unlink(path);
+    snprintf(path, sizeof path, "%s/other.pcow", c->states);
     unlink(path);
     rmdir(c->states);
 }

@@ -35,9 +35,10 @@ extern const size_t scenario_count;
 
 /* What a scenario begins with: its files, and c->now as they are; nothing is open. */
 void crash_prepare(struct crash *c, void (*prepare)(struct crash *), enum pcow_persistence persistence);
-/* s1 - s2 - active, on nothing / an image without snapshots on a base. */
+/* s1 - s2 - active, on nothing / an image without snapshots on a base / and another base beside it. */
 void crash_two_snapshots(struct crash *c);
 void crash_on_a_base(struct crash *c);
+void crash_beside_another_base(struct crash *c);
 /* What the base holds. */
 void crash_prepare_base(struct crash *c);
 /* What any image can go through, whatever was interrupted in it. */

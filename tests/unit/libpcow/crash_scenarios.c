@@ -2,10 +2,14 @@
 #include "crash_mapped.h"
 #include "crash_steps.h"
 
+#include <fcntl.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "image/image.h"
 #include "operations/operations.h"
+
+#define OTHER_NAME "other.pcow"
 
 /* ---- images to begin with --------------------------------------------------------------------------------------------------- */
 
@@ -71,6 +75,41 @@ void crash_on_a_base(struct crash *c)
 {
     step_put(c, 4, 3);
     step_put(c, 610, 2);
+}
+
+static void copy_file(const char *from, const char *to)
+{
+    int in = open(from, O_RDONLY | O_CLOEXEC), out = open(to, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    char bytes[4096];
+    ssize_t length;
+
+    assert_true(in >= 0 && out >= 0);
+    while ((length = read(in, bytes, sizeof bytes)) > 0)
+        assert_int_equal(write(out, bytes, (size_t)length), length);
+    assert_int_equal(length, 0);
+    close(in);
+    close(out);
+}
+
+/*
+ * Another base, which stays as it is: of what the present one holds it has a page that is the same, one that is another, and not the rest; and
+ * pages that are in neither. States of the image may stand on it, so it lies beside them as well.
+ */
+void crash_beside_another_base(struct crash *c)
+{
+    static const unsigned held[] = {103, 104, 5, 300, 1000};
+    pcow_image *other = must_create(scratch(OTHER_NAME), CRASH_SIZE, 16 * KIB, NULL);
+    uint64_t words[512];
+    char copy[600];
+
+    crash_on_a_base(c);
+    for (unsigned i = 0; i < sizeof held / sizeof held[0]; i++) {
+        page_fill(words, held[i], held[i] == 103 ? c->now.active.page[103].generation[0] : 900);
+        MUST(pcow_write(other, (uint64_t)held[i] * 4096, words, sizeof words, &error));
+    }
+    pcow_close(other);
+    snprintf(copy, sizeof copy, "%s/%s", c->states, OTHER_NAME);
+    copy_file(scratch(OTHER_NAME), copy);
 }
 
 /* ---- scenarios ---------------------------------------------------------------------------------------------------------------- */
@@ -258,6 +297,15 @@ static void rebase_to_nothing(struct crash *c)
     step_flush(c);
 }
 
+static void rebase_to_another(struct crash *c)
+{
+    step_expect(c, NULL);
+    MUST(pcow_rebase(c->image, scratch(OTHER_NAME), NULL, false, NULL, NULL, &error));
+    step_put(c, 4, 1);
+    step_put(c, 300, 1);
+    step_flush(c);
+}
+
 static void commit(struct crash *c)
 {
     step_expect(c, NULL);
@@ -339,6 +387,7 @@ const struct scenario scenarios[] = {
     {"seal", some_pages, seal},
     {"write over a base", crash_on_a_base, write_over_base},
     {"rebase", crash_on_a_base, rebase_to_nothing},
+    {"rebase to another base", crash_beside_another_base, rebase_to_another},
     {"commit", crash_on_a_base, commit},
 };
 const size_t scenario_count = sizeof scenarios / sizeof scenarios[0];
