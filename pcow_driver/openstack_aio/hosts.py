@@ -67,6 +67,13 @@ class Hosts:
                 found[str(item['name'])] = int(usages['CUSTOM_PCOW_MB'])
         return found
 
+    def claims_of(self, server: str) -> set[str]:
+        """Names of the resource providers of pools in which a server claims space."""
+        call = self._machine.api.call
+        names = {item['uuid']: str(item['name']) for item in call('placement', 'GET', '/resource_providers')['resource_providers']}
+        found = call('placement', 'GET', f'/allocations/{server}')['allocations']
+        return {names[uuid] for uuid, item in found.items() if 'CUSTOM_PCOW_MB' in item['resources']}
+
     def image_file(self) -> Path:
         """The qcow2 file of the tiny guest."""
         return guest.prepare(debian=False).image

@@ -247,6 +247,18 @@ class LifeCycle:
         self._root = self.server.wait_root(lambda root: root.boots == 1 and root.sum != before.sum)
         return 'the data are gone, by design; boot 1 with new ones'
 
+    def rebuild_to_snapshot(self) -> str:
+        """Back to what an image of the server has kept."""
+        kept = self.root
+        image = self.server.create_image('life-cycle-state')
+        self._images.append(image)
+        self.server.wait_status('ACTIVE')
+        words = self.rebuild()
+        self.server.act('rebuild', {'imageRef': image})
+        self.server.wait_status('ACTIVE')
+        self._root = self.server.wait_root(lambda root: root.sum == kept.sum and root.boots == kept.boots + 1)
+        return f'{words}; rebuilt with the image of before, it has those again'
+
     def delete(self) -> str:
         self.server.delete()
         return 'gone'
@@ -291,5 +303,6 @@ class Refused(exception.PcowError):
 
 
 ROWS = ('create', 'stop_start', 'soft_reboot', 'hard_reboot', 'pause', 'suspend', 'suspend_again', 'rescue', 'snapshot', 'shelve',
-        'resize_up', 'resize_down', 'cold_migrate', 'cold_migrate_revert', 'live_migrate', 'rebuild', 'delete')
+        'resize_up', 'resize_down', 'cold_migrate', 'cold_migrate_revert', 'live_migrate', 'rebuild_to_snapshot', 'rebuild',
+        'delete')
 NEED_TWO_NODES = ('cold_migrate', 'cold_migrate_revert', 'live_migrate', 'host_reboot', 'evacuate', 'cold_migrate_attached')

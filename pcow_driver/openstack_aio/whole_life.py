@@ -161,6 +161,8 @@ class WholeLife(life_cycle.LifeCycle):
         """The host that is back has given up the server that went on elsewhere."""
         name = str(server.show()['OS-EXT-SRV-ATTR:instance_name'])
         servers.wait(f'end of {name} on {_NODE2}', lambda: True if name not in self.hosts.domains(_NODE2) else None)
+        here = {f'{_NODE1}_pcow_{pools.NOVA}'}
+        servers.wait(f'claims of {name} on {_NODE1} alone', lambda: True if self.hosts.claims_of(server.id) == here else None)
 
     def crowd(self) -> str:
         """Ten servers at once, and their end; nothing of them is left."""
@@ -232,6 +234,6 @@ class WholeLife(life_cycle.LifeCycle):
             raise servers.ServerFailed(reason=f'something is left: {before} before, {now} now')
 
 
-_LAST = ('rebuild', 'delete')
+_LAST = ('rebuild_to_snapshot', 'rebuild', 'delete')
 ROWS = (*(row for row in life_cycle.ROWS if row not in _LAST), 'revert_in_place', *_LAST, 'data_devices', 'damaged_image',
         'full_pool', 'crowd', 'evacuate')
