@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 import uuid
 
+from nova import conf as nova_conf
 from nova import context
 from nova import exception as nova_exception
 from nova import objects
@@ -252,6 +253,8 @@ class RebuildTest(base.ServersTestCase):
 
     def test_unshelved(self) -> None:
         """It does not begin with the image that Nova makes, and deletes again, in order to shelve it."""
+        nova_conf.CONF.set_override('shelve_drops_data', True, 'nova_pcow')
+        self.addCleanup(nova_conf.CONF.clear_override, 'shelve_drops_data', 'nova_pcow')
         with mock.patch('nova_pcow.driver.PcowLibvirtDriver.snapshot'):
             self.server = self._shelve_server(self.server)
         shelved = self.glance.images[self.server_image()]
