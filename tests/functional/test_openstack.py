@@ -61,7 +61,7 @@ class OpenStackTest(unittest.TestCase):
         with self.assertRaisesRegex(exception.PcowError, 'pcow:rooot'):
             self.bed.api.create_flavor('bad', 160, 0, {'pcow:rooot': 'true'})
         with self.assertRaisesRegex(AssertionError, "extra spec 'pcow:rooot'"):        # and by the command of a user
-            self.bed.shell('openstack flavor create --ram 160 --property pcow:rooot=true misspelt')
+            self.bed.shell(f'openstack flavor set --property pcow:rooot=true {life_cycle.FLAVOR}')
 
     def test_beside_a_qcow2_disk(self) -> None:
         found = times.measure(self.bed.api, self.bed.hosts, COMPARED)
