@@ -191,13 +191,15 @@ class AllInOne:
     def _wanted_of_node(self, node: settings_module.Node) -> list[tuple[str, str, str]]:
         """Agents of a node: service, name, and the host that they report as."""
         wanted = [('nova', 'nova-compute', node.name)]
-        if self.settings.volume_backends and (node == settings_module.NODE1 or not self.settings.shared_pools):
-            wanted += [('cinder', 'cinder-volume', host) for host in self._volume_hosts(node)]
+        if hosts := self._volume_hosts(node):
+            wanted += [('cinder', 'cinder-volume', host) for host in hosts]
             wanted += [('cinder', 'cinder-backup', node.name)]
         return wanted
 
     def _volume_hosts(self, node: settings_module.Node) -> list[str]:
-        """Names of the volume backends of a node among cinder's services."""
+        """Names of the volume backends of a node among cinder's services; a node that shares the pools has none."""
+        if self.settings.shared_pools and node != settings_module.NODE1:
+            return []
         return [f'{node.name}@{configuration_module.volume_type(name)}' for name in self.settings.volume_backends]
 
     def _check_ports(self) -> None:
