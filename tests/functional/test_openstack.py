@@ -60,8 +60,10 @@ class OpenStackTest(unittest.TestCase):
     def test_unknown_extra_spec_is_refused(self) -> None:
         with self.assertRaisesRegex(exception.PcowError, 'pcow:rooot'):
             self.bed.api.create_flavor('bad', 160, 0, {'pcow:rooot': 'true'})
+        self.bed.shell('openstack flavor create --ram 160 misspelt')
+        self.addCleanup(self.bed.shell, 'openstack flavor delete misspelt')
         with self.assertRaisesRegex(AssertionError, "extra spec 'pcow:rooot'"):        # and by the command of a user
-            self.bed.shell(f'openstack flavor set --property pcow:rooot=true {life_cycle.FLAVOR}')
+            self.bed.shell('openstack flavor set --property pcow:rooot=true misspelt')
 
     def test_beside_a_qcow2_disk(self) -> None:
         found = times.measure(self.bed.api, self.bed.hosts, COMPARED)
