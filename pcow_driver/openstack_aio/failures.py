@@ -12,7 +12,7 @@ from pcow_driver.openstack_aio import whole_life
 _NODE1, _NODE2 = settings_module.NODE1.name, settings_module.NODE2.name
 _CLAIMS_TOO_LITTLE = 'pcow.life-claims-too-little'
 _NO_ROOM = units.MIB                           # the template alone takes more
-_SOME_ROOM = 8 * units.MIB                     # for the template, and not for what a guest writes when it boots
+_SOME_ROOM = 5 * units.MIB                     # for the template, and not for what one guest writes when it boots
 _ENOUGH = 512 * units.MIB
 
 
