@@ -31,11 +31,13 @@ SUITES: dict[str, tuple[str, bool]] = {
 LEFT_OUT: dict[str, dict[str, str]] = {
     'compute': {
         'persistent memory cannot be taken out of a running server, which they do with a volume':
-            r'\.(AttachVolume|AttachSCSIVolume|VolumesAssistedSnapshots)|test_rebuild_server_with_volume_attached',
+            r'\.(AttachVolume|AttachSCSIVolume|VolumesAssistedSnapshots)|test_rebuild_server_with_volume_attached'
+            r'|test_rescued_vm_(attach|detach)_volume',
         'a root in persistent memory is no volume, which they boot from': r'\.(ServersTestBootFromVolume|ServerActionsV293Test)',
         'servers have no network here':
             r'\.floating_ips\.|\.(AutoAllocateNetwork|ServerAddresses|ServersTestMultiNic)'
-            r'|test_list_security_groups_by_server|test_server_security_groups|security_group\b|test_remove_server_all_security_groups',
+            r'|test_list_security_groups_by_server|test_server_security_groups|security_group\b|test_remove_server_all_security_groups'
+            r'|test_list_show_tenant_networks',
     },
 }
 _IMAGE = 'pcow-guest'
