@@ -12,6 +12,7 @@ from pathlib import Path
 import time
 
 from pcow_driver import exception
+from pcow_driver import names
 from pcow_driver import pool
 from pcow_driver import tool
 from pcow_driver.openstack_aio import allinone
@@ -19,8 +20,6 @@ from pcow_driver.openstack_aio import guest
 from pcow_driver.openstack_aio import pools
 from pcow_driver.openstack_aio import servers
 from pcow_driver.openstack_aio import settings as settings_module
-
-_SERVER = 'server-'                            # what the names of servers' images begin with
 
 _UUID_LENGTH = 36
 
@@ -46,7 +45,7 @@ class Hosts:
     def images(self, host: str) -> list[str]:
         """Names of the images of servers in the pool of a node."""
         found = json.loads(self.pcowctl(host, 'image', 'list', pools.NOVA, '-f', 'json'))
-        return [name for item in found if (name := str(item.get('name', item.get('Name')))).startswith(_SERVER)]
+        return [name for item in found if (name := str(item.get('name', item.get('Name')))).startswith(names.SERVER_PREFIX)]
 
     def domains(self, host: str) -> list[str]:
         """Names of all domains of a node."""

@@ -112,7 +112,7 @@ static bool run_resize(struct session *session, const struct command *command, i
         return false;
     }
     session_unmap(session);
-    r = session->vain ? check_no_revert(session->image, &error) : 0;
+    r = session->unfinished ? check_no_revert(session->image, &error) : 0;
     r = r ? r : pcow_resize(session->image, size, shrink, &error);
     if (session_map(session, &problem) && !r) {
         error = problem;

@@ -15,7 +15,7 @@ int session_open(struct session *session, struct pcow_error *error)
     if (r) {
         return r;
     }
-    session->vain = (session->open_flags & PCOW_OPEN_WRITE) && check_no_revert(session->image, error);
+    session->unfinished = (session->open_flags & PCOW_OPEN_WRITE) && check_no_revert(session->image, error);
     r = session_map(session, error);
     if (r) {
         session_close(session);
@@ -74,7 +74,7 @@ static int check_writable(const struct session *session, struct pcow_error *erro
     if (!(session->open_flags & PCOW_OPEN_WRITE)) {
         return fail(error, -EROFS, "%s is open read-only", session->path);
     }
-    return session->vain ? check_no_revert(session->image, error) : 0;
+    return session->unfinished ? check_no_revert(session->image, error) : 0;
 }
 
 int session_read(struct session *session, uint64_t offset, void *buffer, size_t length, struct pcow_error *error)

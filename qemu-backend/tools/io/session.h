@@ -17,7 +17,7 @@ struct session {
     pcow_image *image;
     pcow_map *map;                             /* NULL without one */
     struct events events;
-    bool vain;                                 /* the next start of the VM drops what is written */
+    bool unfinished;                           /* a revert of the VM is: its next start drops what is written */
     bool done;                                 /* quit was said */
 };
 

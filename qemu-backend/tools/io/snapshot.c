@@ -69,8 +69,8 @@ static bool run_snapshot(struct session *session, const struct command *command,
     for (size_t i = 0; argc >= 2 && i < sizeof(actions) / sizeof(actions[0]); i++) {
         if (argc == actions[i].words && !strcmp(argv[1], actions[i].name)) {
             double begun = now();
-            bool vain = session->vain && actions[i].run != delete && actions[i].run != reclaim;
-            bool failed = (vain && check_no_revert(session->image, &error)) || actions[i].run(session->image, argv[2], &error) < 0;
+            bool refused = session->unfinished && actions[i].run != delete && actions[i].run != reclaim;
+            bool failed = (refused && check_no_revert(session->image, &error)) || actions[i].run(session->image, argv[2], &error) < 0;
 
             if (timed && !failed) {
                 printf("%s %.9f\n", argv[1], now() - begun);

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pools of a backend: what the scheduler is told, what happens when one is missing or full, and what is refused."""
 
-import errno
 import os
 from pathlib import Path
 import subprocess
@@ -15,10 +14,9 @@ from cinder.volume import volume_types
 from cinder_pcow import backend
 from cinder_pcow import driver
 from pcow_driver import nbd
-from pcow_driver import pool as pool_module
 from pcow_driver import registry
 from pcow_driver import units
-from pcow_driver import watermark
+from tests.unit import sick_pool
 from tests.unit.cinder_pcow import base
 
 
@@ -167,14 +165,7 @@ class ReadOnlyPoolTest(OwnFileSystemCase):
         self.assertEqual([], self.files('small'))
 
     def test_one_that_cannot_be_looked_at_is_left_out(self) -> None:
-        capacity = pool_module.Pool.capacity
-
-        def broken(pool: pool_module.Pool) -> watermark.Capacity:
-            if pool.name == 'small':
-                raise OSError(errno.EIO, 'Input/output error')
-            return capacity(pool)
-
-        with mock.patch.object(pool_module.Pool, 'capacity', broken):
+        with sick_pool.sick('small'):
             self.assertEqual(['one', 'two'], sorted(self.pools_of(self.make_driver())))
 
 

@@ -132,6 +132,23 @@ pcow_image *must_create_overlay(uint64_t size, unsigned char fill)
     return must_create(scratch("top.pcow"), 0, 0, scratch("base.pcow"));
 }
 
+unsigned count_mappings(const void *memory, uint64_t size)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char line[512];
+    unsigned count = 0;
+
+    assert_non_null(maps);
+    while (fgets(line, sizeof line, maps)) {
+        unsigned long from = 0;
+
+        assert_int_equal(sscanf(line, "%lx-", &from), 1);
+        count += from >= (uintptr_t)memory && from < (uintptr_t)memory + size;
+    }
+    fclose(maps);
+    return count;
+}
+
 pcow_map *must_map_by(pcow_image *image, enum pcow_engine engine, unsigned vma_budget)
 {
     struct pcow_map_options options = {.engine = engine, .vma_budget = vma_budget};

@@ -60,6 +60,8 @@ pcow_image *must_open(const char *path, unsigned flags);
 pcow_image *must_create(const char *path, uint64_t size, uint64_t cluster_size, const char *base);
 /* "top.pcow" on a sealed "base.pcow" of this size, all bytes of which are fill; both in the scratch directory. */
 pcow_image *must_create_overlay(uint64_t size, unsigned char fill);
+/* Mappings of the kernel's list that begin in the range. */
+unsigned count_mappings(const void *memory, uint64_t size);
 pcow_map *must_map_by(pcow_image *image, enum pcow_engine engine, unsigned vma_budget);
 /* No finding at all, or the test fails with what was found. */
 void must_be_clean(const char *path);

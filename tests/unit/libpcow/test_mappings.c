@@ -16,24 +16,6 @@ static void remove_images(void)
     unlink(scratch("top.pcow"));
 }
 
-/* Of the kernel's list, those that begin in the range. */
-static unsigned count_mappings(const void *memory, uint64_t size)
-{
-    FILE *maps = fopen("/proc/self/maps", "re");
-    char line[512];
-    unsigned count = 0;
-
-    assert_non_null(maps);
-    while (fgets(line, sizeof line, maps)) {
-        unsigned long from = 0;
-
-        assert_int_equal(sscanf(line, "%lx-", &from), 1);
-        count += from >= (uintptr_t)memory && from < (uintptr_t)memory + size;
-    }
-    fclose(maps);
-    return count;
-}
-
 static void test_vma_budget_promotes_slabs(void **state)
 {
     (void)state;

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pools with which something is wrong: what placement is told of them, and of the others."""
 
-import errno
 import os
 from pathlib import Path
 import subprocess
 from typing import Any
 import unittest
-from unittest import mock
 
 import fixtures
 from nova.compute import provider_tree
@@ -16,9 +14,8 @@ from oslo_utils import uuidutils
 from nova_pcow import conf as nova_conf
 from nova_pcow import inventory
 from pcow_driver import conf
-from pcow_driver import pool as pool_module
 from pcow_driver import registry
-from pcow_driver import watermark
+from tests.unit import sick_pool
 from tests.unit.nova_pcow import base
 
 
@@ -61,12 +58,5 @@ class InventoryTest(fixtures.TestWithFixtures, unittest.TestCase):
         self.assertEqual((64, 0), tuple(told['node_pcow_well'][key] for key in ('total', 'reserved')))
 
     def test_it_cannot_be_looked_at(self) -> None:
-        capacity = pool_module.Pool.capacity
-
-        def broken(pool: pool_module.Pool) -> watermark.Capacity:
-            if pool.name == 'sick':
-                raise OSError(errno.EIO, 'Input/output error')
-            return capacity(pool)
-
-        with mock.patch.object(pool_module.Pool, 'capacity', broken):
+        with sick_pool.sick('sick'):
             self.assertEqual(['node_pcow_well'], list(self.told()))
