@@ -18,7 +18,7 @@
 #include "qemu/osdep.h"
 #include <pcow.h>
 #include "block/block-global-state.h"
-#include "block/block_int-common.h"
+#include "block/block_int.h"
 #include "block/graph-lock.h"
 #include "qapi/error.h"
 #include "qemu/cutils.h"
@@ -39,7 +39,8 @@ char *hostmem_pcow_mark_name(const HostMemPcowMark *mark)
 
 bool hostmem_pcow_is_mark(const char *name)
 {
-    return g_str_has_prefix(name, MARK) || g_str_has_prefix(name, LOADING);
+    return g_str_has_prefix(name, MARK) || g_str_has_prefix(name, LOADING) ||
+           hostmem_pcow_is_migration_name(name);
 }
 
 static bool parse_mark(const char *name, HostMemPcowMark *mark)
@@ -47,7 +48,7 @@ static bool parse_mark(const char *name, HostMemPcowMark *mark)
     int end = -1;
 
     mark->loading = g_str_has_prefix(name, LOADING);
-    if (!hostmem_pcow_is_mark(name)) {
+    if (!mark->loading && !g_str_has_prefix(name, MARK)) {
         return false;
     }
     name += strlen(mark->loading ? LOADING : MARK);

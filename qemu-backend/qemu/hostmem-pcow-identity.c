@@ -9,6 +9,7 @@
 #include "qemu/bswap.h"
 #include "qemu/error-report.h"
 #include "system/hostmem-pcow.h"
+#include "system/runstate.h"
 
 /*
  * The files below the image, each by its UUID and what of it shows: a snapshot
@@ -47,8 +48,8 @@ static bool get_bases(HostMemPcow *pcow, uint8_t bases[PCOW_BASES_SIZE],
     return true;
 }
 
-static bool get_identity(HostMemPcow *pcow, uint32_t snapshot_id,
-                         HostMemPcowIdentity *identity, Error **errp)
+bool hostmem_pcow_get_identity(HostMemPcow *pcow, uint32_t snapshot_id,
+                               HostMemPcowIdentity *identity, Error **errp)
 {
     struct pcow_info info;
 
@@ -72,8 +73,14 @@ static char *find_mismatch(HostMemPcow *pcow, int version)
     HostMemPcowIdentity now;
     Error *err = NULL;
 
+    if (runstate_check(RUN_STATE_INMIGRATE) && !pcow->readonly) {
+        /* A file of its own, whose contents were in the stream before this */
+        return pcow->arrival == PCOW_ARRIVED ? NULL :
+               g_strdup_printf("the stream has nothing of the pcow image '%s', "
+                               "which is writable here", path);
+    }
     /* what hostmem_pcow_all_revert_snapshot() reverted to is in force */
-    if (!get_identity(pcow, pcow->snapshot_id, &now, &err)) {
+    if (!hostmem_pcow_get_identity(pcow, pcow->snapshot_id, &now, &err)) {
         char *reason = g_strdup(error_get_pretty(err));
 
         error_free(err);
@@ -116,6 +123,9 @@ static int identity_post_load(void *opaque, int version_id)
     g_free(pcow->mismatch);
     pcow->mismatch = find_mismatch(pcow, version_id);
     pcow->verified = !pcow->mismatch;
+    if (pcow->mismatch && runstate_check(RUN_STATE_INMIGRATE)) {
+        error_report("%s", pcow->mismatch);
+    }
     return pcow->verified ? 0 : -EINVAL;
 }
 
@@ -124,7 +134,7 @@ static int identity_pre_save(void *opaque)
     HostMemPcow *pcow = opaque;
     Error *err = NULL;
 
-    if (!get_identity(pcow, pcow->snapshot_id, &pcow->identity, &err)) {
+    if (!hostmem_pcow_get_identity(pcow, pcow->snapshot_id, &pcow->identity, &err)) {
         error_report_err(err);
         return -EINVAL;
     }

@@ -41,40 +41,19 @@ bool hostmem_pcow_find_snapshot(struct pcow_image *image, const char *name,
     return true;
 }
 
-/* What would leave the contents of an image out, and what to do instead. */
-typedef struct Refusal {
-    const char *what, *instead;
-} Refusal;
-
-static bool refuse(HostMemPcow *pcow, void *opaque, Error **errp)
+static bool refuse_disk_only(HostMemPcow *pcow, void *opaque, Error **errp)
 {
-    const Refusal *refusal = opaque;
-
-    error_setg(errp, "%s would leave out the pcow image '%s' (memory backend "
-               "'%s'), whose contents stay in the image. Use snapshot-save "
-               "(virsh snapshot-create%s", refusal->what,
-               pcow_path(pcow->image), pcow->id, refusal->instead);
+    error_setg(errp, "a snapshot of disks alone would leave out the pcow image "
+               "'%s' (memory backend '%s'), whose contents stay in the image. "
+               "Use snapshot-save (virsh snapshot-create without --disk-only), "
+               "or pcowctl snapshot create for the image alone",
+               pcow_path(pcow->image), pcow->id);
     return false;
-}
-
-bool hostmem_pcow_check_migration(Error **errp)
-{
-    Refusal refusal = {
-        "the VM cannot be migrated or saved to a file: that",
-        "), or shut the VM down and copy the image with its bases",
-    };
-
-    return hostmem_pcow_foreach(refuse, &refusal, errp);
 }
 
 bool hostmem_pcow_check_disk_only(Error **errp)
 {
-    Refusal refusal = {
-        "a snapshot of disks alone",
-        " without --disk-only), or pcowctl snapshot create for the image alone",
-    };
-
-    return hostmem_pcow_foreach(refuse, &refusal, errp);
+    return hostmem_pcow_foreach(refuse_disk_only, NULL, errp);
 }
 
 /* ---- taking a snapshot --------------------------------------------------- */

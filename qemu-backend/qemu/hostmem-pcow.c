@@ -243,7 +243,8 @@ static void exit_notify(Notifier *notifier, void *data)
     if (!pcow->readonly && hostmem_pcow_flush(pcow, &err) < 0) {
         error_report_err(err);
     }
-    if (!runstate_is_running() && !qatomic_read(&pcow->flushes)) {
+    if (!runstate_is_running() && !qatomic_read(&pcow->flushes) &&
+        !pcow->outgoing) {
         pcow->backend->mr.ram_block->pcow = NULL;
         close_image(pcow);
     }
@@ -297,6 +298,7 @@ bool hostmem_pcow_alloc(HostMemPcow *pcow, HostMemoryBackend *backend,
     qemu_add_exit_notifier(&pcow->exit);
     hostmem_pcow_vmstate_register(pcow);
     hostmem_pcow_loadvm_register(pcow);
+    hostmem_pcow_migration_register(pcow);
     return true;
 }
 
@@ -322,6 +324,7 @@ void hostmem_pcow_finalize(HostMemPcow *pcow)
         hostmem_pcow_lock_images();
         hostmem_pcow_unlock_images();
         hostmem_pcow_forget_errors(pcow);
+        hostmem_pcow_migration_unregister(pcow);
         hostmem_pcow_loadvm_unregister(pcow);
         hostmem_pcow_vmstate_unregister(pcow);
         qemu_remove_exit_notifier(&pcow->exit);

@@ -11,6 +11,7 @@
 
 #include "block/snapshot.h"
 #include "qapi/qapi-builtin-types.h"
+#include "qapi/qapi-types-migration.h"
 #include "qapi/qapi-types-qom.h"
 #include "migration/vmstate.h"
 #include "qemu/event_notifier.h"
@@ -28,6 +29,13 @@ typedef struct HostMemPcowIdentity {
     uint32_t snapshot_id;       /* of a writable image, else 0 */
     uint8_t bases[PCOW_BASES_SIZE]; /* hash of the files below; zero: none */
 } HostMemPcowIdentity;
+
+/* Of an image in a live migration to this QEMU */
+typedef enum HostMemPcowArrival {
+    PCOW_AWAITED,
+    PCOW_ARRIVING,
+    PCOW_ARRIVED,               /* complete, and durable */
+} HostMemPcowArrival;
 
 typedef struct HostMemPcow {
     /* properties of memory-backend-file */
@@ -78,6 +86,11 @@ typedef struct HostMemPcow {
     char *loading_name;         /* of the snapshot that bears the mark */
     GPtrArray *foreign_marks;   /* by a VM with other disks than this one */
     VMChangeStateEntry *state_changed;
+
+    /* hostmem-pcow-outgoing.c, hostmem-pcow-incoming.c */
+    struct HostMemPcowOutgoing *outgoing;   /* NULL: no migration to elsewhere */
+    NotifierWithReturn migration;
+    HostMemPcowArrival arrival;
 } HostMemPcow;
 
 /* ---- hostmem-file.c ---- */
@@ -258,6 +271,8 @@ void hostmem_pcow_end_space(HostMemPcow *pcow);
 
 void hostmem_pcow_vmstate_register(HostMemPcow *pcow);
 void hostmem_pcow_vmstate_unregister(HostMemPcow *pcow);
+bool hostmem_pcow_get_identity(HostMemPcow *pcow, uint32_t snapshot_id,
+                               HostMemPcowIdentity *identity, Error **errp);
 /*
  * After loadvm: fails if the VM state did not fit an image or, if it could be
  * @loaded, said nothing of one.
@@ -274,8 +289,6 @@ bool hostmem_pcow_find_snapshot(struct pcow_image *image, const char *name,
 /* hostmem_pcow_foreach() while nobody may store to an image. */
 bool hostmem_pcow_held_foreach(HostMemPcowFn *fn, void *opaque, Error **errp);
 
-/* Fails if there is a pcow backend: its contents are in no migration stream. */
-bool hostmem_pcow_check_migration(Error **errp);
 /* Fails if there is a pcow backend, which a snapshot of disks would leave out. */
 bool hostmem_pcow_check_disk_only(Error **errp);
 
@@ -298,6 +311,19 @@ void hostmem_pcow_all_undo_snapshot(void);
 bool hostmem_pcow_all_begin_delete(const char *name, bool has_devices,
                                    strList *devices, Error **errp);
 bool hostmem_pcow_all_end_delete(Error **errp);
+
+/* ---- hostmem-pcow-outgoing.c ---- */
+
+void hostmem_pcow_migration_register(HostMemPcow *pcow);
+void hostmem_pcow_migration_unregister(HostMemPcow *pcow);
+/*
+ * Fails if the VM has pcow images and they cannot go along, to or from @addr.
+ * What a file descriptor is of shows only when it is opened: one that is no
+ * socket fails then.
+ */
+bool hostmem_pcow_check_migration(MigrationAddress *addr, Error **errp);
+/* Does a migration call its own snapshots so? */
+bool hostmem_pcow_is_migration_name(const char *name);
 
 /* ---- hostmem-pcow-loadvm.c ---- */
 

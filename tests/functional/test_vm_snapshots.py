@@ -202,7 +202,7 @@ class RefusalTest(vm_snapshot_case.VmSnapshotTestCase):
             self.assertEqual(([], []), vm.trees())
             vm.quit()
 
-    def test_disks_alone_and_migration(self) -> None:
+    def test_disks_alone_and_a_file(self) -> None:
         overlay = self.directory / 'overlay.qcow2'
         with self.start() as vm:
             self.write(vm, b'now')

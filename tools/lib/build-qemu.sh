@@ -17,17 +17,22 @@ QEMU_CONFIGURE=(--target-list=x86_64-softmmu --prefix=/usr --disable-relocatable
     --firmwarepath=/usr/share/qemu:/usr/share/seabios:/usr/lib/ipxe/qemu
     --without-default-features --disable-install-blobs --disable-docs --disable-download --disable-werror --disable-debug-info
     --enable-system --enable-tcg --enable-kvm --enable-pixman --enable-vnc --enable-slirp --enable-seccomp --enable-numa
-    --enable-linux-aio --enable-linux-io-uring --enable-vhost-kernel --enable-vhost-net --enable-vhost-user)
+    --enable-linux-aio --enable-linux-io-uring --enable-vhost-kernel --enable-vhost-net --enable-vhost-user
+    # not all warnings (--disable-werror), as newer compilers find new ones; these have been defects of ours
+    '--extra-cflags=-Werror=implicit-function-declaration -Werror=int-conversion')
 # Files that the series adds as a whole: FILE IN-QEMU-TREE
 QEMU_FILES=(
     hostmem-pcow.c backends/hostmem-pcow.c
     hostmem-pcow-access.c backends/hostmem-pcow-access.c
     hostmem-pcow-carrier.c backends/hostmem-pcow-carrier.c
+    hostmem-pcow-difference.c backends/hostmem-pcow-difference.c
     hostmem-pcow-error.c backends/hostmem-pcow-error.c
     hostmem-pcow-hold.c backends/hostmem-pcow-hold.c
     hostmem-pcow-identity.c backends/hostmem-pcow-identity.c
+    hostmem-pcow-incoming.c backends/hostmem-pcow-incoming.c
     hostmem-pcow-loadvm.c backends/hostmem-pcow-loadvm.c
     hostmem-pcow-mce.c backends/hostmem-pcow-mce.c
+    hostmem-pcow-outgoing.c backends/hostmem-pcow-outgoing.c
     hostmem-pcow-qmp.c backends/hostmem-pcow-qmp.c
     hostmem-pcow-savevm.c backends/hostmem-pcow-savevm.c
     hostmem-pcow-space.c backends/hostmem-pcow-space.c
@@ -39,6 +44,7 @@ QEMU_FILES=(
     hostmem-pcow-x86-opcode.c target/i386/kvm/hostmem-pcow-x86-opcode.c
     hostmem-pcow-x86-decoder.h target/i386/kvm/hostmem-pcow-x86-decoder.h
     hostmem-pcow-x86.h target/i386/kvm/hostmem-pcow-x86.h
+    hostmem-pcow-migration.h include/system/hostmem-pcow-migration.h
     hostmem-pcow.h include/system/hostmem-pcow.h
     nvdimm-media.c hw/mem/nvdimm-media.c
     nvdimm-media.h include/hw/mem/nvdimm-media.h
