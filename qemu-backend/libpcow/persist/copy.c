@@ -44,11 +44,16 @@ failed:
 
 int copy_past_caches(void *to_memory, const void *from_memory, size_t length)
 {
+    /*
+     * Four pages side by side keep more loads of an Intel processor under way. On AMD's one page after the other is faster: 107 instead of
+     * 155 us for 2 MiB, 3.4 instead of 5.3 us for 64 KiB.
+     */
+    const size_t most = __builtin_cpu_is("intel") ? 4 : 1;
     const char *from = from_memory;
     char *to = to_memory;
 
     while (length > 0) {
-        size_t lanes = length >= 4 * PCOW_PAGE_SIZE ? 4 : 1, lane = lanes == 4 || length > PCOW_PAGE_SIZE ? PCOW_PAGE_SIZE : length;
+        size_t lanes = length >= 4 * PCOW_PAGE_SIZE ? most : 1, lane = length > PCOW_PAGE_SIZE ? PCOW_PAGE_SIZE : length;
 
         for (size_t i = 0; i < lane; i += CACHE_LINE)
             for (size_t at = i; at < lanes * lane; at += lane)
