@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.vm import chain
 from tests.vm import machine
+from tests.vm import migration
 
 MIB = chain.MIB
 _SHELL = re.compile(rb'pcow-guest: root: ([^\r\n]*)\r?\npcow-guest: ready')
@@ -360,5 +361,6 @@ ALL: dict[str, Scenario] = {
     'pool-full': pool_full,
     'full-emulated': full_emulated,
     'saved-state': saved_state,
+    'live-migration': migration.live_migration,
     'debian': debian,
 }
