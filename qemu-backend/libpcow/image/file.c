@@ -123,15 +123,22 @@ int file_move_window(struct file *file, void *address, uint64_t offset)
     return window == MAP_FAILED ? -errno : 0;
 }
 
-bool file_has_window_at(const struct file *file, const uint8_t *address)
+static bool is_inside(const uint8_t *window, const uint8_t *address)
+{
+    return window && address >= window && address < window + GROUP_SIZE;
+}
+
+bool file_find_window_at(const struct file *file, const uint8_t *address, uint64_t *offset)
 {
     for (unsigned g = 0; g < MAX_GROUPS; g++) {
         const uint8_t *window = __atomic_load_n(&file->window[g], __ATOMIC_ACQUIRE);
-        const uint8_t *settled = __atomic_load_n(&file->settled_window[g], __ATOMIC_ACQUIRE);
 
-        if ((window && address >= window && address < window + GROUP_SIZE)
-            || (settled && address >= settled && address < settled + GROUP_SIZE))
+        if (!is_inside(window, address))
+            window = __atomic_load_n(&file->settled_window[g], __ATOMIC_ACQUIRE);
+        if (is_inside(window, address)) {
+            *offset = g * GROUP_SIZE + (uint64_t)(address - window);
             return true;
+        }
     }
     return false;
 }

@@ -72,8 +72,8 @@ void *file_address(struct file *file, uint64_t offset);
 /* The same for stores to a settled range. */
 void *file_address_settled(struct file *file, uint64_t offset);
 
-/* Does the address lie in one of its windows? Async-signal-safe. */
-bool file_has_window_at(const struct file *file, const uint8_t *address);
+/* Does the address lie in one of its windows, and of which place in the file? Async-signal-safe. */
+bool file_find_window_at(const struct file *file, const uint8_t *address, uint64_t *offset);
 
 /* Extend the end of file to at least size (rounded up in steps). Async-signal-safe; threads wait for each other. */
 int file_grow(struct file *file, uint64_t size);

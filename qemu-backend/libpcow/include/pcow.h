@@ -304,6 +304,11 @@ int pcow_map_flush(pcow_map *map, uint64_t offset, uint64_t length, struct pcow_
  * access to an unreadable one end.
  */
 int pcow_map_restore(pcow_map *map, uint64_t offset, uint64_t length, struct pcow_error *error);
+/*
+ * Where the guest sees what lies at an address of the process. The kernel tells of memory that has lost its content (BUS_MCEERR_AO) by one
+ * of the addresses that it is mapped at, which may be one of the library's own. False: the guest does not see it.
+ */
+bool pcow_map_find(const pcow_map *map, const void *address, uint64_t *offset);
 /* For poll(); readable while pcow_map_next_event() has something to say. */
 int pcow_map_event_fd(const pcow_map *map);
 bool pcow_map_next_event(pcow_map *map, struct pcow_event *event);

@@ -6,6 +6,7 @@
 
 #include "image/prepare.h"
 #include "monitor/monitor.h"
+#include "persist/copy.h"
 #include "util/error.h"
 #include "util/order.h"
 
@@ -96,10 +97,11 @@ void layout_populate(const struct pcow_map *map, uint64_t guest_slab, unsigned f
         return;
     /*
      * By loads and not with MADV_POPULATE_READ: faults of several threads do not wait for each other. In assembly, because the
-     * other threads' stores that a sanitizer would see it race with do not matter.
+     * other threads' stores that a sanitizer would see it race with do not matter. A page that was own before may have become
+     * unreadable; whoever accesses it is told.
      */
     for (size_t at = 0; at < count * PCOW_PAGE_SIZE; at += FAULT_AROUND)
-        __asm__ volatile("testb $0, (%0)" : : "r"(from + at) : "cc");
+        copy_touch(from + at);
 }
 
 static unsigned count_pieces(const struct pcow_map *map, uint64_t guest_slab)

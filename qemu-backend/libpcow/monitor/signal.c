@@ -81,11 +81,13 @@ static void fail_access(const siginfo_t *info, int error)
 /* In memory that the library has of a file, of its own or of one in a chain that is mapped. */
 static bool is_in_window(const uint8_t *address)
 {
+    uint64_t offset;
+
     for (unsigned i = 0; i < MAX_MAPS; i++) {
         struct pcow_map *map = __atomic_load_n(&process.map[i], __ATOMIC_ACQUIRE);
 
         for (struct pcow_image *image = map ? map->image : NULL; image; image = image->base)
-            if (file_has_window_at(&image->file, address))
+            if (file_find_window_at(&image->file, address, &offset))
                 return true;
     }
     return false;

@@ -76,6 +76,17 @@ failed:
     return -EIO;
 }
 
+bool copy_touch(const void *at)
+{
+    __asm__ goto("1: testb $0, (%0)\n"
+                 "2:\n"
+                 WAY_OUT
+                 : : "r"(at) : "cc" : failed);
+    return true;
+failed:
+    return false;
+}
+
 bool copy_fail_at(void *context)
 {
     greg_t *pc = &((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];

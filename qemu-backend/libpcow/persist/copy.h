@@ -17,6 +17,8 @@ int copy_bytes(void *to, const void *from, size_t length);
  * thirds of that of memcpy() for much data. Going through four pages side by side gives the memory more to do at a time.
  */
 int copy_past_caches(void *to, const void *from, size_t length);
+/* Load a byte, so that the kernel maps its page: false if it cannot be loaded. */
+bool copy_touch(const void *at);
 
 /* SIGBUS was met at this place (a ucontext_t): if it is a load of these copies, let them go on with -EIO. */
 bool copy_fail_at(void *context);

@@ -11,6 +11,8 @@
 #include <ucontext.h>
 #include <unistd.h>
 
+#include "image/image.h"
+#include "persist/copy.h"
 #include "persist/persist.h"
 
 /* ---- an access of the guest ------------------------------------------------------------------------------------------ */
@@ -149,6 +151,44 @@ static void test_neighbours_that_cannot_be_read(void **state)
     signal(SIGBUS, SIG_DFL);
 }
 
+/* ---- memory that nobody accesses ------------------------------------------------------------------------------------- */
+
+static const void *in_window(struct pcow_image *image, uint64_t offset)
+{
+    const void *address = file_address(&image->file, offset);
+
+    assert_non_null(address);
+    return address;
+}
+
+/* The kernel names it by an address that the guest does not know: what does the guest call it? */
+static void test_windows_are_found(void **state)
+{
+    struct pcow_extent extent;
+    uint64_t offset = 0, place;
+    pcow_image *image;
+    pcow_map *map = map_on_base(&image);
+    unsigned char *memory = pcow_map_address(map);
+
+    (void)state;
+    assert_true(pcow_map_find(map, memory + 3 * MIB + 5, &offset));
+    assert_int_equal(offset, 3 * MIB + 5);
+    MUST(pcow_get_extent(image, 3 * MIB, 4096, &extent, &error));
+    place = extent.file_offset;
+    assert_true(pcow_map_find(map, (const char *)in_window(image->base, place) + 7, &offset));
+    assert_int_equal(offset, 3 * MIB + 7);
+    assert_false(pcow_map_find(map, in_window(image->base, 0), &offset));
+    assert_false(pcow_map_find(map, &offset, &offset));
+    /* it is copied: the base's page is nothing that the guest sees any more */
+    memory[3 * MIB] = 4;
+    assert_false(pcow_map_find(map, in_window(image->base, place), &offset));
+    MUST(pcow_get_extent(image, 3 * MIB, 4096, &extent, &error));
+    assert_true(pcow_map_find(map, in_window(image, extent.file_offset), &offset));
+    assert_int_equal(offset, 3 * MIB);
+    pcow_map_destroy(map);
+    pcow_close(image);
+}
+
 /* ---- the library's own copies ---------------------------------------------------------------------------------------- */
 
 /* A file that ends in the middle of what is copied stands for memory that has lost its content: a load gets SIGBUS, and nobody knew. */
@@ -185,13 +225,34 @@ static void test_copies_of_unreadable_memory_fail(void **state)
     close(fd);
 }
 
+/* So is a page that is only to be mapped before somebody needs it. */
+static void test_touch_of_unreadable_memory_fails(void **state)
+{
+    int fd = open(scratch("touched"), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    char *memory = mmap(NULL, 8192, PROT_READ, MAP_SHARED, fd, 0);
+
+    (void)state;
+    assert_true(fd >= 0 && memory != MAP_FAILED);
+    install(serve);
+    assert_int_equal(ftruncate(fd, 4096), 0);
+    assert_true(copy_touch(memory));
+    assert_false(copy_touch(memory + 4096));
+    assert_int_equal(ftruncate(fd, 8192), 0);
+    assert_true(copy_touch(memory + 4096));
+    signal(SIGBUS, SIG_DFL);
+    munmap(memory, 8192);
+    close(fd);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_full_pool_is_told_at_the_store, pool_setup, pool_unmount),
         cmocka_unit_test_setup_teardown(test_unreadable_base_is_told_at_the_store, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_neighbours_that_cannot_be_read, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_windows_are_found, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_copies_of_unreadable_memory_fail, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_touch_of_unreadable_memory_fails, scratch_setup, scratch_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
