@@ -5,6 +5,7 @@
  */
 #include "qemu/osdep.h"
 #include <pcow.h>
+#include <ucontext.h>
 #include "block/aio-wait.h"
 #include "exec/memory.h"
 #include "exec/ramblock.h"
@@ -166,6 +167,63 @@ int hostmem_pcow_make_writable(void *address)
         }
     }
     return ret;
+}
+
+#ifdef __x86_64__
+
+/*
+ * One load that may fail.  If it gets SIGBUS, the handler lets it continue at
+ * the second label.
+ */
+extern const char hostmem_pcow_trial_load[], hostmem_pcow_trial_failed[];
+
+bool __attribute__((noinline, noclone)) hostmem_pcow_can_load(const void *host)
+{
+    bool ok;
+
+    asm volatile(".globl hostmem_pcow_trial_load\n"
+                 ".globl hostmem_pcow_trial_failed\n"
+                 "    movb $1, %0\n"
+                 "hostmem_pcow_trial_load:\n"
+                 "    testb $0, (%1)\n"
+                 "    jmp 1f\n"
+                 "hostmem_pcow_trial_failed:\n"
+                 "    movb $0, %0\n"
+                 "1:\n"
+                 : "=&q"(ok) : "r"(host) : "memory", "cc");
+    return ok;
+}
+
+bool hostmem_pcow_skip_trial(void *context)
+{
+    greg_t *pc = &((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
+
+    if (*pc != (greg_t)hostmem_pcow_trial_load) {
+        return false;
+    }
+    *pc = (greg_t)hostmem_pcow_trial_failed;
+    return true;
+}
+
+#else
+#error "libpcow is for x86-64"
+#endif
+
+bool hostmem_pcow_readable(HostMemPcow *pcow, uint64_t offset, uint64_t length,
+                           bool report)
+{
+    uint8_t *host = pcow_map_address(pcow->map);
+
+    for (uint64_t at = offset & -PCOW_PAGE_SIZE; at < offset + length;
+         at += PCOW_PAGE_SIZE) {
+        if (!hostmem_pcow_can_load(host + at)) {
+            if (report) {
+                qapi_event_send_pcow_error(pcow->id, at, strerror(EIO));
+            }
+            return false;
+        }
+    }
+    return true;
 }
 
 int hostmem_pcow_flush(HostMemPcow *pcow, Error **errp)

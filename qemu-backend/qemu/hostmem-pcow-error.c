@@ -10,9 +10,14 @@
  *   a helper of TCG         finds it out by hostmem_pcow_can_load(), the same
  *   address_space_rw()      finds it out by hostmem_pcow_can_load(), MEMTX_ERROR
  *   a system call           EFAULT: the guest's request fails
- *   KVM                     KVM's own SIGBUS (hardware errors), or EFAULT
+ *   a vCPU under KVM        SIGBUS after KVM_RUN (hardware errors), or EFAULT;
+ *                           a machine check comes
  *   any other code of QEMU  reads zeros, or has its store dropped if the pool is
  *                           full, and the VM is stopped
+ *   nobody yet              the guest is warned, if it takes that
+ *
+ * QEMU's own handler, which is there for KVM, resets a guest that takes no
+ * machine checks, and ends QEMU when another thread than a vCPU has the error.
  */
 #include "qemu/osdep.h"
 #include <pcow.h>
@@ -38,6 +43,8 @@
 #define PAGE ((uintptr_t)PCOW_PAGE_SIZE)
 /* Between two tries of a vCPU for which a machine check is under way */
 #define RETRY_INTERVAL_NS (1000 * 1000)
+/* A guest that is still busy with a machine check may keep us so often. */
+#define MAX_BUSY 1000
 /* An error that goes on is told again after this time. */
 #define REPEAT_NS (10 * NANOSECONDS_PER_SECOND)
 
@@ -52,12 +59,10 @@ typedef struct Report {
     int error;                  /* negative errno */
     CPUState *cpu;              /* to get a machine check, or NULL */
     bool covered;               /* zeros were put over the page */
+    void *unused;               /* nobody has accessed this, perhaps no image */
 } Report;
 
-/*
- * The SIGBUS handler belongs to the process.  It may be anywhere in QEMU but in
- * this file, so a spin lock over a few stores is safe.
- */
+/* The SIGBUS handler belongs to the process. */
 static struct {
     struct sigaction previous;
     bool installed;
@@ -65,23 +70,40 @@ static struct {
     Report report[MAX_REPORTS];
     unsigned count;
     EventNotifier notifier;
-    /* a hardware error in memory that is no image, for the main thread */
-    bool have_foreign;
-    siginfo_t foreign;
     /* A machine check is under way, by index of vCPU */
     bool being_told[MAX_CPUS];
+    /* How often it could not be, as another one was; of the main loop */
+    uint16_t busy[MAX_CPUS];
 } process;
+
+/* The handler may come anywhere else, and must not wait for its own thread. */
+static void lock_reports(sigset_t *before)
+{
+    sigset_t bus;
+
+    sigemptyset(&bus);
+    sigaddset(&bus, SIGBUS);
+    pthread_sigmask(SIG_BLOCK, &bus, before);
+    qemu_spin_lock(&process.lock);
+}
+
+static void unlock_reports(const sigset_t *before)
+{
+    qemu_spin_unlock(&process.lock);
+    pthread_sigmask(SIG_SETMASK, before, NULL);
+}
 
 static bool push_report(const Report *report)
 {
+    sigset_t before;
     bool pushed;
 
-    qemu_spin_lock(&process.lock);
+    lock_reports(&before);
     pushed = process.count < MAX_REPORTS;
     if (pushed) {
         process.report[process.count++] = *report;
     }
-    qemu_spin_unlock(&process.lock);
+    unlock_reports(&before);
     if (pushed) {
         event_notifier_set(&process.notifier);
     }
@@ -90,9 +112,10 @@ static bool push_report(const Report *report)
 
 static bool pop_report(Report *report)
 {
+    sigset_t before;
     bool popped;
 
-    qemu_spin_lock(&process.lock);
+    lock_reports(&before);
     popped = process.count > 0;
     if (popped) {
         *report = process.report[0];
@@ -100,7 +123,7 @@ static bool pop_report(Report *report)
         memmove(process.report, process.report + 1,
                 process.count * sizeof(*report));
     }
-    qemu_spin_unlock(&process.lock);
+    unlock_reports(&before);
     return popped;
 }
 
@@ -112,8 +135,9 @@ static bool *being_told(const CPUState *cpu)
 void hostmem_pcow_forget_errors(HostMemPcow *pcow)
 {
     unsigned kept = 0;
+    sigset_t before;
 
-    qemu_spin_lock(&process.lock);
+    lock_reports(&before);
     for (unsigned i = 0; i < process.count; i++) {
         if (process.report[i].pcow != pcow) {
             process.report[kept++] = process.report[i];
@@ -122,12 +146,12 @@ void hostmem_pcow_forget_errors(HostMemPcow *pcow)
         }
     }
     process.count = kept;
-    qemu_spin_unlock(&process.lock);
+    unlock_reports(&before);
 }
 
 /* ---- in the main loop ---------------------------------------------------- */
 
-void hostmem_pcow_tell_error(HostMemPcow *pcow, uint64_t offset, int error,
+bool hostmem_pcow_tell_error(HostMemPcow *pcow, uint64_t offset, int error,
                              const char *consequence)
 {
     struct pcow_extent extent;
@@ -136,7 +160,7 @@ void hostmem_pcow_tell_error(HostMemPcow *pcow, uint64_t offset, int error,
 
     if (offset / PAGE == pcow->told_error / PAGE && pcow->told_error_at &&
         now - pcow->told_error_at < REPEAT_NS) {
-        return;
+        return false;
     }
     pcow->told_error = offset;
     pcow->told_error_at = now;
@@ -146,7 +170,7 @@ void hostmem_pcow_tell_error(HostMemPcow *pcow, uint64_t offset, int error,
         error_report("pcow image '%s': the pool is full, and a store of the "
                      "guest at offset %" PRIu64 " failed (pcow-full=fail); %s",
                      path, offset, consequence);
-        return;
+        return true;
     }
     if (pcow_get_extent(pcow->image, offset & -PAGE, PAGE, &extent,
                         NULL) == 0 && extent.present) {
@@ -157,6 +181,7 @@ void hostmem_pcow_tell_error(HostMemPcow *pcow, uint64_t offset, int error,
                  "accessed (%s); it lies in '%s': look for media errors, and "
                  "for who cut it short; %s", pcow_path(pcow->image), offset,
                  strerror(-error), path, consequence);
+    return true;
 }
 
 static void tell(const Report *report, const char *consequence)
@@ -165,11 +190,50 @@ static void tell(const Report *report, const char *consequence)
                             consequence);
 }
 
+static void serve_unused(void *address)
+{
+    siginfo_t info = { .si_signo = SIGBUS, .si_code = BUS_MCEERR_AO };
+
+    if (!hostmem_pcow_warn_guest(address)) {
+        info.si_addr = address;
+        process.previous.sa_sigaction(SIGBUS, &info, NULL);
+    }
+}
+
+/* A vCPU tries to access it, again and again. */
+static void serve_vcpu(const Report *report)
+{
+    uint16_t *busy = &process.busy[report->cpu->cpu_index % MAX_CPUS];
+
+    switch (hostmem_pcow_machine_check(report->cpu, report->pcow,
+                                       report->offset)) {
+    case HOST_MEM_PCOW_MCE_BUSY:
+        /* If it is not that handler which comes back here, it goes on. */
+        if (++*busy <= MAX_BUSY) {
+            return;
+        }
+        /* fall through */
+    case HOST_MEM_PCOW_MCE_DEAF:
+        tell(report, "the VM is stopped, as the guest does not take machine "
+                     "checks");
+        vm_stop(RUN_STATE_IO_ERROR);
+        break;
+    case HOST_MEM_PCOW_MCE_SENT:
+        tell(report, "the guest got a machine check");
+        break;
+    }
+    *busy = 0;
+}
+
 static void serve_report(const Report *report)
 {
     HostMemPcow *pcow = report->pcow;
     Error *err = NULL;
 
+    if (report->unused) {
+        serve_unused(report->unused);
+        return;
+    }
     if (!pcow->map) {
         return;
     }
@@ -187,17 +251,7 @@ static void serve_report(const Report *report)
         }
         return;
     }
-    if (!report->cpu) {
-        tell(report, "nobody has accessed it yet");
-        return;
-    }
-    if (hostmem_pcow_machine_check(report->cpu, pcow, report->offset)) {
-        tell(report, "the guest got a machine check");
-    } else {
-        tell(report, "the VM is stopped, as the guest does not take machine "
-                     "checks");
-        vm_stop(RUN_STATE_IO_ERROR);
-    }
+    serve_vcpu(report);
     qatomic_set(being_told(report->cpu), false);
 }
 
@@ -206,12 +260,6 @@ static void serve_reports(EventNotifier *notifier)
     Report report;
 
     event_notifier_test_and_clear(notifier);
-    if (qatomic_read(&process.have_foreign)) {
-        siginfo_t info = process.foreign;
-
-        qatomic_set(&process.have_foreign, false);
-        process.previous.sa_sigaction(SIGBUS, &info, NULL);
-    }
     while (pop_report(&report)) {
         serve_report(&report);
     }
@@ -226,6 +274,11 @@ static HostMemPcow *find_image(const void *host, uint64_t *offset)
 
     *offset = at;
     return block ? block->pcow : NULL;
+}
+
+bool hostmem_pcow_is_being_told(const CPUState *cpu)
+{
+    return qatomic_read(being_told(cpu));
 }
 
 void hostmem_pcow_memory_error(CPUState *cpu, const void *host, int error)
@@ -243,64 +296,22 @@ void hostmem_pcow_memory_error(CPUState *cpu, const void *host, int error)
 
 #ifdef __x86_64__
 
-/*
- * One load that may fail.  If it gets SIGBUS, the handler lets it continue at
- * the second label.
- */
-extern const char hostmem_pcow_trial_load[], hostmem_pcow_trial_failed[];
-
-bool __attribute__((noinline, noclone)) hostmem_pcow_can_load(const void *host)
-{
-    bool ok;
-
-    asm volatile(".globl hostmem_pcow_trial_load\n"
-                 ".globl hostmem_pcow_trial_failed\n"
-                 "    movb $1, %0\n"
-                 "hostmem_pcow_trial_load:\n"
-                 "    testb $0, (%1)\n"
-                 "    jmp 1f\n"
-                 "hostmem_pcow_trial_failed:\n"
-                 "    movb $0, %0\n"
-                 "1:\n"
-                 : "=&q"(ok) : "r"(host) : "memory", "cc");
-    return ok;
-}
-
-static bool skip_trial(ucontext_t *context)
-{
-    greg_t *pc = &context->uc_mcontext.gregs[REG_RIP];
-
-    if (*pc != (greg_t)hostmem_pcow_trial_load) {
-        return false;
-    }
-    *pc = (greg_t)hostmem_pcow_trial_failed;
-    return true;
-}
-
 static uintptr_t program_counter(const ucontext_t *context)
 {
     return context->uc_mcontext.gregs[REG_RIP];
 }
 
+/* Did the kernel meet the error for us, rather than we at an instruction? */
+static bool is_after_system_call(const ucontext_t *context)
+{
+    const uint8_t *pc = (const uint8_t *)program_counter(context);
+
+    return pc[-2] == 0x0f && pc[-1] == 0x05;
+}
+
 #else
 #error "libpcow is for x86-64"
 #endif
-
-bool hostmem_pcow_readable(HostMemPcow *pcow, uint64_t offset, uint64_t length,
-                           bool report)
-{
-    uint8_t *host = pcow_map_address(pcow->map);
-
-    for (uint64_t at = offset & -PAGE; at < offset + length; at += PAGE) {
-        if (!hostmem_pcow_can_load(host + at)) {
-            if (report) {
-                qapi_event_send_pcow_error(pcow->id, at, strerror(EIO));
-            }
-            return false;
-        }
-    }
-    return true;
-}
 
 /* The address of a failed access, or NULL if the signal tells of none. */
 static void *failed_address(const siginfo_t *info)
@@ -337,31 +348,50 @@ static bool cover(void *address, Report *report)
     return push_report(report);
 }
 
+static int reason(const siginfo_t *info)
+{
+    /* libpcow gives that of what it could not serve */
+    if (info->si_code == SI_QUEUE && info->si_errno) {
+        return -info->si_errno;
+    }
+    return info->si_code == BUS_MCEERR_AR ? -EHWPOISON : -EIO;
+}
+
+/*
+ * Memory that nobody has accessed.  It comes at any instruction, and is none of
+ * what that does.  Whoever accesses the page will hear of it, also if there is
+ * no room for this one.
+ */
+static bool note_unused(const siginfo_t *info)
+{
+    Report report = { .unused = info->si_addr };
+
+    if (info->si_code != BUS_MCEERR_AO) {
+        return false;
+    }
+    push_report(&report);
+    return true;
+}
+
 static bool serve_sigbus(siginfo_t *info, void *address, ucontext_t *context)
 {
-    /* libpcow gives the reason of what it could not serve */
-    bool queued = info->si_code == SI_QUEUE;
-    Report report = { .error = queued && info->si_errno ? -info->si_errno
-                                                        : -EIO };
+    Report report = { .error = reason(info) };
 
     if (!hostmem_pcow_may_cover(address)) {
         return false;
     }
-    if (skip_trial(context)) {
+    if (hostmem_pcow_skip_trial(context)) {
         return true;
     }
     report.pcow = find_image(address, &report.offset);
     if (!report.pcow) {
         return false;
     }
-    if (info->si_code == BUS_MCEERR_AO && tcg_enabled()) {
-        /* Whoever accesses it will hear of it. */
-        push_report(&report);
+    if (kvm_enabled() && current_cpu && info->si_code == BUS_MCEERR_AR &&
+        is_after_system_call(context)) {
+        /* KVM_RUN: the guest has accessed it, and will again. */
+        hostmem_pcow_memory_error(current_cpu, address, report.error);
         return true;
-    }
-    if (kvm_enabled() && (info->si_code == BUS_MCEERR_AO ||
-                          info->si_code == BUS_MCEERR_AR)) {
-        return false;           /* KVM's handler knows what to do */
     }
 #ifdef CONFIG_TCG
     if (tcg_enabled() && current_cpu && current_cpu->running) {
@@ -383,16 +413,9 @@ static void handle_sigbus(int signum, siginfo_t *info, void *opaque)
     int saved_errno = errno;
     void *address = failed_address(info);
     /* first the memory that libpcow was copying for somebody */
-    bool served = pcow_serve_sigbus(info, opaque) ||
+    bool served = note_unused(info) || pcow_serve_sigbus(info, opaque) ||
                   (address && serve_sigbus(info, address, opaque));
 
-    if (!served && !current_cpu && info->si_code == BUS_MCEERR_AO &&
-        !process.have_foreign) {
-        process.foreign = *info;
-        qatomic_set(&process.have_foreign, true);
-        event_notifier_set(&process.notifier);
-        served = true;
-    }
     errno = saved_errno;
     if (!served) {
         process.previous.sa_sigaction(signum, info, opaque);

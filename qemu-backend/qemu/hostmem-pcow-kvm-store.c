@@ -23,33 +23,53 @@
 #include "system/kvm_int.h"
 
 #define RETRY_INTERVAL_NS (10 * 1000 * 1000)
+/* Between two looks whether a machine check is there */
+#define PAUSE_NS (100 * 1000)
 /* An instruction that is dropped may have so many stores of 8 bytes left */
 #define MAX_STORES 4096
 
 /* This vCPU has one to do */
 static __thread bool left;
 
-/* The page of an image that the vCPU stores to, or NULL */
+/* The page of an image that the vCPU accesses, or NULL */
 static uint8_t *find_target(const struct kvm_run *run)
 {
     hwaddr length = 1, at;
     MemoryRegion *mr = address_space_translate(&address_space_memory,
                                                run->mmio.phys_addr, &at,
-                                               &length, true,
+                                               &length, run->mmio.is_write,
                                                MEMTXATTRS_UNSPECIFIED);
 
     if (!memory_region_is_ram(mr) || !mr->ram_block || !mr->ram_block->pcow ||
-        mr->ram_block->pcow->readonly) {
+        (run->mmio.is_write && mr->ram_block->pcow->readonly)) {
         return NULL;
     }
     return (uint8_t *)memory_region_get_ram_ptr(mr) + at;
 }
 
+/*
+ * KVM's emulator leaves a load to us that it cannot do: the memory is lost.  It
+ * gets zeros, as the instruction cannot be taken back, and a machine check is
+ * the next thing that the guest sees.
+ */
+static void check_load(CPUState *cpu)
+{
+    uint8_t *host = find_target(cpu->kvm_run);
+
+    if (host && !hostmem_pcow_can_load(host)) {
+        hostmem_pcow_memory_error(cpu, host, -EIO);
+    }
+}
+
 bool hostmem_pcow_kvm_begin_store(CPUState *cpu)
 {
-    if (hostmem_pcow_high && cpu->kvm_run->mmio.is_write) {
+    if (hostmem_pcow_high) {
         RCU_READ_LOCK_GUARD();
-        left = find_target(cpu->kvm_run);
+        if (cpu->kvm_run->mmio.is_write) {
+            left = find_target(cpu->kvm_run);
+        } else {
+            check_load(cpu);
+        }
     }
     return left;
 }
@@ -75,8 +95,17 @@ static bool finds_no_space(CPUState *cpu)
 int hostmem_pcow_kvm_finish_store(CPUState *cpu)
 {
     struct timespec interval = { 0, RETRY_INTERVAL_NS };
+    struct timespec pause = { 0, PAUSE_NS };
     struct kvm_run *run = cpu->kvm_run;
 
+    if (hostmem_pcow_high && hostmem_pcow_is_being_told(cpu)) {
+        /*
+         * If the guest took an interrupt first, the machine check would come
+         * in its kernel, which cannot survive one there.
+         */
+        nanosleep(&pause, NULL);
+        return EXCP_INTERRUPT;
+    }
     if (!left) {
         return 0;
     }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * A machine check for the guest: memory of a pcow image that it has accessed is
- * lost.
+ * A machine check for the guest: memory of a pcow image is lost, and it has
+ * accessed it, or may do so.
  */
 #include "qemu/osdep.h"
+#include <pcow.h>
 #include "cpu.h"
 #include "exec/address-spaces.h"
 #include "exec/memory.h"
@@ -47,29 +48,25 @@ static bool guest_address(HostMemPcow *pcow, uint64_t offset, hwaddr *address)
 
 #ifdef TARGET_I386
 
-static bool inject(CPUState *cpu, hwaddr address)
+/* as kvm_mce_inject() has it: a data load, or an error found by scrubbing */
+static void inject(CPUState *cpu, hwaddr address, bool required)
 {
     X86CPU *x86 = X86_CPU(cpu);
     CPUX86State *env = &x86->env;
-    uint64_t status = MCI_STATUS_VAL | MCI_STATUS_UC | MCI_STATUS_EN |
-                      MCI_STATUS_MISCV | MCI_STATUS_ADDRV;
+    uint64_t status = MCI_STATUS_VAL | MCI_STATUS_EN | MCI_STATUS_MISCV |
+                      MCI_STATUS_ADDRV;
     uint64_t mcg_status = MCG_STATUS_MCIP | MCG_STATUS_RIPV |
-                          MCG_STATUS_EIPV;
+                          (required ? MCG_STATUS_EIPV : 0);
     int flags = cpu_x86_support_mca_broadcast(env) ? MCE_INJECT_BROADCAST : 0;
 
-    cpu_synchronize_state(cpu);
-    /* where do_inject_x86_mce() would do nothing, or reset the VM */
-    if (!(env->mcg_cap & MCG_SER_P) ||
-        ((env->mcg_cap & MCG_CTL_P) && env->mcg_ctl != UINT64_MAX) ||
-        env->mce_banks[4 * MCE_BANK] != UINT64_MAX ||
-        !(env->cr[4] & CR4_MCE_MASK) || (env->mcg_status & MCG_STATUS_MCIP)) {
-        return false;
-    }
-    /* as kvm_mce_inject() does: a data load, action required */
-    if (IS_AMD_CPU(env)) {
-        status |= MCI_STATUS_POISON;
+    if (!IS_AMD_CPU(env)) {
+        status |= MCI_STATUS_UC | MCI_STATUS_S |
+                  (required ? MCI_STATUS_AR | 0x134 : 0xc0);
+    } else if (required) {
+        status |= MCI_STATUS_UC | MCI_STATUS_POISON;
     } else {
-        status |= MCI_STATUS_S | MCI_STATUS_AR | 0x134;
+        /* no exception: the guest finds it when it looks at the banks */
+        status |= MCI_STATUS_DEFERRED | MCI_STATUS_POISON;
     }
     if (env->mcg_ext_ctl & MCG_EXT_CTL_LMCE_EN) {
         mcg_status |= MCG_STATUS_LMCE;
@@ -77,22 +74,74 @@ static bool inject(CPUState *cpu, hwaddr address)
     }
     cpu_x86_inject_mce(NULL, x86, MCE_BANK, status, mcg_status, address,
                        (MCM_ADDR_PHYS << 6) | 0xc, flags);
-    return true;
+}
+
+/* What do_inject_x86_mce() would do nothing with, or reset the VM, is not. */
+static HostMemPcowMce tell_cpu(CPUState *cpu, hwaddr address, bool required)
+{
+    CPUX86State *env = &X86_CPU(cpu)->env;
+
+    cpu_synchronize_state(cpu);
+    if (!(env->mcg_cap & MCG_SER_P) ||
+        ((env->mcg_cap & MCG_CTL_P) && env->mcg_ctl != UINT64_MAX) ||
+        env->mce_banks[4 * MCE_BANK] != UINT64_MAX ||
+        !(env->cr[4] & CR4_MCE_MASK)) {
+        return HOST_MEM_PCOW_MCE_DEAF;
+    }
+    if (env->mcg_status & MCG_STATUS_MCIP) {
+        return HOST_MEM_PCOW_MCE_BUSY;
+    }
+    inject(cpu, address, required);
+    return HOST_MEM_PCOW_MCE_SENT;
 }
 
 #else
 
-static bool inject(CPUState *cpu, hwaddr address)
+static HostMemPcowMce tell_cpu(CPUState *cpu, hwaddr address, bool required)
 {
-    return false;
+    return HOST_MEM_PCOW_MCE_DEAF;
 }
 
 #endif
 
-bool hostmem_pcow_machine_check(CPUState *cpu, HostMemPcow *pcow,
-                                uint64_t offset)
+HostMemPcowMce hostmem_pcow_machine_check(CPUState *cpu, HostMemPcow *pcow,
+                                          uint64_t offset)
 {
     hwaddr address;
 
-    return guest_address(pcow, offset, &address) && inject(cpu, address);
+    return guest_address(pcow, offset, &address) ?
+           tell_cpu(cpu, address, true) : HOST_MEM_PCOW_MCE_DEAF;
+}
+
+typedef struct WarnArgs {
+    const void *lost;
+    bool found;
+} WarnArgs;
+
+/* The kernel tells each address of a page; if we are slow, only one of them. */
+static bool warn_of(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    WarnArgs *args = opaque;
+    uint64_t offset;
+    hwaddr address;
+
+    if (!pcow_map_find(pcow->map, args->lost, &offset)) {
+        return true;
+    }
+    args->found = true;
+    if (hostmem_pcow_tell_error(pcow, offset, -EHWPOISON, "nobody has accessed "
+                                "it yet, and a guest that takes machine checks "
+                                "is warned") &&
+        first_cpu && guest_address(pcow, offset, &address)) {
+        tell_cpu(first_cpu, address, false);
+    }
+    return true;
+}
+
+bool hostmem_pcow_warn_guest(const void *address)
+{
+    WarnArgs args = { address };
+
+    hostmem_pcow_foreach(warn_of, &args, NULL);
+    return args.found;
 }

@@ -173,6 +173,14 @@ static inline bool hostmem_pcow_may_cover(const void *address)
                     (uintptr_t)address >= hostmem_pcow_low);
 }
 
+/* Can the byte be loaded?  Where SIGBUS is meant to be served. */
+bool hostmem_pcow_can_load(const void *host);
+/* A handler of SIGBUS: was it that load?  Then it goes on at @context. */
+bool hostmem_pcow_skip_trial(void *context);
+/* Can all of the range?  With @report, an event says so if not. */
+bool hostmem_pcow_readable(HostMemPcow *pcow, uint64_t offset, uint64_t length,
+                           bool report);
+
 /* Does a store that finds the pool full fail, rather than wait? */
 bool hostmem_pcow_fails_when_full(const void *address);
 
@@ -195,22 +203,31 @@ bool hostmem_pcow_error_init(Error **errp);
  * it is to try again.  In its thread, without locks.
  */
 void hostmem_pcow_memory_error(CPUState *cpu, const void *host, int error);
-/* Can the byte be loaded?  Where SIGBUS is meant to be served. */
-bool hostmem_pcow_can_load(const void *host);
-/* Can all of the range?  With @report, an event says so if not. */
-bool hostmem_pcow_readable(HostMemPcow *pcow, uint64_t offset, uint64_t length,
-                           bool report);
+/* That is under way. */
+bool hostmem_pcow_is_being_told(const CPUState *cpu);
 /* The image goes away, and its errors that have not been told with it. */
 void hostmem_pcow_forget_errors(HostMemPcow *pcow);
-/* Tell of an error, but not again and again of the same. */
-void hostmem_pcow_tell_error(HostMemPcow *pcow, uint64_t offset, int error,
+/* Tell of an error, but not again and again of the same: then false. */
+bool hostmem_pcow_tell_error(HostMemPcow *pcow, uint64_t offset, int error,
                              const char *consequence);
 
 /* ---- hostmem-pcow-mce.c ---- */
 
-/* Fails if the guest would not take it, or not survive it.  Main loop. */
-bool hostmem_pcow_machine_check(CPUState *cpu, HostMemPcow *pcow,
-                                uint64_t offset);
+typedef enum HostMemPcowMce {
+    HOST_MEM_PCOW_MCE_SENT,
+    HOST_MEM_PCOW_MCE_BUSY,     /* with one; another would reset it */
+    HOST_MEM_PCOW_MCE_DEAF,     /* it takes none, or would not survive it */
+} HostMemPcowMce;
+
+/* A machine check for a vCPU that cannot go on.  Main loop. */
+HostMemPcowMce hostmem_pcow_machine_check(CPUState *cpu, HostMemPcow *pcow,
+                                          uint64_t offset);
+/*
+ * The kernel says that memory at this address of ours is lost, which nobody has
+ * accessed yet.  False if it is none of an image, or the guest does not see it.
+ * Main loop.
+ */
+bool hostmem_pcow_warn_guest(const void *address);
 
 /* ---- hostmem-pcow-tcg.c ---- */
 
@@ -235,7 +252,8 @@ int hostmem_pcow_kvm_fault(CPUState *cpu);
 bool hostmem_pcow_kvm_begin_store(CPUState *cpu);
 /*
  * Do it, if there is one.  Returns 0, or EXCP_INTERRUPT if it still waits for
- * space and somebody wants something of the vCPU.
+ * space and somebody wants something of the vCPU; also while a machine check
+ * for the vCPU is under way, which is to find it where it is.
  */
 int hostmem_pcow_kvm_finish_store(CPUState *cpu);
 /* The vCPU is reset, or its state loaded: what it waited with is past. */
