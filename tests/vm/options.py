@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pcow_driver import exception
 from tests.vm import fsdax
+from tests.vm import media
 from tests.vm import scenarios
 
 _TOP = Path(__file__).resolve().parents[2]
@@ -40,7 +41,8 @@ def parse(arguments: Sequence[str]) -> Options:
                              'fsdax: tests of library, programs and pools on file systems with DAX, in a virtual machine.')
     parser.add_argument('--only', metavar='NAME', action='append', default=[],
                         help=f'Only this scenario, on all pools or on one (NAME@POOL); may be given several times. '
-                             f'Scenarios: {", ".join(scenarios.ALL)}; with fsdax {", ".join((*fsdax.ALL, *FSDAX_MACHINES))}. '
+                             f'Scenarios: {", ".join(scenarios.ALL)}; with kvm also {", ".join(media.ALL)}; '
+                             f'with fsdax {", ".join((*fsdax.ALL, *FSDAX_MACHINES))}. '
                              'Pools: tmpfs, pmem (kvm only); with fsdax ext4, xfs.')
     parser.add_argument('--output', choices=('human', 'json'), default='human', help='json: all results as one array.')
     parser.add_argument('--cpus', metavar='N', type=int, default=2, help='CPUs of the guests under test; default: %(default)s.')
@@ -57,6 +59,7 @@ def parse(arguments: Sequence[str]) -> Options:
     for item in parsed.only:
         name, _at, pool = item.partition('@')
         known = (*fsdax.ALL, *FSDAX_MACHINES) if parsed.what == 'fsdax' else tuple(scenarios.ALL)
+        known += tuple(media.ALL) if parsed.what == 'kvm' else ()
         if name not in known:
             raise exception.UsageInvalid(reason=f'--only {item}: there is no scenario {name}; there are {", ".join(known)}')
         if pool and pool not in _POOLS[parsed.what]:

@@ -21,7 +21,8 @@ from tests.vm import parts as parts_module
 from tests.vm import tree
 
 CPUS = 2
-_MODULES = ('virtio_pci', 'virtio_blk', 'ext4', 'xfs', 'nfit', 'nd_pmem', 'nd_e820', 'device_dax', 'dax_pmem', 'loop', 'kvm-amd')
+_MODULES = ('virtio_pci', 'virtio_blk', 'crc32c_generic', 'ext4', 'xfs', 'nfit', 'nd_pmem', 'nd_e820', 'device_dax', 'dax_pmem',
+            'loop', 'kvm-amd')
 _MEMORY = '3584M'
 _INIT = Path(__file__).parent / 'outer' / 'init'
 _BUSYBOX = Path('/bin/busybox')

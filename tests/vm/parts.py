@@ -87,19 +87,39 @@ def udev(run: state.Run) -> Path:
     return quickstart_guest.Cache(run).get(f'udev-{version}', unpack)
 
 
+def _modules_of(kernel: Path) -> Path:
+    return next((kernel.parents[1] / 'lib/modules').iterdir())
+
+
+def _write_initrd(path: Path, program: Path, modules: Path) -> None:
+    """Of the test guest."""
+    files = {'init': program}
+    for number, module in enumerate(modules_in_order(modules, TEST_MODULES)):
+        files[f'modules/{number:02}-{module.name}'] = module
+    path.write_bytes(cpio.archive(files))
+
+
+def with_kernel(run: state.Run, parts: Parts, package: str) -> Parts:
+    """The same with another kernel of Debian, outside and in test guests.
+
+    :raises PcowError:
+    """
+    kernel, _files = quickstart_guest.prepare_kernel(quickstart_guest.Cache(run), quickstart_guest.MODULES, package)
+    modules, initrd = _modules_of(kernel), run.directory / f'{package}.initrd'
+    _write_initrd(initrd, parts.guest, modules)
+    return dataclasses.replace(parts, kernel=kernel, modules=modules, initrd=initrd)
+
+
 def prepare(run: state.Run) -> Parts:
     """Make what is not in the cache, in the run's directory.
 
     :raises PcowError:
     """
     guest, _cache = quickstart_guest.prepare(run, None, None, None)
-    modules = next((guest.kernel.parents[1] / 'lib/modules').iterdir())
+    modules = _modules_of(guest.kernel)
     program, initrd, block = (run.directory / name for name in ('guest', 'guest.initrd', 'info-block'))
     compile_guest(program)
-    files = {'init': program}
-    for number, path in enumerate(modules_in_order(modules, TEST_MODULES)):
-        files[f'modules/{number:02}-{path.name}'] = path
-    initrd.write_bytes(cpio.archive(files))
+    _write_initrd(initrd, program, modules)
     block.write_bytes(devdax_block(chain.SIZE))
     return Parts(kernel=guest.kernel, modules=modules, image=guest.image, debian_initrd=guest.initrd, guest=program, initrd=initrd,
                  info_block=block)

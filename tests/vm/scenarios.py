@@ -47,9 +47,10 @@ class Context:
         return ('-blockdev', f'driver=raw,node-name={name},file.driver=file,file.filename={path},file.aio={aio}',
                 '-device', f'virtio-blk-pci,drive={name}')
 
-    def test_guest(self, *arguments: str, name: str = '') -> machine.Machine:
+    def test_guest(self, *arguments: str, name: str = '', more: str = '') -> machine.Machine:
+        """:param more: for the kernel's command line"""
         return machine.Machine(self.place, name or self.name, '-initrd', str(self.place.initrd),
-                               '-append', 'console=ttyS0 quiet panic=-1 mitigations=off', *arguments)
+                               '-append', f'console=ttyS0 quiet panic=-1 mitigations=off {more}', *arguments)
 
     def debian(self, image: Path, name: str) -> machine.Machine:
         return machine.Machine(
@@ -78,7 +79,7 @@ class Context:
             model.unlink()
 
 
-def _figures(info: dict[str, Any], **more: Any) -> dict[str, Any]:
+def figures(info: dict[str, Any], **more: Any) -> dict[str, Any]:
     """What is reported of query-pcow's answer."""
     return {'engine': info['engine'], 'persistence': info['persistence'], 'stats': info['stats'],
             'times': info['times']} | more
@@ -126,7 +127,7 @@ def stores(context: Context) -> dict[str, Any]:
         info = vm.power_off()
     context.check_image(image, model)
     _check_traps(info)
-    return _figures(info, kinds=kinds)
+    return figures(info, kinds=kinds)
 
 
 def transfers(context: Context) -> dict[str, Any]:
@@ -144,7 +145,7 @@ def transfers(context: Context) -> dict[str, Any]:
         vm.command('save')
         info = vm.power_off()
     context.check_image(image, model)
-    return _figures(info)
+    return figures(info)
 
 
 def _numbers(text: str) -> list[int]:
@@ -217,7 +218,7 @@ def snapshots(context: Context) -> dict[str, Any]:
     if set(listed) != wanted:
         raise machine.Failure(f'the image has the snapshots {listed}, not {sorted(wanted)}')
     _check_traps(info)
-    return _figures(info, pause_ns=pauses, writes=sum(last))
+    return figures(info, pause_ns=pauses, writes=sum(last))
 
 
 def _mount(directory: Path, options: str) -> None:
@@ -268,7 +269,7 @@ def _fill_pool(context: Context, command: str) -> dict[str, Any]:
         context.check_image(image, model)
         if not info['stats']['pool-full-waits']:
             raise machine.Failure(f'no store waited for space: {info["stats"]}')
-        return _figures(info, control_seconds=round(answered, 3))
+        return figures(info, control_seconds=round(answered, 3))
     finally:
         subprocess.run(['umount', '-l', str(pool)], check=True, stdin=subprocess.DEVNULL)
 
@@ -314,7 +315,7 @@ def saved_state(context: Context) -> dict[str, Any]:
         vm.command('read')
         info = vm.power_off()
     context.check_image(image)
-    return _figures(info, writes=sum(last))
+    return figures(info, writes=sum(last))
 
 
 def debian(context: Context) -> dict[str, Any]:
@@ -348,7 +349,7 @@ def debian(context: Context) -> dict[str, Any]:
         vm.wait_end()
     context.check_image(image)
     _check_traps(info)
-    return _figures(info, root=root)
+    return figures(info, root=root)
 
 
 Scenario = Callable[[Context], dict[str, Any]]

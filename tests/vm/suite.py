@@ -17,6 +17,7 @@ from typing import Any
 
 from tests.vm import fsdax
 from tests.vm import machine
+from tests.vm import media
 from tests.vm import power
 from tests.vm import scenarios
 
@@ -30,9 +31,10 @@ def run_one(name: str, pool: str, place: machine.Place) -> dict[str, Any]:
     result: dict[str, Any] = {'name': name, 'accel': place.accel, 'pool': pool, 'passed': False}
     directory = place.pool / f'vm-test-{name}'
     try:
-        if name in scenarios.ALL:
+        scenario = (scenarios.ALL | media.ALL).get(name)
+        if scenario is not None:
             directory.mkdir()
-            result['figures'] = scenarios.ALL[name](scenarios.Context(place, name, directory))
+            result['figures'] = scenario(scenarios.Context(place, name, directory))
         elif name in fsdax.ALL:
             result['figures'] = fsdax.ALL[name](place, pool)
         elif name.startswith(_POWER_SCENARIO):

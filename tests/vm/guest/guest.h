@@ -8,6 +8,7 @@
 #ifndef PCOW_VM_GUEST_H
 #define PCOW_VM_GUEST_H
 
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -73,6 +74,14 @@ void load_adopt(struct memory *memory);        /* take it over into the model, a
 /* transfers.c: disk I/O to and from the memory, without a copy in between */
 bool transfers_run(struct memory *memory, uint64_t seed, unsigned count, FILE *out);
 bool transfers_save(const struct memory *memory, const char *disk, FILE *out);
+
+/* errors.c: accesses that may fail, which they say on OUT ("failed"); false if the guest was told something else than that */
+void errors_caught(int number, const siginfo_t *info);         /* in a signal handler: does not return if it was expected */
+bool errors_load(const struct memory *memory, size_t offset, FILE *out);
+bool errors_store(struct memory *memory, size_t offset, FILE *out);
+bool errors_slab(struct memory *memory, size_t offset, FILE *out);
+bool errors_transfer(struct memory *memory, size_t offset, bool in, FILE *out);
+bool errors_survey(const struct memory *memory, FILE *out);
 
 /* compare.c: false and a line on OUT if the image is not what the model says */
 bool compare(const struct memory *memory, size_t offset, size_t length, const char *what, FILE *out);

@@ -56,6 +56,7 @@ static void handle_fatal(int number, siginfo_t *info, void *context)
     int length = snprintf(line, sizeof(line), "fail guest: signal %d at %p\n", number, info->si_addr);
 
     (void)context;
+    errors_caught(number, info);
     say(line, (size_t)length);
     for (;;) {
         pause();
@@ -219,6 +220,21 @@ static bool perform(struct memory *memory, char *line, FILE *out)
     }
     if (strcmp(name, "transfers") == 0) {       /* SEED COUNT */
         return transfers_run(memory, numbers[0], (unsigned)numbers[1], out);
+    }
+    if (strcmp(name, "error-load") == 0) {      /* OFFSET in the image, as for the next ones */
+        return errors_load(memory, numbers[0] - DATA_OFFSET, out);
+    }
+    if (strcmp(name, "error-store") == 0) {
+        return errors_store(memory, numbers[0] - DATA_OFFSET, out);
+    }
+    if (strcmp(name, "error-slab") == 0) {
+        return errors_slab(memory, numbers[0] - DATA_OFFSET, out);
+    }
+    if (strcmp(name, "error-disk-in") == 0 || strcmp(name, "error-disk-out") == 0) {
+        return errors_transfer(memory, numbers[0] - DATA_OFFSET, strcmp(name, "error-disk-in") == 0, out);
+    }
+    if (strcmp(name, "error-survey") == 0) {
+        return errors_survey(memory, out);
     }
     if (strcmp(name, "save") == 0) {
         return transfers_save(memory, "/dev/vdb", out);
