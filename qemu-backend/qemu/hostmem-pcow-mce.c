@@ -14,6 +14,8 @@
 #include "system/hw_accel.h"
 
 #define MCE_BANK 9
+/* of CPUs that have no part in it, as cpu_x86_inject_mce() has it */
+#define OTHERS_BANK 1
 
 typedef struct FindArgs {
     const MemoryRegion *mr;
@@ -48,6 +50,27 @@ static bool guest_address(HostMemPcow *pcow, uint64_t offset, hwaddr *address)
 
 #ifdef TARGET_I386
 
+/*
+ * Intel models tell all CPUs.  One that the guest does not use takes no machine
+ * checks, and cpu_x86_inject_mce() would reset the VM for it.
+ */
+static void tell_others(CPUState *cpu)
+{
+    CPUState *other;
+
+    CPU_FOREACH(other) {
+        if (other == cpu) {
+            continue;
+        }
+        cpu_synchronize_state(other);
+        if (X86_CPU(other)->env.cr[4] & CR4_MCE_MASK) {
+            cpu_x86_inject_mce(NULL, X86_CPU(other), OTHERS_BANK,
+                               MCI_STATUS_VAL | MCI_STATUS_UC,
+                               MCG_STATUS_MCIP | MCG_STATUS_RIPV, 0, 0, 0);
+        }
+    }
+}
+
 /* as kvm_mce_inject() has it: a data load, or an error found by scrubbing */
 static void inject(CPUState *cpu, hwaddr address, bool required)
 {
@@ -57,7 +80,7 @@ static void inject(CPUState *cpu, hwaddr address, bool required)
                       MCI_STATUS_ADDRV;
     uint64_t mcg_status = MCG_STATUS_MCIP | MCG_STATUS_RIPV |
                           (required ? MCG_STATUS_EIPV : 0);
-    int flags = cpu_x86_support_mca_broadcast(env) ? MCE_INJECT_BROADCAST : 0;
+    bool broadcast = cpu_x86_support_mca_broadcast(env);
 
     if (!IS_AMD_CPU(env)) {
         status |= MCI_STATUS_UC | MCI_STATUS_S |
@@ -70,10 +93,13 @@ static void inject(CPUState *cpu, hwaddr address, bool required)
     }
     if (env->mcg_ext_ctl & MCG_EXT_CTL_LMCE_EN) {
         mcg_status |= MCG_STATUS_LMCE;
-        flags = 0;
+        broadcast = false;
     }
     cpu_x86_inject_mce(NULL, x86, MCE_BANK, status, mcg_status, address,
-                       (MCM_ADDR_PHYS << 6) | 0xc, flags);
+                       (MCM_ADDR_PHYS << 6) | 0xc, 0);
+    if (broadcast) {
+        tell_others(cpu);
+    }
 }
 
 /* What do_inject_x86_mce() would do nothing with, or reset the VM, is not. */

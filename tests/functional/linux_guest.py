@@ -76,7 +76,8 @@ class Kernel:
 class LinuxGuest:
     """Context manager: a booted guest."""
 
-    def __init__(self, kernel: Kernel, directory: Path, *arguments: str, cpus: int = 1) -> None:
+    def __init__(self, kernel: Kernel, directory: Path, *arguments: str, cpus: int = 1, more: str = '') -> None:
+        """:param more: for the kernel's command line"""
         self._sockets = {name: directory / f'{name}.sock' for name in ('qmp', 'serial')}
         self.log = directory / 'qemu.log'
         self._command = [
@@ -85,7 +86,7 @@ class LinuxGuest:
             '-qmp', f'unix:{self._sockets["qmp"]},server=on,wait=off',
             '-chardev', f'socket,id=serial,path={self._sockets["serial"]},server=on,wait=on', '-serial', 'chardev:serial',
             '-kernel', str(kernel.kernel), '-initrd', str(kernel.initrd),
-            '-append', 'console=ttyS0 quiet panic=-1 init_on_alloc=0', *arguments]
+            '-append', f'console=ttyS0 quiet panic=-1 init_on_alloc=0 {more}', *arguments]
         self._open: list[Any] = []
         self._seen = b''
 

@@ -182,6 +182,18 @@ class GuestTest(backend.QemuTestCase):
             guest.quit()
         self.assertEqual(0, guest.process.returncode)
 
+    def test_cpu_that_the_guest_does_not_use(self) -> None:
+        """It is told of no machine check: it takes none, and would be reset, the others with it."""
+        self.overlay()
+        with linux_guest.LinuxGuest(self.kernel, self.directory, *backend.backend(self.image), cpus=2, more='maxcpus=1') as guest:
+            cut(self.directory / 'base.pcow')
+            text, status = self.read_page(guest, backend.SIZE // PAGE - 1)
+            self.assertNotEqual(0, status, text)
+            self.assertEqual('0', guest.run('cat /sys/devices/system/cpu/online').strip())
+            self.assertEqual(0, self.read_page(guest, 0)[1])
+            guest.quit()
+        self.assertEqual(0, guest.process.returncode)
+
     def test_guest_that_takes_no_machine_checks(self) -> None:
         self.overlay()
         base = self.directory / 'base.pcow'
