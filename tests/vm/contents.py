@@ -15,6 +15,7 @@ from pcow_driver import units
 from tests.vm import caches as caches_module
 from tests.vm import fsdax
 from tests.vm import machine
+from tests.vm import media
 from tests.vm import parts as parts_module
 from tests.vm import pools
 from tests.vm import reflink
@@ -48,8 +49,12 @@ def fsdax_places() -> dict[str, machine.Place]:
     return {kind: _place('none', Path('/fs') / kind, 0) for kind in fsdax.REGIONS}
 
 
-def kvm_tree(directory: Path, parts: parts_module.Parts, binaries: Path) -> tree.Tree:
+def kvm_tree(directory: Path, parts: parts_module.Parts, binaries: Path, checked: parts_module.Parts | None) -> tree.Tree:
+    """:param checked: with another kernel for guests (:mod:`tests.vm.media`)"""
     made = tree.Tree(directory)
+    if checked is not None:
+        made.add(checked.kernel, str(_SUITE / media.CHECKED / 'kernel'))
+        made.add(checked.initrd, str(_SUITE / media.CHECKED / 'initrd'))
     for name in ('qemu-system-x86_64', 'pcow-img', 'pcow-io'):
         made.add_program(binaries / name, f'/suite/bin/{name}')
     made.add_programs(('env', 'mount', 'umount'))

@@ -138,13 +138,13 @@ class Job:
             self._run_outside(outside, ordinary, parts, made, images)
         if len(ordinary) < len(wanted):
             checked = parts_module.with_kernel(self._run, parts, media.KERNEL)
-            self._run_outside(self._outer(checked), wanted, checked, made, images)
+            self._run_outside(self._outer(checked), wanted, parts, made, images, checked)
 
     def _outer(self, parts: parts_module.Parts) -> outer.Outer:
         return outer.Outer(self._run, parts, self._options.outer or self._binaries / 'qemu-system-x86_64', self._scratch)
 
     def _run_outside(self, outside: outer.Outer, wanted: list[tuple[str, str]], parts: parts_module.Parts, made: Path | None,
-                     images: Path) -> None:
+                     images: Path, checked: parts_module.Parts | None = None) -> None:
         """Each scenario gives one result, good or bad.  What a failure of the outer machine interrupts is run in another one.
 
         :param wanted: after those that have a result
@@ -152,10 +152,11 @@ class Job:
         """
         for machines_left in reversed(range(_OUTER_MACHINES)):
             rest = wanted[len(self._results):]
-            tree = contents.kvm_tree(self._scratch / 'tree', parts, self._binaries)
+            tree = contents.kvm_tree(self._scratch / 'tree', parts, self._binaries, checked)
             nvdimm = contents.pool_nvdimm(self._scratch, made, images)
+            options = 'vm-test.pool' if checked is None else f'vm-test.pool {media.OUTER_OPTIONS}'
             try:
-                outside.run(tree, rest, contents.kvm_places(self._options.cpus), nvdimm, 'vm-test.pool', self._report)
+                outside.run(tree, rest, contents.kvm_places(self._options.cpus), nvdimm, options, self._report)
                 return
             except outer.Ended as e:
                 if not machines_left:

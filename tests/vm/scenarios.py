@@ -47,10 +47,9 @@ class Context:
         return ('-blockdev', f'driver=raw,node-name={name},file.driver=file,file.filename={path},file.aio={aio}',
                 '-device', f'virtio-blk-pci,drive={name}')
 
-    def test_guest(self, *arguments: str, name: str = '', more: str = '') -> machine.Machine:
-        """:param more: for the kernel's command line"""
+    def test_guest(self, *arguments: str, name: str = '') -> machine.Machine:
         return machine.Machine(self.place, name or self.name, '-initrd', str(self.place.initrd),
-                               '-append', f'console=ttyS0 quiet panic=-1 mitigations=off {more}', *arguments)
+                               '-append', 'console=ttyS0 quiet panic=-1 mitigations=off', *arguments)
 
     def debian(self, image: Path, name: str) -> machine.Machine:
         return machine.Machine(
