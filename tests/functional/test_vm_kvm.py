@@ -66,6 +66,7 @@ class KvmTest(VmTestCase):
     """The scenarios that are steady; see "Limits" in doc/source/testing.rst."""
 
     SCENARIOS = ('stores@tmpfs', 'pool-full@tmpfs', 'full-emulated@tmpfs', 'debian@pmem')
+    MEDIA = ('media-errors@tmpfs', 'media-deaf@tmpfs')         # in another outer machine
     TRIES = 2
     SHOWN = 2000                               # bytes of an error
 
@@ -77,25 +78,36 @@ class KvmTest(VmTestCase):
         self.assertTrue(output.startswith('['), self.errors.read() + output)
         return {f'{result["name"]}@{result["pool"]}': result for result in json.loads(output)}
 
-    def test_scenarios(self) -> None:
+    def run_steady(self, scenarios: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+        """Results of scenarios that must pass."""
         found: dict[str, dict[str, Any]] = {}
         for number in range(self.TRIES):
             # Wrong bytes, a guest that starts anew, a crash or an error fail at once: only silence is tried again.
-            wanted = tuple(name for name in self.SCENARIOS if name not in found or found[name].get('silent'))
+            wanted = tuple(name for name in scenarios if name not in found or found[name].get('silent'))
             if not wanted:
                 break
             found |= self.run_scenarios(wanted)
             for name in wanted:
                 if name in found and not found[name]['passed']:
                     print(f'try {number + 1} of {name}: {found[name]["error"]}', file=sys.stderr)
-        for name in self.SCENARIOS:
+        for name in scenarios:
             if not found[name]['passed']:
                 self.fail(f'{name}: {found[name].get("error", "")[:self.SHOWN]}')
             self.assertEqual('kvm', found[name]['accel'])
+        return found
+
+    def test_scenarios(self) -> None:
+        found = self.run_steady(self.SCENARIOS)
+        for name in self.SCENARIOS:
             self.assertEqual('pmem' if name.endswith('@pmem') else 'volatile', found[name]['figures']['persistence'])
             self.assert_trapped(found[name], 'kvm')
         # userfaultfd had nothing to find out: every address came from the instruction
         self.assertEqual(0, found['stores@tmpfs']['figures']['stats']['watches'], found)
+
+    def test_media_errors(self) -> None:
+        """Pages that the host's kernel declares to be lost."""
+        found = self.run_steady(self.MEDIA)
+        self.assertEqual(7, found['media-errors@tmpfs']['figures']['lost'])
 
 
 class TcgTest(VmTestCase):

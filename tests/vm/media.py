@@ -124,6 +124,9 @@ def _accesses(guest: _Guest) -> int:
     guest.lose(stored)
     guest.check('error-store', stored + 200, 'failed')
     guest.check('error-store', stored + PAGE, '')
+    # by an instruction that KVM emulates
+    guest.check('error-output', stored + PAGE, '')
+    guest.check('error-output', stored + 200, 'failed')
     # a store that has to copy it, and one that has to copy its neighbour
     for depth in (0, 1, 2):
         page = guest.take(depth)

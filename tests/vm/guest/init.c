@@ -227,6 +227,9 @@ static bool perform(struct memory *memory, char *line, FILE *out)
     if (strcmp(name, "error-store") == 0) {
         return errors_store(memory, numbers[0] - DATA_OFFSET, out);
     }
+    if (strcmp(name, "error-output") == 0) {
+        return errors_output(memory, numbers[0] - DATA_OFFSET, out);
+    }
     if (strcmp(name, "error-slab") == 0) {
         return errors_slab(memory, numbers[0] - DATA_OFFSET, out);
     }
