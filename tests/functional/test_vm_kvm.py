@@ -65,7 +65,7 @@ class VmTestCase(testtools.TestCase):
 class KvmTest(VmTestCase):
     """The scenarios that are steady; see "Limits" in doc/source/testing.rst."""
 
-    SCENARIOS = ('stores@tmpfs', 'pool-full@tmpfs', 'full-emulated@tmpfs', 'debian@pmem')
+    SCENARIOS = ('stores@tmpfs', 'pool-full@tmpfs', 'full-emulated@tmpfs', 'live-migration@tmpfs', 'debian@pmem')
     MEDIA = ('media-errors@tmpfs', 'media-deaf@tmpfs')         # in another outer machine
     TRIES = 2
     SHOWN = 2000                               # bytes of an error

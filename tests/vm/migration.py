@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 import time
-from typing import Any
 from typing import TYPE_CHECKING
+from typing import Any
 
 from tests.vm import chain
 from tests.vm import machine
@@ -50,7 +50,7 @@ def live_migration(context: scenarios.Context) -> dict[str, Any]:
             source.run_qmp('migrate-set-capabilities', capabilities=[{'capability': 'return-path', 'state': True}])
             source.run_qmp('migrate-set-parameters', max_bandwidth=64 * chain.MIB)
             source.run_qmp('migrate', uri=address)
-            found = _wait(source)
+            found, left = _wait(source), source.pcow()
             time.sleep(0.3)
             writes = [int(word) for word in vm.command('load-stop').split()]
             vm.command('load-adopt')
@@ -59,7 +59,7 @@ def live_migration(context: scenarios.Context) -> dict[str, Any]:
             vm.command('read')
             info = vm.power_off()
     context.tool('pcow-img', 'check', there)
-    if not info['stats']['write-traps']:
-        raise machine.Failure(f'no store was trapped, so nothing was shown: {info}')
-    return {'engine': info['engine'], 'stats': info['stats'], 'times': info['times'], 'writes': sum(writes),
-            'downtime_ms': found['downtime'], 'total_ms': found['total-time'], 'ram': found['ram']['transferred']}
+    if not left['stats']['write-traps']:
+        raise machine.Failure(f'no store was trapped, so nothing was shown: {left}')
+    return {'engine': left['engine'], 'persistence': left['persistence'], 'stats': left['stats'], 'times': info['times'],
+            'writes': sum(writes), 'downtime_ms': found['downtime'], 'total_ms': found['total-time'], 'ram': found['ram']['transferred']}
