@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from pathlib import Path
 import tempfile
 import time
@@ -113,6 +114,31 @@ class WholeLife(life_cycle.LifeCycle):
             return str(e).rpartition(f'{self.server.id}: ')[2].strip()
         raise servers.ServerFailed(reason=f'pcowctl {" ".join(words)} is not refused')
 
+    def cold_migrate(self) -> str:
+        words = super().cold_migrate()
+        return f'{words}{self._settled()}'
+
+    def cold_migrate_revert(self) -> str:
+        words = super().cold_migrate_revert()
+        return f'{words}{self._settled()}'
+
+    def _settled(self) -> str:
+        """The server has its images and its claims where it runs, and nowhere else, and no snapshot is left in them.
+
+        :raises ServerFailed:
+        """
+        uuid, host = self.server.id, self.server.host()
+        self._claims_only_on(self.server, host)
+        if self.hosts.pools_are_shared:        # both nodes see the images, whose snapshots stay until the server is started again
+            return ''
+        other = _NODE1 if host == _NODE2 else _NODE2
+        servers.wait(f'end of the images of {uuid} on {other}',
+                     lambda: True if not any(uuid in name for name in self.hosts.images(other)) else None)
+        name = str(self.server.show()['OS-EXT-SRV-ATTR:instance_name'])
+        servers.wait(f'end of the snapshots of {name}',
+                     lambda: True if not json.loads(self._pcowctl('snapshot', 'list', '--domain', name, '-f', 'json')) else None)
+        return '; nothing stays on the other node'
+
     def evacuate(self) -> str:
         """The second node loses its power with a server on it; raises what Nova says if the first one cannot see its pool."""
         server = self._create('life-cycle-evacuate', life_cycle.IMAGE, host=_NODE2)
@@ -161,8 +187,11 @@ class WholeLife(life_cycle.LifeCycle):
         """The host that is back has given up the server that went on elsewhere."""
         name = str(server.show()['OS-EXT-SRV-ATTR:instance_name'])
         servers.wait(f'end of {name} on {_NODE2}', lambda: True if name not in self.hosts.domains(_NODE2) else None)
-        here = {f'{_NODE1}_pcow_{pools.NOVA}'}
-        servers.wait(f'claims of {name} on {_NODE1} alone', lambda: True if self.hosts.claims_of(server.id) == here else None)
+        self._claims_only_on(server, _NODE1)
+
+    def _claims_only_on(self, server: servers.Server, host: str) -> None:
+        here = {f'{host}_pcow_{pools.NOVA}'}
+        servers.wait(f'claims of {server.id} on {host} alone', lambda: True if self.hosts.claims_of(server.id) == here else None)
 
     def crowd(self) -> str:
         """Ten servers at once, and their end; nothing of them is left."""

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The all-in-one that the tests of a module share: setUpModule() calls up(), tearDownModule() calls down()."""
 
+from collections.abc import Iterator
+import contextlib
 import os
 from pathlib import Path
 import subprocess
@@ -55,6 +57,19 @@ class Bed:
         except BaseException:
             self.close()
             raise
+
+    @contextlib.contextmanager
+    def node2(self) -> Iterator[None]:
+        """For the context there is a second node; afterwards nothing is placed on it.  Once for each bed."""
+        try:
+            must('node2')
+            yield
+        finally:
+            self.hosts.fail()
+            # Nova has been told; Cinder's scheduler would take it for another minute
+            for binary, host in self.api.services('cinder'):
+                if (binary, host.partition('@')[0]) == ('cinder-volume', settings_module.NODE2.name):
+                    self.api.call('cinder', 'PUT', '/os-services/disable', {'binary': binary, 'host': host})
 
     def pool_images(self) -> list[str]:
         """Images of servers in the pool; templates stay for the next server."""

@@ -9,6 +9,7 @@ from pcow_driver.openstack_aio import failures
 from pcow_driver.openstack_aio import life_cycle
 from pcow_driver.openstack_aio import processes
 from pcow_driver.openstack_aio import servers
+from pcow_driver.openstack_aio import settings as settings_module
 from pcow_driver.openstack_aio import times
 from pcow_driver.openstack_aio import volume_cycle
 from tests.functional import openstack_bed
@@ -21,6 +22,8 @@ _bed: openstack_bed.Bed | None = None
 CI_ROWS = ('create', 'stop_start', 'hard_reboot', 'suspend', 'snapshot', 'resize_down', 'revert_in_place', 'rebuild', 'delete',
            'data_devices', 'damaged_image', 'no_backend', 'full_disk', 'crowd')
 REFUSED = ('resize_down', 'damaged_image', 'no_backend', 'full_disk')
+TWO_NODES_ROWS = ('create', 'cold_migrate', 'cold_migrate_revert', 'live_migrate', 'delete', 'evacuate')
+TWO_NODES_REFUSED = ('live_migrate', 'evacuate')
 COMPARED = 3                                   # servers from one image, one after the other
 
 
@@ -38,7 +41,7 @@ def tearDownModule() -> None:
             raise AssertionError(f'down --purge left processes {left}, pools {pools}, directory {openstack_bed.STATE.exists()}')
 
 
-class OpenStackTest(unittest.TestCase):
+class Case(unittest.TestCase):
     def setUp(self) -> None:
         assert _bed is not None
         self.bed = _bed
@@ -48,6 +51,18 @@ class OpenStackTest(unittest.TestCase):
         for item in self.bed.api.call('nova', 'GET', '/servers')['servers']:
             servers.Server(self.bed.api, item['id']).delete()
 
+    def _run_rows(self, life: life_cycle.LifeCycle, rows: tuple[str, ...], refused: tuple[str, ...], log: str) -> dict[str, str]:
+        """What each row has said."""
+        results = life.run(rows, lambda _result: None)
+        text = ''.join(f'{item.row:20} {item.outcome:8} {item.seconds:6.1f} s  {item.words}\n' for item in results)
+        openstack_bed.report(log, text)
+        self.assertEqual({row.replace('_', ' '): 'refused' if row in refused else 'pass' for row in rows},
+                         {item.row: item.outcome for item in results}, text)
+        self.assertEqual([], self.bed.pool_images())
+        return {item.row: item.words for item in results}
+
+
+class OpenStackTest(Case):
     def test_session(self) -> None:
         """What a user does, with the commands that a user has."""
         session = server_session.Session(self.bed.api, self.bed.shell)
@@ -111,12 +126,20 @@ class OpenStackTest(unittest.TestCase):
     def test_session_of_volumes(self) -> None:
         openstack_bed.report('volume-session.txt', volume_session.Session(self.bed.api, self.bed.shell).run())
 
-    def _run_rows(self, life: life_cycle.LifeCycle, rows: tuple[str, ...], refused: tuple[str, ...], log: str) -> dict[str, str]:
-        """What each row has said."""
-        results = life.run(rows, lambda _result: None)
-        text = ''.join(f'{item.row:20} {item.outcome:8} {item.seconds:6.1f} s  {item.words}\n' for item in results)
-        openstack_bed.report(log, text)
-        self.assertEqual({row.replace('_', ' '): 'refused' if row in refused else 'pass' for row in rows},
-                         {item.row: item.outcome for item in results}, text)
-        self.assertEqual([], self.bed.pool_images())
-        return {item.row: item.words for item in results}
+
+class TwoNodesTest(Case):
+    """What needs a second node, which is there for this class alone."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        assert _bed is not None
+        cls.enterClassContext(_bed.node2())
+
+    def test_moves(self) -> None:
+        life = failures.Failures(self.bed.api, two_nodes=True, hosts=self.bed.hosts)
+        said = self._run_rows(life, TWO_NODES_ROWS, TWO_NODES_REFUSED, 'openstack-two-nodes.txt')
+        self.assertRegex(said['live migrate'], 'stop the server and migrate it then')
+        self.assertRegex(said['evacuate'], 'is in no pool that this host shares')
+        self.assertEqual([], self.bed.hosts.images(settings_module.NODE2.name))
+        servers.wait('end of all claims', lambda: True if not any(self.bed.hosts.claims().values()) else None)
