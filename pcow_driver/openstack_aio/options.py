@@ -11,7 +11,7 @@ from pcow_driver import exception
 from pcow_driver.openstack_aio import settings as settings_module
 
 MAX_SERVERS = 40
-TEMPEST_SUITES = ('volume', 'compute', 'scenario')
+TEMPEST_SUITES = ('volume', 'compute', 'scenario', 'scenario-disk')
 VOLUME_BACKENDS = (settings_module.PCOW_BACKEND,)
 _STATE = Path(__file__).resolve().parents[2] / 'build' / 'openstack'
 

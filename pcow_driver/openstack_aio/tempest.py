@@ -17,6 +17,7 @@ from pcow_driver import units
 from pcow_driver.openstack_aio import api as api_module
 from pcow_driver.openstack_aio import configuration
 from pcow_driver.openstack_aio import environment
+from pcow_driver.openstack_aio import guest
 from pcow_driver.openstack_aio import servers
 from pcow_driver.openstack_aio import settings as settings_module
 
@@ -26,21 +27,30 @@ SUITES: dict[str, tuple[str, bool]] = {
     'volume': (r'^(tempest\.api\.volume|cinder_tempest_plugin)\.', False),
     'compute': (r'^tempest\.api\.compute\.', True),
     'scenario': (r'^tempest\.scenario\.', True),
+    'scenario-disk': (r'^tempest\.scenario\.test_(server_volume_attachment|volume_boot_pattern)\.', False),
 }
+_STAYS = 'persistent memory cannot be taken out of a running server, which they do with a volume'
+_NO_VOLUME = 'a root in persistent memory is no volume, which they boot from'
+_NO_NETWORK = 'servers have no network here'
 # What a suite leaves out, by the reason: it could not pass, and would wait minutes before it fails.
 LEFT_OUT: dict[str, dict[str, str]] = {
     'compute': {
-        'persistent memory cannot be taken out of a running server, which they do with a volume':
-            r'\.(AttachVolume|AttachSCSIVolume|VolumesAssistedSnapshots)|test_rebuild_server_with_volume_attached'
-            r'|test_rescued_vm_(attach|detach)_volume',
-        'a root in persistent memory is no volume, which they boot from': r'\.(ServersTestBootFromVolume|ServerActionsV293Test)',
-        'servers have no network here':
+        _STAYS: r'\.(AttachVolume|AttachSCSIVolume|VolumesAssistedSnapshots)|test_rebuild_server_with_volume_attached'
+                r'|test_rescued_vm_(attach|detach)_volume',
+        _NO_VOLUME: r'\.(ServersTestBootFromVolume|ServerActionsV293Test)',
+        _NO_NETWORK:
             r'\.floating_ips\.|\.(AutoAllocateNetwork|ServerAddresses|ServersTestMultiNic)'
             r'|test_list_security_groups_by_server|test_server_security_groups|security_group\b|test_remove_server_all_security_groups'
             r'|test_list_show_tenant_networks',
     },
+    'scenario': {
+        _STAYS: r'\.TestServerVolumeAttach',
+        _NO_VOLUME: r'\.TestVolumeBootPattern',
+        _NO_NETWORK: r'\.(TestMinimumBasicScenario|TestInstancesWithCinderVolumes|TestVolumeBackupRestore)',
+    },
 }
 _IMAGE = 'pcow-guest'
+_BOOTS = ('kernel_id', 'ramdisk_id', 'os_command_line')     # properties of an image that such a server boots from
 _FLAVORS = {True: ('pcow.tempest', 'pcow.tempest-large'), False: ('disk.tempest', 'disk.tempest-large')}
 _MEMORY = 160                                  # MiB of a server
 _SECONDS = 300                                 # that tempest waits for one step
@@ -122,6 +132,7 @@ class Tempest:
     def _configuration(self, pmem: bool) -> dict[str, dict[str, object]]:
         nodes = len(self._api.hypervisors())
         image = servers.find_image(self._api, _IMAGE)
+        details = self._api.call('glance', 'GET', f'/v2/images/{image}')
         small, large = self._flavors(pmem)
         logs = self._directory / 'log'
         logs.mkdir(exist_ok=True)
@@ -143,6 +154,9 @@ class Tempest:
                 'console_output': True, 'resize': True, 'cold_migration': nodes > 1, 'live_migration': nodes > 1,
                 'block_migration_for_live_migration': nodes > 1, 'vnc_console': False, 'personality': False,
                 'change_password': False, 'attach_encrypted_volume': False, 'swap_volume': False, 'volume_multiattach': False},
+            # some scenarios upload the image themselves
+            'scenario': {'img_file': guest.prepare(debian=False).image, 'img_disk_format': 'qcow2',
+                         'img_properties': ','.join(f'{key}:{details[key]}' for key in _BOOTS)},
             'image': {'build_timeout': _SECONDS},
             'volume': {'catalog_type': settings_module.SERVICE_TYPES['cinder'][0], 'build_timeout': _SECONDS, 'volume_size': 1,
                        'storage_protocol': 'pcow', 'vendor_name': 'pcow', 'max_microversion': 'latest',

@@ -3,6 +3,7 @@
 
 import configparser
 from pathlib import Path
+import re
 import subprocess
 import sys
 import tempfile
@@ -117,6 +118,16 @@ class TempestTest(Case):
     def test_suites(self) -> None:
         self.assertEqual(set(options.TEMPEST_SUITES), set(tempest.SUITES))
         self.assertEqual('volume', options.parse(['tempest', 'volume', '--only', 'api']).suite)
+
+    def test_left_out(self) -> None:
+        self.assertLessEqual(set(tempest.LEFT_OUT), set(tempest.SUITES))
+        expression = '|'.join(tempest.LEFT_OUT['scenario'].values())
+        for name, out in (('test_minimum_basic.TestMinimumBasicScenario.test_minimum_basic_scenario', True),
+                          ('test_server_volume_attachment.TestServerVolumeAttachmentScenario.test_server_detach_rules', True),
+                          ('test_volume_boot_pattern.TestVolumeBootPatternV346.test_instance_boot_after_snapshot_deletion', True),
+                          ('test_server_basic_ops.TestServerBasicOps.test_server_basic_ops', False),
+                          ('test_volume_migrate_attached.TestVolumeMigrateRetypeAttached.test_volume_retype_attached', False)):
+            self.assertEqual(out, re.search(expression, f'tempest.scenario.{name}[id-1]') is not None, name)
 
 
 class ProcessesTest(Case):
