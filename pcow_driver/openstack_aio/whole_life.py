@@ -131,9 +131,8 @@ class WholeLife(life_cycle.LifeCycle):
         self._claims_only_on(self.server, host)
         if self.hosts.pools_are_shared:        # both nodes see the images, whose snapshots stay until the server is started again
             return ''
-        other = _NODE1 if host == _NODE2 else _NODE2
-        servers.wait(f'end of the images of {uuid} on {other}',
-                     lambda: True if not any(uuid in name for name in self.hosts.images(other)) else None)
+        servers.wait(f'images of {uuid} on {host} alone', lambda: True if [
+            node for node in (_NODE1, _NODE2) if any(uuid in name for name in self.hosts.images(node))] == [host] else None)
         name = str(self.server.show()['OS-EXT-SRV-ATTR:instance_name'])
         servers.wait(f'end of the snapshots of {name}',
                      lambda: True if not json.loads(self._pcowctl('snapshot', 'list', '--domain', name, '-f', 'json')) else None)
