@@ -62,4 +62,5 @@ def live_migration(context: scenarios.Context) -> dict[str, Any]:
     if not left['stats']['write-traps']:
         raise machine.Failure(f'no store was trapped, so nothing was shown: {left}')
     return {'engine': left['engine'], 'persistence': left['persistence'], 'stats': left['stats'], 'times': info['times'],
-            'writes': sum(writes), 'downtime_ms': found['downtime'], 'total_ms': found['total-time'], 'ram': found['ram']['transferred']}
+            'writes': sum(writes), 'downtime_ms': found['downtime'], 'total_ms': found['total-time'],
+            'transferred': found['ram']['transferred']}
