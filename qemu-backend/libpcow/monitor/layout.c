@@ -168,14 +168,15 @@ int layout_map_slab(struct pcow_map *map, uint64_t guest_slab)
     struct piece piece = {0};
     int ret;
 
-    map->slabs[guest_slab].cold = 0;
     __atomic_store_n(&map->slabs[guest_slab].watched, WATCHED_NOT, __ATOMIC_RELAXED);
     ret = add_slab(map, guest_slab, &piece);
     if (!ret)
         ret = map_piece(map, &piece);
-    if (!ret)
+    if (!ret) {
+        /* Who has a system call load from it looks at this without the claim: not before all is mapped. */
+        __atomic_store_n(&map->slabs[guest_slab].cold, 0, __ATOMIC_RELEASE);
         remember(map, guest_slab, count_pieces(map, guest_slab));
-    else
+    } else
         /* What is half mapped would trap for ever, or be believed to be there. */
         layout_make_cold(map, guest_slab);
     return ret;
@@ -193,8 +194,11 @@ static bool is_one_piece(const struct pcow_map *map, uint64_t guest_slab)
 void layout_make_cold(struct pcow_map *map, uint64_t guest_slab)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
-    bool unmapped = order_mmap(map->address + (guest_slab << SLAB_BITS), layout_pages(map, guest_slab) * PCOW_PAGE_SIZE, PROT_NONE,
-                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
+    bool unmapped;
+
+    __atomic_store_n(&slab->cold, 1, __ATOMIC_RELEASE);
+    unmapped = order_mmap(map->address + (guest_slab << SLAB_BITS), layout_pages(map, guest_slab) * PCOW_PAGE_SIZE, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
 
     /*
      * At the limit of mappings this one may fail as well. Then any page may be mapped as it was before, for stores too, or not at all: a trap
@@ -207,7 +211,6 @@ void layout_make_cold(struct pcow_map *map, uint64_t guest_slab)
         __atomic_store_n(&map->unflushed_frozen, true, __ATOMIC_SEQ_CST);
     memset(&slab->writable, 0, sizeof slab->writable);
     __atomic_store_n(&slab->watched, WATCHED_NOT, __ATOMIC_RELAXED);
-    slab->cold = 1;
     slab->behind = !unmapped;
 }
 

@@ -257,7 +257,8 @@ int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write
         int ret;
 
         /* The common case, asked at every device access: it is mapped for this. */
-        if (write ? page_set_has(&slab->writable, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB)) : !slab->cold)
+        if (write ? page_set_has(&slab->writable, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB))
+                  : !__atomic_load_n(&slab->cold, __ATOMIC_ACQUIRE))
             continue;
         ret = resolve(map, offset, write, false);
         if (ret == -ENOSPC)

@@ -2,8 +2,11 @@
 /* The copy-on-read switch: what a load finds in an older layer is brought into the active one, slab by slab, and nothing else is. */
 #include "support.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "image/image.h"
 #include "operations/operations.h"
@@ -118,6 +121,54 @@ static void test_a_load_on_a_full_pool(void **state)
     must_be_clean(scratch("top"));
 }
 
+#define SLABS 64u
+
+struct reader {
+    pcow_map *map;
+    int file;
+    unsigned refused;
+};
+
+/* Has system calls load from each slab as soon as it is said to be there: they get no signal, so it must be. */
+static void *load_by_system_calls(void *opaque)
+{
+    struct reader *reader = opaque;
+    const char *memory = pcow_map_address(reader->map);
+
+    for (uint64_t v = 0; v < SLABS; v++) {
+        while (!pcow_map_is_accessible(reader->map, v * PCOW_SLAB_SIZE, false))
+            ;
+        reader->refused += pwrite(reader->file, memory + v * PCOW_SLAB_SIZE, 64, 0) != 64;
+    }
+    return NULL;
+}
+
+static void test_a_slab_is_there_when_it_is_said_to_be(void **state)
+{
+    struct pcow_create_options options = {.base = scratch("base"), .copy_on_read = true};
+    pcow_image *image = must_create(scratch("base"), SLABS * PCOW_SLAB_SIZE, 0, NULL);
+    struct reader reader = {.file = memfd_create("loaded", MFD_CLOEXEC)};
+    pthread_t thread;
+
+    (void)state;
+    for (uint64_t v = 0; v < SLABS; v++)
+        MUST(pcow_write(image, v * PCOW_SLAB_SIZE, "there", 6, &error));
+    pcow_close(image);
+    MUST(pcow_create(scratch("top"), &options, &error));
+    image = must_open(scratch("top"), PCOW_OPEN_WRITE);
+    MUST(pcow_map_create(image, NULL, &reader.map, &error));
+    assert_int_equal(pthread_create(&thread, NULL, load_by_system_calls, &reader), 0);
+    for (uint64_t v = 0; v < SLABS; v++) {
+        MUST(pcow_map_resolve(reader.map, v * PCOW_SLAB_SIZE, 4096, false, &error));
+        usleep(100);                                    /* the other thread waits for the next one */
+    }
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(reader.refused, 0);
+    pcow_map_destroy(reader.map);
+    pcow_close(image);
+    close(reader.file);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, scratch_setup, scratch_teardown)
 
 int main(void)
@@ -126,6 +177,7 @@ int main(void)
         TEST(test_loads_copy_once),
         TEST(test_switched_off),
         TEST(test_a_load_on_a_full_pool),
+        TEST(test_a_slab_is_there_when_it_is_said_to_be),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
