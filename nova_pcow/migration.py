@@ -253,8 +253,8 @@ def _provide_base(pool: pool_module.Pool, item: Transferred, source_host: str, d
     comes from another host has its UUID in its name.
     """
     assert item.base is not None and item.base_path is not None    # noqa: S101 - receive() looked
-    name, glance_id = item.base, template_cache.image_id(item.base)
-    if glance_id is None and not _has(pool, name, item.base_uuid):
+    name, glance_id = template_cache.common_name(item.base), template_cache.image_id(item.base)
+    if glance_id is None and not has(pool, name, item.base_uuid):
         name = f'{name.removesuffix(f"-{item.base_uuid}")}-{item.base_uuid}'
     if os.path.lexists(pool.image_path(name)):
         return name
@@ -265,9 +265,20 @@ def _provide_base(pool: pool_module.Pool, item: Transferred, source_host: str, d
                     return name
         except exception.PcowError as e:
             LOG.info('Template %s is copied from %s: %s', name, source_host, e)
-    part = os.path.join(directory, os.path.basename(item.base_path))
+    copy_base(pool, name, item.base_path, source_host, directory)
+    return name
+
+
+def copy_base(pool: pool_module.Pool, name: str, path: str, source_host: str, directory: str) -> None:
+    """Copy a template from another host as the very file that it is, with its UUID.
+
+    :param directory: of the server, on this host, for the time of the copy
+    :raises PcowError:
+    :raises ProcessExecutionError: it cannot be copied from there
+    """
+    part = os.path.join(directory, os.path.basename(path))
     try:
-        libvirt_utils.copy_image(item.base_path, part, host=source_host, receive=True, compression=False)
+        libvirt_utils.copy_image(path, part, host=source_host, receive=True, compression=False)
         with staging.building(pool, name) as staged:
             _copy(part, staged)
             with pool.lock():
@@ -278,10 +289,10 @@ def _provide_base(pool: pool_module.Pool, item: Transferred, source_host: str, d
     finally:
         if os.path.lexists(part):
             os.unlink(part)
-    return name
 
 
-def _has(pool: pool_module.Pool, name: str, uuid: str | None) -> bool:
+def has(pool: pool_module.Pool, name: str, uuid: str | None) -> bool:
+    """Whether the pool has an image of this name and UUID."""
     try:
         return image.info(pool.existing_path(name), force_share=True).uuid == uuid
     except exception.ImageNotFound:

@@ -29,8 +29,9 @@ from pcow_driver import workspace
 LOG = logging.getLogger(__name__)
 
 _CHECKSUM_LENGTH = 16
-_NAME = re.compile(r'image-(?P<image_id>[0-9A-Za-z-]{1,128})-(?P<checksum>[0-9a-f]{8,16})')
-
+# at its end, the UUID of one that came from another host, where something stood on the very file
+_NAME = re.compile(r'(?P<common>image-(?P<image_id>[0-9A-Za-z-]{1,128}?)-(?P<checksum>[0-9a-f]{8,16}))'
+                   r'(?:-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})?')
 _EMPTY = re.compile(r'format-(?:ext4|xfs)-[0-9]{1,10}-[0-9](?:-[0-9a-f-]{36})?')
 
 
@@ -66,6 +67,12 @@ def image_id(template_name: str) -> str | None:
     """The id of the image that a template was made of; None if it is not one of this cache."""
     match = _NAME.fullmatch(template_name)
     return match['image_id'] if match else None
+
+
+def common_name(template_name: str) -> str:
+    """The name under which each host has a template that holds the same."""
+    match = _NAME.fullmatch(template_name)
+    return match['common'] if match else template_name
 
 
 def _fetch(path: str, fetch: Callable[[str], None]) -> None:

@@ -52,7 +52,7 @@ def template_below(path: str) -> str | None:
     if info.sealed:                            # no other template can be put below it
         return None
     name = info.base_filename.removesuffix(names.IMAGE_SUFFIX)
-    return None if template_cache.image_id(name) is None else name
+    return None if template_cache.image_id(name) is None else template_cache.common_name(name)
 
 
 def send(path: str, stream: IO[bytes]) -> None:
