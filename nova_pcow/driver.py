@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compute driver: Nova's libvirt driver, and what differs for servers whose root or data devices are pcow images.
 
-Only overrides are here, some of them in :mod:`nova_pcow.volume_driver`, :mod:`nova_pcow.snapshot_driver` and
-:mod:`nova_pcow.resize_driver`; what they do is in the other modules of the package.  A server without ``pcow:*`` in its flavor
-takes Nova's own way everywhere.
+Only overrides are here, some of them in :mod:`nova_pcow.volume_driver`, :mod:`nova_pcow.snapshot_driver`,
+:mod:`nova_pcow.resize_driver` and :mod:`nova_pcow.live_migration_driver`; what they do is in the other modules of the package.  A
+server without ``pcow:*`` in its flavor takes Nova's own way everywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 import contextlib
 import copy
 import os
@@ -33,13 +32,12 @@ from nova_pcow import errors
 from nova_pcow import flavor as flavor_module
 from nova_pcow import inventory
 from nova_pcow import leaving
+from nova_pcow import live_migration_driver
 from nova_pcow import migration as migration_module
 from nova_pcow import rebuild as rebuild_module
 from nova_pcow import resize_claims
-from nova_pcow import resize_driver
 from nova_pcow import snapshot as snapshot_module
 from nova_pcow import storage
-from pcow_driver import domain
 from pcow_driver import exception
 from pcow_driver import template_cache
 from pcow_driver import units
@@ -48,7 +46,6 @@ LOG = logging.getLogger(__name__)
 CONF = nova.conf.CONF
 
 _CARRIER_SIZE = units.MIB
-_SHELVING = (task_states.SHELVING, task_states.SHELVING_IMAGE_UPLOADING, task_states.SHELVING_OFFLOADING)
 
 
 def _wanted(instance: Any) -> flavor_module.PcowFlavor:
@@ -59,7 +56,7 @@ def _uses_pcow(instance: Any) -> bool:
     return flavor_module.uses_pcow(instance.flavor)
 
 
-class PcowLibvirtDriver(resize_driver.ResizeLibvirtDriver):
+class PcowLibvirtDriver(live_migration_driver.LiveMigrationLibvirtDriver):
     """See :mod:`nova_pcow.driver`."""
 
     def __init__(self, virtapi: Any, read_only: bool = False) -> None:
@@ -67,7 +64,6 @@ class PcowLibvirtDriver(resize_driver.ResizeLibvirtDriver):
         self._emulator = emulator.Emulator()
         self._had_emulator = True
         self._lost_claims = claims.LostClaims()
-        self._older: dict[str, frozenset[str]] = {}    # by server that is spawned: roles whose images were there
 
     # ---- the host ------------------------------------------------------------------------------------------------
 
@@ -115,7 +111,8 @@ class PcowLibvirtDriver(resize_driver.ResizeLibvirtDriver):
         if not _uses_pcow(instance):
             super().spawn(*arguments)
             return
-        with errors.abort_build(instance), self._keep_images(instance.uuid):
+        # A spawn that fails deletes the directory that it made, but no image that was there before: an evacuated server's.
+        with errors.abort_build(instance), self._keep_images(instance.uuid, storage.find(instance.uuid)):
             if instance.vm_state == vm_states.BUILDING:        # others have what they have
                 flavor_module.check_known(instance.flavor)
             if instance.host == self._service_host:    # an evacuated server's is another still, and goes on with its images
@@ -130,15 +127,6 @@ class PcowLibvirtDriver(resize_driver.ResizeLibvirtDriver):
                 with excutils.save_and_reraise_exception():
                     storage.discard(instance.uuid, made)       # Nova does not while libvirt is away
         rebuild_module.keep_image(instance)
-
-    @contextlib.contextmanager
-    def _keep_images(self, uuid: str) -> Iterator[None]:
-        """A spawn that fails deletes the directory that it made, but no image that was there before: an evacuated server's."""
-        self._older[uuid] = frozenset(item.role for item in storage.find(uuid))
-        try:
-            yield
-        finally:
-            del self._older[uuid]
 
     def _create_images(self, context: Any, instance: Any, allocations: Any, block_device_info: Any = None) -> list[str]:
         """The names of those that were not there.
@@ -229,14 +217,6 @@ class PcowLibvirtDriver(resize_driver.ResizeLibvirtDriver):
                 leaving.check(instance)
         super().power_off(instance, timeout, retry_interval)
 
-    def delete_instance_files(self, instance: Any) -> bool:
-        older = self._older.get(instance.uuid, frozenset())
-        images_are_gone = storage.delete(instance.uuid, keep=older) and not older
-        if not (images_are_gone or older) and _uses_pcow(instance) and instance.task_state in _SHELVING:
-            raise nova_exception.InternalError(     # Nova asks again for servers that are deleted here, and for no others
-                'images of the server stay on its host (the log of nova-compute says why): have it offloaded again')
-        return bool(super().delete_instance_files(instance)) and (images_are_gone or not _uses_pcow(instance))
-
     # ---- the domain ----------------------------------------------------------------------------------------------
 
     def _get_guest_storage_config(self, context: Any, instance: Any, image_meta: Any, disk_info: Any, rescue: Any,
@@ -277,6 +257,8 @@ class PcowLibvirtDriver(resize_driver.ResizeLibvirtDriver):
                      accel_info: Any = None) -> None:
         if _uses_pcow(instance):
             with errors.internal():            # before it gives up anything
+                self._settle_leaving(instance)
+                storage.check_not_sent(instance.uuid)
                 storage.check_class(instance.uuid, _wanted(instance))
             if rebuild_module.is_rebuilt(instance) and storage.ROOT in (item.role for item in storage.find(instance.uuid)):
                 rebuild_module.put_back_image(context, instance)       # no host was found for the rebuild: the root is the old one
@@ -293,6 +275,7 @@ class PcowLibvirtDriver(resize_driver.ResizeLibvirtDriver):
     def migrate_disk_and_power_off(self, context: Any, instance: Any, dest: str, flavor: Any, network_info: Any,
                                    block_device_info: Any = None, timeout: int = 0, retry_interval: int = 0) -> str:
         self.check_volumes_stay(dest, block_device_info)
+        self._settle_leaving(instance)
         with errors.roll_back_resize():
             if flavor.flavorid != instance.flavor.flavorid:    # a resize; a migrated server has what it has
                 flavor_module.check_known(flavor)
@@ -368,20 +351,6 @@ class PcowLibvirtDriver(resize_driver.ResizeLibvirtDriver):
             always.callback(super()._cleanup_resize, context, instance, network_info)
             if flavor_module.uses_pcow(instance.old_flavor or instance.flavor):
                 migration_module.confirm(instance.uuid, self._domain(instance), is_here=instance.host == self._service_host)
-
-    def _domain(self, instance: Any) -> domain.Domain | None:
-        try:
-            self._host.get_guest(instance)
-        except nova_exception.InstanceNotFound:
-            return None
-        return domain.Domain(self._host.get_connection(), instance.name)
-
-    def check_can_live_migrate_destination(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> Any:
-        if _uses_pcow(instance):
-            raise nova_exception.MigrationPreCheckError(reason=(
-                'the memory of a running server on pcow images stays on its host: stop the server and migrate it then (openstack '
-                'server migrate)'))
-        return super().check_can_live_migrate_destination(context, instance, *args, **kwargs)
 
     def instance_on_disk(self, instance: Any) -> bool:
         """Asked by an evacuation: with False it would begin with empty images, so all or an error that changes nothing."""

@@ -31,6 +31,8 @@ def fail_migration() -> Iterator[None]:
         yield
     except exception.PcowError as e:
         raise nova_exception.MigrationError(reason=str(e)) from e
+    except processutils.ProcessExecutionError as e:
+        raise nova_exception.MigrationError(reason=' '.join(str(e.stderr or e).split())) from e
 
 
 @contextlib.contextmanager
@@ -48,6 +50,18 @@ def roll_back_resize() -> Iterator[None]:
         raise nova_exception.InstanceFaultRollback(nova_exception.ResizeError(reason=(
             f'the files of the server cannot be copied for its new host ({said}): make room in instances_path there, or see to '
             'what is said here, and try again'))) from e
+
+
+@contextlib.contextmanager
+def refuse_live_migration() -> Iterator[None]:
+    """Nothing has changed.
+
+    :raises MigrationPreCheckError:
+    """
+    try:
+        yield
+    except exception.PcowError as e:
+        raise nova_exception.MigrationPreCheckError(reason=str(e)) from e
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from oslo_log import log as logging
 from nova_pcow import conf as nova_conf
 from nova_pcow import flavor as flavor_module
 from nova_pcow import inventory
+from nova_pcow import notes
 from nova_pcow import reserved
 from pcow_driver import device
 from pcow_driver import exception
@@ -253,8 +254,14 @@ def check_complete(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
 def check_not_sent(uuid: str) -> None:
     """Make sure that a server does not go on with images that were copied to another host: it has, or may have, gone on there.
 
-    :raises ServerStorageError: one was, and neither a confirmation nor a revert has ended that here
+    :raises ServerStorageError: one was, and neither a confirmation nor a revert has ended that here; or it left while it ran
     """
+    host = notes.get(notes.LEAVING, uuid)
+    if host is not None:
+        raise ServerStorageError(reason=(
+            f'the server was on its way to {host} when nova-compute ended here, and this host has no domain of it any more: it '
+            'runs there, with its data, and what is here is old; if it does not (virsh list --all), delete '
+            f'{notes.path(notes.LEAVING, uuid)}'))
     for item in find(uuid):
         if reserved.SENT in {one.name for one in image.snapshot_list(item.path, force_share=True)}:
             raise ServerStorageError(reason=(

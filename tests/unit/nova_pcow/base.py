@@ -54,7 +54,8 @@ class ServersTestCase(base.ServersTestBase):
         super().setUp()
         self.directory = Path(self.useFixture(fixtures.TempDir()).path)
         emulator = self.directory / 'qemu'
-        emulator.write_text('#!/bin/sh\necho "  format=<string>"\n')       # libvirt starts nothing here; the driver asks it
+        # libvirt starts nothing here; the driver asks it
+        emulator.write_text('#!/bin/sh\necho "  format=<string> - live migration"\n')
         emulator.chmod(0o755)
         programs = Path(os.environ.get('PCOW_BIN_DIR', TOP / 'build/bin'))
         for group, options in (('pcow', {

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers that change their host while they run: QEMU carries what lies in the images themselves, and not what is below them.
+
+So the new host makes an empty image for each, of the same size and on the very file that it stood on, known by its UUID, before
+QEMU begins there.  Until the server has arrived, these are nothing, and only these are deleted when it does not; those that it
+leaves are deleted when it has.  :mod:`nova_pcow.notes` tells them apart when a service was killed meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import os
+from typing import Any
+
+from lxml import etree
+from nova import objects
+
+from nova_pcow import migration as migration_module
+from nova_pcow import notes
+from nova_pcow import storage
+from pcow_driver import exception
+from pcow_driver import image
+from pcow_driver import names
+from pcow_driver import pool as pool_module
+from pcow_driver import staging
+from pcow_driver import template_cache
+
+_SERIAL = 'pcow'                       # of the entry among Nova's volumes by which the hosts tell each other
+_PAGE_CACHE = 'page-cache'             # the class whose devices are virtio-pmem
+
+
+class LiveMigrationRefused(exception.PcowError):
+    msg_fmt = '%(reason)s'
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaving:
+    """An image of a server, as its host tells it to the new one."""
+
+    role: str
+    pool: str                          # UUID of it
+    persistence: str                   # of its pool
+    size: int                          # virtual, in bytes
+    base: str | None                   # name of what it stands on
+    base_path: str | None
+    base_uuid: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """What the new host tells: where its images are, by their roles, and what runs them."""
+
+    paths: dict[str, str]
+    emulator: str
+
+
+def put(migrate_data: Any, value: Any) -> None:
+    """Have Nova take something along in its LibvirtLiveMigrateData, which has no field for it but those of volumes."""
+    others = [item for item in migrate_data.bdms if item.serial != _SERIAL] if 'bdms' in migrate_data else []
+    found = objects.LibvirtLiveMigrateBDMInfo(serial=_SERIAL)
+    found.connection_info = value
+    migrate_data.bdms = [*others, found]
+
+
+def get(migrate_data: Any) -> Any:
+    """None if there is nothing."""
+    others = migrate_data.bdms if migrate_data is not None and 'bdms' in migrate_data else []
+    return next((item.connection_info for item in others if item.serial == _SERIAL), None)
+
+
+# ---- on the host of the server ---------------------------------------------------------------------------------------
+
+
+def leaving(uuid: str) -> list[Leaving]:
+    """The images of a server that runs.
+
+    :raises PcowError: one of them cannot leave
+    """
+    return [_leaving(item) for item in storage.find(uuid)]
+
+
+def _leaving(item: storage.ServerImage) -> Leaving:
+    info = image.info(item.path, force_share=True)
+    if info.snapshots:
+        raise LiveMigrationRefused(reason=(
+            f'{item.path} has snapshots, which would stay behind ({", ".join(one.name for one in info.snapshots)}): delete them '
+            '(pcowctl snapshot delete), or stop the server and migrate it then (openstack server migrate)'))
+    if info.base_snapshot is not None or info.chain_depth > 2:
+        raise LiveMigrationRefused(reason=(
+            f'{item.path} is a fork of a snapshot, or stands on more than a template, and does not travel: make an image of the '
+            'server'))
+    base = None if info.base_filename is None else os.path.basename(info.base_filename).removesuffix(names.IMAGE_SUFFIX)
+    return Leaving(item.role, item.pool.uuid, item.pool.persistence(), info.virtual_size, base, info.base_path, info.base_uuid)
+
+
+def settle(uuid: str, *, is_here: bool) -> None:
+    """Forget of a server on this host that it was arriving, and that it was leaving if it did not leave.
+
+    :param is_here: this host has a domain of it, which libvirt takes away only when a migration has succeeded
+    """
+    notes.forget(notes.ARRIVING, uuid=uuid)
+    if is_here:
+        notes.forget(notes.LEAVING, uuid=uuid)
+
+
+def rewritten(xml: str, uuid: str, prepared: Prepared) -> str:
+    """The domain as the new host starts it.
+
+    :raises LiveMigrationRefused: a device of it is none of those that were made there
+    """
+    domain = etree.fromstring(xml)
+    for path in domain.findall('devices/memory/source/path'):
+        role = os.path.basename(path.text).removeprefix(storage.image_name(uuid, '')).removesuffix(names.IMAGE_SUFFIX)
+        if role not in prepared.paths:
+            raise LiveMigrationRefused(reason=f'the device {path.text} has no image on the new host: hard reboot the server')
+        path.text = prepared.paths[role]
+    for emulator in domain.findall('devices/emulator'):
+        emulator.text = prepared.emulator
+    return str(etree.tostring(domain, encoding='unicode'))
+
+
+# ---- on the new host -------------------------------------------------------------------------------------------------
+
+
+def arriving(uuid: str) -> list[storage.ServerImage]:
+    """The images that are made for the arrival of a server."""
+    pool = notes.get(notes.ARRIVING, uuid)
+    return [item for item in storage.find(uuid) if item.pool.uuid == pool]
+
+
+def check_arrival(uuid: str, pool: pool_module.Pool, there: list[pool_module.Pool], images: list[Leaving]) -> None:
+    """Find out what keeps a server from coming to a pool of this host, before anything is made.
+
+    :param there: all pools of this host
+    :raises PcowError:
+    """
+    if {item.pool for item in images} & {one.uuid for one in there}:
+        raise LiveMigrationRefused(reason=(
+            'both hosts see the pool of the server, and two QEMUs cannot have one image open: stop the server and migrate it then '
+            '(openstack server migrate), which copies nothing'))
+    made = arriving(uuid)
+    for one in storage.find(uuid):
+        if one not in made:
+            raise LiveMigrationRefused(reason=(
+                f'{one.path} of an earlier time of the server is still on the new host: look what it holds, and delete it'))
+    if any((item.persistence == _PAGE_CACHE) != (pool.persistence() == _PAGE_CACHE) for item in images):
+        raise LiveMigrationRefused(reason=(
+            f'the guest has another kind of device than it would have in the pool {pool.name}, of class {pool.persistence()}: '
+            'stop the server and migrate it then (openstack server migrate)'))
+    pool.check_room(sum(item.size for item in images))
+
+
+def prepare(uuid: str, pool: pool_module.Pool, images: list[Leaving], source_host: str, directory: str) -> dict[str, str]:
+    """Make empty images for a server that arrives; their paths by role.
+
+    :param source_host: address to copy what they stand on from, unless it is there
+    :param directory: the server's own, for the time of such a copy
+    :raises PcowError: what was made is to be deleted, which :func:`arriving` tells
+    """
+    notes.put(notes.ARRIVING, uuid, pool.uuid)
+    for item in images:
+        with contextlib.nullcontext() if item.base is None else _base(pool, item, source_host, directory) as base:
+            _create(pool, storage.image_name(uuid, item.role), item.size, base)
+    return {item.role: item.path for item in arriving(uuid)}
+
+
+def _create(pool: pool_module.Pool, name: str, size: int, base: str | None) -> None:
+    """Without info block, which comes with the rest."""
+    with staging.building(pool, name) as part, pool.lock():
+        pool.check_room(size)
+        if base is None:
+            image.create(part, size)
+        else:
+            image.create_overlay(part, pool.existing_path(base), size=size)
+        staging.publish(part, pool.image_path(name))
+
+
+@contextlib.contextmanager
+def _base(pool: pool_module.Pool, item: Leaving, source_host: str, directory: str) -> Iterator[str]:
+    """Name of the very file, by its UUID, that an image stands on; it stays while the context is held.
+
+    The template that a host made itself, of the same Glance image, holds the same and is another file.
+    """
+    assert item.base is not None and item.base_path is not None    # noqa: S101 - prepare() looked
+    own = item.base.removesuffix(f'-{item.base_uuid}')
+    name = own if migration_module.has(pool, own, item.base_uuid) else f'{own}-{item.base_uuid}'
+    path = item.base_path
+    with template_cache.TemplateCache(pool).named(
+            name, lambda: migration_module.copy_base(pool, name, path, source_host, directory)):
+        if not migration_module.has(pool, name, item.base_uuid):
+            raise LiveMigrationRefused(reason=(
+                f'{pool.image_path(name)} is another file than {path} on {source_host}, on which the server stands: rename it'))
+        yield name

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a host remembers of live migrations, so that a service that was killed meanwhile mistakes no image for another.
+
+A note is a file in ``[pcow] state_path``, durable before what it speaks of happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from pcow_driver import exception
+from pcow_driver import locks
+
+ARRIVING = 'arriving'                  # the server's images here are made for its arrival; says the UUID of their pool
+LEAVING = 'leaving'                    # the server may run on the host that it says, and what is here be old
+
+
+def path(kind: str, uuid: str) -> str:
+    return os.path.join(_directory(), f'{uuid}.{kind}')
+
+
+def _directory() -> str:
+    return os.path.join(locks.state_path(), 'live-migrations')
+
+
+def put(kind: str, uuid: str, text: str) -> None:
+    """:raises StateInvalid: it cannot be written"""
+    target = path(kind, uuid)
+    part = f'{target}.part'
+    try:
+        os.makedirs(_directory(), mode=0o750, exist_ok=True)
+        with open(part, 'w', encoding='utf-8') as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(part, target)
+        _sync()
+    except OSError as e:
+        raise exception.StateInvalid(path=target, reason=str(e.strerror)) from None
+
+
+def get(kind: str, uuid: str) -> str | None:
+    try:
+        with open(path(kind, uuid), encoding='utf-8') as f:
+            return f.read()
+    except FileNotFoundError:
+        return None
+
+
+def forget(*kinds: str, uuid: str) -> None:
+    for kind in kinds:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path(kind, uuid))
+
+
+def _sync() -> None:
+    directory = os.open(_directory(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
