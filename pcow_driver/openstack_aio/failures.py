@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pcow_driver import units
 from pcow_driver.openstack_aio import life_cycle
+from pcow_driver.openstack_aio import live_life
 from pcow_driver.openstack_aio import servers
 from pcow_driver.openstack_aio import settings as settings_module
 from pcow_driver.openstack_aio import whole_life
@@ -16,7 +17,7 @@ _SOME_ROOM = 5 * units.MIB                     # for the template, and not for w
 _ENOUGH = 512 * units.MIB
 
 
-class Failures(whole_life.WholeLife):
+class Failures(live_life.LiveLife):
     def snapshot_raw(self) -> str:
         """As the row snapshot, on a host that uploads raw images."""
         with self.hosts.nova_option('libvirt', 'snapshot_image_format', 'raw'):
@@ -115,6 +116,9 @@ class Failures(whole_life.WholeLife):
         raise life_cycle.Refused(reason=f'{words}; the server that ran went on, and new ones can be made when libvirt is back')
 
 
-_AFTER = {'snapshot': ('snapshot_raw',), 'revert_in_place': ('rebuild_without_kernel',), 'full_pool': (
-    'wrong_flavor', 'no_backend', 'full_disk', 'full_disk_under_servers', 'libvirt_down'), 'crowd': ('host_reboot',)}
+_AFTER = {
+    'snapshot': ('snapshot_raw',), 'cold_migrate_revert': ('live_migrate', 'live_migrate_snapshot'),
+    'revert_in_place': ('rebuild_without_kernel',), 'data_devices': ('live_migrate_data',),
+    'full_pool': ('wrong_flavor', 'no_backend', 'full_disk', 'full_disk_under_servers', 'live_migrate_full_pool', 'libvirt_down'),
+    'crowd': ('host_reboot',)}
 ROWS = tuple(name for row in whole_life.ROWS for name in (row, *_AFTER.get(row, ())))

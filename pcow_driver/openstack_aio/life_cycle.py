@@ -224,22 +224,6 @@ class LifeCycle:
         self._root = after
         return f'back on {before}, data intact'
 
-    def live_migrate(self) -> str:
-        """Raises what Nova says: this row is refused, before anything is changed."""
-        before, host = self._alive(), self.server.host()
-        other = next(name for name in _NODES if name != host)
-        try:
-            self.server.act('os-migrateLive', {'host': other, 'block_migration': 'auto'})
-            self.server.wait_status('ACTIVE')
-        except exception.PcowError as e:
-            words = str(e)
-        else:
-            words = self.server.fault()
-        if self.server.host() != host:
-            raise servers.ServerFailed(reason=f'it is on {self.server.host()}, and its memory was on {host}')
-        self._went_on(before)
-        raise Refused(reason=words)
-
     def rebuild(self) -> str:
         before = self.root
         self.server.act('rebuild', {'imageRef': servers.find_image(self.api, IMAGE)})
@@ -303,6 +287,6 @@ class Refused(exception.PcowError):
 
 
 ROWS = ('create', 'stop_start', 'soft_reboot', 'hard_reboot', 'pause', 'suspend', 'suspend_again', 'rescue', 'snapshot', 'shelve',
-        'resize_up', 'resize_down', 'cold_migrate', 'cold_migrate_revert', 'live_migrate', 'rebuild_to_snapshot', 'rebuild',
-        'delete')
-NEED_TWO_NODES = ('cold_migrate', 'cold_migrate_revert', 'live_migrate', 'host_reboot', 'evacuate', 'cold_migrate_attached')
+        'resize_up', 'resize_down', 'cold_migrate', 'cold_migrate_revert', 'rebuild_to_snapshot', 'rebuild', 'delete')
+NEED_TWO_NODES = ('cold_migrate', 'cold_migrate_revert', 'live_migrate', 'live_migrate_data', 'live_migrate_snapshot',
+                  'live_migrate_full_pool', 'host_reboot', 'evacuate', 'cold_migrate_attached')

@@ -16,7 +16,7 @@ from pcow_driver.openstack_aio import api as api_module
 SECONDS = 120.0                                # for one step of Nova's, or one boot
 _POLL = 0.1
 _ROOT = re.compile(r'PCOW-GUEST: root (\S+) (dax|disk) (\d+) boots=(\d+) sum=([0-9a-f]{16}) (intact|BROKEN)')
-_ALIVE = re.compile(r'PCOW-GUEST: alive boot=(\S+) seconds=(\d+)')
+_ALIVE = re.compile(r'PCOW-GUEST: alive boot=(\S+) seconds=(\d+)( BROKEN)?')
 _DEVICE = re.compile(r'PCOW-GUEST: device (\S+) (\d+) (new|intact|BROKEN) sum=([0-9a-f]{16})(?: fs=(dax|disk))?')
 T = TypeVar('T')
 
@@ -148,10 +148,12 @@ class Server:
     def wait_alive(self, fits: Callable[[str, int], bool]) -> tuple[str, int]:
         """Wait until the last sign of life fits; returns the boot and its seconds.
 
-        :raises ServerFailed:
+        :raises ServerFailed: it never does, or what the guest writes all the while is broken
         """
         def look() -> tuple[str, int] | None:
             found = _ALIVE.findall(self.console())
+            if any(item[2] for item in found):
+                raise ServerFailed(reason=f'what the guest of server {self.id} writes is broken')
             return (found[-1][0], int(found[-1][1])) if found and fits(found[-1][0], int(found[-1][1])) else None
         return wait(f'sign of life of server {self.id}', look)
 

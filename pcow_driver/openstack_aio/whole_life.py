@@ -20,7 +20,11 @@ from pcow_driver.openstack_aio import settings as settings_module
 
 AT_ONCE = 10
 _MANY_SECONDS = 300.0
-_DATA = ('pcow.tiny-data', 'disk.tiny-data')   # a root and two devices; a disk and one device
+# a root and two devices; a disk and one device
+DATA_FLAVOR = ('pcow.tiny-data', 160, 1, {
+    'pcow:data_mb': '64,32', 'pcow:data_format': 'ext4,none', 'resources:CUSTOM_PCOW_MB': '1120', 'pcow:root': 'true'})
+DATA_DEVICES = 2
+_DISK_FLAVOR = ('disk.tiny-data', 160, 1, {'pcow:data_mb': '64', 'resources:CUSTOM_PCOW_MB': '64'})
 _NODE1, _NODE2 = settings_module.NODE1.name, settings_module.NODE2.name
 _SNAPSHOT = 'life-cycle'
 
@@ -44,10 +48,10 @@ class WholeLife(life_cycle.LifeCycle):
 
     def data_devices(self) -> str:
         """Formatted and not, beside a root and beside a disk."""
-        mib = {'pcow:data_mb': '64,32', 'pcow:data_format': 'ext4,none', 'resources:CUSTOM_PCOW_MB': '1120', 'pcow:root': 'true'}
-        self.api.create_flavor(_DATA[0], 160, 1, mib)
-        self.api.create_flavor(_DATA[1], 160, 1, {'pcow:data_mb': '64', 'resources:CUSTOM_PCOW_MB': '64'})
-        words = (self._data(_DATA[0], ('pmem1', 64, 'dax'), ('pmem2', 32, '')), self._data(_DATA[1], ('pmem0', 64, '')))
+        self.api.create_flavor(*DATA_FLAVOR)
+        self.api.create_flavor(*_DISK_FLAVOR)
+        words = (self._data(DATA_FLAVOR[0], ('pmem1', 64, 'dax'), ('pmem2', 32, '')),
+                 self._data(_DISK_FLAVOR[0], ('pmem0', 64, '')))
         return '; '.join(words) + '; intact after a reboot'
 
     def _data(self, flavor: str, *wanted: tuple[str, int, str]) -> str:
