@@ -143,6 +143,18 @@ class LiveMigrationLibvirtDriver(resize_driver.ResizeLibvirtDriver):
             live_migration.put(migrate_data, dataclasses.asdict(live_migration.Prepared(paths, self._emulator.path())))
         return migrate_data
 
+    def _try_fetch_image(self, context: Any, path: str, image_id: str, instance: Any, fallback_from_host: str | None = None) -> None:
+        """Of kernel and ramdisk.  Nova's own takes the boot sector of a kernel for that of a disk, and finds it unsafe."""
+        if not _uses_pcow(instance):
+            super()._try_fetch_image(context, path, image_id, instance, fallback_from_host)
+            return
+        try:
+            libvirt_utils.fetch_raw_image(context, path, image_id, instance.trusted_certs)
+        except nova_exception.ImageNotFound:
+            if fallback_from_host is None:
+                raise
+            libvirt_utils.copy_image(path, path, host=fallback_from_host, receive=True)
+
     def post_live_migration_at_destination(self, context: Any, instance: Any, network_info: Any, block_migration: bool = False,
                                            block_device_info: Any = None) -> None:
         notes.forget(notes.ARRIVING, notes.LEAVING, uuid=instance.uuid)        # it is here, and they are its own now

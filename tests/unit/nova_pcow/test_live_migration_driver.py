@@ -173,6 +173,18 @@ class LiveMigrationDriverTest(base.ServersTestCase):
         self.check_stayed('failed', 'Host key verification failed.')
         self.assertEqual([], self.files('host2'))
 
+    def test_kernel(self) -> None:
+        """Fetched as for a new server: Nova's own way takes one with a boot sector for a disk that is unsafe."""
+        for error in (None, nova_exception.ImageNotFound(image_id=base.KERNEL)):
+            with mock.patch('nova.virt.libvirt.utils.fetch_raw_image', side_effect=error) as fetch, \
+                    mock.patch('nova.virt.libvirt.utils.copy_image') as copy, \
+                    mock.patch('nova.virt.libvirt.utils.fetch_image') as unsafe:
+                self.computes['host2'].driver._try_fetch_image(None, '/x/kernel', base.KERNEL, self.instance(), 'host1')
+            fetch.assert_called_once()
+            unsafe.assert_not_called()
+            self.assertEqual([] if error is None else [mock.call('/x/kernel', '/x/kernel', host='host1', receive=True)],
+                             copy.mock_calls)
+
     def test_image_of_an_earlier_time(self) -> None:
         """It is left alone, also by a rollback, and by one for which nothing was made."""
         path = Path(self.pools['host2'].path, f'server-{self.server["id"]}-root.pcow')
