@@ -467,7 +467,8 @@ void hostmem_pcow_class_init(ObjectClass *oc)
                                    &HostMemFormat_lookup,
                                    get_format, set_format);
     object_class_property_set_description(oc, "format",
-        "raw, pcow, or auto: pcow if mem-path ends in .pcow");
+        "raw, pcow, or auto: pcow if mem-path ends in .pcow, whose contents a "
+        "live migration takes along");
     object_class_property_add_enum(oc, "pcow-engine", "HostMemPcowEngine",
                                    &HostMemPcowEngine_lookup,
                                    get_engine, set_engine);
