@@ -119,6 +119,7 @@ class Failures(live_life.LiveLife):
 _AFTER = {
     'snapshot': ('snapshot_raw',), 'cold_migrate_revert': ('live_migrate', 'live_migrate_snapshot'),
     'revert_in_place': ('rebuild_without_kernel',), 'data_devices': ('live_migrate_data',),
-    'full_pool': ('wrong_flavor', 'no_backend', 'full_disk', 'full_disk_under_servers', 'live_migrate_full_pool', 'libvirt_down'),
+    'full_pool': ('wrong_flavor', 'no_backend', 'full_disk', 'full_disk_under_servers', 'live_migrate_full_pool',
+                  'live_migrate_killed', 'libvirt_down'),
     'crowd': ('host_reboot',)}
 ROWS = tuple(name for row in whole_life.ROWS for name in (row, *_AFTER.get(row, ())))

@@ -289,4 +289,4 @@ class Refused(exception.PcowError):
 ROWS = ('create', 'stop_start', 'soft_reboot', 'hard_reboot', 'pause', 'suspend', 'suspend_again', 'rescue', 'snapshot', 'shelve',
         'resize_up', 'resize_down', 'cold_migrate', 'cold_migrate_revert', 'rebuild_to_snapshot', 'rebuild', 'delete')
 NEED_TWO_NODES = ('cold_migrate', 'cold_migrate_revert', 'live_migrate', 'live_migrate_data', 'live_migrate_snapshot',
-                  'live_migrate_full_pool', 'host_reboot', 'evacuate', 'cold_migrate_attached')
+                  'live_migrate_full_pool', 'live_migrate_killed', 'host_reboot', 'evacuate', 'cold_migrate_attached')

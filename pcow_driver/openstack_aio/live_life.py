@@ -13,6 +13,7 @@ from pcow_driver.openstack_aio import whole_life
 
 _NODE1, _NODE2 = settings_module.NODE1.name, settings_module.NODE2.name
 _SNAPSHOT = 'life-cycle-live'
+_IN_THE_MIDST = 3.0                            # seconds after it has begun to go, which at 1 MiB/s takes longer
 _LITTLE_ROOM = 5 * units.MIB                   # for the template, and not for what the guest has written
 
 
@@ -63,6 +64,28 @@ class LiveLife(whole_life.WholeLife):
             raise servers.ServerFailed(reason='the root has other data')
         server.delete()
         raise life_cycle.Refused(reason=f'{words}; the guest went on, data intact after a reboot')
+
+    def live_migrate_killed(self) -> str:
+        """nova-compute of its host is killed in the midst of it: the guest goes on there, and the next migration begins anew."""
+        server = self._create('life-cycle-live-killed', life_cycle.IMAGE, host=_NODE1)
+        root = server.wait_root(lambda root: root.boots == 1)
+        before = server.wait_alive(lambda _boot, seconds: seconds > 0)
+        with self.hosts.nova_option('libvirt', 'live_migration_bandwidth', '1'):       # MiB/s; the end of the context kills it
+            server.act('os-migrateLive', {'host': _NODE2, 'block_migration': 'auto'})
+            servers.wait('domain on the new host', lambda: True if len(self.hosts.domains(_NODE2)) > 0 else None)
+            time.sleep(_IN_THE_MIDST)
+        server.wait_status('ACTIVE')
+        left = [name for name in self.hosts.images(_NODE2) if server.id in name]
+        if server.host() != _NODE1 or not left:
+            raise servers.ServerFailed(reason=f'it is on {server.host()}, and {_NODE2} has {left}')
+        server.wait_alive(lambda boot, seconds: boot == before[0] and seconds > before[1])
+        words = self._goes(server)
+        server.act('reboot', {'type': 'HARD'})
+        server.wait_status('ACTIVE')
+        if server.wait_root(lambda found: found.boots == 2).sum != root.sum:
+            raise servers.ServerFailed(reason='the root has other data')
+        server.delete()
+        return f'the guest went on, {", ".join(left)} stayed; then {words}; data intact after a reboot'
 
     def _goes(self, server: servers.Server) -> str:
         host, took = self._migrate(server)
