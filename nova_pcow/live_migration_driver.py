@@ -143,7 +143,8 @@ class LiveMigrationLibvirtDriver(resize_driver.ResizeLibvirtDriver):
             live_migration.put(migrate_data, dataclasses.asdict(live_migration.Prepared(paths, self._emulator.path())))
         return migrate_data
 
-    def _try_fetch_image(self, context: Any, path: str, image_id: str, instance: Any, fallback_from_host: str | None = None) -> None:
+    def _try_fetch_image(self, context: Any, path: str, image_id: str, instance: Any,
+                         fallback_from_host: str | None = None) -> None:
         """Of kernel and ramdisk.  Nova's own takes the boot sector of a kernel for that of a disk, and finds it unsafe."""
         if not _uses_pcow(instance):
             super()._try_fetch_image(context, path, image_id, instance, fallback_from_host)

@@ -259,9 +259,8 @@ def check_not_sent(uuid: str) -> None:
     host = notes.get(notes.LEAVING, uuid)
     if host is not None:
         raise ServerStorageError(reason=(
-            f'the server was on its way to {host} when nova-compute ended here, and this host has no domain of it any more: it '
-            'runs there, with its data, and what is here is old; if it does not (virsh list --all), delete '
-            f'{notes.path(notes.LEAVING, uuid)}'))
+            f'the server has left for {host}, when nova-compute was ended here: it runs there, with its data, and what is here is '
+            f'old; if it does not (virsh list --all), delete {notes.path(notes.LEAVING, uuid)}'))
     for item in find(uuid):
         if reserved.SENT in {one.name for one in image.snapshot_list(item.path, force_share=True)}:
             raise ServerStorageError(reason=(

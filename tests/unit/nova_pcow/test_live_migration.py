@@ -122,8 +122,9 @@ class LiveMigrationTest(base.TestCase):
         uuid = image.info(self.pools['here'].existing_path(own)).uuid
         self.assertEqual([own, f'{own}-{uuid}'], self.templates('there'))
         self.assertEqual([f'{own}.pcow'], self.copied)
-        self.assertEqual(*(image.info(self.pools[host].existing_path(name)).actual_size // units.MIB
-                           for host, name in (('here', own), ('there', f'{own}-{uuid}'))))
+        sizes = [image.info(self.pools[host].existing_path(name)).actual_size // units.MIB
+                 for host, name in (('here', own), ('there', f'{own}-{uuid}'))]
+        self.assertEqual(sizes[0], sizes[1])
         self.assertEqual(_IMAGE.id, template_cache.image_id(f'{own}-{uuid}'))
         self.arrive(source='there', target='here')
         self.arrive(_OTHER, source='there', target='here')

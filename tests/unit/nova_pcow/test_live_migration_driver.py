@@ -176,9 +176,9 @@ class LiveMigrationDriverTest(base.ServersTestCase):
     def test_kernel(self) -> None:
         """Fetched as for a new server: Nova's own way takes one with a boot sector for a disk that is unsafe."""
         for error in (None, nova_exception.ImageNotFound(image_id=base.KERNEL)):
-            with mock.patch('nova.virt.libvirt.utils.fetch_raw_image', side_effect=error) as fetch, \
-                    mock.patch('nova.virt.libvirt.utils.copy_image') as copy, \
-                    mock.patch('nova.virt.libvirt.utils.fetch_image') as unsafe:
+            with mock.patch('nova.virt.libvirt.utils.fetch_raw_image', new=mock.Mock(side_effect=error)) as fetch, \
+                    mock.patch('nova.virt.libvirt.utils.copy_image', new=mock.Mock()) as copy, \
+                    mock.patch('nova.virt.libvirt.utils.fetch_image', new=mock.Mock()) as unsafe:
                 self.computes['host2'].driver._try_fetch_image(None, '/x/kernel', base.KERNEL, self.instance(), 'host1')
             fetch.assert_called_once()
             unsafe.assert_not_called()
