@@ -23,7 +23,7 @@ class LiveLife(whole_life.WholeLife):
         if self.hosts.pools_are_shared:
             raise life_cycle.Refused(reason=self._stays(self.server))
         ways = '; '.join(self._goes(self.server) for _way in range(2))
-        return f'{ways}; {self._reboot("HARD")}'
+        return f'{ways}{self._settled()}; {self._reboot("HARD")}'
 
     def live_migrate_data(self) -> str:
         """With data devices, formatted and not."""

@@ -22,8 +22,8 @@ _bed: openstack_bed.Bed | None = None
 CI_ROWS = ('create', 'stop_start', 'hard_reboot', 'suspend', 'snapshot', 'resize_down', 'revert_in_place', 'rebuild', 'delete',
            'data_devices', 'damaged_image', 'no_backend', 'full_disk', 'crowd')
 REFUSED = ('resize_down', 'damaged_image', 'no_backend', 'full_disk')
-TWO_NODES_ROWS = ('create', 'cold_migrate', 'cold_migrate_revert', 'live_migrate', 'delete', 'evacuate')
-TWO_NODES_REFUSED = ('live_migrate', 'evacuate')
+TWO_NODES_ROWS = ('create', 'cold_migrate', 'cold_migrate_revert', 'live_migrate', 'live_migrate_snapshot', 'delete', 'evacuate')
+TWO_NODES_REFUSED = ('live_migrate_snapshot', 'evacuate')
 COMPARED = 3                                   # servers from one image, one after the other
 
 
@@ -139,7 +139,8 @@ class TwoNodesTest(Case):
     def test_moves(self) -> None:
         life = failures.Failures(self.bed.api, two_nodes=True, hosts=self.bed.hosts)
         said = self._run_rows(life, TWO_NODES_ROWS, TWO_NODES_REFUSED, 'openstack-two-nodes.txt')
-        self.assertRegex(said['live migrate'], 'stop the server and migrate it then')
+        self.assertRegex(said['live migrate'], r'(node.) to (node.) in .*; \2 to \1 in .*; nothing stays on the other node')
+        self.assertRegex(said['live migrate snapshot'], 'would stay behind')
         self.assertRegex(said['evacuate'], 'is in no pool that this host shares')
         self.assertEqual([], self.bed.hosts.images(settings_module.NODE2.name))
         servers.wait('end of all claims', lambda: True if not any(self.bed.hosts.claims().values()) else None)
