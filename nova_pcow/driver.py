@@ -32,6 +32,7 @@ from nova_pcow import errors
 from nova_pcow import flavor as flavor_module
 from nova_pcow import inventory
 from nova_pcow import leaving
+from nova_pcow import live_migration
 from nova_pcow import live_migration_driver
 from nova_pcow import migration as migration_module
 from nova_pcow import rebuild as rebuild_module
@@ -275,7 +276,8 @@ class PcowLibvirtDriver(live_migration_driver.LiveMigrationLibvirtDriver):
     def migrate_disk_and_power_off(self, context: Any, instance: Any, dest: str, flavor: Any, network_info: Any,
                                    block_device_info: Any = None, timeout: int = 0, retry_interval: int = 0) -> str:
         self.check_volumes_stay(dest, block_device_info)
-        self._settle_leaving(instance)
+        if _uses_pcow(instance):
+            self._settle_leaving(instance)
         with errors.roll_back_resize():
             if flavor.flavorid != instance.flavor.flavorid:    # a resize; a migrated server has what it has
                 flavor_module.check_known(flavor)
@@ -316,6 +318,8 @@ class PcowLibvirtDriver(live_migration_driver.LiveMigrationLibvirtDriver):
         wanted = _wanted(instance)
         disk_info, arrived = migration_module.unpack(disk_info)
         if arrived:
+            if self._domain(instance) is None:
+                live_migration.discard(instance.uuid)          # what an earlier attempt to move it here has left
             arrival.note(libvirt_utils.get_instance_path(instance), arrival.Arrival(migration.source_compute, arrived))
             self._receive(context, instance, allocations)
         storage.check_complete(instance.uuid, flavor_module.parse(instance.old_flavor))      # what is made below is only new

@@ -95,13 +95,15 @@ def _leaving(item: storage.ServerImage) -> Leaving:
     return Leaving(item.role, item.pool.uuid, item.pool.persistence(), info.virtual_size, base, info.base_path, info.base_uuid)
 
 
-def settle(uuid: str, *, is_here: bool) -> None:
+def settle(uuid: str, *, is_here: bool, runs_here: bool) -> None:
     """Forget of a server on this host that it was arriving, and that it was leaving if it did not leave.
 
-    :param is_here: this host has a domain of it, which libvirt takes away only when a migration has succeeded
+    :param is_here: this host has a domain of it, which libvirt defines on the new host when a migration has succeeded
+    :param runs_here: that runs, and no migration of it is under way: one that is off may be what libvirt had no time to take away
     """
-    notes.forget(notes.ARRIVING, uuid=uuid)
     if is_here:
+        notes.forget(notes.ARRIVING, uuid=uuid)
+    if runs_here:
         notes.forget(notes.LEAVING, uuid=uuid)
 
 
@@ -127,7 +129,18 @@ def rewritten(xml: str, uuid: str, prepared: Prepared) -> str:
 def arriving(uuid: str) -> list[storage.ServerImage]:
     """The images that are made for the arrival of a server."""
     pool = notes.get(notes.ARRIVING, uuid)
-    return [item for item in storage.find(uuid) if item.pool.uuid == pool]
+    return [item for item in storage.find(uuid) if item.pool.uuid == pool or _is_marked(item)]
+
+
+def _is_marked(item: storage.ServerImage) -> bool:
+    return names.ARRIVING_MARK in {one.name for one in image.snapshot_list(item.path, force_share=True)}
+
+
+def discard(uuid: str) -> None:
+    """Delete the images that were made for the arrival of a server that is not here, and nothing else of it."""
+    made = arriving(uuid)
+    if storage.delete(uuid, keep=frozenset(item.role for item in storage.find(uuid) if item not in made)):
+        notes.forget(notes.ARRIVING, uuid=uuid)
 
 
 def check_arrival(uuid: str, pool: pool_module.Pool, there: list[pool_module.Pool], images: list[Leaving]) -> None:
@@ -174,6 +187,7 @@ def _create(pool: pool_module.Pool, name: str, size: int, base: str | None) -> N
             image.create(part, size)
         else:
             image.create_overlay(part, pool.existing_path(base), size=size)
+        image.mark_arriving(part)
         staging.publish(part, pool.image_path(name))
 
 

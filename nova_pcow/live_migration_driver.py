@@ -28,12 +28,14 @@ from nova_pcow import resize_claims
 from nova_pcow import resize_driver
 from nova_pcow import storage
 from pcow_driver import domain
+from pcow_driver import exception
 from pcow_driver import pool as pool_module
 
 LOG = logging.getLogger(__name__)
 
 _SHELVING = (task_states.SHELVING, task_states.SHELVING_IMAGE_UPLOADING, task_states.SHELVING_OFFLOADING)
-_SECONDS_TO_END = 60                   # of libvirt's call, when the migration itself has come to its end
+_JOB_RUNS = (1, 2)                     # VIR_DOMAIN_JOB_BOUNDED, VIR_DOMAIN_JOB_UNBOUNDED
+_SECONDS_TO_END = 600                  # of libvirt's call, when the migration itself has come to its end
 
 
 def _uses_pcow(instance: Any) -> bool:
@@ -78,8 +80,8 @@ class LiveMigrationLibvirtDriver(resize_driver.ResizeLibvirtDriver):
                 self._emulator.check_migrates()
                 if self._domain(instance) is not None:
                     raise live_migration.LiveMigrationRefused(reason=(
-                        f'the new host has a domain {instance.name} of the server already: if it runs there (virsh list --all), '
-                        'its data are there; else have libvirt forget it (virsh undefine)'))
+                        f'the new host has a domain {instance.name} of the server already: it has arrived there once, and its data '
+                        'may be there; look (virsh list --all) before you have libvirt forget it'))
         return super().check_can_live_migrate_destination(context, instance, *args, **kwargs)
 
     def check_can_live_migrate_source(self, context: Any, instance: Any, dest_check_data: Any,
@@ -158,16 +160,28 @@ class LiveMigrationLibvirtDriver(resize_driver.ResizeLibvirtDriver):
 
     def post_live_migration_at_destination(self, context: Any, instance: Any, network_info: Any, block_migration: bool = False,
                                            block_device_info: Any = None) -> None:
-        notes.forget(notes.ARRIVING, notes.LEAVING, uuid=instance.uuid)        # it is here, and they are its own now
+        if _uses_pcow(instance):
+            notes.forget(notes.ARRIVING, notes.LEAVING, uuid=instance.uuid)    # it is here, and they are its own now
         super().post_live_migration_at_destination(context, instance, network_info, block_migration, block_device_info)
 
     def rollback_live_migration_at_destination(self, context: Any, instance: Any, network_info: Any, block_device_info: Any,
                                                destroy_disks: bool = True, migrate_data: Any = None) -> None:
         """Also called if nothing was made here: what the host had of the server before is nobody's to delete."""
-        made = live_migration.arriving(instance.uuid)
-        with self._keep_images(instance.uuid, [item for item in storage.find(instance.uuid) if item not in made]):
+        if not _uses_pcow(instance):
             super().rollback_live_migration_at_destination(
                 context, instance, network_info, block_device_info, destroy_disks, migrate_data)
+            return
+        if self._domain(instance) is not None:                 # libvirt takes that of a migration that failed away itself
+            LOG.error('A live migration failed, and there is a domain %s here, of a later one: nothing is deleted', instance.name,
+                      instance=instance)
+            return
+        made = live_migration.arriving(instance.uuid)
+        try:
+            with self._keep_images(instance.uuid, [item for item in storage.find(instance.uuid) if item not in made]):
+                super().rollback_live_migration_at_destination(
+                    context, instance, network_info, block_device_info, destroy_disks, migrate_data)
+        finally:                       # Nova leaves the files of a server alone if none of its disks was copied
+            live_migration.discard(instance.uuid)
 
     # ---- the host that it leaves ---------------------------------------------------------------------------------
 
@@ -179,19 +193,31 @@ class LiveMigrationLibvirtDriver(resize_driver.ResizeLibvirtDriver):
         operation = self._operations[instance.uuid] = _Operation()
 
         def recover(*args: Any, **kwargs: Any) -> None:
+            if self._domain(instance) is None:                 # libvirt takes it away when it has arrived, and only then
+                raise nova_exception.MigrationError(reason=(
+                    f'the server is not on this host any more: look on {dest}, where its data are (virsh list --all)'))
             recover_method(*args, **kwargs)
             operation.ended.wait(_SECONDS_TO_END)
             self._tell(context, instance, operation.error)
 
         def post(*args: Any, **kwargs: Any) -> None:
             """Nova takes a guest that does not run any more for one that has arrived, also if its QEMU was killed."""
-            operation.ended.wait(_SECONDS_TO_END)
-            if operation.error is not None and self._domain(instance) is not None:
+            if not operation.ended.wait(_SECONDS_TO_END) and self._domain(instance) is not None:
+                raise nova_exception.MigrationError(reason=(
+                    f'the guest has ended, and libvirt does not say whether the server is on {dest}: nothing is deleted'))
+            if self._domain(instance) is not None:
                 recover(context, instance, dest, migrate_data)
             else:
                 post_method(*args, **kwargs)
 
-        notes.put(notes.LEAVING, instance.uuid, dest)
+        try:
+            notes.put(notes.LEAVING, instance.uuid, dest)
+        except exception.PcowError as e:
+            del self._operations[instance.uuid]
+            operation.error = e
+            operation.ended.set()
+            recover(context, instance, dest, migrate_data)
+            return
         try:
             super().live_migration(context, instance, dest, post, recover, block_migration, migrate_data)
         finally:
@@ -199,9 +225,11 @@ class LiveMigrationLibvirtDriver(resize_driver.ResizeLibvirtDriver):
 
     def _live_migration_operation(self, context: Any, instance: Any, dest: str, block_migration: bool, migrate_data: Any,
                                   guest: Any, device_names: Any) -> None:
-        operation = self._operations.get(instance.uuid)
-        if operation is None:
+        if not _uses_pcow(instance):
             super()._live_migration_operation(context, instance, dest, block_migration, migrate_data, guest, device_names)
+            return
+        operation = self._operations.get(instance.uuid)
+        if operation is None:          # whoever watches it has given up before it began
             return
         try:
             prepared = live_migration.Prepared(**live_migration.get(migrate_data))
@@ -226,7 +254,9 @@ class LiveMigrationLibvirtDriver(resize_driver.ResizeLibvirtDriver):
 
     def _settle_leaving(self, instance: Any) -> None:
         """Before a server goes on here, or goes elsewhere."""
-        live_migration.settle(instance.uuid, is_here=self._domain(instance) is not None)
+        found = self._domain(instance)
+        runs = found is not None and found.active() and self._host.get_guest(instance).get_job_info().type not in _JOB_RUNS
+        live_migration.settle(instance.uuid, is_here=found is not None, runs_here=runs)
 
     def _domain(self, instance: Any) -> domain.Domain | None:
         try:

@@ -52,6 +52,7 @@ def forget(*kinds: str, uuid: str) -> None:
     for kind in kinds:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path(kind, uuid))
+            _sync()
 
 
 def _sync() -> None:

@@ -261,8 +261,17 @@ def check_not_sent(uuid: str) -> None:
         raise ServerStorageError(reason=(
             f'the server has left for {host}, when nova-compute was ended here: it runs there, with its data, and what is here is '
             f'old; if it does not (virsh list --all), delete {notes.path(notes.LEAVING, uuid)}'))
+    if notes.get(notes.ARRIVING, uuid) is not None:
+        raise ServerStorageError(reason=(
+            'what is here of the server was made for a live migration to this host that did not come to its end: it is where it '
+            f'was; if its domain is here (virsh list --all), delete {notes.path(notes.ARRIVING, uuid)}'))
     for item in find(uuid):
-        if reserved.SENT in {one.name for one in image.snapshot_list(item.path, force_share=True)}:
+        marks = {one.name for one in image.snapshot_list(item.path, force_share=True)}
+        if names.ARRIVING_MARK in marks:
+            raise ServerStorageError(reason=(
+                f'{item.path} was made for a live migration of the server, and not all of it has arrived: the server is where it '
+                'was, and this is to be deleted'))
+        if reserved.SENT in marks:
             raise ServerStorageError(reason=(
                 f'{item.path} was copied to another host, and that was neither confirmed nor reverted here: if the server has run '
                 f'there since, this is old, and to be deleted; else delete its snapshot {reserved.SENT} (pcowctl snapshot delete)'))

@@ -165,6 +165,14 @@ def snapshot_list(path: str, *, force_share: bool = False) -> list[model.Snapsho
     return [model.Snapshot.from_json(item) for item in _array(value, 'the list of snapshots')]
 
 
+def mark_arriving(path: str) -> None:
+    """Let no VM start with an empty image but one that migrates to it, whose QEMU takes the mark off when it has all arrived.
+
+    :raises ImageNotFound:
+    """
+    _run('snapshot', '-c', names.ARRIVING_MARK, _existing(path))
+
+
 def snapshot_create(path: str, name: str) -> None:
     """Freeze the active layer as snapshot ``name``.
 

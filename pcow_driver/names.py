@@ -5,7 +5,8 @@ from pcow_driver import exception
 
 IMAGE_SUFFIX = '.pcow'
 SERVER_PREFIX = 'server-'           # of the images that are disks of Nova's servers
-SNAPSHOT_MARKS = ('.incomplete-', '.loading-')     # see hostmem-pcow-carrier.c
+ARRIVING_MARK = '.arriving'        # of an image to which a VM migrates, until all of it is there; see hostmem-pcow-incoming.c
+SNAPSHOT_MARKS = ('.incomplete-', '.loading-', '.migrating-', ARRIVING_MARK)       # see hostmem-pcow-carrier.c
 MAX_NAME_BYTES = 204               # of a new image: of its locks pcow-template-UUID-NAME is the longest, and has 255
 _MAX_EXISTING_BYTES = 240          # of what earlier versions made
 MAX_SNAPSHOT_BYTES = 127           # PCOW_SNAPSHOT_NAME_SIZE without the NUL

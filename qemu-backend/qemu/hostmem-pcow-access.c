@@ -16,6 +16,18 @@
 #include "system/hostmem-pcow.h"
 
 uintptr_t hostmem_pcow_low, hostmem_pcow_high;
+unsigned hostmem_pcow_kvm_stores;
+
+bool hostmem_pcow_check_no_stores(Error **errp)
+{
+    if (qatomic_read(&hostmem_pcow_kvm_stores)) {
+        error_setg(errp, "a vCPU has a store to do that waits for space in the "
+                   "pool of a pcow image, and no VM state would have it: make "
+                   "room, and try again");
+        return false;
+    }
+    return true;
+}
 
 void hostmem_pcow_cover(void *host, uint64_t length)
 {

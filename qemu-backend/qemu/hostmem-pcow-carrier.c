@@ -40,7 +40,8 @@ char *hostmem_pcow_mark_name(const HostMemPcowMark *mark)
 bool hostmem_pcow_is_mark(const char *name)
 {
     return g_str_has_prefix(name, MARK) || g_str_has_prefix(name, LOADING) ||
-           hostmem_pcow_is_migration_name(name);
+           hostmem_pcow_is_migration_name(name) ||
+           hostmem_pcow_is_arrival_name(name);
 }
 
 static bool parse_mark(const char *name, HostMemPcowMark *mark)

@@ -38,7 +38,8 @@ static bool is_own(const struct pcow_extent *extent)
 static int compare_extents(HostMemPcowDifference *diff, uint64_t *length,
                            bool *same, struct pcow_error *error)
 {
-    uint64_t rest = pcow_size(diff->next) - diff->offset;
+    /* Not all of a long extent each time: a record takes only a part of it */
+    uint64_t rest = MIN(pcow_size(diff->next) - diff->offset, PCOW_SLAB_SIZE);
     struct pcow_extent now, then;
     int ret = pcow_get_extent(diff->next, diff->offset, rest, &now, error);
 

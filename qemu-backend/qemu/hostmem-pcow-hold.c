@@ -41,17 +41,18 @@ static int hold_iothread(Object *obj, void *opaque)
 }
 
 /*
- * vCPUs first, as one of them may be about to submit a request; then the
- * requests, which need the iothreads to end; then the iothreads, which may be
- * taking new requests from a queue that the guest filled before, and need the
- * BQL if that reads or writes the registers of a device.
+ * Draining polls, and a job of another snapshot may begin there, and hold the
+ * guest within: it gets what is missing, and gives that back alone.
  */
-void hostmem_pcow_hold_guest(void)
+static unsigned held, parked;
+
+bool hostmem_pcow_guest_is_held(void)
 {
-    if (runstate_is_running()) {
-        pause_all_vcpus();
-    }
-    bdrv_drain_all_begin();
+    return held > 0;
+}
+
+static void park_iothreads(void)
+{
     if (!iothreads.ready) {
         qemu_sem_init(&iothreads.parked, 0);
         qemu_sem_init(&iothreads.left, 0);
@@ -68,12 +69,38 @@ void hostmem_pcow_hold_guest(void)
     bql_lock();
 }
 
-void hostmem_pcow_release_guest(void)
+static void release_iothreads(void)
 {
     qemu_event_set(&iothreads.release);
     for (unsigned i = 0; i < iothreads.count; i++) {
         qemu_sem_wait(&iothreads.left);
     }
+}
+
+/*
+ * vCPUs first, as one of them may be about to submit a request; then the
+ * requests, which need the iothreads to end; then the iothreads, which may be
+ * taking new requests from a queue that the guest filled before, and need the
+ * BQL if that reads or writes the registers of a device.
+ */
+void hostmem_pcow_hold_guest(void)
+{
+    if (held++ == 0 && runstate_is_running()) {
+        pause_all_vcpus();
+    }
+    bdrv_drain_all_begin();
+    if (parked++ == 0) {
+        park_iothreads();
+    }
+}
+
+void hostmem_pcow_release_guest(void)
+{
+    if (--parked == 0) {
+        release_iothreads();
+    }
     bdrv_drain_all_end();
-    resume_all_vcpus();
+    if (--held == 0) {
+        resume_all_vcpus();
+    }
 }

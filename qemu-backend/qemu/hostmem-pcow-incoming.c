@@ -3,13 +3,16 @@
  * The destination of a live migration; see hostmem-pcow-migration.h.
  *
  * The stream may be damaged, or come from somebody else: every offset and
- * length is checked, and nothing is stored before the header fits.  An image
- * that a failed migration has left holds data, and is not taken again: it
- * could show pages that the source has dropped since.
+ * length is checked, and nothing is stored before the header fits.
+ *
+ * Until it has all arrived, the image bears a mark, and nobody but an incoming
+ * migration opens it: it is less than the VM has, and looks like an image.  Who
+ * makes it for that may mark it from the beginning.  One that a failed
+ * migration has left holds data, and is not taken again: it could show pages
+ * that the source has dropped since.
  */
 #include "qemu/osdep.h"
 #include <pcow.h>
-#include "qemu/cutils.h"
 #include "qapi/error.h"
 #include "qemu/error-report.h"
 #include "qemu/units.h"
@@ -17,14 +20,55 @@
 #include "exec/ramblock.h"
 #include "migration/qemu-file.h"
 #include "system/hostmem-pcow-migration.h"
+#include "system/runstate.h"
 
+#define MARK ".arriving"
+#define FLUSH_BYTES (64 * MiB)
+
+bool hostmem_pcow_is_arrival_name(const char *name)
+{
+    return !strcmp(name, MARK);
+}
+
+bool hostmem_pcow_check_arrived(HostMemPcow *pcow, Error **errp)
+{
+    struct pcow_snapshot mark;
+
+    if (pcow->readonly || runstate_check(RUN_STATE_INMIGRATE)) {
+        return true;
+    }
+    if (!hostmem_pcow_find_snapshot(pcow->image, MARK, 0, &mark, errp)) {
+        return false;
+    }
+    if (mark.id) {
+        error_setg(errp, "pcow image '%s' was made for a VM that migrates to "
+                   "here, and has not arrived: the VM is where it was. Delete "
+                   "the image; or, if that VM is lost and this is the best "
+                   "there is, delete its snapshot '%s'",
+                   pcow_path(pcow->image), MARK);
+    }
+    return !mark.id;
+}
+
+/* Marked, from the header on. */
 static bool check_empty(HostMemPcow *pcow, Error **errp)
 {
+    struct pcow_snapshot mark;
+    struct pcow_error error;
     struct pcow_info info;
 
     pcow_get_info(pcow->image, &info);
-    if (!info.data_size && !info.snapshots) {
-        return true;
+    if (!hostmem_pcow_find_snapshot(pcow->image, MARK, 0, &mark, errp)) {
+        return false;
+    }
+    if (!info.data_size && info.snapshots == (mark.id ? 1 : 0) &&
+        (!mark.id || !mark.data_size)) {
+        if (mark.id ||
+            pcow_snapshot_create(pcow->image, MARK, &error) == 0) {
+            return true;
+        }
+        error_setg(errp, "%s", error.message);
+        return false;
     }
     error_setg(errp, "pcow image '%s' holds data, or has snapshots: a VM "
                "migrates to an empty image. Delete it, make a new one on the "
@@ -97,6 +141,9 @@ static bool load_pages(HostMemPcow *pcow, QEMUFile *f, HostMemPcowRecord kind,
     uint8_t *host = pcow_map_address(pcow->map);
     uint64_t size = pcow_size(pcow->image);
     uint32_t length = qemu_get_be32(f);
+    struct pcow_extent extent;
+    struct pcow_error error;
+    int ret;
 
     if (offset >= size || !length ||
         length > HOSTMEM_PCOW_STREAM_LENGTH || length > size - offset ||
@@ -106,19 +153,33 @@ static bool load_pages(HostMemPcow *pcow, QEMUFile *f, HostMemPcowRecord kind,
                    pcow_path(pcow->image));
         return false;
     }
+    pcow->arrived_bytes += length;
     if (kind == HOSTMEM_PCOW_DATA) {
         return make_writable(pcow, offset, length, errp) &&
                qemu_get_buffer(f, host + offset, length) == length;
     }
     /* What reads as zeros already, as new memory does, takes no space */
-    if (hostmem_pcow_readable(pcow, offset, length, false) &&
-        buffer_is_zero(host + offset, length)) {
+    ret = pcow_get_extent(pcow->image, offset, length, &extent, &error);
+    if (ret == 0 && extent.length >= length &&
+        (!extent.present || extent.zero)) {
         return true;
     }
     if (!make_writable(pcow, offset, length, errp)) {
         return false;
     }
     memset(host + offset, 0, length);
+    return true;
+}
+
+/* All of it is durable: from here on it is the VM's. */
+static bool unmark(HostMemPcow *pcow, Error **errp)
+{
+    struct pcow_error error;
+
+    if (pcow_snapshot_delete(pcow->image, MARK, NULL, &error) < 0) {
+        error_setg(errp, "%s", error.message);
+        return false;
+    }
     return true;
 }
 
@@ -135,7 +196,8 @@ static bool load_record(HostMemPcow *pcow, QEMUFile *f, bool *more,
         error_setg_errno(errp, -ret, "the stream ended");
         return false;
     }
-    if ((kind == HOSTMEM_PCOW_HEADER) != (pcow->arrival == PCOW_AWAITED)) {
+    if ((kind == HOSTMEM_PCOW_HEADER) != (pcow->arrival == PCOW_AWAITED) ||
+        pcow->arrival == PCOW_ARRIVED) {
         error_setg(errp, "damaged stream: record %d of pcow image '%s' comes "
                    "out of order", kind, pcow_path(pcow->image));
         return false;
@@ -151,10 +213,15 @@ static bool load_record(HostMemPcow *pcow, QEMUFile *f, bool *more,
     case HOSTMEM_PCOW_ZERO:
         return load_pages(pcow, f, kind, word - kind, errp);
     case HOSTMEM_PCOW_END:
-        return true;
+        /* Now and then, so that it does not take long when the VM is stopped */
+        if (pcow->arrived_bytes < FLUSH_BYTES) {
+            return true;
+        }
+        pcow->arrived_bytes = 0;
+        return hostmem_pcow_flush(pcow, errp) == 0;
     case HOSTMEM_PCOW_FINISH:
         /* The source gives up its copy after this: ours is durable first */
-        if (hostmem_pcow_flush(pcow, errp) < 0) {
+        if (hostmem_pcow_flush(pcow, errp) < 0 || !unmark(pcow, errp)) {
             return false;
         }
         pcow->arrival = PCOW_ARRIVED;

@@ -31,6 +31,14 @@
 /* This vCPU has one to do */
 static __thread bool left;
 
+static void set_left(bool now)
+{
+    if (now != left) {
+        qatomic_add(&hostmem_pcow_kvm_stores, now ? 1 : -1);
+        left = now;
+    }
+}
+
 /* The page of an image that the vCPU accesses, or NULL */
 static uint8_t *find_target(const struct kvm_run *run)
 {
@@ -66,7 +74,7 @@ bool hostmem_pcow_kvm_begin_store(CPUState *cpu)
     if (hostmem_pcow_high) {
         RCU_READ_LOCK_GUARD();
         if (cpu->kvm_run->mmio.is_write) {
-            left = find_target(cpu->kvm_run);
+            set_left(find_target(cpu->kvm_run));
         } else {
             check_load(cpu);
         }
@@ -118,7 +126,7 @@ int hostmem_pcow_kvm_finish_store(CPUState *cpu)
         }
         nanosleep(&interval, NULL);
     }
-    left = false;
+    set_left(false);
     address_space_rw(&address_space_memory, run->mmio.phys_addr,
                      MEMTXATTRS_UNSPECIFIED, run->mmio.data, run->mmio.len,
                      true);
@@ -133,7 +141,7 @@ void hostmem_pcow_kvm_drop_store(CPUState *cpu)
     if (!left) {
         return;
     }
-    left = false;
+    set_left(false);
     if (!kvm_check_extension(kvm_state, KVM_CAP_IMMEDIATE_EXIT)) {
         return;
     }

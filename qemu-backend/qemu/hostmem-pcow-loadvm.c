@@ -223,10 +223,13 @@ bool hostmem_pcow_all_check_load(const QEMUSnapshotInfo *sn, bool has_devices,
     LoadArgs args = { sn, has_devices, devices };
     bool again;
 
-    hostmem_pcow_all_recover();
     if (!hostmem_pcow_present()) {
         return true;
     }
+    if (!hostmem_pcow_check_not_migrating(errp)) {
+        return false;
+    }
+    hostmem_pcow_all_recover();
     if (!hostmem_pcow_check_not_loading(sn->name, errp) ||
         !hostmem_pcow_foreach(check_load, (void *)sn, errp) ||
         !hostmem_pcow_check_load_on_disks(sn, has_devices, devices, errp)) {

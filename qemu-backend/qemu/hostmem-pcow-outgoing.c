@@ -46,7 +46,7 @@ struct HostMemPcowOutgoing {
     uint64_t pages_at;          /* of the monitor's count, at that snapshot */
     int64_t frozen_at;          /* get_clock() */
     Error *error;               /* of FREEZING */
-    bool freezing, over;        /* the main loop's: in the midst of it, ended */
+    bool over;                  /* of the main loop: it has ended */
 };
 
 typedef struct HostMemPcowOutgoing Outgoing;
@@ -114,6 +114,17 @@ static bool check_image(HostMemPcow *pcow, void *opaque, Error **errp)
 bool hostmem_pcow_check_migration(MigrationAddress *addr, Error **errp)
 {
     return hostmem_pcow_foreach(check_image, addr, errp);
+}
+
+bool hostmem_pcow_check_not_migrating(Error **errp)
+{
+    if (migration_is_running()) {
+        error_setg(errp, "the VM is being migrated, and what changes in its "
+                   "pcow images now would stay behind: wait until that has "
+                   "ended");
+        return false;
+    }
+    return true;
 }
 
 static bool is_socket(QIOChannel *channel)
@@ -187,13 +198,15 @@ static void freeze_in_main_loop(void *opaque)
     HostMemPcow *pcow = opaque;
     Outgoing *out = pcow->outgoing;
 
-    out->freezing = true;
-    hostmem_pcow_hold_guest();
-    freeze(pcow, &out->error);
-    hostmem_pcow_release_guest();
-    out->freezing = false;
-    qatomic_store_release(&out->phase, SENDING);
-    qemu_sem_post(&out->frozen);
+    if (!out->over) {
+        hostmem_pcow_hold_guest();
+        if (!out->over) {
+            freeze(pcow, &out->error);
+        }
+        hostmem_pcow_release_guest();
+        qatomic_store_release(&out->phase, SENDING);
+        qemu_sem_post(&out->frozen);
+    }
     if (out->over) {
         end(pcow);
     }
@@ -206,11 +219,32 @@ static bool begin(HostMemPcow *pcow, Error **errp)
 
     pcow->outgoing = out;
     qemu_sem_init(&out->frozen, 0);
-    out->freeze = qemu_bh_new(freeze_in_main_loop, pcow);
+    /* Not of the context that is polled while the guest is being held */
+    out->freeze = aio_bh_new(iohandler_get_aio_context(), freeze_in_main_loop,
+                             pcow);
     hostmem_pcow_hold_guest();
     ok = freeze(pcow, errp);
     hostmem_pcow_release_guest();
     return ok;
+}
+
+/*
+ * Of a QEMU that migrated and was killed: the VM runs on here, or nowhere.  Or
+ * what could not be deleted, or taken note of, before.
+ */
+static void delete_remains(HostMemPcow *pcow)
+{
+    char name[PCOW_SNAPSHOT_NAME_SIZE];
+    struct pcow_error error;
+
+    while (pcow_snapshot_find_prefix(pcow->image, NAME, name)) {
+        if (pcow_snapshot_delete(pcow->image, name, NULL, &error) < 0) {
+            warn_report("%s", error.message);
+            return;
+        }
+        info_report("pcow image '%s': deleted '%s' of a migration that ended "
+                    "without it", pcow_path(pcow->image), name);
+    }
 }
 
 static void end(HostMemPcow *pcow)
@@ -220,15 +254,17 @@ static void end(HostMemPcow *pcow)
     if (!out) {
         return;
     }
-    if (out->freezing) {
-        /* Holding the guest polls, and so the migration can end within */
+    if (hostmem_pcow_guest_is_held()) {
+        /* The migration ends in the midst of that: later */
         out->over = true;
+        qemu_bh_schedule(out->freeze);
         return;
     }
     qemu_bh_delete(out->freeze);
     hostmem_pcow_hold_guest();
     drop(pcow, &out->difference.last, out->last);
     drop(pcow, &out->difference.next, out->next);
+    delete_remains(pcow);
     hostmem_pcow_release_guest();
     error_free(out->error);
     qemu_sem_destroy(&out->frozen);
@@ -377,7 +413,7 @@ static int save_complete(QEMUFile *f, void *opaque)
     Error *err = g_steal_pointer(&pcow->outgoing->error);
     int ret;
 
-    if (!err) {
+    if (!err && hostmem_pcow_check_no_stores(&err)) {
         ret = send_some(f, pcow, true);
         if (ret < 0) {
             return ret;
@@ -406,22 +442,6 @@ static const SaveVMHandlers handlers = {
 };
 
 /* ---- with the backend ---------------------------------------------------- */
-
-/* A QEMU that migrated was killed: the VM runs on here, or nowhere. */
-static void delete_remains(HostMemPcow *pcow)
-{
-    char name[PCOW_SNAPSHOT_NAME_SIZE];
-    struct pcow_error error;
-
-    while (pcow_snapshot_find_prefix(pcow->image, NAME, name)) {
-        if (pcow_snapshot_delete(pcow->image, name, NULL, &error) < 0) {
-            warn_report("%s", error.message);
-            return;
-        }
-        info_report("pcow image '%s': deleted '%s' of a migration whose QEMU "
-                    "ended", pcow_path(pcow->image), name);
-    }
-}
 
 void hostmem_pcow_migration_register(HostMemPcow *pcow)
 {

@@ -292,6 +292,14 @@ PcowInfoList *qmp_query_pcow(Error **errp)
     return list;
 }
 
+/* As find_pcow(), to change the image. */
+static HostMemPcow *find_settled_pcow(const char *id, Error **errp)
+{
+    HostMemPcow *pcow = find_pcow(id, errp);
+
+    return pcow && hostmem_pcow_check_not_migrating(errp) ? pcow : NULL;
+}
+
 static bool check_new_name(const char *name, Error **errp)
 {
     if (hostmem_pcow_is_mark(name)) {
@@ -305,7 +313,7 @@ static bool check_new_name(const char *name, Error **errp)
 PcowSnapshotCreated *qmp_pcow_snapshot_create(const char *id, const char *name,
                                               Error **errp)
 {
-    HostMemPcow *pcow = find_pcow(id, errp);
+    HostMemPcow *pcow = find_settled_pcow(id, errp);
     PcowSnapshotCreated *result;
     struct pcow_error error;
     int64_t start;
@@ -347,7 +355,7 @@ bool hostmem_pcow_revert(HostMemPcow *pcow, const char *name, Error **errp)
 
 void qmp_pcow_snapshot_revert(const char *id, const char *name, Error **errp)
 {
-    HostMemPcow *pcow = find_pcow(id, errp);
+    HostMemPcow *pcow = find_settled_pcow(id, errp);
     bool ok;
 
     /* That would be undone by the next QEMU, which finishes the load. */
@@ -370,7 +378,7 @@ void qmp_pcow_snapshot_revert(const char *id, const char *name, Error **errp)
 PcowSnapshotDeleted *qmp_pcow_snapshot_delete(const char *id, const char *name,
                                               Error **errp)
 {
-    HostMemPcow *pcow = find_pcow(id, errp);
+    HostMemPcow *pcow = find_settled_pcow(id, errp);
     PcowSnapshotDeleted *result;
     struct pcow_error error;
     uint64_t freed;
@@ -394,7 +402,7 @@ PcowSnapshotDeleted *qmp_pcow_snapshot_delete(const char *id, const char *name,
 void qmp_pcow_snapshot_rename(const char *id, const char *name,
                               const char *new_name, Error **errp)
 {
-    HostMemPcow *pcow = find_pcow(id, errp);
+    HostMemPcow *pcow = find_settled_pcow(id, errp);
     struct pcow_error error;
     int ret;
 

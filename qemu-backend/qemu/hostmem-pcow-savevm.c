@@ -79,10 +79,13 @@ static bool check_new(HostMemPcow *pcow, void *opaque, Error **errp)
 bool hostmem_pcow_all_check_new(const char *name, bool has_devices,
                                 strList *devices, Error **errp)
 {
-    hostmem_pcow_all_recover();
     if (!hostmem_pcow_present()) {
         return true;
     }
+    if (!hostmem_pcow_check_not_migrating(errp)) {
+        return false;
+    }
+    hostmem_pcow_all_recover();
     if (!hostmem_pcow_check_not_loading(NULL, errp)) {
         return false;
     }
@@ -204,7 +207,8 @@ bool hostmem_pcow_all_create_snapshot(const QEMUSnapshotInfo *sn,
         return true;
     }
     hostmem_pcow_foreach(forget_snapshot, NULL, NULL);
-    if (!hostmem_pcow_count_disks(has_devices, devices, NULL, &mark.disks,
+    if (!hostmem_pcow_check_no_stores(errp) ||
+        !hostmem_pcow_count_disks(has_devices, devices, NULL, &mark.disks,
                                   errp)) {
         return false;
     }
@@ -278,6 +282,9 @@ bool hostmem_pcow_all_begin_delete(const char *name, bool has_devices,
 {
     DeleteArgs args = { name, has_devices, devices };
 
+    if (hostmem_pcow_present() && !hostmem_pcow_check_not_migrating(errp)) {
+        return false;
+    }
     hostmem_pcow_all_recover();
     if (!hostmem_pcow_check_not_loading(NULL, errp)) {
         return false;

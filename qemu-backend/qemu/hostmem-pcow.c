@@ -7,6 +7,7 @@
 #include "exec/memory.h"
 #include "exec/ramblock.h"
 #include "hw/virtio/vhost.h"
+#include "migration/misc.h"
 #include "qapi/error.h"
 #include "qemu/cutils.h"
 #include "qemu/error-report.h"
@@ -114,6 +115,11 @@ static bool check_options(HostMemPcow *pcow, HostMemoryBackend *backend,
     if (pcow->engine == HOST_MEM_PCOW_ENGINE_KVM && !kvm_enabled()) {
         error_setg(errp, "pcow-engine=kvm of pcow image '%s' needs accel=kvm: "
                    "leave pcow-engine out", path);
+        return false;
+    }
+    if (migration_is_running()) {
+        error_setg(errp, "the VM is being migrated, without pcow image '%s': "
+                   "add it when that has ended", path);
         return false;
     }
     if (vhost_in_use()) {
@@ -275,6 +281,7 @@ bool hostmem_pcow_alloc(HostMemPcow *pcow, HostMemoryBackend *backend,
     pcow->backend = backend;
     pcow->readonly = readonly;
     if (!open_image(pcow, path, errp) ||
+        !hostmem_pcow_check_arrived(pcow, errp) ||
         !hostmem_pcow_check_plug(pcow, errp) || !start_events(pcow, errp)) {
         close_image(pcow);
         return false;

@@ -91,6 +91,7 @@ typedef struct HostMemPcow {
     struct HostMemPcowOutgoing *outgoing;   /* NULL: no migration to elsewhere */
     NotifierWithReturn migration;
     HostMemPcowArrival arrival;
+    uint64_t arrived_bytes;     /* since the last flush */
 } HostMemPcow;
 
 /* ---- hostmem-file.c ---- */
@@ -258,6 +259,13 @@ bool hostmem_pcow_kvm_begin_store(CPUState *cpu);
 int hostmem_pcow_kvm_finish_store(CPUState *cpu);
 /* The vCPU is reset, or its state loaded: what it waited with is past. */
 void hostmem_pcow_kvm_drop_store(CPUState *cpu);
+/*
+ * How many vCPUs have one to do.  Their registers are past the instruction, and
+ * no VM state has the store.
+ */
+extern unsigned hostmem_pcow_kvm_stores;
+/* Of a VM that is stopped: fails if it has one. */
+bool hostmem_pcow_check_no_stores(Error **errp);
 
 /* ---- hostmem-pcow-qmp.c ---- */
 
@@ -277,6 +285,8 @@ bool hostmem_pcow_revert(HostMemPcow *pcow, const char *name, Error **errp);
  */
 void hostmem_pcow_hold_guest(void);
 void hostmem_pcow_release_guest(void);
+/* Also while that is still under way, and bottom halves of the main loop run */
+bool hostmem_pcow_guest_is_held(void);
 
 /* ---- hostmem-pcow-space.c ---- */
 
@@ -340,8 +350,20 @@ void hostmem_pcow_migration_unregister(HostMemPcow *pcow);
  * socket fails then.
  */
 bool hostmem_pcow_check_migration(MigrationAddress *addr, Error **errp);
+/*
+ * Fails while a migration is under way: what the image gets now would stay
+ * behind, and holding the guest must not meet the end of the migration.
+ */
+bool hostmem_pcow_check_not_migrating(Error **errp);
 /* Does a migration call its own snapshots so? */
 bool hostmem_pcow_is_migration_name(const char *name);
+
+/* ---- hostmem-pcow-incoming.c ---- */
+
+/* Fails if the image is one to which a VM migrates, and that has not ended. */
+bool hostmem_pcow_check_arrived(HostMemPcow *pcow, Error **errp);
+/* Does an image that waits for a VM have a snapshot of that name? */
+bool hostmem_pcow_is_arrival_name(const char *name);
 
 /* ---- hostmem-pcow-loadvm.c ---- */
 

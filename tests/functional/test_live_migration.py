@@ -247,6 +247,8 @@ class InterruptedTest(MigrationTestCase):
             time.sleep(0.02)
         model.store(source, 100)
         self.assertEqual(1, len(source.names()))
+        self.assertIn('the VM is being migrated', source.qmp_error('pcow-snapshot-create', id='mem0', name='mine'))
+        self.assertIn('the VM is being migrated', source.hmp('savevm mine'))
 
     def test_cancelled(self) -> None:
         target, model = self.prepare_there(), Model(4)
@@ -257,13 +259,18 @@ class InterruptedTest(MigrationTestCase):
                 self.assertEqual('cancelled', self.wait(source)['status'])
             self.assertEqual([], source.names())
             self.assert_holds(source, model)
+            self.assertEqual(['.arriving'], self.names(target))
+            self.assertIn('has not arrived: the VM is where it was', qemu.refused(*test_qemu_backend.backend(target)))
             target.unlink()
             self.create('there/top.pcow', None, '-b', self.base.name)
+            self.img('snapshot', '-c', '.arriving', target)    # as who makes it for that may do
+            self.assertIn('has not arrived', qemu.refused(*test_qemu_backend.backend(target)))
             with self.receive(target) as destination:
                 self.migrate(source, max_bandwidth=1 << 40)
                 self.assertEqual('completed', self.wait(source)['status'])
                 self.assertEqual('running', destination.wait_status('running'))
                 self.assert_holds(destination, model)
+                self.assertEqual([], destination.names())
                 destination.quit()
 
     def test_destination_is_killed(self) -> None:

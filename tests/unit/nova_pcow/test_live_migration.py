@@ -106,8 +106,8 @@ class LiveMigrationTest(base.TestCase):
         before = [image.info(item.path) for item in storage.find(_UUID)]
         for old, item in zip(before, self.prepare(), strict=True):
             new = image.info(item.path)
-            self.assertEqual((old.virtual_size, old.base_uuid, 0, ()),
-                             (new.virtual_size, new.base_uuid, new.data_size, new.snapshots))
+            self.assertEqual((old.virtual_size, old.base_uuid, 0, [names.ARRIVING_MARK]),
+                             (new.virtual_size, new.base_uuid, new.data_size, [one.name for one in new.snapshots]))
             self.assertNotEqual(old.uuid, new.uuid)
         self.assertEqual((self.pools['there'].uuid, 2), (notes.get(notes.ARRIVING, _UUID), len(live_migration.arriving(_UUID))))
 
@@ -196,17 +196,21 @@ class LiveMigrationTest(base.TestCase):
         pool = self.on('there')
         live_migration.check_arrival(_UUID, pool, [pool], images)
         notes.forget(notes.ARRIVING, uuid=_UUID)
+        live_migration.check_arrival(_UUID, pool, [pool], images)      # each says it itself
+        self.assertEqual(2, len(live_migration.arriving(_UUID)))
+        for item in live_migration.arriving(_UUID):
+            image.snapshot_delete(item.path, names.ARRIVING_MARK)      # as QEMU does when all has arrived
         self.check_refused(f'{names.SERVER_PREFIX}{_UUID}-root.pcow of an earlier time of the server is still on the new host')
         self.assertEqual([], live_migration.arriving(_UUID))
 
     def test_server_that_left_when_the_service_was_killed(self) -> None:
         """Nobody goes on with what it left, unless libvirt still has its domain, which goes when it has arrived."""
         notes.put(notes.LEAVING, _UUID, 'host2')
-        live_migration.settle(_UUID, is_here=False)
+        live_migration.settle(_UUID, is_here=True, runs_here=False)
         error = self.assertRaises(storage.ServerStorageError, storage.nvdimms, _UUID, _FLAVOR)
         self.assertIn(f'it runs there, with its data, and what is here is old; if it does not (virsh list --all), delete '
                       f'{notes.path(notes.LEAVING, _UUID)}', str(error))
-        live_migration.settle(_UUID, is_here=True)
+        live_migration.settle(_UUID, is_here=True, runs_here=True)
         self.assertEqual(2, len(storage.nvdimms(_UUID, _FLAVOR)))
 
     def test_note_that_cannot_be_written(self) -> None:

@@ -21,6 +21,7 @@ from nova.virt.libvirt import utils as libvirt_utils
 from nova_pcow import conf as nova_conf
 from nova_pcow import notes
 from pcow_driver import image
+from pcow_driver import names
 from pcow_driver import pool as pool_module
 from pcow_driver import registry
 from pcow_driver import tool
@@ -106,6 +107,7 @@ class LiveMigrationDriverTest(base.ServersTestCase):
             self.assertIn(f'<path>{there}</path>', new_xml)
             old, new = image.info(str(path)), image.info(str(there))
             self.assertEqual((old.base_uuid, old.virtual_size, 0), (new.base_uuid, new.virtual_size, new.data_size))
+            self.assertEqual([names.ARRIVING_MARK], [one.name for one in new.snapshots])
         self.assertEqual('host2', notes.get(notes.LEAVING, self.server['id']))
         if self.outcome == 'pool is full':
             raise fakelibvirt.make_libvirtError(
@@ -114,6 +116,8 @@ class LiveMigrationDriverTest(base.ServersTestCase):
             domain._state = fakelibvirt.VIR_DOMAIN_SHUTOFF
             raise fakelibvirt.make_libvirtError(
                 fakelibvirt.libvirtError, 'QEMU unexpectedly closed the monitor', error_code=1, error_domain=10)
+        for path in self.files('host2'):
+            image.snapshot_delete(str(path), names.ARRIVING_MARK)
         self.computes['host2'].driver._host.get_connection().createXML(new_xml, 0)
         domain._connection._undefine(domain)
         domain.complete_job()
@@ -206,6 +210,32 @@ class LiveMigrationDriverTest(base.ServersTestCase):
             os.mkdir(self.places['host2'] / self.server['id'])
         self.test_success()
 
+    def test_rollback_of_an_earlier_migration(self) -> None:
+        """It comes late: the server has arrived by then."""
+        self.live_migrate('completed')
+        before = {path.name for path in self.files('host2')}
+        instance = self.instance()
+        instance.task_state = task_states.MIGRATING
+        self.computes['host2'].driver.rollback_live_migration_at_destination(
+            context.get_admin_context(), instance, [], None, True, objects.LibvirtLiveMigrateData(
+                is_shared_instance_path=False, instance_relative_path=instance.uuid))
+        self.assertEqual(before, {path.name for path in self.files('host2')})
+        self.computes['host2'].driver._host.get_connection().lookupByUUIDString(self.server['id'])
+
+    def test_evacuation_to_what_was_left(self) -> None:
+        """Images that were made for an arrival are not what the server has, whatever else is known of them."""
+        for with_note in (True, False):
+            with self.on('host2'):
+                for path in self.files('host1'):
+                    there = Path(self.pools['host2'].path, path.name)
+                    if not there.exists():
+                        image.create(str(there), 2 << 20)
+                        image.mark_arriving(str(there))
+                (notes.put(notes.ARRIVING, self.server['id'], self.pools['host2'].uuid) if with_note
+                 else notes.forget(notes.ARRIVING, uuid=self.server['id']))
+            error = self.assertRaises(nova_exception.NovaException, self.computes['host2'].driver.instance_on_disk, self.instance())
+            self.assertIn('it is where it was' if with_note else 'not all of it has arrived', str(error))
+
     def test_snapshot_inside(self) -> None:
         path = str(self.files('host1')[0])
         image.snapshot_create(path, 'before-upgrade')
@@ -233,9 +263,15 @@ class LiveMigrationDriverTest(base.ServersTestCase):
             notes.put(notes.LEAVING, self.server['id'], 'host2')
         connection = self.computes['host1'].driver._host.get_connection()
         driver, instance = self.computes['host1'].driver, self.instance()
-        driver._settle_leaving(instance)
+        domain = connection.lookupByUUIDString(self.server['id'])
+        for state, job, stays in ((fakelibvirt.VIR_DOMAIN_SHUTOFF, 0, True),       # libvirt had no time to take it away
+                                  (fakelibvirt.VIR_DOMAIN_RUNNING, fakelibvirt.VIR_DOMAIN_JOB_UNBOUNDED, True),
+                                  (fakelibvirt.VIR_DOMAIN_RUNNING, 0, False)):
+            domain._state, domain._job_type = state, job
+            driver._settle_leaving(instance)
+            with self.on('host1'):
+                self.assertEqual(stays, notes.get(notes.LEAVING, self.server['id']) is not None, (state, job))
         with self.on('host1'):
-            self.assertIsNone(notes.get(notes.LEAVING, self.server['id']))         # its domain is here
             notes.put(notes.LEAVING, self.server['id'], 'host2')
         connection._undefine(connection.lookupByUUIDString(self.server['id']))
         error = self.assertRaises(nova_exception.InternalError, driver.power_on, context.get_admin_context(), instance, [])
