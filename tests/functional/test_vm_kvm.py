@@ -4,6 +4,7 @@
 import json
 import os
 from pathlib import Path
+import random
 import signal
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from typing import Any
 
 import testtools
 
+from pcow_driver import units
 from tests.functional import images
+from tests.vm import caches
 
 SECONDS = 3000
 CACHE = Path(os.environ.get('PCOW_CACHE_DIR', '/var/cache/pcow'))
@@ -148,10 +151,35 @@ class FsdaxTest(VmTestCase):
     def test_power_cuts_that_lose_the_caches(self) -> None:
         found = self.run_all('fsdax', '--only', 'caches')
         losses = [result['figures'] for result in found if result['name'] == 'power-caches']
-        self.assertTrue(all(loss['lost'] > 0 for loss in losses), losses)
-        self.assertTrue(any(loss['evicted'] > 0 for loss in losses), losses)
+        self.assertGreater(sum(loss['lost'] for loss in losses), 0)
         self.assertGreater(found[-1]['figures']['steps'], 40)
         self.assertGreater(found[-1]['figures']['snapshots'], 2)
+
+
+class CachesTest(testtools.TestCase):
+    """What a power cut takes away."""
+
+    def cut(self, eviction: float) -> tuple[caches.Loss, int]:
+        """Cut a memory of 2 MiB of which every line differs from the media but 32; and how many lines are kept."""
+        with tempfile.TemporaryDirectory() as scratch:
+            memory = Path(scratch, 'nvdimm')
+            memory.write_bytes(bytes(units.MIB))
+            caches.begin([memory])
+            lines = units.MIB // caches.LINE - 32
+            memory.write_bytes(b'\1' * (lines * caches.LINE) + bytes(32 * caches.LINE) + bytes(units.MIB))
+            os.truncate(caches.media_of(memory), 2 * units.MIB)
+            loss = caches.cut([memory], random.Random(1), eviction)
+            self.assertEqual(lines, loss.lost + loss.evicted)
+            self.assertFalse(caches.media_of(memory).exists())
+            return loss, memory.read_bytes().count(b'\1') // caches.LINE
+
+    def test_all_is_lost(self) -> None:
+        self.assertEqual((caches.Loss(units.MIB // caches.LINE - 32, 0), 0), self.cut(0.0))
+
+    def test_part_was_evicted(self) -> None:
+        loss, kept = self.cut(0.5)
+        self.assertEqual(loss.evicted, kept)
+        self.assertTrue(loss.lost > 1000 and loss.evicted > 1000, loss)
 
 
 class CommandTest(VmTestCase):

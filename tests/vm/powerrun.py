@@ -56,14 +56,17 @@ class _Load:
             self._report(result)
 
 
-def _lose_caches(nvdimms: list[Path], cut: int, generator: random.Random, report: outer.Report) -> None:
+def _lose_caches(nvdimms: list[Path], cut: int, lost_before: int, generator: random.Random, report: outer.Report) -> int:
+    """What the cuts lost up to now, in lines.  A single cut may come when all is flushed and lose nothing; not all of them."""
     begun = time.monotonic()
     loss = caches.cut(nvdimms, generator, _EVICTIONS[cut])
-    result: dict[str, Any] = {'name': 'power-caches', 'accel': 'none', 'pool': 'pmem', 'passed': loss.lost > 0,
+    lost = lost_before + loss.lost
+    result: dict[str, Any] = {'name': 'power-caches', 'accel': 'none', 'pool': 'pmem', 'passed': lost > 0 or cut < CUTS - 1,
                               'seconds': round(time.monotonic() - begun, 2), 'figures': dataclasses.asdict(loss)}
     if not result['passed']:
-        result['error'] = 'no line of a cache was lost: this cut shows nothing'
+        result['error'] = 'no cut lost a line of a cache: this run shows nothing'
     report(result)
+    return lost
 
 
 def run(outside: outer.Outer, root: tree.Tree, scratch: Path, report: outer.Report, lost_caches: bool) -> int:
@@ -78,6 +81,7 @@ def run(outside: outer.Outer, root: tree.Tree, scratch: Path, report: outer.Repo
     disk = scratch / 'outer.ext4'
     root.make_image(disk)
     runs: list[tuple[int, int]] = []
+    lost = 0
     for cut in range(CUTS + 1):
         check = 'power-begin' if cut == 0 else 'power-verify-' + '-'.join(f'{first}-{last}' for first, last in runs)
         first = runs[-1][1] + 1 + power.UNTOLD if runs else 1
@@ -92,7 +96,7 @@ def run(outside: outer.Outer, root: tree.Tree, scratch: Path, report: outer.Repo
         except _Cut:
             runs.append((first, load.last))
             if lost_caches:
-                _lose_caches(nvdimms, cut, generator, report)
+                lost = _lose_caches(nvdimms, cut, lost, generator, report)
         else:
             break                              # the last check, or something failed
     return CUTS + 1 + (CUTS if lost_caches else 0)
