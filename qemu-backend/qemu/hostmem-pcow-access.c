@@ -64,14 +64,11 @@ int hostmem_pcow_prepare_store_at(void *host, uint64_t length)
     return hostmem_pcow_resolve(block->pcow, offset, length, true, true);
 }
 
-/*
- * The block layer is about to submit a request.  address_space_map() resolved
- * the buffer, but since then a snapshot may have write-protected it again: the
- * request may have waited in a drained queue, or be the retry of one that
- * failed.  From here on draining waits for it.
- */
-int hostmem_pcow_prepare_buffer(QEMUIOVector *qiov, size_t offset,
-                                size_t bytes, bool is_write)
+/* Calls @serve for what lies in an image, until that does not return 0. */
+static int foreach_part(QEMUIOVector *qiov, size_t offset, size_t bytes,
+                        int (*serve)(HostMemPcow *pcow, uint64_t offset,
+                                     uint64_t length, bool is_write),
+                        bool is_write)
 {
     RCU_READ_LOCK_GUARD();
 
@@ -89,8 +86,8 @@ int hostmem_pcow_prepare_buffer(QEMUIOVector *qiov, size_t offset,
         block = qemu_ram_block_from_host(qiov->iov[i].iov_base + offset, false,
                                          &at);
         if (block && block->pcow) {
-            ret = hostmem_pcow_resolve(block->pcow, at, length, is_write, true);
-            if (ret < 0) {
+            ret = serve(block->pcow, at, length, is_write);
+            if (ret) {
                 return ret;
             }
         }
@@ -98,6 +95,58 @@ int hostmem_pcow_prepare_buffer(QEMUIOVector *qiov, size_t offset,
         offset = 0;
     }
     return 0;
+}
+
+/*
+ * Of all images: begun is never less than ended, and they are the same while no
+ * watch is about to begin.
+ */
+static unsigned watches_begun, watches_ended;
+
+int hostmem_pcow_watch(HostMemPcow *pcow, struct pcow_error *error)
+{
+    int ret;
+
+    qatomic_inc(&watches_begun);
+    ret = pcow_map_watch(pcow->map, error);
+    qatomic_inc(&watches_ended);
+    return ret;
+}
+
+static int prepare_part(HostMemPcow *pcow, uint64_t offset, uint64_t length,
+                        bool is_write)
+{
+    return hostmem_pcow_resolve(pcow, offset, length, is_write, true);
+}
+
+/*
+ * The block layer is about to submit a request.  address_space_map() resolved
+ * the buffer, but since then a snapshot may have write-protected it again: the
+ * request may have waited in a drained queue, or be the retry of one that
+ * failed.  From here on draining waits for it.
+ */
+int hostmem_pcow_prepare_buffer(QEMUIOVector *qiov, size_t offset,
+                                size_t bytes, bool is_write)
+{
+    unsigned ended = qatomic_read(&watches_ended);
+    int ret = foreach_part(qiov, offset, bytes, prepare_part, is_write);
+
+    return ret < 0 ? ret : ended & INT_MAX;
+}
+
+/* One of them is enough: if others are not ready yet, we shall be back. */
+static int settle_part(HostMemPcow *pcow, uint64_t offset, uint64_t length,
+                       bool is_write)
+{
+    pcow_map_settle(pcow->map, offset, length);
+    return 1;
+}
+
+bool hostmem_pcow_may_retry(QEMUIOVector *qiov, size_t offset, size_t bytes,
+                            int ended)
+{
+    return (qatomic_read(&watches_begun) & INT_MAX) != ended &&
+           foreach_part(qiov, offset, bytes, settle_part, false);
 }
 
 /* The image for whose space this thread waits */

@@ -388,7 +388,7 @@ static int watch_all(CPUState *cpu)
         hostmem_pcow_lock_images();
         RAMBLOCK_FOREACH(block) {
             if (block->pcow && !block->pcow->readonly) {
-                ret = pcow_map_watch(block->pcow->map, &error);
+                ret = hostmem_pcow_watch(block->pcow, &error);
                 if (ret < 0) {
                     id = g_strdup(block->pcow->id);
                     break;

@@ -299,6 +299,7 @@ bool hostmem_pcow_alloc(HostMemPcow *pcow, HostMemoryBackend *backend,
     block->pcow = pcow;
     hostmem_pcow_cover(block->host, block->max_length);
     blk_prepare_buffer = hostmem_pcow_prepare_buffer;
+    blk_may_retry = hostmem_pcow_may_retry;
 
     pcow->id = g_strdup(object_get_canonical_path_component(OBJECT(backend)));
     pcow->exit.notify = exit_notify;

@@ -160,9 +160,20 @@ int hostmem_pcow_trap(void *address, bool is_write);
 /* The same for a store of a vCPU that is about to come, if it is to an image. */
 int hostmem_pcow_make_writable(void *address);
 
-/* The same for the buffer of a block request that is about to be submitted. */
+/* pcow_map_watch(), counted */
+int hostmem_pcow_watch(HostMemPcow *pcow, struct pcow_error *error);
+/*
+ * The same for the buffer of a block request that is about to be submitted.
+ * Returns -errno, or how many watches have begun so far.
+ */
 int hostmem_pcow_prepare_buffer(QEMUIOVector *qiov, size_t offset,
                                 size_t bytes, bool is_write);
+/*
+ * A request that loads from the buffer has failed: may that be for a watch that
+ * was beginning?  Then the buffer can be loaded from now.
+ */
+bool hostmem_pcow_may_retry(QEMUIOVector *qiov, size_t offset, size_t bytes,
+                            int watches);
 
 /* Host addresses between which all images lie; high is 0 without one. */
 extern uintptr_t hostmem_pcow_low, hostmem_pcow_high;

@@ -56,8 +56,8 @@ class MigrationTestCase(images.ImageTestCase):
     def run_vm(self, path: Path, *more: str) -> vm_state.Vm:
         return vm_state.Vm(path.parent, *test_qemu_backend.backend(path), *more)
 
-    def receive(self, path: Path) -> vm_state.Vm:
-        return self.run_vm(path, '-incoming', f'unix:{self.directory}/migration')
+    def receive(self, path: Path, *more: str) -> vm_state.Vm:
+        return self.run_vm(path, '-incoming', f'unix:{self.directory}/migration', *more)
 
     def migrate(self, vm: qemu.Qemu, **parameters: Any) -> None:
         """As libvirt does it: the source hears from the destination whether it has all."""
@@ -239,12 +239,16 @@ class RefusedTest(MigrationTestCase):
 
 
 class InterruptedTest(MigrationTestCase):
-    def begin(self, source: vm_state.Vm, model: Model) -> None:
-        """Slowly, and until some of it has been sent."""
+    def send_some(self, source: vm_state.Vm, model: Model) -> None:
+        """Slowly."""
         model.store(source, 2000)
         self.migrate(source, max_bandwidth=4 * images.MIB)
-        while not source.qmp('query-migrate').get('ram', {}).get('transferred', 0):
+        while not (found := dict(source.qmp('query-migrate'))).get('ram', {}).get('transferred', 0):
+            self.assertIn(found['status'], ('setup', 'active'), found)
             time.sleep(0.02)
+
+    def begin(self, source: vm_state.Vm, model: Model) -> None:
+        self.send_some(source, model)
         model.store(source, 100)
         self.assertEqual(1, len(source.names()))
         self.assertIn('the VM is being migrated', source.qmp_error('pcow-snapshot-create', id='mem0', name='mine'))
@@ -272,6 +276,22 @@ class InterruptedTest(MigrationTestCase):
                 self.assert_holds(destination, model)
                 self.assertEqual([], destination.names())
                 destination.quit()
+
+    def test_backend_that_no_device_uses(self) -> None:
+        """It is needed until the migration has ended, and can go then."""
+        target, spare = self.prepare_there(), self.create('here/spare.pcow', SIZE)
+        spare_there = self.create('there/spare.pcow', SIZE)
+        with self.run_vm(self.image) as source:
+            source.qmp('object-add', **{'qom-type': 'memory-backend-file', 'id': 'spare', 'mem-path': str(spare),
+                                        'size': SIZE, 'share': True})
+            with self.receive(target, '-object', f'memory-backend-file,id=spare,mem-path={spare_there},share=on'):
+                self.send_some(source, Model(7))
+                self.assertIn('in use', source.qmp_error('object-del', id='spare'))
+                source.qmp('migrate_cancel')
+                self.assertEqual('cancelled', self.wait(source)['status'])
+            source.qmp('object-del', id='spare')
+            source.quit()
+        self.assert_clean(self.image, spare)
 
     def test_destination_is_killed(self) -> None:
         target, model = self.prepare_there(), Model(5)

@@ -5,7 +5,6 @@
  */
 #include <errno.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "chain/chain.h"
 #include "chain/reclaim.h"
@@ -65,11 +64,9 @@ static int copy_to_prepared(struct pcow_image *image, uint64_t to, struct file *
         return persist_range(&image->file.persist, window, length);
     }
     /*
-     * The kernel maps the source first: a page that is known to be unreadable is an error of this call. One that nobody knows of yet is
-     * SIGBUS in the copy, see pcow_serve_sigbus().
+     * What is unreadable is SIGBUS in the copy, see pcow_serve_sigbus(). To ask the kernel before (MADV_POPULATE_READ) takes 0.17 us a page,
+     * twice as long as copying it.
      */
-    if (!data && madvise((void *)(uintptr_t)source, length, MADV_POPULATE_READ))
-        return -EIO;
     ret = persist_copy(&image->file.persist, window, source, length);
     persist_fence(&image->file.persist);
     return ret;

@@ -12,7 +12,7 @@
  * Units: every offset, length and size is in bytes unless its name says otherwise.
  * Errors: functions return 0 (or a count) on success and a negative errno on failure; *error, which may be NULL, then holds
  * the same errno and one sentence that names the file and the way out.
- * Threads: calls on one image must be serialised by the caller, except pcow_map_resolve(), pcow_map_flush(),
+ * Threads: calls on one image must be serialised by the caller, except pcow_map_resolve(), pcow_map_settle(), pcow_map_flush(),
  * pcow_map_next_event() and pcow_map_get_stats(), which any thread may call while the map exists, and the stores of the guest.
  * The format is specified in doc/source/format.rst.
  */
@@ -266,14 +266,14 @@ struct pcow_map_options {
     unsigned prepared_slabs;                   /* slabs kept prepared ahead of the stores, at least, also when idle; 0: as the rate asks */
 };
 
-/* Map the chain; one map per image, and the image must stay open until pcow_unmap().  Read-only images map read-only. */
+/* Map the chain; one map per image, and the image must stay open until pcow_map_destroy().  Read-only images map read-only. */
 int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, pcow_map **map, struct pcow_error *error);
 void pcow_map_destroy(pcow_map *map);
 void *pcow_map_address(const pcow_map *map);   /* 2 MiB aligned, pcow_size() bytes */
 /*
  * An access that cannot be served gets SIGBUS, at the instruction: si_code SI_QUEUE, si_pid this process, si_value its address, si_errno the
  * reason. Whoever serves SIGBUS asks this first: true if the library met the error itself, in memory that it was reading for somebody; it
- * goes on with -EIO. Async-signal-safe. context: a ucontext_t.
+ * goes on with -EIO. Async-signal-safe. context: a ucontext_t. While there are maps, a program that has no handler is given one that does this.
  */
 bool pcow_serve_sigbus(const siginfo_t *info, void *context);
 
@@ -282,6 +282,12 @@ bool pcow_serve_sigbus(const siginfo_t *info, void *context);
  * Returns -ENOSPC instead of waiting.
  */
 int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write, struct pcow_error *error);
+
+/*
+ * Wait until nobody is about to map the range anew. A system call that loads from it may have returned EFAULT for that reason (a watch
+ * begins in steps, see pcow_map_watch()), and may be repeated after this; if it fails again and again, it has another one.
+ */
+void pcow_map_settle(pcow_map *map, uint64_t offset, uint64_t length);
 /*
  * Whether the page at offset may be loaded from (stored to) without EFAULT. A KVM vCPU that stores where it may not comes back with a
  * bare EFAULT: guess the address, ask this, call pcow_map_resolve() and run the vCPU again. Any thread.

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* What the thread that works ahead does to one guest slab. */
 #include <errno.h>
-#include <sys/mman.h>
 
 #include "image/prepare.h"
 #include "image/remains.h"
 #include "monitor/ahead.h"
 #include "monitor/monitor.h"
+#include "persist/copy.h"
 
 #define CHUNK 16u                      /* pages that are worked on under one claim: a trap may be waiting for it */
 
@@ -84,16 +84,19 @@ void ahead_touch_source(struct pcow_map *map, uint64_t guest_slab)
     struct pcow_image *image = map->image;
 
     for (unsigned page = 0; page < layout_pages(map, guest_slab) && !ahead_is_stopping(&map->ahead);) {
+        const uint8_t *source = NULL;
         struct place place;
-        void *source = NULL;
 
         ahead_hold(map);
         place = chain_find(image, guest_slab, page, CHUNK);
         if (place.present && !place.own)
             source = file_address(&image->chain->file[place.level]->file, place.offset);
-        /* Whether it can be read is found out, and told, by who copies it. */
-        if (source)
-            madvise(source, place.pages * PCOW_PAGE_SIZE, MADV_POPULATE_READ);
+        /*
+         * By loads: without the lock that a trap's mmap() needs, and most of them find what the fault of another has brought in. Whether it
+         * can be read is found out, and told, by who copies it.
+         */
+        for (unsigned i = 0; source && i < place.pages && copy_touch(source + i * PCOW_PAGE_SIZE); i++)
+            ;
         ahead_release(map);
         page += place.pages;
     }

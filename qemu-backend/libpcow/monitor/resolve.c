@@ -268,3 +268,17 @@ int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write
     }
     return 0;
 }
+
+void pcow_map_settle(pcow_map *map, uint64_t offset, uint64_t length)
+{
+    struct chain *chain = map->image->chain;
+
+    if (offset >= map->size || length == 0)
+        return;
+    if (length > map->size - offset)
+        length = map->size - offset;
+    for (uint64_t v = offset >> SLAB_BITS; v <= (offset + length - 1) >> SLAB_BITS; v++) {
+        chain_claim(chain, v);
+        chain_release(chain, v);
+    }
+}

@@ -25,6 +25,7 @@ static struct {
     pthread_mutex_t lock;              /* registration only, never taken in the handler */
     bool installed;
     struct sigaction previous;
+    bool serves_bus;                   /* nobody else did */
     unsigned vmas;                     /* of all maps; relaxed atomic */
 } process = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -142,6 +143,37 @@ static void handle_fault(int signal, siginfo_t *info, void *context)
     pass_on(signal, info, context);
 }
 
+/* Where the program has no handler: what the library copies may be unreadable. All else ends the process, as it would have without us. */
+static void handle_bus(int signal, siginfo_t *info, void *context)
+{
+    struct sigaction standard = {.sa_handler = SIG_DFL};
+    int saved_errno = errno;
+
+    if (!pcow_serve_sigbus(info, context)) {
+        sigaction(signal, &standard, NULL);
+        if (from_outside(info) || info->si_code == BUS_MCEERR_AO)
+            raise(signal);             /* no instruction will do it again */
+    }
+    errno = saved_errno;
+}
+
+static bool has_action(int signal, void (*handler)(int, siginfo_t *, void *))
+{
+    struct sigaction action;
+
+    return sigaction(signal, NULL, &action) == 0
+        && (handler ? (action.sa_flags & SA_SIGINFO) && action.sa_sigaction == handler
+                    : !(action.sa_flags & SA_SIGINFO) && action.sa_handler == SIG_DFL);
+}
+
+static void install_bus_handler(void)
+{
+    struct sigaction action = {.sa_sigaction = handle_bus, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
+
+    sigemptyset(&action.sa_mask);
+    process.serves_bus = has_action(SIGBUS, NULL) && sigaction(SIGBUS, &action, NULL) == 0;
+}
+
 int signal_register(struct pcow_map *map, struct pcow_error *error)
 {
     int ret = -EMFILE;
@@ -154,6 +186,8 @@ int signal_register(struct pcow_map *map, struct pcow_error *error)
         if (sigaction(SIGSEGV, &action, &process.previous) == 0)
             process.installed = true;
     }
+    if (!process.serves_bus)
+        install_bus_handler();
     for (unsigned i = 0; i < MAX_MAPS && process.installed && ret; i++)
         if (!process.map[i]) {
             __atomic_store_n(&process.map[i], map, __ATOMIC_RELEASE);
@@ -173,14 +207,15 @@ void signal_unregister(struct pcow_map *map)
             __atomic_store_n(&process.map[i], NULL, __ATOMIC_RELEASE);
         last &= process.map[i] == NULL;
     }
-    if (last && process.installed) {
-        struct sigaction current;
-
-        /* Only if nobody has put a handler on top of ours meanwhile: it would lose its way down. */
-        if (sigaction(SIGSEGV, NULL, &current) == 0 && current.sa_sigaction == handle_fault) {
-            sigaction(SIGSEGV, &process.previous, NULL);
-            process.installed = false;
-        }
+    /* Only if nobody has put a handler on top of ours meanwhile: it would lose its way down. */
+    if (last && process.installed && has_action(SIGSEGV, handle_fault)) {
+        sigaction(SIGSEGV, &process.previous, NULL);
+        process.installed = false;
+    }
+    if (last && process.serves_bus) {
+        if (has_action(SIGBUS, handle_bus))
+            signal(SIGBUS, SIG_DFL);
+        process.serves_bus = false;
     }
     pthread_mutex_unlock(&process.lock);
 }

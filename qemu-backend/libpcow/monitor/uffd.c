@@ -49,13 +49,21 @@ int uffd_map(const struct pcow_map *map, void *address, size_t length, bool copi
 {
     int ret;
 
-    /* Nobody may touch it before it is registered: what he stored would stay there. */
-    if (order_mmap(address, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+    /*
+     * Nobody may store to it before it is registered: that would stay there. Absent memory may be loaded from, by system calls too, which
+     * would get EFAULT otherwise: it is zeros. What is to be copied in is not.
+     */
+    if (order_mmap(address, length, copies ? PROT_NONE : PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
         return -errno;
     /* A first touch would make the kernel clear a huge page, only to find then that userfaultfd wants to know. */
     madvise(address, length, MADV_NOHUGEPAGE);
     ret = register_range(map, address, length, copies);
-    return ret ? ret : mprotect(address, length, PROT_READ | PROT_WRITE) ? -errno : 0;
+    if (ret)
+        return ret;
+    /* The zero pages of such loads: a store to one of them would not be reported. */
+    if (!copies && madvise(address, length, MADV_DONTNEED))
+        return -errno;
+    return mprotect(address, length, PROT_READ | PROT_WRITE) ? -errno : 0;
 }
 
 void uffd_wake(const struct pcow_map *map, void *address, size_t length)
