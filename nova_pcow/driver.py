@@ -78,6 +78,7 @@ class PcowLibvirtDriver(live_migration_driver.LiveMigrationLibvirtDriver):
             inventory.pools()
         except exception.PcowError as e:
             LOG.error('Servers with persistent memory will not start: %s', e)
+        self._delete_leftovers()
 
     def update_provider_tree(self, provider_tree: Any, nodename: str, allocations: Any = None) -> None:
         super().update_provider_tree(provider_tree, nodename, allocations)
@@ -98,6 +99,7 @@ class PcowLibvirtDriver(live_migration_driver.LiveMigrationLibvirtDriver):
 
     def manage_image_cache(self, context: Any, all_instances: Any) -> None:
         super().manage_image_cache(context, all_instances)
+        self._delete_leftovers()               # first: templates that nothing stands on age
         if CONF.image_cache.remove_unused_base_images:
             for pool in inventory.pools():
                 template_cache.TemplateCache(pool).age_out(CONF.image_cache.remove_unused_original_minimum_age_seconds)
@@ -112,11 +114,15 @@ class PcowLibvirtDriver(live_migration_driver.LiveMigrationLibvirtDriver):
         if not _uses_pcow(instance):
             super().spawn(*arguments)
             return
+        begins = instance.host == self._service_host   # an evacuated server's is another still, and goes on with its images
+        with errors.abort_build(instance):
+            if begins:
+                self._clear_for_spawn(instance)
         # A spawn that fails deletes the directory that it made, but no image that was there before: an evacuated server's.
         with errors.abort_build(instance), self._keep_images(instance.uuid, storage.find(instance.uuid)):
             if instance.vm_state == vm_states.BUILDING:        # others have what they have
                 flavor_module.check_known(instance.flavor)
-            if instance.host == self._service_host:    # an evacuated server's is another still, and goes on with its images
+            if begins:
                 storage.check_none(instance.uuid)
             made = self._create_images(context, instance, allocations, block_device_info)
             if instance.task_state == task_states.REBUILD_SPAWNING:

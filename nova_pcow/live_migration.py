@@ -129,10 +129,11 @@ def rewritten(xml: str, uuid: str, prepared: Prepared) -> str:
 def arriving(uuid: str) -> list[storage.ServerImage]:
     """The images that are made for the arrival of a server."""
     pool = notes.get(notes.ARRIVING, uuid)
-    return [item for item in storage.find(uuid) if item.pool.uuid == pool or _is_marked(item)]
+    return [item for item in storage.find(uuid) if item.pool.uuid == pool or is_marked(item)]
 
 
-def _is_marked(item: storage.ServerImage) -> bool:
+def is_marked(item: storage.ServerImage) -> bool:
+    """Whether an image says itself that not all of it has arrived."""
     return names.ARRIVING_MARK in {one.name for one in image.snapshot_list(item.path, force_share=True)}
 
 

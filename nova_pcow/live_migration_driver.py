@@ -10,6 +10,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import os
 import threading
 from typing import Any
 
@@ -17,11 +18,13 @@ from nova import exception as nova_exception
 from nova.compute import task_states
 from nova.compute import utils as compute_utils
 from nova.virt.libvirt import utils as libvirt_utils
+from oslo_concurrency import lockutils
 from oslo_log import log as logging
 
 from nova_pcow import errors
 from nova_pcow import flavor as flavor_module
 from nova_pcow import inventory
+from nova_pcow import leftovers
 from nova_pcow import live_migration
 from nova_pcow import notes
 from nova_pcow import resize_claims
@@ -40,6 +43,11 @@ _SECONDS_TO_END = 600                  # of libvirt's call, when the migration i
 
 def _uses_pcow(instance: Any) -> bool:
     return flavor_module.uses_pcow(instance.flavor)
+
+
+def _arrival(uuid: str, *, blocking: bool = True) -> contextlib.AbstractContextManager[Any]:
+    """Hold while images are made for the arrival of a server, and while those of an earlier one are deleted."""
+    return lockutils.lock(f'pcow-arrival-{uuid}', blocking=blocking)
 
 
 @dataclasses.dataclass
@@ -125,6 +133,11 @@ class LiveMigrationLibvirtDriver(resize_driver.ResizeLibvirtDriver):
                 'both hosts see one instances_path, and not the pool of the server: stop the server and migrate it then '
                 '(openstack server migrate)'))
         pool = inventory.choose(self.provider_tree, self._host.get_hostname(), allocations, flavor_module.parse(instance.flavor))
+        if self._domain(instance) is None:
+            try:
+                leftovers.delete(instance.uuid)        # they would count as promised
+            except storage.ServerStorageError as e:
+                LOG.warning('%s', e, instance=instance)
         live_migration.check_arrival(instance.uuid, pool, there, images)
         return pool, images
 
@@ -134,16 +147,23 @@ class LiveMigrationLibvirtDriver(resize_driver.ResizeLibvirtDriver):
                            migrate_data: Any) -> Any:
         if not _uses_pcow(instance):
             return super().pre_live_migration(context, instance, block_device_info, network_info, disk_info, migrate_data)
-        with errors.fail_migration():
-            pool, images = self._check_arrival(instance, migrate_data, resize_claims.of_server(context, instance.uuid))
-            if live_migration.arriving(instance.uuid):         # of a migration whose service was killed
-                self.delete_instance_files(instance)
-        migrate_data = super().pre_live_migration(context, instance, block_device_info, network_info, disk_info, migrate_data)
-        with errors.fail_migration():
-            paths = live_migration.prepare(instance.uuid, pool, images, instance.host,
-                                           libvirt_utils.get_instance_path_at_destination(instance, migrate_data))
-            live_migration.put(migrate_data, dataclasses.asdict(live_migration.Prepared(paths, self._emulator.path())))
+        with _arrival(instance.uuid):      # else what is made here would be taken for what an earlier migration has left
+            with errors.fail_migration():
+                was_cut_short = self._was_cut_short(instance.uuid)
+                pool, images = self._check_arrival(instance, migrate_data, resize_claims.of_server(context, instance.uuid))
+                if was_cut_short:
+                    self.delete_instance_files(instance)
+            migrate_data = super().pre_live_migration(context, instance, block_device_info, network_info, disk_info, migrate_data)
+            with errors.fail_migration():
+                paths = live_migration.prepare(instance.uuid, pool, images, instance.host,
+                                               libvirt_utils.get_instance_path_at_destination(instance, migrate_data))
+                live_migration.put(migrate_data, dataclasses.asdict(live_migration.Prepared(paths, self._emulator.path())))
         return migrate_data
+
+    @staticmethod
+    def _was_cut_short(uuid: str) -> bool:
+        """Whether an earlier migration of the server to this host, which has not ended, has left something here."""
+        return notes.get(notes.ARRIVING, uuid) is not None or bool(live_migration.arriving(uuid))
 
     def _try_fetch_image(self, context: Any, path: str, image_id: str, instance: Any,
                          fallback_from_host: str | None = None) -> None:
@@ -182,6 +202,49 @@ class LiveMigrationLibvirtDriver(resize_driver.ResizeLibvirtDriver):
                     context, instance, network_info, block_device_info, destroy_disks, migrate_data)
         finally:                       # Nova leaves the files of a server alone if none of its disks was copied
             live_migration.discard(instance.uuid)
+
+    # ---- what was cut short ----------------------------------------------------------------------------------------
+
+    def _delete_leftovers(self) -> None:
+        """What migrations to this host have left of servers that are elsewhere now, or no more."""
+        for uuid in notes.servers(notes.ARRIVING):
+            try:
+                with _arrival(uuid, blocking=False):
+                    self._delete_leftover(uuid)
+            except lockutils.AcquireLockFailedException:
+                continue                   # it is just being prepared
+            except exception.PcowError as e:
+                LOG.warning('%s', e)
+            except Exception:              # libvirt, the database, ...: tried again later
+                LOG.exception('What a live migration of the server %s to this host has left stays for now', uuid)
+
+    def _delete_leftover(self, uuid: str) -> None:
+        server = leftovers.abandoned(uuid, self._service_host)
+        if server is None or self._domain(server) is not None:
+            return
+        leftovers.delete(uuid)
+        if storage.find(uuid):
+            leftovers.warn_of_unmarked(uuid)
+            return
+        if not (storage.discard_unfinished(uuid) and inventory.all_there()):
+            return
+        if server.deleted:                 # else, should the hosts share instances_path by now, the directory would be its own
+            super().delete_instance_files(server)
+        if not os.path.lexists(libvirt_utils.get_instance_path(server)):
+            notes.forget(notes.ARRIVING, uuid=uuid)
+
+    def _clear_for_spawn(self, instance: Any) -> None:
+        """A server that begins on this host has nothing elsewhere: what an earlier migration to it has left is nothing.
+
+        :raises ServerStorageError: an image of it stays
+        """
+        if not self._was_cut_short(instance.uuid) or self._domain(instance) is not None:
+            return
+        leftovers.delete(instance.uuid)
+        for item in storage.find(instance.uuid):
+            raise storage.ServerStorageError(reason=leftovers.unmarked(item))
+        super().delete_instance_files(instance)
+        notes.forget(notes.ARRIVING, uuid=instance.uuid)
 
     # ---- the host that it leaves ---------------------------------------------------------------------------------
 
@@ -255,15 +318,18 @@ class LiveMigrationLibvirtDriver(resize_driver.ResizeLibvirtDriver):
     def _settle_leaving(self, instance: Any) -> None:
         """Before a server goes on here, or goes elsewhere."""
         found = self._domain(instance)
-        runs = found is not None and found.active() and self._host.get_guest(instance).get_job_info().type not in _JOB_RUNS
-        live_migration.settle(instance.uuid, is_here=found is not None, runs_here=runs)
+        live_migration.settle(instance.uuid, is_here=found is not None,
+                              runs_here=found is not None and found.active() and not self._migrates(instance))
+
+    def _migrates(self, instance: Any) -> bool:
+        return self._host.get_guest(instance).get_job_info().type in _JOB_RUNS
 
     def _domain(self, instance: Any) -> domain.Domain | None:
         try:
-            self._host.get_guest(instance)
+            guest = self._host.get_guest(instance)
         except nova_exception.InstanceNotFound:
             return None
-        return domain.Domain(self._host.get_connection(), instance.name)
+        return domain.Domain(self._host.get_connection(), guest.name)
 
     # ---- deletion ------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 
+from oslo_log import log as logging
+
 from pcow_driver import exception
 from pcow_driver import locks
+
+LOG = logging.getLogger(__name__)
 
 ARRIVING = 'arriving'                  # the server's images here are made for its arrival; says the UUID of their pool
 LEAVING = 'leaving'                    # the server may run on the host that it says, and what is here be old
@@ -46,6 +50,18 @@ def get(kind: str, uuid: str) -> str | None:
             return f.read()
     except FileNotFoundError:
         return None
+
+
+def servers(kind: str) -> list[str]:
+    """Of which there is a note of this kind."""
+    try:
+        files = sorted(os.listdir(_directory()))
+    except FileNotFoundError:
+        return []
+    except OSError as e:
+        LOG.error('The notes of live migrations in %s cannot be read: %s', _directory(), e.strerror)
+        return []
+    return [name.removesuffix(f'.{kind}') for name in files if name.endswith(f'.{kind}')]
 
 
 def forget(*kinds: str, uuid: str) -> None:

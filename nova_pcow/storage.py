@@ -188,8 +188,11 @@ def discard(uuid: str, made: list[str]) -> None:
                 LOG.error('An image of a server stays: %s', e)
 
 
-def _discard_unfinished(uuid: str, keep: frozenset[str]) -> bool:
-    """Nobody builds an image of a server that is being deleted."""
+def discard_unfinished(uuid: str, keep: frozenset[str] = frozenset()) -> bool:
+    """Delete what killed builds and copies of images of a server have left; whether all is gone.
+
+    Nobody builds one now: the server is being deleted, or is elsewhere.
+    """
     prefix, suffix = f'.{image_name(uuid, "")}', f'{names.IMAGE_SUFFIX}.part'
     done = True
     for pool in inventory.pools():
@@ -211,7 +214,7 @@ def delete(uuid: str, *, keep: frozenset[str] = frozenset()) -> bool:
 
     :param keep: roles whose images stay
     """
-    done = _discard_unfinished(uuid, keep) and inventory.all_there()
+    done = discard_unfinished(uuid, keep) and inventory.all_there()
     for item in find(uuid):
         if item.role in keep:
             continue
