@@ -35,6 +35,7 @@ from nova_pcow import leaving
 from nova_pcow import live_migration
 from nova_pcow import live_migration_driver
 from nova_pcow import migration as migration_module
+from nova_pcow import notes
 from nova_pcow import rebuild as rebuild_module
 from nova_pcow import resize_claims
 from nova_pcow import snapshot as snapshot_module
@@ -85,6 +86,7 @@ class PcowLibvirtDriver(live_migration_driver.LiveMigrationLibvirtDriver):
         inventory.update_provider_tree(provider_tree, nodename, takes_servers=self._has_emulator())
         self.provider_tree = copy.deepcopy(provider_tree)
         self._lost_claims.put_back(self._service_host)
+        self._settle_stayed(*notes.servers(notes.LEAVING))
 
     def _has_emulator(self) -> bool:
         """One warning each time that it goes."""
@@ -220,6 +222,7 @@ class PcowLibvirtDriver(live_migration_driver.LiveMigrationLibvirtDriver):
     def power_off(self, instance: Any, timeout: int = 0, retry_interval: int = 0) -> None:
         """The first that a server's host hears when it is shelved or offloaded, and nothing is changed yet."""
         if _uses_pcow(instance):
+            self._settle_stayed(instance.uuid) # once it is off, libvirt cannot tell; rescue begins with this, too
             with errors.internal():
                 leaving.check(instance)
         super().power_off(instance, timeout, retry_interval)

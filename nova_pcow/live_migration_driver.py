@@ -15,6 +15,8 @@ import threading
 from typing import Any
 
 from nova import exception as nova_exception
+from nova import objects
+from nova.compute import power_state
 from nova.compute import task_states
 from nova.compute import utils as compute_utils
 from nova.virt.libvirt import utils as libvirt_utils
@@ -245,6 +247,22 @@ class LiveMigrationLibvirtDriver(resize_driver.ResizeLibvirtDriver):
             raise storage.ServerStorageError(reason=leftovers.unmarked(item))
         super().delete_instance_files(instance)
         notes.forget(notes.ARRIVING, uuid=instance.uuid)
+
+    def _settle_stayed(self, *uuids: str) -> None:
+        """Servers that were leaving when nova-compute was killed, and whose migration has been aborted since, run here.
+
+        One that is paused may be what libvirt is in doubt about.
+        """
+        for uuid in uuids:
+            try:
+                if notes.get(notes.LEAVING, uuid) is not None and uuid not in self._operations:
+                    server = objects.Instance(uuid=uuid)
+                    found = self._domain(server)
+                    if (found is not None and not self._migrates(server)
+                            and self._host.get_guest(server).get_power_state(self._host) == power_state.RUNNING):
+                        notes.forget(notes.LEAVING, uuid=uuid)
+            except Exception:              # asked again later
+                LOG.exception('Whether the server %s stays on this host is not known', uuid)
 
     # ---- the host that it leaves ---------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from nova import context
 from nova import exception as nova_exception
 from nova import objects
 from nova.compute import task_states
+from nova.tests.fixtures import libvirt as fakelibvirt
 from nova.tests.functional.api import client
 from oslo_concurrency import lockutils
 
@@ -222,3 +223,47 @@ class NextTest(LeftoversTestCase):
         for path in self.files('host2'):
             path.unlink()
         self.assertEqual('ACTIVE', self.unshelve()['status'])
+
+
+class StayedTest(two_hosts.TwoHostsTestCase):
+    """nova-compute of host1 was killed in the midst of a migration, which it has aborted since."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.driver = self.computes['host1'].driver
+        with self.on('host1'):
+            notes.put(notes.LEAVING, self.server['id'], 'host2')
+
+    def noted(self) -> bool:
+        with self.on('host1'):
+            return notes.get(notes.LEAVING, self.server['id']) is not None
+
+    def test_stop_and_start(self) -> None:
+        self._stop_server(self.server)
+        self._start_server(self.server)
+        self.assertFalse(self.noted())
+
+    def test_rescue(self) -> None:
+        (self.places['host1'] / self.server['id']).mkdir(exist_ok=True)
+        self.api.post_server_action(self.server['id'], {'rescue': {'rescue_image_ref': base.IMAGE}})
+        self._wait_for_state_change(self.server, 'RESCUE')
+
+    def test_guest_that_ends_by_itself_later(self) -> None:
+        self._run_periodics()
+        self.assertFalse(self.noted())
+
+    def test_migration_that_goes_on(self) -> None:
+        domain = self.driver._host.get_connection().lookupByUUIDString(self.server['id'])
+        domain._job_type = fakelibvirt.VIR_DOMAIN_JOB_UNBOUNDED
+        self._run_periodics()
+        self.assertTrue(self.noted())
+        domain._job_type = 0
+        for state in (fakelibvirt.VIR_DOMAIN_SHUTOFF, fakelibvirt.VIR_DOMAIN_PAUSED):
+            domain._state = state
+            self.driver._settle_stayed(self.server['id'])
+            self.assertTrue(self.noted())
+
+    def test_migration_that_has_not_begun_yet(self) -> None:
+        self.driver._operations[self.server['id']] = mock.sentinel.operation
+        self._run_periodics()
+        self.assertTrue(self.noted())
