@@ -184,6 +184,16 @@ bool hostmem_pcow_tell_error(HostMemPcow *pcow, uint64_t offset, int error,
     return true;
 }
 
+/* The host's kernel says that it is lost, which it may forget (page cache). */
+void hostmem_pcow_lose(HostMemPcow *pcow, uint64_t offset)
+{
+    struct pcow_error error;
+
+    if (pcow_map_lose(pcow->map, offset, &error) < 0) {
+        error_report("%s", error.message);
+    }
+}
+
 static void tell(const Report *report, const char *consequence)
 {
     hostmem_pcow_tell_error(report->pcow, report->offset, report->error,
@@ -236,6 +246,9 @@ static void serve_report(const Report *report)
     }
     if (!pcow->map) {
         return;
+    }
+    if (report->error == -EHWPOISON) {
+        hostmem_pcow_lose(pcow, report->offset);
     }
     if (report->covered) {
         struct pcow_error error;

@@ -155,6 +155,7 @@ static bool warn_of(HostMemPcow *pcow, void *opaque, Error **errp)
         return true;
     }
     args->found = true;
+    hostmem_pcow_lose(pcow, offset);
     if (hostmem_pcow_tell_error(pcow, offset, -EHWPOISON, "nobody has accessed "
                                 "it yet, and a guest that takes machine checks "
                                 "is warned") &&

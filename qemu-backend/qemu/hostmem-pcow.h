@@ -222,6 +222,11 @@ void hostmem_pcow_forget_errors(HostMemPcow *pcow);
 /* Tell of an error, but not again and again of the same: then false. */
 bool hostmem_pcow_tell_error(HostMemPcow *pcow, uint64_t offset, int error,
                              const char *consequence);
+/*
+ * The host's kernel has told that the page at this offset is lost: no access to
+ * it succeeds any more, also where the kernel forgets it.  Main loop.
+ */
+void hostmem_pcow_lose(HostMemPcow *pcow, uint64_t offset);
 
 /* ---- hostmem-pcow-mce.c ---- */
 

@@ -24,6 +24,8 @@ int file_read(const struct file *file, uint64_t offset, void *buffer, size_t len
 {
     char *at = buffer;
 
+    if (lost_is_in(file, offset, length))
+        return -EIO;
     while (length > 0) {
         ssize_t got = pread(file->fd, at, length, (off_t)offset);
 
@@ -54,6 +56,10 @@ static uint8_t *map_window(const struct file *file, int flags, uint64_t start)
 
         munmap(reservation, reserved);
         errno = saved_errno;
+        return MAP_FAILED;
+    }
+    if (lost_cover(file, window, GROUP_SIZE, start, PROT_READ | PROT_WRITE)) {
+        munmap(reservation, reserved);
         return MAP_FAILED;
     }
     if (window > reservation)
@@ -107,8 +113,10 @@ int file_map(const struct file *file, void *address, size_t length, uint64_t off
 
     if (ret)
         return ret;
-    return order_mmap(address, length, PROT_READ | (what == FILE_MAP_LOADS ? 0 : PROT_WRITE),
-                      MAP_FIXED | (plain ? MAP_SHARED : file->persist.map_flags), file->fd, (off_t)offset) == MAP_FAILED ? -errno : 0;
+    if (order_mmap(address, length, PROT_READ | (what == FILE_MAP_LOADS ? 0 : PROT_WRITE),
+                   MAP_FIXED | (plain ? MAP_SHARED : file->persist.map_flags), file->fd, (off_t)offset) == MAP_FAILED)
+        return -errno;
+    return lost_cover(file, address, length, offset, PROT_NONE);
 }
 
 int file_move_window(struct file *file, void *address, uint64_t offset)
@@ -218,7 +226,10 @@ int file_punch(struct file *file, uint64_t offset, uint64_t length)
         ret = fallocate(file->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)length);
     } while (ret && errno == EINTR);
     note_change(file);
-    return ret ? -errno : 0;
+    if (ret)
+        return -errno;
+    lost_forget(file, offset, length);
+    return 0;
 }
 
 int file_allocate_written(const struct file *file, uint64_t offset, uint64_t length)

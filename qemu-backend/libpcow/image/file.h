@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "format/format2.h"
+#include "image/lost.h"
 #include "persist/persist.h"
 
 /* file_open.c: open, lock, close; file.c: everything else */
@@ -25,6 +26,7 @@ struct file {
     bool growing;                     /* claim of file_grow() */
     bool huge;                        /* the kernel may map it with entries of 2 MiB */
     bool lost;                        /* a commit has failed, see file_take_lost() */
+    struct lost_pages lost_pages;     /* class volatile: none */
     uint64_t changes, committed;      /* of the end of file, of holes, with pwrite(): how many, and how many of them are on the medium */
 };
 
@@ -45,7 +47,7 @@ bool file_is_replaced(const struct file *file, int directory, const char *name, 
 int file_adopt(struct file *file, int fd, const char *path, struct observer *observer, struct pcow_error *error);
 void file_close(struct file *file);
 
-/* Whole-buffer pread: 0, -ENODATA if the file ends inside, or a negative errno. */
+/* Whole-buffer pread: 0, -ENODATA if the file ends inside, -EIO if a part is lost, or a negative errno. */
 int file_read(const struct file *file, uint64_t offset, void *buffer, size_t length);
 
 /*
@@ -58,7 +60,7 @@ enum file_map_for {
     FILE_MAP_SETTLED,                 /* stores to a settled range */
 };
 
-/* Map a piece of the file at a fixed address: 0 or a negative errno. Async-signal-safe. */
+/* Map a piece of the file at a fixed address, and nothing for lost pages of it: 0 or a negative errno. Async-signal-safe. */
 int file_map(const struct file *file, void *address, size_t length, uint64_t offset, enum file_map_for what);
 
 /*

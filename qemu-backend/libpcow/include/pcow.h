@@ -315,6 +315,12 @@ int pcow_map_restore(pcow_map *map, uint64_t offset, uint64_t length, struct pco
  * of the addresses that it is mapped at, which may be one of the library's own. False: the guest does not see it.
  */
 bool pcow_map_find(const pcow_map *map, const void *address, uint64_t *offset);
+/*
+ * The kernel has told that the page which the guest sees at this offset is lost (BUS_MCEERR_AO, BUS_MCEERR_AR), and may forget it: in class
+ * page-cache it shows what the disk has in its place. From this call on, until the file is closed, every access fails as one that cannot be
+ * served does, the library's own as well. In class volatile the kernel keeps it, and this does nothing. For one thread at a time.
+ */
+int pcow_map_lose(pcow_map *map, uint64_t offset, struct pcow_error *error);
 /* For poll(); readable while pcow_map_next_event() has something to say. */
 int pcow_map_event_fd(const pcow_map *map);
 bool pcow_map_next_event(pcow_map *map, struct pcow_event *event);

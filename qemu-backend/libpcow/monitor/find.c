@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* What the guest sees of a place in memory that the library has of a file. */
+#include <errno.h>
+#include <sys/mman.h>
+
 #include "chain/chain.h"
 #include "monitor/monitor.h"
+#include "util/error.h"
 
 static bool find_in_file(const struct pcow_map *map, const struct pcow_image *image, uint64_t offset, uint64_t *guest_offset)
 {
@@ -33,4 +37,65 @@ bool pcow_map_find(const pcow_map *map, const void *address, uint64_t *offset)
         if (file_find_window_at(&image->file, at, &in_file))
             return find_in_file(map, image, in_file, offset);
     return false;
+}
+
+/* The claim is held, or everybody stopped. */
+static int hide(const struct pcow_map *map, const struct file *file, uint64_t in_file, uint64_t guest_offset)
+{
+    if (map->slabs[guest_offset >> SLAB_BITS].cold)
+        return 0;                      /* who maps it will see to that */
+    return lost_cover(file, map->address + guest_offset, PCOW_PAGE_SIZE, in_file, PROT_NONE);
+}
+
+static int lose(struct pcow_map *map, uint64_t offset)
+{
+    struct place place = chain_find(map->image, offset >> SLAB_BITS, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB), 1);
+    struct file *file = place.present ? &map->image->chain->file[place.level]->file : NULL;
+    int ret;
+
+    if (!file || file->persist.persistence == PCOW_PERSISTENCE_VOLATILE)
+        return 0;
+    ret = lost_add(file, place.offset);
+    if (ret)
+        return ret;
+    __atomic_store_n(&map->lost, true, __ATOMIC_RELEASE);
+    return hide(map, file, place.offset, offset);
+}
+
+int pcow_map_lose(pcow_map *map, uint64_t offset, struct pcow_error *error)
+{
+    int ret;
+
+    if (offset >= map->size)
+        return error_set(error, -EINVAL, "%s: no page at %llu", map->image->file.path, (unsigned long long)offset);
+    chain_claim(map->image->chain, offset >> SLAB_BITS);
+    ret = lose(map, offset & ~(PCOW_PAGE_SIZE - 1));
+    chain_release(map->image->chain, offset >> SLAB_BITS);
+    if (ret == -ENOSPC)
+        return error_set(error, ret, "%s: more than %u pages are lost: stop the VM, or it may see something else in the place of the others",
+                         map->image->file.path, MAX_LOST_PAGES);
+    return ret ? error_set_errno(error, ret, "%s: cannot keep a lost page apart", map->image->file.path) : 0;
+}
+
+bool lost_in_map(const struct pcow_map *map, uint64_t offset)
+{
+    struct place place;
+
+    if (!__atomic_load_n(&map->lost, __ATOMIC_ACQUIRE))
+        return false;
+    place = chain_find(map->image, offset >> SLAB_BITS, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB), 1);
+    return place.present && lost_is_in(&map->image->chain->file[place.level]->file, place.offset, PCOW_PAGE_SIZE);
+}
+
+int lost_hide_again(const struct pcow_map *map)
+{
+    for (const struct pcow_image *image = map->lost ? map->image : NULL; image; image = image->base)
+        for (unsigned i = 0; i < MAX_LOST_PAGES; i++) {
+            uint64_t in_file = image->file.lost_pages.page[i], offset;
+            int ret = in_file && find_in_file(map, image, in_file, &offset) ? hide(map, &image->file, in_file, offset) : 0;
+
+            if (ret)
+                return ret;
+        }
+    return 0;
 }

@@ -52,6 +52,21 @@ static int check_mappable(pcow_image *image, struct pcow_error *error)
     return image->file.writable ? image_begin_change(image, error) : 0;
 }
 
+static int note_lost(struct pcow_map *map, struct pcow_error *error)
+{
+    for (struct pcow_image *image = map->image; image; image = image->base) {
+        int ret = lost_add_known(&image->file);
+
+        if (ret == -ENOSPC)
+            return error_set(error, -EIO, "%s has more than %u pages in bad blocks; take a copy of it from a backup", image->file.path,
+                             MAX_LOST_PAGES);
+        if (ret)
+            return error_set_errno(error, ret, "%s: cannot find the bad blocks of its device", image->file.path);
+        map->lost |= image->file.lost_pages.any;
+    }
+    return 0;
+}
+
 int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, pcow_map **result, struct pcow_error *error)
 {
     static const struct pcow_map_options defaults;
@@ -85,6 +100,8 @@ int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, p
     }
     memset(map->slabs, 0, image->chain->guest_slabs * sizeof *map->slabs);
     ret = reserve_range(map, error);
+    if (!ret)
+        ret = note_lost(map, error);
     if (!ret)
         ret = signal_register(map, error);
     if (ret)
@@ -247,6 +264,8 @@ int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
     /* What is mapped for stores is not known of every slab: none may stay. */
     int ret = map->unknown ? -ENOMEM : map->engine->id == PCOW_ENGINE_UFFD ? protect_writable(map) : protect(map);
 
+    if (!ret)
+        ret = lost_hide_again(map);
     if (map->image->file.persist.persistence == PCOW_PERSISTENCE_PMEM)
         __atomic_store_n(&map->unflushed_frozen, true, __ATOMIC_SEQ_CST);
 

@@ -82,6 +82,7 @@ struct pcow_map {
     bool shares_vmas;                  /* the budget is that of all maps of the process, which the kernel's limit is for */
     bool closing;                      /* waiters give up */
     bool unflushed_frozen;             /* pages that are in no set any more may hold stores that no flush has covered */
+    bool lost;                         /* pages of its files are, see pcow_map_lose(); stays once it is set */
     bool unknown;                      /* a mapping could not be replaced: pages that are in no set may still be mapped for stores */
     struct event_queue events;
     struct ahead ahead;
@@ -102,6 +103,11 @@ enum watched {
     WATCHED,
     WATCHED_READ,                      /* and it holds copies of pages that were loaded from */
 };
+
+/* monitor/find.c: lost pages, at which nothing is mapped */
+bool lost_in_map(const struct pcow_map *map, uint64_t offset);     /* the claim is held */
+/* After the protection of everything was changed; everybody is stopped. */
+int lost_hide_again(const struct pcow_map *map);
 
 /* monitor/layout.c: the mappings of the range */
 int layout_map_all(struct pcow_map *map, struct pcow_error *error);

@@ -219,7 +219,7 @@ int resolve(struct pcow_map *map, uint64_t offset, bool write, bool wait)
 
     for (;;) {
         chain_claim(map->image->chain, guest_slab);
-        ret = write ? resolve_write(map, guest_slab, page) : resolve_read(map, guest_slab, page);
+        ret = lost_in_map(map, offset) ? -EIO : write ? resolve_write(map, guest_slab, page) : resolve_read(map, guest_slab, page);
         chain_release(map->image->chain, guest_slab);
         if (ret == -ENOSPC && !reclaimed) {
             reclaimed = true;
