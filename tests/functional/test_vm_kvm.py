@@ -69,7 +69,7 @@ class KvmTest(VmTestCase):
     """The scenarios that are steady; see "Limits" in doc/source/testing.rst."""
 
     SCENARIOS = ('stores@tmpfs', 'pool-full@tmpfs', 'full-emulated@tmpfs', 'live-migration@tmpfs', 'debian@pmem')
-    MEDIA = ('media-errors@tmpfs', 'media-deaf@tmpfs')         # in another outer machine
+    MEDIA = ('media-errors@tmpfs', 'media-errors@pmem', 'media-deaf@tmpfs')         # in another outer machine
     TRIES = 2
     SHOWN = 2000                               # bytes of an error
 
@@ -110,7 +110,9 @@ class KvmTest(VmTestCase):
     def test_media_errors(self) -> None:
         """Pages that the host's kernel declares to be lost."""
         found = self.run_steady(self.MEDIA)
-        self.assertEqual(7, found['media-errors@tmpfs']['figures']['lost'])
+        for pool, persistence in (('tmpfs', 'volatile'), ('pmem', 'pmem')):
+            figures = found[f'media-errors@{pool}']['figures']
+            self.assertEqual((7, persistence), (figures['lost'], figures['persistence']))
 
 
 class TcgTest(VmTestCase):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 import dataclasses
 import os
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.vm import reflink
 from tests.vm import tree
 
 _POOL_SIZE = 2 * units.GIB                     # of the NVDIMM that holds the pool of KVM's tests
+_MORE_SIZE = units.GIB                         # of each other one
 LABEL_SIZE = 256 * units.KIB
 _SUITE = Path('/suite')
 _BUSYBOX = Path('/bin/busybox')
@@ -30,7 +32,9 @@ _USED_BY_TESTS = ('qemu-img', 'qemu-io', 'qemu-nbd', 'sh', 'dd', 'cp', 'rm', 'lo
 _LIBNBD = Path('/usr/lib/x86_64-linux-gnu/libnbd.so.0')        # pcow-img loads it when it needs it
 _OUTER = Path(__file__).parent / 'outer'
 _GOLDEN = Path(__file__).parents[1] / 'unit/libpcow/golden'
-_POOLS = {'tmpfs': Path('/pool'), 'pmem': Path('/pmem')}
+_POOLS = {'tmpfs': Path('/pool'), 'pmem': Path('/pmem'), 'xfs': Path('/xfs'), 'page-cache': Path('/disk')}
+# With the tree of reverse mappings the kernel asks XFS, and not itself, who is concerned when memory is lost.
+_MKFS_XFS = ('mkfs.xfs', '-q', '-K', '-m', 'reflink=0,rmapbt=1', '-d')
 
 
 def _place(accel: str, pool: Path, cpus: int) -> machine.Place:
@@ -58,6 +62,8 @@ def kvm_tree(directory: Path, parts: parts_module.Parts, binaries: Path, checked
     for name in ('qemu-system-x86_64', 'pcow-img', 'pcow-io'):
         made.add_program(binaries / name, f'/suite/bin/{name}')
     made.add_programs(('env', 'mount', 'umount'))
+    for path in _POOLS.values():
+        (made.directory / str(path).lstrip('/')).mkdir(exist_ok=True)
     made.add(parts.guest, '/suite/bin/guest')
     made.add(parts.kernel, '/suite/kernel')
     made.add(parts.initrd, '/suite/initrd')
@@ -123,28 +129,67 @@ def pools_tree(directory: Path, parts: parts_module.Parts, binaries: Path, udev:
     return made
 
 
+def more_options(wanted: Collection[str]) -> list[str]:
+    """For the kernel of a machine that has more_pools()."""
+    return [f'vm-test.{pool}' for pool in ('xfs', 'page-cache') if pool in wanted]
+
+
 def pools_places() -> dict[str, machine.Place]:
     return {'pmem': dataclasses.replace(_place('none', Path('/pool'), 0), binaries=Path('/usr/bin'))}
 
 
+def _write_nvdimm(scratch: Path, name: str, size: int) -> tuple[Path, int]:
+    """A file for an NVDIMM in fsdax mode, and where a file system begins in it."""
+    path = scratch / name
+    with open(path, 'wb') as file:
+        file.truncate(size)
+        file.seek(dax.BLOCK_OFFSET)
+        file.write(dax.info_block(size, dax.PageMap.RAM, uuid.uuid4()))
+    return path, dax.data_offset(size, dax.PageMap.RAM)
+
+
+def _nvdimm(path: Path, size: int) -> tuple[str, ...]:
+    """Arguments for QEMU."""
+    return ('-object', f'memory-backend-file,id={path.name},mem-path={path},size={size},share=on',
+            '-device', f'nvdimm,memdev={path.name}')
+
+
 def pool_nvdimm(scratch: Path, template: Path | None, chain: Path) -> tuple[str, ...]:
     """An NVDIMM without labels, in fsdax mode, with a file system that holds the images to begin with."""
-    path, content = scratch / 'pmem', scratch / 'pmem-content'
+    content = scratch / 'pmem-content'
     content.mkdir()
     if template is not None:
         os.link(template, content / 'template.pcow')
     (content / 'chain').mkdir()
     for item in chain.iterdir():
         os.link(item, content / 'chain' / item.name)
-    with open(path, 'wb') as file:
-        file.truncate(_POOL_SIZE)
-        file.seek(dax.BLOCK_OFFSET)
-        file.write(dax.info_block(_POOL_SIZE, dax.PageMap.RAM, uuid.uuid4()))
-    offset = dax.data_offset(_POOL_SIZE, dax.PageMap.RAM)
+    path, offset = _write_nvdimm(scratch, 'pmem', _POOL_SIZE)
     tool.run('/sbin/mkfs.ext4', '-q', '-F', '-b', '4096', '-m', '0', '-E', f'offset={offset},lazy_itable_init=0,nodiscard',
              '-d', str(content), str(path), f'{(_POOL_SIZE - offset) // units.MIB}M')
     shutil.rmtree(content)
-    return ('-object', f'memory-backend-file,id=pmem,mem-path={path},size={_POOL_SIZE},share=on', '-device', 'nvdimm,memdev=pmem')
+    return _nvdimm(path, _POOL_SIZE)
+
+
+def more_pools(scratch: Path, wanted: Collection[str]) -> tuple[str, ...]:
+    """Those of KVM's tests that few scenarios want: XFS on another NVDIMM, ext4 on a disk.  Arguments for QEMU."""
+    arguments: tuple[str, ...] = ()
+    if 'xfs' in wanted:
+        path, offset = _write_nvdimm(scratch, 'xfs', _MORE_SIZE)
+        content = scratch / 'xfs-content'
+        content.unlink(missing_ok=True)
+        tool.run('/usr/bin/env', *_MKFS_XFS, f'file,name={content},size={_MORE_SIZE - offset}')
+        tool.run('/bin/dd', f'if={content}', f'of={path}', 'bs=1M', f'seek={offset // units.MIB}', 'conv=sparse,notrunc',
+                 'status=none')
+        content.unlink()
+        arguments += _nvdimm(path, _MORE_SIZE)
+    if 'page-cache' in wanted:
+        path = scratch / 'page-cache'
+        path.unlink(missing_ok=True)
+        tool.run('/sbin/mkfs.ext4', '-q', '-F', '-b', '4096', '-m', '0', '-E', 'lazy_itable_init=0,nodiscard', str(path),
+                 f'{_MORE_SIZE // units.MIB}M')
+        arguments += ('-blockdev', f'driver=raw,node-name=pool,file.driver=file,file.filename={path}',
+                      '-device', 'virtio-blk-pci,drive=pool')
+    return arguments
 
 
 def nvdimm_files(scratch: Path, count: int) -> list[Path]:

@@ -28,11 +28,12 @@ from tests.vm import suite
 
 _OUTER_MACHINES = 4                            # that a run may use up
 _TMPFS = Path('/dev/shm')
-# The order of the scenarios. tmpfs is a pool of the class volatile, pmem one on an fsdax namespace.
+# The order of the scenarios. tmpfs is a pool of the class volatile, pmem and xfs are on fsdax namespaces.
 PLANS = {
     'kvm': (('plain-file', 'tmpfs'), ('stores', 'tmpfs'), ('stores', 'pmem'), ('transfers', 'tmpfs'), ('transfers', 'pmem'),
             ('snapshots', 'tmpfs'), ('snapshots', 'pmem'), ('pool-full', 'tmpfs'), ('full-emulated', 'tmpfs'),
-            ('saved-state', 'tmpfs'), ('debian', 'pmem'), ('media-errors', 'tmpfs'), ('media-deaf', 'tmpfs')),
+            ('saved-state', 'tmpfs'), ('debian', 'pmem'), ('media-errors', 'tmpfs'), ('media-errors', 'pmem'),
+            ('media-errors', 'xfs'), ('media-deaf', 'tmpfs'), ('media-dropped', 'page-cache')),
     'tcg': (('stores', 'tmpfs'), ('transfers', 'tmpfs'), ('snapshots', 'tmpfs'), ('pool-full', 'tmpfs'), ('full-emulated', 'tmpfs'),
             ('saved-state', 'tmpfs'), ('debian', 'tmpfs')),
     'fsdax': (*((name, kind) for kind in fsdax.REGIONS for name in fsdax.ALL), *((name, 'pmem') for name in machines.FSDAX)),
@@ -153,10 +154,11 @@ class Job:
         for machines_left in reversed(range(_OUTER_MACHINES)):
             rest = wanted[len(self._results):]
             tree = contents.kvm_tree(self._scratch / 'tree', parts, self._binaries, checked)
-            nvdimm = contents.pool_nvdimm(self._scratch, made, images)
-            options = 'vm-test.pool' if checked is None else f'vm-test.pool {media.OUTER_OPTIONS}'
+            pools = {pool for _name, pool in rest}
+            devices = (*contents.pool_nvdimm(self._scratch, made, images), *contents.more_pools(self._scratch, pools))
+            options = ['vm-test.pool', *contents.more_options(pools)] + ([] if checked is None else [media.OUTER_OPTIONS])
             try:
-                outside.run(tree, rest, contents.kvm_places(self._options.cpus), nvdimm, options, self._report)
+                outside.run(tree, rest, contents.kvm_places(self._options.cpus), devices, ' '.join(options), self._report)
                 return
             except outer.Ended as e:
                 if not machines_left:

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
+import subprocess
 import sys
 import time
 from typing import Any
 
 from tests.vm import chain
+from tests.vm import lose
 from tests.vm import machine
 from tests.vm import scenarios
 
@@ -20,18 +23,12 @@ _DATA_OFFSET = 2 * chain.MIB                   # of the image: what the guest's 
 _AROUND_PAGES = 16                             # that a load's fault maps, from the first one on; a multiple of the images' cluster
 _EVENT_SECONDS = 60.0
 _QUIET_SECONDS = 2.0
+_SETTLE_SECONDS = 1.5
+_SNAPSHOTS = 4
 KERNEL = 'linux-image-amd64'                   # Debian's kernel for clouds is built without machine checks
 # For the host: QEMU 10.0's SVM does not intercept loads of CR4, so a guest's kernel would see, and keep, that the host takes them.
 OUTER_OPTIONS = 'mce=off'
 CHECKED = 'checked'                            # where that is, for guests, beside the other one
-# In a process of its own, whom the kernel tells as well.
-_POISON = '''
-import mmap, signal, sys
-signal.signal(signal.SIGBUS, lambda number, frame: None)
-with open(sys.argv[1], 'rb') as file:
-    memory = mmap.mmap(file.fileno(), 4096, mmap.MAP_SHARED, mmap.PROT_READ, offset=int(sys.argv[2]))
-memory.madvise(getattr(mmap, 'MADV_HWPOISON', 100))
-'''
 
 
 class _Guest:
@@ -40,7 +37,7 @@ class _Guest:
     def __init__(self, context: scenarios.Context, image: Path, vm: machine.Machine) -> None:
         self._context = context
         self._image = image
-        self._vm = vm
+        self.vm = vm
         self._extents = self._map()
         self._taken: set[int] = set()
         self.lost: list[int] = []
@@ -73,35 +70,54 @@ class _Guest:
         self.check('error-store', page, '')
         return page
 
-    def lose(self, page: int) -> None:
-        """The host's kernel finds out that a page is lost, before anybody accesses it; QEMU hears of it."""
+    def drop(self, page: int, access: str = '') -> None:
+        """The host's kernel finds out that a page is lost, before anybody accesses it.
+
+        :param access: just before; after stores QEMU prepares slabs, which has the file written and mapped anew
+        """
         extent = self._map('-s', page, '-l', PAGE)[0]
-        machine.run(sys.executable, '-c', _POISON, extent['filename'], extent['offset'])
+        command = [sys.executable, '-B', '-m', 'tests.vm.lose', extent['filename'], str(extent['offset'])]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            if access:
+                time.sleep(_SETTLE_SECONDS)
+                self.check(access, page, '')
+            _output, errors = process.communicate('\n', machine.COMMAND_SECONDS)
+        if process.returncode:
+            raise machine.Failure(f'{" ".join(command)}: {errors[-2000:]}')
+
+    def lose(self, page: int, dirty: bool = False) -> None:
+        """The same, and QEMU hears of it, which has it mapped.
+
+        :param dirty: the disk does not have it
+        """
+        self.drop(page, 'error-store' if dirty else 'error-load')
         self.lost.append(page)
         limit = time.monotonic() + _EVENT_SECONDS
         while time.monotonic() < limit:
             # others may come again, as the guest meets them
-            event = self._vm.wait_event('PCOW_ERROR', _EVENT_SECONDS)
+            event = self.vm.wait_event('PCOW_ERROR', _EVENT_SECONDS)
             if event['id'] == 'mem0' and event['offset'] // PAGE * PAGE == page:
                 self.check_running()
                 return
-        raise self._vm.failure(f'no PCOW_ERROR tells of page {page}')
+        raise self.vm.failure(f'no PCOW_ERROR tells of page {page}')
 
     def check(self, command: str, offset: int, expected: str) -> None:
-        said = self._vm.command(f'{command} {offset}')
+        said = self.vm.command(f'{command} {offset}')
         if said != expected:
-            raise self._vm.failure(f'{command} {offset}: {said!r}, not {expected!r}')
+            raise self.vm.failure(f'{command} {offset}: {said!r}, not {expected!r}')
 
     def check_running(self) -> None:
-        status = self._vm.run_qmp('query-status')['status']
+        status = self.vm.run_qmp('query-status')['status']
         if status != 'running':
-            raise self._vm.failure(f'the VM is {status}')
+            raise self.vm.failure(f'the VM is {status}')
 
     def survey(self) -> None:
         """What is lost cannot be read, and all other pages have their bytes."""
-        found = sorted(int(word) for word in self._vm.command('error-survey').split())
+        found = sorted(int(word) for word in self.vm.command('error-survey').split())
         if found != sorted(self.lost):
-            raise self._vm.failure(f'the pages {found} cannot be read, not {sorted(self.lost)}')
+            raise self.vm.failure(f'the pages {found} cannot be read, not {sorted(self.lost)}')
         self.check_running()
 
 
@@ -140,11 +156,22 @@ def _accesses(guest: _Guest) -> int:
     return own
 
 
+def _end(vm: machine.Machine, guest: _Guest) -> None:
+    """Bad blocks stay bad when the VM is off, other memory when it is reset."""
+    if guest.vm is vm:
+        vm.run_qmp('system_reset')
+    guest.vm = vm
+    vm.wait_ready()
+    guest.survey()                             # all stores had the bytes of before
+    vm.run_qmp('pcow-snapshot-delete', id='mem0', name='with-errors')
+    vm.power_off()
+
+
 def errors(context: scenarios.Context) -> dict[str, Any]:
     """Pages that are lost, in each layer of a chain: loads, stores, copies, disk requests, a snapshot, a reset."""
     context = _checked(context)
-    image = context.image(context.directory)
-    with context.test_guest(*context.backend(image), *_disks(context)) as vm:
+    image, disks = context.image(context.directory), _disks(context)
+    with context.test_guest(*context.backend(image), *disks) as vm:
         vm.wait_ready()
         guest = _Guest(context, image, vm)
         guest.survey()                         # which maps everything
@@ -159,15 +186,17 @@ def errors(context: scenarios.Context) -> dict[str, Any]:
         guest.check('error-store', own + 400, 'failed')
         guest.check('error-store', own + PAGE, '')
         guest.survey()
-        stats = vm.pcow()['stats']
-        vm.run_qmp('system_reset')
-        vm.wait_ready()
-        guest.survey()                         # all stores had the bytes of before
-        vm.run_qmp('pcow-snapshot-delete', id='mem0', name='with-errors')
-        info = vm.power_off()
+        info = vm.pcow()
+        if info['persistence'] == 'pmem':
+            vm.power_off()
+        else:
+            _end(vm, guest)
+    if info['persistence'] == 'pmem':
+        with context.test_guest(*context.backend(image), *disks) as vm:
+            _end(vm, guest)
     context.check_image(image)
     _check_unreadable(context, image)
-    return scenarios.figures(info, lost=len(guest.lost)) | {'stats': stats}
+    return scenarios.figures(info, lost=len(guest.lost))
 
 
 def _check_unreadable(context: scenarios.Context, image: Path) -> None:
@@ -210,4 +239,77 @@ def deaf(context: scenarios.Context) -> dict[str, Any]:
     return scenarios.figures(info)
 
 
-ALL: dict[str, scenarios.Scenario] = {'media-errors': errors, 'media-deaf': deaf}
+def _snapshot(vm: machine.Machine) -> int:
+    """Until one is made; how often it could not be, as the kernel tells each file description of lost data once."""
+    for failed in range(_SNAPSHOTS):
+        try:
+            vm.run_qmp('pcow-snapshot-create', id='mem0', name='with-errors')
+        except machine.Failure as e:
+            if 'Input/output error' not in str(e):
+                raise
+        else:
+            return failed
+    raise vm.failure(f'no snapshot could be made in {_SNAPSHOTS} tries')
+
+
+def dropped(context: scenarios.Context) -> dict[str, Any]:
+    """In the page cache a page that is lost is dropped: what the disk has as well is read again, what it has not is lost."""
+    context = _checked(context)
+    image = context.image(context.directory)
+    os.sync()
+    with context.test_guest(*context.backend(image), *_disks(context)) as vm:
+        vm.wait_ready()
+        if vm.pcow()['persistence'] != 'page-cache':
+            raise vm.failure(f'{context.directory} is not in the page cache')
+        guest = _Guest(context, image, vm)
+        guest.survey()
+        for depth in (0, 1, 2):
+            page = guest.take(depth)
+            guest.drop(page)
+            guest.check('error-load', page + 100, '')
+            page = guest.take(depth)
+            guest.drop(page)
+            guest.check('error-store', page + 300, '')
+            guest.check('error-store', page + PAGE, '')
+        guest.survey()
+        own, stored = guest.take_own(), guest.take_own()
+        guest.lose(own, dirty=True)
+        guest.check('error-load', own + 100, 'failed')
+        guest.check('error-load', own + PAGE, '')
+        guest.lose(stored, dirty=True)
+        guest.check('error-store', stored + 200, 'failed')
+        guest.check('error-store', stored + PAGE, '')
+        for command in ('error-disk-out', 'error-disk-in'):
+            page = guest.take_own()
+            guest.lose(page, dirty=True)
+            guest.check(command, page, 'failed')
+        guest.survey()
+        failed = _snapshot(vm)
+        if not failed:
+            raise vm.failure('the file could not be written, and nobody has been told')
+        # what is around it is copied
+        guest.check('error-load', own + 100, 'failed')
+        guest.check('error-store', own + 100, 'failed')
+        guest.check('error-store', stored + PAGE, '')
+        guest.check('error-store', stored + 200, 'failed')
+        guest.check('error-slab', stored, '1 of 256 failed')
+        time.sleep(_QUIET_SECONDS)
+        guest.survey()
+        info = vm.power_off()
+    context.check_image(image)
+    return scenarios.figures(info, lost=len(guest.lost), failed_snapshots=failed)
+
+
+def _keeping(scenario: scenarios.Scenario) -> scenarios.Scenario:
+    """Bad blocks stay bad, as an emulated NVDIMM mends none: nobody else may get them."""
+    def run(context: scenarios.Context) -> dict[str, Any]:
+        try:
+            return scenario(context)
+        finally:
+            if lose.uses_dax(context.directory):
+                for path in context.directory.glob('*.pcow'):
+                    os.link(path, context.place.pool / f'bad-{context.name}-{path.name}')
+    return run
+
+
+ALL: dict[str, scenarios.Scenario] = {'media-errors': _keeping(errors), 'media-deaf': _keeping(deaf), 'media-dropped': dropped}

@@ -15,7 +15,7 @@ from tests.vm import media
 from tests.vm import scenarios
 
 _TOP = Path(__file__).resolve().parents[2]
-_POOLS = {'kvm': ('tmpfs', 'pmem'), 'tcg': ('tmpfs',), 'fsdax': (*fsdax.REGIONS, 'pmem')}
+_POOLS = {'kvm': ('tmpfs', 'pmem', 'xfs', 'page-cache'), 'tcg': ('tmpfs',), 'fsdax': (*fsdax.REGIONS, 'pmem')}
 FSDAX_MACHINES = ('pools', 'power', 'caches')          # with machines of their own, which start more than once
 
 
@@ -43,7 +43,8 @@ def parse(arguments: Sequence[str]) -> Options:
                         help=f'Only this scenario, on all pools or on one (NAME@POOL); may be given several times. '
                              f'Scenarios: {", ".join(scenarios.ALL)}; with kvm also {", ".join(media.ALL)}; '
                              f'with fsdax {", ".join((*fsdax.ALL, *FSDAX_MACHINES))}. '
-                             'Pools: tmpfs, pmem (kvm only); with fsdax ext4, xfs.')
+                             'Pools: tmpfs; with kvm also pmem (ext4 with DAX), xfs (the same), page-cache (ext4 on a disk); '
+                             'with fsdax ext4, xfs.')
     parser.add_argument('--output', choices=('human', 'json'), default='human', help='json: all results as one array.')
     parser.add_argument('--cpus', metavar='N', type=int, default=2, help='CPUs of the guests under test; default: %(default)s.')
     parser.add_argument('--binaries', metavar='DIR', type=Path, default=os.environ.get('PCOW_BIN_DIR') or _TOP / 'build/bin',
