@@ -40,6 +40,7 @@ class _Guest:
         self.vm = vm
         self._extents = self._map()
         self._taken: set[int] = set()
+        self._settle = 0.0 if vm.pcow()['persistence'] == 'volatile' else _SETTLE_SECONDS
         self.lost: list[int] = []
 
     def _map(self, *more: object) -> list[dict[str, Any]]:
@@ -81,7 +82,7 @@ class _Guest:
             assert process.stdout is not None
             process.stdout.readline()
             if access:
-                time.sleep(_SETTLE_SECONDS)
+                time.sleep(self._settle)
                 self.check(access, page, '')
             _output, errors = process.communicate('\n', machine.COMMAND_SECONDS)
         if process.returncode:
