@@ -11,7 +11,7 @@
 #define CACHE_LINE 64u
 
 /*
- * Where a load may fail, and where to go then, as the kernel's exception tables have it. Each piece of assembly adds its own entry, wherever
+ * Where a load or a store may fail, and where to go then, as the kernel's exception tables have it. Each piece of assembly adds its own entry, wherever
  * the compiler puts it; the linker collects them and names both ends.
  */
 struct way_out {
@@ -61,10 +61,11 @@ int copy_past_caches(void *to_memory, const void *from_memory, size_t length)
                              "movdqa 16(%0), %%xmm1\n"
                              "movdqa 32(%0), %%xmm2\n"
                              "movdqa 48(%0), %%xmm3\n"
-                             "2: movntdq %%xmm0, (%1)\n"
+                             "movntdq %%xmm0, (%1)\n"
                              "movntdq %%xmm1, 16(%1)\n"
                              "movntdq %%xmm2, 32(%1)\n"
                              "movntdq %%xmm3, 48(%1)\n"
+                             "2:\n"
                              WAY_OUT
                              : : "r"(from + at), "r"(to + at) : "xmm0", "xmm1", "xmm2", "xmm3", "memory" : failed);
         to += lanes * lane;

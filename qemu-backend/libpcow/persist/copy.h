@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
  * Copies whose source may turn out to be unreadable in the middle: memory that has lost its content, which nobody knows before it is loaded
- * (the machine then interrupts the load, and the kernel sends SIGBUS). Async-signal-safe.
+ * (the machine then interrupts the load, and the kernel sends SIGBUS). A target may be such memory, too. Async-signal-safe.
  */
 #ifndef PCOW_PERSIST_COPY_H
 #define PCOW_PERSIST_COPY_H
@@ -20,7 +20,7 @@ int copy_past_caches(void *to, const void *from, size_t length);
 /* Load a byte, so that the kernel maps its page: false if it cannot be loaded. */
 bool copy_touch(const void *at);
 
-/* SIGBUS was met at this place (a ucontext_t): if it is a load of these copies, let them go on with -EIO. */
+/* SIGBUS was met at this place (a ucontext_t): if it is an access of these copies, let them go on with -EIO. */
 bool copy_fail_at(void *context);
 
 #endif

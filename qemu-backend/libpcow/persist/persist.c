@@ -131,7 +131,7 @@ int persist_copy(const struct persist *persist, void *to, const void *from, size
     persist_observe(persist, (struct observation){.what = OBSERVED_COPY, .address = to, .length = length, .from = from});
     if ((!pmem && length < LARGE_COPY) || (uintptr_t)to % 16 || (uintptr_t)from % 16 || length % CACHE_LINE) {
         ret = copy_bytes(to, from, length);
-        if (pmem)
+        if (pmem && ret == 0)
             flush(persist, to, length);
         return ret;
     }

@@ -243,6 +243,32 @@ static void test_copies_of_unreadable_memory_fail(void **state)
     close(fd);
 }
 
+/* So is the page that is copied to, a bad block that was given to the file for instance. */
+static void test_copies_to_lost_memory_fail(void **state)
+{
+    static const size_t length[] = {4096, 8192, 65536};
+    int fd = open(scratch("target"), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    char *to = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    char *from = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    (void)state;
+    assert_true(fd >= 0 && from != MAP_FAILED && to != MAP_FAILED);
+    install(serve);
+    for (enum pcow_persistence class = PCOW_PERSISTENCE_VOLATILE; class <= PCOW_PERSISTENCE_PMEM; class++)
+        for (size_t i = 0; i < sizeof length / sizeof length[0]; i++)
+            for (size_t good = 0; good <= length[i]; good += 4096) {
+                struct persist persist;
+
+                persist_init(&persist, class, NULL);
+                assert_int_equal(ftruncate(fd, (off_t)good), 0);
+                assert_int_equal(persist_copy(&persist, to, from, length[i]), good == length[i] ? 0 : -EIO);
+            }
+    signal(SIGBUS, SIG_DFL);
+    munmap(from, MIB);
+    munmap(to, MIB);
+    close(fd);
+}
+
 /* So is a page that is only to be mapped before somebody needs it. */
 static void test_touch_of_unreadable_memory_fails(void **state)
 {
@@ -270,6 +296,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_neighbours_that_cannot_be_read, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_windows_are_found, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_copies_of_unreadable_memory_fail, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_copies_to_lost_memory_fail, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_touch_of_unreadable_memory_fails, scratch_setup, scratch_teardown),
     };
 
