@@ -23,7 +23,7 @@ _DATA_OFFSET = 2 * chain.MIB                   # of the image: what the guest's 
 _AROUND_PAGES = 16                             # that a load's fault maps, from the first one on; a multiple of the images' cluster
 _EVENT_SECONDS = 60.0
 _QUIET_SECONDS = 2.0
-_SETTLE_SECONDS = 1.5
+_SETTLE_SECONDS = 0.5
 _SNAPSHOTS = 4
 KERNEL = 'linux-image-amd64'                   # Debian's kernel for clouds is built without machine checks
 # For the host: QEMU 10.0's SVM does not intercept loads of CR4, so a guest's kernel would see, and keep, that the host takes them.
