@@ -47,7 +47,6 @@ struct HostMemPcowOutgoing {
     int64_t frozen_at;          /* get_clock() */
     Error *error;               /* of FREEZING */
     bool over;                  /* of the main loop: it has ended */
-    bool was_mapped;            /* a device uses the backend */
 };
 
 typedef struct HostMemPcowOutgoing Outgoing;
@@ -219,9 +218,8 @@ static bool begin(HostMemPcow *pcow, Error **errp)
     bool ok;
 
     pcow->outgoing = out;
-    /* Without a device it could be deleted under the migration thread. */
-    out->was_mapped = host_memory_backend_is_mapped(pcow->backend);
-    host_memory_backend_set_mapped(pcow->backend, true);
+    /* Without a device it may be deleted (object-del): not under the thread. */
+    object_ref(OBJECT(pcow->backend));
     qemu_sem_init(&out->frozen, 0);
     /* Not of the context that is polled while the guest is being held */
     out->freeze = aio_bh_new(iohandler_get_aio_context(), freeze_in_main_loop,
@@ -270,11 +268,12 @@ static void end(HostMemPcow *pcow)
     drop(pcow, &out->difference.next, out->next);
     delete_remains(pcow);
     hostmem_pcow_release_guest();
-    host_memory_backend_set_mapped(pcow->backend, out->was_mapped);
     error_free(out->error);
     qemu_sem_destroy(&out->frozen);
     g_free(out);
     pcow->outgoing = NULL;
+    /* Perhaps the last one: *pcow is gone then. */
+    object_unref(OBJECT(pcow->backend));
 }
 
 /* Main loop; the migration thread has not begun, or has ended. */

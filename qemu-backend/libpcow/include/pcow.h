@@ -273,7 +273,9 @@ void *pcow_map_address(const pcow_map *map);   /* 2 MiB aligned, pcow_size() byt
 /*
  * An access that cannot be served gets SIGBUS, at the instruction: si_code SI_QUEUE, si_pid this process, si_value its address, si_errno the
  * reason. Whoever serves SIGBUS asks this first: true if the library met the error itself, in memory that it was reading for somebody; it
- * goes on with -EIO. Async-signal-safe. context: a ucontext_t. While there are maps, a program that has no handler is given one that does this.
+ * goes on with -EIO. Async-signal-safe. context: a ucontext_t. Where there is no handler when a map is created, the library installs one that does
+ * this and nothing else, until the last map goes. A thread that stores to a map, or calls pcow_map_resolve() or pcow_write() on a mapped image,
+ * must not have SIGBUS blocked.
  */
 bool pcow_serve_sigbus(const siginfo_t *info, void *context);
 

@@ -143,8 +143,9 @@ void pcow_map_destroy(pcow_map *map)
     __atomic_store_n(&map->closing, true, __ATOMIC_RELAXED);
     order_acquire(map);
     map->engine->stop(map);
-    signal_unregister(map);
+    /* It may be copying what cannot be read. */
     ahead_stop(map);
+    signal_unregister(map);
     density_close(&map->density);
     munmap(map->reservation, map->reservation_size);
     vmas_add(map, -(int)map->vmas);

@@ -186,7 +186,7 @@ int signal_register(struct pcow_map *map, struct pcow_error *error)
         if (sigaction(SIGSEGV, &action, &process.previous) == 0)
             process.installed = true;
     }
-    if (!process.serves_bus)
+    if (!process.serves_bus || has_action(SIGBUS, NULL))
         install_bus_handler();
     for (unsigned i = 0; i < MAX_MAPS && process.installed && ret; i++)
         if (!process.map[i]) {

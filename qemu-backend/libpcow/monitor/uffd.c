@@ -45,6 +45,15 @@ static int register_range(const struct pcow_map *map, void *address, size_t leng
     return ioctl(map->uffd, UFFDIO_REGISTER, &range) ? -errno : 0;
 }
 
+/* Also of a process that has all of its memory locked. */
+static int drop_pages(void *address, size_t length)
+{
+#ifndef MADV_DONTNEED_LOCKED
+#define MADV_DONTNEED_LOCKED 24        /* Linux 5.18 */
+#endif
+    return madvise(address, length, MADV_DONTNEED) && (errno != EINVAL || madvise(address, length, MADV_DONTNEED_LOCKED)) ? -1 : 0;
+}
+
 int uffd_map(const struct pcow_map *map, void *address, size_t length, bool copies)
 {
     int ret;
@@ -61,7 +70,7 @@ int uffd_map(const struct pcow_map *map, void *address, size_t length, bool copi
     if (ret)
         return ret;
     /* The zero pages of such loads: a store to one of them would not be reported. */
-    if (!copies && madvise(address, length, MADV_DONTNEED))
+    if (!copies && drop_pages(address, length))
         return -errno;
     return mprotect(address, length, PROT_READ | PROT_WRITE) ? -errno : 0;
 }
