@@ -259,7 +259,8 @@ class LiveMigrationLibvirtDriver(resize_driver.ResizeLibvirtDriver):
                     server = objects.Instance(uuid=uuid)
                     found = self._domain(server)
                     if (found is not None and not self._migrates(server)
-                            and self._host.get_guest(server).get_power_state(self._host) == power_state.RUNNING):
+                            and self._host.get_guest(server).get_power_state(self._host) == power_state.RUNNING
+                            and uuid not in self._operations):     # asked again: libvirt may have taken its time
                         notes.forget(notes.LEAVING, uuid=uuid)
             except Exception:              # asked again later
                 LOG.exception('Whether the server %s stays on this host is not known', uuid)

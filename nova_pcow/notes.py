@@ -45,11 +45,15 @@ def put(kind: str, uuid: str, text: str) -> None:
 
 
 def get(kind: str, uuid: str) -> str | None:
+    """:raises StateInvalid: it cannot be read"""
+    source = path(kind, uuid)
     try:
-        with open(path(kind, uuid), encoding='utf-8') as f:
+        with open(source, encoding='utf-8') as f:
             return f.read()
     except FileNotFoundError:
         return None
+    except OSError as e:
+        raise exception.StateInvalid(path=source, reason=str(e.strerror)) from None
 
 
 def servers(kind: str) -> list[str]:
@@ -65,10 +69,15 @@ def servers(kind: str) -> list[str]:
 
 
 def forget(*kinds: str, uuid: str) -> None:
+    """:raises StateInvalid: it stays"""
     for kind in kinds:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path(kind, uuid))
-            _sync()
+        target = path(kind, uuid)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(target)
+                _sync()
+        except OSError as e:
+            raise exception.StateInvalid(path=target, reason=str(e.strerror)) from None
 
 
 def _sync() -> None:

@@ -60,6 +60,7 @@ typedef struct Report {
     CPUState *cpu;              /* to get a machine check, or NULL */
     bool covered;               /* zeros were put over the page */
     void *unused;               /* nobody has accessed this, perhaps no image */
+    bool met;                   /* ... but libpcow, which goes on without it */
 } Report;
 
 /* The SIGBUS handler belongs to the process. */
@@ -200,6 +201,16 @@ static void tell(const Report *report, const char *consequence)
                             consequence);
 }
 
+static bool lose_at(HostMemPcow *pcow, void *address, Error **errp)
+{
+    uint64_t offset;
+
+    if (pcow_map_find(pcow->map, address, &offset)) {
+        hostmem_pcow_lose(pcow, offset);
+    }
+    return true;
+}
+
 static void serve_unused(void *address)
 {
     siginfo_t info = { .si_signo = SIGBUS, .si_code = BUS_MCEERR_AO };
@@ -240,6 +251,11 @@ static void serve_report(const Report *report)
     HostMemPcow *pcow = report->pcow;
     Error *err = NULL;
 
+    if (report->met) {
+        /* The guest hears of it when it comes there itself. */
+        hostmem_pcow_foreach(lose_at, report->unused, NULL);
+        return;
+    }
     if (report->unused) {
         serve_unused(report->unused);
         return;
@@ -386,6 +402,20 @@ static bool note_unused(const siginfo_t *info)
     return true;
 }
 
+/* In memory that it has of a file, perhaps for the guest that accessed it. */
+static bool met_by_library(const siginfo_t *info, void *context)
+{
+    Report report = { .unused = info->si_addr, .met = true };
+
+    if (!pcow_serve_sigbus(info, context)) {
+        return false;
+    }
+    if (info->si_code == BUS_MCEERR_AR) {
+        push_report(&report);
+    }
+    return true;
+}
+
 static bool serve_sigbus(siginfo_t *info, void *address, ucontext_t *context)
 {
     Report report = { .error = reason(info) };
@@ -426,7 +456,7 @@ static void handle_sigbus(int signum, siginfo_t *info, void *opaque)
     int saved_errno = errno;
     void *address = failed_address(info);
     /* first the memory that libpcow was copying for somebody */
-    bool served = note_unused(info) || pcow_serve_sigbus(info, opaque) ||
+    bool served = note_unused(info) || met_by_library(info, opaque) ||
                   (address && serve_sigbus(info, address, opaque));
 
     errno = saved_errno;

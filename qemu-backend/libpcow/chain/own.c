@@ -72,6 +72,7 @@ static int copy_to_prepared(struct pcow_image *image, uint64_t to, struct file *
     return ret;
 }
 
+/* Of pages that are not valid yet nothing can be lost: what is written can be read again. */
 static int fill_run(struct pcow_image *image, uint64_t slab, unsigned page, const struct place *from, const char *data, bool new_slab,
                     uint64_t *copied, uint64_t *zeroed)
 {
@@ -83,8 +84,11 @@ static int fill_run(struct pcow_image *image, uint64_t slab, unsigned page, cons
     int ret = 0;
 
     if (!data && !from->present) {
-        if (!prepared)
+        if (!prepared) {
             ret = fill_with_zeros(image, slab, to, length, new_slab);
+            if (!ret)
+                lost_forget(&image->file, to, length);
+        }
         if (!ret && zeroed)
             *zeroed += from->pages;
         return ret;
@@ -98,7 +102,10 @@ static int fill_run(struct pcow_image *image, uint64_t slab, unsigned page, cons
         if (!source)
             return -ENOMEM;
     }
-    return file_write_data(&image->file, to, source, length);
+    ret = file_write_data(&image->file, to, source, length);
+    if (!ret)
+        lost_forget(&image->file, to, length);
+    return ret;
 }
 
 /* Let the guest slab's list begin with the new slab. Its owner word is durable by now. */

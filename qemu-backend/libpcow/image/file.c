@@ -312,6 +312,8 @@ int file_overwrite(struct file *file, uint64_t offset, const void *from, size_t 
     void *to;
     int ret;
 
+    if (lost_is_in(file, offset, length))
+        return -EIO;
     if (file->persist.persistence != PCOW_PERSISTENCE_PMEM)
         return file_write(file, offset, from, length);
     to = file_address(file, offset);

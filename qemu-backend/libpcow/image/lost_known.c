@@ -49,6 +49,9 @@ static int add_extent(struct file *file, const struct known *known, const struct
 {
     uint64_t end = extent->fe_physical + extent->fe_length;
 
+    /* The one reads as zeros, whatever is there; of the other nobody knows where it is. */
+    if (extent->fe_flags & (FIEMAP_EXTENT_UNWRITTEN | FIEMAP_EXTENT_UNKNOWN))
+        return 0;
     for (unsigned i = 0; i < known->count; i++) {
         uint64_t from = known->from[i] > extent->fe_physical ? known->from[i] : extent->fe_physical, to = known->to[i] < end ? known->to[i] : end;
         uint64_t page = (from - extent->fe_physical + extent->fe_logical) & ~(PCOW_PAGE_SIZE - 1);

@@ -139,6 +139,7 @@ int slab_take(struct pcow_image *image, uint64_t *slab)
     /* Data that was dropped, or of a page that never became valid: it must not come up again as what the guest finds in new memory. */
     if (!ret && slab_is_suspect(image, p) && !file_is_hole(&image->file, p << SLAB_BITS, PCOW_SLAB_SIZE))
         ret = file_punch(&image->file, p << SLAB_BITS, PCOW_SLAB_SIZE);
+    lost_forget(&image->file, p << SLAB_BITS, PCOW_SLAB_SIZE);
     /* Its owner word relies on the end of file and on the hole. */
     if (!ret)
         ret = file_settle(&image->file);

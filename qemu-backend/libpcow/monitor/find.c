@@ -89,7 +89,10 @@ bool lost_in_map(const struct pcow_map *map, uint64_t offset)
 
 int lost_hide_again(const struct pcow_map *map)
 {
-    for (const struct pcow_image *image = map->lost ? map->image : NULL; image; image = image->base)
+    for (const struct pcow_image *image = map->lost ? map->image : NULL; image; image = image->base) {
+        /* What the guest sees of a place in such a file cannot be found: everything has to be mapped anew. */
+        if (image->format1 && image->file.lost_pages.any)
+            return -ENOTSUP;
         for (unsigned i = 0; i < MAX_LOST_PAGES; i++) {
             uint64_t in_file = image->file.lost_pages.page[i], offset;
             int ret = in_file && find_in_file(map, image, in_file, &offset) ? hide(map, &image->file, in_file, offset) : 0;
@@ -97,5 +100,6 @@ int lost_hide_again(const struct pcow_map *map)
             if (ret)
                 return ret;
         }
+    }
     return 0;
 }

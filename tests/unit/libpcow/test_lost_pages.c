@@ -22,7 +22,6 @@ static void serve(int number, siginfo_t *info, void *context)
         abort();
 }
 
-
 static int look(struct observer *observer, const struct observation *observation)
 {
     (void)observer;
@@ -91,6 +90,7 @@ static void stays_lost(enum pcow_persistence class)
         MUST(pcow_map_lose(map, LOST, &error));
         assert_lost_alone(image, map);
         assert_int_equal(kernel_store((void *)(memory + LOST), 1), -1);
+        MUST_FAIL(-EIO, pcow_write(image, LOST + 1, "x", 1, &error));
         MUST(pcow_map_restore(map, LOST, PAGE, &error));
         assert_lost_alone(image, map);
         MUST(pcow_snapshot_create(image, "s", &error));
