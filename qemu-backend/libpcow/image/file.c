@@ -91,6 +91,8 @@ static void *address_in(struct file *file, uint8_t **windows, int flags, uint64_
         if (!__atomic_compare_exchange_n(slot, &expected, window, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
             munmap(window, GROUP_SIZE);
             window = expected;
+        } else if (lost_cover(file, window, GROUP_SIZE, start, PROT_READ | PROT_WRITE)) {
+            return NULL;               /* one that came on the list before the window was to be seen */
         }
     }
     return window + offset % GROUP_SIZE;
@@ -106,6 +108,26 @@ void *file_address_settled(struct file *file, uint64_t offset)
     return file->persist.fixed_blocks ? address_in(file, file->settled_window, MAP_SHARED, offset) : file_address(file, offset);
 }
 
+/* Also where the file was mapped before, no lost page of it shows for a moment. */
+static int map_around_lost(const struct file *file, uint8_t *address, uint64_t offset, uint64_t end, int protection, int flags)
+{
+    while (offset < end) {
+        uint64_t lost = lost_next(file, offset, end);
+
+        if (lost > offset && order_mmap(address, lost - offset, protection, flags, file->fd, (off_t)offset) == MAP_FAILED)
+            return -errno;
+        if (lost < end) {
+            int ret = lost_cover(file, address + (lost - offset), PCOW_PAGE_SIZE, lost, PROT_NONE);
+
+            if (ret)
+                return ret;
+        }
+        address += lost + PCOW_PAGE_SIZE - offset;
+        offset = lost + PCOW_PAGE_SIZE;
+    }
+    return 0;
+}
+
 int file_map(const struct file *file, void *address, size_t length, uint64_t offset, enum file_map_for what)
 {
     int ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_MAP, .address = address, .offset = offset, .length = length});
@@ -113,10 +135,8 @@ int file_map(const struct file *file, void *address, size_t length, uint64_t off
 
     if (ret)
         return ret;
-    if (order_mmap(address, length, PROT_READ | (what == FILE_MAP_LOADS ? 0 : PROT_WRITE),
-                   MAP_FIXED | (plain ? MAP_SHARED : file->persist.map_flags), file->fd, (off_t)offset) == MAP_FAILED)
-        return -errno;
-    return lost_cover(file, address, length, offset, PROT_NONE);
+    return map_around_lost(file, address, offset, offset + length, PROT_READ | (what == FILE_MAP_LOADS ? 0 : PROT_WRITE),
+                           MAP_FIXED | (plain ? MAP_SHARED : file->persist.map_flags));
 }
 
 int file_move_window(struct file *file, void *address, uint64_t offset)

@@ -45,6 +45,17 @@ bool lost_is_in(const struct file *file, uint64_t offset, uint64_t length)
     return false;
 }
 
+uint64_t lost_next(const struct file *file, uint64_t offset, uint64_t end)
+{
+    for (unsigned i = 0; has_any(file) && i < MAX_LOST_PAGES; i++) {
+        uint64_t page = get(file, i);
+
+        if (page && page >= offset && page < end)
+            end = page;
+    }
+    return end;
+}
+
 int lost_add(struct file *file, uint64_t offset)
 {
     if (lost_is_in(file, offset, PCOW_PAGE_SIZE))

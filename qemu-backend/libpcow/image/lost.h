@@ -33,6 +33,8 @@ int lost_add_known(struct file *file);
 void lost_forget(struct file *file, uint64_t offset, uint64_t length);
 /* Is there one in the range? Async-signal-safe. */
 bool lost_is_in(const struct file *file, uint64_t offset, uint64_t length);
+/* The first of them in [offset, end), or end. Async-signal-safe. */
+uint64_t lost_next(const struct file *file, uint64_t offset, uint64_t end);
 /* A piece of the file was mapped: let no lost page of it show. 0 or a negative errno. Async-signal-safe. */
 int lost_cover(const struct file *file, void *address, size_t length, uint64_t offset, int protection);
 void lost_close(struct file *file);

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "image/image.h"
@@ -116,6 +117,56 @@ static void test_it_stays_lost(void **state)
     stays_lost(PCOW_PERSISTENCE_PMEM);
 }
 
+/* The program is linked so that its calls of mmap() pass by here: a system call looks at a page after each, as any thread might. */
+static struct {
+    const unsigned char *volatile page;
+    int file;
+    volatile unsigned looked, seen;
+} look_at;
+
+void *__real_mmap64(void *address, size_t length, int protection, int flags, int file, off_t offset);
+void *__wrap_mmap64(void *address, size_t length, int protection, int flags, int file, off_t offset);
+
+void *__wrap_mmap64(void *address, size_t length, int protection, int flags, int file, off_t offset)
+{
+    void *ret = __real_mmap64(address, length, protection, flags, file, offset);
+    int saved_errno = errno;
+
+    if (look_at.page) {
+        look_at.looked++;
+        look_at.seen += pwrite(look_at.file, (const void *)look_at.page, 1, 0) == 1;
+    }
+    errno = saved_errno;
+    return ret;
+}
+
+/* Not for a moment either, while the memory around it is mapped anew. */
+static void test_it_never_shows(void **state)
+{
+    struct observer observer = {.persistence = PCOW_PERSISTENCE_PAGE_CACHE, .look = look};
+    pcow_image *image;
+    pcow_map *map = map_in_class(&observer, PCOW_ENGINE_SIGNAL, &image);
+    unsigned char *memory = pcow_map_address(map);
+
+    (void)state;
+    look_at.file = memfd_create("seen", MFD_CLOEXEC);
+    assert_true(look_at.file >= 0);
+    MUST(pcow_map_lose(map, LOST, &error));
+    look_at.page = memory + LOST;
+    MUST(pcow_map_restore(map, LOST + PAGE, PAGE, &error));
+    MUST(pcow_snapshot_create(image, "s", &error));
+    for (size_t page = 0; page < 2 * MIB; page += PAGE)
+        if (page != LOST)
+            *(volatile unsigned char *)(memory + page) = 3;
+    look_at.page = NULL;
+    assert_true(look_at.looked > 2);
+    assert_int_equal(look_at.seen, 0);
+    close(look_at.file);
+    assert_lost_alone(image, map);
+    pcow_map_destroy(map);
+    pcow_close(image);
+}
+
 /* Blocks that were given back may be used for something else. */
 static void test_its_blocks_are_used_again(void **state)
 {
@@ -177,6 +228,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_it_stays_lost, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_it_never_shows, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_its_blocks_are_used_again, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_class_volatile, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_too_many, scratch_setup, scratch_teardown),
