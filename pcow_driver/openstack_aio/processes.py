@@ -25,6 +25,7 @@ from pcow_driver.quickstart import teardown
 START_SECONDS = 120.0
 _PATIENCE = 8.0                                # seconds from SIGTERM to SIGKILL
 _LAST = ('mariadb', 'rabbitmq', 'epmd')        # what the others need to end in an orderly way
+_LOOKS = (0.0, 0.01, 0.05)                     # seconds before each look at processes that show no environment
 _TAIL = 4                                      # lines of a log in a message
 
 
@@ -139,11 +140,14 @@ class Processes:
         """Pids of all processes of the all-in-one."""
         mark = f'TMPDIR={self.settings.temporary}'.encode()
         found = {pid for name in self.names() if (pid := self.pid(name))}
-        for entry in Path('/proc').iterdir():
-            if entry.name.isdigit() and int(entry.name) != os.getpid():
-                with contextlib.suppress(OSError):
-                    if mark in (entry / 'environ').read_bytes().split(b'\0'):
-                        found.add(int(entry.name))
+        unknown = [int(entry.name) for entry in Path('/proc').iterdir() if entry.name.isdigit() and int(entry.name) != os.getpid()]
+        for pause in _LOOKS:
+            time.sleep(pause)
+            environments = {pid: _environment(pid) for pid in unknown}
+            found.update(pid for pid, environment in environments.items() if mark in environment.split(b'\0'))
+            unknown = [pid for pid, environment in environments.items() if not environment and _has_program(pid)]
+            if not unknown:
+                break
         return list(found)
 
     def end(self) -> None:
@@ -179,6 +183,22 @@ class Processes:
         teardown.end([pid for pid in self.all() if _namespace(pid) in namespaces], _PATIENCE)
         for name in names:
             self.forget(name)
+
+
+def _environment(pid: int) -> bytes:
+    """Empty while its program is being loaded, too."""
+    try:
+        return Path(f'/proc/{pid}/environ').read_bytes()
+    except OSError:
+        return b''
+
+
+def _has_program(pid: int) -> bool:
+    """Not so a thread of the kernel, nor one that has ended."""
+    try:
+        return bool(os.readlink(f'/proc/{pid}/exe'))
+    except OSError:
+        return False
 
 
 def _namespace(pid: int) -> str:

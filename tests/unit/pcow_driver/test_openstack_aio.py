@@ -147,10 +147,18 @@ class ProcessesTest(Case):
         self.assertIsNone(state.start_time(left[0]))
         self.assertEqual([], self.processes.names())
 
+    def test_a_process_whose_program_is_being_loaded(self) -> None:
+        """It shows no environment for a moment; this one loads programs all the time."""
+        again = 'exec /bin/sh -c "$0" "$0"'
+        self.processes.start('service', ('/bin/sh', '-c', 'setsid /bin/sh -c "$0" "$0" & exit 0', again)).wait()
+        found = self._all_of_one()
+        for _ in range(100):
+            self.assertEqual(found, self.processes.all())
+
     def _all_of_one(self) -> list[int]:
         end = time.monotonic() + 30
         while not (found := self.processes.all()) and time.monotonic() < end:
-            time.sleep(0.01)           # while the child's program is being loaded it shows no environment
+            time.sleep(0.01)
         return found
 
     def test_others_are_not_ended(self) -> None:
