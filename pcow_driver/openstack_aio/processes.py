@@ -25,7 +25,7 @@ from pcow_driver.quickstart import teardown
 START_SECONDS = 120.0
 _PATIENCE = 8.0                                # seconds from SIGTERM to SIGKILL
 _LAST = ('mariadb', 'rabbitmq', 'epmd')        # what the others need to end in an orderly way
-_LOOKS = (0.0, 0.01, 0.05)                     # seconds before each look at processes that show no environment
+_LOOKS = (0.0, *(0.003,) * 40)                 # seconds before each look at processes that show no environment
 _TAIL = 4                                      # lines of a log in a message
 
 

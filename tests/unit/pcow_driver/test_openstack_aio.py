@@ -152,7 +152,7 @@ class ProcessesTest(Case):
         again = 'exec /bin/sh -c "$0" "$0"'
         self.processes.start('service', ('/bin/sh', '-c', 'setsid /bin/sh -c "$0" "$0" & exit 0', again)).wait()
         found = self._all_of_one()
-        for _ in range(100):
+        for _ in range(50):
             self.assertEqual(found, self.processes.all())
 
     def _all_of_one(self) -> list[int]:
