@@ -185,12 +185,17 @@ class Processes:
             self.forget(name)
 
 
-def _environment(pid: int) -> bytes:
-    """Empty while its program is being loaded, too."""
+def _read(pid: int, name: str) -> bytes:
+    """What /proc has of a process; nothing of one that has ended."""
     try:
-        return Path(f'/proc/{pid}/environ').read_bytes()
+        return Path(f'/proc/{pid}/{name}').read_bytes()
     except OSError:
         return b''
+
+
+def _environment(pid: int) -> bytes:
+    """Empty while its program is being loaded, too."""
+    return _read(pid, 'environ')
 
 
 def _has_program(pid: int) -> bool:
@@ -210,10 +215,7 @@ def _namespace(pid: int) -> str:
 
 
 def _command(pid: int) -> bytes:
-    try:
-        return Path(f'/proc/{pid}/cmdline').read_bytes()
-    except OSError:
-        return b''
+    return _read(pid, 'cmdline')
 
 
 def _session(pid: int) -> int:

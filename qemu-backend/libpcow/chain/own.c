@@ -64,8 +64,8 @@ static int copy_to_prepared(struct pcow_image *image, uint64_t to, struct file *
         return persist_range(&image->file.persist, window, length);
     }
     /*
-     * What is unreadable is SIGBUS in the copy, see pcow_serve_sigbus(). To ask the kernel before (MADV_POPULATE_READ) takes 0.17 us a page,
-     * twice as long as copying it.
+     * What is unreadable is SIGBUS in the copy, see pcow_serve_sigbus(). To ask the kernel before (MADV_POPULATE_READ) takes 0.17 us a page
+     * that is mapped already, about as long as copying it.
      */
     ret = persist_copy(&image->file.persist, window, source, length);
     persist_fence(&image->file.persist);
