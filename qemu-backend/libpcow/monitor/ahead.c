@@ -321,6 +321,13 @@ static bool give_back_frozen(struct pcow_map *map)
     return false;
 }
 
+/* While it runs, each change of a page table that a snapshot operation makes has to interrupt its CPU, for which the VM stands still. */
+static void wait_for_operations(struct pcow_map *map)
+{
+    ahead_hold(map);
+    ahead_release(map);
+}
+
 static void *run(void *opaque)
 {
     struct pcow_map *map = opaque;
@@ -340,6 +347,8 @@ static void *run(void *opaque)
             remains_find(map->image, true);
             looked = true;
         }
+        wait_for_operations(map);
+        more |= retire_some(map);
         more |= give_back_remains(map);
         more |= give_back_frozen(map);
         more |= refill(map);

@@ -7,7 +7,8 @@
  *   copies the rest of slabs that have proven hot, so that they become one mapping,
  *   gives back what was prepared and not used, when the image is idle or the pool short of space,
  *   gives back what was prepared in slabs that a snapshot has frozen,
- *   gives back what snapshot operations and crashes have left (image/remains.h).
+ *   gives back what snapshot operations and crashes have left (image/remains.h),
+ *   unmaps the page tables that a snapshot or a revert has moved out of the way (retire.c).
  *
  * It sleeps on a futex; traps wake it, and only when it has something to do.
  */

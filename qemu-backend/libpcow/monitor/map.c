@@ -145,6 +145,7 @@ void pcow_map_destroy(pcow_map *map)
     map->engine->stop(map);
     /* It may be copying what cannot be read. */
     ahead_stop(map);
+    retire_end(map);
     signal_unregister(map);
     density_close(&map->density);
     munmap(map->reservation, map->reservation_size);
@@ -262,8 +263,11 @@ static int protect_writable(struct pcow_map *map)
 
 int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
 {
+    int ret;
+
+    retire_tables(map);
     /* What is mapped for stores is not known of every slab: none may stay. */
-    int ret = map->unknown ? -ENOMEM : map->engine->id == PCOW_ENGINE_UFFD ? protect_writable(map) : protect(map);
+    ret = map->unknown ? -ENOMEM : map->engine->id == PCOW_ENGINE_UFFD ? protect_writable(map) : protect(map);
 
     if (!ret)
         ret = lost_hide_again(map);

@@ -56,6 +56,16 @@ struct density {
     const uint8_t *sample;             /* the window that is watched */
 };
 
+/* Page tables on their way out, see retire.c. The snapshot operation that fills it in hands it over to the thread by due. */
+struct retired {
+    uint8_t *reservation;
+    size_t reservation_size;
+    uint8_t *address;                  /* of what was at the map's own address */
+    size_t done;                       /* bytes from there that are unmapped */
+    unsigned vmas;                     /* mappings that count against the budget until it is through */
+    bool due;
+};
+
 struct slab_map {
     struct page_set writable;          /* own pages that are mapped for stores */
     uint16_t pieces;                   /* upper bound of the memory mappings in this slab */
@@ -87,6 +97,7 @@ struct pcow_map {
     struct event_queue events;
     struct ahead ahead;
     struct density density;
+    struct retired retired;
     struct pcow_map_stats stats;       /* counters, relaxed atomics */
     int uffd;
     pthread_t uffd_thread;
@@ -142,6 +153,17 @@ void layout_populate(const struct pcow_map *map, uint64_t guest_slab, unsigned f
 
 /* monitor/rest.c: all pages of the slab are own, some are not mapped for stores yet. The claim is held. Async-signal-safe. */
 int layout_map_rest(struct pcow_map *map, uint64_t guest_slab);
+
+/*
+ * monitor/retire.c: move the page tables of all that is mapped for stores out of the way, as far as that is quicker than changing them; the
+ * mappings stay. Nobody stores to the range meanwhile; loads fill them in again. The thread unmaps what was moved.
+ */
+void retire_tables(struct pcow_map *map);
+bool retire_is_due(const struct pcow_map *map);
+/* By the thread. True if there is more. */
+bool retire_some(struct pcow_map *map);
+/* All of the rest; the thread has ended. */
+void retire_end(struct pcow_map *map);
 
 /* monitor/resolve.c. Async-signal-safe. wait: on a full pool wait for space (by the map's policy) instead of -ENOSPC. */
 int resolve(struct pcow_map *map, uint64_t offset, bool write, bool wait);

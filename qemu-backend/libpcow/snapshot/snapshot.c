@@ -180,7 +180,7 @@ static void end(pcow_image *image)
     if (image->map)
         ahead_release(image->map);
     unlock_tree(&image->file);
-    if (image->map && (remains_are_due(image) || ahead_has_frozen(image->map)))
+    if (image->map && (remains_are_due(image) || ahead_has_frozen(image->map) || retire_is_due(image->map)))
         ahead_wake(image->map);
 }
 
@@ -227,8 +227,10 @@ static int revert(pcow_image *image, const char *name, struct pcow_error *error)
     gone.state = LAYER_FREE;
     layer_remove(image, dropped);
     ret = layer_store_state(image, &gone, error);
-    if (image->map)
+    if (image->map) {
         lists = layout_note_lists(image->map);
+        retire_tables(image->map);
+    }
     chain = chain_set_aside(image);
     if (!ret)
         ret = tree_release_layer(image, dropped, OWNER_DATA, error);
