@@ -250,27 +250,60 @@ static void forget_pages(struct pcow_map *map, uint64_t guest_slab, unsigned fir
         }
 }
 
+/* Is the page before / behind the run mapped for stores, in the same mapping if the kernel can make one of both? */
+static bool continues_at(const struct pcow_map *map, uint64_t guest_slab, unsigned page, uint64_t offset)
+{
+    return page < PAGES_PER_SLAB && page_set_has(&map->slabs[guest_slab].writable, page)
+        && chain_find(map->image, guest_slab, page, 1).offset == offset;
+}
+
+/* What a mapping of this run changes at most in the number of mappings. A neighbour that it continues takes it in, and so the gap is smaller. */
+static int change_of_pieces(const struct pcow_map *map, uint64_t guest_slab, unsigned page, const struct place *place)
+{
+    int neighbours = continues_at(map, guest_slab, page - 1, place->offset - PCOW_PAGE_SIZE)
+                   + continues_at(map, guest_slab, page + place->pages, place->offset + place->pages * PCOW_PAGE_SIZE);
+
+    /* In class pmem one may be mapped with MAP_SYNC and the other without. */
+    return 2 - neighbours * (map->image->file.persist.persistence == PCOW_PERSISTENCE_PMEM ? 1 : 2);
+}
+
+static int map_own_run(struct pcow_map *map, uint64_t guest_slab, unsigned page, const struct place *place)
+{
+    struct slab_map *slab = &map->slabs[guest_slab];
+    uint8_t *address = map->address + (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE;
+    int pieces = slab->pieces + change_of_pieces(map, guest_slab, page, place), ret;
+
+    ret = map_file(address, place->pages * PCOW_PAGE_SIZE, map->image, place->offset, true);
+    if (ret) {
+        forget_pages(map, guest_slab, page, place->pages);
+        return ret;
+    }
+    set_pieces(map, slab, pieces < 1 ? 1 : (unsigned)pieces < PAGES_PER_SLAB ? (unsigned)pieces : PAGES_PER_SLAB);
+    for (unsigned p = page; p < page + place->pages; p++)
+        __atomic_fetch_or(&slab->writable.word[p / 64], UINT64_C(1) << (p % 64), __ATOMIC_RELEASE);
+    return 0;
+}
+
 int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
 
     for (unsigned page = first; page < first + count;) {
-        struct place place = chain_find(map->image, guest_slab, page, first + count - page);
-        uint64_t from = (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE;
-        int ret;
+        unsigned end = page_set_run_end(&slab->writable, page, first + count);
 
-        if (!place.own)
-            return -EIO;
-        ret = map_file(map->address + from, place.pages * PCOW_PAGE_SIZE, map->image, place.offset, true);
-        if (ret) {
-            forget_pages(map, guest_slab, page, place.pages);
-            return ret;
+        /*
+         * What is mapped for stores stays as it is: other CPUs may be using it, and would have to be interrupted; vCPUs under KVM would leave
+         * the guest.
+         */
+        if (!page_set_has(&slab->writable, page)) {
+            struct place place = chain_find(map->image, guest_slab, page, end - page);
+            int ret = place.own ? map_own_run(map, guest_slab, page, &place) : -EIO;
+
+            if (ret)
+                return ret;
+            end = page + place.pages;
         }
-        /* At most it cuts one mapping in two with itself between. */
-        set_pieces(map, slab, slab->pieces + 2u < PAGES_PER_SLAB ? slab->pieces + 2u : PAGES_PER_SLAB);
-        for (unsigned p = page; p < page + place.pages; p++)
-            __atomic_fetch_or(&slab->writable.word[p / 64], UINT64_C(1) << (p % 64), __ATOMIC_RELEASE);
-        page += place.pages;
+        page = end;
     }
     if (is_one_piece(map, guest_slab)) {
         set_pieces(map, slab, 1);
