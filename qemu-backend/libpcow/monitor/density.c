@@ -3,6 +3,9 @@
  * Should a trap fill the page table for all of its window? It spares each further page a fault (1.2 us), and costs as much as the one
  * that the trap's own store would take. That is worth it if the guest goes on in the window, and only the page table knows
  * whether it does. So one window in SAMPLE is left to the faults, and looked at when the next one is due.
+ *
+ * The same for slabs: a guest that has filled FILLED of them, most of those that it began, is given the next ones whole, but for one in
+ * SAMPLE_SLABS, which has to be filled again. Who stops to do so gets that many less one too much, once: about what was filled before.
  */
 #include <fcntl.h>
 #include <unistd.h>
@@ -10,6 +13,8 @@
 #include "monitor/monitor.h"
 
 #define SAMPLE 16u
+#define SAMPLE_SLABS 8u
+#define FILLED 8u
 #define MAX_LOOKED_AT 16u              /* pages of a window */
 #define DENSE 4u                       /* of them, with the one that trapped */
 #define PAGEMAP_PRESENT (UINT64_C(1) << 63)   /* Linux, Documentation/admin-guide/mm/pagemap.rst */
@@ -56,4 +61,23 @@ bool density_wants(struct density *density, const uint8_t *window, unsigned page
     if (sample)
         look(density, sample);
     return false;
+}
+
+bool density_begin_slab(struct density *density)
+{
+    uint32_t trust = __atomic_load_n(&density->trust, __ATOMIC_RELAXED);
+
+    if (trust >= FILLED && __atomic_fetch_add(&density->slabs, 1, __ATOMIC_RELAXED) % SAMPLE_SLABS)
+        return true;
+    /* Two threads may count as one here: it is a guess. */
+    if (trust > 0)
+        __atomic_store_n(&density->trust, trust - 1, __ATOMIC_RELAXED);
+    return false;
+}
+
+void density_completed(struct density *density)
+{
+    uint32_t trust = __atomic_load_n(&density->trust, __ATOMIC_RELAXED);
+
+    __atomic_store_n(&density->trust, trust + 2 < FILLED ? trust + 2 : FILLED, __ATOMIC_RELAXED);
 }

@@ -54,6 +54,8 @@ struct density {
     bool dense;                        /* the guest uses more than a page or two of what a trap brings in */
     uint32_t windows;                  /* so far */
     const uint8_t *sample;             /* the window that is watched */
+    uint32_t trust;                    /* that the guest fills the slabs that it begins, see density_begin_slab() */
+    uint32_t slabs;                    /* begun while it was trusted to */
 };
 
 /* Page tables on their way out, see retire.c. The snapshot operation that fills it in hands it over to the thread by due. */
@@ -178,6 +180,9 @@ void density_close(struct density *density);
 /* Has the guest lately used what traps brought in? */
 bool density_is_high(const struct density *density);
 bool density_wants(struct density *density, const uint8_t *window, unsigned pages);
+/* The first store to a slab that nothing holds: should all of it be brought in? If not, and the guest fills it, density_completed() is to be told. */
+bool density_begin_slab(struct density *density);
+void density_completed(struct density *density);
 
 /* monitor/events.c. Async-signal-safe. */
 int events_init(struct event_queue *queue);

@@ -4,11 +4,13 @@
 #include <time.h>
 
 #include "chain/reclaim.h"
+#include "image/prepare.h"
 #include "monitor/monitor.h"
 #include "util/error.h"
 
 #define MAX_COPY_RUN 128u              /* pages that one trap copies at most: others wait for the slab meanwhile */
 #define GROWN_SHARE 3u                 /* one trap in so many comes to a cluster again: then clusters are copied at the first one */
+#define MANY_PIECES 8u                 /* of a slab */
 #define WAIT_INTERVAL_NS 10000000L     /* between two tries on a full pool */
 
 struct range {
@@ -99,6 +101,13 @@ static bool wants_rest(const struct pcow_map *map, uint64_t guest_slab, unsigned
         && slab_ref_level(head) == map->image->chain->levels && map->image->slabs[slab_ref_slab(head)].next == 0;
 }
 
+/* The first store to a slab that nothing below has, by a guest that was seen to fill such slabs; and one is ready. */
+static bool wants_whole(struct pcow_map *map, uint64_t guest_slab)
+{
+    return map->image->file.persist.persistence == PCOW_PERSISTENCE_VOLATILE && !map->image->chain->head[guest_slab]
+        && density_begin_slab(&map->density) && map->image->ready && prepared_count(map->image) > 0;
+}
+
 /*
  * Own pages of a slab that was there when the image was opened have blocks before they are mapped for stores. *alone: there is no space
  * for all that lack one, so only this page may be mapped.
@@ -112,6 +121,29 @@ static int back_own(struct pcow_map *map, uint64_t guest_slab, unsigned page, bo
     if (*alone)
         return chain_back(map->image, guest_slab, page, 1, &changed);
     return ret || !changed || map->slabs[guest_slab].cold ? ret : layout_map_slab(map, guest_slab);
+}
+
+/* The whole slab or the rest of it, where that seems worth it. -EAGAIN: it does not, or cannot be had. */
+static int resolve_all(struct pcow_map *map, uint64_t guest_slab, unsigned page)
+{
+    struct slab_map *slab = &map->slabs[guest_slab];
+    bool whole = wants_whole(map, guest_slab);
+    uint64_t copied = 0, zeroed = 0;
+    int ret;
+
+    if (!whole && !wants_rest(map, guest_slab, page))
+        return -EAGAIN;
+    if (chain_own(map->image, guest_slab, 0, layout_pages(map, guest_slab), NULL, &copied, &zeroed)) {
+        slab->behind = 1;              /* some may have become own */
+        return -EAGAIN;
+    }
+    count_up(&map->stats.pages_copied, copied);
+    count_up(&map->stats.pages_zeroed, zeroed);
+    if (!whole)
+        density_completed(&map->density);
+    ret = layout_map_rest(map, guest_slab);
+    slab->behind |= ret != 0;
+    return ret;
 }
 
 /* Make the page own and map it for stores. The claim is held. */
@@ -132,15 +164,10 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
     place = chain_find(map->image, guest_slab, page, 1);
     range = alone ? (struct range){page, 1} : choose(map, guest_slab, page, place.present);
     again = is_again(map, guest_slab, range);
-    if (!alone && range.count < layout_pages(map, guest_slab) && wants_rest(map, guest_slab, page)) {
-        if (chain_own(map->image, guest_slab, 0, layout_pages(map, guest_slab), NULL, &copied, &zeroed) == 0) {
-            count_up(&map->stats.pages_copied, copied);
-            count_up(&map->stats.pages_zeroed, zeroed);
-            ret = layout_map_rest(map, guest_slab);
-            slab->behind |= ret != 0;
+    if (!alone && range.count < layout_pages(map, guest_slab)) {
+        ret = resolve_all(map, guest_slab, page);
+        if (ret != -EAGAIN)
             return ret;
-        }
-        slab->behind = 1;              /* some may have become own */
     }
     ret = chain_own(map->image, guest_slab, range.first, range.count, NULL, &copied, &zeroed);
     if ((ret == -ENOSPC || ret == -EIO) && range.count > 1) {
@@ -164,7 +191,10 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
     if (range.count == layout_pages(map, guest_slab) && range.count > 1) {
         if (copied)
             count_up(&map->stats.slabs_promoted, 1);
-        return layout_map_slab(map, guest_slab);
+        /* In many pieces it is cheaper to map it as one; else what the guest uses stays as it is. */
+        ret = slab->cold || slab->pieces > MANY_PIECES ? layout_map_slab(map, guest_slab) : layout_map_own(map, guest_slab, 0, range.count);
+        slab->behind |= ret != 0;
+        return ret;
     }
     if (slab->cold) {
         ret = layout_map_slab(map, guest_slab);
