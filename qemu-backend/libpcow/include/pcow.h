@@ -263,7 +263,7 @@ struct pcow_map_options {
     enum pcow_engine engine;
     enum pcow_full_policy full_policy;
     unsigned vma_budget;                       /* memory mappings it may use; 0: all such maps together, three quarters of vm.max_map_count */
-    unsigned prepared_slabs;                   /* slabs kept prepared ahead of the stores, at least, also when idle; 0: as the rate asks */
+    unsigned prepared_slabs;                   /* slabs kept prepared at least, also when idle, if so many can be used; 0: as the rate asks */
 };
 
 /* Map the chain; one map per image, and the image must stay open until pcow_map_destroy().  Read-only images map read-only. */

@@ -15,20 +15,9 @@
 #include "monitor/monitor.h"
 #include "util/order.h"
 
-#define LEAD_MIN 4u                    /* slabs that are kept ready while the image is in use */
-#define LEAD_TIME_NS 200000000u        /* or as many as were taken in such a time */
-#define RATE_WINDOW_NS 100000000u
 #define IDLE_SECONDS 5                 /* without a trap, before everything is given back */
 #define MAX_OPENED 512u                /* slabs (1 GiB) handed out with prepared pages, before those not in use are trimmed */
 #define MAX_GIVEN_BACK 8u              /* slabs whose remains are punched out before somebody else may have a turn */
-
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 static uint64_t traps(const struct pcow_map *map)
 {
@@ -113,44 +102,13 @@ bool ahead_has_frozen(const struct pcow_map *map)
 
 /* ---- the thread ----------------------------------------------------------------------------------------------------- */
 
-static unsigned clamp(uint64_t value, unsigned low, unsigned high)
-{
-    return value > high ? high : value < low ? low : (unsigned)value;
-}
-
-/* How many slabs should be ready, from how fast they are taken. */
-static void judge_rate(struct pcow_map *map)
-{
-    const struct prepared_ring *ring = map->image->ready;
-    struct ahead *ahead = &map->ahead;
-    uint64_t missed = __atomic_load_n(&ring->missed, __ATOMIC_RELAXED);
-    uint64_t taken = __atomic_load_n(&ring->head, __ATOMIC_RELAXED) - __atomic_load_n(&ring->dropped, __ATOMIC_RELAXED) + missed;
-    uint64_t now = now_ns(), passed = now - ahead->rate_since_ns;
-    unsigned lead = ahead->lead;
-
-    ahead->opened += (unsigned)(taken - ahead->seen_taken);
-    if (passed >= RATE_WINDOW_NS) {
-        lead = clamp((taken - ahead->rate_taken) * LEAD_TIME_NS / passed, 0, PREPARED_MAX);
-        ahead->rate_since_ns = now;
-        ahead->rate_taken = taken;
-    }
-    /* Too late already: do not wait for the end of the window. */
-    if (missed != ahead->seen_missed)
-        lead = clamp((uint64_t)lead * 2, 2 * LEAD_MIN, PREPARED_MAX);
-    if (taken != ahead->idle_taken)
-        lead = clamp(lead, LEAD_MIN, PREPARED_MAX);
-    ahead->seen_taken = taken;
-    ahead->seen_missed = missed;
-    __atomic_store_n(&ahead->lead, clamp(lead, ahead->lead_min, PREPARED_MAX), __ATOMIC_RELAXED);
-}
-
 /* True if there may be more to do. */
 static bool refill(struct pcow_map *map)
 {
     struct ahead *ahead = &map->ahead;
     uint64_t room;
 
-    judge_rate(map);
+    lead_judge(map);
     if (prepared_count(map->image) >= ahead->lead)
         return false;
     room = prepare_room(map->image);
@@ -251,9 +209,7 @@ static void give_back(struct pcow_map *map)
 {
     struct ahead *ahead = &map->ahead;
 
-    __atomic_store_n(&ahead->lead, ahead->lead_min, __ATOMIC_RELAXED);
-    ahead->rate_taken = ahead->idle_taken = ahead->seen_taken;
-    ahead->rate_since_ns = now_ns();
+    lead_give_back(ahead);
     prepared_drop(map->image, ahead->lead_min);
     ahead_hold(map);
     reclaim_prepared(map->image, NULL, NULL);
@@ -306,6 +262,7 @@ static bool give_back_frozen(struct pcow_map *map)
 
     if (__atomic_exchange_n(&ahead->froze, false, __ATOMIC_ACQ_REL)) {
         ahead->frozen_next = 1;
+        ahead->takers_since_ns = 0;
         /* What was handed out before is dealt with here. */
         ahead->opened = 0;
     }
@@ -368,8 +325,7 @@ void ahead_start(struct pcow_map *map, unsigned lead_min)
     if (!map->image->file.writable || prepare_begin(map->image))
         return;
     pthread_mutex_init(&ahead->busy, NULL);
-    ahead->lead = ahead->lead_min = clamp(lead_min, 0, PREPARED_MAX);
-    ahead->rate_since_ns = now_ns();
+    lead_begin(ahead, lead_min);
     /* Signals are for the program's own threads; but an error in memory that it copies must not be the end of the process. */
     sigfillset(&all);
     sigdelset(&all, SIGBUS);

@@ -33,6 +33,8 @@ struct ahead {
     uint32_t queue_head, queue_tail;
     unsigned lead, lead_min;           /* slabs to keep ready: now, and never less */
     uint64_t seen_taken, seen_missed;  /* of the ring, at the last look */
+    unsigned takers;                   /* guest slabs that had no slab of the active layer when they were counted, */
+    uint64_t takers_since_ns, takers_taken;    /* which was then; slabs that were taken before */
     uint64_t rate_since_ns, rate_taken;
     uint64_t idle_traps;               /* traps at the last look for idleness */
     uint64_t idle_taken;               /* slabs taken when everything was given back */
@@ -70,6 +72,14 @@ static inline bool ahead_is_stopping(const struct ahead *ahead)
 {
     return __atomic_load_n(&ahead->stop, __ATOMIC_ACQUIRE);
 }
+
+/* ---- lead.c: by the thread, how many slabs should be ready ------------------------------------------------------------------- */
+
+void lead_begin(struct ahead *ahead, unsigned lead_min);
+/* From how fast they are taken, and how many still can be. */
+void lead_judge(struct pcow_map *map);
+/* Nothing happened for a while: as few as when it began. */
+void lead_give_back(struct ahead *ahead);
 
 /* ---- ahead_slab.c: by the thread, to one guest slab, which is claimed for a few pages at a time ------------------------------- */
 

@@ -115,10 +115,10 @@ void retire_tables(struct pcow_map *map)
     unsigned vmas = 1;                 /* the reservation */
 
     /*
-     * In 2 MiB pages there is little to do for each; in class pmem most are. A second time before the first is through: in the usual way, as
+     * In class pmem most entries are of 2 MiB, which are soon changed. A second time before the first is through: in the usual way, as
      * then not much was touched since.
      */
-    if (!map->ahead.running || map->image->file.huge || map->image->file.persist.persistence == PCOW_PERSISTENCE_PMEM
+    if (!map->ahead.running || map->image->file.persist.persistence == PCOW_PERSISTENCE_PMEM
         || retire_is_due(map) || is_locked(map) || !reserve(map))
         return;
     for (struct run run = find_run(map, 0); run.first < run.end; run = find_run(map, run.end)) {

@@ -37,7 +37,7 @@ struct freeze_row {
     bool huge, fragmented;
     uint64_t size;
     struct series raw, pcow, raw_touch, pcow_touch;
-    double huge_share;
+    double huge_share, huge_share_after;       /* the second: when all was loaded from again */
     unsigned vmas;
     char path[4096];
 };
@@ -144,6 +144,7 @@ static int time_pcow(struct freeze_row *f, double *ns, bool check, struct pcow_e
             r = fail(error, -EPROTO, "%s: the layer did not own its pages; this row would not measure what it says", f->name);
         }
         r = r || !check ? r : verify(f, pcow_map_address(map), error);
+        f->huge_share_after = check ? huge_share(pcow_map_address(map), f->size) : f->huge_share_after;
     }
     pcow_map_destroy(map);
     /* The pages are the active layer's again. */
@@ -178,6 +179,7 @@ static int add_row(const struct freeze_row *f, struct pcow_error *error)
     row_add_detail(row, "touch_ns_per_page", series_value(&f->pcow_touch));
     row_add_detail(row, "raw_touch_ns_per_page", series_value(&f->raw_touch));
     row_add_detail(row, "huge_share", f->huge_share);
+    row_add_detail(row, "huge_share_after", f->huge_share_after);
     row_add_detail(row, "vmas", f->vmas);
     if (f->size != SIZE) {
         snprintf(row->note, sizeof(row->note), "measured with %s: that is what %s", format_size(f->size, size),
