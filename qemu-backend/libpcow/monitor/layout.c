@@ -257,28 +257,27 @@ static bool continues_at(const struct pcow_map *map, uint64_t guest_slab, unsign
         && chain_find(map->image, guest_slab, page, 1).offset == offset;
 }
 
-/* What a mapping of this run changes at most in the number of mappings. A neighbour that it continues takes it in, and so the gap is smaller. */
-static int change_of_pieces(const struct pcow_map *map, uint64_t guest_slab, unsigned page, const struct place *place)
+/*
+ * By how many mappings this run makes more of them at most: two, if it cuts one with itself between. Not where a neighbour takes it in; if the
+ * kernel does not, as flags differ (MAP_SYNC, madvise() by the program), there is at least nothing left on that side.
+ */
+static unsigned more_pieces(const struct pcow_map *map, uint64_t guest_slab, unsigned page, const struct place *place)
 {
-    int neighbours = continues_at(map, guest_slab, page - 1, place->offset - PCOW_PAGE_SIZE)
-                   + continues_at(map, guest_slab, page + place->pages, place->offset + place->pages * PCOW_PAGE_SIZE);
-
-    /* In class pmem one may be mapped with MAP_SYNC and the other without. */
-    return 2 - neighbours * (map->image->file.persist.persistence == PCOW_PERSISTENCE_PMEM ? 1 : 2);
+    return 2u - continues_at(map, guest_slab, page - 1, place->offset - PCOW_PAGE_SIZE)
+         - continues_at(map, guest_slab, page + place->pages, place->offset + place->pages * PCOW_PAGE_SIZE);
 }
 
 static int map_own_run(struct pcow_map *map, uint64_t guest_slab, unsigned page, const struct place *place)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
     uint8_t *address = map->address + (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE;
-    int pieces = slab->pieces + change_of_pieces(map, guest_slab, page, place), ret;
-
-    ret = map_file(address, place->pages * PCOW_PAGE_SIZE, map->image, place->offset, true);
+    unsigned pieces = slab->pieces + more_pieces(map, guest_slab, page, place);
+    int ret = map_file(address, place->pages * PCOW_PAGE_SIZE, map->image, place->offset, true);
     if (ret) {
         forget_pages(map, guest_slab, page, place->pages);
         return ret;
     }
-    set_pieces(map, slab, pieces < 1 ? 1 : (unsigned)pieces < PAGES_PER_SLAB ? (unsigned)pieces : PAGES_PER_SLAB);
+    set_pieces(map, slab, pieces < PAGES_PER_SLAB ? pieces : PAGES_PER_SLAB);
     for (unsigned p = page; p < page + place->pages; p++)
         __atomic_fetch_or(&slab->writable.word[p / 64], UINT64_C(1) << (p % 64), __ATOMIC_RELEASE);
     return 0;
@@ -287,6 +286,7 @@ static int map_own_run(struct pcow_map *map, uint64_t guest_slab, unsigned page,
 int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
+    unsigned pages = layout_pages(map, guest_slab), largest = 0;
 
     for (unsigned page = first; page < first + count;) {
         unsigned end = page_set_run_end(&slab->writable, page, first + count);
@@ -302,12 +302,14 @@ int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, un
             if (ret)
                 return ret;
             end = page + place.pages;
+            largest = place.pages > largest ? place.pages : largest;
         }
         page = end;
     }
     if (is_one_piece(map, guest_slab)) {
         set_pieces(map, slab, 1);
-        if (map->image->file.huge && count < layout_pages(map, guest_slab))
+        slab->behind = 0;
+        if (map->image->file.huge && largest < pages)
             map_whole(map, guest_slab);
     }
     return 0;

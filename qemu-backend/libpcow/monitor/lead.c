@@ -66,7 +66,8 @@ static unsigned most_of_use(struct pcow_map *map, uint64_t taken, uint64_t now)
     }
     if (ahead->takers >= MANY_TAKERS)
         return PREPARED_MAX;
-    since = taken - ahead->takers_taken;
+    /* What is dropped from the ring just now may not count yet. */
+    since = taken > ahead->takers_taken ? taken - ahead->takers_taken : 0;
     return clamp(ahead->takers > since ? ahead->takers - since : 0, LEAD_MIN, PREPARED_MAX);
 }
 

@@ -308,7 +308,9 @@ int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error)
     watch_forget(map);
     __atomic_store_n(&map->unflushed_frozen, true, __ATOMIC_SEQ_CST);
     __atomic_store_n(&map->unknown, false, __ATOMIC_SEQ_CST);      /* one mapping in place of all needs no other to be split */
-    vmas_add(map, -(int)map->vmas);
+    /* Not what retire.c has: it is still there. */
+    for (uint64_t v = 0; v < slabs; v++)
+        vmas_add(map, -(int)map->slabs[v].pieces);
     memset(map->slabs, 0, slabs * sizeof *map->slabs);
     for (uint64_t v = 0; v < slabs; v++)
         map->slabs[v].cold = 1;

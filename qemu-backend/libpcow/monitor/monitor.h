@@ -58,13 +58,15 @@ struct density {
     uint32_t slabs;                    /* begun while it was trusted to */
 };
 
+struct moved {
+    uint8_t *address;
+    size_t length;                     /* bytes, whole slabs */
+};
+
 /* Page tables on their way out, see retire.c. The snapshot operation that fills it in hands it over to the thread by due. */
 struct retired {
-    uint8_t *reservation;
-    size_t reservation_size;
-    uint8_t *address;                  /* of what was at the map's own address */
-    size_t done;                       /* bytes from there that are unmapped */
-    unsigned vmas;                     /* mappings that count against the budget until it is through */
+    struct moved *moved;
+    size_t count, room, next;          /* next: the first that is not unmapped */
     bool due;
 };
 

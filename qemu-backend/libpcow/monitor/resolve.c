@@ -40,6 +40,11 @@ static bool has_page_in(const struct page_set *set, struct range range)
     return page_set_has(set, range.first) || page_set_run_end(set, range.first, end) < end;
 }
 
+static bool vmas_are_short(const struct pcow_map *map)
+{
+    return vmas_used(map) + 2 >= map->vma_budget;
+}
+
 /*
  * Is it worth a larger copy, now or later on: the guest was here before. Under KVM that is taken for granted after the first trap in a
  * slab.
@@ -70,7 +75,7 @@ static struct range choose(const struct pcow_map *map, uint64_t guest_slab, unsi
     unsigned cluster = cluster_pages(map);
     struct range range = {page / cluster * cluster, cluster};
 
-    if (slab->cold || vmas_used(map) + 2 >= map->vma_budget)
+    if (slab->cold || vmas_are_short(map))
         return (struct range){0, pages};
     if (range.first + range.count > pages)
         range.count = pages - range.first;
@@ -143,6 +148,10 @@ static int resolve_all(struct pcow_map *map, uint64_t guest_slab, unsigned page)
         density_completed(&map->density);
     ret = layout_map_rest(map, guest_slab);
     slab->behind |= ret != 0;
+    if (slab->faults < UINT8_MAX)
+        slab->faults++;
+    if (whole && !ret)
+        ahead_served(map, guest_slab, false, false);
     return ret;
 }
 
@@ -191,8 +200,9 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
     if (range.count == layout_pages(map, guest_slab) && range.count > 1) {
         if (copied)
             count_up(&map->stats.slabs_promoted, 1);
-        /* In many pieces it is cheaper to map it as one; else what the guest uses stays as it is. */
-        ret = slab->cold || slab->pieces > MANY_PIECES ? layout_map_slab(map, guest_slab) : layout_map_own(map, guest_slab, 0, range.count);
+        /* If mappings run short it has to become one, and if it has many that is cheaper; else what the guest uses stays as it is. */
+        ret = slab->cold || slab->pieces > MANY_PIECES || vmas_are_short(map) ? layout_map_slab(map, guest_slab)
+                                                                              : layout_map_own(map, guest_slab, 0, range.count);
         slab->behind |= ret != 0;
         return ret;
     }

@@ -6,9 +6,11 @@
  * unmapped by the thread that works ahead, a slab at a time.
  *
  * It is only about time: what the moved tables show is the same memory of the same file, at addresses that nobody knows, and whatever is not
- * moved is protected or replaced where it is.
+ * moved is protected or replaced where it is. The kernel chooses the addresses (no MREMAP_FIXED): nothing of others can be in the way, and
+ * a move that fails changes nothing. It is told where one would be good.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -60,26 +62,45 @@ static bool is_used(const struct pcow_map *map, uint64_t guest_slab)
         || entry & PAGEMAP_PRESENT;
 }
 
-static bool move(const struct pcow_map *map, uint64_t first, uint64_t end)
+static bool make_room(struct retired *retired)
 {
-    size_t length = (end - first) << SLAB_BITS;
+    size_t room = retired->room ? 2 * retired->room : 64;
+    struct moved *moved;
 
-    return mremap(map->address + (first << SLAB_BITS), length, length, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP,
-                  map->retired.address + (first << SLAB_BITS)) != MAP_FAILED;
+    if (retired->count < retired->room)
+        return true;
+    moved = realloc(retired->moved, room * sizeof *moved);
+    if (!moved)
+        return false;
+    retired->moved = moved;
+    retired->room = room;
+    return true;
 }
 
-/* Returns how many mappings more there are. Neighbours that look like one mapping may be two: then one slab after the other. */
-static unsigned move_run(const struct pcow_map *map, const struct run *run)
+static bool move(struct pcow_map *map, uint8_t *good, uint64_t first, uint64_t end)
 {
-    unsigned moved = 0;
+    struct retired *retired = &map->retired;
+    size_t length = (end - first) << SLAB_BITS;
+    uint8_t *address;
 
+    if (!make_room(retired))
+        return false;
+    address = mremap(map->address + (first << SLAB_BITS), length, length, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, good + (first << SLAB_BITS));
+    if (address == MAP_FAILED)
+        return false;
+    retired->moved[retired->count++] = (struct moved){address, length};
+    return true;
+}
+
+/* Neighbours that look like one mapping may be two: then one slab after the other. */
+static void move_run(struct pcow_map *map, uint8_t *good, const struct run *run)
+{
     if (run->end - run->first < ALWAYS && !is_used(map, run->first))
-        return 0;
-    if (move(map, run->first, run->end))
-        return 1;
+        return;
+    if (move(map, good, run->first, run->end))
+        return;
     for (uint64_t v = run->first; v < run->end && run->end - run->first > 1; v++)
-        moved += move(map, v, v + 1);
-    return moved;
+        move(map, good, v, v + 1);
 }
 
 /* mlock(): the mapping that stays behind would not be locked any more. */
@@ -97,40 +118,39 @@ static bool is_locked(const struct pcow_map *map)
     return kib >= map->size >> 10;
 }
 
-static bool reserve(struct pcow_map *map)
+/* Where there was room a moment ago, for all of the range, aligned as the map is. NULL: nowhere. */
+static uint8_t *find_good_address(const struct pcow_map *map)
 {
-    struct retired *retired = &map->retired;
+    size_t length = map->size + ALIGNMENT;
+    uint8_t *found = mmap(NULL, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
-    retired->reservation_size = map->size + ALIGNMENT;
-    retired->reservation = mmap(NULL, retired->reservation_size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (retired->reservation == MAP_FAILED)
-        return false;
-    retired->address = retired->reservation + (((uintptr_t)map->address - (uintptr_t)retired->reservation) & (ALIGNMENT - 1));
-    return true;
+    if (found == MAP_FAILED)
+        return NULL;
+    munmap(found, length);
+    return found + (((uintptr_t)map->address - (uintptr_t)found) & (ALIGNMENT - 1));
 }
 
 void retire_tables(struct pcow_map *map)
 {
     struct retired *retired = &map->retired;
-    unsigned vmas = 1;                 /* the reservation */
+    uint8_t *good;
 
     /*
-     * In class pmem most entries are of 2 MiB, which are soon changed. A second time before the first is through: in the usual way, as
-     * then not much was touched since.
+     * In class pmem most entries are of 2 MiB, which are soon changed. In class page-cache what is known of a lost page hangs on the address
+     * at which the kernel tells of it. A second time before the first is through: in the usual way, as then not much was touched since.
      */
-    if (!map->ahead.running || map->image->file.persist.persistence == PCOW_PERSISTENCE_PMEM
-        || retire_is_due(map) || is_locked(map) || !reserve(map))
+    if (!map->ahead.running || map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE || retire_is_due(map) || is_locked(map))
         return;
-    for (struct run run = find_run(map, 0); run.first < run.end; run = find_run(map, run.end)) {
-        /* Each slab may become a mapping of its own there, and cuts the reservation. */
-        if (vmas_used(map) + vmas + 2 * (run.end - run.first) + 2 > map->vma_budget)
+    good = find_good_address(map);
+    retired->count = retired->next = 0;
+    for (struct run run = find_run(map, 0); good && run.first < run.end; run = find_run(map, run.end)) {
+        /* Each slab may become a mapping of its own there. */
+        if (vmas_used(map) + retired->count + (run.end - run.first) > map->vma_budget)
             break;
-        vmas += 2 * move_run(map, &run);
+        move_run(map, good, &run);
     }
-    retired->vmas = vmas;
-    vmas_add(map, (int)vmas);
-    retired->done = 0;
-    __atomic_store_n(&retired->due, true, __ATOMIC_RELEASE);
+    vmas_add(map, (int)retired->count);
+    __atomic_store_n(&retired->due, retired->count > 0, __ATOMIC_RELEASE);
 }
 
 bool retire_is_due(const struct pcow_map *map)
@@ -138,13 +158,21 @@ bool retire_is_due(const struct pcow_map *map)
     return __atomic_load_n(&map->retired.due, __ATOMIC_ACQUIRE);
 }
 
-static void finish(struct pcow_map *map)
+/* The next slab of what was moved. What is unmapped is nobody's: somebody else may be there the next moment. */
+static bool unmap_slab(struct pcow_map *map)
 {
     struct retired *retired = &map->retired;
+    struct moved *moved = &retired->moved[retired->next];
 
-    munmap(retired->reservation, retired->reservation_size);
-    vmas_add(map, -(int)retired->vmas);
-    __atomic_store_n(&retired->due, false, __ATOMIC_RELEASE);
+    if (munmap(moved->address, PCOW_SLAB_SIZE))
+        return false;
+    moved->address += PCOW_SLAB_SIZE;
+    moved->length -= PCOW_SLAB_SIZE;
+    if (moved->length == 0) {
+        retired->next++;
+        vmas_add(map, -1);
+    }
+    return true;
 }
 
 bool retire_some(struct pcow_map *map)
@@ -153,21 +181,22 @@ bool retire_some(struct pcow_map *map)
 
     if (!retire_is_due(map))
         return false;
-    for (unsigned slab = 0; slab < AT_ONCE && retired->done < map->size; slab++) {
-        size_t left = map->size - retired->done, length = left < PCOW_SLAB_SIZE ? left : PCOW_SLAB_SIZE;
-
-        /* Others' mmap() waits for each. What cannot be unmapped on its own goes with the rest. */
-        munmap(retired->address + retired->done, length);
-        retired->done += length;
-    }
-    if (retired->done < map->size)
+    /* Others' mmap() waits for each of them. */
+    for (unsigned slab = 0; slab < AT_ONCE && retired->next < retired->count; slab++)
+        if (!unmap_slab(map))
+            return false;              /* no mapping is left for the two parts of one; when the thread wakes up again, perhaps */
+    if (retired->next < retired->count)
         return true;
-    finish(map);
+    __atomic_store_n(&retired->due, false, __ATOMIC_RELEASE);
     return false;
 }
 
 void retire_end(struct pcow_map *map)
 {
-    if (retire_is_due(map))
-        finish(map);
+    struct retired *retired = &map->retired;
+
+    for (; retired->next < retired->count; retired->next++, vmas_add(map, -1))
+        munmap(retired->moved[retired->next].address, retired->moved[retired->next].length);
+    free(retired->moved);
+    *retired = (struct retired){0};
 }

@@ -29,7 +29,10 @@ static struct {
     _Atomic size_t moved;             /* bytes */
     const volatile unsigned char *_Atomic loads;     /* after each move, from all of this */
     _Atomic unsigned wrong;
-    _Atomic bool hold;                /* whoever unmaps a slab */
+    _Atomic bool hold;                 /* whoever unmaps a slab */
+    _Atomic bool squat;                /* others take what is unmapped, at once */
+    unsigned char *_Atomic taken[SLABS];
+    _Atomic unsigned squatters;
     sem_t held, go_on;
 } step;
 
@@ -83,12 +86,20 @@ int __wrap_munmap(void *address, size_t length)
         sem_post(&step.held);
         sem_wait(&step.go_on);
     }
-    return __real_munmap(address, length);
+    if (!step.squat || length != PCOW_SLAB_SIZE || step.squatters == SLABS)
+        return __real_munmap(address, length);
+    if (__real_munmap(address, length))
+        return -1;
+    step.taken[step.squatters] = mmap(address, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    if (step.taken[step.squatters] != MAP_FAILED)
+        memset(step.taken[step.squatters++], 0x5a, PCOW_PAGE_SIZE);
+    return 0;
 }
 
 static int setup(void **state)
 {
-    step.armed = step.hold = false;
+    step.armed = step.hold = step.squat = false;
+    step.squatters = 0;
     step.loads = NULL;
     step.wrong = 0;
     step.longest = SIZE_MAX;
@@ -276,7 +287,59 @@ static void test_still_busy(void **state)
     finish(image, map);
 }
 
-/* Each slab that is moved takes a mapping or two until it is unmapped: none that others need. */
+/* What is unmapped is nobody's the next moment, and may be somebody else's. */
+static void test_others_move_in(void **state)
+{
+    pcow_image *image = make_image();
+    pcow_map *map = must_map_by(image, PCOW_ENGINE_SIGNAL, 0);
+
+    (void)state;
+    store_all(map, 1);
+    step.squat = true;
+    snapshot(image, "one");
+    assert_int_equal(step.moved, MOVED * PCOW_SLAB_SIZE);
+    wait_until_unmapped(map);
+    step.squat = false;
+    store_all(map, 2);
+    snapshot(image, "two");
+    finish(image, map);
+    assert_int_equal(step.squatters, MOVED);
+    for (unsigned i = 0; i < step.squatters; i++) {
+        assert_int_equal(step.taken[i][0], 0x5a);
+        assert_int_equal(step.taken[i][PCOW_PAGE_SIZE - 1], 0x5a);
+        munmap(step.taken[i], PCOW_SLAB_SIZE);
+    }
+}
+
+/* Copy-on-read has everything mapped anew at a snapshot. What was moved counts until it is gone, and once. */
+static void test_count_of_mappings(void **state)
+{
+    pcow_image *image = make_image();
+    struct pcow_map_stats stats;
+    pcow_map *map;
+
+    (void)state;
+    MUST(pcow_set_copy_on_read(image, true, &error));
+    map = must_map_by(image, PCOW_ENGINE_SIGNAL, 0);
+    for (unsigned i = 0; i < 10; i++) {
+        unsigned pieces = 0;
+        char name[16];
+
+        snprintf(name, sizeof name, "s%u", i);
+        store_all(map, 1 + i % 2);
+        snapshot(image, name);
+        assert_true(step.moved > 0);
+        wait_until_unmapped(map);
+        must_show(map, 1 + i % 2);
+        for (unsigned v = 0; v < SLABS; v++)
+            pieces += map->slabs[v].pieces;
+        pcow_map_get_stats(map, &stats);
+        assert_int_equal(stats.vmas, pieces);
+    }
+    finish(image, map);
+}
+
+/* Each run that is moved takes a mapping until it is unmapped: none that others need. */
 static void test_budget(void **state)
 {
     pcow_image *image = make_image();
@@ -326,6 +389,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_loads_between, setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_kernel_refuses, setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_still_busy, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_others_move_in, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_count_of_mappings, setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_budget, setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_locked, setup, scratch_teardown),
     };
