@@ -223,7 +223,7 @@ static bool rest(struct pcow_map *map, uint32_t seen)
 {
     struct ahead *ahead = &map->ahead;
     struct timespec idle = {IDLE_SECONDS, 0};
-    bool something = ahead->holding;
+    bool something = ahead->holding || retire_is_due(map);
     long ret;
 
     __atomic_store_n(&ahead->sleeping, 1, __ATOMIC_SEQ_CST);

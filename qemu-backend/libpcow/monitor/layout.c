@@ -93,7 +93,8 @@ void layout_populate(const struct pcow_map *map, uint64_t guest_slab, unsigned f
 {
     const uint8_t *from = map->address + (guest_slab << SLAB_BITS) + first * PCOW_PAGE_SIZE;
 
-    if (map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE)
+    /* In a slab that is cold, as it could not be mapped, this would trap, and wait for the claim that it holds. */
+    if (map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE || map->slabs[guest_slab].cold)
         return;
     /*
      * By loads and not with MADV_POPULATE_READ: faults of several threads do not wait for each other. In assembly, because the

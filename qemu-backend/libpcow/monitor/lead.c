@@ -66,8 +66,7 @@ static unsigned most_of_use(struct pcow_map *map, uint64_t taken, uint64_t now)
     }
     if (ahead->takers >= MANY_TAKERS)
         return PREPARED_MAX;
-    /* What is dropped from the ring just now may not count yet. */
-    since = taken > ahead->takers_taken ? taken - ahead->takers_taken : 0;
+    since = taken - ahead->takers_taken;
     return clamp(ahead->takers > since ? ahead->takers - since : 0, LEAD_MIN, PREPARED_MAX);
 }
 
@@ -80,6 +79,9 @@ void lead_judge(struct pcow_map *map)
     uint64_t now = now_ns(), passed = now - ahead->rate_since_ns;
     unsigned lead = ahead->lead, most;
 
+    /* What others drop from the ring just now may not count yet. */
+    if (taken < ahead->seen_taken)
+        taken = ahead->seen_taken;
     ahead->opened += (unsigned)(taken - ahead->seen_taken);
     if (passed >= WINDOW_NS) {
         lead = clamp((taken - ahead->rate_taken) * LEAD_TIME_NS / passed, 0, PREPARED_MAX);

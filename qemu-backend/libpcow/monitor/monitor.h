@@ -65,8 +65,8 @@ struct moved {
 
 /* Page tables on their way out, see retire.c. The snapshot operation that fills it in hands it over to the thread by due. */
 struct retired {
-    struct moved *moved;
-    size_t count, room, next;          /* next: the first that is not unmapped */
+    struct moved *moved;               /* as many as there are guest slabs, once there was one */
+    size_t count, next;                /* next: the first that is not unmapped */
     bool due;
 };
 

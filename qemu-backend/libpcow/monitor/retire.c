@@ -47,7 +47,8 @@ static struct run find_run(const struct pcow_map *map, uint64_t from)
     while (run.first < slabs && !is_whole(map, run.first, &run.offset))
         run.first++;
     run.end = run.first < slabs ? run.first + 1 : slabs;
-    while (run.end < slabs && is_whole(map, run.end, &offset) && offset == run.offset + ((run.end - run.first) << SLAB_BITS))
+    while (run.end < slabs && ((uintptr_t)map->address + (run.end << SLAB_BITS)) % ALIGNMENT
+           && is_whole(map, run.end, &offset) && offset == run.offset + ((run.end - run.first) << SLAB_BITS))
         run.end++;
     return run;
 }
@@ -62,30 +63,13 @@ static bool is_used(const struct pcow_map *map, uint64_t guest_slab)
         || entry & PAGEMAP_PRESENT;
 }
 
-static bool make_room(struct retired *retired)
-{
-    size_t room = retired->room ? 2 * retired->room : 64;
-    struct moved *moved;
-
-    if (retired->count < retired->room)
-        return true;
-    moved = realloc(retired->moved, room * sizeof *moved);
-    if (!moved)
-        return false;
-    retired->moved = moved;
-    retired->room = room;
-    return true;
-}
-
 static bool move(struct pcow_map *map, uint8_t *good, uint64_t first, uint64_t end)
 {
     struct retired *retired = &map->retired;
     size_t length = (end - first) << SLAB_BITS;
-    uint8_t *address;
+    uint8_t *address = mremap(map->address + (first << SLAB_BITS), length, length, MREMAP_MAYMOVE | MREMAP_DONTUNMAP,
+                              good + (first << SLAB_BITS));
 
-    if (!make_room(retired))
-        return false;
-    address = mremap(map->address + (first << SLAB_BITS), length, length, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, good + (first << SLAB_BITS));
     if (address == MAP_FAILED)
         return false;
     retired->moved[retired->count++] = (struct moved){address, length};
@@ -118,6 +102,14 @@ static bool is_locked(const struct pcow_map *map)
     return kib >= map->size >> 10;
 }
 
+/* The last one came to an address to which the kernel moves entry by entry: somebody else was at the good one. Slower than leaving it. */
+static bool is_slow(const struct pcow_map *map)
+{
+    const struct retired *retired = &map->retired;
+
+    return retired->count > 0 && ((uintptr_t)retired->moved[retired->count - 1].address - (uintptr_t)map->address) % PCOW_SLAB_SIZE;
+}
+
 /* Where there was room a moment ago, for all of the range, aligned as the map is. NULL: nowhere. */
 static uint8_t *find_good_address(const struct pcow_map *map)
 {
@@ -141,11 +133,13 @@ void retire_tables(struct pcow_map *map)
      */
     if (!map->ahead.running || map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE || retire_is_due(map) || is_locked(map))
         return;
-    good = find_good_address(map);
+    if (!retired->moved)
+        retired->moved = malloc(map->image->chain->guest_slabs * sizeof *retired->moved);
+    good = retired->moved ? find_good_address(map) : NULL;
     retired->count = retired->next = 0;
-    for (struct run run = find_run(map, 0); good && run.first < run.end; run = find_run(map, run.end)) {
-        /* Each slab may become a mapping of its own there. */
-        if (vmas_used(map) + retired->count + (run.end - run.first) > map->vma_budget)
+    for (struct run run = find_run(map, 0); good && run.first < run.end && !is_slow(map); run = find_run(map, run.end)) {
+        /* Each slab may become a mapping of its own there; and traps need some meanwhile. */
+        if (vmas_used(map) + retired->count + (run.end - run.first) > map->vma_budget / 4 * 3)
             break;
         move_run(map, good, &run);
     }

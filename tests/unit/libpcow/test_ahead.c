@@ -106,7 +106,7 @@ static void wait_for(pcow_map *map, unsigned least, unsigned most)
 {
     unsigned stayed = 0;
 
-    for (unsigned i = 0; i < 1000 && stayed < 40; i++) {
+    for (unsigned i = 0; i < 3000 && stayed < 40; i++) {
         unsigned ready = stats_of(map).slabs_ready;
 
         stayed = ready >= least && ready <= most ? stayed + 1 : 0;

@@ -201,7 +201,7 @@ static void test_snapshot_and_revert(void **state)
         snapshot(image, "one");
         /* One move for what lies in one piece, one each for the others. */
         assert_int_equal(step.moved, MOVED * PCOW_SLAB_SIZE);
-        assert_int_equal(step.moves, 1 + 4);
+        assert_in_range(step.moves, 1 + 4, 2 + 4);         /* two if it lies across 1 GiB */
         wait_until_unmapped(map);
         pcow_map_get_stats(map, &after);
         assert_true(after.vmas <= before.vmas);
@@ -303,7 +303,7 @@ static void test_others_move_in(void **state)
     store_all(map, 2);
     snapshot(image, "two");
     finish(image, map);
-    assert_int_equal(step.squatters, MOVED);
+    assert_in_range(step.squatters, 1, SLABS);
     for (unsigned i = 0; i < step.squatters; i++) {
         assert_int_equal(step.taken[i][0], 0x5a);
         assert_int_equal(step.taken[i][PCOW_PAGE_SIZE - 1], 0x5a);
@@ -358,6 +358,15 @@ static void test_budget(void **state)
     store_all(map, 2);
     must_show(map, 2);
     must_have_frozen("one", 1);
+    /* Enough for some of them: traps must not run short meanwhile. */
+    map->vma_budget = (stats.vmas + 13) / 3 * 4 + 4;
+    step.hold = true;
+    snapshot(image, "two");
+    sem_wait(&step.held);
+    pcow_map_get_stats(map, &stats);
+    assert_true(step.moved > 0);
+    assert_true(stats.vmas + 4 < map->vma_budget);
+    sem_post(&step.go_on);
     finish(image, map);
 }
 
