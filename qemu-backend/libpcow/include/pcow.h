@@ -199,13 +199,17 @@ int pcow_snapshot_list(pcow_image *image, struct pcow_snapshot **list, size_t *c
 bool pcow_snapshot_find_prefix(const pcow_image *image, const char *prefix, char name[PCOW_SNAPSHOT_NAME_SIZE]);
 /*
  * O(1): freeze the active layer under this name and put an empty one on it.  With a map attached nobody may be storing to
- * it during the call (vCPUs and I/O stopped): its range is write-protected on return.  -EEXIST name taken.
+ * it during the call (vCPUs and I/O stopped), nor loading where a load may trap (copy-on-read, an image in very many pieces):
+ * its range is write-protected on return.  -EEXIST name taken.
  */
 int pcow_snapshot_create(pcow_image *image, const char *name, struct pcow_error *error);
 /* The same with a date of the caller's choice: what belongs together in several files can carry the same one. */
 int pcow_snapshot_create_at(pcow_image *image, const char *name, int64_t date_seconds, uint32_t date_nanoseconds,
                             struct pcow_error *error);
-/* Drop the active layer and put an empty one on the snapshot; other branches stay.  -ENOENT.  Space: see pcow_reclaim(). */
+/*
+ * Drop the active layer and put an empty one on the snapshot; other branches stay.  -ENOENT.  With a map attached nobody may be
+ * accessing it during the call.  Space: see pcow_reclaim().
+ */
 int pcow_snapshot_revert(pcow_image *image, const char *name, struct pcow_error *error);
 /*
  * Metadata merge, no guest data copied; *freed (may be NULL): bytes of guest pages and VM state that nothing shows any more, and whose
