@@ -32,16 +32,25 @@ void density_close(struct density *density)
     density->pagemap = -1;
 }
 
-static void look(struct density *density, const uint8_t *address)
+int density_present(const struct density *density, const uint8_t *address, unsigned pages)
 {
     uint64_t entry[MAX_LOOKED_AT];
-    unsigned present = 0;
+    int present = 0;
 
-    if (pread(density->pagemap, entry, sizeof entry, (off_t)((uintptr_t)address / PCOW_PAGE_SIZE * sizeof *entry)) != sizeof entry)
-        return;
-    for (unsigned i = 0; i < MAX_LOOKED_AT; i++)
+    if (pread(density->pagemap, entry, pages * sizeof *entry, (off_t)((uintptr_t)address / PCOW_PAGE_SIZE * sizeof *entry))
+        != (ssize_t)(pages * sizeof *entry))
+        return -1;
+    for (unsigned i = 0; i < pages; i++)
         present += (entry[i] & PAGEMAP_PRESENT) != 0;
-    __atomic_store_n(&density->dense, present >= DENSE, __ATOMIC_RELAXED);
+    return present;
+}
+
+static void look(struct density *density, const uint8_t *address)
+{
+    int present = density_present(density, address, MAX_LOOKED_AT);
+
+    if (present >= 0)
+        __atomic_store_n(&density->dense, present >= (int)DENSE, __ATOMIC_RELAXED);
 }
 
 bool density_is_high(const struct density *density)

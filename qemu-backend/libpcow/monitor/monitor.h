@@ -179,6 +179,8 @@ int resolve(struct pcow_map *map, uint64_t offset, bool write, bool wait);
 /* monitor/density.c: should the page table be filled for this window of mapped pages? Async-signal-safe. */
 void density_open(struct density *density);
 void density_close(struct density *density);
+/* How many of these pages, 16 at most, the page table has; -1: not to be had. */
+int density_present(const struct density *density, const uint8_t *address, unsigned pages);
 /* Has the guest lately used what traps brought in? */
 bool density_is_high(const struct density *density);
 bool density_wants(struct density *density, const uint8_t *window, unsigned pages);

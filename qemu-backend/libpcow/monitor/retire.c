@@ -12,14 +12,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "monitor/monitor.h"
 
 #define ALIGNMENT (UINT64_C(1) << 30)  /* of both addresses to each other: the kernel can move the tables of 1 GiB at once */
 #define ALWAYS 8u                      /* slabs in one mapping, for which a look at the tables is not worth it */
 #define AT_ONCE 8u                     /* slabs that are unmapped, one after the other, before other work has its turn */
-#define PAGEMAP_PRESENT (UINT64_C(1) << 63)
 
 /* Guest slabs that one mapping serves. */
 struct run {
@@ -56,11 +54,9 @@ static struct run find_run(const struct pcow_map *map, uint64_t from)
 /* Of a slab that the guest does not use there is nothing to move, and finding that out is cheaper. One page tells of a slab. */
 static bool is_used(const struct pcow_map *map, uint64_t guest_slab)
 {
-    uint64_t page = guest_slab * 167 % PAGES_PER_SLAB, entry;
-    uintptr_t address = (uintptr_t)map->address + (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE;
+    uint64_t page = guest_slab * 167 % PAGES_PER_SLAB;
 
-    return pread(map->density.pagemap, &entry, sizeof entry, (off_t)(address / PCOW_PAGE_SIZE * sizeof entry)) != sizeof entry
-        || entry & PAGEMAP_PRESENT;
+    return density_present(&map->density, map->address + (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE, 1) != 0;
 }
 
 static bool move(struct pcow_map *map, uint8_t *good, uint64_t first, uint64_t end)

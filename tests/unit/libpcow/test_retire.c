@@ -24,9 +24,9 @@
 
 static struct {
     _Atomic bool armed;
-    _Atomic size_t longest;           /* that can be moved, bytes */
+    _Atomic size_t longest;            /* that can be moved, bytes */
     _Atomic unsigned moves;
-    _Atomic size_t moved;             /* bytes */
+    _Atomic size_t moved;              /* bytes */
     const volatile unsigned char *_Atomic loads;     /* after each move, from all of this */
     _Atomic unsigned wrong;
     _Atomic bool hold;                 /* whoever unmaps a slab */
