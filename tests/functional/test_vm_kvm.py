@@ -71,7 +71,7 @@ class KvmTest(VmTestCase):
     SCENARIOS = ('stores@tmpfs', 'pool-full@tmpfs', 'full-emulated@tmpfs', 'live-migration@tmpfs', 'debian@pmem')
     MEDIA = ('media-errors@tmpfs', 'media-errors@pmem', 'media-deaf@tmpfs')         # in another outer machine
     TRIES = 2
-    SHOWN = 2000                               # bytes of an error
+    SHOWN = 8000                               # bytes of an error
 
     def run_scenarios(self, wanted: tuple[str, ...]) -> dict[str, dict[str, Any]]:
         """Results by scenario@pool, good or bad."""

@@ -18,6 +18,7 @@ _TRACING = Path('/sys/kernel/debug/tracing')
 _TRACED = 0.5                                  # seconds
 _TRACE_LINES = 60
 _EVENTS = ('kvm_inj_exception', 'kvm_userspace_exit', 'kvm_emulate_insn')
+_SHUTDOWN = 8                                  # KVM_EXIT_SHUTDOWN: the processor gives up, and the machine is reset
 _KERNEL_LOG = 6000                             # bytes
 _STATISTICS = ('exits', 'halt_exits', 'irq_injections', 'irq_window_exits', 'mmio_exits', 'request_irq_exits', 'pf_taken',
                'pf_fixed')
@@ -53,6 +54,9 @@ def record() -> None:
     with contextlib.suppress(OSError):         # a kernel without tracepoints
         for name in _EVENTS:
             (_TRACING / f'events/kvm/{name}/enable').write_text('1')
+        (_TRACING / 'tracing_on').write_text('1')
+        # what comes after a reset would push out what was before; the kernel takes it once
+        (_TRACING / 'events/kvm/kvm_userspace_exit/trigger').write_text(f'traceoff if reason == {_SHUTDOWN}')
 
 
 def recorded() -> str:
