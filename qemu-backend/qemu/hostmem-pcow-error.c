@@ -33,6 +33,7 @@
 #include "qemu/main-loop.h"
 #include "system/hostmem-pcow.h"
 #include "system/kvm.h"
+#include "system/reset.h"
 #include "system/runstate.h"
 #include "system/tcg.h"
 #ifdef CONFIG_TCG
@@ -133,21 +134,36 @@ static bool *being_told(const CPUState *cpu)
     return &process.being_told[cpu->cpu_index % MAX_CPUS];
 }
 
-void hostmem_pcow_forget_errors(HostMemPcow *pcow)
+/* Those of an image, or all for which a vCPU was to get a machine check */
+static void forget_reports(const HostMemPcow *pcow)
 {
     unsigned kept = 0;
     sigset_t before;
 
     lock_reports(&before);
     for (unsigned i = 0; i < process.count; i++) {
-        if (process.report[i].pcow != pcow) {
-            process.report[kept++] = process.report[i];
-        } else if (process.report[i].cpu) {
-            qatomic_set(being_told(process.report[i].cpu), false);
+        Report *report = &process.report[i];
+
+        if (pcow ? report->pcow != pcow : !report->cpu) {
+            process.report[kept++] = *report;
+        } else if (report->cpu) {
+            qatomic_set(being_told(report->cpu), false);
         }
     }
     process.count = kept;
     unlock_reports(&before);
+}
+
+void hostmem_pcow_forget_errors(HostMemPcow *pcow)
+{
+    forget_reports(pcow);
+}
+
+/* A machine check for what the guest has done would come to another state. */
+static void forget_vcpus(void *opaque)
+{
+    forget_reports(NULL);
+    memset(process.busy, 0, sizeof(process.busy));
 }
 
 /* ---- in the main loop ---------------------------------------------------- */
@@ -270,7 +286,8 @@ static void serve_report(const Report *report)
         struct pcow_error error;
 
         tell(report, report->error == -ENOSPC ?
-             "the VM is stopped, as the store of a device is lost" :
+             "the VM is stopped, as the store of a device is lost, and "
+             "what vCPUs stored to the page since" :
              "the VM is stopped, as a device saw zeros instead");
         vm_stop(RUN_STATE_IO_ERROR);
         if (pcow_map_restore(pcow->map, report->offset & -PAGE, PAGE,
@@ -487,6 +504,8 @@ bool hostmem_pcow_error_init(Error **errp)
     sigemptyset(&action.sa_mask);
     sigaction(SIGBUS, &action, &process.previous);
     process.installed = true;
+    /* also before a VM snapshot is loaded */
+    qemu_register_reset(forget_vcpus, NULL);
     /*
      * Blocked, it would end QEMU.  Other threads than this, the main one, get
      * only what they have caused themselves.

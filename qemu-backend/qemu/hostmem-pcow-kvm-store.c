@@ -130,7 +130,8 @@ int hostmem_pcow_kvm_finish_store(CPUState *cpu)
     address_space_rw(&address_space_memory, run->mmio.phys_addr,
                      MEMTXATTRS_UNSPECIFIED, run->mmio.data, run->mmio.len,
                      true);
-    return 0;
+    /* The pool is full, and the store has failed: wait as above. */
+    return hostmem_pcow_is_being_told(cpu) ? EXCP_INTERRUPT : 0;
 }
 
 /* KVM still has the instruction, and would go on with it after the reset. */

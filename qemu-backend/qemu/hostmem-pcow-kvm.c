@@ -39,12 +39,18 @@
  */
 #define MAX_TRIES_ALONE 10
 #define MAX_TRIES 1000
+/*
+ * A try after so long is the first one: the vCPU has been somewhere else, and
+ * has the same registers again, as in a loop.
+ */
+#define TRIES_APART_NS (100 * 1000 * 1000)
 
 /* A vCPU that stays where it is */
 static __thread struct {
     struct kvm_regs regs;
     unsigned tries, tries_alone;
     uint64_t served;
+    int64_t at;
 } stuck;
 
 typedef struct Access {
@@ -133,6 +139,11 @@ static bool is_refused_physical(hwaddr gpa, bool store, Access *access)
     if (!host || !block->pcow) {
         return false;
     }
+    /*
+     * Nobody stores to a read-only image: to what a guess takes for a store,
+     * all that can be loaded from is accessible.
+     */
+    store = store && !block->pcow->readonly;
     if (pcow_map_is_accessible(block->pcow->map, offset, store)) {
         lost = !hostmem_pcow_can_load(host);
         if (!lost) {
@@ -287,6 +298,7 @@ static bool found_by_watch(Access *access)
 static bool find_access(CPUState *cpu, Access *access)
 {
     struct kvm_run *run = cpu->kvm_run;
+    int64_t now = get_clock();
     struct kvm_regs regs;
     X86State state;
     bool known;
@@ -300,10 +312,12 @@ static bool find_access(CPUState *cpu, Access *access)
         return false;
     }
     get_state(&regs, &state);
-    if (memcmp(&regs, &stuck.regs, sizeof(regs))) {
+    if (memcmp(&regs, &stuck.regs, sizeof(regs)) ||
+        now - stuck.at > TRIES_APART_NS) {
         stuck.regs = regs;
         stuck.tries = stuck.tries_alone = 0;
     }
+    stuck.at = now;
     return guess_by_instruction(cpu, &state, &known, access) ||
            /* if all is well, another vCPU may just have been faster */
            ((!known || stuck.tries) &&

@@ -12,6 +12,7 @@
 #include "qemu/rcu.h"
 #include "system/hostmem-pcow.h"
 #include "system/hw_accel.h"
+#include "system/kvm.h"
 
 #define MCE_BANK 9
 /* of CPUs that have no part in it, as cpu_x86_inject_mce() has it */
@@ -50,6 +51,12 @@ static bool guest_address(HostMemPcow *pcow, uint64_t offset, hwaddr *address)
 
 #ifdef TARGET_I386
 
+/* KVM has another exception for it, and QEMU can queue one only. */
+static bool is_interrupted(const CPUX86State *env)
+{
+    return kvm_enabled() && env->exception_nr != -1;
+}
+
 /*
  * Intel models tell all CPUs.  One that the guest does not use takes no machine
  * checks, and cpu_x86_inject_mce() would reset the VM for it.
@@ -63,7 +70,8 @@ static void tell_others(CPUState *cpu)
             continue;
         }
         cpu_synchronize_state(other);
-        if (X86_CPU(other)->env.cr[4] & CR4_MCE_MASK) {
+        if (X86_CPU(other)->env.cr[4] & CR4_MCE_MASK &&
+            !is_interrupted(&X86_CPU(other)->env)) {
             cpu_x86_inject_mce(NULL, X86_CPU(other), OTHERS_BANK,
                                MCI_STATUS_VAL | MCI_STATUS_UC,
                                MCG_STATUS_MCIP | MCG_STATUS_RIPV, 0, 0, 0);
@@ -114,7 +122,7 @@ static HostMemPcowMce tell_cpu(CPUState *cpu, hwaddr address, bool required)
         !(env->cr[4] & CR4_MCE_MASK)) {
         return HOST_MEM_PCOW_MCE_DEAF;
     }
-    if (env->mcg_status & MCG_STATUS_MCIP) {
+    if (env->mcg_status & MCG_STATUS_MCIP || is_interrupted(env)) {
         return HOST_MEM_PCOW_MCE_BUSY;
     }
     inject(cpu, address, required);

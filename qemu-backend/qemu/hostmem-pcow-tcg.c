@@ -17,6 +17,23 @@
 #include "tcg/tcg.h"
 
 #define RETRY_INTERVAL_NS (10 * 1000 * 1000)
+/* Between two looks whether a machine check is there */
+#define PAUSE_NS (100 * 1000)
+
+/*
+ * A machine check is under way: a guest that took an interrupt first would have
+ * it in its kernel, which cannot survive one there.
+ */
+bool hostmem_pcow_tcg_waits(CPUState *cpu)
+{
+    struct timespec pause = { 0, PAUSE_NS };
+
+    if (!hostmem_pcow_is_being_told(cpu)) {
+        return false;
+    }
+    nanosleep(&pause, NULL);
+    return true;
+}
 
 /* There is no space at @host: wait a little, or let the vCPU have the error. */
 static void wait_or_fail(CPUState *cpu, const void *host)

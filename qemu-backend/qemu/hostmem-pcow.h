@@ -249,6 +249,8 @@ bool hostmem_pcow_warn_guest(const void *address);
 /* ---- hostmem-pcow-tcg.c ---- */
 
 void hostmem_pcow_tcg_init(void);
+/* Is the vCPU to leave its loop rather than to run?  In its thread. */
+bool hostmem_pcow_tcg_waits(CPUState *cpu);
 void hostmem_pcow_prepare_load(CPUState *cpu, const void *host, uintptr_t ra);
 void hostmem_pcow_prepare_store(CPUState *cpu, void *host, uintptr_t ra);
 

@@ -230,8 +230,8 @@ def pool_full(context: Context) -> dict[str, Any]:
 
 
 def full_emulated(context: Context) -> dict[str, Any]:
-    """The same with stores of instructions that KVM emulates."""
-    return _fill_pool(context, 'device-copy')
+    """The same with stores that the accelerator makes: of instructions that KVM emulates, by a pointer in a helper of TCG."""
+    return _fill_pool(context, 'device-copy' if context.place.accel == 'kvm' else 'fpu-store')
 
 
 def _fill_pool(context: Context, command: str) -> dict[str, Any]:

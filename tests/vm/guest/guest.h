@@ -64,6 +64,7 @@ bool shared_fill(struct memory *memory, uint64_t seed, FILE *out);
 
 /* device.c: to every page */
 bool device_copy(struct memory *memory, FILE *out);
+bool fpu_store(struct memory *memory, FILE *out);
 
 /* load.c: an endless sequence of page writes per thread; a state of the memory belongs to a moment of it, or it is torn */
 void load_start(struct memory *memory);

@@ -199,6 +199,9 @@ static bool perform(struct memory *memory, char *line, FILE *out)
     if (strcmp(name, "device-copy") == 0) {
         return device_copy(memory, out);
     }
+    if (strcmp(name, "fpu-store") == 0) {
+        return fpu_store(memory, out);
+    }
     if (strcmp(name, "load-start") == 0) {
         load_start(memory);
         return true;
