@@ -3,7 +3,7 @@
  * Making the guest's stores durable when it asks for it (virtio-pmem, pcow_map_flush()).
  *
  * Only own pages that are mapped for stores can hold what is not durable: everything older was made so when it was frozen, or is
- * remembered by unflushed_frozen (or unknown). Within one flush, data and metadata may reach the medium in any order: a page whose bit or owner is
+ * counted by frozen and not by flushed (or unknown). Within one flush, data and metadata may reach the medium in any order: a page whose bit or owner is
  * missing reads as before the stores that this flush covers.
  */
 #include <errno.h>
@@ -63,22 +63,31 @@ static int walk_writable(const struct pcow_map *map, uint64_t offset, uint64_t e
     return 0;
 }
 
+void flush_frozen(struct pcow_map *map)
+{
+    __atomic_fetch_add(&map->frozen, 1, __ATOMIC_SEQ_CST);
+}
+
 /* There may be stores in pages that are in no set. */
 static bool needs_all(const pcow_map *map)
 {
-    return __atomic_load_n(&map->unflushed_frozen, __ATOMIC_SEQ_CST) || __atomic_load_n(&map->unknown, __ATOMIC_SEQ_CST);
+    return __atomic_load_n(&map->flushed, __ATOMIC_SEQ_CST) != __atomic_load_n(&map->frozen, __ATOMIC_SEQ_CST)
+        || __atomic_load_n(&map->unknown, __ATOMIC_SEQ_CST);
 }
 
 static int flush_all(pcow_map *map)
 {
-    int ret;
+    /* Before the commit: what is frozen meanwhile is for the next one. */
+    uint64_t frozen = __atomic_load_n(&map->frozen, __ATOMIC_SEQ_CST), flushed;
+    int ret = file_commit(&map->image->file);
 
-    /* Before the flush: what is frozen meanwhile is for the next one. */
-    __atomic_store_n(&map->unflushed_frozen, false, __ATOMIC_SEQ_CST);
-    ret = file_commit(&map->image->file);
     if (ret)
-        __atomic_store_n(&map->unflushed_frozen, true, __ATOMIC_SEQ_CST);
-    return ret;
+        return ret;
+    /* Not before it is over: a flush that comes meanwhile would find nothing to do, and say that is on the medium which is not. */
+    flushed = __atomic_load_n(&map->flushed, __ATOMIC_SEQ_CST);
+    while (flushed < frozen && !__atomic_compare_exchange_n(&map->flushed, &flushed, frozen, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        ;
+    return 0;
 }
 
 /* Owner word and valid set of the file slabs that hold a range; allocations leave them to the next flush. */

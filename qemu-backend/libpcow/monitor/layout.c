@@ -209,7 +209,7 @@ void layout_make_cold(struct pcow_map *map, uint64_t guest_slab)
         __atomic_store_n(&map->unknown, true, __ATOMIC_SEQ_CST);
     /* A flush finds what was stored to by these sets. */
     if (!page_set_empty(&slab->writable))
-        __atomic_store_n(&map->unflushed_frozen, true, __ATOMIC_SEQ_CST);
+        flush_frozen(map);
     memset(&slab->writable, 0, sizeof slab->writable);
     __atomic_store_n(&slab->watched, WATCHED_NOT, __ATOMIC_RELAXED);
     slab->behind = !unmapped;

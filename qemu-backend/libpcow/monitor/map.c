@@ -272,7 +272,7 @@ int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
     if (!ret)
         ret = lost_hide_again(map);
     if (map->image->file.persist.persistence == PCOW_PERSISTENCE_PMEM)
-        __atomic_store_n(&map->unflushed_frozen, true, __ATOMIC_SEQ_CST);
+        flush_frozen(map);
 
     watch_forget(map);
     ahead_froze(map);
@@ -306,7 +306,7 @@ int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error)
         return error_set_errno(error, -errno, "%s: its memory cannot be write-protected; stop the VM now, "
                                "or what it writes changes the snapshot", map->image->file.path);
     watch_forget(map);
-    __atomic_store_n(&map->unflushed_frozen, true, __ATOMIC_SEQ_CST);
+    flush_frozen(map);
     __atomic_store_n(&map->unknown, false, __ATOMIC_SEQ_CST);      /* one mapping in place of all needs no other to be split */
     /* Not what retire.c has: it is still there. */
     for (uint64_t v = 0; v < slabs; v++)

@@ -95,7 +95,11 @@ struct pcow_map {
     unsigned vmas, vma_budget;
     bool shares_vmas;                  /* the budget is that of all maps of the process, which the kernel's limit is for */
     bool closing;                      /* waiters give up */
-    bool unflushed_frozen;             /* pages that are in no set any more may hold stores that no flush has covered */
+    /*
+     * Counters: how often pages have left the sets that may hold stores which no flush has covered; and how much of that is on the medium,
+     * see flush.c. Never above the other one.
+     */
+    uint64_t frozen, flushed;
     bool lost;                         /* pages of its files are, see pcow_map_lose(); stays once it is set */
     bool unknown;                      /* a mapping could not be replaced: pages that are in no set may still be mapped for stores */
     struct event_queue events;
@@ -154,6 +158,12 @@ unsigned layout_pages(const struct pcow_map *map, uint64_t guest_slab);    /* 51
  * brings in one; elsewhere the first store must be seen by the file system.
  */
 void layout_populate(const struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count);
+
+/*
+ * monitor/flush.c: pages leave the sets, or are about to, and may hold stores. They are not mapped for stores any more, or nobody stores: the
+ * next flush covers all that was stored to them. Async-signal-safe.
+ */
+void flush_frozen(struct pcow_map *map);
 
 /* monitor/rest.c: all pages of the slab are own, some are not mapped for stores yet. The claim is held. Async-signal-safe. */
 int layout_map_rest(struct pcow_map *map, uint64_t guest_slab);

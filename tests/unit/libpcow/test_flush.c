@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -22,6 +23,10 @@ struct counter {
     _Atomic unsigned syncs, msyncs, flushes;
     _Atomic uint64_t guest_bytes;          /* flushed or msynced through the guest's range */
     _Atomic uint64_t last_offset;          /* of that */
+    _Atomic pthread_t flusher;
+    _Atomic bool parks;                    /* a sync of that thread is under way until it may go on */
+    _Atomic int parked_error;              /* and then fails so */
+    sem_t parked, go_on;
 };
 
 static int count(struct observer *observer, const struct observation *seen)
@@ -29,6 +34,11 @@ static int count(struct observer *observer, const struct observation *seen)
     struct counter *counter = (struct counter *)observer;
     const uint8_t *start = counter->map ? pcow_map_address(counter->map) : NULL;
 
+    if (counter->parks && seen->what == OBSERVED_SYNC && pthread_equal(counter->flusher, pthread_self())) {
+        sem_post(&counter->parked);
+        sem_wait(&counter->go_on);
+        return counter->parked_error;
+    }
     if (!pthread_equal(counter->thread, pthread_self()))
         return 0;
     counter->syncs += seen->what == OBSERVED_SYNC;
@@ -263,6 +273,51 @@ static void test_page_that_is_being_mapped(void **state)
     end(&counter, image);
 }
 
+static void *flush_and_be_parked(void *opaque)
+{
+    struct counter *counter = opaque;
+
+    counter->flusher = pthread_self();
+    counter->parks = true;
+    return pcow_map_flush(counter->map, 4 * MIB, PCOW_PAGE_SIZE, NULL) ? opaque : NULL;
+}
+
+/* What a snapshot froze is not durable before the sync of whoever flushes it first is over, and never if that fails. */
+static void test_a_flush_does_not_rely_on_one_under_way(void **state)
+{
+    static const int errors[] = {0, -EIO};
+
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        struct counter counter;
+        pcow_image *image;
+        pthread_t thread;
+        void *failed;
+
+        begin(&counter, PCOW_PERSISTENCE_PMEM, &image);
+        sem_init(&counter.parked, 0, 0);
+        sem_init(&counter.go_on, 0, 0);
+        counter.parked_error = errors[i];
+        ((uint8_t *)pcow_map_address(counter.map))[4 * MIB] = 1;
+        MUST(pcow_snapshot_create(image, "s", &error));
+        assert_int_equal(pthread_create(&thread, NULL, flush_and_be_parked, &counter), 0);
+        sem_wait(&counter.parked);
+        reset(&counter);
+        MUST(pcow_map_flush(counter.map, 4 * MIB, PCOW_PAGE_SIZE, &error));
+        assert_int_equal(counter.syncs, 1);
+        sem_post(&counter.go_on);
+        assert_int_equal(pthread_join(thread, &failed), 0);
+        assert_int_equal(failed != NULL, errors[i] != 0);
+        /* and whichever ended first, it is there */
+        reset(&counter);
+        MUST(pcow_map_flush(counter.map, 4 * MIB, PCOW_PAGE_SIZE, &error));
+        assert_int_equal(counter.syncs, 0);
+        end(&counter, image);
+        sem_destroy(&counter.parked);
+        sem_destroy(&counter.go_on);
+    }
+}
+
 static void test_settling_does_not_rely_on_a_commit_under_way(void **state)
 {
     struct settler settler = {.observer = {.persistence = PCOW_PERSISTENCE_PMEM, .look = settle_meanwhile}};
@@ -290,6 +345,7 @@ int main(void)
         cmocka_unit_test(test_volatile),
         cmocka_unit_test(test_restore),
         cmocka_unit_test(test_page_that_is_being_mapped),
+        cmocka_unit_test(test_a_flush_does_not_rely_on_one_under_way),
         cmocka_unit_test(test_settling_does_not_rely_on_a_commit_under_way),
     };
 
