@@ -138,8 +138,12 @@ static void remember(struct pcow_map *map, uint64_t guest_slab, unsigned pieces)
     if (!slab->cold && map->image->file.writable && map->image->view == image_active(map->image))
         chain_own_backed(map->image, guest_slab, &own);
     /* Looked at without the claim, so no page may disappear from it for a moment. */
-    for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
+    for (unsigned w = 0; w < PAGE_SET_WORDS; w++) {
+        /* Stored to, and now mapped for loads: a page that was backed alone, in a slab of which others are not. */
+        if (slab->writable.word[w] & ~own.word[w])
+            flush_frozen(map);
         __atomic_store_n(&slab->writable.word[w], own.word[w], __ATOMIC_RELEASE);
+    }
 }
 
 /* Extend the piece under construction by one slab, mapping what is complete. */

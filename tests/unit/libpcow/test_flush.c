@@ -27,6 +27,7 @@ struct counter {
     _Atomic bool parks;                    /* a sync of that thread is under way until it may go on */
     _Atomic int parked_error;              /* and then fails so */
     sem_t parked, go_on;
+    _Atomic bool full;                     /* the pool has one page left, again and again */
 };
 
 static int count(struct observer *observer, const struct observation *seen)
@@ -34,6 +35,8 @@ static int count(struct observer *observer, const struct observation *seen)
     struct counter *counter = (struct counter *)observer;
     const uint8_t *start = counter->map ? pcow_map_address(counter->map) : NULL;
 
+    if (counter->full && seen->what == OBSERVED_ALLOCATE && seen->length > PCOW_PAGE_SIZE)
+        return -ENOSPC;
     if (counter->parks && seen->what == OBSERVED_SYNC && pthread_equal(counter->flusher, pthread_self())) {
         sem_post(&counter->parked);
         sem_wait(&counter->go_on);
@@ -58,17 +61,22 @@ static void reset(struct counter *counter)
     counter->guest_bytes = counter->last_offset = 0;
 }
 
-static void begin(struct counter *counter, enum pcow_persistence persistence, pcow_image **image)
+static void begin_again(struct counter *counter, pcow_image **image)
 {
     struct pcow_map_options options = {.engine = PCOW_ENGINE_SIGNAL};
 
+    MUST(image_open(scratch("vm.pcow"), PCOW_OPEN_WRITE, NULL, &counter->observer, image, &error));
+    MUST(pcow_map_create(*image, &options, &counter->map, &error));
+}
+
+static void begin(struct counter *counter, enum pcow_persistence persistence, pcow_image **image)
+{
     memset(counter, 0, sizeof *counter);
     counter->thread = pthread_self();
     counter->observer = (struct observer){.persistence = persistence, .look = count};
     unlink(scratch("vm.pcow"));
     pcow_close(must_create(scratch("vm.pcow"), SIZE, 0, NULL));
-    MUST(image_open(scratch("vm.pcow"), PCOW_OPEN_WRITE, NULL, &counter->observer, image, &error));
-    MUST(pcow_map_create(*image, &options, &counter->map, &error));
+    begin_again(counter, image);
 }
 
 static void end(struct counter *counter, pcow_image *image)
@@ -318,6 +326,48 @@ static void test_a_flush_does_not_rely_on_one_under_way(void **state)
     }
 }
 
+/*
+ * On a full pool a page is mapped for stores alone, in a slab of which others still lack blocks. When the slab is mapped anew none of them
+ * is, and what was stored to the page is not durable yet.
+ */
+static void test_page_that_is_not_mapped_for_stores_any_more(void **state)
+{
+    static const uint8_t bytes[2 * PCOW_PAGE_SIZE] = {1};
+    struct counter counter;
+    struct page_set *writable;
+    struct pcow_extent extent;
+    pcow_image *image;
+    uint8_t *memory;
+    int fd;
+
+    (void)state;
+    begin(&counter, PCOW_PERSISTENCE_PMEM, &image);
+    MUST(pcow_write(image, 4 * MIB, bytes, sizeof bytes, &error));
+    MUST(pcow_get_extent(image, 4 * MIB, sizeof bytes, &extent, &error));
+    end(&counter, image);
+    fd = open(scratch("vm.pcow"), O_RDWR | O_CLOEXEC);
+    assert_int_equal(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)extent.file_offset, sizeof bytes), 0);
+    close(fd);
+
+    begin_again(&counter, &image);
+    counter.full = true;
+    memory = pcow_map_address(counter.map);
+    writable = &counter.map->slabs[4 * MIB >> SLAB_BITS].writable;
+    memory[4 * MIB] = 2;
+    assert_int_equal(page_set_count(writable), 1);
+    MUST(pcow_map_restore(counter.map, 4 * MIB, PCOW_PAGE_SIZE, &error));
+    assert_int_equal(page_set_count(writable), 0);
+    reset(&counter);
+    MUST(pcow_map_flush(counter.map, 4 * MIB, PCOW_PAGE_SIZE, &error));
+    assert_true(counter.guest_bytes >= PCOW_PAGE_SIZE || counter.syncs == 1);
+    /* once */
+    reset(&counter);
+    MUST(pcow_map_flush(counter.map, 4 * MIB, PCOW_PAGE_SIZE, &error));
+    assert_int_equal(counter.syncs, 0);
+    counter.full = false;
+    end(&counter, image);
+}
+
 static void test_settling_does_not_rely_on_a_commit_under_way(void **state)
 {
     struct settler settler = {.observer = {.persistence = PCOW_PERSISTENCE_PMEM, .look = settle_meanwhile}};
@@ -346,6 +396,7 @@ int main(void)
         cmocka_unit_test(test_restore),
         cmocka_unit_test(test_page_that_is_being_mapped),
         cmocka_unit_test(test_a_flush_does_not_rely_on_one_under_way),
+        cmocka_unit_test(test_page_that_is_not_mapped_for_stores_any_more),
         cmocka_unit_test(test_settling_does_not_rely_on_a_commit_under_way),
     };
 
