@@ -49,7 +49,8 @@ static int hide(const struct pcow_map *map, const struct file *file, uint64_t in
 
 static int lose(struct pcow_map *map, uint64_t offset)
 {
-    struct place place = chain_find(map->image, offset >> SLAB_BITS, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB), 1);
+    unsigned page = (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB);
+    struct place place = chain_find(map->image, offset >> SLAB_BITS, page, 1);
     struct file *file = place.present ? &map->image->chain->file[place.level]->file : NULL;
     int ret;
 
@@ -59,6 +60,8 @@ static int lose(struct pcow_map *map, uint64_t offset)
     if (ret)
         return ret;
     __atomic_store_n(&map->lost, true, __ATOMIC_RELEASE);
+    /* Before it is hidden: a flush of its lines would trap as a load does, in a thread that has nowhere to go with the error. */
+    __atomic_fetch_and(&map->slabs[offset >> SLAB_BITS].writable.word[page / 64], ~(UINT64_C(1) << (page % 64)), __ATOMIC_SEQ_CST);
     return hide(map, file, place.offset, offset);
 }
 
@@ -85,6 +88,25 @@ bool lost_in_map(const struct pcow_map *map, uint64_t offset)
         return false;
     place = chain_find(map->image, offset >> SLAB_BITS, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB), 1);
     return place.present && lost_is_in(&map->image->chain->file[place.level]->file, place.offset, PCOW_PAGE_SIZE);
+}
+
+void lost_take_out(const struct pcow_map *map, uint64_t guest_slab, struct page_set *pages)
+{
+    const struct file *file = &map->image->file;
+
+    if (!__atomic_load_n(&map->lost, __ATOMIC_ACQUIRE))
+        return;
+    for (unsigned page = 0; page < PAGES_PER_SLAB;) {
+        struct place place = chain_find(map->image, guest_slab, page, PAGES_PER_SLAB - page);
+        uint64_t end = place.offset + place.pages * PCOW_PAGE_SIZE;
+
+        for (uint64_t at = place.own ? lost_next(file, place.offset, end) : end; at < end; at = lost_next(file, at + PCOW_PAGE_SIZE, end)) {
+            unsigned lost = page + (unsigned)((at - place.offset) / PCOW_PAGE_SIZE);
+
+            pages->word[lost / 64] &= ~(UINT64_C(1) << (lost % 64));
+        }
+        page += place.pages;
+    }
 }
 
 int lost_hide_again(const struct pcow_map *map)

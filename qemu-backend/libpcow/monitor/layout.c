@@ -137,6 +137,7 @@ static void remember(struct pcow_map *map, uint64_t guest_slab, unsigned pieces)
     slab->behind = 0;
     if (!slab->cold && map->image->file.writable && map->image->view == image_active(map->image))
         chain_own_backed(map->image, guest_slab, &own);
+    lost_take_out(map, guest_slab, &own);
     /* Looked at without the claim, so no page may disappear from it for a moment. */
     for (unsigned w = 0; w < PAGE_SET_WORDS; w++) {
         /* Stored to, and now mapped for loads: a page that was backed alone, in a slab of which others are not. */
@@ -284,7 +285,8 @@ static int map_own_run(struct pcow_map *map, uint64_t guest_slab, unsigned page,
     }
     set_pieces(map, slab, pieces < PAGES_PER_SLAB ? pieces : PAGES_PER_SLAB);
     for (unsigned p = page; p < page + place->pages; p++)
-        __atomic_fetch_or(&slab->writable.word[p / 64], UINT64_C(1) << (p % 64), __ATOMIC_RELEASE);
+        if (!lost_is_in(&map->image->file, place->offset + (p - page) * PCOW_PAGE_SIZE, PCOW_PAGE_SIZE))
+            __atomic_fetch_or(&slab->writable.word[p / 64], UINT64_C(1) << (p % 64), __ATOMIC_RELEASE);
     return 0;
 }
 

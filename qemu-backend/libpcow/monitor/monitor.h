@@ -71,7 +71,7 @@ struct retired {
 };
 
 struct slab_map {
-    struct page_set writable;          /* own pages that are mapped for stores */
+    struct page_set writable;          /* own pages that are mapped for stores; no lost one, but in class volatile */
     uint16_t pieces;                   /* upper bound of the memory mappings in this slab */
     uint8_t faults;                    /* traps so far, to judge how hot it is (saturates) */
     uint8_t cold;                      /* nothing is mapped; with behind: nor is it known what is, see unknown below */
@@ -125,6 +125,8 @@ enum watched {
 
 /* monitor/find.c: lost pages, at which nothing is mapped */
 bool lost_in_map(const struct pcow_map *map, uint64_t offset);     /* the claim is held */
+/* The pages of a guest slab without the lost ones among its own. The claim is held, or everybody stopped. Async-signal-safe. */
+void lost_take_out(const struct pcow_map *map, uint64_t guest_slab, struct page_set *pages);
 /* After the protection of everything was changed; everybody is stopped. */
 int lost_hide_again(const struct pcow_map *map);
 

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "image/image.h"
+#include "monitor/monitor.h"
 #include "operations/operations.h"
 #include "persist/copy.h"
 #include "persist/observer.h"
@@ -74,6 +75,17 @@ static void assert_lost_alone(pcow_image *image, pcow_map *map)
     MUST(pcow_read(image, LOST - PAGE, byte, PAGE, &error));
 }
 
+/* A flush of lines traps as a load does: only what may be loaded from is among what it walks over. */
+static void assert_flushes(pcow_map *map)
+{
+    const struct page_set *writable = &map->slabs[LOST >> SLAB_BITS].writable;
+
+    assert_false(page_set_has(writable, LOST / PAGE % PAGES_PER_SLAB));
+    assert_true(page_set_has(writable, LOST / PAGE % PAGES_PER_SLAB + 1));
+    MUST(pcow_map_flush(map, 0, 8 * MIB, &error));
+    MUST_FAIL(-EIO, pcow_map_resolve(map, LOST, PAGE, true, &error));
+}
+
 /* Whatever maps or copies it later: a snapshot, stores around it, the end of the snapshot. */
 static void stays_lost(enum pcow_persistence class)
 {
@@ -89,10 +101,18 @@ static void stays_lost(enum pcow_persistence class)
         memory[LOST + PAGE] = 4;
         MUST(pcow_map_lose(map, LOST + 5, &error));
         MUST(pcow_map_lose(map, LOST, &error));
+        assert_flushes(map);
         assert_lost_alone(image, map);
         assert_int_equal(kernel_store((void *)(memory + LOST), 1), -1);
         MUST_FAIL(-EIO, pcow_write(image, LOST + 1, "x", 1, &error));
         MUST(pcow_map_restore(map, LOST, PAGE, &error));
+        assert_flushes(map);
+        assert_lost_alone(image, map);
+        /* As a store to another page of its cluster may. */
+        chain_claim(image->chain, LOST >> SLAB_BITS);
+        MUST(layout_map_own(map, LOST >> SLAB_BITS, LOST / PAGE - 1, 3));
+        chain_release(image->chain, LOST >> SLAB_BITS);
+        assert_flushes(map);
         assert_lost_alone(image, map);
         MUST(pcow_snapshot_create(image, "s", &error));
         assert_lost_alone(image, map);
@@ -103,6 +123,7 @@ static void stays_lost(enum pcow_persistence class)
                     memory[page] = (unsigned char)round;
         assert_lost_alone(image, map);
         MUST(pcow_snapshot_delete(image, "s", NULL, &error));
+        assert_flushes(map);
         assert_lost_alone(image, map);
         pcow_map_destroy(map);
         pcow_close(image);
