@@ -15,13 +15,15 @@
 #include "monitor/monitor.h"
 #include "util/order.h"
 
-#define IDLE_SECONDS 5                 /* without a trap, before everything is given back */
+#define IDLE_SECONDS 5                 /* without an access that had to be served, before everything is given back */
 #define MAX_OPENED 512u                /* slabs (1 GiB) handed out with prepared pages, before those not in use are trimmed */
 #define MAX_GIVEN_BACK 8u              /* slabs whose remains are punched out before somebody else may have a turn */
 
-static uint64_t traps(const struct pcow_map *map)
+/* Accesses of the guest that had to be served. What a KVM vCPU does never traps here: for that and for devices the program asks. */
+static uint64_t accesses(const struct pcow_map *map)
 {
-    return __atomic_load_n(&map->stats.write_traps, __ATOMIC_RELAXED) + __atomic_load_n(&map->stats.read_traps, __ATOMIC_RELAXED);
+    return __atomic_load_n(&map->stats.write_traps, __ATOMIC_RELAXED) + __atomic_load_n(&map->stats.read_traps, __ATOMIC_RELAXED)
+           + __atomic_load_n(&map->asked, __ATOMIC_RELAXED);
 }
 
 /* ---- called by others ----------------------------------------------------------------------------------------------- */
@@ -229,11 +231,11 @@ static bool rest(struct pcow_map *map, uint32_t seen)
     __atomic_store_n(&ahead->sleeping, 1, __ATOMIC_SEQ_CST);
     ret = syscall(SYS_futex, &ahead->wakeups, FUTEX_WAIT_PRIVATE, seen, something ? &idle : NULL, NULL, 0);
     if (ret < 0 && errno == ETIMEDOUT) {
-        uint64_t count = traps(map);
+        uint64_t count = accesses(map);
 
-        if (count == ahead->idle_traps)
+        if (count == ahead->idle_accesses)
             return false;
-        ahead->idle_traps = count;
+        ahead->idle_accesses = count;
     }
     return true;
 }
@@ -300,7 +302,7 @@ static void *run(void *opaque)
         bool more = false;
 
         /* Of a former writer that was killed: in slabs that are owned too, once the image turns out to be stored to. */
-        if (!looked && (ahead->lead_min > 0 || traps(map) > 0)) {
+        if (!looked && (ahead->lead_min > 0 || accesses(map) > 0)) {
             remains_find(map->image, true);
             looked = true;
         }

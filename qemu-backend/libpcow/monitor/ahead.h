@@ -36,7 +36,7 @@ struct ahead {
     unsigned takers;                   /* guest slabs that had no slab of the active layer when they were counted, */
     uint64_t takers_since_ns, takers_taken;    /* which was then; slabs that were taken before */
     uint64_t rate_since_ns, rate_taken;
-    uint64_t idle_traps;               /* traps at the last look for idleness */
+    uint64_t idle_accesses;            /* how many had been served at the last look for idleness */
     uint64_t idle_taken;               /* slabs taken when everything was given back */
     bool holding;                      /* something was prepared since the last time that everything was given back */
     bool forgot;                       /* slabs were dropped from the queue, nobody knows which */

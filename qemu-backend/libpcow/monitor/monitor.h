@@ -107,6 +107,7 @@ struct pcow_map {
     struct density density;
     struct retired retired;
     struct pcow_map_stats stats;       /* counters, relaxed atomics */
+    uint64_t asked;                    /* pages that pcow_map_resolve() had to serve; no traps, whoever asks counts them; relaxed */
     int uffd;
     pthread_t uffd_thread;
     bool uffd_running;

@@ -300,6 +300,7 @@ int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write
         if (write ? page_set_has(&slab->writable, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB))
                   : !__atomic_load_n(&slab->cold, __ATOMIC_ACQUIRE))
             continue;
+        count_up(&map->asked, 1);
         ret = resolve(map, offset, write, false);
         if (ret == -ENOSPC)
             return error_set(error, ret, "%s: the pool is full; free space or extend it", map->image->file.path);

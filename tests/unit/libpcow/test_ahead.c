@@ -1,12 +1,19 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* How much is brought in ahead of the guest: whole slabs for who fills them, and no more prepared ones than can be used. */
+/*
+ * How much is brought in ahead of the guest: whole slabs for who fills them, and no more prepared ones than can be used. And what is given back
+ * beside it, and when.
+ */
 #include "support.h"
 
+#include <signal.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "image/prepare.h"
+#include "image/remains.h"
 #include "monitor/monitor.h"
+#include "operations/operations.h"
 
 #define SLAB PCOW_SLAB_SIZE
 #define FILLED 24u                     /* slabs that the guest fills */
@@ -133,12 +140,100 @@ static void test_no_more_than_can_be_used(void **state)
     pcow_close(image);
 }
 
+/* ---- engine kvm: no trap is ours, QEMU asks for each page ------------------------------------------------------------- */
+
+static uint64_t head_of(pcow_image *image, uint64_t guest_slab)
+{
+    return slab_ref_slab(image->chain->head[guest_slab]);
+}
+
+static bool second_half_is_hole(pcow_image *image, uint64_t guest_slab)
+{
+    return file_is_hole(&image->file, (head_of(image, guest_slab) << SLAB_BITS) + MIB, MIB);
+}
+
+/* A writer that stores one page to each of three slabs, all of which are prepared, and is killed. */
+static void leave_prepared_slabs(const char *path)
+{
+    struct pcow_map_options options = {.engine = PCOW_ENGINE_KVM, .prepared_slabs = 8};
+    pcow_image *image;
+    pcow_map *map;
+    int status;
+    pid_t pid;
+
+    pcow_close(must_create(path, 64 * MIB, 0, NULL));
+    pid = fork();
+    if (pid == 0) {
+        if (pcow_open(path, PCOW_OPEN_WRITE, NULL, &image, NULL) || pcow_map_create(image, &options, &map, NULL))
+            _exit(1);
+        while (stats_of(map).slabs_ready < 8)
+            usleep(1000);
+        for (unsigned v = 0; v < 3; v++)
+            if (pcow_map_resolve(map, v * SLAB, 1, true, NULL))
+                _exit(2);
+        kill(getpid(), SIGKILL);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+}
+
+static void test_kvm_gives_back_what_a_killed_writer_left(void **state)
+{
+    const char *path = scratch("image");
+    unsigned holes = 0;
+    pcow_image *image;
+    pcow_map *map;
+
+    (void)state;
+    leave_prepared_slabs(path);
+    image = must_open(path, PCOW_OPEN_WRITE);
+    map = must_map_prepared(image, PCOW_ENGINE_KVM, 0);
+    for (unsigned v = 0; v < 3; v++)
+        assert_false(second_half_is_hole(image, v));
+    MUST(pcow_map_resolve(map, 20 * MIB, 1, true, &error));
+    for (unsigned i = 0; i < 600 && holes < 3; i++) {
+        usleep(5000);
+        holes = 0;
+        for (unsigned v = 0; v < 3; v++)
+            holes += second_half_is_hole(image, v);
+    }
+    assert_int_equal(holes, 3);
+    pcow_map_destroy(map);
+    pcow_close(image);
+    must_be_clean(path);
+}
+
+/* What is prepared in the slabs that it uses is not taken away from a guest that stores all the time. */
+static void test_kvm_is_not_taken_for_idle(void **state)
+{
+    pcow_image *image = must_create(scratch("image"), 64 * MIB, 0, NULL);
+    pcow_map *map = must_map_prepared(image, PCOW_ENGINE_KVM, 8);
+
+    (void)state;
+    for (unsigned v = 0; v < 4; v++)
+        MUST(pcow_map_resolve(map, v * SLAB, 1, true, &error));
+    /* Longer than an idle image keeps it. Here and there, which gives the thread nothing to do. */
+    for (unsigned i = 0; i < 28; i++) {
+        usleep(250000);
+        MUST(pcow_map_resolve(map, i % 4 * SLAB + (1 + i / 4) * 3 * 64 * KIB, 1, true, &error));
+    }
+    for (unsigned v = 0; v < 4; v++) {
+        assert_in_range(page_set_count(&image->valid[head_of(image, v)]), 1, PAGES_PER_SLAB - 1);
+        assert_false(page_set_empty(&image->prepared[head_of(image, v)]));
+    }
+    pcow_map_destroy(map);
+    pcow_close(image);
+    must_be_clean(scratch("image"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_filled_slabs_come_whole, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_sparse_stores_get_clusters, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_no_more_than_can_be_used, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_kvm_gives_back_what_a_killed_writer_left, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_kvm_is_not_taken_for_idle, scratch_setup, scratch_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
