@@ -76,34 +76,82 @@ static int empty_owned(struct pcow_image *image, uint64_t slab, uint64_t guest_s
     return ret;
 }
 
+/* False: not now, the mark is of a slab that has just become free, or will be one. */
+static bool empty_marked(struct pcow_image *image, uint64_t slab)
+{
+    struct slab owner = slab_peek(image, slab);
+    int ret;
+
+    if (owner.kind != OWNER_NONE && owner.kind != OWNER_DATA)
+        return false;
+    ret = owner.kind == OWNER_NONE ? empty_free(image, slab) : empty_owned(image, slab, owner.number);
+    if (ret)
+        __atomic_store_n(&image->remains_error, ret, __ATOMIC_RELAXED);
+    return true;
+}
+
+/* The first one of [from, end), or end. */
+static uint64_t find_marked(const struct pcow_image *image, uint64_t from, uint64_t end)
+{
+    for (uint64_t p = from; p < end; p = (p / 64 + 1) * 64) {
+        uint64_t bits = __atomic_load_n(&image->remains[p / 64], __ATOMIC_ACQUIRE) >> p % 64;
+
+        if (bits)
+            return p + (unsigned)__builtin_ctzll(bits) < end ? p + (unsigned)__builtin_ctzll(bits) : end;
+    }
+    return end;
+}
+
+/*
+ * Of how many slabs from *next on the marks are to be looked at: one round for each time that something is marked, and steps go on where the
+ * last one ended. What the file system does not take stays marked: it must not keep the thread at it for ever, nor from what lies behind.
+ */
+static uint64_t begin_round(struct pcow_image *image, unsigned limit, uint64_t slabs, uint64_t *next)
+{
+    uint64_t left;
+
+    *next = 0;
+    if (!limit) {
+        __atomic_store_n(&image->remains_left, 0, __ATOMIC_RELAXED);
+        (void)__atomic_exchange_n(&image->remains_due, false, __ATOMIC_ACQ_REL);
+        return slabs;
+    }
+    if (__atomic_load_n(&image->remains_due, __ATOMIC_RELAXED)) {
+        /* In this order, as somebody may ask meanwhile whether there is anything, and a mark after it begins another round. */
+        __atomic_store_n(&image->remains_left, slabs, __ATOMIC_RELEASE);
+        (void)__atomic_exchange_n(&image->remains_due, false, __ATOMIC_ACQ_REL);
+    }
+    if (image->remains_next < slabs)
+        *next = image->remains_next;
+    left = __atomic_load_n(&image->remains_left, __ATOMIC_RELAXED);
+    return left < slabs ? left : slabs;
+}
+
 bool reclaim(struct pcow_image *image, unsigned limit)
 {
-    uint64_t words = (image_slab_count(image) + 63) / 64;
+    uint64_t slabs = image_slab_count(image), next, left;
     unsigned done = 0;
 
-    if (!image->remains || !__atomic_exchange_n(&image->remains_due, false, __ATOMIC_ACQ_REL))
+    if (!image->remains || !remains_are_due(image))
         return false;
-    for (uint64_t w = 0; w < words; w++)
-        for (uint64_t bits = __atomic_load_n(&image->remains[w], __ATOMIC_ACQUIRE); bits; bits &= bits - 1) {
-            uint64_t p = w * 64 + (unsigned)__builtin_ctzll(bits);
-            struct slab owner = slab_peek(image, p);
-            int ret = 0;
+    left = begin_round(image, limit, slabs, &next);
+    while (left > 0) {
+        uint64_t end = left < slabs - next ? next + left : slabs, p = find_marked(image, next, end);
 
-            /* The mark is of a slab that has just become free, or will be one. */
-            if (owner.kind != OWNER_NONE && owner.kind != OWNER_DATA)
-                continue;
-            if (limit && done == limit) {
-                __atomic_store_n(&image->remains_due, true, __ATOMIC_RELEASE);
-                return true;
-            }
-            done++;
-            if (owner.kind == OWNER_NONE)
-                ret = empty_free(image, p);
-            else if (owner.kind == OWNER_DATA)
-                ret = empty_owned(image, p, owner.number);
-            if (ret)
-                __atomic_store_n(&image->remains_error, ret, __ATOMIC_RELAXED);
-        }
+        left -= p - next;
+        next = p < slabs ? p : 0;
+        if (p == end)
+            continue;
+        if (limit && done == limit)
+            break;
+        done += empty_marked(image, p);
+        left--;
+        next = p + 1 < slabs ? p + 1 : 0;
+    }
+    if (limit) {
+        image->remains_next = next;
+        __atomic_store_n(&image->remains_left, left, __ATOMIC_RELEASE);
+    }
     return done > 0;
 }
 

@@ -6,8 +6,9 @@
 #include "image/image.h"
 
 /*
- * Punch out what is marked, in at most limit slabs (0: all). True if anything was. What others are working on is passed over and stays
- * due; what the file system does not take stays marked. The tables of layers are not looked at. Async-signal-safe.
+ * Punch out what is marked, in at most limit slabs (0: all). True if anything was. With a limit, which only one thread may give, it goes
+ * on where it ended the last time. What others are working on is passed over and stays due; what the file system does not take stays
+ * marked, and is tried again when all is gone through anew. The tables of layers are not looked at. Async-signal-safe.
  */
 bool reclaim(struct pcow_image *image, unsigned limit);
 /*

@@ -60,7 +60,9 @@ struct pcow_image {
     struct prepared_ring *ready;      /* prepared slabs; NULL: not mapped for writing */
     uint64_t *remains;                /* writers: one bit a slab whose blocks are to be given back, see remains.h */
     uint64_t remains_size;            /* bytes that were left so since it was opened; grows only */
-    bool remains_due;                 /* a bit was set since all were looked at */
+    bool remains_due;                 /* a bit was set since a round through all began */
+    uint64_t remains_next;            /* where a round goes on that is made in steps, by one thread, */
+    uint64_t remains_left;            /* and over how many slabs still */
     int remains_error;                /* why some could not be given back */
     bool complete;                    /* writers: every table was loaded, so a slab without an owner is free */
     uint64_t *tables_ready;           /* one bit for each 64 slabs: the pages of their owner words and bitmaps have blocks */

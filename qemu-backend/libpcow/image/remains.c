@@ -34,7 +34,7 @@ void remains_keep(struct pcow_image *image, uint64_t slab)
 
 bool remains_are_due(const struct pcow_image *image)
 {
-    return __atomic_load_n(&image->remains_due, __ATOMIC_ACQUIRE);
+    return __atomic_load_n(&image->remains_due, __ATOMIC_ACQUIRE) || __atomic_load_n(&image->remains_left, __ATOMIC_ACQUIRE) > 0;
 }
 
 static bool is_used(const struct pcow_image *image, uint64_t slab)

@@ -48,7 +48,7 @@ static inline bool slab_is_suspect(const struct pcow_image *image, uint64_t slab
  */
 void remains_find(struct pcow_image *image, bool owned);
 
-/* Something was marked since reclaim() last went through all. */
+/* Something was marked since reclaim() last began to go through all, or it has not come to the end. */
 bool remains_are_due(const struct pcow_image *image);
 
 #endif

@@ -226,6 +226,66 @@ static void test_kvm_is_not_taken_for_idle(void **state)
     must_be_clean(scratch("image"));
 }
 
+/* ---- a file system that does not take what is given back ----------------------------------------------------------------- */
+
+#define DROPPED 20u                    /* slabs, more than the thread tries in one go */
+
+struct refusing {
+    struct observer observer;
+    unsigned slabs;                    /* in the file: those before this one cannot be punched */
+    unsigned punches;
+};
+
+static int refuse(struct observer *observer, const struct observation *o)
+{
+    struct refusing *refusing = (struct refusing *)observer;
+
+    if (o->what != OBSERVED_PUNCH)
+        return 0;
+    __atomic_fetch_add(&refusing->punches, 1, __ATOMIC_RELAXED);
+    return o->offset >> SLAB_BITS < __atomic_load_n(&refusing->slabs, __ATOMIC_RELAXED) ? -EIO : 0;
+}
+
+/* It is tried once, and not in the way of what can be given back. */
+static void test_what_cannot_be_given_back(void **state)
+{
+    static unsigned char data[DROPPED * SLAB];
+    struct pcow_map_options options = {.engine = PCOW_ENGINE_SIGNAL};
+
+    (void)state;
+    memset(data, 0x55, sizeof data);
+    for (unsigned some = 0; some < 2; some++) {
+        struct refusing refusing = {.observer = {.persistence = PCOW_PERSISTENCE_VOLATILE, .look = refuse}};
+        struct pcow_info full, info;
+        pcow_image *image;
+        unsigned first;
+        pcow_map *map;
+
+        pcow_close(must_create(scratch("image"), 64 * MIB, 0, NULL));
+        MUST(image_open(scratch("image"), PCOW_OPEN_WRITE, NULL, &refusing.observer, &image, &error));
+        MUST(pcow_snapshot_create(image, "empty", &error));
+        MUST(pcow_write(image, 0, data, sizeof data, &error));
+        pcow_get_info(image, &full);
+        MUST(pcow_map_create(image, &options, &map, &error));
+        first = (unsigned)head_of(image, 0);
+        __atomic_store_n(&refusing.slabs, some ? first + 10 : UINT32_MAX, __ATOMIC_RELAXED);
+        MUST(pcow_snapshot_revert(image, "empty", &error));
+        usleep(1000000);
+        assert_in_range(__atomic_load_n(&refusing.punches, __ATOMIC_RELAXED), DROPPED, 50);
+        pcow_get_info(image, &info);
+        assert_in_range(full.allocated_size - info.allocated_size, some ? (DROPPED - 11) * SLAB : 0, some ? DROPPED * SLAB : MIB);
+        /* Later on it does. */
+        __atomic_store_n(&refusing.slabs, 0, __ATOMIC_RELAXED);
+        MUST(pcow_reclaim(image, NULL, &error));
+        pcow_get_info(image, &info);
+        assert_in_range(info.allocated_size, 0, MIB);
+        pcow_map_destroy(map);
+        pcow_close(image);
+        must_be_clean(scratch("image"));
+        assert_int_equal(unlink(scratch("image")), 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -234,6 +294,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_no_more_than_can_be_used, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_kvm_gives_back_what_a_killed_writer_left, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_kvm_is_not_taken_for_idle, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_what_cannot_be_given_back, scratch_setup, scratch_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
