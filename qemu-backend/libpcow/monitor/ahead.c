@@ -77,6 +77,18 @@ unsigned ahead_queued(const struct pcow_map *map)
 
 void ahead_hold(struct pcow_map *map)
 {
+    __atomic_fetch_add(&map->ahead.waiting, 1, __ATOMIC_SEQ_CST);
+    pthread_mutex_lock(&map->ahead.busy);
+    __atomic_fetch_sub(&map->ahead.waiting, 1, __ATOMIC_SEQ_CST);
+    order_acquire(map);
+}
+
+void ahead_take_turn(struct pcow_map *map)
+{
+    static const struct timespec moment = {0, 20000};
+
+    while (__atomic_load_n(&map->ahead.waiting, __ATOMIC_SEQ_CST) > 0)
+        nanosleep(&moment, NULL);
     pthread_mutex_lock(&map->ahead.busy);
     order_acquire(map);
 }
@@ -133,7 +145,7 @@ static void forget_queued(struct pcow_map *map)
     for (uint64_t v = 0; v < slabs; v++) {
         if (!__atomic_load_n(&map->slabs[v].queued, __ATOMIC_RELAXED))
             continue;
-        ahead_hold(map);
+        ahead_take_turn(map);
         chain_claim(map->image->chain, v);
         map->slabs[v].queued = 0;
         chain_release(map->image->chain, v);
@@ -156,7 +168,7 @@ static bool serve_queue(struct pcow_map *map)
 
         if (found == 0)
             continue;
-        ahead_hold(map);
+        ahead_take_turn(map);
         chain_claim(map->image->chain, found - 1);
         hot = map->slabs[found - 1].queued && is_hot(&map->slabs[found - 1]);
         grown = map->slabs[found - 1].grown > 0;
@@ -200,7 +212,7 @@ static bool limit_opened(struct pcow_map *map)
     if (map->ahead.opened < MAX_OPENED)
         return false;
     map->ahead.opened = 0;
-    ahead_hold(map);
+    ahead_take_turn(map);
     reclaim_prepared(map->image, was_used, map);
     ahead_release(map);
     return true;
@@ -213,7 +225,7 @@ static void give_back(struct pcow_map *map)
 
     lead_give_back(ahead);
     prepared_drop(map->image, ahead->lead_min);
-    ahead_hold(map);
+    ahead_take_turn(map);
     reclaim_prepared(map->image, NULL, NULL);
     ahead_release(map);
     ahead->opened = 0;
@@ -247,7 +259,7 @@ static bool give_back_remains(struct pcow_map *map)
 
     if (!remains_are_due(image))
         return false;
-    ahead_hold(map);
+    ahead_take_turn(map);
     reclaim(image, MAX_GIVEN_BACK);
     ahead_release(map);
     if (remains_are_due(image))
@@ -270,7 +282,7 @@ static bool give_back_frozen(struct pcow_map *map)
     }
     if (ahead->frozen_next == 0)
         return false;
-    ahead_hold(map);
+    ahead_take_turn(map);
     if (!reclaim_frozen(map->image, &ahead->frozen_next))
         ahead->frozen_next = 0;
     ahead_release(map);
@@ -283,7 +295,7 @@ static bool give_back_frozen(struct pcow_map *map)
 /* While it runs, each change of a page table that a snapshot operation makes has to interrupt its CPU, for which the VM stands still. */
 static void wait_for_operations(struct pcow_map *map)
 {
-    ahead_hold(map);
+    ahead_take_turn(map);
     ahead_release(map);
 }
 

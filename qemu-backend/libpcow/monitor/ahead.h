@@ -27,6 +27,7 @@ struct ahead {
     pthread_t thread;
     bool running, stop;
     pthread_mutex_t busy;              /* held by the thread while it looks at the chain, and during snapshot operations */
+    uint32_t waiting;                  /* others that want it */
     uint32_t wakeups;                  /* the futex */
     uint32_t sleeping;
     uint32_t queue[AHEAD_QUEUE_SIZE];  /* guest slab + 1; 0: empty */
@@ -62,6 +63,11 @@ unsigned ahead_queued(const struct pcow_map *map);
 /* Keep the thread away from chain and layers / let it go on. */
 void ahead_hold(struct pcow_map *map);
 void ahead_release(struct pcow_map *map);
+/*
+ * What the thread itself calls before a step, instead of ahead_hold(): whoever waits is first. A mutex alone goes to who comes by while the one that
+ * it has woken is on its way, and the next step begins at once: a snapshot, with the guest stopped, waited for several of them.
+ */
+void ahead_take_turn(struct pcow_map *map);
 /* There is something to do. Async-signal-safe. */
 void ahead_wake(struct pcow_map *map);
 /* A layer was frozen: what is prepared in its slabs is to be given back. / Is that still to be done? */

@@ -42,7 +42,7 @@ static int complete_chunks(struct pcow_map *map, uint64_t guest_slab, uint64_t *
         if (ahead_is_stopping(&map->ahead) || prepare_room(map->image) == 0)
             return -ECANCELED;
         map->ahead.holding = true;
-        ahead_hold(map);
+        ahead_take_turn(map);
         chain_claim(map->image->chain, guest_slab);
         ret = complete_chunk(map, guest_slab, page, meant, prepare);
         chain_release(map->image->chain, guest_slab);
@@ -57,7 +57,7 @@ static void undo_blocks(struct pcow_map *map, uint64_t guest_slab, uint64_t p)
     struct pcow_image *image = map->image;
     const struct slab *owner = &image->slabs[p];
 
-    ahead_hold(map);
+    ahead_take_turn(map);
     chain_claim(image->chain, guest_slab);
     /* What does not succeed is in the way of nobody, and found when the slab is free. */
     if (owner->kind == OWNER_DATA && owner->number == guest_slab)
@@ -87,7 +87,7 @@ void ahead_touch_source(struct pcow_map *map, uint64_t guest_slab)
         const uint8_t *source = NULL;
         struct place place;
 
-        ahead_hold(map);
+        ahead_take_turn(map);
         place = chain_find(image, guest_slab, page, CHUNK);
         if (place.present && !place.own)
             source = file_address(&image->chain->file[place.level]->file, place.offset);
@@ -112,7 +112,7 @@ void ahead_complete_pages(struct pcow_map *map, uint64_t guest_slab)
     for (unsigned page = 0; page < pages && ret == 0 && !ahead_is_stopping(&map->ahead); page += CHUNK) {
         bool room = prepare_room(map->image) > 0;
 
-        ahead_hold(map);
+        ahead_take_turn(map);
         chain_claim(map->image->chain, guest_slab);
         ret = slab->cold || slab->watched || !slab->queued ? -ESTALE : !room ? -ENOSPC : 0;
         if (!ret) {

@@ -43,7 +43,7 @@ static unsigned count_takers(struct pcow_map *map)
     const struct pcow_image *image = map->image;
     unsigned takers = 0;
 
-    ahead_hold(map);
+    ahead_take_turn(map);
     for (uint64_t v = 0; v < image->chain->guest_slabs && takers < MANY_TAKERS; v++) {
         slab_ref head = __atomic_load_n(&image->chain->head[v], __ATOMIC_ACQUIRE);
 

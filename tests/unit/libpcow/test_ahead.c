@@ -286,6 +286,63 @@ static void test_what_cannot_be_given_back(void **state)
     }
 }
 
+/* ---- who waits for the thread ------------------------------------------------------------------------------------------------ */
+
+#define MANY 800u                      /* slabs of a page each; giving one back takes a millisecond at least */
+#define SNAPSHOTS 8u
+#define ONE_STEP 8u                    /* slabs that the thread gives back before others may have a turn */
+
+struct slow {
+    struct observer observer;
+    unsigned punches;
+};
+
+static int take_time(struct observer *observer, const struct observation *o)
+{
+    if (o->what == OBSERVED_PUNCH) {
+        usleep(1000);
+        __atomic_fetch_add(&((struct slow *)observer)->punches, 1, __ATOMIC_RELAXED);
+    }
+    return 0;
+}
+
+/*
+ * The guest is stopped for a snapshot: that waits for the step that the thread is at, not for more of what a revert has dropped. Counted, as
+ * the time depends on what else the machine does.
+ */
+static void test_snapshots_come_first(void **state)
+{
+    struct slow slow = {.observer = {.persistence = PCOW_PERSISTENCE_VOLATILE, .look = take_time}};
+    unsigned most = 0;
+    pcow_image *image;
+    pcow_map *map;
+
+    (void)state;
+    pcow_close(must_create(scratch("image"), MANY * SLAB, 0, NULL));
+    MUST(image_open(scratch("image"), PCOW_OPEN_WRITE, NULL, &slow.observer, &image, &error));
+    MUST(pcow_snapshot_create(image, "empty", &error));
+    for (uint64_t v = 0; v < MANY; v++)
+        MUST(pcow_write(image, v * SLAB, "x", 1, &error));
+    MUST(pcow_map_create(image, &(struct pcow_map_options){.engine = PCOW_ENGINE_SIGNAL}, &map, &error));
+    MUST(pcow_snapshot_revert(image, "empty", &error));
+    for (unsigned s = 0; s < SNAPSHOTS; s++) {
+        char name[2] = {(char)('a' + s), 0};
+        unsigned before, meanwhile;
+
+        usleep(20000 + s * 1000);
+        before = __atomic_load_n(&slow.punches, __ATOMIC_RELAXED);
+        assert_true(remains_are_due(image));
+        MUST(pcow_snapshot_create(image, name, &error));
+        meanwhile = __atomic_load_n(&slow.punches, __ATOMIC_RELAXED) - before;
+        most = meanwhile > most ? meanwhile : most;
+    }
+    /* Some more of them may be done before this thread goes on. */
+    assert_in_range(most, 0, 2 * ONE_STEP - 1);
+    pcow_map_destroy(map);
+    pcow_close(image);
+    must_be_clean(scratch("image"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -295,6 +352,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_kvm_gives_back_what_a_killed_writer_left, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_kvm_is_not_taken_for_idle, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_what_cannot_be_given_back, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_snapshots_come_first, scratch_setup, scratch_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
