@@ -285,7 +285,7 @@ static int map_own_run(struct pcow_map *map, uint64_t guest_slab, unsigned page,
     }
     set_pieces(map, slab, pieces < PAGES_PER_SLAB ? pieces : PAGES_PER_SLAB);
     for (unsigned p = page; p < page + place->pages; p++)
-        if (!lost_is_in(&map->image->file, place->offset + (p - page) * PCOW_PAGE_SIZE, PCOW_PAGE_SIZE))
+        if (!map->lost || !lost_is_in(&map->image->file, place->offset + (p - page) * PCOW_PAGE_SIZE, PCOW_PAGE_SIZE))
             __atomic_fetch_or(&slab->writable.word[p / 64], UINT64_C(1) << (p % 64), __ATOMIC_RELEASE);
     return 0;
 }
