@@ -143,11 +143,15 @@ static void forget_reports(const HostMemPcow *pcow)
     lock_reports(&before);
     for (unsigned i = 0; i < process.count; i++) {
         Report *report = &process.report[i];
+        bool kept_so = pcow ? report->pcow != pcow : !report->cpu;
 
-        if (pcow ? report->pcow != pcow : !report->cpu) {
-            process.report[kept++] = *report;
-        } else if (report->cpu) {
+        if (!kept_so && report->cpu) {
             qatomic_set(being_told(report->cpu), false);
+            report->cpu = NULL;
+        }
+        /* Of a page that is lost the image must know, if nobody is told. */
+        if (kept_so || (!pcow && report->error == -EHWPOISON)) {
+            process.report[kept++] = *report;
         }
     }
     process.count = kept;
@@ -295,6 +299,9 @@ static void serve_report(const Report *report)
             error_setg(&err, "%s", error.message);
             error_report_err(err);
         }
+        return;
+    }
+    if (!report->cpu) {
         return;
     }
     serve_vcpu(report);

@@ -298,7 +298,6 @@ static bool found_by_watch(Access *access)
 static bool find_access(CPUState *cpu, Access *access)
 {
     struct kvm_run *run = cpu->kvm_run;
-    int64_t now = get_clock();
     struct kvm_regs regs;
     X86State state;
     bool known;
@@ -313,11 +312,10 @@ static bool find_access(CPUState *cpu, Access *access)
     }
     get_state(&regs, &state);
     if (memcmp(&regs, &stuck.regs, sizeof(regs)) ||
-        now - stuck.at > TRIES_APART_NS) {
+        get_clock() - stuck.at > TRIES_APART_NS) {
         stuck.regs = regs;
         stuck.tries = stuck.tries_alone = 0;
     }
-    stuck.at = now;
     return guess_by_instruction(cpu, &state, &known, access) ||
            /* if all is well, another vCPU may just have been faster */
            ((!known || stuck.tries) &&
@@ -430,6 +428,7 @@ int hostmem_pcow_kvm_fault(CPUState *cpu)
 {
     Access access;
     bool found;
+    int ret = 0;
 
     if (!hostmem_pcow_high) {
         return -EFAULT;
@@ -438,12 +437,15 @@ int hostmem_pcow_kvm_fault(CPUState *cpu)
         found = find_access(cpu, &access);
     }
     if (found) {
-        return serve(cpu, &access);
-    }
-    if (is_hopeless()) {
+        ret = serve(cpu, &access);
+    } else if (is_hopeless()) {
         /* Neither we nor userfaultfd know of it: it is not an image's. */
         stuck.tries = 0;
-        return -EFAULT;
+        ret = -EFAULT;
+    } else if (stuck.tries > 1) {
+        ret = watch_all(cpu);
     }
-    return stuck.tries == 1 ? 0 : watch_all(cpu);
+    /* now, as a watch may take its time */
+    stuck.at = get_clock();
+    return ret;
 }
