@@ -36,139 +36,25 @@
 #include "system/reset.h"
 #include "system/runstate.h"
 #include "system/tcg.h"
+#include "hostmem-pcow-report.h"
 #ifdef CONFIG_TCG
 #include "accel/tcg/tb-internal.h"
 #include "tcg/tcg.h"
 #endif
 
 #define PAGE ((uintptr_t)PCOW_PAGE_SIZE)
-/* Between two tries of a vCPU for which a machine check is under way */
-#define RETRY_INTERVAL_NS (1000 * 1000)
 /* A guest that is still busy with a machine check may keep us so often. */
 #define MAX_BUSY 1000
 /* An error that goes on is told again after this time. */
 #define REPEAT_NS (10 * NANOSECONDS_PER_SECOND)
 
-/* ---- from the thread that has the error to the main loop ----------------- */
-
-#define MAX_REPORTS 64
-#define MAX_CPUS 4096
-
-typedef struct Report {
-    HostMemPcow *pcow;
-    uint64_t offset;
-    int error;                  /* negative errno */
-    CPUState *cpu;              /* to get a machine check, or NULL */
-    bool covered;               /* zeros were put over the page */
-    void *unused;               /* nobody has accessed this, perhaps no image */
-    bool met;                   /* ... but libpcow, which goes on without it */
-} Report;
-
 /* The SIGBUS handler belongs to the process. */
 static struct {
     struct sigaction previous;
     bool installed;
-    QemuSpin lock;
-    Report report[MAX_REPORTS];
-    unsigned count;
-    EventNotifier notifier;
-    /* A machine check is under way, by index of vCPU */
-    bool being_told[MAX_CPUS];
-    /* How often it could not be, as another one was; of the main loop */
-    uint16_t busy[MAX_CPUS];
+    /* How often a vCPU could not be told, as it was busy; of the main loop */
+    uint16_t busy[HOST_MEM_PCOW_MAX_CPUS];
 } process;
-
-/* The handler may come anywhere else, and must not wait for its own thread. */
-static void lock_reports(sigset_t *before)
-{
-    sigset_t bus;
-
-    sigemptyset(&bus);
-    sigaddset(&bus, SIGBUS);
-    pthread_sigmask(SIG_BLOCK, &bus, before);
-    qemu_spin_lock(&process.lock);
-}
-
-static void unlock_reports(const sigset_t *before)
-{
-    qemu_spin_unlock(&process.lock);
-    pthread_sigmask(SIG_SETMASK, before, NULL);
-}
-
-static bool push_report(const Report *report)
-{
-    sigset_t before;
-    bool pushed;
-
-    lock_reports(&before);
-    pushed = process.count < MAX_REPORTS;
-    if (pushed) {
-        process.report[process.count++] = *report;
-    }
-    unlock_reports(&before);
-    if (pushed) {
-        event_notifier_set(&process.notifier);
-    }
-    return pushed;
-}
-
-static bool pop_report(Report *report)
-{
-    sigset_t before;
-    bool popped;
-
-    lock_reports(&before);
-    popped = process.count > 0;
-    if (popped) {
-        *report = process.report[0];
-        process.count--;
-        memmove(process.report, process.report + 1,
-                process.count * sizeof(*report));
-    }
-    unlock_reports(&before);
-    return popped;
-}
-
-static bool *being_told(const CPUState *cpu)
-{
-    return &process.being_told[cpu->cpu_index % MAX_CPUS];
-}
-
-/* Those of an image, or all for which a vCPU was to get a machine check */
-static void forget_reports(const HostMemPcow *pcow)
-{
-    unsigned kept = 0;
-    sigset_t before;
-
-    lock_reports(&before);
-    for (unsigned i = 0; i < process.count; i++) {
-        Report *report = &process.report[i];
-        bool kept_so = pcow ? report->pcow != pcow : !report->cpu;
-
-        if (!kept_so && report->cpu) {
-            qatomic_set(being_told(report->cpu), false);
-            report->cpu = NULL;
-        }
-        /* Of a page that is lost the image must know, if nobody is told. */
-        if (kept_so || (!pcow && report->error == -EHWPOISON)) {
-            process.report[kept++] = *report;
-        }
-    }
-    process.count = kept;
-    unlock_reports(&before);
-}
-
-void hostmem_pcow_forget_errors(HostMemPcow *pcow)
-{
-    forget_reports(pcow);
-}
-
-/* A machine check for what the guest has done would come to another state. */
-static void forget_vcpus(void *opaque)
-{
-    forget_reports(NULL);
-    memset(process.busy, 0, sizeof(process.busy));
-}
 
 /* ---- in the main loop ---------------------------------------------------- */
 
@@ -215,7 +101,7 @@ void hostmem_pcow_lose(HostMemPcow *pcow, uint64_t offset)
     }
 }
 
-static void tell(const Report *report, const char *consequence)
+static void tell(const HostMemPcowReport *report, const char *consequence)
 {
     hostmem_pcow_tell_error(report->pcow, report->offset, report->error,
                             consequence);
@@ -242,9 +128,10 @@ static void serve_unused(void *address)
 }
 
 /* A vCPU tries to access it, again and again. */
-static void serve_vcpu(const Report *report)
+static void serve_vcpu(const HostMemPcowReport *report)
 {
-    uint16_t *busy = &process.busy[report->cpu->cpu_index % MAX_CPUS];
+    uint16_t *busy = &process.busy[report->cpu->cpu_index %
+                                   HOST_MEM_PCOW_MAX_CPUS];
 
     switch (hostmem_pcow_machine_check(report->cpu, report->pcow,
                                        report->offset)) {
@@ -266,7 +153,7 @@ static void serve_vcpu(const Report *report)
     *busy = 0;
 }
 
-static void serve_report(const Report *report)
+static void serve_report(const HostMemPcowReport *report)
 {
     HostMemPcow *pcow = report->pcow;
     Error *err = NULL;
@@ -305,47 +192,26 @@ static void serve_report(const Report *report)
         return;
     }
     serve_vcpu(report);
-    qatomic_set(being_told(report->cpu), false);
+    hostmem_pcow_told(report->cpu);
 }
 
-static void serve_reports(EventNotifier *notifier)
+static void serve_reports(void)
 {
-    Report report;
+    HostMemPcowReport report;
 
-    event_notifier_test_and_clear(notifier);
-    while (pop_report(&report)) {
+    while (hostmem_pcow_pop_report(&report)) {
         serve_report(&report);
     }
 }
 
+/* A machine check for what the guest has done would come to another state. */
+static void forget_vcpus(void *opaque)
+{
+    hostmem_pcow_forget_vcpus();
+    memset(process.busy, 0, sizeof(process.busy));
+}
+
 /* ---- in the thread that has the error ------------------------------------ */
-
-static HostMemPcow *find_image(const void *host, uint64_t *offset)
-{
-    ram_addr_t at;
-    RAMBlock *block = qemu_ram_block_from_host((void *)host, false, &at);
-
-    *offset = at;
-    return block ? block->pcow : NULL;
-}
-
-bool hostmem_pcow_is_being_told(const CPUState *cpu)
-{
-    return qatomic_read(being_told(cpu));
-}
-
-void hostmem_pcow_memory_error(CPUState *cpu, const void *host, int error)
-{
-    struct timespec interval = { 0, RETRY_INTERVAL_NS };
-    Report report = { .error = error, .cpu = cpu };
-
-    report.pcow = find_image(host, &report.offset);
-    if (report.pcow && !qatomic_xchg(being_told(cpu), true) &&
-        !push_report(&report)) {
-        qatomic_set(being_told(cpu), false);
-    }
-    nanosleep(&interval, NULL);
-}
 
 #ifdef __x86_64__
 
@@ -380,7 +246,7 @@ static void *failed_address(const siginfo_t *info)
  * Somebody accesses memory by a pointer, and there is no way back for him.  A
  * page that only could not be copied goes on to read what it holds.
  */
-static bool cover(void *address, Report *report)
+static bool cover(void *address, HostMemPcowReport *report)
 {
     void *page = (void *)((uintptr_t)address & -PAGE);
     void *instead = mmap(NULL, PAGE, PROT_READ | PROT_WRITE,
@@ -398,7 +264,7 @@ static bool cover(void *address, Report *report)
         return false;
     }
     report->covered = true;
-    return push_report(report);
+    return hostmem_pcow_push_report(report);
 }
 
 static int reason(const siginfo_t *info)
@@ -417,32 +283,32 @@ static int reason(const siginfo_t *info)
  */
 static bool note_unused(const siginfo_t *info)
 {
-    Report report = { .unused = info->si_addr };
+    HostMemPcowReport report = { .unused = info->si_addr };
 
     if (info->si_code != BUS_MCEERR_AO) {
         return false;
     }
-    push_report(&report);
+    hostmem_pcow_push_report(&report);
     return true;
 }
 
 /* In memory that it has of a file, perhaps for the guest that accessed it. */
 static bool met_by_library(const siginfo_t *info, void *context)
 {
-    Report report = { .unused = info->si_addr, .met = true };
+    HostMemPcowReport report = { .unused = info->si_addr, .met = true };
 
     if (!pcow_serve_sigbus(info, context)) {
         return false;
     }
     if (info->si_code == BUS_MCEERR_AR) {
-        push_report(&report);
+        hostmem_pcow_push_report(&report);
     }
     return true;
 }
 
 static bool serve_sigbus(siginfo_t *info, void *address, ucontext_t *context)
 {
-    Report report = { .error = reason(info) };
+    HostMemPcowReport report = { .error = reason(info) };
 
     if (!hostmem_pcow_may_cover(address)) {
         return false;
@@ -450,7 +316,7 @@ static bool serve_sigbus(siginfo_t *info, void *address, ucontext_t *context)
     if (hostmem_pcow_skip_trial(context)) {
         return true;
     }
-    report.pcow = find_image(address, &report.offset);
+    report.pcow = hostmem_pcow_find(address, &report.offset);
     if (!report.pcow) {
         return false;
     }
@@ -496,18 +362,13 @@ bool hostmem_pcow_error_init(Error **errp)
         .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER,
     };
     sigset_t set;
-    int ret;
 
     if (process.installed) {
         return true;
     }
-    ret = event_notifier_init(&process.notifier, false);
-    if (ret < 0) {
-        error_setg_errno(errp, -ret, "cannot watch pcow images for errors");
+    if (!hostmem_pcow_report_init(serve_reports, errp)) {
         return false;
     }
-    event_notifier_set_handler(&process.notifier, serve_reports);
-    qemu_spin_init(&process.lock);
     sigemptyset(&action.sa_mask);
     sigaction(SIGBUS, &action, &process.previous);
     process.installed = true;

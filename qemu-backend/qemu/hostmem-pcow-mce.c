@@ -52,7 +52,7 @@ static bool guest_address(HostMemPcow *pcow, uint64_t offset, hwaddr *address)
 #ifdef TARGET_I386
 
 /* KVM has another exception for it, and QEMU can queue one only. */
-static bool is_interrupted(const CPUX86State *env)
+static bool has_exception(const CPUX86State *env)
 {
     return kvm_enabled() && env->exception_nr != -1;
 }
@@ -71,7 +71,7 @@ static void tell_others(CPUState *cpu)
         }
         cpu_synchronize_state(other);
         if (X86_CPU(other)->env.cr[4] & CR4_MCE_MASK &&
-            !is_interrupted(&X86_CPU(other)->env)) {
+            !has_exception(&X86_CPU(other)->env)) {
             cpu_x86_inject_mce(NULL, X86_CPU(other), OTHERS_BANK,
                                MCI_STATUS_VAL | MCI_STATUS_UC,
                                MCG_STATUS_MCIP | MCG_STATUS_RIPV, 0, 0, 0);
@@ -122,7 +122,7 @@ static HostMemPcowMce tell_cpu(CPUState *cpu, hwaddr address, bool required)
         !(env->cr[4] & CR4_MCE_MASK)) {
         return HOST_MEM_PCOW_MCE_DEAF;
     }
-    if (env->mcg_status & MCG_STATUS_MCIP || is_interrupted(env)) {
+    if (env->mcg_status & MCG_STATUS_MCIP || has_exception(env)) {
         return HOST_MEM_PCOW_MCE_BUSY;
     }
     inject(cpu, address, required);

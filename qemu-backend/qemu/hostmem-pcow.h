@@ -210,6 +210,17 @@ void hostmem_pcow_await_flushes(HostMemPcow *pcow);
 /* ---- hostmem-pcow-error.c ---- */
 
 bool hostmem_pcow_error_init(Error **errp);
+/* Tell of an error, but not again and again of the same: then false. */
+bool hostmem_pcow_tell_error(HostMemPcow *pcow, uint64_t offset, int error,
+                             const char *consequence);
+/*
+ * The host's kernel has told that the page at this offset is lost: no access to
+ * it succeeds any more, also where the kernel forgets it.  Main loop.
+ */
+void hostmem_pcow_lose(HostMemPcow *pcow, uint64_t offset);
+
+/* ---- hostmem-pcow-report.c ---- */
+
 /*
  * An access of @cpu at @host failed.  It gets a machine check soon; until then
  * it is to try again.  In its thread, without locks.
@@ -219,14 +230,6 @@ void hostmem_pcow_memory_error(CPUState *cpu, const void *host, int error);
 bool hostmem_pcow_is_being_told(const CPUState *cpu);
 /* The image goes away, and its errors that have not been told with it. */
 void hostmem_pcow_forget_errors(HostMemPcow *pcow);
-/* Tell of an error, but not again and again of the same: then false. */
-bool hostmem_pcow_tell_error(HostMemPcow *pcow, uint64_t offset, int error,
-                             const char *consequence);
-/*
- * The host's kernel has told that the page at this offset is lost: no access to
- * it succeeds any more, also where the kernel forgets it.  Main loop.
- */
-void hostmem_pcow_lose(HostMemPcow *pcow, uint64_t offset);
 
 /* ---- hostmem-pcow-mce.c ---- */
 

@@ -34,6 +34,8 @@ QEMU_FILES=(
     hostmem-pcow-mce.c backends/hostmem-pcow-mce.c
     hostmem-pcow-outgoing.c backends/hostmem-pcow-outgoing.c
     hostmem-pcow-qmp.c backends/hostmem-pcow-qmp.c
+    hostmem-pcow-report.c backends/hostmem-pcow-report.c
+    hostmem-pcow-report.h backends/hostmem-pcow-report.h
     hostmem-pcow-savevm.c backends/hostmem-pcow-savevm.c
     hostmem-pcow-space.c backends/hostmem-pcow-space.c
     hostmem-pcow-tcg.c backends/hostmem-pcow-tcg.c

@@ -60,7 +60,7 @@ static int lose(struct pcow_map *map, uint64_t offset)
     if (ret)
         return ret;
     __atomic_store_n(&map->lost, true, __ATOMIC_RELEASE);
-    /* Before it is hidden: a flush of its lines would trap as a load does, in a thread that has nowhere to go with the error. */
+    /* Before it is hidden: a flush of its lines that begins later would trap as a load does, in a thread that has nowhere to go with the error. */
     __atomic_fetch_and(&map->slabs[offset >> SLAB_BITS].writable.word[page / 64], ~(UINT64_C(1) << (page % 64)), __ATOMIC_SEQ_CST);
     return hide(map, file, place.offset, offset);
 }

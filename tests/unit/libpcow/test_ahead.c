@@ -292,7 +292,7 @@ static void test_what_cannot_be_given_back(void **state)
 
 #define MANY 800u                      /* slabs of a page each; giving one back takes a millisecond at least */
 #define SNAPSHOTS 8u
-#define ROUNDS 4u
+#define ROUNDS 5u
 #define ONE_STEP 8u                    /* slabs that the thread gives back before others may have a turn */
 
 struct slow {
@@ -346,16 +346,16 @@ static unsigned given_back_meanwhile(const char *path)
  */
 static void test_snapshots_come_first(void **state)
 {
-    unsigned most = UINT_MAX;
+    unsigned late = 0;
     char name[16];
 
     (void)state;
-    /* Some more may be done before this thread goes on, and on a busy machine it may not go on for long: so it is tried again. */
-    for (unsigned round = 0; round < ROUNDS && most >= 2 * ONE_STEP; round++) {
+    /* Some more may be done before this thread goes on, and on a busy machine it may not go on for long: in most rounds it does. */
+    for (unsigned round = 0; round < ROUNDS; round++) {
         snprintf(name, sizeof name, "image%u", round);
-        most = given_back_meanwhile(scratch(name));
+        late += given_back_meanwhile(scratch(name)) >= 2 * ONE_STEP;
     }
-    assert_in_range(most, 0, 2 * ONE_STEP - 1);
+    assert_in_range(late, 0, ROUNDS / 2);
 }
 
 int main(void)
