@@ -46,9 +46,16 @@ static int hold_iothread(Object *obj, void *opaque)
  */
 static unsigned held, parked;
 
+unsigned hostmem_pcow_freezes;
+
 bool hostmem_pcow_guest_is_held(void)
 {
     return held > 0;
+}
+
+void hostmem_pcow_note_freeze(void)
+{
+    qatomic_store_release(&hostmem_pcow_freezes, hostmem_pcow_freezes + 1);
 }
 
 static void park_iothreads(void)
@@ -100,6 +107,7 @@ void hostmem_pcow_release_guest(void)
         release_iothreads();
     }
     bdrv_drain_all_end();
+    hostmem_pcow_note_freeze();
     if (--held == 0) {
         resume_all_vcpus();
     }

@@ -21,6 +21,7 @@
 #include "system/hostmem-pcow.h"
 #include "system/kvm.h"
 #include "system/kvm_int.h"
+#include "hostmem-pcow-kvm.h"
 
 #define RETRY_INTERVAL_NS (10 * 1000 * 1000)
 /* Between two looks whether a machine check is there */
@@ -42,17 +43,15 @@ static void set_left(bool now)
 /* The page of an image that the vCPU accesses, or NULL */
 static uint8_t *find_target(const struct kvm_run *run)
 {
-    hwaddr length = 1, at;
-    MemoryRegion *mr = address_space_translate(&address_space_memory,
-                                               run->mmio.phys_addr, &at,
-                                               &length, run->mmio.is_write,
-                                               MEMTXATTRS_UNSPECIFIED);
+    RAMBlock *block;
+    uint64_t offset;
+    uint8_t *host = hostmem_pcow_find_ram(run->mmio.phys_addr, &block, &offset);
 
-    if (!memory_region_is_ram(mr) || !mr->ram_block || !mr->ram_block->pcow ||
-        (run->mmio.is_write && mr->ram_block->pcow->readonly)) {
+    if (!host || !block->pcow ||
+        (run->mmio.is_write && block->pcow->readonly)) {
         return NULL;
     }
-    return (uint8_t *)memory_region_get_ram_ptr(mr) + at;
+    return host;
 }
 
 /*
@@ -100,6 +99,19 @@ static bool finds_no_space(CPUState *cpu)
     return false;
 }
 
+bool hostmem_pcow_kvm_is_wanted(CPUState *cpu)
+{
+    struct kvm_run *run = cpu->kvm_run;
+    /* the latter is what a kick sets, for a KVM_RUN that is not there */
+    bool wanted = qatomic_read(&cpu->exit_request) ||
+                  qatomic_read(&run->immediate_exit);
+
+    if (wanted) {
+        qatomic_set(&run->immediate_exit, 0);
+    }
+    return wanted;
+}
+
 int hostmem_pcow_kvm_finish_store(CPUState *cpu)
 {
     struct timespec interval = { 0, RETRY_INTERVAL_NS };
@@ -118,10 +130,7 @@ int hostmem_pcow_kvm_finish_store(CPUState *cpu)
         return 0;
     }
     while (finds_no_space(cpu)) {
-        /* the latter is what a kick sets, for a KVM_RUN that is not there */
-        if (qatomic_read(&cpu->exit_request) ||
-            qatomic_read(&run->immediate_exit)) {
-            qatomic_set(&run->immediate_exit, 0);
+        if (hostmem_pcow_kvm_is_wanted(cpu)) {
             return EXCP_INTERRUPT;
         }
         nanosleep(&interval, NULL);

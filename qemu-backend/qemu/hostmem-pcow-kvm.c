@@ -28,6 +28,7 @@
 #include "system/hostmem-pcow.h"
 #include "system/kvm.h"
 #include "system/runstate.h"
+#include "hostmem-pcow-kvm.h"
 #include "hostmem-pcow-x86.h"
 
 #define RETRY_INTERVAL_NS (10 * 1000 * 1000)
@@ -60,8 +61,7 @@ typedef struct Access {
     bool lost;                  /* a media error, or a file cut short */
 } Access;
 
-/* The byte of RAM or ROM at a guest-physical address, or NULL */
-static uint8_t *find_ram(hwaddr gpa, RAMBlock **block, uint64_t *offset)
+uint8_t *hostmem_pcow_find_ram(hwaddr gpa, RAMBlock **block, uint64_t *offset)
 {
     hwaddr length = 1, at;
     MemoryRegion *mr = address_space_translate(&address_space_memory, gpa, &at,
@@ -94,8 +94,8 @@ static bool walk_page_tables(uint64_t linear, hwaddr *gpa)
         unsigned shift = 12 + 9 * (level - 1);
         uint64_t mask = (1ULL << shift) - 1, entry, offset;
         RAMBlock *block;
-        uint8_t *host = find_ram(table + (linear >> shift & 511) * 8,
-                                 &block, &offset);
+        hwaddr at = table + (linear >> shift & 511) * 8;
+        uint8_t *host = hostmem_pcow_find_ram(at, &block, &offset);
 
         if (!host) {
             return false;
@@ -133,7 +133,7 @@ static bool is_refused_physical(hwaddr gpa, bool store, Access *access)
 {
     RAMBlock *block;
     uint64_t offset;
-    uint8_t *host = find_ram(gpa, &block, &offset);
+    uint8_t *host = hostmem_pcow_find_ram(gpa, &block, &offset);
     bool lost = false;
 
     if (!host || !block->pcow) {
@@ -215,7 +215,7 @@ static size_t read_code(CPUState *cpu, const X86State *state, uint8_t *code,
         if (is_refused_physical(gpa, false, access)) {
             return 0;
         }
-        host = find_ram(gpa, &block, &offset);
+        host = hostmem_pcow_find_ram(gpa, &block, &offset);
         if (!host) {
             break;
         }

@@ -173,6 +173,8 @@ static bool freeze(HostMemPcow *pcow, Error **errp)
         pstrcpy(out->last, sizeof(out->last), out->next);
     }
     snprintf(out->next, sizeof(out->next), NAME "%u", out->rounds);
+    /* If the migration fails now, the VM may go on before this is ended. */
+    hostmem_pcow_note_freeze();
     if (pcow_snapshot_create(pcow->image, out->next, &error) < 0) {
         *out->next = '\0';
         error_setg(errp, "%s", error.message);

@@ -211,6 +211,7 @@ static bool start_events(HostMemPcow *pcow, Error **errp)
     qemu_set_fd_handler(pcow_map_event_fd(pcow->map),
                         hostmem_pcow_handle_events, NULL, pcow);
     hostmem_pcow_watch_space(pcow);
+    hostmem_pcow_note_freeze();
     if (tcg_enabled()) {
         hostmem_pcow_tcg_init();
     }

@@ -288,6 +288,15 @@ extern unsigned hostmem_pcow_kvm_stores;
 /* Of a VM that is stopped: fails if it has one. */
 bool hostmem_pcow_check_no_stores(Error **errp);
 
+/* ---- hostmem-pcow-kvm-shared.c ---- */
+
+/*
+ * Make the pages of images writable that KVM itself stores to for this vCPU, if
+ * a snapshot may have changed that since the vCPU ran.  Returns 0, or
+ * EXCP_INTERRUPT as hostmem_pcow_kvm_finish_store().
+ */
+int hostmem_pcow_kvm_prepare_shared(CPUState *cpu);
+
 /* ---- hostmem-pcow-qmp.c ---- */
 
 void hostmem_pcow_handle_events(void *pcow);
@@ -306,6 +315,13 @@ bool hostmem_pcow_revert(HostMemPcow *pcow, const char *name, Error **errp);
  */
 void hostmem_pcow_hold_guest(void);
 void hostmem_pcow_release_guest(void);
+/*
+ * How often pages may have become read-only that were writable: images that
+ * were mapped, ends of a hold, and the last snapshot of a migration.  With the
+ * BQL; any thread may read it.
+ */
+extern unsigned hostmem_pcow_freezes;
+void hostmem_pcow_note_freeze(void);
 /* Also while that is still under way, and bottom halves of the main loop run */
 bool hostmem_pcow_guest_is_held(void);
 

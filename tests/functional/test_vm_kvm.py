@@ -68,7 +68,7 @@ class VmTestCase(testtools.TestCase):
 class KvmTest(VmTestCase):
     """The scenarios that are steady; see "Limits" in doc/source/testing.rst."""
 
-    SCENARIOS = ('stores@tmpfs', 'pool-full@tmpfs', 'full-emulated@tmpfs', 'live-migration@tmpfs', 'debian@pmem')
+    SCENARIOS = ('stores@tmpfs', 'pool-full@tmpfs', 'full-emulated@tmpfs', 'live-migration@tmpfs', 'guest-ram@tmpfs', 'debian@pmem')
     MEDIA = ('media-errors@tmpfs', 'media-errors@pmem', 'media-deaf@tmpfs')         # in another outer machine
     TRIES = 2
     SHOWN = 8000                               # bytes of an error

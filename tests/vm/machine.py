@@ -85,7 +85,7 @@ class Machine:
 
     def __init__(self, place: Place, name: str, *arguments: str, command_port: bool = True, memory: str = '384M') -> None:
         self.name = name
-        self._kvm = place.accel == 'kvm'
+        self.kvm = place.accel == 'kvm'
         self._log = place.logs / f'{name}.log'
         self._errors = place.logs / f'{name}.errors'
         self._sockets = {kind: place.logs / f'{name}.{kind}' for kind in ('qmp', 'port', 'console')}
@@ -111,7 +111,7 @@ class Machine:
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        if self._kvm:
+        if self.kvm:
             silence.record()
         with open(self._errors, 'wb') as errors:
             self.process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, text=True)
@@ -151,13 +151,13 @@ class Machine:
 
     def _silence(self, what: str) -> Failure:
         """Of a guest that is late, with the state it is in."""
-        return self.failure(what, silence.describe(self.process.pid, self.qmp, self._kvm), Silence)
+        return self.failure(what, silence.describe(self.process.pid, self.qmp, self.kvm), Silence)
 
     def _recorded(self) -> str:
         """Why the machine may have ended: events of QEMU and of KVM."""
         with contextlib.suppress(AssertionError, OSError, ValueError):
             self.qmp.run('query-status')
-        return '\n'.join((*(json.dumps(event) for event in self.qmp.events), silence.recorded() if self._kvm else ''))
+        return '\n'.join((*(json.dumps(event) for event in self.qmp.events), silence.recorded() if self.kvm else ''))
 
     def _check_alive(self) -> None:
         if self.process.poll() is not None:

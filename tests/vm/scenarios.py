@@ -14,6 +14,7 @@ from typing import Any
 from tests.vm import chain
 from tests.vm import machine
 from tests.vm import migration
+from tests.vm import ram
 
 MIB = chain.MIB
 _SHELL = re.compile(rb'pcow-guest: root: ([^\r\n]*)\r?\npcow-guest: ready')
@@ -362,5 +363,6 @@ ALL: dict[str, Scenario] = {
     'full-emulated': full_emulated,
     'saved-state': saved_state,
     'live-migration': migration.live_migration,
+    'guest-ram': ram.guest_ram,
     'debian': debian,
 }

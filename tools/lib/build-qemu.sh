@@ -40,7 +40,9 @@ QEMU_FILES=(
     hostmem-pcow-space.c backends/hostmem-pcow-space.c
     hostmem-pcow-tcg.c backends/hostmem-pcow-tcg.c
     hostmem-pcow-kvm.c target/i386/kvm/hostmem-pcow-kvm.c
+    hostmem-pcow-kvm-shared.c target/i386/kvm/hostmem-pcow-kvm-shared.c
     hostmem-pcow-kvm-store.c target/i386/kvm/hostmem-pcow-kvm-store.c
+    hostmem-pcow-kvm.h target/i386/kvm/hostmem-pcow-kvm.h
     hostmem-pcow-x86.c target/i386/kvm/hostmem-pcow-x86.c
     hostmem-pcow-x86-address.c target/i386/kvm/hostmem-pcow-x86-address.c
     hostmem-pcow-x86-opcode.c target/i386/kvm/hostmem-pcow-x86-opcode.c

@@ -242,6 +242,9 @@ static bool perform(struct memory *memory, char *line, FILE *out)
     if (strcmp(name, "error-survey") == 0) {
         return errors_survey(memory, out);
     }
+    if (strcmp(name, "clock") == 0) {
+        return clock_tell(out);
+    }
     if (strcmp(name, "save") == 0) {
         return transfers_save(memory, "/dev/vdb", out);
     }

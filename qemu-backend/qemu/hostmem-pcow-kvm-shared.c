@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * Memory of the guest that KVM itself stores to: the clock, the time that was
+ * stolen, interrupts that need no EOI, the registers when a vCPU enters system
+ * management.  The guest has told KVM by MSRs where it is.
+ *
+ * If it lies in a pcow image, a snapshot makes its pages read-only, and KVM's
+ * stores fail without a word: the guest misses flushes of its TLB and
+ * interrupts, and hangs; after a failed entry into system management KVM runs
+ * it no more.  There is no exit to serve.  So before a vCPU runs for the first
+ * time after a snapshot, it makes these pages writable as if it had stored to
+ * them.
+ *
+ * Not covered: the interfaces of Hyper-V and Xen, the control blocks of
+ * virtual machines within the guest, and what the guest tells of only later
+ * without having stored to it since (its clock, after it was suspended).
+ */
+#include "qemu/osdep.h"
+#include <linux/kvm.h>
+#include "cpu.h"
+#include "exec/cpu-common.h"
+#include "exec/ramblock.h"
+#include "hw/boards.h"
+#include "hw/core/cpu.h"
+#include "hw/i386/x86.h"
+#include "qemu/error-report.h"
+#include "qemu/rcu.h"
+#include "standard-headers/asm-x86/kvm_para.h"
+#include "system/hostmem-pcow.h"
+#include "system/kvm.h"
+#include "hostmem-pcow-kvm.h"
+
+#define RETRY_INTERVAL_NS (10 * 1000 * 1000)
+
+typedef struct Area {
+    uint32_t msr;
+    unsigned align, length;     /* bytes; of what it points to */
+} Area;
+
+/* Linux, Documentation/virt/kvm/x86/msr.rst */
+#define ENABLED 1
+
+static const Area areas[] = {
+    { MSR_KVM_SYSTEM_TIME, 2, 32 },
+    { MSR_KVM_SYSTEM_TIME_NEW, 2, 32 },
+    { MSR_KVM_ASYNC_PF_EN, 64, 64 },
+    { MSR_KVM_STEAL_TIME, 64, 64 },
+    { MSR_KVM_PV_EOI_EN, 4, 4 },
+};
+
+/*
+ * Intel SDM, volume 3, "SMRAM": where the registers go, from SMBASE on, and
+ * what that is after a reset
+ */
+#define SMM_STATE 0xfe00
+#define SMM_STATE_LENGTH 0x200
+#define SMM_BASE_AT_RESET 0x30000
+
+/* Of the freezes, those after which this vCPU has made its areas writable */
+static __thread unsigned served;
+
+/* 0 if KVM does not have it, or not for this vCPU */
+static uint64_t get_msr(CPUState *cpu, uint32_t msr)
+{
+    struct {
+        struct kvm_msrs info;
+        struct kvm_msr_entry entry;
+    } msrs = {
+        .info.nmsrs = 1,
+        .entry.index = msr,
+    };
+
+    return kvm_vcpu_ioctl(cpu, KVM_GET_MSRS, &msrs) == 1 ? msrs.entry.data : 0;
+}
+
+/*
+ * Memory for system management lies behind that of the display, or nowhere, to
+ * all others: but the block of RAM below 4 GiB begins at address 0.
+ */
+static uint8_t *find_low_ram(hwaddr gpa, RAMBlock **block, uint64_t *offset)
+{
+    uint8_t *host = hostmem_pcow_find_ram(0, block, offset);
+
+    if (!host || gpa >= qemu_ram_get_used_length(*block)) {
+        return NULL;
+    }
+    *offset = gpa;
+    return host + gpa;
+}
+
+/* Returns 0, or -ENOSPC if that has to wait. */
+static int make_page_writable(CPUState *cpu, hwaddr gpa, bool smm)
+{
+    RAMBlock *block;
+    uint64_t offset;
+    uint8_t *host;
+    int ret;
+
+    RCU_READ_LOCK_GUARD();
+    host = smm ? find_low_ram(gpa, &block, &offset)
+               : hostmem_pcow_find_ram(gpa, &block, &offset);
+    if (!host || !block->pcow || block->pcow->readonly) {
+        return 0;
+    }
+    ret = hostmem_pcow_trap(host, true);
+    if (ret == -ENOSPC && !hostmem_pcow_fails_when_full(host)) {
+        return ret;
+    }
+    /* That a vCPU will enter system management is not certain. */
+    if (ret < 0 && !smm) {
+        hostmem_pcow_memory_error(cpu, host, ret);
+    }
+    return 0;
+}
+
+/* Returns 0, or EXCP_INTERRUPT if there is no space and the vCPU is wanted. */
+static int make_writable(CPUState *cpu, hwaddr gpa, uint64_t length, bool smm)
+{
+    struct timespec interval = { 0, RETRY_INTERVAL_NS };
+    hwaddr end = gpa + length;
+
+    for (; gpa < end; gpa = (gpa | ~TARGET_PAGE_MASK) + 1) {
+        while (make_page_writable(cpu, gpa, smm) < 0) {
+            if (hostmem_pcow_kvm_is_wanted(cpu)) {
+                return EXCP_INTERRUPT;
+            }
+            nanosleep(&interval, NULL);
+        }
+    }
+    return 0;
+}
+
+static bool has_smm(void)
+{
+    Object *machine = object_dynamic_cast(OBJECT(current_machine),
+                                          TYPE_X86_MACHINE);
+
+    return machine && x86_machine_is_smm_enabled(X86_MACHINE(machine));
+}
+
+static int make_smm_writable(CPUState *cpu)
+{
+    uint64_t base[] = { SMM_BASE_AT_RESET, get_msr(cpu, MSR_IA32_SMBASE) };
+    int ret = 0;
+
+    for (unsigned i = 0; i < ARRAY_SIZE(base) && !ret; i++) {
+        ret = make_writable(cpu, base[i] + SMM_STATE, SMM_STATE_LENGTH, true);
+    }
+    return ret;
+}
+
+/* The MSRs of Hyper-V's interface are not looked at. */
+static void warn_of_hyperv(CPUState *cpu)
+{
+    const X86CPU *x86_cpu = X86_CPU(cpu);
+    RAMBlock *block;
+    uint64_t offset;
+
+    RCU_READ_LOCK_GUARD();
+    if ((x86_cpu->hyperv_features || x86_cpu->hyperv_passthrough) &&
+        hostmem_pcow_find_ram(0, &block, &offset) && block->pcow) {
+        warn_report_once("RAM of the guest is on a pcow image: what KVM stores "
+                         "there for Hyper-V enlightenments is lost after a "
+                         "snapshot; start the VM without hv-* CPU flags");
+    }
+}
+
+int hostmem_pcow_kvm_prepare_shared(CPUState *cpu)
+{
+    unsigned freezes = qatomic_load_acquire(&hostmem_pcow_freezes);
+    int ret = 0;
+
+    if (freezes == served) {
+        return 0;
+    }
+    warn_of_hyperv(cpu);
+    for (unsigned i = 0; i < ARRAY_SIZE(areas) && !ret; i++) {
+        uint64_t value = get_msr(cpu, areas[i].msr);
+
+        if (value & ENABLED) {
+            ret = make_writable(cpu, value & -(uint64_t)areas[i].align,
+                                areas[i].length, false);
+        }
+    }
+    if (!ret && has_smm()) {
+        ret = make_smm_writable(cpu);
+    }
+    if (ret) {
+        return ret;
+    }
+    served = freezes;
+    return hostmem_pcow_is_being_told(cpu) ? EXCP_INTERRUPT : 0;
+}
