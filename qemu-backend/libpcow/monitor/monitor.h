@@ -70,6 +70,12 @@ struct retired {
     bool due;
 };
 
+/* Do several threads trap? A hint, relaxed. */
+struct trappers {
+    uintptr_t last;                    /* names the thread of the last trap */
+    uint8_t turns;                     /* one bit for each of the last traps: it was another thread's than the one before */
+};
+
 struct slab_map {
     struct page_set writable;          /* own pages that are mapped for stores; no lost one, but in class volatile */
     uint16_t pieces;                   /* upper bound of the memory mappings in this slab */
@@ -105,6 +111,7 @@ struct pcow_map {
     struct event_queue events;
     struct ahead ahead;
     struct density density;
+    struct trappers trappers;
     struct retired retired;
     struct pcow_map_stats stats;       /* counters, relaxed atomics */
     uint64_t asked;                    /* pages that pcow_map_resolve() had to serve; no traps, whoever asks counts them; relaxed */

@@ -155,6 +155,14 @@ static int resolve_all(struct pcow_map *map, uint64_t guest_slab, unsigned page)
     return ret;
 }
 
+static void note_thread(struct trappers *trappers)
+{
+    uintptr_t thread = (uintptr_t)&errno;      /* each thread has its own, and asking for it allocates nothing */
+    bool other = __atomic_exchange_n(&trappers->last, thread, __ATOMIC_RELAXED) != thread;
+
+    __atomic_store_n(&trappers->turns, (uint8_t)(__atomic_load_n(&trappers->turns, __ATOMIC_RELAXED) << 1 | other), __ATOMIC_RELAXED);
+}
+
 /* Make the page own and map it for stores. The claim is held. */
 static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned page)
 {
@@ -167,6 +175,7 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
 
     if (page_set_has(&slab->writable, page))
         return 0;                      /* another thread was here first */
+    note_thread(&map->trappers);
     ret = back_own(map, guest_slab, page, &alone);
     if (ret || page_set_has(&slab->writable, page))
         return ret;

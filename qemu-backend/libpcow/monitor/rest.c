@@ -5,6 +5,8 @@
 #include "image/prepare.h"
 #include "monitor/monitor.h"
 
+#define FEW_PIECES 4u
+
 /* Map what is own and not yet mapped, without touching the rest, whose page table is filled. */
 static int map_missing(struct pcow_map *map, uint64_t guest_slab)
 {
@@ -25,6 +27,15 @@ static int map_missing(struct pcow_map *map, uint64_t guest_slab)
 }
 
 /*
+ * Where several threads store, the kernel interrupts the others' CPUs for each mapping that goes and was stored to, 25 us each in a virtual
+ * machine: a slab with many of them is mapped sooner piece by piece.
+ */
+static bool would_interrupt(const struct pcow_map *map, uint64_t guest_slab)
+{
+    return map->slabs[guest_slab].pieces > FEW_PIECES && __atomic_load_n(&map->trappers.turns, __ATOMIC_RELAXED) != 0;
+}
+
+/*
  * Can the window's page table take the place of the slab's? The kernel moves it as one entry, in 3 us where filling it takes 50 to 130.
  * What it has is what has blocks: pages that were prepared or copied, all of one file slab. Under KVM mappings that vCPUs store to
  * stay as they are.
@@ -32,7 +43,7 @@ static int map_missing(struct pcow_map *map, uint64_t guest_slab)
 static bool can_move(const struct pcow_map *map, uint64_t guest_slab, struct place *place)
 {
     if (map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE || map->engine->id == PCOW_ENGINE_KVM
-        || layout_pages(map, guest_slab) < PAGES_PER_SLAB)
+        || layout_pages(map, guest_slab) < PAGES_PER_SLAB || would_interrupt(map, guest_slab))
         return false;
     *place = chain_find(map->image, guest_slab, 0, PAGES_PER_SLAB);
     return place->own && place->pages == PAGES_PER_SLAB && slab_is_backed(map->image, place->offset >> SLAB_BITS);

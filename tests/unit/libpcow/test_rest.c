@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Slabs that are completed by the window's page table: one mapping with every page in it, and nobody sees it happen. */
+/*
+ * Slabs that are completed by the window's page table: one mapping with every page in it, and nobody sees it happen. mremap() passes by
+ * here, and is counted.
+ */
 #include "support.h"
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdio.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "monitor/monitor.h"
@@ -13,6 +18,17 @@
 #define SLABS 6u
 #define THREADS 3u
 #define ROUNDS 20u
+
+void *__real_mremap(void *old, size_t old_size, size_t new_size, int flags, void *new);
+void *__wrap_mremap(void *old, size_t old_size, size_t new_size, int flags, void *new);
+
+static unsigned moves;
+
+void *__wrap_mremap(void *old, size_t old_size, size_t new_size, int flags, void *new)
+{
+    __atomic_fetch_add(&moves, 1, __ATOMIC_RELAXED);
+    return __real_mremap(old, old_size, new_size, flags, new);
+}
 
 static int pool_setup(void **state)
 {
@@ -194,6 +210,68 @@ static void test_threads_store_meanwhile(void **state)
     }
 }
 
+#define CLUSTER UINT64_C(65536)
+
+/* Stores to every page of every second cluster, by turns with another thread or alone. */
+struct filler {
+    unsigned char *memory;
+    sem_t *mine, *next;
+    unsigned first, step;              /* clusters */
+};
+
+static void *fill(void *opaque)
+{
+    struct filler *filler = opaque;
+
+    for (unsigned cluster = filler->first; cluster < SLAB / CLUSTER; cluster += filler->step) {
+        sem_wait(filler->mine);
+        for (uint64_t page = 0; page < CLUSTER; page += 4096)
+            filler->memory[cluster * CLUSTER + page + 7] = 1;
+        sem_post(filler->next);
+    }
+    return NULL;
+}
+
+/* Returns how often page tables were moved until a slab was complete of which many pieces had been stored to. */
+static unsigned complete_in_pieces(unsigned threads)
+{
+    pcow_image *image = must_create(top(), SLABS * SLAB, 0, NULL);
+    pcow_map *map = must_map(image, PCOW_ENGINE_SIGNAL);
+    unsigned char *memory = pcow_map_address(map);
+    struct filler fillers[2];
+    pthread_t thread[2];
+    sem_t turn[2];
+    unsigned before = moves, result;
+
+    for (unsigned i = 0; i < threads; i++)
+        sem_init(&turn[i], 0, i == 0);
+    for (unsigned i = 0; i < threads; i++) {
+        fillers[i] = (struct filler){memory, &turn[i], &turn[(i + 1) % threads], 2 * i, 2 * threads};
+        assert_int_equal(pthread_create(&thread[i], NULL, fill, &fillers[i]), 0);
+    }
+    for (unsigned i = 0; i < threads; i++)
+        pthread_join(thread[i], NULL);
+    result = moves - before;
+    assert_int_equal(mappings_in(memory, SLAB), 1);
+    assert_int_equal(present_in(memory), PAGES_PER_SLAB);
+    assert_int_equal(map->slabs[0].pieces, 1);
+    for (uint64_t offset = 0; offset < SLAB; offset++)
+        assert_int_equal(memory[offset], offset % 4096 == 7 && offset / CLUSTER % 2 == 0);
+    pcow_map_destroy(map);
+    pcow_close(image);
+    must_be_clean(top());
+    unlink(top());
+    return result;
+}
+
+/* Each mapping that goes is an interrupt for the other thread. */
+static void test_several_threads_move_nothing(void **state)
+{
+    (void)state;
+    assert_int_equal(complete_in_pieces(1), 1);
+    assert_int_equal(complete_in_pieces(2), 0);
+}
+
 #define POOL_TEST(name) cmocka_unit_test_setup_teardown(name, pool_setup, pool_unmount)
 
 int main(void)
@@ -202,6 +280,7 @@ int main(void)
         POOL_TEST(test_sequence),
         POOL_TEST(test_sequence_by_kvm_engine),
         POOL_TEST(test_threads_store_meanwhile),
+        POOL_TEST(test_several_threads_move_nothing),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
