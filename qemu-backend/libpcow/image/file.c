@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "util/error.h"
-#include "util/order.h"
+#include "util/map_at.h"
 
 /* Sparse and free: growing in steps keeps the fault path from extending the file at every new slab. */
 #define GROW_STEP (UINT64_C(64) << SLAB_BITS)
@@ -114,21 +114,19 @@ static int map_around_lost(const struct file *file, uint8_t *address, uint64_t o
     while (offset < end) {
         uint64_t lost = lost_next(file, offset, end);
 
-        if (lost > offset && order_mmap(address, lost - offset, protection, flags, file->fd, (off_t)offset) == MAP_FAILED)
-            return -errno;
-        if (lost < end) {
-            int ret = lost_cover(file, address + (lost - offset), PCOW_PAGE_SIZE, lost, PROT_NONE);
+        int ret = lost > offset ? map_at(address, lost - offset, protection, flags, file->fd, (off_t)offset) : 0;
 
-            if (ret)
-                return ret;
-        }
+        if (!ret && lost < end)
+            ret = lost_cover(file, address + (lost - offset), PCOW_PAGE_SIZE, lost, PROT_NONE);
+        if (ret)
+            return ret;
         address += lost + PCOW_PAGE_SIZE - offset;
         offset = lost + PCOW_PAGE_SIZE;
     }
     return 0;
 }
 
-int file_map(const struct file *file, void *address, size_t length, uint64_t offset, enum file_map_for what)
+int file_map(const struct file *file, void *address, size_t length, uint64_t offset, enum file_map_for what, int fixed)
 {
     int ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_MAP, .address = address, .offset = offset, .length = length});
     bool plain = what == FILE_MAP_LOADS || (what == FILE_MAP_SETTLED && file->persist.fixed_blocks);
@@ -136,7 +134,7 @@ int file_map(const struct file *file, void *address, size_t length, uint64_t off
     if (ret)
         return ret;
     return map_around_lost(file, address, offset, offset + length, PROT_READ | (what == FILE_MAP_LOADS ? 0 : PROT_WRITE),
-                           MAP_FIXED | (plain ? MAP_SHARED : file->persist.map_flags));
+                           fixed | (plain ? MAP_SHARED : file->persist.map_flags));
 }
 
 int file_move_window(struct file *file, void *address, uint64_t offset)

@@ -60,8 +60,11 @@ enum file_map_for {
     FILE_MAP_SETTLED,                 /* stores to a settled range */
 };
 
-/* Map a piece of the file at a fixed address, and nothing for lost pages of it: 0 or a negative errno. Async-signal-safe. */
-int file_map(const struct file *file, void *address, size_t length, uint64_t offset, enum file_map_for what);
+/*
+ * Map a piece of the file at a fixed address, and nothing for lost pages of it: 0 or a negative errno. fixed: MAP_FIXED; or for a file without
+ * lost pages MAP_FIXED_NOREPLACE, then on an error nothing is mapped. Async-signal-safe.
+ */
+int file_map(const struct file *file, void *address, size_t length, uint64_t offset, enum file_map_for what, int fixed);
 
 /*
  * Map a slab for stores with the page table that its window has filled, which is moved as a whole (Linux 5.13 and later); the window begins

@@ -11,12 +11,14 @@
 #include <unistd.h>
 
 #include "monitor/monitor.h"
+#include "persist/copy.h"
 
 #define SAMPLE 16u
 #define SAMPLE_SLABS 8u
 #define FILLED 8u
 #define MAX_LOOKED_AT 16u              /* pages of a window */
 #define DENSE 4u                       /* of them, with the one that trapped */
+#define FAULT_AROUND (UINT64_C(64) << 10)      /* Linux, mm/memory.c: what a load's fault brings in of what is in the page cache */
 #define PAGEMAP_PRESENT (UINT64_C(1) << 63)   /* Linux, Documentation/admin-guide/mm/pagemap.rst */
 
 void density_open(struct density *density)
@@ -89,4 +91,20 @@ void density_completed(struct density *density)
     uint32_t trust = __atomic_load_n(&density->trust, __ATOMIC_RELAXED);
 
     __atomic_store_n(&density->trust, trust + 2 < FILLED ? trust + 2 : FILLED, __ATOMIC_RELAXED);
+}
+
+void layout_populate(const struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count)
+{
+    const uint8_t *from = map->address + (guest_slab << SLAB_BITS) + first * PCOW_PAGE_SIZE;
+
+    /* In a slab that is cold, as it could not be mapped, this would trap, and wait for the claim that it holds. */
+    if (map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE || map->slabs[guest_slab].cold)
+        return;
+    /*
+     * By loads and not with MADV_POPULATE_READ: faults of several threads do not wait for each other. In assembly, because the
+     * other threads' stores that a sanitizer would see it race with do not matter. A page that was own before may have become
+     * unreadable; whoever accesses it is told.
+     */
+    for (size_t at = 0; at < count * PCOW_PAGE_SIZE; at += FAULT_AROUND)
+        copy_touch(from + at);
 }

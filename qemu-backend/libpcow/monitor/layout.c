@@ -6,11 +6,7 @@
 
 #include "image/prepare.h"
 #include "monitor/monitor.h"
-#include "persist/copy.h"
 #include "util/error.h"
-#include "util/order.h"
-
-#define FAULT_AROUND (UINT64_C(64) << 10)      /* Linux, mm/memory.c: what a load's fault brings in of what is in the page cache */
 
 /* Were all these pages handed out as prepared ones, and nothing is known to have happened to their blocks since? */
 static bool is_settled(const struct pcow_image *image, uint64_t offset, size_t length)
@@ -25,10 +21,10 @@ static bool is_settled(const struct pcow_image *image, uint64_t offset, size_t l
     return true;
 }
 
-static int map_file(void *address, size_t length, const struct pcow_image *file, uint64_t offset, bool write)
+static int map_file(void *address, size_t length, const struct pcow_image *file, uint64_t offset, bool write, int fixed)
 {
     bool settled = write && file->file.persist.fixed_blocks && is_settled(file, offset, length);
-    int ret = file_map(&file->file, address, length, offset, !write ? FILE_MAP_LOADS : settled ? FILE_MAP_SETTLED : FILE_MAP_STORES);
+    int ret = file_map(&file->file, address, length, offset, !write ? FILE_MAP_LOADS : settled ? FILE_MAP_SETTLED : FILE_MAP_STORES, fixed);
 
     if (ret)
         return ret;
@@ -51,16 +47,20 @@ struct piece {
 
 static int map_piece(struct pcow_map *map, const struct piece *piece)
 {
-    const struct pcow_image *image = map->image;
+    const struct pcow_image *file = piece->level ? map->image->chain->file[piece->level] : NULL;
     void *address = map->address + piece->from;
     size_t length = piece->to - piece->from;
+    int fixed, ret;
 
     if (length == 0)
         return 0;
-    if (piece->level == 0)
-        return map->engine->map_absent(map, address, length);
-    return map_file(address, length, image->chain->file[piece->level], piece->offset,
-                    piece->store);
+    fixed = reserve_next(map, piece->from, piece->to, file ? file->file.lost_pages.any : map->engine->id == PCOW_ENGINE_UFFD);
+    if (fixed < 0)
+        return fixed;
+    ret = file ? map_file(address, length, file, piece->offset, piece->store, fixed) : map->engine->map_absent(map, address, length, fixed);
+    if (!ret)
+        reserve_taken(map, piece->to);
+    return ret;
 }
 
 /* Own pages that may have no blocks are mapped as those of an older layer are, and the first store traps, see resolve_write(). */
@@ -87,22 +87,6 @@ unsigned layout_pages(const struct pcow_map *map, uint64_t guest_slab)
     uint64_t left = (map->size - (guest_slab << SLAB_BITS)) / PCOW_PAGE_SIZE;
 
     return left < PAGES_PER_SLAB ? (unsigned)left : PAGES_PER_SLAB;
-}
-
-void layout_populate(const struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count)
-{
-    const uint8_t *from = map->address + (guest_slab << SLAB_BITS) + first * PCOW_PAGE_SIZE;
-
-    /* In a slab that is cold, as it could not be mapped, this would trap, and wait for the claim that it holds. */
-    if (map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE || map->slabs[guest_slab].cold)
-        return;
-    /*
-     * By loads and not with MADV_POPULATE_READ: faults of several threads do not wait for each other. In assembly, because the
-     * other threads' stores that a sanitizer would see it race with do not matter. A page that was own before may have become
-     * unreadable; whoever accesses it is told.
-     */
-    for (size_t at = 0; at < count * PCOW_PAGE_SIZE; at += FAULT_AROUND)
-        copy_touch(from + at);
 }
 
 static unsigned count_pieces(const struct pcow_map *map, uint64_t guest_slab)
@@ -197,15 +181,20 @@ static bool is_one_piece(const struct pcow_map *map, uint64_t guest_slab)
         && chain_find(map->image, guest_slab, 0, pages).pages == pages;
 }
 
+static int unmap_slab(struct pcow_map *map, uint64_t guest_slab)
+{
+    uint64_t from = guest_slab << SLAB_BITS;
+
+    return reserve_again(map, from, from + layout_pages(map, guest_slab) * PCOW_PAGE_SIZE);
+}
+
 void layout_make_cold(struct pcow_map *map, uint64_t guest_slab)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
     bool unmapped;
 
     __atomic_store_n(&slab->cold, 1, __ATOMIC_RELEASE);
-    unmapped = order_mmap(map->address + (guest_slab << SLAB_BITS), layout_pages(map, guest_slab) * PCOW_PAGE_SIZE, PROT_NONE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
-
+    unmapped = unmap_slab(map, guest_slab) == 0;
     /*
      * At the limit of mappings this one may fail as well. Then any page may be mapped as it was before, for stores too, or not at all: a trap
      * must map it anew, and nothing may rely on what is written here.
@@ -239,7 +228,7 @@ static void map_whole(struct pcow_map *map, uint64_t guest_slab)
     uint64_t offset = chain_find(map->image, guest_slab, 0, 1).offset;
 
     /* If it fails, the old mapping may be gone. The next access maps what is there, and says what is wrong. */
-    if (map_file(map->address + (guest_slab << SLAB_BITS), layout_pages(map, guest_slab) * PCOW_PAGE_SIZE, map->image, offset, true))
+    if (map_file(map->address + (guest_slab << SLAB_BITS), layout_pages(map, guest_slab) * PCOW_PAGE_SIZE, map->image, offset, true, MAP_FIXED))
         layout_make_cold(map, guest_slab);
 }
 
@@ -278,7 +267,7 @@ static int map_own_run(struct pcow_map *map, uint64_t guest_slab, unsigned page,
     struct slab_map *slab = &map->slabs[guest_slab];
     uint8_t *address = map->address + (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE;
     unsigned pieces = slab->pieces + more_pieces(map, guest_slab, page, place);
-    int ret = map_file(address, place->pages * PCOW_PAGE_SIZE, map->image, place->offset, true);
+    int ret = map_file(address, place->pages * PCOW_PAGE_SIZE, map->image, place->offset, true, MAP_FIXED);
     if (ret) {
         forget_pages(map, guest_slab, page, place->pages);
         return ret;
@@ -323,13 +312,11 @@ int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, un
 }
 
 /* Nothing is mapped; the first access, load or store, brings the whole slab into the active layer as one piece. */
-static int map_cold(struct pcow_map *map, uint64_t guest_slab, uint64_t length)
+static int map_cold(struct pcow_map *map, uint64_t guest_slab)
 {
-    void *address = map->address + (guest_slab << SLAB_BITS);
-
     map->slabs[guest_slab].cold = 1;
     remember(map, guest_slab, 1);
-    return order_mmap(address, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED ? -errno : 0;
+    return unmap_slab(map, guest_slab);
 }
 
 /* Copy-on-read: something shows from an older layer or a base, which the first access shall bring into the active one. */
@@ -364,7 +351,7 @@ int layout_map_all(struct pcow_map *map, struct pcow_error *error)
             ret = map_piece(map, &piece);
             piece = (struct piece){.from = (v + 1) << SLAB_BITS, .to = (v + 1) << SLAB_BITS};
             if (!ret)
-                ret = map_cold(map, v, layout_pages(map, v) * PCOW_PAGE_SIZE);
+                ret = map_cold(map, v);
             continue;
         }
         map->slabs[v].cold = 0;
@@ -394,7 +381,7 @@ int layout_map_changed(struct pcow_map *map, const struct layout_lists *lists)
         slab->watched = WATCHED_NOT;
         pieces = count_pieces(map, v);
         if (pieces > 1 && vmas_used(map) + pieces > map->vma_budget) {
-            ret = map_cold(map, v, layout_pages(map, v) * PCOW_PAGE_SIZE);
+            ret = map_cold(map, v);
             continue;
         }
         slab->cold = 0;

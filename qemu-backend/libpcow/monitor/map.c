@@ -28,18 +28,6 @@ static unsigned default_vma_budget(void)
     return count / 4 * 3;
 }
 
-static int reserve_range(struct pcow_map *map, struct pcow_error *error)
-{
-    map->reservation_size = map->size + PCOW_SLAB_SIZE;
-    map->reservation = mmap(NULL, map->reservation_size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (map->reservation == MAP_FAILED) {
-        map->reservation = NULL;
-        return error_set(error, -ENOMEM, "no address space for %llu bytes of %s", (unsigned long long)map->size, map->image->file.path);
-    }
-    map->address = (uint8_t *)(((uintptr_t)map->reservation + PCOW_SLAB_SIZE - 1) & ~(uintptr_t)(PCOW_SLAB_SIZE - 1));
-    return 0;
-}
-
 static int check_mappable(pcow_image *image, struct pcow_error *error)
 {
     if (image->map)
@@ -103,16 +91,14 @@ int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, p
     if (!ret)
         ret = note_lost(map, error);
     if (!ret)
-        ret = signal_register(map, error);
+        ret = map->engine->prepare(map, error);
     if (ret)
         goto fail;
-    ret = map->engine->prepare(map, error);
-    if (ret) {
-        signal_unregister(map);
-        goto fail;
-    }
     image->map = map;
-    ret = layout_map_all(map, error);
+    ret = reserve_lay_out(map, error);
+    /* Not before: a trap in memory that others have in a hole of the range is not ours. */
+    if (!ret)
+        ret = signal_register(map, error);
     if (!ret) {
         /* Before the engine: its thread looks at what these set up. */
         density_open(&map->density);
@@ -128,8 +114,7 @@ int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, p
     return 0;
 
 fail:
-    if (map->reservation)
-        munmap(map->reservation, map->reservation_size);
+    reserve_release(map);
     events_destroy(&map->events);
     free(map->slabs);
     free(map);
@@ -148,7 +133,7 @@ void pcow_map_destroy(pcow_map *map)
     retire_end(map);
     signal_unregister(map);
     density_close(&map->density);
-    munmap(map->reservation, map->reservation_size);
+    reserve_release(map);
     vmas_add(map, -(int)map->vmas);
     map->image->map = NULL;
     events_destroy(&map->events);
@@ -300,10 +285,12 @@ int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
 int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error)
 {
     uint64_t slabs = (map->size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS;
+    int ret;
 
     order_acquire(map);
-    if (order_mmap(map->address, map->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
-        return error_set_errno(error, -errno, "%s: its memory cannot be write-protected; stop the VM now, "
+    ret = reserve_again(map, 0, map->size);
+    if (ret)
+        return error_set_errno(error, ret, "%s: its memory cannot be write-protected; stop the VM now, "
                                "or what it writes changes the snapshot", map->image->file.path);
     watch_forget(map);
     flush_frozen(map);

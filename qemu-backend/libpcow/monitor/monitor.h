@@ -36,13 +36,13 @@ struct event_queue {
 /* How accesses to absent memory are noticed. One implementation a file: signal.c, uffd.c. */
 struct engine {
     enum pcow_engine id;
-    /* Get ready for map_absent() on map->address; then, when the whole range is laid out, begin to serve. */
+    /* Get ready for map_absent(); then, when the whole range is laid out, begin to serve. */
     int (*prepare)(struct pcow_map *map, struct pcow_error *error);
     int (*start)(struct pcow_map *map, struct pcow_error *error);
     /* Undo both, or prepare alone. */
     void (*stop)(struct pcow_map *map);
-    /* Make [address, address + length) absent memory. */
-    int (*map_absent)(struct pcow_map *map, void *address, size_t length);
+    /* Make [address, address + length) absent memory. fixed: MAP_FIXED; or MAP_FIXED_NOREPLACE, but not in engine uffd, see reserve_next(). */
+    int (*map_absent)(struct pcow_map *map, void *address, size_t length, int fixed);
     /* Somebody may be waiting for this range. Async-signal-safe. */
     void (*wake)(struct pcow_map *map, void *address, size_t length);
 };
@@ -95,6 +95,10 @@ struct pcow_map {
     uint64_t size;
     uint8_t *reservation;              /* address is aligned inside it */
     size_t reservation_size;
+    struct hole {                      /* guest offsets; before and behind all of the reservation is mapped by us */
+        uint64_t from, to;
+        bool wanted;                   /* the first layout goes on */
+    } hole;
     const struct engine *engine;
     enum pcow_full_policy full_policy;
     struct slab_map *slabs;            /* by guest slab */
@@ -138,6 +142,20 @@ void lost_take_out(const struct pcow_map *map, uint64_t guest_slab, struct page_
 /* After the protection of everything was changed; everybody is stopped. */
 int lost_hide_again(const struct pcow_map *map);
 
+/* monitor/reserve.c: the address space of the range */
+int reserve_range(struct pcow_map *map, struct pcow_error *error);
+void reserve_release(struct pcow_map *map);
+/* The first layout. The address may be another one after it. */
+int reserve_lay_out(struct pcow_map *map, struct pcow_error *error);
+/*
+ * How these guest offsets are to be mapped: MAP_FIXED, or in the first layout, which maps one piece after the other, MAP_FIXED_NOREPLACE; or a
+ * negative errno. in_steps: by more than one system call, so that something of ours has to be there first. Once all is mapped: reserve_taken().
+ */
+int reserve_next(struct pcow_map *map, uint64_t from, uint64_t to, bool in_steps);
+void reserve_taken(struct pcow_map *map, uint64_t to);
+/* Nothing is mapped there (any more). Async-signal-safe but in the first layout. */
+int reserve_again(struct pcow_map *map, uint64_t from, uint64_t to);
+
 /* monitor/layout.c: the mappings of the range */
 int layout_map_all(struct pcow_map *map, struct pcow_error *error);
 /*
@@ -163,11 +181,6 @@ int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, un
 void layout_make_cold(struct pcow_map *map, uint64_t guest_slab);
 bool layout_is_hot(const struct slab_map *slab, unsigned share);
 unsigned layout_pages(const struct pcow_map *map, uint64_t guest_slab);    /* 512, but fewer at the end of an image of format 1 */
-/*
- * Fill the page table for mapped own pages. Class volatile only: there a load's fault brings in 16 writable entries, where a store's
- * brings in one; elsewhere the first store must be seen by the file system.
- */
-void layout_populate(const struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count);
 
 /*
  * monitor/flush.c: pages leave the sets, or are about to, and may hold stores. They are not mapped for stores any more, or nobody stores: the
@@ -207,6 +220,12 @@ bool density_wants(struct density *density, const uint8_t *window, unsigned page
 /* The first store to a slab that nothing holds: should all of it be brought in? If not, and the guest fills it, density_completed() is to be told. */
 bool density_begin_slab(struct density *density);
 void density_completed(struct density *density);
+
+/*
+ * Fill the page table for mapped own pages. Class volatile only: there a load's fault brings in 16 writable entries, where a store's
+ * brings in one; elsewhere the first store must be seen by the file system.
+ */
+void layout_populate(const struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count);
 
 /* monitor/events.c. Async-signal-safe. */
 int events_init(struct event_queue *queue);

@@ -10,15 +10,17 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <ucontext.h>
 #include <unistd.h>
 
 #include "monitor/monitor.h"
 #include "persist/copy.h"
 #include "util/error.h"
-#include "util/order.h"
+#include "util/map_at.h"
 
 #define MAX_MAPS 256
+#define LOOK_NS 10000L                 /* a handler is through with the list sooner */
 
 static struct {
     struct pcow_map *map[MAX_MAPS];    /* atomics; NULL: free */
@@ -26,8 +28,23 @@ static struct {
     bool installed;
     struct sigaction previous;
     bool serves_bus;                   /* nobody else did */
+    unsigned looking;                  /* handlers that look at maps of which they do not know whether they are in use */
     unsigned vmas;                     /* of all maps; relaxed atomic */
 } process = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/*
+ * A map that is found on the list stays between these two. After that only the one in which somebody has just trapped does: it is in use. As
+ * signal_unregister() clears a place before it looks at the number, either it sees the handler or the handler does not see the map.
+ */
+static void begin_look(void)
+{
+    __atomic_fetch_add(&process.looking, 1, __ATOMIC_SEQ_CST);
+}
+
+static void end_look(void)
+{
+    __atomic_fetch_sub(&process.looking, 1, __ATOMIC_SEQ_CST);
+}
 
 /* x86 page fault error code, bit 1: the access was a write (Intel SDM vol. 3, 4.7). */
 static bool is_write(const ucontext_t *context)
@@ -83,15 +100,33 @@ static void fail_access(const siginfo_t *info, int error)
 static bool is_in_window(const uint8_t *address)
 {
     uint64_t offset;
+    bool found = false;
 
-    for (unsigned i = 0; i < MAX_MAPS; i++) {
-        struct pcow_map *map = __atomic_load_n(&process.map[i], __ATOMIC_ACQUIRE);
+    begin_look();
+    for (unsigned i = 0; i < MAX_MAPS && !found; i++) {
+        struct pcow_map *map = __atomic_load_n(&process.map[i], __ATOMIC_SEQ_CST);
 
-        for (struct pcow_image *image = map ? map->image : NULL; image; image = image->base)
-            if (file_find_window_at(&image->file, address, &offset))
-                return true;
+        for (struct pcow_image *image = map ? map->image : NULL; image && !found; image = image->base)
+            found = file_find_window_at(&image->file, address, &offset);
     }
-    return false;
+    end_look();
+    return found;
+}
+
+/* The map of which this is an address, or NULL. */
+static struct pcow_map *find_map(const uint8_t *address)
+{
+    struct pcow_map *found = NULL;
+
+    begin_look();
+    for (unsigned i = 0; i < MAX_MAPS && !found; i++) {
+        struct pcow_map *map = __atomic_load_n(&process.map[i], __ATOMIC_SEQ_CST);
+
+        if (map && address >= map->address && address < map->address + map->size)
+            found = map;
+    }
+    end_look();
+    return found;
 }
 
 /* The kernel met the error in a system call, and the signal comes right behind it: the call returns an error. */
@@ -115,16 +150,12 @@ bool pcow_serve_sigbus(const siginfo_t *info, void *context)
 
 static void handle_fault(int signal, siginfo_t *info, void *context)
 {
-    int saved_errno = errno, cancel;
+    int saved_errno = errno, cancel, ret;
+    struct pcow_map *map = from_outside(info) ? NULL : find_map(info->si_addr);
 
-    for (unsigned i = 0; i < MAX_MAPS && !from_outside(info); i++) {
-        struct pcow_map *map = __atomic_load_n(&process.map[i], __ATOMIC_ACQUIRE);
-        uint64_t offset;
-        int ret;
+    if (map) {
+        uint64_t offset = (uint64_t)((uint8_t *)info->si_addr - map->address);
 
-        if (!map || (uint8_t *)info->si_addr < map->address || (uint8_t *)info->si_addr >= map->address + map->size)
-            continue;
-        offset = (uint64_t)((uint8_t *)info->si_addr - map->address);
         __atomic_fetch_add(is_write(context) ? &map->stats.write_traps : &map->stats.read_traps, 1, __ATOMIC_RELAXED);
         /* A thread that is cancelled ends after its trap: in one it would leave the slab claimed for ever. */
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
@@ -133,11 +164,12 @@ static void handle_fault(int signal, siginfo_t *info, void *context)
         if (ret == 0)
             map->engine->wake(map, map->address + (offset & ~(PCOW_PAGE_SIZE - 1)), PCOW_PAGE_SIZE);
         errno = saved_errno;
-        if (ret == -EROFS)
-            break;                     /* a store to an image that is open read-only: as to any read-only memory */
-        if (ret)
-            fail_access(info, ret);
-        return;
+        /* A store to an image that is open read-only is passed on: as to any read-only memory. */
+        if (ret != -EROFS) {
+            if (ret)
+                fail_access(info, ret);
+            return;
+        }
     }
     errno = saved_errno;
     pass_on(signal, info, context);
@@ -190,7 +222,7 @@ int signal_register(struct pcow_map *map, struct pcow_error *error)
         install_bus_handler();
     for (unsigned i = 0; i < MAX_MAPS && process.installed && ret; i++)
         if (!process.map[i]) {
-            __atomic_store_n(&process.map[i], map, __ATOMIC_RELEASE);
+            __atomic_store_n(&process.map[i], map, __ATOMIC_SEQ_CST);
             ret = 0;
         }
     pthread_mutex_unlock(&process.lock);
@@ -199,14 +231,18 @@ int signal_register(struct pcow_map *map, struct pcow_error *error)
 
 void signal_unregister(struct pcow_map *map)
 {
+    const struct timespec interval = {0, LOOK_NS};
     bool last = true;
 
     pthread_mutex_lock(&process.lock);
     for (unsigned i = 0; i < MAX_MAPS; i++) {
         if (process.map[i] == map)
-            __atomic_store_n(&process.map[i], NULL, __ATOMIC_RELEASE);
+            __atomic_store_n(&process.map[i], NULL, __ATOMIC_SEQ_CST);
         last &= process.map[i] == NULL;
     }
+    /* Asleep, as it may be a thread of less priority. */
+    while (__atomic_load_n(&process.looking, __ATOMIC_SEQ_CST))
+        nanosleep(&interval, NULL);
     /* Only if nobody has put a handler on top of ours meanwhile: it would lose its way down. */
     if (last && process.installed && has_action(SIGSEGV, handle_fault)) {
         sigaction(SIGSEGV, &process.previous, NULL);
@@ -248,10 +284,10 @@ static int prepare_watch(struct pcow_map *map, struct pcow_error *error)
 }
 
 /* Private and read-only: loads see the kernel's zero page, without a trap and without memory; stores trap. */
-static int map_absent(struct pcow_map *map, void *address, size_t length)
+static int map_absent(struct pcow_map *map, void *address, size_t length, int fixed)
 {
     (void)map;
-    return order_mmap(address, length, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED ? -errno : 0;
+    return map_at(address, length, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | fixed, -1, 0);
 }
 
 static void wake(struct pcow_map *map, void *address, size_t length)

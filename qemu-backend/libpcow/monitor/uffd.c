@@ -94,7 +94,7 @@ static void make_read_only(struct pcow_map *map, uint64_t guest_slab)
         struct place place = chain_find(map->image, guest_slab, page, pages - page);
 
         if (!place.present)
-            signal_engine.map_absent(map, map->address + start + page * PCOW_PAGE_SIZE, place.pages * PCOW_PAGE_SIZE);
+            signal_engine.map_absent(map, map->address + start + page * PCOW_PAGE_SIZE, place.pages * PCOW_PAGE_SIZE, MAP_FIXED);
         page += place.pages;
     }
     chain_release(map->image->chain, guest_slab);
@@ -249,8 +249,9 @@ static int prepare(struct pcow_map *map, struct pcow_error *error)
     return ret ? error_set(error, ret, "%.900s; or use another engine", reason.message) : 0;
 }
 
-static int map_absent(struct pcow_map *map, void *address, size_t length)
+static int map_absent(struct pcow_map *map, void *address, size_t length, int fixed)
 {
+    (void)fixed;
     return uffd_map(map, address, length, false);
 }
 

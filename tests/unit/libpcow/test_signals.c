@@ -233,12 +233,55 @@ static void test_a_cancelled_thread_ends_after_its_trap(void **state)
     pcow_close(image);
 }
 
+static atomic_bool all_stored;
+
+/* One trap after the other: no page is the next of the one before. */
+static void *store_everywhere(void *opaque)
+{
+    uint8_t *memory = opaque;
+
+    for (uint64_t i = 0; i < SIZE / 4096; i++)
+        memory[i * 641 % (SIZE / 4096) * 4096] = 1;
+    atomic_store(&all_stored, true);
+    return NULL;
+}
+
+/* Its handler looks at each map on the list. ThreadSanitizer knows if it looks at one that is being freed. */
+static void test_maps_come_and_go_while_another_one_traps(void **state)
+{
+    unsigned rounds = 0;
+    pcow_image *image, *other;
+    pcow_map *map, *first;
+    pthread_t thread;
+
+    (void)state;
+    unlink(scratch("other.pcow"));
+    other = must_create(scratch("other.pcow"), 4 * MIB, 0, NULL);
+    MUST(pcow_map_create(other, NULL, &first, &error));
+    map_overlay(&image, &map);
+    atomic_store(&all_stored, false);
+    assert_int_equal(pthread_create(&thread, NULL, store_everywhere, pcow_map_address(map)), 0);
+    do {
+        pcow_map_destroy(first);       /* its place on the list is before the other one's */
+        MUST(pcow_map_create(other, NULL, &first, &error));
+        *(volatile uint8_t *)pcow_map_address(first) = 1;
+        rounds++;
+    } while (!atomic_load(&all_stored));
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_true(rounds > 1);
+    pcow_map_destroy(first);
+    pcow_close(other);
+    pcow_map_destroy(map);
+    pcow_close(image);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_signal_from_outside_ends_what_it_ended_before),
         cmocka_unit_test(test_one_that_was_ignored_is_ignored),
         cmocka_unit_test(test_a_cancelled_thread_ends_after_its_trap),
+        cmocka_unit_test(test_maps_come_and_go_while_another_one_traps),
         cmocka_unit_test(test_storm_between_two_handlers),
     };
 
