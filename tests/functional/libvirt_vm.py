@@ -113,7 +113,7 @@ class Host:
         """A sealed base with an empty file system for the guest."""
         raw = self.directory / 'data.qcow2'
         plain = self.directory / 'data.raw'
-        run('/sbin/mkfs.ext4', '-q', '-b', '4096', '-m', '0', plain, f'{PMEM // units.MIB - 8}M')
+        run('/sbin/mkfs.ext4', '-q', '-b', '4096', '-m', '0', '-E', 'lazy_itable_init=0', plain, f'{PMEM // units.MIB - 8}M')
         run('qemu-img', 'convert', '-f', 'raw', '-O', 'qcow2', plain, raw)
         self.base = self.place.image_path('base')
         self.place.pcowctl('template', 'build', '--source-format', 'qcow2', str(raw), self.place.reference(self.base))

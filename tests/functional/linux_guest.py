@@ -33,11 +33,14 @@ _DONE = re.compile(rb'pcow-done: (\d+)\r?\n')
 def make_file_system(directory: Path, tree: Path, image: Path, size: str = '48M') -> int:
     """Make an image whose content a guest can mount with DAX: ext4 with what is in ``tree``.
 
+    Its tables of inodes are written here and not by the guest's kernel some seconds after the mount.
+
     :param directory: for files in between
     :returns: offset of the file system in the image
     """
     plain, disk, namespace = (directory / name for name in ('plain', 'disk.qcow2', 'namespace'))
-    subprocess.run(['mkfs.ext4', '-q', '-b', '4096', '-m', '0', '-O', '^has_journal', '-d', tree, plain, size],
+    subprocess.run(['mkfs.ext4', '-q', '-b', '4096', '-m', '0', '-O', '^has_journal', '-E', 'lazy_itable_init=0',
+                    '-d', tree, plain, size],
                    stdout=subprocess.DEVNULL, check=True)
     subprocess.run(['qemu-img', 'convert', '-f', 'raw', '-O', 'qcow2', plain, disk], check=True)
     source = template.inspect_source(str(disk), 'qcow2')
@@ -125,6 +128,8 @@ class LinuxGuest:
                 data = self._serial.recv(65536)
             except TimeoutError:
                 continue
+            except ConnectionResetError:
+                data = b''
             if not data:
                 raise AssertionError(f'QEMU ended: {self.log.read_text()}{self._seen[-2000:].decode(errors="replace")}')
             self._seen += data

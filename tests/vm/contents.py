@@ -117,7 +117,8 @@ def pools_tree(directory: Path, parts: parts_module.Parts, binaries: Path, udev:
     shutil.copy(_BUSYBOX, content / 'bin/busybox')
     shutil.copy(_OUTER / 'session-guest', content / 'sbin/init')
     made.add_initrd(pools.INITRD, _OUTER / 'session-initrd', parts_module.modules_in_order(parts.modules, _GUEST_MODULES))
-    tool.run('/sbin/mkfs.ext4', '-q', '-F', '-b', '4096', '-d', str(content), str(made.directory / pools.DISK.lstrip('/')), '16M')
+    tool.run('/sbin/mkfs.ext4', '-q', '-F', '-b', '4096', '-E', 'lazy_itable_init=0', '-d', str(content),
+             str(made.directory / pools.DISK.lstrip('/')), '16M')
     shutil.rmtree(content)
     made.add(_BUSYBOX, '/suite/busybox')
     for name in ('boot-suite', 'vm-test.service'):

@@ -177,6 +177,6 @@ class Tree:
         """:raises ToolFailed:"""
         used = sum(item.lstat().st_size for item in self.directory.rglob('*'))
         size = units.round_up(int(used * _ROOM) + 16 * units.MIB, units.MIB)
-        tool.run('/sbin/mkfs.ext4', '-q', '-F', '-b', '4096', '-m', '0', '-O', '^has_journal', '-d', str(self.directory), str(path),
-                 f'{size // units.MIB}M')
+        tool.run('/sbin/mkfs.ext4', '-q', '-F', '-b', '4096', '-m', '0', '-O', '^has_journal', '-E', 'lazy_itable_init=0',
+                 '-d', str(self.directory), str(path), f'{size // units.MIB}M')
         shutil.rmtree(self.directory)
