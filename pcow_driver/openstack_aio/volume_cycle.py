@@ -108,7 +108,7 @@ class VolumeCycle(life_cycle.LifeCycle):
         self._went_on(before)
         if self.volume.show()['size'] != size:
             raise servers.ServerFailed(reason='an attached volume is extended')
-        raise life_cycle.Refused(reason=self.volume.messages()[-1])
+        raise life_cycle.Refused(reason=servers.wait('message', lambda: self.volume.messages() or None)[-1])
 
     def _new_volume(self, name: str) -> volumes.Volume:
         """One on the server's host: memory does not reach another."""

@@ -22,6 +22,7 @@ def _processes(run: state.Run) -> tuple[list[int], list[int]]:
     """Pids of the run's QEMUs and of its libvirtd: its random name stands in their command lines."""
     guests, daemons = [], []
     guest_mark = f'guest={run.domain_name}'.encode()
+    # or in that of the shell that is about to become one
     daemon_mark = str(run.directory / 'libvirtd.conf').encode()
     for entry in Path('/proc').iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -29,7 +30,7 @@ def _processes(run: state.Run) -> tuple[list[int], list[int]]:
                 words = (entry / 'cmdline').read_bytes().split(b'\0')
                 if any(word.startswith(guest_mark) for word in words):
                     guests.append(int(entry.name))
-                elif daemon_mark in words:
+                elif any(daemon_mark in word for word in words):
                     daemons.append(int(entry.name))
     return guests, daemons
 

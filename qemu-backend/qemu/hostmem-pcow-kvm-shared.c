@@ -18,6 +18,7 @@
 #include "qemu/osdep.h"
 #include <linux/kvm.h>
 #include "cpu.h"
+#include "exec/address-spaces.h"
 #include "exec/cpu-common.h"
 #include "exec/ramblock.h"
 #include "hw/boards.h"
@@ -25,12 +26,15 @@
 #include "hw/i386/x86.h"
 #include "qemu/error-report.h"
 #include "qemu/rcu.h"
+#include "qemu/timer.h"
 #include "standard-headers/asm-x86/kvm_para.h"
 #include "system/hostmem-pcow.h"
 #include "system/kvm.h"
 #include "hostmem-pcow-kvm.h"
 
 #define RETRY_INTERVAL_NS (10 * 1000 * 1000)
+/* Every try tells of the error, if it is not a lack of space */
+#define PUT_OFF_NS (1000 * 1000 * 1000)
 
 typedef struct Area {
     uint32_t msr;
@@ -58,6 +62,8 @@ static const Area areas[] = {
 
 /* Of the freezes, those after which this vCPU has made its areas writable */
 static __thread unsigned served;
+/* If that failed: when to try again */
+static __thread int64_t retry_at;
 
 /* 0 if KVM does not have it, or not for this vCPU */
 static uint64_t get_msr(CPUState *cpu, uint32_t msr)
@@ -73,23 +79,8 @@ static uint64_t get_msr(CPUState *cpu, uint32_t msr)
     return kvm_vcpu_ioctl(cpu, KVM_GET_MSRS, &msrs) == 1 ? msrs.entry.data : 0;
 }
 
-/*
- * Memory for system management lies behind that of the display, or nowhere, to
- * all others: but the block of RAM below 4 GiB begins at address 0.
- */
-static uint8_t *find_low_ram(hwaddr gpa, RAMBlock **block, uint64_t *offset)
-{
-    uint8_t *host = hostmem_pcow_find_ram(0, block, offset);
-
-    if (!host || gpa >= qemu_ram_get_used_length(*block)) {
-        return NULL;
-    }
-    *offset = gpa;
-    return host + gpa;
-}
-
-/* Returns 0, or -ENOSPC if that has to wait. */
-static int make_page_writable(CPUState *cpu, hwaddr gpa, bool smm)
+/* Returns 0 or a negative errno; -EAGAIN: no space, which is waited for */
+static int make_page_writable(AddressSpace *memory, hwaddr gpa)
 {
     RAMBlock *block;
     uint64_t offset;
@@ -97,37 +88,37 @@ static int make_page_writable(CPUState *cpu, hwaddr gpa, bool smm)
     int ret;
 
     RCU_READ_LOCK_GUARD();
-    host = smm ? find_low_ram(gpa, &block, &offset)
-               : hostmem_pcow_find_ram(gpa, &block, &offset);
+    host = hostmem_pcow_find_ram(memory, gpa, &block, &offset);
     if (!host || !block->pcow || block->pcow->readonly) {
         return 0;
     }
-    ret = hostmem_pcow_trap(host, true);
+    ret = hostmem_pcow_make_writable(host);
     if (ret == -ENOSPC && !hostmem_pcow_fails_when_full(host)) {
-        return ret;
+        return -EAGAIN;
     }
-    /* That a vCPU will enter system management is not certain. */
-    if (ret < 0 && !smm) {
-        hostmem_pcow_memory_error(cpu, host, ret);
-    }
-    return 0;
+    return ret < 0 ? ret : 0;
 }
 
-/* Returns 0, or EXCP_INTERRUPT if there is no space and the vCPU is wanted. */
-static int make_writable(CPUState *cpu, hwaddr gpa, uint64_t length, bool smm)
+/*
+ * Returns 0 or a negative errno; -EINTR: there is no space, and the vCPU is
+ * wanted.
+ */
+static int make_writable(CPUState *cpu, AddressSpace *memory, hwaddr gpa,
+                         uint64_t length)
 {
     struct timespec interval = { 0, RETRY_INTERVAL_NS };
     hwaddr end = gpa + length;
+    int ret = 0;
 
-    for (; gpa < end; gpa = (gpa | ~TARGET_PAGE_MASK) + 1) {
-        while (make_page_writable(cpu, gpa, smm) < 0) {
+    for (; gpa < end && !ret; gpa = (gpa | ~TARGET_PAGE_MASK) + 1) {
+        while ((ret = make_page_writable(memory, gpa)) == -EAGAIN) {
             if (hostmem_pcow_kvm_is_wanted(cpu)) {
-                return EXCP_INTERRUPT;
+                return -EINTR;
             }
             nanosleep(&interval, NULL);
         }
     }
-    return 0;
+    return ret;
 }
 
 static bool has_smm(void)
@@ -140,11 +131,28 @@ static bool has_smm(void)
 
 static int make_smm_writable(CPUState *cpu)
 {
+    AddressSpace *memory = cpu_get_address_space(cpu, X86ASIdx_SMM);
     uint64_t base[] = { SMM_BASE_AT_RESET, get_msr(cpu, MSR_IA32_SMBASE) };
     int ret = 0;
 
     for (unsigned i = 0; i < ARRAY_SIZE(base) && !ret; i++) {
-        ret = make_writable(cpu, base[i] + SMM_STATE, SMM_STATE_LENGTH, true);
+        ret = make_writable(cpu, memory, base[i] + SMM_STATE, SMM_STATE_LENGTH);
+    }
+    return ret;
+}
+
+static int make_areas_writable(CPUState *cpu)
+{
+    int ret = 0;
+
+    for (unsigned i = 0; i < ARRAY_SIZE(areas) && !ret; i++) {
+        uint64_t value = get_msr(cpu, areas[i].msr);
+
+        if (value & ENABLED) {
+            ret = make_writable(cpu, &address_space_memory,
+                                value & -(uint64_t)areas[i].align,
+                                areas[i].length);
+        }
     }
     return ret;
 }
@@ -158,36 +166,49 @@ static void warn_of_hyperv(CPUState *cpu)
 
     RCU_READ_LOCK_GUARD();
     if ((x86_cpu->hyperv_features || x86_cpu->hyperv_passthrough) &&
-        hostmem_pcow_find_ram(0, &block, &offset) && block->pcow) {
+        hostmem_pcow_find_ram(&address_space_memory, 0, &block, &offset) &&
+        block->pcow) {
         warn_report_once("RAM of the guest is on a pcow image: what KVM stores "
                          "there for Hyper-V enlightenments is lost after a "
                          "snapshot; start the VM without hv-* CPU flags");
     }
 }
 
+/*
+ * No access of the guest has failed, so it gets no machine check: its kernel
+ * may be anywhere, and would not survive one.
+ */
+static void put_off(int error)
+{
+    retry_at = qemu_clock_get_ns(QEMU_CLOCK_REALTIME) + PUT_OFF_NS;
+    warn_report_once("RAM of the guest is on a pcow image, and memory that KVM "
+                     "stores to (clock, stolen time) cannot be made writable "
+                     "after a snapshot: %s; the guest may hang until it can, "
+                     "which is tried again", strerror(-error));
+}
+
 int hostmem_pcow_kvm_prepare_shared(CPUState *cpu)
 {
     unsigned freezes = qatomic_load_acquire(&hostmem_pcow_freezes);
-    int ret = 0;
+    int ret;
 
-    if (freezes == served) {
+    if (freezes == served ||
+        (retry_at && qemu_clock_get_ns(QEMU_CLOCK_REALTIME) < retry_at)) {
         return 0;
     }
+    retry_at = 0;
     warn_of_hyperv(cpu);
-    for (unsigned i = 0; i < ARRAY_SIZE(areas) && !ret; i++) {
-        uint64_t value = get_msr(cpu, areas[i].msr);
-
-        if (value & ENABLED) {
-            ret = make_writable(cpu, value & -(uint64_t)areas[i].align,
-                                areas[i].length, false);
-        }
-    }
+    ret = make_areas_writable(cpu);
     if (!ret && has_smm()) {
         ret = make_smm_writable(cpu);
     }
-    if (ret) {
-        return ret;
+    if (ret == -EINTR) {
+        return EXCP_INTERRUPT;
     }
-    served = freezes;
-    return hostmem_pcow_is_being_told(cpu) ? EXCP_INTERRUPT : 0;
+    if (ret) {
+        put_off(ret);
+    } else {
+        served = freezes;
+    }
+    return 0;
 }

@@ -41,11 +41,14 @@ static void set_left(bool now)
 }
 
 /* The page of an image that the vCPU accesses, or NULL */
-static uint8_t *find_target(const struct kvm_run *run)
+static uint8_t *find_target(CPUState *cpu)
 {
+    const struct kvm_run *run = cpu->kvm_run;
     RAMBlock *block;
     uint64_t offset;
-    uint8_t *host = hostmem_pcow_find_ram(run->mmio.phys_addr, &block, &offset);
+    uint8_t *host = hostmem_pcow_find_ram(hostmem_pcow_kvm_memory(cpu),
+                                          run->mmio.phys_addr, &block,
+                                          &offset);
 
     if (!host || !block->pcow ||
         (run->mmio.is_write && block->pcow->readonly)) {
@@ -61,7 +64,7 @@ static uint8_t *find_target(const struct kvm_run *run)
  */
 static void check_load(CPUState *cpu)
 {
-    uint8_t *host = find_target(cpu->kvm_run);
+    uint8_t *host = find_target(cpu);
 
     if (host && !hostmem_pcow_can_load(host)) {
         hostmem_pcow_memory_error(cpu, host, -EIO);
@@ -73,7 +76,7 @@ bool hostmem_pcow_kvm_begin_store(CPUState *cpu)
     if (hostmem_pcow_high) {
         RCU_READ_LOCK_GUARD();
         if (cpu->kvm_run->mmio.is_write) {
-            set_left(find_target(cpu->kvm_run));
+            set_left(find_target(cpu));
         } else {
             check_load(cpu);
         }
@@ -88,7 +91,7 @@ static bool finds_no_space(CPUState *cpu)
     int ret;
 
     RCU_READ_LOCK_GUARD();
-    host = find_target(cpu->kvm_run);
+    host = find_target(cpu);
     ret = host ? hostmem_pcow_trap(host, true) : 0;
     if (ret == -ENOSPC && !hostmem_pcow_fails_when_full(host)) {
         return true;
@@ -136,7 +139,7 @@ int hostmem_pcow_kvm_finish_store(CPUState *cpu)
         nanosleep(&interval, NULL);
     }
     set_left(false);
-    address_space_rw(&address_space_memory, run->mmio.phys_addr,
+    address_space_rw(hostmem_pcow_kvm_memory(cpu), run->mmio.phys_addr,
                      MEMTXATTRS_UNSPECIFIED, run->mmio.data, run->mmio.len,
                      true);
     /* The pool is full, and the store has failed: wait as above. */

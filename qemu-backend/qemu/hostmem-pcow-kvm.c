@@ -61,11 +61,17 @@ typedef struct Access {
     bool lost;                  /* a media error, or a file cut short */
 } Access;
 
-uint8_t *hostmem_pcow_find_ram(hwaddr gpa, RAMBlock **block, uint64_t *offset)
+AddressSpace *hostmem_pcow_kvm_memory(CPUState *cpu)
+{
+    return cpu->kvm_run->flags & KVM_RUN_X86_SMM
+        ? cpu_get_address_space(cpu, X86ASIdx_SMM) : &address_space_memory;
+}
+
+uint8_t *hostmem_pcow_find_ram(AddressSpace *memory, hwaddr gpa,
+                               RAMBlock **block, uint64_t *offset)
 {
     hwaddr length = 1, at;
-    MemoryRegion *mr = address_space_translate(&address_space_memory, gpa, &at,
-                                               &length, false,
+    MemoryRegion *mr = address_space_translate(memory, gpa, &at, &length, false,
                                                MEMTXATTRS_UNSPECIFIED);
 
     if (!memory_region_is_ram(mr) || !mr->ram_block) {
@@ -78,6 +84,7 @@ uint8_t *hostmem_pcow_find_ram(hwaddr gpa, RAMBlock **block, uint64_t *offset)
 
 /* Of the fault that this thread looks at */
 static __thread struct kvm_sregs sregs;
+static __thread AddressSpace *memory;
 
 #define PTE_ADDRESS 0x000ffffffffff000ULL
 
@@ -95,7 +102,7 @@ static bool walk_page_tables(uint64_t linear, hwaddr *gpa)
         uint64_t mask = (1ULL << shift) - 1, entry, offset;
         RAMBlock *block;
         hwaddr at = table + (linear >> shift & 511) * 8;
-        uint8_t *host = hostmem_pcow_find_ram(at, &block, &offset);
+        uint8_t *host = hostmem_pcow_find_ram(memory, at, &block, &offset);
 
         if (!host) {
             return false;
@@ -133,7 +140,7 @@ static bool is_refused_physical(hwaddr gpa, bool store, Access *access)
 {
     RAMBlock *block;
     uint64_t offset;
-    uint8_t *host = hostmem_pcow_find_ram(gpa, &block, &offset);
+    uint8_t *host = hostmem_pcow_find_ram(memory, gpa, &block, &offset);
     bool lost = false;
 
     if (!host || !block->pcow) {
@@ -215,7 +222,7 @@ static size_t read_code(CPUState *cpu, const X86State *state, uint8_t *code,
         if (is_refused_physical(gpa, false, access)) {
             return 0;
         }
-        host = hostmem_pcow_find_ram(gpa, &block, &offset);
+        host = hostmem_pcow_find_ram(memory, gpa, &block, &offset);
         if (!host) {
             break;
         }
@@ -302,6 +309,7 @@ static bool find_access(CPUState *cpu, Access *access)
     X86State state;
     bool known;
 
+    memory = hostmem_pcow_kvm_memory(cpu);
     if (run->exit_reason == KVM_EXIT_MEMORY_FAULT &&
         is_refused_physical(run->memory_fault.gpa, true, access)) {
         return true;

@@ -7,11 +7,14 @@
 
 #include "exec/hwaddr.h"
 
+/* What the vCPU accesses: in system management mode other memory than else */
+AddressSpace *hostmem_pcow_kvm_memory(CPUState *cpu);
 /*
  * The byte of RAM or ROM at a guest-physical address, or NULL.  Within an RCU
  * read-side section, as is the use of it.
  */
-uint8_t *hostmem_pcow_find_ram(hwaddr gpa, RAMBlock **block, uint64_t *offset);
+uint8_t *hostmem_pcow_find_ram(AddressSpace *memory, hwaddr gpa,
+                               RAMBlock **block, uint64_t *offset);
 /*
  * Does somebody want something of the vCPU, which waits?  As after a KVM_RUN
  * that was interrupted, this is asked once.

@@ -242,7 +242,7 @@ class InterruptedTest(MigrationTestCase):
     def send_some(self, source: vm_state.Vm, model: Model) -> None:
         """Slowly."""
         model.store(source, 2000)
-        self.migrate(source, max_bandwidth=4 * images.MIB)
+        self.migrate(source, max_bandwidth=128 * images.KIB)
         while not (found := dict(source.qmp('query-migrate'))).get('ram', {}).get('transferred', 0):
             self.assertIn(found['status'], ('setup', 'active'), found)
             time.sleep(0.02)

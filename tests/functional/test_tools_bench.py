@@ -62,8 +62,9 @@ class ToolsBenchTest(BenchTestCase):
         for row in rows.values():
             self.assertGreater(row['pcow_ns'], 0, row)
             if row['qcow2_ns'] == 0:           # QEMU's own time is taken off, and of a small snapshot nothing may be left
-                self.assertEqual(('sweep', None), (row['part'].partition('-')[0], row['ratio']), row)
+                self.assertIsNone(row['ratio'], row)
                 self.assertNotEqual('command', row['way'], row)
+                self.assertTrue(row['part'].startswith('sweep') or row['operation'] == 'revert', row)
                 continue
             self.assertGreater(row['qcow2_ns'], 0, row)
             self.assertAlmostEqual(row['pcow_ns'] / row['qcow2_ns'], row['ratio'])
@@ -74,7 +75,8 @@ class ToolsBenchTest(BenchTestCase):
         judged = [rows[f'large-open-{operation}'] for operation in ('create', 'revert', 'delete')]
         self.assertEqual([0.01, 0.01, 0.10], [row['target'] for row in judged])
         for row in judged:
-            self.assertEqual(row['ratio'] <= row['target'], row['met'])
+            if row['ratio'] is not None:
+                self.assertEqual(row['ratio'] <= row['target'], row['met'])
             self.assertIn('met' if row['met'] else 'MISSED', shown)
         for floor in (result['freeze_ns'], result['remap_ns'], result['punch_ns'], rows['large-command-create']['start_ns']):
             self.assertGreater(floor, 0)

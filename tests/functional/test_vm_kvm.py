@@ -66,9 +66,10 @@ class VmTestCase(testtools.TestCase):
 
 
 class KvmTest(VmTestCase):
-    """The scenarios that are steady; see "Limits" in doc/source/testing.rst."""
+    """Nearly all scenarios; see "Limits" in doc/source/testing.rst."""
 
-    SCENARIOS = ('stores@tmpfs', 'pool-full@tmpfs', 'full-emulated@tmpfs', 'live-migration@tmpfs', 'guest-ram@tmpfs', 'debian@pmem')
+    SCENARIOS = ('stores@tmpfs', 'transfers@tmpfs', 'snapshots@tmpfs', 'pool-full@tmpfs', 'full-emulated@tmpfs',
+                 'saved-state@tmpfs', 'live-migration@tmpfs', 'guest-ram@tmpfs', 'debian@pmem')
     MEDIA = ('media-errors@tmpfs', 'media-errors@pmem', 'media-deaf@tmpfs')         # in another outer machine
     TRIES = 2
     SHOWN = 8000                               # bytes of an error
@@ -118,7 +119,8 @@ class KvmTest(VmTestCase):
 class TcgTest(VmTestCase):
     def test_all(self) -> None:
         found = self.run_all('tcg')
-        self.assertEqual(['stores', 'transfers', 'snapshots', 'pool-full', 'full-emulated', 'saved-state', 'debian'],
+        self.assertEqual(['stores', 'transfers', 'snapshots', 'pool-full', 'full-emulated', 'saved-state', 'live-migration',
+                          'guest-ram', 'debian'],
                          [item['name'] for item in found])
         for result in found:
             self.assertEqual('tcg', result['accel'])

@@ -32,10 +32,11 @@ _TMPFS = Path('/dev/shm')
 PLANS = {
     'kvm': (('plain-file', 'tmpfs'), ('stores', 'tmpfs'), ('stores', 'pmem'), ('transfers', 'tmpfs'), ('transfers', 'pmem'),
             ('snapshots', 'tmpfs'), ('snapshots', 'pmem'), ('pool-full', 'tmpfs'), ('full-emulated', 'tmpfs'),
-            ('saved-state', 'tmpfs'), ('guest-ram', 'tmpfs'), ('debian', 'pmem'), ('media-errors', 'tmpfs'),
-            ('media-errors', 'pmem'), ('media-errors', 'xfs'), ('media-deaf', 'tmpfs'), ('media-dropped', 'page-cache')),
+            ('saved-state', 'tmpfs'), ('live-migration', 'tmpfs'), ('guest-ram', 'tmpfs'), ('debian', 'pmem'),
+            ('media-errors', 'tmpfs'), ('media-errors', 'pmem'), ('media-errors', 'xfs'),
+            ('media-deaf', 'tmpfs'), ('media-dropped', 'page-cache')),
     'tcg': (('stores', 'tmpfs'), ('transfers', 'tmpfs'), ('snapshots', 'tmpfs'), ('pool-full', 'tmpfs'), ('full-emulated', 'tmpfs'),
-            ('saved-state', 'tmpfs'), ('debian', 'tmpfs')),
+            ('saved-state', 'tmpfs'), ('live-migration', 'tmpfs'), ('guest-ram', 'tmpfs'), ('debian', 'tmpfs')),
     'fsdax': (*((name, kind) for kind in fsdax.REGIONS for name in fsdax.ALL), *((name, 'pmem') for name in machines.FSDAX)),
 }
 

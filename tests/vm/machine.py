@@ -261,11 +261,8 @@ class Machine:
             while self._console is not None and self._console.recv(65536):
                 pass
 
-    def shell(self, command: str, timeout: float = COMMAND_SECONDS) -> str:
-        """Run a command in the shell on the console and return what it prints.
-
-        :raises Failure: it fails, or does not end in time
-        """
+    def send_shell(self, command: str) -> tuple[str, str]:
+        """Begin a command in the shell on the console; returns what stands around its output there."""
         if self._console is None:
             self._console = self._connect('console')
             self._console.setblocking(False)
@@ -277,6 +274,14 @@ class Machine:
             self._console.send(bytes([byte]))  # a UART has no flow control: one byte after the other
             self._drain()
             time.sleep(0.0005)
+        return begin, end
+
+    def shell(self, command: str, timeout: float = COMMAND_SECONDS) -> str:
+        """Run a command in the shell on the console and return what it prints.
+
+        :raises Failure: it fails, or does not end in time
+        """
+        begin, end = self.send_shell(command)
         match = self.wait_console(re.compile(rf'vm-{begin}\r?\n(.*?)vm-{end}-(\d+)\r?\n'.encode(), re.DOTALL), timeout)
         output = match[1].decode(errors='replace').replace('\r', '').strip()
         if match[2] != b'0':

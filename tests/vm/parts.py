@@ -16,6 +16,7 @@ from pcow_driver.quickstart import cpio
 from pcow_driver.quickstart import guest as quickstart_guest
 from pcow_driver.quickstart import state
 from tests.vm import chain
+from tests.vm import debian
 
 _SOURCES = Path(__file__).parent / 'guest'
 _CFLAGS = ('-std=gnu11', '-static', '-O2', '-Wall', '-Wextra', '-Werror', '-pthread')
@@ -115,7 +116,7 @@ def prepare(run: state.Run) -> Parts:
 
     :raises PcowError:
     """
-    guest, _cache = quickstart_guest.prepare(run, None, None, None)
+    guest, _cache = quickstart_guest.prepare(run, None, None, None, modules=debian.MODULES)
     modules = _modules_of(guest.kernel)
     program, initrd, block = (run.directory / name for name in ('guest', 'guest.initrd', 'info-block'))
     compile_guest(program)

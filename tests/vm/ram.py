@@ -29,7 +29,7 @@ def _clock(vm: machine.Machine) -> float:
 
 def _stop_for_snapshots(vm: machine.Machine, name: str) -> float:
     """Snapshots while the VM is stopped; the seconds that passed for the guest beyond those for which it ran."""
-    before, begun = _clock(vm), time.monotonic()
+    begun, before = time.monotonic(), _clock(vm)         # in this order: the answer may take its time
     vm.run_qmp('stop')
     vm.run_qmp('pcow-snapshot-create', id='ram0', name=name)
     vm.run_qmp('pcow-snapshot-create', id='mem0', name=f'{name}-too')

@@ -279,7 +279,8 @@ void *pcow_map_address(const pcow_map *map);   /* 2 MiB aligned, pcow_size() byt
  * reason. Whoever serves SIGBUS asks this first: true if the library met the error itself, in memory that it was reading for somebody; it
  * goes on with -EIO. Async-signal-safe. context: a ucontext_t. Where there is no handler when a map is created, the library installs one that does
  * this and nothing else, until the last map goes. A thread that stores to a map, or calls pcow_map_resolve() or pcow_write() on a mapped image,
- * must not have SIGBUS blocked.
+ * must not have SIGBUS blocked, and must not be cancellable at any instruction (PTHREAD_CANCEL_ASYNCHRONOUS): glibc ends it in a system call of the
+ * trap even where that is forbidden, and what the trap had claimed stays so.
  */
 bool pcow_serve_sigbus(const siginfo_t *info, void *context);
 

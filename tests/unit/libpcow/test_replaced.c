@@ -21,7 +21,7 @@
 struct replacer {
     char path[600], other[600];
     _Atomic bool stop;
-    unsigned done;
+    _Atomic unsigned done;
 };
 
 static bool names(const char *path, int fd)
@@ -61,7 +61,7 @@ static void open_while_it_is_replaced(unsigned flags, const char *snapshot)
     struct replacer replacer = {.stop = false};
     unsigned opened = 0;
     pthread_t thread;
-    double end;
+    double end, limit;
 
     for (unsigned i = 0; i < 2; i++) {
         pcow_image *image = must_create(i ? OTHER : PATH, 4 * MIB, 0, NULL);
@@ -73,7 +73,8 @@ static void open_while_it_is_replaced(unsigned flags, const char *snapshot)
     snprintf(replacer.other, sizeof replacer.other, "%s", OTHER);
     assert_int_equal(pthread_create(&thread, NULL, replace, &replacer), 0);
     end = now() + SECONDS;
-    while (now() < end) {
+    limit = end + 60;
+    while (now() < end || ((opened <= 10 || atomic_load(&replacer.done) <= 10) && now() < limit)) {
         struct pcow_error error;
         pcow_image *image;
         int ret = pcow_open(PATH, flags, snapshot, &image, &error);

@@ -76,6 +76,9 @@ void load_adopt(struct memory *memory);        /* take it over into the model, a
 bool transfers_run(struct memory *memory, uint64_t seed, unsigned count, FILE *out);
 bool transfers_save(const struct memory *memory, const char *disk, FILE *out);
 
+/* dax.c: the same with a file that is mapped */
+bool dax_transfers(unsigned threads, const char *path, FILE *out);
+
 /* errors.c: accesses that may fail, which they say on OUT ("failed"); false if the guest was told something else than that */
 void errors_caught(int number, const siginfo_t *info);         /* in a signal handler: does not return if it was expected */
 bool errors_load(const struct memory *memory, size_t offset, FILE *out);

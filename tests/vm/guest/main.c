@@ -50,6 +50,9 @@ int main(int argc, char **argv)
     if (argc == 3 && strcmp(argv[1], "script") == 0) {          /* IMAGE-SIZE */
         return layout_print_script(strtoul(argv[2], NULL, 0)) < 0;
     }
-    fprintf(stderr, "usage: %s raw LEVEL IMAGE-SIZE FILE | disk SIZE FILE | load-check THREADS FILE | script IMAGE-SIZE\n", argv[0]);
+    if (argc == 4 && strcmp(argv[1], "transfers") == 0) {       /* THREADS FILE */
+        return !dax_transfers((unsigned)atoi(argv[2]), argv[3], stdout);
+    }
+    fprintf(stderr, "usage: %s raw LEVEL IMAGE-SIZE FILE | disk SIZE FILE | load-check THREADS FILE | script IMAGE-SIZE | transfers THREADS FILE\n", argv[0]);
     return 2;
 }
