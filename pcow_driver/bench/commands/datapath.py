@@ -9,7 +9,8 @@ from pcow_driver.bench import program
 from pcow_driver.bench import table
 
 HELP = 'loads, stores, traps, copies and snapshots (pcow-bench; takes its options)'
-_COLUMNS = ('row', 'threads', 'engine', 'limit', 'raw', 'paper', 'pcow', 'pcow/raw', 'pcow/limit', 'paper/pcow', 'target')
+_COLUMNS = ('row', 'threads', 'engine', 'limit', 'raw', 'paper', 'pcow', 'pcow cold', 'pcow/raw', 'pcow/limit', 'paper/pcow',
+            'target')
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +26,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def _excess(target: dict[str, Any]) -> str:
     """By how much a bound is missed."""
+    if target['value'] == 0:
+        return 'there are none'
     if 'at-most' in target:
         return f'{table.ratio_text(target["value"] / target["at-most"])} times as much'
     return f'{table.ratio_text(target["at-least"] / target["value"])} times too little'
@@ -32,7 +35,7 @@ def _excess(target: dict[str, Any]) -> str:
 
 def _missed(result: dict[str, Any]) -> list[tuple[str, ...]]:
     return [(row['name'], str(row['threads']), row['engine'], _bound(target), _excess(target))
-            for row in result['rows'] for target in row['targets'] if not target['met'] and target['value']]
+            for row in result['rows'] for target in row['targets'] if not target['met'] and target['value'] is not None]
 
 
 def _bound(target: dict[str, Any]) -> str:
@@ -50,6 +53,7 @@ def _bound(target: dict[str, Any]) -> str:
 def tables(result: dict[str, Any]) -> list[table.Table]:
     rows = [(row['name'], str(row['threads']), row['engine'], *(table.time_text(row[f'{side}_ns']) for side in
                                                                ('limit', 'raw', 'paper', 'pcow')),
+             table.time_text(row.get('details', {}).get('unprepared_ns')),
              *(table.ratio_text(row[key]) for key in ('ratio', 'limit_ratio', 'paper_ratio')),
              '; '.join(_bound(target) for target in row['targets']) or '-') for row in result['rows']]
     notes = [f'{row["name"]}: {row["note"]}.' for row in result['rows'] if row.get('note')]

@@ -15,6 +15,7 @@
 #include "monitor/monitor.h"
 #include "util/order.h"
 
+#define GUESSES_A_WAKEUP 16u          /* slabs of which more may be copied */
 #define IDLE_SECONDS 5                 /* without an access that had to be served, before everything is given back */
 #define MAX_OPENED 512u                /* slabs (1 GiB) handed out with prepared pages, before those not in use are trimmed */
 #define MAX_GIVEN_BACK 8u              /* slabs whose remains are punched out before somebody else may have a turn */
@@ -40,7 +41,6 @@ static void enqueue(struct ahead *ahead, uint64_t guest_slab)
     uint32_t at = __atomic_fetch_add(&ahead->queue_tail, 1, __ATOMIC_RELAXED) % AHEAD_QUEUE_SIZE;
 
     __atomic_store_n(&ahead->queue[at], (uint32_t)guest_slab + 1, __ATOMIC_RELEASE);
-    wake(ahead);
 }
 
 static bool is_hot(const struct slab_map *slab)
@@ -59,13 +59,20 @@ void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied, bool c
         return;
     if (head && ((comes_back && copied) || (slab->faults == 1 && !page_set_full(&map->image->prepared[slab_ref_slab(head)])))) {
         enqueue(ahead, guest_slab);
+        wake(ahead);
     } else if (copied && !slab->queued && is_hot(slab)) {
         slab->queued = 1;
         enqueue(ahead, guest_slab);
-    } else if (slab->faults == 1 && prepared_count(map->image) <= __atomic_load_n(&ahead->lead, __ATOMIC_RELAXED) / 2
-               && __atomic_load_n(&ahead->sleeping, __ATOMIC_RELAXED)) {
         wake(ahead);
+    } else if (slab->faults == 1 && copied && ahead_queued(map) < AHEAD_QUEUE_SIZE / 2) {
+        /* For its source only. To wake the thread takes longer than that may save, so most of them are left until somebody does. */
+        enqueue(ahead, guest_slab);
+        if (__atomic_fetch_add(&ahead->guesses, 1, __ATOMIC_RELAXED) % GUESSES_A_WAKEUP == 0)
+            wake(ahead);
     }
+    if (slab->faults == 1 && prepared_count(map->image) <= __atomic_load_n(&ahead->lead, __ATOMIC_RELAXED) / 2
+        && __atomic_load_n(&ahead->sleeping, __ATOMIC_RELAXED))
+        wake(ahead);
 }
 
 unsigned ahead_queued(const struct pcow_map *map)
@@ -179,8 +186,7 @@ static bool serve_queue(struct pcow_map *map)
         } else {
             if (ahead->opened < MAX_OPENED)
                 ahead_complete_blocks(map, found - 1);
-            if (grown)
-                ahead_touch_source(map, found - 1);
+            ahead_touch_source(map, found - 1, grown);
         }
         __atomic_store_n(&ahead->queue_head, head, __ATOMIC_RELAXED);
         return true;

@@ -32,6 +32,7 @@ struct ahead {
     uint32_t sleeping;
     uint32_t queue[AHEAD_QUEUE_SIZE];  /* guest slab + 1; 0: empty */
     uint32_t queue_head, queue_tail;
+    uint32_t guesses;                  /* queued because more copies may follow */
     unsigned lead, lead_min;           /* slabs to keep ready: now, and never less */
     uint64_t seen_taken, seen_missed;  /* of the ring, at the last look */
     unsigned takers;                   /* guest slabs that had no slab of the active layer when they were counted, */
@@ -93,7 +94,10 @@ void lead_give_back(struct ahead *ahead);
 void ahead_complete_blocks(struct pcow_map *map, uint64_t guest_slab);
 /* A hot slab: make the rest own, and then it is one mapping. */
 void ahead_complete_pages(struct pcow_map *map, uint64_t guest_slab);
-/* Where the next copies will come from: into the page table of that file's window, so that they need not wait for it. */
-void ahead_touch_source(struct pcow_map *map, uint64_t guest_slab);
+/*
+ * Where the next copies will come from: into the page table of that file's window, so that they need not wait for it. expected: that there will
+ * be any is more than a guess, so what is on a disk is read, too.
+ */
+void ahead_touch_source(struct pcow_map *map, uint64_t guest_slab, bool expected);
 
 #endif

@@ -79,7 +79,7 @@ void ahead_complete_blocks(struct pcow_map *map, uint64_t guest_slab)
         undo_blocks(map, guest_slab, meant);
 }
 
-void ahead_touch_source(struct pcow_map *map, uint64_t guest_slab)
+void ahead_touch_source(struct pcow_map *map, uint64_t guest_slab, bool expected)
 {
     struct pcow_image *image = map->image;
 
@@ -89,8 +89,12 @@ void ahead_touch_source(struct pcow_map *map, uint64_t guest_slab)
 
         ahead_take_turn(map);
         place = chain_find(image, guest_slab, page, CHUNK);
-        if (place.present && !place.own)
-            source = file_address(&image->chain->file[place.level]->file, place.offset);
+        if (place.present && !place.own) {
+            struct file *file = &image->chain->file[place.level]->file;
+
+            if (expected || file->persist.persistence != PCOW_PERSISTENCE_PAGE_CACHE)
+                source = file_address(file, place.offset);
+        }
         /*
          * By loads: without the lock that a trap's mmap() needs, and most of them find what the fault of another has brought in. Whether it
          * can be read is found out, and told, by who copies it.

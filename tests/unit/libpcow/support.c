@@ -149,6 +149,20 @@ unsigned count_mappings(const void *memory, uint64_t size)
     return count;
 }
 
+unsigned present_in(const void *memory)
+{
+    uint64_t entry[PCOW_SLAB_SIZE / 4096];
+    int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    unsigned present = 0;
+
+    assert_true(pagemap >= 0);
+    assert_int_equal(pread(pagemap, entry, sizeof entry, (off_t)((uintptr_t)memory / 4096 * sizeof *entry)), sizeof entry);
+    close(pagemap);
+    for (unsigned i = 0; i < PCOW_SLAB_SIZE / 4096; i++)
+        present += entry[i] >> 63 != 0;
+    return present;
+}
+
 pcow_map *must_map_by(pcow_image *image, enum pcow_engine engine, unsigned vma_budget)
 {
     struct pcow_map_options options = {.engine = engine, .vma_budget = vma_budget};

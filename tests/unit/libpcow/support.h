@@ -62,6 +62,8 @@ pcow_image *must_create(const char *path, uint64_t size, uint64_t cluster_size, 
 pcow_image *must_create_overlay(uint64_t size, unsigned char fill);
 /* Mappings of the kernel's list that begin in the range. */
 unsigned count_mappings(const void *memory, uint64_t size);
+/* Pages of these 2 MiB that the page table has. */
+unsigned present_in(const void *memory);
 pcow_map *must_map_by(pcow_image *image, enum pcow_engine engine, unsigned vma_budget);
 /* No finding at all, or the test fails with what was found. */
 void must_be_clean(const char *path);

@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -93,6 +94,47 @@ static void test_filled_slabs_come_whole(void **state)
         pcow_close(image);
         must_be_clean(scratch("image"));
         assert_int_equal(unlink(scratch("image")), 0);
+    }
+}
+
+static uint8_t *source_of(pcow_image *image, uint64_t guest_slab)
+{
+    struct place place = chain_find(image, guest_slab, PAGES_PER_SLAB - 1, 1);
+
+    assert_true(place.present && !place.own);
+    return file_address(&image->chain->file[place.level]->file, place.offset - (PAGES_PER_SLAB - 1) * PCOW_PAGE_SIZE);
+}
+
+/* After the first copy in a slab the next ones find the source in a page table; but nobody reads a disk for a guess. */
+static void test_sources_are_at_hand(void **state)
+{
+    (void)state;
+    for (unsigned on_disk = 0; on_disk < 2; on_disk++) {
+        pcow_image *image = must_create_overlay(4 * SLAB, 0x5a);
+        volatile unsigned char *memory;
+        const uint8_t *source;
+        pcow_map *map;
+
+        image->base->file.persist.persistence = on_disk ? PCOW_PERSISTENCE_PAGE_CACHE : PCOW_PERSISTENCE_VOLATILE;
+        map = must_map_prepared(image, PCOW_ENGINE_SIGNAL, 4);
+        memory = pcow_map_address(map);
+        source = source_of(image, 1);
+        assert_int_equal(madvise((void *)(uintptr_t)source, SLAB, MADV_DONTNEED), 0);
+        memory[SLAB] = 7;
+        for (unsigned i = 0; i < 200 && (on_disk || present_in(source) < PAGES_PER_SLAB); i++)
+            usleep(on_disk ? 500 : 5000);
+        assert_int_equal(present_in(source), on_disk ? 0 : PAGES_PER_SLAB);
+        if (on_disk) {
+            memory[SLAB + PCOW_PAGE_SIZE] = 7;         /* the guest comes back */
+            for (unsigned i = 0; i < 200 && present_in(source) < PAGES_PER_SLAB; i++)
+                usleep(5000);
+            assert_int_equal(present_in(source), PAGES_PER_SLAB);
+        }
+        assert_int_equal(memory[SLAB + 1], 0x5a);
+        pcow_map_destroy(map);
+        pcow_close(image);
+        unlink(scratch("top.pcow"));
+        unlink(scratch("base.pcow"));
     }
 }
 
@@ -350,6 +392,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_filled_slabs_come_whole, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_sources_are_at_hand, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_sparse_stores_get_clusters, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_no_more_than_can_be_used, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_kvm_gives_back_what_a_killed_writer_left, scratch_setup, scratch_teardown),

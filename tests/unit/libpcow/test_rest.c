@@ -73,20 +73,6 @@ static unsigned mappings_in(const unsigned char *memory, uint64_t size)
     return count;
 }
 
-static unsigned present_in(const unsigned char *memory)
-{
-    uint64_t entry[PAGES_PER_SLAB];
-    int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-    unsigned present = 0;
-
-    assert_true(pagemap >= 0);
-    assert_int_equal(pread(pagemap, entry, sizeof entry, (off_t)((uintptr_t)memory / 4096 * sizeof *entry)), sizeof entry);
-    close(pagemap);
-    for (unsigned i = 0; i < PAGES_PER_SLAB; i++)
-        present += entry[i] >> 63 != 0;
-    return present;
-}
-
 static void must_hold(pcow_image *image, uint64_t stored, unsigned char mark)
 {
     unsigned char page[4096];
