@@ -34,7 +34,7 @@
 
 #define RETRY_INTERVAL_NS (10 * 1000 * 1000)
 /* Every try tells of the error, if it is not a lack of space */
-#define PUT_OFF_NS (1000 * 1000 * 1000)
+#define PUT_OFF_NS (10LL * 1000 * 1000 * 1000)
 
 typedef struct Area {
     uint32_t msr;
@@ -100,25 +100,29 @@ static int make_page_writable(AddressSpace *memory, hwaddr gpa)
 }
 
 /*
- * Returns 0 or a negative errno; -EINTR: there is no space, and the vCPU is
- * wanted.
+ * Goes on after an error, which may be of one page alone; @failed is the first
+ * one then.  Returns false if there is no space, and the vCPU is wanted.
  */
-static int make_writable(CPUState *cpu, AddressSpace *memory, hwaddr gpa,
-                         uint64_t length)
+static bool make_writable(CPUState *cpu, AddressSpace *memory, hwaddr gpa,
+                          uint64_t length, int *failed)
 {
     struct timespec interval = { 0, RETRY_INTERVAL_NS };
     hwaddr end = gpa + length;
-    int ret = 0;
 
-    for (; gpa < end && !ret; gpa = (gpa | ~TARGET_PAGE_MASK) + 1) {
+    for (; gpa < end; gpa = (gpa | ~TARGET_PAGE_MASK) + 1) {
+        int ret;
+
         while ((ret = make_page_writable(memory, gpa)) == -EAGAIN) {
             if (hostmem_pcow_kvm_is_wanted(cpu)) {
-                return -EINTR;
+                return false;
             }
             nanosleep(&interval, NULL);
         }
+        if (ret && !*failed) {
+            *failed = ret;
+        }
     }
-    return ret;
+    return true;
 }
 
 static bool has_smm(void)
@@ -129,32 +133,33 @@ static bool has_smm(void)
     return machine && x86_machine_is_smm_enabled(X86_MACHINE(machine));
 }
 
-static int make_smm_writable(CPUState *cpu)
+static bool make_smm_writable(CPUState *cpu, int *failed)
 {
     AddressSpace *memory = cpu_get_address_space(cpu, X86ASIdx_SMM);
     uint64_t base[] = { SMM_BASE_AT_RESET, get_msr(cpu, MSR_IA32_SMBASE) };
-    int ret = 0;
+    bool done = true;
 
-    for (unsigned i = 0; i < ARRAY_SIZE(base) && !ret; i++) {
-        ret = make_writable(cpu, memory, base[i] + SMM_STATE, SMM_STATE_LENGTH);
+    for (unsigned i = 0; i < ARRAY_SIZE(base) && done; i++) {
+        done = make_writable(cpu, memory, base[i] + SMM_STATE,
+                             SMM_STATE_LENGTH, failed);
     }
-    return ret;
+    return done;
 }
 
-static int make_areas_writable(CPUState *cpu)
+static bool make_areas_writable(CPUState *cpu, int *failed)
 {
-    int ret = 0;
+    bool done = true;
 
-    for (unsigned i = 0; i < ARRAY_SIZE(areas) && !ret; i++) {
+    for (unsigned i = 0; i < ARRAY_SIZE(areas) && done; i++) {
         uint64_t value = get_msr(cpu, areas[i].msr);
 
         if (value & ENABLED) {
-            ret = make_writable(cpu, &address_space_memory,
-                                value & -(uint64_t)areas[i].align,
-                                areas[i].length);
+            done = make_writable(cpu, &address_space_memory,
+                                 value & -(uint64_t)areas[i].align,
+                                 areas[i].length, failed);
         }
     }
-    return ret;
+    return done;
 }
 
 /* The MSRs of Hyper-V's interface are not looked at. */
@@ -190,7 +195,7 @@ static void put_off(int error)
 int hostmem_pcow_kvm_prepare_shared(CPUState *cpu)
 {
     unsigned freezes = qatomic_load_acquire(&hostmem_pcow_freezes);
-    int ret;
+    int failed = 0;
 
     if (freezes == served ||
         (retry_at && qemu_clock_get_ns(QEMU_CLOCK_REALTIME) < retry_at)) {
@@ -198,15 +203,12 @@ int hostmem_pcow_kvm_prepare_shared(CPUState *cpu)
     }
     retry_at = 0;
     warn_of_hyperv(cpu);
-    ret = make_areas_writable(cpu);
-    if (!ret && has_smm()) {
-        ret = make_smm_writable(cpu);
-    }
-    if (ret == -EINTR) {
+    if (!make_areas_writable(cpu, &failed) ||
+        (has_smm() && !make_smm_writable(cpu, &failed))) {
         return EXCP_INTERRUPT;
     }
-    if (ret) {
-        put_off(ret);
+    if (failed) {
+        put_off(failed);
     } else {
         served = freezes;
     }

@@ -77,7 +77,7 @@ class ToolsBenchTest(BenchTestCase):
         for row in judged:
             if row['ratio'] is not None:
                 self.assertEqual(row['ratio'] <= row['target'], row['met'])
-            self.assertIn('met' if row['met'] else 'MISSED', shown)
+                self.assertIn('met' if row['met'] else 'MISSED', shown)
         for floor in (result['freeze_ns'], result['remap_ns'], result['punch_ns'], rows['large-command-create']['start_ns']):
             self.assertGreater(floor, 0)
         self.assertFalse([path for path in set(PLACE.iterdir()) - before if path.name.startswith('pcow-bench-')])

@@ -32,7 +32,7 @@ def _boot(vm: machine.Machine) -> None:
 
 def _note(vm: machine.Machine, name: str) -> str:
     """List the checksums of all files, in /root/sums-NAME, which is on stable storage then; returns its checksum."""
-    vm.shell(f'{_LIST} >/root/sums-{name}; sync')
+    vm.shell(f'{_LIST} >/root/sums-{name} && sync')
     return vm.shell(f'sha256sum </root/sums-{name}')
 
 
@@ -67,7 +67,7 @@ def debian(context: scenarios.Context) -> dict[str, Any]:
     with _guest(context, image, 1, *_disks(context)) as vm:
         _boot(vm)
         vm.shell('dpkg --verify libc6 perl-base bash coreutils dpkg')
-        vm.shell('mkdir /root/t; cd /root/t; '
+        vm.shell('mkdir /root/t && cd /root/t && '
                  'for i in 1 2 3 4; do (head -c 3000000 /dev/urandom >$i; cp $i $i-copy) & done; wait')
         vm.shell('cat /dev/vdc >/root/transfer; chmod +x /root/transfer')
         first = _note(vm, 'first')
@@ -76,11 +76,12 @@ def debian(context: scenarios.Context) -> dict[str, Any]:
         vm.shell('head -c 3000000 /dev/zero >/root/fresh')
         for path in (_BASE, _FROZEN, _FRESH):
             vm.shell(f'/root/transfer transfers 4 {path}')
-        vm.shell('cd /root/t; cmp bin/bash /usr/bin/bash; ! cmp -s bin/perl /usr/bin/perl')
+        vm.shell('cd /root/t && cmp bin/bash /usr/bin/bash && ! cmp -s bin/perl /usr/bin/perl')
         second = _note(vm, 'second')
         vm.run_qmp('pcow-snapshot-create', id='mem0', name='second')
         # lost with the revert, which takes a machine that has read half of it
-        vm.send_shell('rm -r /root/t/bin; head -c 20000000 /dev/urandom >/root/lost')
+        begin, _end = vm.send_shell('rm -r /root/t/bin; head -c 20000000 /dev/urandom >/root/lost')
+        vm.wait_console(re.compile(rf'vm-{begin}\r?\n'.encode()), machine.COMMAND_SECONDS)
         info = vm.pcow()
         vm.run_qmp('stop')
         vm.run_qmp('pcow-snapshot-revert', id='mem0', name='first')
@@ -88,7 +89,7 @@ def debian(context: scenarios.Context) -> dict[str, Any]:
         vm.run_qmp('cont')
         _boot(vm)
         _check(vm, 'first', first)
-        vm.shell('dpkg --verify libc6 perl-base bash coreutils dpkg; test ! -e /root/fresh')
+        vm.shell('dpkg --verify libc6 perl-base bash coreutils dpkg && test ! -e /root/fresh')
         vm.run_qmp('quit')
         vm.wait_end()
     context.check_image(image)

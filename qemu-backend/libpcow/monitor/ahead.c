@@ -15,7 +15,7 @@
 #include "monitor/monitor.h"
 #include "util/order.h"
 
-#define GUESSES_A_WAKEUP 16u          /* slabs of which more may be copied */
+#define SOON_NS 10000000L              /* while guesses are left, they are looked for after this time */
 #define IDLE_SECONDS 5                 /* without an access that had to be served, before everything is given back */
 #define MAX_OPENED 512u                /* slabs (1 GiB) handed out with prepared pages, before those not in use are trimmed */
 #define MAX_GIVEN_BACK 8u              /* slabs whose remains are punched out before somebody else may have a turn */
@@ -65,9 +65,10 @@ void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied, bool c
         enqueue(ahead, guest_slab);
         wake(ahead);
     } else if (slab->faults == 1 && copied && ahead_queued(map) < AHEAD_QUEUE_SIZE / 2) {
-        /* For its source only. To wake the thread takes longer than that may save, so most of them are left until somebody does. */
+        /* For its source only. To wake the thread takes longer than that may save: the first one does, and it looks for more, see rest(). */
         enqueue(ahead, guest_slab);
-        if (__atomic_fetch_add(&ahead->guesses, 1, __ATOMIC_RELAXED) % GUESSES_A_WAKEUP == 0)
+        __atomic_fetch_add(&ahead->guesses, 1, __ATOMIC_SEQ_CST);
+        if (!__atomic_load_n(&ahead->expecting, __ATOMIC_SEQ_CST))
             wake(ahead);
     }
     if (slab->faults == 1 && prepared_count(map->image) <= __atomic_load_n(&ahead->lead, __ATOMIC_RELAXED) / 2
@@ -171,7 +172,8 @@ static bool serve_queue(struct pcow_map *map)
     }
     while (head != tail) {
         uint32_t found = __atomic_exchange_n(&ahead->queue[head++ % AHEAD_QUEUE_SIZE], 0, __ATOMIC_ACQUIRE);
-        bool hot, grown;
+        bool hot, grown, complete;
+        slab_ref first;
 
         if (found == 0)
             continue;
@@ -179,12 +181,14 @@ static bool serve_queue(struct pcow_map *map)
         chain_claim(map->image->chain, found - 1);
         hot = map->slabs[found - 1].queued && is_hot(&map->slabs[found - 1]);
         grown = map->slabs[found - 1].grown > 0;
+        first = map->image->chain->head[found - 1];
+        complete = !first || page_set_full(&map->image->prepared[slab_ref_slab(first)]);
         chain_release(map->image->chain, found - 1);
         ahead_release(map);
         if (hot) {
             ahead_complete_pages(map, found - 1);
         } else {
-            if (ahead->opened < MAX_OPENED)
+            if (!complete && ahead->opened < MAX_OPENED)
                 ahead_complete_blocks(map, found - 1);
             ahead_touch_source(map, found - 1, grown);
         }
@@ -242,13 +246,20 @@ static void give_back(struct pcow_map *map)
 static bool rest(struct pcow_map *map, uint32_t seen)
 {
     struct ahead *ahead = &map->ahead;
-    struct timespec idle = {IDLE_SECONDS, 0};
-    bool something = ahead->holding || retire_is_due(map);
+    struct timespec idle = {IDLE_SECONDS, 0}, soon = {0, SOON_NS};
+    bool something = ahead->holding || retire_is_due(map), expecting;
+    uint32_t guesses = __atomic_load_n(&ahead->guesses, __ATOMIC_SEQ_CST);
     long ret;
 
+    expecting = guesses != ahead->seen_guesses;
+    ahead->seen_guesses = guesses;
+    __atomic_store_n(&ahead->expecting, expecting, __ATOMIC_SEQ_CST);
+    /* Either whoever leaves one now sees this, and wakes, or it is seen here. */
+    if (!expecting && __atomic_load_n(&ahead->guesses, __ATOMIC_SEQ_CST) != guesses)
+        return true;
     __atomic_store_n(&ahead->sleeping, 1, __ATOMIC_SEQ_CST);
-    ret = syscall(SYS_futex, &ahead->wakeups, FUTEX_WAIT_PRIVATE, seen, something ? &idle : NULL, NULL, 0);
-    if (ret < 0 && errno == ETIMEDOUT) {
+    ret = syscall(SYS_futex, &ahead->wakeups, FUTEX_WAIT_PRIVATE, seen, expecting ? &soon : something ? &idle : NULL, NULL, 0);
+    if (ret < 0 && errno == ETIMEDOUT && !expecting) {
         uint64_t count = accesses(map);
 
         if (count == ahead->idle_accesses)

@@ -32,7 +32,8 @@ struct ahead {
     uint32_t sleeping;
     uint32_t queue[AHEAD_QUEUE_SIZE];  /* guest slab + 1; 0: empty */
     uint32_t queue_head, queue_tail;
-    uint32_t guesses;                  /* queued because more copies may follow */
+    uint32_t guesses, seen_guesses;    /* slabs that were queued because more copies may follow, and how many at the last look */
+    bool expecting;                    /* the thread looks for more of them by itself */
     unsigned lead, lead_min;           /* slabs to keep ready: now, and never less */
     uint64_t seen_taken, seen_missed;  /* of the ring, at the last look */
     unsigned takers;                   /* guest slabs that had no slab of the active layer when they were counted, */

@@ -121,12 +121,13 @@ static void test_sources_are_at_hand(void **state)
         source = source_of(image, 1);
         assert_int_equal(madvise((void *)(uintptr_t)source, SLAB, MADV_DONTNEED), 0);
         memory[SLAB] = 7;
-        for (unsigned i = 0; i < 200 && (on_disk || present_in(source) < PAGES_PER_SLAB); i++)
-            usleep(on_disk ? 500 : 5000);
+        for (unsigned i = 0; i < 2000 && stats_of(map).slabs_queued > 0; i++)
+            usleep(5000);
+        usleep(100000);                        /* of which it is at the last one */
         assert_int_equal(present_in(source), on_disk ? 0 : PAGES_PER_SLAB);
         if (on_disk) {
             memory[SLAB + PCOW_PAGE_SIZE] = 7;         /* the guest comes back */
-            for (unsigned i = 0; i < 200 && present_in(source) < PAGES_PER_SLAB; i++)
+            for (unsigned i = 0; i < 2000 && present_in(source) < PAGES_PER_SLAB; i++)
                 usleep(5000);
             assert_int_equal(present_in(source), PAGES_PER_SLAB);
         }
@@ -363,7 +364,9 @@ static void test_snapshots_come_first(void **state)
     struct slow slow = {.observer = {.persistence = PCOW_PERSISTENCE_VOLATILE, .look = take_time}};
     const char *path = scratch("image");
     unsigned made = 0;
+    unsigned most = 0, meanwhile;
     pcow_image *image;
+    pcow_map *map;
 
     (void)state;
     pcow_close(must_create(path, MANY * SLAB, 0, NULL));
@@ -379,11 +382,15 @@ static void test_snapshots_come_first(void **state)
         usleep(20000 + s * 1000);
         __atomic_store_n(&slow.punches, 0, __ATOMIC_RELAXED);
         MUST(pcow_snapshot_create(image, name, &error));
-        assert_in_range(__atomic_load_n(&slow.punches, __ATOMIC_RELAXED), 0, ONE_STEP);
+        meanwhile = __atomic_load_n(&slow.punches, __ATOMIC_RELAXED);
+        most = meanwhile > most ? meanwhile : most;
         made++;
     }
-    assert_true(made > 1);
-    pcow_map_destroy(slow.map);
+    /* It did wait for one, or nothing is shown; if this thread was not let run, there was nothing to wait for. */
+    assert_in_range(most, made > 1, ONE_STEP);
+    map = slow.map;
+    slow.map = NULL;
+    pcow_map_destroy(map);
     pcow_close(image);
     must_be_clean(path);
 }
