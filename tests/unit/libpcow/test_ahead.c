@@ -339,17 +339,18 @@ static void test_what_cannot_be_given_back(void **state)
 
 struct slow {
     struct observer observer;
-    pcow_map *map;
+    pcow_map *map;                     /* atomic */
     unsigned punches;                  /* while somebody waits for a turn */
 };
 
 static int take_time(struct observer *observer, const struct observation *o)
 {
     struct slow *slow = (struct slow *)observer;
+    pcow_map *map = __atomic_load_n(&slow->map, __ATOMIC_ACQUIRE);
 
     if (o->what == OBSERVED_PUNCH) {
         usleep(1000);
-        if (slow->map && __atomic_load_n(&slow->map->ahead.waiting, __ATOMIC_SEQ_CST) > 0)
+        if (map && __atomic_load_n(&map->ahead.waiting, __ATOMIC_SEQ_CST) > 0)
             __atomic_fetch_add(&slow->punches, 1, __ATOMIC_RELAXED);
     }
     return 0;
@@ -374,7 +375,8 @@ static void test_snapshots_come_first(void **state)
     MUST(pcow_snapshot_create(image, "empty", &error));
     for (uint64_t v = 0; v < MANY; v++)
         MUST(pcow_write(image, v * SLAB, "x", 1, &error));
-    MUST(pcow_map_create(image, &(struct pcow_map_options){.engine = PCOW_ENGINE_SIGNAL}, &slow.map, &error));
+    MUST(pcow_map_create(image, &(struct pcow_map_options){.engine = PCOW_ENGINE_SIGNAL}, &map, &error));
+    __atomic_store_n(&slow.map, map, __ATOMIC_RELEASE);
     MUST(pcow_snapshot_revert(image, "empty", &error));
     for (unsigned s = 0; s < SNAPSHOTS && remains_are_due(image); s++) {
         char name[2] = {(char)('a' + s), 0};
@@ -388,8 +390,7 @@ static void test_snapshots_come_first(void **state)
     }
     /* It did wait for one, or nothing is shown; if this thread was not let run, there was nothing to wait for. */
     assert_in_range(most, made > 1, ONE_STEP);
-    map = slow.map;
-    slow.map = NULL;
+    __atomic_store_n(&slow.map, NULL, __ATOMIC_RELEASE);
     pcow_map_destroy(map);
     pcow_close(image);
     must_be_clean(path);
