@@ -51,7 +51,7 @@ int hostmem_pcow_resolve(HostMemPcow *pcow, uint64_t offset, uint64_t length,
     return ret;
 }
 
-int hostmem_pcow_prepare_store_at(void *host, uint64_t length)
+static int prepare_at(void *host, uint64_t length, bool is_write)
 {
     ram_addr_t offset;
     RAMBlock *block;
@@ -61,7 +61,17 @@ int hostmem_pcow_prepare_store_at(void *host, uint64_t length)
     if (!block || !block->pcow) {
         return 0;
     }
-    return hostmem_pcow_resolve(block->pcow, offset, length, true, true);
+    return hostmem_pcow_resolve(block->pcow, offset, length, is_write, true);
+}
+
+int hostmem_pcow_prepare_store_at(void *host, uint64_t length)
+{
+    return prepare_at(host, length, true);
+}
+
+void hostmem_pcow_prepare_load_at(void *host, uint64_t length)
+{
+    prepare_at(host, length, false);
 }
 
 /* Calls @serve for what lies in an image, until that does not return 0. */

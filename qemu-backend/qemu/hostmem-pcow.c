@@ -148,17 +148,25 @@ static void ignore_options(HostMemoryBackend *backend, const char *path)
     }
 }
 
-/* Under KVM the guest's stores are not signals, whatever was asked for. */
+/*
+ * Under KVM the guest's stores are not signals, whatever was asked for.  Where
+ * there are no guard regions libpcow takes signal instead.
+ */
 static enum pcow_engine choose_engine(HostMemPcowEngine engine)
 {
     QEMU_BUILD_BUG_ON((int)HOST_MEM_PCOW_ENGINE_UFFD != PCOW_ENGINE_UFFD ||
                       (int)HOST_MEM_PCOW_ENGINE_SIGNAL != PCOW_ENGINE_SIGNAL ||
-                      (int)HOST_MEM_PCOW_ENGINE_KVM != PCOW_ENGINE_KVM);
+                      (int)HOST_MEM_PCOW_ENGINE_KVM != PCOW_ENGINE_KVM ||
+                      (int)HOST_MEM_PCOW_ENGINE_GUARD != PCOW_ENGINE_GUARD);
 
     if (engine == HOST_MEM_PCOW_ENGINE_UFFD) {
         return PCOW_ENGINE_UFFD;
     }
-    return kvm_enabled() ? PCOW_ENGINE_KVM : PCOW_ENGINE_SIGNAL;
+    if (kvm_enabled()) {
+        return PCOW_ENGINE_KVM;
+    }
+    return engine == HOST_MEM_PCOW_ENGINE_SIGNAL ? PCOW_ENGINE_SIGNAL
+                                                 : PCOW_ENGINE_GUARD;
 }
 
 static bool open_image(HostMemPcow *pcow, const char *path, Error **errp)

@@ -153,6 +153,11 @@ int hostmem_pcow_resolve(HostMemPcow *pcow, uint64_t offset, uint64_t length,
  */
 int hostmem_pcow_prepare_store_at(void *host, uint64_t length);
 /*
+ * A system call is about to load from there.  If that cannot be prepared, it
+ * will fail.
+ */
+void hostmem_pcow_prepare_load_at(void *host, uint64_t length);
+/*
  * Serve the trap of a vCPU at @address, in a signal handler.  Returns 0 if it
  * can go on, -ENOSPC if there is no space, -EFAULT if that is not an image.
  */

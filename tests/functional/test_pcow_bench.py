@@ -20,6 +20,7 @@ HUGE_ROWS = {name for name in ROWS if name.endswith('huge')}
 # what the project set itself a target for; snapshot-revert is shown, open-map has its target at its full size
 AIMED_ROWS = ROWS - {'snapshot-revert', 'open-map'}
 TRAP_ROWS = {name for name in ROWS if name.startswith(('first-touch', 'cow'))}
+GUARD_ROWS = {name for name in ROWS if name.startswith('first-touch')}
 UFFD_ROWS = {name for name in ROWS if name.startswith(('first-touch', 'snapshot'))}
 
 
@@ -98,6 +99,8 @@ class BenchTest(images.ImageTestCase):
         if 'engine_uffd_skipped' not in result['run']:
             expected |= {(name, threads, 'uffd') for name in UFFD_ROWS & wanted
                          for threads in ((1, 2) if name in TRAP_ROWS else (1,))}
+        if 'engine_guard_skipped' not in result['run']:
+            expected |= {(name, threads, 'guard') for name in GUARD_ROWS & wanted for threads in (1, 2)}
         self.assertEqual(expected, seen)
         self.assertEqual(len(seen), len(result['rows']))
 

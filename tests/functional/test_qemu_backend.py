@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory backend inside the real QEMU: options, QMP, snapshots, a full pool. What a guest does is in test_main_job.py."""
 
+from collections.abc import Iterator
 import os
 from pathlib import Path
+import platform
+import re
 import shutil
+import struct
 import subprocess
 import tempfile
+import time
 
 import testtools
 
@@ -13,6 +18,9 @@ from tests.functional import images
 from tests.functional import qemu
 
 SIZE = 64 * images.MIB
+_RAM = 128 * images.MIB         # of qemu.Qemu
+_DUMPED = 64 * images.MIB
+_PT_LOAD = 1
 DEVICE = ('-device', 'nvdimm,memdev=mem0,id=nv0')
 
 
@@ -23,6 +31,22 @@ def backend(path: Path, more: str = '') -> tuple[str, ...]:
 def tool(name: str, *arguments: object) -> str:
     return subprocess.run([images.program(name), *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
                           timeout=images.TIMEOUT, check=True).stdout
+
+
+def default_engine() -> str:
+    """Of an image in DRAM, without KVM."""
+    release = tuple(int(number) for number in re.findall(r'\d+', platform.release())[:2])
+    return 'guard' if release >= (6, 15) else 'signal'
+
+
+def segments(core: bytes) -> Iterator[tuple[int, bytes]]:
+    """Guest address and content of the memory in a dump (ELF64, see elf(5))."""
+    (program_headers,) = struct.unpack_from('<Q', core, 32)
+    size, count = struct.unpack_from('<HH', core, 54)
+    for number in range(count):
+        kind, _flags, offset, _virtual, physical, in_file = struct.unpack_from('<IIQQQQ', core, program_headers + number * size)
+        if kind == _PT_LOAD:
+            yield physical, core[offset:offset + in_file]
 
 
 class QemuTestCase(testtools.TestCase):
@@ -45,14 +69,14 @@ class MemoryTest(QemuTestCase):
     def test_stores_go_to_the_image_and_not_to_its_base(self) -> None:
         self.overlay()
         before = images.digest(self.directory / 'base.pcow')
-        for engine in ('signal', 'uffd'):
+        for engine in ('signal', 'uffd', 'guard', 'auto'):
             with qemu.Qemu(self.directory, *backend(self.image, f',prealloc=on,pcow-engine={engine}')) as vm:
                 address = vm.address('nv0')
                 self.assertEqual(0, address % images.SLAB)
                 self.assertEqual(b'\x5a' * 64, vm.read(address + 5000, 64))
                 vm.write(address + 4090, f'over a border, {engine}'.encode())
                 (info,) = vm.qmp('query-pcow')
-                self.assertEqual(engine, info['engine'])
+                self.assertEqual(engine if engine in ('signal', 'uffd') else default_engine(), info['engine'])
                 self.assertEqual(['vm.pcow', 'base.pcow'], [Path(name).name for name in info['chain']])
                 # prealloc, which libvirt always asks for, must not copy the base
                 self.assertLess(info['data-size'], images.MIB)
@@ -61,6 +85,31 @@ class MemoryTest(QemuTestCase):
             text = tool('pcow-io', '-r', '-c', 'read -v 4090 32', self.image)
             self.assertIn('over a border'[:10], text)
         self.assertEqual(before, images.digest(self.directory / 'base.pcow'))
+
+    def test_dump(self) -> None:
+        """The kernel loads from RAM that is an image: from slabs that nobody has touched yet, and from behind guards."""
+        base = self.directory / 'base.pcow'
+        tool('pcow-img', 'create', '-q', base, _RAM)
+        tool('pcow-io', '-c', f'write -q -P 0x5a {_DUMPED} {images.SLAB}', base)
+        tool('pcow-img', 'seal', base)
+        for copy_on_read in ('off', 'on'):
+            self.image.unlink(missing_ok=True)
+            tool('pcow-img', 'create', '-q', '-o', f'copy_on_read={copy_on_read}', '-b', base, self.image)
+            core = self.directory / 'core'
+            with qemu.Qemu(self.directory, '-object', f'memory-backend-file,id=mem0,mem-path={self.image},share=on,size={_RAM}',
+                           '-machine', 'memory-backend=mem0') as vm:
+                for cluster in (3, 9, 20, 26):
+                    vm.write(_DUMPED + images.SLAB + cluster * 65536, b'own')
+                    time.sleep(0.1)        # the guards come
+                vm.qmp('dump-guest-memory', paging=False, protocol=f'file:{core}', begin=_DUMPED, length=2 * images.SLAB)
+                vm.quit()
+            ((address, content),) = segments(core.read_bytes())
+            self.assertEqual((_DUMPED, 2 * images.SLAB), (address, len(content)))
+            expected = bytearray(b'\x5a' * images.SLAB + bytes(images.SLAB))
+            for cluster in (3, 9, 20, 26):
+                expected[images.SLAB + cluster * 65536:images.SLAB + cluster * 65536 + 3] = b'own'
+            self.assertEqual(bytes(expected), content)
+            tool('pcow-img', 'check', self.image)
 
     def test_killed_and_started_again(self) -> None:
         tool('pcow-img', 'create', '-q', self.image, SIZE)

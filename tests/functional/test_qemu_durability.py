@@ -77,6 +77,7 @@ class VirtioPmemTest(DiskTestCase):
             before = self.after_power_failure('before')
             self.assertFalse(all(self.holds(before, offset, data) for offset, data in stores.items()))
             (info,) = vm.qmp('query-pcow')
+            self.assertEqual('signal', info['engine'])     # of this class of pools, without KVM
             flushes = info['stats']['flushes']
             self.assertEqual(0, pmem.flush())
             (info,) = vm.qmp('query-pcow')

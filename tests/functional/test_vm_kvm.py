@@ -15,6 +15,7 @@ import testtools
 
 from pcow_driver import units
 from tests.functional import images
+from tests.functional import test_qemu_backend as backend
 from tests.vm import caches
 
 SECONDS = 3000
@@ -124,7 +125,7 @@ class TcgTest(VmTestCase):
                          [item['name'] for item in found])
         for result in found:
             self.assertEqual('tcg', result['accel'])
-            self.assert_trapped(result, 'signal')
+            self.assert_trapped(result, backend.default_engine())
 
 
 class FsdaxTest(VmTestCase):

@@ -64,8 +64,9 @@ void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied, bool c
         slab->queued = 1;
         enqueue(ahead, guest_slab);
         wake(ahead);
-    } else if (slab->faults == 1 && copied && ahead_queued(map) < AHEAD_QUEUE_SIZE / 2) {
-        /* For its source only. To wake the thread takes longer than that may save: the first one does, and it looks for more, see rest(). */
+    } else if (((slab->faults == 1 && copied) || (slab->faults == GUARD_FAULTS && guard_wants(map, guest_slab)))
+               && ahead_queued(map) < AHEAD_QUEUE_SIZE / 2) {
+        /* For its source, or for guards only. To wake the thread takes longer than that may save: the first one does, and it looks for more, see rest(). */
         enqueue(ahead, guest_slab);
         __atomic_fetch_add(&ahead->guesses, 1, __ATOMIC_SEQ_CST);
         if (!__atomic_load_n(&ahead->expecting, __ATOMIC_SEQ_CST))
@@ -191,6 +192,7 @@ static bool serve_queue(struct pcow_map *map)
             if (!complete && ahead->opened < MAX_OPENED)
                 ahead_complete_blocks(map, found - 1);
             ahead_touch_source(map, found - 1, grown);
+            ahead_guard(map, found - 1);
         }
         __atomic_store_n(&ahead->queue_head, head, __ATOMIC_RELAXED);
         return true;

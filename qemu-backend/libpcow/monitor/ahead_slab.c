@@ -106,6 +106,19 @@ void ahead_touch_source(struct pcow_map *map, uint64_t guest_slab, bool expected
     }
 }
 
+void ahead_guard(struct pcow_map *map, uint64_t guest_slab)
+{
+    uint64_t p;
+
+    if (map->engine->id != PCOW_ENGINE_GUARD)
+        return;
+    ahead_take_turn(map);
+    p = guard_begin(map, guest_slab);
+    if (p)
+        guard_finish(map, guest_slab, p);
+    ahead_release(map);
+}
+
 void ahead_complete_pages(struct pcow_map *map, uint64_t guest_slab)
 {
     struct slab_map *slab = &map->slabs[guest_slab];

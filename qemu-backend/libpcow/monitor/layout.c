@@ -119,6 +119,7 @@ static void remember(struct pcow_map *map, uint64_t guest_slab, unsigned pieces)
 
     set_pieces(map, slab, pieces);
     slab->behind = 0;
+    __atomic_store_n(&slab->guarded, GUARDED_NOT, __ATOMIC_SEQ_CST);
     if (!slab->cold && map->image->file.writable && map->image->view == image_active(map->image))
         chain_own_backed(map->image, guest_slab, &own);
     lost_take_out(map, guest_slab, &own);
@@ -206,6 +207,7 @@ void layout_make_cold(struct pcow_map *map, uint64_t guest_slab)
         flush_frozen(map);
     memset(&slab->writable, 0, sizeof slab->writable);
     __atomic_store_n(&slab->watched, WATCHED_NOT, __ATOMIC_RELAXED);
+    __atomic_store_n(&slab->guarded, GUARDED_NOT, __ATOMIC_SEQ_CST);
     slab->behind = !unmapped;
 }
 
@@ -266,15 +268,19 @@ static int map_own_run(struct pcow_map *map, uint64_t guest_slab, unsigned page,
 {
     struct slab_map *slab = &map->slabs[guest_slab];
     uint8_t *address = map->address + (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE;
-    unsigned pieces = slab->pieces + more_pieces(map, guest_slab, page, place);
-    int ret = map_file(address, place->pages * PCOW_PAGE_SIZE, map->image, place->offset, true, MAP_FIXED);
+    bool lifted = guard_lift(map, guest_slab, page, place->pages);
+    unsigned pieces = slab->pieces + (lifted ? 0 : more_pieces(map, guest_slab, page, place));
+    int ret = lifted ? 0 : map_file(address, place->pages * PCOW_PAGE_SIZE, map->image, place->offset, true, MAP_FIXED);
+
     if (ret) {
         forget_pages(map, guest_slab, page, place->pages);
         return ret;
     }
     set_pieces(map, slab, pieces < PAGES_PER_SLAB ? pieces : PAGES_PER_SLAB);
-    for (unsigned p = page; p < page + place->pages; p++)
-        if (!map->lost || !lost_is_in(&map->image->file, place->offset + (p - page) * PCOW_PAGE_SIZE, PCOW_PAGE_SIZE))
+    for (unsigned w = page / 64; !map->lost && w <= (page + place->pages - 1) / 64; w++)
+        __atomic_fetch_or(&slab->writable.word[w], page_range_word(page, place->pages, w), __ATOMIC_RELEASE);
+    for (unsigned p = page; map->lost && p < page + place->pages; p++)
+        if (!lost_is_in(&map->image->file, place->offset + (p - page) * PCOW_PAGE_SIZE, PCOW_PAGE_SIZE))
             __atomic_fetch_or(&slab->writable.word[p / 64], UINT64_C(1) << (p % 64), __ATOMIC_RELEASE);
     return 0;
 }
@@ -305,6 +311,7 @@ int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, un
     if (is_one_piece(map, guest_slab)) {
         set_pieces(map, slab, 1);
         slab->behind = 0;
+        __atomic_store_n(&slab->guarded, GUARDED_NOT, __ATOMIC_SEQ_CST);
         if (map->image->file.huge && largest < pages)
             map_whole(map, guest_slab);
     }

@@ -75,6 +75,7 @@ int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, p
     map->vma_budget = options->vma_budget ? options->vma_budget : default_vma_budget();
     map->shares_vmas = !options->vma_budget;
     map->engine = options->engine == PCOW_ENGINE_KVM ? &kvm_engine
+                  : options->engine == PCOW_ENGINE_GUARD ? &guard_engine
                   : options->engine == PCOW_ENGINE_UFFD && image->file.writable ? &uffd_engine : &signal_engine;
     pthread_mutex_init(&map->watch_lock, NULL);
     map->uffd = -1;
@@ -114,6 +115,7 @@ int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, p
     return 0;
 
 fail:
+    guard_end(map);
     reserve_release(map);
     events_destroy(&map->events);
     free(map->slabs);
@@ -131,6 +133,7 @@ void pcow_map_destroy(pcow_map *map)
     /* It may be copying what cannot be read. */
     ahead_stop(map);
     retire_end(map);
+    guard_end(map);
     signal_unregister(map);
     density_close(&map->density);
     reserve_release(map);
@@ -276,6 +279,8 @@ int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
             layout_recount(map, v);
         map->slabs[v].faults = 0;
         map->slabs[v].queued = 0;
+        if (map->slabs[v].guarded)
+            map->slabs[v].guarded = GUARDED_FROZEN;
         map->slabs[v].grown = 0;
         map->slabs[v].run = 0;
     }

@@ -6,6 +6,7 @@
  * ------------------------------------  ----------------------------------------  -------------  -----------------------------
  * absent (no layer holds it)            anonymous, read-only (engine signal)      zeros          trap: expansion
  *                                       anonymous, userfaultfd (engine uffd)      trap           trap: expansion
+ * absent, behind a guard (guard.c)      the top file, writable                    trap: zeros    trap: expansion
  * held by an older layer or a base      that file, read-only                      memory speed   trap: copy-on-write
  * own, not yet mapped (see "behind")    as before it became own                   memory speed   trap: map
  * own, mapped                           the top file, writable                    memory speed   memory speed
@@ -33,7 +34,7 @@ struct event_queue {
     int fd;                            /* eventfd */
 };
 
-/* How accesses to absent memory are noticed. One implementation a file: signal.c, uffd.c. */
+/* How accesses to absent memory are noticed. One implementation a file: signal.c, uffd.c, guard.c. */
 struct engine {
     enum pcow_engine id;
     /* Get ready for map_absent(); then, when the whole range is laid out, begin to serve. */
@@ -47,7 +48,7 @@ struct engine {
     void (*wake)(struct pcow_map *map, void *address, size_t length);
 };
 
-extern const struct engine signal_engine, kvm_engine, uffd_engine;
+extern const struct engine signal_engine, kvm_engine, uffd_engine, guard_engine;
 
 struct density {
     int pagemap;                       /* of this process; -1: not to be had */
@@ -87,6 +88,8 @@ struct slab_map {
     uint16_t run_end, run;             /* the window of the last trap: page after it, pages; to notice a sequence */
     uint8_t behind;                    /* pages may be own that are mapped to where an older layer holds them, or not at all */
     uint8_t watched;                   /* enum watched: what is not in writable may be under watch instead of mapped */
+    uint8_t guarded;                   /* enum guarded; atomic */
+    uint8_t loaded;                    /* what is not in writable was loaded from, or may be by system calls: no guards any more; atomic */
 };
 
 struct pcow_map {
@@ -119,6 +122,7 @@ struct pcow_map {
     struct retired retired;
     struct pcow_map_stats stats;       /* counters, relaxed atomics */
     uint64_t asked;                    /* pages that pcow_map_resolve() had to serve; no traps, whoever asks counts them; relaxed */
+    uint8_t *guard_area;               /* where a slab is mapped with its guards before it comes to its place */
     int uffd;
     pthread_t uffd_thread;
     bool uffd_running;
@@ -127,6 +131,12 @@ struct pcow_map {
     pthread_mutex_t watch_lock;        /* of pcow_map_watch() against itself */
     bool watching;                     /* the store is still looked for */
     uint64_t watch_found;              /* offset + 1 of a store that could not be served; 0: none */
+};
+
+enum guarded {
+    GUARDED_NOT,
+    GUARDED,                           /* one mapping for stores; what is not in writable is absent, behind guards */
+    GUARDED_FROZEN,                    /* a snapshot has made it read-only, with its guards: any access that traps maps it anew */
 };
 
 enum watched {
@@ -191,6 +201,17 @@ void flush_frozen(struct pcow_map *map);
 /* monitor/rest.c: all pages of the slab are own, some are not mapped for stores yet. The claim is held. Async-signal-safe. */
 int layout_map_rest(struct pcow_map *map, uint64_t guest_slab);
 
+/* monitor/guard.c: absent memory behind guard regions. Should this slab have them? The claim is held. Async-signal-safe. */
+bool guard_wants(const struct pcow_map *map, uint64_t guest_slab);
+/* By one thread: make them, and put them up. Between the two traps are served. guard_begin(): the file slab; 0: there shall be none. */
+uint64_t guard_begin(struct pcow_map *map, uint64_t guest_slab);
+void guard_finish(struct pcow_map *map, uint64_t guest_slab, uint64_t p);
+/* These pages are own now: let stores pass. False: they are behind no guard (or stay there), and have to be mapped. Async-signal-safe. */
+bool guard_lift(const struct pcow_map *map, uint64_t guest_slab, unsigned page, unsigned count);
+/* Somebody is about to load what is not mapped for stores, where he cannot trap. False: resolve() has to map the slab anew before. */
+bool guard_note_load(struct pcow_map *map, uint64_t guest_slab);
+void guard_end(struct pcow_map *map);
+
 /*
  * monitor/retire.c: move the page tables of all that is mapped for stores out of the way, as far as that is quicker than changing them; the
  * mappings stay. Nobody stores to the range meanwhile; loads fill them in again. The thread unmaps what was moved.
@@ -205,6 +226,7 @@ void retire_end(struct pcow_map *map);
 /* monitor/resolve.c. Async-signal-safe. wait: on a full pool wait for space (by the map's policy) instead of -ENOSPC. */
 int resolve(struct pcow_map *map, uint64_t offset, bool write, bool wait);
 
+#define GUARD_FAULTS 2u               /* a slab with so many traps in absent memory gets guards */
 #define HOT_FAULTS 8u                 /* a slab with so many traps */
 #define HOT_SHARE 2u                  /* and one part in so many own is made own whole: that at most doubles its space, */
 #define HOT_SHARE_ABSENT 3u           /* or makes it three times as much where nothing is copied and the guest uses page for page */

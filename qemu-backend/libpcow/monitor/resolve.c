@@ -176,6 +176,11 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
     if (page_set_has(&slab->writable, page))
         return 0;                      /* another thread was here first */
     note_thread(&map->trappers);
+    if (slab->guarded == GUARDED_FROZEN) {
+        ret = layout_map_slab(map, guest_slab);
+        if (ret)
+            return ret;
+    }
     ret = back_own(map, guest_slab, page, &alone);
     if (ret || page_set_has(&slab->writable, page))
         return ret;
@@ -248,6 +253,10 @@ static int resolve_read(struct pcow_map *map, uint64_t guest_slab, unsigned page
     }
     if (!place.present && map->engine->id == PCOW_ENGINE_UFFD)
         return resolve_write(map, guest_slab, page);
+    if (slab->guarded && !page_set_has(&slab->writable, page)) {
+        __atomic_store_n(&slab->loaded, 1, __ATOMIC_RELAXED);
+        return layout_map_slab(map, guest_slab);
+    }
     /* Else another thread was here first; unless a mapping has failed, and nothing is there for what is own. */
     return slab->behind ? layout_map_slab(map, guest_slab) : 0;
 }
@@ -306,8 +315,8 @@ int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write
         int ret;
 
         /* The common case, asked at every device access: it is mapped for this. */
-        if (write ? page_set_has(&slab->writable, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB))
-                  : !__atomic_load_n(&slab->cold, __ATOMIC_ACQUIRE))
+        if (page_set_has(&slab->writable, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB))
+            || (!write && guard_note_load(map, offset >> SLAB_BITS) && !__atomic_load_n(&slab->cold, __ATOMIC_ACQUIRE)))
             continue;
         count_up(&map->asked, 1);
         ret = resolve(map, offset, write, false);

@@ -66,6 +66,7 @@ int layout_map_rest(struct pcow_map *map, uint64_t guest_slab)
     }
     vmas_add(map, 1 - (int)slab->pieces);
     slab->pieces = 1;
+    __atomic_store_n(&slab->guarded, GUARDED_NOT, __ATOMIC_SEQ_CST);
     for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
         __atomic_store_n(&slab->writable.word[w], ~UINT64_C(0), __ATOMIC_RELEASE);
     /* The thread may not have come to all of its pages; those it did cost a load each. */

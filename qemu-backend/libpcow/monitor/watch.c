@@ -47,6 +47,7 @@ static int watch_slabs(struct pcow_map *map, uint64_t first, uint64_t end)
         struct slab_map *slab = &map->slabs[v];
 
         __atomic_store_n(&slab->watched, WATCHED, __ATOMIC_RELAXED);
+        __atomic_store_n(&slab->guarded, GUARDED_NOT, __ATOMIC_SEQ_CST);       /* where guards were is what watches */
         for (unsigned page = 0; page < pages_in(map, v) && ret == 0;) {
             unsigned next = page_set_run_end(&slab->writable, page, pages_in(map, v));
 

@@ -25,10 +25,19 @@ static inline bool page_set_has(const struct page_set *set, unsigned page)
     return page_set_word(set, page / 64) >> (page % 64) & 1;
 }
 
+/* What pages [first, first + count) are of this word, which has one of them at least. */
+static inline uint64_t page_range_word(unsigned first, unsigned count, unsigned w)
+{
+    unsigned from = first > w * 64 ? first - w * 64 : 0;
+    unsigned end = first + count < (w + 1) * 64 ? first + count - w * 64 : 64;
+
+    return (end < 64 ? UINT64_C(1) << end : 0) - (UINT64_C(1) << from);
+}
+
 static inline void page_set_add_range(struct page_set *set, unsigned first, unsigned count)
 {
-    for (unsigned page = first; page < first + count; page++)
-        set->word[page / 64] |= UINT64_C(1) << (page % 64);
+    for (unsigned w = first / 64; count > 0 && w <= (first + count - 1) / 64; w++)
+        set->word[w] |= page_range_word(first, count, w);
 }
 
 static inline unsigned page_set_count(const struct page_set *set)

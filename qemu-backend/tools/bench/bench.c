@@ -16,6 +16,7 @@
 #include "interrupt.h"
 #include "machine.h"
 #include "report.h"
+#include "sides.h"
 #include "size.h"
 #include "uffd.h"
 
@@ -48,6 +49,22 @@ static void choose_flush(struct bench *bench)
     bench->flush_instruction = ebx & 1u << 24 ? "clwb" : ebx & 1u << 23 ? "clflushopt" : "clflush";
 }
 
+/* A map says which engine it has got. */
+static int find_guards(struct bench *bench, struct pcow_error *error)
+{
+    struct pcow_map_stats stats;
+    struct side side;
+    int r = side_open(bench, &side, NULL, PCOW_SLAB_SIZE, 0, PCOW_ENGINE_GUARD, error);
+
+    if (r) {
+        return r;
+    }
+    pcow_map_get_stats(side.map, &stats);
+    bench->guard_problem = stats.engine == PCOW_ENGINE_GUARD ? NULL : "it needs a pool on tmpfs and Linux 6.15 or later";
+    side_close(bench, &side);
+    return 0;
+}
+
 int bench_begin(struct bench *bench, const char *pool, struct pcow_error *error)
 {
     int fd, r;
@@ -76,7 +93,7 @@ int bench_begin(struct bench *bench, const char *pool, struct pcow_error *error)
     if (fd >= 0) {
         close(fd);
     }
-    return 0;
+    return find_guards(bench, error);
 }
 
 void bench_end(struct bench *bench)

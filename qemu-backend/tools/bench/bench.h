@@ -58,6 +58,7 @@ struct bench {
     bool quick;
     const char *const *wanted;                 /* NULL-terminated; NULL: all rows */
     enum pcow_persistence persistence;
+    const char *guard_problem;                 /* why there are no guard regions; NULL: there are */
     const char *uffd_problem;                  /* why there is no userfaultfd; NULL: there is */
     const char *huge_problem;                  /* why the rows about huge pages were left out; NULL: they were not */
     const char *qcow2_problem;                 /* the same of those beside qcow2 */

@@ -100,7 +100,8 @@ static void unmap_image(struct soak *s)
         s->report->pages_copied += stats.pages_copied;
         s->report->pages_zeroed += stats.pages_zeroed;
         s->report->slabs_promoted += stats.slabs_promoted;
-        *(s->engine == PCOW_ENGINE_UFFD ? &s->report->uffd_seconds : &s->report->signal_seconds) += seconds;
+        *(stats.engine == PCOW_ENGINE_UFFD ? &s->report->uffd_seconds
+          : stats.engine == PCOW_ENGINE_GUARD ? &s->report->guard_seconds : &s->report->signal_seconds) += seconds;
     }
     pcow_map_destroy(s->map);
     pcow_close(s->image);
@@ -213,7 +214,18 @@ static int revert(struct soak *s, const struct saved *saved, struct pcow_error *
     return pcow_snapshot_revert(s->image, saved->name, error);
 }
 
-/* Close, look at everything from outside, and open with the other engine. */
+static enum pcow_engine next_engine(const struct soak *s)
+{
+    bool uffd = !s->bench->uffd_problem, guard = !s->bench->guard_problem;
+
+    switch (s->engine) {
+    case PCOW_ENGINE_SIGNAL: return guard ? PCOW_ENGINE_GUARD : uffd ? PCOW_ENGINE_UFFD : PCOW_ENGINE_SIGNAL;
+    case PCOW_ENGINE_GUARD: return uffd ? PCOW_ENGINE_UFFD : PCOW_ENGINE_SIGNAL;
+    default: return PCOW_ENGINE_SIGNAL;
+    }
+}
+
+/* Close, look at everything from outside, and open with the next engine. */
 static int reopen(struct soak *s, struct pcow_error *error)
 {
     int r;
@@ -224,9 +236,7 @@ static int reopen(struct soak *s, struct pcow_error *error)
     for (unsigned i = 0; i < MAX_SAVED && !r; i++) {
         r = s->saved[i].content ? verify_file(s, s->saved[i].name, s->saved[i].content, error) : 0;
     }
-    if (!s->bench->uffd_problem) {
-        s->engine = s->engine == PCOW_ENGINE_UFFD ? PCOW_ENGINE_SIGNAL : PCOW_ENGINE_UFFD;
-    }
+    s->engine = next_engine(s);
     s->report->reopened++;
     return r ? r : map_image(s, error);
 }

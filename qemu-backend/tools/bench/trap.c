@@ -13,22 +13,24 @@
 #define SLACK (UINT64_C(128) << 20)            /* tables, and the step by which an image file grows */
 #define SEED UINT64_C(0x70636f77)
 #define MOST_PREPARED 256u
+#define ENGINES 3u
 
 /* All sides of one row at one number of threads. */
 struct measurement {
     struct bench *bench;
     const struct trap_row *row;
     struct stores stores;
-    struct series raw, paper, paper_preallocated, pcow[2], pcow_unprepared[2];
-    double traps[2], copied[2];                /* in the last repetition */
+    struct series raw, paper, paper_preallocated, pcow[ENGINES], pcow_unprepared[ENGINES];
+    double traps[ENGINES], copied[ENGINES];                /* in the last repetition */
 };
 
-static const enum pcow_engine engines[2] = {PCOW_ENGINE_SIGNAL, PCOW_ENGINE_UFFD};
+static const enum pcow_engine engines[ENGINES] = {PCOW_ENGINE_SIGNAL, PCOW_ENGINE_GUARD, PCOW_ENGINE_UFFD};
 
-/* Copy-on-write is the same code in both engines: SIGSEGV. */
+/* Copy-on-write is the same code in all engines: SIGSEGV. */
 static bool engine_usable(const struct measurement *m, enum pcow_engine engine)
 {
-    return engine != PCOW_ENGINE_UFFD || (!m->bench->uffd_problem && !m->row->on_base);
+    return engine == PCOW_ENGINE_SIGNAL
+        || (!m->row->on_base && !(engine == PCOW_ENGINE_UFFD ? m->bench->uffd_problem : m->bench->guard_problem));
 }
 
 static void add_samples(struct measurement *m, struct series *series)
@@ -133,7 +135,7 @@ static int measure_once(struct measurement *m, bool every_page, struct pcow_erro
     int r = bench_need(m->bench, m->bench->size + SLACK, error);
 
     r = r ? r : measure_raw(m, every_page, error);
-    for (unsigned engine = 0; engine < 2 && !r; engine++) {
+    for (unsigned engine = 0; engine < ENGINES && !r; engine++) {
         if (engine_usable(m, engines[engine])) {
             r = measure_pcow(m, engine, true, every_page, error);
             r = r ? r : measure_pcow(m, engine, false, every_page, error);
@@ -156,7 +158,7 @@ static int add_rows(struct measurement *m, struct pcow_error *error)
     if (m->row->visit == VISIT_SECOND_IN_CLUSTER) {
         copy_ns -= copy_ns * (double)PCOW_PAGE_SIZE / (double)m->row->copied;      /* one page is there */
     }
-    for (unsigned engine = 0; engine < 2; engine++) {
+    for (unsigned engine = 0; engine < ENGINES; engine++) {
         struct row *row;
 
         if (!engine_usable(m, engines[engine])) {

@@ -73,7 +73,7 @@ void write_text(pcow_image *image, uint64_t offset, const char *text);
 const struct pcow_snapshot *find_snapshot(const struct pcow_snapshot *list, size_t count, const char *name);
 void assert_reads(pcow_image *image, uint64_t offset, const void *expected, size_t length);
 
-#define FOR_EACH_ENGINE(engine) for (enum pcow_engine engine = PCOW_ENGINE_SIGNAL; engine <= PCOW_ENGINE_KVM; engine++)
+#define FOR_EACH_ENGINE(engine) for (enum pcow_engine engine = PCOW_ENGINE_SIGNAL; engine <= PCOW_ENGINE_GUARD; engine++)
 
 /* Let the kernel store one byte, as it does for a KVM vCPU: 1, or -1 with errno. */
 ssize_t kernel_store(void *to, unsigned char value);

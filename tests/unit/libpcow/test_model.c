@@ -295,10 +295,17 @@ static void test_model_uffd(void **state)
     run_model(PCOW_ENGINE_UFFD);
 }
 
+static void test_model_guard(void **state)
+{
+    (void)state;
+    run_model(PCOW_ENGINE_GUARD);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_model_signal, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_model_guard, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_model_uffd, scratch_setup, scratch_teardown),
     };
 

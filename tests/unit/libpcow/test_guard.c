@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* Engine "guard": absent memory behind guard regions. Everything else about it is what the other engines do as well, and tested with them. */
+#include "support.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "monitor/monitor.h"
+
+#define CLUSTER (64 * KIB)
+#define CLUSTERS (PCOW_SLAB_SIZE / CLUSTER)
+#define SLABS 8u
+#define SIZE (SLABS * PCOW_SLAB_SIZE)
+#define TRIES 1000u
+
+/* NULL if this kernel has no guard regions for files: then the test is skipped. */
+static pcow_map *map_guarded(pcow_image *image)
+{
+    struct pcow_map_options options = {.engine = PCOW_ENGINE_GUARD, .full_policy = PCOW_FULL_FAIL};
+    struct pcow_map_stats stats;
+    pcow_map *map;
+
+    MUST(pcow_map_create(image, &options, &map, &error));
+    pcow_map_get_stats(map, &stats);
+    if (stats.engine == PCOW_ENGINE_GUARD)
+        return map;
+    assert_int_equal(stats.engine, PCOW_ENGINE_SIGNAL);
+    pcow_map_destroy(map);
+    pcow_close(image);
+    return NULL;
+}
+
+static bool is_guarded(pcow_map *map, uint64_t slab)
+{
+    bool guarded;
+
+    chain_claim(map->image->chain, slab);
+    guarded = map->slabs[slab].guarded == GUARDED;
+    chain_release(map->image->chain, slab);
+    return guarded;
+}
+
+/* Two stores, each to a cluster of its own, after which the thread puts guards up. */
+static void begin_slab(pcow_map *map, uint64_t slab)
+{
+    unsigned char *memory = (unsigned char *)pcow_map_address(map) + slab * PCOW_SLAB_SIZE;
+
+    memory[5 * CLUSTER + 3] = 1;
+    memory[2 * CLUSTER + 3] = 1;
+    for (unsigned i = 0; i < TRIES && !is_guarded(map, slab); i++)
+        usleep(5000);
+    assert_true(is_guarded(map, slab));
+}
+
+static void test_stores_cut_no_mapping(void **state)
+{
+    (void)state;
+    pcow_image *image = must_create(scratch("top.pcow"), SIZE, CLUSTER, NULL);
+    pcow_map *map = map_guarded(image);
+    unsigned char *memory;
+    struct pcow_map_stats before, after;
+
+    if (!map)
+        skip();
+    memory = pcow_map_address(map);
+    begin_slab(map, 1);
+    assert_int_equal(count_mappings(memory + PCOW_SLAB_SIZE, PCOW_SLAB_SIZE), 1);
+    pcow_map_get_stats(map, &before);
+    /* Every other cluster: nothing would merge. */
+    for (unsigned cluster = 7; cluster < 15; cluster += 2) {
+        memory[PCOW_SLAB_SIZE + cluster * CLUSTER + 9] = (unsigned char)cluster;
+        assert_int_equal(count_mappings(memory + PCOW_SLAB_SIZE, PCOW_SLAB_SIZE), 1);
+    }
+    pcow_map_get_stats(map, &after);
+    assert_int_equal(after.write_traps - before.write_traps, 4);
+    assert_int_equal(after.vmas, before.vmas);
+    /* What is there is mapped: no trap. */
+    memory[PCOW_SLAB_SIZE + 7 * CLUSTER + 4096] = 1;
+    assert_int_equal(memory[PCOW_SLAB_SIZE + 5 * CLUSTER + 3], 1);
+    pcow_map_get_stats(map, &before);
+    assert_int_equal(after.write_traps, before.write_traps);
+    assert_int_equal(after.read_traps, before.read_traps);
+    assert_true(is_guarded(map, 1));
+    pcow_map_destroy(map);
+    for (unsigned cluster = 0; cluster < CLUSTERS; cluster++) {
+        unsigned char byte, expected = cluster >= 7 && cluster < 15 && cluster % 2 ? (unsigned char)cluster : 0;
+
+        MUST(pcow_read(image, PCOW_SLAB_SIZE + cluster * CLUSTER + 9, &byte, 1, &error));
+        assert_int_equal(byte, expected);
+    }
+    pcow_close(image);
+    must_be_clean(scratch("top.pcow"));
+}
+
+/* A load brings nothing into the image, and takes the guards away for good. */
+static void test_loads_allocate_nothing(void **state)
+{
+    (void)state;
+    pcow_image *image = must_create(scratch("top.pcow"), SIZE, CLUSTER, NULL);
+    pcow_map *map = map_guarded(image);
+    volatile unsigned char *memory;
+    struct pcow_map_stats before, after;
+
+    if (!map)
+        skip();
+    memory = pcow_map_address(map);
+    begin_slab(map, 0);
+    pcow_map_get_stats(map, &before);
+    for (uint64_t offset = 0; offset < PCOW_SLAB_SIZE; offset += 4096)
+        assert_int_equal(memory[offset], 0);
+    pcow_map_get_stats(map, &after);
+    assert_int_equal(after.read_traps - before.read_traps, 1);
+    assert_int_equal(after.pages_zeroed, before.pages_zeroed);
+    assert_false(is_guarded(map, 0));
+    memory[20 * CLUSTER] = 1;
+    memory[22 * CLUSTER] = 1;
+    usleep(50000);
+    assert_false(is_guarded(map, 0));
+    pcow_map_destroy(map);
+    pcow_close(image);
+}
+
+static void test_system_calls_that_ask(void **state)
+{
+    (void)state;
+    pcow_image *image = must_create(scratch("top.pcow"), SIZE, CLUSTER, NULL);
+    pcow_map *map = map_guarded(image);
+    unsigned char *memory, byte = 1;
+    int file;
+
+    if (!map)
+        skip();
+    memory = pcow_map_address(map);
+    file = open(scratch("file"), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+    assert_true(file >= 0);
+    begin_slab(map, 0);
+    /* As pcow.h says. */
+    assert_int_equal(pwrite(file, memory + CLUSTER, 1, 0), -1);
+    assert_int_equal(errno, EFAULT);
+    assert_int_equal(pwrite(file, memory + 5 * CLUSTER + 3, 1, 0), 1);
+    assert_true(is_guarded(map, 0));
+    MUST(pcow_map_resolve(map, CLUSTER, 4096, false, &error));
+    assert_int_equal(pwrite(file, memory + CLUSTER, 1, 0), 1);
+    assert_int_equal(pread(file, &byte, 1, 0), 1);
+    assert_int_equal(byte, 0);
+    /* A store is prepared behind guards. */
+    begin_slab(map, 1);
+    MUST(pcow_map_resolve(map, PCOW_SLAB_SIZE + 9 * CLUSTER, 4096, true, &error));
+    byte = 77;
+    assert_int_equal(pwrite(file, &byte, 1, 0), 1);
+    assert_int_equal(pread(file, memory + PCOW_SLAB_SIZE + 9 * CLUSTER, 1, 0), 1);
+    assert_int_equal(memory[PCOW_SLAB_SIZE + 9 * CLUSTER], 77);
+    assert_true(is_guarded(map, 1));
+    close(file);
+    pcow_map_destroy(map);
+    pcow_close(image);
+}
+
+struct asker {
+    pcow_map *map;
+    _Atomic unsigned slab;
+    atomic_bool stop;
+    atomic_uint failed, loaded;
+};
+
+/* Once it was asked for, a page can be loaded from for ever, whatever the thread that works ahead is about to do. */
+static void *ask_and_load(void *opaque)
+{
+    struct asker *self = opaque;
+    int file = open("/dev/null", O_WRONLY | O_CLOEXEC), pipe_of[2];
+    unsigned char byte;
+
+    if (pipe(pipe_of))
+        return NULL;
+    while (!atomic_load(&self->stop)) {
+        uint64_t offset = atomic_load(&self->slab) * PCOW_SLAB_SIZE + 30 * CLUSTER;
+
+        if (pcow_map_resolve(self->map, offset, 4096, false, NULL))
+            atomic_fetch_add(&self->failed, 1);
+        for (unsigned i = 0; i < 50; i++) {
+            if (write(pipe_of[1], (unsigned char *)pcow_map_address(self->map) + offset, 1) != 1 || read(pipe_of[0], &byte, 1) != 1 || byte)
+                atomic_fetch_add(&self->failed, 1);
+            atomic_fetch_add(&self->loaded, 1);
+        }
+    }
+    close(file);
+    close(pipe_of[0]);
+    close(pipe_of[1]);
+    return NULL;
+}
+
+static void test_asking_beside_the_thread(void **state)
+{
+    (void)state;
+    struct asker self = {0};
+    pthread_t thread;
+
+    for (unsigned round = 0; round < test_steps(400) / 20; round++) {
+        pcow_image *image = must_create(scratch("top.pcow"), SIZE, CLUSTER, NULL);
+        unsigned char *memory;
+
+        self.map = map_guarded(image);
+        if (!self.map)
+            skip();
+        memory = pcow_map_address(self.map);
+        atomic_store(&self.stop, false);
+        atomic_store(&self.slab, 0);
+        assert_int_equal(pthread_create(&thread, NULL, ask_and_load, &self), 0);
+        for (unsigned slab = 0; slab < SLABS; slab++) {
+            for (unsigned cluster = 0; cluster < 8; cluster++)
+                memory[slab * PCOW_SLAB_SIZE + cluster * 3 * CLUSTER + 1] = 1;
+            /* Now before the guards, now after them. */
+            usleep(round * 700);
+            atomic_store(&self.slab, slab);
+        }
+        usleep(5000);
+        atomic_store(&self.stop, true);
+        pthread_join(thread, NULL);
+        pcow_map_destroy(self.map);
+        pcow_close(image);
+        unlink(scratch("top.pcow"));
+    }
+    assert_int_equal(atomic_load(&self.failed), 0);
+    assert_true(atomic_load(&self.loaded) > 0);
+}
+
+/* Frozen with its guards: what was stored stays in the snapshot, what is stored later does not come into it. */
+static void test_snapshots(void **state)
+{
+    (void)state;
+    pcow_image *image = must_create(scratch("top.pcow"), SIZE, CLUSTER, NULL);
+    pcow_map *map = map_guarded(image);
+    volatile unsigned char *memory;
+
+    if (!map)
+        skip();
+    memory = pcow_map_address(map);
+    for (unsigned slab = 0; slab < 4; slab++)
+        begin_slab(map, slab);
+    MUST(pcow_snapshot_create(image, "one", &error));
+    assert_int_equal(map->slabs[0].guarded, GUARDED_FROZEN);
+    memory[5 * CLUSTER + 3] = 2;                       /* own before */
+    memory[PCOW_SLAB_SIZE + 9 * CLUSTER] = 2;          /* absent before */
+    assert_int_equal(memory[2 * PCOW_SLAB_SIZE + 9 * CLUSTER], 0);
+    assert_int_equal(memory[3 * PCOW_SLAB_SIZE + 5 * CLUSTER + 3], 1);
+    assert_int_equal(memory[2 * CLUSTER + 3], 1);
+    /* A system call that has asked: of a frozen one, and of one with new guards. */
+    MUST(pcow_map_resolve(map, 3 * PCOW_SLAB_SIZE, PCOW_SLAB_SIZE, false, &error));
+    assert_int_equal(map->slabs[3].guarded, GUARDED_NOT);
+    begin_slab(map, 6);
+    MUST(pcow_snapshot_revert(image, "one", &error));
+    for (unsigned slab = 0; slab < SLABS; slab++)
+        for (unsigned cluster = 0; cluster < CLUSTERS; cluster++)
+            for (unsigned byte = 0; byte < 4; byte++)
+                assert_int_equal(memory[slab * PCOW_SLAB_SIZE + cluster * CLUSTER + byte],
+                                 slab < 4 && byte == 3 && (cluster == 5 || cluster == 2));
+    /* And again on top of it. */
+    begin_slab(map, 7);
+    memory[7 * PCOW_SLAB_SIZE + 11 * CLUSTER] = 9;
+    MUST(pcow_snapshot_create(image, "two", &error));
+    MUST(pcow_snapshot_delete(image, "two", NULL, &error));
+    memory[7 * PCOW_SLAB_SIZE + 12 * CLUSTER] = 9;
+    pcow_map_destroy(map);
+    pcow_close(image);
+    must_be_clean(scratch("top.pcow"));
+    image = must_open(scratch("top.pcow"), 0);
+    for (unsigned cluster = 0; cluster < CLUSTERS; cluster++) {
+        unsigned char byte;
+
+        MUST(pcow_read(image, 7 * PCOW_SLAB_SIZE + cluster * CLUSTER, &byte, 1, &error));
+        assert_int_equal(byte, cluster == 11 || cluster == 12 ? 9 : 0);
+    }
+    pcow_close(image);
+}
+
+struct filler {
+    unsigned char *memory;
+    unsigned first, step;
+};
+
+static void *fill_clusters(void *opaque)
+{
+    struct filler *self = opaque;
+
+    for (unsigned i = 0, cluster = self->first; i < SLABS * CLUSTERS / self->step; i++, cluster += self->step)
+        for (unsigned page = 0; page < CLUSTER / 4096; page++) {
+            /* Scattered, and twice: what a mapping that took another one's place had lost would be seen. */
+            uint64_t offset = (uint64_t)cluster * 37 % (SLABS * CLUSTERS) * CLUSTER + page * 4096;
+
+            self->memory[offset + 1]++;
+            self->memory[offset + 2] = (unsigned char)(offset >> 12);
+            self->memory[offset + 1]++;
+        }
+    return NULL;
+}
+
+static void test_threads_store_meanwhile(void **state)
+{
+    (void)state;
+    for (unsigned round = 0; round < test_steps(100) / 10; round++) {
+        pcow_image *image = must_create(scratch("top.pcow"), SIZE, CLUSTER, NULL);
+        pcow_map *map = map_guarded(image);
+        struct filler fillers[3];
+        pthread_t threads[3];
+
+        if (!map)
+            skip();
+        for (unsigned i = 0; i < 3; i++) {
+            /* Clusters of one slab are everybody's; 3 and 256 have no divisor in common, so the last ones are left. */
+            fillers[i] = (struct filler){.memory = pcow_map_address(map), .first = i, .step = 3};
+            assert_int_equal(pthread_create(&threads[i], NULL, fill_clusters, &fillers[i]), 0);
+        }
+        for (unsigned i = 0; i < 3; i++)
+            pthread_join(threads[i], NULL);
+        for (unsigned i = 0; i < SLABS * CLUSTERS / 3 * 3; i++)
+            for (unsigned page = 0; page < CLUSTER / 4096; page++) {
+                uint64_t offset = (uint64_t)i * 37 % (SLABS * CLUSTERS) * CLUSTER + page * 4096;
+                unsigned char bytes[3];
+
+                MUST(pcow_read(image, offset, bytes, sizeof bytes, &error));
+                assert_int_equal(bytes[1], 2);
+                assert_int_equal(bytes[2], (unsigned char)(offset >> 12));
+            }
+        pcow_map_destroy(map);
+        pcow_close(image);
+        must_be_clean(scratch("top.pcow"));
+        unlink(scratch("top.pcow"));
+    }
+}
+
+static void test_what_has_no_guards(void **state)
+{
+    (void)state;
+    struct pcow_map_options options = {.engine = PCOW_ENGINE_GUARD};
+    struct pcow_map_stats stats;
+    pcow_image *image = must_create(scratch("top.pcow"), SIZE, CLUSTER, NULL);
+    pcow_map *map;
+
+    pcow_close(image);
+    image = must_open(scratch("top.pcow"), 0);
+    MUST(pcow_map_create(image, &options, &map, &error));
+    pcow_map_get_stats(map, &stats);
+    assert_int_equal(stats.engine, PCOW_ENGINE_SIGNAL);
+    assert_null(map->guard_area);
+    pcow_map_destroy(map);
+    pcow_close(image);
+    /* A slab of which a base has something. */
+    unlink(scratch("top.pcow"));
+    image = must_create_overlay(SIZE, 0x5a);
+    map = map_guarded(image);
+    if (!map)
+        skip();
+    for (unsigned cluster = 0; cluster < 6; cluster++)
+        ((unsigned char *)pcow_map_address(map))[cluster * 2 * CLUSTER] = 1;
+    usleep(50000);
+    assert_false(is_guarded(map, 0));
+    pcow_map_destroy(map);
+    pcow_close(image);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_stores_cut_no_mapping, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_loads_allocate_nothing, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_system_calls_that_ask, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_asking_beside_the_thread, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_snapshots, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_threads_store_meanwhile, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_what_has_no_guards, scratch_setup, scratch_teardown),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
