@@ -170,8 +170,8 @@ struct asker {
 static void *ask_and_load(void *opaque)
 {
     struct asker *self = opaque;
-    int file = open("/dev/null", O_WRONLY | O_CLOEXEC), pipe_of[2];
     unsigned char byte;
+    int pipe_of[2];
 
     if (pipe(pipe_of))
         return NULL;
@@ -180,13 +180,12 @@ static void *ask_and_load(void *opaque)
 
         if (pcow_map_resolve(self->map, offset, 4096, false, NULL))
             atomic_fetch_add(&self->failed, 1);
-        for (unsigned i = 0; i < 50; i++) {
+        for (unsigned i = 0; i < 1000; i++) {
             if (write(pipe_of[1], (unsigned char *)pcow_map_address(self->map) + offset, 1) != 1 || read(pipe_of[0], &byte, 1) != 1 || byte)
                 atomic_fetch_add(&self->failed, 1);
             atomic_fetch_add(&self->loaded, 1);
         }
     }
-    close(file);
     close(pipe_of[0]);
     close(pipe_of[1]);
     return NULL;
@@ -210,13 +209,15 @@ static void test_asking_beside_the_thread(void **state)
         atomic_store(&self.slab, 0);
         assert_int_equal(pthread_create(&thread, NULL, ask_and_load, &self), 0);
         for (unsigned slab = 0; slab < SLABS; slab++) {
+            /* He asks before there are guards, or when they come, or later. */
+            if (round % 2)
+                atomic_store(&self.slab, slab);
             for (unsigned cluster = 0; cluster < 8; cluster++)
                 memory[slab * PCOW_SLAB_SIZE + cluster * 3 * CLUSTER + 1] = 1;
-            /* Now before the guards, now after them. */
             usleep(round * 700);
             atomic_store(&self.slab, slab);
         }
-        usleep(5000);
+        usleep(15000);
         atomic_store(&self.stop, true);
         pthread_join(thread, NULL);
         pcow_map_destroy(self.map);
