@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "report.h"
 
@@ -12,7 +13,7 @@
 #define SEED UINT64_C(0x63686169)
 #define WORDS_PER_PAGE (PCOW_PAGE_SIZE / sizeof(uint64_t))
 
-static const char *const raw_files[2] = {"raw-chain", "raw-control"};
+static const char *const raw_files[CHAIN_RAW] = {"raw-chain", "raw-control", "raw-clusters"};
 static const char *const files[3] = {"chain-1.pcow", "chain-2.pcow", "chain-3.pcow"};
 
 /* Layers from the bottom: which file, and the snapshot that is made of it when it is written. */
@@ -79,15 +80,32 @@ static int build(struct chain_sides *sides, uint64_t unit, uint64_t *buffer, str
 
 static int create_raw(const struct bench *bench, struct pcow_error *error)
 {
-    int r = raw_create(bench, raw_files[0], bench->size, error);
+    int r = 0;
 
-    return r ? r : raw_create(bench, raw_files[1], bench->size, error);
+    for (unsigned which = 0; which < CHAIN_RAW && !r; which++) {
+        r = raw_create(bench, raw_files[which], bench->size, error);
+    }
+    return r;
+}
+
+/* A hint that says nothing about memory, given for every other cluster: so the kernel makes no mappings of neighbours one. */
+static int map_by_clusters(const struct raw *raw, struct pcow_error *error)
+{
+    for (uint64_t at = 0; at < raw->size; at += 2 * PCOW_DEFAULT_CLUSTER_SIZE) {
+        if (madvise(raw->memory + at, PCOW_DEFAULT_CLUSTER_SIZE, MADV_RANDOM)) {
+            return fail(error, -errno, "cannot map a file cluster by cluster: %s", strerror(errno));
+        }
+    }
+    return 0;
 }
 
 static int open_raw(struct chain_sides *sides, unsigned which, struct pcow_error *error)
 {
     int r = raw_map(sides->bench, raw_files[which], &sides->raw[which], error);
 
+    if (!r && which == CHAIN_PAPER) {
+        r = map_by_clusters(&sides->raw[which], error);
+    }
     for (uint64_t page = 0; page < sides->pages && !r; page++) {
         uint64_t *words = (uint64_t *)(sides->raw[which].memory + page * PCOW_PAGE_SIZE);
 
@@ -104,7 +122,7 @@ int chain_open(const struct bench *bench, uint64_t unit, bool raw_first, bool co
     uint64_t *buffer = slab_buffer();
     int r;
 
-    *sides = (struct chain_sides){.bench = bench, .raw = {{.fd = -1}, {.fd = -1}}, .pages = bench->size / PCOW_PAGE_SIZE};
+    *sides = (struct chain_sides){.bench = bench, .raw = {{.fd = -1}, {.fd = -1}, {.fd = -1}}, .pages = bench->size / PCOW_PAGE_SIZE};
     sides->writer = calloc(sides->pages, 1);
     r = buffer && sides->writer ? 0 : fail(error, -ENOMEM, "out of memory");
     r = r || !raw_first ? r : create_raw(bench, error);
@@ -114,8 +132,9 @@ int chain_open(const struct bench *bench, uint64_t unit, bool raw_first, bool co
     }
     free(buffer);
     r = r || raw_first ? r : create_raw(bench, error);
-    r = r ? r : open_raw(sides, 0, error);
-    r = r ? r : open_raw(sides, 1, error);
+    for (unsigned which = 0; which < CHAIN_RAW && !r; which++) {
+        r = open_raw(sides, which, error);
+    }
     r = r || !copy_on_read ? r : pcow_set_copy_on_read(sides->image, true, error);
     r = r ? r : pcow_map_create(sides->image, &options, &sides->map, error);
     if (!r) {
@@ -130,9 +149,9 @@ int chain_open(const struct bench *bench, uint64_t unit, bool raw_first, bool co
 
 void chain_write_all(struct chain_sides *sides)
 {
-    uint8_t *const memory[3] = {sides->raw[0].memory, sides->raw[1].memory, sides->pcow};
+    uint8_t *const memory[] = {sides->raw[CHAIN_PLAIN].memory, sides->raw[CHAIN_CONTROL].memory, sides->raw[CHAIN_PAPER].memory, sides->pcow};
 
-    for (unsigned side = 0; side < 3; side++) {
+    for (unsigned side = 0; side < CHAIN_RAW + 1; side++) {
         for (uint64_t page = 0; page < sides->pages; page++) {
             *(volatile uint64_t *)(memory[side] + page * PCOW_PAGE_SIZE) = chain_word(page, CHAIN_WRITTEN);
         }
@@ -142,9 +161,10 @@ void chain_write_all(struct chain_sides *sides)
 
 int chain_verify(const struct chain_sides *sides, struct pcow_error *error)
 {
-    const uint8_t *const memory[3] = {sides->raw[0].memory, sides->raw[1].memory, sides->pcow};
+    const uint8_t *const memory[] = {sides->raw[CHAIN_PLAIN].memory, sides->raw[CHAIN_CONTROL].memory, sides->raw[CHAIN_PAPER].memory,
+                                     sides->pcow};
 
-    for (unsigned side = 0; side < 3; side++) {
+    for (unsigned side = 0; side < CHAIN_RAW + 1; side++) {
         for (uint64_t page = 0; page < sides->pages; page++) {
             const uint64_t *words = (const uint64_t *)(memory[side] + page * PCOW_PAGE_SIZE);
             bool stored = sides->writer[page] == CHAIN_WRITTEN;
@@ -154,7 +174,7 @@ int chain_verify(const struct chain_sides *sides, struct pcow_error *error)
                 wrong |= stored && i % 8 == 0 && words[i] ? chain_word_page(words[i]) ^ page : words[i];
             }
             if (wrong) {
-                return fail(error, -EILSEQ, "%s: wrong data at offset %llu of the chain", side == 2 ? "pcow" : "raw",
+                return fail(error, -EILSEQ, "%s: wrong data at offset %llu of the chain", side == CHAIN_RAW ? "pcow" : "raw",
                             (unsigned long long)(page * PCOW_PAGE_SIZE));
             }
         }
@@ -166,7 +186,7 @@ void chain_close(struct chain_sides *sides)
 {
     pcow_map_destroy(sides->map);
     pcow_close(sides->image);
-    for (unsigned which = 0; which < 2; which++) {
+    for (unsigned which = 0; which < CHAIN_RAW; which++) {
         raw_unmap(&sides->raw[which]);
         bench_remove(sides->bench, raw_files[which]);
     }
@@ -174,5 +194,5 @@ void chain_close(struct chain_sides *sides)
         bench_remove(sides->bench, files[i]);
     }
     free(sides->writer);
-    *sides = (struct chain_sides){.raw = {{.fd = -1}, {.fd = -1}}};
+    *sides = (struct chain_sides){.raw = {{.fd = -1}, {.fd = -1}, {.fd = -1}}};
 }

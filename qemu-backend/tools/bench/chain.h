@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * A chain of three files and four snapshots on which every page was written, and raw files with the same content.
+ * A chain of three files and four snapshots on which every page was written, and raw files with the same content. One of these
+ * is mapped as the published method maps what it has written, whatever the past: by clusters of 64 KiB.
  * Word 0 of a page tells its number and who wrote it last; the rest of a page is zeros.  After chain_write_all() the caller
  * may store words with the right page number to the start of any line.
  */
@@ -8,6 +9,8 @@
 #define BENCH_CHAIN_H
 
 #include "sides.h"
+
+enum { CHAIN_PLAIN, CHAIN_CONTROL, CHAIN_PAPER, CHAIN_RAW };
 
 #define CHAIN_FREE 0x80u                       /* writers from here on are the caller's */
 #define CHAIN_WRITTEN 0xffu                    /* the writer of what chain_write_all() stored */
@@ -24,7 +27,7 @@ static inline uint64_t chain_word_page(uint64_t word)
 
 struct chain_sides {
     const struct bench *bench;
-    struct raw raw[2];                         /* the second is a control: what two equal files differ by */
+    struct raw raw[CHAIN_RAW];                 /* CHAIN_CONTROL: what two equal files differ by; CHAIN_PAPER: a mapping for each cluster */
     pcow_image *image;
     pcow_map *map;
     uint8_t *pcow;

@@ -14,6 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "paper.h"
 #include "report.h"
 #include "sample.h"
 #include "sides.h"
@@ -51,7 +52,7 @@ static const char *const names[] = {"qcow2-cow-latency", "qcow2-cow-iops", "qcow
 
 struct comparison {
     struct bench *bench;
-    struct series raw[OPERATIONS], pcow[OPERATIONS], unprepared[OPERATIONS];
+    struct series raw[OPERATIONS], paper[OPERATIONS], pcow[OPERATIONS], unprepared[OPERATIONS];
     struct series qcow2[OPERATIONS][SETTINGS];
 };
 
@@ -153,10 +154,55 @@ static void write_share(void *opaque, unsigned thread)
     }
 }
 
+static int time_writes(const struct comparison *c, struct writer *writer, double *ns, struct pcow_error *error)
+{
+    uint64_t start = now_ns();
+    int r = run_threads(writer->threads, write_share, writer, error);
+
+    *ns = (double)(now_ns() - start) / (double)(c->bench->size / STEP);
+    return r;
+}
+
+static int verify_writes(const struct comparison *c, enum operation operation, const struct writer *writer, struct pcow_error *error)
+{
+    for (uint64_t at = 0; at < c->bench->size; at += STEP) {
+        if (memcmp(writer->memory + at, writer->source, PCOW_PAGE_SIZE)) {
+            return fail(error, -EILSEQ, "%s: wrong data at offset %llu", names[operation], (unsigned long long)at);
+        }
+    }
+    return 0;
+}
+
+/* The published method with blocks that are there before, as in the rows about traps. */
+static int measure_paper(struct comparison *c, enum operation operation, struct pcow_error *error)
+{
+    struct paper_options options = {.size = c->bench->size, .cluster_size = STEP, .fine_grained = true, .preallocated = true,
+                                    .base = operation == EXPANSION_LATENCY ? NULL : RAW_FILE};
+    uint64_t *source = slab_buffer();
+    struct writer writer = {.size = c->bench->size, .threads = operation == COW_IOPS ? MAX_THREADS : 1, .source = source};
+    struct paper *paper = NULL;
+    int r = bench_need(c->bench, c->bench->size + SLACK, error);
+    double ns;
+
+    r = r || source ? r : fail(error, -ENOMEM, "out of memory");
+    r = r ? r : paper_open(c->bench, &options, &paper, error);
+    if (!r) {
+        fill_slab(source, 1);
+        writer.memory = paper_memory(paper);
+        r = time_writes(c, &writer, &ns, error);
+        r = r ? r : paper_check(paper, error);
+        r = r ? r : verify_writes(c, operation, &writer, error);
+        series_add_value(&c->paper[operation], ns, ns);
+        paper_close(paper);
+    }
+    free(source);
+    return r;
+}
+
 /* prepared: the thread that prepares slabs is ahead of the writes; else it begins with the first. */
 static int measure_pcow(struct comparison *c, enum operation operation, bool prepared, struct pcow_error *error)
 {
-    uint64_t *source = slab_buffer(), start;
+    uint64_t *source = slab_buffer();
     struct writer writer = {.size = c->bench->size, .threads = operation == COW_IOPS ? MAX_THREADS : 1, .source = source};
     struct side side = {0};
     int r = bench_need(c->bench, c->bench->size + SLACK, error);
@@ -168,14 +214,9 @@ static int measure_pcow(struct comparison *c, enum operation operation, bool pre
     if (!r) {
         fill_slab(source, 1);
         writer.memory = side.memory;
-        start = now_ns();
-        r = run_threads(writer.threads, write_share, &writer, error);
-        ns = (double)(now_ns() - start) / (double)(c->bench->size / STEP);
+        r = time_writes(c, &writer, &ns, error);
         series_add_value(prepared ? &c->pcow[operation] : &c->unprepared[operation], ns, ns);
-        for (uint64_t at = 0; at < c->bench->size && !r; at += STEP) {
-            r = memcmp(side.memory + at, source, PCOW_PAGE_SIZE) ? fail(error, -EILSEQ, "%s: wrong data at offset %llu",
-                                                                         names[operation], (unsigned long long)at) : 0;
-        }
+        r = r ? r : verify_writes(c, operation, &writer, error);
         side_close(c->bench, &side);
     }
     free(source);
@@ -209,6 +250,9 @@ static int measure(struct comparison *c, enum operation operation, struct pcow_e
         }
         best = repetition == 0 ? best_setting(c->qcow2[operation]) : best;
         r = r ? r : measure_raw(c, operation, error);
+        if (!r && (operation != EXPANSION_LATENCY || !c->bench->uffd_problem)) {
+            r = measure_paper(c, operation, error);
+        }
         r = r ? r : measure_pcow(c, operation, true, error);
         r = r ? r : measure_pcow(c, operation, false, error);
     }
@@ -226,6 +270,7 @@ static int add_row(const struct comparison *c, enum operation operation, struct 
         return fail(error, -ENOMEM, "out of memory");
     }
     row->raw_ns = series_value(&c->raw[operation]);
+    row->paper_ns = series_value(&c->paper[operation]);
     row->pcow_ns = series_value(&c->pcow[operation]);
     row_add_criterion_at_least(row, "qcow2/pcow", series_value(&qcow2[0]) / row->pcow_ns, AT_LEAST);
     row_add_criterion_at_least(row, "best qcow2/pcow", series_value(&qcow2[best]) / row->pcow_ns, AT_LEAST);

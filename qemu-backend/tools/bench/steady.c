@@ -23,7 +23,7 @@
 #define SEED UINT64_C(0x73746561)
 #define WORDS_PER_PAGE (PCOW_PAGE_SIZE / sizeof(uint64_t))
 
-enum { RAW, CONTROL, PCOW, SIDES };
+enum { RAW, CONTROL, PAPER, PCOW, SIDES };
 
 /* The value is also what a store leaves behind: see chain_word(). */
 enum access { READ_PAGE = CHAIN_FREE, WRITE_PAGE, STORE_FLUSH };
@@ -203,8 +203,9 @@ static int measure_once(struct steady *s, const struct chain_sides *sides, struc
 {
     int r;
 
-    s->memory[RAW] = sides->raw[0].memory;
-    s->memory[CONTROL] = sides->raw[1].memory;
+    s->memory[RAW] = sides->raw[CHAIN_PLAIN].memory;
+    s->memory[CONTROL] = sides->raw[CHAIN_CONTROL].memory;
+    s->memory[PAPER] = sides->raw[CHAIN_PAPER].memory;
     s->memory[PCOW] = sides->pcow;
     memset(s->visited, 0, s->pages);
     memset(s->buffer, 0, PCOW_PAGE_SIZE);
@@ -213,7 +214,7 @@ static int measure_once(struct steady *s, const struct chain_sides *sides, struc
         r = fail(error, -EILSEQ, "%s read wrong data; its times mean nothing", s->name);
     }
     s->vmas = count_mappings(sides->pcow, s->bench->size);
-    s->raw_huge = huge_share(sides->raw[0].memory, s->bench->size);
+    s->raw_huge = huge_share(sides->raw[CHAIN_PLAIN].memory, s->bench->size);
     s->pcow_huge = huge_share(sides->pcow, s->bench->size);
     return r ? r : verify_stores(s, error);
 }
@@ -228,6 +229,7 @@ static int add_row(const struct steady *s, struct pcow_error *error)
     row->raw_ns = series_value(&s->series[RAW]);
     row->raw_p99_ns = series_p99(&s->series[RAW]);
     row->limit_ns = row->raw_ns;
+    row->paper_ns = series_value(&s->series[PAPER]);
     row->pcow_ns = series_value(&s->series[PCOW]);
     row->pcow_p99_ns = series_p99(&s->series[PCOW]);
     row_add_criterion_at_least(row, "raw/pcow", row->raw_ns / row->pcow_ns, AT_LEAST);
@@ -275,7 +277,7 @@ static int run_plan(struct bench *bench, const struct step *step, struct pcow_er
     for (unsigned i = 0; i < bench->repeat && !r && (steady[0] || steady[1]); i++) {
         struct chain_sides sides;
 
-        r = bench_need(bench, (step->past == COPIED ? 6 : 5) * bench->size + SLACK, error);
+        r = bench_need(bench, (step->past == COPIED ? 7 : 6) * bench->size + SLACK, error);
         r = r ? r : chain_open(bench, step->unit, i & 1, step->past == COPIED, &sides, error);
         if (r) {
             break;
