@@ -42,11 +42,10 @@ static int prepare(struct pcow_map *map, struct pcow_error *error)
 {
     void *area = mmap(NULL, AREA_SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
-    if (area == MAP_FAILED)
-        return error_set(error, -ENOMEM, "out of address space");
-    map->guard_area = area;
-    /* An older kernel has no such thing, or not for files. */
-    if (map->image->file.writable && map->image->file.persist.persistence == PCOW_PERSISTENCE_VOLATILE
+    (void)error;
+    map->guard_area = area == MAP_FAILED ? NULL : area;
+    /* An older kernel has no such thing, or not for files, or not in locked memory. */
+    if (map->guard_area && map->image->file.writable && map->image->file.persist.persistence == PCOW_PERSISTENCE_VOLATILE
         && file_map(&map->image->file, area_of(map), PCOW_PAGE_SIZE, 0, FILE_MAP_LOADS, MAP_FIXED) == 0
         && madvise(area_of(map), PCOW_PAGE_SIZE, MADV_GUARD_INSTALL) == 0)
         return 0;
@@ -106,21 +105,26 @@ static uint64_t wanted_slab(const struct pcow_map *map, uint64_t guest_slab)
 
 bool guard_wants(const struct pcow_map *map, uint64_t guest_slab)
 {
-    return map->engine->id == PCOW_ENGINE_GUARD && wanted_slab(map, guest_slab) != 0;
+    return map->engine->id == PCOW_ENGINE_GUARD && !__atomic_load_n(&map->guards_refused, __ATOMIC_RELAXED) && wanted_slab(map, guest_slab) != 0;
 }
 
-uint64_t guard_begin(struct pcow_map *map, uint64_t guest_slab)
+bool guard_begin(struct pcow_map *map, uint64_t guest_slab, uint64_t *p)
 {
-    uint64_t p;
-
     chain_claim(map->image->chain, guest_slab);
-    p = map->slabs[guest_slab].faults >= GUARD_FAULTS && guard_wants(map, guest_slab) ? wanted_slab(map, guest_slab) : 0;
+    *p = map->slabs[guest_slab].faults >= GUARD_FAULTS && guard_wants(map, guest_slab) ? wanted_slab(map, guest_slab) : 0;
     chain_release(map->image->chain, guest_slab);
-    /* What the last one has left in the area is a mapping with nothing filled in. */
-    if (!p || file_map(&map->image->file, area_of(map), PCOW_SLAB_SIZE, p << SLAB_BITS, FILE_MAP_STORES, MAP_FIXED)
-        || madvise(area_of(map), PCOW_SLAB_SIZE, MADV_GUARD_INSTALL))
-        return 0;
-    return p;
+    if (*p == 0)
+        return true;
+    /*
+     * In place of what the last one has left in the area, a mapping with nothing filled in. It must not become one with its neighbours in the range:
+     * Linux 6.16 to 6.18.7 forget then that its page table cannot be made anew (CVE-2026-23077), and the guards may go with it. So
+     * it differs from them until the last guard is lifted.
+     */
+    if (file_map(&map->image->file, area_of(map), PCOW_SLAB_SIZE, *p << SLAB_BITS, FILE_MAP_STORES, MAP_FIXED) == 0
+        && madvise(area_of(map), PCOW_SLAB_SIZE, MADV_DONTDUMP) == 0 && madvise(area_of(map), PCOW_SLAB_SIZE, MADV_GUARD_INSTALL) == 0)
+        return true;
+    __atomic_store_n(&map->guards_refused, true, __ATOMIC_RELAXED);
+    return false;
 }
 
 /* In the area. What is mapped for stores in the range stays accessible all the time: one mapping takes the other one's place at once. */
@@ -165,6 +169,16 @@ void guard_finish(struct pcow_map *map, uint64_t guest_slab, uint64_t p)
     if (wanted_slab(map, guest_slab) == p)
         put_up(map, guest_slab);
     chain_release(map->image->chain, guest_slab);
+}
+
+void guard_lifted_all(struct pcow_map *map, uint64_t guest_slab)
+{
+    struct slab_map *slab = &map->slabs[guest_slab];
+
+    /* One with its neighbours, if it can be. */
+    if (slab->guarded == GUARDED)
+        madvise(map->address + (guest_slab << SLAB_BITS), layout_pages(map, guest_slab) * PCOW_PAGE_SIZE, MADV_DODUMP);
+    __atomic_store_n(&slab->guarded, GUARDED_NOT, __ATOMIC_SEQ_CST);
 }
 
 bool guard_lift(const struct pcow_map *map, uint64_t guest_slab, unsigned page, unsigned count)

@@ -89,7 +89,7 @@ unsigned layout_pages(const struct pcow_map *map, uint64_t guest_slab)
     return left < PAGES_PER_SLAB ? (unsigned)left : PAGES_PER_SLAB;
 }
 
-static unsigned count_pieces(const struct pcow_map *map, uint64_t guest_slab)
+unsigned layout_count_pieces(const struct pcow_map *map, uint64_t guest_slab)
 {
     unsigned pieces = 0, pages = layout_pages(map, guest_slab);
 
@@ -109,7 +109,7 @@ void layout_recount(struct pcow_map *map, uint64_t guest_slab)
     struct slab_map *slab = &map->slabs[guest_slab];
 
     if (!slab->cold && slab->pieces > 1)
-        set_pieces(map, slab, count_pieces(map, guest_slab));
+        set_pieces(map, slab, layout_count_pieces(map, guest_slab));
 }
 
 static void remember(struct pcow_map *map, uint64_t guest_slab, unsigned pieces)
@@ -166,7 +166,7 @@ int layout_map_slab(struct pcow_map *map, uint64_t guest_slab)
     if (!ret) {
         /* Who has a system call load from it looks at this without the claim: not before all is mapped. */
         __atomic_store_n(&map->slabs[guest_slab].cold, 0, __ATOMIC_RELEASE);
-        remember(map, guest_slab, count_pieces(map, guest_slab));
+        remember(map, guest_slab, layout_count_pieces(map, guest_slab));
     } else
         /* What is half mapped would trap for ever, or be believed to be there. */
         layout_make_cold(map, guest_slab);
@@ -311,7 +311,7 @@ int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, un
     if (is_one_piece(map, guest_slab)) {
         set_pieces(map, slab, 1);
         slab->behind = 0;
-        __atomic_store_n(&slab->guarded, GUARDED_NOT, __ATOMIC_SEQ_CST);
+        guard_lifted_all(map, guest_slab);
         if (map->image->file.huge && largest < pages)
             map_whole(map, guest_slab);
     }
@@ -350,7 +350,7 @@ int layout_map_all(struct pcow_map *map, struct pcow_error *error)
     int ret = 0;
 
     for (uint64_t v = 0; v < slabs && ret == 0; v++) {
-        unsigned pieces = count_pieces(map, v);
+        unsigned pieces = layout_count_pieces(map, v);
         /* Every slab needs one at least; a slab of many pieces may have them while what is left suffices for the others. */
         uint64_t reserved = slabs - v;
 
@@ -386,7 +386,7 @@ int layout_map_changed(struct pcow_map *map, const struct layout_lists *lists)
         if (layout_is_as_noted(map, lists, v))
             continue;
         slab->watched = WATCHED_NOT;
-        pieces = count_pieces(map, v);
+        pieces = layout_count_pieces(map, v);
         if (pieces > 1 && vmas_used(map) + pieces > map->vma_budget) {
             ret = map_cold(map, v);
             continue;

@@ -249,10 +249,28 @@ static int protect_writable(struct pcow_map *map)
     return to > from && mprotect(map->address + from, to - from, PROT_READ) ? -errno : 0;
 }
 
+/*
+ * Nobody stores, but somebody may load, and be about to map what was own before the layer changed. Whoever claims a slab after this look at
+ * it sees the new one.
+ */
+static void await_claims(const struct pcow_map *map)
+{
+    struct chain *chain = map->image->chain;
+
+    for (uint64_t v = 0; v < chain->guest_slabs; v++)
+        if (__atomic_load_n(&chain->claim[v], __ATOMIC_SEQ_CST)) {
+            chain_claim(chain, v);
+            chain_release(chain, v);
+        }
+}
+
 int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
 {
     int ret;
 
+    /* The word that names the active layer was stored, flushed and fenced: no claim is looked at before that is seen. */
+    __atomic_fetch_add(&map->freezes, 1, __ATOMIC_SEQ_CST);
+    await_claims(map);
     retire_tables(map);
     /* What is mapped for stores is not known of every slab: none may stay. */
     ret = map->unknown ? -ENOMEM : map->engine->id == PCOW_ENGINE_UFFD ? protect_writable(map) : protect(map);

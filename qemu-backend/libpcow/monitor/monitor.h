@@ -113,6 +113,7 @@ struct pcow_map {
      * see flush.c. Never above the other one.
      */
     uint64_t frozen, flushed;
+    uint32_t freezes;                  /* so far */
     bool lost;                         /* pages of its files are, see pcow_map_lose(); stays once it is set */
     bool unknown;                      /* a mapping could not be replaced: pages that are in no set may still be mapped for stores */
     struct event_queue events;
@@ -123,6 +124,7 @@ struct pcow_map {
     struct pcow_map_stats stats;       /* counters, relaxed atomics */
     uint64_t asked;                    /* pages that pcow_map_resolve() had to serve; no traps, whoever asks counts them; relaxed */
     uint8_t *guard_area;               /* where a slab is mapped with its guards before it comes to its place */
+    bool guards_refused;               /* by the kernel, for good: the memory was locked; by the thread that works ahead, relaxed */
     int uffd;
     pthread_t uffd_thread;
     bool uffd_running;
@@ -135,7 +137,7 @@ struct pcow_map {
 
 enum guarded {
     GUARDED_NOT,
-    GUARDED,                           /* one mapping for stores; what is not in writable is absent, behind guards */
+    GUARDED,                           /* one mapping for stores; what is not in writable is behind guards: absent, or own and not mapped yet */
     GUARDED_FROZEN,                    /* a snapshot has made it read-only, with its guards: any access that traps maps it anew */
 };
 
@@ -190,6 +192,7 @@ int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, un
 /* Nothing is mapped: the next access traps. The claim is held. If the kernel refuses: see unknown in struct pcow_map. */
 void layout_make_cold(struct pcow_map *map, uint64_t guest_slab);
 bool layout_is_hot(const struct slab_map *slab, unsigned share);
+unsigned layout_count_pieces(const struct pcow_map *map, uint64_t guest_slab);      /* mappings that it needs, without guards */
 unsigned layout_pages(const struct pcow_map *map, uint64_t guest_slab);    /* 512, but fewer at the end of an image of format 1 */
 
 /*
@@ -203,13 +206,18 @@ int layout_map_rest(struct pcow_map *map, uint64_t guest_slab);
 
 /* monitor/guard.c: absent memory behind guard regions. Should this slab have them? The claim is held. Async-signal-safe. */
 bool guard_wants(const struct pcow_map *map, uint64_t guest_slab);
-/* By one thread: make them, and put them up. Between the two traps are served. guard_begin(): the file slab; 0: there shall be none. */
-uint64_t guard_begin(struct pcow_map *map, uint64_t guest_slab);
+/*
+ * By one thread: make them, and put them up. Between the two traps are served. *p: the file slab; 0: there shall be none. False: the kernel refuses
+ * to, and may have brought in blocks of the file slab.
+ */
+bool guard_begin(struct pcow_map *map, uint64_t guest_slab, uint64_t *p);
 void guard_finish(struct pcow_map *map, uint64_t guest_slab, uint64_t p);
 /* These pages are own now: let stores pass. False: they are behind no guard (or stay there), and have to be mapped. Async-signal-safe. */
 bool guard_lift(const struct pcow_map *map, uint64_t guest_slab, unsigned page, unsigned count);
 /* Somebody is about to load what is not mapped for stores, where he cannot trap. False: resolve() has to map the slab anew before. */
 bool guard_note_load(struct pcow_map *map, uint64_t guest_slab);
+/* The whole slab is own and mapped. The claim is held. Async-signal-safe. */
+void guard_lifted_all(struct pcow_map *map, uint64_t guest_slab);
 void guard_end(struct pcow_map *map);
 
 /*

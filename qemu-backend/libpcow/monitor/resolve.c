@@ -163,6 +163,15 @@ static void note_thread(struct trappers *trappers)
     __atomic_store_n(&trappers->turns, (uint8_t)(__atomic_load_n(&trappers->turns, __ATOMIC_RELAXED) << 1 | other), __ATOMIC_RELAXED);
 }
 
+/* Mapped as without guards; if there are not as many mappings left as that takes, nothing is: whoever accesses it makes it whole. */
+static int leave_guards(struct pcow_map *map, uint64_t guest_slab)
+{
+    if (vmas_used(map) + layout_count_pieces(map, guest_slab) < map->vma_budget)
+        return layout_map_slab(map, guest_slab);
+    layout_make_cold(map, guest_slab);
+    return 0;
+}
+
 /* Make the page own and map it for stores. The claim is held. */
 static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned page)
 {
@@ -177,7 +186,7 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
         return 0;                      /* another thread was here first */
     note_thread(&map->trappers);
     if (slab->guarded == GUARDED_FROZEN) {
-        ret = layout_map_slab(map, guest_slab);
+        ret = leave_guards(map, guest_slab);
         if (ret)
             return ret;
     }
@@ -245,6 +254,14 @@ static int resolve_read(struct pcow_map *map, uint64_t guest_slab, unsigned page
     struct slab_map *slab = &map->slabs[guest_slab];
     struct place place = chain_find(map->image, guest_slab, page, 1);
 
+    if (slab->guarded && !page_set_has(&slab->writable, page)) {
+        int ret;
+
+        __atomic_store_n(&slab->loaded, 1, __ATOMIC_RELAXED);
+        ret = leave_guards(map, guest_slab);
+        if (ret || !slab->cold)
+            return ret;
+    }
     if (slab->cold) {
         int ret = map->image->file.writable ? resolve_write(map, guest_slab, page) : layout_map_slab(map, guest_slab);
 
@@ -253,10 +270,6 @@ static int resolve_read(struct pcow_map *map, uint64_t guest_slab, unsigned page
     }
     if (!place.present && map->engine->id == PCOW_ENGINE_UFFD)
         return resolve_write(map, guest_slab, page);
-    if (slab->guarded && !page_set_has(&slab->writable, page)) {
-        __atomic_store_n(&slab->loaded, 1, __ATOMIC_RELAXED);
-        return layout_map_slab(map, guest_slab);
-    }
     /* Else another thread was here first; unless a mapping has failed, and nothing is there for what is own. */
     return slab->behind ? layout_map_slab(map, guest_slab) : 0;
 }

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "monitor/monitor.h"
@@ -17,9 +18,9 @@
 #define TRIES 1000u
 
 /* NULL if this kernel has no guard regions for files: then the test is skipped. */
-static pcow_map *map_guarded(pcow_image *image)
+static pcow_map *map_with_budget(pcow_image *image, unsigned budget)
 {
-    struct pcow_map_options options = {.engine = PCOW_ENGINE_GUARD, .full_policy = PCOW_FULL_FAIL};
+    struct pcow_map_options options = {.engine = PCOW_ENGINE_GUARD, .full_policy = PCOW_FULL_FAIL, .vma_budget = budget};
     struct pcow_map_stats stats;
     pcow_map *map;
 
@@ -31,6 +32,11 @@ static pcow_map *map_guarded(pcow_image *image)
     pcow_map_destroy(map);
     pcow_close(image);
     return NULL;
+}
+
+static pcow_map *map_guarded(pcow_image *image)
+{
+    return map_with_budget(image, 0);
 }
 
 static bool is_guarded(pcow_map *map, uint64_t slab)
@@ -332,6 +338,109 @@ static void test_threads_store_meanwhile(void **state)
     }
 }
 
+/* Behind guards a slab is one mapping, however scattered: what it takes without them may not be there. */
+static void test_guards_go_where_mappings_are_short(void **state)
+{
+    (void)state;
+    const unsigned budget = 50;
+
+    for (unsigned frozen = 0; frozen < 2; frozen++) {
+        pcow_image *image = must_create(scratch("top.pcow"), SIZE, CLUSTER, NULL);
+        pcow_map *map = map_with_budget(image, budget);
+        unsigned char *memory;
+
+        if (!map)
+            skip();
+        memory = pcow_map_address(map);
+        for (unsigned slab = 0; slab < SLABS; slab++) {
+            begin_slab(map, slab);
+            for (unsigned cluster = 8; cluster < CLUSTERS; cluster += 2)
+                memory[slab * PCOW_SLAB_SIZE + cluster * CLUSTER] = (unsigned char)(cluster + slab);
+        }
+        if (frozen)
+            MUST(pcow_snapshot_create(image, "s", &error));
+        for (unsigned slab = 0; slab < SLABS; slab++) {
+            /* A load in every one; or a store to every other, if that maps a frozen one anew. */
+            if (frozen && slab % 2)
+                memory[slab * PCOW_SLAB_SIZE + 9 * CLUSTER] = 0;
+            for (unsigned cluster = 8; cluster < CLUSTERS; cluster++)
+                assert_int_equal(memory[slab * PCOW_SLAB_SIZE + cluster * CLUSTER], cluster % 2 ? 0 : cluster + slab);
+            assert_true(count_mappings(memory, SIZE) <= budget);
+        }
+        pcow_map_destroy(map);
+        pcow_close(image);
+        must_be_clean(scratch("top.pcow"));
+        unlink(scratch("top.pcow"));
+    }
+}
+
+struct holder {
+    struct chain *chain;
+    atomic_bool holds, lets_go;
+};
+
+static void *hold_a_claim(void *opaque)
+{
+    struct holder *self = opaque;
+
+    chain_claim(self->chain, SLABS - 1);
+    atomic_store(&self->holds, true);
+    usleep(100000);
+    atomic_store(&self->lets_go, true);
+    chain_release(self->chain, SLABS - 1);
+    return NULL;
+}
+
+/* Somebody may load meanwhile, and be about to map for stores what is the active layer's no more. */
+static void test_a_snapshot_waits_for_who_maps(void **state)
+{
+    (void)state;
+    pcow_image *image = must_create(scratch("top.pcow"), SIZE, CLUSTER, NULL);
+    pcow_map *map = must_map_by(image, PCOW_ENGINE_GUARD, 0);
+    struct holder self = {.chain = image->chain};
+    pthread_t thread;
+
+    assert_int_equal(pthread_create(&thread, NULL, hold_a_claim, &self), 0);
+    while (!atomic_load(&self.holds))
+        usleep(1000);
+    MUST(pcow_snapshot_create(image, "s", &error));
+    assert_true(atomic_load(&self.lets_go));
+    pthread_join(thread, NULL);
+    pcow_map_destroy(map);
+    pcow_close(image);
+}
+
+/* What is locked into memory from now on has none. */
+static void test_locked_memory(void **state)
+{
+    (void)state;
+    pcow_image *image = must_create(scratch("top.pcow"), SIZE, CLUSTER, NULL);
+    pcow_map *map = map_guarded(image);
+    unsigned char *memory;
+
+    if (!map)
+        skip();
+    memory = pcow_map_address(map);
+    if (mlockall(MCL_FUTURE)) {
+        pcow_map_destroy(map);
+        pcow_close(image);
+        skip();
+    }
+    for (unsigned cluster = 0; cluster < 5; cluster++)
+        memory[cluster * 3 * CLUSTER] = 1;
+    for (unsigned i = 0; i < TRIES && !__atomic_load_n(&map->guards_refused, __ATOMIC_RELAXED); i++)
+        usleep(5000);
+    munlockall();
+    assert_true(map->guards_refused);
+    assert_false(is_guarded(map, 0));
+    memory[PCOW_SLAB_SIZE] = memory[PCOW_SLAB_SIZE + 4 * CLUSTER] = memory[PCOW_SLAB_SIZE + 8 * CLUSTER] = 1;
+    for (unsigned cluster = 0; cluster < CLUSTERS; cluster++)
+        assert_int_equal(memory[cluster * CLUSTER], cluster % 3 == 0 && cluster < 15);
+    pcow_map_destroy(map);
+    pcow_close(image);
+    must_be_clean(scratch("top.pcow"));
+}
+
 static void test_what_has_no_guards(void **state)
 {
     (void)state;
@@ -371,6 +480,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_asking_beside_the_thread, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_snapshots, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_threads_store_meanwhile, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_guards_go_where_mappings_are_short, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_a_snapshot_waits_for_who_maps, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_locked_memory, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_what_has_no_guards, scratch_setup, scratch_teardown),
     };
 
