@@ -18,6 +18,7 @@ from pcow_driver.quickstart import state
 from tests.vm import chain
 from tests.vm import contents
 from tests.vm import fsdax
+from tests.vm import kernels
 from tests.vm import machine
 from tests.vm import machines
 from tests.vm import media
@@ -136,11 +137,15 @@ class Job:
                  images: Path) -> None:
         """:raises Ended: an outer machine failed too often"""
         ordinary = [item for item in wanted if item[0] not in media.ALL]
+        suite = self._options.host_kernel
         if ordinary:
+            if suite:
+                outside = self._outer(parts_module.with_host_kernel(self._run, parts, suite, kernels.CLOUD))
             self._run_outside(outside, ordinary, parts, made, images)
         if len(ordinary) < len(wanted):
             checked = parts_module.with_kernel(self._run, parts, media.KERNEL)
-            self._run_outside(self._outer(checked), wanted, parts, made, images, checked)
+            host = parts_module.with_host_kernel(self._run, parts, suite, media.KERNEL) if suite else checked
+            self._run_outside(self._outer(host), wanted, parts, made, images, checked)
 
     def _outer(self, parts: parts_module.Parts) -> outer.Outer:
         return outer.Outer(self._run, parts, self._options.outer or self._binaries / 'qemu-system-x86_64', self._scratch)
@@ -182,7 +187,8 @@ class Job:
         passed = sum(result['passed'] for result in self._results)
         if self._options.output == 'json':
             print(json.dumps(self._results, indent=1), flush=True)
-        self._say(f'{passed} of {wanted} passed, {seconds:.0f} s')
+        kernels_seen = sorted({result['kernel'] for result in self._results})
+        self._say(f'{passed} of {wanted} passed, {seconds:.0f} s; Linux {", ".join(kernels_seen)}')
         if self._options.keep:
             self._say(f'kept: {self._scratch} and {self._run.directory}; tools/quickstart --stop takes them away')
         if passed != wanted:
