@@ -27,6 +27,8 @@ _VERSION = '1'                                 # of what is made here: raise it 
 class Unreachable(exception.PcowError):
     """No mirror has the suite, or none answers, and no kernel of it was kept."""
 
+    msg_fmt = 'no kernel of another suite of Debian can be had, and none was kept: %(reason)s'
+
 
 class _Suite:
     """A state of apt that knows one suite only: the machine's own stays what it is."""
@@ -107,7 +109,7 @@ def prepare(run: state.Run, suite: str, meta: str = CLOUD) -> Path:
     except exception.PcowError as e:
         kept = _kept(cache, prefix)
         if kept is None:
-            raise Unreachable(reason=f'no kernel of the Debian suite {suite} can be had, and none was kept: {e}') from None
+            raise Unreachable(reason=f'{suite}: {e}') from None
         return kept
     packages = source.packages(meta)
     if not packages:
