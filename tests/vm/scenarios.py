@@ -324,5 +324,6 @@ ALL: dict[str, Scenario] = {
     'saved-state': saved_state,
     'live-migration': migration.live_migration,
     'guest-ram': ram.guest_ram,
+    'ram-full': ram.ram_full,
     'debian': debian.debian,
 }
