@@ -107,9 +107,10 @@ static bool make_writable(CPUState *cpu, AddressSpace *memory, hwaddr gpa,
                           uint64_t length, int *failed)
 {
     struct timespec interval = { 0, RETRY_INTERVAL_NS };
-    hwaddr end = gpa + length;
+    hwaddr last = gpa + length - 1;
 
-    for (; gpa < end; gpa = (gpa | ~TARGET_PAGE_MASK) + 1) {
+    /* The guest may have given any address, the very last ones as well. */
+    for (;; gpa = (gpa | ~TARGET_PAGE_MASK) + 1) {
         int ret;
 
         while ((ret = make_page_writable(memory, gpa)) == -EAGAIN) {
@@ -121,8 +122,10 @@ static bool make_writable(CPUState *cpu, AddressSpace *memory, hwaddr gpa,
         if (ret && !*failed) {
             *failed = ret;
         }
+        if ((gpa & TARGET_PAGE_MASK) == (last & TARGET_PAGE_MASK)) {
+            return true;
+        }
     }
-    return true;
 }
 
 static bool has_smm(void)

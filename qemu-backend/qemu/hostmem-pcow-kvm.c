@@ -165,16 +165,19 @@ static bool is_refused(CPUState *cpu, uint64_t linear, uint64_t length,
                        bool store, Access *access)
 {
     uint64_t page = linear & ~(PCOW_PAGE_SIZE - 1);
-    uint64_t end = linear + length;
+    uint64_t last = (linear + MAX(length, 1) - 1) & ~(PCOW_PAGE_SIZE - 1);
     hwaddr gpa;
 
-    for (; page < end; page += PCOW_PAGE_SIZE) {
+    /* The last page may be that of the address space (a register with -1). */
+    for (;; page += PCOW_PAGE_SIZE) {
         if (translate(cpu, page, &gpa) &&
             is_refused_physical(gpa, store, access)) {
             return true;
         }
+        if (page == last) {
+            return false;
+        }
     }
-    return false;
 }
 
 static void get_state(const struct kvm_regs *regs, X86State *state)

@@ -14,9 +14,9 @@ from pcow_driver import dax
 from pcow_driver import tool
 from pcow_driver import units
 from tests.vm import caches as caches_module
+from tests.vm import failing
 from tests.vm import fsdax
 from tests.vm import machine
-from tests.vm import media
 from tests.vm import parts as parts_module
 from tests.vm import pools
 from tests.vm import reflink
@@ -54,11 +54,11 @@ def fsdax_places() -> dict[str, machine.Place]:
 
 
 def kvm_tree(directory: Path, parts: parts_module.Parts, binaries: Path, checked: parts_module.Parts | None) -> tree.Tree:
-    """:param checked: with another kernel for guests (:mod:`tests.vm.media`)"""
+    """:param checked: with another kernel for guests (:mod:`tests.vm.failing`)"""
     made = tree.Tree(directory)
     if checked is not None:
-        made.add(checked.kernel, str(_SUITE / media.CHECKED / 'kernel'))
-        made.add(checked.initrd, str(_SUITE / media.CHECKED / 'initrd'))
+        made.add(checked.kernel, str(_SUITE / failing.CHECKED / 'kernel'))
+        made.add(checked.initrd, str(_SUITE / failing.CHECKED / 'initrd'))
     for name in ('qemu-system-x86_64', 'pcow-img', 'pcow-io'):
         made.add_program(binaries / name, f'/suite/bin/{name}')
     made.add_programs(('env', 'mount', 'umount'))

@@ -17,7 +17,9 @@ from pcow_driver import template
 from pcow_driver.quickstart import state
 from tests.vm import chain
 from tests.vm import contents
+from tests.vm import failing
 from tests.vm import fsdax
+from tests.vm import kernels
 from tests.vm import machine
 from tests.vm import machines
 from tests.vm import media
@@ -32,9 +34,9 @@ _TMPFS = Path('/dev/shm')
 PLANS = {
     'kvm': (('plain-file', 'tmpfs'), ('stores', 'tmpfs'), ('stores', 'pmem'), ('transfers', 'tmpfs'), ('transfers', 'pmem'),
             ('snapshots', 'tmpfs'), ('snapshots', 'pmem'), ('pool-full', 'tmpfs'), ('full-emulated', 'tmpfs'),
-            ('saved-state', 'tmpfs'), ('live-migration', 'tmpfs'), ('guest-ram', 'tmpfs'), ('debian', 'pmem'),
-            ('media-errors', 'tmpfs'), ('media-errors', 'pmem'), ('media-errors', 'xfs'),
-            ('media-deaf', 'tmpfs'), ('media-dropped', 'page-cache')),
+            ('saved-state', 'tmpfs'), ('live-migration', 'tmpfs'), ('guest-ram', 'tmpfs'), ('ram-full', 'tmpfs'),
+            ('debian', 'pmem'), ('media-errors', 'tmpfs'), ('media-errors', 'pmem'), ('media-errors', 'xfs'),
+            ('media-deaf', 'tmpfs'), ('media-dropped', 'page-cache'), ('full-fails', 'tmpfs')),
     'tcg': (('stores', 'tmpfs'), ('transfers', 'tmpfs'), ('snapshots', 'tmpfs'), ('pool-full', 'tmpfs'), ('full-emulated', 'tmpfs'),
             ('saved-state', 'tmpfs'), ('live-migration', 'tmpfs'), ('guest-ram', 'tmpfs'), ('debian', 'tmpfs')),
     'fsdax': (*((name, kind) for kind in fsdax.REGIONS for name in fsdax.ALL), *((name, 'pmem') for name in machines.FSDAX)),
@@ -136,11 +138,15 @@ class Job:
                  images: Path) -> None:
         """:raises Ended: an outer machine failed too often"""
         ordinary = [item for item in wanted if item[0] not in media.ALL]
+        suite = self._options.host_kernel
         if ordinary:
+            if suite:
+                outside = self._outer(parts_module.with_host_kernel(self._run, parts, suite, kernels.CLOUD))
             self._run_outside(outside, ordinary, parts, made, images)
         if len(ordinary) < len(wanted):
-            checked = parts_module.with_kernel(self._run, parts, media.KERNEL)
-            self._run_outside(self._outer(checked), wanted, parts, made, images, checked)
+            checked = parts_module.with_kernel(self._run, parts, failing.KERNEL)
+            host = parts_module.with_host_kernel(self._run, parts, suite, failing.KERNEL) if suite else checked
+            self._run_outside(self._outer(host), wanted, parts, made, images, checked)
 
     def _outer(self, parts: parts_module.Parts) -> outer.Outer:
         return outer.Outer(self._run, parts, self._options.outer or self._binaries / 'qemu-system-x86_64', self._scratch)
@@ -157,7 +163,7 @@ class Job:
             tree = contents.kvm_tree(self._scratch / 'tree', parts, self._binaries, checked)
             pools = {pool for _name, pool in rest}
             devices = (*contents.pool_nvdimm(self._scratch, made, images), *contents.more_pools(self._scratch, pools))
-            options = ['vm-test.pool', *contents.more_options(pools)] + ([] if checked is None else [media.OUTER_OPTIONS])
+            options = ['vm-test.pool', *contents.more_options(pools)] + ([] if checked is None else [failing.OUTER_OPTIONS])
             try:
                 outside.run(tree, rest, contents.kvm_places(self._options.cpus), devices, ' '.join(options), self._report)
                 return
@@ -182,7 +188,8 @@ class Job:
         passed = sum(result['passed'] for result in self._results)
         if self._options.output == 'json':
             print(json.dumps(self._results, indent=1), flush=True)
-        self._say(f'{passed} of {wanted} passed, {seconds:.0f} s')
+        kernels_seen = sorted({result['kernel'] for result in self._results})
+        self._say(f'{passed} of {wanted} passed, {seconds:.0f} s; Linux {", ".join(kernels_seen)}')
         if self._options.keep:
             self._say(f'kept: {self._scratch} and {self._run.directory}; tools/quickstart --stop takes them away')
         if passed != wanted:

@@ -149,6 +149,10 @@ class Machine:
         return kind(f'{self.name}: {what}{ended}' + (f'\n--- QEMU:\n{said}' if said else '')
                     + (f'\n--- console:\n{console}' if console else '') + (f'\n--- state:\n{state}' if state else ''))
 
+    def said(self) -> str:
+        """What QEMU has printed."""
+        return self._errors.read_text(errors='replace') if self._errors.exists() else ''
+
     def _silence(self, what: str) -> Failure:
         """Of a guest that is late, with the state it is in."""
         return self.failure(what, silence.describe(self.process.pid, self.qmp, self.kvm), Silence)

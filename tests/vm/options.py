@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pcow_driver import exception
 from tests.vm import fsdax
+from tests.vm import kernels
 from tests.vm import media
 from tests.vm import scenarios
 
@@ -27,6 +28,7 @@ class Options:
     cpus: int
     binaries: Path                             # directory of the programs under test
     unit_tests: Path                           # directory of the C tests
+    host_kernel: str | None                    # suite of Debian whose kernel the outer machine runs; None: that of the guests
     outer: Path | None                         # QEMU that the outer machine runs in; None: the one under test
     keep: bool
     write_docs: bool
@@ -51,6 +53,10 @@ def parse(arguments: Sequence[str]) -> Options:
                         help='Where the programs under test are; default: %(default)s.')
     parser.add_argument('--unit-tests', metavar='DIR', type=Path, default=_TOP / 'build/meson/tests',
                         help='Where the C tests were built, in unit/libpcow and vm/outer; default: %(default)s.')
+    parser.add_argument('--host-kernel', metavar='SUITE',
+                        help="With kvm: the outer machine, where KVM is, runs the kernel of another suite of Debian, as "
+                             "bookworm-backports or trixie-backports; the guests keep theirs. It is fetched from the mirror that "
+                             "this machine's apt uses.")
     parser.add_argument('--outer-qemu', metavar='FILE', type=Path,
                         help='A QEMU for the outer machine, to try another one than the one under test.')
     parser.add_argument('--keep', action='store_true', help='Leave the files of the run, and say where they are.')
@@ -65,8 +71,13 @@ def parse(arguments: Sequence[str]) -> Options:
             raise exception.UsageInvalid(reason=f'--only {item}: there is no scenario {name}; there are {", ".join(known)}')
         if pool and pool not in _POOLS[parsed.what]:
             raise exception.UsageInvalid(reason=f'--only {item}: there is no pool {pool} with {parsed.what}')
+    if parsed.host_kernel is not None and parsed.what != 'kvm':
+        raise exception.UsageInvalid(reason=f'--host-kernel {parsed.host_kernel}: only kvm has a host of its own')
+    if parsed.host_kernel is not None and not kernels.is_suite(parsed.host_kernel):
+        raise exception.UsageInvalid(reason=f'--host-kernel {parsed.host_kernel}: that is no name of a suite')
     if not 1 <= parsed.cpus <= 8:
         raise exception.UsageInvalid(reason=f'--cpus {parsed.cpus}: give 1 to 8')
     return Options(what=parsed.what, only=tuple(parsed.only), output=parsed.output, cpus=parsed.cpus,
-                   binaries=parsed.binaries.resolve(), unit_tests=parsed.unit_tests.resolve(), outer=parsed.outer_qemu,
+                   binaries=parsed.binaries.resolve(), unit_tests=parsed.unit_tests.resolve(),
+                   host_kernel=parsed.host_kernel, outer=parsed.outer_qemu,
                    keep=parsed.keep, write_docs=parsed.write_docs, verbose=parsed.verbose)

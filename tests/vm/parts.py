@@ -17,6 +17,7 @@ from pcow_driver.quickstart import guest as quickstart_guest
 from pcow_driver.quickstart import state
 from tests.vm import chain
 from tests.vm import debian
+from tests.vm import kernels
 
 _SOURCES = Path(__file__).parent / 'guest'
 _CFLAGS = ('-std=gnu11', '-static', '-O2', '-Wall', '-Wextra', '-Werror', '-pthread')
@@ -36,9 +37,10 @@ class Parts:
     info_block: Path
 
 
-def modules_in_order(directory: Path, names: tuple[str, ...]) -> list[Path]:
+def modules_in_order(directory: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> list[Path]:
     """Modules with those that they need, each after what it needs; what the kernel has built in is left out.
 
+    :param optional: those of ``names`` that some kernels have not
     :raises PcowError: a module is not there
     """
     needs: dict[str, list[str]] = {}
@@ -52,6 +54,8 @@ def modules_in_order(directory: Path, names: tuple[str, ...]) -> list[Path]:
             continue
         match = next((item for item in needs if Path(item).name in (f'{name}.ko', f'{name.replace("_", "-")}.ko')), None)
         if match is None:
+            if name in optional:
+                continue
             raise exception.PcowError(reason=f'{directory} has no module {name}: this kernel cannot run the tests')
         found += [item for item in (*reversed(needs[match]), match) if item not in found]
     return [directory / item for item in found]
@@ -109,6 +113,15 @@ def with_kernel(run: state.Run, parts: Parts, package: str) -> Parts:
     modules, initrd = _modules_of(kernel), run.directory / f'{package}.initrd'
     _write_initrd(initrd, parts.guest, modules)
     return dataclasses.replace(parts, kernel=kernel, modules=modules, initrd=initrd)
+
+
+def with_host_kernel(run: state.Run, parts: Parts, suite: str, package: str) -> Parts:
+    """The same with the kernel of another suite of Debian; for the outer machine, as the guests' modules are those of before.
+
+    :raises PcowError:
+    """
+    tree = kernels.prepare(run, suite, package)
+    return dataclasses.replace(parts, kernel=kernels.kernel_of(tree), modules=kernels.modules_of(tree))
 
 
 def prepare(run: state.Run) -> Parts:

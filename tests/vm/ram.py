@@ -7,7 +7,9 @@ import time
 from typing import TYPE_CHECKING
 from typing import Any
 
+from tests.vm import chain
 from tests.vm import machine
+from tests.vm import space
 
 if TYPE_CHECKING:
     from tests.vm import scenarios
@@ -17,6 +19,10 @@ _CLUSTER = '4k'                                # so that no page becomes writabl
 _GRANULE = 8192
 _STOPPED_SECONDS = 10.0
 _CLOCK = 'kvm-clock'
+_POOL_SIZE = 1024 * chain.MIB
+_PREPARED_SECONDS = 12.0                       # after which what was prepared for stores, and not wanted, is given back
+_RETRY_SECONDS = 15.0                          # after which QEMU tries again what could not be prepared
+_PUT_OFF = 'memory that KVM stores to (clock, stolen time) cannot be made writable'
 
 
 def _clock(vm: machine.Machine) -> float:
@@ -27,12 +33,16 @@ def _clock(vm: machine.Machine) -> float:
     return int(milliseconds) / 1000
 
 
-def _stop_for_snapshots(vm: machine.Machine, name: str) -> float:
-    """Snapshots while the VM is stopped; the seconds that passed for the guest beyond those for which it ran."""
+def _stop_for_a_while(vm: machine.Machine, snapshot: str = '') -> float:
+    """The seconds that passed for the guest beyond those for which it ran.
+
+    :param snapshot: of RAM and image while the VM is stopped
+    """
     begun, before = time.monotonic(), _clock(vm)         # in this order: the answer may take its time
     vm.run_qmp('stop')
-    vm.run_qmp('pcow-snapshot-create', id='ram0', name=name)
-    vm.run_qmp('pcow-snapshot-create', id='mem0', name=f'{name}-too')
+    if snapshot:
+        vm.run_qmp('pcow-snapshot-create', id='ram0', name=snapshot)
+        vm.run_qmp('pcow-snapshot-create', id='mem0', name=f'{snapshot}-too')
     time.sleep(_STOPPED_SECONDS)
     vm.run_qmp('cont')
     passed = _clock(vm) - before
@@ -58,7 +68,7 @@ def guest_ram(context: scenarios.Context) -> dict[str, Any]:
         vm.wait_ready()
         vm.command('load-start')
         for name in ('first', 'second'):
-            ahead.append(_stop_for_snapshots(vm, name))
+            ahead.append(_stop_for_a_while(vm, name))
             vm.run_qmp('pcow-snapshot-create', id='ram0', name=f'{name}-live')
         vm.command('load-stop')
         vm.command('load-adopt')
@@ -74,3 +84,58 @@ def guest_ram(context: scenarios.Context) -> dict[str, Any]:
         context.check_image(path)
     return {'engine': info['engine'], 'persistence': info['persistence'], 'stats': info['stats'], 'times': info['times'],
             'clock_ahead_seconds': ahead}
+
+
+def _check_stopped(vm: machine.Machine) -> None:
+    """A store of the guest itself has failed, which it is not told, as it takes no machine checks."""
+    vm.wait_event('STOP', machine.COMMAND_SECONDS)
+    status = vm.run_qmp('query-status')['status']
+    if status != 'io-error':
+        raise vm.failure(f'the VM is {status}')
+
+
+def ram_full(context: scenarios.Context) -> dict[str, Any]:
+    """RAM on a pool that is full for a while after a snapshot, and makes stores fail: what KVM itself stores there goes on later.
+
+    What it stores to cannot be prepared when the vCPUs run again, which is tried once more later; until then the clock, a page
+    that nobody else stores to, stays as it was.
+    """
+    if context.place.accel != 'kvm':
+        raise machine.Failure('nobody but KVM stores to RAM by himself')
+    pool = context.directory / 'full'
+    pool.mkdir()
+    space.mount(pool, f'size={_POOL_SIZE}')
+    try:
+        image, ram = context.image(context.directory), pool / 'ram.pcow'
+        context.tool('pcow-img', 'create', '-q', '-o', f'cluster_size={_CLUSTER}', ram, _MEMORY)
+        with context.test_guest(*context.backend(image), '-machine', 'memory-backend=ram0', '-object',
+                                f'memory-backend-file,id=ram0,mem-path={ram},size={_MEMORY},share=on{space.FAIL}',
+                                '-append', f'console=ttyS0 quiet panic=-1 mitigations=off clocksource={_CLOCK}') as vm:
+            vm.wait_ready()
+            _clock(vm)
+            vm.run_qmp('stop')
+            vm.wait_event('STOP', machine.COMMAND_SECONDS)         # the next one is of QEMU's doing
+            vm.run_qmp('pcow-snapshot-create', id='ram0', name='frozen')
+            time.sleep(_PREPARED_SECONDS)      # what was prepared for stores is given back
+            taken = space.take(pool)
+            vm.run_qmp('cont')
+            _check_stopped(vm)
+            if _PUT_OFF not in vm.said():
+                raise vm.failure('QEMU does not say that it could not make memory writable for KVM')
+            taken.unlink()
+            vm.run_qmp('cont')
+            begun = time.monotonic()
+            vm.command('read')
+            time.sleep(max(0.0, begun + _RETRY_SECONDS - time.monotonic()))
+            vm.command('read')                 # so that all CPUs have run since
+            # not with a snapshot, for which all would be prepared anew
+            ahead = _stop_for_a_while(vm)
+            vm.command(f'stores 1 2000 {_GRANULE}')
+            vm.command('read')
+            info = vm.power_off()
+        for path in (image, ram):
+            context.check_image(path)
+        return {'engine': info['engine'], 'persistence': info['persistence'], 'stats': info['stats'], 'times': info['times'],
+                'clock_ahead_seconds': ahead}
+    finally:
+        space.unmount(pool)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 import json
 from pathlib import Path
-import subprocess
 import time
 from typing import Any
 
@@ -15,6 +14,7 @@ from tests.vm import debian
 from tests.vm import machine
 from tests.vm import migration
 from tests.vm import ram
+from tests.vm import space
 
 MIB = chain.MIB
 _GRANULE_SHARED = 8192                         # bytes of one thread's, between those of others: they meet in every slab
@@ -37,9 +37,13 @@ class Context:
     def tool(self, name: str, *arguments: object) -> str:
         return machine.run(self.place.binaries / name, *arguments)
 
-    def backend(self, image: Path, size: int = 0) -> tuple[str, ...]:
-        """Arguments for QEMU; ``size``: of a raw file."""
-        more = f',size={size}' if size else ''
+    def backend(self, image: Path, size: int = 0, more: str = '') -> tuple[str, ...]:
+        """Arguments for QEMU.
+
+        :param size: of a raw file
+        :param more: properties of the backend, with a comma in front
+        """
+        more += f',size={size}' if size else ''
         return ('-object', f'memory-backend-file,id=mem0,mem-path={image},share=on{more}',
                 '-device', 'nvdimm,memdev=mem0,id=nv0,pcow-volatile=on')         # the pool may be page cache
 
@@ -215,10 +219,6 @@ def snapshots(context: Context) -> dict[str, Any]:
     return figures(info, pause_ns=pauses, writes=sum(last))
 
 
-def _mount(directory: Path, options: str) -> None:
-    subprocess.run(['mount', '-t', 'tmpfs', '-o', options, 'pcow-vm-test', str(directory)], check=True, stdin=subprocess.DEVNULL)
-
-
 def pool_full(context: Context) -> dict[str, Any]:
     """A pool that fills up while all CPUs write: the VM can be stopped and goes on when there is space."""
     return _fill_pool(context, 'fill 5')
@@ -232,11 +232,11 @@ def full_emulated(context: Context) -> dict[str, Any]:
 def _fill_pool(context: Context, command: str) -> dict[str, Any]:
     pool, model = context.directory / 'full', context.model_disk()
     pool.mkdir()
-    _mount(pool, f'size={256 * MIB}')
+    space.mount(pool, f'size={256 * MIB}')
     try:
         image = context.image(pool)
         used = sum(path.stat().st_blocks for path in pool.iterdir()) * 512
-        _mount(pool, f'remount,size={used + 12 * MIB}')
+        space.mount(pool, f'remount,size={used + 12 * MIB}')
         with context.test_guest(*context.backend(image), *_disks(context, model)) as vm:
             vm.wait_ready()
             vm.send(command)
@@ -254,7 +254,7 @@ def _fill_pool(context: Context, command: str) -> dict[str, Any]:
             time.sleep(1)
             if not vm.busy():
                 raise vm.failure('the guest went on although the pool is full')
-            _mount(pool, f'remount,size={256 * MIB}')
+            space.mount(pool, f'remount,size={256 * MIB}')
             vm.result(command.split()[0])
             vm.wait_event('PCOW_POOL_RESUMED', 60)
             vm.command('read')
@@ -265,7 +265,7 @@ def _fill_pool(context: Context, command: str) -> dict[str, Any]:
             raise machine.Failure(f'no store waited for space: {info["stats"]}')
         return figures(info, control_seconds=round(answered, 3))
     finally:
-        subprocess.run(['umount', '-l', str(pool)], check=True, stdin=subprocess.DEVNULL)
+        space.unmount(pool)
 
 
 def _job(vm: machine.Machine, command: str, job: str, **arguments: Any) -> None:
@@ -324,5 +324,6 @@ ALL: dict[str, Scenario] = {
     'saved-state': saved_state,
     'live-migration': migration.live_migration,
     'guest-ram': ram.guest_ram,
+    'ram-full': ram.ram_full,
     'debian': debian.debian,
 }

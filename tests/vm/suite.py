@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs scenarios and writes a line of JSON for each: {"name", "accel", "pool", "passed", "seconds", "figures" or
-"error" and "silent"}."""
+"""Runs scenarios and writes a line of JSON for each: {"name", "accel", "pool", "kernel" (the host's), "passed",
+"seconds", "figures" or "error" and "silent"}."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import argparse
 from collections.abc import Callable
 import importlib
 import json
+import os
 from pathlib import Path
 import shutil
 import sys
@@ -28,7 +29,7 @@ _POWER_SCENARIO = 'power-'
 def run_one(name: str, pool: str, place: machine.Place) -> dict[str, Any]:
     """A scenario in a directory that is gone afterwards."""
     begun = time.monotonic()
-    result: dict[str, Any] = {'name': name, 'accel': place.accel, 'pool': pool, 'passed': False}
+    result: dict[str, Any] = {'name': name, 'accel': place.accel, 'pool': pool, 'kernel': os.uname().release, 'passed': False}
     directory = place.pool / f'vm-test-{name}'
     try:
         scenario = (scenarios.ALL | media.ALL).get(name)

@@ -69,6 +69,18 @@ static bool copy_to_device(void *to, const uint8_t *at)
     return true;
 }
 
+/* The same with the store: KVM has made the load by the time it cannot be made. */
+static bool copy_from_device(uint8_t *to, const void *from)
+{
+    if (sigsetjmp(way_back, 1)) {
+        return false;
+    }
+    trying = 1;
+    __asm__ volatile("movsl" : "+D"(to), "+S"(from) : : "memory");
+    trying = 0;
+    return true;
+}
+
 /* 0: the page is as it must be, 1: it cannot be read, -1: it is something else */
 static int look_at(const struct memory *memory, size_t page)
 {
@@ -135,19 +147,66 @@ bool errors_store(struct memory *memory, size_t offset, FILE *out)
     return store(memory->data + offset, memory->model[offset]) || check_told(memory, offset, out);
 }
 
-bool errors_output(const struct memory *memory, size_t offset, FILE *out)
+/* Another value than before, which is there afterwards if the store was made, and not if it failed. */
+bool errors_change(struct memory *memory, size_t offset, FILE *out)
+{
+    uint8_t value = memory->model[offset] + 1;
+
+    if (!store(memory->data + offset, value)) {
+        return check_told(memory, offset, out);
+    }
+    memory->model[offset] = value;
+    return true;
+}
+
+/* The registers of the device, or NULL */
+static void *map_registers(FILE *out)
 {
     int fd = open(REGISTERS, O_RDWR | O_CLOEXEC);
     void *registers = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    bool ok;
 
     if (registers == MAP_FAILED) {
         fprintf(out, "errors: " REGISTERS ": %s", strerror(errno));
+        registers = NULL;
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return registers;
+}
+
+bool errors_output(const struct memory *memory, size_t offset, FILE *out)
+{
+    void *registers = map_registers(out);
+    bool ok = registers && (copy_to_device(registers, memory->data + offset) || check_told(memory, offset, out));
+
+    if (registers) {
+        munmap(registers, PAGE);
+    }
+    return ok;
+}
+
+/* As errors_change(). What the first register says of the device is not zero, and stays as it is. */
+bool errors_input(struct memory *memory, size_t offset, FILE *out)
+{
+    void *registers = map_registers(out);
+    uint32_t content;
+    bool ok;
+
+    if (!registers) {
         return false;
     }
-    ok = copy_to_device(registers, memory->data + offset) || check_told(memory, offset, out);
+    content = *(const volatile uint32_t *)registers;
+    if (memcmp(memory->model + offset, &content, sizeof(content)) == 0) {
+        fprintf(out, "errors: the memory holds already what " REGISTERS " begins with");
+        ok = false;
+    } else if (copy_from_device(memory->data + offset, registers)) {
+        memcpy(memory->model + offset, &content, sizeof(content));
+        ok = true;
+    } else {
+        ok = check_told(memory, offset, out);
+    }
     munmap(registers, PAGE);
-    close(fd);
     return ok;
 }
 

@@ -83,6 +83,8 @@ bool dax_transfers(unsigned threads, const char *path, FILE *out);
 void errors_caught(int number, const siginfo_t *info);         /* in a signal handler: does not return if it was expected */
 bool errors_load(const struct memory *memory, size_t offset, FILE *out);
 bool errors_store(struct memory *memory, size_t offset, FILE *out);
+bool errors_change(struct memory *memory, size_t offset, FILE *out);
+bool errors_input(struct memory *memory, size_t offset, FILE *out);
 bool errors_output(const struct memory *memory, size_t offset, FILE *out);
 bool errors_slab(struct memory *memory, size_t offset, FILE *out);
 bool errors_transfer(struct memory *memory, size_t offset, bool in, FILE *out);

@@ -230,6 +230,12 @@ static bool perform(struct memory *memory, char *line, FILE *out)
     if (strcmp(name, "error-store") == 0) {
         return errors_store(memory, numbers[0] - DATA_OFFSET, out);
     }
+    if (strcmp(name, "error-change") == 0) {
+        return errors_change(memory, numbers[0] - DATA_OFFSET, out);
+    }
+    if (strcmp(name, "error-input") == 0) {
+        return errors_input(memory, numbers[0] - DATA_OFFSET, out);
+    }
     if (strcmp(name, "error-output") == 0) {
         return errors_output(memory, numbers[0] - DATA_OFFSET, out);
     }
