@@ -12,6 +12,8 @@
 #include "image/remains.h"
 #include "util/error.h"
 
+#define PIECE 512u                     /* on the stack of a signal handler */
+
 /* A file slab of the active layer for this guest slab: the first on the list, or a new one that has no owner yet. */
 static int target_slab(struct pcow_image *image, uint64_t guest_slab, uint64_t *slab, bool *is_new)
 {
@@ -72,6 +74,23 @@ static int copy_to_prepared(struct pcow_image *image, uint64_t to, struct file *
     return ret;
 }
 
+/*
+ * Not through a mapping of the source: on tmpfs a load from a hole, as a page of zeros may be, takes a block. A full pool has none, which is an unreadable
+ * source to the kernel if it looks at that first (Linux 6.1 does). Reading takes none, and what is unreadable stays so.
+ */
+static int copy_by_reading(struct pcow_image *image, uint64_t to, struct file *from_file, uint64_t from, uint64_t length)
+{
+    char piece[PIECE];
+    int ret = 0;
+
+    for (uint64_t done = 0; done < length && ret == 0; done += sizeof piece) {
+        ret = file_read(from_file, from + done, piece, sizeof piece) ? -EIO : 0;
+        if (!ret)
+            ret = file_write_data(&image->file, to + done, piece, sizeof piece);
+    }
+    return ret;
+}
+
 /* Of pages that are not valid yet nothing can be lost: what is written can be read again. */
 static int fill_run(struct pcow_image *image, uint64_t slab, unsigned page, const struct place *from, const char *data, bool new_slab,
                     uint64_t *copied, uint64_t *zeroed)
@@ -103,6 +122,8 @@ static int fill_run(struct pcow_image *image, uint64_t slab, unsigned page, cons
             return -ENOMEM;
     }
     ret = file_write_data(&image->file, to, source, length);
+    if (ret == -EIO && !data)
+        ret = copy_by_reading(image, to, from_file, from->offset, length);
     if (!ret)
         lost_forget(&image->file, to, length);
     return ret;
