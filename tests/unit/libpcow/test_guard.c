@@ -11,6 +11,9 @@
 
 #include "monitor/monitor.h"
 
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25               /* Linux 6.1 */
+#endif
 #define CLUSTER (64 * KIB)
 #define CLUSTERS (PCOW_SLAB_SIZE / CLUSTER)
 #define SLABS 8u
@@ -410,6 +413,51 @@ static void test_a_snapshot_waits_for_who_maps(void **state)
     pcow_close(image);
 }
 
+/* Guards are all that keeps these stores from pages that are not own. */
+static void test_the_kernel_keeps_guards(void **state)
+{
+    (void)state;
+    pcow_image *image = must_create(scratch("top.pcow"), SIZE, CLUSTER, NULL);
+    pcow_map *map = map_guarded(image);
+    struct pcow_map_stats before, after;
+    unsigned char *memory;
+    uint64_t in_file;
+    void *other;
+
+    if (!map)
+        skip();
+    memory = pcow_map_address(map);
+    /* With neighbours, of which it could become a part. */
+    for (unsigned slab = 0; slab < 3; slab++)
+        begin_slab(map, slab);
+    in_file = chain_find(image, 1, 5 * CLUSTER / PCOW_PAGE_SIZE, 1).offset / PCOW_SLAB_SIZE * PCOW_SLAB_SIZE;
+    assert_int_equal(fallocate(image->file.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)(in_file + 10 * CLUSTER), CLUSTER), 0);
+    other = mmap(NULL, PCOW_SLAB_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, image->file.fd, (off_t)in_file);
+    assert_ptr_not_equal(other, MAP_FAILED);
+    /* A huge page for the file slab, if there is one to be had. */
+    if (madvise(other, PCOW_SLAB_SIZE, MADV_COLLAPSE))
+        print_message("no huge page: %s\n", strerror(errno));
+    madvise(memory + PCOW_SLAB_SIZE, PCOW_SLAB_SIZE, MADV_COLLAPSE);
+    munmap(other, PCOW_SLAB_SIZE);
+    madvise(memory + PCOW_SLAB_SIZE, PCOW_SLAB_SIZE, MADV_COLD);
+    assert_int_equal(mprotect(memory + PCOW_SLAB_SIZE, PCOW_SLAB_SIZE, PROT_READ), 0);
+    assert_int_equal(mprotect(memory + PCOW_SLAB_SIZE, PCOW_SLAB_SIZE, PROT_READ | PROT_WRITE), 0);
+    pcow_map_get_stats(map, &before);
+    for (unsigned cluster = 7; cluster < 17; cluster++)
+        memory[PCOW_SLAB_SIZE + cluster * CLUSTER] = 1;
+    pcow_map_get_stats(map, &after);
+    assert_true(after.write_traps - before.write_traps >= 4);  /* a sequence brings in more and more at a time */
+    for (unsigned cluster = 7; cluster < 17; cluster++) {
+        unsigned char byte;
+
+        MUST(pcow_read(image, PCOW_SLAB_SIZE + cluster * CLUSTER, &byte, 1, &error));
+        assert_int_equal(byte, 1);
+    }
+    pcow_map_destroy(map);
+    pcow_close(image);
+    must_be_clean(scratch("top.pcow"));
+}
+
 /* What is locked into memory from now on has none. */
 static void test_locked_memory(void **state)
 {
@@ -482,6 +530,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_threads_store_meanwhile, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_guards_go_where_mappings_are_short, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_a_snapshot_waits_for_who_maps, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_the_kernel_keeps_guards, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_locked_memory, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_what_has_no_guards, scratch_setup, scratch_teardown),
     };
