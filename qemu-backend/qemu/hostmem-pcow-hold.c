@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * The moments in which nobody stores to the memory of the guest: no vCPU, no
- * request, no iothread.
+ * request, no iothread; and whether there may be one.
  */
 #include "qemu/osdep.h"
 #include "block/aio.h"
 #include "block/block-global-state.h"
+#include "migration/misc.h"
+#include "qapi/error.h"
 #include "qemu/main-loop.h"
 #include "system/cpus.h"
 #include "system/hostmem-pcow.h"
@@ -111,4 +113,21 @@ void hostmem_pcow_release_guest(void)
     if (--held == 0) {
         resume_all_vcpus();
     }
+}
+
+bool hostmem_pcow_check_settled(Error **errp)
+{
+    if (migration_is_running()) {
+        error_setg(errp, "the VM is being migrated, and what changes in its "
+                   "pcow images now would stay behind: wait until that has "
+                   "ended");
+        return false;
+    }
+    /* Its thread is nobody's whom holding the guest stops. */
+    if (qemu_system_dump_in_progress()) {
+        error_setg(errp, "the memory of the VM is being dumped, which loads "
+                   "from its pcow images: wait until that has ended");
+        return false;
+    }
+    return true;
 }

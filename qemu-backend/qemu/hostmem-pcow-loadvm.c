@@ -226,7 +226,7 @@ bool hostmem_pcow_all_check_load(const QEMUSnapshotInfo *sn, bool has_devices,
     if (!hostmem_pcow_present()) {
         return true;
     }
-    if (!hostmem_pcow_check_not_migrating(errp)) {
+    if (!hostmem_pcow_check_settled(errp)) {
         return false;
     }
     hostmem_pcow_all_recover();

@@ -116,17 +116,6 @@ bool hostmem_pcow_check_migration(MigrationAddress *addr, Error **errp)
     return hostmem_pcow_foreach(check_image, addr, errp);
 }
 
-bool hostmem_pcow_check_not_migrating(Error **errp)
-{
-    if (migration_is_running()) {
-        error_setg(errp, "the VM is being migrated, and what changes in its "
-                   "pcow images now would stay behind: wait until that has "
-                   "ended");
-        return false;
-    }
-    return true;
-}
-
 static bool is_socket(QIOChannel *channel)
 {
     return object_dynamic_cast(OBJECT(channel), TYPE_QIO_CHANNEL_SOCKET) ||

@@ -297,7 +297,7 @@ static HostMemPcow *find_settled_pcow(const char *id, Error **errp)
 {
     HostMemPcow *pcow = find_pcow(id, errp);
 
-    return pcow && hostmem_pcow_check_not_migrating(errp) ? pcow : NULL;
+    return pcow && hostmem_pcow_check_settled(errp) ? pcow : NULL;
 }
 
 static bool check_new_name(const char *name, Error **errp)

@@ -82,7 +82,7 @@ bool hostmem_pcow_all_check_new(const char *name, bool has_devices,
     if (!hostmem_pcow_present()) {
         return true;
     }
-    if (!hostmem_pcow_check_not_migrating(errp)) {
+    if (!hostmem_pcow_check_settled(errp)) {
         return false;
     }
     hostmem_pcow_all_recover();
@@ -282,7 +282,7 @@ bool hostmem_pcow_all_begin_delete(const char *name, bool has_devices,
 {
     DeleteArgs args = { name, has_devices, devices };
 
-    if (hostmem_pcow_present() && !hostmem_pcow_check_not_migrating(errp)) {
+    if (hostmem_pcow_present() && !hostmem_pcow_check_settled(errp)) {
         return false;
     }
     hostmem_pcow_all_recover();

@@ -321,6 +321,12 @@ bool hostmem_pcow_revert(HostMemPcow *pcow, const char *name, Error **errp);
 void hostmem_pcow_hold_guest(void);
 void hostmem_pcow_release_guest(void);
 /*
+ * Fails while a migration is under way (what the image gets now would stay
+ * behind, and holding the guest must not meet the end of the migration), or a
+ * dump (which loads from images in a thread that is not held).
+ */
+bool hostmem_pcow_check_settled(Error **errp);
+/*
  * How often pages may have become read-only that were writable: images that
  * were mapped, ends of a hold, and the last snapshot of a migration.  With the
  * BQL; any thread may read it.
@@ -392,11 +398,6 @@ void hostmem_pcow_migration_unregister(HostMemPcow *pcow);
  * socket fails then.
  */
 bool hostmem_pcow_check_migration(MigrationAddress *addr, Error **errp);
-/*
- * Fails while a migration is under way: what the image gets now would stay
- * behind, and holding the guest must not meet the end of the migration.
- */
-bool hostmem_pcow_check_not_migrating(Error **errp);
 /* Does a migration call its own snapshots so? */
 bool hostmem_pcow_is_migration_name(const char *name);
 

@@ -2,6 +2,7 @@
 """The memory backend inside the real QEMU: options, QMP, snapshots, a full pool. What a guest does is in test_main_job.py."""
 
 from collections.abc import Iterator
+import contextlib
 import os
 from pathlib import Path
 import platform
@@ -110,6 +111,28 @@ class MemoryTest(QemuTestCase):
                 expected[images.SLAB + cluster * 65536:images.SLAB + cluster * 65536 + 3] = b'own'
             self.assertEqual(bytes(expected), content)
             tool('pcow-img', 'check', self.image)
+
+    def test_dump_beside_snapshots(self) -> None:
+        """It loads in a thread that is not held while the pages change their owner."""
+        tool('pcow-img', 'create', '-q', self.image, _RAM)
+        pipe = self.directory / 'core'
+        os.mkfifo(pipe)
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        self.addCleanup(os.close, reader)
+        with qemu.Qemu(self.directory, '-object', f'memory-backend-file,id=mem0,mem-path={self.image},share=on,size={_RAM}',
+                       '-machine', 'memory-backend=mem0') as vm:
+            vm.qmp('pcow-snapshot-create', id='mem0', name='s')
+            vm.qmp('dump-guest-memory', paging=False, protocol=f'file:{pipe}', detach=True)
+            for command, arguments in (('create', {'name': 't'}), ('revert', {'name': 's'}), ('delete', {'name': 's'})):
+                self.assertIn('is being dumped', vm.qmp_error(f'pcow-snapshot-{command}', id='mem0', **arguments))
+            while vm.qmp('query-dump')['status'] == 'active':
+                with contextlib.suppress(BlockingIOError):
+                    while os.read(reader, 1 << 20):
+                        pass
+            self.assertEqual('completed', vm.qmp('query-dump')['status'])
+            vm.qmp('pcow-snapshot-create', id='mem0', name='t')
+            vm.quit()
+        tool('pcow-img', 'check', self.image)
 
     def test_killed_and_started_again(self) -> None:
         tool('pcow-img', 'create', '-q', self.image, SIZE)

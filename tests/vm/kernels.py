@@ -43,7 +43,8 @@ class _Suite:
         sources.write_text(f'deb [signed-by={mirror.keyring or _KEYRING}] {uri} {name} main\n')
         self._options = [word for option in (
             f'Dir::Etc::sourcelist={sources}', 'Dir::Etc::sourceparts=/dev/null', f'Dir::State::lists={directory}/lists',
-            f'Dir::Cache={directory}/cache', 'Acquire::Languages=none', 'APT::Update::Error-Mode=any', 'APT::Sandbox::User=root')
+            f'Dir::Cache={directory}/cache', 'Acquire::Languages=none', 'APT::Update::Error-Mode=any', 'APT::Sandbox::User=root',
+            'Acquire::Retries=1', 'Acquire::http::Timeout=30', 'Acquire::https::Timeout=30')
             for word in ('-o', option)]
         self._run('apt-get', 'update')
 
@@ -61,7 +62,10 @@ class _Suite:
     def unpack(self, packages: list[str], target: Path) -> None:
         download = target.with_name('download')
         download.mkdir()
-        self._run('apt-get', 'download', *packages, directory=download)
+        try:
+            self._run('apt-get', 'download', *packages, directory=download)
+        except exception.PcowError as e:
+            raise Unreachable(reason=e) from None
         for path in download.glob('*.deb'):
             tool.run('/usr/bin/dpkg-deb', '-x', str(path), str(target))
 

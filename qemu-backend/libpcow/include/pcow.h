@@ -199,8 +199,8 @@ int pcow_snapshot_list(pcow_image *image, struct pcow_snapshot **list, size_t *c
 bool pcow_snapshot_find_prefix(const pcow_image *image, const char *prefix, char name[PCOW_SNAPSHOT_NAME_SIZE]);
 /*
  * O(1): freeze the active layer under this name and put an empty one on it.  With a map attached nobody may be storing to
- * it during the call (vCPUs and I/O stopped), nor loading where a load may trap (copy-on-read, an image in very many pieces):
- * its range is write-protected on return.  -EEXIST name taken.
+ * it during the call (vCPUs and I/O stopped), nor loading where a load may trap and allocate (copy-on-read, an image in very many
+ * pieces, engine uffd): its range is write-protected on return.  -EEXIST name taken.
  */
 int pcow_snapshot_create(pcow_image *image, const char *name, struct pcow_error *error);
 /* The same with a date of the caller's choice: what belongs together in several files can carry the same one. */

@@ -163,13 +163,21 @@ static void note_thread(struct trappers *trappers)
     __atomic_store_n(&trappers->turns, (uint8_t)(__atomic_load_n(&trappers->turns, __ATOMIC_RELAXED) << 1 | other), __ATOMIC_RELAXED);
 }
 
-/* Mapped as without guards; if there are not as many mappings left as that takes, nothing is: whoever accesses it makes it whole. */
+/*
+ * Mapped as without guards. If there are not as many mappings left as that takes the slab is made whole; where that cannot be (a full pool), they come
+ * from what is kept for others, as nobody must wait who only loads. What is mapped for stores stays so all the time: system calls may be using it.
+ */
 static int leave_guards(struct pcow_map *map, uint64_t guest_slab)
 {
-    if (vmas_used(map) + layout_count_pieces(map, guest_slab) < map->vma_budget)
-        return layout_map_slab(map, guest_slab);
-    layout_make_cold(map, guest_slab);
-    return 0;
+    uint64_t copied = 0, zeroed = 0;
+
+    if (vmas_used(map) + layout_count_pieces(map, guest_slab) >= map->vma_budget) {
+        if (chain_own(map->image, guest_slab, 0, layout_pages(map, guest_slab), NULL, &copied, &zeroed) == 0)
+            count_up(&map->stats.slabs_promoted, 1);
+        count_up(&map->stats.pages_copied, copied);
+        count_up(&map->stats.pages_zeroed, zeroed);
+    }
+    return layout_map_slab(map, guest_slab);
 }
 
 /* Make the page own and map it for stores. The claim is held. */
@@ -187,7 +195,7 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
     note_thread(&map->trappers);
     if (slab->guarded == GUARDED_FROZEN) {
         ret = leave_guards(map, guest_slab);
-        if (ret)
+        if (ret || page_set_has(&slab->writable, page))
             return ret;
     }
     ret = back_own(map, guest_slab, page, &alone);
@@ -255,12 +263,8 @@ static int resolve_read(struct pcow_map *map, uint64_t guest_slab, unsigned page
     struct place place = chain_find(map->image, guest_slab, page, 1);
 
     if (slab->guarded && !page_set_has(&slab->writable, page)) {
-        int ret;
-
         __atomic_store_n(&slab->loaded, 1, __ATOMIC_RELAXED);
-        ret = leave_guards(map, guest_slab);
-        if (ret || !slab->cold)
-            return ret;
+        return leave_guards(map, guest_slab);
     }
     if (slab->cold) {
         int ret = map->image->file.writable ? resolve_write(map, guest_slab, page) : layout_map_slab(map, guest_slab);
