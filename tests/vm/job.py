@@ -188,7 +188,8 @@ class Job:
         passed = sum(result['passed'] for result in self._results)
         if self._options.output == 'json':
             print(json.dumps(self._results, indent=1), flush=True)
-        kernels_seen = sorted({result['kernel'] for result in self._results})
+        # what happens between two outer machines has none
+        kernels_seen = sorted({result['kernel'] for result in self._results if 'kernel' in result})
         self._say(f'{passed} of {wanted} passed, {seconds:.0f} s; Linux {", ".join(kernels_seen)}')
         if self._options.keep:
             self._say(f'kept: {self._scratch} and {self._run.directory}; tools/quickstart --stop takes them away')
