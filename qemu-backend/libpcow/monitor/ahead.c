@@ -48,6 +48,12 @@ static bool is_hot(const struct slab_map *slab)
     return layout_is_hot(slab, HOT_SHARE) && !page_set_full(&slab->writable);
 }
 
+/* Not where the guest fills what it begins: the slab will be one mapping soon in any case. */
+static bool wants_guards(const struct pcow_map *map, uint64_t guest_slab)
+{
+    return map->slabs[guest_slab].faults == GUARD_FAULTS && !density_is_high(&map->density) && guard_wants(map, guest_slab);
+}
+
 void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied, bool comes_back)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
@@ -64,7 +70,7 @@ void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied, bool c
         slab->queued = 1;
         enqueue(ahead, guest_slab);
         wake(ahead);
-    } else if (((slab->faults == 1 && copied) || (slab->faults == GUARD_FAULTS && guard_wants(map, guest_slab)))
+    } else if (((slab->faults == 1 && copied) || wants_guards(map, guest_slab))
                && ahead_queued(map) < AHEAD_QUEUE_SIZE / 2) {
         /* For its source, or for guards only. To wake the thread takes longer than that may save: the first one does, and it looks for more, see rest(). */
         enqueue(ahead, guest_slab);

@@ -52,11 +52,18 @@ static bool is_guarded(pcow_map *map, uint64_t slab)
     return guarded;
 }
 
+/* As if the guest had been seen to use a page or two of what a trap brings in: only then are there guards. */
+static void be_sparse(pcow_map *map)
+{
+    __atomic_store_n(&map->density.dense, false, __ATOMIC_RELAXED);
+}
+
 /* Two stores, each to a cluster of its own, after which the thread puts guards up. */
 static void begin_slab(pcow_map *map, uint64_t slab)
 {
     unsigned char *memory = (unsigned char *)pcow_map_address(map) + slab * PCOW_SLAB_SIZE;
 
+    be_sparse(map);
     memory[5 * CLUSTER + 3] = 1;
     memory[2 * CLUSTER + 3] = 1;
     for (unsigned i = 0; i < TRIES && !is_guarded(map, slab); i++)
@@ -124,6 +131,7 @@ static void test_loads_allocate_nothing(void **state)
     assert_int_equal(after.read_traps - before.read_traps, 1);
     assert_int_equal(after.pages_zeroed, before.pages_zeroed);
     assert_false(is_guarded(map, 0));
+    be_sparse(map);
     memory[20 * CLUSTER] = 1;
     memory[22 * CLUSTER] = 1;
     usleep(50000);
@@ -221,6 +229,7 @@ static void test_asking_beside_the_thread(void **state)
             /* He asks before there are guards, or when they come, or later. */
             if (round % 2)
                 atomic_store(&self.slab, slab);
+            be_sparse(self.map);
             for (unsigned cluster = 0; cluster < 8; cluster++)
                 memory[slab * PCOW_SLAB_SIZE + cluster * 3 * CLUSTER + 1] = 1;
             usleep(round * 700);
@@ -322,6 +331,7 @@ static void test_threads_store_meanwhile(void **state)
             /* Clusters of one slab are everybody's; 3 and 256 have no divisor in common, so the last ones are left. */
             fillers[i] = (struct filler){.memory = pcow_map_address(map), .first = i, .step = 3};
             assert_int_equal(pthread_create(&threads[i], NULL, fill_clusters, &fillers[i]), 0);
+            be_sparse(map);
         }
         for (unsigned i = 0; i < 3; i++)
             pthread_join(threads[i], NULL);
@@ -484,6 +494,7 @@ static void test_locked_memory(void **state)
         pcow_close(image);
         skip();
     }
+    be_sparse(map);
     for (unsigned cluster = 0; cluster < 5; cluster++)
         memory[cluster * 3 * CLUSTER] = 1;
     for (unsigned i = 0; i < TRIES && !__atomic_load_n(&map->guards_refused, __ATOMIC_RELAXED); i++)
@@ -521,6 +532,7 @@ static void test_what_has_no_guards(void **state)
     map = map_guarded(image);
     if (!map)
         skip();
+    be_sparse(map);
     for (unsigned cluster = 0; cluster < 6; cluster++)
         ((unsigned char *)pcow_map_address(map))[cluster * 2 * CLUSTER] = 1;
     usleep(50000);
