@@ -148,10 +148,7 @@ static void ignore_options(HostMemoryBackend *backend, const char *path)
     }
 }
 
-/*
- * Under KVM the guest's stores are not signals, whatever was asked for.  Where
- * there are no guard regions libpcow takes signal instead.
- */
+/* Under KVM the guest's stores are not signals, whatever was asked for. */
 static enum pcow_engine choose_engine(HostMemPcowEngine engine)
 {
     QEMU_BUILD_BUG_ON((int)HOST_MEM_PCOW_ENGINE_UFFD != PCOW_ENGINE_UFFD ||

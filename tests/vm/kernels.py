@@ -30,6 +30,10 @@ class Unreachable(exception.PcowError):
     msg_fmt = 'no kernel of another suite of Debian can be had, and none was kept: %(reason)s'
 
 
+class _NoAnswer(exception.PcowError):
+    """The mirror had the suite, and does not give the packages."""
+
+
 class _Suite:
     """A state of apt that knows one suite only: the machine's own stays what it is."""
 
@@ -65,7 +69,7 @@ class _Suite:
         try:
             self._run('apt-get', 'download', *packages, directory=download)
         except exception.PcowError as e:
-            raise Unreachable(reason=e) from None
+            raise _NoAnswer(reason=e) from None
         for path in download.glob('*.deb'):
             tool.run('/usr/bin/dpkg-deb', '-x', str(path), str(target))
 
@@ -93,10 +97,15 @@ def _make(suite: _Suite, packages: list[str], part: Path) -> None:
     tool.run(str(_BUSYBOX), 'depmod', '-b', str(part), modules.name)
 
 
-def _kept(cache: guest.Cache, prefix: str) -> Path | None:
-    """The newest one that was made before."""
+def _kept(cache: guest.Cache, prefix: str, reason: object) -> Path:
+    """The newest one that was made before.
+
+    :raises Unreachable: there is none
+    """
     found = sorted(cache.directory.glob(f'{prefix}-*'), key=lambda path: path.stat().st_mtime)
-    return found[-1] if found else None
+    if not found:
+        raise Unreachable(reason=reason)
+    return found[-1]
 
 
 def prepare(run: state.Run, suite: str, meta: str = CLOUD) -> Path:
@@ -111,14 +120,14 @@ def prepare(run: state.Run, suite: str, meta: str = CLOUD) -> Path:
     try:
         source = _Suite(scratch, suite)
     except exception.PcowError as e:
-        kept = _kept(cache, prefix)
-        if kept is None:
-            raise Unreachable(reason=f'{suite}: {e}') from None
-        return kept
+        return _kept(cache, prefix, f'{suite}: {e}')
     packages = source.packages(meta)
     if not packages:
         raise exception.PcowError(reason=f'{meta} of {suite} depends on no kernel')
-    tree = cache.get(f'{prefix}-{packages[-1]}', lambda part: _make(source, packages, part))
+    try:
+        tree = cache.get(f'{prefix}-{packages[-1]}', lambda part: _make(source, packages, part))
+    except _NoAnswer as e:
+        return _kept(cache, prefix, f'{suite}: {e}')
     shutil.rmtree(scratch)
     os.utime(tree)
     return tree

@@ -245,7 +245,7 @@ enum pcow_engine {
     PCOW_ENGINE_UFFD,                          /* userfaultfd for memory not yet allocated (first touch by anyone), SIGSEGV for copy-on-write */
     PCOW_ENGINE_KVM,                           /* as signal; a virtual machine monitor serves the vCPUs, see pcow_map_is_accessible() */
     /*
-     * As signal, with first touches in half the time: what is absent beside what was stored to lies behind guard regions. A system call that loads
+     * As signal, with quicker first touches: what is absent beside what was stored to lies behind guard regions. A system call that loads
      * from there gets EFAULT if pcow_map_resolve() was not called before. In class volatile on Linux 6.15 or later; signal elsewhere.
      */
     PCOW_ENGINE_GUARD,

@@ -2,7 +2,7 @@
 /*
  * Engine "guard": as signal, but where a guest comes back to a slab that nothing older has, the whole slab is mapped once, and what is still
  * absent lies behind guard regions (madvise(2), MADV_GUARD_INSTALL; in mappings of files since Linux 6.15). A store to it traps as before, but to
- * lift the guard takes a third of the time of a mapping, cuts none in three, and needs only the reader's side of the kernel's lock, so that
+ * lift the guard takes less than half the time of a mapping, cuts none in three, and needs only the reader's side of the kernel's lock, so that
  * several threads do not wait for each other.
  *
  * A guard cannot let loads pass. The first load of absent memory in such a slab traps, too: then the slab is mapped as it is under signal, and stays
@@ -16,8 +16,6 @@
 #include <sys/mman.h>
 
 #include "monitor/monitor.h"
-#include "util/error.h"
-#include "util/map_at.h"
 
 #ifndef MADV_GUARD_INSTALL
 #define MADV_GUARD_INSTALL 102
@@ -31,14 +29,14 @@ static uint8_t *area_of(const struct pcow_map *map)
     return (uint8_t *)(((uintptr_t)map->guard_area + PCOW_SLAB_SIZE - 1) & ~(uintptr_t)(PCOW_SLAB_SIZE - 1));
 }
 
-static void end_area(struct pcow_map *map)
+void guard_end(struct pcow_map *map)
 {
     if (map->guard_area)
         munmap(map->guard_area, AREA_SIZE);
     map->guard_area = NULL;
 }
 
-static int prepare(struct pcow_map *map, struct pcow_error *error)
+int guard_prepare(struct pcow_map *map, struct pcow_error *error)
 {
     void *area = mmap(NULL, AREA_SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
@@ -49,38 +47,9 @@ static int prepare(struct pcow_map *map, struct pcow_error *error)
         && file_map(&map->image->file, area_of(map), PCOW_PAGE_SIZE, 0, FILE_MAP_LOADS, MAP_FIXED) == 0
         && madvise(area_of(map), PCOW_PAGE_SIZE, MADV_GUARD_INSTALL) == 0)
         return 0;
-    end_area(map);
+    guard_end(map);
     map->engine = &signal_engine;
     return 0;
-}
-
-static int start(struct pcow_map *map, struct pcow_error *error)
-{
-    (void)map;
-    (void)error;
-    return 0;
-}
-
-static void stop(struct pcow_map *map)
-{
-    uffd_close(map);
-}
-
-static int map_absent(struct pcow_map *map, void *address, size_t length, int fixed)
-{
-    return signal_engine.map_absent(map, address, length, fixed);
-}
-
-static void wake(struct pcow_map *map, void *address, size_t length)
-{
-    signal_engine.wake(map, address, length);
-}
-
-const struct engine guard_engine = {PCOW_ENGINE_GUARD, prepare, start, stop, map_absent, wake};
-
-void guard_end(struct pcow_map *map)
-{
-    end_area(map);
 }
 
 /* The file slab that is the only one with anything of this guest slab, and the active layer's. 0: there is none. */
@@ -97,7 +66,8 @@ static uint64_t only_slab(const struct pcow_map *map, uint64_t guest_slab)
 static uint64_t wanted_slab(const struct pcow_map *map, uint64_t guest_slab)
 {
     const struct slab_map *slab = &map->slabs[guest_slab];
-    bool wanted = !slab->guarded && !__atomic_load_n(&slab->loaded, __ATOMIC_RELAXED) && !slab->cold && !slab->behind && !slab->watched
+    bool wanted = map->engine->id == PCOW_ENGINE_GUARD && !__atomic_load_n(&map->guards_refused, __ATOMIC_RELAXED)
+        && !slab->guarded && !__atomic_load_n(&slab->loaded, __ATOMIC_RELAXED) && !slab->cold && !slab->behind && !slab->watched
         && !map->lost && !page_set_full(&slab->writable);
 
     return wanted ? only_slab(map, guest_slab) : 0;
@@ -105,13 +75,13 @@ static uint64_t wanted_slab(const struct pcow_map *map, uint64_t guest_slab)
 
 bool guard_wants(const struct pcow_map *map, uint64_t guest_slab)
 {
-    return map->engine->id == PCOW_ENGINE_GUARD && !__atomic_load_n(&map->guards_refused, __ATOMIC_RELAXED) && wanted_slab(map, guest_slab) != 0;
+    return wanted_slab(map, guest_slab) != 0;
 }
 
 bool guard_begin(struct pcow_map *map, uint64_t guest_slab, uint64_t *p)
 {
     chain_claim(map->image->chain, guest_slab);
-    *p = map->slabs[guest_slab].faults >= GUARD_FAULTS && guard_wants(map, guest_slab) ? wanted_slab(map, guest_slab) : 0;
+    *p = map->slabs[guest_slab].faults >= GUARD_FAULTS ? wanted_slab(map, guest_slab) : 0;
     chain_release(map->image->chain, guest_slab);
     if (*p == 0)
         return true;

@@ -34,7 +34,7 @@ struct event_queue {
     int fd;                            /* eventfd */
 };
 
-/* How accesses to absent memory are noticed. One implementation a file: signal.c, uffd.c, guard.c. */
+/* How accesses to absent memory are noticed. One implementation a file: signal.c, uffd.c. */
 struct engine {
     enum pcow_engine id;
     /* Get ready for map_absent(); then, when the whole range is laid out, begin to serve. */
@@ -204,7 +204,9 @@ void flush_frozen(struct pcow_map *map);
 /* monitor/rest.c: all pages of the slab are own, some are not mapped for stores yet. The claim is held. Async-signal-safe. */
 int layout_map_rest(struct pcow_map *map, uint64_t guest_slab);
 
-/* monitor/guard.c: absent memory behind guard regions. Should this slab have them? The claim is held. Async-signal-safe. */
+/* monitor/guard.c: absent memory behind guard regions. As struct engine's prepare; the map gets engine signal where there are none. */
+int guard_prepare(struct pcow_map *map, struct pcow_error *error);
+/* Should this slab have them? The claim is held. Async-signal-safe. */
 bool guard_wants(const struct pcow_map *map, uint64_t guest_slab);
 /*
  * By one thread: make them, and put them up. Between the two traps are served. *p: the file slab; 0: there shall be none. False: the kernel refuses

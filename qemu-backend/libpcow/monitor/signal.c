@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Engines "signal" and "kvm", and the SIGSEGV handler that every engine needs for stores to read-only mappings.
+ * Engines "signal", "kvm" and, but for its guards (guard.c), "guard", and the SIGSEGV handler that every engine needs for stores to read-only mappings.
  *
  * A signal handler belongs to the process, so this file keeps what the process shares: the list of live maps, and the
  * handler that was there before, which gets every signal that is not ours.
@@ -299,3 +299,4 @@ static void wake(struct pcow_map *map, void *address, size_t length)
 
 const struct engine signal_engine = {PCOW_ENGINE_SIGNAL, nothing_to_start, nothing_to_start, uffd_close, map_absent, wake};
 const struct engine kvm_engine = {PCOW_ENGINE_KVM, prepare_watch, nothing_to_start, uffd_close, map_absent, wake};
+const struct engine guard_engine = {PCOW_ENGINE_GUARD, guard_prepare, nothing_to_start, uffd_close, map_absent, wake};

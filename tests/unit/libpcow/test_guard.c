@@ -1,75 +1,14 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* Engine "guard": absent memory behind guard regions. Everything else about it is what the other engines do as well, and tested with them. */
-#include "support.h"
+#include "guarded.h"
 
 #include <fcntl.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
-
-#include "monitor/monitor.h"
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25               /* Linux 6.1 */
 #endif
-#define CLUSTER (64 * KIB)
-#define CLUSTERS (PCOW_SLAB_SIZE / CLUSTER)
-#define SLABS 8u
-#define SIZE (SLABS * PCOW_SLAB_SIZE)
-#define TRIES 1000u
-
-/* NULL if this kernel has no guard regions for files: then the test is skipped. */
-static pcow_map *map_with_budget(pcow_image *image, unsigned budget)
-{
-    struct pcow_map_options options = {.engine = PCOW_ENGINE_GUARD, .full_policy = PCOW_FULL_FAIL, .vma_budget = budget};
-    struct pcow_map_stats stats;
-    pcow_map *map;
-
-    MUST(pcow_map_create(image, &options, &map, &error));
-    pcow_map_get_stats(map, &stats);
-    if (stats.engine == PCOW_ENGINE_GUARD)
-        return map;
-    assert_int_equal(stats.engine, PCOW_ENGINE_SIGNAL);
-    pcow_map_destroy(map);
-    pcow_close(image);
-    return NULL;
-}
-
-static pcow_map *map_guarded(pcow_image *image)
-{
-    return map_with_budget(image, 0);
-}
-
-static bool is_guarded(pcow_map *map, uint64_t slab)
-{
-    bool guarded;
-
-    chain_claim(map->image->chain, slab);
-    guarded = map->slabs[slab].guarded == GUARDED;
-    chain_release(map->image->chain, slab);
-    return guarded;
-}
-
-/* As if the guest had been seen to use a page or two of what a trap brings in: only then are there guards. */
-static void be_sparse(pcow_map *map)
-{
-    __atomic_store_n(&map->density.dense, false, __ATOMIC_RELAXED);
-}
-
-/* Two stores, each to a cluster of its own, after which the thread puts guards up. */
-static void begin_slab(pcow_map *map, uint64_t slab)
-{
-    unsigned char *memory = (unsigned char *)pcow_map_address(map) + slab * PCOW_SLAB_SIZE;
-
-    be_sparse(map);
-    memory[5 * CLUSTER + 3] = 1;
-    memory[2 * CLUSTER + 3] = 1;
-    for (unsigned i = 0; i < TRIES && !is_guarded(map, slab); i++)
-        usleep(5000);
-    assert_true(is_guarded(map, slab));
-}
 
 static void test_stores_cut_no_mapping(void **state)
 {
@@ -176,76 +115,6 @@ static void test_system_calls_that_ask(void **state)
     pcow_close(image);
 }
 
-struct asker {
-    pcow_map *map;
-    _Atomic unsigned slab;
-    atomic_bool stop;
-    atomic_uint failed, loaded;
-};
-
-/* Once it was asked for, a page can be loaded from for ever, whatever the thread that works ahead is about to do. */
-static void *ask_and_load(void *opaque)
-{
-    struct asker *self = opaque;
-    unsigned char byte;
-    int pipe_of[2];
-
-    if (pipe(pipe_of))
-        return NULL;
-    while (!atomic_load(&self->stop)) {
-        uint64_t offset = atomic_load(&self->slab) * PCOW_SLAB_SIZE + 30 * CLUSTER;
-
-        if (pcow_map_resolve(self->map, offset, 4096, false, NULL))
-            atomic_fetch_add(&self->failed, 1);
-        for (unsigned i = 0; i < 1000; i++) {
-            if (write(pipe_of[1], (unsigned char *)pcow_map_address(self->map) + offset, 1) != 1 || read(pipe_of[0], &byte, 1) != 1 || byte)
-                atomic_fetch_add(&self->failed, 1);
-            atomic_fetch_add(&self->loaded, 1);
-        }
-    }
-    close(pipe_of[0]);
-    close(pipe_of[1]);
-    return NULL;
-}
-
-static void test_asking_beside_the_thread(void **state)
-{
-    (void)state;
-    struct asker self = {0};
-    pthread_t thread;
-
-    for (unsigned round = 0; round < test_steps(400) / 20; round++) {
-        pcow_image *image = must_create(scratch("top.pcow"), SIZE, CLUSTER, NULL);
-        unsigned char *memory;
-
-        self.map = map_guarded(image);
-        if (!self.map)
-            skip();
-        memory = pcow_map_address(self.map);
-        atomic_store(&self.stop, false);
-        atomic_store(&self.slab, 0);
-        assert_int_equal(pthread_create(&thread, NULL, ask_and_load, &self), 0);
-        for (unsigned slab = 0; slab < SLABS; slab++) {
-            /* He asks before there are guards, or when they come, or later. */
-            if (round % 2)
-                atomic_store(&self.slab, slab);
-            be_sparse(self.map);
-            for (unsigned cluster = 0; cluster < 8; cluster++)
-                memory[slab * PCOW_SLAB_SIZE + cluster * 3 * CLUSTER + 1] = 1;
-            usleep(round * 700);
-            atomic_store(&self.slab, slab);
-        }
-        usleep(15000);
-        atomic_store(&self.stop, true);
-        pthread_join(thread, NULL);
-        pcow_map_destroy(self.map);
-        pcow_close(image);
-        unlink(scratch("top.pcow"));
-    }
-    assert_int_equal(atomic_load(&self.failed), 0);
-    assert_true(atomic_load(&self.loaded) > 0);
-}
-
 /* Frozen with its guards: what was stored stays in the snapshot, what is stored later does not come into it. */
 static void test_snapshots(void **state)
 {
@@ -295,62 +164,6 @@ static void test_snapshots(void **state)
     pcow_close(image);
 }
 
-struct filler {
-    unsigned char *memory;
-    unsigned first, step;
-};
-
-static void *fill_clusters(void *opaque)
-{
-    struct filler *self = opaque;
-
-    for (unsigned i = 0, cluster = self->first; i < SLABS * CLUSTERS / self->step; i++, cluster += self->step)
-        for (unsigned page = 0; page < CLUSTER / 4096; page++) {
-            /* Scattered, and twice: what a mapping that took another one's place had lost would be seen. */
-            uint64_t offset = (uint64_t)cluster * 37 % (SLABS * CLUSTERS) * CLUSTER + page * 4096;
-
-            self->memory[offset + 1]++;
-            self->memory[offset + 2] = (unsigned char)(offset >> 12);
-            self->memory[offset + 1]++;
-        }
-    return NULL;
-}
-
-static void test_threads_store_meanwhile(void **state)
-{
-    (void)state;
-    for (unsigned round = 0; round < test_steps(100) / 10; round++) {
-        pcow_image *image = must_create(scratch("top.pcow"), SIZE, CLUSTER, NULL);
-        pcow_map *map = map_guarded(image);
-        struct filler fillers[3];
-        pthread_t threads[3];
-
-        if (!map)
-            skip();
-        for (unsigned i = 0; i < 3; i++) {
-            /* Clusters of one slab are everybody's; 3 and 256 have no divisor in common, so the last ones are left. */
-            fillers[i] = (struct filler){.memory = pcow_map_address(map), .first = i, .step = 3};
-            assert_int_equal(pthread_create(&threads[i], NULL, fill_clusters, &fillers[i]), 0);
-            be_sparse(map);
-        }
-        for (unsigned i = 0; i < 3; i++)
-            pthread_join(threads[i], NULL);
-        for (unsigned i = 0; i < SLABS * CLUSTERS / 3 * 3; i++)
-            for (unsigned page = 0; page < CLUSTER / 4096; page++) {
-                uint64_t offset = (uint64_t)i * 37 % (SLABS * CLUSTERS) * CLUSTER + page * 4096;
-                unsigned char bytes[3];
-
-                MUST(pcow_read(image, offset, bytes, sizeof bytes, &error));
-                assert_int_equal(bytes[1], 2);
-                assert_int_equal(bytes[2], (unsigned char)(offset >> 12));
-            }
-        pcow_map_destroy(map);
-        pcow_close(image);
-        must_be_clean(scratch("top.pcow"));
-        unlink(scratch("top.pcow"));
-    }
-}
-
 /* Behind guards a slab is one mapping, however scattered: what it takes without them may not be there. */
 static void test_guards_go_where_mappings_are_short(void **state)
 {
@@ -385,42 +198,6 @@ static void test_guards_go_where_mappings_are_short(void **state)
         must_be_clean(scratch("top.pcow"));
         unlink(scratch("top.pcow"));
     }
-}
-
-struct holder {
-    struct chain *chain;
-    atomic_bool holds, lets_go;
-};
-
-static void *hold_a_claim(void *opaque)
-{
-    struct holder *self = opaque;
-
-    chain_claim(self->chain, SLABS - 1);
-    atomic_store(&self->holds, true);
-    usleep(100000);
-    atomic_store(&self->lets_go, true);
-    chain_release(self->chain, SLABS - 1);
-    return NULL;
-}
-
-/* Somebody may load meanwhile, and be about to map for stores what is the active layer's no more. */
-static void test_a_snapshot_waits_for_who_maps(void **state)
-{
-    (void)state;
-    pcow_image *image = must_create(scratch("top.pcow"), SIZE, CLUSTER, NULL);
-    pcow_map *map = must_map_by(image, PCOW_ENGINE_GUARD, 0);
-    struct holder self = {.chain = image->chain};
-    pthread_t thread;
-
-    assert_int_equal(pthread_create(&thread, NULL, hold_a_claim, &self), 0);
-    while (!atomic_load(&self.holds))
-        usleep(1000);
-    MUST(pcow_snapshot_create(image, "s", &error));
-    assert_true(atomic_load(&self.lets_go));
-    pthread_join(thread, NULL);
-    pcow_map_destroy(map);
-    pcow_close(image);
 }
 
 /* Guards are all that keeps these stores from pages that are not own. */
@@ -547,11 +324,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_stores_cut_no_mapping, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_loads_allocate_nothing, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_system_calls_that_ask, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_asking_beside_the_thread, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_snapshots, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_threads_store_meanwhile, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_guards_go_where_mappings_are_short, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_a_snapshot_waits_for_who_maps, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_the_kernel_keeps_guards, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_locked_memory, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_what_has_no_guards, scratch_setup, scratch_teardown),
