@@ -5,6 +5,8 @@ top=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 build=$top/build
 cache=${PCOW_CACHE_DIR:-/var/cache/pcow}
 export PCOW_CACHE_DIR=$cache
+# Of another checkout, too: compilers are told no absolute path but the one that is cut off here.
+export CCACHE_DIR=$cache/ccache CCACHE_BASEDIR=$top CCACHE_NOHASHDIR=1 CCACHE_MAXSIZE=1G
 # What a test or a tool run from here shall find first.
 export PCOW_BIN_DIR=$build/bin
 export PATH=$build/bin:$build/venv/bin:$PATH
