@@ -30,6 +30,8 @@ static int begin_write(struct pcow_image *image, uint64_t offset, uint64_t lengt
 {
     int ret = image_check_writable(image, error);
 
+    if (ret == 0 && image->map)
+        ret = error_set(error, -EBUSY, "%s is mapped; store to its memory, or unmap it before", image->file.path);
     if (ret == 0)
         ret = check_range(image, offset, length, error);
     if (ret == 0 && !chain_get(image, error))
@@ -171,14 +173,6 @@ int pcow_write(pcow_image *image, uint64_t offset, const void *buffer, size_t le
 /* They are own. */
 static int empty_pages(struct pcow_image *image, const struct place *place)
 {
-    static const char zeros[PCOW_PAGE_SIZE] __attribute__((aligned(64)));
-    int ret = 0;
-
-    /* The guest's mapping relies on the blocks (see slab_back(), file_address_settled()): they stay. */
-    for (unsigned page = 0; page < place->pages && image->map && ret == 0; page++)
-        ret = file_overwrite(&image->file, place->offset + page * PCOW_PAGE_SIZE, zeros, sizeof zeros);
-    if (image->map)
-        return ret;
     slab_forget_backed(image, place->offset >> SLAB_BITS);
     return file_punch(&image->file, place->offset, place->pages * PCOW_PAGE_SIZE);
 }
@@ -249,7 +243,8 @@ int pcow_write_zeroes(pcow_image *image, uint64_t offset, uint64_t length, struc
 
 int pcow_flush(pcow_image *image, struct pcow_error *error)
 {
-    int ret = image->file.writable ? file_sync(&image->file) : 0, lost = file_take_lost(&image->file);
+    uint64_t told = file_begin_flush(&image->file);
+    int ret = image->file.writable ? file_sync(&image->file) : 0, lost = file_end_flush(&image->file, told);
 
     if (!ret)
         ret = lost;

@@ -159,7 +159,7 @@ int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, uns
 {
     struct page_set own, filled = {{0}};
     bool is_new = false, hides = false, all_prepared = true;
-    uint64_t slab = 0;
+    uint64_t slab = 0, failures = failures_count(&image->file.persist.failures);
     int ret = 0, published;
 
     if (!image->file.writable || image->view != image_active(image))
@@ -216,6 +216,8 @@ int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, uns
      */
     published = all_prepared && image->file.persist.persistence == PCOW_PERSISTENCE_PMEM ? 0
         : hides ? file_sync(&image->file) : file_settle(&image->file);
+    if (!published && hides && image->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE)
+        published = file_check_since(&image->file, failures);
     if (!published)
         published = publish(image, guest_slab, slab, is_new, &filled);
     if (published && is_new) {

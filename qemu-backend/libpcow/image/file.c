@@ -348,23 +348,35 @@ int file_overwrite(struct file *file, uint64_t offset, const void *from, size_t 
 
 int file_sync(struct file *file)
 {
-    return file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE ? file_commit(file) : file_settle(file);
+    uint64_t since = failures_count(&file->persist.failures);
+    int ret;
+
+    if (file->persist.persistence != PCOW_PERSISTENCE_PAGE_CACHE)
+        return file_settle(file);
+    ret = file_commit(file);
+    return ret ? ret : file_check_since(file, since);
+}
+
+int file_check_since(struct file *file, uint64_t since)
+{
+    return failures_await(&file->persist.failures) == since ? 0 : -EIO;
 }
 
 int file_commit(struct file *file)
 {
     uint64_t changes = __atomic_load_n(&file->changes, __ATOMIC_SEQ_CST), committed;
+    struct request request;
     int ret;
 
     if (file->persist.persistence == PCOW_PERSISTENCE_VOLATILE)
         return 0;
+    request = failures_begin(&file->persist.failures);
     ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_SYNC});
     if (!ret && fdatasync(file->fd))
         ret = -errno;
-    if (ret) {
-        __atomic_store_n(&file->lost, true, __ATOMIC_SEQ_CST);
+    failures_end(&file->persist.failures, &request, ret != 0);
+    if (ret)
         return ret;
-    }
     /* What was counted before the call is on the medium, and not before the call is over. */
     committed = __atomic_load_n(&file->committed, __ATOMIC_SEQ_CST);
     while (committed < changes && !__atomic_compare_exchange_n(&file->committed, &committed, changes, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
@@ -372,9 +384,20 @@ int file_commit(struct file *file)
     return 0;
 }
 
-int file_take_lost(struct file *file)
+uint64_t file_begin_flush(const struct file *file)
 {
-    return __atomic_exchange_n(&file->lost, false, __ATOMIC_SEQ_CST) ? -EIO : 0;
+    return __atomic_load_n(&file->told, __ATOMIC_SEQ_CST);
+}
+
+int file_end_flush(struct file *file, uint64_t told)
+{
+    uint64_t count = failures_await(&file->persist.failures), last = __atomic_load_n(&file->told, __ATOMIC_SEQ_CST);
+
+    if (count == told)
+        return 0;
+    while (last < count && !__atomic_compare_exchange_n(&file->told, &last, count, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        ;
+    return -EIO;
 }
 
 int file_settle(struct file *file)

@@ -25,7 +25,7 @@ struct file {
     uint8_t *settled_window[MAX_GROUPS];
     bool growing;                     /* claim of file_grow() */
     bool huge;                        /* the kernel may map it with entries of 2 MiB */
-    bool lost;                        /* a commit has failed, see file_take_lost() */
+    uint64_t told;                    /* of the failures in persist: those that a flush has told its user of; atomic */
     struct lost_pages lost_pages;     /* class volatile: none */
     uint64_t changes, committed;      /* of the end of file, of holes, with pwrite(): how many, and how many of them are on the medium */
 };
@@ -115,8 +115,13 @@ int file_overwrite(struct file *file, uint64_t offset, const void *from, size_t 
 /* Write with pwrite(): 0, -ENOSPC or another negative errno. */
 int file_write(const struct file *file, uint64_t offset, const void *from, size_t length);
 
-/* Make all data written so far durable where that is not implied (class page-cache). Async-signal-safe. */
+/* Make all data written so far durable where that is not implied (class page-cache). -EIO also if another thread was told instead. Async-signal-safe. */
 int file_sync(struct file *file);
+/*
+ * -EIO if data was lost that was written after failures_count() was *since*: what a sync that has succeeded meanwhile does not tell, see
+ * failures.h. Async-signal-safe.
+ */
+int file_check_since(struct file *file, uint64_t since);
 
 /*
  * Commit what the file system was told about the file (end of file, allocated blocks, holes) together with its data, in every class
@@ -124,10 +129,11 @@ int file_sync(struct file *file);
  */
 int file_commit(struct file *file);
 /*
- * -EIO if a commit has failed since the last call, else 0. The kernel tells of data that it could not write to one commit only, whoever asks
- * for it; the next one succeeds without that data. So every flush that is answered to a user asks this, too. Async-signal-safe.
+ * Every flush that is answered to a user begins and ends with these: -EIO if data was lost of which no flush had told when it began. Of several at
+ * a time each tells.
  */
-int file_take_lost(struct file *file);
+uint64_t file_begin_flush(const struct file *file);
+int file_end_flush(struct file *file, uint64_t told);
 
 /*
  * The same, if anything of that kind was done since the last commit. To be called before a word is stored that relies on it: in a crash

@@ -160,6 +160,7 @@ static int flush_range(pcow_map *map, uint64_t offset, uint64_t end)
 
 int pcow_map_flush(pcow_map *map, uint64_t offset, uint64_t length, struct pcow_error *error)
 {
+    uint64_t told = file_begin_flush(&map->image->file);
     int ret = 0, lost;
 
     if (offset > map->size || length > map->size - offset)
@@ -167,7 +168,7 @@ int pcow_map_flush(pcow_map *map, uint64_t offset, uint64_t length, struct pcow_
     __atomic_fetch_add(&map->stats.flushes, 1, __ATOMIC_RELAXED);
     if (length > 0)
         ret = flush_range(map, offset, offset + length);
-    lost = file_take_lost(&map->image->file);
+    lost = file_end_flush(&map->image->file, told);
     if (!ret)
         ret = lost;
     return ret ? error_set_errno(error, ret, "cannot flush %s", map->image->file.path) : 0;

@@ -37,6 +37,7 @@ void persist_init(struct persist *persist, enum pcow_persistence persistence, st
     unsigned eax, ebx = 0, ecx, edx;
 
     persist->fixed_blocks = false;
+    persist->failures = (struct failures){0};
     persist->observer = observer;
     persist->persistence = observer ? observer->persistence : persistence;
     persist->map_flags = persistence == PCOW_PERSISTENCE_PMEM && !observer ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED;
@@ -73,21 +74,27 @@ static void flush(const struct persist *persist, const void *address, size_t len
     persist->flush_lines(address, length);
 }
 
-int persist_range(const struct persist *persist, const void *address, size_t length)
+static int sync_pages(struct persist *persist, const void *address, size_t length)
+{
+    uintptr_t page = (uintptr_t)address & ~(uintptr_t)(PCOW_PAGE_SIZE - 1);
+    struct request request = failures_begin(&persist->failures);
+    int ret = persist_observe(persist, (struct observation){.what = OBSERVED_MSYNC, .address = address, .length = length});
+
+    if (!ret && msync((void *)page, (uintptr_t)address + length - page, MS_SYNC))
+        ret = -errno;
+    failures_end(&persist->failures, &request, ret != 0);
+    return ret;
+}
+
+int persist_range(struct persist *persist, const void *address, size_t length)
 {
     switch (persist->persistence) {
     case PCOW_PERSISTENCE_PMEM:
         flush(persist, address, length);
         persist_fence(persist);
         return 0;
-    case PCOW_PERSISTENCE_PAGE_CACHE: {
-        uintptr_t page = (uintptr_t)address & ~(uintptr_t)(PCOW_PAGE_SIZE - 1);
-        int ret = persist_observe(persist, (struct observation){.what = OBSERVED_MSYNC, .address = address, .length = length});
-
-        if (ret)
-            return ret;
-        return msync((void *)page, (uintptr_t)address + length - page, MS_SYNC) ? -errno : 0;
-    }
+    case PCOW_PERSISTENCE_PAGE_CACHE:
+        return sync_pages(persist, address, length);
     case PCOW_PERSISTENCE_VOLATILE:
         break;
     }
@@ -117,7 +124,7 @@ void persist_bytes(const struct persist *persist, void *where, const void *from,
     memcpy(where, from, length);
 }
 
-int persist_store64(const struct persist *persist, uint64_t *where, uint64_t value)
+int persist_store64(struct persist *persist, uint64_t *where, uint64_t value)
 {
     persist_word(persist, where, value);
     return persist_range(persist, where, sizeof *where);

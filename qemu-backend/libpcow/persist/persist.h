@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "pcow.h"
+#include "persist/failures.h"
 #include "persist/observer.h"
 
 struct persist {
@@ -22,6 +23,7 @@ struct persist {
     bool fixed_blocks;                                         /* class pmem: the file system never moves a block that was written */
     void (*flush_lines)(const void *address, size_t length);   /* class pmem only */
     struct observer *observer;                                 /* NULL but in tests, see observer.h */
+    struct failures failures;                                  /* of all requests to write the file to the medium */
 };
 
 /* Choose the instructions for this CPU. With an observer (may be NULL) its class counts, and MAP_SYNC is not asked for. */
@@ -41,8 +43,8 @@ static inline int persist_observe(const struct persist *persist, struct observat
 /* The class of the file system of an open, writable or read-only regular file: MAP_SYNC is tried on it. */
 enum pcow_persistence persist_classify(int fd);
 
-/* Flush and fence [address, address + length). 0 or -EIO (msync). */
-int persist_range(const struct persist *persist, const void *address, size_t length);
+/* Flush and fence [address, address + length). 0 or -EIO (msync), which is counted among the failures. */
+int persist_range(struct persist *persist, const void *address, size_t length);
 
 /*
  * Stores that are not durable before persist_range(): one aligned word, or a copy whose words may arrive in any order. All
@@ -55,7 +57,7 @@ void persist_bytes(const struct persist *persist, void *where, const void *from,
 void persist_fence(const struct persist *persist);
 
 /* One aligned 8-byte store, made durable: the commit point of every update. Everything it publishes must be durable before. */
-int persist_store64(const struct persist *persist, uint64_t *where, uint64_t value);
+int persist_store64(struct persist *persist, uint64_t *where, uint64_t value);
 
 /* Copy to persistent memory past the caches where the CPU can; durable after persist_fence(). 0 or -EIO, see copy.h. */
 int persist_copy(const struct persist *persist, void *to, const void *from, size_t length);

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * What the kernel could not write it tells one request of, whoever's it is: no flush must be acknowledged that relies on what is lost, and no
+ * copy may hide what it was made of.
+ */
+#include "support.h"
+
+#include <limits.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "image/image.h"
+#include "operations/operations.h"
+
+#define SIZE (64 * MIB)
+#define PLACE (4 * MIB)
+
+/* An observer that stands for the kernel: it tells one request, of this kind and by this thread, of an error. */
+struct kernel {
+    struct observer observer;
+    pcow_image *image;
+    pcow_map *map;
+    _Atomic enum observed tells;
+    _Atomic pthread_t told;
+    _Atomic bool waits;                    /* between being told and saying so */
+    _Atomic unsigned asked;                /* syncs by others */
+    sem_t waiting, go_on;
+};
+
+static int tell(struct observer *observer, const struct observation *seen)
+{
+    struct kernel *kernel = (struct kernel *)observer;
+
+    if (seen->what != kernel->tells || !pthread_equal(kernel->told, pthread_self())) {
+        kernel->asked += seen->what == OBSERVED_SYNC;
+        return 0;
+    }
+    kernel->told = 0;
+    if (kernel->waits) {
+        sem_post(&kernel->waiting);
+        sem_wait(&kernel->go_on);
+    }
+    return -EIO;
+}
+
+static void begin(struct kernel *kernel, const char *base)
+{
+    struct pcow_map_options options = {.engine = PCOW_ENGINE_SIGNAL};
+
+    memset(kernel, 0, sizeof *kernel);
+    sem_init(&kernel->waiting, 0, 0);
+    sem_init(&kernel->go_on, 0, 0);
+    kernel->observer = (struct observer){.persistence = PCOW_PERSISTENCE_PAGE_CACHE, .look = tell};
+    unlink(scratch("vm.pcow"));
+    pcow_close(must_create(scratch("vm.pcow"), SIZE, 0, base));
+    MUST(image_open(scratch("vm.pcow"), PCOW_OPEN_WRITE, NULL, &kernel->observer, &kernel->image, &error));
+    MUST(pcow_map_create(kernel->image, &options, &kernel->map, &error));
+}
+
+static void end(struct kernel *kernel)
+{
+    pcow_map_destroy(kernel->map);
+    pcow_close(kernel->image);
+    sem_destroy(&kernel->waiting);
+    sem_destroy(&kernel->go_on);
+}
+
+static void *flush(void *opaque)
+{
+    struct kernel *kernel = opaque;
+
+    return pcow_map_flush(kernel->map, 0, SIZE, NULL) == 0 ? NULL : opaque;
+}
+
+static void *flush_and_be_told(void *opaque)
+{
+    struct kernel *kernel = opaque;
+
+    kernel->tells = OBSERVED_SYNC;
+    kernel->told = pthread_self();
+    return flush(kernel);
+}
+
+static void *store(void *opaque)
+{
+    struct kernel *kernel = opaque;
+
+    return pcow_map_resolve(kernel->map, PLACE, 1, true, NULL) == 0 ? NULL : opaque;
+}
+
+static bool fails(pthread_t thread)
+{
+    void *failed;
+
+    assert_int_equal(pthread_join(thread, &failed), 0);
+    return failed != NULL;
+}
+
+/* Somebody stores metadata, and is told of the guest's data, which the kernel has tried to write before. */
+static void test_told_of_by_a_store_of_metadata(void **state)
+{
+    struct kernel kernel;
+
+    (void)state;
+    begin(&kernel, NULL);
+    ((uint8_t *)pcow_map_address(kernel.map))[PLACE] = 1;
+    kernel.tells = OBSERVED_MSYNC;
+    kernel.told = pthread_self();
+    assert_int_equal(file_sync_range(&kernel.image->file, owner_offset(1), sizeof(uint64_t)), -EIO);
+    assert_int_equal(pcow_map_flush(kernel.map, 0, SIZE, NULL), -EIO);
+    /* once; what is stored from now on is another matter */
+    MUST(pcow_map_flush(kernel.map, 0, SIZE, &error));
+    end(&kernel);
+}
+
+/* Two flushes; the one that the kernel tells does not know yet when the other is through. */
+static void test_told_of_by_a_flush_beside(void **state)
+{
+    struct kernel kernel;
+    pthread_t told, other;
+
+    (void)state;
+    begin(&kernel, NULL);
+    ((uint8_t *)pcow_map_address(kernel.map))[PLACE] = 1;
+    kernel.waits = true;
+    assert_int_equal(pthread_create(&told, NULL, flush_and_be_told, &kernel), 0);
+    sem_wait(&kernel.waiting);
+    kernel.asked = 0;
+    assert_int_equal(pthread_create(&other, NULL, flush, &kernel), 0);
+    while (!kernel.asked)
+        usleep(1000);
+    usleep(50000);                         /* so that an answer that is given too early would be */
+    sem_post(&kernel.go_on);
+    assert_true(fails(told));
+    assert_true(fails(other));
+    MUST(pcow_map_flush(kernel.map, 0, SIZE, &error));
+    end(&kernel);
+}
+
+/* A copy of a page hides the page when it is on the medium. It may be what the flush beside is told of. */
+static void test_copy_that_may_be_lost(void **state)
+{
+    static const uint8_t bytes[PCOW_PAGE_SIZE] = {7};
+    struct kernel kernel;
+    struct pcow_extent extent;
+    pthread_t told, copier;
+    pcow_image *base;
+    char base_path[PATH_MAX];
+
+    (void)state;
+    snprintf(base_path, sizeof base_path, "%s", scratch("base.pcow"));
+    unlink(base_path);
+    base = must_create(base_path, SIZE, 0, NULL);
+    MUST(pcow_write(base, PLACE, bytes, sizeof bytes, &error));
+    MUST(pcow_seal(base, &error));
+    pcow_close(base);
+    begin(&kernel, base_path);
+    kernel.waits = true;
+    assert_int_equal(pthread_create(&told, NULL, flush_and_be_told, &kernel), 0);
+    sem_wait(&kernel.waiting);
+    kernel.asked = 0;
+    assert_int_equal(pthread_create(&copier, NULL, store, &kernel), 0);
+    while (!kernel.asked)
+        usleep(1000);
+    usleep(50000);
+    sem_post(&kernel.go_on);
+    assert_true(fails(told));
+    assert_true(fails(copier));
+    MUST(pcow_get_extent(kernel.image, PLACE, PCOW_PAGE_SIZE, &extent, &error));
+    assert_int_equal(extent.depth, 1);
+    assert_memory_equal((uint8_t *)pcow_map_address(kernel.map) + PLACE, bytes, sizeof bytes);
+    /* and the next one succeeds */
+    assert_null(store(&kernel));
+    assert_memory_equal((uint8_t *)pcow_map_address(kernel.map) + PLACE, bytes, sizeof bytes);
+    end(&kernel);
+}
+
+struct crowd {
+    struct failures failures;
+    _Atomic bool ends;
+};
+
+static void *ask_again_and_again(void *opaque)
+{
+    struct crowd *crowd = opaque;
+
+    while (!crowd->ends) {
+        struct request request = failures_begin(&crowd->failures);
+
+        usleep(100);
+        failures_end(&crowd->failures, &request, false);
+    }
+    return NULL;
+}
+
+/* Requests that keep coming do not keep those waiting that wait for one. */
+static void test_waiting_in_a_crowd(void **state)
+{
+    struct crowd crowd = {0};
+    struct request request;
+    pthread_t threads[4];
+
+    (void)state;
+    for (unsigned i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, ask_again_and_again, &crowd), 0);
+    for (unsigned i = 0; i < 1000; i++) {
+        request = failures_begin(&crowd.failures);
+        failures_end(&crowd.failures, &request, i % 2);
+        assert_int_equal(failures_await(&crowd.failures), (i + 1) / 2);
+    }
+    crowd.ends = true;
+    for (unsigned i = 0; i < 4; i++)
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_told_of_by_a_store_of_metadata),
+        cmocka_unit_test(test_told_of_by_a_flush_beside),
+        cmocka_unit_test(test_copy_that_may_be_lost),
+        cmocka_unit_test(test_waiting_in_a_crowd),
+    };
+
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
+}
