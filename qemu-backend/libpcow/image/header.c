@@ -2,10 +2,16 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "image/image.h"
 #include "image/lock.h"
 #include "util/error.h"
+
+bool image_is_inherited(const struct pcow_image *image)
+{
+    return image->process != getpid();
+}
 
 int image_check_writable(const struct pcow_image *image, struct pcow_error *error)
 {
@@ -14,6 +20,9 @@ int image_check_writable(const struct pcow_image *image, struct pcow_error *erro
                          image->file.path);
     if (!image->file.writable)
         return error_set(error, -EROFS, "%s is open read-only", image->file.path);
+    if (image_is_inherited(image))
+        return error_set(error, -EPERM, "%s was opened by process %d, which may be writing to it, and not by this child of it", image->file.path,
+                         (int)image->process);
     return 0;
 }
 

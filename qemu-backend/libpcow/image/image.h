@@ -7,6 +7,8 @@
 #ifndef PCOW_IMAGE_IMAGE_H
 #define PCOW_IMAGE_IMAGE_H
 
+#include <sys/types.h>
+
 #include "format/format2.h"
 #include "image/file.h"
 
@@ -36,6 +38,7 @@ struct slab {
 
 struct pcow_image {
     struct file file;
+    pid_t process;                    /* that opened it, see image_is_inherited() */
     int directory;                    /* where it lies, and its base */
     bool elsewhere;                   /* that is not certain: who stands on it may lie in another one */
     unsigned open_flags;
@@ -182,7 +185,9 @@ static inline bool image_copies_on_read(const struct pcow_image *image)
     return word_value(image->header.state) & HEADER_COPY_ON_READ;
 }
 
-/* A read-only image, or a format 1 one, may not be changed: -EROFS. */
+/* In a child of the process that opened it: it shares the file and the lock, and knows nothing of what its parent does to them. */
+bool image_is_inherited(const struct pcow_image *image);
+/* A read-only image, or a format 1 one, may not be changed: -EROFS; nor one that was inherited: -EPERM. */
 int image_check_writable(const struct pcow_image *image, struct pcow_error *error);
 
 #endif

@@ -14,6 +14,8 @@
  * the same errno and one sentence that names the file and the way out.
  * Threads: calls on one image must be serialised by the caller, except pcow_map_resolve(), pcow_map_settle(), pcow_map_flush(),
  * pcow_map_next_event() and pcow_map_get_stats(), which any thread may call while the map exists, and the stores of the guest.
+ * Processes: a child that was forked may close what it inherited, which leaves the file alone, and read from it; it must not touch the memory of
+ * a map: a store there, or a load that would trap, is SIGSEGV.
  * The format is specified in doc/source/format.rst.
  */
 #ifndef PCOW_H
@@ -138,7 +140,7 @@ pcow_image *pcow_base(pcow_image *image);      /* borrowed; NULL at the bottom o
 
 /* Read what the guest would read.  offset + length <= pcow_size().  Returns 0. */
 int pcow_read(pcow_image *image, uint64_t offset, void *buffer, size_t length, struct pcow_error *error);
-/* Write to the active layer; durable after pcow_flush().  -ENOSPC: pool full, what was there is unchanged page by page. */
+/* Write to the active layer; durable after pcow_flush().  -ENOSPC: pool full, what was there is unchanged page by page; -EBUSY: mapped. */
 int pcow_write(pcow_image *image, uint64_t offset, const void *buffer, size_t length, struct pcow_error *error);
 /* Make a range read as zeros and give its space back where whole pages are covered. */
 int pcow_write_zeroes(pcow_image *image, uint64_t offset, uint64_t length, struct pcow_error *error);
@@ -283,7 +285,7 @@ void *pcow_map_address(const pcow_map *map);   /* 2 MiB aligned, pcow_size() byt
  * An access that cannot be served gets SIGBUS, at the instruction: si_code SI_QUEUE, si_pid this process, si_value its address, si_errno the
  * reason. Whoever serves SIGBUS asks this first: true if the library met the error itself, in memory that it was reading for somebody; it
  * goes on with -EIO. Async-signal-safe. context: a ucontext_t. Where there is no handler when a map is created, the library installs one that does
- * this and nothing else, until the last map goes. A thread that stores to a map, or calls pcow_map_resolve() or pcow_write() on a mapped image,
+ * this and nothing else, until the last map goes. A thread that stores to a map, or calls pcow_map_resolve(),
  * must not have SIGBUS blocked, and must not be cancellable at any instruction (PTHREAD_CANCEL_ASYNCHRONOUS): glibc ends it in a system call of the
  * trap even where that is forbidden, and what the trap had claimed stays so.
  */

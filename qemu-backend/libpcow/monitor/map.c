@@ -123,10 +123,27 @@ fail:
     return ret;
 }
 
+/* In a child: its threads are not there, and the file is the parent's. */
+static void forget(struct pcow_map *map)
+{
+    if (map->uffd >= 0)
+        close(map->uffd);
+    density_close(&map->density);
+    reserve_release(map);
+    map->image->map = NULL;
+    events_destroy(&map->events);
+    free(map->slabs);
+    free(map);
+}
+
 void pcow_map_destroy(pcow_map *map)
 {
     if (!map)
         return;
+    if (image_is_inherited(map->image)) {
+        forget(map);
+        return;
+    }
     __atomic_store_n(&map->closing, true, __ATOMIC_RELAXED);
     order_acquire(map);
     map->engine->stop(map);

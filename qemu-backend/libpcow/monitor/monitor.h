@@ -124,6 +124,7 @@ struct pcow_map {
     struct pcow_map_stats stats;       /* counters, relaxed atomics */
     uint64_t asked;                    /* pages that pcow_map_resolve() had to serve; no traps, whoever asks counts them; relaxed */
     uint8_t *guard_area;               /* where a slab is mapped with its guards before it comes to its place */
+    unsigned traps_under_way;          /* handlers of SIGSEGV that will look at this map again; atomic */
     bool guards_refused;               /* by the kernel, for good: the memory was locked; by the thread that works ahead, relaxed */
     int uffd;
     pthread_t uffd_thread;

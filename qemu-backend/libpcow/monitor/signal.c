@@ -26,6 +26,7 @@ static struct {
     struct pcow_map *map[MAX_MAPS];    /* atomics; NULL: free */
     pthread_mutex_t lock;              /* registration only, never taken in the handler */
     bool installed;
+    uint8_t *here;                     /* a page that the kernel empties in a child: what is mapped there is the parent's */
     struct sigaction previous;
     bool serves_bus;                   /* nobody else did */
     unsigned looking;                  /* handlers that look at maps of which they do not know whether they are in use */
@@ -33,8 +34,8 @@ static struct {
 } process = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /*
- * A map that is found on the list stays between these two. After that only the one in which somebody has just trapped does: it is in use. As
- * signal_unregister() clears a place before it looks at the number, either it sees the handler or the handler does not see the map.
+ * A map that is found on the list stays between these two, and one in which somebody has trapped until he has left it. As signal_unregister()
+ * clears a place before it looks at the number, either it sees the handler or the handler does not see the map.
  */
 static void begin_look(void)
 {
@@ -46,10 +47,48 @@ static void end_look(void)
     __atomic_fetch_sub(&process.looking, 1, __ATOMIC_SEQ_CST);
 }
 
+/*
+ * A child has the range and this handler, but tables and free slabs of its own: what it brought into the file would be in the way of what its parent
+ * brings there. Also without fork() of libc, where no handler of its would be called.
+ */
+static bool is_child(void)
+{
+    return !__atomic_load_n(process.here, __ATOMIC_RELAXED);
+}
+
+static int mark_process(void)
+{
+    if (!process.here) {
+        uint8_t *page = mmap(NULL, PCOW_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+        if (page == MAP_FAILED)
+            return -ENOMEM;
+        if (madvise(page, PCOW_PAGE_SIZE, MADV_WIPEONFORK)) {
+            munmap(page, PCOW_PAGE_SIZE);
+            return -ENOMEM;
+        }
+        process.here = page;
+    } else if (is_child()) {
+        memset(process.map, 0, sizeof process.map);
+        process.looking = process.vmas = 0;
+    }
+    *process.here = 1;
+    return 0;
+}
+
 /* x86 page fault error code, bit 1: the access was a write (Intel SDM vol. 3, 4.7). */
 static bool is_write(const ucontext_t *context)
 {
     return context->uc_mcontext.gregs[REG_ERR] & 2;
+}
+
+/*
+ * Bit 4: an instruction was to be executed from there, which no mapping of ours lets happen, nor one that lifts what a protection key forbids: who
+ * tried it would do so for ever.
+ */
+static bool is_load_or_store(const siginfo_t *info, const ucontext_t *context)
+{
+    return !(context->uc_mcontext.gregs[REG_ERR] & 16) && info->si_code != SEGV_PKUERR;
 }
 
 /* Somebody sent it (kill, sigqueue): it tells of no access, and si_addr means nothing. */
@@ -103,7 +142,7 @@ static bool is_in_window(const uint8_t *address)
     bool found = false;
 
     begin_look();
-    for (unsigned i = 0; i < MAX_MAPS && !found; i++) {
+    for (unsigned i = 0; i < MAX_MAPS && !found && !is_child(); i++) {
         struct pcow_map *map = __atomic_load_n(&process.map[i], __ATOMIC_SEQ_CST);
 
         for (struct pcow_image *image = map ? map->image : NULL; image && !found; image = image->base)
@@ -113,20 +152,27 @@ static bool is_in_window(const uint8_t *address)
     return found;
 }
 
-/* The map of which this is an address, or NULL. */
-static struct pcow_map *find_map(const uint8_t *address)
+/* The map of which this is an address, or NULL. It stays until leave_map(). */
+static struct pcow_map *enter_map(const uint8_t *address)
 {
     struct pcow_map *found = NULL;
 
     begin_look();
-    for (unsigned i = 0; i < MAX_MAPS && !found; i++) {
+    for (unsigned i = 0; i < MAX_MAPS && !found && !is_child(); i++) {
         struct pcow_map *map = __atomic_load_n(&process.map[i], __ATOMIC_SEQ_CST);
 
         if (map && address >= map->address && address < map->address + map->size)
             found = map;
     }
+    if (found)
+        __atomic_fetch_add(&found->traps_under_way, 1, __ATOMIC_SEQ_CST);
     end_look();
     return found;
+}
+
+static void leave_map(struct pcow_map *map)
+{
+    __atomic_fetch_sub(&map->traps_under_way, 1, __ATOMIC_SEQ_CST);
 }
 
 /* The kernel met the error in a system call, and the signal comes right behind it: the call returns an error. */
@@ -151,7 +197,7 @@ bool pcow_serve_sigbus(const siginfo_t *info, void *context)
 static void handle_fault(int signal, siginfo_t *info, void *context)
 {
     int saved_errno = errno, cancel, ret;
-    struct pcow_map *map = from_outside(info) ? NULL : find_map(info->si_addr);
+    struct pcow_map *map = from_outside(info) || !is_load_or_store(info, context) ? NULL : enter_map(info->si_addr);
 
     if (map) {
         uint64_t offset = (uint64_t)((uint8_t *)info->si_addr - map->address);
@@ -163,6 +209,7 @@ static void handle_fault(int signal, siginfo_t *info, void *context)
         pthread_setcancelstate(cancel, NULL);
         if (ret == 0)
             map->engine->wake(map, map->address + (offset & ~(PCOW_PAGE_SIZE - 1)), PCOW_PAGE_SIZE);
+        leave_map(map);
         errno = saved_errno;
         /* A store to an image that is open read-only is passed on: as to any read-only memory. */
         if (ret != -EROFS) {
@@ -211,6 +258,10 @@ int signal_register(struct pcow_map *map, struct pcow_error *error)
     int ret = -EMFILE;
 
     pthread_mutex_lock(&process.lock);
+    if (mark_process()) {
+        pthread_mutex_unlock(&process.lock);
+        return error_set(error, -ENOMEM, "out of memory");
+    }
     if (!process.installed) {
         struct sigaction action = {.sa_sigaction = handle_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
 
@@ -240,8 +291,8 @@ void signal_unregister(struct pcow_map *map)
             __atomic_store_n(&process.map[i], NULL, __ATOMIC_SEQ_CST);
         last &= process.map[i] == NULL;
     }
-    /* Asleep, as it may be a thread of less priority. */
-    while (__atomic_load_n(&process.looking, __ATOMIC_SEQ_CST))
+    /* Asleep, as it may be a thread of less priority. Who waits in the map for space has been told that it closes. */
+    while (__atomic_load_n(&process.looking, __ATOMIC_SEQ_CST) || __atomic_load_n(&map->traps_under_way, __ATOMIC_SEQ_CST))
         nanosleep(&interval, NULL);
     /* Only if nobody has put a handler on top of ours meanwhile: it would lose its way down. */
     if (last && process.installed && has_action(SIGSEGV, handle_fault)) {

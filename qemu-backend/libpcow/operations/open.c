@@ -130,6 +130,7 @@ static struct pcow_image *new_image(void)
     struct pcow_image *image = calloc(1, sizeof *image);
 
     if (image) {
+        image->process = getpid();
         image->file.fd = -1;
         image->directory = -1;
     }
@@ -268,7 +269,7 @@ void pcow_close(pcow_image *image)
     while (image) {
         struct pcow_image *base = image->base;
 
-        if (image->complete)
+        if (image->complete && !image_is_inherited(image))
             reclaim_all(image);
         chain_free(image);
         format1_unload(image);

@@ -76,7 +76,7 @@ static void test_full_pool_waits_and_goes_on(void **state)
             usleep(50000);
         }
         assert_int_equal(ret, -ENOSPC);
-        MUST_FAIL(-ENOSPC, pcow_write(image, 7 * MIB, "x", 1, &error));
+        MUST_FAIL(-EBUSY, pcow_write(image, 7 * MIB, "x", 1, &error));
         pool_resize("32m");
         pthread_join(thread, NULL);
         event.kind = 0;
