@@ -124,20 +124,29 @@ def _shown(value: float, unit: str) -> str:
     return f'{value:.0f}/s' if unit == '1/s' else f'{units.format_size(int(value))}/s'
 
 
+def _with_spread(value: float, turns: list[float], unit: str) -> str:
+    """The value, and the least and the most of its turns."""
+    if len(turns) == 1:
+        return _shown(value, unit)
+    return f'{_shown(value, unit)} ({_shown(min(turns), unit)} to {_shown(max(turns), unit)})'
+
+
 def tables(result: dict[str, Any]) -> list[table.Table]:
     devices = result['guest']['devices']
     rows = []
     for row in result['rows']:
         bounds = '; '.join(f'{bound["what"]} {table.ratio_text(bound["value"])}, at least {table.ratio_text(bound["at-least"])}: '
                            f'{"met" if bound["met"] else "MISSED"}' for bound in row['targets'])
-        rows.append((row['title'], row['figure'] or '-', *(_shown(row['values'][device], row['unit']) for device in devices),
+        rows.append((row['title'], row['figure'] or '-',
+                     *(_with_spread(row['values'][device], row['turns'][device], row['unit']) for device in devices),
                      table.ratio_text(1 / row['ratio']), table.ratio_text(row['qcow2_ratio']),
                      table.ratio_text(row['qcow2_tuned_ratio']), bounds or '-'))
     return [table.Table(
         'In a guest (TCG: only the ratios count)',
         ('what', 'figure', *devices, 'pcow by raw', 'times better than qcow2', 'than qcow2-tuned', 'target'), rows,
         f'{result["guest"]["rounds"]} turns of each device with {result["guest"]["operations"]} operations of 4 KiB in each job: '
-        'the median of median times, the best of rates. Ratios are of speed.')]
+        'the median of the turns, in brackets the least and the most of them. A time of a turn is itself a median, a rate is that '
+        'of the whole turn. Ratios are of speed, of the medians.')]
 
 
 def plots(result: dict[str, Any]) -> dict[str, plot.Bars]:

@@ -103,15 +103,13 @@ def of_turn(text: str) -> dict[str, float]:
 
 
 def rows(turns: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
-    """One row for each measure from all turns of each device: the median of times, the best of rates.
+    """One row for each measure from all turns of each device, by the medians of the turns.
 
     ``ratio`` is time by time of raw (less is better in every row), ``qcow2_ratio`` how many times better than qcow2 pcow is.
     """
     found = []
     for measure in MEASURES:
-        # A rate over a second is only ever lowered by what else the host does; the latency is a median within its turn already.
-        choose = statistics.median if measure.less_is_better else max
-        values = {device: choose([turn[measure.name] for turn in all_turns]) for device, all_turns in turns.items()}
+        values = {device: statistics.median(turn[measure.name] for turn in all_turns) for device, all_turns in turns.items()}
         times = {device: value if measure.less_is_better else 1e9 / value for device, value in values.items()}
         better = {device: times[device] / times['pcow'] for device in times}
         bounds = [] if measure.at_least is None else [
