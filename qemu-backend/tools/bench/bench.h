@@ -32,7 +32,7 @@ struct row {
     unsigned threads;
     const char *engine;
     double raw_ns, raw_p99_ns;                 /* the same operation on a linear mapping of a pre-written file */
-    double limit_ns;                           /* what the hardware and the kernel cannot do without */
+    double limit_ns;                           /* what the hardware and the kernel take for the same work at once */
     double paper_ns;                           /* the published method, re-implemented */
     double pcow_ns, pcow_p99_ns;
     struct criterion criteria[MAX_CRITERIA];
