@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""virtio-net on a tap with vhost in the kernel, beside an image: QEMU serves it by itself.
+
+The tap is one of this machine. Its vhost is a stand-in (vhost_stub.c), as few build machines have /dev/vhost-net.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+import socket
+import struct
+import subprocess
+import time
+from unittest import mock
+
+from tests.functional import images
+from tests.functional import qemu
+from tests.functional import test_qemu_backend as backend
+from tests.functional import virtio
+
+SLOT = 5
+MAC = '52:54:00:70:63:77'
+ETHER_TYPE = 0x88b5                        # for experiments
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1
+SET_MEMORY, SET_BACKEND = '0x3', '0x30'    # VHOST_SET_MEM_TABLE: guest memory is the kernel's from here on; VHOST_NET_SET_BACKEND
+BUFFER = 2048
+HEADER = 12                                # of virtio-net, before a packet
+NET = ('-device', f'virtio-net-pci,netdev=net0,addr={SLOT},mac={MAC},disable-legacy=on,romfile=')
+
+
+class VhostTest(backend.QemuTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        if not Path('/dev/net/tun').exists():
+            self.skipTest('there is no /dev/net/tun')
+        library = self.directory / 'vhost.so'
+        subprocess.run(['cc', '-shared', '-fPIC', '-o', library, Path(__file__).with_name('vhost_stub.c')], check=True)
+        self.requests = self.directory / 'requests'
+        self.environment = {'LD_PRELOAD': str(library), 'VHOST_REQUESTS': str(self.requests)}
+        self.tap = f'pcow{os.getpid()}'
+        self.overlay()
+
+    @contextlib.contextmanager
+    def start(self, *arguments: str) -> Iterator[qemu.Qemu]:
+        tap = f'tap,id=net0,ifname={self.tap},script=no,downscript=no,vhost=on'
+        vm = qemu.Qemu(self.directory, '-netdev', tap, *NET, *arguments)
+        with contextlib.ExitStack() as stack:
+            with mock.patch.dict(os.environ, self.environment):
+                stack.enter_context(vm)
+            yield vm
+
+    def requested(self) -> set[str]:
+        return set(self.requests.read_text().split())
+
+    def receive(self, vm: qemu.Qemu, net: virtio.Device, address: int, payload: bytes) -> None:
+        """A packet that this machine sends comes to be in guest memory, and nothing behind it changes."""
+        packet = bytes.fromhex(MAC.replace(':', '')) + bytes(6) + struct.pack('>H', ETHER_TYPE) + payload.ljust(100, b'.')
+        behind = vm.read(address + BUFFER, BUFFER)
+        with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sender:
+            fcntl.ioctl(sender, SIOCSIFFLAGS, struct.pack('16sH22x', self.tap.encode(), IFF_UP))
+            sender.bind((self.tap, 0))
+            end, found = time.monotonic() + images.TIMEOUT, b''
+            # this machine's kernel says something of its own there, and what was sent before may still be on its way
+            while found != packet and time.monotonic() < end:
+                if net.served():
+                    net.post([], [(address, BUFFER)])
+                    net.notify()
+                sender.send(packet)
+                time.sleep(0.02)
+                found = vm.read(address + HEADER, len(packet))
+        self.assertEqual(packet, found)
+        self.assertEqual(behind, vm.read(address + BUFFER, BUFFER))
+
+    def test_qemu_serves_it_itself(self) -> None:
+        """Into memory that must be copied first, absent or not, before and after a snapshot; also after the guest stood still."""
+        with self.start(*backend.backend(self.image)) as vm:
+            net, address = virtio.Device(vm, SLOT), vm.address('nv0')
+            self.receive(vm, net, address + 5 * images.MIB, b'a page of the base')
+            vm.qmp('pcow-snapshot-create', id='mem0', name='before')
+            self.receive(vm, net, address + 5 * images.MIB, b'a frozen page')
+            vm.qmp('stop')
+            vm.qmp('cont')
+            self.receive(vm, net, address + 9 * images.MIB, b'after it was stopped')
+            vm.quit()
+            assert vm.process.stderr is not None
+            said = vm.process.stderr.read()
+        self.assertIn(f"vhost cannot be used together with the pcow image '{self.image}'", said)
+        self.assertIn('falling back on userspace virtio', said)
+        self.assertFalse({SET_MEMORY, SET_BACKEND} & self.requested())
+        backend.tool('pcow-img', 'check', self.image)
+
+    def test_an_image_comes_later(self) -> None:
+        """Without an image vhost is at work; one is refused then, and again welcome when the guest has let go of the device."""
+        arguments = {'qom-type': 'memory-backend-file', 'id': 'mem0', 'mem-path': str(self.image), 'share': True,
+                     'size': backend.SIZE}
+        with self.start() as vm:
+            net = virtio.Device(vm, SLOT)
+            self.assertLessEqual({SET_MEMORY, SET_BACKEND}, self.requested())
+            self.assertIn('vhost=off', vm.qmp_error('object-add', **arguments))
+            net.reset()
+            vm.qmp('object-add', **arguments)
