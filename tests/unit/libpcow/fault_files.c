@@ -188,12 +188,9 @@ static bool one_file_fault(size_t i, unsigned call, int code, unsigned n, enum p
     snprintf(where, sizeof where, "%s, %s: call %u of %s fails with %s", file_operations[i].name, pcow_persistence_name(persistence), n,
              fault_calls[call].name, strerror(-code));
     c.recorder.injecting = true;
-    c.recorder.fail_what = fault_calls[call].what;
-    c.recorder.fail_code = code;
-    c.recorder.fail_at = n;
+    recorder_fail(&c.recorder, fault_calls[call].what, code, n);
     ret = file_operations[i].run(&c, &error);
-    passed = c.recorder.calls < n;
-    c.recorder.fail_at = 0;
+    passed = recorder_fail_no_more(&c.recorder) < n;
     if (!passed && ret == 0 && file_operations[i].leaves_blocks && fault_calls[call].what == OBSERVED_PUNCH)
         pcow_close(must_open(c.top, PCOW_OPEN_WRITE));
     else if (passed != (ret == 0) || (ret && (error.code != ret || strlen(error.message) < 10)))

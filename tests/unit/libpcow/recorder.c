@@ -226,6 +226,27 @@ void recorder_free(struct recorder *recorder)
     memset(recorder, 0, sizeof *recorder);
 }
 
+void recorder_fail(struct recorder *recorder, enum observed what, int code, unsigned n)
+{
+    pthread_mutex_lock(&recorder->lock);
+    recorder->fail_what = what;
+    recorder->fail_code = code;
+    recorder->calls = 0;
+    recorder->fail_at = n;
+    pthread_mutex_unlock(&recorder->lock);
+}
+
+unsigned recorder_fail_no_more(struct recorder *recorder)
+{
+    unsigned calls;
+
+    pthread_mutex_lock(&recorder->lock);
+    calls = recorder->calls;
+    recorder->fail_at = 0;
+    pthread_mutex_unlock(&recorder->lock);
+    return calls;
+}
+
 void recorder_mark(struct recorder *recorder, const void *expectation)
 {
     pthread_mutex_lock(&recorder->lock);

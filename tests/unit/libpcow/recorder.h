@@ -53,7 +53,7 @@ struct recorder {
     void *opaque;
     pthread_t thread;
 
-    /* Fault injection: the call number fail_at (from 1) of a kind fails with fail_code; calls counts them. */
+    /* Fault injection, with the lock held: the call number fail_at (from 1) of a kind fails with fail_code; calls counts them. */
     bool injecting;
     enum observed fail_what;
     unsigned fail_at, calls;
@@ -62,6 +62,9 @@ struct recorder {
 
 void recorder_init(struct recorder *recorder, enum pcow_persistence persistence);
 void recorder_free(struct recorder *recorder);
+/* From now on the call number n (from 1) of a kind fails, and calls of it are counted; no more of that, and how many there were. */
+void recorder_fail(struct recorder *recorder, enum observed what, int code, unsigned n);
+unsigned recorder_fail_no_more(struct recorder *recorder);
 /* What must hold from here on. */
 void recorder_mark(struct recorder *recorder, const void *expectation);
 /* The guest stores to its mapped memory / flushes what it stored. */

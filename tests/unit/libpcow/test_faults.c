@@ -115,13 +115,9 @@ static bool one_fault(const struct operation *operation, unsigned call, int code
     snprintf(where, sizeof where, "%s, %s: call %u of %s fails with %s", operation->name, pcow_persistence_name(persistence), n,
              fault_calls[call].name, strerror(-code));
     open_all(&c, operation);
-    c.recorder.fail_what = fault_calls[call].what;
-    c.recorder.fail_code = code;
-    c.recorder.calls = 0;
-    c.recorder.fail_at = n;
+    recorder_fail(&c.recorder, fault_calls[call].what, code, n);
     ret = operation->run(&c, &error);
-    passed = c.recorder.calls < n;
-    c.recorder.fail_at = 0;
+    passed = recorder_fail_no_more(&c.recorder) < n;
     if (passed && ret)
         fault_wrong("%s: it was not called, but: %s", where, error.message);
     if (!passed && !(ret == 0 && (operation->makes_do == true || operation->makes_do == code))
@@ -172,12 +168,9 @@ static void fault_and_reopen(const struct operation *operation, unsigned call, i
     snprintf(where, sizeof where, "%s, %s: call %u of %s fails with %s, then reopened", operation->name,
              pcow_persistence_name(persistence), n, fault_calls[call].name, strerror(-code));
     open_all(&c, operation);
-    c.recorder.fail_what = fault_calls[call].what;
-    c.recorder.fail_code = code;
-    c.recorder.calls = 0;
-    c.recorder.fail_at = n;
+    recorder_fail(&c.recorder, fault_calls[call].what, code, n);
     operation->run(&c, &ignored);
-    c.recorder.fail_at = 0;
+    recorder_fail_no_more(&c.recorder);
     if (!operation->mapped)
         here = world_compare(c.image, &expected->either, reasons, sizeof reasons);
     close_all(&c);
