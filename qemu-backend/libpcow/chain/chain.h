@@ -96,7 +96,8 @@ int chain_back(struct pcow_image *image, uint64_t guest_slab, unsigned first, un
  * Make pages [first, first + count) of a guest slab valid in the active layer, keeping what they read as, or, if data is not
  * NULL, with this content (count * 4 KiB) for the pages that were not valid. The caller holds the claim.
  * -ENOSPC pool full, -EIO source unreadable or file not writable; the pages that are valid afterwards are whole.
- * *copied and *zeroed (may be NULL) count pages. Async-signal-safe. Crash-safe: see "Update protocols" in format.rst.
+ * *copied and *zeroed (may be NULL) count pages that have become valid, also when it fails in the end. Async-signal-safe. Crash-safe: see
+ * "Update protocols" in format.rst.
  */
 int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, unsigned count, const void *data,
               uint64_t *copied, uint64_t *zeroed);

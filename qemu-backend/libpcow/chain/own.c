@@ -92,8 +92,7 @@ static int copy_by_reading(struct pcow_image *image, uint64_t to, struct file *f
 }
 
 /* Of pages that are not valid yet nothing can be lost: what is written can be read again. */
-static int fill_run(struct pcow_image *image, uint64_t slab, unsigned page, const struct place *from, const char *data, bool new_slab,
-                    uint64_t *copied, uint64_t *zeroed)
+static int fill_run(struct pcow_image *image, uint64_t slab, unsigned page, const struct place *from, const char *data, bool new_slab)
 {
     uint64_t to = (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE;
     uint64_t length = from->pages * PCOW_PAGE_SIZE;
@@ -108,12 +107,8 @@ static int fill_run(struct pcow_image *image, uint64_t slab, unsigned page, cons
             if (!ret)
                 lost_forget(&image->file, to, length);
         }
-        if (!ret && zeroed)
-            *zeroed += from->pages;
         return ret;
     }
-    if (!data && copied)
-        *copied += from->pages;
     if (prepared && image->file.persist.persistence != PCOW_PERSISTENCE_PAGE_CACHE)
         return copy_to_prepared(image, to, from_file, from->offset, data, length);
     if (!data) {
@@ -154,12 +149,19 @@ static int publish(struct pcow_image *image, uint64_t guest_slab, uint64_t slab,
     return ret;
 }
 
+static void count_up(uint64_t *counter, uint64_t by)
+{
+    if (counter)
+        *counter += by;
+}
+
 int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, unsigned count, const void *data,
               uint64_t *copied, uint64_t *zeroed)
 {
     struct page_set own, filled = {{0}};
     bool is_new = false, hides = false, all_prepared = true;
     uint64_t slab = 0, failures = failures_count(&image->file.persist.failures);
+    uint64_t pages[2] = {0};               /* that were filled with zeros, copied */
     int ret = 0, published;
 
     if (!image->file.writable || image->view != image_active(image))
@@ -190,7 +192,7 @@ int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, uns
         from.pages = end - page;
         all_prepared &= page_set_has(&image->prepared[slab], page);
         hides |= from.present || (data && image->chain->head[guest_slab]);
-        ret = fill_run(image, slab, page, &from, data ? (const char *)data + (page - first) * PCOW_PAGE_SIZE : NULL, is_new, copied, zeroed);
+        ret = fill_run(image, slab, page, &from, data ? (const char *)data + (page - first) * PCOW_PAGE_SIZE : NULL, is_new);
         if (ret) {
             /* Half a run may have been written: these blocks must not be taken for zeros later. */
             remains_discard(image, slab, page, from.pages);
@@ -198,6 +200,7 @@ int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, uns
             break;
         }
         page_set_add_range(&filled, page, from.pages);
+        pages[from.present] += data ? 0 : from.pages;
         page += from.pages;
     }
     if (slab == 0)
@@ -220,11 +223,15 @@ int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, uns
         published = file_check_since(&image->file, failures);
     if (!published)
         published = publish(image, guest_slab, slab, is_new, &filled);
-    if (published && is_new) {
+    if (!published) {
+        /* What was copied in vain is the next try's. */
+        count_up(zeroed, pages[false]);
+        count_up(copied, pages[true]);
+    } else if (is_new) {
         /* It may be handed out again as one that holds nothing. */
         remains_discard(image, slab, 0, PAGES_PER_SLAB);
         slab_untake(image, slab);
-    } else if (published) {
+    } else {
         /* Pages that are not valid have been copied to. */
         slab_forget_prepared(image, slab);
         remains_leave(image, slab, 0);

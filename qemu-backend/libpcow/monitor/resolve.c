@@ -138,12 +138,13 @@ static int resolve_all(struct pcow_map *map, uint64_t guest_slab, unsigned page)
 
     if (!whole && !wants_rest(map, guest_slab, page))
         return -EAGAIN;
-    if (chain_own(map->image, guest_slab, 0, layout_pages(map, guest_slab), NULL, &copied, &zeroed)) {
+    ret = chain_own(map->image, guest_slab, 0, layout_pages(map, guest_slab), NULL, &copied, &zeroed);
+    count_up(&map->stats.pages_copied, copied);
+    count_up(&map->stats.pages_zeroed, zeroed);
+    if (ret) {
         slab->behind = 1;              /* some may have become own */
         return -EAGAIN;
     }
-    count_up(&map->stats.pages_copied, copied);
-    count_up(&map->stats.pages_zeroed, zeroed);
     if (!whole)
         density_completed(&map->density);
     ret = layout_map_rest(map, guest_slab);
