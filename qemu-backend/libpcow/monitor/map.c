@@ -214,6 +214,8 @@ void pcow_map_get_stats(const pcow_map *map, struct pcow_map_stats *stats)
         .slabs_completed = __atomic_load_n(&map->ahead.completed, __ATOMIC_RELAXED),
         .memory = sizeof *map + sizeof *image + ((map->size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS) * (sizeof *map->slabs + sizeof(slab_ref) + 1),
     };
+    if (__atomic_load_n(&map->retired.moved, __ATOMIC_RELAXED))
+        stats->memory += ((map->size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS) * sizeof *map->retired.moved;
     if (image->ready)
         stats->memory += sizeof *image->ready + image_slab_count(image) * sizeof *image->prepared;
     for (const struct pcow_image *file = image; file; file = file->base)

@@ -130,7 +130,7 @@ void retire_tables(struct pcow_map *map)
     if (!map->ahead.running || map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE || retire_is_due(map) || is_locked(map))
         return;
     if (!retired->moved)
-        retired->moved = malloc(map->image->chain->guest_slabs * sizeof *retired->moved);
+        __atomic_store_n(&retired->moved, malloc(map->image->chain->guest_slabs * sizeof *retired->moved), __ATOMIC_RELAXED);
     good = retired->moved ? find_good_address(map) : NULL;
     retired->count = retired->next = 0;
     for (struct run run = find_run(map, 0); good && run.first < run.end && !is_slow(map); run = find_run(map, run.end)) {

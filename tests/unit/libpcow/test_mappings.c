@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The kernel's limit of mappings: what the monitor takes of it, and what happens where there are none left. */
+/* The kernel's limit of mappings: what the monitor takes of it, and what happens where there are none left. And what it takes of memory. */
 #include "support.h"
 
 #include <stdio.h>
@@ -207,6 +207,32 @@ static void test_maps_share_the_budget(void **state)
     remove_images();
 }
 
+/* What a snapshot needs for page tables that it has moved is kept for the next one, and told. */
+static void test_memory_of_snapshots_is_counted(void **state)
+{
+    pcow_image *image = must_create(scratch("top.pcow"), 8 * MIB, 0, NULL);
+    pcow_map *map = must_map_by(image, PCOW_ENGINE_SIGNAL, 0);
+    struct pcow_map_stats without, with;
+    struct moved *moved;
+
+    (void)state;
+    memset(pcow_map_address(map), 1, 8 * MIB);
+    MUST(pcow_snapshot_create(image, "s", &error));
+    ahead_hold(map);                   /* it makes the file grow */
+    moved = map->retired.moved;
+    map->retired.moved = NULL;
+    pcow_map_get_stats(map, &without);
+    map->retired.moved = moved;
+    pcow_map_get_stats(map, &with);
+    ahead_release(map);
+    if (image->file.persist.persistence == PCOW_PERSISTENCE_VOLATILE)
+        assert_non_null(moved);
+    assert_int_equal(with.memory - without.memory, moved ? 4 * sizeof *moved : 0);
+    pcow_map_destroy(map);
+    pcow_close(image);
+    remove_images();
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, scratch_setup, scratch_teardown)
 
 int main(void)
@@ -216,6 +242,7 @@ int main(void)
         TEST(test_out_of_mappings),
         TEST(test_snapshots_do_not_use_the_budget_up),
         TEST(test_maps_share_the_budget),
+        TEST(test_memory_of_snapshots_is_counted),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
