@@ -151,6 +151,20 @@ static int no_memory(const struct pcow_image *image, struct pcow_error *error)
     return error_set(error, -ENOMEM, "out of memory for the index of %s", image->file.path);
 }
 
+/* Slabs are cut off where a file ends, see cut(); this is about the rest of the slab that it ends in, which a file of format 1 may share. */
+static void note_reach(struct chain *chain)
+{
+    uint64_t reach = UINT64_MAX;
+
+    chain->ragged = false;
+    for (unsigned level = chain->levels; level > 0; level--) {
+        chain->reach[level] = reach;
+        if (chain->file[level]->size / PCOW_PAGE_SIZE < reach)
+            reach = chain->file[level]->size / PCOW_PAGE_SIZE;
+        chain->ragged |= chain->file[level]->size % PCOW_SLAB_SIZE != 0;
+    }
+}
+
 /* The heads are zero. What the image does not hold costs nothing, whatever its size. */
 static int build(struct pcow_image *image, struct pcow_error *error)
 {
@@ -158,6 +172,7 @@ static int build(struct pcow_image *image, struct pcow_error *error)
 
     if (reserve_memory(chain))
         return no_memory(image, error);
+    note_reach(chain);
     for (unsigned level = 1; level <= chain->levels; level++) {
         struct pcow_image *file = chain->file[level];
 
@@ -287,95 +302,4 @@ void chain_claim(struct chain *chain, uint64_t guest_slab)
 void chain_release(struct chain *chain, uint64_t guest_slab)
 {
     __atomic_store_n(&chain->claim[guest_slab], 0, __ATOMIC_RELEASE);
-}
-
-/*
- * Own slabs are not always in front of those of older layers: while a snapshot is deleted its slabs become the child's one by one, and after an
- * error some stay what they were.
- */
-static bool in_top(const struct pcow_image *image, slab_ref ref)
-{
-    return ref && slab_ref_level(ref) == image->chain->levels && !image->format1;
-}
-
-static bool is_own(const struct pcow_image *image, slab_ref ref)
-{
-    return in_top(image, ref)
-        && image->slabs[slab_ref_slab(ref)].layer == image_active(image) && image->view == image_active(image);
-}
-
-struct place chain_find(const struct pcow_image *image, uint64_t guest_slab, unsigned page, unsigned max_pages)
-{
-    const struct chain *chain = image->chain;
-    struct place place = {.pages = max_pages < PAGES_PER_SLAB - page ? max_pages : PAGES_PER_SLAB - page};
-    unsigned end = page + place.pages;
-
-    for (slab_ref ref = __atomic_load_n(&chain->head[guest_slab], __ATOMIC_ACQUIRE); ref;) {
-        const struct pcow_image *file = chain->file[slab_ref_level(ref)];
-        uint64_t slab = slab_ref_slab(ref);
-
-        if (file->format1) {
-            unsigned run = 1;
-            bool found = format1_find(file, guest_slab * PAGES_PER_SLAB + page, &place.offset, &run);
-
-            end = page + run < end ? page + run : end;
-            if (found) {
-                place.present = true;
-                place.level = slab_ref_level(ref);
-                break;
-            }
-        } else {
-            const struct page_set *valid = &file->valid[slab];
-
-            /* Pages whose nearer answer differs from this one's end the run, in either case. */
-            end = page_set_run_end(valid, page, end);
-            if (page_set_has(valid, page)) {
-                place.present = true;
-                place.level = slab_ref_level(ref);
-                place.offset = (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE;
-                place.own = is_own(image, ref);
-                break;
-            }
-        }
-        ref = file->slabs[slab].next;
-    }
-    place.pages = end - page;
-    return place;
-}
-
-static void own_pages(const struct pcow_image *image, uint64_t guest_slab, bool backed, struct page_set *own)
-{
-    memset(own, 0, sizeof *own);
-    for (slab_ref ref = __atomic_load_n(&image->chain->head[guest_slab], __ATOMIC_ACQUIRE); in_top(image, ref);
-         ref = image->slabs[slab_ref_slab(ref)].next) {
-        if (!is_own(image, ref) || (backed && !slab_is_backed(image, slab_ref_slab(ref))))
-            continue;
-        for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
-            own->word[w] |= page_set_word(&image->valid[slab_ref_slab(ref)], w);
-    }
-}
-
-void chain_own_pages(const struct pcow_image *image, uint64_t guest_slab, struct page_set *own)
-{
-    own_pages(image, guest_slab, false, own);
-}
-
-void chain_own_backed(const struct pcow_image *image, uint64_t guest_slab, struct page_set *own)
-{
-    own_pages(image, guest_slab, true, own);
-}
-
-int chain_back(struct pcow_image *image, uint64_t guest_slab, unsigned first, unsigned count, bool *changed)
-{
-    int ret = 0;
-
-    *changed = false;
-    if (!image->file.writable)
-        return -EROFS;
-    for (slab_ref ref = image->chain->head[guest_slab]; in_top(image, ref) && ret == 0; ref = image->slabs[slab_ref_slab(ref)].next)
-        if (is_own(image, ref) && !slab_is_backed(image, slab_ref_slab(ref))) {
-            ret = slab_back(image, slab_ref_slab(ref), first, count);
-            *changed |= slab_is_backed(image, slab_ref_slab(ref));
-        }
-    return ret;
 }

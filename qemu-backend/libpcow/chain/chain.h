@@ -45,11 +45,13 @@ struct chain {
     unsigned levels;                               /* files; the top one has level == levels */
     struct pcow_image *file[PCOW_MAX_CHAIN_DEPTH + 1]; /* by level, from 1 */
     bool incomplete;                               /* the bottom file has a base that was not opened */
+    bool ragged;                                   /* a file of format 1 ends inside a slab: see reach */
     uint64_t guest_slabs;                          /* of the top view, the last one possibly partial (format 1) */
     slab_ref *head;                                /* by guest slab */
     uint64_t end;                                  /* while it is built: no head at or above */
     uint8_t *claim;                                /* by guest slab; 1 while somebody changes it */
     struct chain_memory memory;                    /* while it is built, or about to be */
+    uint64_t reach[PCOW_MAX_CHAIN_DEPTH + 1];      /* by level: so many pages of the guest may show from it, as no file above ends before them */
 };
 
 struct place {

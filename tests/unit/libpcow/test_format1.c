@@ -190,58 +190,6 @@ static void test_random_layers(void **state)
     pcow_close(image);
 }
 
-/* ---- chains ------------------------------------------------------------------------------------------------------------ */
-
-static void test_base_chain(void **state)
-{
-    struct builder b = build("bottom.v1", 65536, 64, NULL);
-    struct pcow_info info;
-    pcow_image *image;
-    uint8_t page[PAGE];
-
-    (void)state;
-    for (uint32_t i = 0; i < 8; i++)
-        put_cluster(&b, i, 0, 1);
-    close(b.fd);
-    /* Another cluster size than its base. */
-    b = build("middle.v1", 32768, 128, "bottom.v1");
-    put_cluster(&b, 2, 0, 2);
-    put_cluster(&b, 4, 0x1, 2);
-    close(b.fd);
-    b = build("top.v1", 65536, 64, "middle.v1");
-    put_cluster(&b, 2, 0x2, 3);
-    close(b.fd);
-    image = open_1("top.v1");
-    pcow_get_info(image, &info);
-    assert_int_equal(info.chain_depth, 3);
-    assert_true(info.has_base);
-    assert_int_equal(info.base_format, 1);
-    assert_string_equal(info.base_name, "middle.v1");
-    for (uint32_t i = 0; i < 160; i++) {
-        uint8_t expected = i == 33 ? 3 : (i >= 16 && i < 24) || i == 32 ? 2 : i < 128 ? 1 : 0;
-
-        expect_page(image, i, expected);
-    }
-    pcow_close(image);
-
-    /* As the base of an image of today. */
-    struct pcow_create_options options = {.base = scratch("top.v1")};
-
-    MUST(pcow_create(scratch("overlay.pcow"), &options, &error));
-    image = must_open(scratch("overlay.pcow"), PCOW_OPEN_WRITE);
-    pcow_get_info(image, &info);
-    assert_int_equal(info.chain_depth, 4);
-    assert_int_equal(info.base_format, 1);
-    expect_page(image, 33, 3);
-    expect_page(image, 100, 1);
-    fill(page, 100, 9);
-    MUST(pcow_write(image, 100 * PAGE, page, sizeof page, &error));
-    expect_page(image, 100, 9);
-    expect_page(image, 101, 1);
-    pcow_close(image);
-    must_be_clean(scratch("overlay.pcow"));
-}
-
 /* Guest slabs at the end of the image that are not whole. */
 static void test_last_slab_is_partial(void **state)
 {
@@ -314,7 +262,6 @@ int main(void)
         TEST(test_later_entries_and_snapshots_hide_earlier),
         TEST(test_partly_copied_clusters_fall_through),
         TEST(test_random_layers),
-        TEST(test_base_chain),
         TEST(test_last_slab_is_partial),
         TEST(test_no_image_on_a_snapshot_of_it),
         TEST(test_it_is_read_only),
