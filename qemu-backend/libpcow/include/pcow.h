@@ -277,7 +277,10 @@ struct pcow_map_options {
     unsigned prepared_slabs;                   /* slabs kept prepared at least, also when idle, if so many can be used; 0: as the rate asks */
 };
 
-/* Map the chain; one map per image, and the image must stay open until pcow_map_destroy().  Read-only images map read-only. */
+/*
+ * Map the chain; one map per image, and the image must stay open until pcow_map_destroy().  Read-only images map read-only; of one in more
+ * pieces than vma_budget has room for, slabs (2 MiB) are not mapped at first, and their first load, which traps, copies them to memory.
+ */
 int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, pcow_map **map, struct pcow_error *error);
 void pcow_map_destroy(pcow_map *map);
 void *pcow_map_address(const pcow_map *map);   /* 2 MiB aligned, pcow_size() bytes */
@@ -353,7 +356,7 @@ struct pcow_map_stats {
     uint64_t flushes;                          /* calls of pcow_map_flush() */
     uint64_t watches;                          /* calls of pcow_map_watch() */
     unsigned vmas, vma_budget;                 /* upper bound of mappings in use, and the limit */
-    size_t memory;                             /* bytes of DRAM that the monitor itself uses */
+    size_t memory;                             /* bytes of DRAM that the monitor itself uses, with such copies of read-only images */
 };
 
 void pcow_map_get_stats(const pcow_map *map, struct pcow_map_stats *stats);

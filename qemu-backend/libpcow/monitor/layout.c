@@ -318,7 +318,7 @@ int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, un
     return 0;
 }
 
-/* Nothing is mapped; the first access, load or store, brings the whole slab into the active layer as one piece. */
+/* Nothing is mapped; the first access, load or store, brings the whole slab into the active layer as one piece, or into memory, see gather.c. */
 static int map_cold(struct pcow_map *map, uint64_t guest_slab)
 {
     map->slabs[guest_slab].cold = 1;
@@ -354,7 +354,7 @@ int layout_map_all(struct pcow_map *map, struct pcow_error *error)
         /* Every slab needs one at least; a slab of many pieces may have them while what is left suffices for the others. */
         uint64_t reserved = slabs - v;
 
-        if ((pieces > 1 && map->image->file.writable && vmas_used(map) + pieces + reserved > map->vma_budget) || is_to_be_copied(map, v)) {
+        if ((pieces > 1 && vmas_used(map) + pieces + reserved > map->vma_budget) || is_to_be_copied(map, v)) {
             ret = map_piece(map, &piece);
             piece = (struct piece){.from = (v + 1) << SLAB_BITS, .to = (v + 1) << SLAB_BITS};
             if (!ret)

@@ -185,7 +185,7 @@ int pcow_map_restore(pcow_map *map, uint64_t offset, uint64_t length, struct pco
         return error_set(error, -EINVAL, "%s: restore beyond its end", map->image->file.path);
     for (uint64_t v = offset >> SLAB_BITS; v << SLAB_BITS < end && !ret; v++) {
         chain_claim(map->image->chain, v);
-        ret = layout_map_slab(map, v);
+        ret = map->image->file.writable ? layout_map_slab(map, v) : gather_slab(map, v);
         chain_release(map->image->chain, v);
     }
     return ret ? error_set_errno(error, ret, "cannot map %s", map->image->file.path) : 0;
@@ -214,6 +214,7 @@ void pcow_map_get_stats(const pcow_map *map, struct pcow_map_stats *stats)
         .slabs_completed = __atomic_load_n(&map->ahead.completed, __ATOMIC_RELAXED),
         .memory = sizeof *map + sizeof *image + ((map->size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS) * (sizeof *map->slabs + sizeof(slab_ref) + 1),
     };
+    stats->memory += __atomic_load_n(&map->gathered, __ATOMIC_RELAXED) * PCOW_SLAB_SIZE;
     if (__atomic_load_n(&map->retired.moved, __ATOMIC_RELAXED))
         stats->memory += ((map->size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS) * sizeof *map->retired.moved;
     if (image->ready)

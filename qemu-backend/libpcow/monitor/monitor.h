@@ -11,6 +11,8 @@
  * own, not yet mapped (see "behind")    as before it became own                   memory speed   trap: map
  * own, mapped                           the top file, writable                    memory speed   memory speed
  * cold (a slab of too many pieces)      nothing                                   trap           trap
+ * gathered (one that was cold, see      a copy in memory, read-only               memory speed   (the image is read-only)
+ *   gather.c)
  * watched (any of the above but own,    anonymous, userfaultfd                    trap once      trap: as above
  *   mapped; see watch.c)
  *
@@ -89,6 +91,7 @@ struct slab_map {
     uint8_t behind;                    /* pages may be own that are mapped to where an older layer holds them, or not at all */
     uint8_t watched;                   /* enum watched: what is not in writable may be under watch instead of mapped */
     uint8_t guarded;                   /* enum guarded; atomic */
+    uint8_t gathered;                  /* see gather_slab() */
     uint8_t loaded;                    /* what is not in writable was loaded from, or may be by system calls: no guards any more; atomic */
 };
 
@@ -122,6 +125,7 @@ struct pcow_map {
     struct trappers trappers;
     struct retired retired;
     struct pcow_map_stats stats;       /* counters, relaxed atomics */
+    uint64_t gathered;                 /* slabs that are; relaxed */
     uint64_t asked;                    /* pages that pcow_map_resolve() had to serve; no traps, whoever asks counts them; relaxed */
     uint8_t *guard_area;               /* where a slab is mapped with its guards before it comes to its place */
     unsigned traps_under_way;          /* handlers of SIGSEGV that will look at this map again; atomic */
@@ -195,6 +199,12 @@ void layout_make_cold(struct pcow_map *map, uint64_t guest_slab);
 bool layout_is_hot(const struct slab_map *slab, unsigned share);
 unsigned layout_count_pieces(const struct pcow_map *map, uint64_t guest_slab);      /* mappings that it needs, without guards */
 unsigned layout_pages(const struct pcow_map *map, uint64_t guest_slab);    /* 512, but fewer at the end of an image of format 1 */
+
+/*
+ * monitor/gather.c: as layout_map_slab(), for an image that is open for reading only. Where that would take more mappings than there are, as one, of a
+ * copy in memory. The claim is held. Async-signal-safe.
+ */
+int gather_slab(struct pcow_map *map, uint64_t guest_slab);
 
 /*
  * monitor/flush.c: pages leave the sets, or are about to, and may hold stores. They are not mapped for stores any more, or nobody stores: the

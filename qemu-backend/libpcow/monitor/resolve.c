@@ -268,7 +268,7 @@ static int resolve_read(struct pcow_map *map, uint64_t guest_slab, unsigned page
         return leave_guards(map, guest_slab);
     }
     if (slab->cold) {
-        int ret = map->image->file.writable ? resolve_write(map, guest_slab, page) : layout_map_slab(map, guest_slab);
+        int ret = map->image->file.writable ? resolve_write(map, guest_slab, page) : gather_slab(map, guest_slab);
 
         /* Copy-on-read saves time later; a load need not wait for space for it, nor suffer for a page that it does not want. */
         return (ret == -ENOSPC || ret == -EIO) && image_copies_on_read(map->image) ? layout_map_slab(map, guest_slab) : ret;

@@ -83,6 +83,27 @@ static uint8_t expected_on_short(uint32_t page, uint32_t holds)
     return holds >> cluster & 1 && (cluster != 2 || page % 16 < 4) ? 2 : 1;
 }
 
+/* The image itself, whose last slab is not whole, with fewer mappings than it has pieces. */
+static void test_mapped_with_few_mappings(void **state)
+{
+    static uint8_t all[END * PAGE];
+    struct pcow_map_stats stats;
+    pcow_image *image;
+    pcow_map *map;
+
+    (void)state;
+    build_short(0x5555);
+    image = open_1("short.v1");
+    assert_int_equal(pcow_size(image), sizeof all);
+    MUST(pcow_read(image, 0, all, sizeof all, &error));
+    map = must_map_by(image, PCOW_ENGINE_SIGNAL, 3);
+    assert_memory_equal(pcow_map_address(map), all, sizeof all);
+    pcow_map_get_stats(map, &stats);
+    assert_int_equal(stats.vmas, 3);
+    pcow_map_destroy(map);
+    pcow_close(image);
+}
+
 /* What a smaller base hides of its own base stays hidden, also where it ends in the middle of a slab. */
 static void test_end_of_a_smaller_base_in_a_slab(void **state)
 {
@@ -139,6 +160,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, scratch_setup, scratch_teardown)
         TEST(test_base_chain),
+        TEST(test_mapped_with_few_mappings),
         TEST(test_end_of_a_smaller_base_in_a_slab),
     };
 

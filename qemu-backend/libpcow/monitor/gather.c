@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * Slabs of an image that is open for reading only, where it lies in more pieces than there are mappings for. Nothing can become one piece in
+ * the file, as it does under a writer; so what the slab shows is gathered in memory of its own, of which nobody sees anything before all of it
+ * is there. It cannot become stale: nobody writes to a file that somebody has open for reading, and what a snapshot shows stays.
+ */
+#include <errno.h>
+#include <sys/mman.h>
+
+#include "monitor/monitor.h"
+#include "util/order.h"
+
+/* Into memory that is zero, as what nothing holds is. */
+static int read_slab(const struct pcow_map *map, uint64_t guest_slab, uint8_t *to)
+{
+    unsigned pages = layout_pages(map, guest_slab);
+    int ret = 0;
+
+    for (unsigned page = 0; page < pages && ret == 0;) {
+        struct place place = chain_find(map->image, guest_slab, page, pages - page);
+
+        if (place.present)
+            ret = file_read(&map->image->chain->file[place.level]->file, place.offset, to + page * PCOW_PAGE_SIZE,
+                            place.pages * PCOW_PAGE_SIZE);
+        page += place.pages;
+    }
+    return ret;
+}
+
+/* One mapping takes the place of what is there at once: who traps meanwhile finds it there when he gets the claim. */
+static int gather(struct pcow_map *map, uint64_t guest_slab)
+{
+    size_t length = layout_pages(map, guest_slab) * PCOW_PAGE_SIZE;
+    uint8_t *copy = order_mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    int ret;
+
+    if (copy == MAP_FAILED)
+        return -errno;
+    ret = read_slab(map, guest_slab, copy);
+    if (!ret
+        && (mprotect(copy, length, PROT_READ)
+            || mremap(copy, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, map->address + (guest_slab << SLAB_BITS)) == MAP_FAILED))
+        ret = -errno;
+    if (ret)
+        munmap(copy, length);
+    return ret;
+}
+
+/* Would it take mappings that others need? */
+static bool is_too_much(const struct pcow_map *map, uint64_t guest_slab)
+{
+    unsigned pieces = layout_count_pieces(map, guest_slab);
+
+    return pieces > 1 && vmas_used(map) - map->slabs[guest_slab].pieces + pieces > map->vma_budget;
+}
+
+int gather_slab(struct pcow_map *map, uint64_t guest_slab)
+{
+    struct slab_map *slab = &map->slabs[guest_slab];
+    /*
+     * For a page that cannot be read, or for want of memory, nobody must suffer who loads another one: then it takes the mappings after
+     * all, and who loads that page is told by the kernel, or by resolve().
+     */
+    bool gathered = is_too_much(map, guest_slab) && gather(map, guest_slab) == 0;
+    int ret = 0;
+
+    if (gathered) {
+        vmas_add(map, 1 - (int)slab->pieces);
+        slab->pieces = 1;
+        slab->behind = 0;
+        /* Who has a system call load from it looks at this without the claim: not before it is there. */
+        __atomic_store_n(&slab->cold, 0, __ATOMIC_RELEASE);
+    } else {
+        ret = layout_map_slab(map, guest_slab);
+    }
+    __atomic_fetch_add(&map->gathered, (uint64_t)gathered - slab->gathered, __ATOMIC_RELAXED);
+    slab->gathered = gathered;
+    return ret;
+}
