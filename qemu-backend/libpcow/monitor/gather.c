@@ -8,7 +8,6 @@
 #include <sys/mman.h>
 
 #include "monitor/monitor.h"
-#include "util/order.h"
 
 /* Into memory that is zero, as what nothing holds is. */
 static int read_slab(const struct pcow_map *map, uint64_t guest_slab, uint8_t *to)
@@ -31,7 +30,7 @@ static int read_slab(const struct pcow_map *map, uint64_t guest_slab, uint8_t *t
 static int gather(struct pcow_map *map, uint64_t guest_slab)
 {
     size_t length = layout_pages(map, guest_slab) * PCOW_PAGE_SIZE;
-    uint8_t *copy = order_mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    uint8_t *copy = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     int ret;
 
     if (copy == MAP_FAILED)

@@ -100,8 +100,8 @@ static void test_full_pool(void **state)
 /* Commits, or writes of more than a page. */
 struct refusing {
     struct observer observer;
-    enum observed what;
-    uint64_t shortest;                 /* that is refused, bytes */
+    _Atomic enum observed what;
+    _Atomic uint64_t shortest;         /* that is refused, bytes */
 };
 
 static int look(struct observer *observer, const struct observation *seen)
