@@ -5,11 +5,11 @@
  * The stream may be damaged, or come from somebody else: every offset and
  * length is checked, and nothing is stored before the header fits.
  *
- * Until it has all arrived, the image bears a mark, and nobody but an incoming
- * migration opens it: it is less than the VM has, and looks like an image.  Who
- * makes it for that may mark it from the beginning.  One that a failed
- * migration has left holds data, and is not taken again: it could show pages
- * that the source has dropped since.
+ * Until the VM has arrived, the image bears a mark, and nobody but an incoming
+ * migration opens it: it is less than the VM has, or more than it knows of, and
+ * looks like an image.  Who makes it for that may mark it from the beginning.
+ * One that a failed migration has left holds data, and is not taken again: it
+ * could show pages that the source has dropped since.
  */
 #include "qemu/osdep.h"
 #include <pcow.h>
@@ -18,6 +18,7 @@
 #include "qemu/units.h"
 #include "exec/memory.h"
 #include "exec/ramblock.h"
+#include "migration/migration.h"
 #include "migration/qemu-file.h"
 #include "system/hostmem-pcow-migration.h"
 #include "system/runstate.h"
@@ -171,15 +172,19 @@ static bool load_pages(HostMemPcow *pcow, QEMUFile *f, HostMemPcowRecord kind,
     return true;
 }
 
-/* All of it is durable: from here on it is the VM's. */
-static bool unmark(HostMemPcow *pcow, Error **errp)
+/* Durable, and somebody who keeps the mark is found while it can still fail. */
+static bool finish(HostMemPcow *pcow, Error **errp)
 {
     struct pcow_error error;
 
-    if (pcow_snapshot_delete(pcow->image, MARK, NULL, &error) < 0) {
+    if (hostmem_pcow_flush(pcow, errp) < 0) {
+        return false;
+    }
+    if (pcow_snapshot_check_delete(pcow->image, MARK, &error) < 0) {
         error_setg(errp, "%s", error.message);
         return false;
     }
+    pcow->arrival = PCOW_ARRIVED;
     return true;
 }
 
@@ -197,7 +202,7 @@ static bool load_record(HostMemPcow *pcow, QEMUFile *f, bool *more,
         return false;
     }
     if ((kind == HOSTMEM_PCOW_HEADER) != (pcow->arrival == PCOW_AWAITED) ||
-        pcow->arrival == PCOW_ARRIVED) {
+        pcow->arrival >= PCOW_ARRIVED) {
         error_setg(errp, "damaged stream: record %d of pcow image '%s' comes "
                    "out of order", kind, pcow_path(pcow->image));
         return false;
@@ -220,12 +225,7 @@ static bool load_record(HostMemPcow *pcow, QEMUFile *f, bool *more,
         pcow->arrived_bytes = 0;
         return hostmem_pcow_flush(pcow, errp) == 0;
     case HOSTMEM_PCOW_FINISH:
-        /* The source gives up its copy after this: ours is durable first */
-        if (hostmem_pcow_flush(pcow, errp) < 0 || !unmark(pcow, errp)) {
-            return false;
-        }
-        pcow->arrival = PCOW_ARRIVED;
-        return true;
+        return finish(pcow, errp);
     }
     error_setg(errp, "damaged stream: unknown record %d of pcow image '%s'",
                kind, pcow_path(pcow->image));
@@ -249,4 +249,122 @@ int hostmem_pcow_incoming_load(QEMUFile *f, void *opaque, int version)
         }
     }
     return 0;
+}
+
+/* ---- the end ------------------------------------------------------------- */
+
+/*
+ * The marks go all together, and as late as can be: an image without one that
+ * is not the VM's would be started with beside the VM itself.  After the images
+ * come the states of the devices, of which each may fail.  So it is done
+ *
+ *   before the VM runs, as from there on this image alone is right; and
+ *
+ *   if it does not run yet (-S, or it was paused), when the migration has ended
+ *   here, before the source is told (on the return path): the source may be
+ *   gone after that, and nobody would know that what is marked is all there is.
+ *
+ * What fails here ends this QEMU, so that the source does not hear of success
+ * and goes on.  A source without a return path waits for nothing: it has ended
+ * then, paused, and can be let go on by hand.
+ */
+static bool is_settled(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    return pcow->arrival == PCOW_AWAITED || pcow->arrival == PCOW_SETTLED;
+}
+
+bool hostmem_pcow_is_arriving(void)
+{
+    return hostmem_pcow_present() &&
+           (runstate_check(RUN_STATE_INMIGRATE) ||
+            !hostmem_pcow_foreach(is_settled, NULL, NULL));
+}
+
+static bool unmark(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    struct pcow_error error;
+
+    if (pcow->arrival != PCOW_ARRIVED) {
+        return true;
+    }
+    if (pcow_snapshot_delete(pcow->image, MARK, NULL, &error) < 0) {
+        error_setg(errp, "%s", error.message);
+        return false;
+    }
+    pcow->arrival = PCOW_SETTLED;
+    return true;
+}
+
+static bool mark_again(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    struct pcow_error error;
+
+    if (pcow->arrival == PCOW_SETTLED &&
+        pcow_snapshot_create(pcow->image, MARK, &error) < 0) {
+        error_report("delete the pcow image '%s', which is no longer what the "
+                     "VM has, and nothing says so: %s", pcow_path(pcow->image),
+                     error.message);
+    }
+    return true;
+}
+
+/* What came after the VM (a description of it) was cut off. */
+static bool source_takes_it_for_failed(void)
+{
+    MigrationIncomingState *incoming = migration_incoming_get_current();
+
+    return incoming->to_src_file && incoming->from_src_file &&
+           qemu_file_get_error(incoming->from_src_file);
+}
+
+static void settle(void)
+{
+    Error *err = NULL;
+
+    if (hostmem_pcow_foreach(is_settled, NULL, NULL)) {
+        return;
+    }
+    if (source_takes_it_for_failed()) {
+        error_setg(&err, "the connection broke when all was here, which the "
+                   "source takes for a failure");
+    } else if (hostmem_pcow_foreach(unmark, NULL, &err)) {
+        return;
+    } else {
+        hostmem_pcow_foreach(mark_again, NULL, NULL);
+    }
+    error_reportf_err(err, "the VM does not start here, but goes on where it "
+                      "was: ");
+    exit(EXIT_FAILURE);
+}
+
+static void vm_state_changed(void *opaque, bool running, RunState state)
+{
+    if (running) {
+        settle();
+    }
+}
+
+int hostmem_pcow_incoming_end(void *opaque)
+{
+    /* Also after loadvm, which is of no arrival, and after a failure */
+    if (migration_incoming_get_current()->state == MIGRATION_STATUS_COMPLETED) {
+        settle();
+    }
+    return 0;
+}
+
+void hostmem_pcow_incoming_register(HostMemPcow *pcow)
+{
+    if (!pcow->readonly && runstate_check(RUN_STATE_INMIGRATE)) {
+        /* Before devices go on, which may store to the image */
+        pcow->arrival_ended = qemu_add_vm_change_state_handler_prio(
+            vm_state_changed, pcow, -1);
+    }
+}
+
+void hostmem_pcow_incoming_unregister(HostMemPcow *pcow)
+{
+    if (pcow->arrival_ended) {
+        qemu_del_vm_change_state_handler(pcow->arrival_ended);
+    }
 }

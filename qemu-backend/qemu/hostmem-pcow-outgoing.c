@@ -434,6 +434,7 @@ static const SaveVMHandlers handlers = {
     .state_pending_exact = pending_exact,
     .save_live_complete_precopy = save_complete,
     .load_state = hostmem_pcow_incoming_load,
+    .load_cleanup = hostmem_pcow_incoming_end,
 };
 
 /* ---- with the backend ---------------------------------------------------- */
@@ -445,6 +446,7 @@ void hostmem_pcow_migration_register(HostMemPcow *pcow)
     if (!pcow->readonly) {
         delete_remains(pcow);
     }
+    hostmem_pcow_incoming_register(pcow);
     migration_add_notifier(&pcow->migration, migration_event);
     register_savevm_live(name, 0, HOSTMEM_PCOW_STREAM_VERSION, &handlers, pcow);
 }
@@ -455,5 +457,6 @@ void hostmem_pcow_migration_unregister(HostMemPcow *pcow)
 
     unregister_savevm(NULL, name, pcow);
     migration_remove_notifier(&pcow->migration);
+    hostmem_pcow_incoming_unregister(pcow);
     end(pcow);
 }

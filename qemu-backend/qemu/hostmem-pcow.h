@@ -34,7 +34,8 @@ typedef struct HostMemPcowIdentity {
 typedef enum HostMemPcowArrival {
     PCOW_AWAITED,
     PCOW_ARRIVING,
-    PCOW_ARRIVED,               /* complete, and durable */
+    PCOW_ARRIVED,               /* complete, and durable; still marked */
+    PCOW_SETTLED,               /* it is the VM's, and has no mark */
 } HostMemPcowArrival;
 
 typedef struct HostMemPcow {
@@ -91,6 +92,7 @@ typedef struct HostMemPcow {
     struct HostMemPcowOutgoing *outgoing;   /* NULL: no migration to elsewhere */
     NotifierWithReturn migration;
     HostMemPcowArrival arrival;
+    VMChangeStateEntry *arrival_ended;      /* NULL: none has begun here */
     uint64_t arrived_bytes;     /* since the last flush */
 } HostMemPcow;
 
@@ -321,9 +323,10 @@ bool hostmem_pcow_revert(HostMemPcow *pcow, const char *name, Error **errp);
 void hostmem_pcow_hold_guest(void);
 void hostmem_pcow_release_guest(void);
 /*
- * Fails while a migration is under way (what the image gets now would stay
- * behind, and holding the guest must not meet the end of the migration), or a
- * dump (which loads from images in a thread that is not held).
+ * Fails while a migration is under way, from here (what the image gets now
+ * would stay behind, and holding the guest must not meet the end of the
+ * migration) or to here (the image is not the VM's yet), or a dump (which loads
+ * from images in a thread that is not held).
  */
 bool hostmem_pcow_check_settled(Error **errp);
 /*
@@ -407,6 +410,8 @@ bool hostmem_pcow_is_migration_name(const char *name);
 bool hostmem_pcow_check_arrived(HostMemPcow *pcow, Error **errp);
 /* Does an image that waits for a VM have a snapshot of that name? */
 bool hostmem_pcow_is_arrival_name(const char *name);
+/* Is a VM expected here, or one of its images marked still? */
+bool hostmem_pcow_is_arriving(void);
 
 /* ---- hostmem-pcow-loadvm.c ---- */
 

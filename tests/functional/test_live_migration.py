@@ -20,8 +20,9 @@ SECONDS = 120
 class Model:
     """What is on an image, page by page; stores at random."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, device: str = 'nv0') -> None:
         self._random = random.Random(seed)
+        self.device = device
         self.pages: dict[int, bytes] = {}
 
     def store(self, vm: qemu.Qemu, count: int) -> None:
@@ -29,7 +30,7 @@ class Model:
             page = self._random.randrange(SIZE // 4096)
             # Some of them zeros, which may be there already
             data = bytes(16) if self._random.random() < 0.2 else self._random.randbytes(16)
-            vm.write(vm.address('nv0') + page * 4096, data)
+            vm.write(vm.address(self.device) + page * 4096, data)
             self.pages[page] = data
 
 
@@ -59,12 +60,12 @@ class MigrationTestCase(images.ImageTestCase):
     def receive(self, path: Path, *more: str) -> vm_state.Vm:
         return self.run_vm(path, '-incoming', f'unix:{self.directory}/migration', *more)
 
-    def migrate(self, vm: qemu.Qemu, **parameters: Any) -> None:
+    def migrate(self, vm: qemu.Qemu, to: str = 'migration', **parameters: Any) -> None:
         """As libvirt does it: the source hears from the destination whether it has all."""
         vm.qmp('migrate-set-capabilities', capabilities=[{'capability': 'return-path', 'state': True}])
         if parameters:
             vm.qmp('migrate-set-parameters', **parameters)
-        vm.qmp('migrate', uri=f'unix:{self.directory}/migration')
+        vm.qmp('migrate', uri=f'unix:{self.directory}/{to}')
 
     def wait(self, vm: qemu.Qemu) -> dict[str, Any]:
         end = time.monotonic() + SECONDS
@@ -86,7 +87,7 @@ class MigrationTestCase(images.ImageTestCase):
 
     def assert_holds(self, vm: qemu.Qemu, model: Model) -> None:
         for page, data in model.pages.items():
-            self.assertEqual(data, vm.read(vm.address('nv0') + page * 4096, len(data)), f'page {page}')
+            self.assertEqual(data, vm.read(vm.address(model.device) + page * 4096, len(data)), f'page {page}')
 
 
 class CompletedTest(MigrationTestCase):
