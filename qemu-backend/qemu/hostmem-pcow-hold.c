@@ -123,6 +123,12 @@ bool hostmem_pcow_check_settled(Error **errp)
                    "ended");
         return false;
     }
+    if (hostmem_pcow_is_arriving()) {
+        error_setg(errp, "the VM is being migrated to here, and has not "
+                   "arrived, so its pcow images are not its own yet: wait for "
+                   "it; or, if that has failed, end this QEMU");
+        return false;
+    }
     /* Its thread is nobody's whom holding the guest stops. */
     if (qemu_system_dump_in_progress()) {
         error_setg(errp, "the memory of the VM is being dumped, which loads "

@@ -310,6 +310,18 @@ static bool check_new_name(const char *name, Error **errp)
     return true;
 }
 
+/* A load that failed halfway is another matter: who gives up on it may. */
+static bool check_old_name(const char *name, Error **errp)
+{
+    if (hostmem_pcow_is_migration_name(name) ||
+        hostmem_pcow_is_arrival_name(name)) {
+        error_setg(errp, "the snapshot '%s' belongs to a live migration, which "
+                   "deletes it itself, or the next start of the VM does", name);
+        return false;
+    }
+    return true;
+}
+
 PcowSnapshotCreated *qmp_pcow_snapshot_create(const char *id, const char *name,
                                               Error **errp)
 {
@@ -359,7 +371,8 @@ void qmp_pcow_snapshot_revert(const char *id, const char *name, Error **errp)
     bool ok;
 
     /* That would be undone by the next QEMU, which finishes the load. */
-    if (!pcow || !hostmem_pcow_check_not_loading(NULL, errp)) {
+    if (!pcow || !check_old_name(name, errp) ||
+        !hostmem_pcow_check_not_loading(NULL, errp)) {
         return;
     }
     if (runstate_is_running()) {
@@ -384,7 +397,7 @@ PcowSnapshotDeleted *qmp_pcow_snapshot_delete(const char *id, const char *name,
     uint64_t freed;
     int ret;
 
-    if (!pcow) {
+    if (!pcow || !check_old_name(name, errp)) {
         return NULL;
     }
     hostmem_pcow_hold_guest();
@@ -406,7 +419,8 @@ void qmp_pcow_snapshot_rename(const char *id, const char *name,
     struct pcow_error error;
     int ret;
 
-    if (!pcow || !check_new_name(new_name, errp)) {
+    if (!pcow || !check_old_name(name, errp) ||
+        !check_new_name(new_name, errp)) {
         return;
     }
     hostmem_pcow_hold_guest();

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from tests.functional import images
 from tests.functional import migration_wire
 from tests.functional import qemu
 from tests.functional import test_live_migration
@@ -122,6 +124,7 @@ class TogetherTest(ArrivalTestCase):
             self.assertTrue(wire.at_the_end.wait(test_live_migration.SECONDS))
             self.assertEqual('inmigrate', destination.status())
             self.assertEqual([[MARK], [MARK]], [self.names(path) for path in self.targets])
+            self.assertIn('has not arrived', destination.qmp_error('pcow-snapshot-delete', id='mem0', name=MARK))
             fork = None if cut else self.create('there/fork.pcow', None, '-b', NAMES[1], '-o', f'base_snapshot={MARK}')
             wire.go_on(cut=cut)
             self.assertEqual('failed', self.wait(source)['status'])
@@ -159,6 +162,7 @@ class TogetherTest(ArrivalTestCase):
                 self.assertEqual('failed', self.wait(destination)['status'])
                 destination.qmp('cont')
                 self.assertEqual('inmigrate', destination.status())
+                self.assertIn('has not arrived', destination.qmp_error('pcow-snapshot-create', id='mem0', name='mine'))
                 destination.quit()
             self.assert_marked()
             self.assert_here(source, models)
@@ -190,3 +194,53 @@ class TogetherTest(ArrivalTestCase):
             self.assert_here(destination, models)
             self.assert_unmarked()
             destination.quit()
+
+
+class CommandsTest(ArrivalTestCase):
+    def refuse(self, vm: vm_state.Vm, commands: dict[str, dict[str, Any]], message: str) -> None:
+        for command, arguments in commands.items():
+            self.assertIn(message, vm.qmp_error(f'pcow-snapshot-{command}', id='mem0', **arguments), command)
+
+    def refuse_all(self, vm: vm_state.Vm) -> None:
+        self.refuse(vm, {'create': {'name': 'mine'}, 'revert': {'name': MARK}, 'delete': {'name': MARK},
+                         'rename': {'name': MARK, 'new-name': 'mine'}}, 'the VM is being migrated to here, and has not arrived')
+        # Of disks that wait to be taken over QEMU itself says so, and may look at them first
+        for job, name in ((vm.save, 'new'), (vm.load, 'of before'), (vm.delete, 'of before')):
+            self.assertRegex(job(name), 'has not arrived|writable but does not support snapshots')
+
+    def carrier(self, host: Path) -> tuple[str, ...]:
+        """A disk with the state of a VM that had no images."""
+        path = host / 'disk0.qcow2'
+        vm_state.run('qemu-img', 'create', '-q', '-f', 'qcow2', path, '1M')
+        arguments = vm_state.carrier_arguments(path)
+        with vm_state.Vm(host, *arguments) as vm:
+            self.assertEqual('', vm.save('of before'))
+            vm.quit()
+        return arguments
+
+    def test_while_it_arrives(self) -> None:
+        """Before, meanwhile and, of the names that a migration gives, always."""
+        models = self.models()
+        with self.run_two(self.sources, *self.carrier(self.here)) as source:
+            self.store(source, models)
+            with self.receive_two(*self.carrier(self.there)) as destination:
+                self.refuse_all(destination)
+                self.migrate(source, max_bandwidth=128 * images.KIB)
+                while not (names := self.names(self.targets[0])):
+                    self.assertIn(source.qmp('query-migrate')['status'], ('setup', 'active'))
+                self.assertEqual([MARK], names)
+                self.refuse_all(destination)
+                self.assertEqual('active', source.qmp('query-migrate')['status'])
+                self.refuse_all(destination)
+                source.qmp('migrate-set-parameters', **{'max-bandwidth': 1 << 40})
+                self.assertEqual('completed', self.wait(source)['status'])
+                self.assert_here(destination, models)
+                self.assert_unmarked()
+                for name in (MARK, '.migrating-3'):
+                    self.refuse(destination, {'revert': {'name': name}, 'delete': {'name': name},
+                                              'rename': {'name': name, 'new-name': 'mine'}}, 'belongs to a live migration')
+                destination.qmp('pcow-snapshot-create', id='mem0', name='mine')
+                destination.qmp('pcow-snapshot-delete', id='mem0', name='mine')
+                destination.quit()
+            source.quit()
+        self.assert_clean(*self.sources, *self.targets)
