@@ -29,14 +29,17 @@ static uint8_t watermark(const HostMemPcow *pcow)
 static void tell_space(HostMemPcow *pcow, uint64_t free, uint64_t size)
 {
     const char *path = pcow_path(pcow->image);
+    const char *consequence = pcow->full == HOST_MEM_PCOW_FULL_FAIL
+        ? "the guest's stores fail when nothing is"
+        : "the guest waits when nothing is";
 
     qapi_event_send_pcow_pool_low(pcow->id, pcow->low, free, size,
                                   watermark(pcow));
     if (pcow->low) {
         warn_report("pcow image '%s': %" PRIu64 " MiB of %" PRIu64 " MiB are "
-                    "free in its pool, less than %u %%; the guest waits when "
-                    "nothing is: free space or extend the pool", path,
-                    free / MiB, size / MiB, watermark(pcow));
+                    "free in its pool, less than %u %%; %s: free space or "
+                    "extend the pool", path, free / MiB, size / MiB,
+                    watermark(pcow), consequence);
     } else {
         info_report("pcow image '%s': there is enough space in its pool again",
                     path);

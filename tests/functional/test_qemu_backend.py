@@ -296,6 +296,16 @@ class LowSpaceTest(PoolTest):
             assert vm.process.stderr is not None
             said = vm.process.stderr.read()
         self.assertRegex(said, r"warning: pcow image '.*vm\.pcow': \d MiB of 8 MiB are free in its pool, less than 50 %")
+        self.assertIn('the guest waits when nothing is', said)
+
+    def test_warning_of_stores_that_will_fail(self) -> None:
+        with qemu.Qemu(self.directory, *backend(self.image, ',pcow-low=100,pcow-full=fail')) as vm:
+            self.assertTrue(vm.wait_event('PCOW_POOL_LOW')['low'])
+            vm.quit()
+            assert vm.process.stderr is not None
+            said = vm.process.stderr.read()
+        self.assertIn("the guest's stores fail when nothing is", said)
+        self.assertNotIn('waits', said)
 
     def test_watermark_may_be_changed_while_it_runs(self) -> None:
         with qemu.Qemu(self.directory, *backend(self.image, ',pcow-low=0')) as vm:

@@ -9,11 +9,13 @@ from tests.functional import images
 from tests.functional import qemu
 from tests.functional import test_qemu_backend as backend
 from tests.functional import virtio
+from tests.functional import vm_state
 
 DISK_SIZE = 8 * images.MIB
 BASE_BYTE = 0x5a
 SLOT = 6
 AIO = ('threads', 'native', 'io_uring')
+BALLOON_PAGE = 4096
 
 
 def disk_bytes(offset: int, length: int) -> bytes:
@@ -121,3 +123,44 @@ class KernelAccessTest(backend.QemuTestCase):
                     vm.quit()
                 image.unlink()
                 backend.tool('pcow-img', 'create', '-q', image, backend.SIZE)
+
+
+class StreamTest(backend.QemuTestCase):
+    def test_request_without_a_buffer(self) -> None:
+        """block-stream, which is ``virsh blockpull``, has the block layer read what nobody wants to see."""
+        self.overlay()
+        base, top, copied = (self.directory / name for name in ('base.raw', 'top.qcow2', 'copied.raw'))
+        base.write_bytes(disk_bytes(0, DISK_SIZE))
+        vm_state.run('qemu-img', 'create', '-q', '-f', 'qcow2', '-F', 'raw', '-b', base, top)
+        with vm_state.Vm(self.directory, *backend.backend(self.image), *vm_state.carrier_arguments(top)) as vm:
+            vm.write_disk(0x33)
+            vm.qmp('block-stream', job_id='pull', device='disk0')
+            self.assertNotIn('error', vm.wait_event('BLOCK_JOB_COMPLETED'))
+            vm.write(vm.address('nv0'), b'on')
+            self.assertEqual(b'on', vm.read(vm.address('nv0'), 2))
+            vm.quit()
+        base.unlink()                  # nothing is read from it any more
+        vm_state.run('qemu-img', 'convert', '-f', 'qcow2', '-O', 'raw', top, copied)
+        self.assertEqual(b'\x33' * 65536 + disk_bytes(65536, DISK_SIZE - 65536), copied.read_bytes())
+
+
+class DiscardTest(backend.QemuTestCase):
+    def test_pages_that_a_balloon_takes(self) -> None:
+        """They stay, and a guest cannot fill the host's log with that."""
+        size, place, pages = 128 * images.MIB, 64 * images.MIB, 100
+        backend.tool('pcow-img', 'create', '-q', self.image, size)
+        with qemu.Qemu(self.directory, '-object', f'memory-backend-file,id=mem0,mem-path={self.image},share=on,size={size}',
+                       '-machine', 'memory-backend=mem0', '-device', f'virtio-balloon-pci,addr={SLOT}') as vm:
+            vm.write(place, b'stays')
+            vm.qmp('pcow-snapshot-create', id='mem0', name='frozen')
+            inflate = virtio.Device(vm, SLOT)
+            numbers = range(place // BALLOON_PAGE, place // BALLOON_PAGE + pages)
+            vm.write(inflate.scratch, b''.join(number.to_bytes(4, 'little') for number in numbers))
+            inflate.request([(inflate.scratch, 4 * pages)], [])
+            self.assertEqual(b'stays', vm.read(place, 5))
+            vm.quit()
+            assert vm.process.stderr is not None
+            said = vm.process.stderr.read()
+        self.assertEqual(1, said.count('pcow image'), said)
+        self.assertIn("'mem0'", said)
+        backend.tool('pcow-img', 'check', self.image)
