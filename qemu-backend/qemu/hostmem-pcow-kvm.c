@@ -7,9 +7,12 @@
  * without an address.  The instruction has not been executed: make the page
  * writable and run the vCPU again.  Where it was is guessed from the
  * instruction and the registers, which costs a few ioctls; what cannot be
- * guessed (a store that the processor makes by itself, to page tables or the
- * stack of an interrupt handler; scattered vectors) is found by userfaultfd,
- * see pcow_map_watch().
+ * guessed (some of the stores that the processor makes by itself; scattered
+ * vectors) is found by userfaultfd, see pcow_map_watch().
+ *
+ * The image may be unplugged meanwhile.  One that was found in the memory of
+ * the guest stays as long as RCU is held (the flat view has a reference), one
+ * from the list of RAM blocks as long as the images are locked.
  */
 #include "qemu/osdep.h"
 #include <linux/kvm.h>
@@ -55,7 +58,7 @@ static __thread struct {
 } stuck;
 
 typedef struct Access {
-    HostMemPcow *pcow;
+    HostMemPcow *pcow;          /* NULL: none has been found */
     uint64_t offset;
     bool store;
     bool lost;                  /* a media error, or a file cut short */
@@ -86,55 +89,6 @@ uint8_t *hostmem_pcow_find_ram(AddressSpace *memory, hwaddr gpa,
 static __thread struct kvm_sregs sregs;
 static __thread AddressSpace *memory;
 
-#define PTE_ADDRESS 0x000ffffffffff000ULL
-
-/*
- * The page tables of a guest in 64-bit mode.  KVM_TRANSLATE looks as the kernel
- * of the guest would, and so does not find pages of its programs where SMAP
- * is on.
- */
-static bool walk_page_tables(uint64_t linear, hwaddr *gpa)
-{
-    hwaddr table = sregs.cr3 & PTE_ADDRESS;
-
-    for (int level = sregs.cr4 & CR4_LA57_MASK ? 5 : 4; level > 0; level--) {
-        unsigned shift = 12 + 9 * (level - 1);
-        uint64_t mask = (1ULL << shift) - 1, entry, offset;
-        RAMBlock *block;
-        hwaddr at = table + (linear >> shift & 511) * 8;
-        uint8_t *host = hostmem_pcow_find_ram(memory, at, &block, &offset);
-
-        if (!host) {
-            return false;
-        }
-        entry = ldq_le_p(host);
-        if (!(entry & PG_PRESENT_MASK)) {
-            return false;
-        }
-        if (level == 1 || (level <= 3 && entry & PG_PSE_MASK)) {
-            *gpa = (entry & PTE_ADDRESS & ~mask) | (linear & mask);
-            return true;
-        }
-        table = entry & PTE_ADDRESS;
-    }
-    return false;
-}
-
-static bool translate(CPUState *cpu, uint64_t linear, hwaddr *gpa)
-{
-    struct kvm_translation translation = { .linear_address = linear };
-
-    if (sregs.efer & MSR_EFER_LMA) {
-        return walk_page_tables(linear, gpa);
-    }
-    if (kvm_vcpu_ioctl(cpu, KVM_TRANSLATE, &translation) < 0 ||
-        !translation.valid) {
-        return false;
-    }
-    *gpa = translation.physical_address;
-    return true;
-}
-
 /* Would this access to guest-physical memory be refused, and by which page? */
 static bool is_refused_physical(hwaddr gpa, bool store, Access *access)
 {
@@ -161,6 +115,67 @@ static bool is_refused_physical(hwaddr gpa, bool store, Access *access)
     return true;
 }
 
+#define PTE_ADDRESS 0x000ffffffffff000ULL
+/* The task state and the frame of an interrupt in 64-bit mode */
+#define TSS_RSP0 4
+#define TSS_LENGTH 104
+#define FRAME_ALIGN 16
+#define FRAME_LENGTH 48
+
+/*
+ * The page tables of a guest in 64-bit mode.  KVM_TRANSLATE looks as the kernel
+ * of the guest would, and so does not find pages of its programs where SMAP
+ * is on.
+ *
+ * Where the processor walks the tables through those of the host, it stores to
+ * each (AMD) or says that it does (Intel, where it keeps accessed and dirty
+ * bits there).  So a table that may not be stored to is what was refused: then
+ * false, and *access says so.
+ */
+static bool walk_page_tables(uint64_t linear, hwaddr *gpa, Access *access)
+{
+    hwaddr table = sregs.cr3 & PTE_ADDRESS;
+
+    for (int level = sregs.cr4 & CR4_LA57_MASK ? 5 : 4; level > 0; level--) {
+        unsigned shift = 12 + 9 * (level - 1);
+        uint64_t mask = (1ULL << shift) - 1, entry, offset;
+        RAMBlock *block;
+        hwaddr at = table + (linear >> shift & 511) * 8;
+        uint8_t *host = hostmem_pcow_find_ram(memory, at, &block, &offset);
+
+        if (!host || is_refused_physical(at, true, access)) {
+            return false;
+        }
+        entry = ldq_le_p(host);
+        if (!(entry & PG_PRESENT_MASK)) {
+            return false;
+        }
+        if (level == 1 || (level <= 3 && entry & PG_PSE_MASK)) {
+            *gpa = (entry & PTE_ADDRESS & ~mask) | (linear & mask);
+            return true;
+        }
+        table = entry & PTE_ADDRESS;
+    }
+    return false;
+}
+
+/* If false, *access may say why. */
+static bool translate(CPUState *cpu, uint64_t linear, hwaddr *gpa,
+                      Access *access)
+{
+    struct kvm_translation translation = { .linear_address = linear };
+
+    if (sregs.efer & MSR_EFER_LMA) {
+        return walk_page_tables(linear, gpa, access);
+    }
+    if (kvm_vcpu_ioctl(cpu, KVM_TRANSLATE, &translation) < 0 ||
+        !translation.valid) {
+        return false;
+    }
+    *gpa = translation.physical_address;
+    return true;
+}
+
 static bool is_refused(CPUState *cpu, uint64_t linear, uint64_t length,
                        bool store, Access *access)
 {
@@ -170,8 +185,10 @@ static bool is_refused(CPUState *cpu, uint64_t linear, uint64_t length,
 
     /* The last page may be that of the address space (a register with -1). */
     for (;; page += PCOW_PAGE_SIZE) {
-        if (translate(cpu, page, &gpa) &&
-            is_refused_physical(gpa, store, access)) {
+        if (translate(cpu, page, &gpa, access)) {
+            is_refused_physical(gpa, store, access);
+        }
+        if (access->pcow) {
             return true;
         }
         if (page == last) {
@@ -201,7 +218,7 @@ static void get_state(const struct kvm_regs *regs, X86State *state)
 
 /*
  * The bytes of the instruction.  If they are in an image and not mapped,
- * fetching them is what failed: then 0, and *access says so.
+ * fetching them is what failed: then *access says so.
  */
 static size_t read_code(CPUState *cpu, const X86State *state, uint8_t *code,
                         Access *access)
@@ -219,11 +236,9 @@ static size_t read_code(CPUState *cpu, const X86State *state, uint8_t *code,
         uint8_t *host;
         hwaddr gpa;
 
-        if (!translate(cpu, linear + done, &gpa)) {
+        if (!translate(cpu, linear + done, &gpa, access) ||
+            is_refused_physical(gpa, false, access)) {
             break;
-        }
-        if (is_refused_physical(gpa, false, access)) {
-            return 0;
         }
         host = hostmem_pcow_find_ram(memory, gpa, &block, &offset);
         if (!host) {
@@ -242,13 +257,11 @@ static bool guess_by_instruction(CPUState *cpu, const X86State *state,
 {
     X86Operand operands[X86_MAX_OPERANDS];
     uint8_t code[X86_MAX_CODE];
-    Access fetch = { };
     unsigned count;
-    size_t length = read_code(cpu, state, code, &fetch);
+    size_t length = read_code(cpu, state, code, access);
 
     *known = false;
-    if (fetch.pcow) {
-        *access = fetch;
+    if (access->pcow) {
         return true;
     }
     count = x86_memory_operands(state, code, length, operands);
@@ -260,6 +273,49 @@ static bool guess_by_instruction(CPUState *cpu, const X86State *state,
         }
     }
     return false;
+}
+
+/* In 64-bit mode: where a program's stack is left for, without an error 0 */
+static uint64_t read_kernel_stack(CPUState *cpu, Access *access)
+{
+    uint64_t linear = sregs.tr.base + TSS_RSP0, offset;
+    RAMBlock *block;
+    uint8_t *host;
+    hwaddr gpa;
+
+    /* Elsewhere the next page is not that of the guest. */
+    if (linear % PCOW_PAGE_SIZE > PCOW_PAGE_SIZE - sizeof(uint64_t) ||
+        !translate(cpu, linear, &gpa, access)) {
+        return 0;
+    }
+    host = hostmem_pcow_find_ram(memory, gpa, &block, &offset);
+    return host ? ldq_le_p(host) : 0;
+}
+
+/*
+ * Perhaps the processor was delivering an interrupt or an exception: then it
+ * went through page tables to the descriptors, and stored to the stack.  Not
+ * the stacks of the interrupt stack table, which are used rarely.
+ */
+static bool guess_by_delivery(CPUState *cpu, const X86State *state,
+                              Access *access)
+{
+    uint64_t stack = state->gpr[X86_SP];
+
+    if (!(sregs.efer & MSR_EFER_LMA)) {
+        return false;
+    }
+    if (is_refused(cpu, sregs.idt.base, sregs.idt.limit, false, access) ||
+        is_refused(cpu, sregs.gdt.base, sregs.gdt.limit, false, access) ||
+        is_refused(cpu, sregs.tr.base, TSS_LENGTH, false, access)) {
+        return true;
+    }
+    if (sregs.ss.dpl == 3) {
+        stack = read_kernel_stack(cpu, access);
+    }
+    stack &= ~(uint64_t)(FRAME_ALIGN - 1);
+    return stack && is_refused(cpu, stack - FRAME_LENGTH, FRAME_LENGTH, true,
+                               access);
 }
 
 /* Perhaps a register points to it: the price of an error is a page copied. */
@@ -281,28 +337,6 @@ static bool guess_by_registers(CPUState *cpu, const X86State *state,
         }
     }
     return false;
-}
-
-/* A store that a watch has found, but could not serve */
-static bool found_by_watch(Access *access)
-{
-    bool found = false;
-    RAMBlock *block;
-
-    RCU_READ_LOCK_GUARD();
-    hostmem_pcow_lock_images();
-    RAMBLOCK_FOREACH(block) {
-        uint64_t offset;
-
-        if (block->pcow && pcow_map_watch_found(block->pcow->map, &offset) &&
-            !pcow_map_is_accessible(block->pcow->map, offset, true)) {
-            *access = (Access) { block->pcow, offset, true };
-            found = true;
-            break;
-        }
-    }
-    hostmem_pcow_unlock_images();
-    return found;
 }
 
 static bool find_access(CPUState *cpu, Access *access)
@@ -330,8 +364,8 @@ static bool find_access(CPUState *cpu, Access *access)
     return guess_by_instruction(cpu, &state, &known, access) ||
            /* if all is well, another vCPU may just have been faster */
            ((!known || stuck.tries) &&
-            guess_by_registers(cpu, &state, access)) ||
-           (stuck.tries && found_by_watch(access));
+            (guess_by_delivery(cpu, &state, access) ||
+             guess_by_registers(cpu, &state, access)));
 }
 
 /*
@@ -346,9 +380,9 @@ static int stop_vm(void)
     return EXCP_INTERRUPT;
 }
 
-static int serve(CPUState *cpu, const Access *access)
+/* Returns true if there is no space, which is to be waited for. */
+static bool serve(CPUState *cpu, const Access *access)
 {
-    struct timespec interval = { 0, RETRY_INTERVAL_NS };
     uint8_t *host = (uint8_t *)pcow_map_address(access->pcow->map) +
                     access->offset;
     int ret = access->lost ? -EIO : hostmem_pcow_trap(host, access->store);
@@ -356,12 +390,49 @@ static int serve(CPUState *cpu, const Access *access)
     if (ret == 0) {
         stuck.tries = stuck.tries_alone = 0;
     } else if (ret == -ENOSPC && !hostmem_pcow_fails_when_full(host)) {
-        /* kicks of the vCPU end this early, and the loop sees to them */
-        nanosleep(&interval, NULL);
+        return true;
     } else {
         hostmem_pcow_memory_error(cpu, host, ret);
     }
-    return 0;
+    return false;
+}
+
+/* Finds it, and serves it before the image can go away. */
+static bool serve_found(CPUState *cpu, bool *is_full)
+{
+    Access access = { };
+
+    RCU_READ_LOCK_GUARD();
+    if (!find_access(cpu, &access)) {
+        return false;
+    }
+    *is_full = serve(cpu, &access);
+    return true;
+}
+
+/*
+ * A store that a watch has found, but could not serve.  The list of blocks
+ * keeps no image, and the guest may not see this one any more.
+ */
+static bool serve_watched(CPUState *cpu, bool *is_full)
+{
+    bool found = false;
+    RAMBlock *block;
+
+    RCU_READ_LOCK_GUARD();
+    hostmem_pcow_lock_images();
+    RAMBLOCK_FOREACH(block) {
+        uint64_t offset;
+
+        if (block->pcow && pcow_map_watch_found(block->pcow->map, &offset) &&
+            !pcow_map_is_accessible(block->pcow->map, offset, true)) {
+            *is_full = serve(cpu, &(Access) { block->pcow, offset, true });
+            found = true;
+            break;
+        }
+    }
+    hostmem_pcow_unlock_images();
+    return found;
 }
 
 /* Stores that were served so far, in all images */
@@ -437,18 +508,19 @@ static int watch_all(CPUState *cpu)
 
 int hostmem_pcow_kvm_fault(CPUState *cpu)
 {
-    Access access;
-    bool found;
+    struct timespec interval = { 0, RETRY_INTERVAL_NS };
+    bool is_full = false;
     int ret = 0;
 
     if (!hostmem_pcow_high) {
         return -EFAULT;
     }
-    WITH_RCU_READ_LOCK_GUARD() {
-        found = find_access(cpu, &access);
-    }
-    if (found) {
-        ret = serve(cpu, &access);
+    if (serve_found(cpu, &is_full) ||
+        (stuck.tries && serve_watched(cpu, &is_full))) {
+        if (is_full) {
+            /* kicks of the vCPU end this early, and the loop sees to them */
+            nanosleep(&interval, NULL);
+        }
     } else if (is_hopeless()) {
         /* Neither we nor userfaultfd know of it: it is not an image's. */
         stuck.tries = 0;

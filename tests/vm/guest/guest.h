@@ -93,6 +93,9 @@ bool errors_survey(const struct memory *memory, FILE *out);
 /* clock.c: the milliseconds since boot, and the clock that counts them */
 bool clock_tell(FILE *out);
 
+/* trap.c: a debug exception on every CPU */
+bool trap_on_each_cpu(unsigned cpus, FILE *out);
+
 /* compare.c: false and a line on OUT if the image is not what the model says */
 bool compare(const struct memory *memory, size_t offset, size_t length, const char *what, FILE *out);
 

@@ -251,6 +251,9 @@ static bool perform(struct memory *memory, char *line, FILE *out)
     if (strcmp(name, "clock") == 0) {
         return clock_tell(out);
     }
+    if (strcmp(name, "trap") == 0) {
+        return trap_on_each_cpu(memory->threads, out);
+    }
     if (strcmp(name, "save") == 0) {
         return transfers_save(memory, "/dev/vdb", out);
     }
