@@ -329,8 +329,8 @@ void hostmem_pcow_unlock_images(void)
 }
 
 /*
- * No flat view has the memory any more, and the RAM block is off the list, but a
- * vCPU that found it there may be at it.  synchronize_rcu() is no way to wait
+ * No flat view has the memory any more, and the RAM block is off the list, but
+ * a vCPU that found it there may be at it.  synchronize_rcu() is no way to wait
  * for it: readers may need the BQL.
  */
 void hostmem_pcow_finalize(HostMemPcow *pcow)
