@@ -370,10 +370,13 @@ int file_commit(struct file *file)
 
     if (file->persist.persistence == PCOW_PERSISTENCE_VOLATILE)
         return 0;
-    request = failures_begin(&file->persist.failures);
     ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_SYNC});
-    if (!ret && fdatasync(file->fd))
-        ret = -errno;
+    if (ret) {
+        failures_add(&file->persist.failures);
+        return ret;
+    }
+    request = failures_begin(&file->persist.failures);
+    ret = fdatasync(file->fd) ? -errno : 0;
     failures_end(&file->persist.failures, &request, ret != 0);
     if (ret)
         return ret;

@@ -17,10 +17,15 @@ struct request failures_begin(struct failures *failures)
     return request;
 }
 
+void failures_add(struct failures *failures)
+{
+    __atomic_fetch_add(&failures->count, 1, __ATOMIC_SEQ_CST);
+}
+
 void failures_end(struct failures *failures, const struct request *request, bool failed)
 {
     if (failed)
-        __atomic_fetch_add(&failures->count, 1, __ATOMIC_SEQ_CST);
+        failures_add(failures);
     __atomic_fetch_sub(&failures->asking[request->phase % 2], 1, __ATOMIC_SEQ_CST);
     pthread_setcancelstate(request->cancel_state, NULL);
 }

@@ -25,9 +25,11 @@ struct request {
     int cancel_state;                  /* of the thread: others would wait for ever for one that is cancelled in between */
 };
 
-/* Around each request: begin() before it, end() with what it gave. */
+/* Around each request: begin() right before it, end() with what it gave. */
 struct request failures_begin(struct failures *failures);
 void failures_end(struct failures *failures, const struct request *request, bool failed);
+/* A request that failed before the kernel was asked. */
+void failures_add(struct failures *failures);
 
 /* How many there are by now. */
 uint64_t failures_count(const struct failures *failures);

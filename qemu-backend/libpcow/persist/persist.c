@@ -77,11 +77,15 @@ static void flush(const struct persist *persist, const void *address, size_t len
 static int sync_pages(struct persist *persist, const void *address, size_t length)
 {
     uintptr_t page = (uintptr_t)address & ~(uintptr_t)(PCOW_PAGE_SIZE - 1);
-    struct request request = failures_begin(&persist->failures);
     int ret = persist_observe(persist, (struct observation){.what = OBSERVED_MSYNC, .address = address, .length = length});
+    struct request request;
 
-    if (!ret && msync((void *)page, (uintptr_t)address + length - page, MS_SYNC))
-        ret = -errno;
+    if (ret) {
+        failures_add(&persist->failures);
+        return ret;
+    }
+    request = failures_begin(&persist->failures);
+    ret = msync((void *)page, (uintptr_t)address + length - page, MS_SYNC) ? -errno : 0;
     failures_end(&persist->failures, &request, ret != 0);
     return ret;
 }

@@ -5,6 +5,7 @@
  */
 #include "support.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <pthread.h>
 #include <semaphore.h>
@@ -18,77 +19,93 @@
 #define SIZE (64 * MIB)
 #define PLACE (4 * MIB)
 
-/* An observer that stands for the kernel: it tells one request, of this kind and by this thread, of an error. */
+/* It tells one request by this thread of an error. */
 struct kernel {
-    struct observer observer;
+    struct observer observer;              /* only for the class */
     pcow_image *image;
     pcow_map *map;
-    _Atomic enum observed tells;
     _Atomic pthread_t told;
     _Atomic bool waits;                    /* between being told and saying so */
-    _Atomic unsigned asked;                /* syncs by others */
+    _Atomic unsigned asked;                /* fdatasync() by others */
     sem_t waiting, go_on;
 };
 
-static int tell(struct observer *observer, const struct observation *seen)
-{
-    struct kernel *kernel = (struct kernel *)observer;
+static struct kernel kernel;
 
-    if (seen->what != kernel->tells || !pthread_equal(kernel->told, pthread_self())) {
-        kernel->asked += seen->what == OBSERVED_SYNC;
-        return 0;
+int __real_fdatasync(int fd);
+int __wrap_fdatasync(int fd);
+int __real_msync(void *address, size_t length, int flags);
+int __wrap_msync(void *address, size_t length, int flags);
+
+static bool tells(void)
+{
+    if (!pthread_equal(kernel.told, pthread_self()))
+        return false;
+    kernel.told = 0;
+    if (kernel.waits) {
+        sem_post(&kernel.waiting);
+        sem_wait(&kernel.go_on);
     }
-    kernel->told = 0;
-    if (kernel->waits) {
-        sem_post(&kernel->waiting);
-        sem_wait(&kernel->go_on);
-    }
-    return -EIO;
+    errno = EIO;
+    return true;
 }
 
-static void begin(struct kernel *kernel, const char *base)
+int __wrap_fdatasync(int fd)
+{
+    if (tells())
+        return -1;
+    kernel.asked++;
+    return __real_fdatasync(fd);
+}
+
+int __wrap_msync(void *address, size_t length, int flags)
+{
+    return tells() ? -1 : __real_msync(address, length, flags);
+}
+
+static int look(struct observer *observer, const struct observation *seen)
+{
+    (void)observer;
+    (void)seen;
+    return 0;
+}
+
+static void begin(const char *base)
 {
     struct pcow_map_options options = {.engine = PCOW_ENGINE_SIGNAL};
 
-    memset(kernel, 0, sizeof *kernel);
-    sem_init(&kernel->waiting, 0, 0);
-    sem_init(&kernel->go_on, 0, 0);
-    kernel->observer = (struct observer){.persistence = PCOW_PERSISTENCE_PAGE_CACHE, .look = tell};
+    memset(&kernel, 0, sizeof kernel);
+    sem_init(&kernel.waiting, 0, 0);
+    sem_init(&kernel.go_on, 0, 0);
+    kernel.observer = (struct observer){.persistence = PCOW_PERSISTENCE_PAGE_CACHE, .look = look};
     unlink(scratch("vm.pcow"));
     pcow_close(must_create(scratch("vm.pcow"), SIZE, 0, base));
-    MUST(image_open(scratch("vm.pcow"), PCOW_OPEN_WRITE, NULL, &kernel->observer, &kernel->image, &error));
-    MUST(pcow_map_create(kernel->image, &options, &kernel->map, &error));
+    MUST(image_open(scratch("vm.pcow"), PCOW_OPEN_WRITE, NULL, &kernel.observer, &kernel.image, &error));
+    MUST(pcow_map_create(kernel.image, &options, &kernel.map, &error));
 }
 
-static void end(struct kernel *kernel)
+static void end(void)
 {
-    pcow_map_destroy(kernel->map);
-    pcow_close(kernel->image);
-    sem_destroy(&kernel->waiting);
-    sem_destroy(&kernel->go_on);
+    pcow_map_destroy(kernel.map);
+    pcow_close(kernel.image);
+    sem_destroy(&kernel.waiting);
+    sem_destroy(&kernel.go_on);
 }
 
 static void *flush(void *opaque)
 {
-    struct kernel *kernel = opaque;
-
-    return pcow_map_flush(kernel->map, 0, SIZE, NULL) == 0 ? NULL : opaque;
+    return pcow_map_flush(kernel.map, 0, SIZE, NULL) == 0 ? NULL : opaque;
 }
 
 static void *flush_and_be_told(void *opaque)
 {
-    struct kernel *kernel = opaque;
-
-    kernel->tells = OBSERVED_SYNC;
-    kernel->told = pthread_self();
-    return flush(kernel);
+    kernel.told = pthread_self();
+    return flush(opaque);
 }
 
 static void *store(void *opaque)
 {
-    struct kernel *kernel = opaque;
-
-    return pcow_map_resolve(kernel->map, PLACE, 1, true, NULL) == 0 ? NULL : opaque;
+    return pcow_map_resolve(kernel.map, PLACE, 1, true, NULL) == 0 ? NULL : opaque;
 }
 
 static bool fails(pthread_t thread)
@@ -102,28 +119,24 @@ static bool fails(pthread_t thread)
 /* Somebody stores metadata, and is told of the guest's data, which the kernel has tried to write before. */
 static void test_told_of_by_a_store_of_metadata(void **state)
 {
-    struct kernel kernel;
-
     (void)state;
-    begin(&kernel, NULL);
+    begin(NULL);
     ((uint8_t *)pcow_map_address(kernel.map))[PLACE] = 1;
-    kernel.tells = OBSERVED_MSYNC;
     kernel.told = pthread_self();
     assert_int_equal(file_sync_range(&kernel.image->file, owner_offset(1), sizeof(uint64_t)), -EIO);
     assert_int_equal(pcow_map_flush(kernel.map, 0, SIZE, NULL), -EIO);
     /* once; what is stored from now on is another matter */
     MUST(pcow_map_flush(kernel.map, 0, SIZE, &error));
-    end(&kernel);
+    end();
 }
 
 /* Two flushes; the one that the kernel tells does not know yet when the other is through. */
 static void test_told_of_by_a_flush_beside(void **state)
 {
-    struct kernel kernel;
     pthread_t told, other;
 
     (void)state;
-    begin(&kernel, NULL);
+    begin(NULL);
     ((uint8_t *)pcow_map_address(kernel.map))[PLACE] = 1;
     kernel.waits = true;
     assert_int_equal(pthread_create(&told, NULL, flush_and_be_told, &kernel), 0);
@@ -137,14 +150,13 @@ static void test_told_of_by_a_flush_beside(void **state)
     assert_true(fails(told));
     assert_true(fails(other));
     MUST(pcow_map_flush(kernel.map, 0, SIZE, &error));
-    end(&kernel);
+    end();
 }
 
 /* A copy of a page hides the page when it is on the medium. It may be what the flush beside is told of. */
 static void test_copy_that_may_be_lost(void **state)
 {
     static const uint8_t bytes[PCOW_PAGE_SIZE] = {7};
-    struct kernel kernel;
     struct pcow_extent extent;
     pthread_t told, copier;
     pcow_image *base;
@@ -157,7 +169,7 @@ static void test_copy_that_may_be_lost(void **state)
     MUST(pcow_write(base, PLACE, bytes, sizeof bytes, &error));
     MUST(pcow_seal(base, &error));
     pcow_close(base);
-    begin(&kernel, base_path);
+    begin(base_path);
     kernel.waits = true;
     assert_int_equal(pthread_create(&told, NULL, flush_and_be_told, &kernel), 0);
     sem_wait(&kernel.waiting);
@@ -175,7 +187,7 @@ static void test_copy_that_may_be_lost(void **state)
     /* and the next one succeeds */
     assert_null(store(&kernel));
     assert_memory_equal((uint8_t *)pcow_map_address(kernel.map) + PLACE, bytes, sizeof bytes);
-    end(&kernel);
+    end();
 }
 
 struct crowd {
