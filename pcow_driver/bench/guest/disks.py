@@ -39,7 +39,7 @@ class Scale:
         return units.round_up(2 * self.steady + len(_COW_FILES) * self.rounds * self.cow + room + _RESERVE, units.SLAB_SIZE)
 
 
-FULL = Scale(rounds=3, operations=256, steady=64 * units.MIB, cow=64 * units.MIB)
+FULL = Scale(rounds=3, operations=2048, steady=64 * units.MIB, cow=64 * units.MIB)
 QUICK = Scale(rounds=1, operations=64, steady=16 * units.MIB, cow=16 * units.MIB)
 
 

@@ -10,7 +10,10 @@
 struct request failures_begin(struct failures *failures)
 {
     struct request request;
+    sigset_t all;
 
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &request.signals);
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &request.cancel_state);
     request.phase = __atomic_load_n(&failures->phase, __ATOMIC_SEQ_CST);
     __atomic_fetch_add(&failures->asking[request.phase % 2], 1, __ATOMIC_SEQ_CST);
@@ -28,6 +31,7 @@ void failures_end(struct failures *failures, const struct request *request, bool
         failures_add(failures);
     __atomic_fetch_sub(&failures->asking[request->phase % 2], 1, __ATOMIC_SEQ_CST);
     pthread_setcancelstate(request->cancel_state, NULL);
+    pthread_sigmask(SIG_SETMASK, &request->signals, NULL);
 }
 
 uint64_t failures_count(const struct failures *failures)

@@ -12,6 +12,7 @@
 #ifndef PCOW_PERSIST_FAILURES_H
 #define PCOW_PERSIST_FAILURES_H
 
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -20,9 +21,11 @@ struct failures {
     unsigned phase, asking[2];         /* threads that wait for the kernel's answer, by the phase in which they asked */
 };
 
+/* Others wait for the thread, so it must neither be cancelled in between, nor run a handler that stores to a map, which would wait for itself. */
 struct request {
     unsigned phase;
-    int cancel_state;                  /* of the thread: others would wait for ever for one that is cancelled in between */
+    int cancel_state;
+    sigset_t signals;
 };
 
 /* Around each request: begin() right before it, end() with what it gave. */

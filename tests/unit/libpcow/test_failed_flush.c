@@ -9,6 +9,8 @@
 #include <limits.h>
 #include <pthread.h>
 #include <semaphore.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -27,6 +29,7 @@ struct kernel {
     _Atomic pthread_t told;
     _Atomic bool waits;                    /* between being told and saying so */
     _Atomic unsigned asked;                /* fdatasync() by others */
+    _Atomic bool interrupts;               /* one of them, by a signal */
     sem_t waiting, go_on;
 };
 
@@ -55,6 +58,8 @@ int __wrap_fdatasync(int fd)
     if (tells())
         return -1;
     kernel.asked++;
+    if (atomic_exchange(&kernel.interrupts, false))
+        raise(SIGUSR1);
     return __real_fdatasync(fd);
 }
 
@@ -153,22 +158,56 @@ static void test_told_of_by_a_flush_beside(void **state)
     end();
 }
 
+static void store_from_handler(int number)
+{
+    (void)number;
+    ((volatile uint8_t *)pcow_map_address(kernel.map))[PLACE + 1] = 8;
+}
+
+static pcow_image *make_base(char path[PATH_MAX])
+{
+    static const uint8_t bytes[PCOW_PAGE_SIZE] = {7};
+    pcow_image *base;
+
+    snprintf(path, PATH_MAX, "%s", scratch("base.pcow"));
+    unlink(path);
+    base = must_create(path, SIZE, 0, NULL);
+    MUST(pcow_write(base, PLACE, bytes, sizeof bytes, &error));
+    MUST(pcow_seal(base, &error));
+    return base;
+}
+
+/* A handler stores, in a thread that is asking, and what its trap copies relies on the answers that are out. */
+static void test_store_by_a_handler_meanwhile(void **state)
+{
+    struct sigaction action = {.sa_handler = store_from_handler}, before;
+    char base_path[PATH_MAX];
+
+    (void)state;
+    pcow_close(make_base(base_path));
+    begin(base_path);
+    assert_int_equal(sigaction(SIGUSR1, &action, &before), 0);
+    ((uint8_t *)pcow_map_address(kernel.map))[2 * PLACE] = 1;
+    kernel.interrupts = true;
+    alarm(20);
+    MUST(pcow_map_flush(kernel.map, 0, SIZE, &error));
+    alarm(0);
+    assert_false(kernel.interrupts);
+    assert_int_equal(((uint8_t *)pcow_map_address(kernel.map))[PLACE + 1], 8);
+    sigaction(SIGUSR1, &before, NULL);
+    end();
+}
+
 /* A copy of a page hides the page when it is on the medium. It may be what the flush beside is told of. */
 static void test_copy_that_may_be_lost(void **state)
 {
     static const uint8_t bytes[PCOW_PAGE_SIZE] = {7};
     struct pcow_extent extent;
     pthread_t told, copier;
-    pcow_image *base;
     char base_path[PATH_MAX];
 
     (void)state;
-    snprintf(base_path, sizeof base_path, "%s", scratch("base.pcow"));
-    unlink(base_path);
-    base = must_create(base_path, SIZE, 0, NULL);
-    MUST(pcow_write(base, PLACE, bytes, sizeof bytes, &error));
-    MUST(pcow_seal(base, &error));
-    pcow_close(base);
+    pcow_close(make_base(base_path));
     begin(base_path);
     kernel.waits = true;
     assert_int_equal(pthread_create(&told, NULL, flush_and_be_told, &kernel), 0);
@@ -233,6 +272,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_told_of_by_a_store_of_metadata),
         cmocka_unit_test(test_told_of_by_a_flush_beside),
+        cmocka_unit_test(test_store_by_a_handler_meanwhile),
         cmocka_unit_test(test_copy_that_may_be_lost),
         cmocka_unit_test(test_waiting_in_a_crowd),
     };
