@@ -244,7 +244,12 @@ int pcow_write_zeroes(pcow_image *image, uint64_t offset, uint64_t length, struc
 int pcow_flush(pcow_image *image, struct pcow_error *error)
 {
     uint64_t told = file_begin_flush(&image->file);
-    int ret = image->file.writable ? file_sync(&image->file) : 0, lost = file_end_flush(&image->file, told);
+    int ret = image->file.writable ? image_check_writable(image, error) : 0, lost;
+
+    if (ret)
+        return ret;
+    ret = image->file.writable ? image_sync(image) : 0;
+    lost = file_end_flush(&image->file, told);
 
     if (!ret)
         ret = lost;

@@ -13,6 +13,12 @@ bool image_is_inherited(const struct pcow_image *image)
     return image->process != getpid();
 }
 
+int image_error_inherited(const struct pcow_image *image, struct pcow_error *error)
+{
+    return error_set(error, -EPERM, "%s was opened by process %d, which may be using it, and not by this child of it; open it here", image->file.path,
+                     (int)image->process);
+}
+
 int image_check_writable(const struct pcow_image *image, struct pcow_error *error)
 {
     if (image->format1)
@@ -21,8 +27,7 @@ int image_check_writable(const struct pcow_image *image, struct pcow_error *erro
     if (!image->file.writable)
         return error_set(error, -EROFS, "%s is open read-only", image->file.path);
     if (image_is_inherited(image))
-        return error_set(error, -EPERM, "%s was opened by process %d, which may be writing to it, and not by this child of it", image->file.path,
-                         (int)image->process);
+        return image_error_inherited(image, error);
     return 0;
 }
 

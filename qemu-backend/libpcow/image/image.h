@@ -67,6 +67,7 @@ struct pcow_image {
     uint64_t remains_next;            /* where a round goes on that is made in steps, by one thread, */
     uint64_t remains_left;            /* and over how many slabs still */
     int remains_error;                /* why some could not be given back */
+    uint64_t stored_again;            /* failures after which the metadata was written once more; atomic, see store_again.c */
     bool complete;                    /* writers: every table was loaded, so a slab without an owner is free */
     uint64_t *tables_ready;           /* one bit for each 64 slabs: the pages of their owner words and bitmaps have blocks */
     uint64_t *backed;                 /* writers: one bit a slab: every valid page is known to have a block, see slab_back() */
@@ -185,8 +186,17 @@ static inline bool image_copies_on_read(const struct pcow_image *image)
     return word_value(image->header.state) & HEADER_COPY_ON_READ;
 }
 
+/*
+ * image/store_again.c: file_sync() of what was stored lazily as well, though an earlier sync may have failed. For all who rely on more than
+ * they have just written. Async-signal-safe.
+ */
+int image_sync(struct pcow_image *image);
+/* Something failed since: a sync of a part, or one by hand, is not enough. */
+bool image_must_store_again(const struct pcow_image *image);
+
 /* In a child of the process that opened it: it shares the file and the lock, and knows nothing of what its parent does to them. */
 bool image_is_inherited(const struct pcow_image *image);
+int image_error_inherited(const struct pcow_image *image, struct pcow_error *error);      /* -EPERM */
 /* A read-only image, or a format 1 one, may not be changed: -EROFS; nor one that was inherited: -EPERM. */
 int image_check_writable(const struct pcow_image *image, struct pcow_error *error);
 

@@ -108,7 +108,12 @@ enum pcow_open_flags {
  * -EBUSY locked; -ENOENT base or snapshot missing; -ESTALE base changed since; -EROFS sealed image opened for writing.
  */
 int pcow_open(const char *path, unsigned flags, const char *snapshot, pcow_image **image, struct pcow_error *error);
-void pcow_close(pcow_image *image);            /* NULL is allowed; the map must be gone */
+void pcow_close(pcow_image *image);
+/*
+ * For a server that goes into the background: the process that opened the image has ended or is about to, without having changed it since, and
+ * this child of it goes on in its place. Not of an image that is mapped.
+ */
+void pcow_adopt(pcow_image *image);            /* NULL is allowed; the map must be gone */
 
 struct pcow_info {
     unsigned format;                           /* 1 or 2 */

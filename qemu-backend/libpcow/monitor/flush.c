@@ -72,14 +72,14 @@ void flush_frozen(struct pcow_map *map)
 static bool needs_all(const pcow_map *map)
 {
     return __atomic_load_n(&map->flushed, __ATOMIC_SEQ_CST) != __atomic_load_n(&map->frozen, __ATOMIC_SEQ_CST)
-        || __atomic_load_n(&map->unknown, __ATOMIC_SEQ_CST);
+        || __atomic_load_n(&map->unknown, __ATOMIC_SEQ_CST) || image_must_store_again(map->image);
 }
 
 static int flush_all(pcow_map *map)
 {
     /* Before the commit: what is frozen meanwhile is for the next one. */
     uint64_t frozen = __atomic_load_n(&map->frozen, __ATOMIC_SEQ_CST), flushed;
-    int ret = file_commit(&map->image->file);
+    int ret = image_must_store_again(map->image) ? image_sync(map->image) : file_commit(&map->image->file);
 
     if (ret)
         return ret;

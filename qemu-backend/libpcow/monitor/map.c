@@ -30,6 +30,8 @@ static unsigned default_vma_budget(void)
 
 static int check_mappable(pcow_image *image, struct pcow_error *error)
 {
+    if (image_is_inherited(image))
+        return image_error_inherited(image, error);
     if (image->map)
         return error_set(error, -EBUSY, "%s is mapped already", image->file.path);
     if (!chain_get(image, error))
@@ -62,6 +64,8 @@ int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, p
     int ret = check_mappable(image, error);
 
     *result = NULL;
+    if (!ret)
+        ret = signal_prepare(error);
     if (ret)
         return ret;
     if (!options)

@@ -277,6 +277,7 @@ void events_post(struct event_queue *queue, enum pcow_event_kind kind, int error
 bool events_next(struct event_queue *queue, struct pcow_event *event);
 
 /* monitor/signal.c: SIGSEGV in any map of the process, for every engine (copy-on-write of read-only mappings) */
+int signal_prepare(struct pcow_error *error);      /* before any mapping of a map is counted */
 int signal_register(struct pcow_map *map, struct pcow_error *error);
 void signal_unregister(struct pcow_map *map);
 /* Mappings that a map has more (or less) than before; what counts against its budget. */

@@ -53,27 +53,34 @@ static void end_look(void)
  */
 static bool is_child(void)
 {
-    return !__atomic_load_n(process.here, __ATOMIC_RELAXED);
+    const uint8_t *here = __atomic_load_n(&process.here, __ATOMIC_ACQUIRE);
+
+    return here && !__atomic_load_n(here, __ATOMIC_RELAXED);
 }
 
-static int mark_process(void)
+int signal_prepare(struct pcow_error *error)
 {
+    int ret = 0;
+
+    pthread_mutex_lock(&process.lock);
     if (!process.here) {
         uint8_t *page = mmap(NULL, PCOW_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
-        if (page == MAP_FAILED)
-            return -ENOMEM;
-        if (madvise(page, PCOW_PAGE_SIZE, MADV_WIPEONFORK)) {
-            munmap(page, PCOW_PAGE_SIZE);
-            return -ENOMEM;
+        if (page == MAP_FAILED || madvise(page, PCOW_PAGE_SIZE, MADV_WIPEONFORK)) {
+            ret = -errno;
+        } else {
+            *page = 1;
+            __atomic_store_n(&process.here, page, __ATOMIC_RELEASE);
         }
-        process.here = page;
+        if (ret && page != MAP_FAILED)
+            munmap(page, PCOW_PAGE_SIZE);
     } else if (is_child()) {
         memset(process.map, 0, sizeof process.map);
         process.looking = process.vmas = 0;
+        __atomic_store_n(process.here, 1, __ATOMIC_RELEASE);
     }
-    *process.here = 1;
-    return 0;
+    pthread_mutex_unlock(&process.lock);
+    return ret ? error_set_errno(error, ret, "cannot mark the process that maps images") : 0;
 }
 
 /* x86 page fault error code, bit 1: the access was a write (Intel SDM vol. 3, 4.7). */
@@ -258,10 +265,6 @@ int signal_register(struct pcow_map *map, struct pcow_error *error)
     int ret = -EMFILE;
 
     pthread_mutex_lock(&process.lock);
-    if (mark_process()) {
-        pthread_mutex_unlock(&process.lock);
-        return error_set(error, -ENOMEM, "out of memory");
-    }
     if (!process.installed) {
         struct sigaction action = {.sa_sigaction = handle_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
 

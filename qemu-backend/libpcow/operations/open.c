@@ -264,6 +264,12 @@ int pcow_open(const char *path, unsigned flags, const char *snapshot, pcow_image
     return image_open(path, flags, snapshot, NULL, image, error);
 }
 
+void pcow_adopt(pcow_image *image)
+{
+    for (; image; image = image->base)
+        image->process = getpid();
+}
+
 void pcow_close(pcow_image *image)
 {
     while (image) {

@@ -128,7 +128,7 @@ static int create(pcow_image *image, const char *name, int64_t date_seconds, uin
 
     if (!ret)
         ret = tree_reserve_layer(image, true, &active.id, &active.slot, error);
-    if (!ret && file_sync(&image->file))
+    if (!ret && image_sync(image))
         ret = error_set_errno(error, -EIO, "cannot flush %s", image->file.path);
     if (ret)
         return ret;

@@ -79,7 +79,7 @@ int pcow_snapshot_set_state_size(pcow_image *image, const char *name, uint64_t s
         if (!find_piece(image, layer->id, piece))
             return error_set(error, -EINVAL, "%s: VM state of '%s' was not written up to %llu", image->file.path, name,
                              (unsigned long long)size);
-    if (file_sync(&image->file))
+    if (image_sync(image))
         return error_set_errno(error, -EIO, "cannot flush %s", image->file.path);
     ret = layer_store_word(image, layer, offsetof(struct layer_record, state_size), size, error);
     if (!ret)

@@ -261,7 +261,7 @@ static int drop_shadowed(const struct merge *merge, uint64_t slab, const struct 
     /* From here on the blocks may be given back at any time. */
     ret = claimed && image->map ? layout_catch_up(image->map, image->slabs[slab].number) : 0;
     if (!ret && !lazily)
-        ret = file_sync(&image->file);
+        ret = image_sync(image);
     if (!ret)
         ret = slab_store_valid(image, slab, &valid, lazily);
     if (!ret && !page_set_empty(&valid))
@@ -342,7 +342,7 @@ static int count_slab(struct merge *merge, uint64_t slab)
 
 static int flush(struct merge *merge, struct pcow_error *error)
 {
-    int ret = file_sync(&merge->image->file);
+    int ret = image_sync(merge->image);
 
     return ret ? error_set_errno(error, ret, "cannot flush %s", merge->image->file.path) : 0;
 }

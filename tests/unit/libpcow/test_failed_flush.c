@@ -12,9 +12,12 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include "chain/chain.h"
 #include "image/image.h"
 #include "operations/operations.h"
 
@@ -229,6 +232,69 @@ static void test_copy_that_may_be_lost(void **state)
     end();
 }
 
+static struct {
+    uint8_t *page;
+    atomic_uint stores;
+} metadata;
+
+static void make_writable(int number, siginfo_t *info, void *context)
+{
+    (void)number;
+    (void)context;
+    if ((uint8_t *)info->si_addr < metadata.page || (uint8_t *)info->si_addr >= metadata.page + PCOW_PAGE_SIZE)
+        abort();
+    atomic_fetch_add(&metadata.stores, 1);
+    mprotect(metadata.page, PCOW_PAGE_SIZE, PROT_READ | PROT_WRITE);
+}
+
+static unsigned stores_of(void (*flush_all)(pcow_image *image))
+{
+    atomic_store(&metadata.stores, 0);
+    assert_int_equal(mprotect(metadata.page, PCOW_PAGE_SIZE, PROT_READ), 0);
+    flush_all(kernel.image);
+    mprotect(metadata.page, PCOW_PAGE_SIZE, PROT_READ | PROT_WRITE);
+    return atomic_load(&metadata.stores);
+}
+
+static void flush_the_map(pcow_image *image)
+{
+    (void)image;
+    MUST(pcow_map_flush(kernel.map, 0, SIZE, &error));
+}
+
+static void flush_the_image(pcow_image *image)
+{
+    MUST(pcow_flush(image, &error));
+}
+
+/* The words that make pages valid are stored lazily. If they could not be written nobody will write them who does not store them again. */
+static void metadata_is_stored_again(void (*flush_all)(pcow_image *image))
+{
+    struct sigaction action = {.sa_sigaction = make_writable, .sa_flags = SA_SIGINFO | SA_NODEFER}, before;
+    uint64_t slab;
+
+    assert_int_equal(sigaction(SIGSEGV, &action, &before), 0);
+    begin(NULL);
+    ((uint8_t *)pcow_map_address(kernel.map))[PLACE] = 1;
+    slab = slab_ref_slab(kernel.image->chain->head[PLACE >> SLAB_BITS]);
+    metadata.page = file_address(&kernel.image->file, bitmap_offset(slab) & ~(PCOW_PAGE_SIZE - 1));
+    assert_int_equal(stores_of(flush_all), 0);
+    kernel.told = pthread_self();
+    assert_int_equal(pcow_map_flush(kernel.map, 0, SIZE, NULL), -EIO);
+    assert_true(stores_of(flush_all) > 0);
+    /* and once they are there, not any more */
+    assert_int_equal(stores_of(flush_all), 0);
+    end();
+    sigaction(SIGSEGV, &before, NULL);
+}
+
+static void test_metadata_that_could_not_be_written(void **state)
+{
+    (void)state;
+    metadata_is_stored_again(flush_the_map);
+    metadata_is_stored_again(flush_the_image);
+}
+
 struct crowd {
     struct failures failures;
     _Atomic bool ends;
@@ -274,6 +340,7 @@ int main(void)
         cmocka_unit_test(test_told_of_by_a_flush_beside),
         cmocka_unit_test(test_store_by_a_handler_meanwhile),
         cmocka_unit_test(test_copy_that_may_be_lost),
+        cmocka_unit_test(test_metadata_that_could_not_be_written),
         cmocka_unit_test(test_waiting_in_a_crowd),
     };
 

@@ -8,8 +8,11 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <ucontext.h>
 #include <unistd.h>
 
+#include "image/image.h"
+#include "monitor/monitor.h"
 #include "operations/operations.h"
 
 #define SIZE (8 * MIB)
@@ -68,6 +71,27 @@ static void change(pcow_image *image, pcow_map *map)
     pcow_map_destroy(map);
     if (pcow_write(image, UNTOUCHED, "x", 1, NULL) != -EPERM)
         _exit(2);
+}
+
+/* It may read, by what was opened before the fork; a map needs an image that it has opened itself. */
+static void read_and_map(pcow_image *image, pcow_map *map)
+{
+    char byte = 0;
+
+    (void)map;
+    if (pcow_read(image, 0, &byte, 1, NULL) || byte != 1)
+        _exit(1);
+    if (pcow_map_create(image, NULL, &map, NULL) != -EPERM || pcow_flush(image, NULL))
+        _exit(2);
+}
+
+static void write_as_server(pcow_image *image, pcow_map *map)
+{
+    (void)map;
+    pcow_adopt(image);
+    if (pcow_write(image, UNTOUCHED, "x", 1, NULL) || pcow_flush(image, NULL) || pcow_map_create(image, NULL, &map, NULL))
+        _exit(1);
+    close_all(image, map);
 }
 
 static void map_another(pcow_image *image, pcow_map *map)
@@ -196,6 +220,91 @@ static void test_child_with_a_map_of_its_own(void **state)
     remove_image(image, map);
 }
 
+static void test_child_that_reads_what_it_inherited(void **state)
+{
+    pcow_image *image;
+    pcow_map *map;
+
+    (void)state;
+    image = make_image(&map);
+    pcow_map_destroy(map);
+    pcow_close(image);
+    image = must_open(scratch("vm.pcow"), 0);
+    assert_int_equal(in_child(read_and_map, image, NULL), 0);
+    pcow_close(image);
+}
+
+/* A server that goes into the background. */
+static void test_child_that_goes_on_in_place_of_its_parent(void **state)
+{
+    pcow_image *image;
+    char byte;
+
+    (void)state;
+    unlink(scratch("vm.pcow"));
+    image = must_create(scratch("vm.pcow"), SIZE, 0, NULL);
+    assert_int_equal(in_child(write_as_server, image, NULL), 0);
+    /* the parent ends without closing it; here it cannot */
+    image->complete = false;
+    pcow_close(image);
+    image = must_open(scratch("vm.pcow"), 0);
+    MUST(pcow_read(image, UNTOUCHED, &byte, 1, &error));
+    assert_int_equal(byte, 'x');
+    pcow_close(image);
+    must_be_clean(scratch("vm.pcow"));
+}
+
+/* Its mappings are counted from nothing, not less than nothing when they go. */
+static void map_twice(pcow_image *image, pcow_map *map)
+{
+    struct pcow_map_stats stats;
+    pcow_image *own = NULL;
+    pcow_map *own_map;
+
+    (void)image;
+    (void)map;
+    for (unsigned i = 0; i < 2; i++) {
+        if (pcow_open(scratch("child.pcow"), PCOW_OPEN_WRITE, NULL, &own, NULL) || pcow_map_create(own, NULL, &own_map, NULL))
+            _exit(1);
+        ((volatile uint8_t *)pcow_map_address(own_map))[UNTOUCHED + i * 64 * KIB] = 7;
+        pcow_map_get_stats(own_map, &stats);
+        if (vmas_used(own_map) != stats.vmas || stats.vmas > 100)
+            _exit(2);
+        close_all(own, own_map);
+    }
+}
+
+static void test_child_counts_its_own_mappings(void **state)
+{
+    pcow_image *image, *fragmented;
+    pcow_map *map;
+
+    (void)state;
+    fragmented = must_create(scratch("child.pcow"), SIZE, 0, NULL);
+    for (uint64_t offset = 0; offset < MIB; offset += 128 * KIB)
+        MUST(pcow_write(fragmented, offset, "x", 1, &error));
+    MUST(pcow_snapshot_create(fragmented, "s", &error));
+    for (uint64_t offset = 4096; offset < MIB; offset += 128 * KIB)
+        MUST(pcow_write(fragmented, offset, "y", 1, &error));
+    pcow_close(fragmented);
+    image = make_image(&map);
+    assert_int_equal(in_child(map_twice, image, map), 0);
+    remove_image(image, map);
+    unlink(scratch("child.pcow"));
+}
+
+/* Of a process that has a handler for SIGBUS, and no map yet. */
+static void test_signals_before_the_first_map(void **state)
+{
+    siginfo_t info = {.si_signo = SIGBUS, .si_code = BUS_ADRERR};
+    ucontext_t context = {0};
+    static const uint8_t code[4];
+
+    (void)state;
+    context.uc_mcontext.gregs[REG_RIP] = (greg_t)(uintptr_t)(code + 2);
+    assert_false(pcow_serve_sigbus(&info, &context));
+}
+
 static sigjmp_buf back;
 
 static void come_back(int number, siginfo_t *info, void *context)
@@ -287,7 +396,11 @@ static void test_map_that_goes_while_somebody_waits_in_it(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_signals_before_the_first_map),
         cmocka_unit_test(test_store_by_a_child),
+        cmocka_unit_test(test_child_that_reads_what_it_inherited),
+        cmocka_unit_test(test_child_that_goes_on_in_place_of_its_parent),
+        cmocka_unit_test(test_child_counts_its_own_mappings),
         cmocka_unit_test(test_child_that_closes_what_it_inherited),
         cmocka_unit_test(test_child_that_changes_what_it_inherited),
         cmocka_unit_test(test_child_with_a_map_of_its_own),
