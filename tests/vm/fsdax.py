@@ -24,7 +24,8 @@ GOLDEN = Path('/suite/golden')                 # images of earlier versions
 # is in doc/source/testing.rst.
 UNIT_TESTS = ('test_open', 'test_map', 'test_mappings', 'test_snapshot', 'test_check', 'test_check_layers', 'test_check_lost',
               'test_fork', 'test_fork_readers', 'test_frozen', 'test_model', 'test_copy_on_read', 'test_format1',
-              'test_format1_damage', 'test_golden', 'test_remains', 'test_signals', 'test_sizes', 'test_whole', 'test_watch')
+              'test_format1_chains', 'test_format1_damage', 'test_golden', 'test_remains', 'test_signals', 'test_sizes',
+              'test_whole', 'test_watch')
 _ARGUMENTS = {'test_golden': (str(GOLDEN),)}
 # Of the programs; their directories are on the mount.  Those of pcowctl are in tests/vm/pools.py, where there are regions.
 FUNCTIONAL_TESTS = ('test_pcow_img', 'test_pcow_io', 'test_pcow_forks', 'test_pcow_bad_images', 'test_pcow_convert')
