@@ -62,6 +62,11 @@ typedef struct Access {
     uint64_t offset;
     bool store;
     bool lost;                  /* a media error, or a file cut short */
+    /*
+     * It is what was refused.  Else it is a guess: to serve it may help, but
+     * that there is no space for it says nothing of what the guest did.
+     */
+    bool certain;
 } Access;
 
 AddressSpace *hostmem_pcow_kvm_memory(CPUState *cpu)
@@ -88,6 +93,8 @@ uint8_t *hostmem_pcow_find_ram(AddressSpace *memory, hwaddr gpa,
 /* Of the fault that this thread looks at */
 static __thread struct kvm_sregs sregs;
 static __thread AddressSpace *memory;
+/* The first page table on the way that may not be stored to */
+static __thread Access refused_table;
 
 /* Would this access to guest-physical memory be refused, and by which page? */
 static bool is_refused_physical(hwaddr gpa, bool store, Access *access)
@@ -115,6 +122,48 @@ static bool is_refused_physical(hwaddr gpa, bool store, Access *access)
     return true;
 }
 
+/*
+ * Is this access, if there is one, to be served?  Where no space is left that
+ * has to be asked now, as there may be others; if not, it is forgotten.
+ */
+static bool is_worth_serving(Access *access, bool certain)
+{
+    HostMemPcow *pcow = access->pcow;
+
+    if (!pcow) {
+        return false;
+    }
+    access->certain = certain;
+    if (access->lost ||
+        hostmem_pcow_resolve(pcow, access->offset, 1, access->store,
+                             false) != -ENOSPC) {
+        return true;
+    }
+    if (access->store &&
+        !pcow_map_is_accessible(pcow->map, access->offset, false)) {
+        /* Perhaps it was to be loaded from, which takes none. */
+        access->store = false;
+        if (hostmem_pcow_resolve(pcow, access->offset, 1, false,
+                                 false) != -ENOSPC) {
+            return true;
+        }
+    }
+    /* Of an operand it is only known that it may be stored to: see again. */
+    if (certain && (!access->store || stuck.tries)) {
+        return true;
+    }
+    *access = (Access) { };
+    return false;
+}
+
+/* Perhaps it was a page table on the way to what was looked at. */
+static bool guess_table(Access *access)
+{
+    *access = refused_table;
+    refused_table = (Access) { };
+    return is_worth_serving(access, false);
+}
+
 #define PTE_ADDRESS 0x000ffffffffff000ULL
 /* The task state and the frame of an interrupt in 64-bit mode */
 #define TSS_RSP0 4
@@ -129,8 +178,9 @@ static bool is_refused_physical(hwaddr gpa, bool store, Access *access)
  *
  * Where the processor walks the tables through those of the host, it stores to
  * each (AMD) or says that it does (Intel, where it keeps accessed and dirty
- * bits there).  So a table that may not be stored to is what was refused: then
- * false, and *access says so.
+ * bits there).  So a table that may not be stored to is perhaps what was
+ * refused: the first is kept for guess_table().  One that may not be loaded
+ * from is it: then false, and *access says so.
  */
 static bool walk_page_tables(uint64_t linear, hwaddr *gpa, Access *access)
 {
@@ -143,8 +193,11 @@ static bool walk_page_tables(uint64_t linear, hwaddr *gpa, Access *access)
         hwaddr at = table + (linear >> shift & 511) * 8;
         uint8_t *host = hostmem_pcow_find_ram(memory, at, &block, &offset);
 
-        if (!host || is_refused_physical(at, true, access)) {
+        if (!host || is_refused_physical(at, false, access)) {
             return false;
+        }
+        if (!refused_table.pcow) {
+            is_refused_physical(at, true, &refused_table);
         }
         entry = ldq_le_p(host);
         if (!(entry & PG_PRESENT_MASK)) {
@@ -176,8 +229,9 @@ static bool translate(CPUState *cpu, uint64_t linear, hwaddr *gpa,
     return true;
 }
 
+/* @certain: the instruction does access it. */
 static bool is_refused(CPUState *cpu, uint64_t linear, uint64_t length,
-                       bool store, Access *access)
+                       bool store, bool certain, Access *access)
 {
     uint64_t page = linear & ~(PCOW_PAGE_SIZE - 1);
     uint64_t last = (linear + MAX(length, 1) - 1) & ~(PCOW_PAGE_SIZE - 1);
@@ -188,7 +242,8 @@ static bool is_refused(CPUState *cpu, uint64_t linear, uint64_t length,
         if (translate(cpu, page, &gpa, access)) {
             is_refused_physical(gpa, store, access);
         }
-        if (access->pcow) {
+        if (is_worth_serving(access, certain) ||
+            (!certain && guess_table(access))) {
             return true;
         }
         if (page == last) {
@@ -251,24 +306,22 @@ static size_t read_code(CPUState *cpu, const X86State *state, uint8_t *code,
     return done;
 }
 
-/* The address of an operand of the instruction.  @known: it has one. */
-static bool guess_by_instruction(CPUState *cpu, const X86State *state,
-                                 bool *known, Access *access)
+/* The instruction itself, or an operand of it */
+static bool find_by_instruction(CPUState *cpu, const X86State *state,
+                                Access *access)
 {
     X86Operand operands[X86_MAX_OPERANDS];
     uint8_t code[X86_MAX_CODE];
     unsigned count;
     size_t length = read_code(cpu, state, code, access);
 
-    *known = false;
-    if (access->pcow) {
+    if (is_worth_serving(access, true)) {
         return true;
     }
     count = x86_memory_operands(state, code, length, operands);
     for (unsigned i = 0; i < count; i++) {
-        *known |= operands[i].store;
         if (is_refused(cpu, operands[i].address, operands[i].length,
-                       operands[i].store, access)) {
+                       operands[i].store, true, access)) {
             return true;
         }
     }
@@ -276,16 +329,18 @@ static bool guess_by_instruction(CPUState *cpu, const X86State *state,
 }
 
 /* In 64-bit mode: where a program's stack is left for, without an error 0 */
-static uint64_t read_kernel_stack(CPUState *cpu, Access *access)
+static uint64_t read_kernel_stack(CPUState *cpu)
 {
     uint64_t linear = sregs.tr.base + TSS_RSP0, offset;
+    Access ignored;             /* that was looked at before, in vain */
     RAMBlock *block;
     uint8_t *host;
     hwaddr gpa;
 
     /* Elsewhere the next page is not that of the guest. */
     if (linear % PCOW_PAGE_SIZE > PCOW_PAGE_SIZE - sizeof(uint64_t) ||
-        !translate(cpu, linear, &gpa, access)) {
+        !translate(cpu, linear, &gpa, &ignored) ||
+        is_refused_physical(gpa, false, &ignored)) {
         return 0;
     }
     host = hostmem_pcow_find_ram(memory, gpa, &block, &offset);
@@ -305,20 +360,25 @@ static bool guess_by_delivery(CPUState *cpu, const X86State *state,
     if (!(sregs.efer & MSR_EFER_LMA)) {
         return false;
     }
-    if (is_refused(cpu, sregs.idt.base, sregs.idt.limit, false, access) ||
-        is_refused(cpu, sregs.gdt.base, sregs.gdt.limit, false, access) ||
-        is_refused(cpu, sregs.tr.base, TSS_LENGTH, false, access)) {
+    if (is_refused(cpu, sregs.idt.base, sregs.idt.limit, false, false,
+                   access) ||
+        is_refused(cpu, sregs.gdt.base, sregs.gdt.limit, false, false,
+                   access) ||
+        is_refused(cpu, sregs.tr.base, TSS_LENGTH, false, false, access)) {
         return true;
     }
     if (sregs.ss.dpl == 3) {
-        stack = read_kernel_stack(cpu, access);
+        stack = read_kernel_stack(cpu);
     }
     stack &= ~(uint64_t)(FRAME_ALIGN - 1);
     return stack && is_refused(cpu, stack - FRAME_LENGTH, FRAME_LENGTH, true,
-                               access);
+                               false, access);
 }
 
-/* Perhaps a register points to it: the price of an error is a page copied. */
+/*
+ * Perhaps a register points to it.  The price of an error is a page copied, or
+ * nothing if there is no space for that.
+ */
 static bool guess_by_registers(CPUState *cpu, const X86State *state,
                                Access *access)
 {
@@ -332,11 +392,24 @@ static bool guess_by_registers(CPUState *cpu, const X86State *state,
             address = (uint32_t)(state->base[i == X86_SP ? X86_SS : X86_DS] +
                                  address);
         }
-        if (is_refused(cpu, address, 1, true, access)) {
+        if (is_refused(cpu, address, 1, true, false, access)) {
             return true;
         }
     }
     return false;
+}
+
+/*
+ * While a nested guest runs, the registers are its, and its addresses lead
+ * elsewhere.  KVM tells since Linux 6.10, unasked.
+ */
+static bool is_in_nested_guest(const struct kvm_run *run)
+{
+#ifdef KVM_RUN_X86_GUEST_MODE
+    return run->flags & KVM_RUN_X86_GUEST_MODE;
+#else
+    return false;
+#endif
 }
 
 static bool find_access(CPUState *cpu, Access *access)
@@ -344,13 +417,9 @@ static bool find_access(CPUState *cpu, Access *access)
     struct kvm_run *run = cpu->kvm_run;
     struct kvm_regs regs;
     X86State state;
-    bool known;
 
     memory = hostmem_pcow_kvm_memory(cpu);
-    if (run->exit_reason == KVM_EXIT_MEMORY_FAULT &&
-        is_refused_physical(run->memory_fault.gpa, true, access)) {
-        return true;
-    }
+    refused_table = (Access) { };
     if (kvm_vcpu_ioctl(cpu, KVM_GET_REGS, &regs) < 0 ||
         kvm_vcpu_ioctl(cpu, KVM_GET_SREGS, &sregs) < 0) {
         return false;
@@ -361,10 +430,19 @@ static bool find_access(CPUState *cpu, Access *access)
         stuck.regs = regs;
         stuck.tries = stuck.tries_alone = 0;
     }
-    return guess_by_instruction(cpu, &state, &known, access) ||
+    if (run->exit_reason == KVM_EXIT_MEMORY_FAULT &&
+        is_refused_physical(run->memory_fault.gpa, true, access) &&
+        is_worth_serving(access, true)) {
+        return true;
+    }
+    if (is_in_nested_guest(run)) {
+        return false;
+    }
+    return find_by_instruction(cpu, &state, access) ||
            /* if all is well, another vCPU may just have been faster */
-           ((!known || stuck.tries) &&
-            (guess_by_delivery(cpu, &state, access) ||
+           (stuck.tries &&
+            (guess_table(access) ||
+             guess_by_delivery(cpu, &state, access) ||
              guess_by_registers(cpu, &state, access)));
 }
 
@@ -389,6 +467,8 @@ static bool serve(CPUState *cpu, const Access *access)
 
     if (ret == 0) {
         stuck.tries = stuck.tries_alone = 0;
+    } else if (ret == -ENOSPC && !access->certain) {
+        /* Gone since it was looked at: the vCPU comes back. */
     } else if (ret == -ENOSPC && !hostmem_pcow_fails_when_full(host)) {
         return true;
     } else {
@@ -411,8 +491,9 @@ static bool serve_found(CPUState *cpu, bool *is_full)
 }
 
 /*
- * A store that a watch has found, but could not serve.  The list of blocks
- * keeps no image, and the guest may not see this one any more.
+ * A store that a watch has found, but could not serve; not one of long ago, as
+ * this vCPU has begun a watch.  The list of blocks keeps no image, and the
+ * guest may not see this one any more.
  */
 static bool serve_watched(CPUState *cpu, bool *is_full)
 {
@@ -426,7 +507,9 @@ static bool serve_watched(CPUState *cpu, bool *is_full)
 
         if (block->pcow && pcow_map_watch_found(block->pcow->map, &offset) &&
             !pcow_map_is_accessible(block->pcow->map, offset, true)) {
-            *is_full = serve(cpu, &(Access) { block->pcow, offset, true });
+            *is_full = serve(cpu, &(Access) {
+                block->pcow, offset, .store = true, .certain = true,
+            });
             found = true;
             break;
         }
@@ -516,7 +599,7 @@ int hostmem_pcow_kvm_fault(CPUState *cpu)
         return -EFAULT;
     }
     if (serve_found(cpu, &is_full) ||
-        (stuck.tries && serve_watched(cpu, &is_full))) {
+        (stuck.tries > 1 && serve_watched(cpu, &is_full))) {
         if (is_full) {
             /* kicks of the vCPU end this early, and the loop sees to them */
             nanosleep(&interval, NULL);
