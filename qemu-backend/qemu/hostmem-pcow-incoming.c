@@ -18,10 +18,13 @@
 #include "qemu/units.h"
 #include "exec/memory.h"
 #include "exec/ramblock.h"
+#include "io/channel-socket.h"
+#include "io/channel-tls.h"
 #include "migration/migration.h"
 #include "migration/qemu-file.h"
 #include "system/hostmem-pcow-migration.h"
 #include "system/runstate.h"
+#include <poll.h>
 
 #define MARK ".arriving"
 #define FLUSH_BYTES (64 * MiB)
@@ -256,13 +259,16 @@ int hostmem_pcow_incoming_load(QEMUFile *f, void *opaque, int version)
 /*
  * The marks go all together, and as late as can be: an image without one that
  * is not the VM's would be started with beside the VM itself.  After the images
- * come the states of the devices, of which each may fail.  So it is done
+ * come the states of the devices, of which each may fail.  So it is done when
+ * the stream has been loaded,
  *
- *   before the VM runs, as from there on this image alone is right; and
+ *   before the VM runs, as from there on this image alone is right, and before
+ *   disks are taken over for it, which changes them (a persistent bitmap of a
+ *   qcow2 file is marked as in use); and
  *
- *   if it does not run yet (-S, or it was paused), when the migration has ended
- *   here, before the source is told (on the return path): the source may be
- *   gone after that, and nobody would know that what is marked is all there is.
+ *   also if it does not run yet (-S, or it was paused), before the source is
+ *   told (on the return path): the source may be gone after that, and nobody
+ *   would know that what is marked is all there is.
  *
  * What fails here ends this QEMU, so that the source does not hear of success
  * and goes on.  A source without a return path waits for nothing: it has ended
@@ -308,28 +314,53 @@ static bool mark_again(HostMemPcow *pcow, void *opaque, Error **errp)
     return true;
 }
 
-/* What came after the VM (a description of it) was cut off. */
-static bool source_takes_it_for_failed(void)
+/* As far as it shows without waiting: the end of what it sends has come. */
+static bool has_hung_up(QIOChannel *channel)
+{
+    struct pollfd end = { .events = POLLRDHUP };
+
+    if (object_dynamic_cast(OBJECT(channel), TYPE_QIO_CHANNEL_TLS)) {
+        channel = QIO_CHANNEL_TLS(channel)->master;
+    }
+    if (!object_dynamic_cast(OBJECT(channel), TYPE_QIO_CHANNEL_SOCKET)) {
+        return false;
+    }
+    end.fd = QIO_CHANNEL_SOCKET(channel)->fd;
+    return poll(&end, 1, 0) > 0;
+}
+
+/*
+ * What came after the VM (a description of it) was cut off, or the source has
+ * given up since (migrate_cancel).  It keeps its end open until it is told, but
+ * only if there is a return path.
+ */
+static bool source_takes_it_for_failed(Error **errp)
 {
     MigrationIncomingState *incoming = migration_incoming_get_current();
 
-    return incoming->to_src_file && incoming->from_src_file &&
-           qemu_file_get_error(incoming->from_src_file);
+    if (!incoming->to_src_file || !incoming->from_src_file ||
+        (!qemu_file_get_error(incoming->from_src_file) &&
+         !has_hung_up(qemu_file_get_ioc(incoming->from_src_file)))) {
+        return false;
+    }
+    error_setg(errp, "the connection broke when all was here, which the source "
+               "takes for a failure");
+    return true;
 }
 
-static void settle(void)
+void hostmem_pcow_incoming_end(void)
 {
     Error *err = NULL;
 
     if (hostmem_pcow_foreach(is_settled, NULL, NULL)) {
         return;
     }
-    if (source_takes_it_for_failed()) {
-        error_setg(&err, "the connection broke when all was here, which the "
-                   "source takes for a failure");
-    } else if (hostmem_pcow_foreach(unmark, NULL, &err)) {
-        return;
-    } else {
+    if (!source_takes_it_for_failed(&err)) {
+        /* It takes a while: look again */
+        if (hostmem_pcow_foreach(unmark, NULL, &err) &&
+            !source_takes_it_for_failed(&err)) {
+            return;
+        }
         hostmem_pcow_foreach(mark_again, NULL, NULL);
     }
     error_reportf_err(err, "the VM does not start here, but goes on where it "
@@ -337,20 +368,12 @@ static void settle(void)
     exit(EXIT_FAILURE);
 }
 
+/* For ways to run that do not come by there; nothing is left to do as a rule. */
 static void vm_state_changed(void *opaque, bool running, RunState state)
 {
     if (running) {
-        settle();
+        hostmem_pcow_incoming_end();
     }
-}
-
-int hostmem_pcow_incoming_end(void *opaque)
-{
-    /* Also after loadvm, which is of no arrival, and after a failure */
-    if (migration_incoming_get_current()->state == MIGRATION_STATUS_COMPLETED) {
-        settle();
-    }
-    return 0;
 }
 
 void hostmem_pcow_incoming_register(HostMemPcow *pcow)

@@ -62,8 +62,6 @@ int hostmem_pcow_send_difference(QEMUFile *f, HostMemPcowDifference *diff,
 
 /* As SaveVMHandlers.load_state */
 int hostmem_pcow_incoming_load(QEMUFile *f, void *pcow, int version);
-/* As SaveVMHandlers.load_cleanup */
-int hostmem_pcow_incoming_end(void *pcow);
 void hostmem_pcow_incoming_register(HostMemPcow *pcow);
 void hostmem_pcow_incoming_unregister(HostMemPcow *pcow);
 

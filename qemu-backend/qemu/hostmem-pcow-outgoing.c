@@ -434,7 +434,6 @@ static const SaveVMHandlers handlers = {
     .state_pending_exact = pending_exact,
     .save_live_complete_precopy = save_complete,
     .load_state = hostmem_pcow_incoming_load,
-    .load_cleanup = hostmem_pcow_incoming_end,
 };
 
 /* ---- with the backend ---------------------------------------------------- */

@@ -412,6 +412,11 @@ bool hostmem_pcow_check_arrived(HostMemPcow *pcow, Error **errp);
 bool hostmem_pcow_is_arrival_name(const char *name);
 /* Is a VM expected here, or one of its images marked still? */
 bool hostmem_pcow_is_arriving(void);
+/*
+ * The stream of a migration to here has been loaded: the images are the VM's
+ * from now, before anything else is.  Ends this QEMU if that fails.
+ */
+void hostmem_pcow_incoming_end(void);
 
 /* ---- hostmem-pcow-loadvm.c ---- */
 

@@ -4,10 +4,22 @@
 from __future__ import annotations
 
 import contextlib
+import enum
+import os
 from pathlib import Path
+import signal
 import socket
+import subprocess
 import threading
 from typing import Self
+
+
+class End(enum.Enum):
+    """What becomes of the last of the stream."""
+
+    PASSED = enum.auto()
+    CUT = enum.auto()
+    GIVEN_UP = enum.auto()                     # it comes, but the source has failed by then: it lost the way back
 
 
 class Wire:
@@ -23,7 +35,8 @@ class Wire:
         self._listener.bind(str(source))
         self._listener.listen(1)
         self._told = threading.Event()
-        self._cut = False
+        self._end = End.CUT
+        self._destination_process: subprocess.Popen[str] | None = None
         self.at_the_end = threading.Event()
         self._thread = threading.Thread(target=self._connect)
 
@@ -39,9 +52,15 @@ class Wire:
         self._listener.close()
         self._path.unlink()
 
-    def go_on(self, *, cut: bool) -> None:
-        self._cut = cut
+    def go_on(self, end: End, destination: subprocess.Popen[str]) -> None:
+        """With GIVEN_UP, the destination is stopped (SIGSTOP) before it can read the last byte."""
+        self._end = end
+        self._destination_process = destination
         self._told.set()
+
+    def wait(self) -> None:
+        """Until it is over."""
+        self._thread.join()
 
     def _connect(self) -> None:
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
@@ -75,7 +94,19 @@ class Wire:
         destination.sendall(rest[:begin - self._PREFIX])
         self.at_the_end.set()
         self._told.wait()
-        if not self._cut:
+        if self._end is End.PASSED:
             destination.sendall(rest[begin - self._PREFIX:])
             while data := source.recv(1 << 16):
                 destination.sendall(data)
+        elif self._end is End.GIVEN_UP:
+            end = begin + int.from_bytes(rest[begin - 4:begin], 'big')
+            while len(rest) < end and (data := source.recv(1 << 16)):
+                rest += data
+            destination.sendall(rest[begin - self._PREFIX:-1])
+            source.shutdown(socket.SHUT_WR)
+            while source.recv(1 << 16):
+                pass
+            assert self._destination_process is not None
+            self._destination_process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, self._destination_process.pid, os.WSTOPPED | os.WNOWAIT)
+            destination.sendall(rest[-1:])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+import signal
 from typing import Any
 
 from tests.functional import images
@@ -114,20 +115,41 @@ class TogetherTest(ArrivalTestCase):
             self.make_anew()
             self.migrate_well(source, models)
 
-    def ends_at_the_end(self, *more: str, cut: bool, expected: str) -> None:
-        """The destination has the whole VM, and the images are marked; what happens then keeps it from running there."""
-        models = self.models()
+    def shared_disk(self) -> tuple[str, ...]:
+        path = self.directory / 'disk0.qcow2'
+        vm_state.run('qemu-img', 'create', '-q', '-f', 'qcow2', path, '1M')
+        return vm_state.carrier_arguments(path)
+
+    def bitmap(self, vm: vm_state.Vm) -> dict[str, Any]:
+        (node,) = [node for node in vm.qmp('query-named-block-nodes') if node['node-name'] == 'disk0']
+        (bitmap,) = node['dirty-bitmaps']
+        return dict(bitmap)
+
+    def ends_at_the_end(self, *more: str, end: migration_wire.End, expected: str) -> None:
+        """The destination has the whole VM, and the images are marked; what happens then keeps it from running there.
+
+        Nor has it changed the disk that both have.
+        """
+        models, disk = self.models(), self.shared_disk()
         wire = migration_wire.Wire(self.directory / 'wire', self.directory / 'migration')
-        with wire, self.run_two(self.sources) as source, self.receive_two(*more) as destination:
+        with wire, self.run_two(self.sources, *disk) as source, self.receive_two(*disk, *more) as destination:
             self.store(source, models)
+            source.qmp('block-dirty-bitmap-add', node='disk0', name='backup', persistent=True)
+            source.write_disk(1)
+            bitmap = self.bitmap(source)
             self.migrate(source, to='wire')
             self.assertTrue(wire.at_the_end.wait(test_live_migration.SECONDS))
             self.assertEqual('inmigrate', destination.status())
             self.assertEqual([[MARK], [MARK]], [self.names(path) for path in self.targets])
             self.assertIn('has not arrived', destination.qmp_error('pcow-snapshot-delete', id='mem0', name=MARK))
-            fork = None if cut else self.create('there/fork.pcow', None, '-b', NAMES[1], '-o', f'base_snapshot={MARK}')
-            wire.go_on(cut=cut)
+            fork = None
+            if end is migration_wire.End.PASSED:
+                fork = self.create('there/fork.pcow', None, '-b', NAMES[1], '-o', f'base_snapshot={MARK}')
+            wire.go_on(end, destination.process)
             self.assertEqual('failed', self.wait(source)['status'])
+            if end is migration_wire.End.GIVEN_UP:
+                wire.wait()
+                destination.process.send_signal(signal.SIGCONT)
             self.assertEqual(1, destination.process.wait(test_live_migration.SECONDS))
             assert destination.process.stderr is not None
             self.assertIn(f'the VM does not start here, but goes on where it was: {expected}', destination.process.stderr.read())
@@ -135,19 +157,27 @@ class TogetherTest(ArrivalTestCase):
                 fork.unlink()
             self.assert_marked()
             self.assert_here(source, models)
+            self.assertEqual(bitmap, self.bitmap(source))
             source.quit()
         self.assert_clean(*self.sources)
 
     def test_connection_breaks_at_the_end(self) -> None:
         """The source takes that for a failure: nowhere else may the VM run."""
         for more in ((), ('-S',)):
-            self.ends_at_the_end(*more, cut=True, expected='the connection broke when all was here')
+            self.ends_at_the_end(*more, end=migration_wire.End.CUT, expected='the connection broke when all was here')
+            self.make_anew()
+
+    def test_source_that_gives_up_at_the_end(self) -> None:
+        """All has come, but nobody waits for the answer."""
+        for more in ((), ('-S',)):
+            self.ends_at_the_end(*more, end=migration_wire.End.GIVEN_UP, expected='the connection broke when all was here')
             self.make_anew()
 
     def test_mark_that_stays_at_the_end(self) -> None:
         """The first image had lost its own by then, and gets it back."""
         for more in ((), ('-S',)):
-            self.ends_at_the_end(*more, cut=False, expected=f"{self.targets[1]}: 1 image stands on snapshot '{MARK}'")
+            self.ends_at_the_end(*more, end=migration_wire.End.PASSED,
+                                 expected=f"{self.targets[1]}: 1 image stands on snapshot '{MARK}'")
             self.make_anew()
 
     def test_destination_that_stays(self) -> None:
