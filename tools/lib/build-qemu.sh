@@ -39,6 +39,7 @@ QEMU_FILES=(
     hostmem-pcow-savevm.c backends/hostmem-pcow-savevm.c
     hostmem-pcow-space.c backends/hostmem-pcow-space.c
     hostmem-pcow-tcg.c backends/hostmem-pcow-tcg.c
+    hostmem-pcow-kvm-find.c target/i386/kvm/hostmem-pcow-kvm-find.c
     hostmem-pcow-kvm.c target/i386/kvm/hostmem-pcow-kvm.c
     hostmem-pcow-kvm-shared.c target/i386/kvm/hostmem-pcow-kvm-shared.c
     hostmem-pcow-kvm-store.c target/i386/kvm/hostmem-pcow-kvm-store.c
