@@ -244,13 +244,15 @@ int pcow_write_zeroes(pcow_image *image, uint64_t offset, uint64_t length, struc
 int pcow_flush(pcow_image *image, struct pcow_error *error)
 {
     uint64_t told = file_begin_flush(&image->file);
-    int ret = image->file.writable ? image_check_writable(image, error) : 0, lost;
+    int ret, lost;
 
+    if (!image->file.writable)
+        return 0;
+    ret = image_check_writable(image, error);
     if (ret)
         return ret;
-    ret = image->file.writable ? image_sync(image) : 0;
+    ret = image_sync(image);
     lost = file_end_flush(&image->file, told);
-
     if (!ret)
         ret = lost;
     return ret ? error_set_errno(error, ret, "cannot flush %s", image->file.path) : 0;

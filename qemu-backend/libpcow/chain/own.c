@@ -161,7 +161,7 @@ int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, uns
     struct page_set own, filled = {{0}};
     bool is_new = false, hides = false, all_prepared = true;
     uint64_t slab = 0, failures = failures_count(&image->file.persist.failures);
-    uint64_t pages[2] = {0};               /* that were filled with zeros, copied */
+    uint64_t copies = 0, zeros = 0;
     int ret = 0, published;
 
     if (!image->file.writable || image->view != image_active(image))
@@ -200,7 +200,8 @@ int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, uns
             break;
         }
         page_set_add_range(&filled, page, from.pages);
-        pages[from.present] += data ? 0 : from.pages;
+        if (!data)
+            *(from.present ? &copies : &zeros) += from.pages;
         page += from.pages;
     }
     if (slab == 0)
@@ -225,8 +226,8 @@ int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, uns
         published = publish(image, guest_slab, slab, is_new, &filled);
     if (!published) {
         /* What was copied in vain is the next try's. */
-        count_up(zeroed, pages[false]);
-        count_up(copied, pages[true]);
+        count_up(copied, copies);
+        count_up(zeroed, zeros);
     } else if (is_new) {
         /* It may be handed out again as one that holds nothing. */
         remains_discard(image, slab, 0, PAGES_PER_SLAB);

@@ -108,12 +108,12 @@ enum pcow_open_flags {
  * -EBUSY locked; -ENOENT base or snapshot missing; -ESTALE base changed since; -EROFS sealed image opened for writing.
  */
 int pcow_open(const char *path, unsigned flags, const char *snapshot, pcow_image **image, struct pcow_error *error);
-void pcow_close(pcow_image *image);
+void pcow_close(pcow_image *image);            /* NULL is allowed; the map must be gone */
 /*
  * For a server that goes into the background: the process that opened the image has ended or is about to, without having changed it since, and
  * this child of it goes on in its place. Not of an image that is mapped.
  */
-void pcow_adopt(pcow_image *image);            /* NULL is allowed; the map must be gone */
+void pcow_adopt(pcow_image *image);
 
 struct pcow_info {
     unsigned format;                           /* 1 or 2 */
@@ -293,9 +293,9 @@ void *pcow_map_address(const pcow_map *map);   /* 2 MiB aligned, pcow_size() byt
  * An access that cannot be served gets SIGBUS, at the instruction: si_code SI_QUEUE, si_pid this process, si_value its address, si_errno the
  * reason. Whoever serves SIGBUS asks this first: true if the library met the error itself, in memory that it was reading for somebody; it
  * goes on with -EIO. Async-signal-safe. context: a ucontext_t. Where there is no handler when a map is created, the library installs one that does
- * this and nothing else, until the last map goes. A thread that stores to a map, or calls pcow_map_resolve(),
- * must not have SIGBUS blocked, and must not be cancellable at any instruction (PTHREAD_CANCEL_ASYNCHRONOUS): glibc ends it in a system call of the
- * trap even where that is forbidden, and what the trap had claimed stays so.
+ * this and nothing else, until the last map goes. A thread that stores to a map, or calls pcow_map_resolve(), must not have SIGBUS blocked, and
+ * must not be cancellable at any instruction (PTHREAD_CANCEL_ASYNCHRONOUS): glibc ends it in a system call of the trap even where that is
+ * forbidden, and what the trap had claimed stays so.
  */
 bool pcow_serve_sigbus(const siginfo_t *info, void *context);
 
@@ -325,6 +325,7 @@ bool pcow_map_watch_found(const pcow_map *map, uint64_t *offset);
 /*
  * Make what was stored to a range durable, as far as the persistence class can: page-cache, msync() of what is mapped for stores, or
  * fdatasync() when that is much; pmem, flush of its cache lines, or fdatasync() when they are many; volatile, nothing.
+ * -EIO: data was lost of which no flush had told when this one began; what is stored from now on is another matter.
  */
 int pcow_map_flush(pcow_map *map, uint64_t offset, uint64_t length, struct pcow_error *error);
 /*

@@ -79,6 +79,7 @@ static int flush_all(pcow_map *map)
 {
     /* Before the commit: what is frozen meanwhile is for the next one. */
     uint64_t frozen = __atomic_load_n(&map->frozen, __ATOMIC_SEQ_CST), flushed;
+    /* Class pmem has no metadata that waits for a flush, and its data is in the mapping: image_sync() would leave that out. */
     int ret = image_must_store_again(map->image) ? image_sync(map->image) : file_commit(&map->image->file);
 
     if (ret)
@@ -165,6 +166,8 @@ int pcow_map_flush(pcow_map *map, uint64_t offset, uint64_t length, struct pcow_
 
     if (offset > map->size || length > map->size - offset)
         return error_set(error, -EINVAL, "%s: flush beyond its end", map->image->file.path);
+    if (image_is_inherited(map->image))
+        return image_error_inherited(map->image, error);
     __atomic_fetch_add(&map->stats.flushes, 1, __ATOMIC_RELAXED);
     if (length > 0)
         ret = flush_range(map, offset, offset + length);

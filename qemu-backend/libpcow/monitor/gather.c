@@ -2,7 +2,8 @@
 /*
  * Slabs of an image that is open for reading only, where it lies in more pieces than there are mappings for. Nothing can become one piece in
  * the file, as it does under a writer; so what the slab shows is gathered in memory of its own, of which nobody sees anything before all of it
- * is there. It cannot become stale: nobody writes to a file that somebody has open for reading, and what a snapshot shows stays.
+ * is there. It does not become stale: nobody writes to a file that somebody has open for reading (who opened it without its lock,
+ * PCOW_OPEN_FORCE_SHARE, is promised nothing), and what a snapshot shows stays.
  */
 #include <errno.h>
 #include <sys/mman.h>

@@ -133,6 +133,8 @@ static void forget(struct pcow_map *map)
     if (map->uffd >= 0)
         close(map->uffd);
     density_close(&map->density);
+    free(map->retired.moved);          /* not retire_end(): what it unmaps counts among the parent's mappings */
+    guard_end(map);
     reserve_release(map);
     map->image->map = NULL;
     events_destroy(&map->events);

@@ -101,7 +101,7 @@ static int pcow_plugin_get_ready(void)
 
 static int pcow_plugin_after_fork(void)
 {
-    pcow_adopt(server.image);
+    pcow_adopt(server.image);                  /* in the background this is a child of the process that opened it */
     if (server.control && control_start(server.control, server.image)) {
         nbdkit_error("no thread can be started for the control socket");
         return -1;
