@@ -36,6 +36,14 @@ static void remove_image(pcow_image *image, pcow_map *map)
     must_be_clean(scratch("vm.pcow"));
 }
 
+/* AddressSanitizer leaves a child the locks of its allocator as another thread had them; TSan lets it have no threads. */
+static void needs_children_that_allocate(void)
+{
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    skip();
+#endif
+}
+
 /* How a child ends that does this. */
 static int in_child(void (*work)(pcow_image *image, pcow_map *map), pcow_image *image, pcow_map *map)
 {
@@ -66,7 +74,7 @@ static void close_all(pcow_image *image, pcow_map *map)
 
 static void change(pcow_image *image, pcow_map *map)
 {
-    if (pcow_snapshot_create(image, "s", NULL) != -EPERM)
+    if (pcow_snapshot_create(image, "s", NULL) != -EPERM || pcow_map_flush(map, 0, SIZE, NULL) != -EPERM)
         _exit(1);
     pcow_map_destroy(map);
     if (pcow_write(image, UNTOUCHED, "x", 1, NULL) != -EPERM)
@@ -162,6 +170,7 @@ static void test_child_that_closes_what_it_inherited(void **state)
     static uint8_t nines[SIZE];
 
     (void)state;
+    needs_children_that_allocate();
     memset(nines, 9, sizeof nines);
     for (unsigned mapped = 0; mapped < 2; mapped++) {
         pcow_image *image = make_with_free_slabs();
@@ -201,6 +210,7 @@ static void test_child_that_changes_what_it_inherited(void **state)
     pcow_map *map;
 
     (void)state;
+    needs_children_that_allocate();
     image = make_image(&map);
     assert_int_equal(in_child(change, image, map), 0);
     store_anew(image, map);
@@ -213,6 +223,7 @@ static void test_child_with_a_map_of_its_own(void **state)
     pcow_map *map;
 
     (void)state;
+    needs_children_that_allocate();
     image = make_image(&map);
     pcow_close(must_create(scratch("child.pcow"), SIZE, 0, NULL));
     assert_int_equal(in_child(map_another, image, map), 0);
@@ -226,6 +237,7 @@ static void test_child_that_reads_what_it_inherited(void **state)
     pcow_map *map;
 
     (void)state;
+    needs_children_that_allocate();
     image = make_image(&map);
     pcow_map_destroy(map);
     pcow_close(image);
@@ -241,6 +253,7 @@ static void test_child_that_goes_on_in_place_of_its_parent(void **state)
     char byte;
 
     (void)state;
+    needs_children_that_allocate();
     unlink(scratch("vm.pcow"));
     image = must_create(scratch("vm.pcow"), SIZE, 0, NULL);
     assert_int_equal(in_child(write_as_server, image, NULL), 0);
@@ -280,6 +293,7 @@ static void test_child_counts_its_own_mappings(void **state)
     pcow_map *map;
 
     (void)state;
+    needs_children_that_allocate();
     fragmented = must_create(scratch("child.pcow"), SIZE, 0, NULL);
     for (uint64_t offset = 0; offset < MIB; offset += 128 * KIB)
         MUST(pcow_write(fragmented, offset, "x", 1, &error));
@@ -393,39 +407,17 @@ static void test_map_that_goes_while_somebody_waits_in_it(void **state)
     sigaction(SIGBUS, &before, NULL);
 }
 
-/* A child of a process with threads that allocates: AddressSanitizer leaves it its locks as another thread had them, TSan lets it have no threads. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define CHILDREN_MAY_ALLOCATE 0
-#else
-#define CHILDREN_MAY_ALLOCATE 1
-#endif
-
-static void with_children(void (*test)(void **), void **state)
-{
-    if (!CHILDREN_MAY_ALLOCATE)
-        skip();
-    test(state);
-}
-
-#define CHILD_TEST(name) static void name##_if_it_may(void **state) { with_children(name, state); }
-CHILD_TEST(test_child_that_reads_what_it_inherited)
-CHILD_TEST(test_child_that_goes_on_in_place_of_its_parent)
-CHILD_TEST(test_child_counts_its_own_mappings)
-CHILD_TEST(test_child_that_closes_what_it_inherited)
-CHILD_TEST(test_child_that_changes_what_it_inherited)
-CHILD_TEST(test_child_with_a_map_of_its_own)
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_signals_before_the_first_map),
         cmocka_unit_test(test_store_by_a_child),
-        cmocka_unit_test(test_child_that_reads_what_it_inherited_if_it_may),
-        cmocka_unit_test(test_child_that_goes_on_in_place_of_its_parent_if_it_may),
-        cmocka_unit_test(test_child_counts_its_own_mappings_if_it_may),
-        cmocka_unit_test(test_child_that_closes_what_it_inherited_if_it_may),
-        cmocka_unit_test(test_child_that_changes_what_it_inherited_if_it_may),
-        cmocka_unit_test(test_child_with_a_map_of_its_own_if_it_may),
+        cmocka_unit_test(test_child_that_reads_what_it_inherited),
+        cmocka_unit_test(test_child_that_goes_on_in_place_of_its_parent),
+        cmocka_unit_test(test_child_counts_its_own_mappings),
+        cmocka_unit_test(test_child_that_closes_what_it_inherited),
+        cmocka_unit_test(test_child_that_changes_what_it_inherited),
+        cmocka_unit_test(test_child_with_a_map_of_its_own),
         cmocka_unit_test(test_jump_into_the_range),
         cmocka_unit_test(test_map_that_goes_while_somebody_waits_in_it),
     };
