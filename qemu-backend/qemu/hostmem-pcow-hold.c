@@ -6,6 +6,7 @@
 #include "qemu/osdep.h"
 #include "block/aio.h"
 #include "block/block-global-state.h"
+#include "hw/virtio/vhost.h"
 #include "migration/misc.h"
 #include "qapi/error.h"
 #include "qemu/main-loop.h"
@@ -90,7 +91,8 @@ static void release_iothreads(void)
  * vCPUs first, as one of them may be about to submit a request; then the
  * requests, which need the iothreads to end; then the iothreads, which may be
  * taking new requests from a queue that the guest filled before, and need the
- * BQL if that reads or writes the registers of a device.
+ * BQL if that reads or writes the registers of a device.  Then vhost in the
+ * kernel: what it asks from here on is answered when the guest is released.
  */
 void hostmem_pcow_hold_guest(void)
 {
@@ -101,6 +103,7 @@ void hostmem_pcow_hold_guest(void)
     if (parked++ == 0) {
         park_iothreads();
     }
+    vhost_forget_memory();
 }
 
 void hostmem_pcow_release_guest(void)

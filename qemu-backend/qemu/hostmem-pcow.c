@@ -123,11 +123,12 @@ static bool check_options(HostMemPcow *pcow, HostMemoryBackend *backend,
         return false;
     }
     if (vhost_in_use()) {
-        error_setg(errp, "pcow image '%s' cannot be used together with vhost "
-                   "devices: those in other processes map guest memory by file "
-                   "descriptor, and those in the kernel cannot store to pages "
-                   "that must be copied first; use devices of QEMU (vhost=off)",
-                   path);
+        error_setg(errp, "pcow image '%s' cannot be added beside a vhost "
+                   "device at work: one in another process maps guest memory by file "
+                   "descriptor, and one in the kernel does not ask before it "
+                   "stores to pages that must be copied first, unless there "
+                   "was an image when the guest started it; use devices of "
+                   "QEMU (vhost=off)", path);
         return false;
     }
     return true;
@@ -424,8 +425,9 @@ static bool refuse_vhost(HostMemPcow *pcow, void *opaque, Error **errp)
 {
     error_setg(errp, "vhost cannot be used together with the pcow image '%s' "
                "(memory backend '%s'): the host kernel cannot store to pages "
-               "that must be copied first; use a device that QEMU emulates "
-               "(vhost=off)", pcow_path(pcow->image), pcow->id);
+               "that must be copied first, and cannot ask QEMU to do so for "
+               "this device; use a device that QEMU emulates (vhost=off)",
+               pcow_path(pcow->image), pcow->id);
     return false;
 }
 

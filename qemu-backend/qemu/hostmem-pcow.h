@@ -136,7 +136,7 @@ bool hostmem_pcow_check_nvdimm(HostMemPcow *pcow, bool told_volatile,
 
 /* Fails if there is a pcow backend, which @user cannot be given access to. */
 bool hostmem_pcow_check_no_fd_user(const char *user, Error **errp);
-/* Fails if there is a pcow backend, to which vhost in the kernel cannot store. */
+/* Fails if there is a pcow backend: for vhost that does not ask first. */
 bool hostmem_pcow_check_no_vhost(Error **errp);
 
 /* ---- hostmem-pcow-access.c ---- */

@@ -51,6 +51,8 @@ QEMU_FILES=(
     hostmem-pcow-x86.h target/i386/kvm/hostmem-pcow-x86.h
     hostmem-pcow-migration.h include/system/hostmem-pcow-migration.h
     hostmem-pcow.h include/system/hostmem-pcow.h
+    vhost-pcow.c hw/virtio/vhost-pcow.c
+    vhost-pcow.h include/hw/virtio/vhost-pcow.h
     nvdimm-media.c hw/mem/nvdimm-media.c
     nvdimm-media.h include/hw/mem/nvdimm-media.h
     pcow.json qapi/pcow.json)

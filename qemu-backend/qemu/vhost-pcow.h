@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * vhost in the kernel beside pcow images.
+ *
+ * The kernel cannot store to a page of an image that must be copied first.  So
+ * it is given a device with an IOTLB, as if there were an IOMMU, although the
+ * guest knows of none: then the kernel asks where memory is before it accesses
+ * it.  The answer comes when it may store there, and is taken back before pages
+ * may become read-only.
+ *
+ * All of this with the BQL.
+ */
+#ifndef HW_VIRTIO_VHOST_PCOW_H
+#define HW_VIRTIO_VHOST_PCOW_H
+
+#include "hw/virtio/vhost.h"
+
+/*
+ * The device is about to start.  If there are images, and the kernel can ask,
+ * it does from now on; not before it is reset would it stop asking.  Fails if
+ * there are images, and it cannot.
+ */
+bool vhost_pcow_start(struct vhost_dev *dev, Error **errp);
+/* The device has stopped, and wants no answers any more. */
+void vhost_pcow_stop(struct vhost_dev *dev);
+void vhost_pcow_cleanup(struct vhost_dev *dev);
+
+/*
+ * The kernel asks for the memory at @iova, to store to it or to load from it.
+ * Returns 0 if it was told, or will be as soon as there is space for that;
+ * -errno, with the device in need of a reset, if it cannot be.
+ */
+int vhost_pcow_tell(struct vhost_dev *dev, uint64_t iova, bool is_write);
+/*
+ * Take back what it was told: when this returns the kernel accesses nothing any
+ * more, and asks anew.  Nothing happens if the device does not ask.
+ */
+void vhost_pcow_forget(struct vhost_dev *dev);
+
+#endif
