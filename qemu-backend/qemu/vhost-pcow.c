@@ -235,13 +235,21 @@ void vhost_pcow_forget(struct vhost_dev *dev)
     }
 }
 
+bool vhost_pcow_can_ask(struct vhost_dev *dev)
+{
+    uint64_t features;
+
+    return dev->vhost_ops->backend_type == VHOST_BACKEND_TYPE_KERNEL &&
+           dev->vhost_ops->vhost_get_features(dev, &features) == 0 &&
+           features & 1ULL << VIRTIO_F_IOMMU_PLATFORM;
+}
+
 bool vhost_pcow_start(struct vhost_dev *dev, Error **errp)
 {
     if (dev->pcow || !hostmem_pcow_present()) {
         return true;
     }
-    if (dev->vhost_ops->backend_type != VHOST_BACKEND_TYPE_KERNEL ||
-        !(dev->features & 1ULL << VIRTIO_F_IOMMU_PLATFORM)) {
+    if (!vhost_pcow_can_ask(dev)) {
         return hostmem_pcow_check_no_vhost(errp);
     }
     dev->pcow = g_new0(struct VhostPcow, 1);

@@ -15,6 +15,8 @@
 
 #include "hw/virtio/vhost.h"
 
+/* Is its kernel's vhost one that can ask?  vhost-scsi is not. */
+bool vhost_pcow_can_ask(struct vhost_dev *dev);
 /*
  * The device is about to start.  If there are images, and the kernel can ask,
  * it does from now on; not before it is reset would it stop asking.  Fails if
