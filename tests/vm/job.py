@@ -34,8 +34,8 @@ _TMPFS = Path('/dev/shm')
 PLANS = {
     'kvm': (('plain-file', 'tmpfs'), ('stores', 'tmpfs'), ('stores', 'pmem'), ('transfers', 'tmpfs'), ('transfers', 'pmem'),
             ('snapshots', 'tmpfs'), ('snapshots', 'pmem'), ('pool-full', 'tmpfs'), ('full-emulated', 'tmpfs'),
-            ('saved-state', 'tmpfs'), ('live-migration', 'tmpfs'), ('guest-ram', 'tmpfs'), ('ram-full', 'tmpfs'),
-            ('debian', 'pmem'), ('media-errors', 'tmpfs'), ('media-errors', 'pmem'), ('media-errors', 'xfs'),
+            ('saved-state', 'tmpfs'), ('live-migration', 'tmpfs'), ('guest-ram', 'tmpfs'), ('vhost', 'tmpfs'),
+            ('ram-full', 'tmpfs'), ('debian', 'pmem'), ('media-errors', 'tmpfs'), ('media-errors', 'pmem'), ('media-errors', 'xfs'),
             ('media-deaf', 'tmpfs'), ('media-dropped', 'page-cache'), ('full-fails', 'tmpfs')),
     'tcg': (('stores', 'tmpfs'), ('transfers', 'tmpfs'), ('snapshots', 'tmpfs'), ('pool-full', 'tmpfs'), ('full-emulated', 'tmpfs'),
             ('saved-state', 'tmpfs'), ('live-migration', 'tmpfs'), ('guest-ram', 'tmpfs'), ('debian', 'tmpfs')),

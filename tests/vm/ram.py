@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 import time
 from typing import TYPE_CHECKING
 from typing import Any
@@ -34,10 +35,21 @@ def _clock(vm: machine.Machine) -> float:
     return int(milliseconds) / 1000
 
 
-def _figures(vm: machine.Machine) -> dict[str, int]:
+def counters(vm: machine.Machine) -> dict[str, int]:
     """What was done for the stores to RAM; *watches* had to find an address that nothing else told."""
     stats = next(info['stats'] for info in vm.run_qmp('query-pcow') if info['id'] == 'ram0')
     return {name: int(stats[name]) for name in ('write-traps', 'pages-copied', 'watches')}
+
+
+def prepare(context: scenarios.Context, directory: Path, more: str = '') -> tuple[Path, tuple[str, ...]]:
+    """An image for RAM, and arguments for QEMU.
+
+    :param more: properties of the backend, with a comma in front
+    """
+    path = directory / 'ram.pcow'
+    context.tool('pcow-img', 'create', '-q', '-o', f'cluster_size={_CLUSTER}', path, _MEMORY)
+    return path, ('-machine', 'memory-backend=ram0',
+                  '-object', f'memory-backend-file,id=ram0,mem-path={path},size={_MEMORY},share=on{more}')
 
 
 def _stop_for_a_while(vm: machine.Machine, snapshot: str = '') -> float:
@@ -70,11 +82,9 @@ def guest_ram(context: scenarios.Context) -> dict[str, Any]:
     What the processor stores to there by itself goes on as well. QEMU finds page tables and the frames of interrupts without a
     watch, but not those of debug exceptions, which have a stack of their own.
     """
-    image, ram = context.image(context.directory), context.directory / 'ram.pcow'
-    context.tool('pcow-img', 'create', '-q', '-o', f'cluster_size={_CLUSTER}', ram, _MEMORY)
+    image, (ram, memory) = context.image(context.directory), prepare(context, context.directory)
     ahead = []
-    with context.test_guest(*context.backend(image), '-machine', 'memory-backend=ram0',
-                            '-object', f'memory-backend-file,id=ram0,mem-path={ram},size={_MEMORY},share=on',
+    with context.test_guest(*context.backend(image), *memory,
                             '-append', f'console=ttyS0 quiet panic=-1 mitigations=off clocksource={_CLOCK}') as vm:
         vm.wait_ready()
         vm.command('load-start')
@@ -86,15 +96,15 @@ def guest_ram(context: scenarios.Context) -> dict[str, Any]:
         vm.command(f'stores 1 2000 {_GRANULE}')
         vm.command('read')
         vm.run_qmp('pcow-snapshot-create', id='ram0', name='before-trap')
-        before = _figures(vm)
+        before = counters(vm)
         vm.command('trap')
-        for_traps = _figures(vm)['watches'] - before['watches']
+        for_traps = counters(vm)['watches'] - before['watches']
         # the firmware has the vCPU enter system management, for which KVM stores its registers
         vm.run_qmp('pcow-snapshot-create', id='ram0', name='before-reset')
         vm.run_qmp('system_reset')
         vm.wait_ready()
         _clock(vm)
-        figures = _figures(vm)
+        figures = counters(vm)
         figures |= {'watches': figures['watches'] - for_traps, 'watches-for-traps': for_traps}
         info = vm.power_off()
     for path in (image, ram):
@@ -123,10 +133,8 @@ def ram_full(context: scenarios.Context) -> dict[str, Any]:
     pool.mkdir()
     space.mount(pool, f'size={_POOL_SIZE}')
     try:
-        image, ram = context.image(context.directory), pool / 'ram.pcow'
-        context.tool('pcow-img', 'create', '-q', '-o', f'cluster_size={_CLUSTER}', ram, _MEMORY)
-        with context.test_guest(*context.backend(image), '-machine', 'memory-backend=ram0', '-object',
-                                f'memory-backend-file,id=ram0,mem-path={ram},size={_MEMORY},share=on{space.FAIL}',
+        image, (ram, memory) = context.image(context.directory), prepare(context, pool, space.FAIL)
+        with context.test_guest(*context.backend(image), *memory,
                                 '-append', f'console=ttyS0 quiet panic=-1 mitigations=off clocksource={_CLOCK}') as vm:
             vm.wait_ready()
             _clock(vm)

@@ -13,6 +13,7 @@ from tests.vm import chain
 from tests.vm import debian
 from tests.vm import machine
 from tests.vm import migration
+from tests.vm import net
 from tests.vm import ram
 from tests.vm import space
 
@@ -324,6 +325,7 @@ ALL: dict[str, Scenario] = {
     'saved-state': saved_state,
     'live-migration': migration.live_migration,
     'guest-ram': ram.guest_ram,
+    'vhost': net.vhost,
     'ram-full': ram.ram_full,
     'debian': debian.debian,
 }

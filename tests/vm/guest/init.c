@@ -254,6 +254,12 @@ static bool perform(struct memory *memory, char *line, FILE *out)
     if (strcmp(name, "trap") == 0) {
         return trap_on_each_cpu(memory->threads, out);
     }
+    if (strcmp(name, "net-start") == 0) {
+        return net_start(out);
+    }
+    if (strcmp(name, "net-stop") == 0) {
+        return net_stop(out);
+    }
     if (strcmp(name, "save") == 0) {
         return transfers_save(memory, "/dev/vdb", out);
     }

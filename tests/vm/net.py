@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A guest whose RAM is an image, with a network device that vhost in the host's kernel serves: the kernel loads from guest memory
+and stores to it by itself, also to what a snapshot has just frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import functools
+import json
+from pathlib import Path
+import select
+import socket
+import struct
+import time
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import Self
+
+from tests.vm import machine
+from tests.vm import ram
+from tests.vm import silence
+
+if TYPE_CHECKING:
+    from tests.vm import scenarios
+
+_TAP = 'pcow-net'
+_GUEST, _HOST = bytes.fromhex('525400706377'), bytes.fromhex('525400706378')       # addresses
+_TYPE = 0x88b5                                 # of Ethernet, for experiments
+_HEADER = 14
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
+_REQUEST, _ANSWER = 0, 1
+_SHORTEST, _LONGEST = 46, 1500
+_WORDS = _LONGEST // 8                         # after the number, which is a word as well
+_NUMBER = 8                                    # bytes
+_MASK = (1 << 64) - 1
+_ONES = sum(1 << 64 * index for index in range(_WORDS))
+
+_PACKETS = 300                                 # of a round
+_WINDOW = 32                                   # packets on their way
+_AGAIN_SECONDS = 1.0                           # after which a packet is sent once more
+_QUIET_SECONDS = 60.0                          # without any answer
+_LOST = 0.1                                    # of the packets of a round
+_SNAPSHOTS = 3
+_FALLBACKS = ('falling back', 'vhost cannot be used')
+
+
+def _mix(value: int) -> int:
+    """The same as in guest/layout.c."""
+    value ^= value >> 31
+    value = value * 0x7fb5d329728ea185 & _MASK
+    value ^= value >> 27
+    value = value * 0x81dadef4bc2dd44d & _MASK
+    return value ^ value >> 33
+
+
+_PATTERN = sum(_mix(index + 1) << 64 * index for index in range(_WORDS))
+
+
+def _payload(number: int, kind: int) -> bytes:
+    """The same as in guest/net.c."""
+    key = _mix(number << 1 | kind)
+    length = _SHORTEST + (key >> 2) % (_LONGEST - _SHORTEST + 1) if key & 3 else _LONGEST
+    # with one operation for all words, as this runs in an emulator
+    words = (_PATTERN ^ key * _ONES).to_bytes(_WORDS * 8, 'little')
+    return (number.to_bytes(_NUMBER, 'little') + words)[:length]
+
+
+def _vhost_time(pid: int) -> int | None:
+    """Nanoseconds for which the thread of the kernel's vhost has run for a QEMU; None: there is none.
+
+    Since Linux 6.4 it is one of QEMU's threads.
+    """
+    for directory in (*Path('/proc').glob('[0-9]*'), *Path(f'/proc/{pid}/task').iterdir()):
+        with contextlib.suppress(OSError):     # others end at any time
+            if (directory / 'comm').read_text().strip() == f'vhost-{pid}':
+                return int((directory / 'schedstat').read_text().split()[0])
+    return None
+
+
+@dataclasses.dataclass
+class _Round:
+    """What became of the packets; *late*: sent once more although the answer was on its way."""
+
+    packets: int
+    lost: int = 0
+    late: int = 0
+    per_second: float = 0.0
+    vhost_ns: int | None = None                # None: there is no such thread
+
+
+class Traffic:
+    """Sends packets to the guest and awaits its answers; context manager."""
+
+    def __init__(self, vm: machine.Machine) -> None:
+        self._vm = vm
+        self._next = 1
+        self.rounds: dict[str, _Round] = {}
+
+    def __enter__(self) -> Self:
+        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)         # of no type, until it is bound
+        fcntl.ioctl(self._socket, _SIOCSIFFLAGS, struct.pack('16sH22x', _TAP.encode(), _IFF_UP))
+        self._socket.bind((_TAP, _TYPE))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._socket.close()
+
+    def _send(self, number: int) -> None:
+        try:
+            self._socket.send(_GUEST + _HOST + struct.pack('>H', _TYPE) + _payload(number, _REQUEST))
+        except OSError as e:
+            if e.errno != errno.ENOBUFS:       # nobody takes them from the tap: it is sent again later
+                raise
+
+    def _receive(self) -> int:
+        """The number of an answer.
+
+        :raises Failure: a byte of it is wrong
+        """
+        packet = self._socket.recv(_HEADER + _LONGEST + 100)
+        header, payload = packet[:_HEADER], packet[_HEADER:]
+        number = int.from_bytes(payload[:_NUMBER], 'little')
+        wanted = _payload(number, _ANSWER) if number < self._next else b''
+        if header[:12] != _HOST + _GUEST or payload != wanted:
+            at = next((index for index, (byte, other) in enumerate(zip(payload, wanted, strict=False)) if byte != other),
+                      min(len(payload), len(wanted)))
+            raise self._vm.failure(f'answer {number:#x} of {len(payload)} bytes, not {len(wanted)}, is wrong from byte {at} on: '
+                                   f'{header.hex()} {payload[at:at + 32].hex()}, not {wanted[at:at + 32].hex()}')
+        return number
+
+    def _answers(self, seconds: float) -> list[int]:
+        found: list[int] = []
+        while len(found) < _WINDOW and select.select([self._socket], [], [], 0 if found else seconds)[0]:
+            found.append(self._receive())
+        return found
+
+    def _exchange(self, result: _Round, midway: Callable[[], object] | None) -> None:
+        end = self._next + result.packets
+        waiting: dict[int, float] = {}         # when each was sent last
+        again = 0
+        heard = time.monotonic()
+        while waiting or self._next < end:
+            while self._next < end and len(waiting) < _WINDOW:
+                waiting[self._next] = time.monotonic()
+                self._next += 1
+                self._send(self._next - 1)
+            if midway is not None and end - self._next < result.packets // 2:
+                midway()
+                midway = None
+                heard = time.monotonic()
+            for number in self._answers(_AGAIN_SECONDS / 4):
+                heard = time.monotonic()
+                if waiting.pop(number, None) is None:
+                    result.late += 1
+            now = time.monotonic()
+            if now - heard > _QUIET_SECONDS:
+                raise self._vm.failure(f'{len(waiting)} packets have no answer, from {min(waiting)} on',
+                                       silence.describe(self._vm.process.pid, self._vm.qmp, self._vm.kvm))
+            for number in [number for number, sent in waiting.items() if now - sent > _AGAIN_SECONDS]:
+                again += 1
+                waiting[number] = now
+                self._send(number)
+        result.lost = max(0, again - result.late)
+
+    def round(self, name: str, midway: Callable[[], object] | None = None) -> None:
+        """Send packets and get all their answers.
+
+        :param midway: called while packets are on their way
+        :raises Failure: a byte is wrong, too many were lost, or no answer came
+        """
+        vm, result = self._vm, _Round(_PACKETS)
+        vm.command('net-start')
+        before, begun = _vhost_time(vm.process.pid), time.monotonic()
+        self._exchange(result, midway)
+        result.per_second = round(result.packets / (time.monotonic() - begun), 1)
+        after = _vhost_time(vm.process.pid)
+        if before is not None and after is not None:
+            result.vhost_ns = after - before
+        answered = int(vm.command('net-stop').split()[0])
+        self.rounds[name] = result
+        if answered < result.packets or result.lost > result.packets * _LOST:
+            raise vm.failure(f'{name}: the guest has answered {answered} packets: {self.dump()}')
+
+    def dump(self) -> dict[str, dict[str, Any]]:
+        return {name: dataclasses.asdict(result) for name, result in self.rounds.items()}
+
+    def check_vhost(self) -> None:
+        """The kernel has served the device, in each round.
+
+        :raises Failure: QEMU did it, in one of them
+        """
+        said = self._vm.said()
+        idle = [name for name, result in self.rounds.items() if not result.vhost_ns]
+        if idle or any(words in said for words in _FALLBACKS):
+            raise machine.Failure(f'vhost in the kernel did nothing in {", ".join(idle) or "no round"}: '
+                                  f'{json.dumps(self.dump())}\n--- QEMU:\n{said.strip()}')
+
+
+def device() -> tuple[str, ...]:
+    """Arguments for QEMU."""
+    return ('-netdev', f'tap,id=net0,ifname={_TAP},script=no,downscript=no,vhost=on',
+            '-device', f'virtio-net-pci,netdev=net0,mac={_GUEST.hex(":")},disable-legacy=on,romfile=')
+
+
+def _snapshot(vm: machine.Machine, name: str) -> None:
+    for backend in ('ram0', 'mem0'):
+        vm.run_qmp('pcow-snapshot-create', id=backend, name=name)
+
+
+def _stop_and_go(vm: machine.Machine) -> None:
+    vm.run_qmp('stop')
+    _snapshot(vm, 'stopped')
+    vm.run_qmp('cont')
+
+
+def vhost(context: scenarios.Context) -> dict[str, Any]:
+    """What the kernel loads from RAM and stores there for the network is right, to the byte: before and after live snapshots, while
+    the guest stores as well, after it was stopped, after a reset and after a revert."""
+    if context.place.accel != 'kvm':
+        raise machine.Failure('only the outer machine is sure to have vhost')
+    image, (path, memory) = context.image(context.directory), ram.prepare(context, context.directory)
+    with context.test_guest(*context.backend(image), *memory, *device()) as vm, Traffic(vm) as traffic:
+        vm.wait_ready()
+        traffic.round('begin')
+        vm.command('load-start')
+        traffic.round('load')
+        names = [f'live-{number}' for number in range(1, _SNAPSHOTS + 1)]
+        for name in names:
+            # receive buffers that the kernel has not stored to yet, and the rings, are frozen then
+            traffic.round(name, functools.partial(_snapshot, vm, name))
+        vm.command('load-stop')
+        vm.command('load-adopt')
+        vm.command('read')
+        traffic.round('stopped', lambda: _stop_and_go(vm))
+        _snapshot(vm, 'before-reset')
+        vm.run_qmp('system_reset')
+        vm.wait_ready()
+        traffic.round('reset')
+        vm.run_qmp('stop')
+        vm.run_qmp('pcow-snapshot-revert', id='mem0', name=names[-1])
+        vm.run_qmp('cont')
+        vm.wait_ready()
+        vm.command('load-check')
+        traffic.round('reverted')
+        counters = ram.counters(vm)
+        info = vm.power_off()
+    for each in (image, path):
+        context.check_image(each)
+    traffic.check_vhost()
+    return {'engine': info['engine'], 'persistence': info['persistence'], 'stats': info['stats'], 'times': info['times'],
+            'ram': counters, 'rounds': traffic.dump()}
