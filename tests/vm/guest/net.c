@@ -25,7 +25,7 @@
 #define SHORTEST 46ul
 #define LONGEST 1500ul
 #define WORDS (LONGEST / 8 + 1)
-#define STOP_MILLISECONDS 100                   /* after which the thread looks whether it has to end */
+#define STOP_MILLISECONDS 20                   /* after which the thread looks whether it has to end */
 
 enum kind { REQUEST, ANSWER };
 
