@@ -11,6 +11,7 @@ import errno
 import fcntl
 import functools
 import json
+import os
 from pathlib import Path
 import select
 import socket
@@ -20,9 +21,11 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import Self
 
+from tests.vm import chain
 from tests.vm import machine
 from tests.vm import ram
 from tests.vm import silence
+from tests.vm import space
 
 if TYPE_CHECKING:
     from tests.vm import scenarios
@@ -44,9 +47,15 @@ _WINDOW = 32                                   # packets on their way
 _AGAIN_SECONDS = 2.0                           # after which a packet is sent once more
 _POLL_SECONDS = 0.25
 _QUIET_SECONDS = 60.0                          # without any answer
+_SILENT_SECONDS = 2.0
 _LOST = 0.1                                    # of the packets of a round
+_VHOST_NS = 1000                               # for a packet, at least; in an emulator it is a hundred times that
 _SNAPSHOTS = 3
 _BOOTING_SECONDS = 0.5
+_POOL_SIZE = 1024 * chain.MIB
+_POOL_LEFT = 8 * chain.MIB                     # when RAM is frozen
+_FILL = 'level 5'                              # stores to as much RAM as the image is large what is there already
+_CONTROL_SECONDS = 60.0
 _FALLBACKS = ('falling back', 'vhost cannot be used')
 
 
@@ -127,6 +136,22 @@ class Traffic:
         """Have some packets on their way, whose answers nobody awaits."""
         for _number in range(_WINDOW):
             self._send_next()
+
+    def fall_silent(self) -> None:
+        """Send until the guest answers no more.
+
+        :raises Failure: it goes on
+        """
+        limit = time.monotonic() + _QUIET_SECONDS
+        while True:
+            self.send()
+            heard = self._answers(_SILENT_SECONDS)
+            if not heard:
+                return
+            while heard:
+                heard = self._answers(_POLL_SECONDS)
+            if time.monotonic() > limit:
+                raise self._vm.failure('packets are still answered')
 
     def _receive(self) -> int:
         """The number of an answer.
@@ -209,7 +234,7 @@ class Traffic:
         :raises Failure: QEMU did it, in one of them
         """
         said = self._vm.said()
-        idle = [name for name, result in self.rounds.items() if not result.vhost_ns]
+        idle = [name for name, result in self.rounds.items() if (result.vhost_ns or 0) < result.packets * _VHOST_NS]
         if idle or any(words in said for words in _FALLBACKS):
             raise machine.Failure(f'vhost in the kernel did nothing in {", ".join(idle) or "no round"}: '
                                   f'{json.dumps(self.dump())}\n--- QEMU:\n{said.strip()}')
@@ -269,3 +294,62 @@ def vhost(context: scenarios.Context) -> dict[str, Any]:
     traffic.check_vhost()
     return {'engine': info['engine'], 'persistence': info['persistence'], 'stats': info['stats'], 'times': info['times'],
             'ram': counters, 'rounds': traffic.dump()}
+
+
+def _control(vm: machine.Machine) -> float:
+    """Seconds in which a VM that waits for space is stopped and let go on."""
+    begun = time.monotonic()
+    for command, wanted in (('query-status', 'running'), ('stop', 'paused'), ('cont', 'running')):
+        vm.run_qmp(command)
+        status = vm.run_qmp('query-status')['status']
+        if status != wanted:
+            raise vm.failure(f'the VM that waits for space is {status} after {command}')
+    seconds = time.monotonic() - begun
+    if seconds > _CONTROL_SECONDS:
+        raise vm.failure(f'QEMU has answered after {seconds:.1f} s')
+    return round(seconds, 3)
+
+
+def vhost_full(context: scenarios.Context) -> dict[str, Any]:
+    """RAM on a pool that is full for a while after a snapshot: packets wait, QEMU does not, and no byte is wrong later."""
+    if context.place.accel != 'kvm':
+        raise machine.Failure('only the outer machine is sure to have vhost')
+    pool = context.directory / 'full'
+    pool.mkdir()
+    space.mount(pool, f'size={_POOL_SIZE}')
+    try:
+        image, (path, memory) = context.image(context.directory), ram.prepare(context, pool)
+        with context.test_guest(*context.backend(image), *memory, *device()) as vm, Traffic(vm) as traffic:
+            vm.wait_ready()
+            traffic.round('begin')
+            vm.command('net-start')
+            found = os.statvfs(pool)
+            used = (found.f_blocks - found.f_bfree) * found.f_frsize
+            space.mount(pool, f'remount,size={used + _POOL_LEFT}')
+            vm.run_qmp('pcow-snapshot-create', id='ram0', name='frozen')
+            vm.send(_FILL)                     # what is left, and what was prepared
+            taken = space.take(pool)
+            event = vm.wait_event('PCOW_POOL_FULL', machine.COMMAND_SECONDS)
+            if event['id'] != 'ram0':
+                raise vm.failure(f'PCOW_POOL_FULL came with {event}')
+            traffic.fall_silent()
+            seconds = _control(vm)
+            traffic.fall_silent()
+            space.mount(pool, f'remount,size={_POOL_SIZE}')
+            taken.unlink()
+            vm.wait_event('PCOW_POOL_RESUMED', machine.COMMAND_SECONDS)
+            vm.result(_FILL)
+            vm.command('net-stop')             # what waited had no wrong byte either
+            vm.command('read')
+            traffic.round('room')
+            _snapshot(vm, 'last')
+            traffic.round('again')
+            counters = ram.counters(vm)
+            info = vm.power_off()
+        for each in (image, path):
+            context.check_image(each)
+        traffic.check_vhost()
+        return {'engine': info['engine'], 'persistence': info['persistence'], 'stats': info['stats'], 'times': info['times'],
+                'ram': counters, 'rounds': traffic.dump(), 'control_seconds': seconds}
+    finally:
+        space.unmount(pool)

@@ -326,6 +326,7 @@ ALL: dict[str, Scenario] = {
     'live-migration': migration.live_migration,
     'guest-ram': ram.guest_ram,
     'vhost': net.vhost,
+    'vhost-full': net.vhost_full,
     'ram-full': ram.ram_full,
     'debian': debian.debian,
 }
