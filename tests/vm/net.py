@@ -268,7 +268,7 @@ def vhost(context: scenarios.Context) -> dict[str, Any]:
     with context.test_guest(*context.backend(image), *memory, *device()) as vm, Traffic(vm) as traffic:
         vm.wait_ready()
         traffic.round('begin', functools.partial(_snapshot, vm, 'early', 'mem0'))
-        # with what it asked the kernel to do; the next boot is interrupted by the revert, to save the time
+        # with packets on their way; the boot after it is interrupted by the revert, to save the time
         vm.command('net-start')
         traffic.send()
         vm.run_qmp('system_reset')
