@@ -103,11 +103,12 @@ void hostmem_pcow_hold_guest(void)
     if (parked++ == 0) {
         park_iothreads();
     }
-    vhost_forget_memory();
+    vhost_hold_memory();
 }
 
 void hostmem_pcow_release_guest(void)
 {
+    vhost_release_memory();
     if (--parked == 0) {
         release_iothreads();
     }

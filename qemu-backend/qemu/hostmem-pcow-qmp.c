@@ -9,6 +9,7 @@
 #include "exec/tb-flush.h"
 #include "hw/core/cpu.h"
 #include "hw/mem/memory-device.h"
+#include "hw/virtio/vhost.h"
 #include "qapi/error.h"
 #include "qapi/qapi-commands-pcow.h"
 #include "qapi/qapi-events-pcow.h"
@@ -39,6 +40,9 @@ void hostmem_pcow_handle_events(void *opaque)
         case PCOW_EVENT_ERROR:
             hostmem_pcow_tell_error(pcow, event.offset, event.error,
                                     "the guest got an error");
+            break;
+        case PCOW_EVENT_WITHDRAWN:
+            vhost_forget_memory();
             break;
         }
     }

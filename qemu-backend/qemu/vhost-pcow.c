@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 #include "qemu/osdep.h"
 #include <pcow.h>
-#include "exec/memory.h"
-#include "exec/ramblock.h"
 #include "hw/virtio/vhost-backend.h"
 #include "hw/virtio/vhost-pcow.h"
 #include "hw/virtio/virtio.h"
@@ -10,14 +8,17 @@
 #include "qemu/error-report.h"
 #include "qemu/rcu.h"
 #include "qemu/timer.h"
+#include "linux-headers/linux/vhost.h"
 #include "standard-headers/linux/virtio_config.h"
 #include "system/hostmem-pcow.h"
 
-/* How much one answer tells of at most: of any memory, and of an image */
-#define WINDOW (1ULL << 30)
-#define IMAGE_WINDOW (64ULL << 20)
-#define RETRY_FULL_MS 10
-#define RETRY_HELD_MS 1
+#define RETRY_MS 10
+/*
+ * Each question takes memory of the kernel, until it is answered, and the guest
+ * can have the same one asked with each kick.  So after that many it is not
+ * listened to until there are answers.
+ */
+#define MAX_UNANSWERED 64
 
 typedef struct Question {
     uint64_t iova;
@@ -26,156 +27,64 @@ typedef struct Question {
 
 struct VhostPcow {
     GArray *unanswered;         /* of Question, each page once */
+    unsigned count;             /* of them, with those of the same page */
+    bool deaf;                  /* no kick reaches the kernel */
+    GArray *backends;           /* vhost_vring_file: queues that begin later */
     QEMUTimer *retry;
 };
 
-/* A part of what is in one piece in the guest and here */
-typedef struct Piece {
-    uint8_t *host;              /* of its first byte */
-    hwaddr gpa;                 /* the same */
-    uint64_t size;
-    bool is_writable;
-} Piece;
+static unsigned holds;
 
-static bool contains(const MemoryRegionSection *section, hwaddr gpa)
+static EventNotifier *kick_of(struct vhost_dev *dev, unsigned i)
 {
-    return section->mr && gpa >= section->offset_within_address_space &&
-           gpa - section->offset_within_address_space <
-           int128_get64(section->size);
+    return virtio_queue_get_host_notifier(
+        virtio_get_queue(dev->vdev, dev->vq_index + i));
 }
 
-/* What lies around @gpa, but not outside of @begin to @end */
-static bool find_piece(AddressSpace *as, hwaddr gpa, hwaddr begin, hwaddr end,
-                       Piece *piece)
+void vhost_pcow_kick(struct vhost_dev *dev)
 {
-    MemoryRegionSection section = memory_region_find(as->root, begin,
-                                                     end - begin);
-    bool found;
-
-    if (!contains(&section, gpa)) {
-        memory_region_unref(section.mr);
-        begin = gpa & -PCOW_PAGE_SIZE;
-        section = memory_region_find(as->root, begin, end - begin);
+    for (unsigned i = 0; dev->pcow && i < dev->nvqs; i++) {
+        event_notifier_set(kick_of(dev, i));
     }
-    found = contains(&section, gpa) && memory_region_is_ram(section.mr);
-    if (found) {
-        *piece = (Piece) {
-            .host = (uint8_t *)memory_region_get_ram_ptr(section.mr) +
-                    section.offset_within_region,
-            .gpa = section.offset_within_address_space,
-            .size = int128_get64(section.size),
-            .is_writable = !section.readonly && !section.mr->readonly,
+}
+
+/* What comes while it is deaf, it hears later. */
+static void set_deaf(struct vhost_dev *dev, bool deaf)
+{
+    if (dev->pcow->deaf == deaf) {
+        return;
+    }
+    dev->pcow->deaf = deaf;
+    for (unsigned i = 0; i < dev->nvqs; i++) {
+        struct vhost_vring_file file = {
+            .index = i,
+            .fd = deaf ? VHOST_FILE_UNBIND
+                       : event_notifier_get_fd(kick_of(dev, i)),
         };
-    }
-    memory_region_unref(section.mr);
-    return found;
-}
 
-/* Cut @piece to what may be accessed around the page at @at. */
-static void cut(Piece *piece, uint64_t at, const HostMemPcow *pcow,
-                uint64_t offset)
-{
-    uint64_t first = at, end = at + PCOW_PAGE_SIZE;
-    uint64_t least = at - MIN(at, IMAGE_WINDOW / 2);
-    uint64_t most = MIN(piece->size, at + IMAGE_WINDOW / 2);
-
-    while (first > least &&
-           pcow_map_is_accessible(pcow->map, offset - (at - first) - 1,
-                                  piece->is_writable)) {
-        first -= MIN(first - least, PCOW_PAGE_SIZE);
-    }
-    while (end < most &&
-           pcow_map_is_accessible(pcow->map, offset + (end - at),
-                                  piece->is_writable)) {
-        end += PCOW_PAGE_SIZE;
-    }
-    piece->host += first;
-    piece->gpa += first;
-    piece->size = MIN(end, most) - first;
-}
-
-/*
- * Let the kernel access the page at @gpa, and cut @piece to what it may access
- * together with it.  Always for stores, where the guest may store: the kernel
- * would not ask again for a page that it was told of for loads.
- */
-static int prepare(Piece *piece, hwaddr gpa)
-{
-    uint64_t at = (gpa - piece->gpa) & -PCOW_PAGE_SIZE;
-    RAMBlock *block;
-    ram_addr_t offset;
-    int ret;
-
-    if (!hostmem_pcow_may_cover(piece->host + at)) {
-        return 0;
-    }
-    block = qemu_ram_block_from_host(piece->host + at, false, &offset);
-    if (!block || !block->pcow) {
-        return 0;
-    }
-    piece->is_writable &= !block->pcow->readonly;
-    if (piece->is_writable) {
-        ret = hostmem_pcow_make_writable(piece->host + at);
-        if (ret == -ENOSPC &&
-            !hostmem_pcow_fails_when_full(piece->host + at)) {
-            return -EAGAIN;
+        if (dev->vqs[i].desc_phys) {
+            dev->vhost_ops->vhost_set_vring_kick(dev, &file);
         }
-    } else {
-        ret = hostmem_pcow_resolve(block->pcow, offset, 1, false, false);
     }
-    if (ret < 0) {
-        hostmem_pcow_tell_error(block->pcow, offset, ret, "a device of the "
-                                "guest that vhost serves has to be reset");
-        return ret;
-    }
-    cut(piece, at, block->pcow, offset);
-    return 0;
 }
 
-/* -EAGAIN: not now */
-static int answer(struct vhost_dev *dev, uint64_t iova, bool is_write)
+static void set_timer(struct VhostPcow *pcow)
 {
-    AddressSpace *as = dev->vdev->dma_as;
-    IOMMUTLBEntry entry;
-    hwaddr gpa, begin, end;
-    Piece piece;
-    int ret;
-
-    RCU_READ_LOCK_GUARD();
-    entry = address_space_get_iotlb_entry(as, iova, is_write,
-                                          MEMTXATTRS_UNSPECIFIED);
-    if (!entry.target_as) {
-        return -EFAULT;
+    if ((pcow->unanswered->len || pcow->backends->len) &&
+        !timer_pending(pcow->retry)) {
+        timer_mod(pcow->retry,
+                  qemu_clock_get_ms(QEMU_CLOCK_REALTIME) + RETRY_MS);
     }
-    gpa = entry.translated_addr + (iova & entry.addr_mask);
-    begin = gpa & -WINDOW;
-    end = begin + WINDOW;
-    if (entry.target_as != as) {
-        /* The guest has an IOMMU: what is around that is elsewhere. */
-        begin = entry.translated_addr;
-        end = begin + entry.addr_mask + 1;
-    }
-    if (!find_piece(entry.target_as, gpa, begin, end, &piece)) {
-        return -EFAULT;
-    }
-    ret = prepare(&piece, gpa);
-    if (ret < 0) {
-        return ret;
-    }
-    if (is_write && !piece.is_writable) {
-        return -EACCES;
-    }
-    return vhost_backend_update_device_iotlb(dev, iova - gpa + piece.gpa,
-                                             (uintptr_t)piece.host, piece.size,
-                                             piece.is_writable ? IOMMU_RW
-                                                               : IOMMU_RO);
 }
 
-static void ask_later(struct VhostPcow *pcow, uint64_t iova, bool is_write)
+static void ask_later(struct vhost_dev *dev, uint64_t iova, bool is_write)
 {
     Question question = { iova, is_write };
-    GArray *list = pcow->unanswered;
+    GArray *list = dev->pcow->unanswered;
 
+    if (++dev->pcow->count > MAX_UNANSWERED) {
+        set_deaf(dev, true);
+    }
     for (guint i = 0; i < list->len; i++) {
         Question *other = &g_array_index(list, Question, i);
 
@@ -185,46 +94,136 @@ static void ask_later(struct VhostPcow *pcow, uint64_t iova, bool is_write)
         }
     }
     g_array_append_val(list, question);
-}
-
-static void set_timer(struct VhostPcow *pcow)
-{
-    if (pcow->unanswered->len && !timer_pending(pcow->retry)) {
-        timer_mod(pcow->retry, qemu_clock_get_ms(QEMU_CLOCK_REALTIME) +
-                  (hostmem_pcow_guest_is_held() ? RETRY_HELD_MS
-                                                : RETRY_FULL_MS));
-    }
+    set_timer(dev->pcow);
 }
 
 int vhost_pcow_tell(struct vhost_dev *dev, uint64_t iova, bool is_write)
 {
-    int ret = hostmem_pcow_guest_is_held() ? -EAGAIN
-                                           : answer(dev, iova, is_write);
+    int ret;
 
+    if (virtio_device_disabled(dev->vdev)) {
+        return -EIO;            /* has been told */
+    }
+    ret = holds ? -EAGAIN : vhost_pcow_answer(dev, iova, is_write);
     if (ret == -EAGAIN) {
-        ask_later(dev->pcow, iova, is_write);
-        set_timer(dev->pcow);
+        ask_later(dev, iova, is_write);
         return 0;
     }
     if (ret < 0) {
         virtio_error(dev->vdev, "vhost cannot access guest memory at 0x%"
                      PRIx64 ": %s", iova, strerror(-ret));
+        set_deaf(dev, true);
     }
     return ret;
 }
 
-static void retry(void *opaque)
+int vhost_pcow_tell_rings(struct vhost_dev *dev)
 {
-    struct vhost_dev *dev = opaque;
-    GArray *questions = dev->pcow->unanswered;
+    for (unsigned i = 0; i < dev->nvqs; i++) {
+        int ret = holds || !dev->vqs[i].desc_phys
+            ? 0 : vhost_pcow_answer(dev, dev->vqs[i].used_phys, true);
 
-    dev->pcow->unanswered = g_array_new(false, false, sizeof(Question));
+        if (ret < 0 && ret != -EAGAIN) {
+            return ret;
+        }
+    }
+    return 0;
+}
+
+static void drop_backend(GArray *backends, unsigned index)
+{
+    for (guint i = 0; i < backends->len; i++) {
+        if (g_array_index(backends, struct vhost_vring_file, i).index ==
+            index) {
+            g_array_remove_index_fast(backends, i);
+            return;
+        }
+    }
+}
+
+int vhost_pcow_set_backend(struct vhost_dev *dev,
+                           struct vhost_vring_file *file)
+{
+    int ret = -EAGAIN;
+
+    drop_backend(dev->pcow->backends, file->index);
+    if (file->fd >= 0 && dev->vqs[file->index].desc_phys) {
+        /* It keeps where a ring was, and looks for another one there. */
+        vhost_pcow_forget(dev);
+        if (!holds) {
+            ret = vhost_pcow_answer(dev, dev->vqs[file->index].used_phys, true);
+        }
+        if (ret == -EAGAIN) {
+            g_array_append_val(dev->pcow->backends, *file);
+            set_timer(dev->pcow);
+            return 0;
+        }
+        if (ret < 0) {
+            errno = -ret;
+            return ret;
+        }
+    }
+    ret = dev->vhost_ops->vhost_net_set_backend(dev, file);
+    if (ret == 0 && file->fd >= 0) {
+        event_notifier_set(kick_of(dev, file->index));
+    }
+    return ret;
+}
+
+static void retry_backends(struct vhost_dev *dev)
+{
+    GArray *files = dev->pcow->backends;
+
+    dev->pcow->backends = g_array_new(false, false,
+                                      sizeof(struct vhost_vring_file));
+    for (guint i = 0; i < files->len; i++) {
+        struct vhost_vring_file *file =
+            &g_array_index(files, struct vhost_vring_file, i);
+
+        if (vhost_pcow_set_backend(dev, file) < 0) {
+            virtio_error(dev->vdev, "vhost cannot begin with queue %u: %s",
+                         dev->vq_index + file->index, strerror(errno));
+        }
+    }
+    g_array_unref(files);
+}
+
+void vhost_pcow_retry(struct vhost_dev *dev)
+{
+    struct VhostPcow *pcow = dev->pcow;
+    GArray *questions;
+
+    if (!pcow || !dev->started) {
+        return;
+    }
+    questions = pcow->unanswered;
+    pcow->unanswered = g_array_new(false, false, sizeof(Question));
+    retry_backends(dev);
     for (guint i = 0; i < questions->len; i++) {
         Question *question = &g_array_index(questions, Question, i);
 
         vhost_pcow_tell(dev, question->iova, question->is_write);
     }
     g_array_unref(questions);
+    if (!pcow->unanswered->len && !virtio_device_disabled(dev->vdev)) {
+        pcow->count = 0;
+        set_deaf(dev, false);
+    }
+}
+
+static void retry(void *opaque)
+{
+    vhost_pcow_retry(opaque);
+}
+
+void vhost_pcow_begin_hold(void)
+{
+    holds++;
+}
+
+void vhost_pcow_end_hold(void)
+{
+    holds--;
 }
 
 void vhost_pcow_forget(struct vhost_dev *dev)
@@ -254,6 +253,8 @@ bool vhost_pcow_start(struct vhost_dev *dev, Error **errp)
     }
     dev->pcow = g_new0(struct VhostPcow, 1);
     dev->pcow->unanswered = g_array_new(false, false, sizeof(Question));
+    dev->pcow->backends = g_array_new(false, false,
+                                      sizeof(struct vhost_vring_file));
     dev->pcow->retry = timer_new_ms(QEMU_CLOCK_REALTIME, retry, dev);
     return true;
 }
@@ -263,6 +264,9 @@ void vhost_pcow_stop(struct vhost_dev *dev)
     if (dev->pcow) {
         timer_del(dev->pcow->retry);
         g_array_set_size(dev->pcow->unanswered, 0);
+        g_array_set_size(dev->pcow->backends, 0);
+        dev->pcow->count = 0;
+        dev->pcow->deaf = false;
     }
 }
 
@@ -271,6 +275,7 @@ void vhost_pcow_cleanup(struct vhost_dev *dev)
     if (dev->pcow) {
         timer_free(dev->pcow->retry);
         g_array_unref(dev->pcow->unanswered);
+        g_array_unref(dev->pcow->backends);
         g_free(dev->pcow);
         dev->pcow = NULL;
     }

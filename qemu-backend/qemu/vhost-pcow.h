@@ -23,6 +23,19 @@ bool vhost_pcow_can_ask(struct vhost_dev *dev);
  * there are images, and it cannot.
  */
 bool vhost_pcow_start(struct vhost_dev *dev, Error **errp);
+/*
+ * The kernel begins with the used rings, and does not ask for them: tell it of
+ * those for which there is space.  Returns -errno if there is another error.
+ */
+int vhost_pcow_tell_rings(struct vhost_dev *dev);
+/*
+ * VHOST_NET_SET_BACKEND.  Where there is no space for the used ring, the queue
+ * begins later.  Returns as an ioctl does.
+ */
+int vhost_pcow_set_backend(struct vhost_dev *dev,
+                           struct vhost_vring_file *file);
+/* A queue lost its backend, and the kernel what it asked for the others. */
+void vhost_pcow_kick(struct vhost_dev *dev);
 /* The device has stopped, and wants no answers any more. */
 void vhost_pcow_stop(struct vhost_dev *dev);
 void vhost_pcow_cleanup(struct vhost_dev *dev);
@@ -38,5 +51,18 @@ int vhost_pcow_tell(struct vhost_dev *dev, uint64_t iova, bool is_write);
  * more, and asks anew.  Nothing happens if the device does not ask.
  */
 void vhost_pcow_forget(struct vhost_dev *dev);
+/* Answer what could not be answered when it was asked. */
+void vhost_pcow_retry(struct vhost_dev *dev);
+/* From one to the other of these no device gets an answer. */
+void vhost_pcow_begin_hold(void);
+void vhost_pcow_end_hold(void);
+
+/* ---- vhost-pcow-answer.c ---- */
+
+/*
+ * Make the page at @iova accessible, and tell the kernel of it, and of what is
+ * accessible around it.  Returns -EAGAIN if there is no space for that now.
+ */
+int vhost_pcow_answer(struct vhost_dev *dev, uint64_t iova, bool is_write);
 
 #endif

@@ -52,6 +52,7 @@ QEMU_FILES=(
     hostmem-pcow-migration.h include/system/hostmem-pcow-migration.h
     hostmem-pcow.h include/system/hostmem-pcow.h
     vhost-pcow.c hw/virtio/vhost-pcow.c
+    vhost-pcow-answer.c hw/virtio/vhost-pcow-answer.c
     vhost-pcow.h include/hw/virtio/vhost-pcow.h
     nvdimm-media.c hw/mem/nvdimm-media.c
     nvdimm-media.h include/hw/mem/nvdimm-media.h

@@ -267,6 +267,7 @@ enum pcow_event_kind {
     PCOW_EVENT_POOL_FULL = 1,                  /* a store is waiting (or failed) for want of space */
     PCOW_EVENT_POOL_RESUMED,                   /* space appeared, the store went on */
     PCOW_EVENT_ERROR,                          /* a store could not be served for another reason */
+    PCOW_EVENT_WITHDRAWN,                      /* the slab (2 MiB) could not be mapped again: what was made accessible for the kernel is not */
 };
 
 struct pcow_event {

@@ -112,10 +112,17 @@ void layout_recount(struct pcow_map *map, uint64_t guest_slab)
         set_pieces(map, slab, layout_count_pieces(map, guest_slab));
 }
 
+/* Whoever relies on pages that were mapped for stores (a kernel that asked once) has to ask again. */
+static void withdraw(struct pcow_map *map, uint64_t guest_slab)
+{
+    events_post(&map->events, PCOW_EVENT_WITHDRAWN, 0, guest_slab << SLAB_BITS);
+}
+
 static void remember(struct pcow_map *map, uint64_t guest_slab, unsigned pieces)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
     struct page_set own = {{0}};
+    bool withdrawn = false;
 
     set_pieces(map, slab, pieces);
     slab->behind = 0;
@@ -126,10 +133,14 @@ static void remember(struct pcow_map *map, uint64_t guest_slab, unsigned pieces)
     /* Looked at without the claim, so no page may disappear from it for a moment. */
     for (unsigned w = 0; w < PAGE_SET_WORDS; w++) {
         /* Stored to, and now mapped for loads: a page that was backed alone, in a slab of which others are not. */
-        if (slab->writable.word[w] & ~own.word[w])
+        if (slab->writable.word[w] & ~own.word[w]) {
             flush_frozen(map);
+            withdrawn = true;
+        }
         __atomic_store_n(&slab->writable.word[w], own.word[w], __ATOMIC_RELEASE);
     }
+    if (withdrawn)
+        withdraw(map, guest_slab);
 }
 
 /* Extend the piece under construction by one slab, mapping what is complete. */
@@ -203,8 +214,10 @@ void layout_make_cold(struct pcow_map *map, uint64_t guest_slab)
     if (!unmapped)
         __atomic_store_n(&map->unknown, true, __ATOMIC_SEQ_CST);
     /* A flush finds what was stored to by these sets. */
-    if (!page_set_empty(&slab->writable))
+    if (!page_set_empty(&slab->writable)) {
         flush_frozen(map);
+        withdraw(map, guest_slab);
+    }
     memset(&slab->writable, 0, sizeof slab->writable);
     __atomic_store_n(&slab->watched, WATCHED_NOT, __ATOMIC_RELAXED);
     __atomic_store_n(&slab->guarded, GUARDED_NOT, __ATOMIC_SEQ_CST);
@@ -238,13 +251,17 @@ static void map_whole(struct pcow_map *map, uint64_t guest_slab)
 static void forget_pages(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
+    bool withdrawn = false;
 
     slab->behind = 1;
     for (unsigned page = first; page < first + count; page++)
         if (page_set_has(&slab->writable, page)) {
             __atomic_store_n(&map->unknown, true, __ATOMIC_SEQ_CST);
             __atomic_fetch_and(&slab->writable.word[page / 64], ~(UINT64_C(1) << (page % 64)), __ATOMIC_RELEASE);
+            withdrawn = true;
         }
+    if (withdrawn)
+        withdraw(map, guest_slab);
 }
 
 /* Is the page before / behind the run mapped for stores, in the same mapping if the kernel can make one of both? */

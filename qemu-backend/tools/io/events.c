@@ -26,6 +26,8 @@ static void say(const struct pcow_event *event, bool waits)
     case PCOW_EVENT_ERROR:
         report("access at offset %" PRIu64 " failed: %s", event->offset, strerror(-event->error));
         break;
+    case PCOW_EVENT_WITHDRAWN:                 /* each command asks anew */
+        break;
     }
 }
 
