@@ -267,7 +267,7 @@ enum pcow_event_kind {
     PCOW_EVENT_POOL_FULL = 1,                  /* a store is waiting (or failed) for want of space */
     PCOW_EVENT_POOL_RESUMED,                   /* space appeared, the store went on */
     PCOW_EVENT_ERROR,                          /* a store could not be served for another reason */
-    PCOW_EVENT_WITHDRAWN,                      /* the slab (2 MiB) could not be mapped again: what was made accessible for the kernel is not */
+    PCOW_EVENT_WITHDRAWN,                      /* a slab could not be mapped again, perhaps others: what was made accessible is not */
 };
 
 struct pcow_event {
@@ -302,7 +302,7 @@ bool pcow_serve_sigbus(const siginfo_t *info, void *context);
 
 /*
  * Make a range accessible for the kernel (system calls, DMA) before it touches it: what a trap would do, done in advance.
- * Returns -ENOSPC instead of waiting.
+ * Returns -ENOSPC instead of waiting. Pages that may be stored to stay so until a snapshot or a revert, or PCOW_EVENT_WITHDRAWN.
  */
 int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write, struct pcow_error *error);
 

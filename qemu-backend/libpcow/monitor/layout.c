@@ -115,7 +115,9 @@ void layout_recount(struct pcow_map *map, uint64_t guest_slab)
 /* Whoever relies on pages that were mapped for stores (a kernel that asked once) has to ask again. */
 static void withdraw(struct pcow_map *map, uint64_t guest_slab)
 {
-    events_post(&map->events, PCOW_EVENT_WITHDRAWN, 0, guest_slab << SLAB_BITS);
+    if (!__atomic_exchange_n(&map->withdrawn, true, __ATOMIC_SEQ_CST)
+        && !events_post(&map->events, PCOW_EVENT_WITHDRAWN, 0, guest_slab << SLAB_BITS))
+        __atomic_store_n(&map->withdrawn, false, __ATOMIC_SEQ_CST);
 }
 
 static void remember(struct pcow_map *map, uint64_t guest_slab, unsigned pieces)

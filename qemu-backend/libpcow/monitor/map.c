@@ -179,7 +179,11 @@ int pcow_map_event_fd(const pcow_map *map)
 
 bool pcow_map_next_event(pcow_map *map, struct pcow_event *event)
 {
-    return events_next(&map->events, event);
+    if (!events_next(&map->events, event))
+        return false;
+    if (event->kind == PCOW_EVENT_WITHDRAWN)
+        __atomic_store_n(&map->withdrawn, false, __ATOMIC_SEQ_CST);
+    return true;
 }
 
 int pcow_map_restore(pcow_map *map, uint64_t offset, uint64_t length, struct pcow_error *error)

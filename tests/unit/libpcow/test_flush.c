@@ -336,6 +336,7 @@ static void test_page_that_is_not_mapped_for_stores_any_more(void **state)
     struct counter counter;
     struct page_set *writable;
     struct pcow_extent extent;
+    struct pcow_event event;
     pcow_image *image;
     uint8_t *memory;
     int fd;
@@ -357,8 +358,13 @@ static void test_page_that_is_not_mapped_for_stores_any_more(void **state)
     writable = &counter.map->slabs[4 * MIB >> SLAB_BITS].writable;
     memory[4 * MIB] = 2;
     assert_int_equal(page_set_count(writable), 1);
+    assert_false(pcow_map_next_event(counter.map, &event));
     MUST(pcow_map_restore(counter.map, 4 * MIB, PCOW_PAGE_SIZE, &error));
     assert_int_equal(page_set_count(writable), 0);
+    /* who had it made accessible for the kernel is told */
+    assert_true(pcow_map_next_event(counter.map, &event));
+    assert_int_equal(event.kind, PCOW_EVENT_WITHDRAWN);
+    assert_int_equal(event.offset, 4 * MIB);
     reset(&counter);
     MUST(pcow_map_flush(counter.map, 4 * MIB, PCOW_PAGE_SIZE, &error));
     assert_true(counter.guest_bytes >= PCOW_PAGE_SIZE || counter.syncs == 1);

@@ -78,6 +78,16 @@ static void *use_up_mappings(size_t *size)
     return NULL;
 }
 
+static bool was_withdrawn(pcow_map *map, uint64_t offset)
+{
+    struct pcow_event event;
+    bool found = false;
+
+    while (pcow_map_next_event(map, &event))
+        found |= event.kind == PCOW_EVENT_WITHDRAWN && event.offset == offset;
+    return found;
+}
+
 /*
  * At the limit of mappings a slab can neither be mapped anew nor unmapped: what was mapped for stores still is. A snapshot must not be changed
  * by stores to it, nor may a delete give blocks back that are still mapped.
@@ -106,6 +116,7 @@ static void test_out_of_mappings(void **state)
         memory = pcow_map_address(map);
         budget = map->vma_budget;
         memory[3 * MIB] = 2;
+        assert_false(was_withdrawn(map, 2 * MIB));
         hog = use_up_mappings(&size);
         if (!hog)
             skip();
@@ -116,6 +127,7 @@ static void test_out_of_mappings(void **state)
         map->vma_budget = budget;
         assert_int_equal(mapped, -ENOMEM);
         assert_int_equal(deleted, -ENOMEM);
+        assert_true(was_withdrawn(map, 2 * MIB));
         MUST(pcow_reclaim(image, NULL, &error));
         for (uint64_t offset = 0; offset < 8 * MIB; offset += 4096)
             assert_int_equal(memory[offset], offset == 3 * MIB ? 2 : 1);
