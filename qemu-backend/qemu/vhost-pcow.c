@@ -27,9 +27,10 @@ typedef struct Question {
 
 struct VhostPcow {
     GArray *unanswered;         /* of Question, each page once */
-    unsigned count;             /* of them, with those of the same page */
+    unsigned asked;             /* by the kernel, since it had all answers */
     bool deaf;                  /* no kick reaches the kernel */
     GArray *backends;           /* vhost_vring_file: queues that begin later */
+    bool runs_later;            /* vsock: the same for all of them */
     QEMUTimer *retry;
 };
 
@@ -41,11 +42,22 @@ static EventNotifier *kick_of(struct vhost_dev *dev, unsigned i)
         virtio_get_queue(dev->vdev, dev->vq_index + i));
 }
 
-void vhost_pcow_kick(struct vhost_dev *dev)
+static void kick(struct vhost_dev *dev)
 {
-    for (unsigned i = 0; dev->pcow && i < dev->nvqs; i++) {
+    for (unsigned i = 0; i < dev->nvqs; i++) {
         event_notifier_set(kick_of(dev, i));
     }
+}
+
+static void listen_to(struct vhost_dev *dev, unsigned i, bool listen)
+{
+    struct vhost_vring_file file = {
+        .index = i,
+        .fd = listen ? event_notifier_get_fd(kick_of(dev, i))
+                     : VHOST_FILE_UNBIND,
+    };
+
+    dev->vhost_ops->vhost_set_vring_kick(dev, &file);
 }
 
 /* What comes while it is deaf, it hears later. */
@@ -56,57 +68,42 @@ static void set_deaf(struct vhost_dev *dev, bool deaf)
     }
     dev->pcow->deaf = deaf;
     for (unsigned i = 0; i < dev->nvqs; i++) {
-        struct vhost_vring_file file = {
-            .index = i,
-            .fd = deaf ? VHOST_FILE_UNBIND
-                       : event_notifier_get_fd(kick_of(dev, i)),
-        };
-
         if (dev->vqs[i].desc_phys) {
-            dev->vhost_ops->vhost_set_vring_kick(dev, &file);
+            listen_to(dev, i, !deaf);
         }
     }
 }
 
 static void set_timer(struct VhostPcow *pcow)
 {
-    if ((pcow->unanswered->len || pcow->backends->len) &&
-        !timer_pending(pcow->retry)) {
+    if (!timer_pending(pcow->retry)) {
         timer_mod(pcow->retry,
                   qemu_clock_get_ms(QEMU_CLOCK_REALTIME) + RETRY_MS);
     }
 }
 
-static void ask_later(struct vhost_dev *dev, uint64_t iova, bool is_write)
+static void ask_later(struct VhostPcow *pcow, uint64_t iova, bool is_write)
 {
     Question question = { iova, is_write };
-    GArray *list = dev->pcow->unanswered;
 
-    if (++dev->pcow->count > MAX_UNANSWERED) {
-        set_deaf(dev, true);
-    }
-    for (guint i = 0; i < list->len; i++) {
-        Question *other = &g_array_index(list, Question, i);
+    set_timer(pcow);
+    for (guint i = 0; i < pcow->unanswered->len; i++) {
+        Question *other = &g_array_index(pcow->unanswered, Question, i);
 
         if (other->iova / PCOW_PAGE_SIZE == iova / PCOW_PAGE_SIZE) {
             other->is_write |= is_write;
             return;
         }
     }
-    g_array_append_val(list, question);
-    set_timer(dev->pcow);
+    g_array_append_val(pcow->unanswered, question);
 }
 
-int vhost_pcow_tell(struct vhost_dev *dev, uint64_t iova, bool is_write)
+static int tell(struct vhost_dev *dev, uint64_t iova, bool is_write)
 {
-    int ret;
+    int ret = holds ? -EAGAIN : vhost_pcow_answer(dev, iova, is_write);
 
-    if (virtio_device_disabled(dev->vdev)) {
-        return -EIO;            /* has been told */
-    }
-    ret = holds ? -EAGAIN : vhost_pcow_answer(dev, iova, is_write);
     if (ret == -EAGAIN) {
-        ask_later(dev, iova, is_write);
+        ask_later(dev->pcow, iova, is_write);
         return 0;
     }
     if (ret < 0) {
@@ -117,17 +114,27 @@ int vhost_pcow_tell(struct vhost_dev *dev, uint64_t iova, bool is_write)
     return ret;
 }
 
-int vhost_pcow_tell_rings(struct vhost_dev *dev)
+int vhost_pcow_tell(struct vhost_dev *dev, uint64_t iova, bool is_write)
 {
-    for (unsigned i = 0; i < dev->nvqs; i++) {
-        int ret = holds || !dev->vqs[i].desc_phys
-            ? 0 : vhost_pcow_answer(dev, dev->vqs[i].used_phys, true);
-
-        if (ret < 0 && ret != -EAGAIN) {
-            return ret;
-        }
+    if (virtio_device_disabled(dev->vdev)) {
+        /* The guest has been told. */
+        set_deaf(dev, true);
+        return -EIO;
     }
-    return 0;
+    if (++dev->pcow->asked > MAX_UNANSWERED && dev->pcow->unanswered->len) {
+        set_deaf(dev, true);
+    }
+    return tell(dev, iova, is_write);
+}
+
+/* -EAGAIN: there is no space for it now */
+static int tell_ring(struct vhost_dev *dev, unsigned i)
+{
+    if (!dev->vqs[i].desc_phys) {
+        return 0;               /* the guest does not use it */
+    }
+    return holds ? -EAGAIN
+                 : vhost_pcow_answer(dev, dev->vqs[i].used_phys, true);
 }
 
 static void drop_backend(GArray *backends, unsigned index)
@@ -144,17 +151,50 @@ static void drop_backend(GArray *backends, unsigned index)
 int vhost_pcow_set_backend(struct vhost_dev *dev,
                            struct vhost_vring_file *file)
 {
-    int ret = -EAGAIN;
+    int ret;
 
     drop_backend(dev->pcow->backends, file->index);
-    if (file->fd >= 0 && dev->vqs[file->index].desc_phys) {
-        /* It keeps where a ring was, and looks for another one there. */
+    if (file->fd < 0) {
+        return dev->vhost_ops->vhost_net_set_backend(dev, file);
+    }
+    ret = tell_ring(dev, file->index);
+    if (ret == 0) {
+        /* It keeps where a ring was, and would look for another one there. */
         vhost_pcow_forget(dev);
-        if (!holds) {
-            ret = vhost_pcow_answer(dev, dev->vqs[file->index].used_phys, true);
-        }
+        ret = tell_ring(dev, file->index);
+    }
+    if (ret == -EAGAIN) {
+        g_array_append_val(dev->pcow->backends, *file);
+        set_timer(dev->pcow);
+        return 0;
+    }
+    if (ret < 0) {
+        errno = -ret;
+        return ret;
+    }
+    ret = dev->vhost_ops->vhost_net_set_backend(dev, file);
+    if (ret == 0) {
+        event_notifier_set(kick_of(dev, file->index));
+    }
+    if (dev->pcow->deaf) {
+        /* A queue that is started is listened to. */
+        listen_to(dev, file->index, false);
+    }
+    return ret;
+}
+
+int vhost_pcow_vsock_set_running(struct vhost_dev *dev, int start)
+{
+    int ret;
+
+    dev->pcow->runs_later = false;
+    if (!start) {
+        return dev->vhost_ops->vhost_vsock_set_running(dev, start);
+    }
+    for (unsigned i = 0; i < dev->nvqs; i++) {
+        ret = tell_ring(dev, i);
         if (ret == -EAGAIN) {
-            g_array_append_val(dev->pcow->backends, *file);
+            dev->pcow->runs_later = true;
             set_timer(dev->pcow);
             return 0;
         }
@@ -163,29 +203,31 @@ int vhost_pcow_set_backend(struct vhost_dev *dev,
             return ret;
         }
     }
-    ret = dev->vhost_ops->vhost_net_set_backend(dev, file);
-    if (ret == 0 && file->fd >= 0) {
-        event_notifier_set(kick_of(dev, file->index));
+    ret = dev->vhost_ops->vhost_vsock_set_running(dev, start);
+    if (ret == 0) {
+        kick(dev);
     }
     return ret;
 }
 
-static void retry_backends(struct vhost_dev *dev)
+static void retry_start(struct vhost_dev *dev)
 {
-    GArray *files = dev->pcow->backends;
+    struct VhostPcow *pcow = dev->pcow;
+    GArray *files = pcow->backends;
+    int ret = 0;
 
-    dev->pcow->backends = g_array_new(false, false,
-                                      sizeof(struct vhost_vring_file));
-    for (guint i = 0; i < files->len; i++) {
-        struct vhost_vring_file *file =
-            &g_array_index(files, struct vhost_vring_file, i);
-
-        if (vhost_pcow_set_backend(dev, file) < 0) {
-            virtio_error(dev->vdev, "vhost cannot begin with queue %u: %s",
-                         dev->vq_index + file->index, strerror(errno));
-        }
+    pcow->backends = g_array_new(false, false, sizeof(struct vhost_vring_file));
+    for (guint i = 0; i < files->len && ret == 0; i++) {
+        ret = vhost_pcow_set_backend(
+            dev, &g_array_index(files, struct vhost_vring_file, i));
     }
     g_array_unref(files);
+    if (pcow->runs_later) {
+        ret = vhost_pcow_vsock_set_running(dev, 1);
+    }
+    if (ret < 0) {
+        virtio_error(dev->vdev, "vhost cannot begin: %s", strerror(errno));
+    }
 }
 
 void vhost_pcow_retry(struct vhost_dev *dev)
@@ -198,17 +240,28 @@ void vhost_pcow_retry(struct vhost_dev *dev)
     }
     questions = pcow->unanswered;
     pcow->unanswered = g_array_new(false, false, sizeof(Question));
-    retry_backends(dev);
+    retry_start(dev);
     for (guint i = 0; i < questions->len; i++) {
         Question *question = &g_array_index(questions, Question, i);
 
-        vhost_pcow_tell(dev, question->iova, question->is_write);
+        tell(dev, question->iova, question->is_write);
     }
     g_array_unref(questions);
     if (!pcow->unanswered->len && !virtio_device_disabled(dev->vdev)) {
-        pcow->count = 0;
+        pcow->asked = 0;
         set_deaf(dev, false);
     }
+}
+
+void vhost_pcow_queue_was_reset(struct vhost_dev *dev)
+{
+    if (!dev->pcow || !dev->started) {
+        return;
+    }
+    g_array_set_size(dev->pcow->unanswered, 0);
+    dev->pcow->asked = 0;
+    set_deaf(dev, virtio_device_disabled(dev->vdev));
+    kick(dev);
 }
 
 static void retry(void *opaque)
@@ -259,15 +312,34 @@ bool vhost_pcow_start(struct vhost_dev *dev, Error **errp)
     return true;
 }
 
+void vhost_pcow_await_questions(struct vhost_dev *dev)
+{
+    struct vhost_msg_v2 old;
+
+    while (dev->pcow && read((uintptr_t)dev->opaque, &old, sizeof(old)) > 0) {
+        /* of before the device was stopped */
+    }
+}
+
 void vhost_pcow_stop(struct vhost_dev *dev)
 {
-    if (dev->pcow) {
-        timer_del(dev->pcow->retry);
-        g_array_set_size(dev->pcow->unanswered, 0);
-        g_array_set_size(dev->pcow->backends, 0);
-        dev->pcow->count = 0;
-        dev->pcow->deaf = false;
+    struct VhostPcow *pcow = dev->pcow;
+
+    if (!pcow) {
+        return;
     }
+    timer_del(pcow->retry);
+    g_array_set_size(pcow->unanswered, 0);
+    g_array_set_size(pcow->backends, 0);
+    pcow->runs_later = false;
+    pcow->asked = 0;
+    /* A queue that has kept its backend shall find nothing, and not ask. */
+    if (dev->started) {
+        vhost_pcow_forget(dev);
+        pcow->deaf = false;
+        set_deaf(dev, true);
+    }
+    pcow->deaf = false;
 }
 
 void vhost_pcow_cleanup(struct vhost_dev *dev)

@@ -23,20 +23,22 @@ bool vhost_pcow_can_ask(struct vhost_dev *dev);
  * there are images, and it cannot.
  */
 bool vhost_pcow_start(struct vhost_dev *dev, Error **errp);
+/* Just before what the kernel asks is read */
+void vhost_pcow_await_questions(struct vhost_dev *dev);
 /*
- * The kernel begins with the used rings, and does not ask for them: tell it of
- * those for which there is space.  Returns -errno if there is another error.
- */
-int vhost_pcow_tell_rings(struct vhost_dev *dev);
-/*
- * VHOST_NET_SET_BACKEND.  Where there is no space for the used ring, the queue
- * begins later.  Returns as an ioctl does.
+ * VHOST_NET_SET_BACKEND, VHOST_VSOCK_SET_RUNNING.  The kernel begins with the
+ * used ring, and does not ask for it.  Where there is no space for that, it
+ * begins later.  Return as an ioctl does.
  */
 int vhost_pcow_set_backend(struct vhost_dev *dev,
                            struct vhost_vring_file *file);
-/* A queue lost its backend, and the kernel what it asked for the others. */
-void vhost_pcow_kick(struct vhost_dev *dev);
-/* The device has stopped, and wants no answers any more. */
+int vhost_pcow_vsock_set_running(struct vhost_dev *dev, int start);
+/*
+ * A queue has lost its backend, and the kernel with it what it asked, for any
+ * queue: it asks anew.
+ */
+void vhost_pcow_queue_was_reset(struct vhost_dev *dev);
+/* The device is stopping, and wants no answers any more. */
 void vhost_pcow_stop(struct vhost_dev *dev);
 void vhost_pcow_cleanup(struct vhost_dev *dev);
 

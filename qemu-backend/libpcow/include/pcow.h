@@ -267,7 +267,7 @@ enum pcow_event_kind {
     PCOW_EVENT_POOL_FULL = 1,                  /* a store is waiting (or failed) for want of space */
     PCOW_EVENT_POOL_RESUMED,                   /* space appeared, the store went on */
     PCOW_EVENT_ERROR,                          /* a store could not be served for another reason */
-    PCOW_EVENT_WITHDRAWN,                      /* a slab could not be mapped again, perhaps others: what was made accessible is not */
+    PCOW_EVENT_WITHDRAWN,                      /* slabs could not be mapped again: what was made accessible (anywhere) may not be */
 };
 
 struct pcow_event {

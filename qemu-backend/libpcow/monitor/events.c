@@ -18,22 +18,26 @@ void events_destroy(struct event_queue *queue)
     queue->fd = -1;
 }
 
-bool events_post(struct event_queue *queue, enum pcow_event_kind kind, int error, uint64_t offset)
+void events_wake(struct event_queue *queue)
+{
+    const uint64_t one = 1;
+    ssize_t ignored = write(queue->fd, &one, sizeof one);
+
+    (void)ignored;
+}
+
+void events_post(struct event_queue *queue, enum pcow_event_kind kind, int error, uint64_t offset)
 {
     uint32_t at = __atomic_load_n(&queue->tail, __ATOMIC_ACQUIRE);
-    const uint64_t one = 1;
-    ssize_t ignored;
 
     do {
         /* Signed: the head may have passed a tail that is no longer the tail, which is not a full queue. */
         if ((int32_t)(at - __atomic_load_n(&queue->head, __ATOMIC_ACQUIRE)) >= (int32_t)EVENT_QUEUE_SIZE)
-            return false;
+            return;
     } while (!__atomic_compare_exchange_n(&queue->tail, &at, at + 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
     queue->event[at % EVENT_QUEUE_SIZE] = (struct pcow_event){kind, error, offset};
     __atomic_store_n(&queue->ready[at % EVENT_QUEUE_SIZE], at + 1, __ATOMIC_RELEASE);
-    ignored = write(queue->fd, &one, sizeof one);
-    (void)ignored;
-    return true;
+    events_wake(queue);
 }
 
 bool events_next(struct event_queue *queue, struct pcow_event *event)

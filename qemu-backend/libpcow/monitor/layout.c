@@ -113,11 +113,10 @@ void layout_recount(struct pcow_map *map, uint64_t guest_slab)
 }
 
 /* Whoever relies on pages that were mapped for stores (a kernel that asked once) has to ask again. */
-static void withdraw(struct pcow_map *map, uint64_t guest_slab)
+static void withdraw(struct pcow_map *map)
 {
-    if (!__atomic_exchange_n(&map->withdrawn, true, __ATOMIC_SEQ_CST)
-        && !events_post(&map->events, PCOW_EVENT_WITHDRAWN, 0, guest_slab << SLAB_BITS))
-        __atomic_store_n(&map->withdrawn, false, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&map->withdrawn, true, __ATOMIC_SEQ_CST);
+    events_wake(&map->events);
 }
 
 static void remember(struct pcow_map *map, uint64_t guest_slab, unsigned pieces)
@@ -142,7 +141,7 @@ static void remember(struct pcow_map *map, uint64_t guest_slab, unsigned pieces)
         __atomic_store_n(&slab->writable.word[w], own.word[w], __ATOMIC_RELEASE);
     }
     if (withdrawn)
-        withdraw(map, guest_slab);
+        withdraw(map);
 }
 
 /* Extend the piece under construction by one slab, mapping what is complete. */
@@ -218,7 +217,7 @@ void layout_make_cold(struct pcow_map *map, uint64_t guest_slab)
     /* A flush finds what was stored to by these sets. */
     if (!page_set_empty(&slab->writable)) {
         flush_frozen(map);
-        withdraw(map, guest_slab);
+        withdraw(map);
     }
     memset(&slab->writable, 0, sizeof slab->writable);
     __atomic_store_n(&slab->watched, WATCHED_NOT, __ATOMIC_RELAXED);
@@ -263,7 +262,7 @@ static void forget_pages(struct pcow_map *map, uint64_t guest_slab, unsigned fir
             withdrawn = true;
         }
     if (withdrawn)
-        withdraw(map, guest_slab);
+        withdraw(map);
 }
 
 /* Is the page before / behind the run mapped for stores, in the same mapping if the kernel can make one of both? */

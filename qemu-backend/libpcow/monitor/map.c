@@ -177,13 +177,18 @@ int pcow_map_event_fd(const pcow_map *map)
     return map->events.fd;
 }
 
+static bool tell_withdrawn(pcow_map *map, struct pcow_event *event)
+{
+    if (!__atomic_exchange_n(&map->withdrawn, false, __ATOMIC_SEQ_CST))
+        return false;
+    *event = (struct pcow_event){.kind = PCOW_EVENT_WITHDRAWN};
+    return true;
+}
+
 bool pcow_map_next_event(pcow_map *map, struct pcow_event *event)
 {
-    if (!events_next(&map->events, event))
-        return false;
-    if (event->kind == PCOW_EVENT_WITHDRAWN)
-        __atomic_store_n(&map->withdrawn, false, __ATOMIC_SEQ_CST);
-    return true;
+    /* Again at the end: where there is no event, what has woken the caller is used up. */
+    return tell_withdrawn(map, event) || events_next(&map->events, event) || tell_withdrawn(map, event);
 }
 
 int pcow_map_restore(pcow_map *map, uint64_t offset, uint64_t length, struct pcow_error *error)

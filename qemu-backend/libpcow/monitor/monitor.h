@@ -120,7 +120,7 @@ struct pcow_map {
     bool lost;                         /* pages of its files are, see pcow_map_lose(); stays once it is set */
     bool unknown;                      /* a mapping could not be replaced: pages that are in no set may still be mapped for stores */
     struct event_queue events;
-    bool withdrawn;                    /* an event says so that nobody has read: at the limit of mappings they would fill the queue */
+    bool withdrawn;                    /* PCOW_EVENT_WITHDRAWN is to be told; not queued, as it may not be dropped, and once is enough */
     struct ahead ahead;
     struct density density;
     struct trappers trappers;
@@ -274,8 +274,8 @@ void layout_populate(const struct pcow_map *map, uint64_t guest_slab, unsigned f
 /* monitor/events.c. Async-signal-safe. */
 int events_init(struct event_queue *queue);
 void events_destroy(struct event_queue *queue);
-/* False: the queue is full, and it is dropped. */
-bool events_post(struct event_queue *queue, enum pcow_event_kind kind, int error, uint64_t offset);
+void events_post(struct event_queue *queue, enum pcow_event_kind kind, int error, uint64_t offset);
+void events_wake(struct event_queue *queue);           /* for what is not in it */
 bool events_next(struct event_queue *queue, struct pcow_event *event);
 
 /* monitor/signal.c: SIGSEGV in any map of the process, for every engine (copy-on-write of read-only mappings) */

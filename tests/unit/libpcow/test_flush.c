@@ -364,7 +364,7 @@ static void test_page_that_is_not_mapped_for_stores_any_more(void **state)
     /* who had it made accessible for the kernel is told */
     assert_true(pcow_map_next_event(counter.map, &event));
     assert_int_equal(event.kind, PCOW_EVENT_WITHDRAWN);
-    assert_int_equal(event.offset, 4 * MIB);
+    assert_false(pcow_map_next_event(counter.map, &event));
     reset(&counter);
     MUST(pcow_map_flush(counter.map, 4 * MIB, PCOW_PAGE_SIZE, &error));
     assert_true(counter.guest_bytes >= PCOW_PAGE_SIZE || counter.syncs == 1);

