@@ -99,6 +99,7 @@ bool trap_on_each_cpu(unsigned cpus, FILE *out);
 /* net.c: packets are answered from start to stop, which tells how many; false: one of them had a wrong byte */
 bool net_start(FILE *out);
 bool net_stop(FILE *out);
+bool net_resize(unsigned entries, FILE *out);   /* makes the queues anew; tells how long they were */
 
 /* compare.c: false and a line on OUT if the image is not what the model says */
 bool compare(const struct memory *memory, size_t offset, size_t length, const char *what, FILE *out);

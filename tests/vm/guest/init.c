@@ -260,6 +260,9 @@ static bool perform(struct memory *memory, char *line, FILE *out)
     if (strcmp(name, "net-stop") == 0) {
         return net_stop(out);
     }
+    if (strcmp(name, "net-resize") == 0) {      /* ENTRIES of each queue */
+        return net_resize((unsigned)numbers[0], out);
+    }
     if (strcmp(name, "save") == 0) {
         return transfers_save(memory, "/dev/vdb", out);
     }

@@ -9,6 +9,8 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <linux/ethtool.h>
+#include <linux/sockios.h>
 #include <net/if.h>
 #include <netpacket/packet.h>
 #include <pthread.h>
@@ -160,4 +162,34 @@ bool net_stop(FILE *out)
     }
     fprintf(out, "%lu %lu", net.echoed, net.unsent);
     return true;
+}
+
+/* The driver resets each queue for that, and the buffers in it are lost. */
+bool net_resize(unsigned entries, FILE *out)
+{
+    struct ethtool_ringparam ring = { .cmd = ETHTOOL_GRINGPARAM };
+    struct ifreq request = { .ifr_name = DEVICE, .ifr_data = (char *)&ring };
+    int fd = socket(AF_PACKET, SOCK_RAW | SOCK_CLOEXEC, 0);
+    bool ok = fd >= 0 && ioctl(fd, SIOCETHTOOL, &request) == 0;
+
+    if (ok) {
+        fprintf(out, "%u %u", ring.rx_pending, ring.tx_pending);
+        ring.cmd = ETHTOOL_SRINGPARAM;
+        ring.rx_pending = ring.tx_pending = entries;
+        ok = ioctl(fd, SIOCETHTOOL, &request) == 0;
+    }
+    if (ok) {
+        ring.cmd = ETHTOOL_GRINGPARAM;
+        ok = ioctl(fd, SIOCETHTOOL, &request) == 0;
+    }
+    if (!ok) {
+        fprintf(out, " the queues of " DEVICE " cannot be made anew: %s", strerror(errno));
+    } else if (ring.rx_pending != entries || ring.tx_pending != entries) {
+        fprintf(out, " are %u and %u entries now", ring.rx_pending, ring.tx_pending);
+        ok = false;
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return ok;
 }
