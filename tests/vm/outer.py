@@ -22,7 +22,7 @@ from tests.vm import tree
 
 CPUS = 2
 _MODULES = ('virtio_pci', 'virtio_blk', 'crc32c_generic', 'ext4', 'xfs', 'nfit', 'nd_pmem', 'nd_e820', 'device_dax', 'dax_pmem',
-            'loop', 'kvm-amd', 'af_packet', 'tun', 'vhost_net')
+            'loop', 'kvm-amd', 'af_packet', 'tun', 'vhost_net', 'vhost_vsock')
 _NOT_IN_ALL = ('crc32c_generic',)              # which ext4 needs unsaid, in kernels where it is a module
 _MEMORY = '3584M'
 _INIT = Path(__file__).parent / 'outer' / 'init'

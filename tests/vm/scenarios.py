@@ -16,6 +16,7 @@ from tests.vm import migration
 from tests.vm import net
 from tests.vm import ram
 from tests.vm import space
+from tests.vm import vsock
 
 MIB = chain.MIB
 _GRANULE_SHARED = 8192                         # bytes of one thread's, between those of others: they meet in every slab
@@ -327,6 +328,7 @@ ALL: dict[str, Scenario] = {
     'guest-ram': ram.guest_ram,
     'vhost': net.vhost,
     'vhost-full': net.vhost_full,
+    'vhost-vsock': vsock.vhost_vsock,
     'ram-full': ram.ram_full,
     'debian': debian.debian,
 }

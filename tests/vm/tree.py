@@ -170,7 +170,7 @@ class Tree:
         """The modules that run inside."""
         for name in ('__init__', 'functional/__init__', 'functional/qmp', 'vm/__init__', 'vm/chain', 'vm/debian', 'vm/failing',
                      'vm/fsdax', 'vm/full', 'vm/journal', 'vm/lose', 'vm/machine', 'vm/media', 'vm/migration', 'vm/net', 'vm/power',
-                     'vm/ram', 'vm/reflink', 'vm/scenarios', 'vm/silence', 'vm/space', 'vm/suite', *more):
+                     'vm/ram', 'vm/reflink', 'vm/scenarios', 'vm/silence', 'vm/space', 'vm/suite', 'vm/vsock', *more):
             self.add(_TOP / 'tests' / f'{name}.py', f'/suite/tests/{name}.py')
 
     def make_image(self, path: Path) -> None:

@@ -101,6 +101,10 @@ bool net_start(FILE *out);
 bool net_stop(FILE *out);
 bool net_resize(unsigned entries, FILE *out);   /* makes the queues anew; tells how long they were */
 
+/* vsock.c: connections are taken from start to stop, which tells how many bytes were sent back */
+bool vsock_start(unsigned port, FILE *out);
+bool vsock_stop(FILE *out);
+
 /* compare.c: false and a line on OUT if the image is not what the model says */
 bool compare(const struct memory *memory, size_t offset, size_t length, const char *what, FILE *out);
 

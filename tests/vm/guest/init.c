@@ -263,6 +263,12 @@ static bool perform(struct memory *memory, char *line, FILE *out)
     if (strcmp(name, "net-resize") == 0) {      /* ENTRIES of each queue */
         return net_resize((unsigned)numbers[0], out);
     }
+    if (strcmp(name, "vsock-start") == 0) {     /* PORT */
+        return vsock_start((unsigned)numbers[0], out);
+    }
+    if (strcmp(name, "vsock-stop") == 0) {
+        return vsock_stop(out);
+    }
     if (strcmp(name, "save") == 0) {
         return transfers_save(memory, "/dev/vdb", out);
     }
