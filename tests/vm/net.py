@@ -288,8 +288,8 @@ def _resize(vm: machine.Machine, traffic: Traffic, entries: int) -> None:
 def vhost(context: scenarios.Context) -> dict[str, Any]:
     """What the kernel loads from RAM and stores there for the network is right, to the byte.
 
-    At first, after a reset and a revert, after live snapshots while the guest stores as well, after its driver has made the queues
-    anew, and after it was stopped.
+    At first, after a reset with frozen RAM and a revert, after live snapshots while the guest stores as well, after its driver has
+    made the queues anew, and after it was stopped.
     """
     if context.place.accel != 'kvm':
         raise machine.Failure('only the outer machine is sure to have vhost')
@@ -297,8 +297,9 @@ def vhost(context: scenarios.Context) -> dict[str, Any]:
     with context.test_guest(*context.backend(image), *memory, *device()) as vm, Traffic(vm) as traffic:
         vm.wait_ready()
         traffic.round('begin', functools.partial(_snapshot, vm, 'early', 'mem0'))
-        # with packets on their way; the boot after it is interrupted by the revert, to save the time
+        # with packets on their way to RAM that is frozen; the boot after it is interrupted by the revert, to save the time
         vm.command('net-start')
+        _snapshot(vm, 'before-reset', 'ram0')
         traffic.send()
         vm.run_qmp('system_reset')
         time.sleep(_BOOTING_SECONDS)
@@ -308,7 +309,6 @@ def vhost(context: scenarios.Context) -> dict[str, Any]:
         vm.wait_ready()
         vm.command('read')
         traffic.round('reverted')
-        # RAM is frozen only now: a boot after that copies all of it anew
         vm.command('load-start')
         for number in range(1, _SNAPSHOTS + 1):
             # receive buffers that the kernel has not stored to yet, and the rings, are frozen then
@@ -376,6 +376,8 @@ def vhost_full(context: scenarios.Context) -> dict[str, Any]:
             traffic.round('room')
             _snapshot(vm, 'last')
             traffic.round('again')
+            vm.command(f'stores 1 2000 {ram.GRANULE}')
+            vm.command('read')
             counters = ram.counters(vm)
             info = vm.power_off()
         for each in (image, path):

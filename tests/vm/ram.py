@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _MEMORY = '384M'
 _CLUSTER = '4k'                                # so that no page becomes writable together with its neighbours
-_GRANULE = 8192
+GRANULE = 8192
 _STOPPED_SECONDS = 10.0
 _STOPPED_TCG_SECONDS = 2.0                     # no clock that goes on by itself
 _CLOCK = 'kvm-clock'
@@ -93,7 +93,7 @@ def guest_ram(context: scenarios.Context) -> dict[str, Any]:
             vm.run_qmp('pcow-snapshot-create', id='ram0', name=f'{name}-live')
         vm.command('load-stop')
         vm.command('load-adopt')
-        vm.command(f'stores 1 2000 {_GRANULE}')
+        vm.command(f'stores 1 2000 {GRANULE}')
         vm.command('read')
         vm.run_qmp('pcow-snapshot-create', id='ram0', name='before-trap')
         before = counters(vm)
@@ -155,7 +155,7 @@ def ram_full(context: scenarios.Context) -> dict[str, Any]:
             vm.command('read')                 # so that all CPUs have run since
             # not with a snapshot, for which all would be prepared anew
             ahead = _stop_for_a_while(vm)
-            vm.command(f'stores 1 2000 {_GRANULE}')
+            vm.command(f'stores 1 2000 {GRANULE}')
             vm.command('read')
             info = vm.power_off()
         for path in (image, ram):
