@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""virtio-net on a tap with vhost in the kernel, beside an image: QEMU serves it by itself.
+"""virtio-net on a tap with vhost in the kernel, beside an image: the kernel asks before it accesses memory, or QEMU serves it.
 
 The tap is one of this machine. Its vhost is a stand-in (vhost_stub.c), as few build machines have /dev/vhost-net.
+``tools/vm-test kvm`` runs a real one.
 """
 
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ HEADER = 12                                # of virtio-net, before a packet
 NET = ('-device', f'virtio-net-pci,netdev=net0,addr={SLOT},mac={MAC},disable-legacy=on,romfile=')
 
 
-class VhostTest(backend.QemuTestCase):
+class VhostTestCase(backend.QemuTestCase):
     def setUp(self) -> None:
         super().setUp()
         if not Path('/dev/net/tun').exists():
@@ -51,8 +52,8 @@ class VhostTest(backend.QemuTestCase):
                 stack.enter_context(vm)
             yield vm
 
-    def requested(self) -> set[str]:
-        return set(self.requests.read_text().split())
+    def requested(self) -> list[str]:
+        return self.requests.read_text().split()
 
     def receive(self, vm: qemu.Qemu, net: virtio.Device, address: int, payload: bytes) -> None:
         """A packet that this machine sends comes to be in guest memory, and nothing behind it changes."""
@@ -73,6 +74,10 @@ class VhostTest(backend.QemuTestCase):
         self.assertEqual(packet, found)
         self.assertEqual(behind, vm.read(address + BUFFER, BUFFER))
 
+
+class FallbackTest(VhostTestCase):
+    """With a kernel that cannot ask."""
+
     def test_qemu_serves_it_itself(self) -> None:
         """Into memory that must be copied first, absent or not, before and after a snapshot; also after the guest stood still."""
         with self.start(*backend.backend(self.image)) as vm:
@@ -88,7 +93,7 @@ class VhostTest(backend.QemuTestCase):
             said = vm.process.stderr.read()
         self.assertIn(f"vhost cannot be used together with the pcow image '{self.image}'", said)
         self.assertIn('falling back on userspace virtio', said)
-        self.assertFalse({SET_MEMORY, SET_BACKEND} & self.requested())
+        self.assertFalse({SET_MEMORY, SET_BACKEND} & set(self.requested()))
         backend.tool('pcow-img', 'check', self.image)
 
     def test_an_image_comes_later(self) -> None:
@@ -97,7 +102,49 @@ class VhostTest(backend.QemuTestCase):
                      'size': backend.SIZE}
         with self.start() as vm:
             net = virtio.Device(vm, SLOT)
-            self.assertLessEqual({SET_MEMORY, SET_BACKEND}, self.requested())
+            self.assertLessEqual({SET_MEMORY, SET_BACKEND}, set(self.requested()))
             self.assertIn('vhost=off', vm.qmp_error('object-add', **arguments))
             net.reset()
             vm.qmp('object-add', **arguments)
+
+
+class AsksTest(VhostTestCase):
+    """With a kernel that asks."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.environment['VHOST_ASKS'] = '1'
+
+    def test_all_is_taken_back_for_a_snapshot(self) -> None:
+        with self.start(*backend.backend(self.image)) as vm:
+            virtio.Device(vm, SLOT)
+            told = self.requested()
+            self.assertIn(SET_BACKEND, told)
+            # where the ring is comes before the kernel looks for it
+            self.assertLess(told.index('update'), told.index(SET_BACKEND))
+            vm.qmp('pcow-snapshot-create', id='mem0', name='before')
+            self.assertEqual(['invalidate'], self.requested()[len(told):])
+            vm.quit()
+            assert vm.process.stderr is not None
+            self.assertEqual('', vm.process.stderr.read())
+
+    def test_an_image_is_added_to_another(self) -> None:
+        """That is nothing new for a kernel that asks already."""
+        second = self.directory / 'second.pcow'
+        backend.tool('pcow-img', 'create', '-q', second, backend.SIZE)
+        with self.start(*backend.backend(self.image)) as vm:
+            virtio.Device(vm, SLOT)
+            vm.qmp('object-add', **{'qom-type': 'memory-backend-file', 'id': 'mem1', 'mem-path': str(second), 'share': True,
+                                    'size': backend.SIZE})
+
+    def test_queues_are_reset(self) -> None:
+        """While vhost is at work, and when it is not any more."""
+        with self.start(*backend.backend(self.image)) as vm:
+            net = virtio.Device(vm, SLOT)
+            net.reset_queue()
+            net.reset()
+            net.reset_queue()
+            self.assertTrue(vm.qmp('query-status')['running'])
+            told = len(self.requested())
+            virtio.Device(vm, SLOT)
+            self.assertIn(SET_BACKEND, self.requested()[told:])

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * LD_PRELOAD: a /dev/vhost-net that agrees to everything and does nothing, so that QEMU comes to where it would start it.
- * The numbers of the requests are appended to the file $VHOST_REQUESTS, one a line.
+ * The numbers of the requests are appended to the file $VHOST_REQUESTS, one a line. With $VHOST_ASKS it is one that asks where memory
+ * is; what it is told is noted there as well, "update" or "invalidate".
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -13,14 +14,43 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #define FEATURES ((uint64_t)1 << 32 | (uint64_t)1 << VHOST_F_LOG_ALL)    /* VIRTIO_F_VERSION_1 */
+#define ACCESS_PLATFORM ((uint64_t)1 << 33)
+
+static int vhost = -1;                         /* one that asks */
+
+static void note(const char *what)
+{
+    FILE *file = fopen(getenv("VHOST_REQUESTS"), "a");
+
+    fprintf(file, "%s\n", what);
+    fclose(file);
+}
 
 static int open_real(const char *name, const char *path, int flags, mode_t mode)
 {
     int (*real)(const char *, int, ...) = (int (*)(const char *, int, ...))dlsym(RTLD_NEXT, name);
+    int ends[2];
 
-    return real(strcmp(path, "/dev/vhost-net") ? path : "/dev/null", flags, mode);
+    if (strcmp(path, "/dev/vhost-net"))
+        return real(path, flags, mode);
+    if (!getenv("VHOST_ASKS") || socketpair(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends))
+        return real("/dev/null", flags, mode);
+    return vhost = ends[0];                    /* from which nothing can be read, as the other end says nothing */
+}
+
+ssize_t write(int fd, const void *data, size_t length)
+{
+    ssize_t (*real)(int, const void *, size_t) = (ssize_t (*)(int, const void *, size_t))dlsym(RTLD_NEXT, "write");
+    const struct vhost_msg *message = data;
+
+    if (fd != vhost || vhost < 0)
+        return real(fd, data, length);
+    note(message->iotlb.type == VHOST_IOTLB_UPDATE ? "update" : "invalidate");
+    return (ssize_t)length;
 }
 
 static mode_t mode_of(int flags, va_list arguments)
@@ -55,17 +85,18 @@ int ioctl(int fd, unsigned long request, ...)
     int (*real)(int, unsigned long, ...) = (int (*)(int, unsigned long, ...))dlsym(RTLD_NEXT, "ioctl");
     va_list arguments;
     void *argument;
-    FILE *file;
+    char number[32];
 
     va_start(arguments, request);
     argument = va_arg(arguments, void *);
     va_end(arguments);
     if (_IOC_TYPE(request) != VHOST_VIRTIO)
         return real(fd, request, argument);
-    file = fopen(getenv("VHOST_REQUESTS"), "a");
-    fprintf(file, "%#lx\n", _IOC_NR(request));
-    fclose(file);
+    snprintf(number, sizeof number, "%#lx", _IOC_NR(request));
+    note(number);
     if (request == VHOST_GET_FEATURES)
-        *(uint64_t *)argument = FEATURES;
+        *(uint64_t *)argument = FEATURES | (getenv("VHOST_ASKS") ? ACCESS_PLATFORM : 0);
+    if (request == VHOST_GET_BACKEND_FEATURES)
+        *(uint64_t *)argument = 0;             /* the older kind of messages */
     return 0;
 }

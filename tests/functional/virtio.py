@@ -125,6 +125,11 @@ class Device:
         """As a guest does that starts anew; the queue is gone."""
         self._common(20, 'b', 0)
 
+    def reset_queue(self) -> None:
+        """Also of a device that was reset (virtio 1.2, 4.1.4.3: queue_reset)."""
+        self._common(22, 'w', 0)
+        self._common(58, 'w', 1)
+
     @property
     def sent(self) -> int:
         """Requests so far."""
