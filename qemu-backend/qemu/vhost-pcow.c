@@ -27,7 +27,7 @@ typedef struct Question {
 
 struct VhostPcow {
     GArray *unanswered;         /* of Question, each page once */
-    unsigned asked;             /* by the kernel, since it had all answers */
+    unsigned asked;             /* by the kernel, while one is unanswered */
     bool deaf;                  /* no kick reaches the kernel */
     GArray *backends;           /* vhost_vring_file: queues that begin later */
     bool runs_later;            /* vsock: the same for all of them */
@@ -121,7 +121,9 @@ int vhost_pcow_tell(struct vhost_dev *dev, uint64_t iova, bool is_write)
         set_deaf(dev, true);
         return -EIO;
     }
-    if (++dev->pcow->asked > MAX_UNANSWERED && dev->pcow->unanswered->len) {
+    if (!dev->pcow->unanswered->len) {
+        dev->pcow->asked = 0;
+    } else if (++dev->pcow->asked > MAX_UNANSWERED) {
         set_deaf(dev, true);
     }
     return tell(dev, iova, is_write);
