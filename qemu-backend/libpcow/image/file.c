@@ -40,74 +40,6 @@ int file_read(const struct file *file, uint64_t offset, void *buffer, size_t len
     return 0;
 }
 
-/* Aligned as guest slabs are, so that one entry can map a slab, and a page table fits here and there. */
-static uint8_t *map_window(const struct file *file, int flags, uint64_t start)
-{
-    size_t reserved = GROUP_SIZE + PCOW_SLAB_SIZE;
-    uint8_t *reservation = mmap(NULL, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0), *window;
-
-    if (reservation == MAP_FAILED)
-        return MAP_FAILED;
-    window = (uint8_t *)(((uintptr_t)reservation + PCOW_SLAB_SIZE - 1) & ~(uintptr_t)(PCOW_SLAB_SIZE - 1));
-    /* It may reach behind the end of file: only what lies before it is ever touched. */
-    if (mmap(window, GROUP_SIZE, PROT_READ | (file->writable ? PROT_WRITE : 0), flags | MAP_NORESERVE | MAP_FIXED, file->fd,
-             (off_t)start) == MAP_FAILED) {
-        int saved_errno = errno;
-
-        munmap(reservation, reserved);
-        errno = saved_errno;
-        return MAP_FAILED;
-    }
-    if (lost_cover(file, window, GROUP_SIZE, start, PROT_READ | PROT_WRITE)) {
-        munmap(reservation, reserved);
-        return MAP_FAILED;
-    }
-    if (window > reservation)
-        munmap(reservation, (size_t)(window - reservation));
-    if (window < reservation + PCOW_SLAB_SIZE)
-        munmap(window + GROUP_SIZE, (size_t)(reservation + PCOW_SLAB_SIZE - window));
-    return window;
-}
-
-static void *address_in(struct file *file, uint8_t **windows, int flags, uint64_t offset)
-{
-    uint8_t **slot = &windows[offset / GROUP_SIZE];
-    uint8_t *window = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
-
-    if (!window) {
-        uint64_t start = offset / GROUP_SIZE * GROUP_SIZE;
-        uint8_t *expected = NULL;
-        int ret = persist_observe(&file->persist,
-                                  (struct observation){.what = OBSERVED_MAP, .offset = start, .length = GROUP_SIZE});
-
-        if (ret) {
-            errno = -ret;
-            return NULL;
-        }
-
-        window = map_window(file, flags, start);
-        if (window == MAP_FAILED)
-            return NULL;
-        if (!__atomic_compare_exchange_n(slot, &expected, window, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
-            munmap(window, GROUP_SIZE);
-            window = expected;
-        } else if (lost_cover(file, window, GROUP_SIZE, start, PROT_READ | PROT_WRITE)) {
-            return NULL;               /* one that came on the list before the window was to be seen */
-        }
-    }
-    return window + offset % GROUP_SIZE;
-}
-
-void *file_address(struct file *file, uint64_t offset)
-{
-    return address_in(file, file->window, file->persist.map_flags, offset);
-}
-
-void *file_address_settled(struct file *file, uint64_t offset)
-{
-    return file->persist.fixed_blocks ? address_in(file, file->settled_window, MAP_SHARED, offset) : file_address(file, offset);
-}
-
 /* Also where the file was mapped before, no lost page of it shows for a moment. */
 static int map_around_lost(const struct file *file, uint8_t *address, uint64_t offset, uint64_t end, int protection, int flags)
 {
@@ -135,38 +67,6 @@ int file_map(const struct file *file, void *address, size_t length, uint64_t off
         return ret;
     return map_around_lost(file, address, offset, offset + length, PROT_READ | (what == FILE_MAP_LOADS ? 0 : PROT_WRITE),
                            fixed | (plain ? MAP_SHARED : file->persist.map_flags));
-}
-
-int file_move_window(struct file *file, void *address, uint64_t offset)
-{
-    int ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_MAP, .address = address, .offset = offset,
-                                                                   .length = PCOW_SLAB_SIZE});
-    void *window = ret ? NULL : file_address_settled(file, offset);
-
-    if (!window)
-        return ret ? ret : -errno;
-    window = mremap(window, PCOW_SLAB_SIZE, PCOW_SLAB_SIZE, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, address);
-    return window == MAP_FAILED ? -errno : 0;
-}
-
-static bool is_inside(const uint8_t *window, const uint8_t *address)
-{
-    return window && address >= window && address < window + GROUP_SIZE;
-}
-
-bool file_find_window_at(const struct file *file, const uint8_t *address, uint64_t *offset)
-{
-    for (unsigned g = 0; g < MAX_GROUPS; g++) {
-        const uint8_t *window = __atomic_load_n(&file->window[g], __ATOMIC_ACQUIRE);
-
-        if (!is_inside(window, address))
-            window = __atomic_load_n(&file->settled_window[g], __ATOMIC_ACQUIRE);
-        if (is_inside(window, address)) {
-            *offset = g * GROUP_SIZE + (uint64_t)(address - window);
-            return true;
-        }
-    }
-    return false;
 }
 
 static void note_change(struct file *file)

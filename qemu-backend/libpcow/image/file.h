@@ -14,7 +14,7 @@
 #include "image/lost.h"
 #include "persist/persist.h"
 
-/* file_open.c: open, lock, close; file.c: everything else */
+/* file_open.c: open, lock, close; window.c: windows; file.c: everything else */
 struct file {
     char *path;
     int fd;
@@ -76,6 +76,12 @@ int file_move_window(struct file *file, void *address, uint64_t offset);
 void *file_address(struct file *file, uint64_t offset);
 /* The same for stores to a settled range. */
 void *file_address_settled(struct file *file, uint64_t offset);
+
+/*
+ * Give back the page tables that the windows have for a range of whole slabs in one group; whoever uses them meanwhile waits, and fills in what he
+ * needs anew. For a file without lost pages, at which nothing must be mapped: 0 or a negative errno, then nothing has changed.
+ */
+int file_empty_window(const struct file *file, uint64_t offset, uint64_t length);
 
 /* Does the address lie in one of its windows, and of which place in the file? Async-signal-safe. */
 bool file_find_window_at(const struct file *file, const uint8_t *address, uint64_t *offset);

@@ -20,8 +20,7 @@
 #define MAX_OPENED 512u                /* slabs (1 GiB) handed out with prepared pages, before those not in use are trimmed */
 #define MAX_GIVEN_BACK 8u              /* slabs whose remains are punched out before somebody else may have a turn */
 
-/* Accesses of the guest that had to be served. What a KVM vCPU does never traps here: for that and for devices the program asks. */
-static uint64_t accesses(const struct pcow_map *map)
+uint64_t ahead_accesses(const struct pcow_map *map)
 {
     return __atomic_load_n(&map->stats.write_traps, __ATOMIC_RELAXED) + __atomic_load_n(&map->stats.read_traps, __ATOMIC_RELAXED)
            + __atomic_load_n(&map->asked, __ATOMIC_RELAXED);
@@ -247,7 +246,7 @@ static void give_back(struct pcow_map *map)
     reclaim_prepared(map->image, NULL, NULL);
     ahead_release(map);
     ahead->opened = 0;
-    ahead->holding = false;
+    ahead->holding = !windows_empty(map);
 }
 
 /* Returns false if the time has passed without anything having happened. */
@@ -268,7 +267,7 @@ static bool rest(struct pcow_map *map, uint32_t seen)
     __atomic_store_n(&ahead->sleeping, 1, __ATOMIC_SEQ_CST);
     ret = syscall(SYS_futex, &ahead->wakeups, FUTEX_WAIT_PRIVATE, seen, expecting ? &soon : something ? &idle : NULL, NULL, 0);
     if (ret < 0 && errno == ETIMEDOUT && !expecting) {
-        uint64_t count = accesses(map);
+        uint64_t count = ahead_accesses(map);
 
         if (count == ahead->idle_accesses)
             return false;
@@ -339,7 +338,7 @@ static void *run(void *opaque)
         bool more = false;
 
         /* Of a former writer that was killed: in slabs that are owned too, once the image turns out to be stored to. */
-        if (!looked && (ahead->lead_min > 0 || accesses(map) > 0)) {
+        if (!looked && (ahead->lead_min > 0 || ahead_accesses(map) > 0)) {
             remains_find(map->image, true);
             looked = true;
         }

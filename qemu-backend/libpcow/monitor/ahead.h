@@ -7,6 +7,7 @@
  *   copies the rest of slabs that have proven hot, so that they become one mapping,
  *   puts guards up (guard.c),
  *   gives back what was prepared and not used, when the image is idle or the pool short of space,
+ *   and then page tables that nobody needs any more (windows.c),
  *   gives back what was prepared in slabs that a snapshot has frozen,
  *   gives back what snapshot operations and crashes have left (image/remains.h),
  *   unmaps the page tables that a snapshot or a revert has moved out of the way (retire.c).
@@ -60,6 +61,8 @@ void ahead_stop(struct pcow_map *map);
  */
 void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied, bool comes_back);
 
+/* Accesses of the guest that had to be served. What a KVM vCPU does never traps here: for that and for devices the program asks. */
+uint64_t ahead_accesses(const struct pcow_map *map);
 /* Guest slabs that wait for the thread. */
 unsigned ahead_queued(const struct pcow_map *map);
 

@@ -244,6 +244,11 @@ bool retire_is_due(const struct pcow_map *map);
 bool retire_some(struct pcow_map *map);
 /* All of the rest; the thread has ended. */
 void retire_end(struct pcow_map *map);
+/* By mlock(): new mappings would be filled, or would not be locked any more. */
+bool retire_is_locked(const struct pcow_map *map);
+
+/* monitor/windows.c: by the thread, when nothing happens. False: something does, and not all was given back. */
+bool windows_empty(struct pcow_map *map);
 
 /* monitor/resolve.c. Async-signal-safe. wait: on a full pool wait for space (by the map's policy) instead of -ENOSPC. */
 int resolve(struct pcow_map *map, uint64_t offset, bool write, bool wait);

@@ -84,7 +84,7 @@ static void move_run(struct pcow_map *map, uint8_t *good, const struct run *run)
 }
 
 /* mlock(): the mapping that stays behind would not be locked any more. */
-static bool is_locked(const struct pcow_map *map)
+bool retire_is_locked(const struct pcow_map *map)
 {
     unsigned long long kib = 0;
     FILE *file = fopen("/proc/self/status", "re");
@@ -127,7 +127,7 @@ void retire_tables(struct pcow_map *map)
      * In class pmem most entries are of 2 MiB, which are soon changed. In class page-cache what is known of a lost page hangs on the address
      * at which the kernel tells of it. A second time before the first is through: in the usual way, as then not much was touched since.
      */
-    if (!map->ahead.running || map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE || retire_is_due(map) || is_locked(map))
+    if (!map->ahead.running || map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE || retire_is_due(map) || retire_is_locked(map))
         return;
     if (!retired->moved)
         __atomic_store_n(&retired->moved, malloc(map->image->chain->guest_slabs * sizeof *retired->moved), __ATOMIC_RELAXED);
