@@ -60,7 +60,7 @@ void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied, bool c
     slab_ref head = map->image->chain->head[guest_slab];
 
     slab->recent = 1;
-    if (!ahead->running)
+    if (!__atomic_load_n(&ahead->running, __ATOMIC_RELAXED))
         return;
     if (head && ((comes_back && copied) || (slab->faults == 1 && !page_set_full(&map->image->prepared[slab_ref_slab(head)])))) {
         enqueue(ahead, guest_slab);
@@ -376,15 +376,19 @@ void ahead_stop(struct pcow_map *map)
 {
     struct ahead *ahead = &map->ahead;
 
+    if (!map->image->ready || !ahead->running)
+        return;
+    __atomic_store_n(&ahead->stop, true, __ATOMIC_RELEASE);
+    wake(ahead);
+    pthread_join(ahead->thread, NULL);
+    __atomic_store_n(&ahead->running, false, __ATOMIC_RELAXED);
+}
+
+void ahead_end(struct pcow_map *map)
+{
     if (!map->image->ready)
         return;
-    if (ahead->running) {
-        __atomic_store_n(&ahead->stop, true, __ATOMIC_RELEASE);
-        wake(ahead);
-        pthread_join(ahead->thread, NULL);
-        ahead->running = false;
-    }
     prepare_end(map->image);
     reclaim(map->image, 0);
-    pthread_mutex_destroy(&ahead->busy);
+    pthread_mutex_destroy(&map->ahead.busy);
 }

@@ -54,6 +54,8 @@ struct ahead {
 /* Start / end the thread. Without it (no memory for one) everything works, but nothing is ahead. */
 void ahead_start(struct pcow_map *map, unsigned lead_min);
 void ahead_stop(struct pcow_map *map);
+/* After it, when nobody traps any more: give back what is prepared. */
+void ahead_end(struct pcow_map *map);
 
 /*
  * After a trap was served in this guest slab, perhaps with a copy; its claim is held. comes_back: for the first time to a cluster that another

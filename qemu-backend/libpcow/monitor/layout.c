@@ -127,6 +127,7 @@ static void remember(struct pcow_map *map, uint64_t guest_slab, unsigned pieces)
 
     set_pieces(map, slab, pieces);
     slab->behind = 0;
+    __atomic_store_n(&slab->inaccessible, 0, __ATOMIC_RELEASE);
     __atomic_store_n(&slab->guarded, GUARDED_NOT, __ATOMIC_SEQ_CST);
     if (!slab->cold && map->image->file.writable && map->image->view == image_active(map->image))
         chain_own_backed(map->image, guest_slab, &own);
@@ -207,6 +208,9 @@ void layout_make_cold(struct pcow_map *map, uint64_t guest_slab)
     bool unmapped;
 
     __atomic_store_n(&slab->cold, 1, __ATOMIC_RELEASE);
+    /* A flush that is under way may ask for pages at which nothing is mapped any more, and must not believe the answer. */
+    if (!page_set_empty(&slab->writable))
+        flush_frozen(map);
     unmapped = unmap_slab(map, guest_slab) == 0;
     /*
      * At the limit of mappings this one may fail as well. Then any page may be mapped as it was before, for stores too, or not at all: a trap
@@ -214,7 +218,7 @@ void layout_make_cold(struct pcow_map *map, uint64_t guest_slab)
      */
     if (!unmapped)
         __atomic_store_n(&map->unknown, true, __ATOMIC_SEQ_CST);
-    /* A flush finds what was stored to by these sets. */
+    /* The next one finds what was stored to until now by these sets. */
     if (!page_set_empty(&slab->writable)) {
         flush_frozen(map);
         withdraw(map);
@@ -222,6 +226,7 @@ void layout_make_cold(struct pcow_map *map, uint64_t guest_slab)
     memset(&slab->writable, 0, sizeof slab->writable);
     __atomic_store_n(&slab->watched, WATCHED_NOT, __ATOMIC_RELAXED);
     __atomic_store_n(&slab->guarded, GUARDED_NOT, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&slab->inaccessible, 0, __ATOMIC_RELEASE);
     slab->behind = !unmapped;
 }
 
@@ -255,6 +260,9 @@ static void forget_pages(struct pcow_map *map, uint64_t guest_slab, unsigned fir
     bool withdrawn = false;
 
     slab->behind = 1;
+    /* Around a lost page it takes several system calls: those before the one that failed have mapped what is in no set. */
+    if (map->lost)
+        __atomic_store_n(&map->unknown, true, __ATOMIC_SEQ_CST);
     for (unsigned page = first; page < first + count; page++)
         if (page_set_has(&slab->writable, page)) {
             __atomic_store_n(&map->unknown, true, __ATOMIC_SEQ_CST);

@@ -153,11 +153,14 @@ void pcow_map_destroy(pcow_map *map)
     __atomic_store_n(&map->closing, true, __ATOMIC_RELAXED);
     order_acquire(map);
     map->engine->stop(map);
-    /* It may be copying what cannot be read. */
+    /* It may be copying what cannot be read, for which the handlers are needed. */
     ahead_stop(map);
+    /* Who waits for space may have found some: no page is taken from what he copies to, nor the ring from under him. */
+    signal_leave(map);
+    ahead_end(map);
     retire_end(map);
     guard_end(map);
-    signal_unregister(map);
+    signal_end();
     density_close(&map->density);
     reserve_release(map);
     vmas_add(map, -(int)map->vmas);

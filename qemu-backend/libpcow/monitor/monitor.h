@@ -92,6 +92,7 @@ struct slab_map {
     uint8_t watched;                   /* enum watched: what is not in writable may be under watch instead of mapped */
     uint8_t guarded;                   /* enum guarded; atomic */
     uint8_t gathered;                  /* see gather_slab() */
+    uint8_t inaccessible;              /* nothing is mapped at a page, after an error: see make_inaccessible(); atomic */
     uint8_t loaded;                    /* what is not in writable was loaded from, or may be by system calls: no guards any more; atomic */
 };
 
@@ -286,7 +287,9 @@ bool events_next(struct event_queue *queue, struct pcow_event *event);
 /* monitor/signal.c: SIGSEGV in any map of the process, for every engine (copy-on-write of read-only mappings) */
 int signal_prepare(struct pcow_error *error);      /* before any mapping of a map is counted */
 int signal_register(struct pcow_map *map, struct pcow_error *error);
-void signal_unregister(struct pcow_map *map);
+/* No trap in this map is served any more, and none is under way when it returns. The handlers stay for what else the library accesses: signal_end(). */
+void signal_leave(struct pcow_map *map);
+void signal_end(void);
 /* Mappings that a map has more (or less) than before; what counts against its budget. */
 void vmas_add(struct pcow_map *map, int change);
 unsigned vmas_used(const struct pcow_map *map);

@@ -273,8 +273,11 @@ static int resolve_read(struct pcow_map *map, uint64_t guest_slab, unsigned page
         /* Copy-on-read saves time later; a load need not wait for space for it, nor suffer for a page that it does not want. */
         return (ret == -ENOSPC || ret == -EIO) && image_copies_on_read(map->image) ? layout_map_slab(map, guest_slab) : ret;
     }
-    if (!place.present && map->engine->id == PCOW_ENGINE_UFFD)
-        return resolve_write(map, guest_slab, page);
+    if (!place.present && map->engine->id == PCOW_ENGINE_UFFD) {
+        int ret = resolve_write(map, guest_slab, page);
+
+        return ret || !__atomic_load_n(&slab->inaccessible, __ATOMIC_RELAXED) ? ret : layout_map_slab(map, guest_slab);
+    }
     /* Else another thread was here first; unless a mapping has failed, and nothing is there for what is own. */
     return slab->behind ? layout_map_slab(map, guest_slab) : 0;
 }
@@ -334,7 +337,8 @@ int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write
 
         /* The common case, asked at every device access: it is mapped for this. */
         if (page_set_has(&slab->writable, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB))
-            || (!write && guard_note_load(map, offset >> SLAB_BITS) && !__atomic_load_n(&slab->cold, __ATOMIC_ACQUIRE)))
+            || (!write && guard_note_load(map, offset >> SLAB_BITS) && !__atomic_load_n(&slab->cold, __ATOMIC_ACQUIRE)
+                && !__atomic_load_n(&slab->inaccessible, __ATOMIC_ACQUIRE)))
             continue;
         count_up(&map->asked, 1);
         ret = resolve(map, offset, write, false);

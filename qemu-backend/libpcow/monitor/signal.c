@@ -34,7 +34,7 @@ static struct {
 } process = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /*
- * A map that is found on the list stays between these two, and one in which somebody has trapped until he has left it. As signal_unregister()
+ * A map that is found on the list stays between these two, and one in which somebody has trapped until he has left it. As signal_leave()
  * clears a place before it looks at the number, either it sees the handler or the handler does not see the map.
  */
 static void begin_look(void)
@@ -283,20 +283,27 @@ int signal_register(struct pcow_map *map, struct pcow_error *error)
     return ret ? error_set(error, ret, "cannot map %s: more than %d images in one process", map->image->file.path, MAX_MAPS) : 0;
 }
 
-void signal_unregister(struct pcow_map *map)
+void signal_leave(struct pcow_map *map)
 {
     const struct timespec interval = {0, LOOK_NS};
-    bool last = true;
 
     pthread_mutex_lock(&process.lock);
-    for (unsigned i = 0; i < MAX_MAPS; i++) {
+    for (unsigned i = 0; i < MAX_MAPS; i++)
         if (process.map[i] == map)
             __atomic_store_n(&process.map[i], NULL, __ATOMIC_SEQ_CST);
-        last &= process.map[i] == NULL;
-    }
     /* Asleep, as it may be a thread of less priority. Who waits in the map for space has been told that it closes. */
     while (__atomic_load_n(&process.looking, __ATOMIC_SEQ_CST) || __atomic_load_n(&map->traps_under_way, __ATOMIC_SEQ_CST))
         nanosleep(&interval, NULL);
+    pthread_mutex_unlock(&process.lock);
+}
+
+void signal_end(void)
+{
+    bool last = true;
+
+    pthread_mutex_lock(&process.lock);
+    for (unsigned i = 0; i < MAX_MAPS; i++)
+        last &= process.map[i] == NULL;
     /* Only if nobody has put a handler on top of ours meanwhile: it would lose its way down. */
     if (last && process.installed && has_action(SIGSEGV, handle_fault)) {
         sigaction(SIGSEGV, &process.previous, NULL);

@@ -100,7 +100,10 @@ static void make_read_only(struct pcow_map *map, uint64_t guest_slab)
     chain_release(map->image->chain, guest_slab);
 }
 
-/* No access at all: the waiting instruction runs again and gets SIGSEGV or EFAULT, and whoever serves that gets the error. */
+/*
+ * No access at all: the waiting instruction runs again and gets SIGSEGV, and whoever serves that the error; a system call gets EFAULT. Who asks for the
+ * next one has it mapped anew.
+ */
 static void make_inaccessible(struct pcow_map *map, uint64_t offset)
 {
     uint64_t guest_slab = offset >> SLAB_BITS;
@@ -108,6 +111,7 @@ static void make_inaccessible(struct pcow_map *map, uint64_t offset)
     chain_claim(map->image->chain, guest_slab);
     if (!page_set_has(&map->slabs[guest_slab].writable, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB))) {
         map->slabs[guest_slab].behind = 1;         /* a load of what is present maps it anew */
+        __atomic_store_n(&map->slabs[guest_slab].inaccessible, 1, __ATOMIC_RELEASE);
         order_mmap(map->address + offset, PCOW_PAGE_SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     }
     chain_release(map->image->chain, guest_slab);

@@ -171,7 +171,7 @@ bool pcow_map_is_accessible(const pcow_map *map, uint64_t offset, bool write)
         return false;
     slab = &map->slabs[offset >> SLAB_BITS];
     if (!write)
-        return !__atomic_load_n(&slab->cold, __ATOMIC_ACQUIRE);
+        return !__atomic_load_n(&slab->cold, __ATOMIC_ACQUIRE) && !__atomic_load_n(&slab->inaccessible, __ATOMIC_ACQUIRE);
     return page_set_has(&slab->writable, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB));
 }
 

@@ -6,6 +6,7 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <ucontext.h>
@@ -407,6 +408,96 @@ static void test_map_that_goes_while_somebody_waits_in_it(void **state)
     sigaction(SIGBUS, &before, NULL);
 }
 
+static struct {
+    struct observer observer;
+    pthread_t waiter;
+    atomic_bool copies, goes_on;
+    bool copied;                       /* by the waiter */
+} late;
+
+/* What the waiter allocates by itself fails; into what was prepared it can copy, and stands still between the copy and the word that makes it valid. */
+static int hold_up(struct observer *observer, const struct observation *seen)
+{
+    (void)observer;
+    if (!pthread_equal(late.waiter, pthread_self()))
+        return 0;
+    if (seen->what == OBSERVED_ALLOCATE)
+        return -ENOSPC;
+    if (seen->what == OBSERVED_COPY && seen->length == PCOW_PAGE_SIZE) {
+        late.copied = true;
+    } else if (seen->what == OBSERVED_STORE && late.copied) {
+        atomic_store(&late.copies, true);
+        while (!atomic_load(&late.goes_on))
+            usleep(100);
+    }
+    return 0;
+}
+
+static void *store_late(void *memory)
+{
+    late.waiter = pthread_self();
+    *(volatile uint8_t *)memory = 1;
+    return NULL;
+}
+
+static void *let_go_on(void *unused)
+{
+    usleep(200000);
+    atomic_store(&late.goes_on, true);
+    return unused;
+}
+
+/* Who waits finds space, and copies, just when the map is to go: that is waited for, and what it copies to is not given back under its hands. */
+static void test_map_that_goes_while_somebody_copies(void **state)
+{
+    struct sigaction action = {.sa_sigaction = give_up, .sa_flags = SA_SIGINFO | SA_NODEFER}, before;
+    struct pcow_event event = {0};
+    uint8_t *bytes = malloc(PCOW_SLAB_SIZE);
+    pcow_image *image;
+    pthread_t other;
+    pcow_map *map;
+
+    (void)state;
+    /* Its store may come when nothing is mapped there any more. */
+    assert_int_equal(sigaction(SIGSEGV, &action, &before), 0);
+    unlink(scratch("vm.pcow"));
+    assert_non_null(bytes);
+    image = must_create(scratch("base.pcow"), 64 * MIB, 0, NULL);
+    memset(bytes, 0x5a, PCOW_SLAB_SIZE);
+    MUST(pcow_write(image, 0, bytes, PCOW_SLAB_SIZE, &error));
+    MUST(pcow_seal(image, &error));
+    pcow_close(image);
+    pcow_close(must_create(scratch("vm.pcow"), 0, 0, scratch("base.pcow")));
+    memset(&late, 0, sizeof late);
+    late.observer = (struct observer){.persistence = PCOW_PERSISTENCE_VOLATILE, .look = hold_up};
+    MUST(image_open(scratch("vm.pcow"), PCOW_OPEN_WRITE, NULL, &late.observer, &image, &error));
+    map = must_map_by(image, PCOW_ENGINE_SIGNAL, 0);
+    assert_int_equal(pthread_create(&late.waiter, NULL, store_late, pcow_map_address(map)), 0);
+    while (!pcow_map_next_event(map, &event))
+        usleep(1000);
+    assert_int_equal(event.kind, PCOW_EVENT_POOL_FULL);
+    /* Another store, for which the thread that works ahead prepares slabs. */
+    ((volatile uint8_t *)pcow_map_address(map))[32 * MIB] = 1;
+    while (!atomic_load(&late.copies))
+        usleep(1000);
+    assert_int_equal(pthread_create(&other, NULL, let_go_on, NULL), 0);
+    pcow_map_destroy(map);
+    assert_true(atomic_load(&late.goes_on));
+    pthread_join(other, NULL);
+    pthread_join(late.waiter, NULL);
+    sigaction(SIGSEGV, &before, NULL);
+    pcow_close(image);
+    image = must_open(scratch("vm.pcow"), 0);
+    MUST(pcow_read(image, 0, bytes, PCOW_PAGE_SIZE, &error));
+    for (unsigned i = 1; i < PCOW_PAGE_SIZE; i++)
+        assert_int_equal(bytes[i], 0x5a);
+    pcow_close(image);
+    must_be_clean(scratch("vm.pcow"));
+    unlink(scratch("vm.pcow"));
+    unlink(scratch("base.pcow"));
+    free(bytes);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -420,6 +511,7 @@ int main(void)
         cmocka_unit_test(test_child_with_a_map_of_its_own),
         cmocka_unit_test(test_jump_into_the_range),
         cmocka_unit_test(test_map_that_goes_while_somebody_waits_in_it),
+        cmocka_unit_test(test_map_that_goes_while_somebody_copies),
     };
 
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
