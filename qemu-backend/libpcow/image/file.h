@@ -14,7 +14,7 @@
 #include "image/lost.h"
 #include "persist/persist.h"
 
-/* file_open.c: open, lock, close; window.c: windows; file.c: everything else */
+/* file_open.c: open, lock, close; window.c: windows; shared.c: blocks that others have, too; file.c: everything else */
 struct file {
     char *path;
     int fd;
@@ -24,6 +24,7 @@ struct file {
     uint8_t *window[MAX_GROUPS];      /* atomically set once */
     uint8_t *settled_window[MAX_GROUPS];
     bool growing;                     /* claim of file_grow() */
+    bool may_share;                   /* blocks with a copy of it; writers, not in class volatile */
     bool huge;                        /* the kernel may map it with entries of 2 MiB */
     uint64_t told;                    /* of the failures in persist: those that a flush has told its user of; atomic */
     struct lost_pages lost_pages;     /* class volatile: none */
@@ -97,6 +98,10 @@ int file_allocate(const struct file *file, uint64_t offset, uint64_t length);
 /* Allocate what has none, if anything: 0 or -ENOSPC, which is not returned if nothing was missing. Its time does not depend on the size of the file. */
 int file_allocate_holes(const struct file *file, uint64_t offset, uint64_t length);
 int file_punch(struct file *file, uint64_t offset, uint64_t length);
+
+/* Give the range blocks of its own where a copy of the file has them as well: 0 or -ENOSPC. Async-signal-safe. */
+int file_unshare(const struct file *file, uint64_t offset, uint64_t length);
+bool file_may_share(int fd);
 
 /*
  * Give a range that reads as zeros blocks. Class pmem: written ones, as the first store to an unwritten block costs a commit of the file system's

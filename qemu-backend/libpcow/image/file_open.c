@@ -52,6 +52,7 @@ static int finish_open(struct file *file, unsigned flags, struct observer *obser
     persist_init(&file->persist, persist_classify(file->fd), observer);
     if (file->writable)
         persist_find_fixed_blocks(&file->persist, file->fd);
+    file->may_share = file->writable && file->persist.persistence != PCOW_PERSISTENCE_VOLATILE && file_may_share(file->fd);
     /* tmpfs tells by the block size whether it was mounted for huge pages. */
     file->huge = file->persist.persistence == PCOW_PERSISTENCE_PMEM || (uint64_t)st.st_blksize >= PCOW_SLAB_SIZE;
     return persist_observe(&file->persist, (struct observation){.what = OBSERVED_OPEN, .path = file->path});

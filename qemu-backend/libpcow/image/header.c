@@ -50,12 +50,29 @@ int header_write_copy(struct pcow_image *image, struct pcow_error *error)
     return ret ? error_set_errno(error, ret, "%s: cannot update the copy of the header", image->file.path) : 0;
 }
 
+/* Metadata is stored through mappings: none of it may share blocks with a copy of the file. */
+static int unshare_metadata(struct pcow_image *image)
+{
+    int ret = 0;
+
+    for (uint64_t p = 0; image->file.may_share && p < image_slab_count(image) && ret == 0; p++) {
+        unsigned kind = image->slabs[p].kind;
+
+        if (slab_is_group_head(p) || kind == OWNER_STATE || kind == OWNER_TABLE)
+            ret = file_unshare(&image->file, p << SLAB_BITS, PCOW_SLAB_SIZE);
+    }
+    return ret;
+}
+
 int image_begin_change(struct pcow_image *image, struct pcow_error *error)
 {
     int ret = image_check_writable(image, error);
 
     if (ret || image->changed)
         return ret;
+    ret = unshare_metadata(image);
+    if (ret)
+        return error_set_errno(error, ret, "%s shares blocks with a copy of it, and the pool has no space for its own", image->file.path);
     /* Before the first change: an image that was based on the old content must see that it is gone. */
     ret = header_store_word(image, offsetof(struct header, generation), word_value(image->header.generation) + 1, error);
     if (ret == 0)

@@ -116,8 +116,11 @@ int slab_back(struct pcow_image *image, uint64_t slab, unsigned first, unsigned 
         unsigned end = page_set_run_end(&image->valid[slab], page, first + count);
         uint64_t offset = (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE, length = (end - page) * PCOW_PAGE_SIZE;
 
-        if (page_set_has(&image->valid[slab], page))
-            ret = file_allocate_holes(&image->file, offset, length);
+        if (page_set_has(&image->valid[slab], page)) {
+            ret = file_unshare(&image->file, offset, length);
+            if (!ret)
+                ret = file_allocate_holes(&image->file, offset, length);
+        }
         page = end;
     }
     if (!ret && count == PAGES_PER_SLAB)
