@@ -25,7 +25,6 @@
 #include "qemu/error-report.h"
 #include "system/block-backend.h"
 #include "system/hostmem-pcow.h"
-#include "system/runstate.h"
 
 #define MARK ".incomplete-"
 #define LOADING ".loading-"
@@ -335,13 +334,6 @@ static bool recover_mark(HostMemPcow *pcow, const char *mark_name,
     return true;
 }
 
-/* Only before anything has run: nobody's disks change beneath him. */
-static bool may_revert_disks(void)
-{
-    return runstate_check(RUN_STATE_PRELAUNCH) ||
-           runstate_check(RUN_STATE_INMIGRATE);
-}
-
 bool hostmem_pcow_check_plug(HostMemPcow *pcow, Error **errp)
 {
     struct pcow_snapshot *list;
@@ -349,7 +341,7 @@ bool hostmem_pcow_check_plug(HostMemPcow *pcow, Error **errp)
     bool ok = true;
     size_t count;
 
-    if (may_revert_disks() || pcow->readonly ||
+    if (!pcow->plugged || pcow->readonly ||
         pcow_snapshot_list(pcow->image, &list, &count, NULL) < 0) {
         return true;
     }
@@ -374,7 +366,7 @@ void hostmem_pcow_note_foreign_marks(HostMemPcow *pcow)
     HostMemPcowMark mark;
     size_t count;
 
-    if (may_revert_disks() || pcow->readonly ||
+    if (!pcow->plugged || pcow->readonly ||
         pcow_snapshot_list(pcow->image, &list, &count, NULL) < 0) {
         return;
     }
@@ -401,6 +393,7 @@ static bool is_foreign(const HostMemPcow *pcow, const char *mark_name)
 
 static bool recover(HostMemPcow *pcow, void *opaque, Error **errp)
 {
+    const bool *at_start = opaque;
     struct pcow_snapshot *list;
     HostMemPcowMark mark;
     Error *err = NULL;
@@ -411,11 +404,13 @@ static bool recover(HostMemPcow *pcow, void *opaque, Error **errp)
         return true;
     }
     for (size_t i = 0; i < count; i++) {
-        /* A load of this process that failed is for who lets the VM run. */
+        /*
+         * A load is finished before anything has run, when nobody's disks
+         * change beneath him; one of this process that failed is for who lets
+         * the VM run.
+         */
         if (!parse_mark(list[i].name, &mark) ||
-            is_foreign(pcow, list[i].name) ||
-            (mark.loading && !may_revert_disks()) ||
-            !g_strcmp0(list[i].name, pcow->loading_mark) ||
+            is_foreign(pcow, list[i].name) || (mark.loading && !*at_start) ||
             (mark.loading ? recover_load : recover_mark)(pcow, list[i].name,
                                                          &mark, &err)) {
             continue;
@@ -432,7 +427,17 @@ static bool recover(HostMemPcow *pcow, void *opaque, Error **errp)
     return true;
 }
 
+static void recover_all(bool at_start)
+{
+    hostmem_pcow_held_foreach(recover, &at_start, NULL);
+}
+
 void hostmem_pcow_all_recover(void)
 {
-    hostmem_pcow_held_foreach(recover, NULL, NULL);
+    recover_all(false);
+}
+
+void hostmem_pcow_recover_at_start(void)
+{
+    recover_all(true);
 }

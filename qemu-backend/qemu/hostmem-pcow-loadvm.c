@@ -49,10 +49,17 @@ static void vm_state_changed(void *opaque, bool running, RunState state)
     }
 }
 
-/* The disks are there, and nothing has been loaded or run. */
+/*
+ * The disks are there, and nothing has been loaded or run.  QEMU calls this for
+ * an image that comes later as well, whatever the VM has done by then.
+ */
 static void machine_ready(Notifier *notifier, void *data)
 {
-    hostmem_pcow_all_recover();
+    HostMemPcow *pcow = container_of(notifier, HostMemPcow, machine_ready);
+
+    if (!pcow->plugged) {
+        hostmem_pcow_recover_at_start();
+    }
 }
 
 void hostmem_pcow_loadvm_register(HostMemPcow *pcow)

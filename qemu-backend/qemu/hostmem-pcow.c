@@ -6,6 +6,7 @@
 #include <pcow.h>
 #include "exec/memory.h"
 #include "exec/ramblock.h"
+#include "hw/qdev-core.h"
 #include "hw/virtio/vhost.h"
 #include "migration/misc.h"
 #include "qapi/error.h"
@@ -309,6 +310,7 @@ bool hostmem_pcow_alloc(HostMemPcow *pcow, HostMemoryBackend *backend,
     blk_may_retry = hostmem_pcow_may_retry;
 
     pcow->id = g_strdup(object_get_canonical_path_component(OBJECT(backend)));
+    pcow->plugged = phase_check(PHASE_MACHINE_READY);
     pcow->exit.notify = exit_notify;
     qemu_add_exit_notifier(&pcow->exit);
     hostmem_pcow_vmstate_register(pcow);

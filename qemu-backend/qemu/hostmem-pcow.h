@@ -50,6 +50,7 @@ typedef struct HostMemPcow {
     struct pcow_map *map;
     char *id;
     bool readonly;
+    bool plugged;               /* the machine was made without it */
     bool discard_blocked;
     Notifier exit;
 
@@ -461,16 +462,18 @@ bool hostmem_pcow_check_new_on_disks(const char *name, bool has_devices,
 bool hostmem_pcow_check_load_on_disks(const QEMUSnapshotInfo *sn,
                                       bool has_devices, strList *devices,
                                       Error **errp);
-/* Finish or take back what a QEMU that was killed left unfinished. */
+/* Finish or take back what a QEMU that was killed left unfinished: no load */
 void hostmem_pcow_all_recover(void);
 /*
- * The marks of an image that a VM gets while it runs are those of another VM,
- * whose disks decide: leave them.
+/* The same for loads as well.  If one cannot be finished, this QEMU ends. */
+void hostmem_pcow_recover_at_start(void);
+ * The marks of an image that is plugged are those of another VM, whose disks
+ * decide: leave them.
  */
 void hostmem_pcow_note_foreign_marks(HostMemPcow *pcow);
 /*
- * Fails if the VM has run already and a QEMU that was reverting @pcow with
- * another VM, or this one, was killed: disks cannot be reverted any more.
+ * Fails if @pcow is plugged and a QEMU that was reverting it with another VM,
+ * or this one, was killed: disks cannot be reverted any more.
  */
 bool hostmem_pcow_check_plug(HostMemPcow *pcow, Error **errp);
 bool hostmem_pcow_present(void);

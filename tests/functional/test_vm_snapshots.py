@@ -233,6 +233,9 @@ class RefusalTest(vm_snapshot_case.VmSnapshotTestCase):
             arguments.update({'node-name': 'overlay', 'snapshot-file': str(self.directory / 'more.qcow2'),
                               'snapshot-node-name': 'more'})
             self.assertIn('would leave out the pcow image', vm.qmp_error('blockdev-snapshot-sync', **arguments))
+            vm.qmp('system_reset')
+            self.assertEqual('prelaunch', vm.wait_status('prelaunch'))       # once more, and it has run all the same
+            self.assertIn('would leave out the pcow image', vm.qmp_error('blockdev-snapshot-sync', **arguments))
             vm.quit()
 
     def test_state_of_another_vm(self) -> None:

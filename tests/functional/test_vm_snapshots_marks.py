@@ -6,10 +6,8 @@ from tests.functional import vm_snapshot_case
 from tests.functional import vm_state
 
 
-class ForeignMarkTest(vm_snapshot_case.VmSnapshotTestCase):
-    """A VM was killed while it took or deleted a snapshot, and its image is plugged into another one."""
-
-    MOST = 100                     # snapshots until the disk has to allocate
+class MarkTestCase(vm_snapshot_case.VmSnapshotTestCase):
+    KIND: str
 
     def setUp(self) -> None:
         super().setUp()
@@ -17,12 +15,67 @@ class ForeignMarkTest(vm_snapshot_case.VmSnapshotTestCase):
         with self.start() as vm:
             (found,) = vm.snapshots()
             vm.quit()
-        self.mark = f'.incomplete-{found["date-sec"]}.{found["date-nsec"]:09}-1'
+        self.mark = f'.{self.KIND}-{found["date-sec"]}.{found["date-nsec"]:09}-1'
         vm_state.run('pcow-img', 'snapshot', '--rename', 's', self.mark, self.image)
+        self.plugged = {'qom-type': 'memory-backend-file', 'id': 'mem0', 'mem-path': str(self.image), 'size': vm_snapshot_case.SIZE,
+                        'share': True}
 
     def plug(self, vm: vm_state.Vm) -> None:
-        vm.qmp('object-add', **{'qom-type': 'memory-backend-file', 'id': 'mem0', 'mem-path': str(self.image),
-                                'size': vm_snapshot_case.SIZE, 'share': True})
+        vm.qmp('object-add', **self.plugged)
+
+    def reset_stopped(self, vm: vm_state.Vm) -> None:
+        """It looks as if it had never run."""
+        vm.qmp('stop')
+        vm.qmp('system_reset')
+        self.assertEqual('prelaunch', vm.wait_status('prelaunch'))
+
+
+class LoadingMarkTest(MarkTestCase):
+    """A VM was killed while it was reverted, and its image is plugged into one that may have its disks."""
+
+    KIND = 'loading'
+
+    def assert_refused(self, vm: vm_state.Vm) -> None:
+        message = vm.qmp_error('object-add', **self.plugged)
+        for words in ('was being reverted', self.mark, str(self.image)):
+            self.assertIn(words, message)
+
+    def test_after_a_reset(self) -> None:
+        """The disks of a VM that has run stay as they are."""
+        with vm_state.Vm(self.directory, *vm_state.carrier_arguments(self.carrier)) as vm:
+            vm.write_disk(3)
+            self.reset_stopped(vm)
+            self.assert_refused(vm)
+            self.assertTrue(vm_state.disk_holds(self.carrier, 3))
+            vm.qmp('cont')
+            self.assertEqual('running', vm.status())
+            vm.quit()
+        self.assertEqual([self.mark], vm_state.image_names(self.image))
+
+    def test_qemu_stays(self) -> None:
+        """Without the disks the revert cannot be finished; that is an error of the command alone, also before the VM runs."""
+        with vm_state.Vm(self.directory, '-S') as vm:
+            self.assert_refused(vm)
+            vm.qmp('cont')
+            self.reset_stopped(vm)
+            self.assert_refused(vm)
+            vm.quit()
+
+
+class ForeignMarkTest(MarkTestCase):
+    """A VM was killed while it took or deleted a snapshot, and its image is plugged into another one."""
+
+    KIND = 'incomplete'
+    MOST = 100                     # snapshots until the disk has to allocate
+
+    def test_after_a_reset(self) -> None:
+        carrier = self.directory / 'another.qcow2'
+        vm_state.run('qemu-img', 'create', '-q', '-f', 'qcow2', carrier, '1M')
+        with vm_state.Vm(self.directory, *vm_state.carrier_arguments(carrier)) as vm:
+            self.reset_stopped(vm)
+            self.plug(vm)
+            self.assertEqual([self.mark], vm.names())
+            vm.quit()
 
     def test_the_disks_of_another_vm_do_not_decide(self) -> None:
         carrier = self.directory / 'another.qcow2'
