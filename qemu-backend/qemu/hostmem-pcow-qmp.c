@@ -362,8 +362,11 @@ bool hostmem_pcow_revert(HostMemPcow *pcow, const char *name, Error **errp)
         error_setg(errp, "%s", error.message);
         return false;
     }
-    /* code that the guest ran straight from the image may differ now */
-    if (tcg_enabled()) {
+    /*
+     * Code that the guest ran straight from the image may differ now.  A
+     * machine without a CPU has none.
+     */
+    if (tcg_enabled() && first_cpu) {
         tb_flush(first_cpu);
     }
     return true;

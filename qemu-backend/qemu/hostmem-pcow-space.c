@@ -50,10 +50,19 @@ static void look(void *opaque)
 {
     HostMemPcow *pcow = opaque;
     unsigned mark = watermark(pcow) + (pcow->low ? HYSTERESIS : 0);
+    const char *path = pcow_path(pcow->image);
+    bool blind;
     struct statvfs st;
 
     /* a pool that cannot be looked at stays what it was */
-    if (statvfs(pcow_path(pcow->image), &st) == 0 && st.f_blocks) {
+    blind = statvfs(path, &st) < 0;
+    if (blind && !pcow->blind) {
+        warn_report("pcow image '%s': the free space of its pool cannot be "
+                    "looked at, so nothing tells when that becomes low: %s",
+                    path, strerror(errno));
+    }
+    pcow->blind = blind;
+    if (!blind && st.f_blocks) {
         uint64_t free = st.f_bavail * st.f_frsize;
         uint64_t size = st.f_blocks * st.f_frsize;
         bool low = watermark(pcow) && free < size / 100.0 * mark;

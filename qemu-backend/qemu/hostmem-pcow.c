@@ -10,6 +10,7 @@
 #include "hw/virtio/vhost.h"
 #include "migration/misc.h"
 #include "qapi/error.h"
+#include "qemu/bitmap.h"
 #include "qemu/cutils.h"
 #include "qemu/error-report.h"
 #include "qemu/main-loop.h"
@@ -142,7 +143,8 @@ static void ignore_options(HostMemoryBackend *backend, const char *path)
     backend->prealloc = false;
     /* KSM does not look at file mappings */
     backend->merge = false;
-    if (backend->policy != HOST_MEM_POLICY_DEFAULT) {
+    if (backend->policy != HOST_MEM_POLICY_DEFAULT ||
+        !bitmap_empty(backend->host_nodes, MAX_NODES + 1)) {
         warn_report("pcow image '%s' stays on the NUMA node of its pool: "
                     "host-nodes and policy are ignored", path);
         backend->policy = HOST_MEM_POLICY_DEFAULT;
@@ -168,8 +170,28 @@ static enum pcow_engine choose_engine(HostMemPcowEngine engine)
                                                  : PCOW_ENGINE_GUARD;
 }
 
-static bool open_image(HostMemPcow *pcow, const char *path, Error **errp)
+/*
+ * QEMU leaves its directory with -daemonize, when the image is open already,
+ * and a migration opens it by name once more.
+ */
+static char *absolute_path(const char *path)
 {
+    g_autofree char *directory = g_path_get_dirname(path);
+    g_autofree char *name = g_path_get_basename(path);
+    char *real, *result;
+
+    if (g_path_is_absolute(path)) {
+        return g_strdup(path);
+    }
+    real = realpath(directory, NULL);
+    result = real ? g_build_filename(real, name, NULL) : g_strdup(path);
+    free(real);
+    return result;
+}
+
+static bool open_image(HostMemPcow *pcow, const char *given, Error **errp)
+{
+    g_autofree char *path = absolute_path(given);
     struct pcow_map_options options = {
         .engine = choose_engine(pcow->engine),
         .full_policy = (enum pcow_full_policy)pcow->full,
@@ -246,8 +268,8 @@ static void close_image(HostMemPcow *pcow)
 /*
  * The machine keeps its backends until the process is gone, so finalize does
  * not come.  Threads may still run if exit() was called in the middle of
- * things, and a flush whose client is gone; then the memory has to stay, and
- * the kernel drops the lock.
+ * things, and a flush whose client is gone, or a dump; then the memory has to
+ * stay, and the kernel drops the lock.
  */
 static void exit_notify(Notifier *notifier, void *data)
 {
@@ -258,7 +280,7 @@ static void exit_notify(Notifier *notifier, void *data)
         error_report_err(err);
     }
     if (!runstate_is_running() && !qatomic_read(&pcow->flushes) &&
-        !pcow->outgoing) {
+        !pcow->outgoing && !qemu_system_dump_in_progress()) {
         pcow->backend->mr.ram_block->pcow = NULL;
         close_image(pcow);
     }
@@ -288,6 +310,7 @@ bool hostmem_pcow_alloc(HostMemPcow *pcow, HostMemoryBackend *backend,
     pcow->discard_blocked = true;
     pcow->backend = backend;
     pcow->readonly = readonly;
+    pcow->plugged = phase_check(PHASE_MACHINE_READY);
     if (!open_image(pcow, path, errp) ||
         !hostmem_pcow_check_arrived(pcow, errp) ||
         !hostmem_pcow_check_plug(pcow, errp) || !start_events(pcow, errp)) {
@@ -310,7 +333,6 @@ bool hostmem_pcow_alloc(HostMemPcow *pcow, HostMemoryBackend *backend,
     blk_may_retry = hostmem_pcow_may_retry;
 
     pcow->id = g_strdup(object_get_canonical_path_component(OBJECT(backend)));
-    pcow->plugged = phase_check(PHASE_MACHINE_READY);
     pcow->exit.notify = exit_notify;
     qemu_add_exit_notifier(&pcow->exit);
     hostmem_pcow_vmstate_register(pcow);

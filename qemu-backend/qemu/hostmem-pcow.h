@@ -67,6 +67,7 @@ typedef struct HostMemPcow {
     uint8_t watermark;
     bool has_watermark;
     bool low;                   /* less is, and an event has said so */
+    bool blind;                 /* nobody can look, and a warning has said so */
     QEMUTimer *space;
 
     /* hostmem-pcow-error.c: told last, and when */
@@ -464,9 +465,9 @@ bool hostmem_pcow_check_load_on_disks(const QEMUSnapshotInfo *sn,
                                       Error **errp);
 /* Finish or take back what a QEMU that was killed left unfinished: no load */
 void hostmem_pcow_all_recover(void);
-/*
 /* The same for loads as well.  If one cannot be finished, this QEMU ends. */
 void hostmem_pcow_recover_at_start(void);
+/*
  * The marks of an image that is plugged are those of another VM, whose disks
  * decide: leave them.
  */
