@@ -277,6 +277,7 @@ static int check_base(const struct pcow_image *image, const struct format1 *form
 int format1_load(struct pcow_image *image, struct pcow_error *error)
 {
     struct format1 *format1 = calloc(1, sizeof *format1);
+    uint64_t slabs;
     int ret;
 
     if (!format1)
@@ -291,7 +292,8 @@ int format1_load(struct pcow_image *image, struct pcow_error *error)
     }
     image->size = (uint64_t)format1->clusters * format1->cluster_size;
     /* The chain links guest slabs through this table; slabs_unload() gives it back. */
-    if (slabs_reserve(image, (image->size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS)) {
+    slabs = (image->size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS;
+    if (slabs_reserve(image, slabs, slabs)) {
         format1_unload(image);
         return error_set(error, -ENOMEM, "out of memory for the table of %s", image->file.path);
     }

@@ -72,6 +72,7 @@ struct pcow_image {
     uint64_t *tables_ready;           /* one bit for each 64 slabs: the pages of their owner words and bitmaps have blocks */
     uint64_t *backed;                 /* writers: one bit a slab: every valid page is known to have a block, see slab_back() */
     uint64_t slab_capacity;
+    uint64_t slabs_reached;           /* entries of slabs, valid and prepared that may be accessed; grows only */
     uint64_t slabs_at_open;           /* a free slab below may hold blocks of an interrupted operation */
     uint64_t free_hint;               /* no free slab below; a hint */
     uint64_t table[MAX_LAYER_TABLE + 1]; /* file slab of each further layer table, 0: none */
@@ -132,8 +133,10 @@ static inline uint64_t image_slab_count(const struct pcow_image *image)
     return __atomic_load_n(&image->slab_count, __ATOMIC_ACQUIRE);
 }
 
-/* Reserve the tables; format 1 uses image->slabs with one entry for each guest slab. Freed by slabs_unload(). */
-int slabs_reserve(struct pcow_image *image, uint64_t capacity);
+/* Reserve the tables, of which the first entries can be used; format 1 uses image->slabs with one for each guest slab. Freed by slabs_unload(). */
+int slabs_reserve(struct pcow_image *image, uint64_t capacity, uint64_t reached);
+/* Those of this slab can be used, too: 0 or -ENOMEM. Async-signal-safe. */
+int slabs_reach(struct pcow_image *image, uint64_t slab);
 int slabs_load(struct pcow_image *image, struct pcow_error *error);
 void slabs_unload(struct pcow_image *image);
 /* Take a free slab with an empty bitmap and without blocks; it has no owner yet. Async-signal-safe. */

@@ -136,6 +136,11 @@ int slab_take(struct pcow_image *image, uint64_t *slab)
 
     if (p == MAX_FILE_SLABS)
         return -EFBIG;
+    ret = slabs_reach(image, p);
+    if (ret) {
+        __atomic_fetch_and(&image->used[p / 64], ~(UINT64_C(1) << (p % 64)), __ATOMIC_ACQ_REL);
+        return ret;
+    }
     ret = file_grow(&image->file, (p + 1) << SLAB_BITS);
     if (!ret)
         ret = allocate_tables(image, p);

@@ -7,11 +7,40 @@
 #include "image/image.h"
 #include "util/error.h"
 
-static void *reserve(size_t size)
+static void *reserve(size_t size, int protection)
 {
-    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *memory = mmap(NULL, size, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
     return memory == MAP_FAILED ? NULL : memory;
+}
+
+static void *reserve_bits(size_t size)
+{
+    return reserve(size, PROT_READ | PROT_WRITE);
+}
+
+static int make_accessible(void *table, size_t entry, uint64_t count)
+{
+    return table && mprotect(table, count * entry, PROT_READ | PROT_WRITE) ? -errno : 0;
+}
+
+int slabs_reach(struct pcow_image *image, uint64_t slab)
+{
+    uint64_t count = (slab / SLABS_PER_GROUP + 1) * SLABS_PER_GROUP, seen = __atomic_load_n(&image->slabs_reached, __ATOMIC_ACQUIRE);
+    int ret;
+
+    if (slab < seen)
+        return 0;
+    count = count < image->slab_capacity ? count : image->slab_capacity;
+    ret = make_accessible(image->slabs, sizeof *image->slabs, count);
+    if (!ret)
+        ret = make_accessible(image->valid, sizeof *image->valid, count);
+    if (!ret)
+        ret = make_accessible(image->prepared, sizeof *image->prepared, count);
+    /* Another thread may have come further. */
+    while (!ret && seen < count && !__atomic_compare_exchange_n(&image->slabs_reached, &seen, count, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+        ;
+    return ret;
 }
 
 /* One bit for each slab. */
@@ -26,21 +55,24 @@ static size_t tables_ready_size(const struct pcow_image *image)
     return (image->slab_capacity / SLABS_PER_TABLE_PAGE + 64) / 64 * sizeof *image->tables_ready;
 }
 
-int slabs_reserve(struct pcow_image *image, uint64_t capacity)
+int slabs_reserve(struct pcow_image *image, uint64_t capacity, uint64_t reached)
 {
     image->slab_capacity = capacity ? capacity : 1;
-    image->slabs = reserve(image->slab_capacity * sizeof *image->slabs);
-    image->valid = reserve(image->slab_capacity * sizeof *image->valid);
-    image->used = reserve(bits_size(image));
+    /* Locked memory (mlockall(), QEMU's mem-lock=on) is filled as far as it is accessible: so that is no more than what is in use. */
+    image->slabs = reserve(image->slab_capacity * sizeof *image->slabs, PROT_NONE);
+    image->valid = reserve(image->slab_capacity * sizeof *image->valid, PROT_NONE);
+    image->used = reserve_bits(bits_size(image));
     if (!image->slabs || !image->valid || !image->used)
         return -ENOMEM;
-    if (!image->file.writable)
-        return 0;
-    image->prepared = reserve(image->slab_capacity * sizeof *image->prepared);
-    image->remains = reserve(bits_size(image));
-    image->tables_ready = reserve(tables_ready_size(image));
-    image->backed = reserve(bits_size(image));
-    return image->prepared && image->remains && image->tables_ready && image->backed ? 0 : -ENOMEM;
+    if (image->file.writable) {
+        image->prepared = reserve(image->slab_capacity * sizeof *image->prepared, PROT_NONE);
+        image->remains = reserve_bits(bits_size(image));
+        image->tables_ready = reserve_bits(tables_ready_size(image));
+        image->backed = reserve_bits(bits_size(image));
+        if (!image->prepared || !image->remains || !image->tables_ready || !image->backed)
+            return -ENOMEM;
+    }
+    return slabs_reach(image, reached ? reached - 1 : 0);
 }
 
 void slabs_unload(struct pcow_image *image)
@@ -59,6 +91,7 @@ void slabs_unload(struct pcow_image *image)
         munmap(image->tables_ready, tables_ready_size(image));
     if (image->backed)
         munmap(image->backed, bits_size(image));
+    image->slabs_reached = 0;
     image->slabs = NULL;
     image->valid = NULL;
     image->used = NULL;
@@ -127,7 +160,7 @@ int slabs_load(struct pcow_image *image, struct pcow_error *error)
 {
     uint64_t *words;
     /* A writer's tables may grow to the largest file; pages that are never touched cost nothing. */
-    int ret = slabs_reserve(image, image->file.writable ? MAX_FILE_SLABS : image->file.size >> SLAB_BITS);
+    int ret = slabs_reserve(image, image->file.writable ? MAX_FILE_SLABS : image->file.size >> SLAB_BITS, image->file.size >> SLAB_BITS);
 
     if (ret)
         return error_set(error, ret, "out of memory for the tables of %s", image->file.path);

@@ -130,11 +130,74 @@ static void test_what_is_counted_is_small(void **state)
     pcow_close(image);
 }
 
+/* Resident memory of this process that belongs to no file, in bytes. */
+static uint64_t anonymous_bytes(void)
+{
+    FILE *file = fopen("/proc/self/status", "re");
+    unsigned long long kib = 0;
+    char line[256];
+
+    assert_non_null(file);
+    while (fgets(line, sizeof line, file))
+        if (sscanf(line, "RssAnon: %llu", &kib) == 1)
+            break;
+    fclose(file);
+    return kib * KIB;
+}
+
+/* Locked memory is filled as far as it is accessible: tables for the largest file would be 9 GiB. */
+static void test_locked_memory(void **state)
+{
+    (void)state;
+    pcow_image *image = must_create(scratch("top.pcow"), 64 * MIB, 0, NULL);
+    uint64_t before = anonymous_bytes();
+    unsigned char *memory;
+    pcow_map *map;
+
+    pcow_close(image);
+    if (!can_measure() || mlockall(MCL_FUTURE))
+        skip();
+    image = must_open(scratch("top.pcow"), PCOW_OPEN_WRITE);
+    munlockall();
+    assert_true(anonymous_bytes() - before < 64 * MIB);
+    map = must_map_by(image, PCOW_ENGINE_SIGNAL, 0);
+    memory = pcow_map_address(map);
+    for (uint64_t offset = 0; offset < 64 * MIB; offset += MIB)
+        memory[offset] = 1;
+    pcow_map_destroy(map);
+    pcow_close(image);
+    must_be_clean(scratch("top.pcow"));
+}
+
+/* Slabs of the file's second group (32 GiB) and further on: the tables grow with it. */
+static void test_tables_grow(void **state)
+{
+    (void)state;
+    const uint64_t size = UINT64_C(80) << 30;
+    pcow_image *image = must_create(scratch("top.pcow"), size, 0, NULL);
+    uint64_t seen = image->slabs_reached;
+
+    assert_true(seen > 0 && seen < image->slab_capacity);
+    /* As if all slabs of the first two groups were taken. */
+    __atomic_store_n(&image->free_hint, 2 * SLABS_PER_GROUP, __ATOMIC_RELAXED);
+    for (uint64_t offset = 0; offset < 4 * PCOW_SLAB_SIZE; offset += PCOW_SLAB_SIZE)
+        MUST(pcow_write(image, offset, "far", 4, &error));
+    assert_true(image->slabs_reached > 2 * SLABS_PER_GROUP && image->slabs_reached > seen);
+    pcow_close(image);
+    must_be_clean(scratch("top.pcow"));
+    image = must_open(scratch("top.pcow"), PCOW_OPEN_WRITE);
+    for (uint64_t offset = 0; offset < 4 * PCOW_SLAB_SIZE; offset += PCOW_SLAB_SIZE)
+        assert_reads(image, offset, "far", 4);
+    pcow_close(image);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_page_tables_are_given_back, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_what_is_counted_is_small, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_locked_memory, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_tables_grow, scratch_setup, scratch_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
