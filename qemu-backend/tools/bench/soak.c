@@ -89,6 +89,16 @@ static int map_image(struct soak *s, struct pcow_error *error)
     return r;
 }
 
+static uint64_t *seconds_with(struct soak_report *report, enum pcow_engine engine)
+{
+    switch (engine) {
+    case PCOW_ENGINE_GUARD: return &report->guard_seconds;
+    case PCOW_ENGINE_UFFD: return &report->uffd_seconds;
+    case PCOW_ENGINE_KVM: return &report->kvm_seconds;
+    default: return &report->signal_seconds;
+    }
+}
+
 static void unmap_image(struct soak *s)
 {
     struct pcow_map_stats stats;
@@ -100,8 +110,7 @@ static void unmap_image(struct soak *s)
         s->report->pages_copied += stats.pages_copied;
         s->report->pages_zeroed += stats.pages_zeroed;
         s->report->slabs_promoted += stats.slabs_promoted;
-        *(stats.engine == PCOW_ENGINE_UFFD ? &s->report->uffd_seconds
-          : stats.engine == PCOW_ENGINE_GUARD ? &s->report->guard_seconds : &s->report->signal_seconds) += seconds;
+        *seconds_with(s->report, stats.engine) += seconds;
     }
     pcow_map_destroy(s->map);
     pcow_close(s->image);
@@ -214,13 +223,15 @@ static int revert(struct soak *s, const struct saved *saved, struct pcow_error *
     return pcow_snapshot_revert(s->image, saved->name, error);
 }
 
+/* Without vCPUs the engine kvm needs no KVM: its traps are those of signal, but what it copies and maps is chosen otherwise. */
 static enum pcow_engine next_engine(const struct soak *s)
 {
     bool uffd = !s->bench->uffd_problem, guard = !s->bench->guard_problem;
 
     switch (s->engine) {
-    case PCOW_ENGINE_SIGNAL: return guard ? PCOW_ENGINE_GUARD : uffd ? PCOW_ENGINE_UFFD : PCOW_ENGINE_SIGNAL;
-    case PCOW_ENGINE_GUARD: return uffd ? PCOW_ENGINE_UFFD : PCOW_ENGINE_SIGNAL;
+    case PCOW_ENGINE_SIGNAL: return guard ? PCOW_ENGINE_GUARD : uffd ? PCOW_ENGINE_UFFD : PCOW_ENGINE_KVM;
+    case PCOW_ENGINE_GUARD: return uffd ? PCOW_ENGINE_UFFD : PCOW_ENGINE_KVM;
+    case PCOW_ENGINE_UFFD: return PCOW_ENGINE_KVM;
     default: return PCOW_ENGINE_SIGNAL;
     }
 }

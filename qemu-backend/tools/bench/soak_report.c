@@ -32,6 +32,7 @@ static size_t counts(const struct soak_report *report, struct count list[COUNTS]
         {"signal-seconds", "seconds with the engine signal", report->signal_seconds},
         {"guard-seconds", "seconds with the engine guard", report->guard_seconds},
         {"uffd-seconds", "seconds with the engine uffd", report->uffd_seconds},
+        {"kvm-seconds", "seconds with the engine kvm", report->kvm_seconds},
     };
 
     memcpy(list, all, sizeof(all));

@@ -301,12 +301,20 @@ static void test_model_guard(void **state)
     run_model(PCOW_ENGINE_GUARD);
 }
 
+/* Without vCPUs: its traps are those of signal, but what it copies and maps is chosen otherwise. */
+static void test_model_kvm(void **state)
+{
+    (void)state;
+    run_model(PCOW_ENGINE_KVM);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_model_signal, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_model_guard, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_model_uffd, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_model_kvm, scratch_setup, scratch_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
