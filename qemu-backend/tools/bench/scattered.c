@@ -26,7 +26,7 @@
 #define BASE "scattered-base.pcow"
 #define RAW_NAME "scattered-raw"
 #define SIZE (UINT64_C(64) << 30)
-#define QUICK_SIZE (UINT64_C(1) << 30)
+#define QUICK_SIZE (UINT64_C(2) << 30)         /* enough for the budget to act with the kernel's default vm.max_map_count */
 #define CLUSTER PCOW_DEFAULT_CLUSTER_SIZE
 #define CLUSTERS_PER_SLAB (PCOW_SLAB_SIZE / CLUSTER)
 #define PAGES_PER_CLUSTER (CLUSTER / PCOW_PAGE_SIZE)
