@@ -74,7 +74,7 @@ class KvmTest(VmTestCase):
 
     SCENARIOS = ('stores@tmpfs', 'transfers@tmpfs', 'snapshots@tmpfs', 'pool-full@tmpfs', 'full-emulated@tmpfs',
                  'saved-state@tmpfs', 'live-migration@tmpfs', 'guest-ram@tmpfs', 'vhost@tmpfs', 'vhost-full@tmpfs',
-                 'vhost-vsock@tmpfs', 'debian@pmem')
+                 'vhost-vsock@tmpfs', 'stores@pmem', 'transfers@pmem', 'debian@pmem')
     MEDIA = ('media-errors@tmpfs', 'media-errors@pmem', 'media-deaf@tmpfs', 'full-fails@tmpfs')        # in another outer machine
     # What depends on the kernel of the host most: how KVM tells of a store, and what it does with one that it emulates itself.
     NEWER = ('stores@tmpfs', 'pool-full@tmpfs', 'full-emulated@tmpfs', 'vhost@tmpfs')
