@@ -98,8 +98,10 @@ static int store_error(const struct check *check, int ret, uint64_t offset)
 static int allocate(const struct check *check, uint64_t offset, size_t length)
 {
     uint64_t first = offset & ~(PCOW_PAGE_SIZE - 1);
+    uint64_t pages = (offset + length - first + PCOW_PAGE_SIZE - 1) & ~(PCOW_PAGE_SIZE - 1);
+    int ret = file_unshare(&check->file, first, pages);
 
-    return file_allocate(&check->file, first, (offset + length - first + PCOW_PAGE_SIZE - 1) & ~(PCOW_PAGE_SIZE - 1));
+    return ret ? ret : file_allocate(&check->file, first, pages);
 }
 
 int check_store64(struct check *check, uint64_t offset, uint64_t word)

@@ -308,41 +308,62 @@ int file_settle(struct file *file)
     return __atomic_load_n(&file->committed, __ATOMIC_SEQ_CST) < __atomic_load_n(&file->changes, __ATOMIC_SEQ_CST) ? file_commit(file) : 0;
 }
 
+int file_put_on_medium(struct file *file, const void *where, size_t length, uint64_t since)
+{
+    int ret = persist_range(&file->persist, where, length);
+
+    return ret || file->persist.persistence != PCOW_PERSISTENCE_PAGE_CACHE ? ret : file_check_since(file, since);
+}
+
 int file_store64_at(struct file *file, uint64_t *where, uint64_t value, bool lazily)
 {
-    uint64_t old = *where;
+    uint64_t old = *where, since = failures_count(&file->persist.failures);
     int ret;
 
     if (lazily && file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE) {
         persist_word(&file->persist, where, value);
         return 0;
     }
-    ret = persist_store64(&file->persist, where, value);
+    persist_word(&file->persist, where, value);
+    ret = file_put_on_medium(file, where, sizeof *where, since);
     /* What is reported as failed must not take effect later. */
     if (ret)
         persist_word(&file->persist, where, old);
     return ret;
 }
 
+/* The page of a word or a record, which it may share with a copy of the file. */
+static void *address_to_store(struct file *file, uint64_t offset, size_t length)
+{
+    uint64_t first = offset & ~(PCOW_PAGE_SIZE - 1);
+    int ret = file_unshare(file, first, ((offset + length - first) + PCOW_PAGE_SIZE - 1) & ~(PCOW_PAGE_SIZE - 1));
+
+    if (ret) {
+        errno = -ret;
+        return NULL;
+    }
+    return file_address(file, offset);
+}
+
 int file_store64(struct file *file, uint64_t offset, uint64_t value)
 {
-    uint64_t *where = file_address(file, offset);
+    uint64_t *where = address_to_store(file, offset, sizeof value);
 
     return where ? file_store64_at(file, where, value, false) : -errno;
 }
 
-int file_sync_range(struct file *file, uint64_t offset, size_t length)
+int file_sync_range(struct file *file, uint64_t offset, size_t length, uint64_t since)
 {
     void *where = file_address(file, offset);
 
     if (!where)
         return -errno;
-    return file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE ? persist_range(&file->persist, where, length) : 0;
+    return file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE ? file_put_on_medium(file, where, length, since) : 0;
 }
 
 int file_store_lazily(struct file *file, uint64_t offset, const void *from, size_t length)
 {
-    void *where = file_address(file, offset);
+    void *where = address_to_store(file, offset, length);
 
     if (!where)
         return -errno;
@@ -352,10 +373,11 @@ int file_store_lazily(struct file *file, uint64_t offset, const void *from, size
 
 int file_store(struct file *file, uint64_t offset, const void *from, size_t length)
 {
-    void *where = file_address(file, offset);
+    void *where = address_to_store(file, offset, length);
+    uint64_t since = failures_count(&file->persist.failures);
 
     if (!where)
         return -errno;
     persist_bytes(&file->persist, where, from, length);
-    return persist_range(&file->persist, where, length);
+    return file_put_on_medium(file, where, length, since);
 }

@@ -152,12 +152,20 @@ int file_end_flush(struct file *file, uint64_t told);
  */
 int file_settle(struct file *file);
 
-/* Metadata in the window: store, flush, fence. The blocks below must have been allocated (file_allocate). */
+/*
+ * Metadata in the window: store, flush, fence. The blocks below must have been allocated (file_allocate). One aligned word is the commit point of every
+ * update: everything that it publishes must be durable before. In class page-cache -EIO, too, if another request was told of what was lost.
+ */
 int file_store64(struct file *file, uint64_t offset, uint64_t value);
 /* lazily: the same, but in class page-cache it is left to the next flush: for what may reach the medium in any order. */
 int file_store64_at(struct file *file, uint64_t *where, uint64_t value, bool lazily);
-/* Settle now what was stored lazily to [offset, offset + length), which lies in one group. */
-int file_sync_range(struct file *file, uint64_t offset, size_t length);
+/*
+ * Settle now what was stored lazily to [offset, offset + length), which lies in one group. since: of failures_count(), before it was stored, see
+ * file_check_since().
+ */
+int file_sync_range(struct file *file, uint64_t offset, size_t length, uint64_t since);
+/* What was stored in a window since then, in every class. */
+int file_put_on_medium(struct file *file, const void *where, size_t length, uint64_t since);
 int file_store(struct file *file, uint64_t offset, const void *from, size_t length);
 int file_store_lazily(struct file *file, uint64_t offset, const void *from, size_t length);
 

@@ -84,6 +84,7 @@ static int open_once(struct file *file, int directory, const char *name, const c
     int ret, saved_errno;
 
     memset(file, 0, sizeof *file);
+    file->fd = -1;
     file->writable = flags & FILE_WRITE;
     file->path = strdup(shown_path);
     if (!file->path)

@@ -162,9 +162,10 @@ int slab_take(struct pcow_image *image, uint64_t *slab)
     }
     if (!page_set_empty(valid)) {
         static const struct page_set empty;
+        uint64_t since = failures_count(&image->file.persist.failures);
 
         persist_bytes(&image->file.persist, valid, &empty, sizeof empty);
-        ret = persist_range(&image->file.persist, valid, sizeof *valid);
+        ret = file_put_on_medium(&image->file, valid, sizeof *valid, since);
         if (ret) {
             slab_untake(image, p);
             return ret;
@@ -207,19 +208,24 @@ int slab_take_ready(struct pcow_image *image, uint64_t *slab)
     return slab_take(image, slab);
 }
 
-/* Where its owner word or bitmap is stored to. */
+/* Where its owner word or bitmap is stored to; NULL with errno set. */
 static void *table_address(struct pcow_image *image, uint64_t slab, uint64_t offset)
 {
     uint64_t page = slab / SLABS_PER_TABLE_PAGE;
     bool settled = __atomic_load_n(&image->tables_ready[page / 64], __ATOMIC_ACQUIRE) >> (page % 64) & 1;
+    int ret = settled ? 0 : file_unshare(&image->file, offset & ~(PCOW_PAGE_SIZE - 1), PCOW_PAGE_SIZE);
 
+    if (ret) {
+        errno = -ret;
+        return NULL;
+    }
     return (settled ? file_address_settled : file_address)(&image->file, offset);
 }
 
 int slab_publish(struct pcow_image *image, uint64_t slab, struct owner owner, bool lazily)
 {
     uint64_t *where = table_address(image, slab, owner_offset(slab));
-    int ret = where ? file_store64_at(&image->file, where, owner_encode(owner), lazily) : -ENOMEM;
+    int ret = where ? file_store64_at(&image->file, where, owner_encode(owner), lazily) : -errno;
 
     if (ret)
         return ret;
@@ -232,10 +238,11 @@ int slab_publish(struct pcow_image *image, uint64_t slab, struct owner owner, bo
 int slab_store_valid(struct pcow_image *image, uint64_t slab, const struct page_set *valid, bool lazily)
 {
     struct page_set *where = table_address(image, slab, bitmap_offset(slab));
+    uint64_t since = failures_count(&image->file.persist.failures);
     int ret;
 
     if (!where)
-        return -ENOMEM;
+        return -errno;
     /* Who takes pages away punches their blocks out, and perhaps those of their neighbours. */
     for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
         if (page_set_word(&image->valid[slab], w) & ~valid->word[w]) {
@@ -246,7 +253,7 @@ int slab_store_valid(struct pcow_image *image, uint64_t slab, const struct page_
         if (page_set_word(where, w) != valid->word[w])
             persist_word(&image->file.persist, &where->word[w], valid->word[w]);
     ret = lazily && image->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE
-        ? 0 : persist_range(&image->file.persist, where, sizeof *where);
+        ? 0 : file_put_on_medium(&image->file, where, sizeof *where, since);
     if (ret)
         return ret;
     for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
@@ -289,19 +296,19 @@ static void restore_owners(struct pcow_image *image, uint64_t from, uint64_t to)
 static int release_in_group(struct pcow_image *image, uint64_t first, uint64_t end, slab_condition *condition, const void *opaque,
                             slab_hold *hold)
 {
-    uint64_t from = 0, to = 0;
+    uint64_t from = 0, to = 0, since = failures_count(&image->file.persist.failures);
     int ret = 0;
 
     for (uint64_t p = first; p < end && ret == 0; p++)
         if (image->slabs[p].kind != OWNER_NONE && condition(image, &image->slabs[p], opaque)) {
             uint64_t *where = table_address(image, p, owner_offset(p));
 
-            ret = where ? file_store64_at(&image->file, where, 0, true) : -ENOMEM;
+            ret = where ? file_store64_at(&image->file, where, 0, true) : -errno;
             from = from ? from : p;
             to = p + 1;
         }
     if (!ret && to)
-        ret = file_sync_range(&image->file, owner_offset(from), (to - from) * sizeof(uint64_t));
+        ret = file_sync_range(&image->file, owner_offset(from), (to - from) * sizeof(uint64_t), since);
     if (ret)
         restore_owners(image, from, to);
     for (uint64_t p = from; p < to && ret == 0; p++)

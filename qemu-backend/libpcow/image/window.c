@@ -110,9 +110,15 @@ bool file_find_window_at(const struct file *file, const uint8_t *address, uint64
 static int empty(const struct file *file, uint8_t *const *windows, int flags, uint64_t offset, uint64_t length)
 {
     uint8_t *window = __atomic_load_n(&windows[offset / GROUP_SIZE], __ATOMIC_ACQUIRE);
+    int ret = 0;
 
-    return window ? map_at(window + offset % GROUP_SIZE, length, PROT_READ | (file->writable ? PROT_WRITE : 0),
-                           flags | MAP_NORESERVE | MAP_FIXED, file->fd, (off_t)offset) : 0;
+    if (window)
+        ret = map_at(window + offset % GROUP_SIZE, length, PROT_READ | (file->writable ? PROT_WRITE : 0), flags | MAP_NORESERVE | MAP_FIXED, file->fd,
+                     (off_t)offset);
+    /* One that came on the list before this window was seen to be mapped anew. */
+    if (window && !ret)
+        ret = lost_cover(file, window + offset % GROUP_SIZE, length, offset, PROT_READ | PROT_WRITE);
+    return ret;
 }
 
 int file_empty_window(const struct file *file, uint64_t offset, uint64_t length)

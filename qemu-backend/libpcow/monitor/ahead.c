@@ -47,6 +47,12 @@ static bool is_hot(const struct slab_map *slab)
     return layout_is_hot(slab, HOT_SHARE) && !page_set_full(&slab->writable);
 }
 
+/* In the top file: a revert may have taken that away, and what shows then is in the file of a base. */
+static bool is_own_slab(const struct pcow_map *map, slab_ref head)
+{
+    return head && slab_ref_level(head) == map->image->chain->levels;
+}
+
 /* Not where the guest fills what it begins: the slab will be one mapping soon in any case. */
 static bool wants_guards(const struct pcow_map *map, uint64_t guest_slab)
 {
@@ -62,7 +68,7 @@ void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied, bool c
     slab->recent = 1;
     if (!__atomic_load_n(&ahead->running, __ATOMIC_RELAXED))
         return;
-    if (head && ((comes_back && copied) || (slab->faults == 1 && !page_set_full(&map->image->prepared[slab_ref_slab(head)])))) {
+    if (is_own_slab(map, head) && ((comes_back && copied) || (slab->faults == 1 && !page_set_full(&map->image->prepared[slab_ref_slab(head)])))) {
         enqueue(ahead, guest_slab);
         wake(ahead);
     } else if (copied && !slab->queued && is_hot(slab)) {
@@ -188,7 +194,7 @@ static bool serve_queue(struct pcow_map *map)
         hot = map->slabs[found - 1].queued && is_hot(&map->slabs[found - 1]);
         grown = map->slabs[found - 1].grown > 0;
         first = map->image->chain->head[found - 1];
-        complete = !first || page_set_full(&map->image->prepared[slab_ref_slab(first)]);
+        complete = !is_own_slab(map, first) || page_set_full(&map->image->prepared[slab_ref_slab(first)]);
         chain_release(map->image->chain, found - 1);
         ahead_release(map);
         if (hot) {

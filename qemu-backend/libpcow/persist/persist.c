@@ -128,12 +128,6 @@ void persist_bytes(const struct persist *persist, void *where, const void *from,
     memcpy(where, from, length);
 }
 
-int persist_store64(struct persist *persist, uint64_t *where, uint64_t value)
-{
-    persist_word(persist, where, value);
-    return persist_range(persist, where, sizeof *where);
-}
-
 int persist_copy(const struct persist *persist, void *to, const void *from, size_t length)
 {
     bool pmem = persist->persistence == PCOW_PERSISTENCE_PMEM;

@@ -56,9 +56,6 @@ void persist_bytes(const struct persist *persist, void *where, const void *from,
 /* Order what was flushed before what follows. */
 void persist_fence(const struct persist *persist);
 
-/* One aligned 8-byte store, made durable: the commit point of every update. Everything it publishes must be durable before. */
-int persist_store64(struct persist *persist, uint64_t *where, uint64_t value);
-
 /* Copy to persistent memory past the caches where the CPU can; durable after persist_fence(). 0 or -EIO, see copy.h. */
 int persist_copy(const struct persist *persist, void *to, const void *from, size_t length);
 

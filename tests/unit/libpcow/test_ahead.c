@@ -396,9 +396,40 @@ static void test_snapshots_come_first(void **state)
     must_be_clean(path);
 }
 
+/* What a revert has taken away shows from a base again, whose slabs have higher numbers than the top file has room for: none of the thread's business. */
+static void test_revert_to_a_larger_base(void **state)
+{
+    (void)state;
+    const uint64_t slabs = 64;
+    pcow_image *image = must_create(scratch("base.pcow"), slabs * PCOW_SLAB_SIZE, 0, NULL);
+    volatile unsigned char *memory;
+    pcow_map *map;
+
+    __atomic_store_n(&image->free_hint, 2 * SLABS_PER_GROUP, __ATOMIC_RELAXED);
+    for (uint64_t v = 0; v < slabs; v++)
+        MUST(pcow_write(image, v * PCOW_SLAB_SIZE, "base", 4, &error));
+    pcow_close(image);
+    image = must_create(scratch("top.pcow"), 0, 0, scratch("base.pcow"));
+    MUST(pcow_snapshot_create(image, "s", &error));
+    map = must_map_by(image, PCOW_ENGINE_SIGNAL, 0);
+    assert_true(image->slabs_reached <= SLABS_PER_GROUP);
+    memory = pcow_map_address(map);
+    for (unsigned round = 0; round < 50; round++) {
+        for (uint64_t v = 0; v < slabs; v++)
+            memory[v * PCOW_SLAB_SIZE] = memory[v * PCOW_SLAB_SIZE + 8192] = 1;
+        MUST(pcow_snapshot_revert(image, "s", &error));
+        assert_int_equal(memory[(slabs - 1) * PCOW_SLAB_SIZE], 'b');
+    }
+    pcow_map_destroy(map);
+    pcow_close(image);
+    must_be_clean(scratch("top.pcow"));
+    unlink(scratch("base.pcow"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_revert_to_a_larger_base, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_filled_slabs_come_whole, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_sources_are_at_hand, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_sparse_stores_get_clusters, scratch_setup, scratch_teardown),

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -72,12 +73,21 @@ static int look(struct observer *observer, const struct observation *seen)
     return 0;
 }
 
+/* The thread that works ahead may meet the lost page. */
+static void serve_bus(int number, siginfo_t *info, void *context)
+{
+    if (!pcow_serve_sigbus(info, context))
+        signal(number, SIG_DFL);
+}
+
 /* Class page-cache; a slab that a snapshot holds. */
 static pcow_map *map_frozen(enum pcow_engine engine, pcow_image **image)
 {
     static unsigned char ones[2 * MIB];
+    struct sigaction action = {.sa_sigaction = serve_bus, .sa_flags = SA_SIGINFO | SA_NODEFER};
     pcow_map *map;
 
+    assert_int_equal(sigaction(SIGBUS, &action, NULL), 0);
     unlink(scratch("vm.pcow"));
     *image = must_create(scratch("vm.pcow"), SIZE, 0, NULL);
     memset(ones, 1, sizeof ones);
