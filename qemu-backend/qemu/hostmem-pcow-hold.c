@@ -6,6 +6,7 @@
 #include "qemu/osdep.h"
 #include "block/aio.h"
 #include "block/block-global-state.h"
+#include "hw/core/cpu.h"
 #include "hw/virtio/vhost.h"
 #include "migration/misc.h"
 #include "qapi/error.h"
@@ -59,6 +60,17 @@ bool hostmem_pcow_guest_is_held(void)
 void hostmem_pcow_note_freeze(void)
 {
     qatomic_store_release(&hostmem_pcow_freezes, hostmem_pcow_freezes + 1);
+}
+
+/* The kernel's own pages, of clocks and the like, may be among them. */
+void hostmem_pcow_forget_areas(void)
+{
+    CPUState *cpu;
+
+    hostmem_pcow_note_freeze();
+    CPU_FOREACH(cpu) {
+        qemu_cpu_kick(cpu);
+    }
 }
 
 static void park_iothreads(void)

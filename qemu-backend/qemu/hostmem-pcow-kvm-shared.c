@@ -13,7 +13,10 @@
  *
  * Not covered: the interfaces of Hyper-V and Xen, the control blocks of
  * virtual machines within the guest, and what the guest tells of only later
- * without having stored to it since (its clock, after it was suspended).
+ * without having stored to it since (its clock, after it was suspended).  Nor
+ * switches of tasks by the processor (32 bits), which KVM makes by itself, and
+ * page tables that it shadows for a virtual machine within the guest: of a
+ * store to one of these that comes out as MMIO it does not hear.
  */
 #include "qemu/osdep.h"
 #include <linux/kvm.h>

@@ -43,6 +43,7 @@ void hostmem_pcow_handle_events(void *opaque)
             break;
         case PCOW_EVENT_WITHDRAWN:
             vhost_forget_memory();
+            hostmem_pcow_forget_areas();
             break;
         }
     }

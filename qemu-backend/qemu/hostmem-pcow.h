@@ -333,11 +333,13 @@ void hostmem_pcow_release_guest(void);
 bool hostmem_pcow_check_settled(Error **errp);
 /*
  * How often pages may have become read-only that were writable: images that
- * were mapped, ends of a hold, and the last snapshot of a migration.  With the
- * BQL; any thread may read it.
+ * were mapped, ends of a hold, the last snapshot of a migration, and slabs that
+ * could not be mapped.  With the BQL; any thread may read it.
  */
 extern unsigned hostmem_pcow_freezes;
 void hostmem_pcow_note_freeze(void);
+/* The same while vCPUs run: before they go on they make their areas writable */
+void hostmem_pcow_forget_areas(void);
 /* Also while that is still under way, and bottom halves of the main loop run */
 bool hostmem_pcow_guest_is_held(void);
 
