@@ -12,6 +12,12 @@
 #include "monitor/monitor.h"
 #include "util/error.h"
 
+/*
+ * Layers taken out at one open, or by one operation. Deleting a snapshot needs two at the most, and so does finishing that; a file made to
+ * hold up who opens it may have tens of thousands, each of which costs passes over all its slabs. The others wait: reading needs none of it.
+ */
+#define MOST_COLLAPSED 64u
+
 static int slab_error(const struct pcow_image *image, int code, uint64_t slab, struct pcow_error *error)
 {
     return error_set_errno(error, code, "%s: cannot change the owner of file slab %llu", image->file.path, (unsigned long long)slab);
@@ -78,50 +84,6 @@ int tree_free_stale_record(struct pcow_image *image, struct pcow_error *error)
         return error_set_errno(error, ret, "%s: cannot free layer record %u", image->file.path, image->stale_record - 1);
     image->stale_record = 0;
     return 0;
-}
-
-static int finish_interrupted(struct pcow_image *image, struct pcow_error *error)
-{
-    struct layer *active = layer_find(image, image_active(image));
-    struct layer *parent = active->parent ? layer_find(image, active->parent) : NULL;
-    int ret = layers_check_owners(image, error);
-
-    if (!ret)
-        ret = layers_clear_outdated(image, error);
-    if (ret)
-        return ret;
-    if (parent && parent->state == LAYER_SNAPSHOT) {
-        uint64_t offset = layer_record_offset(image, parent->slot), word;
-
-        /* Snapshot create may have stopped between its commit point and marking the record. */
-        ret = file_read(&image->file, offset, &word, sizeof word);
-        if (ret)
-            return error_set_errno(error, ret, "%s: cannot read layer record %u", image->file.path, parent->slot);
-        if ((word_value(word) >> 28 & 0xf) == LAYER_OPEN)
-            ret = layer_store_state(image, parent, error);
-    }
-    if (!ret)
-        ret = tree_free_stale_record(image, error);
-    if (!ret)
-        ret = forget_states_of_hidden(image, error);
-    if (!ret)
-        ret = release_error(image, reclaim_release(image, is_of_the_dead, NULL), error);
-    /* From the newest down, so that what is freed may free its parent; each may shorten the list. */
-    for (size_t i = image->layer_count; i > 0 && !ret; i--)
-        if (i <= image->layer_count)
-            ret = tree_collapse(image, image->layers[i - 1].id, error);
-    return ret;
-}
-
-int tree_finish_interrupted(struct pcow_image *image, struct pcow_error *error)
-{
-    int ret = lock_tree(&image->file, true, error);
-
-    if (ret)
-        return ret;
-    ret = finish_interrupted(image, error);
-    unlock_tree(&image->file);
-    return ret;
 }
 
 int tree_reserve_layer(struct pcow_image *image, bool keep_spare, uint32_t *id, uint32_t *slot, struct pcow_error *error)
@@ -413,12 +375,12 @@ static int remove_layer(struct pcow_image *image, uint32_t id, struct pcow_error
     return ret;
 }
 
-int tree_collapse(struct pcow_image *image, uint32_t id, struct pcow_error *error)
+static int collapse(struct pcow_image *image, uint32_t id, unsigned *most, struct pcow_error *error)
 {
     const struct layer *layer = layer_find(image, id);
 
     /* Upwards: when a layer is gone, its hidden parent may have one child too few. */
-    while (layer && layer->state == LAYER_HIDDEN) {
+    while (layer && layer->state == LAYER_HIDDEN && *most > 0) {
         uint32_t gone = layer->id, parent = layer->parent, child = 0;
         unsigned children = layer_children(image, gone, &child);
         int ret = 0;
@@ -431,7 +393,60 @@ int tree_collapse(struct pcow_image *image, uint32_t id, struct pcow_error *erro
             ret = remove_layer(image, gone, error);
         if (ret)
             return ret;
+        *most -= 1;
         layer = parent ? layer_find(image, parent) : NULL;
     }
     return 0;
+}
+
+int tree_collapse(struct pcow_image *image, uint32_t id, struct pcow_error *error)
+{
+    unsigned most = MOST_COLLAPSED;
+
+    return collapse(image, id, &most, error);
+}
+
+static int finish_interrupted(struct pcow_image *image, struct pcow_error *error)
+{
+    struct layer *active = layer_find(image, image_active(image));
+    struct layer *parent = active->parent ? layer_find(image, active->parent) : NULL;
+    unsigned most = MOST_COLLAPSED;
+    int ret = layers_check_owners(image, error);
+
+    if (!ret)
+        ret = layers_clear_outdated(image, error);
+    if (ret)
+        return ret;
+    if (parent && parent->state == LAYER_SNAPSHOT) {
+        uint64_t offset = layer_record_offset(image, parent->slot), word;
+
+        /* Snapshot create may have stopped between its commit point and marking the record. */
+        ret = file_read(&image->file, offset, &word, sizeof word);
+        if (ret)
+            return error_set_errno(error, ret, "%s: cannot read layer record %u", image->file.path, parent->slot);
+        if ((word_value(word) >> 28 & 0xf) == LAYER_OPEN)
+            ret = layer_store_state(image, parent, error);
+    }
+    if (!ret)
+        ret = tree_free_stale_record(image, error);
+    if (!ret)
+        ret = forget_states_of_hidden(image, error);
+    if (!ret)
+        ret = release_error(image, reclaim_release(image, is_of_the_dead, NULL), error);
+    /* From the newest down, so that what is freed may free its parent; each may shorten the list. */
+    for (size_t i = image->layer_count; i > 0 && most > 0 && !ret; i--)
+        if (i <= image->layer_count)
+            ret = collapse(image, image->layers[i - 1].id, &most, error);
+    return ret;
+}
+
+int tree_finish_interrupted(struct pcow_image *image, struct pcow_error *error)
+{
+    int ret = lock_tree(&image->file, true, error);
+
+    if (ret)
+        return ret;
+    ret = finish_interrupted(image, error);
+    unlock_tree(&image->file);
+    return ret;
 }

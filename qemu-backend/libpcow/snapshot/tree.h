@@ -20,7 +20,7 @@ int tree_reserve_layer(struct pcow_image *image, bool keep_spare, uint32_t *id, 
 int tree_put_active(struct pcow_image *image, const struct layer *reserved, uint32_t parent, uint64_t virtual_size,
                     struct pcow_error *error);
 
-/* If this layer is hidden, free or merge it if that is possible, and then its parent. */
+/* If this layer is hidden, free or merge it if that is possible, and then its parent. Of very many only some: the others wait for the next open. */
 int tree_collapse(struct pcow_image *image, uint32_t id, struct pcow_error *error);
 
 /* Give every slab of a layer back. */

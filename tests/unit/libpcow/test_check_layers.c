@@ -236,6 +236,52 @@ static void test_interrupted_operations(void **state)
     expect_usable();
 }
 
+static unsigned count_hidden(uint32_t slots)
+{
+    unsigned count = 0;
+
+    for (uint32_t slot = 0; slot < slots; slot++) {
+        uint64_t word;
+
+        peek(record_offset(slot, STATE), &word, sizeof word);
+        count += (word_value(word) >> 28 & 0xf) == LAYER_HIDDEN;
+    }
+    return count;
+}
+
+/* Each layer costs passes over the file, which can be large without a block: nobody waits for all of them at once. */
+static void test_very_many_hidden(void **state)
+{
+    enum { HIDDEN = 200, FIRST_ID = 4, FIRST_SLOT = 3, SLOTS = FIRST_SLOT + HIDDEN };
+
+    (void)state;
+    make_image();
+    for (uint32_t i = 0; i < HIDDEN; i++) {
+        uint32_t slot = FIRST_SLOT + i;
+        struct layer_record record;
+
+        peek(record_offset(1, 0), &record, sizeof record);
+        record.parent = word_encode(i == 0 ? LAYER_S1 : FIRST_ID + i - 1);
+        record.virtual_size = record.parent_limit = word_encode(SIZE);
+        record.state_size = word_encode(PCOW_SLAB_SIZE);
+        record.state = layer_state_word(FIRST_ID + i, LAYER_HIDDEN, 0, 0);
+        record.crc = layer_record_crc(&record);
+        poke(record_offset(slot, 0), &record, sizeof record);
+    }
+    poke_word(WORD(next_layer_id), FIRST_ID + HIDDEN);
+    poke_word(WORD(layer_slots), SLOTS);
+    assert_int_equal(run_check(0)->result.corruptions, 0);
+    for (unsigned before = HIDDEN, after; before > 0; before = after) {
+        expect_content();
+        pcow_close(must_open(IMAGE, PCOW_OPEN_WRITE));
+        after = count_hidden(SLOTS);
+        assert_in_range(before - after, 1, 64);
+    }
+    assert_int_equal(run_check(0)->result.leaks, 0);
+    expect_content();
+    expect_usable();
+}
+
 static void test_counters(void **state)
 {
     static const struct {
@@ -478,6 +524,7 @@ int main(void)
         TEST(test_deleted_parent),
         TEST(test_two_records_of_one_layer),
         TEST(test_interrupted_operations),
+        TEST(test_very_many_hidden),
         TEST(test_counters),
         TEST(test_wrong_active_layer),
         TEST(test_unknown_active_layer),
