@@ -38,14 +38,19 @@ void slab_forget_prepared(struct pcow_image *image, uint64_t slab)
             __atomic_store_n(&image->prepared[slab].word[w], 0, __ATOMIC_RELEASE);
 }
 
-void slab_untake(struct pcow_image *image, uint64_t slab)
+static void unclaim_slab(struct pcow_image *image, uint64_t slab)
 {
     uint64_t hint = __atomic_load_n(&image->free_hint, __ATOMIC_RELAXED);
 
-    slab_forget_prepared(image, slab);
-    __atomic_fetch_and(&image->used[slab / 64], ~(UINT64_C(1) << (slab % 64)), __ATOMIC_ACQ_REL);
+    __atomic_fetch_and(&image->used[slab / 64], ~slab_bit(slab), __ATOMIC_ACQ_REL);
     if (slab < hint)
         __atomic_store_n(&image->free_hint, slab, __ATOMIC_RELAXED);
+}
+
+void slab_untake(struct pcow_image *image, uint64_t slab)
+{
+    slab_forget_prepared(image, slab);
+    unclaim_slab(image, slab);
 }
 
 static void raise_slab_count(struct pcow_image *image, uint64_t count)
@@ -138,7 +143,7 @@ int slab_take(struct pcow_image *image, uint64_t *slab)
         return -EFBIG;
     ret = slabs_reach(image, p);
     if (ret) {
-        __atomic_fetch_and(&image->used[p / 64], ~(UINT64_C(1) << (p % 64)), __ATOMIC_ACQ_REL);
+        unclaim_slab(image, p);
         return ret;
     }
     ret = file_grow(&image->file, (p + 1) << SLAB_BITS);

@@ -187,8 +187,11 @@ static bool serve_queue(struct pcow_map *map)
         bool hot, grown, complete;
         slab_ref first;
 
-        if (found == 0)
+        /* Who took this place has not filled it yet, and will be found in it much later. */
+        if (found == 0) {
+            ahead->forgot = true;
             continue;
+        }
         ahead_take_turn(map);
         chain_claim(map->image->chain, found - 1);
         hot = map->slabs[found - 1].queued && is_hot(&map->slabs[found - 1]);

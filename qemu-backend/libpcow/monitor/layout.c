@@ -216,7 +216,9 @@ void layout_make_cold(struct pcow_map *map, uint64_t guest_slab)
      * At the limit of mappings this one may fail as well. Then any page may be mapped as it was before, for stores too, or not at all: a trap
      * must map it anew, and nothing may rely on what is written here.
      */
-    if (!unmapped)
+    if (unmapped)
+        set_pieces(map, slab, 1);
+    else
         __atomic_store_n(&map->unknown, true, __ATOMIC_SEQ_CST);
     /* The next one finds what was stored to until now by these sets. */
     if (!page_set_empty(&slab->writable)) {

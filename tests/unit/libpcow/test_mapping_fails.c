@@ -174,6 +174,7 @@ static void test_flush_of_what_was_unmapped(void **state)
     broken.range = world.memory;
     MUST_FAIL(-ENOMEM, pcow_map_resolve(map, 200 * PAGE, PAGE, true, &error));
     assert_null(broken.range);
+    assert_int_equal(map->slabs[0].pieces, 1);
     assert_int_equal(pthread_join(thread, &failed), 0);
     assert_null(failed);
     assert_true(atomic_load(&world.syncs) > 0);
