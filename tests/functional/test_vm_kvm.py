@@ -74,7 +74,9 @@ class KvmTest(VmTestCase):
 
     SCENARIOS = ('stores@tmpfs', 'transfers@tmpfs', 'snapshots@tmpfs', 'pool-full@tmpfs', 'full-emulated@tmpfs',
                  'saved-state@tmpfs', 'live-migration@tmpfs', 'guest-ram@tmpfs', 'vhost@tmpfs', 'vhost-full@tmpfs',
-                 'vhost-vsock@tmpfs', 'stores@pmem', 'transfers@pmem', 'debian@pmem')
+                 'vhost-vsock@tmpfs', 'stores@pmem', 'transfers@pmem', 'debian@pmem', 'virtio-pmem@tmpfs',
+                 'debian-flush@page-cache')
+    PERSISTENCE = {'tmpfs': 'volatile', 'pmem': 'pmem', 'page-cache': 'page-cache'}
     MEDIA = ('media-errors@tmpfs', 'media-errors@pmem', 'media-deaf@tmpfs', 'full-fails@tmpfs')        # in another outer machine
     # What depends on the kernel of the host most: how KVM tells of a store, and what it does with one that it emulates itself.
     NEWER = ('stores@tmpfs', 'pool-full@tmpfs', 'full-emulated@tmpfs', 'vhost@tmpfs')
@@ -115,7 +117,7 @@ class KvmTest(VmTestCase):
     def test_scenarios(self) -> None:
         found = self.run_steady(self.SCENARIOS)
         for name in self.SCENARIOS:
-            self.assertEqual('pmem' if name.endswith('@pmem') else 'volatile', found[name]['figures']['persistence'])
+            self.assertEqual(self.PERSISTENCE[name.partition('@')[2]], found[name]['figures']['persistence'])
             self.assert_trapped(found[name], 'kvm')
             self.assertRegex(found[name]['kernel'], r'6\.1\.')
         # userfaultfd had nothing to find out: every address came from the instruction
@@ -148,7 +150,7 @@ class TcgTest(VmTestCase):
     def test_all(self) -> None:
         found = self.run_all('tcg')
         self.assertEqual(['stores', 'transfers', 'snapshots', 'pool-full', 'full-emulated', 'saved-state', 'live-migration',
-                          'guest-ram', 'debian'],
+                          'guest-ram', 'debian', 'virtio-pmem', 'debian-flush'],
                          [item['name'] for item in found])
         for result in found:
             self.assertEqual('tcg', result['accel'])

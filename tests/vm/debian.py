@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.vm import scenarios
 
-MODULES = ('virtio_pci', 'virtio_blk')         # beyond what a root on an NVDIMM needs
+MODULES = ('virtio_pci', 'virtio_blk', 'virtio_pmem')         # beyond what a root on an NVDIMM needs
 _SHELL = re.compile(rb'pcow-guest: root: ([^\r\n]*)\r?\npcow-guest: ready')
 _TARGET = 4 * chain.MIB                        # of what is written to a disk
 # Files under DAX in which disk I/O ends: blocks of the template, blocks that are frozen in a snapshot, and new ones.
@@ -36,6 +36,7 @@ _WRITE = (
     'dd if=$m of=$f bs=70000 conv=notrunc,fsync status=none; echo "${s%-}$f" | save $f.sum; '
     'echo $n | save /root/w/number-$1; if test -e /run/slow; then sleep 1; fi; done; }'.replace('SLOTS', str(_SLOTS)))
 _FILLERS = 2
+_NO_LIMIT = 1 << 31
 
 
 def _boot(vm: machine.Machine) -> None:
@@ -154,10 +155,16 @@ def debian(context: scenarios.Context) -> dict[str, Any]:
         return _in_pool(context, pool)
 
 
-def _in_pool(context: scenarios.Context, pool: space.Pool) -> dict[str, Any]:
-    template, image = pool.directory / 'template.pcow', pool.directory / 'vm.pcow'
+def _create(context: scenarios.Context, directory: Path) -> Path:
+    """An image on a copy of the template."""
+    template, image = directory / 'template.pcow', directory / 'vm.pcow'
     chain.copy_sparse(context.place.template, template)
     context.tool('pcow-img', 'create', '-q', '-b', template, image)
+    return image
+
+
+def _in_pool(context: scenarios.Context, pool: space.Pool) -> dict[str, Any]:
+    image = _create(context, pool.directory)
     with _guest(context, image, 1, *_disks(context)) as vm:
         _boot(vm)
         vm.shell('dpkg --verify libc6 perl-base bash coreutils dpkg')
@@ -205,3 +212,34 @@ def _in_pool(context: scenarios.Context, pool: space.Pool) -> dict[str, Any]:
         raise machine.Failure('no store waited for space')
     return {'engine': info['engine'], 'persistence': info['persistence'], 'stats': info['stats'], 'times': info['times'],
             'written': at_second[1], 'pool-full-waits': waits, 'control_seconds': answered}
+
+
+def debian_flush(context: scenarios.Context) -> dict[str, Any]:
+    """With flushes that are requests: QEMU is killed in the middle of what the writers do, and what they have synced is there."""
+    context.device = 'virtio-pmem-pci'
+    image = _create(context, context.directory)
+    with _guest(context, image, 1) as vm:
+        _boot(vm)
+        _start_writers(vm)
+        at_first = _snapshot(vm, 'first')
+        vm.shell('rm -f /run/slow')
+        synced = _wait_writers(vm, 2)
+        info = vm.pcow()
+        vm.process.kill()
+        vm.process.wait()
+    with _guest(context, image, 2) as vm:
+        _boot(vm)
+        _check_writers(vm, (synced, [_NO_LIMIT] * _WRITERS))
+        vm.run_qmp('stop')
+        vm.run_qmp('pcow-snapshot-revert', id='mem0', name='first')
+        vm.run_qmp('system_reset')
+        vm.run_qmp('cont')
+        _boot(vm)
+        _check_writers(vm, at_first)
+        vm.run_qmp('quit')
+        vm.wait_end()
+    context.check_image(image)
+    if not info['stats']['flushes']:
+        raise machine.Failure(f'nothing was flushed: {info}')
+    return {'engine': info['engine'], 'persistence': info['persistence'], 'stats': info['stats'], 'times': info['times'],
+            'written': synced}

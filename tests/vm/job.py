@@ -35,11 +35,13 @@ PLANS = {
     'kvm': (('plain-file', 'tmpfs'), ('stores', 'tmpfs'), ('stores', 'pmem'), ('transfers', 'tmpfs'), ('transfers', 'pmem'),
             ('snapshots', 'tmpfs'), ('snapshots', 'pmem'), ('pool-full', 'tmpfs'), ('full-emulated', 'tmpfs'),
             ('saved-state', 'tmpfs'), ('live-migration', 'tmpfs'), ('guest-ram', 'tmpfs'), ('vhost', 'tmpfs'),
-            ('vhost-full', 'tmpfs'), ('vhost-vsock', 'tmpfs'), ('ram-full', 'tmpfs'), ('debian', 'pmem'),
+            ('vhost-full', 'tmpfs'), ('vhost-vsock', 'tmpfs'), ('ram-full', 'tmpfs'), ('debian', 'pmem'), ('virtio-pmem', 'tmpfs'),
+            ('virtio-pmem', 'page-cache'), ('debian-flush', 'page-cache'),
             ('media-errors', 'tmpfs'), ('media-errors', 'pmem'), ('media-errors', 'xfs'), ('media-deaf', 'tmpfs'),
             ('media-dropped', 'page-cache'), ('full-fails', 'tmpfs')),
     'tcg': (('stores', 'tmpfs'), ('transfers', 'tmpfs'), ('snapshots', 'tmpfs'), ('pool-full', 'tmpfs'), ('full-emulated', 'tmpfs'),
-            ('saved-state', 'tmpfs'), ('live-migration', 'tmpfs'), ('guest-ram', 'tmpfs'), ('debian', 'tmpfs')),
+            ('saved-state', 'tmpfs'), ('live-migration', 'tmpfs'), ('guest-ram', 'tmpfs'), ('debian', 'tmpfs'),
+            ('virtio-pmem', 'tmpfs'), ('debian-flush', 'tmpfs')),
     'fsdax': (*((name, kind) for kind in fsdax.REGIONS for name in fsdax.ALL), *((name, 'pmem') for name in machines.FSDAX)),
 }
 
@@ -85,7 +87,7 @@ class Job:
         if self._options.what == 'fsdax':
             expected = self._run_fsdax(outside, parts, root, wanted)
             return self._finish(expected, time.monotonic() - begun)
-        made = self._make_template(parts) if any(name == 'debian' for name, _pool in wanted) else None
+        made = self._make_template(parts) if any(name.startswith('debian') for name, _pool in wanted) else None
         images = self._scratch / 'chain'
         chain.make(images, self._binaries, parts.guest, parts.info_block)
         if self._options.verbose:

@@ -22,7 +22,7 @@ from tests.vm import kernels
 _SOURCES = Path(__file__).parent / 'guest'
 _CFLAGS = ('-std=gnu11', '-static', '-O2', '-Wall', '-Wextra', '-Werror', '-pthread')
 TEST_MODULES = ('virtio_pci', 'virtio_console', 'virtio_blk', 'virtio_net', 'af_packet', 'vmw_vsock_virtio_transport', 'nfit',
-                'nd_pmem', 'dax_pmem', 'device_dax')
+                'virtio_pmem', 'nd_pmem', 'dax_pmem', 'device_dax')
 _DEVDAX_SIGNATURE = b'NVDIMM_DAX_INFO\0'
 _CHECKSUM_SIZE = 8
 

@@ -31,6 +31,7 @@ class Context:
         self.place = place
         self.name = name
         self.directory = directory
+        self.device = 'nvdimm'                 # that shows the image to the guest
 
     def image(self, directory: Path) -> Path:
         """A chain of images for the test guest."""
@@ -46,8 +47,9 @@ class Context:
         :param more: properties of the backend, with a comma in front
         """
         more += f',size={size}' if size else ''
+        volatile = ',pcow-volatile=on' if self.device == 'nvdimm' else ''            # the pool may be page cache
         return ('-object', f'memory-backend-file,id=mem0,mem-path={image},share=on{more}',
-                '-device', 'nvdimm,memdev=mem0,id=nv0,pcow-volatile=on')         # the pool may be page cache
+                '-device', f'{self.device},memdev=mem0,id=nv0{volatile}')
 
     def disk(self, name: str, path: Path, aio: str = 'threads') -> tuple[str, ...]:
         return ('-blockdev', f'driver=raw,node-name={name},file.driver=file,file.filename={path},file.aio={aio}',
@@ -146,6 +148,12 @@ def transfers(context: Context) -> dict[str, Any]:
         info = vm.power_off()
     context.check_image(image, model)
     return figures(info)
+
+
+def virtio_pmem(context: Context) -> dict[str, Any]:
+    """The same with the other front end."""
+    context.device = 'virtio-pmem-pci'
+    return stores(context)
 
 
 def _numbers(text: str) -> list[int]:
@@ -313,6 +321,7 @@ ALL: dict[str, Scenario] = {
     'plain-file': plain_file,
     'stores': stores,
     'transfers': transfers,
+    'virtio-pmem': virtio_pmem,
     'snapshots': snapshots,
     'pool-full': pool_full,
     'full-emulated': full_emulated,
@@ -324,4 +333,5 @@ ALL: dict[str, Scenario] = {
     'vhost-vsock': vsock.vhost_vsock,
     'ram-full': ram.ram_full,
     'debian': debian.debian,
+    'debian-flush': debian.debian_flush,
 }
