@@ -175,15 +175,16 @@ int layer_write_record(struct pcow_image *image, const struct layer *layer, stru
     return layer_store_state(image, layer, error);
 }
 
-/* The first slot that no layer alive uses; slots if all are taken. */
-static uint32_t find_free_slot(const struct pcow_image *image, uint32_t slots)
+/* The first slot from one on that no layer alive uses; slots if all are taken. */
+static uint32_t find_free_slot(const struct pcow_image *image, uint32_t from, uint32_t slots)
 {
-    for (uint32_t w = 0; w * 64 < slots; w++)
-        if (~image->slot_used[w]) {
-            uint32_t slot = w * 64 + (uint32_t)__builtin_ctzll(~image->slot_used[w]);
+    while (from < slots) {
+        uint64_t unused = ~image->slot_used[from / 64] >> from % 64;
 
-            return slot < slots ? slot : slots;
-        }
+        if (unused)
+            return from + (uint32_t)__builtin_ctzll(unused) < slots ? from + (uint32_t)__builtin_ctzll(unused) : slots;
+        from = (from / 64 + 1) * 64;
+    }
     return slots;
 }
 
@@ -202,34 +203,38 @@ static int add_table(struct pcow_image *image, uint32_t number, struct pcow_erro
     return ret ? error_set_errno(error, ret, "%s: cannot add a table for snapshots", image->file.path) : 0;
 }
 
-static int allocate_record(struct pcow_image *image, uint32_t slot)
+static int allocate_record(struct pcow_image *image, uint32_t slot, struct pcow_error *error)
 {
-    return file_allocate(&image->file, layer_record_offset(image, slot), LAYER_RECORD_SIZE);
+    int ret;
+
+    if (slot >= LAYER_TABLE_0_SLOTS && !layer_record_offset(image, slot)) {
+        ret = add_table(image, (slot - LAYER_TABLE_0_SLOTS) / LAYER_TABLE_SLOTS + 1, error);
+        if (ret)
+            return ret;
+    }
+    ret = file_allocate(&image->file, layer_record_offset(image, slot), LAYER_RECORD_SIZE);
+    return ret ? error_set_errno(error, ret, "%s: no space for the record of a snapshot; free space in the pool", image->file.path) : 0;
 }
 
 int layer_reserve(struct pcow_image *image, bool keep_spare, uint32_t *id, uint32_t *slot, struct pcow_error *error)
 {
     uint64_t next = word_value(image->header.next_layer_id);
     uint32_t slots = (uint32_t)word_value(image->header.layer_slots);
-    uint32_t candidate;
+    uint32_t candidate, spare;
     int ret;
 
     if (next > MAX_LAYER_ID)
         return error_set(error, -ENOSPC, "%s: all %u layer ids were used; pcow-img convert makes a copy that starts anew",
                          image->file.path, MAX_LAYER_ID);
-    candidate = find_free_slot(image, slots);
+    candidate = find_free_slot(image, 0, slots);
     if (candidate >= MAX_LAYERS)
         return error_set(error, -ENOSPC, "%s: has %u snapshots, the most an image can have; delete some", image->file.path, MAX_LAYERS);
-    if (candidate >= LAYER_TABLE_0_SLOTS && !layer_record_offset(image, candidate)) {
-        ret = add_table(image, (candidate - LAYER_TABLE_0_SLOTS) / LAYER_TABLE_SLOTS + 1, error);
-        if (ret)
-            return ret;
-    }
-    ret = allocate_record(image, candidate);
-    if (!ret && keep_spare && layer_record_offset(image, candidate + 1))
-        ret = allocate_record(image, candidate + 1);
+    ret = allocate_record(image, candidate, error);
+    spare = candidate < slots ? find_free_slot(image, candidate + 1, slots) : slots + 1;
+    if (!ret && keep_spare && spare < MAX_LAYERS)
+        ret = allocate_record(image, spare, error);
     if (ret)
-        return error_set_errno(error, ret, "%s: no space for the record of a snapshot; free space in the pool", image->file.path);
+        return ret;
     /* Only now: what a full pool refuses is no change, and images on this one still open. */
     ret = image_begin_change(image, error);
     if (ret)

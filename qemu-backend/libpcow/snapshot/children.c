@@ -6,9 +6,12 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "snapshot/pin.h"
+
+#define MAX_LISTS 100u                 /* of a directory in which something changes all the time, a tick (1 to 10 ms) apart */
 
 enum answer { NO, YES, UNKNOWN };
 
@@ -64,21 +67,14 @@ static void add_name(struct children *children, const char *name)
         snprintf(children->names + used, sizeof children->names - used, ", ...");
 }
 
-int children_find(const struct pcow_image *image, uint32_t layer, struct children *children)
+static int list(int fd, DIR *entries, const struct pcow_image *image, uint32_t layer, struct children *children)
 {
-    int fd = openat(image->directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), ret;
-    DIR *entries = fd >= 0 ? fdopendir(fd) : NULL;
     const struct dirent *entry;
 
     memset(children, 0, sizeof *children);
-    if (!entries || fstat(image->file.fd, &children->image)) {
-        ret = -errno;
-        if (entries)
-            closedir(entries);
-        else if (fd >= 0)
-            close(fd);
-        return ret;
-    }
+    if (fstat(image->file.fd, &children->image))
+        return -errno;
+    rewinddir(entries);
     while (errno = 0, (entry = readdir(entries))) {
         enum answer answer = look_at(fd, entry->d_name, image, layer, children);
 
@@ -87,7 +83,58 @@ int children_find(const struct pcow_image *image, uint32_t layer, struct childre
         if (answer == UNKNOWN && children->unknown++ == 0)
             snprintf(children->first_unknown, sizeof children->first_unknown, "%s", entry->d_name);
     }
-    ret = -errno;
+    return -errno;
+}
+
+static int64_t nanoseconds(const struct timespec *time)
+{
+    return time->tv_sec * INT64_C(1000000000) + time->tv_nsec;
+}
+
+/*
+ * Who lists a directory does not see a file for certain that is renamed meanwhile (readdir(3p)). So nothing may have changed in it: neither
+ * during the list nor within the same tick of the clock that tells when, before it.
+ */
+static int list_settled(int fd, DIR *entries, const struct pcow_image *image, uint32_t layer, struct children *children)
+{
+    struct timespec tick, now;
+    struct stat before, after;
+
+    clock_getres(CLOCK_REALTIME_COARSE, &tick);
+    for (unsigned i = 0; i < MAX_LISTS; i++) {
+        int64_t age;
+        int ret;
+
+        if (fstat(fd, &before))
+            return -errno;
+        clock_gettime(CLOCK_REALTIME_COARSE, &now);
+        age = nanoseconds(&now) - nanoseconds(&before.st_ctim);
+        ret = list(fd, entries, image, layer, children);
+        if (ret || children->count)
+            return ret;
+        if (fstat(fd, &after))
+            return -errno;
+        /* A change that lies in the future is one from before the clock was set back. */
+        if ((age > nanoseconds(&tick) || age < 0) && nanoseconds(&before.st_ctim) == nanoseconds(&after.st_ctim))
+            return 0;
+        nanosleep(&tick, NULL);
+    }
+    return -EBUSY;
+}
+
+int children_find(const struct pcow_image *image, uint32_t layer, struct children *children)
+{
+    int fd = openat(image->directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), ret;
+    DIR *entries = fd >= 0 ? fdopendir(fd) : NULL;
+
+    memset(children, 0, sizeof *children);
+    if (!entries) {
+        ret = -errno;
+        if (fd >= 0)
+            close(fd);
+        return ret;
+    }
+    ret = list_settled(fd, entries, image, layer, children);
     closedir(entries);
     return ret;
 }

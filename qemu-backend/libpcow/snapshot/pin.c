@@ -124,6 +124,9 @@ int pin_check_free(const struct pcow_image *image, const struct file *file, stru
     else if (busy)
         ret = error_set(error, -EBUSY, "%s: snapshot '%s' is in use (by an export, or by a VM or tool whose image stands on it); "
                         "wait for it or stop it first", image->file.path, layer->name);
+    else if (layer->flags & LAYER_PINNED && found == -EBUSY)
+        ret = error_set(error, -EBUSY, "%s: images were made on snapshot '%s', and whether they still exist cannot be seen while files come and go "
+                        "in its directory all the time; try again", image->file.path, layer->name);
     else if (layer->flags & LAYER_PINNED && found)
         ret = error_set(error, -EBUSY, "%s: images were made on snapshot '%s', and whether they still exist cannot be seen from here (%s); "
                         "run 'pcow-img snapshot --unpin' as a user who may list the directory, then try again", image->file.path,

@@ -22,7 +22,7 @@ struct children {
     uint64_t names_of_image;           /* that it has in its directory; with more links than those, it lies in another one too */
 };
 
-/* Who in its directory stands on this layer of the image? 0, or negative if the directory cannot be listed. */
+/* Who in its directory stands on this layer of the image? 0, or negative if that cannot be listed; -EBUSY: files come and go all the time. */
 int children_find(const struct pcow_image *image, uint32_t layer, struct children *children);
 
 /* Mark a snapshot, durably. base is open at it, read-only, so it stays until base is closed. */

@@ -3,6 +3,7 @@
 #include "support.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -257,6 +258,55 @@ static void test_unpin_looks(void **state)
     pcow_close(base);
 }
 
+struct renamer {
+    char name[2][600];
+    _Atomic bool stop;
+    unsigned count;
+};
+
+static void *rename_all_the_time(void *opaque)
+{
+    struct renamer *renamer = opaque;
+
+    for (; !renamer->stop || renamer->count % 2; renamer->count++)
+        if (rename(renamer->name[renamer->count % 2], renamer->name[(renamer->count + 1) % 2]))
+            return renamer;
+    return NULL;
+}
+
+/* Who lists a directory may miss a file that gets another name meanwhile. */
+static void test_child_that_is_renamed(void **state)
+{
+    pcow_image *base = must_create(scratch("base"), 4 * MIB, 0, NULL);
+    struct renamer renamer = {0};
+    pthread_t thread;
+    void *failed;
+
+    (void)state;
+    for (unsigned i = 0; i < 300; i++) {
+        char name[32];
+
+        snprintf(name, sizeof name, "other-%u", i);
+        close(open(scratch(name), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+    }
+    MUST(pcow_snapshot_create(base, "s", &error));
+    pcow_close(base);
+    MUST(fork_image("one", "base", "s", &error));
+    snprintf(renamer.name[0], sizeof renamer.name[0], "%s", scratch("one"));
+    snprintf(renamer.name[1], sizeof renamer.name[1], "%s", scratch("two"));
+    base = must_open(scratch("base"), PCOW_OPEN_WRITE);
+    assert_int_equal(pthread_create(&thread, NULL, rename_all_the_time, &renamer), 0);
+    for (unsigned i = 0; i < 200; i++)
+        MUST_FAIL(-EBUSY, pcow_snapshot_delete(base, "s", NULL, &error));
+    renamer.stop = true;
+    assert_int_equal(pthread_join(thread, &failed), 0);
+    assert_null(failed);
+    assert_true(renamer.count > 200);
+    unlink(scratch("one"));
+    MUST(pcow_snapshot_delete(base, "s", NULL, &error));
+    pcow_close(base);
+}
+
 /* A file that may be a child and cannot be judged keeps the snapshot; one that is none does not. */
 static void test_strange_files_in_the_directory(void **state)
 {
@@ -414,6 +464,7 @@ int main(void)
         TEST(test_ancestors_may_be_deleted),
         TEST(test_a_directory_that_cannot_be_listed),
         TEST(test_unpin_looks),
+        TEST(test_child_that_is_renamed),
         TEST(test_strange_files_in_the_directory),
         TEST(test_another_name_of_the_base),
         TEST(test_a_base_that_cannot_be_marked),

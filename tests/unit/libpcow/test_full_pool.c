@@ -210,6 +210,34 @@ static void test_snapshot_on_a_full_pool_changes_nothing(void **state)
     unlink(path);
 }
 
+/* Whatever records are free, the one that a revert takes has blocks: 16 are in a page, and which is the next is not the one behind. */
+static void test_revert_on_a_full_pool(void **state)
+{
+    (void)state;
+    for (unsigned snapshots = 12; snapshots < 20; snapshots++)
+        for (unsigned reverts = 0; reverts < 3; reverts++) {
+            char path[600], name[32];
+            pcow_image *image;
+
+            snprintf(path, sizeof path, "%s/top.pcow", pool_directory());
+            image = must_create(path, 8 * MIB, 0, NULL);
+            for (unsigned i = 0; i < snapshots; i++) {
+                snprintf(name, sizeof name, "s%u", i);
+                MUST(pcow_snapshot_create(image, name, &error));
+            }
+            for (unsigned i = 0; i < reverts; i++)
+                MUST(pcow_snapshot_revert(image, "s1", &error));
+            MUST(pcow_snapshot_create(image, "last", &error));
+            pool_fill();
+            for (unsigned i = 0; i < 3; i++)
+                MUST(pcow_snapshot_revert(image, "s3", &error));
+            pcow_close(image);
+            must_be_clean(path);
+            unlink(path);
+            empty_pool();
+        }
+}
+
 /*
  * What snapshots and reverts have left in the file is space for every store to it, also of VM state and of zeros that hide the base, and
  * so is what was prepared and not used.
@@ -314,6 +342,7 @@ int main(void)
         POOL_TEST(test_full_pool_waits_and_goes_on),
         POOL_TEST(test_full_pool_and_pages_without_blocks),
         POOL_TEST(test_snapshot_on_a_full_pool_changes_nothing),
+        POOL_TEST(test_revert_on_a_full_pool),
         POOL_TEST(test_remains_are_space),
         POOL_TEST(test_the_watch_goes_on),
     };
