@@ -54,7 +54,7 @@ unsigned hostmem_pcow_freezes;
 
 bool hostmem_pcow_guest_is_held(void)
 {
-    return held > 0;
+    return qatomic_read(&held) > 0;
 }
 
 void hostmem_pcow_note_freeze(void)
@@ -108,7 +108,8 @@ static void release_iothreads(void)
  */
 void hostmem_pcow_hold_guest(void)
 {
-    if (held++ == 0 && runstate_is_running()) {
+    qatomic_set(&held, held + 1);
+    if (held == 1 && runstate_is_running()) {
         pause_all_vcpus();
     }
     bdrv_drain_all_begin();
@@ -126,7 +127,8 @@ void hostmem_pcow_release_guest(void)
     }
     bdrv_drain_all_end();
     hostmem_pcow_note_freeze();
-    if (--held == 0) {
+    qatomic_set(&held, held - 1);
+    if (held == 0) {
         resume_all_vcpus();
     }
 }

@@ -340,7 +340,10 @@ extern unsigned hostmem_pcow_freezes;
 void hostmem_pcow_note_freeze(void);
 /* The same while vCPUs run: before they go on they make their areas writable */
 void hostmem_pcow_forget_areas(void);
-/* Also while that is still under way, and bottom halves of the main loop run */
+/*
+ * Also while that is still under way, and bottom halves of the main loop run.
+ * Any thread may ask.
+ */
 bool hostmem_pcow_guest_is_held(void);
 
 /* ---- hostmem-pcow-space.c ---- */

@@ -28,6 +28,9 @@ SECTOR = 512
 class Device:
     """One device with one queue, by its slot on bus 0 (``-device ...,addr=SLOT``)."""
 
+    queue = 0                              # its number
+    features = 0                           # beside that of virtio 1; of the first 32
+
     def __init__(self, vm: qemu.Qemu, slot: int, area: int | None = None, writable: bool = True) -> None:
         """:param area: where the queue lies in guest memory; not cleared if it is not writable"""
         self._vm, self._slot, self._writable = vm, slot, writable
@@ -74,13 +77,13 @@ class Device:
     def _set_up(self) -> None:
         self._common(20, 'b', 0)
         self._common(20, 'b', _ACKNOWLEDGE_DRIVER)
-        for half, features in enumerate((0, _VERSION_1)):
+        for half, features in enumerate((self.features, _VERSION_1)):
             self._common(8, 'l', half)
             self._common(12, 'l', features)
         self._common(20, 'b', _ACKNOWLEDGE_DRIVER | _FEATURES_OK)
         if self._writable:
             self._vm.write(self._area, bytes(QUEUE_BYTES))
-        self._common(22, 'w', 0)
+        self._common(22, 'w', self.queue)
         self._common(24, 'w', QUEUE_SIZE)
         self._common(32, 'q', self._descriptors)
         self._common(40, 'q', self._driver)
@@ -127,7 +130,7 @@ class Device:
 
     def reset_queue(self) -> None:
         """Also of a device that was reset (virtio 1.2, 4.1.4.3: queue_reset)."""
-        self._common(22, 'w', 0)
+        self._common(22, 'w', self.queue)
         self._common(58, 'w', 1)
 
     @property
@@ -146,7 +149,7 @@ class Device:
     @property
     def notification(self) -> str:
         """That in the protocol of qtest."""
-        return f'writew {self._notify:#x} 0'
+        return f'writew {self._notify:#x} {self.queue}'
 
     @property
     def registers(self) -> int:
@@ -204,3 +207,23 @@ class Pmem(Device):
     def answer(self, number: int = 0) -> int:
         """:returns: 0 if it went well"""
         return int.from_bytes(self._vm.read(self.scratch + 8 * number + 4, 4), 'little')
+
+
+class Balloon(Device):
+    """The queue of virtio-balloon over which the guest tells of memory that is free (virtio 1.2, 5.5.6.7)."""
+
+    queue = 3
+    features = 1 << 3
+
+    def command(self) -> int:
+        """By which the host asks for hints; below 2 it does not."""
+        return int(self._vm.ask(f'readl {self._places[_DEVICE] + 8:#x}'), 0)
+
+    def begin(self) -> None:
+        """Tell that hints follow."""
+        self._vm.write(self.scratch, struct.pack('<I', self.command()))
+        self.request([(self.scratch, 4)], [])
+
+    def hint(self, address: int, length: int) -> None:
+        """This memory is free."""
+        self.request([], [(address, length)])
