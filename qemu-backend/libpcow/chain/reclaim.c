@@ -65,7 +65,7 @@ static int empty_owned(struct pcow_image *image, uint64_t slab, uint64_t guest_s
         return 0;
     }
     /* Under the claim it is still what it was, and stays so (see hold()), or it is left alone. */
-    if (image->slabs[slab].kind == OWNER_DATA && image->slabs[slab].number == guest_slab) {
+    if (slab_holds(image, slab, guest_slab)) {
         remains_forget(image, slab);
         ret = remains_empty_pages(image, slab, false);
         if (ret)
@@ -166,7 +166,7 @@ static unsigned trim_owned(struct pcow_image *image, uint64_t slab, keep_prepare
         || __atomic_exchange_n(&image->chain->claim[guest_slab], 1, __ATOMIC_ACQUIRE))
         return 0;
     /* Under the claim it is still what it was, and stays so, or it is left alone. */
-    if (image->slabs[slab].kind == OWNER_DATA && image->slabs[slab].number == guest_slab && !(keep && keep(opaque, guest_slab, slab)))
+    if (slab_holds(image, slab, guest_slab) && !(keep && keep(opaque, guest_slab, slab)))
         pages = prepared_trim(image, slab);
     chain_release(image->chain, guest_slab);
     return pages;

@@ -36,6 +36,11 @@ struct slab {
     uint32_t kind : 2;                /* enum owner_kind */
 };
 
+/* Layer, number and kind are next to each other and change with one store, so that who looks without a claim sees one owner. */
+typedef uint64_t __attribute__((may_alias)) owner_word;
+
+_Static_assert(offsetof(struct slab, layer) % 8 == 0 && sizeof(struct slab) == offsetof(struct slab, layer) + 8, "one word");
+
 struct pcow_image {
     struct file file;
     pid_t process;                    /* that opened it, see image_is_inherited() */
@@ -163,8 +168,28 @@ int slabs_release(struct pcow_image *image, slab_condition *condition, const voi
 /* Replace the valid set (every word is a store of its own). Async-signal-safe. */
 int slab_store_valid(struct pcow_image *image, uint64_t slab, const struct page_set *valid, bool lazily);
 void slab_untake(struct pcow_image *image, uint64_t slab);
-/* Layer, number and kind of a slab whose claim is not held; next is not given. Async-signal-safe. */
-struct slab slab_peek(const struct pcow_image *image, uint64_t slab);
+/* Layer, number and kind of a slab of which it is not certain that no trap changes its owner now; next is not given. Async-signal-safe. */
+static inline struct slab slab_peek(const struct pcow_image *image, uint64_t slab)
+{
+    struct slab peeked = {0};
+
+    *(owner_word *)&peeked.layer = __atomic_load_n((const owner_word *)&image->slabs[slab].layer, __ATOMIC_ACQUIRE);
+    return peeked;
+}
+/* Whether it holds data of this guest slab. Under that one's claim the answer stays true. Async-signal-safe. */
+static inline bool slab_holds(const struct pcow_image *image, uint64_t slab, uint64_t guest_slab)
+{
+    struct slab owner = slab_peek(image, slab);
+
+    return owner.kind == OWNER_DATA && owner.number == guest_slab;
+}
+/* Whether it is of this kind and layer; of the active layer there may be more of them the next moment. */
+static inline bool slab_is_of(const struct pcow_image *image, uint64_t slab, enum owner_kind kind, uint32_t layer)
+{
+    struct slab owner = slab_peek(image, slab);
+
+    return owner.kind == kind && owner.layer == layer;
+}
 /* Its blocks may be gone, or hold something: nothing is known of them any more. */
 void slab_forget_prepared(struct pcow_image *image, uint64_t slab);
 /*

@@ -185,22 +185,10 @@ int slab_take(struct pcow_image *image, uint64_t *slab)
     return 0;
 }
 
-/* Layer, number and kind are next to each other and change with one store, so that who looks without a claim sees one owner. */
-typedef uint64_t __attribute__((may_alias)) owner_fields;
-
-_Static_assert(offsetof(struct slab, layer) % 8 == 0 && sizeof(struct slab) == offsetof(struct slab, layer) + 8, "one word");
-
+/* With one store, see slab_peek(). */
 static void set_owner(struct slab *slab, struct slab owner)
 {
-    __atomic_store_n((owner_fields *)&slab->layer, *(const owner_fields *)&owner.layer, __ATOMIC_RELEASE);
-}
-
-struct slab slab_peek(const struct pcow_image *image, uint64_t slab)
-{
-    struct slab peeked = {0};
-
-    *(owner_fields *)&peeked.layer = __atomic_load_n((const owner_fields *)&image->slabs[slab].layer, __ATOMIC_ACQUIRE);
-    return peeked;
+    __atomic_store_n((owner_word *)&slab->layer, *(const owner_word *)&owner.layer, __ATOMIC_RELEASE);
 }
 
 int slab_take_ready(struct pcow_image *image, uint64_t *slab)
@@ -297,6 +285,13 @@ static void restore_owners(struct pcow_image *image, uint64_t from, uint64_t to)
     }
 }
 
+static bool fulfils(const struct pcow_image *image, uint64_t slab, slab_condition *condition, const void *opaque)
+{
+    struct slab owner = slab_peek(image, slab);
+
+    return owner.kind != OWNER_NONE && condition(image, &owner, opaque);
+}
+
 /* The slabs [first, end) of one group, whose owner words lie together. */
 static int release_in_group(struct pcow_image *image, uint64_t first, uint64_t end, slab_condition *condition, const void *opaque,
                             slab_hold *hold)
@@ -305,7 +300,7 @@ static int release_in_group(struct pcow_image *image, uint64_t first, uint64_t e
     int ret = 0;
 
     for (uint64_t p = first; p < end && ret == 0; p++)
-        if (image->slabs[p].kind != OWNER_NONE && condition(image, &image->slabs[p], opaque)) {
+        if (fulfils(image, p, condition, opaque)) {
             uint64_t *where = table_address(image, p, owner_offset(p));
 
             ret = where ? file_store64_at(&image->file, where, 0, true) : -errno;
@@ -317,7 +312,7 @@ static int release_in_group(struct pcow_image *image, uint64_t first, uint64_t e
     if (ret)
         restore_owners(image, from, to);
     for (uint64_t p = from; p < to && ret == 0; p++)
-        if (image->slabs[p].kind != OWNER_NONE && condition(image, &image->slabs[p], opaque))
+        if (fulfils(image, p, condition, opaque))
             set_free(image, p, hold);
     return ret;
 }

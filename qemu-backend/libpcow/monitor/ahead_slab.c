@@ -55,12 +55,11 @@ static int complete_chunks(struct pcow_map *map, uint64_t guest_slab, uint64_t *
 static void undo_blocks(struct pcow_map *map, uint64_t guest_slab, uint64_t p)
 {
     struct pcow_image *image = map->image;
-    const struct slab *owner = &image->slabs[p];
 
     ahead_take_turn(map);
     chain_claim(image->chain, guest_slab);
     /* What does not succeed is in the way of nobody, and found when the slab is free. */
-    if (owner->kind == OWNER_DATA && owner->number == guest_slab)
+    if (slab_holds(image, p, guest_slab))
         remains_empty_pages(image, p, true);
     chain_release(image->chain, guest_slab);
     ahead_release(map);

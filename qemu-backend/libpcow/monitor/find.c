@@ -10,12 +10,14 @@
 static bool find_in_file(const struct pcow_map *map, const struct pcow_image *image, uint64_t offset, uint64_t *guest_offset)
 {
     uint64_t slab = offset >> SLAB_BITS, page = offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB, guest_slab;
+    struct slab owner;
     struct place place;
 
-    if (image->format1 || slab >= image->slab_count || image->slabs[slab].kind != OWNER_DATA)
+    if (image->format1 || slab >= image_slab_count(image))
         return false;
-    guest_slab = image->slabs[slab].number;
-    if (guest_slab << SLAB_BITS >= map->size)
+    owner = slab_peek(image, slab);
+    guest_slab = owner.number;
+    if (owner.kind != OWNER_DATA || guest_slab << SLAB_BITS >= map->size)
         return false;
     place = chain_find(map->image, guest_slab, (unsigned)page, 1);
     if (!place.present || map->image->chain->file[place.level] != image || place.offset != (offset & ~(PCOW_PAGE_SIZE - 1)))

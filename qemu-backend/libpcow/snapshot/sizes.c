@@ -104,17 +104,17 @@ static void collect(struct sizes *sizes)
     const struct pcow_image *image = sizes->image;
 
     for (uint64_t p = 1; p < sizes->slab_count; p++) {
-        const struct slab *slab = &image->slabs[p];
-        const struct layer *layer = slab->kind == OWNER_DATA ? layer_find(image, slab->layer) : NULL;
+        const struct slab slab = slab_peek(image, p);
+        const struct layer *layer = slab.kind == OWNER_DATA ? layer_find(image, slab.layer) : NULL;
         struct node *node;
 
         if (!layer)
             continue;
         node = &sizes->node[layer - image->layers];
         node->own += page_set_count(&image->valid[p]);
-        if (slab->number >= node->reach)
-            node->reach = slab->number + UINT64_C(1);
-        sizes->entry[sizes->entries++] = (struct entry){slab->number, p, (size_t)(layer - image->layers), node->first};
+        if (slab.number >= node->reach)
+            node->reach = slab.number + UINT64_C(1);
+        sizes->entry[sizes->entries++] = (struct entry){slab.number, p, (size_t)(layer - image->layers), node->first};
     }
     qsort(sizes->entry, sizes->entries, sizeof *sizes->entry, by_place);
 }

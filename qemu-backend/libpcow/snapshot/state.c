@@ -9,9 +9,12 @@
 
 static uint64_t find_piece(const struct pcow_image *image, uint32_t layer, uint64_t piece)
 {
-    for (uint64_t p = 1; p < image_slab_count(image); p++)
-        if (image->slabs[p].kind == OWNER_STATE && image->slabs[p].layer == layer && image->slabs[p].number == piece)
+    for (uint64_t p = 1; p < image_slab_count(image); p++) {
+        const struct slab owner = slab_peek(image, p);
+
+        if (owner.kind == OWNER_STATE && owner.layer == layer && owner.number == piece)
             return p;
+    }
     return 0;
 }
 

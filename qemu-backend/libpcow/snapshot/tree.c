@@ -160,14 +160,14 @@ static int collect(const struct pcow_image *image, uint32_t id, struct slab_orde
 
     order->count = 0;
     for (uint64_t p = 1; p < image_slab_count(image); p++)
-        order->count += image->slabs[p].kind == OWNER_DATA && image->slabs[p].layer == id;
+        order->count += slab_is_of(image, p, OWNER_DATA, id);
     capacity = order->count;
     order->slab = malloc((capacity + 1) * sizeof *order->slab);
     if (!order->slab)
         return -ENOMEM;
     order->count = 0;
     for (uint64_t p = 1; p < image_slab_count(image) && order->count < capacity; p++)
-        if (image->slabs[p].kind == OWNER_DATA && image->slabs[p].layer == id)
+        if (slab_is_of(image, p, OWNER_DATA, id))
             order->slab[order->count++] = p;
     qsort_r(order->slab, order->count, sizeof *order->slab, by_guest_slab, (void *)image);
     return 0;
@@ -286,7 +286,7 @@ static int for_slabs_of_hidden(struct merge *merge, int (*work)(struct merge *me
     for (uint64_t p = 1; p < image_slab_count(image); p++) {
         int ret;
 
-        if (image->slabs[p].kind != OWNER_DATA || image->slabs[p].layer != merge->hidden)
+        if (!slab_is_of(image, p, OWNER_DATA, merge->hidden))
             continue;
         ret = work(merge, p);
         if (ret)
