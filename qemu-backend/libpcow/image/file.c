@@ -237,8 +237,10 @@ int file_overwrite(struct file *file, uint64_t offset, const void *from, size_t 
     to = file_address(file, offset);
     if (!to)
         return -errno;
-    /* A page that was made to read as zeros has no block. */
-    ret = file_allocate(file, offset, length);
+    /* A page that was made to read as zeros has no block; and those that are shared with a copy of the file are none of its own. */
+    ret = file_unshare(file, offset, length);
+    if (!ret)
+        ret = file_allocate(file, offset, length);
     if (ret)
         return ret;
     ret = persist_copy(&file->persist, to, from, length);

@@ -75,6 +75,14 @@ static int touch_table(struct pcow_image *image, uint64_t offset)
     return 0;
 }
 
+/* Blocks of its own. */
+static int allocate_table(const struct file *file, uint64_t offset)
+{
+    int ret = file_unshare(file, offset & ~(PCOW_PAGE_SIZE - 1), PCOW_PAGE_SIZE);
+
+    return ret ? ret : file_allocate(file, offset & ~(PCOW_PAGE_SIZE - 1), PCOW_PAGE_SIZE);
+}
+
 /* The words are stored through a mapping: without blocks that would be a signal, not an error. */
 static int allocate_tables(struct pcow_image *image, uint64_t slab)
 {
@@ -83,9 +91,9 @@ static int allocate_tables(struct pcow_image *image, uint64_t slab)
 
     if (__atomic_load_n(&image->tables_ready[page / 64], __ATOMIC_ACQUIRE) & bit)
         return 0;
-    ret = file_allocate(&image->file, owner_offset(slab) & ~(PCOW_PAGE_SIZE - 1), PCOW_PAGE_SIZE);
+    ret = allocate_table(&image->file, owner_offset(slab));
     if (!ret)
-        ret = file_allocate(&image->file, bitmap_offset(slab) & ~(PCOW_PAGE_SIZE - 1), PCOW_PAGE_SIZE);
+        ret = allocate_table(&image->file, bitmap_offset(slab));
     if (!ret && image->file.persist.persistence == PCOW_PERSISTENCE_PMEM)
         ret = touch_table(image, owner_offset(slab));
     if (!ret && image->file.persist.persistence == PCOW_PERSISTENCE_PMEM)

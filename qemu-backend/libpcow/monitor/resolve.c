@@ -115,14 +115,14 @@ static bool wants_whole(struct pcow_map *map, uint64_t guest_slab)
 
 /*
  * Own pages of a slab that was there when the image was opened have blocks before they are mapped for stores. *alone: there is no space
- * for all that lack one, so only this page may be mapped.
+ * for all that lack one, or some cannot be read, which those that are shared with a copy must be; so only this page may be mapped.
  */
 static int back_own(struct pcow_map *map, uint64_t guest_slab, unsigned page, bool *alone)
 {
     bool changed;
     int ret = chain_back(map->image, guest_slab, 0, PAGES_PER_SLAB, &changed);
 
-    *alone = ret == -ENOSPC;
+    *alone = ret == -ENOSPC || ret == -EIO;
     if (*alone)
         return chain_back(map->image, guest_slab, page, 1, &changed);
     return ret || !changed || map->slabs[guest_slab].cold ? ret : layout_map_slab(map, guest_slab);
