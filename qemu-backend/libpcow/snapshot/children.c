@@ -11,7 +11,8 @@
 
 #include "snapshot/pin.h"
 
-#define MAX_LISTS 100u                 /* of a directory in which something changes all the time, a tick (1 to 10 ms) apart */
+#define LISTS_NS INT64_C(300000000)    /* for how long a directory is listed again in which something changes all the time; the VM may be waiting */
+#define SECOND_NS INT64_C(1000000000)
 
 enum answer { NO, YES, UNKNOWN };
 
@@ -88,7 +89,16 @@ static int list(int fd, DIR *entries, const struct pcow_image *image, uint32_t l
 
 static int64_t nanoseconds(const struct timespec *time)
 {
-    return time->tv_sec * INT64_C(1000000000) + time->tv_nsec;
+    return time->tv_sec * SECOND_NS + time->tv_nsec;
+}
+
+/* File systems that keep whole seconds (ext4 with inodes of 128 bytes) say so by what they show. */
+static int64_t granularity(const struct timespec *changed)
+{
+    struct timespec tick;
+
+    clock_getres(CLOCK_REALTIME_COARSE, &tick);
+    return changed->tv_nsec == 0 ? SECOND_NS : nanoseconds(&tick);
 }
 
 /*
@@ -97,11 +107,12 @@ static int64_t nanoseconds(const struct timespec *time)
  */
 static int list_settled(int fd, DIR *entries, const struct pcow_image *image, uint32_t layer, struct children *children)
 {
-    struct timespec tick, now;
+    static const struct timespec moment = {0, 5000000};
+    struct timespec begun, now;
     struct stat before, after;
 
-    clock_getres(CLOCK_REALTIME_COARSE, &tick);
-    for (unsigned i = 0; i < MAX_LISTS; i++) {
+    clock_gettime(CLOCK_MONOTONIC, &begun);
+    do {
         int64_t age;
         int ret;
 
@@ -115,14 +126,15 @@ static int list_settled(int fd, DIR *entries, const struct pcow_image *image, ui
         if (fstat(fd, &after))
             return -errno;
         /* A change that lies in the future is one from before the clock was set back. */
-        if ((age > nanoseconds(&tick) || age < 0) && nanoseconds(&before.st_ctim) == nanoseconds(&after.st_ctim))
+        if ((age > granularity(&before.st_ctim) || age < 0) && nanoseconds(&before.st_ctim) == nanoseconds(&after.st_ctim))
             return 0;
-        nanosleep(&tick, NULL);
-    }
+        nanosleep(&moment, NULL);
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    } while (nanoseconds(&now) - nanoseconds(&begun) < LISTS_NS + granularity(&before.st_ctim));
     return -EBUSY;
 }
 
-int children_find(const struct pcow_image *image, uint32_t layer, struct children *children)
+int children_find(const struct pcow_image *image, uint32_t layer, bool certain, struct children *children)
 {
     int fd = openat(image->directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), ret;
     DIR *entries = fd >= 0 ? fdopendir(fd) : NULL;
@@ -134,7 +146,7 @@ int children_find(const struct pcow_image *image, uint32_t layer, struct childre
             close(fd);
         return ret;
     }
-    ret = list_settled(fd, entries, image, layer, children);
+    ret = certain ? list_settled(fd, entries, image, layer, children) : list(fd, entries, image, layer, children);
     closedir(entries);
     return ret;
 }

@@ -118,7 +118,7 @@ int pin_check_free(const struct pcow_image *image, const struct file *file, stru
     if (busy && busy != -EBUSY)
         return error_set_errno(error, busy, "cannot lock snapshot '%s' of %s", layer->name, image->file.path);
     if (layer->flags & LAYER_PINNED || busy)
-        found = children_find(image, layer->id, &children);
+        found = children_find(image, layer->id, !busy, &children);
     if (children.count || (layer->flags & LAYER_PINNED && children.unknown))
         ret = refuse(image, layer, &children, error);
     else if (busy)

@@ -22,8 +22,11 @@ struct children {
     uint64_t names_of_image;           /* that it has in its directory; with more links than those, it lies in another one too */
 };
 
-/* Who in its directory stands on this layer of the image? 0, or negative if that cannot be listed; -EBUSY: files come and go all the time. */
-int children_find(const struct pcow_image *image, uint32_t layer, struct children *children);
+/*
+ * Who in its directory stands on this layer of the image? 0, or negative if that cannot be listed. certain: nobody is left out, for which it may take some
+ * tenths of a second; -EBUSY: files come and go all the time.
+ */
+int children_find(const struct pcow_image *image, uint32_t layer, bool certain, struct children *children);
 
 /* Mark a snapshot, durably. base is open at it, read-only, so it stays until base is closed. */
 int pin_set(const struct pcow_image *base, struct pcow_error *error);

@@ -156,8 +156,8 @@ static int create(pcow_image *image, const char *name, int64_t date_seconds, uin
     return ret ? ret : header_write_copy(image, error);
 }
 
-/* Nobody may be loading the tables while the tree changes, nor copying in the background. */
-static int begin(pcow_image *image, struct pcow_error *error)
+/* Nobody may be loading the tables while the tree changes. */
+static int lock(pcow_image *image, struct pcow_error *error)
 {
     int ret = image_check_writable(image, error);
 
@@ -170,8 +170,22 @@ static int begin(pcow_image *image, struct pcow_error *error)
         ret = finish_create(image, error);
     if (ret)
         unlock_tree(&image->file);
-    else if (image->map)
+    return ret;
+}
+
+/* Nor copying in the background. Who serves a first touch (userfaultfd) waits from here on as well. */
+static void hold(pcow_image *image)
+{
+    if (image->map)
         ahead_hold(image->map);
+}
+
+static int begin(pcow_image *image, struct pcow_error *error)
+{
+    int ret = lock(image, error);
+
+    if (!ret)
+        hold(image);
     return ret;
 }
 
@@ -297,20 +311,24 @@ static int delete(pcow_image *image, struct layer *layer, uint64_t *freed, struc
 int pcow_snapshot_delete(pcow_image *image, const char *name, uint64_t *freed, struct pcow_error *error)
 {
     struct layer *layer;
-    int ret = begin(image, error);
+    uint32_t id;
+    int ret = lock(image, error);
 
     if (freed)
         *freed = 0;
     if (ret)
         return ret;
     layer = snapshot_find(image, name, error);
+    /* It may take a while in a directory in which much happens. */
     ret = layer ? pin_check_free(image, &image->file, layer, error) : -ENOENT;
-    if (!ret) {
-        uint32_t id = layer->id;
-
-        ret = delete(image, layer, freed, error);
-        unlock_snapshot(&image->file, id);
+    if (ret) {
+        unlock_tree(&image->file);
+        return ret;
     }
+    id = layer->id;
+    hold(image);
+    ret = delete(image, layer, freed, error);
+    unlock_snapshot(&image->file, id);
     end(image);
     return ret;
 }
@@ -318,7 +336,7 @@ int pcow_snapshot_delete(pcow_image *image, const char *name, uint64_t *freed, s
 int pcow_snapshot_check_delete(pcow_image *image, const char *name, struct pcow_error *error)
 {
     struct layer *layer;
-    int ret = begin(image, error);
+    int ret = lock(image, error);
 
     if (ret)
         return ret;
@@ -326,7 +344,7 @@ int pcow_snapshot_check_delete(pcow_image *image, const char *name, struct pcow_
     ret = layer ? pin_check_free(image, &image->file, layer, error) : -ENOENT;
     if (!ret)
         unlock_snapshot(&image->file, layer->id);
-    end(image);
+    unlock_tree(&image->file);
     return ret;
 }
 
