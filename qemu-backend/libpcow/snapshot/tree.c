@@ -14,9 +14,12 @@
 
 /*
  * Layers taken out at one open, or by one operation. Deleting a snapshot needs two at the most, and so does finishing that; a file made to
- * hold up who opens it may have tens of thousands, each of which costs passes over all its slabs. The others wait: reading needs none of it.
+ * hold up who opens it may have tens of thousands, each of which costs passes over all its slabs, of which it may have as many millions. The others
+ * wait: reading needs none of it.
  */
+#define LEAST_COLLAPSED 2u
 #define MOST_COLLAPSED 64u
+#define MOST_SLABS (UINT64_C(64) << 20)        /* looked at for all of them */
 
 static int slab_error(const struct pcow_image *image, int code, uint64_t slab, struct pcow_error *error)
 {
@@ -375,12 +378,17 @@ static int remove_layer(struct pcow_image *image, uint32_t id, struct pcow_error
     return ret;
 }
 
-static int collapse(struct pcow_image *image, uint32_t id, unsigned *most, struct pcow_error *error)
+static bool may_collapse(const struct pcow_image *image, unsigned collapsed)
+{
+    return collapsed < LEAST_COLLAPSED || (collapsed < MOST_COLLAPSED && collapsed * image_slab_count(image) < MOST_SLABS);
+}
+
+static int collapse(struct pcow_image *image, uint32_t id, unsigned *collapsed, struct pcow_error *error)
 {
     const struct layer *layer = layer_find(image, id);
 
     /* Upwards: when a layer is gone, its hidden parent may have one child too few. */
-    while (layer && layer->state == LAYER_HIDDEN && *most > 0) {
+    while (layer && layer->state == LAYER_HIDDEN && may_collapse(image, *collapsed)) {
         uint32_t gone = layer->id, parent = layer->parent, child = 0;
         unsigned children = layer_children(image, gone, &child);
         int ret = 0;
@@ -393,7 +401,7 @@ static int collapse(struct pcow_image *image, uint32_t id, unsigned *most, struc
             ret = remove_layer(image, gone, error);
         if (ret)
             return ret;
-        *most -= 1;
+        *collapsed += 1;
         layer = parent ? layer_find(image, parent) : NULL;
     }
     return 0;
@@ -401,16 +409,53 @@ static int collapse(struct pcow_image *image, uint32_t id, unsigned *most, struc
 
 int tree_collapse(struct pcow_image *image, uint32_t id, struct pcow_error *error)
 {
-    unsigned most = MOST_COLLAPSED;
+    unsigned collapsed = 0;
 
-    return collapse(image, id, &most, error);
+    return collapse(image, id, &collapsed, error);
+}
+
+/* Hidden layers with less than two children, by ascending id; NULL: no memory. Children are counted once, as there may be as many of both. */
+static uint32_t *find_collapsible(const struct pcow_image *image, size_t *count)
+{
+    uint32_t *ids = calloc(image->layer_count + 1, sizeof *ids);
+    unsigned *children = calloc(image->layer_count + 1, sizeof *children);
+
+    *count = 0;
+    for (size_t i = 0; ids && children && i < image->layer_count; i++) {
+        const struct layer *parent = image->layers[i].parent ? layer_find(image, image->layers[i].parent) : NULL;
+
+        if (parent)
+            children[parent - image->layers]++;
+    }
+    for (size_t i = 0; ids && children && i < image->layer_count; i++)
+        if (image->layers[i].state == LAYER_HIDDEN && children[i] < 2)
+            ids[(*count)++] = image->layers[i].id;
+    if (!children) {
+        free(ids);
+        ids = NULL;
+    }
+    free(children);
+    return ids;
+}
+
+/* From the newest down, so that what is freed may free its parent. */
+static int collapse_all(struct pcow_image *image, struct pcow_error *error)
+{
+    unsigned collapsed = 0;
+    size_t count;
+    uint32_t *ids = find_collapsible(image, &count);
+    int ret = ids ? 0 : error_set(error, -ENOMEM, "out of memory");
+
+    for (size_t i = count; i > 0 && !ret && may_collapse(image, collapsed); i--)
+        ret = collapse(image, ids[i - 1], &collapsed, error);
+    free(ids);
+    return ret;
 }
 
 static int finish_interrupted(struct pcow_image *image, struct pcow_error *error)
 {
     struct layer *active = layer_find(image, image_active(image));
     struct layer *parent = active->parent ? layer_find(image, active->parent) : NULL;
-    unsigned most = MOST_COLLAPSED;
     int ret = layers_check_owners(image, error);
 
     if (!ret)
@@ -433,11 +478,7 @@ static int finish_interrupted(struct pcow_image *image, struct pcow_error *error
         ret = forget_states_of_hidden(image, error);
     if (!ret)
         ret = release_error(image, reclaim_release(image, is_of_the_dead, NULL), error);
-    /* From the newest down, so that what is freed may free its parent; each may shorten the list. */
-    for (size_t i = image->layer_count; i > 0 && most > 0 && !ret; i--)
-        if (i <= image->layer_count)
-            ret = collapse(image, image->layers[i - 1].id, &most, error);
-    return ret;
+    return ret ? ret : collapse_all(image, error);
 }
 
 int tree_finish_interrupted(struct pcow_image *image, struct pcow_error *error)

@@ -249,15 +249,12 @@ static unsigned count_hidden(uint32_t slots)
     return count;
 }
 
-/* Each layer costs passes over the file, which can be large without a block: nobody waits for all of them at once. */
-static void test_very_many_hidden(void **state)
+static void make_hidden(uint32_t count)
 {
-    enum { HIDDEN = 200, FIRST_ID = 4, FIRST_SLOT = 3, SLOTS = FIRST_SLOT + HIDDEN };
+    enum { FIRST_ID = 4, FIRST_SLOT = 3 };
 
-    (void)state;
     make_image();
-    for (uint32_t i = 0; i < HIDDEN; i++) {
-        uint32_t slot = FIRST_SLOT + i;
+    for (uint32_t i = 0; i < count; i++) {
         struct layer_record record;
 
         peek(record_offset(1, 0), &record, sizeof record);
@@ -266,11 +263,20 @@ static void test_very_many_hidden(void **state)
         record.state_size = word_encode(PCOW_SLAB_SIZE);
         record.state = layer_state_word(FIRST_ID + i, LAYER_HIDDEN, 0, 0);
         record.crc = layer_record_crc(&record);
-        poke(record_offset(slot, 0), &record, sizeof record);
+        poke(record_offset(FIRST_SLOT + i, 0), &record, sizeof record);
     }
-    poke_word(WORD(next_layer_id), FIRST_ID + HIDDEN);
-    poke_word(WORD(layer_slots), SLOTS);
+    poke_word(WORD(next_layer_id), FIRST_ID + count);
+    poke_word(WORD(layer_slots), FIRST_SLOT + count);
     assert_int_equal(run_check(0)->result.corruptions, 0);
+}
+
+/* Each layer costs passes over the file, which can be large without a block: nobody waits for all of them at once. */
+static void test_very_many_hidden(void **state)
+{
+    enum { HIDDEN = 200, SLOTS = 3 + HIDDEN };
+
+    (void)state;
+    make_hidden(HIDDEN);
     for (unsigned before = HIDDEN, after; before > 0; before = after) {
         expect_content();
         pcow_close(must_open(IMAGE, PCOW_OPEN_WRITE));
@@ -280,6 +286,19 @@ static void test_very_many_hidden(void **state)
     assert_int_equal(run_check(0)->result.leaks, 0);
     expect_content();
     expect_usable();
+}
+
+/* Nor for as many passes over a file of 32 TiB. */
+static void test_hidden_in_a_large_file(void **state)
+{
+    enum { HIDDEN = 20, SLOTS = 3 + HIDDEN };
+
+    (void)state;
+    make_hidden(HIDDEN);
+    assert_int_equal(truncate(IMAGE, INT64_C(32) << 40), 0);
+    pcow_close(must_open(IMAGE, PCOW_OPEN_WRITE));
+    assert_in_range(HIDDEN - count_hidden(SLOTS), 1, 4);
+    expect_content();
 }
 
 static void test_counters(void **state)
@@ -525,6 +544,7 @@ int main(void)
         TEST(test_two_records_of_one_layer),
         TEST(test_interrupted_operations),
         TEST(test_very_many_hidden),
+        TEST(test_hidden_in_a_large_file),
         TEST(test_counters),
         TEST(test_wrong_active_layer),
         TEST(test_unknown_active_layer),
