@@ -324,21 +324,33 @@ int resolve(struct pcow_map *map, uint64_t offset, bool write, bool wait)
     return ret;
 }
 
+/*
+ * The common case, asked at every device access, and by a guest perhaps for gigabytes at once: from here on so much of the slab is mapped for this.
+ * 0: this page is not.
+ */
+static uint64_t mapped_already(struct pcow_map *map, uint64_t offset, bool write)
+{
+    const struct slab_map *slab = &map->slabs[offset >> SLAB_BITS];
+    unsigned page = (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB);
+
+    if (page_set_has(&slab->writable, page))
+        return (page_set_run_end(&slab->writable, page, PAGES_PER_SLAB) - page) * PCOW_PAGE_SIZE;
+    return !write && guard_note_load(map, offset >> SLAB_BITS) && !__atomic_load_n(&slab->cold, __ATOMIC_ACQUIRE)
+           && !__atomic_load_n(&slab->inaccessible, __ATOMIC_ACQUIRE) ? (PAGES_PER_SLAB - page) * PCOW_PAGE_SIZE : 0;
+}
+
 int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write, struct pcow_error *error)
 {
-    uint64_t end = offset + length;
+    uint64_t end = offset + length, mapped;
 
     if (offset > map->size || length > map->size - offset)
         return error_set(error, -EINVAL, "%s: offset %llu and length %llu reach beyond its end", map->image->file.path,
                          (unsigned long long)offset, (unsigned long long)length);
-    for (offset &= ~(PCOW_PAGE_SIZE - 1); offset < end; offset += PCOW_PAGE_SIZE) {
-        const struct slab_map *slab = &map->slabs[offset >> SLAB_BITS];
+    for (offset &= ~(PCOW_PAGE_SIZE - 1); offset < end; offset += mapped ? mapped : PCOW_PAGE_SIZE) {
         int ret;
 
-        /* The common case, asked at every device access: it is mapped for this. */
-        if (page_set_has(&slab->writable, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB))
-            || (!write && guard_note_load(map, offset >> SLAB_BITS) && !__atomic_load_n(&slab->cold, __ATOMIC_ACQUIRE)
-                && !__atomic_load_n(&slab->inaccessible, __ATOMIC_ACQUIRE)))
+        mapped = mapped_already(map, offset, write);
+        if (mapped)
             continue;
         count_up(&map->asked, 1);
         ret = resolve(map, offset, write, false);
