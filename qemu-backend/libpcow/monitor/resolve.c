@@ -45,22 +45,9 @@ static bool vmas_are_short(const struct pcow_map *map)
     return vmas_used(map) + 2 >= map->vma_budget;
 }
 
-/*
- * Is it worth a larger copy, now or later on: the guest was here before. Under KVM that is taken for granted after the first trap in a
- * slab.
- */
-static bool is_again(const struct pcow_map *map, uint64_t guest_slab, struct range range)
+static bool wants_page_alone(const struct slab_map *slab, struct range cluster)
 {
-    const struct slab_map *slab = &map->slabs[guest_slab];
-
-    return map->engine->id == PCOW_ENGINE_KVM ? slab->faults == 0 : has_page_in(&slab->writable, range);
-}
-
-static bool wants_page_alone(const struct pcow_map *map, uint64_t guest_slab, struct range cluster)
-{
-    const struct slab_map *slab = &map->slabs[guest_slab];
-
-    return map->engine->id == PCOW_ENGINE_KVM ? slab->faults == 0 : !comes_back(slab) && !has_page_in(&slab->writable, cluster);
+    return !comes_back(slab) && !has_page_in(&slab->writable, cluster);
 }
 
 /*
@@ -81,7 +68,7 @@ static struct range choose(const struct pcow_map *map, uint64_t guest_slab, unsi
         range.count = pages - range.first;
     if (page == slab->run_end && slab->run >= cluster)
         range = (struct range){page, present && slab->run >= MAX_COPY_RUN ? MAX_COPY_RUN : slab->run * 2u};
-    else if (present && wants_page_alone(map, guest_slab, range))
+    else if (present && wants_page_alone(slab, range))
         range = (struct range){page, 1};
     if (range.first + range.count > pages)
         range.count = pages - range.first;
@@ -204,7 +191,7 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
         return ret;
     place = chain_find(map->image, guest_slab, page, 1);
     range = alone ? (struct range){page, 1} : choose(map, guest_slab, page, place.present);
-    again = is_again(map, guest_slab, range);
+    again = has_page_in(&slab->writable, range);          /* the guest was here before: larger copies pay, now or later on */
     if (!alone && range.count < layout_pages(map, guest_slab)) {
         ret = resolve_all(map, guest_slab, page);
         if (ret != -EAGAIN)
