@@ -51,6 +51,19 @@ static int fill_with_zeros(struct pcow_image *image, uint64_t slab, uint64_t off
     return ret ? ret : file_allocate_written(&image->file, offset, length);
 }
 
+/*
+ * A system call for one page is cheaper than a page fault on its source, and dearer than loads for which there is none. It is also the way out where
+ * a load fails that would have had to take a block, see copy_by_reading().
+ */
+static int copy_page(struct pcow_image *image, void *window, const void *source, struct file *from_file, uint64_t from)
+{
+    if (file_is_filled(from_file, from) && persist_copy(&image->file.persist, window, source, PCOW_PAGE_SIZE) == 0) {
+        persist_fence(&image->file.persist);
+        return 0;
+    }
+    return file_read(from_file, from, window, PCOW_PAGE_SIZE) ? -EIO : persist_range(&image->file.persist, window, PCOW_PAGE_SIZE);
+}
+
 /* Into blocks that are there, through the window: no lock of the file system, and no system call for what a page table has already. */
 static int copy_to_prepared(struct pcow_image *image, uint64_t to, struct file *from_file, uint64_t from, const void *data, size_t length)
 {
@@ -60,11 +73,8 @@ static int copy_to_prepared(struct pcow_image *image, uint64_t to, struct file *
 
     if (!window || !source)
         return -ENOMEM;
-    if (!data && length == PCOW_PAGE_SIZE && !image->file.persist.observer) {
-        if (file_read(from_file, from, window, length))
-            return -EIO;
-        return persist_range(&image->file.persist, window, length);
-    }
+    if (!data && length == PCOW_PAGE_SIZE && !image->file.persist.observer)
+        return copy_page(image, window, source, from_file, from);
     /*
      * What is unreadable is SIGBUS in the copy, see pcow_serve_sigbus(). To ask the kernel before (MADV_POPULATE_READ) takes 0.17 us a page
      * that is mapped already, about as long as copying it.

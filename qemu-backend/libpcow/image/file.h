@@ -23,6 +23,7 @@ struct file {
     struct persist persist;
     uint8_t *window[MAX_GROUPS];      /* atomically set once */
     uint8_t *settled_window[MAX_GROUPS];
+    uint64_t *filled;                 /* one bit a slab, see file_is_filled(); NULL: none yet; atomically set once */
     bool growing;                     /* claim of file_grow() */
     bool may_share;                   /* blocks with a copy of it; writers, not in class volatile */
     bool huge;                        /* the kernel may map it with entries of 2 MiB */
@@ -77,6 +78,15 @@ int file_move_window(struct file *file, void *address, uint64_t offset);
 void *file_address(struct file *file, uint64_t offset);
 /* The same for stores to a settled range. */
 void *file_address_settled(struct file *file, uint64_t offset);
+
+/*
+ * Is a load through the window of file_address() likely to find this slab in the page table? Class pmem, where one entry may do for all of it: always.
+ * Elsewhere it is what somebody has said who has touched all of the slab, or what is used of it, until the page table was given back. To be wrong
+ * costs a page fault. file_is_filled() is async-signal-safe.
+ */
+void file_note_filled(struct file *file, uint64_t offset);
+bool file_is_filled(const struct file *file, uint64_t offset);
+void file_free_filled(struct file *file);      /* by file_close() */
 
 /*
  * Give back the page tables that the windows have for a range of whole slabs in one group; whoever uses them meanwhile waits, and fills in what he

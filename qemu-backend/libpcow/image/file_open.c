@@ -145,6 +145,7 @@ void file_close(struct file *file)
         if (file->settled_window[g])
             munmap(file->settled_window[g], GROUP_SIZE);
     }
+    file_free_filled(file);
     lost_close(file);
     if (file->fd >= 0)
         close(file->fd);

@@ -85,6 +85,8 @@ static int touch(struct pcow_image *image, uint64_t offset, uint64_t length)
         return -ENOMEM;
     for (uint64_t at = 0; at < length; at += PCOW_PAGE_SIZE)
         window[at] = 0;
+    if (length == PCOW_SLAB_SIZE)
+        file_note_filled(&image->file, offset);
     return 0;
 }
 

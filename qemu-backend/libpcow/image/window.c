@@ -75,6 +75,46 @@ void *file_address_settled(struct file *file, uint64_t offset)
     return file->persist.fixed_blocks ? address_in(file, file->settled_window, MAP_SHARED, offset) : file_address(file, offset);
 }
 
+#define FILLED_SIZE (MAX_FILE_SLABS / 8)
+
+void file_note_filled(struct file *file, uint64_t offset)
+{
+    uint64_t slab = offset >> SLAB_BITS, *bits = __atomic_load_n(&file->filled, __ATOMIC_ACQUIRE), *expected = NULL;
+
+    if (!bits) {
+        bits = mmap(NULL, FILLED_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (bits == MAP_FAILED)
+            return;
+        if (!__atomic_compare_exchange_n(&file->filled, &expected, bits, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+            munmap(bits, FILLED_SIZE);
+            bits = expected;
+        }
+    }
+    __atomic_fetch_or(&bits[slab / 64], UINT64_C(1) << slab % 64, __ATOMIC_RELAXED);
+}
+
+bool file_is_filled(const struct file *file, uint64_t offset)
+{
+    uint64_t slab = offset >> SLAB_BITS, *bits = __atomic_load_n(&file->filled, __ATOMIC_ACQUIRE);
+
+    return file->persist.persistence == PCOW_PERSISTENCE_PMEM
+        || (bits && __atomic_load_n(&bits[slab / 64], __ATOMIC_RELAXED) >> slab % 64 & 1);
+}
+
+static void forget_filled(const struct file *file, uint64_t offset, uint64_t length)
+{
+    uint64_t *bits = __atomic_load_n(&file->filled, __ATOMIC_ACQUIRE);
+
+    for (uint64_t slab = offset >> SLAB_BITS; bits && slab < (offset + length) >> SLAB_BITS; slab++)
+        __atomic_fetch_and(&bits[slab / 64], ~(UINT64_C(1) << slab % 64), __ATOMIC_RELAXED);
+}
+
+void file_free_filled(struct file *file)
+{
+    if (file->filled)
+        munmap(file->filled, FILLED_SIZE);
+}
+
 int file_move_window(struct file *file, void *address, uint64_t offset)
 {
     int ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_MAP, .address = address, .offset = offset,
@@ -83,6 +123,7 @@ int file_move_window(struct file *file, void *address, uint64_t offset)
 
     if (!window)
         return ret ? ret : -errno;
+    forget_filled(file, offset, PCOW_SLAB_SIZE);
     window = mremap(window, PCOW_SLAB_SIZE, PCOW_SLAB_SIZE, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, address);
     return window == MAP_FAILED ? -errno : 0;
 }
@@ -125,6 +166,8 @@ int file_empty_window(const struct file *file, uint64_t offset, uint64_t length)
 {
     int ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_MAP, .offset = offset, .length = length});
 
+    if (!ret)
+        forget_filled(file, offset, length);
     if (!ret)
         ret = empty(file, file->window, file->persist.map_flags, offset, length);
     return ret ? ret : empty(file, file->settled_window, MAP_SHARED, offset, length);

@@ -100,6 +100,8 @@ void ahead_touch_source(struct pcow_map *map, uint64_t guest_slab, bool expected
          */
         for (unsigned i = 0; source && i < place.pages && copy_touch(source + i * PCOW_PAGE_SIZE); i++)
             ;
+        if (source)
+            file_note_filled(&image->chain->file[place.level]->file, place.offset);
         ahead_release(map);
         page += place.pages;
     }
