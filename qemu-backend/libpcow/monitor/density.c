@@ -8,6 +8,7 @@
  * SAMPLE_SLABS, which has to be filled again. Who stops to do so gets that many less one too much, once: about what was filled before.
  */
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "monitor/monitor.h"
@@ -45,6 +46,29 @@ int density_present(const struct density *density, const uint8_t *address, unsig
     for (unsigned i = 0; i < pages; i++)
         present += (entry[i] & PAGEMAP_PRESENT) != 0;
     return present;
+}
+
+/* Linux 6.7, Documentation/admin-guide/mm/pagemap.rst; the headers that we build with may be older. */
+struct page_region {
+    uint64_t start, end, categories;
+};
+
+struct pm_scan_arg {
+    uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages, category_inverted, category_mask, category_anyof_mask, return_mask;
+};
+
+#define PAGEMAP_SCAN_REQUEST _IOWR('f', 16, struct pm_scan_arg)
+#define PAGE_CATEGORY_HUGE (UINT64_C(1) << 6)
+
+bool density_is_huge(const struct density *density, const uint8_t *address)
+{
+    struct page_region region;
+    struct pm_scan_arg scan = {
+        .size = sizeof scan, .start = (uintptr_t)address, .end = (uintptr_t)address + PCOW_PAGE_SIZE, .vec = (uintptr_t)&region, .vec_len = 1,
+        .category_mask = PAGE_CATEGORY_HUGE, .return_mask = PAGE_CATEGORY_HUGE,
+    };
+
+    return ioctl(density->pagemap, PAGEMAP_SCAN_REQUEST, &scan) == 1;
 }
 
 static void look(struct density *density, const uint8_t *address)

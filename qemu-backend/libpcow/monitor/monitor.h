@@ -264,6 +264,8 @@ void density_open(struct density *density);
 void density_close(struct density *density);
 /* How many of these pages, 16 at most, the page table has; -1: not to be had. */
 int density_present(const struct density *density, const uint8_t *address, unsigned pages);
+/* Is this page mapped by an entry of 2 MiB? False if the kernel does not say. */
+bool density_is_huge(const struct density *density, const uint8_t *address);
 /* Has the guest lately used what traps brought in? */
 bool density_is_high(const struct density *density);
 bool density_wants(struct density *density, const uint8_t *window, unsigned pages);

@@ -34,6 +34,7 @@ static struct {
     unsigned char *_Atomic taken[SLABS];
     _Atomic unsigned squatters;
     sem_t held, go_on;
+    char path[600];
 } step;
 
 void *__real_mremap(void *old, size_t old_size, size_t new_size, int flags, void *new);
@@ -96,7 +97,7 @@ int __wrap_munmap(void *address, size_t length)
     return 0;
 }
 
-static int setup(void **state)
+static void begin(void)
 {
     step.armed = step.hold = step.squat = false;
     step.squatters = 0;
@@ -105,7 +106,24 @@ static int setup(void **state)
     step.longest = SIZE_MAX;
     sem_init(&step.held, 0, 0);
     sem_init(&step.go_on, 0, 0);
-    return scratch_setup(state);
+}
+
+static int setup(void **state)
+{
+    begin();
+    if (scratch_setup(state))
+        return -1;
+    snprintf(step.path, sizeof step.path, "%s", scratch("image"));
+    return 0;
+}
+
+static int setup_huge(void **state)
+{
+    begin();
+    if (pool_mount(state, "256m,huge=always"))
+        return -1;
+    snprintf(step.path, sizeof step.path, "%s/image", pool_directory());
+    return 0;
 }
 
 static void write_slab(pcow_image *image, uint64_t slab, unsigned char *buffer)
@@ -124,7 +142,7 @@ static void write_slab(pcow_image *image, uint64_t slab, unsigned char *buffer)
 static pcow_image *make_image(void)
 {
     static const unsigned others[] = {12, 10, 14, 11, 15, 16, 13};
-    pcow_image *image = must_create(scratch("image"), SIZE, 0, NULL);
+    pcow_image *image = must_create(step.path, SIZE, 0, NULL);
     unsigned char buffer[PCOW_PAGE_SIZE] = {0};
 
     for (unsigned slab = 0; slab < 10; slab++)
@@ -156,7 +174,7 @@ static void must_have_frozen(const char *name, unsigned generation)
     pcow_image *frozen;
     unsigned char byte;
 
-    MUST(pcow_open(scratch("image"), 0, name, &frozen, &error));
+    MUST(pcow_open(step.path, 0, name, &frozen, &error));
     for (uint64_t page = 0; page < SIZE / PCOW_PAGE_SIZE; page++) {
         MUST(pcow_read(frozen, page * PCOW_PAGE_SIZE, &byte, 1, &error));
         assert_int_equal(byte, expected(page, generation));
@@ -184,8 +202,8 @@ static void finish(pcow_image *image, pcow_map *map)
 {
     pcow_map_destroy(map);
     pcow_close(image);
-    must_be_clean(scratch("image"));
-    assert_int_equal(unlink(scratch("image")), 0);
+    must_be_clean(step.path);
+    assert_int_equal(unlink(step.path), 0);
 }
 
 static void test_snapshot_and_revert(void **state)
@@ -391,6 +409,36 @@ static void test_locked(void **state)
     finish(image, map);
 }
 
+/* One entry for a slab is changed sooner than it is moved. */
+static void test_huge(void **state)
+{
+    pcow_image *image = make_image();
+    pcow_map *map = must_map_by(image, PCOW_ENGINE_SIGNAL, 0);
+    unsigned huge = 0;
+
+    (void)state;
+    store_all(map, 1);
+    for (unsigned v = 10; v < MOVED; v++)
+        huge += density_is_huge(&map->density, pcow_map_address(map) + v * PCOW_SLAB_SIZE);
+    if (huge == 0) {                   /* before Linux 6.7 the kernel does not tell; test_whole sees to it that there are such entries */
+        finish(image, map);
+        skip();
+    }
+    assert_int_equal(huge, MOVED - 10);
+    snapshot(image, "one");
+    assert_in_range(step.moves, 1, 2);
+    assert_int_equal(step.moved, 10 * PCOW_SLAB_SIZE);
+    store_all(map, 2);
+    must_show(map, 2);
+    must_have_frozen("one", 1);
+    step.moves = 0;
+    step.armed = true;
+    MUST(pcow_snapshot_revert(image, "one", &error));
+    step.armed = false;
+    must_show(map, 1);
+    finish(image, map);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -402,6 +450,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_count_of_mappings, setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_budget, setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_locked, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_huge, setup_huge, pool_unmount),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
