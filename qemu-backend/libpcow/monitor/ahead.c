@@ -39,7 +39,9 @@ static void enqueue(struct ahead *ahead, uint64_t guest_slab)
 {
     uint32_t at = __atomic_fetch_add(&ahead->queue_tail, 1, __ATOMIC_RELAXED) % AHEAD_QUEUE_SIZE;
 
-    __atomic_store_n(&ahead->queue[at], (uint32_t)guest_slab + 1, __ATOMIC_RELEASE);
+    /* Who was held up for a whole round stores over what is newer, and wanted as well. */
+    if (__atomic_exchange_n(&ahead->queue[at], (uint32_t)guest_slab + 1, __ATOMIC_RELEASE))
+        __atomic_store_n(&ahead->forgot, true, __ATOMIC_RELAXED);
 }
 
 static bool is_hot(const struct slab_map *slab)
@@ -180,7 +182,7 @@ static bool serve_queue(struct pcow_map *map)
 
     if (tail - head > AHEAD_QUEUE_SIZE) {
         head = tail - AHEAD_QUEUE_SIZE;                /* forgotten: they are served on a trap, as without a thread */
-        ahead->forgot = true;
+        __atomic_store_n(&ahead->forgot, true, __ATOMIC_RELAXED);
     }
     while (head != tail) {
         uint32_t found = __atomic_exchange_n(&ahead->queue[head++ % AHEAD_QUEUE_SIZE], 0, __ATOMIC_ACQUIRE);
@@ -189,7 +191,7 @@ static bool serve_queue(struct pcow_map *map)
 
         /* Who took this place has not filled it yet, and will be found in it much later. */
         if (found == 0) {
-            ahead->forgot = true;
+            __atomic_store_n(&ahead->forgot, true, __ATOMIC_RELAXED);
             continue;
         }
         ahead_take_turn(map);
@@ -213,10 +215,8 @@ static bool serve_queue(struct pcow_map *map)
     }
     __atomic_store_n(&ahead->queue_head, head, __ATOMIC_RELAXED);
     /* All others have been served, so that none is taken from the queue by this. */
-    if (ahead->forgot) {
-        ahead->forgot = false;
+    if (__atomic_exchange_n(&ahead->forgot, false, __ATOMIC_RELAXED))
         forget_queued(map);
-    }
     return false;
 }
 

@@ -150,8 +150,8 @@ static int flush_range(pcow_map *map, uint64_t offset, uint64_t end)
     if (persistence == PCOW_PERSISTENCE_PMEM ? walk.bytes > MAX_LINE_FLUSH : walk.pieces > MAX_PIECES || offset >> SLAB_BITS != (end - 1) >> SLAB_BITS)
         return flush_all(map);
     ret = walk_writable(map, offset, end, &walk, flush_piece);
-    /* A snapshot since then has emptied the sets that were walked over. */
-    if (!ret && needs_all(map))
+    /* A snapshot since then has emptied the sets that were walked over; or a mapping could not be replaced, and there is a hole in the range (-ENOMEM). */
+    if ((!ret || ret == -ENOMEM) && needs_all(map))
         return flush_all(map);
     /* In class pmem metadata is durable when it is published. */
     if (ret || persistence == PCOW_PERSISTENCE_PMEM)

@@ -17,7 +17,7 @@ static bool is_done(const struct pcow_image *image, const struct pcow_image *top
 /* Some slabs from this one on, in one group; the first that may be left. */
 static uint64_t empty_some(const struct pcow_image *image, const struct pcow_image *top, uint64_t slab)
 {
-    uint64_t slabs = image->file.size >> SLAB_BITS, end = slab;
+    uint64_t slabs = __atomic_load_n(&image->file.size, __ATOMIC_ACQUIRE) >> SLAB_BITS, end = slab;
 
     while (end < slabs && end < slab + AT_ONCE && end / SLABS_PER_GROUP == slab / SLABS_PER_GROUP && is_done(image, top, end))
         end++;
@@ -50,7 +50,8 @@ bool windows_empty(struct pcow_map *map)
         /* By number: an operation between two turns may have put another base there. */
         for (unsigned i = 0; i < level && image; i++)
             image = image->base;
-        if (image && slab < image->file.size >> SLAB_BITS && !image->file.lost_pages.any) {
+        if (image && slab < __atomic_load_n(&image->file.size, __ATOMIC_ACQUIRE) >> SLAB_BITS
+            && !__atomic_load_n(&image->file.lost_pages.any, __ATOMIC_ACQUIRE)) {
             slab = empty_some(image, map->image, slab);
         } else {
             level++;
