@@ -51,6 +51,18 @@ int hostmem_pcow_resolve(HostMemPcow *pcow, uint64_t offset, uint64_t length,
     return ret;
 }
 
+static __thread bool is_for_nobody;
+
+void hostmem_pcow_map_for_nobody(bool begins)
+{
+    is_for_nobody = begins;
+}
+
+bool hostmem_pcow_is_for_nobody(void)
+{
+    return is_for_nobody;
+}
+
 static int prepare_at(void *host, uint64_t length, bool is_write)
 {
     ram_addr_t offset;

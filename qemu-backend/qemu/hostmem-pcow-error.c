@@ -27,6 +27,7 @@
 #include "exec/memory.h"
 #include "exec/ramblock.h"
 #include "hw/core/cpu.h"
+#include "hw/virtio/vhost.h"
 #include "qapi/error.h"
 #include "qapi/qapi-events-pcow.h"
 #include "qemu/error-report.h"
@@ -99,6 +100,8 @@ void hostmem_pcow_lose(HostMemPcow *pcow, uint64_t offset)
     if (pcow_map_lose(pcow->map, offset, &error) < 0) {
         error_report("%s", error.message);
     }
+    /* It would try the page again and again if it was told of it before. */
+    vhost_forget_memory();
 }
 
 static void tell(const HostMemPcowReport *report, const char *consequence)

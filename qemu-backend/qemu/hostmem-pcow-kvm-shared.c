@@ -65,7 +65,8 @@ static const Area areas[] = {
 
 /* Of the freezes, those after which this vCPU has made its areas writable */
 static __thread unsigned served;
-/* If that failed: when to try again */
+/* If that failed: after which of them, and when to try again */
+static __thread unsigned put_off_freezes;
 static __thread int64_t retry_at;
 
 /* 0 if KVM does not have it, or not for this vCPU */
@@ -189,8 +190,9 @@ static void warn_of_hyperv(CPUState *cpu)
  * No access of the guest has failed, so it gets no machine check: its kernel
  * may be anywhere, and would not survive one.
  */
-static void put_off(int error)
+static void put_off(unsigned freezes, int error)
 {
+    put_off_freezes = freezes;
     retry_at = qemu_clock_get_ns(QEMU_CLOCK_REALTIME) + PUT_OFF_NS;
     warn_report_once("RAM of the guest is on a pcow image, and memory that KVM "
                      "stores to (clock, stolen time) cannot be made writable "
@@ -204,17 +206,17 @@ int hostmem_pcow_kvm_prepare_shared(CPUState *cpu)
     int failed = 0;
 
     if (freezes == served ||
-        (retry_at && qemu_clock_get_ns(QEMU_CLOCK_REALTIME) < retry_at)) {
+        (freezes == put_off_freezes &&
+         qemu_clock_get_ns(QEMU_CLOCK_REALTIME) < retry_at)) {
         return 0;
     }
-    retry_at = 0;
     warn_of_hyperv(cpu);
     if (!make_areas_writable(cpu, &failed) ||
         (has_smm() && !make_smm_writable(cpu, &failed))) {
         return EXCP_INTERRUPT;
     }
     if (failed) {
-        put_off(failed);
+        put_off(freezes, failed);
     } else {
         served = freezes;
     }

@@ -162,6 +162,12 @@ int hostmem_pcow_prepare_store_at(void *host, uint64_t length);
  */
 void hostmem_pcow_prepare_load_at(void *host, uint64_t length);
 /*
+ * Between the two calls this thread maps memory of the guest that nobody is
+ * going to access, as the guest does not use it: it is not prepared.
+ */
+void hostmem_pcow_map_for_nobody(bool begins);
+bool hostmem_pcow_is_for_nobody(void);
+/*
  * Serve the trap of a vCPU at @address, in a signal handler.  Returns 0 if it
  * can go on, -ENOSPC if there is no space, -EFAULT if that is not an image.
  */

@@ -134,6 +134,9 @@ static int prepare(Piece *piece, hwaddr gpa)
     } else {
         ret = hostmem_pcow_resolve(block->pcow, offset, 1, false, false);
     }
+    if (ret == 0 && !hostmem_pcow_can_load(piece->host + at)) {
+        ret = -EIO;             /* mapped, but the host has lost it */
+    }
     if (ret < 0) {
         hostmem_pcow_tell_error(block->pcow, offset, ret,
                                 "a device that vhost serves does not get it");

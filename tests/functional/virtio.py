@@ -227,3 +227,13 @@ class Balloon(Device):
     def hint(self, address: int, length: int) -> None:
         """This memory is free."""
         self.request([], [(address, length)])
+
+
+class FreePages(Device):
+    """The queue over which the guest reports memory that it does not use, of a virtio-balloon that asks for hints as well."""
+
+    queue = 4
+    features = 1 << 3 | 1 << 5
+
+    def report(self, address: int, length: int) -> None:
+        self.request([], [(address, length)])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live migration of a VM whose guest tells which memory is free: an iothread waits for such hints all the time."""
+"""VMs whose guest tells which memory is free; during a live migration an iothread waits for such hints all the time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from tests.functional import images
 from tests.functional import qemu
 from tests.functional import test_live_migration
+from tests.functional import test_qemu_backend as backend
 from tests.functional import virtio
 
 SLOT = 6
@@ -68,3 +69,31 @@ class HintTest(test_live_migration.MigrationTestCase):
             balloon.wait()
             source.quit()
         self.assert_clean(self.image)
+
+
+class NothingTest(images.ImageTestCase):
+    """Memory that the guest does not use is a buffer that nobody stores to: it is not copied from the base."""
+
+    def test_hints_and_reports(self) -> None:
+        base, top = self.path('base.pcow'), self.path('top.pcow')
+        self.run_program('pcow-img', 'create', '-q', base, backend.SIZE)
+        self.run_program('pcow-io', '-c', f'write -q -P 0x5a 0 {backend.SIZE}', base)
+        self.run_program('pcow-img', 'seal', base)
+        self.run_program('pcow-img', 'create', '-q', '-b', base, top)
+        options = ('-object', 'iothread,id=io0', '-device',
+                   f'virtio-balloon-pci,free-page-hint=on,free-page-reporting=on,iothread=io0,addr={SLOT}')
+        with qemu.Qemu(self.path('.'), *backend.backend(top), *options) as vm:
+            memory = vm.address('nv0')
+            hints = virtio.Balloon(vm, SLOT)
+            hints.hint(memory + 8 * images.MIB, 16 * images.MIB)
+            vm.qmp('pcow-snapshot-create', id='mem0', name='one')
+            hints.hint(memory + 8 * images.MIB, 16 * images.MIB)
+            hints.reset()
+            virtio.FreePages(vm, SLOT).report(memory + 32 * images.MIB, 16 * images.MIB)
+            (found,) = vm.qmp('query-pcow')
+            self.assertEqual((0, 0), (found['stats']['pages-copied'], found['stats']['pages-zeroed']), found)
+            # what is stored to is copied as ever
+            vm.write(memory + 8 * images.MIB, b'x')
+            (found,) = vm.qmp('query-pcow')
+            self.assertGreater(found['stats']['pages-copied'], 0)
+            vm.quit()
