@@ -49,12 +49,16 @@ def load(path: Path) -> dict[str, Any]:
     raise exception.PcowError(reason=f'{path} holds no figures of tools/bench: delete it and measure again')
 
 
+def shown(benchmark: Benchmark, result: dict[str, Any]) -> str:
+    """All tables for the documentation."""
+    tables = '\n'.join(item.rst() for item in benchmark.tables(result))
+    return f'Measured on: {machine.sentence(result["machine"])}.\n\n{tables}'
+
+
 def publish(directory: Path, name: str, benchmark: Benchmark, result: dict[str, Any]) -> list[Path]:
     """Write NAME.json, NAME.inc (tables) and the plots to ``directory`` of the documentation."""
     directory.mkdir(parents=True, exist_ok=True)
-    tables = '\n'.join(item.rst() for item in benchmark.tables(result))
-    written = {f'{name}.json': json.dumps(result, indent=1) + '\n',
-               f'{name}.inc': f'Measured on: {machine.sentence(result["machine"])}.\n\n{tables}'}
+    written = {f'{name}.json': json.dumps(result, indent=1) + '\n', f'{name}.inc': shown(benchmark, result)}
     for file, content in written.items():
         write(directory / file, content)
     paths = [directory / file for file in written]

@@ -9,8 +9,8 @@ from pcow_driver.bench import program
 from pcow_driver.bench import table
 
 HELP = 'loads, stores, traps, copies and snapshots (pcow-bench; takes its options)'
-_COLUMNS = ('row', 'threads', 'engine', 'limit', 'raw', 'paper', 'pcow', 'pcow cold', 'pcow/raw', 'pcow/limit', 'paper/pcow',
-            'target')
+_COLUMNS = ('row', 'threads', 'engine', 'limit', 'bare trap', 'raw', 'raw p99', 'paper', 'pcow', 'pcow p99', 'pcow cold',
+            'pcow/raw', 'pcow/limit', 'paper/pcow', 'target')
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,10 +50,14 @@ def _bound(target: dict[str, Any]) -> str:
     return f'{what} {shown}, {sign} {wanted}: {"met" if target["met"] else "MISSED"}'
 
 
+def _times(row: dict[str, Any]) -> list[float | None]:
+    details = row.get('details', {})
+    return [row['limit_ns'], details.get('bare_trap_ns'), row['raw_ns'], row.get('raw_p99_ns'), row['paper_ns'], row['pcow_ns'],
+            row.get('pcow_p99_ns'), details.get('unprepared_ns')]
+
+
 def tables(result: dict[str, Any]) -> list[table.Table]:
-    rows = [(row['name'], str(row['threads']), row['engine'], *(table.time_text(row[f'{side}_ns']) for side in
-                                                               ('limit', 'raw', 'paper', 'pcow')),
-             table.time_text(row.get('details', {}).get('unprepared_ns')),
+    rows = [(row['name'], str(row['threads']), row['engine'], *(table.time_text(time) for time in _times(row)),
              *(table.ratio_text(row[key]) for key in ('ratio', 'limit_ratio', 'paper_ratio')),
              '; '.join(_bound(target) for target in row['targets']) or '-') for row in result['rows']]
     notes = [f'{row["name"]}: {row["note"]}.' for row in result['rows'] if row.get('note')]
@@ -67,5 +71,7 @@ def tables(result: dict[str, Any]) -> list[table.Table]:
 def plots(result: dict[str, Any]) -> dict[str, plot.Bars]:
     rows = [row for row in result['rows'] if row['threads'] == 1 and row['engine'] == 'signal' and row['raw_ns']]
     sides = {'limit': 'limit_ns', 'raw memory': 'raw_ns', "the paper's method": 'paper_ns', 'pcow': 'pcow_ns'}
-    return {'datapath': plot.Bars('Time of one operation, one thread, engine signal', 'ns', tuple(row['name'] for row in rows),
-                                  {side: tuple(row[key] for row in rows) for side, key in sides.items()}, log=True)}
+    values = {side: tuple(row[key] for row in rows) for side, key in sides.items()}
+    values['bare trap'] = tuple(row.get('details', {}).get('bare_trap_ns') for row in rows)
+    names = tuple(row['name'] for row in rows)
+    return {'datapath': plot.Bars('Time of one operation, one thread, engine signal', 'ns', names, values, log=True)}

@@ -6,7 +6,7 @@
 
 static const struct trap_row rows[] = {
     {.name = "first-touch-single", .visit = VISIT_ONE_PER_CLUSTER, .cluster_size = CLUSTER, .paper_cluster_size = CLUSTER,
-     .at_most_raw = {4, 5}},
+     .bare = true, .at_most_raw = {4, 5}},
     {.name = "first-touch-sequential", .visit = VISIT_SEQUENTIAL, .cluster_size = CLUSTER, .paper_cluster_size = CLUSTER,
      .amortised = true, .at_most_raw = {0.5, 0.5}},
     {.name = "first-touch-clustered", .visit = VISIT_CLUSTERED, .cluster_size = CLUSTER, .paper_cluster_size = CLUSTER,

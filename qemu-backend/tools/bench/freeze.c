@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * A live snapshot of a large image whose every page is mapped for stores: with 2 MiB pages, and with entries of 4 KiB.  What
- * takes time is the write protection; raw is mprotect() of as many pages in one linear mapping of the same file.
+ * A live snapshot of a large image whose every page is mapped for stores: with 2 MiB pages, and with entries of 4 KiB; written
+ * in order, so that it is one mapping, or in random order, so that each slab is one.  What takes time is the write protection;
+ * raw is mprotect() of as many pages in one linear mapping of the same file.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -27,6 +28,7 @@
 #define MIN_SIZE (UINT64_C(64) << 20)
 #define LEAVE_FREE (UINT64_C(3) << 30)         /* memory that is not ours to take */
 #define ROUNDS 5u
+#define SEED UINT64_C(0x66726565)
 #define FULL_SHARE 0.999
 #define AT_MOST_NS_HUGE 1e6
 #define AT_MOST_NS_PER_PAGE 30
@@ -34,7 +36,7 @@
 struct freeze_row {
     struct bench *bench;
     const char *name;
-    bool huge, fragmented;
+    bool huge, scattered, fragmented;
     uint64_t size;
     struct series raw, pcow, raw_touch, pcow_touch;
     double huge_share, huge_share_after;       /* the second: when all was loaded from again */
@@ -70,18 +72,26 @@ static void touch(uint8_t *memory, uint64_t size, struct series *touched)
 static int build(const struct freeze_row *f, struct pcow_error *error)
 {
     struct pcow_create_options options = {.virtual_size = f->size};
-    uint64_t *buffer = slab_buffer();
+    uint64_t slabs = f->size / PCOW_SLAB_SIZE, seed = SEED;
+    uint64_t *buffer = slab_buffer(), *order = calloc(slabs, sizeof(*order));
     pcow_image *image = NULL;
-    int r = buffer ? pcow_create(f->path, &options, error) : fail(error, -ENOMEM, "out of memory");
+    int r = buffer && order ? pcow_create(f->path, &options, error) : fail(error, -ENOMEM, "out of memory");
 
+    for (uint64_t i = 0; i < slabs && !r; i++) {
+        order[i] = i;
+    }
+    if (f->scattered && !r) {
+        shuffle(order, slabs, &seed);
+    }
     r = r ? r : pcow_open(f->path, PCOW_OPEN_WRITE, NULL, &image, error);
-    for (uint64_t offset = 0; offset < f->size && !r; offset += PCOW_SLAB_SIZE) {
-        fill_slab(buffer, offset / PCOW_PAGE_SIZE);
+    for (uint64_t i = 0; i < slabs && !r; i++) {
+        fill_slab(buffer, order[i] * (PCOW_SLAB_SIZE / PCOW_PAGE_SIZE));
         r = bench_need(f->bench, 0, error);
-        r = r ? r : pcow_write(image, offset, buffer, PCOW_SLAB_SIZE, error);
+        r = r ? r : pcow_write(image, order[i] * PCOW_SLAB_SIZE, buffer, PCOW_SLAB_SIZE, error);
     }
     r = r ? r : pcow_flush(image, error);
     pcow_close(image);
+    free(order);
     free(buffer);
     return r;
 }
@@ -208,7 +218,7 @@ static int build_mappable(struct freeze_row *f, struct pcow_error *error)
     return r;
 }
 
-static int run_row(struct bench *bench, const char *name, bool huge, struct pcow_error *error)
+static int run_row(struct bench *bench, const char *name, bool huge, bool scattered, struct pcow_error *error)
 {
     struct freeze_row *f = calloc(1, sizeof(*f));
     int r = 0;
@@ -216,7 +226,7 @@ static int run_row(struct bench *bench, const char *name, bool huge, struct pcow
     if (!f) {
         return fail(error, -ENOMEM, "out of memory");
     }
-    *f = (struct freeze_row){.bench = bench, .name = name, .huge = huge, .size = choose_size(bench)};
+    *f = (struct freeze_row){.bench = bench, .name = name, .huge = huge, .scattered = scattered, .size = choose_size(bench)};
     bench_path(bench, FILE_NAME, f->path);
     r = build_mappable(f, error);
     for (unsigned round = 0; round < (bench->quick ? 1 : ROUNDS) && !r; round++) {
@@ -236,14 +246,26 @@ static int run_row(struct bench *bench, const char *name, bool huge, struct pcow
     return r;
 }
 
-static const char *const names[] = {"freeze-4k", "freeze-huge", NULL};
+static const char *const names[] = {"freeze-4k", "freeze-4k-scattered", "freeze-huge", "freeze-huge-scattered", NULL};
+
+/* Of in order and scattered, what is wanted. */
+static int run_rows(struct bench *bench, const char *const *rows, bool huge, struct pcow_error *error)
+{
+    int r = 0;
+
+    for (unsigned scattered = 0; scattered < 2 && !r; scattered++) {
+        r = bench_wants(bench, rows[scattered]) ? run_row(bench, rows[scattered], huge, scattered, error) : 0;
+    }
+    return r;
+}
 
 static int run(struct bench *bench, struct pcow_error *error)
 {
-    int r = bench_wants(bench, names[0]) ? run_row(bench, names[0], false, error) : 0;
+    const char *const *huge = names + 2;
+    int r = run_rows(bench, names, false, error);
 
-    if (!r && bench_wants(bench, names[1]) && huge_pool_enter(bench)) {
-        r = run_row(bench, names[1], true, error);
+    if (!r && (bench_wants(bench, huge[0]) || bench_wants(bench, huge[1])) && huge_pool_enter(bench)) {
+        r = run_rows(bench, huge, true, error);
         huge_pool_leave(bench);
     }
     return r;

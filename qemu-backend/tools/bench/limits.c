@@ -3,15 +3,13 @@
 #include <errno.h>
 #include <immintrin.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 
+#include "copies.h"
 #include "report.h"
 #include "sample.h"
 #include "stores.h"
 
 #define FLUSHES 4096u                          /* for each repetition */
-#define COPY_BYTES (UINT64_C(32) << 20)        /* for each repetition and size */
 #define MAX_REPETITIONS 15u
 #define SEED UINT64_C(0x6c696d69)
 
@@ -51,23 +49,6 @@ static int measure_faults(struct bench *bench, unsigned threads, struct pcow_err
     return r;
 }
 
-/* Random places of populated memory that is far larger than the caches of a core, as a copy on a trap finds them. */
-static double time_copies(const struct bench *bench, uint8_t *to, const uint8_t *from, uint64_t size, uint64_t piece, double *samples,
-                          uint64_t *seed)
-{
-    size_t count = COPY_BYTES / piece;
-
-    for (size_t i = 0; i < count; i++) {
-        uint64_t source = random_next(seed) % (size / piece) * piece, target = random_next(seed) % (size / piece) * piece;
-        uint64_t start = now_ns();
-
-        memcpy(to + target, from + source, piece);
-        __asm__ volatile("" ::: "memory");
-        samples[i] = (double)(now_ns() - start) - bench->limits.clock_ns;
-    }
-    return percentile(samples, count, 0.5);
-}
-
 static double time_flushes(const struct bench *bench, uint8_t *memory, uint64_t size, double *samples, uint64_t *seed)
 {
     for (size_t i = 0; i < FLUSHES; i++) {
@@ -90,34 +71,27 @@ static int measure_copies(struct bench *bench, struct pcow_error *error)
 {
     static const uint64_t pieces[3] = {PCOW_PAGE_SIZE, PCOW_DEFAULT_CLUSTER_SIZE, PCOW_SLAB_SIZE};
     double *const results[3] = {&bench->limits.memcpy_4k_ns, &bench->limits.memcpy_64k_ns, &bench->limits.memcpy_2m_ns};
-    double *samples = calloc(COPY_BYTES / PCOW_PAGE_SIZE + FLUSHES, sizeof(*samples));
+    double *samples = calloc(FLUSHES, sizeof(*samples));
     struct series *series = calloc(4, sizeof(*series));
     uint64_t seed = SEED;
-    struct raw raw = {.fd = -1};
-    uint8_t *target = mmap(NULL, bench->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    int r = samples && series && target != MAP_FAILED ? raw_map(bench, RAW_FILE, &raw, error) : fail(error, -ENOMEM, "out of memory");
+    struct copies copies;
+    int r = copies_begin(&copies, bench, error);
 
-    if (!r) {
-        /* Populate: a read of every page. */
-        for (uint64_t offset = 0; offset < raw.size; offset += PCOW_PAGE_SIZE) {
-            (void)*(volatile uint8_t *)(raw.memory + offset);
-        }
-        for (unsigned repetition = 0; repetition < repetitions(bench) && !r; repetition++) {
-            for (unsigned i = 0; i < 3; i++) {
-                series_add_value(&series[i], time_copies(bench, target, raw.memory, bench->size, pieces[i], samples, &seed), 0);
-            }
-            series_add_value(&series[3], time_flushes(bench, target, bench->size, samples, &seed), 0);
-            r = bench_need(bench, 0, error);
-        }
+    if (!r && (!samples || !series)) {
+        r = fail(error, -ENOMEM, "out of memory");
+    }
+    for (unsigned repetition = 0; repetition < repetitions(bench) && !r; repetition++) {
         for (unsigned i = 0; i < 3; i++) {
-            *results[i] = series_value(&series[i]);
+            series_add_value(&series[i], copies_time(&copies, bench, pieces[i]), 0);
         }
-        bench->limits.flush_line_ns = series_value(&series[3]);
+        series_add_value(&series[3], time_flushes(bench, copies.target.memory, bench->size, samples, &seed), 0);
+        r = bench_need(bench, 0, error);
     }
-    raw_unmap(&raw);
-    if (target != MAP_FAILED) {
-        munmap(target, bench->size);
+    for (unsigned i = 0; i < 3 && !r; i++) {
+        *results[i] = series_value(&series[i]);
     }
+    bench->limits.flush_line_ns = r ? 0 : series_value(&series[3]);
+    copies_end(&copies, bench);
     free(samples);
     free(series);
     return r;

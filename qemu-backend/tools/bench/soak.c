@@ -35,7 +35,7 @@ struct soak {
     uint64_t size, seed, names;
     char base[4096], top[4096];
     uint8_t *model;                            /* what the active layer must read as */
-    struct saved saved[MAX_SAVED];
+    struct saved saved[MAX_SAVED];             /* the first: before any store; it stays, for much is absent again after a revert to it */
     uint8_t *buffer;                           /* of one slab */
     pcow_image *image;
     pcow_map *map;
@@ -184,13 +184,16 @@ static struct saved *free_place(struct soak *s)
     return NULL;
 }
 
-static struct saved *any_saved(struct soak *s)
+/* One of those from this place on. */
+static struct saved *any_saved(struct soak *s, unsigned first)
 {
-    unsigned first = (unsigned)random_below(s, MAX_SAVED);
+    unsigned count = MAX_SAVED - first, skip = (unsigned)random_below(s, count);
 
-    for (unsigned i = 0; i < MAX_SAVED; i++) {
-        if (s->saved[(first + i) % MAX_SAVED].content) {
-            return &s->saved[(first + i) % MAX_SAVED];
+    for (unsigned i = 0; i < count; i++) {
+        struct saved *saved = &s->saved[first + (skip + i) % count];
+
+        if (saved->content) {
+            return saved;
         }
     }
     return NULL;
@@ -256,16 +259,17 @@ static int reopen(struct soak *s, struct pcow_error *error)
 static int between(struct soak *s, struct pcow_error *error)
 {
     unsigned kind = (unsigned)random_below(s, 100);
-    struct saved *saved = any_saved(s), *place = free_place(s);
+    struct saved *place = free_place(s), *saved;
 
     if (kind < 20 && place) {
         return create(s, place, error);
     }
-    if (kind < 30 && saved) {
-        int r = revert(s, saved, error);
+    if (kind < 30) {
+        int r = revert(s, any_saved(s, 0), error);
 
         return r ? r : verify_memory(s, error);
     }
+    saved = any_saved(s, 1);
     if (kind < 45 && saved) {
         return delete(s, saved, error);
     }
@@ -327,6 +331,7 @@ int soak(struct bench *bench, unsigned seconds, unsigned threads, uint64_t seed,
     r = r ? r : make_source(&s, &source, error);
     r = r ? r : build(&s, error);
     r = r ? r : map_image(&s, error);
+    r = r ? r : create(&s, &s.saved[0], error);
     r = r ? r : go_on(&s, seconds, error);
     unmap_image(&s);
     if (s.burst.source >= 0) {

@@ -5,6 +5,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "bare.h"
+#include "copies.h"
 #include "paper.h"
 #include "report.h"
 #include "sample.h"
@@ -20,7 +22,8 @@ struct measurement {
     struct bench *bench;
     const struct trap_row *row;
     struct stores stores;
-    struct series raw, paper, paper_preallocated, pcow[ENGINES], pcow_unprepared[ENGINES];
+    struct copies copies;
+    struct series raw, copy, bare, paper, paper_preallocated, pcow[ENGINES], pcow_unprepared[ENGINES];
     double traps[ENGINES], copied[ENGINES];                /* in the last repetition */
 };
 
@@ -135,6 +138,17 @@ static int measure_once(struct measurement *m, bool every_page, struct pcow_erro
     int r = bench_need(m->bench, m->bench->size + SLACK, error);
 
     r = r ? r : measure_raw(m, every_page, error);
+    if (!r && m->row->copied) {
+        double ns = copies_time(&m->copies, m->bench, m->row->copied);
+
+        series_add_value(&m->copy, ns, ns);
+    }
+    if (!r && m->row->bare) {
+        r = bare_run(&m->stores, m->bench, m->row, &m->copies, error);
+        if (!r) {
+            add_samples(m, &m->bare);
+        }
+    }
     for (unsigned engine = 0; engine < ENGINES && !r; engine++) {
         if (engine_usable(m, engines[engine])) {
             r = measure_pcow(m, engine, true, every_page, error);
@@ -150,10 +164,8 @@ static int measure_once(struct measurement *m, bool every_page, struct pcow_erro
 
 static int add_rows(struct measurement *m, struct pcow_error *error)
 {
-    const struct limits *limits = &m->bench->limits;
     unsigned threads = m->stores.threads;
-    double copy_ns = m->row->copied == 0 ? 0 : m->row->copied == PCOW_PAGE_SIZE ? limits->memcpy_4k_ns
-                   : m->row->copied == PCOW_SLAB_SIZE ? limits->memcpy_2m_ns : limits->memcpy_64k_ns;
+    double copy_ns = m->row->copied ? series_value(&m->copy) : 0;
 
     if (m->row->visit == VISIT_SECOND_IN_CLUSTER) {
         copy_ns -= copy_ns * (double)PCOW_PAGE_SIZE / (double)m->row->copied;      /* one page is there */
@@ -178,7 +190,7 @@ static int add_rows(struct measurement *m, struct pcow_error *error)
         if (m->row->at_most_raw[threads - 1] > 0) {
             row_add_criterion(row, "pcow/raw", row->pcow_ns / row->raw_ns, m->row->at_most_raw[threads - 1]);
         }
-        if (m->row->at_most_limit > 0 && threads == 1) {
+        if (m->row->at_most_limit > 0) {
             row_add_criterion(row, "pcow/limit", row->pcow_ns / row->limit_ns, m->row->at_most_limit);
         }
         if (m->paper.count) {
@@ -186,6 +198,9 @@ static int add_rows(struct measurement *m, struct pcow_error *error)
             row_add_detail(row, "paper_unprepared_ns", series_value(&m->paper));
         }
         row_add_detail(row, "unprepared_ns", series_value(&m->pcow_unprepared[engine]));
+        if (m->row->bare) {
+            row_add_detail(row, "bare_trap_ns", series_value(&m->bare));
+        }
         row_add_detail(row, "samples", (double)m->stores.visits.count * m->bench->repeat);
         row_add_detail(row, "traps_per_store", m->traps[engine]);
         row_add_detail(row, "pages_copied_per_store", m->copied[engine]);
@@ -201,7 +216,11 @@ static int measure_threads(struct bench *bench, const struct trap_row *row, unsi
     if (m) {
         m->bench = bench;
         m->row = row;
+        m->copies.source.fd = m->copies.target.fd = -1;
         r = stores_begin(&m->stores, bench, row->visit, row->cluster_size, threads, SEED, error);
+    }
+    if (!r && (row->copied || row->bare)) {
+        r = copies_begin(&m->copies, bench, error);
     }
     for (unsigned repetition = 0; repetition < bench->repeat && !r; repetition++) {
         /* Every byte once; later only what was stored to, and its surroundings. */
@@ -210,6 +229,9 @@ static int measure_threads(struct bench *bench, const struct trap_row *row, unsi
     r = r ? r : add_rows(m, error);
     if (m) {
         stores_end(&m->stores);
+        if (row->copied || row->bare) {
+            copies_end(&m->copies, bench);
+        }
     }
     free(m);
     return r;

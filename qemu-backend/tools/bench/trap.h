@@ -23,9 +23,10 @@ struct trap_row {
     uint64_t paper_cluster_size;
     bool paper_fine_grained;
     bool amortised;                            /* mean over all stores instead of the median of those that trap */
+    bool bare;                                 /* bare traps are measured as well, see bare.h */
     uint64_t copied;                           /* bytes that one trap copies; part of the limit */
     double at_most_raw[MAX_THREADS];           /* pcow/raw by threads - 1; 0: no target */
-    double at_most_limit;                      /* pcow/limit at one thread; 0: no target */
+    double at_most_limit;                      /* pcow/limit; 0: no target */
 };
 
 int measure_trap_row(struct bench *bench, const struct trap_row *row, struct pcow_error *error);
