@@ -59,23 +59,30 @@ def _command(run: state.Run, guest: quickstart_guest.Guest, root: Path, root_siz
             *disks.nvdimm('root', root, root_size, share=False), *(word for device in devices for word in device.arguments)]
 
 
-def _turns(guest: console.Guest, devices: list[disks.Device], scale: disks.Scale) -> dict[str, list[dict[str, float]]]:
-    turns: dict[str, list[dict[str, float]]] = {device.name: [] for device in devices}
+def _mount(guest: console.Guest, devices: list[disks.Device]) -> None:
     for device in devices:
-        guest.run(f'mkdir -p /mnt/{device.name} && mount -t ext4 -o {device.mount_options} {device.node} /mnt/{device.name} && '
-                  f'echo "{disks.marker_of(device)}" >/mnt/{device.name}/marker && sync', _COMMAND_SECONDS)
-        for name in disks.OWN_FILES:
+        path = f'/mnt/{device.name}'
+        guest.run(f'mkdir -p {path} && mount -t ext4 -o {device.mount_options} {device.node} {path}', _COMMAND_SECONDS)
+
+
+def _fill(guest: console.Guest, devices: list[disks.Device], scale: disks.Scale) -> None:
+    """What is the devices' own when the snapshot is made."""
+    _mount(guest, devices)
+    for device in devices:
+        guest.run(f'echo "{disks.marker_of(device)}" >/mnt/{device.name}/marker', _COMMAND_SECONDS)
+        for name in scale.own_files:
             path = f'/mnt/{device.name}/{name}'
             guest.run(f'dd if={path} of={path} bs=1M conv=notrunc,fsync 2>/dev/null', _TURN_SECONDS)
+        guest.run(f'umount /mnt/{device.name}', _COMMAND_SECONDS)
+
+
+def _turns(guest: console.Guest, devices: list[disks.Device], scale: disks.Scale) -> dict[str, list[dict[str, float]]]:
+    turns: dict[str, list[dict[str, float]]] = {device.name: [] for device in devices}
+    _mount(guest, devices)
     for number in range(scale.rounds):
         first = number % len(devices)
         for device in [*devices[first:], *devices[:first]]:
             begun = time.monotonic()
-            if device.snapshot:
-                command, arguments = device.snapshot
-                guest.qmp('stop', {})
-                guest.qmp(command, arguments | {'name': f'turn-{number}'})
-                guest.qmp('cont', {})
             text = guest.run(f'sh /mnt/{device.name}/measure /mnt/{device.name} {number} {scale.operations}', _TURN_SECONDS)
             turns[device.name].append(figures.of_turn(text))
             print(f'round {number + 1} of {scale.rounds}: {device.title}, {time.monotonic() - begun:.0f} s', flush=True)
@@ -89,16 +96,25 @@ def _measure(run: state.Run, directory: Path, scale: disks.Scale) -> dict[str, A
     root = directory / 'root.raw'
     root_size = disks.write_namespace(guest.image, 'qcow2', root)
     devices = disks.make_devices(directory, scale)
-    with console.Guest(_command(run, guest, root, root_size, devices), directory) as machine_in_guest:
+    command = _command(run, guest, root, root_size, devices)
+    with console.Guest(command, directory) as machine_in_guest:
+        machine_in_guest.wait_ready(_BOOT_SECONDS)
+        _fill(machine_in_guest, devices, scale)
+    disks.take_snapshots(directory, devices)
+    with console.Guest(command, directory) as machine_in_guest:
         machine_in_guest.wait_ready(_BOOT_SECONDS)
         versions = machine_in_guest.run('uname -r; fio --version; redis-server --version | cut -d" " -f3', _COMMAND_SECONDS)
         turns = _turns(machine_in_guest, devices, scale)
+        (used,) = machine_in_guest.qmp('query-pcow', {})
+        emulator = machine_in_guest.qmp('query-version', {})['qemu']
+        version = '.'.join(str(emulator[part]) for part in ('major', 'minor', 'micro'))
     disks.prove(directory, devices)
     found = image.check(str(directory / 'top.pcow'))
     if found.corruptions:
         raise exception.PcowError(reason='pcow-img check finds corruptions in the image after the run')
     return {'rows': figures.rows(turns), 'machine': machine.describe(),
-            'guest': {'accelerator': 'TCG', 'cpus': 2, 'memory': _MEMORY * units.MIB, 'software': versions.split(),
+            'guest': {'accelerator': 'TCG', 'engine': used['engine'], 'qemu': version, 'cpus': 2,
+                      'memory': _MEMORY * units.MIB, 'software': versions.split(),
                       'rounds': scale.rounds, 'operations': scale.operations,
                       'devices': {device.name: device.title for device in devices}}}
 

@@ -82,14 +82,18 @@ class Guest:
         """:raises PcowError: no shell in ``timeout`` seconds"""
         self._expect(_READY, timeout)
 
-    def qmp(self, command: str, arguments: dict[str, str]) -> None:
-        """:raises PcowError: QEMU refuses it"""
+    def qmp(self, command: str, arguments: dict[str, str]) -> Any:
+        """What it returns.
+
+        :raises PcowError: QEMU refuses it
+        """
         self._monitor.sendall(json.dumps({'execute': command, 'arguments': arguments}).encode() + b'\n')
         answer: dict[str, Any] = {'event': None}
         while 'event' in answer:
             answer = json.loads(self._answers.readline())
         if 'error' in answer:
             raise exception.PcowError(reason=f'{command}: {answer["error"]["desc"]}')
+        return answer['return']
 
     def run(self, command: str, timeout: float) -> str:
         """Run a shell command in the guest and return what it prints.

@@ -19,8 +19,9 @@ from pcow_driver import units
 _MEASURE = Path(__file__).parent / 'measure'
 _RESERVE = 48 * units.MIB                      # ext4's own structures and its journal
 _CHUNK = units.MIB
-OWN_FILES = ('steady', 'snapshot')             # the guest writes all of them before it measures
 _COW_FILES = ('cow', 'cow-mapped', 'cow-threads')
+_SNAPSHOT_FILES = ('snapshot', 'snapshot-threads')
+_SNAPSHOT = 'filled'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,14 +30,20 @@ class Scale:
 
     rounds: int
     operations: int                            # of 4 KiB in each job; requests of each Redis test
-    steady: int                                # bytes of the file for steady state, and of the one for snapshots
-    cow: int                                   # bytes of each file for copy-on-write; there are three for each round
+    steady: int                                # bytes of the file for steady state
+    cow: int                                   # bytes of each file for copy-on-write; there are five for each round
+
+    @property
+    def own_files(self) -> list[str]:
+        """The guest writes all of them before the snapshot."""
+        return ['steady', *(f'{name}-{number}' for number in range(self.rounds) for name in _SNAPSHOT_FILES)]
 
     @property
     def size(self) -> int:
         """Bytes of the file system."""
         room = self.operations * units.PAGE_SIZE * 2 + 64 * units.MIB
-        return units.round_up(2 * self.steady + len(_COW_FILES) * self.rounds * self.cow + room + _RESERVE, units.SLAB_SIZE)
+        files = self.rounds * (len(_COW_FILES) + len(_SNAPSHOT_FILES))
+        return units.round_up(self.steady + files * self.cow + room + _RESERVE, units.SLAB_SIZE)
 
 
 FULL = Scale(rounds=3, operations=2048, steady=64 * units.MIB, cow=64 * units.MIB)
@@ -50,7 +57,7 @@ class Device:
     arguments: tuple[str, ...]                 # of QEMU
     node: str                                  # in the guest
     mount_options: str
-    snapshot: tuple[str, dict[str, str]] | None  # QMP command with its arguments but the name; None: it has no snapshots
+    file: str                                  # what it stores to
 
 
 def _write_file(path: Path, size: int) -> None:
@@ -63,10 +70,9 @@ def make_file_system(directory: Path, scale: Scale) -> Path:
     """An ext4 file system with the files to be measured and the script that measures, as a raw file."""
     tree, path = directory / 'tree', directory / 'fs.raw'
     tree.mkdir()
-    for name in OWN_FILES:
-        _write_file(tree / name, scale.steady)
+    _write_file(tree / 'steady', scale.steady)
     for number in range(scale.rounds):
-        for name in _COW_FILES:
+        for name in (*_COW_FILES, *_SNAPSHOT_FILES):
             _write_file(tree / f'{name}-{number}', scale.cow)
     script = tree / 'measure'
     script.write_bytes(_MEASURE.read_bytes())
@@ -112,17 +118,25 @@ def make_devices(directory: Path, scale: Scale) -> list[Device]:
         tool.run(qemu_img, 'create', '-q', '-f', 'qcow2', '-o', options, '-b', str(backing), '-F', 'qcow2',
                  str(directory / f'{name}.qcow2'))
     return [
-        Device('pcow', 'pcow on an NVDIMM', nvdimm('pcow', top, size), '/dev/pmem1', 'dax=always',
-               ('pcow-snapshot-create', {'id': 'pcow'})),
-        Device('raw', 'raw NVDIMM', nvdimm('raw', raw, size), '/dev/pmem2', 'dax=always', None),
-        # qcow2 without snapshots: QEMU refuses those of disks alone beside a pcow image
+        Device('pcow', 'pcow on an NVDIMM', nvdimm('pcow', top, size), '/dev/pmem1', 'dax=always', top.name),
+        Device('raw', 'raw NVDIMM', nvdimm('raw', raw, size), '/dev/pmem2', 'dax=always', raw.name),
         Device('qcow2', 'qcow2, defaults', (
             '-drive', f'if=none,id=default,file={directory}/default.qcow2,format=qcow2',
-            '-device', 'virtio-blk-pci,drive=default'), '/dev/vda', 'noatime', None),
+            '-device', 'virtio-blk-pci,drive=default'), '/dev/vda', 'noatime', 'default.qcow2'),
         Device('qcow2-tuned', 'qcow2, subclusters and I/O thread', (
             '-object', 'iothread,id=io', '-drive',
             f'if=none,id=tuned,file={directory}/tuned.qcow2,format=qcow2,aio=io_uring,l2-cache-size=16M',
-            '-device', 'virtio-blk-pci,drive=tuned,iothread=io'), '/dev/vdb', 'noatime', None)]
+            '-device', 'virtio-blk-pci,drive=tuned,iothread=io'), '/dev/vdb', 'noatime', 'tuned.qcow2')]
+
+
+def take_snapshots(directory: Path, devices: list[Device]) -> None:
+    """One inside each image, while no guest uses it.  A raw file has none."""
+    for device in devices:
+        path = directory / device.file
+        if path.suffix == '.pcow':
+            image.snapshot_create(str(path), _SNAPSHOT)
+        elif path.suffix == '.qcow2':
+            tool.run(tool.find('qemu_img'), 'snapshot', '-c', _SNAPSHOT, str(path))
 
 
 def prove(directory: Path, devices: list[Device]) -> None:
@@ -132,8 +146,7 @@ def prove(directory: Path, devices: list[Device]) -> None:
     """
     for device in devices:
         marker = marker_of(device).encode()
-        path = {'pcow': 'top.pcow', 'raw': 'disk.raw', 'qcow2': 'default.qcow2', 'qcow2-tuned': 'tuned.qcow2'}[device.name]
-        if not any(marker in chunk for chunk in _chunks(directory / path)):
+        if not any(marker in chunk for chunk in _chunks(directory / device.file)):
             raise exception.PcowError(reason=f'the guest did not write to {device.name} what it was to: its devices are mixed up')
 
 

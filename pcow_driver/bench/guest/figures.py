@@ -42,10 +42,14 @@ FIO = {
     'cow-write-4k': Measure('cow-write-4k', 'first write of 4 KiB to data of the base', 'ns', '7a', _TIMES_BETTER),
     'cow-write-4k-mapped': Measure('cow-write-4k-mapped', 'the same, mmap and fdatasync', 'ns', '7a', _TIMES_BETTER),
     'cow-iops': Measure('cow-iops', 'first writes of 4 KiB to data of the base, 4 threads', '1/s', '7b', _TIMES_BETTER),
+    'snapshot-write-4k': Measure('snapshot-write-4k', 'first write of 4 KiB since a snapshot', 'ns', '7a', _TIMES_BETTER),
+    'snapshot-iops': Measure('snapshot-iops', 'first writes of 4 KiB since a snapshot, 4 threads', '1/s', '7b', _TIMES_BETTER),
     'expand-4k': Measure('expand-4k', 'write of 4 KiB that makes a file longer', 'ns', '8a', _TIMES_BETTER),
 }
-REDIS = {name: Measure(f'redis-{name}', f'Redis {name.upper()}, log with fsync', '1/s', '9b')
-         for name in ('set', 'incr', 'lpush', 'lpop', 'mset')}
+_QUERIES = ('ping_inline', 'get', 'lrange_100', 'lrange_300', 'lrange_500')
+_UPDATES = ('set', 'incr', 'lpush', 'lpop', 'mset')
+REDIS = {name: Measure(f'redis-{name}', f'Redis {name.upper()}', '1/s', '9a') for name in _QUERIES}
+REDIS |= {name: Measure(f'redis-{name}', f'Redis {name.upper()}, log with fsync', '1/s', '9b') for name in _UPDATES}
 MEASURES = [*FIO.values(), *REDIS.values()]
 
 
