@@ -124,7 +124,7 @@ class SignalTest(backend.QemuTestCase):
             self.assertIn('kept', backend.tool('pcow-io', '-r', '-c', 'read -v 0 16', image))
 
     def test_storm_of_harmless_signals(self) -> None:
-        """Those that the main loop takes by itself, while it stores to the image; other threads of QEMU have all of them blocked."""
+        """Those that the main loop takes, while it stores to the image; other threads of QEMU have them blocked."""
         self.overlay()
         with qemu.Qemu(self.directory, *backend.backend(self.image)) as vm:
             address = vm.address('nv0')
