@@ -409,6 +409,16 @@ static void test_locked(void **state)
     finish(image, map);
 }
 
+/* Slabs in one mapping; what lies beyond a border of 1 GiB is a move of its own. Of less than eight the tables are looked at, and here they are left. */
+static uint64_t moved_without_a_look(const pcow_map *map, uint64_t slabs)
+{
+    const uint64_t gib = UINT64_C(1) << 30;
+    uint64_t before = (gib - (uintptr_t)pcow_map_address(map) % gib) / PCOW_SLAB_SIZE;
+    uint64_t first = before < slabs ? before : slabs;
+
+    return (first >= 8 ? first : 0) + (slabs - first >= 8 ? slabs - first : 0);
+}
+
 /* One entry for a slab is changed sooner than it is moved. */
 static void test_huge(void **state)
 {
@@ -426,8 +436,7 @@ static void test_huge(void **state)
     }
     assert_int_equal(huge, MOVED - 10);
     snapshot(image, "one");
-    assert_in_range(step.moves, 1, 2);
-    assert_int_equal(step.moved, 10 * PCOW_SLAB_SIZE);
+    assert_int_equal(step.moved, moved_without_a_look(map, 10) * PCOW_SLAB_SIZE);
     store_all(map, 2);
     must_show(map, 2);
     must_have_frozen("one", 1);
