@@ -39,16 +39,27 @@ void hostmem_pcow_cover(void *host, uint64_t length)
     hostmem_pcow_high = MAX(hostmem_pcow_high, low + length);
 }
 
-int hostmem_pcow_resolve(HostMemPcow *pcow, uint64_t offset, uint64_t length,
-                         bool is_write, bool report)
+static int tell_full(HostMemPcow *pcow, uint64_t offset, int ret, bool report)
 {
-    int ret = pcow_map_resolve(pcow->map, offset, length, is_write, NULL);
-
     if (ret == -ENOSPC && report) {
         /* nobody waits, so libpcow does not speak of it */
         qapi_event_send_pcow_error(pcow->id, offset, strerror(ENOSPC));
     }
     return ret;
+}
+
+int hostmem_pcow_resolve(HostMemPcow *pcow, uint64_t offset, uint64_t length,
+                         bool is_write, bool report)
+{
+    return tell_full(pcow, offset, pcow_map_resolve(pcow->map, offset, length,
+                                                    is_write, NULL), report);
+}
+
+int hostmem_pcow_prepare_own_store(HostMemPcow *pcow, uint64_t offset,
+                                   uint64_t length, bool report)
+{
+    return tell_full(pcow, offset, pcow_map_prepare(pcow->map, offset, length,
+                                                    true, NULL), report);
 }
 
 static __thread bool is_for_nobody;
@@ -63,27 +74,35 @@ bool hostmem_pcow_is_for_nobody(void)
     return is_for_nobody;
 }
 
-static int prepare_at(void *host, uint64_t length, bool is_write)
+static HostMemPcow *find_at(void *host, uint64_t *offset)
 {
-    ram_addr_t offset;
-    RAMBlock *block;
+    ram_addr_t at;
+    RAMBlock *block = qemu_ram_block_from_host(host, false, &at);
 
-    RCU_READ_LOCK_GUARD();
-    block = qemu_ram_block_from_host(host, false, &offset);
-    if (!block || !block->pcow) {
-        return 0;
-    }
-    return hostmem_pcow_resolve(block->pcow, offset, length, is_write, true);
+    *offset = at;
+    return block ? block->pcow : NULL;
 }
 
 int hostmem_pcow_prepare_store_at(void *host, uint64_t length)
 {
-    return prepare_at(host, length, true);
+    HostMemPcow *pcow;
+    uint64_t offset;
+
+    RCU_READ_LOCK_GUARD();
+    pcow = find_at(host, &offset);
+    return pcow ? hostmem_pcow_prepare_own_store(pcow, offset, length, true) : 0;
 }
 
 void hostmem_pcow_prepare_load_at(void *host, uint64_t length)
 {
-    prepare_at(host, length, false);
+    HostMemPcow *pcow;
+    uint64_t offset;
+
+    RCU_READ_LOCK_GUARD();
+    pcow = find_at(host, &offset);
+    if (pcow) {
+        hostmem_pcow_resolve(pcow, offset, length, false, true);
+    }
 }
 
 /* Calls @serve for what lies in an image, until that does not return 0. */
@@ -193,8 +212,21 @@ static void note_full(HostMemPcow *pcow, uint64_t offset)
     }
 }
 
-/* *result: the image at @address, or NULL */
-static int serve_access(void *address, bool is_write, HostMemPcow **result)
+typedef int ServePage(pcow_map *map, uint64_t offset, bool is_write);
+
+static int resolve_page(pcow_map *map, uint64_t offset, bool is_write)
+{
+    return pcow_map_resolve(map, offset, 1, is_write, NULL);
+}
+
+static int prepare_page(pcow_map *map, uint64_t offset, bool is_write)
+{
+    return pcow_map_prepare(map, offset, 1, is_write, NULL);
+}
+
+/* *result: the image at @address, or NULL. */
+static int serve_access(void *address, bool is_write, ServePage *serve,
+                        HostMemPcow **result)
 {
     ram_addr_t offset;
     RAMBlock *block = qemu_ram_block_from_host(address, false, &offset);
@@ -205,7 +237,7 @@ static int serve_access(void *address, bool is_write, HostMemPcow **result)
     if (!pcow) {
         return -EFAULT;
     }
-    ret = pcow_map_resolve(pcow->map, offset, 1, is_write, NULL);
+    ret = serve(pcow->map, offset, is_write);
     if (ret == 0) {
         waits_for = NULL;
     } else if (ret == -ENOSPC && pcow->full == HOST_MEM_PCOW_FULL_WAIT) {
@@ -225,7 +257,7 @@ bool hostmem_pcow_fails_when_full(const void *address)
 int hostmem_pcow_trap(void *address, bool is_write)
 {
     HostMemPcow *pcow;
-    int ret = serve_access(address, is_write, &pcow);
+    int ret = serve_access(address, is_write, pcow_map_trap, &pcow);
 
     if (ret == 0) {
         qatomic_inc(is_write ? &pcow->write_traps : &pcow->read_traps);
@@ -233,10 +265,11 @@ int hostmem_pcow_trap(void *address, bool is_write)
     return ret;
 }
 
-int hostmem_pcow_make_writable(void *address)
+int hostmem_pcow_make_writable(void *address, bool kernel)
 {
     HostMemPcow *pcow;
-    int ret = serve_access(address, true, &pcow);
+    int ret = serve_access(address, true, kernel ? resolve_page : prepare_page,
+                           &pcow);
 
     if (ret == 0) {
         struct pcow_map_stats stats;

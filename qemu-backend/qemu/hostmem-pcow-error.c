@@ -344,12 +344,24 @@ static bool serve_sigbus(siginfo_t *info, void *address, ucontext_t *context)
     return cover(address, &report);
 }
 
+/* A trap like those of SIGSEGV.  What is not a vCPU's is libpcow's to serve. */
+static bool is_trap_of_vcpu(const siginfo_t *info, void *context)
+{
+#ifdef CONFIG_TCG
+    return tcg_enabled() && pcow_is_trap(info) &&
+           hostmem_pcow_tcg_serve(info, context);
+#else
+    return false;
+#endif
+}
+
 static void handle_sigbus(int signum, siginfo_t *info, void *opaque)
 {
     int saved_errno = errno;
     void *address = failed_address(info);
     /* first the memory that libpcow was copying for somebody */
-    bool served = note_unused(info) || met_by_library(info, opaque) ||
+    bool served = is_trap_of_vcpu(info, opaque) || note_unused(info) ||
+                  met_by_library(info, opaque) ||
                   (address && serve_sigbus(info, address, opaque));
 
     errno = saved_errno;

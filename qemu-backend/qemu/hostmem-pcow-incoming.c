@@ -126,7 +126,7 @@ static bool load_header(HostMemPcow *pcow, QEMUFile *f, Error **errp)
 static bool make_writable(HostMemPcow *pcow, uint64_t offset, uint64_t length,
                           Error **errp)
 {
-    int ret = hostmem_pcow_resolve(pcow, offset, length, true, false);
+    int ret = hostmem_pcow_prepare_own_store(pcow, offset, length, false);
 
     if (ret < 0) {
         error_setg_errno(errp, -ret, "pcow image '%s' cannot take what arrives "

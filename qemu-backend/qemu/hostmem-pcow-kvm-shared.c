@@ -96,7 +96,7 @@ static int make_page_writable(AddressSpace *memory, hwaddr gpa)
     if (!host || !block->pcow || block->pcow->readonly) {
         return 0;
     }
-    ret = hostmem_pcow_make_writable(host);
+    ret = hostmem_pcow_make_writable(host, true);
     if (ret == -ENOSPC && !hostmem_pcow_fails_when_full(host)) {
         return -EAGAIN;
     }

@@ -59,7 +59,7 @@ void hostmem_pcow_prepare_load(CPUState *cpu, const void *host, uintptr_t ra)
 /* It stores. */
 void hostmem_pcow_prepare_store(CPUState *cpu, void *host, uintptr_t ra)
 {
-    int ret = ra ? hostmem_pcow_make_writable(host) : 0;
+    int ret = ra ? hostmem_pcow_make_writable(host, false) : 0;
 
     if (ret == -ENOSPC) {
         wait_or_fail(cpu, host);
@@ -77,18 +77,18 @@ void hostmem_pcow_prepare_store(CPUState *cpu, void *host, uintptr_t ra)
 /* Generated code that stores to host memory by itself traps. */
 static struct sigaction previous;
 
-static void handle_sigsegv(int signum, siginfo_t *info, void *opaque)
+bool hostmem_pcow_tcg_serve(const siginfo_t *info, void *opaque)
 {
     const ucontext_t *context = opaque;
     uintptr_t pc = context->uc_mcontext.gregs[REG_RIP];
     bool is_write = context->uc_mcontext.gregs[REG_ERR] & 2;
-    int saved_errno = errno;
-    int ret = -EFAULT;
+    int ret;
 
-    if (info->si_code > 0 && current_cpu && current_cpu->running &&
-        in_code_gen_buffer((void *)(pc - tcg_splitwx_diff))) {
-        ret = hostmem_pcow_trap(info->si_addr, is_write);
+    if (!current_cpu || !current_cpu->running ||
+        !in_code_gen_buffer((void *)(pc - tcg_splitwx_diff))) {
+        return false;
     }
+    ret = hostmem_pcow_trap(info->si_addr, is_write);
     if (ret == -ENOSPC || ret == -EIO) {
         if (ret == -ENOSPC) {
             wait_or_fail(current_cpu, info->si_addr);
@@ -99,8 +99,16 @@ static void handle_sigsegv(int signum, siginfo_t *info, void *opaque)
             cpu_loop_exit(current_cpu);
         }
     }
+    return ret == 0;
+}
+
+static void handle_sigsegv(int signum, siginfo_t *info, void *opaque)
+{
+    int saved_errno = errno;
+    bool served = info->si_code > 0 && hostmem_pcow_tcg_serve(info, opaque);
+
     errno = saved_errno;
-    if (ret < 0) {
+    if (!served) {
         previous.sa_sigaction(signum, info, opaque);
     }
 }

@@ -158,7 +158,7 @@ static enum pcow_engine choose_engine(HostMemPcowEngine engine)
     QEMU_BUILD_BUG_ON((int)HOST_MEM_PCOW_ENGINE_UFFD != PCOW_ENGINE_UFFD ||
                       (int)HOST_MEM_PCOW_ENGINE_SIGNAL != PCOW_ENGINE_SIGNAL ||
                       (int)HOST_MEM_PCOW_ENGINE_KVM != PCOW_ENGINE_KVM ||
-                      (int)HOST_MEM_PCOW_ENGINE_GUARD != PCOW_ENGINE_GUARD);
+                      (int)HOST_MEM_PCOW_ENGINE_MINOR != PCOW_ENGINE_MINOR);
 
     if (engine == HOST_MEM_PCOW_ENGINE_UFFD) {
         return PCOW_ENGINE_UFFD;
@@ -167,7 +167,7 @@ static enum pcow_engine choose_engine(HostMemPcowEngine engine)
         return PCOW_ENGINE_KVM;
     }
     return engine == HOST_MEM_PCOW_ENGINE_SIGNAL ? PCOW_ENGINE_SIGNAL
-                                                 : PCOW_ENGINE_GUARD;
+                                                 : PCOW_ENGINE_MINOR;
 }
 
 /*
@@ -195,6 +195,7 @@ static bool open_image(HostMemPcow *pcow, const char *given, Error **errp)
     struct pcow_map_options options = {
         .engine = choose_engine(pcow->engine),
         .full_policy = (enum pcow_full_policy)pcow->full,
+        .serves_sigbus = true,
     };
     struct pcow_error error;
 

@@ -152,9 +152,12 @@ bool hostmem_pcow_check_no_vhost(Error **errp);
 int hostmem_pcow_resolve(HostMemPcow *pcow, uint64_t offset, uint64_t length,
                          bool is_write, bool report);
 /*
- * The same for a store by a pointer, which would wait for space with the BQL
- * held.  Returns 0 for memory that is no image.
+ * For a store of our own, by a pointer, which would wait for space with the
+ * BQL held.
  */
+int hostmem_pcow_prepare_own_store(HostMemPcow *pcow, uint64_t offset,
+                                   uint64_t length, bool report);
+/* Returns 0 for memory that is no image. */
 int hostmem_pcow_prepare_store_at(void *host, uint64_t length);
 /*
  * A system call is about to load from there.  If that cannot be prepared, it
@@ -172,8 +175,11 @@ bool hostmem_pcow_is_for_nobody(void);
  * can go on, -ENOSPC if there is no space, -EFAULT if that is not an image.
  */
 int hostmem_pcow_trap(void *address, bool is_write);
-/* The same for a store of a vCPU that is about to come, if it is to an image. */
-int hostmem_pcow_make_writable(void *address);
+/*
+ * The same for a store that is about to come, if it is to an image: of a vCPU
+ * in user mode, or of the @kernel.
+ */
+int hostmem_pcow_make_writable(void *address, bool kernel);
 
 /* pcow_map_watch(), counted */
 int hostmem_pcow_watch(HostMemPcow *pcow, struct pcow_error *error);
@@ -267,6 +273,8 @@ bool hostmem_pcow_warn_guest(const void *address);
 /* ---- hostmem-pcow-tcg.c ---- */
 
 void hostmem_pcow_tcg_init(void);
+/* In a signal handler: true for a trap of generated code, which goes on. */
+bool hostmem_pcow_tcg_serve(const siginfo_t *info, void *context);
 /* Is the vCPU to leave its loop rather than to run?  In its thread. */
 bool hostmem_pcow_tcg_waits(CPUState *cpu);
 void hostmem_pcow_prepare_load(CPUState *cpu, const void *host, uintptr_t ra);

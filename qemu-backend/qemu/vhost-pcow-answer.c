@@ -126,7 +126,7 @@ static int prepare(Piece *piece, hwaddr gpa)
     }
     piece->is_writable &= !block->pcow->readonly;
     if (piece->is_writable) {
-        ret = hostmem_pcow_make_writable(piece->host + at);
+        ret = hostmem_pcow_make_writable(piece->host + at, true);
         if (ret == -ENOSPC &&
             !hostmem_pcow_fails_when_full(piece->host + at)) {
             return -EAGAIN;

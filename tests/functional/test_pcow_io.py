@@ -12,7 +12,7 @@ from tests.functional.images import KIB
 from tests.functional.images import MIB
 
 # Every way to reach the content must show the same.
-ENGINES = (('--engine', 'signal'), ('--engine', 'uffd'), ('--engine', 'guard'), ('--no-map',))
+ENGINES = (('--engine', 'signal'), ('--engine', 'uffd'), ('--engine', 'minor'), ('--no-map',))
 
 
 class CommandTest(images.ImageTestCase):
@@ -77,7 +77,7 @@ class CommandTest(images.ImageTestCase):
 
     def test_bad_options(self):
         path = self.create('a.pcow')
-        for args, message in ((('--engine', 'magic', path), "'uffd' or 'guard'"), (('--full', 'x', path), "'fail' or 'wait'"),
+        for args, message in ((('--engine', 'magic', path), "'uffd' or 'minor'"), (('--full', 'x', path), "'fail' or 'wait'"),
                               (('-Z', path), "'-Z'"), ((), 'one image file name'), ((path, path), 'one image file name'),
                               (('--vma-budget', '0', path), 'number'), (('-f', 'raw', path), "'pcow' or 'pcow1'"),
                               (('-s', 'none', path), "'none'"), (('none.pcow',), 'No such file')):

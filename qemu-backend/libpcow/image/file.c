@@ -65,7 +65,8 @@ int file_map(const struct file *file, void *address, size_t length, uint64_t off
 
     if (ret)
         return ret;
-    return map_around_lost(file, address, offset, offset + length, PROT_READ | (what == FILE_MAP_LOADS ? 0 : PROT_WRITE),
+    return map_around_lost(file, address, offset, offset + length,
+                           what == FILE_MAP_LATER ? PROT_NONE : what == FILE_MAP_LOADS ? PROT_READ : PROT_READ | PROT_WRITE,
                            fixed | (plain ? MAP_SHARED : file->persist.map_flags));
 }
 

@@ -60,6 +60,7 @@ enum file_map_for {
     FILE_MAP_LOADS,
     FILE_MAP_STORES,
     FILE_MAP_SETTLED,                 /* stores to a settled range */
+    FILE_MAP_LATER,                   /* nothing yet */
 };
 
 /*

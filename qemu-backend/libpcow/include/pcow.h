@@ -252,10 +252,11 @@ enum pcow_engine {
     PCOW_ENGINE_UFFD,                          /* userfaultfd for memory not yet allocated (first touch by anyone), SIGSEGV for copy-on-write */
     PCOW_ENGINE_KVM,                           /* as signal; a virtual machine monitor serves the vCPUs, see pcow_map_is_accessible() */
     /*
-     * As signal, with quicker first touches: what is absent beside what was stored to lies behind guard regions. A system call that loads
-     * from there gets EFAULT if pcow_map_resolve() was not called before. In class volatile on Linux 6.15 or later; signal elsewhere.
+     * As signal, with quicker traps where stores are scattered: one mapping for such a slab, into which pages are let by userfaultfd. A system call
+     * that accesses the range gets EFAULT if pcow_map_resolve() was not called before, and some traps are SIGBUS: see pcow_serve_sigbus(). In class
+     * volatile on Linux 5.19 or later, and where SIGBUS is served; signal elsewhere.
      */
-    PCOW_ENGINE_GUARD,
+    PCOW_ENGINE_MINOR,
 };
 
 enum pcow_full_policy {
@@ -281,6 +282,7 @@ struct pcow_map_options {
     enum pcow_full_policy full_policy;
     unsigned vma_budget;                       /* memory mappings it may use; 0: all such maps together, three quarters of vm.max_map_count */
     unsigned prepared_slabs;                   /* slabs kept prepared at least, also when idle, if so many can be used; 0: as the rate asks */
+    bool serves_sigbus;                        /* the program has a handler that asks pcow_serve_sigbus(); engine minor needs that, or that there is none */
 };
 
 /*
@@ -292,19 +294,29 @@ void pcow_map_destroy(pcow_map *map);
 void *pcow_map_address(const pcow_map *map);   /* 2 MiB aligned, pcow_size() bytes */
 /*
  * An access that cannot be served gets SIGBUS, at the instruction: si_code SI_QUEUE, si_pid this process, si_value its address, si_errno the
- * reason. Whoever serves SIGBUS asks this first: true if the library met the error itself, in memory that it was reading for somebody; it
- * goes on with -EIO. Async-signal-safe. context: a ucontext_t. Where there is no handler when a map is created, the library installs one that does
- * this and nothing else, until the last map goes. A thread that stores to a map, or calls pcow_map_resolve(), must not have SIGBUS blocked, and
+ * reason. Whoever serves SIGBUS asks this first: true if the library met the error itself, in memory that it was reading for somebody, and
+ * goes on with -EIO; or if it was a trap of engine minor, which is served. Async-signal-safe. context: a ucontext_t. Where there is no handler when a map
+ * is created, the library installs one that does this and nothing else, until the last map goes. A handler has SA_NODEFER, as there may be another
+ * SIGBUS meanwhile. A thread that stores to a map (engine minor: or loads), or calls pcow_map_resolve(), _prepare() or _trap(), must not have SIGBUS blocked, and
  * must not be cancellable at any instruction (PTHREAD_CANCEL_ASYNCHRONOUS): glibc ends it in a system call of the trap even where that is
  * forbidden, and what the trap had claimed stays so.
  */
 bool pcow_serve_sigbus(const siginfo_t *info, void *context);
+/* Is this SIGBUS a trap of engine minor? Who does not ask pcow_serve_sigbus() then has to call pcow_map_trap(). Async-signal-safe. */
+bool pcow_is_trap(const siginfo_t *info);
+/*
+ * Serve an access as a trap would be, but for -ENOSPC instead of waiting; -EIO: it cannot be read. For user-mode code, which can trap again, not for
+ * the kernel. Async-signal-safe.
+ */
+int pcow_map_trap(pcow_map *map, uint64_t offset, bool write);
 
 /*
  * Make a range accessible for the kernel (system calls, DMA) before it touches it: what a trap would do, done in advance.
  * Returns -ENOSPC instead of waiting. Pages that may be stored to stay so until a snapshot or a revert, or PCOW_EVENT_WITHDRAWN.
  */
 int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write, struct pcow_error *error);
+/* The same for user-mode code, which will not find the pool full then. With engine minor it may trap all the same. */
+int pcow_map_prepare(pcow_map *map, uint64_t offset, uint64_t length, bool write, struct pcow_error *error);
 
 /*
  * Wait until nobody is about to map the range anew. A system call that loads from it may have returned EFAULT for that reason (a watch
@@ -312,7 +324,8 @@ int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write
  */
 void pcow_map_settle(pcow_map *map, uint64_t offset, uint64_t length);
 /*
- * Whether the page at offset may be loaded from (stored to) without EFAULT. A KVM vCPU that stores where it may not comes back with a
+ * Whether the page at offset may be loaded from (stored to) without EFAULT. With engine minor: only where pcow_map_resolve() was called for its
+ * slab (2 MiB), as what nobody asks for may become inaccessible again. A KVM vCPU that stores where it may not comes back with a
  * bare EFAULT: guess the address, ask this, call pcow_map_resolve() and run the vCPU again. Any thread.
  */
 bool pcow_map_is_accessible(const pcow_map *map, uint64_t offset, bool write);

@@ -55,12 +55,6 @@ static bool is_own_slab(const struct pcow_map *map, slab_ref head)
     return head && slab_ref_level(head) == map->image->chain->levels;
 }
 
-/* Not where the guest fills what it begins: the slab will be one mapping soon in any case. */
-static bool wants_guards(const struct pcow_map *map, uint64_t guest_slab)
-{
-    return map->slabs[guest_slab].faults == GUARD_FAULTS && !density_is_high(&map->density) && guard_wants(map, guest_slab);
-}
-
 void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied, bool comes_back)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
@@ -77,9 +71,8 @@ void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied, bool c
         slab->queued = 1;
         enqueue(ahead, guest_slab);
         wake(ahead);
-    } else if (((slab->faults == 1 && copied) || wants_guards(map, guest_slab))
-               && ahead_queued(map) < AHEAD_QUEUE_SIZE / 2) {
-        /* For its source, or for guards only. To wake the thread takes longer than that may save: the first one does, and it looks for more, see rest(). */
+    } else if (slab->faults == 1 && copied && ahead_queued(map) < AHEAD_QUEUE_SIZE / 2) {
+        /* For its source only. To wake the thread takes longer than that may save: the first one does, and it looks for more, see rest(). */
         enqueue(ahead, guest_slab);
         __atomic_fetch_add(&ahead->guesses, 1, __ATOMIC_SEQ_CST);
         if (!__atomic_load_n(&ahead->expecting, __ATOMIC_SEQ_CST))
@@ -186,7 +179,7 @@ static bool serve_queue(struct pcow_map *map)
     }
     while (head != tail) {
         uint32_t found = __atomic_exchange_n(&ahead->queue[head++ % AHEAD_QUEUE_SIZE], 0, __ATOMIC_ACQUIRE);
-        bool hot, grown, complete;
+        bool hot, grown, minor, complete;
         slab_ref first;
 
         /* Who took this place has not filled it yet, and will be found in it much later. */
@@ -198,6 +191,7 @@ static bool serve_queue(struct pcow_map *map)
         chain_claim(map->image->chain, found - 1);
         hot = map->slabs[found - 1].queued && is_hot(&map->slabs[found - 1]);
         grown = map->slabs[found - 1].grown > 0;
+        minor = map->slabs[found - 1].minor;
         first = map->image->chain->head[found - 1];
         complete = !is_own_slab(map, first) || page_set_full(&map->image->prepared[slab_ref_slab(first)]);
         chain_release(map->image->chain, found - 1);
@@ -207,8 +201,9 @@ static bool serve_queue(struct pcow_map *map)
         } else {
             if (!complete && ahead->opened < MAX_OPENED)
                 ahead_complete_blocks(map, found - 1);
-            ahead_touch_source(map, found - 1, grown);
-            ahead_guard(map, found - 1);
+            /* Of a slab in minor mode a page here and there is copied: to fill the page table for them takes longer than it saves. */
+            if (grown || !minor)
+                ahead_touch_source(map, found - 1, grown);
         }
         __atomic_store_n(&ahead->queue_head, head, __ATOMIC_RELAXED);
         return true;

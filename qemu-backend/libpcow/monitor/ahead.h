@@ -5,7 +5,6 @@
  *   keeps slabs prepared (image/prepare.h), as many as the observed rate asks for,
  *   prepares the rest of slabs that were taken when none was ready,
  *   copies the rest of slabs that have proven hot, so that they become one mapping,
- *   puts guards up (guard.c),
  *   gives back what was prepared and not used, when the image is idle or the pool short of space,
  *   and then page tables that nobody needs any more (windows.c),
  *   gives back what was prepared in slabs that a snapshot has frozen,
@@ -106,7 +105,5 @@ void ahead_complete_pages(struct pcow_map *map, uint64_t guest_slab);
  * be any is more than a guess, so what is on a disk is read, too.
  */
 void ahead_touch_source(struct pcow_map *map, uint64_t guest_slab, bool expected);
-/* One mapping, with guards, for a slab to which the guest has come back, see guard.c. */
-void ahead_guard(struct pcow_map *map, uint64_t guest_slab);
 
 #endif

@@ -107,22 +107,6 @@ void ahead_touch_source(struct pcow_map *map, uint64_t guest_slab, bool expected
     }
 }
 
-void ahead_guard(struct pcow_map *map, uint64_t guest_slab)
-{
-    uint64_t p;
-    bool refused;
-
-    if (map->engine->id != PCOW_ENGINE_GUARD)
-        return;
-    ahead_take_turn(map);
-    refused = !guard_begin(map, guest_slab, &p);
-    if (p && !refused)
-        guard_finish(map, guest_slab, p);
-    ahead_release(map);
-    if (refused)
-        undo_blocks(map, guest_slab, p);
-}
-
 void ahead_complete_pages(struct pcow_map *map, uint64_t guest_slab)
 {
     struct slab_map *slab = &map->slabs[guest_slab];

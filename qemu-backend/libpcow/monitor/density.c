@@ -98,6 +98,14 @@ bool density_wants(struct density *density, const uint8_t *window, unsigned page
     return false;
 }
 
+void density_forget(struct density *density, const uint8_t *from, size_t length)
+{
+    const uint8_t *sample = __atomic_load_n(&density->sample, __ATOMIC_RELAXED);
+
+    if (sample >= from && sample < from + length)
+        __atomic_compare_exchange_n(&density->sample, &sample, NULL, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+
 bool density_begin_slab(struct density *density)
 {
     uint32_t trust = __atomic_load_n(&density->trust, __ATOMIC_RELAXED);

@@ -128,7 +128,7 @@ static void remember(struct pcow_map *map, uint64_t guest_slab, unsigned pieces)
     set_pieces(map, slab, pieces);
     slab->behind = 0;
     __atomic_store_n(&slab->inaccessible, 0, __ATOMIC_RELEASE);
-    __atomic_store_n(&slab->guarded, GUARDED_NOT, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&slab->minor, MINOR_NOT, __ATOMIC_SEQ_CST);
     if (!slab->cold && map->image->file.writable && map->image->view == image_active(map->image))
         chain_own_backed(map->image, guest_slab, &own);
     lost_take_out(map, guest_slab, &own);
@@ -227,7 +227,8 @@ void layout_make_cold(struct pcow_map *map, uint64_t guest_slab)
     }
     memset(&slab->writable, 0, sizeof slab->writable);
     __atomic_store_n(&slab->watched, WATCHED_NOT, __ATOMIC_RELAXED);
-    __atomic_store_n(&slab->guarded, GUARDED_NOT, __ATOMIC_SEQ_CST);
+    /* What could not be unmapped goes on to trap as it did. */
+    __atomic_store_n(&slab->minor, unmapped || !slab->minor ? MINOR_NOT : MINOR_FROZEN, __ATOMIC_SEQ_CST);
     __atomic_store_n(&slab->inaccessible, 0, __ATOMIC_RELEASE);
     slab->behind = !unmapped;
 }
@@ -296,10 +297,14 @@ static int map_own_run(struct pcow_map *map, uint64_t guest_slab, unsigned page,
 {
     struct slab_map *slab = &map->slabs[guest_slab];
     uint8_t *address = map->address + (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE;
-    bool lifted = guard_lift(map, guest_slab, page, place->pages);
-    unsigned pieces = slab->pieces + (lifted ? 0 : more_pieces(map, guest_slab, page, place));
-    int ret = lifted ? 0 : map_file(address, place->pages * PCOW_PAGE_SIZE, map->image, place->offset, true, MAP_FIXED);
+    bool shown = minor_shows(map, guest_slab, page, place->offset);
+    unsigned pieces = slab->pieces + (shown ? 0 : more_pieces(map, guest_slab, page, place));
+    int ret;
 
+    /* A merge has given the layer another file slab. */
+    if (slab->minor && !shown)
+        return layout_map_slab(map, guest_slab);
+    ret = shown ? 0 : map_file(address, place->pages * PCOW_PAGE_SIZE, map->image, place->offset, true, MAP_FIXED);
     if (ret) {
         forget_pages(map, guest_slab, page, place->pages);
         return ret;
@@ -339,7 +344,7 @@ int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, un
     if (is_one_piece(map, guest_slab)) {
         set_pieces(map, slab, 1);
         slab->behind = 0;
-        guard_lifted_all(map, guest_slab);
+        minor_is_whole(map, guest_slab);
         if (map->image->file.huge && largest < pages)
             map_whole(map, guest_slab);
     }

@@ -78,11 +78,12 @@ int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, p
     map->full_policy = options->full_policy;
     map->vma_budget = options->vma_budget ? options->vma_budget : default_vma_budget();
     map->shares_vmas = !options->vma_budget;
+    map->serves_sigbus = options->serves_sigbus;
     map->engine = options->engine == PCOW_ENGINE_KVM ? &kvm_engine
-                  : options->engine == PCOW_ENGINE_GUARD ? &guard_engine
+                  : options->engine == PCOW_ENGINE_MINOR ? &minor_engine
                   : options->engine == PCOW_ENGINE_UFFD && image->file.writable ? &uffd_engine : &signal_engine;
     pthread_mutex_init(&map->watch_lock, NULL);
-    map->uffd = -1;
+    map->uffd = map->minor.fd = -1;
     map->density.pagemap = -1;
     map->events.fd = -1;
     /* aligned_alloc: a page set is a cache line. */
@@ -119,8 +120,9 @@ int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, p
     return 0;
 
 fail:
-    guard_end(map);
+    signal_end();
     reserve_release(map);
+    minor_close(map);
     events_destroy(&map->events);
     free(map->slabs);
     free(map);
@@ -134,8 +136,8 @@ static void forget(struct pcow_map *map)
         close(map->uffd);
     density_close(&map->density);
     free(map->retired.moved);          /* not retire_end(): what it unmaps counts among the parent's mappings */
-    guard_end(map);
     reserve_release(map);
+    minor_close(map);
     map->image->map = NULL;
     events_destroy(&map->events);
     free(map->slabs);
@@ -159,10 +161,10 @@ void pcow_map_destroy(pcow_map *map)
     signal_leave(map);
     ahead_end(map);
     retire_end(map);
-    guard_end(map);
     signal_end();
     density_close(&map->density);
     reserve_release(map);
+    minor_close(map);
     vmas_add(map, -(int)map->vmas);
     map->image->map = NULL;
     events_destroy(&map->events);
@@ -335,8 +337,9 @@ int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
             layout_recount(map, v);
         map->slabs[v].faults = 0;
         map->slabs[v].queued = 0;
-        if (map->slabs[v].guarded)
-            map->slabs[v].guarded = GUARDED_FROZEN;
+        if (map->slabs[v].minor)
+            __atomic_store_n(&map->slabs[v].minor, MINOR_FROZEN, __ATOMIC_SEQ_CST);
+        map->slabs[v].loaded = 0;
         map->slabs[v].grown = 0;
         map->slabs[v].run = 0;
     }
@@ -359,9 +362,10 @@ int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error)
     /* Not what retire.c has: it is still there. */
     for (uint64_t v = 0; v < slabs; v++)
         vmas_add(map, -(int)map->slabs[v].pieces);
-    memset(map->slabs, 0, slabs * sizeof *map->slabs);
-    for (uint64_t v = 0; v < slabs; v++)
+    for (uint64_t v = 0; v < slabs; v++) {
+        memset(&map->slabs[v], 0, offsetof(struct slab_map, asked));
         map->slabs[v].cold = 1;
+    }
     order_release(map);
     return 0;
 }

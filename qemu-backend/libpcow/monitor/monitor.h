@@ -6,7 +6,7 @@
  * ------------------------------------  ----------------------------------------  -------------  -----------------------------
  * absent (no layer holds it)            anonymous, read-only (engine signal)      zeros          trap: expansion
  *                                       anonymous, userfaultfd (engine uffd)      trap           trap: expansion
- * absent, behind a guard (guard.c)      the top file, writable                    trap: zeros    trap: expansion
+ * of a slab in minor mode (minor.c)     the top file, writable, page by page      of what is own straight; else trap
  * held by an older layer or a base      that file, read-only                      memory speed   trap: copy-on-write
  * own, not yet mapped (see "behind")    as before it became own                   memory speed   trap: map
  * own, mapped                           the top file, writable                    memory speed   memory speed
@@ -50,7 +50,7 @@ struct engine {
     void (*wake)(struct pcow_map *map, void *address, size_t length);
 };
 
-extern const struct engine signal_engine, kvm_engine, uffd_engine, guard_engine;
+extern const struct engine signal_engine, kvm_engine, uffd_engine, minor_engine;
 
 struct density {
     int pagemap;                       /* of this process; -1: not to be had */
@@ -79,6 +79,13 @@ struct trappers {
     uint8_t turns;                     /* one bit for each of the last traps: it was another thread's than the one before */
 };
 
+/* Of engine minor, see minor.c. */
+struct minor_mode {
+    int fd;                            /* userfaultfd; -1: none */
+    int gain;                          /* a guess of what such slabs are worth in traps; relaxed */
+    uint32_t tries;                    /* slabs that were not worth it by that; relaxed */
+};
+
 struct slab_map {
     struct page_set writable;          /* own pages that are mapped for stores; no lost one, but in class volatile */
     uint16_t pieces;                   /* upper bound of the memory mappings in this slab */
@@ -90,10 +97,11 @@ struct slab_map {
     uint16_t run_end, run;             /* the window of the last trap: page after it, pages; to notice a sequence */
     uint8_t behind;                    /* pages may be own that are mapped to where an older layer holds them, or not at all */
     uint8_t watched;                   /* enum watched: what is not in writable may be under watch instead of mapped */
-    uint8_t guarded;                   /* enum guarded; atomic */
+    uint8_t minor;                     /* enum minor; atomic */
     uint8_t gathered;                  /* see gather_slab() */
     uint8_t inaccessible;              /* nothing is mapped at a page, after an error: see make_inaccessible(); atomic */
-    uint8_t loaded;                    /* what is not in writable was loaded from, or may be by system calls: no guards any more; atomic */
+    uint8_t loaded;                    /* what was not own was loaded from since the last snapshot: not in minor mode any more */
+    uint8_t asked;                     /* system calls may access it, for good: the same; atomic. The last one: all else begins anew at times */
 };
 
 struct pcow_map {
@@ -110,6 +118,7 @@ struct pcow_map {
     enum pcow_full_policy full_policy;
     struct slab_map *slabs;            /* by guest slab */
     unsigned vmas, vma_budget;
+    bool serves_sigbus;                /* the program does, see pcow_map_options */
     bool shares_vmas;                  /* the budget is that of all maps of the process, which the kernel's limit is for */
     bool closing;                      /* waiters give up */
     /*
@@ -129,9 +138,8 @@ struct pcow_map {
     struct pcow_map_stats stats;       /* counters, relaxed atomics */
     uint64_t gathered;                 /* slabs that are; relaxed */
     uint64_t asked;                    /* pages that pcow_map_resolve() had to serve; no traps, whoever asks counts them; relaxed */
-    uint8_t *guard_area;               /* where a slab is mapped with its guards before it comes to its place */
+    struct minor_mode minor;
     unsigned traps_under_way;          /* handlers of SIGSEGV that will look at this map again; atomic */
-    bool guards_refused;               /* by the kernel, for good: the memory was locked; by the thread that works ahead, relaxed */
     int uffd;
     pthread_t uffd_thread;
     bool uffd_running;
@@ -142,10 +150,10 @@ struct pcow_map {
     uint64_t watch_found;              /* offset + 1 of a store that could not be served; 0: none */
 };
 
-enum guarded {
-    GUARDED_NOT,
-    GUARDED,                           /* one mapping for stores; what is not in writable is behind guards: absent, or own and not mapped yet */
-    GUARDED_FROZEN,                    /* a snapshot has made it read-only, with its guards: any access that traps maps it anew */
+enum minor {
+    MINOR_NOT,
+    MINOR,                             /* one mapping, for stores; what is in writable can be let in, or is */
+    MINOR_FROZEN,                      /* a snapshot has made it read-only: any access that traps maps it anew */
 };
 
 enum watched {
@@ -199,7 +207,7 @@ int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, un
 /* Nothing is mapped: the next access traps. The claim is held. If the kernel refuses: see unknown in struct pcow_map. */
 void layout_make_cold(struct pcow_map *map, uint64_t guest_slab);
 bool layout_is_hot(const struct slab_map *slab, unsigned share);
-unsigned layout_count_pieces(const struct pcow_map *map, uint64_t guest_slab);      /* mappings that it needs, without guards */
+unsigned layout_count_pieces(const struct pcow_map *map, uint64_t guest_slab);      /* mappings that it needs, if not in minor mode */
 unsigned layout_pages(const struct pcow_map *map, uint64_t guest_slab);    /* 512, but fewer at the end of an image of format 1 */
 
 /*
@@ -217,23 +225,27 @@ void flush_frozen(struct pcow_map *map);
 /* monitor/rest.c: all pages of the slab are own, some are not mapped for stores yet. The claim is held. Async-signal-safe. */
 int layout_map_rest(struct pcow_map *map, uint64_t guest_slab);
 
-/* monitor/guard.c: absent memory behind guard regions. As struct engine's prepare; the map gets engine signal where there are none. */
-int guard_prepare(struct pcow_map *map, struct pcow_error *error);
-/* Should this slab have them? The claim is held. Async-signal-safe. */
-bool guard_wants(const struct pcow_map *map, uint64_t guest_slab);
-/*
- * By one thread: make them, and put them up. Between the two traps are served. *p: the file slab; 0: there shall be none. False: the kernel refuses
- * to, and may have brought in blocks of the file slab.
- */
-bool guard_begin(struct pcow_map *map, uint64_t guest_slab, uint64_t *p);
-void guard_finish(struct pcow_map *map, uint64_t guest_slab, uint64_t p);
-/* These pages are own now: let stores pass. False: they are behind no guard (or stay there), and have to be mapped. Async-signal-safe. */
-bool guard_lift(const struct pcow_map *map, uint64_t guest_slab, unsigned page, unsigned count);
-/* Somebody is about to load what is not mapped for stores, where he cannot trap. False: resolve() has to map the slab anew before. */
-bool guard_note_load(struct pcow_map *map, uint64_t guest_slab);
-/* The whole slab is own and mapped. The claim is held. Async-signal-safe. */
-void guard_lifted_all(struct pcow_map *map, uint64_t guest_slab);
-void guard_end(struct pcow_map *map);
+/* monitor/minor.c. As struct engine's prepare; the map gets engine signal where there is no such userfaultfd. */
+int minor_prepare(struct pcow_map *map, struct pcow_error *error);
+/* The range is unmapped. */
+void minor_close(struct pcow_map *map);
+/* Of the others the claim is held, and all but minor_is_whole() are async-signal-safe. Could this slab be in minor mode? */
+bool minor_is_possible(const struct pcow_map *map, uint64_t guest_slab);
+/* It is now; else all is as before, or mapped anew. at_once: after the first trap already, as mappings are short. */
+bool minor_begin(struct pcow_map *map, uint64_t guest_slab, bool at_once);
+/* Does it show this place of the file there, once it is let in? */
+bool minor_shows(const struct pcow_map *map, uint64_t guest_slab, unsigned page, uint64_t offset);
+/* Pages that are in writable; the second: those around a page in its cluster of so many pages. */
+int minor_let_in(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count);
+int minor_let_in_around(struct pcow_map *map, uint64_t guest_slab, unsigned page, unsigned pages);
+/* Every page is own and in writable. */
+void minor_is_whole(struct pcow_map *map, uint64_t guest_slab);
+/* The slab is left because of a load. */
+void minor_loaded(struct pcow_map *map, uint64_t guest_slab);
+/* Without the claim: somebody is about to have a system call access it. False: it has to be mapped anew before, see resolve(). */
+bool minor_ask(struct pcow_map *map, uint64_t guest_slab);
+/* Somebody was, and it is accessible for him. */
+bool minor_was_asked(const struct pcow_map *map, uint64_t guest_slab);
 
 /*
  * monitor/retire.c: move the page tables of all that is mapped for stores out of the way, as far as that is quicker than changing them; the
@@ -254,7 +266,6 @@ bool windows_empty(struct pcow_map *map);
 /* monitor/resolve.c. Async-signal-safe. wait: on a full pool wait for space (by the map's policy) instead of -ENOSPC. */
 int resolve(struct pcow_map *map, uint64_t offset, bool write, bool wait);
 
-#define GUARD_FAULTS 2u               /* a slab with so many traps in absent memory gets guards */
 #define HOT_FAULTS 8u                 /* a slab with so many traps */
 #define HOT_SHARE 2u                  /* and one part in so many own is made own whole: that at most doubles its space, */
 #define HOT_SHARE_ABSENT 3u           /* or makes it three times as much where nothing is copied and the guest uses page for page */
@@ -269,6 +280,8 @@ bool density_is_huge(const struct density *density, const uint8_t *address);
 /* Has the guest lately used what traps brought in? */
 bool density_is_high(const struct density *density);
 bool density_wants(struct density *density, const uint8_t *window, unsigned pages);
+/* What the page table has there says nothing about the guest any more. */
+void density_forget(struct density *density, const uint8_t *from, size_t length);
 /* The first store to a slab that nothing holds: should all of it be brought in? If not, and the guest fills it, density_completed() is to be told. */
 bool density_begin_slab(struct density *density);
 void density_completed(struct density *density);
@@ -289,6 +302,8 @@ bool events_next(struct event_queue *queue, struct pcow_event *event);
 /* monitor/signal.c: SIGSEGV in any map of the process, for every engine (copy-on-write of read-only mappings) */
 int signal_prepare(struct pcow_error *error);      /* before any mapping of a map is counted */
 int signal_register(struct pcow_map *map, struct pcow_error *error);
+/* Is SIGBUS served by the library: was there nobody else? Until signal_end(). */
+bool signal_serves_bus(void);
 /* No trap in this map is served any more, and none is under way when it returns. The handlers stay for what else the library accesses: signal_end(). */
 void signal_leave(struct pcow_map *map);
 void signal_end(void);

@@ -11,6 +11,7 @@
 #define MAX_COPY_RUN 128u              /* pages that one trap copies at most: others wait for the slab meanwhile */
 #define GROWN_SHARE 3u                 /* one trap in so many comes to a cluster again: then clusters are copied at the first one */
 #define MANY_PIECES 8u                 /* of a slab */
+#define MOST_LET_IN 16u                /* pages around one that was not used since it became own */
 #define WAIT_INTERVAL_NS 10000000L     /* between two tries on a full pool */
 
 struct range {
@@ -53,16 +54,16 @@ static bool wants_page_alone(const struct slab_map *slab, struct range cluster)
 /*
  * How much to bring in around a page. Absent memory: its cluster. Memory that has to be copied: the page alone when the guest comes to
  * a cluster for the first time (fine-grained copy-on-write), the rest of it when it comes back, or at once where it was seen to do so.
- * Where the last trap's window ends, a sequence goes on: twice as much. The whole slab if mappings run short.
+ * Where the last trap's window ends, a sequence goes on: twice as much. The whole slab if mappings run short and it takes more than one.
  */
-static struct range choose(const struct pcow_map *map, uint64_t guest_slab, unsigned page, bool present)
+static struct range choose(const struct pcow_map *map, uint64_t guest_slab, unsigned page, bool present, bool minor)
 {
     const struct slab_map *slab = &map->slabs[guest_slab];
     unsigned pages = layout_pages(map, guest_slab);
     unsigned cluster = cluster_pages(map);
     struct range range = {page / cluster * cluster, cluster};
 
-    if (slab->cold || vmas_are_short(map))
+    if (slab->cold || (!minor && vmas_are_short(map)))
         return (struct range){0, pages};
     if (range.first + range.count > pages)
         range.count = pages - range.first;
@@ -151,21 +152,65 @@ static void note_thread(struct trappers *trappers)
     __atomic_store_n(&trappers->turns, (uint8_t)(__atomic_load_n(&trappers->turns, __ATOMIC_RELAXED) << 1 | other), __ATOMIC_RELAXED);
 }
 
-/*
- * Mapped as without guards. If there are not as many mappings left as that takes the slab is made whole; where that cannot be (a full pool), they come
- * from what is kept for others, as nobody must wait who only loads. What is mapped for stores stays so all the time: system calls may be using it.
- */
-static int leave_guards(struct pcow_map *map, uint64_t guest_slab)
+/* Make the rest own as well. */
+static int own_whole(struct pcow_map *map, uint64_t guest_slab)
 {
     uint64_t copied = 0, zeroed = 0;
+    int ret = chain_own(map->image, guest_slab, 0, layout_pages(map, guest_slab), NULL, &copied, &zeroed);
 
-    if (vmas_used(map) + layout_count_pieces(map, guest_slab) >= map->vma_budget) {
-        if (chain_own(map->image, guest_slab, 0, layout_pages(map, guest_slab), NULL, &copied, &zeroed) == 0)
-            count_up(&map->stats.slabs_promoted, 1);
-        count_up(&map->stats.pages_copied, copied);
-        count_up(&map->stats.pages_zeroed, zeroed);
-    }
+    if (!ret)
+        count_up(&map->stats.slabs_promoted, 1);
+    count_up(&map->stats.pages_copied, copied);
+    count_up(&map->stats.pages_zeroed, zeroed);
+    return ret;
+}
+
+/*
+ * Mapped as under signal. If there are not as many mappings left as that takes the slab is made whole; where that cannot be (a full pool), they come
+ * from what is kept for others, as nobody must wait who only loads. What is mapped for stores stays so all the time: system calls may be using it.
+ */
+static int leave_minor(struct pcow_map *map, uint64_t guest_slab)
+{
+    if (vmas_used(map) + layout_count_pieces(map, guest_slab) >= map->vma_budget)
+        own_whole(map, guest_slab);
     return layout_map_slab(map, guest_slab);
+}
+
+static bool was_asked_for(const struct slab_map *slab)
+{
+    return __atomic_load_n(&slab->asked, __ATOMIC_SEQ_CST);
+}
+
+/* A page that is mapped for stores already. */
+static int meet(struct pcow_map *map, uint64_t guest_slab, unsigned page)
+{
+    struct slab_map *slab = &map->slabs[guest_slab];
+    unsigned cluster = cluster_pages(map);
+
+    if (!slab->minor)
+        return 0;                      /* another thread was here first */
+    return was_asked_for(slab) ? leave_minor(map, guest_slab)
+                               : minor_let_in_around(map, guest_slab, page, cluster < MOST_LET_IN ? cluster : MOST_LET_IN);
+}
+
+/* Of pages that have just become own: all of what was copied; else the one that is stored to, as a guest that uses more of them is no such guest. */
+static int let_in(struct pcow_map *map, uint64_t guest_slab, unsigned page, struct range range, bool copied)
+{
+    if (copied || range.count > cluster_pages(map) || density_is_high(&map->density))
+        return minor_let_in(map, guest_slab, range.first, range.count);
+    return minor_let_in(map, guest_slab, page, 1);
+}
+
+/*
+ * Of a guest that stores here and there: not where it comes back to what it has begun, or goes on in a sequence, as the slab will be one mapping soon
+ * in any case.
+ */
+static void try_minor(struct pcow_map *map, uint64_t guest_slab, struct range range, bool copied, bool again)
+{
+    if (map->slabs[guest_slab].minor)
+        return;
+    if (vmas_are_short(map) || (!again && range.count <= cluster_pages(map) && (copied || !density_is_high(&map->density))))
+        minor_begin(map, guest_slab, vmas_are_short(map));
 }
 
 /* Make the page own and map it for stores. The claim is held. */
@@ -175,14 +220,14 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
     uint64_t copied = 0, zeroed = 0;
     struct place place;
     struct range range;
-    bool alone, again;
+    bool alone, again, minor;
     int ret;
 
     if (page_set_has(&slab->writable, page))
-        return 0;                      /* another thread was here first */
+        return meet(map, guest_slab, page);
     note_thread(&map->trappers);
-    if (slab->guarded == GUARDED_FROZEN) {
-        ret = leave_guards(map, guest_slab);
+    if (slab->minor == MINOR_FROZEN || (slab->minor && was_asked_for(slab))) {
+        ret = leave_minor(map, guest_slab);
         if (ret || page_set_has(&slab->writable, page))
             return ret;
     }
@@ -190,7 +235,8 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
     if (ret || page_set_has(&slab->writable, page))
         return ret;
     place = chain_find(map->image, guest_slab, page, 1);
-    range = alone ? (struct range){page, 1} : choose(map, guest_slab, page, place.present);
+    minor = slab->minor || minor_is_possible(map, guest_slab);
+    range = alone ? (struct range){page, 1} : choose(map, guest_slab, page, place.present, minor);
     again = has_page_in(&slab->writable, range);          /* the guest was here before: larger copies pay, now or later on */
     if (!alone && range.count < layout_pages(map, guest_slab)) {
         ret = resolve_all(map, guest_slab, page);
@@ -225,18 +271,27 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
         slab->behind |= ret != 0;
         return ret;
     }
+    try_minor(map, guest_slab, range, copied > 0, again);
+    /* It was, or has become so as the kernel refused: a cold slab has no page that is mapped for stores, nothing would protect it. */
     if (slab->cold) {
         ret = layout_map_slab(map, guest_slab);
         if (ret || page_set_has(&slab->writable, page))
             return ret;
     }
+    /* What was hoped for is not to be: then as for any slab, and as there, the page alone if the rest cannot be had. */
+    if (minor && !slab->minor && vmas_are_short(map) && own_whole(map, guest_slab) == 0)
+        return layout_map_slab(map, guest_slab);
     ret = layout_map_own(map, guest_slab, range.first, range.count);
+    if (!ret && slab->minor)
+        ret = let_in(map, guest_slab, page, range, copied > 0);
     if (ret) {
         slab->behind = 1;
         return ret;
     }
     /* What a sequence will touch next; or the page, which brings its neighbours with it and saves the fault of the store. */
-    if (range.first == page && range.count > cluster_pages(map))
+    if (slab->minor)
+        ;
+    else if (range.first == page && range.count > cluster_pages(map))
         layout_populate(map, guest_slab, range.first, range.count);
     else if (density_wants(&map->density, map->address + (guest_slab << SLAB_BITS) + range.first * PCOW_PAGE_SIZE, range.count))
         layout_populate(map, guest_slab, page, 1);
@@ -250,9 +305,12 @@ static int resolve_read(struct pcow_map *map, uint64_t guest_slab, unsigned page
     struct slab_map *slab = &map->slabs[guest_slab];
     struct place place = chain_find(map->image, guest_slab, page, 1);
 
-    if (slab->guarded && !page_set_has(&slab->writable, page)) {
-        __atomic_store_n(&slab->loaded, 1, __ATOMIC_RELAXED);
-        return leave_guards(map, guest_slab);
+    if (slab->minor && page_set_has(&slab->writable, page))
+        return meet(map, guest_slab, page);
+    if (slab->minor) {
+        if (slab->minor == MINOR && !was_asked_for(slab))
+            minor_loaded(map, guest_slab);
+        return leave_minor(map, guest_slab);
     }
     if (slab->cold) {
         int ret = map->image->file.writable ? resolve_write(map, guest_slab, page) : gather_slab(map, guest_slab);
@@ -315,18 +373,20 @@ int resolve(struct pcow_map *map, uint64_t offset, bool write, bool wait)
  * The common case, asked at every device access, and by a guest perhaps for gigabytes at once: from here on so much of the slab is mapped for this.
  * 0: this page is not.
  */
-static uint64_t mapped_already(struct pcow_map *map, uint64_t offset, bool write)
+static uint64_t mapped_already(struct pcow_map *map, uint64_t offset, bool write, bool kernel)
 {
     const struct slab_map *slab = &map->slabs[offset >> SLAB_BITS];
     unsigned page = (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB);
 
+    if (kernel && !minor_ask(map, offset >> SLAB_BITS))
+        return 0;
     if (page_set_has(&slab->writable, page))
         return (page_set_run_end(&slab->writable, page, PAGES_PER_SLAB) - page) * PCOW_PAGE_SIZE;
-    return !write && guard_note_load(map, offset >> SLAB_BITS) && !__atomic_load_n(&slab->cold, __ATOMIC_ACQUIRE)
+    return !write && !__atomic_load_n(&slab->minor, __ATOMIC_ACQUIRE) && !__atomic_load_n(&slab->cold, __ATOMIC_ACQUIRE)
            && !__atomic_load_n(&slab->inaccessible, __ATOMIC_ACQUIRE) ? (PAGES_PER_SLAB - page) * PCOW_PAGE_SIZE : 0;
 }
 
-int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write, struct pcow_error *error)
+static int prepare(pcow_map *map, uint64_t offset, uint64_t length, bool write, bool kernel, struct pcow_error *error)
 {
     uint64_t end = offset + length, mapped;
 
@@ -336,7 +396,7 @@ int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write
     for (offset &= ~(PCOW_PAGE_SIZE - 1); offset < end; offset += mapped ? mapped : PCOW_PAGE_SIZE) {
         int ret;
 
-        mapped = mapped_already(map, offset, write);
+        mapped = mapped_already(map, offset, write, kernel);
         if (mapped)
             continue;
         count_up(&map->asked, 1);
@@ -347,6 +407,24 @@ int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write
             return error_set_errno(error, ret, "%s: cannot prepare offset %llu", map->image->file.path, (unsigned long long)offset);
     }
     return 0;
+}
+
+int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write, struct pcow_error *error)
+{
+    return prepare(map, offset, length, write, true, error);
+}
+
+int pcow_map_prepare(pcow_map *map, uint64_t offset, uint64_t length, bool write, struct pcow_error *error)
+{
+    return prepare(map, offset, length, write, false, error);
+}
+
+int pcow_map_trap(pcow_map *map, uint64_t offset, bool write)
+{
+    if (offset >= map->size)
+        return -EFAULT;
+    count_up(&map->asked, 1);
+    return resolve(map, offset & ~(PCOW_PAGE_SIZE - 1), write, false);
 }
 
 void pcow_map_settle(pcow_map *map, uint64_t offset, uint64_t length)

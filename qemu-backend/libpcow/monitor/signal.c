@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Engines "signal", "kvm" and, but for its guards (guard.c), "guard", and the SIGSEGV handler that every engine needs for stores to read-only mappings.
+ * Engines "signal", "kvm" and, but for its slabs in minor mode (minor.c), "minor", and the handlers: of SIGSEGV, which every engine needs for stores to
+ * read-only mappings, and of SIGBUS, which are the traps of those slabs, and what cannot be read.
  *
  * A signal handler belongs to the process, so this file keeps what the process shares: the list of live maps, and the
  * handler that was there before, which gets every signal that is not ours.
@@ -190,7 +191,65 @@ static bool is_after_system_call(const ucontext_t *context)
     return pc[-2] == 0x0f && pc[-1] == 0x05;
 }
 
-bool pcow_serve_sigbus(const siginfo_t *info, void *context)
+/* Serve an access, or have it fail. */
+static void serve(struct pcow_map *map, const siginfo_t *info, const ucontext_t *context, int *ret)
+{
+    uint64_t offset = (uint64_t)((uint8_t *)info->si_addr - map->address);
+    int cancel;
+
+    __atomic_fetch_add(is_write(context) ? &map->stats.write_traps : &map->stats.read_traps, 1, __ATOMIC_RELAXED);
+    /* A thread that is cancelled ends after its trap: in one it would leave the slab claimed for ever. */
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+    *ret = resolve(map, offset, is_write(context), true);
+    pthread_setcancelstate(cancel, NULL);
+    if (*ret == 0)
+        map->engine->wake(map, map->address + (offset & ~(PCOW_PAGE_SIZE - 1)), PCOW_PAGE_SIZE);
+}
+
+/* The traps of slabs in minor mode, and whatever else the kernel tells in this way. */
+static bool may_be_minor(const struct pcow_map *map, const siginfo_t *info)
+{
+    return map->engine->id == PCOW_ENGINE_MINOR && info->si_code == BUS_ADRERR;
+}
+
+static bool is_minor(const struct pcow_map *map, const siginfo_t *info)
+{
+    uint64_t offset = (uint64_t)((uint8_t *)info->si_addr - map->address);
+
+    return may_be_minor(map, info) && __atomic_load_n(&map->slabs[offset >> SLAB_BITS].minor, __ATOMIC_SEQ_CST);
+}
+
+bool pcow_is_trap(const siginfo_t *info)
+{
+    struct pcow_map *map = info->si_code == BUS_ADRERR ? enter_map(info->si_addr) : NULL;
+    bool trap = map && is_minor(map, info);
+
+    if (map)
+        leave_map(map);
+    return trap;
+}
+
+static bool serve_minor(const siginfo_t *info, const ucontext_t *context)
+{
+    struct pcow_map *map = info->si_code == BUS_ADRERR ? enter_map(info->si_addr) : NULL;
+    bool served = false;
+    int ret = 0;
+
+    if (map && is_minor(map, info)) {
+        serve(map, info, context, &ret);
+        served = true;
+    } else if (map && may_be_minor(map, info)) {
+        /* If it was left just now there is something by now; what lies in an ordinary mapping and cannot be loaded is what the signal tells of. */
+        served = copy_touch(info->si_addr);
+    }
+    if (map)
+        leave_map(map);
+    if (ret)
+        fail_access(info, ret);
+    return served;
+}
+
+static bool serve_bus(const siginfo_t *info, void *context)
 {
     /* A load from another image, which could not be served: see fail_access(). */
     if (info->si_code == SI_QUEUE && info->si_pid == getpid())
@@ -198,24 +257,25 @@ bool pcow_serve_sigbus(const siginfo_t *info, void *context)
     /* An error that the kernel has found by itself comes at any instruction, and is none of what that does. */
     if (from_outside(info) || info->si_code == BUS_MCEERR_AO)
         return false;
-    return copy_fail_at(context) || (is_in_window(info->si_addr) && is_after_system_call(context));
+    return copy_fail_at(context) || serve_minor(info, context) || (is_in_window(info->si_addr) && is_after_system_call(context));
+}
+
+bool pcow_serve_sigbus(const siginfo_t *info, void *context)
+{
+    int saved_errno = errno;
+    bool served = serve_bus(info, context);
+
+    errno = saved_errno;
+    return served;
 }
 
 static void handle_fault(int signal, siginfo_t *info, void *context)
 {
-    int saved_errno = errno, cancel, ret;
+    int saved_errno = errno, ret;
     struct pcow_map *map = from_outside(info) || !is_load_or_store(info, context) ? NULL : enter_map(info->si_addr);
 
     if (map) {
-        uint64_t offset = (uint64_t)((uint8_t *)info->si_addr - map->address);
-
-        __atomic_fetch_add(is_write(context) ? &map->stats.write_traps : &map->stats.read_traps, 1, __ATOMIC_RELAXED);
-        /* A thread that is cancelled ends after its trap: in one it would leave the slab claimed for ever. */
-        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
-        ret = resolve(map, offset, is_write(context), true);
-        pthread_setcancelstate(cancel, NULL);
-        if (ret == 0)
-            map->engine->wake(map, map->address + (offset & ~(PCOW_PAGE_SIZE - 1)), PCOW_PAGE_SIZE);
+        serve(map, info, context, &ret);
         leave_map(map);
         errno = saved_errno;
         /* A store to an image that is open read-only is passed on: as to any read-only memory. */
@@ -233,14 +293,12 @@ static void handle_fault(int signal, siginfo_t *info, void *context)
 static void handle_bus(int signal, siginfo_t *info, void *context)
 {
     struct sigaction standard = {.sa_handler = SIG_DFL};
-    int saved_errno = errno;
 
     if (!pcow_serve_sigbus(info, context)) {
         sigaction(signal, &standard, NULL);
         if (from_outside(info) || info->si_code == BUS_MCEERR_AO)
             raise(signal);             /* no instruction will do it again */
     }
-    errno = saved_errno;
 }
 
 static bool has_action(int signal, void (*handler)(int, siginfo_t *, void *))
@@ -258,6 +316,18 @@ static void install_bus_handler(void)
 
     sigemptyset(&action.sa_mask);
     process.serves_bus = has_action(SIGBUS, NULL) && sigaction(SIGBUS, &action, NULL) == 0;
+}
+
+bool signal_serves_bus(void)
+{
+    bool serves;
+
+    pthread_mutex_lock(&process.lock);
+    if (!process.serves_bus || has_action(SIGBUS, NULL))
+        install_bus_handler();
+    serves = process.serves_bus && has_action(SIGBUS, handle_bus);
+    pthread_mutex_unlock(&process.lock);
+    return serves;
 }
 
 int signal_register(struct pcow_map *map, struct pcow_error *error)
@@ -360,4 +430,4 @@ static void wake(struct pcow_map *map, void *address, size_t length)
 
 const struct engine signal_engine = {PCOW_ENGINE_SIGNAL, nothing_to_start, nothing_to_start, uffd_close, map_absent, wake};
 const struct engine kvm_engine = {PCOW_ENGINE_KVM, prepare_watch, nothing_to_start, uffd_close, map_absent, wake};
-const struct engine guard_engine = {PCOW_ENGINE_GUARD, guard_prepare, nothing_to_start, uffd_close, map_absent, wake};
+const struct engine minor_engine = {PCOW_ENGINE_MINOR, minor_prepare, nothing_to_start, uffd_close, map_absent, wake};

@@ -46,8 +46,10 @@ static int watch_slabs(struct pcow_map *map, uint64_t first, uint64_t end)
     for (uint64_t v = first; v < end && ret == 0; v++) {
         struct slab_map *slab = &map->slabs[v];
 
+        /* Who needs a watch does not ask before. */
+        __atomic_store_n(&slab->asked, 1, __ATOMIC_SEQ_CST);
+        ret = slab->minor ? layout_map_slab(map, v) : 0;
         __atomic_store_n(&slab->watched, WATCHED, __ATOMIC_RELAXED);
-        __atomic_store_n(&slab->guarded, GUARDED_NOT, __ATOMIC_SEQ_CST);       /* where guards were is what watches */
         for (unsigned page = 0; page < pages_in(map, v) && ret == 0;) {
             unsigned next = page_set_run_end(&slab->writable, page, pages_in(map, v));
 
@@ -170,6 +172,8 @@ bool pcow_map_is_accessible(const pcow_map *map, uint64_t offset, bool write)
     if (offset >= map->size)
         return false;
     slab = &map->slabs[offset >> SLAB_BITS];
+    if (!minor_was_asked(map, offset >> SLAB_BITS))
+        return false;
     if (!write)
         return !__atomic_load_n(&slab->cold, __ATOMIC_ACQUIRE) && !__atomic_load_n(&slab->inaccessible, __ATOMIC_ACQUIRE);
     return page_set_has(&slab->writable, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB));

@@ -50,19 +50,24 @@ static void choose_flush(struct bench *bench)
 }
 
 /* A map says which engine it has got. */
-static int find_guards(struct bench *bench, struct pcow_error *error)
+static int find_minor(struct bench *bench, struct pcow_error *error)
 {
     struct pcow_map_stats stats;
     struct side side;
-    int r = side_open(bench, &side, NULL, PCOW_SLAB_SIZE, 0, PCOW_ENGINE_GUARD, error);
+    int r = side_open(bench, &side, NULL, PCOW_SLAB_SIZE, 0, PCOW_ENGINE_MINOR, error);
 
     if (r) {
         return r;
     }
     pcow_map_get_stats(side.map, &stats);
-    bench->guard_problem = stats.engine == PCOW_ENGINE_GUARD ? NULL : "it needs a pool on tmpfs and Linux 6.15 or later";
+    bench->minor_problem = stats.engine == PCOW_ENGINE_MINOR ? NULL : "it needs a pool on tmpfs and Linux 5.19 or later";
     side_close(bench, &side);
     return 0;
+}
+
+enum pcow_engine bench_default_engine(const struct bench *bench)
+{
+    return bench->minor_problem ? PCOW_ENGINE_SIGNAL : PCOW_ENGINE_MINOR;
 }
 
 int bench_begin(struct bench *bench, const char *pool, struct pcow_error *error)
@@ -93,7 +98,7 @@ int bench_begin(struct bench *bench, const char *pool, struct pcow_error *error)
     if (fd >= 0) {
         close(fd);
     }
-    return find_guards(bench, error);
+    return find_minor(bench, error);
 }
 
 void bench_end(struct bench *bench)

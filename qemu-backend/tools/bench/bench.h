@@ -58,7 +58,7 @@ struct bench {
     bool quick;
     const char *const *wanted;                 /* NULL-terminated; NULL: all rows */
     enum pcow_persistence persistence;
-    const char *guard_problem;                 /* why there are no guard regions; NULL: there are */
+    const char *minor_problem;                 /* why there is no engine minor; NULL: there is */
     const char *uffd_problem;                  /* why there is no userfaultfd; NULL: there is */
     const char *huge_problem;                  /* why the rows about huge pages were left out; NULL: they were not */
     const char *qcow2_problem;                 /* the same of those beside qcow2 */
@@ -75,6 +75,8 @@ int bench_begin(struct bench *bench, const char *pool, struct pcow_error *error)
 void bench_end(struct bench *bench);
 
 bool bench_wants(const struct bench *bench, const char *name);
+/* What QEMU chooses for such a pool without KVM. */
+enum pcow_engine bench_default_engine(const struct bench *bench);
 /* Path of a file in the directory of this run; the caller's buffer. */
 const char *bench_path(const struct bench *bench, const char *name, char path[4096]);
 void bench_remove(const struct bench *bench, const char *name);

@@ -102,8 +102,8 @@ void print_table(const struct bench *bench)
            format_time(limits->memcpy_4k_ns, text[2]), format_time(limits->memcpy_64k_ns, text[3]),
            format_time(limits->memcpy_2m_ns, text[4]), bench->flush_instruction, format_time(limits->flush_line_ns, text[5]),
            limits->clock_ns);
-    if (bench->guard_problem) {
-        printf("engine guard was left out: %s\n\n", bench->guard_problem);
+    if (bench->minor_problem) {
+        printf("engine minor was left out: %s\n\n", bench->minor_problem);
     }
     if (bench->uffd_problem) {
         printf("engine uffd was left out: %s\n\n", bench->uffd_problem);

@@ -135,8 +135,8 @@ static json_object *run_object(const struct bench *bench)
     json_put_size(object, "size", bench->size);
     json_put_size(object, "repeat", bench->repeat);
     json_put_bool(object, "quick", bench->quick);
-    if (bench->guard_problem) {
-        json_put_text(object, "engine_guard_skipped", bench->guard_problem);
+    if (bench->minor_problem) {
+        json_put_text(object, "engine_minor_skipped", bench->minor_problem);
     }
     if (bench->uffd_problem) {
         json_put_text(object, "engine_uffd_skipped", bench->uffd_problem);

@@ -210,7 +210,7 @@ static int measure_pcow(struct comparison *c, enum operation operation, bool pre
 
     r = r || source ? r : fail(error, -ENOMEM, "out of memory");
     r = r ? r : side_open_prepared(c->bench, &side, operation == EXPANSION_LATENCY ? NULL : BASE_IMAGE, c->bench->size, STEP,
-                                   PCOW_ENGINE_SIGNAL, prepared ? (unsigned)(c->bench->size / PCOW_SLAB_SIZE) : 0, error);
+                                   bench_default_engine(c->bench), prepared ? (unsigned)(c->bench->size / PCOW_SLAB_SIZE) : 0, error);
     if (!r) {
         fill_slab(source, 1);
         writer.memory = side.memory;
@@ -262,7 +262,7 @@ static int measure(struct comparison *c, enum operation operation, struct pcow_e
 static int add_row(const struct comparison *c, enum operation operation, struct pcow_error *error)
 {
     struct row *row = bench_add_row(c->bench, names[operation], operation == COW_IOPS ? MAX_THREADS : 1,
-                                    engine_name(PCOW_ENGINE_SIGNAL));
+                                    engine_name(bench_default_engine(c->bench)));
     const struct series *qcow2 = c->qcow2[operation];
     unsigned best = best_setting(qcow2);
 

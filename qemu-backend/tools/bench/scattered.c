@@ -191,7 +191,7 @@ static int measure_pcow(struct scattered *s, struct pcow_error *error)
 {
     struct side side;
     int top = -1, base = open(s->base_path, O_RDWR | O_CLOEXEC);
-    int r = side_open(s->bench, &side, BASE, s->size, CLUSTER, PCOW_ENGINE_SIGNAL, error);
+    int r = side_open(s->bench, &side, BASE, s->size, CLUSTER, bench_default_engine(s->bench), error);
 
     if (!r) {
         top = open(s->top_path, O_RDWR | O_CLOEXEC);
@@ -298,7 +298,7 @@ static int prepare(struct scattered *s, struct pcow_error *error)
 
 static int add_row(struct scattered *s, struct pcow_error *error)
 {
-    struct row *row = bench_add_row(s->bench, NAME, 1, engine_name(PCOW_ENGINE_SIGNAL));
+    struct row *row = bench_add_row(s->bench, NAME, 1, engine_name(bench_default_engine(s->bench)));
 
     if (!row) {
         return fail(error, -ENOMEM, "out of memory");

@@ -18,7 +18,7 @@ struct soak_report {
     uint64_t verified_bytes;                   /* compared whole; single loads come on top */
     uint64_t traps, pages_copied, pages_zeroed, slabs_promoted;
     uint64_t slabs_used, slabs, leaks;         /* of the file, at the last check; leaks: the most at any check */
-    uint64_t signal_seconds, guard_seconds, uffd_seconds, kvm_seconds;     /* time mapped with each engine */
+    uint64_t signal_seconds, minor_seconds, uffd_seconds, kvm_seconds;     /* time mapped with each engine */
 };
 
 /* -EILSEQ if a byte was wrong, -EBADMSG if the check found something.  seed 0: one from the clock. */

@@ -30,7 +30,7 @@ static size_t counts(const struct soak_report *report, struct count list[COUNTS]
         {"slabs", "slabs of the file, at the end", report->slabs}, {"slabs-used", "of these in use", report->slabs_used},
         {"leaks", "slabs leaked, at most at any check", report->leaks},
         {"signal-seconds", "seconds with the engine signal", report->signal_seconds},
-        {"guard-seconds", "seconds with the engine guard", report->guard_seconds},
+        {"minor-seconds", "seconds with the engine minor", report->minor_seconds},
         {"uffd-seconds", "seconds with the engine uffd", report->uffd_seconds},
         {"kvm-seconds", "seconds with the engine kvm", report->kvm_seconds},
     };

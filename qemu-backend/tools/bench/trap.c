@@ -27,13 +27,13 @@ struct measurement {
     double traps[ENGINES], copied[ENGINES];                /* in the last repetition */
 };
 
-static const enum pcow_engine engines[ENGINES] = {PCOW_ENGINE_SIGNAL, PCOW_ENGINE_GUARD, PCOW_ENGINE_UFFD};
+static const enum pcow_engine engines[ENGINES] = {PCOW_ENGINE_SIGNAL, PCOW_ENGINE_MINOR, PCOW_ENGINE_UFFD};
 
-/* Copy-on-write is the same code in all engines: SIGSEGV. */
+/* What uffd copies it does with the code of signal. */
 static bool engine_usable(const struct measurement *m, enum pcow_engine engine)
 {
-    return engine == PCOW_ENGINE_SIGNAL
-        || (!m->row->on_base && !(engine == PCOW_ENGINE_UFFD ? m->bench->uffd_problem : m->bench->guard_problem));
+    return engine == PCOW_ENGINE_SIGNAL || (engine == PCOW_ENGINE_MINOR && !m->bench->minor_problem)
+        || (engine == PCOW_ENGINE_UFFD && !m->row->on_base && !m->bench->uffd_problem);
 }
 
 static void add_samples(struct measurement *m, struct series *series)

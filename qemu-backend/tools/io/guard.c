@@ -28,7 +28,7 @@ static void handle_sigbus(int number, siginfo_t *info, void *context)
 
 void guard_install(void)
 {
-    struct sigaction action = {.sa_sigaction = handle_sigbus, .sa_flags = SA_SIGINFO};
+    struct sigaction action = {.sa_sigaction = handle_sigbus, .sa_flags = SA_SIGINFO | SA_NODEFER};
 
     sigemptyset(&action.sa_mask);
     sigaction(SIGBUS, &action, NULL);

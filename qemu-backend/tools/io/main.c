@@ -20,7 +20,7 @@ static int help(void)
          "  -U, --force-share          take no lock; read-only\n"
          "  -s, --snapshot NAME        show a snapshot; read-only\n"
          "  -f, --format FMT           pcow (default) or pcow1, which is read-only\n"
-         "      --engine NAME          signal (default), uffd or guard: how stores are caught\n"
+         "      --engine NAME          signal (default), uffd or minor: how stores are caught\n"
          "      --full POLICY          fail (default) or wait: what a store does when the pool is full\n"
          "      --vma-budget NUMBER    memory mappings that the map may use\n"
          "      --no-map               do not map; copy in and out\n"
@@ -73,9 +73,9 @@ static int parse_options(int argc, char **argv, struct session *session, struct 
         {"vma-budget", required_argument, NULL, BUDGET}, {"no-map", no_argument, NULL, NO_MAP},
         {"help", no_argument, NULL, 'h'}, {"version", no_argument, NULL, 'V'}, {NULL, 0, NULL, 0},
     };
-    static const char *const engines[3] = {"signal", "uffd", "guard"}, *const policies[3] = {"fail", "wait"},
+    static const char *const engines[3] = {"signal", "uffd", "minor"}, *const policies[3] = {"fail", "wait"},
                              *const formats[3] = {"pcow", "pcow1"};
-    static const enum pcow_engine engine_of[3] = {PCOW_ENGINE_SIGNAL, PCOW_ENGINE_UFFD, PCOW_ENGINE_GUARD};
+    static const enum pcow_engine engine_of[3] = {PCOW_ENGINE_SIGNAL, PCOW_ENGINE_UFFD, PCOW_ENGINE_MINOR};
     int option, choice;
 
     while ((option = next_option(argc, argv, ":c:rUs:f:hV", names)) != -1) {

@@ -46,6 +46,7 @@ int session_map(struct session *session, struct pcow_error *error)
     if (!session->use_map) {
         return 0;
     }
+    session->map_options.serves_sigbus = true;         /* see guard.h */
     r = pcow_map_create(session->image, &session->map_options, &session->map, error);
     if (r) {
         return r;

@@ -64,6 +64,8 @@ pcow_image *must_create_overlay(uint64_t size, unsigned char fill);
 unsigned count_mappings(const void *memory, uint64_t size);
 /* Pages of these 2 MiB that the page table has. */
 unsigned present_in(const void *memory);
+/* From here to the end of the test, for maps of engine minor: true. */
+bool serve_bus(void);
 pcow_map *must_map_by(pcow_image *image, enum pcow_engine engine, unsigned vma_budget);
 /* No finding at all, or the test fails with what was found. */
 void must_be_clean(const char *path);
@@ -73,7 +75,7 @@ void write_text(pcow_image *image, uint64_t offset, const char *text);
 const struct pcow_snapshot *find_snapshot(const struct pcow_snapshot *list, size_t count, const char *name);
 void assert_reads(pcow_image *image, uint64_t offset, const void *expected, size_t length);
 
-#define FOR_EACH_ENGINE(engine) for (enum pcow_engine engine = PCOW_ENGINE_SIGNAL; engine <= PCOW_ENGINE_GUARD; engine++)
+#define FOR_EACH_ENGINE(engine) for (enum pcow_engine engine = PCOW_ENGINE_SIGNAL; engine <= PCOW_ENGINE_MINOR; engine++)
 
 /* Let the kernel store one byte, as it does for a KVM vCPU: 1, or -1 with errno. */
 ssize_t kernel_store(void *to, unsigned char value);

@@ -34,7 +34,7 @@ static struct pcow_map_stats stats_of(pcow_map *map)
 
 static pcow_map *must_map_prepared(pcow_image *image, enum pcow_engine engine, unsigned slabs)
 {
-    struct pcow_map_options options = {.engine = engine, .prepared_slabs = slabs, .full_policy = PCOW_FULL_FAIL};
+    struct pcow_map_options options = {.engine = engine, .serves_sigbus = serve_bus(), .prepared_slabs = slabs, .full_policy = PCOW_FULL_FAIL};
     pcow_map *map;
 
     MUST(pcow_map_create(image, &options, &map, &error));

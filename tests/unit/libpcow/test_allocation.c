@@ -98,7 +98,7 @@ static void store(volatile unsigned char *memory)
 
 static void check_engine(enum pcow_engine engine, unsigned prepared, unsigned budget)
 {
-    struct pcow_map_options options = {.engine = engine, .prepared_slabs = prepared, .vma_budget = budget};
+    struct pcow_map_options options = {.engine = engine, .serves_sigbus = serve_bus(), .prepared_slabs = prepared, .vma_budget = budget};
     pcow_image *base = must_create(scratch("base.pcow"), SLABS * SLAB, 0, NULL), *image;
     volatile unsigned char *memory;
     pcow_map *map;
@@ -134,7 +134,7 @@ static void check_engine(enum pcow_engine engine, unsigned prepared, unsigned bu
 
 static void test_nobody_allocates_in_a_trap(void **state)
 {
-    static const enum pcow_engine engines[] = {PCOW_ENGINE_SIGNAL, PCOW_ENGINE_GUARD, PCOW_ENGINE_UFFD, PCOW_ENGINE_KVM};
+    static const enum pcow_engine engines[] = {PCOW_ENGINE_SIGNAL, PCOW_ENGINE_MINOR, PCOW_ENGINE_UFFD, PCOW_ENGINE_KVM};
 
     (void)state;
     for (unsigned i = 0; i < sizeof engines / sizeof engines[0]; i++) {

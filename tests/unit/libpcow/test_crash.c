@@ -67,7 +67,7 @@ static void child_revert(pcow_image *image, struct journal *j, unsigned s)
 
 static void child(const char *path, struct journal *j, enum pcow_engine engine)
 {
-    struct pcow_map_options options = {.engine = engine};
+    struct pcow_map_options options = {.engine = engine, .serves_sigbus = serve_bus()};
     uint64_t seed = j->seed;
     pcow_image *image;
     pcow_map *map;
@@ -224,11 +224,18 @@ static void test_kill_uffd_engine(void **state)
     run_crashes(PCOW_ENGINE_UFFD);
 }
 
+static void test_kill_minor_engine(void **state)
+{
+    (void)state;
+    run_crashes(PCOW_ENGINE_MINOR);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_kill_signal_engine, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_kill_uffd_engine, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_kill_minor_engine, scratch_setup, scratch_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

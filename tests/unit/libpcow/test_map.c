@@ -46,7 +46,7 @@ static void test_stores_survive_reopening(void **state)
 
         memcpy((char *)pcow_map_address(map) + 3 * MIB + 4090, "over a page border", 18);
         pcow_map_get_stats(map, &stats);
-        assert_true(stats.engine == engine || (engine == PCOW_ENGINE_GUARD && stats.engine == PCOW_ENGINE_SIGNAL));
+        assert_true(stats.engine == engine || (engine == PCOW_ENGINE_MINOR && stats.engine == PCOW_ENGINE_SIGNAL));
         assert_int_equal(stats.pages_zeroed, 16);      /* one cluster */
         pcow_map_destroy(map);
         pcow_close(image);

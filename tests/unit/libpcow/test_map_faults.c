@@ -38,7 +38,7 @@ static int look(struct observer *observer, const struct observation *observation
 
 static pcow_map *open_and_map(struct refusing *refusing, enum pcow_engine engine, pcow_image **image)
 {
-    struct pcow_map_options options = {.engine = engine};
+    struct pcow_map_options options = {.engine = engine, .serves_sigbus = serve_bus()};
     pcow_map *map;
 
     MUST(image_open(scratch("t"), PCOW_OPEN_WRITE, NULL, &refusing->observer, image, &error));

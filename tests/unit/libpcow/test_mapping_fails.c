@@ -74,7 +74,7 @@ static int look(struct observer *observer, const struct observation *seen)
 }
 
 /* The thread that works ahead may meet the lost page. */
-static void serve_bus(int number, siginfo_t *info, void *context)
+static void handle_unreadable(int number, siginfo_t *info, void *context)
 {
     if (!pcow_serve_sigbus(info, context))
         signal(number, SIG_DFL);
@@ -84,7 +84,7 @@ static void serve_bus(int number, siginfo_t *info, void *context)
 static pcow_map *map_frozen(enum pcow_engine engine, pcow_image **image)
 {
     static unsigned char ones[2 * MIB];
-    struct sigaction action = {.sa_sigaction = serve_bus, .sa_flags = SA_SIGINFO | SA_NODEFER};
+    struct sigaction action = {.sa_sigaction = handle_unreadable, .sa_flags = SA_SIGINFO | SA_NODEFER};
     pcow_map *map;
 
     assert_int_equal(sigaction(SIGBUS, &action, NULL), 0);

@@ -20,7 +20,7 @@ static void test_vma_budget_promotes_slabs(void **state)
 {
     (void)state;
     FOR_EACH_ENGINE(engine) {
-        struct pcow_map_options options = {.engine = engine, .vma_budget = 100};
+        struct pcow_map_options options = {.engine = engine, .serves_sigbus = engine == PCOW_ENGINE_MINOR && serve_bus(), .vma_budget = 100};
         pcow_image *image = must_create_overlay(64 * MIB, 0x5a);
         struct pcow_map_stats stats;
         pcow_map *map;

@@ -168,7 +168,7 @@ static void do_resize(struct world *w)
 
 static void do_map(struct world *w)
 {
-    struct pcow_map_options options = {.engine = w->engine, .vma_budget = below(w, 3) ? 0 : 12};
+    struct pcow_map_options options = {.engine = w->engine, .serves_sigbus = serve_bus(), .vma_budget = below(w, 3) ? 0 : 12};
 
     if (w->map)
         unmap(w);
@@ -295,10 +295,10 @@ static void test_model_uffd(void **state)
     run_model(PCOW_ENGINE_UFFD);
 }
 
-static void test_model_guard(void **state)
+static void test_model_minor(void **state)
 {
     (void)state;
-    run_model(PCOW_ENGINE_GUARD);
+    run_model(PCOW_ENGINE_MINOR);
 }
 
 /* Without vCPUs: its traps are those of signal, but what it copies and maps is chosen otherwise. */
@@ -312,7 +312,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_model_signal, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_model_guard, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_model_minor, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_model_uffd, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_model_kvm, scratch_setup, scratch_teardown),
     };

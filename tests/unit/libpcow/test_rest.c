@@ -45,7 +45,7 @@ static const char *top(void)
 
 static pcow_map *must_map(pcow_image *image, enum pcow_engine engine)
 {
-    struct pcow_map_options options = {.engine = engine, .prepared_slabs = SLABS, .full_policy = PCOW_FULL_FAIL};
+    struct pcow_map_options options = {.engine = engine, .serves_sigbus = serve_bus(), .prepared_slabs = SLABS, .full_policy = PCOW_FULL_FAIL};
     struct pcow_map_stats stats = {0};
     pcow_map *map;
 

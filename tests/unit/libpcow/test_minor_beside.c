@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Engine "guard": other threads store, load and ask while guards are put up and taken away. */
-#include "guarded.h"
+/* Engine "minor": other threads store, load and ask while slabs come into minor mode and leave it. */
+#include "scattered.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -12,7 +12,7 @@ struct asker {
     atomic_uint failed, loaded;
 };
 
-/* Once it was asked for, a page can be loaded from for ever, whatever the thread that works ahead is about to do. */
+/* Once it was asked for, a page can be loaded from for ever, whatever another one that stores is about to do. */
 static void *ask_and_load(void *opaque)
 {
     struct asker *self = opaque;
@@ -37,17 +37,18 @@ static void *ask_and_load(void *opaque)
     return NULL;
 }
 
-static void test_asking_beside_the_thread(void **state)
+static void test_asking_beside_stores(void **state)
 {
     (void)state;
     struct asker self = {0};
+    unsigned minor = 0;
     pthread_t thread;
 
     for (unsigned round = 0; round < test_steps(400) / 20; round++) {
         pcow_image *image = must_create(scratch("top.pcow"), SIZE, CLUSTER, NULL);
         unsigned char *memory;
 
-        self.map = map_guarded(image);
+        self.map = map_minor(image);
         if (!self.map)
             skip();
         memory = pcow_map_address(self.map);
@@ -55,12 +56,13 @@ static void test_asking_beside_the_thread(void **state)
         atomic_store(&self.slab, 0);
         assert_int_equal(pthread_create(&thread, NULL, ask_and_load, &self), 0);
         for (unsigned slab = 0; slab < SLABS; slab++) {
-            /* He asks before there are guards, or when they come, or later. */
+            /* He asks before the slab is in minor mode, or when it comes there, or later. */
             if (round % 2)
                 atomic_store(&self.slab, slab);
             be_sparse(self.map);
             for (unsigned cluster = 0; cluster < 8; cluster++)
                 memory[slab * PCOW_SLAB_SIZE + cluster * 3 * CLUSTER + 1] = 1;
+            minor += is_minor(self.map, slab);
             usleep(round * 700);
             atomic_store(&self.slab, slab);
         }
@@ -73,6 +75,7 @@ static void test_asking_beside_the_thread(void **state)
     }
     assert_int_equal(atomic_load(&self.failed), 0);
     assert_true(atomic_load(&self.loaded) > 0);
+    assert_true(minor > 0);
 }
 
 struct filler {
@@ -99,9 +102,11 @@ static void *fill_clusters(void *opaque)
 static void test_threads_store_meanwhile(void **state)
 {
     (void)state;
+    unsigned minor = 0;
+
     for (unsigned round = 0; round < test_steps(100) / 10; round++) {
         pcow_image *image = must_create(scratch("top.pcow"), SIZE, CLUSTER, NULL);
-        pcow_map *map = map_guarded(image);
+        pcow_map *map = map_minor(image);
         struct filler fillers[3];
         pthread_t threads[3];
 
@@ -113,6 +118,9 @@ static void test_threads_store_meanwhile(void **state)
             assert_int_equal(pthread_create(&threads[i], NULL, fill_clusters, &fillers[i]), 0);
             be_sparse(map);
         }
+        for (unsigned look = 0; look < 100; look++)
+            for (unsigned slab = 0; slab < SLABS; slab++)
+                minor += is_minor(map, slab);
         for (unsigned i = 0; i < 3; i++)
             pthread_join(threads[i], NULL);
         for (unsigned i = 0; i < SLABS * CLUSTERS / 3 * 3; i++)
@@ -129,6 +137,7 @@ static void test_threads_store_meanwhile(void **state)
         must_be_clean(scratch("top.pcow"));
         unlink(scratch("top.pcow"));
     }
+    assert_true(minor > 0);
 }
 
 struct holder {
@@ -153,7 +162,7 @@ static void test_a_snapshot_waits_for_who_maps(void **state)
 {
     (void)state;
     pcow_image *image = must_create(scratch("top.pcow"), SIZE, CLUSTER, NULL);
-    pcow_map *map = must_map_by(image, PCOW_ENGINE_GUARD, 0);
+    pcow_map *map = must_map_by(image, PCOW_ENGINE_MINOR, 0);
     struct holder self = {.chain = image->chain};
     pthread_t thread;
 
@@ -170,7 +179,7 @@ static void test_a_snapshot_waits_for_who_maps(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_asking_beside_the_thread, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_asking_beside_stores, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_threads_store_meanwhile, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_a_snapshot_waits_for_who_maps, scratch_setup, scratch_teardown),
     };

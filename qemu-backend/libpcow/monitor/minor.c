@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * Engine "minor": as signal, but a slab in which a guest stores here and there is mapped once, to the file slab in which all of its own pages lie, and
+ * registered with userfaultfd. A page in there can be accessed once it was let in. Until then an access is what the kernel calls a minor fault, as the
+ * page may be in the page cache and is only not in the page table, or a missing one; with UFFD_FEATURE_SIGBUS both are SIGBUS to the thread that has it.
+ * To let a page in (UFFDIO_CONTINUE) takes a fifth of the time of mapping it, cuts no mapping in three, needs only the reader's side of
+ * the kernel's lock, so that several threads do not wait for each other, and spares the fault of the store.
+ *
+ *   page of such a slab                  page table        access
+ *   not own: a base's, a snapshot's      no entry          store: is made own and let in; load: the slab is mapped as under signal
+ *   own, not used since it became so     no entry          is let in
+ *   own, used                            writable entry    no trap; if the kernel takes the entry away (swap), it is let in again
+ *
+ * What a base has cannot be shown there without being copied. So a slab from which something is loaded that is not own is mapped as under signal, and
+ * stays so until the next snapshot; and if that happens often there are few such slabs (gain).
+ *
+ * System calls cannot trap: they get EFAULT. Who has one access the range has to ask before (pcow_map_resolve()); a slab that was asked for is
+ * mapped as under signal, for good. That is why a program has to choose this engine.
+ *
+ * Class volatile, Linux 5.19: elsewhere there is no such userfaultfd. Descriptors of user mode only need no privilege.
+ * Source: Linux, Documentation/admin-guide/mm/userfaultfd.rst, mm/userfaultfd.c, mm/shmem.c.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "monitor/monitor.h"
+
+/*
+ * Nothing is write-protected so. But where it could be the kernel maps no huge page of the file, which would let in all of a slab: MADV_COLLAPSE
+ * (Linux 6.1), by whomever, asks it to, and heeds no other mode (mm/khugepaged.c, collapse_pte_mapped_thp()).
+ */
+#define NEVER_COLLAPSED UFFDIO_REGISTER_MODE_WP
+#define MODES (UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR | NEVER_COLLAPSED)
+#define TRAPS 2u                       /* a slab with so many is mapped so, as the first one may be the only; */
+#define PROVEN 256                     /* or with the first, if so much was gained by such slabs */
+#define LET_IN_AT_ONCE 4u              /* own pages in a row, when a slab comes to be mapped so; of more a guest that stores here and there uses few */
+#define GAIN_AT_FIRST 64               /* traps that took half of the time, */
+#define MAX_GAIN 1024
+#define COST 2                         /* less what it takes to map a slab so, */
+#define LOSS 8                         /* and as under signal after all */
+#define SAMPLE 16u                     /* without a gain one slab in so many is tried */
+
+static int register_range(const struct pcow_map *map, void *address, size_t length)
+{
+    struct uffdio_register request = {.range = {(uintptr_t)address, length}, .mode = MODES};
+
+    return ioctl(map->minor.fd, UFFDIO_REGISTER, &request) ? -errno : 0;
+}
+
+static int open_descriptor(void)
+{
+    struct uffdio_api api = {.api = UFFD_API, .features = UFFD_FEATURE_SIGBUS | UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_WP_HUGETLBFS_SHMEM};
+    int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
+
+    if (fd >= 0 && ioctl(fd, UFFDIO_API, &api)) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+/* Can mappings of this file be registered? */
+static bool is_possible(const struct pcow_map *map)
+{
+    void *page = mmap(NULL, PCOW_PAGE_SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    bool possible = page != MAP_FAILED && file_map(&map->image->file, page, PCOW_PAGE_SIZE, 0, FILE_MAP_LATER, MAP_FIXED) == 0
+        && register_range(map, page, PCOW_PAGE_SIZE) == 0;
+
+    if (page != MAP_FAILED)
+        munmap(page, PCOW_PAGE_SIZE);
+    return possible;
+}
+
+int minor_prepare(struct pcow_map *map, struct pcow_error *error)
+{
+    (void)error;
+    map->minor.gain = GAIN_AT_FIRST;
+    if (map->image->file.writable && map->image->file.persist.persistence == PCOW_PERSISTENCE_VOLATILE
+        && (map->serves_sigbus || signal_serves_bus()))
+        map->minor.fd = open_descriptor();
+    if (map->minor.fd >= 0 && is_possible(map))
+        return 0;
+    minor_close(map);
+    map->engine = &signal_engine;
+    return 0;
+}
+
+void minor_close(struct pcow_map *map)
+{
+    if (map->minor.fd >= 0)
+        close(map->minor.fd);
+    map->minor.fd = -1;
+}
+
+static bool is_active(const struct pcow_image *image, slab_ref slab)
+{
+    return slab && slab_ref_level(slab) == image->chain->levels && image->slabs[slab_ref_slab(slab)].layer == image_active(image);
+}
+
+/*
+ * The file slab in which all of its own pages lie, and where they have blocks. 0: there is none. The claim is held. While a snapshot is merged into the
+ * active layer its slabs go over one after the other, in another order than that of the list.
+ */
+static uint64_t own_slab(const struct pcow_map *map, uint64_t guest_slab)
+{
+    const struct pcow_image *image = map->image;
+    slab_ref head = image->chain->head[guest_slab];
+
+    if (!is_active(image, head) || !slab_is_backed(image, slab_ref_slab(head)))
+        return 0;
+    for (slab_ref next = image->slabs[slab_ref_slab(head)].next; next && slab_ref_level(next) == image->chain->levels;
+         next = image->slabs[slab_ref_slab(next)].next)
+        if (is_active(image, next))
+            return 0;
+    return slab_ref_slab(head);
+}
+
+static void count_gain(struct pcow_map *map, int by)
+{
+    int gain = __atomic_load_n(&map->minor.gain, __ATOMIC_RELAXED) + by;
+
+    /* Two threads may count as one here: it is a guess. */
+    __atomic_store_n(&map->minor.gain, gain > MAX_GAIN ? MAX_GAIN : gain < -LOSS ? -LOSS : gain, __ATOMIC_RELAXED);
+}
+
+static bool is_worth_it(struct pcow_map *map)
+{
+    return __atomic_load_n(&map->minor.gain, __ATOMIC_RELAXED) > 0 || __atomic_fetch_add(&map->minor.tries, 1, __ATOMIC_RELAXED) % SAMPLE == 0;
+}
+
+bool minor_is_possible(const struct pcow_map *map, uint64_t guest_slab)
+{
+    const struct slab_map *slab = &map->slabs[guest_slab];
+
+    return map->engine->id == PCOW_ENGINE_MINOR && !slab->minor && !__atomic_load_n(&slab->asked, __ATOMIC_RELAXED) && !slab->loaded && !slab->cold
+        && !slab->behind && !map->lost && !page_set_full(&slab->writable);
+}
+
+/* The pages [from, to) of the range, given as guest offsets; those that are in already stay so. 1: there were others. */
+static int let_in(const struct pcow_map *map, uint64_t from, uint64_t to)
+{
+    int any = 0;
+
+    while (from < to) {
+        struct uffdio_continue request = {
+            .range = {(uintptr_t)map->address + from, to - from}, .mode = UFFDIO_CONTINUE_MODE_DONTWAKE,
+        };
+
+        if (ioctl(map->minor.fd, UFFDIO_CONTINUE, &request) == 0)
+            return 1;
+        if (request.mapped > 0) {
+            any = 1;
+            from += (uint64_t)request.mapped;      /* why it stopped there is told by the next one */
+        } else if (errno == EEXIST)
+            from += PCOW_PAGE_SIZE;
+        else if (errno != EAGAIN)
+            return -errno;
+    }
+    return any;
+}
+
+int minor_let_in(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count)
+{
+    uint64_t from = (guest_slab << SLAB_BITS) + first * PCOW_PAGE_SIZE;
+    int ret = let_in(map, from, from + count * PCOW_PAGE_SIZE);
+
+    count_gain(map, ret > 0);
+    /* What the kernel does not let in is mapped in the ordinary way, and whoever accesses it meets what is wrong with it. */
+    return ret < 0 ? layout_map_slab(map, guest_slab) : 0;
+}
+
+int minor_let_in_around(struct pcow_map *map, uint64_t guest_slab, unsigned page, unsigned pages)
+{
+    const struct page_set *writable = &map->slabs[guest_slab].writable;
+    unsigned first = page / pages * pages, end = page_set_run_end(writable, page, first + pages), begin = page;
+
+    while (begin > first && page_set_has(writable, begin - 1))
+        begin--;
+    return minor_let_in(map, guest_slab, begin, end - begin);
+}
+
+/* Everything that is mapped for stores goes for a moment, see minor_begin(). On a failure nobody knows what is there. */
+static int map_registered(struct pcow_map *map, uint64_t guest_slab, uint64_t p)
+{
+    uint8_t *address = map->address + (guest_slab << SLAB_BITS);
+    size_t length = layout_pages(map, guest_slab) * PCOW_PAGE_SIZE;
+    int ret = file_map(&map->image->file, address, length, p << SLAB_BITS, FILE_MAP_LATER, MAP_FIXED);
+
+    /* A child would see what lies there and is not own: userfaultfd does not follow it. */
+    if (!ret && madvise(address, length, MADV_DONTFORK))
+        ret = -errno;
+    if (!ret)
+        ret = register_range(map, address, length);
+    if (!ret && mprotect(address, length, PROT_READ | PROT_WRITE))
+        ret = -errno;
+    return ret;
+}
+
+static void let_in_own(struct pcow_map *map, uint64_t guest_slab)
+{
+    const struct page_set *writable = &map->slabs[guest_slab].writable;
+    uint64_t start = guest_slab << SLAB_BITS;
+
+    for (unsigned page = 0; page < PAGES_PER_SLAB;) {
+        unsigned end = page_set_run_end(writable, page, PAGES_PER_SLAB);
+
+        /* If it fails they trap, and it is tried again. */
+        if (page_set_has(writable, page) && end - page <= LET_IN_AT_ONCE)
+            let_in(map, start + page * PCOW_PAGE_SIZE, start + end * PCOW_PAGE_SIZE);
+        page = end;
+    }
+}
+
+bool minor_begin(struct pcow_map *map, uint64_t guest_slab, bool at_once)
+{
+    struct slab_map *slab = &map->slabs[guest_slab];
+    bool soon = at_once || slab->faults >= TRAPS || __atomic_load_n(&map->minor.gain, __ATOMIC_RELAXED) >= PROVEN;
+    uint64_t p = soon ? own_slab(map, guest_slab) : 0;
+
+    if (p == 0 || !minor_is_possible(map, guest_slab) || !is_worth_it(map))
+        return false;
+    /*
+     * Either who has a system call access the slab sees this, or he is seen here, see minor_ask(). Other accesses to it trap while there is
+     * nothing, and wait for the claim.
+     */
+    __atomic_store_n(&slab->minor, MINOR, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&slab->asked, __ATOMIC_SEQ_CST)) {
+        __atomic_store_n(&slab->minor, MINOR_NOT, __ATOMIC_SEQ_CST);
+        return false;
+    }
+    if (map_registered(map, guest_slab, p)) {
+        layout_map_slab(map, guest_slab);
+        return false;
+    }
+    vmas_add(map, 1 - (int)slab->pieces);
+    slab->pieces = 1;
+    count_gain(map, -COST);
+    density_forget(&map->density, map->address + (guest_slab << SLAB_BITS), PCOW_SLAB_SIZE);
+    let_in_own(map, guest_slab);
+    return true;
+}
+
+bool minor_shows(const struct pcow_map *map, uint64_t guest_slab, unsigned page, uint64_t offset)
+{
+    return map->slabs[guest_slab].minor == MINOR
+        && offset == (slab_ref_slab(map->image->chain->head[guest_slab]) << SLAB_BITS) + page * PCOW_PAGE_SIZE;
+}
+
+void minor_is_whole(struct pcow_map *map, uint64_t guest_slab)
+{
+    struct slab_map *slab = &map->slabs[guest_slab];
+    uint8_t *address = map->address + (guest_slab << SLAB_BITS);
+    struct uffdio_range range = {(uintptr_t)address, layout_pages(map, guest_slab) * PCOW_PAGE_SIZE};
+
+    if (slab->minor != MINOR)
+        return;
+    /* If the kernel refuses, its pages go on to be let in. */
+    if (ioctl(map->minor.fd, UFFDIO_UNREGISTER, &range) == 0) {
+        madvise(address, range.len, MADV_DOFORK);      /* one with its neighbours, if it can be */
+        __atomic_store_n(&slab->minor, MINOR_NOT, __ATOMIC_SEQ_CST);
+    }
+}
+
+void minor_loaded(struct pcow_map *map, uint64_t guest_slab)
+{
+    map->slabs[guest_slab].loaded = 1;
+    count_gain(map, -LOSS);
+}
+
+bool minor_was_asked(const struct pcow_map *map, uint64_t guest_slab)
+{
+    const struct slab_map *slab = &map->slabs[guest_slab];
+
+    return map->engine->id != PCOW_ENGINE_MINOR
+        || (__atomic_load_n(&slab->asked, __ATOMIC_SEQ_CST) && !__atomic_load_n(&slab->minor, __ATOMIC_SEQ_CST));
+}
+
+bool minor_ask(struct pcow_map *map, uint64_t guest_slab)
+{
+    struct slab_map *slab = &map->slabs[guest_slab];
+
+    if (map->engine->id != PCOW_ENGINE_MINOR)
+        return true;
+    if (!__atomic_load_n(&slab->asked, __ATOMIC_RELAXED))
+        __atomic_store_n(&slab->asked, 1, __ATOMIC_SEQ_CST);
+    return !__atomic_load_n(&slab->minor, __ATOMIC_SEQ_CST);
+}
