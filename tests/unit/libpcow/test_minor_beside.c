@@ -79,22 +79,28 @@ static void test_asking_beside_stores(void **state)
 }
 
 struct filler {
-    unsigned char *memory;
+    pcow_map *map;
     unsigned first, step;
+    unsigned minor;                    /* clusters that it has met in a slab in minor mode */
 };
 
 static void *fill_clusters(void *opaque)
 {
     struct filler *self = opaque;
+    unsigned char *memory = pcow_map_address(self->map);
 
     for (unsigned i = 0, cluster = self->first; i < SLABS * CLUSTERS / self->step; i++, cluster += self->step)
         for (unsigned page = 0; page < CLUSTER / 4096; page++) {
             /* Scattered, and twice: what a mapping that took another one's place had lost would be seen. */
             uint64_t offset = (uint64_t)cluster * 37 % (SLABS * CLUSTERS) * CLUSTER + page * 4096;
 
-            self->memory[offset + 1]++;
-            self->memory[offset + 2] = (unsigned char)(offset >> 12);
-            self->memory[offset + 1]++;
+            if (page == 0)
+                be_sparse(self->map);
+            memory[offset + 1]++;
+            memory[offset + 2] = (unsigned char)(offset >> 12);
+            memory[offset + 1]++;
+            if (page == 0)
+                self->minor += is_minor(self->map, offset / PCOW_SLAB_SIZE);
         }
     return NULL;
 }
@@ -114,15 +120,13 @@ static void test_threads_store_meanwhile(void **state)
             skip();
         for (unsigned i = 0; i < 3; i++) {
             /* Clusters of one slab are everybody's; 3 and 256 have no divisor in common, so the last ones are left. */
-            fillers[i] = (struct filler){.memory = pcow_map_address(map), .first = i, .step = 3};
+            fillers[i] = (struct filler){.map = map, .first = i, .step = 3};
             assert_int_equal(pthread_create(&threads[i], NULL, fill_clusters, &fillers[i]), 0);
-            be_sparse(map);
         }
-        for (unsigned look = 0; look < 100; look++)
-            for (unsigned slab = 0; slab < SLABS; slab++)
-                minor += is_minor(map, slab);
-        for (unsigned i = 0; i < 3; i++)
+        for (unsigned i = 0; i < 3; i++) {
             pthread_join(threads[i], NULL);
+            minor += fillers[i].minor;
+        }
         for (unsigned i = 0; i < SLABS * CLUSTERS / 3 * 3; i++)
             for (unsigned page = 0; page < CLUSTER / 4096; page++) {
                 uint64_t offset = (uint64_t)i * 37 % (SLABS * CLUSTERS) * CLUSTER + page * 4096;
