@@ -133,7 +133,9 @@ class BenchTest(images.ImageTestCase):
         target = self.path('bench.json')
         table = self.bench('--quick', '--rows=cow-4k,open-map', f'--json-file={target}').stdout
         rows = json.loads(target.read_text())['rows']
-        self.assertEqual([('cow-4k', 1), ('cow-4k', 2), ('open-map', 1)], [(row['name'], row['threads']) for row in rows])
+        # traps are measured with each engine that this machine has
+        self.assertEqual([('cow-4k', 1), ('cow-4k', 2), ('open-map', 1)],
+                         [(row['name'], row['threads']) for row in rows if row['engine'] == 'signal'])
         self.assertEqual([row['name'] for row in rows], re.findall(r'^(cow-4k|open-map) ', table, re.MULTILINE))
         # no other row
         self.assertFalse(re.search(r'^(first-touch|steady|snapshot|freeze|scattered|qcow2)', table, re.MULTILINE), table)

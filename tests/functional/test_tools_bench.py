@@ -46,7 +46,9 @@ class ToolsBenchTest(BenchTestCase):
         shown = self.bench('--quick', '--rows=cow-4k,open-map')
         self.assertIn((self.directory / 'datapath.txt').read_text(), shown)
         rows = self.kept('datapath')['rows']
-        self.assertEqual([('cow-4k', 1), ('cow-4k', 2), ('open-map', 1)], [(row['name'], row['threads']) for row in rows])
+        # traps are measured with each engine that this machine has
+        self.assertEqual([('cow-4k', 1), ('cow-4k', 2), ('open-map', 1)],
+                         [(row['name'], row['threads']) for row in rows if row['engine'] == 'signal'])
         target = self.directory / 'docs'
         self.bench('docs', '--target', str(target))
         self.assertEqual({'datapath.json', 'datapath.inc', 'datapath.svg'}, {path.name for path in target.iterdir()})
