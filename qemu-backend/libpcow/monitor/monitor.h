@@ -244,7 +244,7 @@ void minor_is_whole(struct pcow_map *map, uint64_t guest_slab);
 void minor_loaded(struct pcow_map *map, uint64_t guest_slab);
 /* Without the claim: somebody is about to have a system call access it. False: it has to be mapped anew before, see resolve(). */
 bool minor_ask(struct pcow_map *map, uint64_t guest_slab);
-/* Somebody was, and it is accessible for him. */
+/* Without the claim: somebody was, and it is accessible for him. */
 bool minor_was_asked(const struct pcow_map *map, uint64_t guest_slab);
 
 /*

@@ -213,6 +213,15 @@ static void try_minor(struct pcow_map *map, uint64_t guest_slab, struct range ra
         minor_begin(map, guest_slab, vmas_are_short(map));
 }
 
+/* What a sequence will touch next; or the page, which brings its neighbours with it and saves the fault of the store. */
+static void populate(struct pcow_map *map, uint64_t guest_slab, unsigned page, struct range range)
+{
+    if (range.first == page && range.count > cluster_pages(map))
+        layout_populate(map, guest_slab, range.first, range.count);
+    else if (density_wants(&map->density, map->address + (guest_slab << SLAB_BITS) + range.first * PCOW_PAGE_SIZE, range.count))
+        layout_populate(map, guest_slab, page, 1);
+}
+
 /* Make the page own and map it for stores. The claim is held. */
 static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned page)
 {
@@ -288,13 +297,8 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
         slab->behind = 1;
         return ret;
     }
-    /* What a sequence will touch next; or the page, which brings its neighbours with it and saves the fault of the store. */
-    if (slab->minor)
-        ;
-    else if (range.first == page && range.count > cluster_pages(map))
-        layout_populate(map, guest_slab, range.first, range.count);
-    else if (density_wants(&map->density, map->address + (guest_slab << SLAB_BITS) + range.first * PCOW_PAGE_SIZE, range.count))
-        layout_populate(map, guest_slab, page, 1);
+    if (!slab->minor)
+        populate(map, guest_slab, page, range);
     ahead_served(map, guest_slab, copied > 0, again && slab->grown == 1);
     return 0;
 }

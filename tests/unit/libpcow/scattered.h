@@ -13,6 +13,15 @@
 #define CLUSTERS (PCOW_SLAB_SIZE / CLUSTER)
 #define SLABS 8u
 #define SIZE (SLABS * PCOW_SLAB_SIZE)
+#define BASE 0x5a                      /* each byte of a base */
+
+static inline void must_hold(pcow_image *image, uint64_t offset, unsigned char expected)
+{
+    unsigned char byte;
+
+    MUST(pcow_read(image, offset, &byte, 1, &error));
+    assert_int_equal(byte, expected);
+}
 
 /* NULL if this kernel has no such userfaultfd: then the test is skipped. */
 static inline pcow_map *map_with_budget(pcow_image *image, unsigned budget)
