@@ -6,16 +6,11 @@
 #include "qemu/osdep.h"
 #include <pcow.h>
 #include <ucontext.h>
-#include "block/aio-wait.h"
-#include "exec/memory.h"
-#include "exec/ramblock.h"
 #include "qapi/error.h"
-#include "qapi/qapi-events-pcow.h"
 #include "qemu/rcu.h"
 #include "qemu/timer.h"
 #include "system/hostmem-pcow.h"
 
-uintptr_t hostmem_pcow_low, hostmem_pcow_high;
 unsigned hostmem_pcow_kvm_stores;
 
 bool hostmem_pcow_check_no_stores(Error **errp)
@@ -29,21 +24,11 @@ bool hostmem_pcow_check_no_stores(Error **errp)
     return true;
 }
 
-void hostmem_pcow_cover(void *host, uint64_t length)
-{
-    uintptr_t low = (uintptr_t)host;
-
-    if (!hostmem_pcow_high || low < hostmem_pcow_low) {
-        hostmem_pcow_low = low;
-    }
-    hostmem_pcow_high = MAX(hostmem_pcow_high, low + length);
-}
-
 static int tell_full(HostMemPcow *pcow, uint64_t offset, int ret, bool report)
 {
     if (ret == -ENOSPC && report) {
         /* nobody waits, so libpcow does not speak of it */
-        qapi_event_send_pcow_error(pcow->id, offset, strerror(ENOSPC));
+        hostmem_pcow_send_error(pcow, offset, strerror(ENOSPC));
     }
     return ret;
 }
@@ -74,22 +59,13 @@ bool hostmem_pcow_is_for_nobody(void)
     return is_for_nobody;
 }
 
-static HostMemPcow *find_at(void *host, uint64_t *offset)
-{
-    ram_addr_t at;
-    RAMBlock *block = qemu_ram_block_from_host(host, false, &at);
-
-    *offset = at;
-    return block ? block->pcow : NULL;
-}
-
 int hostmem_pcow_prepare_store_at(void *host, uint64_t length)
 {
     HostMemPcow *pcow;
     uint64_t offset;
 
     RCU_READ_LOCK_GUARD();
-    pcow = find_at(host, &offset);
+    pcow = hostmem_pcow_find(host, &offset);
     return pcow ? hostmem_pcow_prepare_own_store(pcow, offset, length, true) : 0;
 }
 
@@ -99,24 +75,25 @@ void hostmem_pcow_prepare_load_at(void *host, uint64_t length)
     uint64_t offset;
 
     RCU_READ_LOCK_GUARD();
-    pcow = find_at(host, &offset);
+    pcow = hostmem_pcow_find(host, &offset);
     if (pcow) {
         hostmem_pcow_resolve(pcow, offset, length, false, true);
     }
 }
 
-/* Calls @serve for what lies in an image, until that does not return 0. */
+/*
+ * Calls @serve for what lies in an image, until that does not return 0.  Nearly
+ * every buffer lies in none.
+ */
 static int foreach_part(QEMUIOVector *qiov, size_t offset, size_t bytes,
                         int (*serve)(HostMemPcow *pcow, uint64_t offset,
                                      uint64_t length, bool is_write),
                         bool is_write)
 {
-    RCU_READ_LOCK_GUARD();
-
     for (int i = 0; i < qiov->niov && bytes; i++) {
         size_t length = qiov->iov[i].iov_len;
-        ram_addr_t at;
-        RAMBlock *block;
+        HostMemPcow *pcow;
+        uint64_t at;
         int ret;
 
         if (offset >= length) {
@@ -124,10 +101,9 @@ static int foreach_part(QEMUIOVector *qiov, size_t offset, size_t bytes,
             continue;
         }
         length = MIN(length - offset, bytes);
-        block = qemu_ram_block_from_host(qiov->iov[i].iov_base + offset, false,
-                                         &at);
-        if (block && block->pcow) {
-            ret = serve(block->pcow, at, length, is_write);
+        pcow = hostmem_pcow_find(qiov->iov[i].iov_base + offset, &at);
+        if (pcow) {
+            ret = serve(pcow, at, length, is_write);
             if (ret) {
                 return ret;
             }
@@ -228,9 +204,8 @@ static int prepare_page(pcow_map *map, uint64_t offset, bool is_write)
 static int serve_access(void *address, bool is_write, ServePage *serve,
                         HostMemPcow **result)
 {
-    ram_addr_t offset;
-    RAMBlock *block = qemu_ram_block_from_host(address, false, &offset);
-    HostMemPcow *pcow = block ? block->pcow : NULL;
+    uint64_t offset;
+    HostMemPcow *pcow = hostmem_pcow_find(address, &offset);
     int ret;
 
     *result = pcow;
@@ -248,10 +223,10 @@ static int serve_access(void *address, bool is_write, ServePage *serve,
 
 bool hostmem_pcow_fails_when_full(const void *address)
 {
-    ram_addr_t offset;
-    RAMBlock *block = qemu_ram_block_from_host((void *)address, false, &offset);
+    uint64_t offset;
+    HostMemPcow *pcow = hostmem_pcow_find(address, &offset);
 
-    return block && block->pcow && block->pcow->full == HOST_MEM_PCOW_FULL_FAIL;
+    return pcow && pcow->full == HOST_MEM_PCOW_FULL_FAIL;
 }
 
 int hostmem_pcow_trap(void *address, bool is_write)
@@ -334,41 +309,10 @@ bool hostmem_pcow_readable(HostMemPcow *pcow, uint64_t offset, uint64_t length,
          at += PCOW_PAGE_SIZE) {
         if (!hostmem_pcow_can_load(host + at)) {
             if (report) {
-                qapi_event_send_pcow_error(pcow->id, at, strerror(EIO));
+                hostmem_pcow_send_error(pcow, at, strerror(EIO));
             }
             return false;
         }
     }
     return true;
-}
-
-int hostmem_pcow_flush(HostMemPcow *pcow, Error **errp)
-{
-    struct pcow_error error;
-    int ret = pcow_map_flush(pcow->map, 0, pcow_size(pcow->image), &error);
-
-    if (ret < 0) {
-        error_setg(errp, "%s", error.message);
-    }
-    return ret;
-}
-
-void hostmem_pcow_begin_flush(HostMemPcow *pcow)
-{
-    qatomic_inc(&pcow->flushes);
-}
-
-int hostmem_pcow_end_flush(HostMemPcow *pcow, Error **errp)
-{
-    int ret = hostmem_pcow_flush(pcow, errp);
-
-    qatomic_dec(&pcow->flushes);
-    aio_wait_kick();
-    return ret;
-}
-
-/* By polling, as a thread for the job may still have to be made. */
-void hostmem_pcow_await_flushes(HostMemPcow *pcow)
-{
-    AIO_WAIT_WHILE(NULL, qatomic_read(&pcow->flushes) > 0);
 }

@@ -429,7 +429,7 @@ static bool recover(HostMemPcow *pcow, void *opaque, Error **errp)
 
 static void recover_all(bool at_start)
 {
-    hostmem_pcow_held_foreach(recover, &at_start, NULL);
+    hostmem_pcow_foreach(recover, &at_start, NULL);
 }
 
 void hostmem_pcow_all_recover(void)

@@ -46,8 +46,6 @@
 #define PAGE ((uintptr_t)PCOW_PAGE_SIZE)
 /* A guest that is still busy with a machine check may keep us so often. */
 #define MAX_BUSY 1000
-/* An error that goes on is told again after this time. */
-#define REPEAT_NS (10 * NANOSECONDS_PER_SECOND)
 
 /* The SIGBUS handler belongs to the process. */
 static struct {
@@ -59,46 +57,31 @@ static struct {
 
 /* ---- in the main loop ---------------------------------------------------- */
 
-bool hostmem_pcow_tell_error(HostMemPcow *pcow, uint64_t offset, int error,
-                             const char *consequence)
+/* The host's kernel says that it is lost, which it may forget (page cache). */
+int hostmem_pcow_mark_lost(HostMemPcow *pcow, uint64_t offset,
+                           struct pcow_error *error)
 {
-    struct pcow_extent extent;
-    int64_t now = get_clock();
-    const char *path = pcow_path(pcow->image);
+    int ret;
 
-    if (offset / PAGE == pcow->told_error / PAGE && pcow->told_error_at &&
-        now - pcow->told_error_at < REPEAT_NS) {
-        return false;
-    }
-    pcow->told_error = offset;
-    pcow->told_error_at = now;
-    if (error == -ENOSPC) {
-        qapi_event_send_pcow_pool_full(pcow->id, offset,
-                                       HOST_MEM_PCOW_FULL_FAIL);
-        error_report("pcow image '%s': the pool is full, and a store of the "
-                     "guest at offset %" PRIu64 " failed (pcow-full=fail); %s",
-                     path, offset, consequence);
-        return true;
-    }
-    if (pcow_get_extent(pcow->image, offset & -PAGE, PAGE, &extent,
-                        NULL) == 0 && extent.present) {
-        path = extent.path;
-    }
-    qapi_event_send_pcow_error(pcow->id, offset, strerror(-error));
-    error_report("pcow image '%s': offset %" PRIu64 " of the guest cannot be "
-                 "accessed (%s); it lies in '%s': look for media errors, and "
-                 "for who cut it short; %s", pcow_path(pcow->image), offset,
-                 strerror(-error), path, consequence);
-    return true;
+    hostmem_pcow_lock_images();
+    ret = pcow_map_lose(pcow->map, offset, error);
+    hostmem_pcow_unlock_images();
+    return ret;
 }
 
-/* The host's kernel says that it is lost, which it may forget (page cache). */
+/* The guest might see what the disk has in the place of it. */
+static void stop_vm(const char *reason)
+{
+    error_report("%s; the VM is stopped", reason);
+    vm_stop(RUN_STATE_IO_ERROR);
+}
+
 void hostmem_pcow_lose(HostMemPcow *pcow, uint64_t offset)
 {
     struct pcow_error error;
 
-    if (pcow_map_lose(pcow->map, offset, &error) < 0) {
-        error_report("%s", error.message);
+    if (hostmem_pcow_mark_lost(pcow, offset, &error) < 0) {
+        stop_vm(error.message);
     }
     /* It would try the page again and again if it was told of it before. */
     vhost_forget_memory();
@@ -159,7 +142,6 @@ static void serve_vcpu(const HostMemPcowReport *report)
 static void serve_report(const HostMemPcowReport *report)
 {
     HostMemPcow *pcow = report->pcow;
-    Error *err = NULL;
 
     if (report->met) {
         /* The guest hears of it when it comes there itself. */
@@ -176,21 +158,6 @@ static void serve_report(const HostMemPcowReport *report)
     if (report->error == -EHWPOISON) {
         hostmem_pcow_lose(pcow, report->offset);
     }
-    if (report->covered) {
-        struct pcow_error error;
-
-        tell(report, report->error == -ENOSPC ?
-             "the VM is stopped, as the store of a device is lost, and "
-             "what vCPUs stored to the page since" :
-             "the VM is stopped, as a device saw zeros instead");
-        vm_stop(RUN_STATE_IO_ERROR);
-        if (pcow_map_restore(pcow->map, report->offset & -PAGE, PAGE,
-                             &error) < 0) {
-            error_setg(&err, "%s", error.message);
-            error_report_err(err);
-        }
-        return;
-    }
     if (!report->cpu) {
         return;
     }
@@ -205,6 +172,11 @@ static void serve_reports(void)
     while (hostmem_pcow_pop_report(&report)) {
         serve_report(&report);
     }
+    if (hostmem_pcow_reports_lost()) {
+        stop_vm("more memory has been lost at once than can be noted, perhaps "
+                "of a pcow image");
+    }
+    hostmem_pcow_serve_covers();
 }
 
 /* A machine check for what the guest has done would come to another state. */
@@ -243,31 +215,6 @@ static void *failed_address(const siginfo_t *info)
         return info->si_pid == getpid() ? info->si_value.sival_ptr : NULL;
     }
     return info->si_code > 0 ? info->si_addr : NULL;
-}
-
-/*
- * Somebody accesses memory by a pointer, and there is no way back for him.  A
- * page that only could not be copied goes on to read what it holds.
- */
-static bool cover(void *address, HostMemPcowReport *report)
-{
-    void *page = (void *)((uintptr_t)address & -PAGE);
-    void *instead = mmap(NULL, PAGE, PROT_READ | PROT_WRITE,
-                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-    if (instead == MAP_FAILED) {
-        return false;
-    }
-    if (report->error == -ENOSPC && hostmem_pcow_can_load(page)) {
-        memcpy(instead, page, PAGE);
-    }
-    if (mremap(instead, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, page) ==
-        MAP_FAILED) {
-        munmap(instead, PAGE);
-        return false;
-    }
-    report->covered = true;
-    return hostmem_pcow_push_report(report);
 }
 
 static int reason(const siginfo_t *info)
@@ -311,7 +258,8 @@ static bool met_by_library(const siginfo_t *info, void *context)
 
 static bool serve_sigbus(siginfo_t *info, void *address, ucontext_t *context)
 {
-    HostMemPcowReport report = { .error = reason(info) };
+    HostMemPcow *pcow;
+    uint64_t offset;
 
     if (!hostmem_pcow_may_cover(address)) {
         return false;
@@ -319,14 +267,14 @@ static bool serve_sigbus(siginfo_t *info, void *address, ucontext_t *context)
     if (hostmem_pcow_skip_trial(context)) {
         return true;
     }
-    report.pcow = hostmem_pcow_find(address, &report.offset);
-    if (!report.pcow) {
+    pcow = hostmem_pcow_find(address, &offset);
+    if (!pcow) {
         return false;
     }
     if (kvm_enabled() && current_cpu && info->si_code == BUS_MCEERR_AR &&
         is_after_system_call(context)) {
         /* KVM_RUN: the guest has accessed it, and will again. */
-        hostmem_pcow_memory_error(current_cpu, address, report.error);
+        hostmem_pcow_memory_error(current_cpu, address, reason(info));
         return true;
     }
 #ifdef CONFIG_TCG
@@ -334,14 +282,14 @@ static bool serve_sigbus(siginfo_t *info, void *address, ucontext_t *context)
         uintptr_t pc = program_counter(context);
 
         if (in_code_gen_buffer((void *)(pc - tcg_splitwx_diff))) {
-            hostmem_pcow_memory_error(current_cpu, address, report.error);
+            hostmem_pcow_memory_error(current_cpu, address, reason(info));
             if (cpu_restore_state(current_cpu, pc + GETPC_ADJ)) {
                 cpu_loop_exit(current_cpu);
             }
         }
     }
 #endif
-    return cover(address, &report);
+    return hostmem_pcow_cover_page(pcow, offset, address, reason(info));
 }
 
 /* A trap like those of SIGSEGV.  What is not a vCPU's is libpcow's to serve. */

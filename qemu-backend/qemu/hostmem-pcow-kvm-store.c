@@ -146,6 +146,12 @@ int hostmem_pcow_kvm_finish_store(CPUState *cpu)
     return hostmem_pcow_is_being_told(cpu) ? EXCP_INTERRUPT : 0;
 }
 
+/* The vCPU goes away: what it was to store nobody waits for. */
+void hostmem_pcow_kvm_forget_store(void)
+{
+    set_left(false);
+}
+
 /* KVM still has the instruction, and would go on with it after the reset. */
 void hostmem_pcow_kvm_drop_store(CPUState *cpu)
 {

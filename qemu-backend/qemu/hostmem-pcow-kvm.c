@@ -23,7 +23,6 @@
 #include "exec/ramblock.h"
 #include "exec/ramlist.h"
 #include "hw/core/cpu.h"
-#include "qapi/qapi-events-pcow.h"
 #include "qemu/error-report.h"
 #include "qemu/main-loop.h"
 #include "qemu/rcu.h"
@@ -180,8 +179,8 @@ static bool is_hopeless(void)
 /* Let userfaultfd find out.  Returns 0 if that has begun. */
 static int watch_all(CPUState *cpu)
 {
-    g_autofree char *id = NULL;
     struct pcow_error error;
+    bool failed = false;
     RAMBlock *block;
     int ret = -EFAULT;
 
@@ -191,14 +190,15 @@ static int watch_all(CPUState *cpu)
             if (block->pcow && !block->pcow->readonly) {
                 ret = hostmem_pcow_watch(block->pcow, &error);
                 if (ret < 0) {
-                    id = g_strdup(block->pcow->id);
+                    hostmem_pcow_send_error(block->pcow, 0, error.message);
+                    failed = true;
                     break;
                 }
             }
         }
         hostmem_pcow_unlock_images();
     }
-    if (!id) {
+    if (!failed) {
         return ret;
     }
     stuck.tries = 1;
@@ -207,9 +207,6 @@ static int watch_all(CPUState *cpu)
                  "first, but KVM does not say to which, and %s. The VM is "
                  "paused and nothing is lost: remove the cause, and continue",
                  cpu->cpu_index, error.message);
-    bql_lock();
-    qapi_event_send_pcow_error(id, 0, error.message);
-    bql_unlock();
     return stop_vm();
 }
 

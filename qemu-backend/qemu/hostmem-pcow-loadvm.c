@@ -221,7 +221,7 @@ static bool is_not_marked(HostMemPcow *pcow, void *opaque, Error **errp)
 bool hostmem_pcow_all_end_load(Error **errp)
 {
     return hostmem_pcow_foreach(is_not_marked, NULL, NULL) ||
-           hostmem_pcow_held_foreach(end_load, NULL, errp);
+           hostmem_pcow_foreach(end_load, NULL, errp);
 }
 
 bool hostmem_pcow_all_check_load(const QEMUSnapshotInfo *sn, bool has_devices,
@@ -243,7 +243,7 @@ bool hostmem_pcow_all_check_load(const QEMUSnapshotInfo *sn, bool has_devices,
         return false;
     }
     again = !hostmem_pcow_foreach(is_not_marked, NULL, NULL);
-    if (!hostmem_pcow_held_foreach(mark_load, &args, errp)) {
+    if (!hostmem_pcow_foreach(mark_load, &args, errp)) {
         /* The disks may be there since the first time: then it stays marked */
         if (!again) {
             hostmem_pcow_all_end_load(NULL);
@@ -265,6 +265,6 @@ static bool revert_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
 
 bool hostmem_pcow_all_revert_snapshot(const char *name, Error **errp)
 {
-    return hostmem_pcow_held_foreach(revert_snapshot, (void *)name, errp) &&
+    return hostmem_pcow_foreach(revert_snapshot, (void *)name, errp) &&
            hostmem_pcow_all_end_load(errp);
 }

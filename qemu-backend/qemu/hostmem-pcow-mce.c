@@ -10,6 +10,7 @@
 #include "exec/memory.h"
 #include "hw/core/cpu.h"
 #include "qemu/rcu.h"
+#include "qemu/timer.h"
 #include "system/hostmem-pcow.h"
 #include "system/hw_accel.h"
 #include "system/kvm.h"
@@ -17,6 +18,8 @@
 #define MCE_BANK 9
 /* of CPUs that have no part in it, as cpu_x86_inject_mce() has it */
 #define OTHERS_BANK 1
+/* A page that is lost again after this time has been there meanwhile. */
+#define WARN_AGAIN_NS (10 * NANOSECONDS_PER_SECOND)
 
 typedef struct FindArgs {
     const MemoryRegion *mr;
@@ -156,7 +159,7 @@ typedef struct WarnArgs {
 static bool warn_of(HostMemPcow *pcow, void *opaque, Error **errp)
 {
     WarnArgs *args = opaque;
-    uint64_t offset;
+    uint64_t offset, page;
     hwaddr address;
 
     if (!pcow_map_find(pcow->map, args->lost, &offset)) {
@@ -164,10 +167,17 @@ static bool warn_of(HostMemPcow *pcow, void *opaque, Error **errp)
     }
     args->found = true;
     hostmem_pcow_lose(pcow, offset);
-    if (hostmem_pcow_tell_error(pcow, offset, -EHWPOISON, "nobody has accessed "
-                                "it yet, and a guest that takes machine checks "
-                                "is warned") &&
-        first_cpu && guest_address(pcow, offset, &address)) {
+    page = offset & -PCOW_PAGE_SIZE;
+    if (pcow->warned_at && get_clock() - pcow->warned_at < WARN_AGAIN_NS &&
+        pcow->warned == page) {
+        return true;
+    }
+    pcow->warned = page;
+    pcow->warned_at = get_clock();
+    hostmem_pcow_tell_error(pcow, offset, -EHWPOISON, "nobody has accessed it "
+                            "yet, and a guest that takes machine checks is "
+                            "warned");
+    if (first_cpu && guest_address(pcow, offset, &address)) {
         tell_cpu(first_cpu, address, false);
     }
     return true;

@@ -12,6 +12,7 @@
 #include "io/channel-socket.h"
 #include "io/channel-tls.h"
 #include "qapi/error.h"
+#include "qemu/coroutine.h"
 #include "qemu/cutils.h"
 #include "qemu/error-report.h"
 #include "qemu/main-loop.h"
@@ -46,6 +47,7 @@ struct HostMemPcowOutgoing {
     uint64_t pages_at;          /* of the monitor's count, at that snapshot */
     int64_t frozen_at;          /* get_clock() */
     Error *error;               /* of FREEZING */
+    bool freezing;              /* of the main loop */
     bool over;                  /* of the main loop: it has ended */
 };
 
@@ -88,6 +90,10 @@ static bool check_image(HostMemPcow *pcow, void *opaque, Error **errp)
     const MigrationAddress *addr = opaque;
     struct pcow_info info;
 
+    /* Nothing of it travels, and the state tells which file it is. */
+    if (pcow->readonly) {
+        return true;
+    }
     if (addr->transport != MIGRATION_ADDRESS_TYPE_SOCKET) {
         refuse_file(pcow, errp);
         return false;
@@ -99,7 +105,7 @@ static bool check_image(HostMemPcow *pcow, void *opaque, Error **errp)
         return false;
     }
     pcow_get_info(pcow->image, &info);
-    if (!pcow->readonly && !pcow->outgoing && info.snapshots &&
+    if (!pcow->outgoing && info.snapshots &&
         !runstate_check(RUN_STATE_INMIGRATE)) {
         error_setg(errp, "the VM cannot be migrated: the pcow image '%s' has "
                    "%u snapshot(s), which would stay behind. Delete them "
@@ -148,6 +154,22 @@ static void drop(HostMemPcow *pcow, pcow_image **image, char *name)
     *name = '\0';
 }
 
+/* By its descriptor: the file may have been renamed since it was opened. */
+static bool open_snapshot(HostMemPcow *pcow, const char *name,
+                          pcow_image **image, Error **errp)
+{
+    g_autofree char *path = g_strdup_printf("/proc/self/fd/%d",
+                                            pcow_fd(pcow->image));
+    struct pcow_error error;
+
+    if (pcow_open(path, 0, name, image, &error) < 0) {
+        *image = NULL;
+        error_setg(errp, "%s", error.message);
+        return false;
+    }
+    return true;
+}
+
 /* With the BQL, and nobody stores. */
 static bool freeze(HostMemPcow *pcow, Error **errp)
 {
@@ -169,10 +191,7 @@ static bool freeze(HostMemPcow *pcow, Error **errp)
         error_setg(errp, "%s", error.message);
         return false;
     }
-    if (pcow_open(pcow_path(pcow->image), 0, out->next, &difference->next,
-                  &error) < 0) {
-        difference->next = NULL;
-        error_setg(errp, "%s", error.message);
+    if (!open_snapshot(pcow, out->next, &difference->next, errp)) {
         return false;
     }
     difference->offset = 0;
@@ -184,41 +203,50 @@ static bool freeze(HostMemPcow *pcow, Error **errp)
 
 static void end(HostMemPcow *pcow);
 
-static void freeze_in_main_loop(void *opaque)
+/* If the guest cannot be held now, as a disk is slow, the round comes later. */
+static void coroutine_fn freeze_co(void *opaque)
 {
     HostMemPcow *pcow = opaque;
     Outgoing *out = pcow->outgoing;
+    bool held = hostmem_pcow_co_hold_guest(HOSTMEM_PCOW_LIMIT_MS, NULL);
 
-    if (!out->over) {
-        hostmem_pcow_hold_guest();
+    if (held) {
         if (!out->over) {
             freeze(pcow, &out->error);
         }
         hostmem_pcow_release_guest();
-        qatomic_store_release(&out->phase, SENDING);
-        qemu_sem_post(&out->frozen);
+    } else {
+        out->frozen_at = get_clock();
     }
+    out->freezing = false;
     if (out->over) {
         end(pcow);
+        return;
     }
+    qatomic_store_release(&out->phase, held ? SENDING : SENT);
+    qemu_sem_post(&out->frozen);
 }
 
-static bool begin(HostMemPcow *pcow, Error **errp)
+static void freeze_in_main_loop(void *opaque)
+{
+    HostMemPcow *pcow = opaque;
+
+    pcow->outgoing->freezing = true;
+    qemu_coroutine_enter(qemu_coroutine_create(freeze_co, pcow));
+}
+
+/* The first snapshot is that of the first round. */
+static void begin(HostMemPcow *pcow)
 {
     Outgoing *out = g_new0(Outgoing, 1);
-    bool ok;
 
     pcow->outgoing = out;
+    out->phase = SENT;
     /* Without a device it may be deleted (object-del): not under the thread. */
     object_ref(OBJECT(pcow->backend));
     qemu_sem_init(&out->frozen, 0);
-    /* Not of the context that is polled while the guest is being held */
     out->freeze = aio_bh_new(iohandler_get_aio_context(), freeze_in_main_loop,
                              pcow);
-    hostmem_pcow_hold_guest();
-    ok = freeze(pcow, errp);
-    hostmem_pcow_release_guest();
-    return ok;
 }
 
 /*
@@ -247,18 +275,15 @@ static void end(HostMemPcow *pcow)
     if (!out) {
         return;
     }
-    if (hostmem_pcow_guest_is_held()) {
-        /* The migration ends in the midst of that: later */
+    if (out->freezing) {
+        /* The migration ends in the midst of that: when it is over */
         out->over = true;
-        qemu_bh_schedule(out->freeze);
         return;
     }
     qemu_bh_delete(out->freeze);
-    hostmem_pcow_hold_guest();
     drop(pcow, &out->difference.last, out->last);
     drop(pcow, &out->difference.next, out->next);
     delete_remains(pcow);
-    hostmem_pcow_release_guest();
     error_free(out->error);
     qemu_sem_destroy(&out->frozen);
     g_free(out);
@@ -274,6 +299,9 @@ static int migration_event(NotifierWithReturn *notifier, MigrationEvent *event,
     HostMemPcow *pcow = container_of(notifier, HostMemPcow, migration);
     QEMUFile *f = migrate_get_current()->to_dst_file;
 
+    if (pcow->readonly) {
+        return 0;
+    }
     if (event->type != MIG_EVENT_PRECOPY_SETUP) {
         end(pcow);
         return 0;
@@ -282,7 +310,8 @@ static int migration_event(NotifierWithReturn *notifier, MigrationEvent *event,
         refuse_file(pcow, errp);
         return -ENOTSUP;
     }
-    return pcow->readonly || begin(pcow, errp) ? 0 : -EIO;
+    begin(pcow);
+    return 0;
 }
 
 /* ---- the stream ---------------------------------------------------------- */
@@ -335,6 +364,9 @@ static bool wants_round(HostMemPcow *pcow)
     uint64_t pages = pages_since(pcow);
     int64_t age = get_clock() - pcow->outgoing->frozen_at;
 
+    if (!pcow->outgoing->difference.next) {
+        return !pcow->outgoing->frozen_at || age >= ROUND_NS;
+    }
     return age >= ROUND_NS && (pages >= ROUND_PAGES ||
                                (pages && age >= 4 * ROUND_NS));
 }
@@ -384,6 +416,8 @@ static void pending_estimate(void *opaque, uint64_t *must_precopy,
         rest = 1;               /* the guest must not be stopped now */
         break;
     case SENT:
+        /* Nothing has been sent yet */
+        rest = out->difference.next ? 0 : pcow_size(pcow->image);
         break;
     }
     *must_precopy += rest + pages_since(pcow) * HOSTMEM_PCOW_STREAM_PAGE;
@@ -409,9 +443,11 @@ static int save_complete(QEMUFile *f, void *opaque)
     int ret;
 
     if (!err && hostmem_pcow_check_no_stores(&err)) {
-        ret = send_some(f, pcow, true);
-        if (ret < 0) {
-            return ret;
+        if (pcow->outgoing->difference.next) {
+            ret = send_some(f, pcow, true);
+            if (ret < 0) {
+                return ret;
+            }
         }
         freeze(pcow, &err);
     }

@@ -4,9 +4,6 @@
  */
 #include "qemu/osdep.h"
 #include <pcow.h>
-#include "block/block-global-state.h"
-#include "block/thread-pool.h"
-#include "exec/tb-flush.h"
 #include "hw/core/cpu.h"
 #include "hw/mem/memory-device.h"
 #include "hw/virtio/vhost.h"
@@ -19,7 +16,6 @@
 #include "system/hostmem-pcow.h"
 #include "system/runstate.h"
 #include "system/system.h"
-#include "system/tcg.h"
 
 void hostmem_pcow_handle_events(void *opaque)
 {
@@ -30,8 +26,7 @@ void hostmem_pcow_handle_events(void *opaque)
         switch (event.kind) {
         case PCOW_EVENT_POOL_FULL:
             if (pcow->full == HOST_MEM_PCOW_FULL_WAIT) {
-                qapi_event_send_pcow_pool_full(pcow->id, event.offset,
-                                               pcow->full);
+                hostmem_pcow_send_full(pcow, event.offset);
             }                   /* else hostmem-pcow-error.c tells */
             break;
         case PCOW_EVENT_POOL_RESUMED:
@@ -62,9 +57,7 @@ void hostmem_pcow_handle_full(EventNotifier *notifier)
     HostMemPcow *pcow = container_of(notifier, HostMemPcow, became_full);
 
     if (event_notifier_test_and_clear(notifier)) {
-        qapi_event_send_pcow_pool_full(pcow->id,
-                                       qatomic_read(&pcow->full_offset),
-                                       HOST_MEM_PCOW_FULL_WAIT);
+        hostmem_pcow_send_full(pcow, qatomic_read(&pcow->full_offset));
         keep_listening(pcow);
     }
 }
@@ -85,7 +78,7 @@ void hostmem_pcow_handle_silence(void *opaque)
     qapi_event_send_pcow_pool_resumed(pcow->id);
 }
 
-static HostMemPcow *find_pcow(const char *id, Error **errp)
+HostMemPcow *hostmem_pcow_by_id(const char *id, Error **errp)
 {
     Object *obj = object_resolve_path_component(object_get_objects_root(), id);
 
@@ -295,173 +288,4 @@ PcowInfoList *qmp_query_pcow(Error **errp)
         return NULL;
     }
     return list;
-}
-
-/* As find_pcow(), to change the image. */
-static HostMemPcow *find_settled_pcow(const char *id, Error **errp)
-{
-    HostMemPcow *pcow = find_pcow(id, errp);
-
-    return pcow && hostmem_pcow_check_settled(errp) ? pcow : NULL;
-}
-
-static bool check_new_name(const char *name, Error **errp)
-{
-    if (hostmem_pcow_is_mark(name)) {
-        error_setg(errp, "'%s' is like the names of snapshots that are "
-                   "unfinished: choose another", name);
-        return false;
-    }
-    return true;
-}
-
-/* A load that failed halfway is another matter: who gives up on it may. */
-static bool check_old_name(const char *name, Error **errp)
-{
-    if (hostmem_pcow_is_migration_name(name) ||
-        hostmem_pcow_is_arrival_name(name)) {
-        error_setg(errp, "the snapshot '%s' belongs to a live migration, which "
-                   "deletes it itself, or the next start of the VM does", name);
-        return false;
-    }
-    return true;
-}
-
-PcowSnapshotCreated *qmp_pcow_snapshot_create(const char *id, const char *name,
-                                              Error **errp)
-{
-    HostMemPcow *pcow = find_settled_pcow(id, errp);
-    PcowSnapshotCreated *result;
-    struct pcow_error error;
-    int64_t start;
-    int ret;
-
-    if (!pcow || !check_new_name(name, errp) ||
-        !hostmem_pcow_check_not_loading(NULL, errp)) {
-        return NULL;
-    }
-    start = get_clock();
-    hostmem_pcow_hold_guest();
-    ret = pcow_snapshot_create(pcow->image, name, &error);
-    hostmem_pcow_release_guest();
-    if (ret < 0) {
-        error_setg(errp, "%s", error.message);
-        return NULL;
-    }
-    result = g_new0(PcowSnapshotCreated, 1);
-    result->pause = get_clock() - start;
-    return result;
-}
-
-bool hostmem_pcow_revert(HostMemPcow *pcow, const char *name, Error **errp)
-{
-    struct pcow_error error;
-
-    /* A flush walks the chain of images, which this exchanges */
-    hostmem_pcow_await_flushes(pcow);
-    if (pcow_snapshot_revert(pcow->image, name, &error) < 0) {
-        error_setg(errp, "%s", error.message);
-        return false;
-    }
-    /*
-     * Code that the guest ran straight from the image may differ now.  A
-     * machine without a CPU has none.
-     */
-    if (tcg_enabled() && first_cpu) {
-        tb_flush(first_cpu);
-    }
-    return true;
-}
-
-void qmp_pcow_snapshot_revert(const char *id, const char *name, Error **errp)
-{
-    HostMemPcow *pcow = find_settled_pcow(id, errp);
-    bool ok;
-
-    /* That would be undone by the next QEMU, which finishes the load. */
-    if (!pcow || !check_old_name(name, errp) ||
-        !hostmem_pcow_check_not_loading(NULL, errp)) {
-        return;
-    }
-    if (runstate_is_running()) {
-        error_setg(errp, "the VM is running: stop it before reverting the "
-                   "pcow image '%s'", pcow_path(pcow->image));
-        return;
-    }
-    hostmem_pcow_hold_guest();
-    ok = hostmem_pcow_revert(pcow, name, errp);
-    hostmem_pcow_release_guest();
-    if (ok) {
-        qemu_system_reset(SHUTDOWN_CAUSE_HOST_QMP_SYSTEM_RESET);
-    }
-}
-
-PcowSnapshotDeleted *qmp_pcow_snapshot_delete(const char *id, const char *name,
-                                              Error **errp)
-{
-    HostMemPcow *pcow = find_settled_pcow(id, errp);
-    PcowSnapshotDeleted *result;
-    struct pcow_error error;
-    uint64_t freed;
-    int ret;
-
-    if (!pcow || !check_old_name(name, errp)) {
-        return NULL;
-    }
-    hostmem_pcow_hold_guest();
-    ret = pcow_snapshot_delete(pcow->image, name, &freed, &error);
-    hostmem_pcow_release_guest();
-    if (ret < 0) {
-        error_setg(errp, "%s", error.message);
-        return NULL;
-    }
-    result = g_new0(PcowSnapshotDeleted, 1);
-    result->freed = freed;
-    return result;
-}
-
-void qmp_pcow_snapshot_rename(const char *id, const char *name,
-                              const char *new_name, Error **errp)
-{
-    HostMemPcow *pcow = find_settled_pcow(id, errp);
-    struct pcow_error error;
-    int ret;
-
-    if (!pcow || !check_old_name(name, errp) ||
-        !check_new_name(new_name, errp)) {
-        return;
-    }
-    hostmem_pcow_hold_guest();
-    ret = pcow_snapshot_rename(pcow->image, name, new_name, &error);
-    hostmem_pcow_release_guest();
-    if (ret < 0) {
-        error_setg(errp, "%s", error.message);
-    }
-}
-
-typedef struct FlushArgs {
-    HostMemPcow *pcow;
-    Error *err;
-} FlushArgs;
-
-static int flush_worker(void *opaque)
-{
-    FlushArgs *args = opaque;
-
-    return hostmem_pcow_end_flush(args->pcow, &args->err);
-}
-
-void coroutine_fn qmp_pcow_flush(const char *id, Error **errp)
-{
-    FlushArgs args = { .pcow = find_pcow(id, errp) };
-
-    if (!args.pcow) {
-        return;
-    }
-    object_ref(OBJECT(args.pcow->backend));
-    hostmem_pcow_begin_flush(args.pcow);
-    if (thread_pool_submit_co(flush_worker, &args) < 0) {
-        error_propagate(errp, args.err);
-    }
-    object_unref(OBJECT(args.pcow->backend));
 }

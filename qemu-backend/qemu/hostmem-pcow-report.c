@@ -7,7 +7,6 @@
 #include <pcow.h>
 #include "qapi/error.h"
 #include "exec/cpu-common.h"
-#include "exec/ramblock.h"
 #include "hw/core/cpu.h"
 #include "qemu/event_notifier.h"
 #include "qemu/main-loop.h"
@@ -24,6 +23,7 @@ static struct {
     QemuSpin lock;
     HostMemPcowReport report[MAX_REPORTS];
     unsigned count;
+    bool lost;                  /* one for which there was no room */
     EventNotifier notifier;
     void (*serve)(void);
     /* A machine check is under way, by index of vCPU */
@@ -31,7 +31,7 @@ static struct {
 } reports;
 
 /* The handler may come anywhere else, and must not wait for its own thread. */
-static void lock_reports(sigset_t *before)
+void hostmem_pcow_lock_reports(sigset_t *before)
 {
     sigset_t bus;
 
@@ -41,10 +41,15 @@ static void lock_reports(sigset_t *before)
     qemu_spin_lock(&reports.lock);
 }
 
-static void unlock_reports(const sigset_t *before)
+void hostmem_pcow_unlock_reports(const sigset_t *before)
 {
     qemu_spin_unlock(&reports.lock);
     pthread_sigmask(SIG_SETMASK, before, NULL);
+}
+
+void hostmem_pcow_wake(void)
+{
+    event_notifier_set(&reports.notifier);
 }
 
 bool hostmem_pcow_push_report(const HostMemPcowReport *report)
@@ -52,16 +57,21 @@ bool hostmem_pcow_push_report(const HostMemPcowReport *report)
     sigset_t before;
     bool pushed;
 
-    lock_reports(&before);
+    hostmem_pcow_lock_reports(&before);
     pushed = reports.count < MAX_REPORTS;
     if (pushed) {
         reports.report[reports.count++] = *report;
+    } else if (!report->cpu) {
+        reports.lost = true;    /* a vCPU tries again */
     }
-    unlock_reports(&before);
-    if (pushed) {
-        event_notifier_set(&reports.notifier);
-    }
+    hostmem_pcow_unlock_reports(&before);
+    hostmem_pcow_wake();
     return pushed;
+}
+
+bool hostmem_pcow_reports_lost(void)
+{
+    return qatomic_xchg(&reports.lost, false);
 }
 
 bool hostmem_pcow_pop_report(HostMemPcowReport *report)
@@ -69,7 +79,7 @@ bool hostmem_pcow_pop_report(HostMemPcowReport *report)
     sigset_t before;
     bool popped;
 
-    lock_reports(&before);
+    hostmem_pcow_lock_reports(&before);
     popped = reports.count > 0;
     if (popped) {
         *report = reports.report[0];
@@ -77,7 +87,7 @@ bool hostmem_pcow_pop_report(HostMemPcowReport *report)
         memmove(reports.report, reports.report + 1,
                 reports.count * sizeof(*report));
     }
-    unlock_reports(&before);
+    hostmem_pcow_unlock_reports(&before);
     return popped;
 }
 
@@ -86,16 +96,17 @@ static bool *being_told(const CPUState *cpu)
     return &reports.being_told[cpu->cpu_index % HOST_MEM_PCOW_MAX_CPUS];
 }
 
-/* Those of an image, or all for which a vCPU was to get a machine check */
-static void forget_reports(const HostMemPcow *pcow)
+/* Those of an image, of a vCPU, or, without either, of all vCPUs */
+static void forget_reports(const HostMemPcow *pcow, const CPUState *cpu)
 {
     unsigned kept = 0;
     sigset_t before;
 
-    lock_reports(&before);
+    hostmem_pcow_lock_reports(&before);
     for (unsigned i = 0; i < reports.count; i++) {
         HostMemPcowReport *report = &reports.report[i];
-        bool stays = pcow ? report->pcow != pcow : !report->cpu;
+        bool stays = pcow ? report->pcow != pcow :
+                     cpu ? report->cpu != cpu : !report->cpu;
 
         if (!stays && report->cpu) {
             qatomic_set(being_told(report->cpu), false);
@@ -107,31 +118,29 @@ static void forget_reports(const HostMemPcow *pcow)
         }
     }
     reports.count = kept;
-    unlock_reports(&before);
+    hostmem_pcow_unlock_reports(&before);
 }
 
 void hostmem_pcow_forget_errors(HostMemPcow *pcow)
 {
-    forget_reports(pcow);
+    forget_reports(pcow, NULL);
+    hostmem_pcow_forget_covers(pcow);
 }
 
 void hostmem_pcow_forget_vcpus(void)
 {
-    forget_reports(NULL);
+    forget_reports(NULL, NULL);
+}
+
+void hostmem_pcow_forget_cpu(CPUState *cpu)
+{
+    forget_reports(NULL, cpu);
+    qatomic_set(being_told(cpu), false);
 }
 
 void hostmem_pcow_told(const CPUState *cpu)
 {
     qatomic_set(being_told(cpu), false);
-}
-
-HostMemPcow *hostmem_pcow_find(const void *host, uint64_t *offset)
-{
-    ram_addr_t at;
-    RAMBlock *block = qemu_ram_block_from_host((void *)host, false, &at);
-
-    *offset = at;
-    return block ? block->pcow : NULL;
 }
 
 bool hostmem_pcow_is_being_told(const CPUState *cpu)

@@ -181,19 +181,6 @@ static bool take_back(HostMemPcow *pcow, void *opaque, Error **errp)
     return true;
 }
 
-bool hostmem_pcow_held_foreach(HostMemPcowFn *fn, void *opaque, Error **errp)
-{
-    bool ok;
-
-    if (!hostmem_pcow_present()) {
-        return true;
-    }
-    hostmem_pcow_hold_guest();
-    ok = hostmem_pcow_foreach(fn, opaque, errp);
-    hostmem_pcow_release_guest();
-    return ok;
-}
-
 bool hostmem_pcow_all_create_snapshot(const QEMUSnapshotInfo *sn,
                                       bool has_devices, strList *devices,
                                       Error **errp)
@@ -202,6 +189,7 @@ bool hostmem_pcow_all_create_snapshot(const QEMUSnapshotInfo *sn,
         .date_sec = sn->date_sec,
         .date_nsec = sn->date_nsec,
     };
+    bool ok;
 
     if (!hostmem_pcow_present()) {
         return true;
@@ -212,17 +200,22 @@ bool hostmem_pcow_all_create_snapshot(const QEMUSnapshotInfo *sn,
                                   errp)) {
         return false;
     }
-    return hostmem_pcow_held_foreach(create_snapshot, &mark, errp);
+    if (!hostmem_pcow_hold_guest(errp)) {
+        return false;
+    }
+    ok = hostmem_pcow_foreach(create_snapshot, &mark, errp);
+    hostmem_pcow_release_guest();
+    return ok;
 }
 
 bool hostmem_pcow_all_finish_snapshot(const char *name, Error **errp)
 {
-    return hostmem_pcow_held_foreach(rename_snapshot, (void *)name, errp);
+    return hostmem_pcow_foreach(rename_snapshot, (void *)name, errp);
 }
 
 void hostmem_pcow_all_undo_snapshot(void)
 {
-    hostmem_pcow_held_foreach(take_back, NULL, NULL);
+    hostmem_pcow_foreach(take_back, NULL, NULL);
 }
 
 /* ---- deleting one -------------------------------------------------------- */
@@ -290,7 +283,7 @@ bool hostmem_pcow_all_begin_delete(const char *name, bool has_devices,
         return false;
     }
     hostmem_pcow_foreach(forget_snapshot, NULL, NULL);
-    if (!hostmem_pcow_held_foreach(mark_snapshot, &args, errp)) {
+    if (!hostmem_pcow_foreach(mark_snapshot, &args, errp)) {
         hostmem_pcow_all_recover();
         return false;
     }
@@ -299,5 +292,5 @@ bool hostmem_pcow_all_begin_delete(const char *name, bool has_devices,
 
 bool hostmem_pcow_all_end_delete(Error **errp)
 {
-    return hostmem_pcow_held_foreach(delete_snapshot, NULL, errp);
+    return hostmem_pcow_foreach(delete_snapshot, NULL, errp);
 }

@@ -55,7 +55,7 @@ static void look(void *opaque)
     struct statvfs st;
 
     /* a pool that cannot be looked at stays what it was */
-    blind = statvfs(path, &st) < 0;
+    blind = fstatvfs(pcow_fd(pcow->image), &st) < 0;
     if (blind && !pcow->blind) {
         warn_report("pcow image '%s': the free space of its pool cannot be "
                     "looked at, so nothing tells when that becomes low: %s",

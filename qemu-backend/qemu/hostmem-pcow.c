@@ -124,15 +124,6 @@ static bool check_options(HostMemPcow *pcow, HostMemoryBackend *backend,
                    "add it when that has ended", path);
         return false;
     }
-    if (vhost_in_use()) {
-        error_setg(errp, "pcow image '%s' cannot be added beside a vhost "
-                   "device at work: one in another process maps guest memory by file "
-                   "descriptor, and one in the kernel does not ask before it "
-                   "stores to pages that must be copied first, unless there "
-                   "was an image when the guest started it; use devices of "
-                   "QEMU (vhost=off)", path);
-        return false;
-    }
     return true;
 }
 
@@ -155,14 +146,10 @@ static void ignore_options(HostMemoryBackend *backend, const char *path)
 /* Under KVM the guest's stores are not signals, whatever was asked for. */
 static enum pcow_engine choose_engine(HostMemPcowEngine engine)
 {
-    QEMU_BUILD_BUG_ON((int)HOST_MEM_PCOW_ENGINE_UFFD != PCOW_ENGINE_UFFD ||
-                      (int)HOST_MEM_PCOW_ENGINE_SIGNAL != PCOW_ENGINE_SIGNAL ||
+    QEMU_BUILD_BUG_ON((int)HOST_MEM_PCOW_ENGINE_SIGNAL != PCOW_ENGINE_SIGNAL ||
                       (int)HOST_MEM_PCOW_ENGINE_KVM != PCOW_ENGINE_KVM ||
                       (int)HOST_MEM_PCOW_ENGINE_MINOR != PCOW_ENGINE_MINOR);
 
-    if (engine == HOST_MEM_PCOW_ENGINE_UFFD) {
-        return PCOW_ENGINE_UFFD;
-    }
     if (kvm_enabled()) {
         return PCOW_ENGINE_KVM;
     }
@@ -172,7 +159,7 @@ static enum pcow_engine choose_engine(HostMemPcowEngine engine)
 
 /*
  * QEMU leaves its directory with -daemonize, when the image is open already,
- * and a migration opens it by name once more.
+ * and who asks for its name would not know where it was.
  */
 static char *absolute_path(const char *path)
 {
@@ -222,6 +209,23 @@ static bool open_image(HostMemPcow *pcow, const char *given, Error **errp)
     return true;
 }
 
+/* The image is mapped, and the guest does not see it yet. */
+static bool check_vhost(HostMemPcow *pcow, Error **errp)
+{
+    if (vhost_in_use()) {
+        vhost_begin_asking();
+    }
+    if (vhost_in_use()) {
+        error_setg(errp, "pcow image '%s' cannot be added beside a vhost "
+                   "device at work: one in another process maps guest memory by file "
+                   "descriptor, and one in the kernel cannot ask before it "
+                   "stores to pages that must be copied first; use devices of "
+                   "QEMU (vhost=off)", pcow_path(pcow->image));
+        return false;
+    }
+    return true;
+}
+
 static bool start_events(HostMemPcow *pcow, Error **errp)
 {
     int ret;
@@ -238,6 +242,7 @@ static bool start_events(HostMemPcow *pcow, Error **errp)
     event_notifier_set_handler(&pcow->became_full, hostmem_pcow_handle_full);
     pcow->listener = timer_new_ms(QEMU_CLOCK_REALTIME,
                                   hostmem_pcow_handle_silence, pcow);
+    hostmem_pcow_begin_telling(pcow);
     qemu_set_fd_handler(pcow_map_event_fd(pcow->map),
                         hostmem_pcow_handle_events, NULL, pcow);
     hostmem_pcow_watch_space(pcow);
@@ -256,6 +261,7 @@ static void close_image(HostMemPcow *pcow)
             event_notifier_cleanup(&pcow->became_full);
             timer_free(pcow->listener);
             pcow->listener = NULL;
+            hostmem_pcow_end_telling(pcow);
         }
         hostmem_pcow_end_space(pcow);
         qemu_set_fd_handler(pcow_map_event_fd(pcow->map), NULL, NULL, NULL);
@@ -283,6 +289,7 @@ static void exit_notify(Notifier *notifier, void *data)
     if (!runstate_is_running() && !qatomic_read(&pcow->flushes) &&
         !pcow->outgoing && !qemu_system_dump_in_progress()) {
         pcow->backend->mr.ram_block->pcow = NULL;
+        hostmem_pcow_remove_place(pcow);
         close_image(pcow);
     }
 }
@@ -314,7 +321,8 @@ bool hostmem_pcow_alloc(HostMemPcow *pcow, HostMemoryBackend *backend,
     pcow->plugged = phase_check(PHASE_MACHINE_READY);
     if (!open_image(pcow, path, errp) ||
         !hostmem_pcow_check_arrived(pcow, errp) ||
-        !hostmem_pcow_check_plug(pcow, errp) || !start_events(pcow, errp)) {
+        !hostmem_pcow_check_plug(pcow, errp) || !check_vhost(pcow, errp) ||
+        !start_events(pcow, errp)) {
         close_image(pcow);
         return false;
     }
@@ -329,9 +337,11 @@ bool hostmem_pcow_alloc(HostMemPcow *pcow, HostMemoryBackend *backend,
     block = backend->mr.ram_block;
     block->flags |= RAM_SHARED | (readonly ? RAM_READONLY : 0);
     block->pcow = pcow;
-    hostmem_pcow_cover(block->host, block->max_length);
+    hostmem_pcow_add_place(pcow, block->host, block->max_length);
     blk_prepare_buffer = hostmem_pcow_prepare_buffer;
     blk_may_retry = hostmem_pcow_may_retry;
+    blk_begin_buffer = hostmem_pcow_begin_request;
+    blk_end_buffer = hostmem_pcow_end_request;
 
     pcow->id = g_strdup(object_get_canonical_path_component(OBJECT(backend)));
     pcow->exit.notify = exit_notify;
@@ -342,29 +352,10 @@ bool hostmem_pcow_alloc(HostMemPcow *pcow, HostMemoryBackend *backend,
     return true;
 }
 
-static QemuMutex images_lock;
-
-void hostmem_pcow_lock_images(void)
-{
-    qemu_mutex_lock(&images_lock);
-}
-
-void hostmem_pcow_unlock_images(void)
-{
-    qemu_mutex_unlock(&images_lock);
-}
-
-/*
- * No flat view has the memory any more, and the RAM block is off the list, but
- * a vCPU that found it there may be at it.  synchronize_rcu() is no way to wait
- * for it: readers may need the BQL.
- */
 void hostmem_pcow_finalize(HostMemPcow *pcow)
 {
     if (pcow->map) {
-        hostmem_pcow_lock_images();
-        hostmem_pcow_unlock_images();
-        hostmem_pcow_forget_errors(pcow);
+        hostmem_pcow_remove_place(pcow);
         hostmem_pcow_migration_unregister(pcow);
         hostmem_pcow_loadvm_unregister(pcow);
         hostmem_pcow_vmstate_unregister(pcow);
@@ -522,5 +513,5 @@ void hostmem_pcow_class_init(ObjectClass *oc)
     object_class_property_set_description(oc, "pcow-full",
         "What a store does that finds the pool of the pcow image full");
     hostmem_pcow_space_class_init(oc);
-    qemu_mutex_init(&images_lock);
+    hostmem_pcow_places_init();
 }

@@ -19,6 +19,8 @@
 #include "qemu/notify.h"
 #include "system/hostmem.h"
 
+struct pcow_error;              /* of libpcow */
+
 #define PCOW_BASES_SIZE 32      /* of a SHA-256 */
 
 /* What a VM state records of an image, and loading it checks. */
@@ -37,6 +39,19 @@ typedef enum HostMemPcowArrival {
     PCOW_ARRIVED,               /* complete, and durable; still marked */
     PCOW_SETTLED,               /* it is the VM's, and has no mark */
 } HostMemPcowArrival;
+
+/* Of one kind of errors */
+typedef struct HostMemPcowLog {
+    uint64_t untold;
+    int64_t at;                 /* the last line; 0: none that is of late */
+} HostMemPcowLog;
+
+/* Accesses of QEMU itself that failed, and of which nobody was told yet */
+typedef struct HostMemPcowLost {
+    unsigned count;
+    int error;
+    uint64_t offset;            /* the last one */
+} HostMemPcowLost;
 
 typedef struct HostMemPcow {
     /* properties of memory-backend-file */
@@ -70,9 +85,15 @@ typedef struct HostMemPcow {
     bool blind;                 /* nobody can look, and a warning has said so */
     QEMUTimer *space;
 
-    /* hostmem-pcow-error.c: told last, and when */
-    uint64_t told_error;
-    int64_t told_error_at;
+    /* hostmem-pcow-tell.c: by whether it was for want of space */
+    uint64_t errors, stores_full;
+    HostMemPcowLog log[2];
+    QEMUTimer *log_timer;
+    HostMemPcowLost lost[2];    /* hostmem-pcow-cover.c, likewise */
+
+    /* hostmem-pcow-mce.c: a page that the guest was warned of, and when */
+    uint64_t warned;
+    int64_t warned_at;
 
     uint32_t snapshot_id;       /* being saved, loaded or deleted; 0: none */
     unsigned flushes;           /* in worker threads, or about to be */
@@ -118,13 +139,6 @@ bool hostmem_pcow_alloc(HostMemPcow *pcow, HostMemoryBackend *backend,
                         uint64_t offset, bool discard_data, Error **errp);
 void hostmem_pcow_finalize(HostMemPcow *pcow);
 
-/*
- * Around a walk of a vCPU over the RAM blocks without the BQL: the images that
- * it finds stay.
- */
-void hostmem_pcow_lock_images(void);
-void hostmem_pcow_unlock_images(void);
-
 /* Call @fn for each pcow backend until it returns false; returns the last. */
 typedef bool HostMemPcowFn(HostMemPcow *pcow, void *opaque, Error **errp);
 bool hostmem_pcow_foreach(HostMemPcowFn *fn, void *opaque, Error **errp);
@@ -140,6 +154,32 @@ bool hostmem_pcow_check_nvdimm(HostMemPcow *pcow, bool told_volatile,
 bool hostmem_pcow_check_no_fd_user(const char *user, Error **errp);
 /* Fails if there is a pcow backend: for vhost that does not ask first. */
 bool hostmem_pcow_check_no_vhost(Error **errp);
+
+/* ---- hostmem-pcow-places.c ---- */
+
+void hostmem_pcow_places_init(void);
+
+/*
+ * Around a walk of a vCPU over the RAM blocks without the BQL: the images that
+ * it finds stay.
+ */
+void hostmem_pcow_lock_images(void);
+void hostmem_pcow_unlock_images(void);
+
+/* Host addresses between which all images lie; high is 0 without one. */
+extern uintptr_t hostmem_pcow_low, hostmem_pcow_high;
+
+static inline bool hostmem_pcow_may_cover(const void *address)
+{
+    return unlikely((uintptr_t)address < hostmem_pcow_high &&
+                    (uintptr_t)address >= hostmem_pcow_low);
+}
+
+void hostmem_pcow_add_place(HostMemPcow *pcow, void *host, uint64_t length);
+/* It goes away: nobody is at it any more, and nobody is told of its errors. */
+void hostmem_pcow_remove_place(HostMemPcow *pcow);
+/* The image at a host address, or NULL, and where in it; in a handler, too. */
+HostMemPcow *hostmem_pcow_find(const void *host, uint64_t *offset);
 
 /* ---- hostmem-pcow-access.c ---- */
 
@@ -196,16 +236,6 @@ int hostmem_pcow_prepare_buffer(QEMUIOVector *qiov, size_t offset,
 bool hostmem_pcow_may_retry(QEMUIOVector *qiov, size_t offset, size_t bytes,
                             int watches);
 
-/* Host addresses between which all images lie; high is 0 without one. */
-extern uintptr_t hostmem_pcow_low, hostmem_pcow_high;
-void hostmem_pcow_cover(void *host, uint64_t length);
-
-static inline bool hostmem_pcow_may_cover(const void *address)
-{
-    return unlikely((uintptr_t)address < hostmem_pcow_high &&
-                    (uintptr_t)address >= hostmem_pcow_low);
-}
-
 /* Can the byte be loaded?  Where SIGBUS is meant to be served. */
 bool hostmem_pcow_can_load(const void *host);
 /* A handler of SIGBUS: was it that load?  Then it goes on at @context. */
@@ -217,6 +247,8 @@ bool hostmem_pcow_readable(HostMemPcow *pcow, uint64_t offset, uint64_t length,
 /* Does a store that finds the pool full fail, rather than wait? */
 bool hostmem_pcow_fails_when_full(const void *address);
 
+/* ---- hostmem-pcow-flush.c ---- */
+
 /* Make everything stored so far durable.  Returns 0 or -errno.  Any thread. */
 int hostmem_pcow_flush(HostMemPcow *pcow, Error **errp);
 /*
@@ -227,18 +259,41 @@ void hostmem_pcow_begin_flush(HostMemPcow *pcow);
 int hostmem_pcow_end_flush(HostMemPcow *pcow, Error **errp);
 /* Main loop */
 void hostmem_pcow_await_flushes(HostMemPcow *pcow);
+/* The same in a worker thread, while the guest and the main loop run */
+int coroutine_fn hostmem_pcow_co_flush(HostMemPcow *pcow, Error **errp);
+/* Again, until not much can be left for a flush that the guest waits for */
+int coroutine_fn hostmem_pcow_co_flush_ahead(HostMemPcow *pcow, Error **errp);
+void coroutine_fn hostmem_pcow_co_all_flush_ahead(void);
+/* Main loop; the guest is stopped. */
+bool hostmem_pcow_all_flush(Error **errp);
 
 /* ---- hostmem-pcow-error.c ---- */
 
 bool hostmem_pcow_error_init(Error **errp);
-/* Tell of an error, but not again and again of the same: then false. */
-bool hostmem_pcow_tell_error(HostMemPcow *pcow, uint64_t offset, int error,
-                             const char *consequence);
 /*
  * The host's kernel has told that the page at this offset is lost: no access to
  * it succeeds any more, also where the kernel forgets it.  Main loop.
  */
 void hostmem_pcow_lose(HostMemPcow *pcow, uint64_t offset);
+/* Only that: in a handler, too */
+int hostmem_pcow_mark_lost(HostMemPcow *pcow, uint64_t offset,
+                           struct pcow_error *error);
+
+/* ---- hostmem-pcow-tell.c ---- */
+
+void hostmem_pcow_begin_telling(HostMemPcow *pcow);
+/* With what has not been told yet */
+void hostmem_pcow_end_telling(HostMemPcow *pcow);
+/* An access failed, or @count of them.  Main loop, also those below. */
+void hostmem_pcow_tell_error(HostMemPcow *pcow, uint64_t offset, int error,
+                             const char *consequence);
+void hostmem_pcow_tell_errors(HostMemPcow *pcow, uint64_t offset, int error,
+                              uint64_t count, const char *consequence);
+/* A store waits for space. */
+void hostmem_pcow_send_full(HostMemPcow *pcow, uint64_t offset);
+/* An access of a device failed, and it knows.  Any thread. */
+void hostmem_pcow_send_error(HostMemPcow *pcow, uint64_t offset,
+                             const char *error);
 
 /* ---- hostmem-pcow-report.c ---- */
 
@@ -247,6 +302,8 @@ void hostmem_pcow_lose(HostMemPcow *pcow, uint64_t offset);
  * it is to try again.  In its thread, without locks.
  */
 void hostmem_pcow_memory_error(CPUState *cpu, const void *host, int error);
+/* The vCPU is unplugged, and its thread has ended. */
+void hostmem_pcow_forget_cpu(CPUState *cpu);
 /* That is under way. */
 bool hostmem_pcow_is_being_told(const CPUState *cpu);
 /* The image goes away, and its errors that have not been told with it. */
@@ -303,6 +360,8 @@ bool hostmem_pcow_kvm_begin_store(CPUState *cpu);
 int hostmem_pcow_kvm_finish_store(CPUState *cpu);
 /* The vCPU is reset, or its state loaded: what it waited with is past. */
 void hostmem_pcow_kvm_drop_store(CPUState *cpu);
+/* The vCPU of this thread ends. */
+void hostmem_pcow_kvm_forget_store(void);
 /*
  * How many vCPUs have one to do.  Their registers are past the instruction, and
  * no VM state has the store.
@@ -326,18 +385,38 @@ void hostmem_pcow_handle_events(void *pcow);
 void hostmem_pcow_handle_full(EventNotifier *notifier);
 /* No vCPU has found the pool full for a second: it goes on. */
 void hostmem_pcow_handle_silence(void *pcow);
+/* The mapped image that is the backend @id; fails if there is none. */
+HostMemPcow *hostmem_pcow_by_id(const char *id, Error **errp);
+
+/* ---- hostmem-pcow-snapshot.c ---- */
+
 /* Revert the image and forget what was derived from its contents. */
 bool hostmem_pcow_revert(HostMemPcow *pcow, const char *name, Error **errp);
 
 /* ---- hostmem-pcow-hold.c ---- */
 
+#define HOSTMEM_PCOW_LIMIT_MS 100
+
 /*
- * Nobody may store to an image while its pages change owner: vCPUs, iothreads
- * and block requests are held.  The run state stays what it is, so that
- * management sees no stop and no resume.
+ * Nobody may store to an image while all of its pages change owner: vCPUs,
+ * iothreads and block requests with buffers there are held.  The run state
+ * stays what it is, so that management sees no stop and no resume.
+ *
+ * The first two fail, with the guest as it was, if such a request or an
+ * iothread does not end within a limit.  The first one does not wait for
+ * requests, as for a VM that is stopped, and the second one does not hold the
+ * guest while it waits.  Main loop; nothing of it runs until the release, which
+ * tells for how many nanoseconds the guest was held.
  */
-void hostmem_pcow_hold_guest(void);
-void hostmem_pcow_release_guest(void);
+bool hostmem_pcow_hold_guest(Error **errp);
+bool coroutine_fn hostmem_pcow_co_hold_guest(uint32_t limit_ms, Error **errp);
+uint64_t hostmem_pcow_release_guest(void);
+/*
+ * Around a request with this buffer, if it lies in an image; then begin returns
+ * true, perhaps after a while.
+ */
+bool coroutine_fn hostmem_pcow_begin_request(const QEMUIOVector *qiov);
+void hostmem_pcow_end_request(void);
 /*
  * Fails while a migration is under way, from here (what the image gets now
  * would stay behind, and holding the guest must not meet the end of the
@@ -354,10 +433,7 @@ extern unsigned hostmem_pcow_freezes;
 void hostmem_pcow_note_freeze(void);
 /* The same while vCPUs run: before they go on they make their areas writable */
 void hostmem_pcow_forget_areas(void);
-/*
- * Also while that is still under way, and bottom halves of the main loop run.
- * Any thread may ask.
- */
+/* Also while that is still under way.  Any thread may ask. */
 bool hostmem_pcow_guest_is_held(void);
 
 /* ---- hostmem-pcow-space.c ---- */
@@ -386,8 +462,6 @@ struct pcow_snapshot;
 bool hostmem_pcow_find_snapshot(struct pcow_image *image, const char *name,
                                 uint32_t id, struct pcow_snapshot *found,
                                 Error **errp);
-/* hostmem_pcow_foreach() while nobody may store to an image. */
-bool hostmem_pcow_held_foreach(HostMemPcowFn *fn, void *opaque, Error **errp);
 
 /* Fails if there is a pcow backend, which a snapshot of disks would leave out. */
 bool hostmem_pcow_check_disk_only(Error **errp);

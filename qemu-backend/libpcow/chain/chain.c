@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "chain/index.h"
 #include "format1/format1.h"
 #include "util/error.h"
 
@@ -26,6 +27,7 @@ static void cut(struct chain *chain, uint64_t size)
 
 static void push(struct chain *chain, struct slab *slab, uint64_t guest_slab, slab_ref ref)
 {
+    sparse_set_add(&chain->used, guest_slab);
     slab->next = chain->head[guest_slab];
     chain->head[guest_slab] = ref;
     if (guest_slab >= chain->end)
@@ -156,12 +158,13 @@ static void note_reach(struct chain *chain)
 {
     uint64_t reach = UINT64_MAX;
 
-    chain->ragged = false;
+    chain->ragged = chain->format1 = false;
     for (unsigned level = chain->levels; level > 0; level--) {
         chain->reach[level] = reach;
         if (chain->file[level]->size / PCOW_PAGE_SIZE < reach)
             reach = chain->file[level]->size / PCOW_PAGE_SIZE;
         chain->ragged |= chain->file[level]->size % PCOW_SLAB_SIZE != 0;
+        chain->format1 |= chain->file[level]->format1 != NULL;
     }
 }
 
@@ -213,7 +216,7 @@ struct chain *chain_get(struct pcow_image *image, struct pcow_error *error)
     chain->head = calloc(chain->guest_slabs + 1, sizeof *chain->head);
     chain->claim = calloc(chain->guest_slabs + 1, sizeof *chain->claim);
     image->chain = chain;
-    if (!chain->head || !chain->claim)
+    if (!chain->head || !chain->claim || !sparse_set_init(&chain->used, chain->guest_slabs) || !index_init(chain))
         goto failed;
     if (build(image, error) == 0)
         return chain;
@@ -232,9 +235,17 @@ void chain_free(struct pcow_image *image)
         give_up_memory(image->chain);
         free(image->chain->head);
         free(image->chain->claim);
+        index_free(image->chain);
+        sparse_set_free(&image->chain->used);
         free(image->chain);
         image->chain = NULL;
     }
+}
+
+static void forget_list(struct chain *chain, uint64_t guest_slab)
+{
+    index_forget(chain, guest_slab);
+    chain->head[guest_slab] = 0;
 }
 
 struct chain *chain_set_aside(struct pcow_image *image)
@@ -248,10 +259,10 @@ struct chain *chain_set_aside(struct pcow_image *image)
         const struct pcow_image *file = chain->file[level];
 
         for (uint64_t v = 0; file->format1 && v < chain->guest_slabs && v < slabs_of(file->size); v++)
-            chain->head[v] = 0;
+            forget_list(chain, v);
         for (uint64_t p = 1; !file->format1 && p < image_slab_count(file); p++)
             if (file->slabs[p].kind == OWNER_DATA && file->slabs[p].number < chain->guest_slabs)
-                chain->head[file->slabs[p].number] = 0;
+                forget_list(chain, file->slabs[p].number);
     }
     chain->end = 0;
     return chain;
@@ -278,6 +289,7 @@ void chain_unlink(struct pcow_image *image, uint64_t guest_slab, uint64_t slab)
 {
     struct chain *chain = image->chain;
 
+    index_forget(chain, guest_slab);
     for (slab_ref *at = &chain->head[guest_slab]; *at; at = &chain->file[slab_ref_level(*at)]->slabs[slab_ref_slab(*at)].next)
         if (slab_ref_level(*at) == chain->levels && slab_ref_slab(*at) == slab) {
             __atomic_store_n(at, image->slabs[slab].next, __ATOMIC_RELEASE);
@@ -287,6 +299,8 @@ void chain_unlink(struct pcow_image *image, uint64_t guest_slab, uint64_t slab)
 
 void chain_claim(struct chain *chain, uint64_t guest_slab)
 {
+    /* Before it is claimed: who looks at the claims of all that is used, as a freeze does, misses none. */
+    sparse_set_add(&chain->used, guest_slab);
     for (unsigned spins = 0; __atomic_exchange_n(&chain->claim[guest_slab], 1, __ATOMIC_ACQUIRE); spins++) {
         static const struct timespec moment = {0, 20000};
 

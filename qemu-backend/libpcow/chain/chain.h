@@ -12,6 +12,7 @@
 #define PCOW_CHAIN_CHAIN_H
 
 #include "image/image.h"
+#include "util/sparse_set.h"
 
 /* A file slab in the chain: level of its file (1 = the bottom of the chain) and its number there. 0: none. */
 typedef uint64_t slab_ref;
@@ -41,6 +42,12 @@ struct chain_memory {
     uint64_t layers, slabs;                        /* that they have room for */
 };
 
+/* Of one guest slab, see chain/index.h. */
+struct page_index {
+    slab_ref from;                                 /* 0: none now */
+    slab_ref *page;                                /* PAGES_PER_SLAB of them; NULL: there was none yet */
+};
+
 struct chain {
     unsigned levels;                               /* files; the top one has level == levels */
     struct pcow_image *file[PCOW_MAX_CHAIN_DEPTH + 1]; /* by level, from 1 */
@@ -50,6 +57,11 @@ struct chain {
     slab_ref *head;                                /* by guest slab */
     uint64_t end;                                  /* while it is built: no head at or above */
     uint8_t *claim;                                /* by guest slab; 1 while somebody changes it */
+    struct sparse_set used;                        /* guest slabs that have, or had, a list, or were claimed: all others are as they were at first */
+    bool format1;                                  /* a file of format 1 is among them */
+    struct page_index *index;                      /* by guest slab */
+    slab_ref *index_memory;
+    unsigned indexes;                              /* that have memory */
     struct chain_memory memory;                    /* while it is built, or about to be */
     uint64_t reach[PCOW_MAX_CHAIN_DEPTH + 1];      /* by level: so many pages of the guest may show from it, as no file above ends before them */
 };
@@ -81,6 +93,15 @@ int chain_bring_back(struct pcow_image *image, struct chain *chain, struct pcow_
 /* Where is page (of the slab, 0 to 511) of a guest slab? At most max_pages are looked at. Async-signal-safe. */
 struct place chain_find(const struct pcow_image *image, uint64_t guest_slab, unsigned page, unsigned max_pages);
 
+/* The first guest slab from one on that is used; guest_slabs: none. Async-signal-safe. */
+static inline uint64_t chain_next_used(const struct chain *chain, uint64_t guest_slab)
+{
+    return sparse_set_next(&chain->used, guest_slab);
+}
+
+/* In how many pieces lie the first pages of a guest slab? In one walk down its list. Async-signal-safe. */
+unsigned chain_count_pieces(const struct pcow_image *image, uint64_t guest_slab, unsigned pages);
+
 /* Claim a guest slab for changes / let it go. Async-signal-safe; claims are short and never nested. */
 void chain_claim(struct chain *chain, uint64_t guest_slab);
 void chain_release(struct chain *chain, uint64_t guest_slab);
@@ -88,6 +109,8 @@ void chain_release(struct chain *chain, uint64_t guest_slab);
 /* Take a slab of the top file off the list of its guest slab. The claim is held, and nobody looks anything up without it meanwhile. */
 void chain_unlink(struct pcow_image *image, uint64_t guest_slab, uint64_t slab);
 
+/* The first own slab of a list from this reference on; 0: none. */
+slab_ref chain_next_own(const struct pcow_image *image, slab_ref ref);
 /* The pages of a guest slab that the active layer holds; _backed: those of them in slabs that may be mapped for stores, see slab_back(). */
 void chain_own_pages(const struct pcow_image *image, uint64_t guest_slab, struct page_set *own);
 void chain_own_backed(const struct pcow_image *image, uint64_t guest_slab, struct page_set *own);
@@ -103,6 +126,15 @@ int chain_back(struct pcow_image *image, uint64_t guest_slab, unsigned first, un
  */
 int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, unsigned count, const void *data,
               uint64_t *copied, uint64_t *zeroed);
+/*
+ * The same for any pages of the slab, which in class page-cache are put on the medium together: what hides older pages costs one sync, however many
+ * they are. data: of all pages of the slab, or NULL.
+ */
+int chain_own_set(struct pcow_image *image, uint64_t guest_slab, const struct page_set *wanted, const void *data);
+/* As pcow_write() of these pages, which nothing in the file holds; page i of the slab is data + i * 4 KiB. */
+int chain_write_pages(struct pcow_image *image, uint64_t guest_slab, const struct page_set *pages, const void *data, struct pcow_error *error);
+/* They become pages of zeros without blocks. */
+int chain_own_zeros(struct pcow_image *image, uint64_t guest_slab, const struct page_set *wanted);
 
 /* chain/own.c: forget own pages beyond the guest's end, used before the image grows */
 int chain_drop_own_from(struct pcow_image *image, uint64_t first_guest_slab, struct pcow_error *error);

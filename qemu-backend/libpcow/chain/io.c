@@ -111,26 +111,29 @@ static int write_slab(struct pcow_image *image, struct position at, const char *
     unsigned first_whole = at.page + (at.in_page != 0);
     unsigned end = at.page + (unsigned)((at.in_page + length + PCOW_PAGE_SIZE - 1) / PCOW_PAGE_SIZE);
     unsigned end_whole = at.page + (unsigned)((at.in_page + length) / PCOW_PAGE_SIZE);
+    struct page_set edges = {{0}};
     int ret = 0;
 
     chain_claim(image->chain, at.guest_slab);
     if (at.in_page)
-        ret = chain_own(image, at.guest_slab, at.page, 1, NULL, NULL, NULL);
-    if (ret == 0 && end_whole < end && (end - 1 != at.page || !at.in_page))
-        ret = chain_own(image, at.guest_slab, end - 1, 1, NULL, NULL, NULL);
+        page_set_add_range(&edges, at.page, 1);
+    if (end_whole < end)
+        page_set_add_range(&edges, end - 1, 1);
+    if (!page_set_empty(&edges))
+        ret = chain_own_set(image, at.guest_slab, &edges, NULL);
     if (ret == 0 && first_whole < end_whole) {
+        size_t skip = (first_whole - at.page) * PCOW_PAGE_SIZE - at.in_page;
         struct page_set own;
 
-        /* New whole pages get their data before they become valid; those that are valid are overwritten below. */
+        /* New whole pages get their data before they become valid; those that were valid are overwritten. */
         chain_own_pages(image, at.guest_slab, &own);
+        ret = chain_own(image, at.guest_slab, first_whole, end_whole - first_whole, from + skip, NULL, NULL);
         for (unsigned page = first_whole; page < end_whole && ret == 0;) {
             unsigned run_end = page_set_run_end(&own, page, end_whole);
-            size_t skip = (page - at.page) * PCOW_PAGE_SIZE - at.in_page;
 
             if (page_set_has(&own, page))
-                ret = overwrite(image, (struct position){at.guest_slab, page, 0}, from + skip, (run_end - page) * PCOW_PAGE_SIZE);
-            else
-                ret = chain_own(image, at.guest_slab, page, run_end - page, from + skip, NULL, NULL);
+                ret = overwrite(image, (struct position){at.guest_slab, page, 0}, from + skip + (page - first_whole) * PCOW_PAGE_SIZE,
+                                (run_end - page) * PCOW_PAGE_SIZE);
             page = run_end;
         }
     }
@@ -170,6 +173,28 @@ int pcow_write(pcow_image *image, uint64_t offset, const void *buffer, size_t le
     return ret;
 }
 
+static int write_pages(struct pcow_image *image, uint64_t guest_slab, const struct page_set *pages, const void *data)
+{
+    int ret;
+
+    chain_claim(image->chain, guest_slab);
+    ret = chain_own_set(image, guest_slab, pages, data);
+    chain_release(image->chain, guest_slab);
+    return ret;
+}
+
+int chain_write_pages(struct pcow_image *image, uint64_t guest_slab, const struct page_set *pages, const void *data, struct pcow_error *error)
+{
+    int ret = begin_write(image, guest_slab << SLAB_BITS, 0, error);
+
+    if (ret)
+        return ret;
+    ret = write_pages(image, guest_slab, pages, data);
+    if (ret == -ENOSPC && reclaim_for_space(image))
+        ret = write_pages(image, guest_slab, pages, data);
+    return ret ? write_error(image, ret, error) : 0;
+}
+
 /* They are own. */
 static int empty_pages(struct pcow_image *image, const struct place *place)
 {
@@ -180,28 +205,24 @@ static int empty_pages(struct pcow_image *image, const struct place *place)
 /* Clear or empty whole pages of one guest slab. */
 static int zero_pages(struct pcow_image *image, uint64_t guest_slab, unsigned page, unsigned end)
 {
+    struct page_set hiding = {{0}};
+
     while (page < end) {
         struct place place = chain_find(image, guest_slab, page, end - page);
         int ret = 0;
 
-        if (place.present && !place.own) {
-            /* Hide what is below with pages that hold nothing. */
-            static const char zeros[PCOW_PAGE_SIZE];
-
-            ret = chain_own(image, guest_slab, page, 1, zeros, NULL, NULL);
-            if (ret)
-                return ret;
-            place = chain_find(image, guest_slab, page, 1);
-        }
-        if (place.present)
+        if (place.own)
             ret = empty_pages(image, &place);
+        else if (place.present)
+            page_set_add_range(&hiding, page, place.pages);
         else if (image->chain->incomplete)
             ret = -ENOLINK;
         if (ret)
             return ret;
         page += place.pages;
     }
-    return 0;
+    /* Hide what is below with pages that hold nothing. */
+    return page_set_empty(&hiding) ? 0 : chain_own_zeros(image, guest_slab, &hiding);
 }
 
 static int zero_slab(struct pcow_image *image, struct position at, unsigned pages)
@@ -271,8 +292,11 @@ int pcow_get_extent(pcow_image *image, uint64_t offset, uint64_t length, struct 
         struct position at = position_of(offset);
         struct place place = chain_find(image, at.guest_slab, at.page, PAGES_PER_SLAB);
         uint64_t piece = place.pages * PCOW_PAGE_SIZE - at.in_page;
-        uint64_t file_offset = place.offset + at.in_page;
+        uint64_t file_offset = place.offset + at.in_page, used = place.present ? 0 : chain_next_used(chain, at.guest_slab);
 
+        /* Over what nothing was ever stored to, in one step. */
+        if (used > at.guest_slab + 1)
+            piece = (used << SLAB_BITS) - offset;
         if (piece > length)
             piece = length;
         if (!place.present && chain->incomplete)

@@ -22,7 +22,7 @@ static int target_slab(struct pcow_image *image, uint64_t guest_slab, uint64_t *
     if (head && slab_ref_level(head) == image->chain->levels && image->slabs[slab_ref_slab(head)].layer == image_active(image)) {
         *slab = slab_ref_slab(head);
         *is_new = false;
-        return 0;
+        return slab_allocate_tables(image, *slab);
     }
     *is_new = true;
     return slab_take_ready(image, slab);
@@ -165,89 +165,158 @@ static void count_up(uint64_t *counter, uint64_t by)
         *counter += by;
 }
 
-int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, unsigned count, const void *data,
-              uint64_t *copied, uint64_t *zeroed)
+/* Blocks that nobody knows of any more, of pages that are not valid: they are to be given back. */
+static void forget_prepared(struct pcow_image *image, uint64_t slab)
 {
-    struct page_set own, filled = {{0}};
-    bool is_new = false, hides = false, all_prepared = true;
-    uint64_t slab = 0, failures = failures_count(&image->file.persist.failures);
-    uint64_t copies = 0, zeros = 0;
+    slab_forget_prepared(image, slab);
+    remains_leave(image, slab, 0);
+}
+
+/* What pages are to become valid, and with what. */
+struct wanted {
+    struct page_set pages;
+    const char *data;                  /* of first and those behind it; NULL: what they read as */
+    unsigned first;
+    bool zeros;                        /* nothing, without blocks */
+};
+
+/* What has become of them. */
+struct filling {
+    uint64_t slab;
+    bool is_new, hides, all_prepared;
+    struct page_set filled;
+    uint64_t copies, zeros;
+};
+
+/* Pages of zeros without blocks. What the blocks hold is gone before the pages count: the caller settles that. */
+static int empty_run(struct pcow_image *image, uint64_t offset, uint64_t length)
+{
+    lost_forget(&image->file, offset, length);
+    return file_is_hole(&image->file, offset, length) ? 0 : file_punch(&image->file, offset, length);
+}
+
+/* Of the pages from one on that are wanted and not own, those that have one source; *end: behind them. */
+static int fill_from(struct pcow_image *image, uint64_t guest_slab, unsigned page, unsigned *end, const struct wanted *wanted,
+                     struct filling *filling)
+{
+    struct place from = chain_find(image, guest_slab, page, *end - page);
+    int ret;
+
+    if (wanted->data || wanted->zeros)
+        from.pages = *end - page;
+    else if (!from.present && image->chain->incomplete)
+        return -ENOLINK;
+    *end = page + from.pages;
+    prepared_run(image, filling->slab, page, end);
+    from.pages = *end - page;
+    filling->all_prepared &= page_set_has(&image->prepared[filling->slab], page) && !wanted->zeros;
+    filling->hides |= !wanted->zeros && (from.present || (wanted->data && image->chain->head[guest_slab]));
+    if (wanted->zeros)
+        ret = empty_run(image, (filling->slab << SLAB_BITS) + page * PCOW_PAGE_SIZE, from.pages * PCOW_PAGE_SIZE);
+    else
+        ret = fill_run(image, filling->slab, page, &from,
+                       wanted->data ? wanted->data + (page - wanted->first) * PCOW_PAGE_SIZE : NULL, filling->is_new);
+    if (ret) {
+        /* Half a run may have been written: these blocks must not be taken for zeros later. */
+        remains_discard(image, filling->slab, page, from.pages);
+        forget_prepared(image, filling->slab);
+        return ret;
+    }
+    page_set_add_range(&filling->filled, page, from.pages);
+    if (!wanted->data && !wanted->zeros)
+        *(from.present ? &filling->copies : &filling->zeros) += from.pages;
+    return 0;
+}
+
+/*
+ * Pages that hide older ones must be complete on the medium before they are valid. Where nothing was below, a page lost
+ * in a crash reads as the zeros that were there before. In class pmem what is prepared is on the medium, and what was copied to it
+ * was flushed: a trap waits for no commit of the file system, not even for one that others will need.
+ */
+static int put_on_medium(struct pcow_image *image, const struct filling *filling, uint64_t failures)
+{
+    int ret = filling->all_prepared && image->file.persist.persistence == PCOW_PERSISTENCE_PMEM ? 0
+        : filling->hides ? file_sync(&image->file) : file_settle(&image->file);
+
+    if (!ret && filling->hides && image->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE)
+        ret = file_check_since(&image->file, failures);
+    return ret;
+}
+
+static int own(struct pcow_image *image, uint64_t guest_slab, const struct wanted *wanted, uint64_t *copied, uint64_t *zeroed)
+{
+    struct filling filling = {.all_prepared = true};
+    uint64_t failures = failures_count(&image->file.persist.failures);
+    struct page_set missing;
     int ret = 0, published;
 
     if (!image->file.writable || image->view != image_active(image))
         return -EROFS;
-    chain_own_pages(image, guest_slab, &own);
-    for (unsigned page = first; page < first + count && ret == 0;) {
-        unsigned end = page_set_run_end(&own, page, first + count);
-        struct place from;
-
-        if (page_set_has(&own, page)) {
-            page = end;
-            continue;
-        }
-        if (slab == 0) {
-            ret = target_slab(image, guest_slab, &slab, &is_new);
-            if (ret)
-                return ret;
-        }
-        from = chain_find(image, guest_slab, page, end - page);
-        if (data)
-            from.pages = end - page;
-        else if (!from.present && image->chain->incomplete) {
-            ret = -ENOLINK;
-            break;
-        }
-        end = page + from.pages;
-        prepared_run(image, slab, page, &end);
-        from.pages = end - page;
-        all_prepared &= page_set_has(&image->prepared[slab], page);
-        hides |= from.present || (data && image->chain->head[guest_slab]);
-        ret = fill_run(image, slab, page, &from, data ? (const char *)data + (page - first) * PCOW_PAGE_SIZE : NULL, is_new);
-        if (ret) {
-            /* Half a run may have been written: these blocks must not be taken for zeros later. */
-            remains_discard(image, slab, page, from.pages);
-            slab_forget_prepared(image, slab);
-            break;
-        }
-        page_set_add_range(&filled, page, from.pages);
-        if (!data)
-            *(from.present ? &copies : &zeros) += from.pages;
-        page += from.pages;
-    }
-    if (slab == 0)
+    chain_own_pages(image, guest_slab, &missing);
+    for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
+        missing.word[w] = wanted->pages.word[w] & ~missing.word[w];
+    if (page_set_empty(&missing))
         return 0;
-    if (page_set_empty(&filled)) {
-        if (is_new) {
-            remains_discard(image, slab, 0, PAGES_PER_SLAB);
-            slab_untake(image, slab);
+    ret = target_slab(image, guest_slab, &filling.slab, &filling.is_new);
+    if (ret)
+        return ret;
+    for (unsigned page = 0; page < PAGES_PER_SLAB && ret == 0;) {
+        unsigned end = page_set_run_end(&missing, page, PAGES_PER_SLAB);
+
+        if (page_set_has(&missing, page))
+            ret = fill_from(image, guest_slab, page, &end, wanted, &filling);
+        page = end;
+    }
+    if (page_set_empty(&filling.filled)) {
+        if (filling.is_new) {
+            remains_discard(image, filling.slab, 0, PAGES_PER_SLAB);
+            slab_untake(image, filling.slab);
         }
         return ret;
     }
-    /*
-     * Pages that hide older ones must be complete on the medium before they are valid. Where nothing was below, a page lost
-     * in a crash reads as the zeros that were there before. In class pmem what is prepared is on the medium, and what was copied to it
-     * was flushed: a trap waits for no commit of the file system, not even for one that others will need.
-     */
-    published = all_prepared && image->file.persist.persistence == PCOW_PERSISTENCE_PMEM ? 0
-        : hides ? file_sync(&image->file) : file_settle(&image->file);
-    if (!published && hides && image->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE)
-        published = file_check_since(&image->file, failures);
+    if (wanted->zeros) {
+        forget_prepared(image, filling.slab);
+        slab_forget_backed(image, filling.slab);
+    }
+    published = put_on_medium(image, &filling, failures);
     if (!published)
-        published = publish(image, guest_slab, slab, is_new, &filled);
+        published = publish(image, guest_slab, filling.slab, filling.is_new, &filling.filled);
     if (!published) {
         /* What was copied in vain is the next try's. */
-        count_up(copied, copies);
-        count_up(zeroed, zeros);
-    } else if (is_new) {
+        count_up(copied, filling.copies);
+        count_up(zeroed, filling.zeros);
+    } else if (filling.is_new) {
         /* It may be handed out again as one that holds nothing. */
-        remains_discard(image, slab, 0, PAGES_PER_SLAB);
-        slab_untake(image, slab);
+        remains_discard(image, filling.slab, 0, PAGES_PER_SLAB);
+        slab_untake(image, filling.slab);
     } else {
         /* Pages that are not valid have been copied to. */
-        slab_forget_prepared(image, slab);
-        remains_leave(image, slab, 0);
+        forget_prepared(image, filling.slab);
     }
     return published ? published : ret;
+}
+
+int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, unsigned count, const void *data,
+              uint64_t *copied, uint64_t *zeroed)
+{
+    struct wanted wanted = {.data = data, .first = first};
+
+    page_set_add_range(&wanted.pages, first, count);
+    return own(image, guest_slab, &wanted, copied, zeroed);
+}
+
+int chain_own_set(struct pcow_image *image, uint64_t guest_slab, const struct page_set *pages, const void *data)
+{
+    struct wanted wanted = {.pages = *pages, .data = data};
+
+    return own(image, guest_slab, &wanted, NULL, NULL);
+}
+
+int chain_own_zeros(struct pcow_image *image, uint64_t guest_slab, const struct page_set *pages)
+{
+    struct wanted wanted = {.pages = *pages, .zeros = true};
+
+    return own(image, guest_slab, &wanted, NULL, NULL);
 }
 
 static bool is_own_from(const struct pcow_image *image, const struct slab *slab, const void *first)

@@ -8,6 +8,7 @@
 #include "image/prepare.h"
 #include "image/remains.h"
 #include "util/error.h"
+#include "util/signals.h"
 
 #define MAX_LOOKED_AT 4096u            /* slabs before somebody else may have a turn */
 
@@ -16,8 +17,12 @@ static int empty_free(struct pcow_image *image, uint64_t slab)
 {
     int ret;
 
-    if (__atomic_fetch_or(&image->used[slab / 64], slab_bit(slab), __ATOMIC_ACQ_REL) & slab_bit(slab))
-        return 0;                      /* taken since, and emptied by who did */
+    if (__atomic_fetch_or(&image->used[slab / 64], slab_bit(slab), __ATOMIC_ACQ_REL) & slab_bit(slab)) {
+        /* Taken since, and emptied by who did; or its last owner has marked it, and is about to let it go. */
+        if (__atomic_load_n(&image->remains[slab / 64], __ATOMIC_ACQUIRE) & slab_bit(slab))
+            __atomic_store_n(&image->remains_due, true, __ATOMIC_RELEASE);
+        return 0;
+    }
     remains_forget(image, slab);
     ret = file_punch(&image->file, slab << SLAB_BITS, PCOW_SLAB_SIZE);
     if (ret)
@@ -58,10 +63,12 @@ static int empty_owned(struct pcow_image *image, uint64_t slab, uint64_t guest_s
 {
     uint64_t claim = 0;
     bool claimed = claim_of(image, guest_slab, &claim);
+    struct interrupts interrupts = interrupts_disable();
     int ret = 0;
 
     if (claimed && __atomic_exchange_n(&image->chain->claim[claim], 1, __ATOMIC_ACQUIRE)) {
         __atomic_store_n(&image->remains_due, true, __ATOMIC_RELEASE);
+        interrupts_restore(interrupts);
         return 0;
     }
     /* Under the claim it is still what it was, and stays so (see hold()), or it is left alone. */
@@ -73,6 +80,7 @@ static int empty_owned(struct pcow_image *image, uint64_t slab, uint64_t guest_s
     }
     if (claimed)
         chain_release(image->chain, claim);
+    interrupts_restore(interrupts);
     return ret;
 }
 
@@ -160,15 +168,19 @@ static unsigned trim_owned(struct pcow_image *image, uint64_t slab, keep_prepare
 {
     struct slab owner = slab_peek(image, slab);
     uint64_t guest_slab = owner.number;
+    struct interrupts interrupts;
     unsigned pages = 0;
 
-    if (owner.kind != OWNER_DATA || page_set_empty(&image->prepared[slab]) || !image->chain || guest_slab >= image->chain->guest_slabs
-        || __atomic_exchange_n(&image->chain->claim[guest_slab], 1, __ATOMIC_ACQUIRE))
+    if (owner.kind != OWNER_DATA || page_set_empty(&image->prepared[slab]) || !image->chain || guest_slab >= image->chain->guest_slabs)
         return 0;
-    /* Under the claim it is still what it was, and stays so, or it is left alone. */
-    if (slab_holds(image, slab, guest_slab) && !(keep && keep(opaque, guest_slab, slab)))
-        pages = prepared_trim(image, slab);
-    chain_release(image->chain, guest_slab);
+    interrupts = interrupts_disable();
+    if (__atomic_exchange_n(&image->chain->claim[guest_slab], 1, __ATOMIC_ACQUIRE) == 0) {
+        /* Under the claim it is still what it was, and stays so, or it is left alone. */
+        if (slab_holds(image, slab, guest_slab) && !(keep && keep(opaque, guest_slab, slab)))
+            pages = prepared_trim(image, slab);
+        chain_release(image->chain, guest_slab);
+    }
+    interrupts_restore(interrupts);
     return pages;
 }
 

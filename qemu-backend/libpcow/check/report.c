@@ -94,34 +94,14 @@ static int store_error(const struct check *check, int ret, uint64_t offset)
     return ret ? error_set_errno(check->error, ret, "cannot repair %s at offset %llu", check->file.path, (unsigned long long)offset) : 0;
 }
 
-/* A store to a mapping whose block cannot be allocated would be a signal and not an error. */
-static int allocate(const struct check *check, uint64_t offset, size_t length)
-{
-    uint64_t first = offset & ~(PCOW_PAGE_SIZE - 1);
-    uint64_t pages = (offset + length - first + PCOW_PAGE_SIZE - 1) & ~(PCOW_PAGE_SIZE - 1);
-    int ret = file_unshare(&check->file, first, pages);
-
-    return ret ? ret : file_allocate(&check->file, first, pages);
-}
-
 int check_store64(struct check *check, uint64_t offset, uint64_t word)
 {
-    int ret;
-
-    if (!check->repair)
-        return 0;
-    ret = allocate(check, offset, sizeof word);
-    return store_error(check, ret ? ret : file_store64(&check->file, offset, word), offset);
+    return check->repair ? store_error(check, file_store64(&check->file, offset, word), offset) : 0;
 }
 
 int check_store(struct check *check, uint64_t offset, const void *from, size_t length)
 {
-    int ret;
-
-    if (!check->repair)
-        return 0;
-    ret = allocate(check, offset, length);
-    return store_error(check, ret ? ret : file_store(&check->file, offset, from, length), offset);
+    return check->repair ? store_error(check, file_store(&check->file, offset, from, length), offset) : 0;
 }
 
 int check_punch(struct check *check, uint64_t offset, uint64_t length)

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "util/error.h"
+#include "util/signals.h"
 #include "util/map_at.h"
 
 /* Sparse and free: growing in steps keeps the fault path from extending the file at every new slab. */
@@ -90,6 +91,8 @@ int file_set_size(struct file *file, uint64_t size)
 
 int file_grow(struct file *file, uint64_t size)
 {
+    /* A trap grows it, too: one in a handler of this thread would wait for itself. */
+    struct interrupts interrupts = interrupts_disable();
     int ret = 0;
 
     for (unsigned tries = 0; __atomic_exchange_n(&file->growing, true, __ATOMIC_ACQUIRE); tries++) {
@@ -106,6 +109,7 @@ int file_grow(struct file *file, uint64_t size)
         ret = file_set_size(file, size);
     }
     __atomic_store_n(&file->growing, false, __ATOMIC_RELEASE);
+    interrupts_restore(interrupts);
     return ret;
 }
 
@@ -133,6 +137,20 @@ int file_allocate_holes(const struct file *file, uint64_t offset, uint64_t lengt
     if (file->persist.persistence != PCOW_PERSISTENCE_VOLATILE && !file_has_hole(file, offset, length))
         return 0;
     return file_allocate(file, offset, length);
+}
+
+int file_allocate_metadata(const struct file *file, uint64_t offset, uint64_t length)
+{
+    uint64_t first = offset & ~(PCOW_PAGE_SIZE - 1), end = (offset + length + PCOW_PAGE_SIZE - 1) & ~(PCOW_PAGE_SIZE - 1);
+    int ret = file_unshare(file, first, end - first);
+
+    if (file->persist.persistence != PCOW_PERSISTENCE_VOLATILE)
+        return ret ? ret : file_allocate_holes(file, first, end - first);
+    /* On tmpfs a page is there or not, and to ask that costs less than to have it allocated once more. */
+    for (; first < end && !ret; first += PCOW_PAGE_SIZE)
+        if (lseek(file->fd, (off_t)first, SEEK_DATA) != (off_t)first)
+            ret = file_allocate(file, first, PCOW_PAGE_SIZE);
+    return ret;
 }
 
 int file_punch(struct file *file, uint64_t offset, uint64_t length)
@@ -318,7 +336,7 @@ int file_put_on_medium(struct file *file, const void *where, size_t length, uint
     return ret || file->persist.persistence != PCOW_PERSISTENCE_PAGE_CACHE ? ret : file_check_since(file, since);
 }
 
-int file_store64_at(struct file *file, uint64_t *where, uint64_t value, bool lazily)
+int file_store64_at(struct file *file, uint64_t *where, uint64_t offset, uint64_t value, bool lazily)
 {
     uint64_t old = *where, since = failures_count(&file->persist.failures);
     int ret;
@@ -329,30 +347,29 @@ int file_store64_at(struct file *file, uint64_t *where, uint64_t value, bool laz
     }
     persist_word(&file->persist, where, value);
     ret = file_put_on_medium(file, where, sizeof *where, since);
-    /* What is reported as failed must not take effect later. */
-    if (ret)
+    /* What is reported as failed must not take effect later. If that cannot be stored either, the file system takes nothing more. */
+    if (ret && file_prepare_store(file, where, NULL, offset, sizeof *where) == 0)
         persist_word(&file->persist, where, old);
     return ret;
 }
 
-/* The page of a word or a record, which it may share with a copy of the file. */
 static void *address_to_store(struct file *file, uint64_t offset, size_t length)
 {
-    uint64_t first = offset & ~(PCOW_PAGE_SIZE - 1);
-    int ret = file_unshare(file, first, ((offset + length - first) + PCOW_PAGE_SIZE - 1) & ~(PCOW_PAGE_SIZE - 1));
+    int ret = file_allocate_metadata(file, offset, length);
+    void *where = ret ? NULL : file_address(file, offset);
 
-    if (ret) {
+    if (where)
+        ret = file_prepare_store(file, where, NULL, offset, length);
+    if (ret)
         errno = -ret;
-        return NULL;
-    }
-    return file_address(file, offset);
+    return ret ? NULL : where;
 }
 
 int file_store64(struct file *file, uint64_t offset, uint64_t value)
 {
     uint64_t *where = address_to_store(file, offset, sizeof value);
 
-    return where ? file_store64_at(file, where, value, false) : -errno;
+    return where ? file_store64_at(file, where, offset, value, false) : -errno;
 }
 
 int file_sync_range(struct file *file, uint64_t offset, size_t length, uint64_t since)

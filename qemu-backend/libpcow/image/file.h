@@ -14,7 +14,8 @@
 #include "image/lost.h"
 #include "persist/persist.h"
 
-/* file_open.c: open, lock, close; window.c: windows; shared.c: blocks that others have, too; file.c: everything else */
+/* file_open.c: open, lock, close; window.c: windows; shared.c: blocks that others have, too;
+ * folio.c: stores to what the page cache has; file.c: everything else */
 struct file {
     char *path;
     int fd;
@@ -110,6 +111,20 @@ int file_allocate(const struct file *file, uint64_t offset, uint64_t length);
 int file_allocate_holes(const struct file *file, uint64_t offset, uint64_t length);
 int file_punch(struct file *file, uint64_t offset, uint64_t length);
 
+/*
+ * Before metadata is stored to the range through a mapping: its pages get blocks, and of their own. A page may have a part of them, where blocks are
+ * smaller and a tool left out zeros; the kernel wants all of them at the store, and to have none left then is a signal and no error. 0 or -ENOSPC.
+ * Async-signal-safe.
+ */
+int file_allocate_metadata(const struct file *file, uint64_t offset, uint64_t length);
+
+/*
+ * Before a store through a mapping to a range, inside one slab, that has its blocks: see folio.c. address: where the range lies, aligned in its slab
+ * of memory as in that of the file. mapped: what of that slab of memory is mapped from the file, which may be mapped anew; NULL: it is a window.
+ * 0, -ENOSPC, or -EIO if it cannot be read, or what else the slab holds cannot be written. Async-signal-safe.
+ */
+int file_prepare_store(struct file *file, void *address, const struct page_set *mapped, uint64_t offset, size_t length);
+
 /* Give the range blocks of its own where a copy of the file has them as well: 0 or -ENOSPC. Async-signal-safe. */
 int file_unshare(const struct file *file, uint64_t offset, uint64_t length);
 bool file_may_share(int fd);
@@ -169,7 +184,7 @@ int file_settle(struct file *file);
  */
 int file_store64(struct file *file, uint64_t offset, uint64_t value);
 /* lazily: the same, but in class page-cache it is left to the next flush: for what may reach the medium in any order. */
-int file_store64_at(struct file *file, uint64_t *where, uint64_t value, bool lazily);
+int file_store64_at(struct file *file, uint64_t *where, uint64_t offset, uint64_t value, bool lazily);
 /*
  * Settle now what was stored lazily to [offset, offset + length), which lies in one group. since: of failures_count(), before it was stored, see
  * file_check_since().

@@ -16,6 +16,7 @@ struct format1;
 struct chain;
 struct prepared_ring;
 struct layer_names;
+struct state_index;
 
 struct layer {
     uint32_t id, parent;              /* parent 0: none */
@@ -51,9 +52,11 @@ struct pcow_image {
     struct layer *layers;             /* alive ones, by ascending id */
     size_t layer_count, layer_capacity;
     struct layer_names *names;        /* of snapshots; built on first use, see names.c */
+    struct state_index *state;        /* of the VM state that was asked for last; NULL: none, see snapshot/state.c */
     uint64_t slot_used[MAX_LAYERS / 64]; /* one bit a record slot: holds a layer of the list */
     uint32_t stale_record;            /* slot + 1 of the old record that an interrupted or failed rename left; 0: none */
     uint32_t unfinished_layer;        /* id: has become a snapshot, which its record does not say yet, as that could not be stored; 0: none */
+    uint32_t merging;                 /* id: hidden layer of which slabs became, or are becoming, the active layer's one by one; 0: none. Atomic */
     bool freed_records;               /* there were records that are free and tell of a layer */
     uint32_t view;                    /* layer that is seen: the active one, or a snapshot */
     uint64_t size;                    /* virtual size of the view */
@@ -146,8 +149,18 @@ int slabs_load(struct pcow_image *image, struct pcow_error *error);
 void slabs_unload(struct pcow_image *image);
 /* Take a free slab with an empty bitmap and without blocks; it has no owner yet. Async-signal-safe. */
 int slab_take(struct pcow_image *image, uint64_t *slab);
-/* The same, for guest data: a prepared one if there is one. */
-int slab_take_ready(struct pcow_image *image, uint64_t *slab);
+/*
+ * Its owner word and its bitmap are stored through a mapping, and their pages get blocks before, once: 0 or -ENOSPC. Of a slab that was taken they
+ * have some; whoever is about to change another one may ask for them while nothing has changed yet. Async-signal-safe.
+ */
+int slab_allocate_tables(struct pcow_image *image, uint64_t slab);
+/* They have some, or nothing was stored there since the image was opened. */
+static inline bool slab_has_tables(const struct pcow_image *image, uint64_t slab)
+{
+    uint64_t page = slab / SLABS_PER_TABLE_PAGE;
+
+    return __atomic_load_n(&image->tables_ready[page / 64], __ATOMIC_ACQUIRE) >> page % 64 & 1;
+}
 /*
  * Publish the owner of a taken slab (the commit point of an allocation). Async-signal-safe. lazily, here and below: in class
  * page-cache do not sync. An allocation may: whichever of owner and bitmap is lost in a host crash, the page reads as before

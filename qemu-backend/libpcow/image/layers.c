@@ -150,22 +150,21 @@ int layer_store_state(struct pcow_image *image, const struct layer *layer, struc
 int layer_write_record(struct pcow_image *image, const struct layer *layer, struct pcow_error *error)
 {
     const size_t from = offsetof(struct layer_record, parent);
-    uint64_t offset = layer_record_offset(image, layer->slot);
-    const uint64_t *state = file_address(&image->file, offset);
+    uint64_t offset = layer_record_offset(image, layer->slot), state;
     struct layer_record record = {
         .parent = word_encode(layer->parent),
         .virtual_size = word_encode(layer->virtual_size),
         .parent_limit = word_encode(layer->parent_limit),
         .state_size = word_encode(layer->state_size),
     };
-    int ret = state ? 0 : -errno;
+    int ret = file_read(&image->file, offset, &state, sizeof state);
 
     describe(layer, &record);
     /*
      * An interrupted operation may have left a record here that is not free, only dead. It must not be read with half of the new
      * fields: a parent that is younger than the layer makes an image unusable.
      */
-    if (!ret && word_value(*state) >> 28 & 0xf)
+    if (!ret && word_value(state) >> 28 & 0xf)
         ret = file_store64(&image->file, offset, 0);
     /* Nothing of this counts before the state does, so it may arrive in any order. */
     if (!ret)
@@ -212,7 +211,7 @@ static int allocate_record(struct pcow_image *image, uint32_t slot, struct pcow_
         if (ret)
             return ret;
     }
-    ret = file_allocate(&image->file, layer_record_offset(image, slot), LAYER_RECORD_SIZE);
+    ret = file_allocate_metadata(&image->file, layer_record_offset(image, slot), LAYER_RECORD_SIZE);
     return ret ? error_set_errno(error, ret, "%s: no space for the record of a snapshot; free space in the pool", image->file.path) : 0;
 }
 

@@ -230,3 +230,13 @@ uint64_t prepare_room(const struct pcow_image *image)
     available -= size / POOL_RESERVE;
     return (share < available ? share : available) >> SLAB_BITS;
 }
+
+int slab_take_ready(struct pcow_image *image, uint64_t *slab)
+{
+    if (image->ready) {
+        if (prepared_pop(image, slab))
+            return 0;
+        __atomic_fetch_add(&image->ready->missed, 1, __ATOMIC_RELAXED);
+    }
+    return slab_take(image, slab);
+}

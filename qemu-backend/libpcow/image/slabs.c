@@ -6,6 +6,36 @@
 #include "image/prepare.h"
 #include "image/remains.h"
 #include "util/error.h"
+#include "util/signals.h"
+
+/* No free slab is below the hint, but for those that somebody is about to lower it for. */
+static void lower_hint(struct pcow_image *image, uint64_t slab)
+{
+    uint64_t hint = __atomic_load_n(&image->free_hint, __ATOMIC_SEQ_CST);
+
+    while (slab < hint && !__atomic_compare_exchange_n(&image->free_hint, &hint, slab, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        ;
+}
+
+/*
+ * From hint, as it was before the look, up to the slab all were seen in use. What became free since is either lowered for by who did it, if he sees
+ * this, or seen here.
+ */
+static void raise_hint(struct pcow_image *image, uint64_t hint, uint64_t slab)
+{
+    uint64_t first = hint;
+
+    if (!__atomic_compare_exchange_n(&image->free_hint, &hint, slab, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        return;
+    for (uint64_t p = first; p < slab; p = (p / 64 + 1) * 64) {
+        uint64_t free = ~__atomic_load_n(&image->used[p / 64], __ATOMIC_SEQ_CST) >> p % 64 << p % 64;
+
+        if (free && p / 64 * 64 + (unsigned)__builtin_ctzll(free) < slab) {
+            lower_hint(image, p / 64 * 64 + (unsigned)__builtin_ctzll(free));
+            return;
+        }
+    }
+}
 
 /* Claim a free slab; MAX_FILE_SLABS if the file can grow no further. Lock-free. */
 static uint64_t claim_slab(struct pcow_image *image)
@@ -24,7 +54,7 @@ static uint64_t claim_slab(struct pcow_image *image)
                 continue;            /* somebody was faster */
             if (slab_is_group_head(slab))
                 continue;            /* holds the tables of its group; stays marked as used */
-            __atomic_store_n(&image->free_hint, slab + 1, __ATOMIC_RELAXED);
+            raise_hint(image, hint, slab + 1);
             return slab;
         }
     }
@@ -40,11 +70,8 @@ void slab_forget_prepared(struct pcow_image *image, uint64_t slab)
 
 static void unclaim_slab(struct pcow_image *image, uint64_t slab)
 {
-    uint64_t hint = __atomic_load_n(&image->free_hint, __ATOMIC_RELAXED);
-
-    __atomic_fetch_and(&image->used[slab / 64], ~slab_bit(slab), __ATOMIC_ACQ_REL);
-    if (slab < hint)
-        __atomic_store_n(&image->free_hint, slab, __ATOMIC_RELAXED);
+    __atomic_fetch_and(&image->used[slab / 64], ~slab_bit(slab), __ATOMIC_SEQ_CST);
+    lower_hint(image, slab);
 }
 
 void slab_untake(struct pcow_image *image, uint64_t slab)
@@ -67,33 +94,25 @@ static void raise_slab_count(struct pcow_image *image, uint64_t count)
  */
 static int touch_table(struct pcow_image *image, uint64_t offset)
 {
-    uint64_t *word = file_address(&image->file, offset);
+    uint64_t *word = file_address(&image->file, offset), value;
+    /* What the medium has lost is an error here, and SIGBUS there. */
+    int ret = word ? file_read(&image->file, offset, &value, sizeof value) : -errno;
 
-    if (!word)
-        return -errno;
-    __atomic_fetch_or(word, 0, __ATOMIC_RELAXED);
-    return 0;
+    if (!ret)
+        __atomic_fetch_or(word, 0, __ATOMIC_RELAXED);
+    return ret;
 }
 
-/* Blocks of its own. */
-static int allocate_table(const struct file *file, uint64_t offset)
-{
-    int ret = file_unshare(file, offset & ~(PCOW_PAGE_SIZE - 1), PCOW_PAGE_SIZE);
-
-    return ret ? ret : file_allocate(file, offset & ~(PCOW_PAGE_SIZE - 1), PCOW_PAGE_SIZE);
-}
-
-/* The words are stored through a mapping: without blocks that would be a signal, not an error. */
-static int allocate_tables(struct pcow_image *image, uint64_t slab)
+int slab_allocate_tables(struct pcow_image *image, uint64_t slab)
 {
     uint64_t page = slab / SLABS_PER_TABLE_PAGE, bit = UINT64_C(1) << (page % 64);
     int ret;
 
-    if (__atomic_load_n(&image->tables_ready[page / 64], __ATOMIC_ACQUIRE) & bit)
+    if (slab_has_tables(image, slab))
         return 0;
-    ret = allocate_table(&image->file, owner_offset(slab));
+    ret = file_allocate_metadata(&image->file, owner_offset(slab), sizeof(uint64_t));
     if (!ret)
-        ret = allocate_table(&image->file, bitmap_offset(slab));
+        ret = file_allocate_metadata(&image->file, bitmap_offset(slab), sizeof(struct page_set));
     if (!ret && image->file.persist.persistence == PCOW_PERSISTENCE_PMEM)
         ret = touch_table(image, owner_offset(slab));
     if (!ret && image->file.persist.persistence == PCOW_PERSISTENCE_PMEM)
@@ -124,7 +143,7 @@ int slab_back(struct pcow_image *image, uint64_t slab, unsigned first, unsigned 
 
     if (slab_is_backed(image, slab))
         return 0;
-    ret = allocate_tables(image, slab);
+    ret = slab_allocate_tables(image, slab);
     for (unsigned page = first; page < first + count && ret == 0;) {
         unsigned end = page_set_run_end(&image->valid[slab], page, first + count);
         uint64_t offset = (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE, length = (end - page) * PCOW_PAGE_SIZE;
@@ -141,10 +160,24 @@ int slab_back(struct pcow_image *image, uint64_t slab, unsigned first, unsigned 
     return ret;
 }
 
+/* Rare: an interrupted operation has left it. */
+static int clear_bitmap(struct pcow_image *image, uint64_t slab)
+{
+    static const struct page_set empty;
+    struct page_set *valid = file_address(&image->file, bitmap_offset(slab));
+    uint64_t since = failures_count(&image->file.persist.failures);
+    int ret = valid ? file_prepare_store(&image->file, valid, NULL, bitmap_offset(slab), sizeof *valid) : -errno;
+
+    if (ret)
+        return ret;
+    persist_bytes(&image->file.persist, valid, &empty, sizeof empty);
+    return file_put_on_medium(&image->file, valid, sizeof *valid, since);
+}
+
 int slab_take(struct pcow_image *image, uint64_t *slab)
 {
     uint64_t p = claim_slab(image);
-    struct page_set *valid;
+    struct page_set valid;
     int ret;
 
     if (p == MAX_FILE_SLABS)
@@ -156,7 +189,7 @@ int slab_take(struct pcow_image *image, uint64_t *slab)
     }
     ret = file_grow(&image->file, (p + 1) << SLAB_BITS);
     if (!ret)
-        ret = allocate_tables(image, p);
+        ret = slab_allocate_tables(image, p);
     /* Data that was dropped, or of a page that never became valid: it must not come up again as what the guest finds in new memory. */
     if (!ret && slab_is_suspect(image, p) && !file_is_hole(&image->file, p << SLAB_BITS, PCOW_SLAB_SIZE))
         ret = file_punch(&image->file, p << SLAB_BITS, PCOW_SLAB_SIZE);
@@ -164,25 +197,14 @@ int slab_take(struct pcow_image *image, uint64_t *slab)
     /* Its owner word relies on the end of file and on the hole. */
     if (!ret)
         ret = file_settle(&image->file);
+    /* Not by a load: of a page that the disk cannot read it would be SIGBUS. */
+    if (!ret)
+        ret = file_read(&image->file, bitmap_offset(p), &valid, sizeof valid);
+    if (!ret && !page_set_empty(&valid))
+        ret = clear_bitmap(image, p);
     if (ret) {
         slab_untake(image, p);
         return ret;
-    }
-    valid = file_address(&image->file, bitmap_offset(p));
-    if (!valid) {
-        slab_untake(image, p);
-        return -ENOMEM;
-    }
-    if (!page_set_empty(valid)) {
-        static const struct page_set empty;
-        uint64_t since = failures_count(&image->file.persist.failures);
-
-        persist_bytes(&image->file.persist, valid, &empty, sizeof empty);
-        ret = file_put_on_medium(&image->file, valid, sizeof *valid, since);
-        if (ret) {
-            slab_untake(image, p);
-            return ret;
-        }
     }
     remains_forget(image, p);
     memset(&image->valid[p], 0, sizeof image->valid[p]);
@@ -199,34 +221,23 @@ static void set_owner(struct slab *slab, struct slab owner)
     __atomic_store_n((owner_word *)&slab->layer, *(const owner_word *)&owner.layer, __ATOMIC_RELEASE);
 }
 
-int slab_take_ready(struct pcow_image *image, uint64_t *slab)
-{
-    if (image->ready) {
-        if (prepared_pop(image, slab))
-            return 0;
-        __atomic_fetch_add(&image->ready->missed, 1, __ATOMIC_RELAXED);
-    }
-    return slab_take(image, slab);
-}
-
 /* Where its owner word or bitmap is stored to; NULL with errno set. */
 static void *table_address(struct pcow_image *image, uint64_t slab, uint64_t offset)
 {
-    uint64_t page = slab / SLABS_PER_TABLE_PAGE;
-    bool settled = __atomic_load_n(&image->tables_ready[page / 64], __ATOMIC_ACQUIRE) >> (page % 64) & 1;
-    int ret = settled ? 0 : file_unshare(&image->file, offset & ~(PCOW_PAGE_SIZE - 1), PCOW_PAGE_SIZE);
+    int ret = slab_allocate_tables(image, slab);
+    void *where = ret ? NULL : file_address_settled(&image->file, offset);
 
-    if (ret) {
+    if (where)
+        ret = file_prepare_store(&image->file, where, NULL, offset, sizeof(uint64_t));      /* a bitmap is a line of one page */
+    if (ret)
         errno = -ret;
-        return NULL;
-    }
-    return (settled ? file_address_settled : file_address)(&image->file, offset);
+    return ret ? NULL : where;
 }
 
 int slab_publish(struct pcow_image *image, uint64_t slab, struct owner owner, bool lazily)
 {
     uint64_t *where = table_address(image, slab, owner_offset(slab));
-    int ret = where ? file_store64_at(&image->file, where, owner_encode(owner), lazily) : -errno;
+    int ret = where ? file_store64_at(&image->file, where, owner_offset(slab), owner_encode(owner), lazily) : -errno;
 
     if (ret)
         return ret;
@@ -266,6 +277,7 @@ static void set_free(struct pcow_image *image, uint64_t slab, slab_hold *hold)
 {
     struct slab owner = image->slabs[slab];
     bool data = owner.kind == OWNER_DATA;
+    struct interrupts interrupts = interrupts_disable();
 
     if (data)
         hold(image, owner.number, true);
@@ -275,6 +287,7 @@ static void set_free(struct pcow_image *image, uint64_t slab, slab_hold *hold)
     slab_untake(image, slab);
     if (data)
         hold(image, owner.number, false);
+    interrupts_restore(interrupts);
 }
 
 /*
@@ -289,7 +302,7 @@ static void restore_owners(struct pcow_image *image, uint64_t from, uint64_t to)
         uint64_t *where = owner.kind != OWNER_NONE ? table_address(image, p, owner_offset(p)) : NULL;
 
         if (where && *where != word)
-            file_store64_at(&image->file, where, word, true);
+            file_store64_at(&image->file, where, owner_offset(p), word, true);
     }
 }
 
@@ -311,7 +324,7 @@ static int release_in_group(struct pcow_image *image, uint64_t first, uint64_t e
         if (fulfils(image, p, condition, opaque)) {
             uint64_t *where = table_address(image, p, owner_offset(p));
 
-            ret = where ? file_store64_at(&image->file, where, 0, true) : -errno;
+            ret = where ? file_store64_at(&image->file, where, owner_offset(p), 0, true) : -errno;
             from = from ? from : p;
             to = p + 1;
         }

@@ -4,26 +4,35 @@
  * write counts as written from then on, and no sync tries it again: what relies on its words would be missing after a crash, however often it was
  * flushed since. So after a failure all of them are made dirty once more, until a sync after which there was none.
  */
+#include <errno.h>
+
 #include "image/image.h"
 
 /* The same value, by a store that no other one can be lost by. */
-static void touch(struct pcow_image *image, uint64_t offset)
+static int touch(struct pcow_image *image, uint64_t offset)
 {
-    uint64_t *word = file_address(&image->file, offset);
-    uint64_t value = word ? __atomic_load_n(word, __ATOMIC_RELAXED) : 0;
+    uint64_t *word = file_address(&image->file, offset), value;
+    int ret = word ? file_prepare_store(&image->file, word, NULL, offset, sizeof *word) : -errno;
 
-    if (word)
-        __atomic_compare_exchange_n(word, &value, value, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+    if (ret)
+        return ret;
+    value = __atomic_load_n(word, __ATOMIC_RELAXED);
+    __atomic_compare_exchange_n(word, &value, value, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+    return 0;
 }
 
-static void touch_metadata(struct pcow_image *image)
+static int touch_metadata(struct pcow_image *image)
 {
-    for (uint64_t p = 1; p < image_slab_count(image); p++)
-        /* Of a slab that somebody has: its tables have blocks. */
-        if (__atomic_load_n(&image->slabs[p].layer, __ATOMIC_ACQUIRE)) {
-            touch(image, owner_offset(p));
-            touch(image, bitmap_offset(p));
+    int ret = 0;
+
+    for (uint64_t p = 1; p < image_slab_count(image) && !ret; p++)
+        /* What this writer has stored: the others are on the medium, and may be without blocks. */
+        if (__atomic_load_n(&image->slabs[p].layer, __ATOMIC_ACQUIRE) && slab_has_tables(image, p)) {
+            ret = touch(image, owner_offset(p));
+            if (!ret)
+                ret = touch(image, bitmap_offset(p));
         }
+    return ret;
 }
 
 bool image_must_store_again(const struct pcow_image *image)
@@ -40,8 +49,9 @@ int image_sync(struct pcow_image *image)
     if (!image_must_store_again(image))
         return file_sync(&image->file);
     failures = failures_await(&image->file.persist.failures);
-    touch_metadata(image);
-    ret = file_sync(&image->file);
+    ret = touch_metadata(image);
+    if (!ret)
+        ret = file_sync(&image->file);
     if (!ret)
         ret = file_check_since(&image->file, failures);
     if (!ret)

@@ -14,6 +14,9 @@
  * the same errno and one sentence that names the file and the way out.
  * Threads: calls on one image must be serialised by the caller, except pcow_map_resolve(), pcow_map_settle(), pcow_map_flush(),
  * pcow_map_next_event() and pcow_map_get_stats(), which any thread may call while the map exists, and the stores of the guest.
+ * A call that comes beside a snapshot create or a revert waits until that is over.
+ * Signals: while the library has claimed a part of an image it has them blocked in its thread, but those that tell of an instruction (SIGSEGV, SIGBUS
+ * and such), so that any handler may store to a map, except in the thread of a create or a revert. Who waits for space takes them.
  * Processes: a child that was forked may close what it inherited, which leaves the file alone, and read from it; it must not touch the memory of
  * a map: a store there, or a load that would trap, is SIGSEGV.
  * The format is specified in doc/source/format.rst.
@@ -139,7 +142,34 @@ struct pcow_info {
 };
 
 void pcow_get_info(const pcow_image *image, struct pcow_info *info);
+
+/* What the tables of an image say, without its base and the bitmaps of its pages: quick to find out of all images of a pool. */
+struct pcow_summary {
+    uint8_t uuid[PCOW_UUID_SIZE];
+    uint64_t virtual_size;
+    uint64_t allocated_size;                   /* blocks that the file system holds for it */
+    uint64_t may_grow;                         /* most that stores to the active layer can add to that; 0 if it is sealed */
+    uint64_t may_grow_frozen;                  /* the same, after a snapshot was taken */
+    bool sealed;
+    unsigned snapshots;
+    bool has_base;
+    unsigned base_format;
+    uint8_t base_uuid[PCOW_UUID_SIZE];
+    uint32_t base_layer;                       /* id of the snapshot that it stands on; 0: the active layer of the base */
+    char base_name[PCOW_BASE_NAME_SIZE];
+};
+
+/*
+ * Look at the file of this name in an open directory, no link, taking no lock: what a writer changes meanwhile may be seen half, but not
+ * the base. header_only: not even the layers are looked at; virtual_size, snapshots and what may grow are 0. Errors as of pcow_open();
+ * -ENOENT: it is not there.
+ */
+int pcow_summarize(int directory, const char *name, bool header_only, struct pcow_summary *summary, struct pcow_error *error);
 const char *pcow_path(const pcow_image *image);
+/*
+ * The open file, whatever its name is by now: to look at its file system, or to open it once more as /proc/self/fd/N. Borrowed.
+ */
+int pcow_fd(const pcow_image *image);
 uint64_t pcow_size(const pcow_image *image);   /* virtual size of what is open */
 pcow_image *pcow_base(pcow_image *image);      /* borrowed; NULL at the bottom of the chain */
 
@@ -207,7 +237,7 @@ bool pcow_snapshot_find_prefix(const pcow_image *image, const char *prefix, char
 /*
  * O(1): freeze the active layer under this name and put an empty one on it.  With a map attached nobody may be storing to
  * it during the call (vCPUs and I/O stopped), nor loading where a load may trap and allocate (copy-on-read, an image in very many
- * pieces, engine uffd): its range is write-protected on return.  -EEXIST name taken.
+ * pieces): its range is write-protected on return.  -EEXIST name taken.
  */
 int pcow_snapshot_create(pcow_image *image, const char *name, struct pcow_error *error);
 /* The same with a date of the caller's choice: what belongs together in several files can carry the same one. */
@@ -249,7 +279,6 @@ int pcow_snapshot_read_state(pcow_image *image, const char *name, uint64_t offse
 enum pcow_engine {
     PCOW_ENGINE_AUTO,                          /* signal */
     PCOW_ENGINE_SIGNAL,                        /* write protection and SIGSEGV: stores of user-mode code (TCG, device models) */
-    PCOW_ENGINE_UFFD,                          /* userfaultfd for memory not yet allocated (first touch by anyone), SIGSEGV for copy-on-write */
     PCOW_ENGINE_KVM,                           /* as signal; a virtual machine monitor serves the vCPUs, see pcow_map_is_accessible() */
     /*
      * As signal, with quicker traps where stores are scattered: one mapping for such a slab, into which pages are let by userfaultfd. A system call
@@ -260,7 +289,7 @@ enum pcow_engine {
 };
 
 enum pcow_full_policy {
-    PCOW_FULL_WAIT,                            /* a store that finds the pool full waits until there is space */
+    PCOW_FULL_WAIT,                            /* a store that finds the pool full waits until there is space; loads never do */
     PCOW_FULL_FAIL,                            /* it gets SIGBUS, see pcow_serve_sigbus() */
 };
 
@@ -295,11 +324,13 @@ void *pcow_map_address(const pcow_map *map);   /* 2 MiB aligned, pcow_size() byt
 /*
  * An access that cannot be served gets SIGBUS, at the instruction: si_code SI_QUEUE, si_pid this process, si_value its address, si_errno the
  * reason. Whoever serves SIGBUS asks this first: true if the library met the error itself, in memory that it was reading for somebody, and
- * goes on with -EIO; or if it was a trap of engine minor, which is served. Async-signal-safe. context: a ucontext_t. Where there is no handler when a map
+ * goes on with -EIO; or if it was a trap of engine minor, or in class page-cache a store to a page that has its block, for whose neighbours the file
+ * system had no space, which is served. Async-signal-safe. context: a ucontext_t. Where there is no handler when a map
  * is created, the library installs one that does this and nothing else, until the last map goes. A handler has SA_NODEFER, as there may be another
  * SIGBUS meanwhile. A thread that stores to a map (engine minor: or loads), or calls pcow_map_resolve(), _prepare() or _trap(), must not have SIGBUS blocked, and
  * must not be cancellable at any instruction (PTHREAD_CANCEL_ASYNCHRONOUS): glibc ends it in a system call of the trap even where that is
- * forbidden, and what the trap had claimed stays so.
+ * forbidden, and what the trap had claimed stays so. One that is cancelled in the usual way in a trap, or in a call of pcow_map_...(), ends after it.
+ * In other calls of this library no thread may be cancelled: they hold locks, memory and files.
  */
 bool pcow_serve_sigbus(const siginfo_t *info, void *context);
 /* Is this SIGBUS a trap of engine minor? Who does not ask pcow_serve_sigbus() then has to call pcow_map_trap(). Async-signal-safe. */
@@ -315,7 +346,10 @@ int pcow_map_trap(pcow_map *map, uint64_t offset, bool write);
  * Returns -ENOSPC instead of waiting. Pages that may be stored to stay so until a snapshot or a revert, or PCOW_EVENT_WITHDRAWN.
  */
 int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write, struct pcow_error *error);
-/* The same for user-mode code, which will not find the pool full then. With engine minor it may trap all the same. */
+/*
+ * The same for user-mode code, which will not find the pool full then. With engine minor it may trap all the same; and in class page-cache, where
+ * what the page cache has of the file was dropped and read anew by somebody since, which makes the first store want space for more than its page.
+ */
 int pcow_map_prepare(pcow_map *map, uint64_t offset, uint64_t length, bool write, struct pcow_error *error);
 
 /*
@@ -324,7 +358,7 @@ int pcow_map_prepare(pcow_map *map, uint64_t offset, uint64_t length, bool write
  */
 void pcow_map_settle(pcow_map *map, uint64_t offset, uint64_t length);
 /*
- * Whether the page at offset may be loaded from (stored to) without EFAULT. With engine minor: only where pcow_map_resolve() was called for its
+ * Whether the page at offset may be loaded from (stored to) without EFAULT; class page-cache: now. With engine minor: only where pcow_map_resolve() was called for its
  * slab (2 MiB), as what nobody asks for may become inaccessible again. A KVM vCPU that stores where it may not comes back with a
  * bare EFAULT: guess the address, ask this, call pcow_map_resolve() and run the vCPU again. Any thread.
  */

@@ -20,12 +20,6 @@
 #define MAX_OPENED 512u                /* slabs (1 GiB) handed out with prepared pages, before those not in use are trimmed */
 #define MAX_GIVEN_BACK 8u              /* slabs whose remains are punched out before somebody else may have a turn */
 
-uint64_t ahead_accesses(const struct pcow_map *map)
-{
-    return __atomic_load_n(&map->stats.write_traps, __ATOMIC_RELAXED) + __atomic_load_n(&map->stats.read_traps, __ATOMIC_RELAXED)
-           + __atomic_load_n(&map->asked, __ATOMIC_RELAXED);
-}
-
 /* ---- called by others ----------------------------------------------------------------------------------------------- */
 
 static void wake(struct ahead *ahead)
@@ -90,30 +84,6 @@ unsigned ahead_queued(const struct pcow_map *map)
     return waiting < AHEAD_QUEUE_SIZE ? waiting : AHEAD_QUEUE_SIZE;
 }
 
-void ahead_hold(struct pcow_map *map)
-{
-    __atomic_fetch_add(&map->ahead.waiting, 1, __ATOMIC_SEQ_CST);
-    pthread_mutex_lock(&map->ahead.busy);
-    __atomic_fetch_sub(&map->ahead.waiting, 1, __ATOMIC_SEQ_CST);
-    order_acquire(map);
-}
-
-void ahead_take_turn(struct pcow_map *map)
-{
-    static const struct timespec moment = {0, 20000};
-
-    while (__atomic_load_n(&map->ahead.waiting, __ATOMIC_SEQ_CST) > 0)
-        nanosleep(&moment, NULL);
-    pthread_mutex_lock(&map->ahead.busy);
-    order_acquire(map);
-}
-
-void ahead_release(struct pcow_map *map)
-{
-    order_release(map);
-    pthread_mutex_unlock(&map->ahead.busy);
-}
-
 void ahead_wake(struct pcow_map *map)
 {
     wake(&map->ahead);
@@ -160,11 +130,11 @@ static void forget_queued(struct pcow_map *map)
     for (uint64_t v = 0; v < slabs; v++) {
         if (!__atomic_load_n(&map->slabs[v].queued, __ATOMIC_RELAXED))
             continue;
-        ahead_take_turn(map);
+        turnstile_take(map);
         chain_claim(map->image->chain, v);
         map->slabs[v].queued = 0;
         chain_release(map->image->chain, v);
-        ahead_release(map);
+        turnstile_release(map);
     }
 }
 
@@ -187,7 +157,7 @@ static bool serve_queue(struct pcow_map *map)
             __atomic_store_n(&ahead->forgot, true, __ATOMIC_RELAXED);
             continue;
         }
-        ahead_take_turn(map);
+        turnstile_take(map);
         chain_claim(map->image->chain, found - 1);
         hot = map->slabs[found - 1].queued && is_hot(&map->slabs[found - 1]);
         grown = map->slabs[found - 1].grown > 0;
@@ -195,7 +165,7 @@ static bool serve_queue(struct pcow_map *map)
         first = map->image->chain->head[found - 1];
         complete = !is_own_slab(map, first) || page_set_full(&map->image->prepared[slab_ref_slab(first)]);
         chain_release(map->image->chain, found - 1);
-        ahead_release(map);
+        turnstile_release(map);
         if (hot) {
             ahead_complete_pages(map, found - 1);
         } else {
@@ -233,9 +203,9 @@ static bool limit_opened(struct pcow_map *map)
     if (map->ahead.opened < MAX_OPENED)
         return false;
     map->ahead.opened = 0;
-    ahead_take_turn(map);
+    turnstile_take(map);
     reclaim_prepared(map->image, was_used, map);
-    ahead_release(map);
+    turnstile_release(map);
     return true;
 }
 
@@ -246,9 +216,9 @@ static void give_back(struct pcow_map *map)
 
     lead_give_back(ahead);
     prepared_drop(map->image, ahead->lead_min);
-    ahead_take_turn(map);
+    turnstile_take(map);
     reclaim_prepared(map->image, NULL, NULL);
-    ahead_release(map);
+    turnstile_release(map);
     ahead->opened = 0;
     ahead->holding = !windows_empty(map);
 }
@@ -271,7 +241,7 @@ static bool rest(struct pcow_map *map, uint32_t seen)
     __atomic_store_n(&ahead->sleeping, 1, __ATOMIC_SEQ_CST);
     ret = syscall(SYS_futex, &ahead->wakeups, FUTEX_WAIT_PRIVATE, seen, expecting ? &soon : something ? &idle : NULL, NULL, 0);
     if (ret < 0 && errno == ETIMEDOUT && !expecting) {
-        uint64_t count = ahead_accesses(map);
+        uint64_t count = accesses_served(map);
 
         if (count == ahead->idle_accesses)
             return false;
@@ -287,9 +257,9 @@ static bool give_back_remains(struct pcow_map *map)
 
     if (!remains_are_due(image))
         return false;
-    ahead_take_turn(map);
+    turnstile_take(map);
     reclaim(image, MAX_GIVEN_BACK);
-    ahead_release(map);
+    turnstile_release(map);
     if (remains_are_due(image))
         return true;
     /* What the file system was told must be certain before a slab is used again: not in a trap. */
@@ -310,10 +280,10 @@ static bool give_back_frozen(struct pcow_map *map)
     }
     if (ahead->frozen_next == 0)
         return false;
-    ahead_take_turn(map);
+    turnstile_take(map);
     if (!reclaim_frozen(map->image, &ahead->frozen_next))
         ahead->frozen_next = 0;
-    ahead_release(map);
+    turnstile_release(map);
     if (ahead->frozen_next)
         return true;
     file_settle(&map->image->file);
@@ -323,8 +293,8 @@ static bool give_back_frozen(struct pcow_map *map)
 /* While it runs, each change of a page table that a snapshot operation makes has to interrupt its CPU, for which the VM stands still. */
 static void wait_for_operations(struct pcow_map *map)
 {
-    ahead_take_turn(map);
-    ahead_release(map);
+    turnstile_take(map);
+    turnstile_release(map);
 }
 
 static void *run(void *opaque)
@@ -342,7 +312,7 @@ static void *run(void *opaque)
         bool more = false;
 
         /* Of a former writer that was killed: in slabs that are owned too, once the image turns out to be stored to. */
-        if (!looked && (ahead->lead_min > 0 || ahead_accesses(map) > 0)) {
+        if (!looked && (ahead->lead_min > 0 || accesses_served(map) > 0)) {
             remains_find(map->image, true);
             looked = true;
         }

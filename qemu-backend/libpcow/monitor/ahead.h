@@ -62,19 +62,9 @@ void ahead_end(struct pcow_map *map);
  */
 void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied, bool comes_back);
 
-/* Accesses of the guest that had to be served. What a KVM vCPU does never traps here: for that and for devices the program asks. */
-uint64_t ahead_accesses(const struct pcow_map *map);
 /* Guest slabs that wait for the thread. */
 unsigned ahead_queued(const struct pcow_map *map);
 
-/* Keep the thread away from chain and layers / let it go on. */
-void ahead_hold(struct pcow_map *map);
-void ahead_release(struct pcow_map *map);
-/*
- * What the thread itself calls before a step, instead of ahead_hold(): whoever waits is first. A mutex alone goes to who comes by while the one that
- * it has woken is on its way, and the next step begins at once: a snapshot, with the guest stopped, waited for several of them.
- */
-void ahead_take_turn(struct pcow_map *map);
 /* There is something to do. Async-signal-safe. */
 void ahead_wake(struct pcow_map *map);
 /* A layer was frozen: what is prepared in its slabs is to be given back. / Is that still to be done? */
@@ -85,6 +75,19 @@ static inline bool ahead_is_stopping(const struct ahead *ahead)
 {
     return __atomic_load_n(&ahead->stop, __ATOMIC_ACQUIRE);
 }
+
+/* ---- turnstile.c ------------------------------------------------------------------------------------------------------------- */
+
+/* Keep the thread away from chain and layers / let it go on. */
+void turnstile_hold(struct pcow_map *map);
+void turnstile_release(struct pcow_map *map);
+/*
+ * What the thread itself calls before a step, instead of turnstile_hold(): whoever waits is first. A mutex alone goes to who comes by while the one that
+ * it has woken is on its way, and the next step begins at once: a snapshot, with the guest stopped, waited for several of them.
+ */
+void turnstile_take(struct pcow_map *map);
+/* Accesses of the guest that had to be served. What a KVM vCPU does never traps here: for that and for devices the program asks. */
+uint64_t accesses_served(const struct pcow_map *map);
 
 /* ---- lead.c: by the thread, how many slabs should be ready ------------------------------------------------------------------- */
 

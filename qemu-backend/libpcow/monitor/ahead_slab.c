@@ -42,11 +42,11 @@ static int complete_chunks(struct pcow_map *map, uint64_t guest_slab, uint64_t *
         if (ahead_is_stopping(&map->ahead) || prepare_room(map->image) == 0)
             return -ECANCELED;
         map->ahead.holding = true;
-        ahead_take_turn(map);
+        turnstile_take(map);
         chain_claim(map->image->chain, guest_slab);
         ret = complete_chunk(map, guest_slab, page, meant, prepare);
         chain_release(map->image->chain, guest_slab);
-        ahead_release(map);
+        turnstile_release(map);
     }
     return ret;
 }
@@ -56,13 +56,13 @@ static void undo_blocks(struct pcow_map *map, uint64_t guest_slab, uint64_t p)
 {
     struct pcow_image *image = map->image;
 
-    ahead_take_turn(map);
+    turnstile_take(map);
     chain_claim(image->chain, guest_slab);
     /* What does not succeed is in the way of nobody, and found when the slab is free. */
     if (slab_holds(image, p, guest_slab))
         remains_empty_pages(image, p, true);
     chain_release(image->chain, guest_slab);
-    ahead_release(map);
+    turnstile_release(map);
 }
 
 void ahead_complete_blocks(struct pcow_map *map, uint64_t guest_slab)
@@ -86,7 +86,7 @@ void ahead_touch_source(struct pcow_map *map, uint64_t guest_slab, bool expected
         const uint8_t *source = NULL;
         struct place place;
 
-        ahead_take_turn(map);
+        turnstile_take(map);
         place = chain_find(image, guest_slab, page, CHUNK);
         if (place.present && !place.own) {
             struct file *file = &image->chain->file[place.level]->file;
@@ -102,7 +102,7 @@ void ahead_touch_source(struct pcow_map *map, uint64_t guest_slab, bool expected
             ;
         if (source)
             file_note_filled(&image->chain->file[place.level]->file, place.offset);
-        ahead_release(map);
+        turnstile_release(map);
         page += place.pages;
     }
 }
@@ -111,20 +111,17 @@ void ahead_complete_pages(struct pcow_map *map, uint64_t guest_slab)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
     unsigned pages = layout_pages(map, guest_slab);
-    uint64_t copied = 0, zeroed = 0;
+    uint64_t copied = 0;
     int ret = 0;
 
     for (unsigned page = 0; page < pages && ret == 0 && !ahead_is_stopping(&map->ahead); page += CHUNK) {
         bool room = prepare_room(map->image) > 0;
 
-        ahead_take_turn(map);
+        turnstile_take(map);
         chain_claim(map->image->chain, guest_slab);
         ret = slab->cold || slab->watched || !slab->queued ? -ESTALE : !room ? -ENOSPC : 0;
-        if (!ret) {
-            /* Until the last chunk is there and all is mapped anew. */
-            slab->behind = 1;
-            ret = chain_own(map->image, guest_slab, page, pages - page < CHUNK ? pages - page : CHUNK, NULL, &copied, &zeroed);
-        }
+        if (!ret)
+            ret = layout_own(map, guest_slab, page, pages - page < CHUNK ? pages - page : CHUNK, &copied);
         if (!ret && page + CHUNK >= pages) {
             ret = layout_map_slab(map, guest_slab);
             if (!ret)
@@ -135,8 +132,6 @@ void ahead_complete_pages(struct pcow_map *map, uint64_t guest_slab)
         if (ret)
             slab->queued = 0;
         chain_release(map->image->chain, guest_slab);
-        ahead_release(map);
+        turnstile_release(map);
     }
-    __atomic_fetch_add(&map->stats.pages_copied, copied, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&map->stats.pages_zeroed, zeroed, __ATOMIC_RELAXED);
 }

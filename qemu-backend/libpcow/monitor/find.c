@@ -69,13 +69,18 @@ static int lose(struct pcow_map *map, uint64_t offset)
 
 int pcow_map_lose(pcow_map *map, uint64_t offset, struct pcow_error *error)
 {
+    struct interrupts interrupts;
     int ret;
 
     if (offset >= map->size)
         return error_set(error, -EINVAL, "%s: no page at %llu", map->image->file.path, (unsigned long long)offset);
+    interrupts = interrupts_disable();
+    gate_enter(map);
     chain_claim(map->image->chain, offset >> SLAB_BITS);
     ret = lose(map, offset & ~(PCOW_PAGE_SIZE - 1));
     chain_release(map->image->chain, offset >> SLAB_BITS);
+    gate_leave(map);
+    interrupts_restore(interrupts);
     if (ret == -ENOSPC)
         return error_set(error, ret, "%s: more than %u pages are lost: stop the VM, or it may see something else in the place of the others",
                          map->image->file.path, MAX_LOST_PAGES);

@@ -23,6 +23,14 @@
  */
 #define MAX_LINE_FLUSH (UINT64_C(8) << 20)
 
+/* The first guest slab from the one of this offset on that can hold stores; a revert may have the chain apart. */
+static uint64_t next_used(const struct pcow_map *map, uint64_t offset)
+{
+    const struct chain *chain = __atomic_load_n(&map->image->chain, __ATOMIC_ACQUIRE);
+
+    return chain ? chain_next_used(chain, offset >> SLAB_BITS) : offset >> SLAB_BITS;
+}
+
 typedef int flush_piece_fn(const struct pcow_map *map, uint64_t offset, uint64_t length);
 
 struct walk {
@@ -39,8 +47,14 @@ static int flush_piece(const struct pcow_map *map, uint64_t offset, uint64_t len
 static int walk_writable(const struct pcow_map *map, uint64_t offset, uint64_t end, struct walk *walk, flush_piece_fn *flush)
 {
     while (offset < end) {
-        uint64_t guest_slab = offset >> SLAB_BITS, from = guest_slab << SLAB_BITS;
+        uint64_t guest_slab = next_used(map, offset), from = guest_slab << SLAB_BITS;
         const struct page_set *writable = &map->slabs[guest_slab].writable;
+
+        if (from >= end)
+            break;
+        if (from > offset)
+            offset = from;
+
         uint64_t last = end - from < PCOW_SLAB_SIZE ? end - from : PCOW_SLAB_SIZE;
         unsigned page = (unsigned)((offset - from) / PCOW_PAGE_SIZE), pages = (unsigned)((last + PCOW_PAGE_SIZE - 1) / PCOW_PAGE_SIZE);
 
@@ -100,7 +114,7 @@ static int flush_metadata(pcow_map *map, uint64_t offset, uint64_t end)
     /* A revert has it apart. What was stored before that is gone, and nobody stores before it is there again. */
     if (!chain)
         return flush_all(map);
-    for (uint64_t v = offset >> SLAB_BITS; v << SLAB_BITS < end; v++) {
+    for (uint64_t v = next_used(map, offset); v << SLAB_BITS < end; v = chain_next_used(chain, v + 1)) {
         slab_ref head = __atomic_load_n(&chain->head[v], __ATOMIC_ACQUIRE);
         uint64_t slab = slab_ref_slab(head);
         void *owner, *valid;
@@ -125,14 +139,17 @@ static int flush_metadata(pcow_map *map, uint64_t offset, uint64_t end)
  * A page is mapped for stores before it is in the set, and another thread may have stored to it in between. Whoever holds the claim of a slab
  * enters what he has mapped before he gives it back; what is mapped after that holds no store that this flush covers.
  */
-static void await_mapped(const struct pcow_map *map, uint64_t offset, uint64_t end)
+void flush_await_mapped(struct pcow_map *map, uint64_t offset, uint64_t end)
 {
-    struct chain *chain = __atomic_load_n(&map->image->chain, __ATOMIC_ACQUIRE);
+    struct interrupts interrupts = interrupts_disable();
 
-    for (uint64_t v = offset >> SLAB_BITS; chain && v << SLAB_BITS < end; v++) {
-        chain_claim(chain, v);
-        chain_release(chain, v);
+    gate_enter(map);
+    for (uint64_t v = next_used(map, offset); v << SLAB_BITS < end; v = next_used(map, (v + 1) << SLAB_BITS)) {
+        chain_claim(map->image->chain, v);
+        chain_release(map->image->chain, v);
     }
+    gate_leave(map);
+    interrupts_restore(interrupts);
 }
 
 static int flush_range(pcow_map *map, uint64_t offset, uint64_t end)
@@ -145,7 +162,7 @@ static int flush_range(pcow_map *map, uint64_t offset, uint64_t end)
         return 0;
     if (needs_all(map))
         return flush_all(map);
-    await_mapped(map, offset, end);
+    flush_await_mapped(map, offset, end);
     walk_writable(map, offset, end, &walk, NULL);
     if (persistence == PCOW_PERSISTENCE_PMEM ? walk.bytes > MAX_LINE_FLUSH : walk.pieces > MAX_PIECES || offset >> SLAB_BITS != (end - 1) >> SLAB_BITS)
         return flush_all(map);

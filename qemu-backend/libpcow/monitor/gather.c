@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Slabs of an image that is open for reading only, where it lies in more pieces than there are mappings for. Nothing can become one piece in
- * the file, as it does under a writer; so what the slab shows is gathered in memory of its own, of which nobody sees anything before all of it
- * is there. It does not become stale: nobody writes to a file that somebody has open for reading (who opened it without its lock,
- * PCOW_OPEN_FORCE_SHARE, is promised nothing), and what a snapshot shows stays.
+ * Slabs that lie in more pieces than there are mappings for, and that cannot become one piece in the file: of an image that is open for reading only, or
+ * on a full pool. What the slab shows is gathered in memory of its own, of which nobody sees anything before all of it is there. It does not become
+ * stale: only what is mapped for stores changes, and that is mapped over the copy. Of an image that is open for reading nobody writes to the file
+ * (who opened it without its lock, PCOW_OPEN_FORCE_SHARE, is promised nothing), and what a snapshot shows stays.
  */
 #include <errno.h>
 #include <sys/mman.h>
@@ -61,19 +61,16 @@ int gather_slab(struct pcow_map *map, uint64_t guest_slab)
      * For a page that cannot be read, or for want of memory, nobody must suffer who loads another one: then it takes the mappings after
      * all, and who loads that page is told by the kernel, or by resolve().
      */
-    bool gathered = is_too_much(map, guest_slab) && gather(map, guest_slab) == 0;
-    int ret = 0;
-
-    if (gathered) {
-        vmas_add(map, 1 - (int)slab->pieces);
-        slab->pieces = 1;
-        slab->behind = 0;
-        /* Who has a system call load from it looks at this without the claim: not before it is there. */
-        __atomic_store_n(&slab->cold, 0, __ATOMIC_RELEASE);
-    } else {
-        ret = layout_map_slab(map, guest_slab);
-    }
-    __atomic_fetch_add(&map->gathered, (uint64_t)gathered - slab->gathered, __ATOMIC_RELAXED);
-    slab->gathered = gathered;
-    return ret;
+    if (!is_too_much(map, guest_slab) || gather(map, guest_slab))
+        return layout_map_slab(map, guest_slab);
+    vmas_begin(map, slab);
+    vmas_add(map, 1 - (int)slab->pieces);
+    slab->pieces = 1;
+    slab->behind = 0;
+    __atomic_fetch_add(&map->gathered, 1u - slab->gathered, __ATOMIC_RELAXED);
+    slab->gathered = 1;
+    __atomic_store_n(&slab->watched, WATCHED_NOT, __ATOMIC_RELAXED);
+    /* Who has a system call load from it looks at this without the claim: not before it is there. */
+    __atomic_store_n(&slab->cold, 0, __ATOMIC_RELEASE);
+    return 0;
 }

@@ -4,9 +4,11 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "chain/index.h"
 #include "image/prepare.h"
 #include "monitor/monitor.h"
 #include "util/error.h"
+#include "util/map_at.h"
 
 /* Were all these pages handed out as prepared ones, and nothing is known to have happened to their blocks since? */
 static bool is_settled(const struct pcow_image *image, uint64_t offset, size_t length)
@@ -29,12 +31,18 @@ static int map_file(void *address, size_t length, const struct pcow_image *file,
     if (ret)
         return ret;
     /*
-     * Without readahead the page cache holds single pages. A store to one page of a larger folio makes the file system (ext4, Linux
-     * 6.16 and later) reserve blocks for all of it: up to 2 MiB for 4 KiB, and SIGBUS if the pool is nearly full.
+     * Without readahead the page cache holds single pages. A store to one page of a larger folio makes the file system reserve blocks for all
+     * of it. What others read is another matter: see layout_prepare_store().
      */
     if (file->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE)
         madvise(address, length, MADV_RANDOM);
     return 0;
+}
+
+/* Private and read-only: loads see the kernel's zero page, without a trap and without memory; stores trap. */
+static int map_absent(void *address, size_t length, int fixed)
+{
+    return map_at(address, length, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | fixed, -1, 0);
 }
 
 /* A stretch of the range that one mapping can serve. */
@@ -54,10 +62,10 @@ static int map_piece(struct pcow_map *map, const struct piece *piece)
 
     if (length == 0)
         return 0;
-    fixed = reserve_next(map, piece->from, piece->to, file ? file->file.lost_pages.any : map->engine->id == PCOW_ENGINE_UFFD);
+    fixed = reserve_next(map, piece->from, piece->to, file && file->file.lost_pages.any);
     if (fixed < 0)
         return fixed;
-    ret = file ? map_file(address, length, file, piece->offset, piece->store, fixed) : map->engine->map_absent(map, address, length, fixed);
+    ret = file ? map_file(address, length, file, piece->offset, piece->store, fixed) : map_absent(address, length, fixed);
     if (!ret)
         reserve_taken(map, piece->to);
     return ret;
@@ -82,24 +90,9 @@ bool layout_is_hot(const struct slab_map *slab, unsigned share)
     return slab->faults >= HOT_FAULTS && page_set_count(&slab->writable) >= PAGES_PER_SLAB / share;
 }
 
-unsigned layout_pages(const struct pcow_map *map, uint64_t guest_slab)
-{
-    uint64_t left = (map->size - (guest_slab << SLAB_BITS)) / PCOW_PAGE_SIZE;
-
-    return left < PAGES_PER_SLAB ? (unsigned)left : PAGES_PER_SLAB;
-}
-
-unsigned layout_count_pieces(const struct pcow_map *map, uint64_t guest_slab)
-{
-    unsigned pieces = 0, pages = layout_pages(map, guest_slab);
-
-    for (unsigned page = 0; page < pages; pieces++)
-        page += chain_find(map->image, guest_slab, page, pages - page).pages;
-    return pieces;
-}
-
 static void set_pieces(struct pcow_map *map, struct slab_map *slab, unsigned pieces)
 {
+    vmas_begin(map, slab);
     vmas_add(map, (int)pieces - (int)slab->pieces);
     slab->pieces = (uint16_t)pieces;
 }
@@ -126,8 +119,8 @@ static void remember(struct pcow_map *map, uint64_t guest_slab, unsigned pieces)
     bool withdrawn = false;
 
     set_pieces(map, slab, pieces);
+    gather_forget(map, guest_slab);
     slab->behind = 0;
-    __atomic_store_n(&slab->inaccessible, 0, __ATOMIC_RELEASE);
     __atomic_store_n(&slab->minor, MINOR_NOT, __ATOMIC_SEQ_CST);
     if (!slab->cold && map->image->file.writable && map->image->view == image_active(map->image))
         chain_own_backed(map->image, guest_slab, &own);
@@ -150,6 +143,7 @@ static int add_slab(struct pcow_map *map, uint64_t guest_slab, struct piece *pie
 {
     unsigned pages = layout_pages(map, guest_slab);
 
+    index_update(map->image, guest_slab);
     for (unsigned page = 0; page < pages;) {
         struct place place = chain_find(map->image, guest_slab, page, pages - page);
         uint64_t from = (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE;
@@ -165,6 +159,31 @@ static int add_slab(struct pcow_map *map, uint64_t guest_slab, struct piece *pie
         page += place.pages;
     }
     return 0;
+}
+
+/* All that is not used, up to there. */
+static int add_absent(struct pcow_map *map, uint64_t to, struct piece *piece)
+{
+    if (piece->to >= to)
+        return 0;
+    if (piece->level) {
+        int ret = map_piece(map, piece);
+
+        if (ret)
+            return ret;
+        *piece = (struct piece){.from = piece->to, .to = piece->to};
+    }
+    piece->to = to;
+    return 0;
+}
+
+static uint64_t count_used(const struct chain *chain)
+{
+    uint64_t count = 0;
+
+    for (uint64_t v = chain_next_used(chain, 0); v < chain->guest_slabs; v = chain_next_used(chain, v + 1))
+        count++;
+    return count;
 }
 
 int layout_map_slab(struct pcow_map *map, uint64_t guest_slab)
@@ -216,9 +235,10 @@ void layout_make_cold(struct pcow_map *map, uint64_t guest_slab)
      * At the limit of mappings this one may fail as well. Then any page may be mapped as it was before, for stores too, or not at all: a trap
      * must map it anew, and nothing may rely on what is written here.
      */
-    if (unmapped)
+    if (unmapped) {
         set_pieces(map, slab, 1);
-    else
+        gather_forget(map, guest_slab);
+    } else
         __atomic_store_n(&map->unknown, true, __ATOMIC_SEQ_CST);
     /* The next one finds what was stored to until now by these sets. */
     if (!page_set_empty(&slab->writable)) {
@@ -229,7 +249,6 @@ void layout_make_cold(struct pcow_map *map, uint64_t guest_slab)
     __atomic_store_n(&slab->watched, WATCHED_NOT, __ATOMIC_RELAXED);
     /* What could not be unmapped goes on to trap as it did. */
     __atomic_store_n(&slab->minor, unmapped || !slab->minor ? MINOR_NOT : MINOR_FROZEN, __ATOMIC_SEQ_CST);
-    __atomic_store_n(&slab->inaccessible, 0, __ATOMIC_RELEASE);
     slab->behind = !unmapped;
 }
 
@@ -318,6 +337,35 @@ static int map_own_run(struct pcow_map *map, uint64_t guest_slab, unsigned page,
     return 0;
 }
 
+/* Is a page own that is mapped to where an older layer holds it? Also true of one that is mapped where it is own, but for loads. */
+static bool is_behind(const struct pcow_map *map, uint64_t guest_slab)
+{
+    const struct slab_map *slab = &map->slabs[guest_slab];
+    struct page_set own;
+
+    chain_own_pages(map->image, guest_slab, &own);
+    lost_take_out(map, guest_slab, &own);
+    for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
+        if (own.word[w] & ~page_set_word(&slab->writable, w))
+            return true;
+    return false;
+}
+
+int layout_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count, uint64_t *copied)
+{
+    uint64_t zeroed = 0, copies = 0;
+    int ret;
+
+    /* Whatever comes of it: only who has mapped what is own takes this back. */
+    map->slabs[guest_slab].behind = 1;
+    ret = chain_own(map->image, guest_slab, first, count, NULL, &copies, &zeroed);
+    __atomic_fetch_add(&map->stats.pages_copied, copies, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&map->stats.pages_zeroed, zeroed, __ATOMIC_RELAXED);
+    if (copied)
+        *copied += copies;
+    return ret;
+}
+
 int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
@@ -343,12 +391,34 @@ int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, un
     }
     if (is_one_piece(map, guest_slab)) {
         set_pieces(map, slab, 1);
+        gather_forget(map, guest_slab);
         slab->behind = 0;
         minor_is_whole(map, guest_slab);
         if (map->image->file.huge && largest < pages)
             map_whole(map, guest_slab);
+    } else if (slab->behind) {
+        slab->behind = is_behind(map, guest_slab);
     }
     return 0;
+}
+
+int layout_prepare_store(const struct pcow_map *map, uint64_t guest_slab, unsigned page)
+{
+    const struct slab_map *slab = &map->slabs[guest_slab];
+    struct page_set mapped = {{0}};
+    struct place place;
+
+    if (map->image->file.persist.persistence != PCOW_PERSISTENCE_PAGE_CACHE)
+        return 0;
+    place = chain_find(map->image, guest_slab, page, 1);
+    if (!place.own)
+        return 0;
+    if (slab->gathered)
+        mapped = slab->writable;       /* the rest is a copy, see gather.c */
+    else
+        page_set_add_range(&mapped, 0, PAGES_PER_SLAB);
+    return file_prepare_store(&map->image->file, map->address + (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE, &mapped, place.offset,
+                              PCOW_PAGE_SIZE);
 }
 
 /* Nothing is mapped; the first access, load or store, brings the whole slab into the active layer as one piece, or into memory, see gather.c. */
@@ -359,8 +429,7 @@ static int map_cold(struct pcow_map *map, uint64_t guest_slab)
     return unmap_slab(map, guest_slab);
 }
 
-/* Copy-on-read: something shows from an older layer or a base, which the first access shall bring into the active one. */
-static bool is_to_be_copied(const struct pcow_map *map, uint64_t guest_slab)
+bool layout_is_to_be_copied(const struct pcow_map *map, uint64_t guest_slab)
 {
     unsigned pages = layout_pages(map, guest_slab);
 
@@ -378,16 +447,23 @@ static bool is_to_be_copied(const struct pcow_map *map, uint64_t guest_slab)
 
 int layout_map_all(struct pcow_map *map, struct pcow_error *error)
 {
-    uint64_t slabs = map->image->chain->guest_slabs;
+    const struct chain *chain = map->image->chain;
+    uint64_t left = count_used(chain);
     struct piece piece = {0};
     int ret = 0;
 
-    for (uint64_t v = 0; v < slabs && ret == 0; v++) {
+    /* Nothing is mapped yet: one stretch. */
+    if (map->slabs_counted == 0)
+        vmas_add(map, 1);
+    for (uint64_t v = chain_next_used(chain, 0); v < chain->guest_slabs && ret == 0; v = chain_next_used(chain, v + 1), left--) {
         unsigned pieces = layout_count_pieces(map, v);
         /* Every slab needs one at least; a slab of many pieces may have them while what is left suffices for the others. */
-        uint64_t reserved = slabs - v;
+        uint64_t reserved = 2 * left < chain->guest_slabs - v ? 2 * left : chain->guest_slabs - v;
 
-        if ((pieces > 1 && vmas_used(map) + pieces + reserved > map->vma_budget) || is_to_be_copied(map, v)) {
+        ret = add_absent(map, v << SLAB_BITS, &piece);
+        if (ret)
+            break;
+        if ((pieces > 1 && vmas_used(map) + pieces + reserved > map->vma_budget) || layout_is_to_be_copied(map, v)) {
             ret = map_piece(map, &piece);
             piece = (struct piece){.from = (v + 1) << SLAB_BITS, .to = (v + 1) << SLAB_BITS};
             if (!ret)
@@ -399,6 +475,8 @@ int layout_map_all(struct pcow_map *map, struct pcow_error *error)
         remember(map, v, pieces);
     }
     if (!ret)
+        ret = add_absent(map, map->size, &piece);
+    if (!ret)
         ret = map_piece(map, &piece);
     return ret ? error_set_errno(error, ret, "cannot map %s (vm.max_map_count may be too low for it)", map->image->file.path) : 0;
 }
@@ -407,10 +485,11 @@ int layout_map_all(struct pcow_map *map, struct pcow_error *error)
 
 int layout_map_changed(struct pcow_map *map, const struct layout_lists *lists)
 {
+    const struct chain *chain = map->image->chain;
     struct piece piece = {0};
     int ret = 0;
 
-    for (uint64_t v = 0; v < map->image->chain->guest_slabs && ret == 0; v++) {
+    for (uint64_t v = chain_next_used(chain, 0); v < chain->guest_slabs && ret == 0; v = chain_next_used(chain, v + 1)) {
         struct slab_map *slab = &map->slabs[v];
         unsigned pieces;
 

@@ -43,13 +43,13 @@ static unsigned count_takers(struct pcow_map *map)
     const struct pcow_image *image = map->image;
     unsigned takers = 0;
 
-    ahead_take_turn(map);
+    turnstile_take(map);
     for (uint64_t v = 0; v < image->chain->guest_slabs && takers < MANY_TAKERS; v++) {
         slab_ref head = __atomic_load_n(&image->chain->head[v], __ATOMIC_ACQUIRE);
 
         takers += !head || slab_ref_level(head) != image->chain->levels || image->slabs[slab_ref_slab(head)].layer != image_active(image);
     }
-    ahead_release(map);
+    turnstile_release(map);
     return takers;
 }
 

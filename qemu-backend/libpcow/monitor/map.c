@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "chain/index.h"
 #include "image/prepare.h"
 #include "monitor/monitor.h"
 #include "util/error.h"
@@ -57,6 +58,34 @@ static int note_lost(struct pcow_map *map, struct pcow_error *error)
     return 0;
 }
 
+static size_t slabs_size(const struct pcow_map *map)
+{
+    return ((map->size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS) * sizeof *map->slabs + PCOW_PAGE_SIZE;
+}
+
+/* Memory that is not touched takes none. */
+static struct slab_map *make_slabs(const struct pcow_map *map)
+{
+    void *slabs = mmap(NULL, slabs_size(map), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    return slabs == MAP_FAILED ? NULL : slabs;
+}
+
+static void free_slabs(struct pcow_map *map)
+{
+    if (map->slabs)
+        munmap(map->slabs, slabs_size(map));
+}
+
+static void prepare_engine(struct pcow_map *map)
+{
+    /* The watch will need it, perhaps after privileges were dropped; if it cannot be had now, it may be then. */
+    if (map->engine == PCOW_ENGINE_KVM && map->image->file.writable)
+        uffd_open(map, NULL);
+    if (map->engine == PCOW_ENGINE_MINOR)
+        minor_prepare(map, map->serves_sigbus || signal_serves_bus());
+}
+
 int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, pcow_map **result, struct pcow_error *error)
 {
     static const struct pcow_map_options defaults;
@@ -64,12 +93,14 @@ int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, p
     int ret = check_mappable(image, error);
 
     *result = NULL;
+    if (!options)
+        options = &defaults;
+    if (!ret && options->engine > PCOW_ENGINE_MINOR)
+        ret = error_set(error, -EINVAL, "there is no engine %d; the engines are signal, kvm and minor", (int)options->engine);
     if (!ret)
         ret = signal_prepare(error);
     if (ret)
         return ret;
-    if (!options)
-        options = &defaults;
     map = calloc(1, sizeof *map);
     if (!map)
         return error_set(error, -ENOMEM, "out of memory");
@@ -79,43 +110,33 @@ int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, p
     map->vma_budget = options->vma_budget ? options->vma_budget : default_vma_budget();
     map->shares_vmas = !options->vma_budget;
     map->serves_sigbus = options->serves_sigbus;
-    map->engine = options->engine == PCOW_ENGINE_KVM ? &kvm_engine
-                  : options->engine == PCOW_ENGINE_MINOR ? &minor_engine
-                  : options->engine == PCOW_ENGINE_UFFD && image->file.writable ? &uffd_engine : &signal_engine;
+    map->engine = options->engine == PCOW_ENGINE_AUTO ? PCOW_ENGINE_SIGNAL : options->engine;
     pthread_mutex_init(&map->watch_lock, NULL);
     map->uffd = map->minor.fd = -1;
     map->density.pagemap = -1;
     map->events.fd = -1;
-    /* aligned_alloc: a page set is a cache line. */
-    map->slabs = aligned_alloc(64, image->chain->guest_slabs * sizeof *map->slabs);
+    map->slabs = make_slabs(map);
     if (!map->slabs || events_init(&map->events)) {
         ret = error_set(error, -ENOMEM, "out of memory or descriptors");
         goto fail;
     }
-    memset(map->slabs, 0, image->chain->guest_slabs * sizeof *map->slabs);
     ret = reserve_range(map, error);
     if (!ret)
         ret = note_lost(map, error);
-    if (!ret)
-        ret = map->engine->prepare(map, error);
     if (ret)
         goto fail;
+    prepare_engine(map);
     image->map = map;
-    ret = reserve_lay_out(map, error);
+    ret = layout_begin(map, error);
     /* Not before: a trap in memory that others have in a hole of the range is not ours. */
     if (!ret)
         ret = signal_register(map, error);
-    if (!ret) {
-        /* Before the engine: its thread looks at what these set up. */
-        density_open(&map->density);
-        ahead_start(map, options->prepared_slabs);
-        ret = map->engine->start(map, error);
-    }
     if (ret) {
         pcow_map_destroy(map);
         return ret;
     }
-    order_release(map);
+    density_open(&map->density);
+    ahead_start(map, options->prepared_slabs);
     *result = map;
     return 0;
 
@@ -124,7 +145,7 @@ fail:
     reserve_release(map);
     minor_close(map);
     events_destroy(&map->events);
-    free(map->slabs);
+    free_slabs(map);
     free(map);
     return ret;
 }
@@ -140,7 +161,7 @@ static void forget(struct pcow_map *map)
     minor_close(map);
     map->image->map = NULL;
     events_destroy(&map->events);
-    free(map->slabs);
+    free_slabs(map);
     free(map);
 }
 
@@ -154,7 +175,7 @@ void pcow_map_destroy(pcow_map *map)
     }
     __atomic_store_n(&map->closing, true, __ATOMIC_RELAXED);
     order_acquire(map);
-    map->engine->stop(map);
+    uffd_close(map);
     /* It may be copying what cannot be read, for which the handlers are needed. */
     ahead_stop(map);
     /* Who waits for space may have found some: no page is taken from what he copies to, nor the ring from under him. */
@@ -168,7 +189,7 @@ void pcow_map_destroy(pcow_map *map)
     vmas_add(map, -(int)map->vmas);
     map->image->map = NULL;
     events_destroy(&map->events);
-    free(map->slabs);
+    free_slabs(map);
     free(map);
 }
 
@@ -204,9 +225,14 @@ int pcow_map_restore(pcow_map *map, uint64_t offset, uint64_t length, struct pco
     if (offset > map->size || length > map->size - offset)
         return error_set(error, -EINVAL, "%s: restore beyond its end", map->image->file.path);
     for (uint64_t v = offset >> SLAB_BITS; v << SLAB_BITS < end && !ret; v++) {
+        struct interrupts interrupts = interrupts_disable();
+
+        gate_enter(map);
         chain_claim(map->image->chain, v);
         ret = map->image->file.writable ? layout_map_slab(map, v) : gather_slab(map, v);
         chain_release(map->image->chain, v);
+        gate_leave(map);
+        interrupts_restore(interrupts);
     }
     return ret ? error_set_errno(error, ret, "cannot map %s", map->image->file.path) : 0;
 }
@@ -216,7 +242,7 @@ void pcow_map_get_stats(const pcow_map *map, struct pcow_map_stats *stats)
     const struct pcow_image *image = map->image;
 
     *stats = (struct pcow_map_stats){
-        .engine = map->engine->id,
+        .engine = map->engine,
         .write_traps = __atomic_load_n(&map->stats.write_traps, __ATOMIC_RELAXED),
         .read_traps = __atomic_load_n(&map->stats.read_traps, __ATOMIC_RELAXED),
         .pages_copied = __atomic_load_n(&map->stats.pages_copied, __ATOMIC_RELAXED),
@@ -232,11 +258,12 @@ void pcow_map_get_stats(const pcow_map *map, struct pcow_map_stats *stats)
         .slabs_missed = image->ready ? __atomic_load_n(&image->ready->missed, __ATOMIC_RELAXED) : 0,
         .slabs_queued = ahead_queued(map),
         .slabs_completed = __atomic_load_n(&map->ahead.completed, __ATOMIC_RELAXED),
-        .memory = sizeof *map + sizeof *image + ((map->size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS) * (sizeof *map->slabs + sizeof(slab_ref) + 1),
+        .memory = sizeof *map + sizeof *image
+            + __atomic_load_n(&map->slabs_counted, __ATOMIC_RELAXED) * (sizeof *map->slabs + sizeof(slab_ref) + 1),
     };
+    stats->memory += index_memory(__atomic_load_n(&image->chain, __ATOMIC_ACQUIRE));
     stats->memory += __atomic_load_n(&map->gathered, __ATOMIC_RELAXED) * PCOW_SLAB_SIZE;
-    if (__atomic_load_n(&map->retired.moved, __ATOMIC_RELAXED))
-        stats->memory += ((map->size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS) * sizeof *map->retired.moved;
+    stats->memory += __atomic_load_n(&map->retired.room, __ATOMIC_RELAXED) * sizeof *map->retired.moved;
     if (image->ready)
         stats->memory += sizeof *image->ready + image_slab_count(image) * sizeof *image->prepared;
     for (const struct pcow_image *file = image; file; file = file->base)
@@ -245,75 +272,43 @@ void pcow_map_get_stats(const pcow_map *map, struct pcow_map_stats *stats)
 
 /* ---- for snapshot operations ------------------------------------------------------------------------------------- */
 
+/* A stretch of slabs that are used and mapped; between them may be others that are absent. */
+static int protect_slabs(struct pcow_map *map, uint64_t first, uint64_t end)
+{
+    uint64_t from = first << SLAB_BITS, to = end << SLAB_BITS < map->size ? end << SLAB_BITS : map->size;
+
+    return mprotect(map->address + from, to - from, PROT_READ) ? -errno : 0;
+}
+
 static int protect(struct pcow_map *map)
 {
-    uint64_t v = 0, slabs = map->image->chain->guest_slabs;
+    const struct chain *chain = map->image->chain;
+    uint64_t v = chain_next_used(chain, 0);
+    int ret = 0;
 
-    while (v < slabs) {
-        uint64_t end = v;
+    while (v < chain->guest_slabs && !ret) {
+        uint64_t first = v, end = v;
 
-        while (end < slabs && map->slabs[end].cold == map->slabs[v].cold)
-            end++;
-        if (!map->slabs[v].cold
-            && mprotect(map->address + (v << SLAB_BITS),
-                        (end << SLAB_BITS < map->size ? end << SLAB_BITS : map->size) - (v << SLAB_BITS), PROT_READ))
-            return -errno;
-        v = end;
-    }
-    return 0;
-}
-
-/* Absent memory of the uffd engine must stay writable to be noticed, so only what is mapped for stores is protected, run by run. */
-static int protect_writable(struct pcow_map *map)
-{
-    uint64_t from = 0, to = 0;
-
-    for (uint64_t v = 0; v < map->image->chain->guest_slabs; v++) {
-        const struct page_set *writable = &map->slabs[v].writable;
-
-        for (unsigned page = 0; page < PAGES_PER_SLAB;) {
-            unsigned end = page_set_run_end(writable, page, PAGES_PER_SLAB);
-            uint64_t start = (v << SLAB_BITS) + page * PCOW_PAGE_SIZE;
-
-            if (page_set_has(writable, page)) {
-                if (start != to) {
-                    if (to > from && mprotect(map->address + from, to - from, PROT_READ))
-                        return -errno;
-                    from = start;
-                }
-                to = start + (end - page) * PCOW_PAGE_SIZE;
-            }
-            page = end;
+        /* What is not used is read-only, and protecting it once more costs nothing where it lies between. */
+        while (v < chain->guest_slabs && !map->slabs[v].cold) {
+            end = v + 1;
+            v = chain_next_used(chain, end);
         }
+        if (end > first)
+            ret = protect_slabs(map, first, end);
+        else
+            v = chain_next_used(chain, v + 1);
     }
-    return to > from && mprotect(map->address + from, to - from, PROT_READ) ? -errno : 0;
-}
-
-/*
- * Nobody stores, but somebody may load, and be about to map what was own before the layer changed. Whoever claims a slab after this look at
- * it sees the new one.
- */
-static void await_claims(const struct pcow_map *map)
-{
-    struct chain *chain = map->image->chain;
-
-    for (uint64_t v = 0; v < chain->guest_slabs; v++)
-        if (__atomic_load_n(&chain->claim[v], __ATOMIC_SEQ_CST)) {
-            chain_claim(chain, v);
-            chain_release(chain, v);
-        }
+    return ret;
 }
 
 int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
 {
     int ret;
 
-    /* The word that names the active layer was stored, flushed and fenced: no claim is looked at before that is seen. */
-    __atomic_fetch_add(&map->freezes, 1, __ATOMIC_SEQ_CST);
-    await_claims(map);
     retire_tables(map);
     /* What is mapped for stores is not known of every slab: none may stay. */
-    ret = map->unknown ? -ENOMEM : map->engine->id == PCOW_ENGINE_UFFD ? protect_writable(map) : protect(map);
+    ret = map->unknown ? -ENOMEM : protect(map);
 
     if (!ret)
         ret = lost_hide_again(map);
@@ -325,12 +320,7 @@ int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
     /* A page that stayed writable would change the snapshot. Without any mapping every access traps: slower, but right. */
     if (ret)
         return monitor_unmap_all(map, error);
-    /* What has become an older layer is to be copied when it is read. */
-    if (image_copies_on_read(map->image)) {
-        ret = monitor_unmap_all(map, error);
-        return ret ? ret : monitor_map_all(map, error);
-    }
-    for (uint64_t v = 0; v < map->image->chain->guest_slabs; v++) {
+    for (uint64_t v = chain_next_used(map->image->chain, 0); v < map->image->chain->guest_slabs; v = chain_next_used(map->image->chain, v + 1)) {
         memset(&map->slabs[v].writable, 0, sizeof map->slabs[v].writable);
         /* Each page that is mapped counts as if it had cut a mapping; from one snapshot to the next that would add up. */
         if (map->slabs[v].faults)
@@ -342,6 +332,9 @@ int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
         map->slabs[v].loaded = 0;
         map->slabs[v].grown = 0;
         map->slabs[v].run = 0;
+        /* What has become an older layer is to be copied when it is read. If it cannot be unmapped, it is read where it is. */
+        if (!map->slabs[v].cold && layout_is_to_be_copied(map, v))
+            layout_make_cold(map, v);
     }
     return 0;
 }
@@ -363,8 +356,11 @@ int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error)
     for (uint64_t v = 0; v < slabs; v++)
         vmas_add(map, -(int)map->slabs[v].pieces);
     for (uint64_t v = 0; v < slabs; v++) {
+        gather_forget(map, v);
         memset(&map->slabs[v], 0, offsetof(struct slab_map, asked));
         map->slabs[v].cold = 1;
+        if (map->image->chain)
+            sparse_set_add(&map->image->chain->used, v);
     }
     order_release(map);
     return 0;

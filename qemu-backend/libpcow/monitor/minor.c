@@ -76,18 +76,15 @@ static bool is_possible(const struct pcow_map *map)
     return possible;
 }
 
-int minor_prepare(struct pcow_map *map, struct pcow_error *error)
+void minor_prepare(struct pcow_map *map, bool served)
 {
-    (void)error;
     map->minor.gain = GAIN_AT_FIRST;
-    if (map->image->file.writable && map->image->file.persist.persistence == PCOW_PERSISTENCE_VOLATILE
-        && (map->serves_sigbus || signal_serves_bus()))
+    if (map->image->file.writable && map->image->file.persist.persistence == PCOW_PERSISTENCE_VOLATILE && served)
         map->minor.fd = open_descriptor();
     if (map->minor.fd >= 0 && is_possible(map))
-        return 0;
+        return;
     minor_close(map);
-    map->engine = &signal_engine;
-    return 0;
+    map->engine = PCOW_ENGINE_SIGNAL;
 }
 
 void minor_close(struct pcow_map *map)
@@ -113,11 +110,7 @@ static uint64_t own_slab(const struct pcow_map *map, uint64_t guest_slab)
 
     if (!is_active(image, head) || !slab_is_backed(image, slab_ref_slab(head)))
         return 0;
-    for (slab_ref next = image->slabs[slab_ref_slab(head)].next; next && slab_ref_level(next) == image->chain->levels;
-         next = image->slabs[slab_ref_slab(next)].next)
-        if (is_active(image, next))
-            return 0;
-    return slab_ref_slab(head);
+    return chain_next_own(image, image->slabs[slab_ref_slab(head)].next) ? 0 : slab_ref_slab(head);
 }
 
 static void count_gain(struct pcow_map *map, int by)
@@ -137,8 +130,8 @@ bool minor_is_possible(const struct pcow_map *map, uint64_t guest_slab)
 {
     const struct slab_map *slab = &map->slabs[guest_slab];
 
-    return map->engine->id == PCOW_ENGINE_MINOR && !slab->minor && !__atomic_load_n(&slab->asked, __ATOMIC_RELAXED) && !slab->loaded && !slab->cold
-        && !slab->behind && !map->lost && !page_set_full(&slab->writable);
+    return map->engine == PCOW_ENGINE_MINOR && !slab->minor && !__atomic_load_n(&slab->asked, __ATOMIC_RELAXED) && !slab->loaded && !slab->cold
+        && !map->lost && !page_set_full(&slab->writable);
 }
 
 /* The pages [from, to) of the range, given as guest offsets; those that are in already stay so. 1: there were others. */
@@ -237,33 +230,15 @@ bool minor_begin(struct pcow_map *map, uint64_t guest_slab, bool at_once)
         layout_map_slab(map, guest_slab);
         return false;
     }
+    vmas_begin(map, slab);
     vmas_add(map, 1 - (int)slab->pieces);
     slab->pieces = 1;
+    gather_forget(map, guest_slab);
+    slab->behind = 0;                  /* nothing of an older layer is mapped */
     count_gain(map, -COST);
     density_forget(&map->density, map->address + (guest_slab << SLAB_BITS), PCOW_SLAB_SIZE);
     let_in_own(map, guest_slab);
     return true;
-}
-
-bool minor_shows(const struct pcow_map *map, uint64_t guest_slab, unsigned page, uint64_t offset)
-{
-    return map->slabs[guest_slab].minor == MINOR
-        && offset == (slab_ref_slab(map->image->chain->head[guest_slab]) << SLAB_BITS) + page * PCOW_PAGE_SIZE;
-}
-
-void minor_is_whole(struct pcow_map *map, uint64_t guest_slab)
-{
-    struct slab_map *slab = &map->slabs[guest_slab];
-    uint8_t *address = map->address + (guest_slab << SLAB_BITS);
-    struct uffdio_range range = {(uintptr_t)address, layout_pages(map, guest_slab) * PCOW_PAGE_SIZE};
-
-    if (slab->minor != MINOR)
-        return;
-    /* If the kernel refuses, its pages go on to be let in. */
-    if (ioctl(map->minor.fd, UFFDIO_UNREGISTER, &range) == 0) {
-        madvise(address, range.len, MADV_DOFORK);      /* one with its neighbours, if it can be */
-        __atomic_store_n(&slab->minor, MINOR_NOT, __ATOMIC_SEQ_CST);
-    }
 }
 
 void minor_loaded(struct pcow_map *map, uint64_t guest_slab)
@@ -276,7 +251,7 @@ bool minor_was_asked(const struct pcow_map *map, uint64_t guest_slab)
 {
     const struct slab_map *slab = &map->slabs[guest_slab];
 
-    return map->engine->id != PCOW_ENGINE_MINOR
+    return map->engine != PCOW_ENGINE_MINOR
         || (__atomic_load_n(&slab->asked, __ATOMIC_SEQ_CST) && !__atomic_load_n(&slab->minor, __ATOMIC_SEQ_CST));
 }
 
@@ -284,7 +259,7 @@ bool minor_ask(struct pcow_map *map, uint64_t guest_slab)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
 
-    if (map->engine->id != PCOW_ENGINE_MINOR)
+    if (map->engine != PCOW_ENGINE_MINOR)
         return true;
     if (!__atomic_load_n(&slab->asked, __ATOMIC_RELAXED))
         __atomic_store_n(&slab->asked, 1, __ATOMIC_SEQ_CST);

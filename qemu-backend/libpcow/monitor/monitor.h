@@ -4,20 +4,19 @@
  *
  * State of a page of the range          mapping                                   a load         a store
  * ------------------------------------  ----------------------------------------  -------------  -----------------------------
- * absent (no layer holds it)            anonymous, read-only (engine signal)      zeros          trap: expansion
- *                                       anonymous, userfaultfd (engine uffd)      trap           trap: expansion
+ * absent (no layer holds it)            anonymous, read-only                      zeros          trap: expansion
  * of a slab in minor mode (minor.c)     the top file, writable, page by page      of what is own straight; else trap
  * held by an older layer or a base      that file, read-only                      memory speed   trap: copy-on-write
  * own, not yet mapped (see "behind")    as before it became own                   memory speed   trap: map
  * own, mapped                           the top file, writable                    memory speed   memory speed
  * cold (a slab of too many pieces)      nothing                                   trap           trap
- * gathered (one that was cold, see      a copy in memory, read-only               memory speed   (the image is read-only)
+ * gathered (one that was cold, see      a copy in memory, read-only               memory speed   trap: as for what it is a copy of
  *   gather.c)
  * watched (any of the above but own,    anonymous, userfaultfd                    trap once      trap: as above
  *   mapped; see watch.c)
  *
  * A trap ends in resolve(): claim the guest slab, make the pages own, map them, release. It runs in a signal handler
- * or in the userfaultfd thread: no allocation, no lock, only system calls that are safe there.
+ * or in the thread of the watch: no allocation, no lock, only system calls that are safe there.
  */
 #ifndef PCOW_MONITOR_MONITOR_H
 #define PCOW_MONITOR_MONITOR_H
@@ -26,6 +25,7 @@
 
 #include "chain/chain.h"
 #include "monitor/ahead.h"
+#include "util/signals.h"
 
 #define EVENT_QUEUE_SIZE 64u          /* power of two */
 
@@ -35,22 +35,6 @@ struct event_queue {
     uint32_t head, tail;
     int fd;                            /* eventfd */
 };
-
-/* How accesses to absent memory are noticed. One implementation a file: signal.c, uffd.c. */
-struct engine {
-    enum pcow_engine id;
-    /* Get ready for map_absent(); then, when the whole range is laid out, begin to serve. */
-    int (*prepare)(struct pcow_map *map, struct pcow_error *error);
-    int (*start)(struct pcow_map *map, struct pcow_error *error);
-    /* Undo both, or prepare alone. */
-    void (*stop)(struct pcow_map *map);
-    /* Make [address, address + length) absent memory. fixed: MAP_FIXED; or MAP_FIXED_NOREPLACE, but not in engine uffd, see reserve_next(). */
-    int (*map_absent)(struct pcow_map *map, void *address, size_t length, int fixed);
-    /* Somebody may be waiting for this range. Async-signal-safe. */
-    void (*wake)(struct pcow_map *map, void *address, size_t length);
-};
-
-extern const struct engine signal_engine, kvm_engine, uffd_engine, minor_engine;
 
 struct density {
     int pagemap;                       /* of this process; -1: not to be had */
@@ -68,7 +52,8 @@ struct moved {
 
 /* Page tables on their way out, see retire.c. The snapshot operation that fills it in hands it over to the thread by due. */
 struct retired {
-    struct moved *moved;               /* as many as there are guest slabs, once there was one */
+    struct moved *moved;               /* room for as many as there were used slabs when it was last filled */
+    size_t room;                       /* atomic */
     size_t count, next;                /* next: the first that is not unmapped */
     bool due;
 };
@@ -86,6 +71,13 @@ struct minor_mode {
     uint32_t tries;                    /* slabs that were not worth it by that; relaxed */
 };
 
+/* See gate.c. */
+struct gate {
+    unsigned inside;                   /* who look at the chain and change mappings; atomic */
+    bool closed;                       /* atomic */
+    struct interrupts interrupts;      /* of who has closed it, before */
+};
+
 struct slab_map {
     struct page_set writable;          /* own pages that are mapped for stores; no lost one, but in class volatile */
     uint16_t pieces;                   /* upper bound of the memory mappings in this slab */
@@ -99,10 +91,13 @@ struct slab_map {
     uint8_t watched;                   /* enum watched: what is not in writable may be under watch instead of mapped */
     uint8_t minor;                     /* enum minor; atomic */
     uint8_t gathered;                  /* see gather_slab() */
-    uint8_t inaccessible;              /* nothing is mapped at a page, after an error: see make_inaccessible(); atomic */
     uint8_t loaded;                    /* what was not own was loaded from since the last snapshot: not in minor mode any more */
-    uint8_t asked;                     /* system calls may access it, for good: the same; atomic. The last one: all else begins anew at times */
+    uint8_t asked;                     /* system calls may access it, for good: the same; atomic. This one and the next: all else begins anew at times */
+    uint8_t counted;                   /* among those that have mappings of their own, see vmas_begin() */
 };
+
+/* Of an access that was reported to the userfaultfd thread. */
+typedef void uffd_serve_fn(struct pcow_map *map, uint64_t offset, bool write);
 
 struct pcow_map {
     pcow_image *image;
@@ -114,10 +109,15 @@ struct pcow_map {
         uint64_t from, to;
         bool wanted;                   /* the first layout goes on */
     } hole;
-    const struct engine *engine;
+    enum pcow_engine engine;           /* the one in force */
     enum pcow_full_policy full_policy;
-    struct slab_map *slabs;            /* by guest slab */
+    /*
+     * By guest slab; zero, and not touched, where nothing was ever stored to nor claimed (chain_next_used()). What goes through all of them goes through
+     * those that are used.
+     */
+    struct slab_map *slabs;
     unsigned vmas, vma_budget;
+    uint64_t slabs_counted;            /* atomic */
     bool serves_sigbus;                /* the program does, see pcow_map_options */
     bool shares_vmas;                  /* the budget is that of all maps of the process, which the kernel's limit is for */
     bool closing;                      /* waiters give up */
@@ -126,9 +126,9 @@ struct pcow_map {
      * see flush.c. Never above the other one.
      */
     uint64_t frozen, flushed;
-    uint32_t freezes;                  /* so far */
     bool lost;                         /* pages of its files are, see pcow_map_lose(); stays once it is set */
     bool unknown;                      /* a mapping could not be replaced: pages that are in no set may still be mapped for stores */
+    struct gate gate;
     struct event_queue events;
     bool withdrawn;                    /* PCOW_EVENT_WITHDRAWN is to be told; not queued, as it may not be dropped, and once is enough */
     struct ahead ahead;
@@ -143,8 +143,8 @@ struct pcow_map {
     int uffd;
     pthread_t uffd_thread;
     bool uffd_running;
+    uffd_serve_fn *uffd_serve;
     uint8_t *uffd_stop_page;
-    uint64_t uffd_features;
     pthread_mutex_t watch_lock;        /* of pcow_map_watch() against itself */
     bool watching;                     /* the store is still looked for */
     uint64_t watch_found;              /* offset + 1 of a store that could not be served; 0: none */
@@ -172,8 +172,6 @@ int lost_hide_again(const struct pcow_map *map);
 /* monitor/reserve.c: the address space of the range */
 int reserve_range(struct pcow_map *map, struct pcow_error *error);
 void reserve_release(struct pcow_map *map);
-/* The first layout. The address may be another one after it. */
-int reserve_lay_out(struct pcow_map *map, struct pcow_error *error);
 /*
  * How these guest offsets are to be mapped: MAP_FIXED, or in the first layout, which maps one piece after the other, MAP_FIXED_NOREPLACE; or a
  * negative errno. in_steps: by more than one system call, so that something of ours has to be there first. Once all is mapped: reserve_taken().
@@ -182,6 +180,9 @@ int reserve_next(struct pcow_map *map, uint64_t from, uint64_t to, bool in_steps
 void reserve_taken(struct pcow_map *map, uint64_t to);
 /* Nothing is mapped there (any more). Async-signal-safe but in the first layout. */
 int reserve_again(struct pcow_map *map, uint64_t from, uint64_t to);
+
+/* monitor/first_layout.c. The address may be another one after it. */
+int layout_begin(struct pcow_map *map, struct pcow_error *error);
 
 /* monitor/layout.c: the mappings of the range */
 int layout_map_all(struct pcow_map *map, struct pcow_error *error);
@@ -193,6 +194,11 @@ struct layout_lists *layout_note_lists(const struct pcow_map *map);
 bool layout_is_as_noted(const struct pcow_map *map, const struct layout_lists *lists, uint64_t guest_slab);
 int layout_map_changed(struct pcow_map *map, const struct layout_lists *lists);
 void layout_forget_lists(struct layout_lists *lists);
+/*
+ * chain_own(). Every page that the monitor makes own becomes so here, and with that the slab is behind until its own pages are mapped. The claim is
+ * held. Async-signal-safe.
+ */
+int layout_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count, uint64_t *copied);
 /* As the chain is now; the claim is held. On failure nothing is mapped: the next access tries again. */
 int layout_map_slab(struct pcow_map *map, uint64_t guest_slab);
 /*
@@ -200,19 +206,34 @@ int layout_map_slab(struct pcow_map *map, uint64_t guest_slab);
  * may be, and they must stay. The claim is held.
  */
 int layout_catch_up(struct pcow_map *map, uint64_t guest_slab);
+/* Copy-on-read: something shows from an older layer or a base, which the first access shall bring into the active one. */
+bool layout_is_to_be_copied(const struct pcow_map *map, uint64_t guest_slab);
 /* Count its mappings, which traps only estimate; the claim is held, or everybody stopped. */
 void layout_recount(struct pcow_map *map, uint64_t guest_slab);
 /* On failure the pages of the piece that failed count as not mapped for stores, and the slab as behind. */
 int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count);
+/*
+ * A page that is mapped for stores: see that one does not fail for want of space for its neighbours, see image/folio.c. 0, -ENOSPC or -EIO.
+ * Async-signal-safe.
+ */
+int layout_prepare_store(const struct pcow_map *map, uint64_t guest_slab, unsigned page);
 /* Nothing is mapped: the next access traps. The claim is held. If the kernel refuses: see unknown in struct pcow_map. */
 void layout_make_cold(struct pcow_map *map, uint64_t guest_slab);
 bool layout_is_hot(const struct slab_map *slab, unsigned share);
-unsigned layout_count_pieces(const struct pcow_map *map, uint64_t guest_slab);      /* mappings that it needs, if not in minor mode */
+
+/* monitor/slab_map.c: of one slab; the claim is held. Async-signal-safe but for minor_is_whole(). */
 unsigned layout_pages(const struct pcow_map *map, uint64_t guest_slab);    /* 512, but fewer at the end of an image of format 1 */
+unsigned layout_count_pieces(const struct pcow_map *map, uint64_t guest_slab);      /* mappings that it needs, if not in minor mode */
+/* The copy has gone, see gather_slab(). */
+void gather_forget(struct pcow_map *map, uint64_t guest_slab);
+/* Does it show this place of the file there, once it is let in? */
+bool minor_shows(const struct pcow_map *map, uint64_t guest_slab, unsigned page, uint64_t offset);
+/* Every page is own and in writable. */
+void minor_is_whole(struct pcow_map *map, uint64_t guest_slab);
 
 /*
- * monitor/gather.c: as layout_map_slab(), for an image that is open for reading only. Where that would take more mappings than there are, as one, of a
- * copy in memory. The claim is held. Async-signal-safe.
+ * monitor/gather.c: as layout_map_slab(), of a slab of which nothing is mapped for stores. Where that would take more mappings than there are, as one, of
+ * a copy in memory. The claim is held. Async-signal-safe.
  */
 int gather_slab(struct pcow_map *map, uint64_t guest_slab);
 
@@ -221,25 +242,23 @@ int gather_slab(struct pcow_map *map, uint64_t guest_slab);
  * next flush covers all that was stored to them. Async-signal-safe.
  */
 void flush_frozen(struct pcow_map *map);
+/* Wait until nobody is about to map a part of the range anew. */
+void flush_await_mapped(struct pcow_map *map, uint64_t offset, uint64_t end);
 
 /* monitor/rest.c: all pages of the slab are own, some are not mapped for stores yet. The claim is held. Async-signal-safe. */
 int layout_map_rest(struct pcow_map *map, uint64_t guest_slab);
 
-/* monitor/minor.c. As struct engine's prepare; the map gets engine signal where there is no such userfaultfd. */
-int minor_prepare(struct pcow_map *map, struct pcow_error *error);
+/* monitor/minor.c. The map gets engine signal where there is no such userfaultfd, or nobody who serves SIGBUS. */
+void minor_prepare(struct pcow_map *map, bool served);
 /* The range is unmapped. */
 void minor_close(struct pcow_map *map);
-/* Of the others the claim is held, and all but minor_is_whole() are async-signal-safe. Could this slab be in minor mode? */
+/* Of the others the claim is held, and they are async-signal-safe. Could this slab be in minor mode? */
 bool minor_is_possible(const struct pcow_map *map, uint64_t guest_slab);
 /* It is now; else all is as before, or mapped anew. at_once: after the first trap already, as mappings are short. */
 bool minor_begin(struct pcow_map *map, uint64_t guest_slab, bool at_once);
-/* Does it show this place of the file there, once it is let in? */
-bool minor_shows(const struct pcow_map *map, uint64_t guest_slab, unsigned page, uint64_t offset);
 /* Pages that are in writable; the second: those around a page in its cluster of so many pages. */
 int minor_let_in(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count);
 int minor_let_in_around(struct pcow_map *map, uint64_t guest_slab, unsigned page, unsigned pages);
-/* Every page is own and in writable. */
-void minor_is_whole(struct pcow_map *map, uint64_t guest_slab);
 /* The slab is left because of a load. */
 void minor_loaded(struct pcow_map *map, uint64_t guest_slab);
 /* Without the claim: somebody is about to have a system call access it. False: it has to be mapped anew before, see resolve(). */
@@ -263,8 +282,18 @@ bool retire_is_locked(const struct pcow_map *map);
 /* monitor/windows.c: by the thread, when nothing happens. False: something does, and not all was given back. */
 bool windows_empty(struct pcow_map *map);
 
-/* monitor/resolve.c. Async-signal-safe. wait: on a full pool wait for space (by the map's policy) instead of -ENOSPC. */
-int resolve(struct pcow_map *map, uint64_t offset, bool write, bool wait);
+/*
+ * monitor/resolve.c. Async-signal-safe. Signals are blocked (util/signals.h). waiting: on a full pool wait for space (by the map's policy) instead
+ * of -ENOSPC, with this mask; NULL: do not.
+ */
+int resolve(struct pcow_map *map, uint64_t offset, bool write, const signal_mask *waiting);
+
+/* monitor/gate.c. Signals are blocked between enter and leave. Async-signal-safe. */
+void gate_enter(struct pcow_map *map);
+void gate_leave(struct pcow_map *map);
+/* For an operation. Blocks signals, and lets them through again. */
+void gate_close(struct pcow_map *map);
+void gate_open(struct pcow_map *map);
 
 #define HOT_FAULTS 8u                 /* a slab with so many traps */
 #define HOT_SHARE 2u                  /* and one part in so many own is made own whole: that at most doubles its space, */
@@ -307,21 +336,28 @@ bool signal_serves_bus(void);
 /* No trap in this map is served any more, and none is under way when it returns. The handlers stay for what else the library accesses: signal_end(). */
 void signal_leave(struct pcow_map *map);
 void signal_end(void);
+
+/* monitor/vmas.c. Async-signal-safe. */
 /* Mappings that a map has more (or less) than before; what counts against its budget. */
 void vmas_add(struct pcow_map *map, int change);
 unsigned vmas_used(const struct pcow_map *map);
+/*
+ * A slab that is used for the first time. What is not used takes a mapping for each stretch of it: at the most as many as there are used ones, and one
+ * more, or as there are others.
+ */
+void vmas_begin(struct pcow_map *map, struct slab_map *slab);
+/* In a child of the process that had them. */
+void vmas_forget_all(void);
 
-/* monitor/uffd.c: userfaultfd for the engine of that name and for the watch. Idempotent; uffd_close() ends the thread. */
+/* monitor/uffd.c: userfaultfd for the watch. Idempotent; uffd_close() ends the thread. */
 int uffd_open(struct pcow_map *map, struct pcow_error *error);
-int uffd_start(struct pcow_map *map, struct pcow_error *error);
+int uffd_start(struct pcow_map *map, uffd_serve_fn *serve_access, struct pcow_error *error);
 void uffd_close(struct pcow_map *map);
-/* Anonymous memory whose first touch is reported, and with copies every first store to a page that was copied in. */
-int uffd_map(const struct pcow_map *map, void *address, size_t length, bool copies);
+/* Anonymous memory whose first touch is reported, and every first store to a page that was copied in. */
+int uffd_map(const struct pcow_map *map, void *address, size_t length);
 void uffd_wake(const struct pcow_map *map, void *address, size_t length);
 
-/* monitor/watch.c: an access to a slab that may be watched, in the userfaultfd thread. Returns false if it is not. */
-bool watch_serve(struct pcow_map *map, uint64_t offset, bool write);
-/* Nobody looks for a store any more: the layer it was meant for is frozen or gone. */
+/* monitor/watch.c. Nobody looks for a store any more: the layer it was meant for is frozen or gone. */
 void watch_forget(struct pcow_map *map);
 
 /* For snapshot operations on a mapped image; nobody stores to the range meanwhile. */

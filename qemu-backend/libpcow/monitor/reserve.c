@@ -88,34 +88,3 @@ int reserve_again(struct pcow_map *map, uint64_t from, uint64_t to)
         reserve_taken(map, to);
     return ret;
 }
-
-/* MAP_SYNC needs MAP_SHARED_VALIDATE, with which the kernel does not take MAP_FIXED_NOREPLACE. */
-static bool may_have_holes(const struct file *file)
-{
-    return !file->writable || file->persist.map_flags == MAP_SHARED;
-}
-
-int reserve_lay_out(struct pcow_map *map, struct pcow_error *error)
-{
-    struct pcow_error reason;
-    int ret;
-
-    if (!may_have_holes(&map->image->file))
-        return layout_map_all(map, error);
-    map->hole.wanted = true;
-    ret = layout_map_all(map, &reason);
-    if (ret == -EEXIST) {
-        reserve_release(map);
-        vmas_add(map, -(int)map->vmas);
-        memset(map->slabs, 0, map->image->chain->guest_slabs * sizeof *map->slabs);
-        ret = reserve_range(map, error);
-        return ret ? ret : layout_map_all(map, error);
-    }
-    if (ret) {
-        if (error)
-            *error = reason;
-        return ret;
-    }
-    map->hole = (struct hole){0};      /* it is full */
-    return 0;
-}

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* What happens on a trap. Everything here is async-signal-safe. */
 #include <errno.h>
+#include <sys/statvfs.h>
 #include <time.h>
 
+#include "chain/index.h"
 #include "chain/reclaim.h"
 #include "image/prepare.h"
 #include "monitor/monitor.h"
@@ -12,6 +14,7 @@
 #define GROWN_SHARE 3u                 /* one trap in so many comes to a cluster again: then clusters are copied at the first one */
 #define MANY_PIECES 8u                 /* of a slab */
 #define MOST_LET_IN 16u                /* pages around one that was not used since it became own */
+#define ENOUGH_SPACE (UINT64_C(64) << 20)
 #define WAIT_INTERVAL_NS 10000000L     /* between two tries on a full pool */
 
 struct range {
@@ -121,22 +124,13 @@ static int resolve_all(struct pcow_map *map, uint64_t guest_slab, unsigned page)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
     bool whole = wants_whole(map, guest_slab);
-    uint64_t copied = 0, zeroed = 0;
     int ret;
 
-    if (!whole && !wants_rest(map, guest_slab, page))
+    if ((!whole && !wants_rest(map, guest_slab, page)) || layout_own(map, guest_slab, 0, layout_pages(map, guest_slab), NULL))
         return -EAGAIN;
-    ret = chain_own(map->image, guest_slab, 0, layout_pages(map, guest_slab), NULL, &copied, &zeroed);
-    count_up(&map->stats.pages_copied, copied);
-    count_up(&map->stats.pages_zeroed, zeroed);
-    if (ret) {
-        slab->behind = 1;              /* some may have become own */
-        return -EAGAIN;
-    }
     if (!whole)
         density_completed(&map->density);
     ret = layout_map_rest(map, guest_slab);
-    slab->behind |= ret != 0;
     if (slab->faults < UINT8_MAX)
         slab->faults++;
     if (whole && !ret)
@@ -155,13 +149,11 @@ static void note_thread(struct trappers *trappers)
 /* Make the rest own as well. */
 static int own_whole(struct pcow_map *map, uint64_t guest_slab)
 {
-    uint64_t copied = 0, zeroed = 0;
-    int ret = chain_own(map->image, guest_slab, 0, layout_pages(map, guest_slab), NULL, &copied, &zeroed);
+    uint64_t copied = 0;
+    int ret = layout_own(map, guest_slab, 0, layout_pages(map, guest_slab), &copied);
 
-    if (!ret)
+    if (!ret && copied)
         count_up(&map->stats.slabs_promoted, 1);
-    count_up(&map->stats.pages_copied, copied);
-    count_up(&map->stats.pages_zeroed, zeroed);
     return ret;
 }
 
@@ -226,7 +218,7 @@ static void populate(struct pcow_map *map, uint64_t guest_slab, unsigned page, s
 static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned page)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
-    uint64_t copied = 0, zeroed = 0;
+    uint64_t copied = 0;
     struct place place;
     struct range range;
     bool alone, again, minor;
@@ -252,19 +244,14 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
         if (ret != -EAGAIN)
             return ret;
     }
-    ret = chain_own(map->image, guest_slab, range.first, range.count, NULL, &copied, &zeroed);
+    ret = layout_own(map, guest_slab, range.first, range.count, &copied);
     if ((ret == -ENOSPC || ret == -EIO) && range.count > 1) {
         /* Not enough for all of it, or others cannot be read; the one page may still fit, and be whole. */
-        slab->behind = 1;
         range = (struct range){page, 1};
-        ret = chain_own(map->image, guest_slab, page, 1, NULL, &copied, &zeroed);
+        ret = layout_own(map, guest_slab, page, 1, &copied);
     }
-    count_up(&map->stats.pages_copied, copied);
-    count_up(&map->stats.pages_zeroed, zeroed);
-    if (ret) {
-        slab->behind = 1;
+    if (ret)
         return ret;
-    }
     if (slab->faults < UINT8_MAX)
         slab->faults++;
     if (again && slab->grown < UINT8_MAX)
@@ -275,10 +262,8 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
         if (copied)
             count_up(&map->stats.slabs_promoted, 1);
         /* If mappings run short it has to become one, and if it has many that is cheaper; else what the guest uses stays as it is. */
-        ret = slab->cold || slab->pieces > MANY_PIECES || vmas_are_short(map) ? layout_map_slab(map, guest_slab)
-                                                                              : layout_map_own(map, guest_slab, 0, range.count);
-        slab->behind |= ret != 0;
-        return ret;
+        return slab->cold || slab->pieces > MANY_PIECES || vmas_are_short(map) ? layout_map_slab(map, guest_slab)
+                                                                               : layout_map_own(map, guest_slab, 0, range.count);
     }
     try_minor(map, guest_slab, range, copied > 0, again);
     /* It was, or has become so as the kernel refused: a cold slab has no page that is mapped for stores, nothing would protect it. */
@@ -293,21 +278,18 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
     ret = layout_map_own(map, guest_slab, range.first, range.count);
     if (!ret && slab->minor)
         ret = let_in(map, guest_slab, page, range, copied > 0);
-    if (ret) {
-        slab->behind = 1;
+    if (ret)
         return ret;
-    }
     if (!slab->minor)
         populate(map, guest_slab, page, range);
     ahead_served(map, guest_slab, copied > 0, again && slab->grown == 1);
     return 0;
 }
 
-/* A load from memory where nothing is mapped: a cold slab, or absent memory under userfaultfd. */
+/* A load from memory where nothing is mapped. */
 static int resolve_read(struct pcow_map *map, uint64_t guest_slab, unsigned page)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
-    struct place place = chain_find(map->image, guest_slab, page, 1);
 
     if (slab->minor && page_set_has(&slab->writable, page))
         return meet(map, guest_slab, page);
@@ -317,28 +299,40 @@ static int resolve_read(struct pcow_map *map, uint64_t guest_slab, unsigned page
         return leave_minor(map, guest_slab);
     }
     if (slab->cold) {
-        int ret = map->image->file.writable ? resolve_write(map, guest_slab, page) : gather_slab(map, guest_slab);
-
-        /* Copy-on-read saves time later; a load need not wait for space for it, nor suffer for a page that it does not want. */
-        return (ret == -ENOSPC || ret == -EIO) && image_copies_on_read(map->image) ? layout_map_slab(map, guest_slab) : ret;
-    }
-    if (!place.present && map->engine->id == PCOW_ENGINE_UFFD) {
-        int ret = resolve_write(map, guest_slab, page);
-
-        return ret || !__atomic_load_n(&slab->inaccessible, __ATOMIC_RELAXED) ? ret : layout_map_slab(map, guest_slab);
+        /* To have it in one piece saves time or mappings. No load waits for space for that, nor suffers for a page that it does not want. */
+        return map->image->file.writable && own_whole(map, guest_slab) == 0 ? layout_map_slab(map, guest_slab) : gather_slab(map, guest_slab);
     }
     /* Else another thread was here first; unless a mapping has failed, and nothing is there for what is own. */
     return slab->behind ? layout_map_slab(map, guest_slab) : 0;
 }
 
-static void pause_between_tries(void)
+/* Nothing is claimed: whoever wants the thread meanwhile may have it. */
+static void pause_between_tries(signal_mask mask)
 {
     struct timespec interval = {0, WAIT_INTERVAL_NS};
+    signal_mask blocked = signals_change(SIG_SETMASK, mask);
 
     nanosleep(&interval, NULL);
+    signals_change(SIG_SETMASK, blocked);
 }
 
-int resolve(struct pcow_map *map, uint64_t offset, bool write, bool wait)
+static int resolve_once(struct pcow_map *map, uint64_t guest_slab, unsigned page, bool write)
+{
+    int ret;
+
+    index_update(map->image, guest_slab);
+    if (!write)
+        return resolve_read(map, guest_slab, page);
+    ret = resolve_write(map, guest_slab, page);
+    return ret ? ret : layout_prepare_store(map, guest_slab, page);
+}
+
+static bool is_for_stores(const struct pcow_image *image)
+{
+    return image->file.writable && image->view == image_active(image);
+}
+
+int resolve(struct pcow_map *map, uint64_t offset, bool write, const signal_mask *waiting)
 {
     uint64_t guest_slab = offset >> SLAB_BITS;
     unsigned page = (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB);
@@ -346,15 +340,22 @@ int resolve(struct pcow_map *map, uint64_t offset, bool write, bool wait)
     int ret;
 
     for (;;) {
+        bool found = false;
+
+        gate_enter(map);
         chain_claim(map->image->chain, guest_slab);
-        ret = lost_in_map(map, offset) ? -EIO : write ? resolve_write(map, guest_slab, page) : resolve_read(map, guest_slab, page);
+        ret = lost_in_map(map, offset) ? -EIO : resolve_once(map, guest_slab, page, write);
+        /* Of an image that is open for writing it is the file system that refuses, after an error of its own: that is no read-only memory. */
+        if (ret == -EROFS && is_for_stores(map->image))
+            ret = -EIO;
         chain_release(map->image->chain, guest_slab);
-        if (ret == -ENOSPC && !reclaimed) {
-            reclaimed = true;
-            if (reclaim_for_space(map->image))
-                continue;
-        }
-        if (ret != -ENOSPC || !wait)
+        if (ret == -ENOSPC && !reclaimed)
+            found = reclaim_for_space(map->image);
+        gate_leave(map);
+        reclaimed |= ret == -ENOSPC;
+        if (found)
+            continue;
+        if (ret != -ENOSPC || !waiting)
             break;
         if (!told) {
             told = true;
@@ -364,7 +365,7 @@ int resolve(struct pcow_map *map, uint64_t offset, bool write, bool wait)
         if (map->full_policy == PCOW_FULL_FAIL || __atomic_load_n(&map->closing, __ATOMIC_RELAXED))
             break;
         /* The claim is free meanwhile: other pages of this slab that are there already can be mapped. */
-        pause_between_tries();
+        pause_between_tries(*waiting);
     }
     if (told && ret == 0)
         events_post(&map->events, PCOW_EVENT_POOL_RESUMED, 0, offset);
@@ -387,12 +388,26 @@ static uint64_t mapped_already(struct pcow_map *map, uint64_t offset, bool write
     if (page_set_has(&slab->writable, page))
         return (page_set_run_end(&slab->writable, page, PAGES_PER_SLAB) - page) * PCOW_PAGE_SIZE;
     return !write && !__atomic_load_n(&slab->minor, __ATOMIC_ACQUIRE) && !__atomic_load_n(&slab->cold, __ATOMIC_ACQUIRE)
-           && !__atomic_load_n(&slab->inaccessible, __ATOMIC_ACQUIRE) ? (PAGES_PER_SLAB - page) * PCOW_PAGE_SIZE : 0;
+           ? (PAGES_PER_SLAB - page) * PCOW_PAGE_SIZE : 0;
+}
+
+/*
+ * Class page-cache: so little that a store to a page which has its block may fail for want of space for its neighbours, see image/folio.c. Then each
+ * page is asked for, also those that are mapped for stores.
+ */
+static bool is_short_of_space(const struct pcow_map *map, uint64_t length)
+{
+    struct statvfs fs;
+
+    return map->image->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE && fstatvfs(map->image->file.fd, &fs) == 0
+        && fs.f_bavail * fs.f_frsize < ENOUGH_SPACE + length / PCOW_PAGE_SIZE * PCOW_SLAB_SIZE;
 }
 
 static int prepare(pcow_map *map, uint64_t offset, uint64_t length, bool write, bool kernel, struct pcow_error *error)
 {
     uint64_t end = offset + length, mapped;
+    bool is_short = write && is_short_of_space(map, length);
+    struct interrupts interrupts;
 
     if (offset > map->size || length > map->size - offset)
         return error_set(error, -EINVAL, "%s: offset %llu and length %llu reach beyond its end", map->image->file.path,
@@ -400,11 +415,13 @@ static int prepare(pcow_map *map, uint64_t offset, uint64_t length, bool write, 
     for (offset &= ~(PCOW_PAGE_SIZE - 1); offset < end; offset += mapped ? mapped : PCOW_PAGE_SIZE) {
         int ret;
 
-        mapped = mapped_already(map, offset, write, kernel);
+        mapped = is_short ? 0 : mapped_already(map, offset, write, kernel);
         if (mapped)
             continue;
         count_up(&map->asked, 1);
-        ret = resolve(map, offset, write, false);
+        interrupts = interrupts_disable();
+        ret = resolve(map, offset, write, NULL);
+        interrupts_restore(interrupts);
         if (ret == -ENOSPC)
             return error_set(error, ret, "%s: the pool is full; free space or extend it", map->image->file.path);
         if (ret)
@@ -425,22 +442,23 @@ int pcow_map_prepare(pcow_map *map, uint64_t offset, uint64_t length, bool write
 
 int pcow_map_trap(pcow_map *map, uint64_t offset, bool write)
 {
+    struct interrupts interrupts;
+    int ret;
+
     if (offset >= map->size)
         return -EFAULT;
     count_up(&map->asked, 1);
-    return resolve(map, offset & ~(PCOW_PAGE_SIZE - 1), write, false);
+    interrupts = interrupts_disable();
+    ret = resolve(map, offset & ~(PCOW_PAGE_SIZE - 1), write, NULL);
+    interrupts_restore(interrupts);
+    return ret;
 }
 
 void pcow_map_settle(pcow_map *map, uint64_t offset, uint64_t length)
 {
-    struct chain *chain = map->image->chain;
-
     if (offset >= map->size || length == 0)
         return;
     if (length > map->size - offset)
         length = map->size - offset;
-    for (uint64_t v = offset >> SLAB_BITS; v <= (offset + length - 1) >> SLAB_BITS; v++) {
-        chain_claim(chain, v);
-        chain_release(chain, v);
-    }
+    flush_await_mapped(map, offset, offset + length);
 }

@@ -44,7 +44,7 @@ static bool would_interrupt(const struct pcow_map *map, uint64_t guest_slab)
  */
 static bool can_move(const struct pcow_map *map, uint64_t guest_slab, struct place *place)
 {
-    if (map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE || map->engine->id == PCOW_ENGINE_KVM
+    if (map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE || map->engine == PCOW_ENGINE_KVM
         || layout_pages(map, guest_slab) < PAGES_PER_SLAB || would_interrupt(map, guest_slab))
         return false;
     *place = chain_find(map->image, guest_slab, 0, PAGES_PER_SLAB);
@@ -66,8 +66,11 @@ int layout_map_rest(struct pcow_map *map, uint64_t guest_slab)
             layout_populate(map, guest_slab, 0, PAGES_PER_SLAB);
         return ret;
     }
+    vmas_begin(map, slab);
     vmas_add(map, 1 - (int)slab->pieces);
     slab->pieces = 1;
+    gather_forget(map, guest_slab);
+    slab->behind = 0;
     __atomic_store_n(&slab->minor, MINOR_NOT, __ATOMIC_SEQ_CST);
     for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
         __atomic_store_n(&slab->writable.word[w], ~UINT64_C(0), __ATOMIC_RELEASE);

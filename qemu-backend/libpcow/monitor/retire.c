@@ -44,8 +44,8 @@ static struct run find_run(const struct pcow_map *map, uint64_t from)
     uint64_t slabs = map->image->chain->guest_slabs, offset;
     struct run run = {from, from, 0};
 
-    while (run.first < slabs && !is_whole(map, run.first, &run.offset))
-        run.first++;
+    for (run.first = chain_next_used(map->image->chain, from); run.first < slabs && !is_whole(map, run.first, &run.offset);)
+        run.first = chain_next_used(map->image->chain, run.first + 1);
     run.end = run.first < slabs ? run.first + 1 : slabs;
     while (run.end < slabs && ((uintptr_t)map->address + (run.end << SLAB_BITS)) % ALIGNMENT
            && is_whole(map, run.end, &offset) && offset == run.offset + ((run.end - run.first) << SLAB_BITS))
@@ -78,8 +78,8 @@ static bool move(struct pcow_map *map, uint8_t *good, uint64_t first, uint64_t e
 {
     struct retired *retired = &map->retired;
     size_t length = (end - first) << SLAB_BITS;
-    uint8_t *address = mremap(map->address + (first << SLAB_BITS), length, length, MREMAP_MAYMOVE | MREMAP_DONTUNMAP,
-                              good + (first << SLAB_BITS));
+    uint8_t *address = retired->count == retired->room ? MAP_FAILED
+        : mremap(map->address + (first << SLAB_BITS), length, length, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, good + (first << SLAB_BITS));
 
     if (address == MAP_FAILED)
         return false;
@@ -133,6 +133,19 @@ static uint8_t *find_good_address(const struct pcow_map *map)
     return found + (((uintptr_t)map->address - (uintptr_t)found) & (ALIGNMENT - 1));
 }
 
+/* For all that can be whole. The thread has done with what was there. */
+static void make_room(struct pcow_map *map)
+{
+    struct retired *retired = &map->retired;
+    size_t slabs = __atomic_load_n(&map->slabs_counted, __ATOMIC_RELAXED);
+
+    if (slabs <= retired->room)
+        return;
+    free(retired->moved);
+    retired->moved = malloc(slabs * sizeof *retired->moved);
+    __atomic_store_n(&retired->room, retired->moved ? slabs : 0, __ATOMIC_RELAXED);
+}
+
 void retire_tables(struct pcow_map *map)
 {
     struct retired *retired = &map->retired;
@@ -145,8 +158,7 @@ void retire_tables(struct pcow_map *map)
      */
     if (!map->ahead.running || map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE || retire_is_due(map) || retire_is_locked(map))
         return;
-    if (!retired->moved)
-        __atomic_store_n(&retired->moved, malloc(map->image->chain->guest_slabs * sizeof *retired->moved), __ATOMIC_RELAXED);
+    make_room(map);
     good = retired->moved ? find_good_address(map) : NULL;
     retired->count = retired->next = 0;
     for (struct run run = find_run(map, 0); good && run.first < run.end && !is_slow(map); run = find_run(map, run.end)) {

@@ -18,9 +18,9 @@
 #include "monitor/monitor.h"
 #include "persist/copy.h"
 #include "util/error.h"
-#include "util/map_at.h"
 
 #define MAX_MAPS 256
+#define MOST_TRIES 16u
 #define LOOK_NS 10000L                 /* a handler is through with the list sooner */
 
 static struct {
@@ -31,7 +31,6 @@ static struct {
     struct sigaction previous;
     bool serves_bus;                   /* nobody else did */
     unsigned looking;                  /* handlers that look at maps of which they do not know whether they are in use */
-    unsigned vmas;                     /* of all maps; relaxed atomic */
 } process = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /*
@@ -77,7 +76,8 @@ int signal_prepare(struct pcow_error *error)
             munmap(page, PCOW_PAGE_SIZE);
     } else if (is_child()) {
         memset(process.map, 0, sizeof process.map);
-        process.looking = process.vmas = 0;
+        process.looking = 0;
+        vmas_forget_all();
         __atomic_store_n(process.here, 1, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&process.lock);
@@ -191,25 +191,28 @@ static bool is_after_system_call(const ucontext_t *context)
     return pc[-2] == 0x0f && pc[-1] == 0x05;
 }
 
-/* Serve an access, or have it fail. */
-static void serve(struct pcow_map *map, const siginfo_t *info, const ucontext_t *context, int *ret)
+/* The mask that the thread had at the instruction. */
+static signal_mask mask_at(const ucontext_t *context)
+{
+    signal_mask mask;
+
+    memcpy(&mask, &context->uc_sigmask, sizeof mask);
+    return mask;
+}
+
+/* Serve an access, or have it fail. Interrupts are disabled; while it waits it does so with this mask. */
+static void serve(struct pcow_map *map, const siginfo_t *info, const ucontext_t *context, signal_mask waiting, int *ret)
 {
     uint64_t offset = (uint64_t)((uint8_t *)info->si_addr - map->address);
-    int cancel;
 
     __atomic_fetch_add(is_write(context) ? &map->stats.write_traps : &map->stats.read_traps, 1, __ATOMIC_RELAXED);
-    /* A thread that is cancelled ends after its trap: in one it would leave the slab claimed for ever. */
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
-    *ret = resolve(map, offset, is_write(context), true);
-    pthread_setcancelstate(cancel, NULL);
-    if (*ret == 0)
-        map->engine->wake(map, map->address + (offset & ~(PCOW_PAGE_SIZE - 1)), PCOW_PAGE_SIZE);
+    *ret = resolve(map, offset, is_write(context), &waiting);
 }
 
 /* The traps of slabs in minor mode, and whatever else the kernel tells in this way. */
 static bool may_be_minor(const struct pcow_map *map, const siginfo_t *info)
 {
-    return map->engine->id == PCOW_ENGINE_MINOR && info->si_code == BUS_ADRERR;
+    return map->engine == PCOW_ENGINE_MINOR && info->si_code == BUS_ADRERR;
 }
 
 static bool is_minor(const struct pcow_map *map, const siginfo_t *info)
@@ -229,19 +232,39 @@ bool pcow_is_trap(const siginfo_t *info)
     return trap;
 }
 
-static bool serve_minor(const siginfo_t *info, const ucontext_t *context)
+/* In our handler signals are blocked already; another may be the program's, which knows nothing of claims. */
+static void serve_from(struct pcow_map *map, const siginfo_t *info, const ucontext_t *context, bool own_handler, int *ret)
+{
+    struct interrupts interrupts = {.signals = mask_at(context)};
+
+    if (own_handler)
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &interrupts.cancel_state);
+    else
+        interrupts = interrupts_disable();
+    serve(map, info, context, interrupts.signals, ret);
+    if (own_handler)
+        pthread_setcancelstate(interrupts.cancel_state, NULL);
+    else
+        interrupts_restore(interrupts);
+}
+
+static bool serve_minor(const siginfo_t *info, const ucontext_t *context, bool own_handler)
 {
     struct pcow_map *map = info->si_code == BUS_ADRERR ? enter_map(info->si_addr) : NULL;
     bool served = false;
     int ret = 0;
 
-    if (map && is_minor(map, info)) {
-        serve(map, info, context, &ret);
-        served = true;
-    } else if (map && may_be_minor(map, info)) {
-        /* If it was left just now there is something by now; what lies in an ordinary mapping and cannot be loaded is what the signal tells of. */
-        served = copy_touch(info->si_addr);
-    }
+    /*
+     * If the slab was left just now there is something by now; what lies in an ordinary mapping and cannot be loaded is what the signal tells of. Or
+     * it is in minor mode again, and the load that asks is a trap itself.
+     */
+    for (unsigned tries = 0; map && may_be_minor(map, info) && !served && tries < MOST_TRIES; tries++)
+        if (is_minor(map, info)) {
+            serve_from(map, info, context, own_handler, &ret);
+            served = true;
+        } else {
+            served = copy_touch(info->si_addr);
+        }
     if (map)
         leave_map(map);
     if (ret)
@@ -249,7 +272,23 @@ static bool serve_minor(const siginfo_t *info, const ucontext_t *context)
     return served;
 }
 
-static bool serve_bus(const siginfo_t *info, void *context)
+/* A store to a page that is mapped for stores, for which the file system had no space: see image/folio.c. */
+static bool serve_store(const siginfo_t *info, const ucontext_t *context, bool own_handler)
+{
+    struct pcow_map *map = info->si_code == BUS_ADRERR && is_write(context) ? enter_map(info->si_addr) : NULL;
+    bool served = map && map->image->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE;
+    int ret = 0;
+
+    if (served)
+        serve_from(map, info, context, own_handler, &ret);
+    if (map)
+        leave_map(map);
+    if (ret)
+        fail_access(info, ret);
+    return served;
+}
+
+static bool serve_bus(const siginfo_t *info, void *context, bool own_handler)
 {
     /* A load from another image, which could not be served: see fail_access(). */
     if (info->si_code == SI_QUEUE && info->si_pid == getpid())
@@ -257,13 +296,14 @@ static bool serve_bus(const siginfo_t *info, void *context)
     /* An error that the kernel has found by itself comes at any instruction, and is none of what that does. */
     if (from_outside(info) || info->si_code == BUS_MCEERR_AO)
         return false;
-    return copy_fail_at(context) || serve_minor(info, context) || (is_in_window(info->si_addr) && is_after_system_call(context));
+    return copy_fail_at(context) || serve_minor(info, context, own_handler) || serve_store(info, context, own_handler)
+        || (is_in_window(info->si_addr) && is_after_system_call(context));
 }
 
 bool pcow_serve_sigbus(const siginfo_t *info, void *context)
 {
     int saved_errno = errno;
-    bool served = serve_bus(info, context);
+    bool served = serve_bus(info, context, false);
 
     errno = saved_errno;
     return served;
@@ -275,7 +315,7 @@ static void handle_fault(int signal, siginfo_t *info, void *context)
     struct pcow_map *map = from_outside(info) || !is_load_or_store(info, context) ? NULL : enter_map(info->si_addr);
 
     if (map) {
-        serve(map, info, context, &ret);
+        serve_from(map, info, context, true, &ret);
         leave_map(map);
         errno = saved_errno;
         /* A store to an image that is open read-only is passed on: as to any read-only memory. */
@@ -286,6 +326,8 @@ static void handle_fault(int signal, siginfo_t *info, void *context)
         }
     }
     errno = saved_errno;
+    /* As if our handler were not there. */
+    signals_change(SIG_SETMASK, mask_at(context));
     pass_on(signal, info, context);
 }
 
@@ -293,8 +335,11 @@ static void handle_fault(int signal, siginfo_t *info, void *context)
 static void handle_bus(int signal, siginfo_t *info, void *context)
 {
     struct sigaction standard = {.sa_handler = SIG_DFL};
+    int saved_errno = errno;
+    bool served = serve_bus(info, context, true);
 
-    if (!pcow_serve_sigbus(info, context)) {
+    errno = saved_errno;
+    if (!served) {
         sigaction(signal, &standard, NULL);
         if (from_outside(info) || info->si_code == BUS_MCEERR_AO)
             raise(signal);             /* no instruction will do it again */
@@ -310,11 +355,21 @@ static bool has_action(int signal, void (*handler)(int, siginfo_t *, void *))
                     : !(action.sa_flags & SA_SIGINFO) && action.sa_handler == SIG_DFL);
 }
 
-static void install_bus_handler(void)
+/* Other signals are blocked in it: a trap claims the guest slab. See util/signals.h. */
+static struct sigaction our_action(void (*handler)(int, siginfo_t *, void *))
 {
-    struct sigaction action = {.sa_sigaction = handle_bus, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
+    struct sigaction action = {.sa_sigaction = handler, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
+    signal_mask mask = ~SIGNALS_LEFT;
 
     sigemptyset(&action.sa_mask);
+    memcpy(&action.sa_mask, &mask, sizeof mask);
+    return action;
+}
+
+static void install_bus_handler(void)
+{
+    struct sigaction action = our_action(handle_bus);
+
     process.serves_bus = has_action(SIGBUS, NULL) && sigaction(SIGBUS, &action, NULL) == 0;
 }
 
@@ -336,9 +391,8 @@ int signal_register(struct pcow_map *map, struct pcow_error *error)
 
     pthread_mutex_lock(&process.lock);
     if (!process.installed) {
-        struct sigaction action = {.sa_sigaction = handle_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
+        struct sigaction action = our_action(handle_fault);
 
-        sigemptyset(&action.sa_mask);
         if (sigaction(SIGSEGV, &action, &process.previous) == 0)
             process.installed = true;
     }
@@ -386,48 +440,3 @@ void signal_end(void)
     }
     pthread_mutex_unlock(&process.lock);
 }
-
-void vmas_add(struct pcow_map *map, int change)
-{
-    __atomic_add_fetch(&map->vmas, (unsigned)change, __ATOMIC_RELAXED);
-    __atomic_add_fetch(&process.vmas, (unsigned)change, __ATOMIC_RELAXED);
-}
-
-unsigned vmas_used(const struct pcow_map *map)
-{
-    return __atomic_load_n(map->shares_vmas ? &process.vmas : &map->vmas, __ATOMIC_RELAXED);
-}
-
-static int nothing_to_start(struct pcow_map *map, struct pcow_error *error)
-{
-    (void)map;
-    (void)error;
-    return 0;
-}
-
-/* The watch will need it, perhaps after privileges were dropped; if it cannot be had now, it may be then. */
-static int prepare_watch(struct pcow_map *map, struct pcow_error *error)
-{
-    (void)error;
-    if (map->image->file.writable)
-        uffd_open(map, NULL);
-    return 0;
-}
-
-/* Private and read-only: loads see the kernel's zero page, without a trap and without memory; stores trap. */
-static int map_absent(struct pcow_map *map, void *address, size_t length, int fixed)
-{
-    (void)map;
-    return map_at(address, length, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | fixed, -1, 0);
-}
-
-static void wake(struct pcow_map *map, void *address, size_t length)
-{
-    (void)map;
-    (void)address;
-    (void)length;
-}
-
-const struct engine signal_engine = {PCOW_ENGINE_SIGNAL, nothing_to_start, nothing_to_start, uffd_close, map_absent, wake};
-const struct engine kvm_engine = {PCOW_ENGINE_KVM, prepare_watch, nothing_to_start, uffd_close, map_absent, wake};
-const struct engine minor_engine = {PCOW_ENGINE_MINOR, minor_prepare, nothing_to_start, uffd_close, map_absent, wake};

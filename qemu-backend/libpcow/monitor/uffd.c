@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * userfaultfd, for two users. Engine "uffd": absent memory is anonymous memory registered with it, so that its first touch is noticed
- * whoever makes it: user code, a system call, or KVM. And the watch (watch.c). One thread serves both, with a blocking read (a poll
- * before it doubles the latency); it never waits for space, which would make everybody else wait with it.
- * Regular files cannot be registered, so copy-on-write of read-only mappings stays with SIGSEGV.
+ * userfaultfd, for the watch (watch.c): an access to memory that is registered with it is noticed whoever makes it: user code,
+ * a system call, or KVM. A thread serves it, with a blocking read; it never waits for space, which would make everybody else
+ * wait with it.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -35,97 +34,33 @@ static int open_userfaultfd(void)
     return fd >= 0 ? fd : (int)syscall(SYS_userfaultfd, O_CLOEXEC);
 }
 
-static int register_range(const struct pcow_map *map, void *address, size_t length, bool copies)
+static int register_range(const struct pcow_map *map, void *address, size_t length)
 {
     struct uffdio_register range = {
-        .range = {(uintptr_t)address, length},
-        .mode = UFFDIO_REGISTER_MODE_MISSING | (copies ? UFFDIO_REGISTER_MODE_WP : 0),
+        .range = {(uintptr_t)address, length}, .mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP,
     };
 
     return ioctl(map->uffd, UFFDIO_REGISTER, &range) ? -errno : 0;
 }
 
-/* Also of a process that has all of its memory locked. */
-static int drop_pages(void *address, size_t length)
-{
-#ifndef MADV_DONTNEED_LOCKED
-#define MADV_DONTNEED_LOCKED 24        /* Linux 5.18 */
-#endif
-    return madvise(address, length, MADV_DONTNEED) && (errno != EINVAL || madvise(address, length, MADV_DONTNEED_LOCKED)) ? -1 : 0;
-}
-
-int uffd_map(const struct pcow_map *map, void *address, size_t length, bool copies)
+int uffd_map(const struct pcow_map *map, void *address, size_t length)
 {
     int ret;
 
-    /*
-     * Nobody may store to it before it is registered: that would stay there. Absent memory may be loaded from, by system calls too, which
-     * would get EFAULT otherwise: it is zeros. What is to be copied in is not.
-     */
-    if (order_mmap(address, length, copies ? PROT_NONE : PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+    /* Nobody may access it before it is registered: a store would stay there, and a load would see zeros. */
+    if (order_mmap(address, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
         return -errno;
     /* A first touch would make the kernel clear a huge page, only to find then that userfaultfd wants to know. */
     madvise(address, length, MADV_NOHUGEPAGE);
-    ret = register_range(map, address, length, copies);
-    if (ret)
-        return ret;
-    /* The zero pages of such loads: a store to one of them would not be reported. */
-    if (!copies && drop_pages(address, length))
-        return -errno;
-    return mprotect(address, length, PROT_READ | PROT_WRITE) ? -errno : 0;
+    ret = register_range(map, address, length);
+    return ret || !mprotect(address, length, PROT_READ | PROT_WRITE) ? ret : -errno;
 }
 
 void uffd_wake(const struct pcow_map *map, void *address, size_t length)
 {
     struct uffdio_range range = {(uintptr_t)address, length};
 
-    if (map->uffd >= 0)
-        ioctl(map->uffd, UFFDIO_WAKE, &range);
-}
-
-/* Without space: absent memory as the signal engine has it. Loads go on, and a store traps where its own thread can wait. */
-static void make_read_only(struct pcow_map *map, uint64_t guest_slab)
-{
-    uint64_t start = guest_slab << SLAB_BITS;
-    unsigned pages = (unsigned)((map->size - start) / PCOW_PAGE_SIZE < PAGES_PER_SLAB ? (map->size - start) / PCOW_PAGE_SIZE : PAGES_PER_SLAB);
-
-    chain_claim(map->image->chain, guest_slab);
-    for (unsigned page = 0; page < pages && !map->slabs[guest_slab].cold;) {
-        struct place place = chain_find(map->image, guest_slab, page, pages - page);
-
-        if (!place.present)
-            signal_engine.map_absent(map, map->address + start + page * PCOW_PAGE_SIZE, place.pages * PCOW_PAGE_SIZE, MAP_FIXED);
-        page += place.pages;
-    }
-    chain_release(map->image->chain, guest_slab);
-}
-
-/*
- * No access at all: the waiting instruction runs again and gets SIGSEGV, and whoever serves that the error; a system call gets EFAULT. Who asks for the
- * next one has it mapped anew.
- */
-static void make_inaccessible(struct pcow_map *map, uint64_t offset)
-{
-    uint64_t guest_slab = offset >> SLAB_BITS;
-
-    chain_claim(map->image->chain, guest_slab);
-    if (!page_set_has(&map->slabs[guest_slab].writable, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB))) {
-        map->slabs[guest_slab].behind = 1;         /* a load of what is present maps it anew */
-        __atomic_store_n(&map->slabs[guest_slab].inaccessible, 1, __ATOMIC_RELEASE);
-        order_mmap(map->address + offset, PCOW_PAGE_SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-    }
-    chain_release(map->image->chain, guest_slab);
-}
-
-/* offset: of the page. Read or write, it becomes a cluster of the file: anonymous memory must never hold what the guest stored. */
-static void serve_absent(struct pcow_map *map, uint64_t offset)
-{
-    int ret = resolve(map, offset, true, false);
-
-    if (ret == -ENOSPC)
-        make_read_only(map, offset >> SLAB_BITS);
-    else if (ret)
-        make_inaccessible(map, offset);
+    ioctl(map->uffd, UFFDIO_WAKE, &range);
 }
 
 static void serve_fault(struct pcow_map *map, const struct uffd_msg *message)
@@ -134,14 +69,13 @@ static void serve_fault(struct pcow_map *map, const struct uffd_msg *message)
     bool write = message->arg.pagefault.flags & UFFD_PAGEFAULT_FLAG_WRITE;
 
     /*
-     * Whoever waits for this may be awake already, if a neighbour was served, and everybody be stopped for a snapshot: its changes of
-     * the chain must not be met half done.
+     * Whoever waits for this may be awake already, if a neighbour was served, and everybody be stopped for a snapshot. Its changes of the chain are
+     * not met half done: see gate.c. Not by the lock of operations, as a handler in the thread of one may be who waits.
      */
-    ahead_hold(map);
+    order_acquire(map);
     __atomic_fetch_add(write ? &map->stats.write_traps : &map->stats.read_traps, 1, __ATOMIC_RELAXED);
-    if (!watch_serve(map, offset, write) && map->engine->id == PCOW_ENGINE_UFFD)
-        serve_absent(map, offset);
-    ahead_release(map);
+    map->uffd_serve(map, offset, write);
+    order_release(map);
     /* Everything that this may have mapped, so that nobody waits for a neighbour that is there. */
     uffd_wake(map, map->address + (offset & ~(PCOW_SLAB_SIZE - 1)), PCOW_SLAB_SIZE);
 }
@@ -202,7 +136,7 @@ int uffd_open(struct pcow_map *map, struct pcow_error *error)
         ret = error_set(error, -ENOMEM, "out of memory");
         goto close_fd;
     }
-    ret = register_range(map, map->uffd_stop_page, PCOW_PAGE_SIZE, false);
+    ret = register_range(map, map->uffd_stop_page, PCOW_PAGE_SIZE);
     if (ret == 0)
         return 0;
     error_set_errno(error, ret, "cannot register memory with userfaultfd");
@@ -213,17 +147,18 @@ close_fd:
     return ret;
 }
 
-int uffd_start(struct pcow_map *map, struct pcow_error *error)
+int uffd_start(struct pcow_map *map, uffd_serve_fn *serve_access, struct pcow_error *error)
 {
-    sigset_t bus, before;
-    int ret;
+    signal_mask before;
+    int ret = 0;
 
-    /* It copies: an error in memory must not be the end of the process, whatever whoever starts it has blocked. */
-    sigemptyset(&bus);
-    sigaddset(&bus, SIGBUS);
-    pthread_sigmask(SIG_UNBLOCK, &bus, &before);
-    ret = map->uffd_running ? 0 : -pthread_create(&map->uffd_thread, NULL, serve, map);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    /* Signals are for the program's own threads. But it copies: an error in memory must not be the end of the process. */
+    before = signals_change(SIG_SETMASK, ~SIGNALS_LEFT);
+    if (!map->uffd_running) {
+        map->uffd_serve = serve_access;
+        ret = -pthread_create(&map->uffd_thread, NULL, serve, map);
+    }
+    signals_change(SIG_SETMASK, before);
     if (ret)
         return error_set_errno(error, ret, "cannot start the userfaultfd thread");
     map->uffd_running = true;
@@ -244,24 +179,3 @@ void uffd_close(struct pcow_map *map)
     close(map->uffd);
     map->uffd = -1;
 }
-
-static int prepare(struct pcow_map *map, struct pcow_error *error)
-{
-    struct pcow_error reason;
-    int ret = uffd_open(map, &reason);
-
-    return ret ? error_set(error, ret, "%.900s; or use another engine", reason.message) : 0;
-}
-
-static int map_absent(struct pcow_map *map, void *address, size_t length, int fixed)
-{
-    (void)fixed;
-    return uffd_map(map, address, length, false);
-}
-
-static void wake(struct pcow_map *map, void *address, size_t length)
-{
-    uffd_wake(map, address, length);
-}
-
-const struct engine uffd_engine = {PCOW_ENGINE_UFFD, prepare, uffd_start, uffd_close, map_absent, wake};

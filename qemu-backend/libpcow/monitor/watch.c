@@ -34,7 +34,7 @@ static unsigned pages_in(const struct pcow_map *map, uint64_t guest_slab)
 /* Put [from, to) of the range under watch. */
 static int watch_run(struct pcow_map *map, uint64_t from, uint64_t to)
 {
-    return to > from ? uffd_map(map, map->address + from, to - from, true) : 0;
+    return to > from ? uffd_map(map, map->address + from, to - from) : 0;
 }
 
 /* Slabs [first, end), which are claimed. */
@@ -79,7 +79,8 @@ static void end_watch(struct pcow_map *map)
 {
     if (!__atomic_exchange_n(&map->watching, false, __ATOMIC_ACQ_REL))
         return;
-    for (uint64_t v = 0; v < map->image->chain->guest_slabs; v++) {
+    gate_enter(map);
+    for (uint64_t v = chain_next_used(map->image->chain, 0); v < map->image->chain->guest_slabs; v = chain_next_used(map->image->chain, v + 1)) {
         if (__atomic_load_n(&map->slabs[v].watched, __ATOMIC_RELAXED) != WATCHED_READ)
             continue;
         chain_claim(map->image->chain, v);
@@ -87,6 +88,7 @@ static void end_watch(struct pcow_map *map)
             restore(map, v);
         chain_release(map->image->chain, v);
     }
+    gate_leave(map);
 }
 
 void watch_forget(struct pcow_map *map)
@@ -136,34 +138,57 @@ static void serve_store(struct pcow_map *map, uint64_t offset)
 {
     uint64_t guest_slab = offset >> SLAB_BITS;
 
-    if (resolve(map, offset, true, false)) {
+    if (resolve(map, offset, true, NULL)) {
         /* Not here, where everybody would wait: say where it was, and let it trap again. */
         __atomic_store_n(&map->watch_found, offset + 1, __ATOMIC_RELEASE);
+        gate_enter(map);
         chain_claim(map->image->chain, guest_slab);
         if (map->slabs[guest_slab].watched)
             restore(map, guest_slab);
         chain_release(map->image->chain, guest_slab);
+        gate_leave(map);
     }
     uffd_wake(map, map->address + (guest_slab << SLAB_BITS), PCOW_SLAB_SIZE);
     end_watch(map);
 }
 
-bool watch_serve(struct pcow_map *map, uint64_t offset, bool write)
+/* An access to a slab that may be watched, in the userfaultfd thread. */
+static void watch_serve(struct pcow_map *map, uint64_t offset, bool write)
 {
     uint64_t guest_slab = offset >> SLAB_BITS;
     bool watched;
 
+    gate_enter(map);
     chain_claim(map->image->chain, guest_slab);
     watched = map->slabs[guest_slab].watched;
     if (watched && !write)
         serve_load(map, guest_slab, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB));
     chain_release(map->image->chain, guest_slab);
+    gate_leave(map);
     if (watched && write)
         serve_store(map, offset);
-    return watched;
 }
 
 /* ---- public ----------------------------------------------------------------------------------------------------------- */
+
+/* A page that is mapped for stores. The kernel may want space for its neighbours as well, see image/folio.c. */
+static bool can_store(const pcow_map *map, uint64_t offset)
+{
+    uint64_t guest_slab = offset >> SLAB_BITS;
+    struct interrupts interrupts;
+    bool can;
+
+    if (map->image->file.persist.persistence != PCOW_PERSISTENCE_PAGE_CACHE)
+        return true;
+    interrupts = interrupts_disable();
+    gate_enter((pcow_map *)map);
+    chain_claim(map->image->chain, guest_slab);
+    can = layout_prepare_store(map, guest_slab, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB)) == 0;
+    chain_release(map->image->chain, guest_slab);
+    gate_leave((pcow_map *)map);
+    interrupts_restore(interrupts);
+    return can;
+}
 
 bool pcow_map_is_accessible(const pcow_map *map, uint64_t offset, bool write)
 {
@@ -175,13 +200,13 @@ bool pcow_map_is_accessible(const pcow_map *map, uint64_t offset, bool write)
     if (!minor_was_asked(map, offset >> SLAB_BITS))
         return false;
     if (!write)
-        return !__atomic_load_n(&slab->cold, __ATOMIC_ACQUIRE) && !__atomic_load_n(&slab->inaccessible, __ATOMIC_ACQUIRE);
-    return page_set_has(&slab->writable, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB));
+        return !__atomic_load_n(&slab->cold, __ATOMIC_ACQUIRE);
+    return page_set_has(&slab->writable, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB)) && can_store(map, offset);
 }
 
 int pcow_map_watch(pcow_map *map, struct pcow_error *error)
 {
-    struct chain *chain = map->image->chain;
+    const uint64_t slabs = (map->size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS;
     int ret;
 
     if (!map->image->file.writable)
@@ -189,23 +214,27 @@ int pcow_map_watch(pcow_map *map, struct pcow_error *error)
     pthread_mutex_lock(&map->watch_lock);
     ret = uffd_open(map, error);
     if (!ret)
-        ret = uffd_start(map, error);
+        ret = uffd_start(map, watch_serve, error);
     /* What another vCPU is looking for does not matter: every store is reported. */
     if (!ret && !__atomic_load_n(&map->watching, __ATOMIC_ACQUIRE)) {
         __atomic_fetch_add(&map->stats.watches, 1, __ATOMIC_RELAXED);
         __atomic_store_n(&map->watch_found, 0, __ATOMIC_RELAXED);
         __atomic_store_n(&map->watching, true, __ATOMIC_RELEASE);
-        for (uint64_t first = 0; first < chain->guest_slabs && ret == 0; first += BATCH) {
-            uint64_t end = first + BATCH < chain->guest_slabs ? first + BATCH : chain->guest_slabs;
+        for (uint64_t first = 0; first < slabs && ret == 0; first += BATCH) {
+            uint64_t end = first + BATCH < slabs ? first + BATCH : slabs;
+            struct interrupts interrupts = interrupts_disable();
 
+            gate_enter(map);
             for (uint64_t v = first; v < end; v++)
-                chain_claim(chain, v);
+                chain_claim(map->image->chain, v);
             ret = watch_slabs(map, first, end);
             for (uint64_t v = first; v < end; v++) {
                 if (ret)
                     restore(map, v);
-                chain_release(chain, v);
+                chain_release(map->image->chain, v);
             }
+            gate_leave(map);
+            interrupts_restore(interrupts);
         }
         if (ret) {
             __atomic_store_n(&map->watching, false, __ATOMIC_RELEASE);

@@ -30,12 +30,12 @@ static uint64_t empty_some(const struct pcow_image *image, const struct pcow_ima
 
 static bool is_wanted(const struct pcow_map *map, uint64_t accesses)
 {
-    return ahead_is_stopping(&map->ahead) || ahead_accesses(map) != accesses;
+    return ahead_is_stopping(&map->ahead) || accesses_served(map) != accesses;
 }
 
 bool windows_empty(struct pcow_map *map)
 {
-    uint64_t accesses = ahead_accesses(map), slab = 0;
+    uint64_t accesses = accesses_served(map), slab = 0;
     unsigned level = 0;
 
     /* In class pmem most entries are of 2 MiB. mmap() fills the tables of memory that is locked. */
@@ -46,7 +46,7 @@ bool windows_empty(struct pcow_map *map)
 
         if (is_wanted(map, accesses))
             return false;
-        ahead_take_turn(map);
+        turnstile_take(map);
         /* By number: an operation between two turns may have put another base there. */
         for (unsigned i = 0; i < level && image; i++)
             image = image->base;
@@ -57,7 +57,7 @@ bool windows_empty(struct pcow_map *map)
             level++;
             slab = 0;
         }
-        ahead_release(map);
+        turnstile_release(map);
         if (!image)
             return true;
     }

@@ -13,6 +13,7 @@
 #include "util/error.h"
 
 #define FIRST_LAYER 1u
+#define IMAGE_MODE 0640                          /* less the umask: what is in a guest's memory is nobody else's */
 
 static int make_uuid(uint8_t uuid[PCOW_UUID_SIZE])
 {
@@ -46,15 +47,16 @@ static int check_options(const char *path, const struct pcow_create_options *opt
 /* Everything but the magic number, which makes the file an image. */
 static int write_image(struct file *file, struct header *header, uint64_t virtual_size)
 {
-    struct layer_record record = {
+    /* The page, as it is stored to through a mapping from then on. */
+    struct layer_record records[PCOW_PAGE_SIZE / LAYER_RECORD_SIZE] = {{
         .state = layer_state_word(FIRST_LAYER, LAYER_OPEN, 0, 0),
         .virtual_size = word_encode(virtual_size),
         .parent_limit = word_encode(virtual_size),
-    };
+    }};
     int ret = file_set_size(file, PCOW_SLAB_SIZE);
 
     if (!ret)
-        ret = file_write(file, LAYER_TABLE_OFFSET, &record, sizeof record);
+        ret = file_write(file, LAYER_TABLE_OFFSET, records, sizeof records);
     if (!ret)
         ret = file_write(file, HEADER_COPY_OFFSET, header, sizeof *header);
     if (!ret)
@@ -88,11 +90,11 @@ static int exists(const char *path, struct pcow_error *error)
 static int open_new(const char *path, bool *nameless)
 {
     char *copy = strdup(path);
-    int fd = copy ? open(dirname(copy), O_TMPFILE | O_RDWR | O_CLOEXEC, 0644) : -1;
+    int fd = copy ? open(dirname(copy), O_TMPFILE | O_RDWR | O_CLOEXEC, IMAGE_MODE) : -1;
 
     free(copy);
     *nameless = fd >= 0;
-    return fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR) ? fd : open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    return fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR) ? fd : open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, IMAGE_MODE);
 }
 
 static int give_name(int fd, const char *path)

@@ -19,6 +19,11 @@ const char *pcow_path(const pcow_image *image)
     return image->file.path;
 }
 
+int pcow_fd(const pcow_image *image)
+{
+    return image->file.fd;
+}
+
 uint64_t pcow_size(const pcow_image *image)
 {
     return image->size;

@@ -282,6 +282,7 @@ void pcow_close(pcow_image *image)
         slabs_unload(image);
         free(image->layers);
         layer_names_free(image);
+        state_forget(image);
         if (image->directory >= 0)
             close(image->directory);
         if (image->file.path || image->file.fd >= 0)

@@ -16,48 +16,93 @@ static int report(pcow_progress_fn progress, void *opaque, uint64_t done, uint64
     return 0;
 }
 
-static int read_or_zero(pcow_image *image, uint64_t offset, char *page, struct pcow_error *error)
+/* What shows from offset on, up to end: looked for once, however often it is asked for. image may be NULL, or end before. */
+static int look(pcow_image *image, uint64_t offset, uint64_t end, struct pcow_extent *extent, struct pcow_error *error)
 {
-    if (!image || offset + PCOW_PAGE_SIZE > image->size) {
-        memset(page, 0, PCOW_PAGE_SIZE);
+    if (extent->length > 0 && offset < extent->offset + extent->length)
         return 0;
+    if (image && offset < image->size)
+        return pcow_get_extent(image, offset, (end < image->size ? end : image->size) - offset, extent, error);
+    *extent = (struct pcow_extent){.offset = offset, .length = end - offset, .zero = true};
+    return 0;
+}
+
+/* Zeros behind the end. */
+static int read_or_zero(pcow_image *image, uint64_t offset, char *to, uint64_t length, struct pcow_error *error)
+{
+    uint64_t there = !image || offset >= image->size ? 0 : image->size - offset < length ? image->size - offset : length;
+
+    memset(to + there, 0, length - there);
+    return there ? pcow_read(image, offset, to, there, error) : 0;
+}
+
+/* Pages of one slab that would read differently: they become own together. */
+struct kept {
+    pcow_image *image, *new_base;
+    char *before, *after;              /* a slab each */
+    uint64_t guest_slab;
+    struct page_set differs;
+};
+
+static int keep(struct kept *kept, struct pcow_error *error)
+{
+    int ret = page_set_empty(&kept->differs) ? 0 : chain_write_pages(kept->image, kept->guest_slab, &kept->differs, kept->before, error);
+
+    memset(&kept->differs, 0, sizeof kept->differs);
+    return ret;
+}
+
+/* A range inside one slab. */
+static int compare(struct kept *kept, uint64_t offset, uint64_t length, struct pcow_error *error)
+{
+    uint64_t from = offset % PCOW_SLAB_SIZE;
+    int ret = offset >> SLAB_BITS == kept->guest_slab ? 0 : keep(kept, error);
+
+    kept->guest_slab = offset >> SLAB_BITS;
+    if (!ret)
+        ret = read_or_zero(kept->image, offset, kept->before + from, length, error);
+    if (!ret)
+        ret = read_or_zero(kept->new_base, offset, kept->after + from, length, error);
+    for (uint64_t at = from; at < from + length && !ret; at += PCOW_PAGE_SIZE)
+        if (memcmp(kept->before + at, kept->after + at, PCOW_PAGE_SIZE))
+            page_set_add_range(&kept->differs, (unsigned)(at / PCOW_PAGE_SIZE), 1);
+    return ret;
+}
+
+static int keep_different(struct kept *kept, pcow_progress_fn progress, void *opaque, struct pcow_error *error)
+{
+    pcow_image *image = kept->image;
+    struct pcow_extent extent = {0}, under = {0};
+    int ret = 0;
+
+    for (uint64_t offset = 0, end; offset < image->size && !ret; offset = end) {
+        ret = look(image, offset, image->size, &extent, error);
+        if (!ret)
+            ret = look(kept->new_base, offset, image->size, &under, error);
+        if (!ret)
+            ret = report(progress, opaque, offset, image->size, image->file.path, error);
+        if (ret)
+            break;
+        end = extent.offset + extent.length < under.offset + under.length ? extent.offset + extent.length : under.offset + under.length;
+        /* Depth 0: any layer of this file, so the base does not show. Both absent: zeros on either. */
+        if ((extent.present && extent.depth == 0) || (!extent.present && !under.present))
+            continue;
+        if (end > (offset / PCOW_SLAB_SIZE + 1) * PCOW_SLAB_SIZE)
+            end = (offset / PCOW_SLAB_SIZE + 1) * PCOW_SLAB_SIZE;
+        ret = compare(kept, offset, end - offset, error);
     }
-    return pcow_read(image, offset, page, PCOW_PAGE_SIZE, error);
+    return ret ? ret : keep(kept, error);
 }
 
 /* Bring pages into the active layer that would read differently on the new base. */
 static int keep_content(pcow_image *image, pcow_image *new_base, pcow_progress_fn progress, void *opaque, struct pcow_error *error)
 {
-    char before[PCOW_PAGE_SIZE], after[PCOW_PAGE_SIZE];
+    struct kept kept = {.image = image, .new_base = new_base, .before = malloc(PCOW_SLAB_SIZE), .after = malloc(PCOW_SLAB_SIZE)};
+    int ret = kept.before && kept.after ? keep_different(&kept, progress, opaque, error) : error_set(error, -ENOMEM, "out of memory");
 
-    for (uint64_t offset = 0; offset < image->size;) {
-        struct pcow_extent extent, under = {.zero = true, .length = image->size - offset};
-        int ret = pcow_get_extent(image, offset, image->size - offset, &extent, error);
-
-        if (!ret && new_base && offset < new_base->size)
-            ret = pcow_get_extent(new_base, offset, new_base->size - offset, &under, error);
-        if (!ret)
-            ret = report(progress, opaque, offset, image->size, image->file.path, error);
-        if (ret)
-            return ret;
-        if (under.length < extent.length)
-            extent.length = under.length;
-        /* Depth 0: any layer of this file, so the base does not show. Both absent: zeros on either. */
-        if ((extent.present && extent.depth == 0) || (!extent.present && !under.present)) {
-            offset += extent.length;
-            continue;
-        }
-        for (uint64_t end = offset + extent.length; offset < end; offset += PCOW_PAGE_SIZE) {
-            ret = read_or_zero(image, offset, before, error);
-            if (!ret)
-                ret = read_or_zero(new_base, offset, after, error);
-            if (!ret && memcmp(before, after, PCOW_PAGE_SIZE))
-                ret = pcow_write(image, offset, before, PCOW_PAGE_SIZE, error);
-            if (ret)
-                return ret;
-        }
-    }
-    return pcow_flush(image, error);
+    free(kept.before);
+    free(kept.after);
+    return ret ? ret : pcow_flush(image, error);
 }
 
 static int check_rebase(const pcow_image *image, bool unsafe, struct pcow_error *error)
@@ -113,27 +158,31 @@ static int copy_up(pcow_image *image, pcow_image *base, pcow_progress_fn progres
 {
     /* Above it the image reads as zeros whatever the base holds: what a resize had given up. */
     uint64_t base_limit = layer_find(image, image_active(image))->parent_limit;
+    struct pcow_extent extent = {0};
     char *buffer = malloc(PCOW_SLAB_SIZE);
     int ret = buffer ? 0 : error_set(error, -ENOMEM, "out of memory");
 
-    for (uint64_t offset = 0; offset < image->size && ret == 0;) {
-        struct pcow_extent extent;
-
-        ret = pcow_get_extent(image, offset, image->size - offset, &extent, error);
+    for (uint64_t offset = 0, end; offset < image->size && ret == 0; offset = end) {
+        ret = look(image, offset, image->size, &extent, error);
         if (ret)
             break;
-        if (extent.length > PCOW_SLAB_SIZE)
-            extent.length = PCOW_SLAB_SIZE;
+        end = extent.offset + extent.length;
+        if (end - offset > PCOW_SLAB_SIZE)
+            end = offset + PCOW_SLAB_SIZE;
         if (extent.present && extent.depth == 0) {
-            ret = pcow_read(image, offset, buffer, extent.length, error);
+            ret = pcow_read(image, offset, buffer, end - offset, error);
             if (!ret)
-                ret = pcow_write(base, offset, buffer, extent.length, error);
-        } else if (!extent.present && offset + extent.length > base_limit) {
+                ret = pcow_write(base, offset, buffer, end - offset, error);
+        } else if (!extent.present && end > base_limit) {
             uint64_t from = offset > base_limit ? offset : base_limit;
 
-            ret = pcow_write_zeroes(base, from, offset + extent.length - from, error);
+            ret = pcow_write_zeroes(base, from, end - from, error);
+        } else {
+            /* Nothing to do as far as the base shows through. */
+            end = extent.offset + extent.length;
+            if (!extent.present && end > base_limit)
+                end = base_limit;
         }
-        offset += extent.length;
         if (!ret)
             ret = report(progress, opaque, offset, image->size, image->file.path, error);
     }

@@ -13,15 +13,6 @@
 #include "snapshot/tree.h"
 #include "util/error.h"
 
-struct layer *snapshot_find(struct pcow_image *image, const char *name, struct pcow_error *error)
-{
-    struct layer *layer = image->format1 ? NULL : layer_find_name(image, name);
-
-    if (!layer)
-        error_set(error, -ENOENT, "%s has no snapshot '%s'; pcow-img snapshot -l lists them", image->file.path, name);
-    return layer;
-}
-
 static int check_new_name(struct pcow_image *image, const char *name, struct pcow_error *error)
 {
     if (!snapshot_name_is_valid(name, strlen(name) + 1))
@@ -32,21 +23,24 @@ static int check_new_name(struct pcow_image *image, const char *name, struct pco
     return 0;
 }
 
-/* The nearest ancestor that is a snapshot (hidden layers are passed over). */
-static uint32_t visible_parent(const struct pcow_image *image, const struct layer *layer)
+/* The nearest ancestor of each layer that is a snapshot (hidden layers are passed over). Parents have lower ids, so they come first. */
+static uint32_t *visible_parents(const struct pcow_image *image)
 {
-    while (layer && layer->parent) {
-        layer = layer_find(image, layer->parent);
-        if (layer && layer->state == LAYER_SNAPSHOT)
-            return layer->id;
+    uint32_t *visible = calloc(image->layer_count + 1, sizeof *visible);
+
+    for (size_t i = 0; visible && i < image->layer_count; i++) {
+        const struct layer *parent = image->layers[i].parent ? layer_find(image, image->layers[i].parent) : NULL;
+
+        if (parent)
+            visible[i] = parent->state == LAYER_SNAPSHOT ? parent->id : visible[parent - image->layers];
     }
-    return 0;
+    return visible;
 }
 
 int pcow_snapshot_list(pcow_image *image, struct pcow_snapshot **result, size_t *count, struct pcow_error *error)
 {
     struct pcow_snapshot *list = calloc(image->layer_count + 1, sizeof *list);
-    uint32_t current;
+    uint32_t current, *visible;
     int ret;
 
     *result = list;
@@ -55,7 +49,13 @@ int pcow_snapshot_list(pcow_image *image, struct pcow_snapshot **result, size_t 
         return error_set(error, -ENOMEM, "out of memory");
     if (image->format1)
         return 0;
-    current = visible_parent(image, layer_find(image, image_active(image)));
+    visible = visible_parents(image);
+    if (!visible) {
+        free(list);
+        *result = NULL;
+        return error_set(error, -ENOMEM, "out of memory");
+    }
+    current = visible[layer_find(image, image_active(image)) - image->layers];
     for (size_t i = 0; i < image->layer_count; i++) {
         const struct layer *layer = &image->layers[i];
         struct pcow_snapshot *snapshot = &list[*count];
@@ -63,7 +63,7 @@ int pcow_snapshot_list(pcow_image *image, struct pcow_snapshot **result, size_t 
         if (layer->state != LAYER_SNAPSHOT)
             continue;
         snapshot->id = layer->id;
-        snapshot->parent_id = visible_parent(image, layer);
+        snapshot->parent_id = visible[i];
         memcpy(snapshot->name, layer->name, sizeof snapshot->name);
         snapshot->date_seconds = layer->date_seconds;
         snapshot->date_nanoseconds = layer->date_nanoseconds;
@@ -73,6 +73,7 @@ int pcow_snapshot_list(pcow_image *image, struct pcow_snapshot **result, size_t 
         snapshot->pinned = pin_is_set(image, layer);
         ++*count;
     }
+    free(visible);
     ret = sizes_fill(image, list, *count);
     if (ret) {
         free(list);
@@ -118,6 +119,17 @@ static int finish_create(pcow_image *image, struct pcow_error *error)
     return ret;
 }
 
+/* From here on it is a snapshot, whatever happens: tree_finish_interrupted() would do the rest, or the next operation, see begin(). */
+static int freeze(pcow_image *image, uint32_t id, struct pcow_error *error)
+{
+    struct layer *frozen = layer_find(image, id);
+
+    frozen->state = LAYER_SNAPSHOT;
+    image->unfinished_layer = id;
+    layer_name_add(image, frozen);
+    return image->map ? monitor_freeze(image->map, error) : 0;
+}
+
 static int create(pcow_image *image, const char *name, int64_t date_seconds, uint32_t date_nanoseconds, struct pcow_error *error)
 {
     struct layer active = {0};
@@ -140,17 +152,15 @@ static int create(pcow_image *image, const char *name, int64_t date_seconds, uin
     memcpy(frozen->name, name, strlen(name));
     /* The description of the active layer does not count until another layer is active. */
     ret = layer_write_description(image, frozen, error);
-    if (!ret)
-        ret = tree_put_active(image, &active, frozen_id, frozen->virtual_size, error);
     if (ret)
         return ret;
-    /* From here on it is a snapshot, whatever happens: tree_finish_interrupted() would do the rest, or the next operation, see begin(). */
-    frozen = layer_find(image, frozen_id);
-    frozen->state = LAYER_SNAPSHOT;
-    image->unfinished_layer = frozen_id;
-    layer_name_add(image, frozen);
     if (image->map)
-        ret = monitor_freeze(image->map, error);
+        gate_close(image->map);
+    ret = tree_put_active(image, &active, frozen_id, frozen->virtual_size, error);
+    if (!ret)
+        ret = freeze(image, frozen_id, error);
+    if (image->map)
+        gate_open(image->map);
     if (!ret)
         ret = finish_create(image, error);
     return ret ? ret : header_write_copy(image, error);
@@ -173,11 +183,11 @@ static int lock(pcow_image *image, struct pcow_error *error)
     return ret;
 }
 
-/* Nor copying in the background. Who serves a first touch (userfaultfd) waits from here on as well. */
+/* Nor copying in the background. */
 static void hold(pcow_image *image)
 {
     if (image->map)
-        ahead_hold(image->map);
+        turnstile_hold(image->map);
 }
 
 static int begin(pcow_image *image, struct pcow_error *error)
@@ -192,7 +202,7 @@ static int begin(pcow_image *image, struct pcow_error *error)
 static void end(pcow_image *image)
 {
     if (image->map)
-        ahead_release(image->map);
+        turnstile_release(image->map);
     unlock_tree(&image->file);
     if (image->map && (remains_are_due(image) || ahead_has_frozen(image->map) || retire_is_due(image->map)))
         ahead_wake(image->map);
@@ -210,48 +220,27 @@ int pcow_snapshot_create_at(pcow_image *image, const char *name, int64_t date_se
     return ret;
 }
 
-static int revert(pcow_image *image, const char *name, struct pcow_error *error)
+/* The commit is done: nothing below can take the revert back. */
+static int drop_active(pcow_image *image, struct layer *gone, struct pcow_error *error)
 {
-    struct layer *layer, gone, active = {0};
     struct layout_lists *lists = NULL;
-    uint32_t dropped, target;
     int ret, rebuilt, mapped = 0;
     struct chain *chain;
-    uint64_t size;
 
-    layer = snapshot_find(image, name, error);
-    if (!layer)
-        return -ENOENT;
-    if (image->map && layer->virtual_size != image->size)
-        return error_set(error, -EBUSY, "%s: snapshot '%s' has another size (%llu bytes) than the memory that is mapped; "
-                         "stop the VM and revert then", image->file.path, name, (unsigned long long)layer->virtual_size);
-    target = layer->id;
-    size = layer->virtual_size;
-    dropped = image_active(image);
-    gone = *layer_find(image, dropped);
-    ret = tree_reserve_layer(image, false, &active.id, &active.slot, error);
-    /* A map without its chain could serve nobody. */
-    if (!ret)
-        ret = chain_reserve(image, error);
-    if (!ret)
-        ret = tree_put_active(image, &active, target, size, error);
-    if (ret)
-        return ret;
-    /* The commit is done: nothing below can take the revert back. */
-    gone.state = LAYER_FREE;
-    layer_remove(image, dropped);
-    ret = layer_store_state(image, &gone, error);
+    gone->state = LAYER_FREE;
+    layer_remove(image, gone->id);
+    ret = layer_store_state(image, gone, error);
     if (image->map) {
         lists = layout_note_lists(image->map);
         retire_tables(image->map);
     }
     chain = chain_set_aside(image);
     if (!ret)
-        ret = tree_release_layer(image, dropped, OWNER_DATA, error);
+        ret = tree_release_layer(image, gone->id, OWNER_DATA, error);
     if (ret)
-        layer_hold_slot(image, gone.slot);
+        layer_hold_slot(image, gone->slot);
     if (!ret)
-        ret = tree_collapse(image, gone.parent, error);
+        ret = tree_collapse(image, gone->parent, error);
     if (!ret)
         ret = header_write_copy(image, error);
     /* What the next access would have to wait for. */
@@ -261,6 +250,38 @@ static int revert(pcow_image *image, const char *name, struct pcow_error *error)
                          : monitor_map_changed(image->map, lists, ret ? NULL : error);
     layout_forget_lists(lists);
     return ret ? ret : rebuilt ? rebuilt : mapped;
+}
+
+static int revert(pcow_image *image, const char *name, struct pcow_error *error)
+{
+    struct layer *layer, gone, active = {0};
+    uint32_t target;
+    uint64_t size;
+    int ret;
+
+    layer = snapshot_find(image, name, error);
+    if (!layer)
+        return -ENOENT;
+    if (image->map && layer->virtual_size != image->size)
+        return error_set(error, -EBUSY, "%s: snapshot '%s' has another size (%llu bytes) than the memory that is mapped; "
+                         "stop the VM and revert then", image->file.path, name, (unsigned long long)layer->virtual_size);
+    target = layer->id;
+    size = layer->virtual_size;
+    gone = *layer_find(image, image_active(image));
+    ret = tree_reserve_layer(image, false, &active.id, &active.slot, error);
+    /* A map without its chain could serve nobody. */
+    if (!ret)
+        ret = chain_reserve(image, error);
+    if (ret)
+        return ret;
+    if (image->map)
+        gate_close(image->map);
+    ret = tree_put_active(image, &active, target, size, error);
+    if (!ret)
+        ret = drop_active(image, &gone, error);
+    if (image->map)
+        gate_open(image->map);
+    return ret;
 }
 
 int pcow_snapshot_revert(pcow_image *image, const char *name, struct pcow_error *error)

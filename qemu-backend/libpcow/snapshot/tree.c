@@ -6,11 +6,13 @@
 #include <string.h>
 
 #include "chain/chain.h"
+#include "chain/index.h"
 #include "chain/reclaim.h"
 #include "image/lock.h"
 #include "image/remains.h"
 #include "monitor/monitor.h"
 #include "util/error.h"
+#include "util/signals.h"
 
 /*
  * Layers taken out at one open, or by one operation. Deleting a snapshot needs two at the most, and so does finishing that; a file made to
@@ -48,6 +50,7 @@ int tree_release_layer(struct pcow_image *image, uint32_t id, enum owner_kind ki
 {
     struct of_layer of = {id, kind};
 
+    state_forget(image);
     return release_error(image, reclaim_release(image, is_of_layer, &of), error);
 }
 
@@ -118,6 +121,7 @@ int tree_put_active(struct pcow_image *image, const struct layer *reserved, uint
     }
     image->view = layer.id;
     image->size = virtual_size;
+    __atomic_store_n(&image->merging, 0, __ATOMIC_RELEASE);
     return 0;
 }
 
@@ -177,13 +181,29 @@ static int collect(const struct pcow_image *image, uint32_t id, struct slab_orde
 }
 
 /* Slab by slab the guest may go on making pages of the child own: claimed, both layers stand still for one guest slab. */
-static bool claim_slab(const struct pcow_image *image, uint64_t guest_slab)
-{
-    bool claimed = image->chain && guest_slab < image->chain->guest_slabs;
+struct slab_claim {
+    bool held;
+    uint64_t guest_slab;
+    struct interrupts interrupts;
+};
 
-    if (claimed)
+static struct slab_claim claim_slab(const struct pcow_image *image, uint64_t guest_slab)
+{
+    struct slab_claim claim = {.held = image->chain && guest_slab < image->chain->guest_slabs, .guest_slab = guest_slab};
+
+    if (claim.held) {
+        claim.interrupts = interrupts_disable();
         chain_claim(image->chain, guest_slab);
-    return claimed;
+    }
+    return claim;
+}
+
+static void release_slab(const struct pcow_image *image, const struct slab_claim *claim)
+{
+    if (claim->held) {
+        chain_release(image->chain, claim->guest_slab);
+        interrupts_restore(claim->interrupts);
+    }
 }
 
 struct merge {
@@ -240,11 +260,10 @@ static int drop_shadowed(const struct merge *merge, uint64_t slab, const struct 
 static int note_shadow(struct merge *merge, uint64_t slab)
 {
     uint64_t guest_slab = merge->image->slabs[slab].number;
-    bool claimed = claim_slab(merge->image, guest_slab);
+    struct slab_claim claim = claim_slab(merge->image, guest_slab);
 
     find_shadow(merge, slab, &merge->shadow[merge->next++]);
-    if (claimed)
-        chain_release(merge->image->chain, guest_slab);
+    release_slab(merge->image, &claim);
     return 0;
 }
 
@@ -252,11 +271,10 @@ static int note_shadow(struct merge *merge, uint64_t slab)
 static int drop_from_slab(struct merge *merge, uint64_t slab)
 {
     uint64_t guest_slab = merge->image->slabs[slab].number;
-    bool claimed = claim_slab(merge->image, guest_slab);
-    int ret = drop_shadowed(merge, slab, &merge->shadow[merge->next++], true, claimed);
+    struct slab_claim claim = claim_slab(merge->image, guest_slab);
+    int ret = drop_shadowed(merge, slab, &merge->shadow[merge->next++], true, claim.held);
 
-    if (claimed)
-        chain_release(merge->image->chain, guest_slab);
+    release_slab(merge->image, &claim);
     return ret;
 }
 
@@ -265,19 +283,20 @@ static int give_slab(struct merge *merge, uint64_t slab)
 {
     struct pcow_image *image = merge->image;
     uint64_t guest_slab = image->slabs[slab].number;
-    bool claimed = claim_slab(image, guest_slab);
+    struct slab_claim claim = claim_slab(image, guest_slab);
     struct page_set shadow;
     int ret;
 
     /* Again: the guest may have made a page own meanwhile. */
     find_shadow(merge, slab, &shadow);
-    ret = drop_shadowed(merge, slab, &shadow, false, claimed);
+    if (claim.held)
+        index_forget(image->chain, guest_slab);
+    ret = drop_shadowed(merge, slab, &shadow, false, claim.held);
     if (!ret && !page_set_empty(&image->valid[slab]))
         ret = slab_publish(image, slab, (struct owner){OWNER_DATA, merge->child, (uint32_t)guest_slab}, true);
-    else if (!ret && claimed)
+    else if (!ret && claim.held)
         chain_unlink(image, guest_slab, slab);
-    if (claimed)
-        chain_release(image->chain, guest_slab);
+    release_slab(image, &claim);
     return ret;
 }
 
@@ -340,6 +359,9 @@ static int merge(struct pcow_image *image, uint32_t hidden_id, uint32_t child_id
     struct merge merge = {.image = image, .hidden = hidden_id, .child = child_id, .limit = child->parent_limit};
     int ret = collect(image, child_id, &merge.childs);
 
+    /* From before the first slab is given. What an error leaves half way stays so until the next merge, or until another layer is active. */
+    if (child_id == image_active(image))
+        __atomic_store_n(&image->merging, hidden_id, __ATOMIC_RELEASE);
     for_slabs_of_hidden(&merge, count_slab, NULL);
     merge.shadow = calloc(merge.slabs + 1, sizeof *merge.shadow);
     ret = ret || !merge.shadow ? error_set(error, -ENOMEM, "out of memory") : merge_slabs(&merge, error);
@@ -357,6 +379,8 @@ static int merge(struct pcow_image *image, uint32_t hidden_id, uint32_t child_id
     if (ret)
         return ret;
     child->parent = hidden->parent;
+    /* Nothing is of the hidden layer any more. */
+    __atomic_store_n(&image->merging, 0, __ATOMIC_RELEASE);
     return 0;
 }
 

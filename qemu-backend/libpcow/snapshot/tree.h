@@ -23,6 +23,9 @@ int tree_put_active(struct pcow_image *image, const struct layer *reserved, uint
 /* If this layer is hidden, free or merge it if that is possible, and then its parent. Of very many only some: the others wait for the next open. */
 int tree_collapse(struct pcow_image *image, uint32_t id, struct pcow_error *error);
 
+/* What is known of VM state is to be looked for anew: slabs of it have gone, or the image is closed. */
+void state_forget(struct pcow_image *image);
+
 /* Give every slab of a layer back. */
 int tree_release_layer(struct pcow_image *image, uint32_t id, enum owner_kind kind, struct pcow_error *error);
 

@@ -94,7 +94,7 @@ int bench_begin(struct bench *bench, const char *pool, struct pcow_error *error)
         return r;
     }
     fd = bench_uffd_open();
-    bench->uffd_problem = fd >= 0 ? NULL : "userfaultfd is not available to this user; give it access to /dev/userfaultfd";
+    bench->paper_problem = fd >= 0 ? NULL : "userfaultfd is not available to this user; give it access to /dev/userfaultfd";
     if (fd >= 0) {
         close(fd);
     }

@@ -59,7 +59,7 @@ struct bench {
     const char *const *wanted;                 /* NULL-terminated; NULL: all rows */
     enum pcow_persistence persistence;
     const char *minor_problem;                 /* why there is no engine minor; NULL: there is */
-    const char *uffd_problem;                  /* why there is no userfaultfd; NULL: there is */
+    const char *paper_problem;                 /* why the paper's first touch and snapshots were left out; NULL: they were not */
     const char *huge_problem;                  /* why the rows about huge pages were left out; NULL: they were not */
     const char *qcow2_problem;                 /* the same of those beside qcow2 */
     void (*flush_lines)(const void *address, size_t length);   /* the best instruction of this CPU, without a fence */

@@ -105,8 +105,8 @@ void print_table(const struct bench *bench)
     if (bench->minor_problem) {
         printf("engine minor was left out: %s\n\n", bench->minor_problem);
     }
-    if (bench->uffd_problem) {
-        printf("engine uffd was left out: %s\n\n", bench->uffd_problem);
+    if (bench->paper_problem) {
+        printf("the paper's first touch and snapshots were left out: %s\n\n", bench->paper_problem);
     }
     if (bench->huge_problem) {
         printf("rows with 2 MiB pages were left out: %s\n\n", bench->huge_problem);

@@ -138,8 +138,8 @@ static json_object *run_object(const struct bench *bench)
     if (bench->minor_problem) {
         json_put_text(object, "engine_minor_skipped", bench->minor_problem);
     }
-    if (bench->uffd_problem) {
-        json_put_text(object, "engine_uffd_skipped", bench->uffd_problem);
+    if (bench->paper_problem) {
+        json_put_text(object, "paper_skipped", bench->paper_problem);
     }
     if (bench->huge_problem) {
         json_put_text(object, "huge_skipped", bench->huge_problem);

@@ -235,7 +235,7 @@ static int use(void *opaque)
     if (options->json) {
         return write_soak_json(run->bench, &done, NULL);
     }
-    print_soak(run->bench, &done);
+    print_soak(&done);
     return fflush(stdout) ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 

@@ -250,7 +250,7 @@ static int measure(struct comparison *c, enum operation operation, struct pcow_e
         }
         best = repetition == 0 ? best_setting(c->qcow2[operation]) : best;
         r = r ? r : measure_raw(c, operation, error);
-        if (!r && (operation != EXPANSION_LATENCY || !c->bench->uffd_problem)) {
+        if (!r && (operation != EXPANSION_LATENCY || !c->bench->paper_problem)) {
             r = measure_paper(c, operation, error);
         }
         r = r ? r : measure_pcow(c, operation, true, error);

@@ -217,5 +217,5 @@ void side_close(const struct bench *bench, struct side *side)
 
 const char *engine_name(enum pcow_engine engine)
 {
-    return engine == PCOW_ENGINE_UFFD ? "uffd" : engine == PCOW_ENGINE_MINOR ? "minor" : "signal";
+    return engine == PCOW_ENGINE_MINOR ? "minor" : "signal";
 }

@@ -28,10 +28,8 @@ struct snapshot_row {
     struct bench *bench;
     uint64_t size;
     double time[OPERATIONS][ROUNDS];           /* of the side in progress */
-    struct series raw[OPERATIONS], paper[OPERATIONS], pcow[2][OPERATIONS];   /* pcow: by engine */
+    struct series raw[OPERATIONS], paper[OPERATIONS], pcow[OPERATIONS];
 };
-
-static const enum pcow_engine engines[2] = {PCOW_ENGINE_SIGNAL, PCOW_ENGINE_UFFD};
 
 static uint64_t content(uint64_t page, uint64_t generation)
 {
@@ -155,10 +153,10 @@ static int measure_pcow_round(struct snapshot_row *s, struct side *side, unsigne
     return r ? r : verify_all(side->memory, s->size, 2 * round, "pcow, reverted,", error);
 }
 
-static int measure_pcow(struct snapshot_row *s, unsigned engine, struct pcow_error *error)
+static int measure_pcow(struct snapshot_row *s, struct pcow_error *error)
 {
     struct side side;
-    int r = side_open(s->bench, &side, NULL, s->size, 0, engines[engine], error);
+    int r = side_open(s->bench, &side, NULL, s->size, 0, PCOW_ENGINE_SIGNAL, error);
 
     if (r) {
         return r;
@@ -168,7 +166,7 @@ static int measure_pcow(struct snapshot_row *s, unsigned engine, struct pcow_err
     }
     side_close(s->bench, &side);
     if (!r) {
-        finish(s, s->pcow[engine]);
+        finish(s, s->pcow);
     }
     return r;
 }
@@ -178,18 +176,14 @@ static int measure_once(struct snapshot_row *s, struct pcow_error *error)
     int r = bench_need(s->bench, (2 + ROUNDS) * s->size + SLACK, error);
 
     r = r ? r : measure_raw(s, error);
-    for (unsigned engine = 0; engine < 2 && !r; engine++) {
-        if (engines[engine] != PCOW_ENGINE_UFFD || !s->bench->uffd_problem) {
-            r = measure_pcow(s, engine, error);
-        }
-    }
-    return r || s->bench->uffd_problem ? r : measure_paper(s, error);
+    r = r ? r : measure_pcow(s, error);
+    return r || s->bench->paper_problem ? r : measure_paper(s, error);
 }
 
-static int add_row(const struct snapshot_row *s, enum operation operation, unsigned engine, struct pcow_error *error)
+static int add_row(const struct snapshot_row *s, enum operation operation, struct pcow_error *error)
 {
     double pages = (double)(s->size / PCOW_PAGE_SIZE);
-    struct row *row = bench_add_row(s->bench, operation == DO_CREATE ? CREATE : REVERT, 1, engine_name(engines[engine]));
+    struct row *row = bench_add_row(s->bench, operation == DO_CREATE ? CREATE : REVERT, 1, engine_name(PCOW_ENGINE_SIGNAL));
 
     if (!row) {
         return fail(error, -ENOMEM, "out of memory");
@@ -198,8 +192,8 @@ static int add_row(const struct snapshot_row *s, enum operation operation, unsig
     row->raw_p99_ns = series_p99(&s->raw[operation]);
     row->limit_ns = row->raw_ns;
     row->paper_ns = series_value(&s->paper[operation]);
-    row->pcow_ns = series_value(&s->pcow[engine][operation]);
-    row->pcow_p99_ns = series_p99(&s->pcow[engine][operation]);
+    row->pcow_ns = series_value(&s->pcow[operation]);
+    row->pcow_p99_ns = series_p99(&s->pcow[operation]);
     if (operation == DO_CREATE) {
         row_add_criterion(row, "ns/page", row->pcow_ns / pages, AT_MOST_PER_PAGE);
     }
@@ -228,8 +222,8 @@ static int run(struct bench *bench, struct pcow_error *error)
         r = measure_once(s, error);
     }
     for (unsigned operation = 0; operation < OPERATIONS; operation++) {
-        for (unsigned engine = 0; engine < 2 && !r && bench_wants(bench, row_names[operation]); engine++) {
-            r = s->pcow[engine][operation].count ? add_row(s, operation, engine, error) : 0;
+        if (!r && bench_wants(bench, row_names[operation])) {
+            r = add_row(s, operation, error);
         }
     }
     bench_remove(bench, RAW_SNAPSHOT_FILE);

@@ -93,7 +93,6 @@ static uint64_t *seconds_with(struct soak_report *report, enum pcow_engine engin
 {
     switch (engine) {
     case PCOW_ENGINE_MINOR: return &report->minor_seconds;
-    case PCOW_ENGINE_UFFD: return &report->uffd_seconds;
     case PCOW_ENGINE_KVM: return &report->kvm_seconds;
     default: return &report->signal_seconds;
     }
@@ -229,12 +228,9 @@ static int revert(struct soak *s, const struct saved *saved, struct pcow_error *
 /* Without vCPUs the engine kvm needs no KVM: its traps are those of signal, but what it copies and maps is chosen otherwise. */
 static enum pcow_engine next_engine(const struct soak *s)
 {
-    bool uffd = !s->bench->uffd_problem, minor = !s->bench->minor_problem;
-
     switch (s->engine) {
-    case PCOW_ENGINE_SIGNAL: return minor ? PCOW_ENGINE_MINOR : uffd ? PCOW_ENGINE_UFFD : PCOW_ENGINE_KVM;
-    case PCOW_ENGINE_MINOR: return uffd ? PCOW_ENGINE_UFFD : PCOW_ENGINE_KVM;
-    case PCOW_ENGINE_UFFD: return PCOW_ENGINE_KVM;
+    case PCOW_ENGINE_SIGNAL: return s->bench->minor_problem ? PCOW_ENGINE_KVM : PCOW_ENGINE_MINOR;
+    case PCOW_ENGINE_MINOR: return PCOW_ENGINE_KVM;
     default: return PCOW_ENGINE_SIGNAL;
     }
 }

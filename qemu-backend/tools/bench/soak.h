@@ -18,13 +18,13 @@ struct soak_report {
     uint64_t verified_bytes;                   /* compared whole; single loads come on top */
     uint64_t traps, pages_copied, pages_zeroed, slabs_promoted;
     uint64_t slabs_used, slabs, leaks;         /* of the file, at the last check; leaks: the most at any check */
-    uint64_t signal_seconds, minor_seconds, uffd_seconds, kvm_seconds;     /* time mapped with each engine */
+    uint64_t signal_seconds, minor_seconds, kvm_seconds;     /* time mapped with each engine */
 };
 
 /* -EILSEQ if a byte was wrong, -EBADMSG if the check found something.  seed 0: one from the clock. */
 int soak(struct bench *bench, unsigned seconds, unsigned threads, uint64_t seed, struct soak_report *report, struct pcow_error *error);
 
-void print_soak(const struct bench *bench, const struct soak_report *report);
+void print_soak(const struct soak_report *report);
 /* path: NULL for stdout.  Returns an exit status. */
 int write_soak_json(const struct bench *bench, const struct soak_report *report, const char *path);
 

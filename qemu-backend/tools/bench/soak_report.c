@@ -31,7 +31,6 @@ static size_t counts(const struct soak_report *report, struct count list[COUNTS]
         {"leaks", "slabs leaked, at most at any check", report->leaks},
         {"signal-seconds", "seconds with the engine signal", report->signal_seconds},
         {"minor-seconds", "seconds with the engine minor", report->minor_seconds},
-        {"uffd-seconds", "seconds with the engine uffd", report->uffd_seconds},
         {"kvm-seconds", "seconds with the engine kvm", report->kvm_seconds},
     };
 
@@ -39,7 +38,7 @@ static size_t counts(const struct soak_report *report, struct count list[COUNTS]
     return sizeof(all) / sizeof(all[0]);
 }
 
-void print_soak(const struct bench *bench, const struct soak_report *report)
+void print_soak(const struct soak_report *report)
 {
     struct count list[COUNTS];
     size_t count = counts(report, list);
@@ -47,9 +46,6 @@ void print_soak(const struct bench *bench, const struct soak_report *report)
     printf("soak: every byte was right\n");
     for (size_t i = 0; i < count; i++) {
         printf("%-40s %20llu\n", list[i].text, (unsigned long long)list[i].value);
-    }
-    if (bench->uffd_problem) {
-        printf("engine uffd was left out: %s\n", bench->uffd_problem);
     }
 }
 

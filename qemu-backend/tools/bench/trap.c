@@ -15,7 +15,7 @@
 #define SLACK (UINT64_C(128) << 20)            /* tables, and the step by which an image file grows */
 #define SEED UINT64_C(0x70636f77)
 #define MOST_PREPARED 256u
-#define ENGINES 3u
+#define ENGINES 2u
 
 /* All sides of one row at one number of threads. */
 struct measurement {
@@ -27,13 +27,11 @@ struct measurement {
     double traps[ENGINES], copied[ENGINES];                /* in the last repetition */
 };
 
-static const enum pcow_engine engines[ENGINES] = {PCOW_ENGINE_SIGNAL, PCOW_ENGINE_MINOR, PCOW_ENGINE_UFFD};
+static const enum pcow_engine engines[ENGINES] = {PCOW_ENGINE_SIGNAL, PCOW_ENGINE_MINOR};
 
-/* What uffd copies it does with the code of signal. */
 static bool engine_usable(const struct measurement *m, enum pcow_engine engine)
 {
-    return engine == PCOW_ENGINE_SIGNAL || (engine == PCOW_ENGINE_MINOR && !m->bench->minor_problem)
-        || (engine == PCOW_ENGINE_UFFD && !m->row->on_base && !m->bench->uffd_problem);
+    return engine == PCOW_ENGINE_SIGNAL || !m->bench->minor_problem;
 }
 
 static void add_samples(struct measurement *m, struct series *series)
@@ -155,7 +153,7 @@ static int measure_once(struct measurement *m, bool every_page, struct pcow_erro
             r = r ? r : measure_pcow(m, engine, false, every_page, error);
         }
     }
-    if (!r && (m->row->on_base || !m->bench->uffd_problem)) {
+    if (!r && (m->row->on_base || !m->bench->paper_problem)) {
         r = measure_paper(m, false, every_page, error);
         r = r ? r : measure_paper(m, true, every_page, error);
     }

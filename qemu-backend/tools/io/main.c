@@ -20,7 +20,7 @@ static int help(void)
          "  -U, --force-share          take no lock; read-only\n"
          "  -s, --snapshot NAME        show a snapshot; read-only\n"
          "  -f, --format FMT           pcow (default) or pcow1, which is read-only\n"
-         "      --engine NAME          signal (default), uffd or minor: how stores are caught\n"
+         "      --engine NAME          signal (default) or minor: how stores are caught\n"
          "      --full POLICY          fail (default) or wait: what a store does when the pool is full\n"
          "      --vma-budget NUMBER    memory mappings that the map may use\n"
          "      --no-map               do not map; copy in and out\n"
@@ -30,18 +30,14 @@ static int help(void)
     return EXIT_SUCCESS;
 }
 
-static bool parse_choice(const char *option, const char *text, const char *const choices[3], int *choice)
+static bool parse_choice(const char *option, const char *text, const char *const choices[2], int *choice)
 {
-    for (*choice = 0; *choice < 3 && choices[*choice]; (*choice)++) {
+    for (*choice = 0; *choice < 2; (*choice)++) {
         if (!strcmp(text, choices[*choice])) {
             return true;
         }
     }
-    if (choices[2]) {
-        report("%s takes '%s', '%s' or '%s', not '%s'", option, choices[0], choices[1], choices[2], text);
-    } else {
-        report("%s takes '%s' or '%s', not '%s'", option, choices[0], choices[1], text);
-    }
+    report("%s takes '%s' or '%s', not '%s'", option, choices[0], choices[1], text);
     return false;
 }
 
@@ -73,9 +69,8 @@ static int parse_options(int argc, char **argv, struct session *session, struct 
         {"vma-budget", required_argument, NULL, BUDGET}, {"no-map", no_argument, NULL, NO_MAP},
         {"help", no_argument, NULL, 'h'}, {"version", no_argument, NULL, 'V'}, {NULL, 0, NULL, 0},
     };
-    static const char *const engines[3] = {"signal", "uffd", "minor"}, *const policies[3] = {"fail", "wait"},
-                             *const formats[3] = {"pcow", "pcow1"};
-    static const enum pcow_engine engine_of[3] = {PCOW_ENGINE_SIGNAL, PCOW_ENGINE_UFFD, PCOW_ENGINE_MINOR};
+    static const char *const engines[2] = {"signal", "minor"}, *const policies[2] = {"fail", "wait"},
+                             *const formats[2] = {"pcow", "pcow1"};
     int option, choice;
 
     while ((option = next_option(argc, argv, ":c:rUs:f:hV", names)) != -1) {
@@ -99,7 +94,7 @@ static int parse_options(int argc, char **argv, struct session *session, struct 
             if (!parse_choice("--engine", optarg, engines, &choice)) {
                 return -EINVAL;
             }
-            session->map_options.engine = engine_of[choice];
+            session->map_options.engine = choice ? PCOW_ENGINE_MINOR : PCOW_ENGINE_SIGNAL;
             break;
         case FULL:
             if (!parse_choice("--full", optarg, policies, &choice)) {

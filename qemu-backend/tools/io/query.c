@@ -31,7 +31,7 @@ static void print_monitor(const pcow_map *map)
     struct pcow_map_stats stats;
 
     pcow_map_get_stats(map, &stats);
-    printf("engine: %s\n", stats.engine == PCOW_ENGINE_UFFD ? "uffd" : stats.engine == PCOW_ENGINE_MINOR ? "minor" : "signal");
+    printf("engine: %s\n", stats.engine == PCOW_ENGINE_MINOR ? "minor" : "signal");
     printf("write traps: %" PRIu64 "\nread traps: %" PRIu64 "\n", stats.write_traps, stats.read_traps);
     printf("pages copied: %" PRIu64 "\npages zeroed: %" PRIu64 "\n", stats.pages_copied, stats.pages_zeroed);
     printf("slabs promoted: %" PRIu64 "\npool full waits: %" PRIu64 "\n", stats.slabs_promoted, stats.pool_full_waits);

@@ -23,7 +23,7 @@ struct transfer {
     uint64_t pattern_offset, pattern_length;   /* of read -P: what part of the range to compare */
     bool has_pattern_length;
     const char *source_file;
-    bool quiet, machine, verbose, zero, flush;
+    bool quiet, machine, verbose, json, zero, flush;
 };
 
 static double now(void)
@@ -97,6 +97,13 @@ static void dump(const unsigned char *data, size_t length, uint64_t offset)
     }
 }
 
+static void dump_hexadecimal(const unsigned char *data, size_t length)
+{
+    for (size_t i = 0; i < length; i++) {
+        printf("%02x", data[i]);
+    }
+}
+
 /* Do the bytes of a chunk that lie in the part to compare hold the pattern? */
 static bool matches(const struct transfer *transfer, const unsigned char *data, size_t length, uint64_t done)
 {
@@ -126,7 +133,9 @@ static int read_range(struct session *session, const struct transfer *transfer, 
         if (transfer->pattern >= 0) {
             *match = *match && matches(transfer, buffer, piece, done);
         }
-        if (transfer->verbose) {
+        if (transfer->json) {
+            dump_hexadecimal(buffer, piece);
+        } else if (transfer->verbose) {
             dump(buffer, piece, transfer->offset + done);
         }
         done += piece;
@@ -143,6 +152,7 @@ static bool parse_read(const struct command *command, struct session *session, i
     while (ok && (letter = next_letter(command, argc, argv)) != -1) {
         switch (letter) {
         case 'C': transfer->machine = true; break;
+        case 'j': transfer->json = transfer->quiet = true; break;
         case 'q': transfer->quiet = true; break;
         case 'v': transfer->verbose = true; break;
         case 'P': ok = parse_pattern(optarg, &transfer->pattern); break;
@@ -189,9 +199,16 @@ static bool run_read(struct session *session, const struct command *command, int
         report("out of memory");
         return false;
     }
+    if (transfer.json) {
+        printf("{\"offset\": %" PRIu64 ", \"length\": %" PRIu64 ", \"data\": \"", transfer.offset,
+               transfer.length);
+    }
     start = now();
     r = read_range(session, &transfer, buffer, &match, &error);
     free(buffer);
+    if (transfer.json) {
+        puts("\"}");
+    }
     if (r) {
         return command_failed(command, &error);
     }
@@ -336,9 +353,9 @@ static bool run_flush(struct session *session, const struct command *command, in
 }
 
 const struct command transfer_commands[] = {
-    {"read", "r", "[-Cqv] [-P PATTERN [-s OFFSET] [-l LENGTH]] OFFSET LENGTH",
+    {"read", "r", "[-Cjqv] [-P PATTERN [-s OFFSET] [-l LENGTH]] OFFSET LENGTH",
      "load a range; -P: compare it (or LENGTH bytes from OFFSET of it) with a byte, -v: dump it, -C: machine-readable report, "
-     "-q: no report", ":CqvP:s:l:", 2, 2, run_read},
+     "-q: no report; -j: as JSON, data in hexadecimal", ":CjqvP:s:l:", 2, 2, run_read},
     {"write", "w", "[-Cfquz] [-P PATTERN | -s FILE] OFFSET LENGTH",
      "store a byte (default 0xcd), or the content of FILE again and again; -z: give the range back, -f: flush after it",
      ":CfquzP:s:", 2, 2, run_write},

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/fsuid.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -30,6 +31,7 @@ struct client {
 struct control {
     pcow_image *image;
     char name[NAME_MAX + 1];                    /* of the socket */
+    ino_t number;                               /* of its file; 0: there is none */
     int directory, listener, wake[2];
     pthread_t thread;
     bool started;
@@ -59,36 +61,65 @@ static bool make_address(const struct control *control, struct sockaddr_un *addr
     return length > 0 && (size_t)length < sizeof address->sun_path;
 }
 
-/* Whoever may write to the image: its owner and group, as far as this user may give them, and its mode. */
-static int allow_as(const struct control *control, const char *path)
+/*
+ * Whoever may write to the image may write to the socket: its group, as far as this user may give that, and its mode. Both are settled
+ * before there is a name: by then whoever has the directory may have put something else under it.
+ */
+static int bind_as(const struct control *control, const struct stat *image, const struct stat *directory,
+                   const struct sockaddr_un *address)
 {
-    struct stat image;
+    mode_t mode = image->st_mode & (S_IRUSR | S_IWUSR | S_IRGRP | S_IWGRP | S_IROTH | S_IWOTH), mask;
+    gid_t group;
+    int ret;
 
-    if (stat(path, &image))
-        return -errno;
-    if (fchownat(control->directory, control->name, (uid_t)-1, image.st_gid, AT_SYMLINK_NOFOLLOW)) {
-        /* Then the group is the one of this process, and gets nothing. */
-        image.st_mode &= ~(mode_t)(S_IRWXG | S_IRWXO);
-    }
-    return fchmodat(control->directory, control->name, image.st_mode & (S_IRUSR | S_IWUSR | S_IRGRP | S_IWGRP | S_IROTH | S_IWOTH), 0)
-               ? -errno : 0;
+    setfsgid(image->st_gid);
+    group = directory->st_mode & S_ISGID ? directory->st_gid : (gid_t)setfsgid((gid_t)-1);
+    if (group != image->st_gid)
+        mode &= ~(mode_t)(S_IRWXG | S_IRWXO);
+    mask = umask((S_IRWXU | S_IRWXG | S_IRWXO) & ~mode);
+    ret = bind(control->listener, (const struct sockaddr *)address, sizeof *address) ? -errno : 0;
+    umask(mask);
+    setfsgid(getegid());
+    return ret;
+}
+
+/* A socket, and only that, is taken away; number: of this one (0: of any). */
+static int unlink_socket(const struct control *control, ino_t number)
+{
+    struct stat status;
+
+    if (fstatat(control->directory, control->name, &status, AT_SYMLINK_NOFOLLOW))
+        return errno == ENOENT ? 0 : -errno;
+    if (!S_ISSOCK(status.st_mode))
+        return number ? 0 : -EEXIST;
+    if (number && status.st_ino != number)
+        return 0;
+    return unlinkat(control->directory, control->name, 0) && errno != ENOENT ? -errno : 0;
 }
 
 static int listen_beside(struct control *control, const char *path, struct pcow_error *error)
 {
     char *first = strdup(path), *second = strdup(path);
+    struct stat image, named, directory;
     struct sockaddr_un address;
-    mode_t mask;
+    const char *base = "";
     int ret = 0, length = 0;
 
     if (first && second) {
-        length = snprintf(control->name, sizeof control->name, ".%s.control", basename(first));
+        base = basename(first);
+        length = snprintf(control->name, sizeof control->name, ".%s.control", base);
         control->directory = open(dirname(second), O_PATH | O_DIRECTORY | O_CLOEXEC);
     }
     if (control->directory < 0)
         ret = fail(error, path, "its directory", first && second ? errno : ENOMEM);
     else if ((size_t)length >= sizeof control->name || !make_address(control, &address))
         ret = fail(error, path, "its name", ENAMETOOLONG);
+    else if (fstat(pcow_fd(control->image), &image))
+        ret = fail(error, path, "the image", errno);
+    else if (fstat(control->directory, &directory) || fstatat(control->directory, base, &named, 0))
+        ret = fail(error, path, "its directory", errno);
+    else if (image.st_dev != named.st_dev || image.st_ino != named.st_ino)
+        ret = fail(error, path, "another file is there by now", 0);
     free(first);
     free(second);
     if (ret)
@@ -97,19 +128,16 @@ static int listen_beside(struct control *control, const char *path, struct pcow_
     if (control->listener < 0)
         return fail(error, path, "socket", errno);
     /* The image is locked by us, so no other server lives that listens there. */
-    if (unlinkat(control->directory, control->name, 0) && errno != ENOENT)
-        return fail(error, path, "the old one cannot be removed", errno);
-    mask = umask(S_IRWXG | S_IRWXO);           /* until allow_as() has settled who may */
-    ret = bind(control->listener, (struct sockaddr *)&address, sizeof address) ? -errno : 0;
-    umask(mask);
-    if (ret == 0 && ((ret = allow_as(control, path)) != 0 || listen(control->listener, MAX_CLIENTS))) {
-        ret = ret ? ret : -errno;
-        unlinkat(control->directory, control->name, 0);
-    }
-    return ret ? fail(error, path, "socket", -ret) : 0;
+    if ((ret = unlink_socket(control, 0)))
+        return fail(error, path, "the old one cannot be removed", -ret);
+    if ((ret = bind_as(control, &image, &directory, &address)))
+        return fail(error, path, "socket", -ret);
+    if (fstatat(control->directory, control->name, &named, AT_SYMLINK_NOFOLLOW) == 0 && S_ISSOCK(named.st_mode))
+        control->number = named.st_ino;
+    return listen(control->listener, MAX_CLIENTS) ? fail(error, path, "socket", errno) : 0;
 }
 
-int control_listen(struct control **result, const char *path, struct pcow_error *error)
+int control_listen(struct control **result, const char *path, pcow_image *image, struct pcow_error *error)
 {
     struct control *control = calloc(1, sizeof *control);
     int ret;
@@ -122,9 +150,9 @@ int control_listen(struct control **result, const char *path, struct pcow_error 
         control->clients[i].fd = -1;
     pthread_mutex_init(&control->lock, NULL);
     pthread_cond_init(&control->resumed, NULL);
+    control->image = image;
     ret = listen_beside(control, path, error);
     if (ret) {
-        control->name[0] = 0;                   /* what is there is not ours */
         control_end(control);
         return ret;
     }
@@ -268,11 +296,10 @@ static void *serve(void *opaque)
     }
 }
 
-int control_start(struct control *control, pcow_image *image)
+int control_start(struct control *control)
 {
     int ret;
 
-    control->image = image;
     if (pipe2(control->wake, O_CLOEXEC))
         return -errno;
     ret = -pthread_create(&control->thread, NULL, serve, control);
@@ -291,8 +318,8 @@ void control_end(struct control *control)
     for (int i = 0; i < MAX_CLIENTS; i++)
         if (control->clients[i].fd >= 0)
             hang_up(control, &control->clients[i]);
-    if (control->directory >= 0 && control->name[0])
-        unlinkat(control->directory, control->name, 0);
+    if (control->number)                        /* else what is there is not ours */
+        unlink_socket(control, control->number);
     for (size_t i = 0; i < 3; i++) {
         int fd = (const int[]){control->directory, control->listener, control->wake[0]}[i];
 

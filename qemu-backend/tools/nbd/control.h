@@ -17,9 +17,9 @@ struct control;
  * Listen beside the image at path, which is open for writing, so that a socket that is there already is nobody's.  Negative errno with a
  * message: the directory cannot be written, or the name is too long for a socket.
  */
-int control_listen(struct control **control, const char *path, struct pcow_error *error);
+int control_listen(struct control **control, const char *path, pcow_image *image, struct pcow_error *error);
 /* Take commands for the image from now on, in a thread: after nbdkit has gone into the background.  Negative errno. */
-int control_start(struct control *control, pcow_image *image);
+int control_start(struct control *control);
 /* Around each request of a client, which is not done while somebody has paused; control may be NULL. */
 void control_enter(struct control *control);
 void control_leave(struct control *control);

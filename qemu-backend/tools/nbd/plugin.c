@@ -8,6 +8,7 @@
  * flush, because there is no can_fua here.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,6 +17,7 @@
 
 #include "control.h"
 #include "pcow.h"
+#include "peer.h"
 #include "unfinished.h"
 
 #define THREAD_MODEL NBDKIT_THREAD_MODEL_SERIALIZE_ALL_REQUESTS
@@ -25,6 +27,7 @@
 static struct {
     char *path;
     char *snapshot;
+    char *peer;                                /* profile of AppArmor of all that may connect; NULL: anybody */
     int read_only, share, controlled;
     pcow_image *image;
     struct control *control;                   /* NULL: none is wanted */
@@ -52,6 +55,10 @@ static int pcow_plugin_config(const char *key, const char *value)
     if (!strcmp(key, "snapshot") && !server.snapshot) {
         server.snapshot = strdup(value);
         return server.snapshot ? 0 : -1;
+    }
+    if (!strcmp(key, "peer") && !server.peer) {
+        server.peer = strdup(value);
+        return server.peer ? 0 : -1;
     }
     if (!strcmp(key, "readonly")) {
         return set_flag(value, &server.read_only);
@@ -96,13 +103,13 @@ static int pcow_plugin_get_ready(void)
     if (!server.read_only && check_no_revert(server.image, &error)) {
         return failed(&error);
     }
-    return server.controlled && control_listen(&server.control, server.path, &error) ? failed(&error) : 0;
+    return server.controlled && control_listen(&server.control, server.path, server.image, &error) ? failed(&error) : 0;
 }
 
 static int pcow_plugin_after_fork(void)
 {
     pcow_adopt(server.image);                  /* in the background this is a child of the process that opened it */
-    if (server.control && control_start(server.control, server.image)) {
+    if (server.control && control_start(server.control)) {
         nbdkit_error("no thread can be started for the control socket");
         return -1;
     }
@@ -129,6 +136,23 @@ static void pcow_plugin_unload(void)
     pcow_close(server.image);                  /* get_ready() was the last that ran: nbdkit calls no cleanup() then */
     free(server.path);
     free(server.snapshot);
+    free(server.peer);
+}
+
+static int pcow_plugin_preconnect(int readonly)
+{
+    int64_t pid;
+
+    (void)readonly;
+    if (!server.peer) {
+        return 0;
+    }
+    pid = nbdkit_peer_pid();
+    if (peer_is_confined_by(pid, server.peer)) {
+        return 0;
+    }
+    nbdkit_error("process %" PRId64 " is refused: this is for %s alone", pid, server.peer);
+    return -1;
 }
 
 static void *pcow_plugin_open(int readonly)
@@ -258,6 +282,7 @@ static struct nbdkit_plugin plugin = {
                    "snapshot=NAME   a snapshot of it, read-only, also while somebody writes to the image\n"
                    "readonly=true   open it read-only\n"
                    "control=true    take snapshots by commands on .NAME.control beside the image\n"
+                   "peer=PROFILE    only processes that AppArmor confines by this profile may connect\n"
                    "share=true      read-only and without a lock; what a writer changes meanwhile may be seen half",
     .config = pcow_plugin_config,
     .config_complete = pcow_plugin_config_complete,
@@ -265,6 +290,7 @@ static struct nbdkit_plugin plugin = {
     .after_fork = pcow_plugin_after_fork,
     .cleanup = pcow_plugin_cleanup,
     .unload = pcow_plugin_unload,
+    .preconnect = pcow_plugin_preconnect,
     .open = pcow_plugin_open,
     .get_size = pcow_plugin_get_size,
     .block_size = pcow_plugin_block_size,

@@ -231,11 +231,11 @@ static int map_flush(struct crash *c, struct pcow_error *error)
 
 /* Mapped, the thread gives back what was dropped, and the fault may be its: it tries again. */
 const struct operation fault_operations[] = {
-    {"write, nothing below", crash_two_snapshots, write_new, write_new_model, false, false, 0},
-    {"write, hiding a snapshot", crash_two_snapshots, write_hiding, write_hiding_model, false, false, 0},
+    {"write, nothing below", crash_two_snapshots, write_new, write_new_model, false, -ENOSPC, 0},
+    {"write, hiding a snapshot", crash_two_snapshots, write_hiding, write_hiding_model, false, -ENOSPC, 0},
     {"write, own pages", crash_two_snapshots, write_own, write_own_model, false, false, 0},
-    {"write, all of these", crash_two_snapshots, write_mixed, write_mixed_model, false, false, 0},
-    {"write over a base", crash_on_a_base, write_mixed, write_mixed_model, false, false, 0},
+    {"write, all of these", crash_two_snapshots, write_mixed, write_mixed_model, false, -ENOSPC, 0},
+    {"write over a base", crash_on_a_base, write_mixed, write_mixed_model, false, -ENOSPC, 0},
     {"write zeroes", crash_two_snapshots, write_zeroes, write_zeroes_model, false, false, 0},
     {"flush", crash_two_snapshots, flush_only, no_change, false, false, 0},
     {"snapshot create", crash_two_snapshots, create, create_model, false, false, -EEXIST},
@@ -248,8 +248,8 @@ const struct operation fault_operations[] = {
     {"VM state", crash_two_snapshots, keep_state, keep_state_model, false, -ENOSPC, 0},
     {"grow", crash_two_snapshots, grow, grow_model, false, false, 0},
     {"shrink", crash_two_snapshots, shrink, shrink_model, false, false, 0},
-    {"rebase", crash_on_a_base, rebase, no_change, false, false, 0},
-    {"commit", crash_on_a_base, commit, no_change, false, false, 0},
+    {"rebase", crash_on_a_base, rebase, no_change, false, -ENOSPC, 0},
+    {"commit", crash_on_a_base, commit, no_change, false, -ENOSPC, 0},
     {"seal", crash_two_snapshots, seal, seal_model, false, false, 0},
     {"map", crash_two_snapshots, map_again, no_change, true, false, 0},
     {"resolve, nothing below", crash_two_snapshots, resolve_new, no_change, true, true, 0},

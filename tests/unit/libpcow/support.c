@@ -74,6 +74,17 @@ int pool_mount(void **state, const char *size)
     return mkdir(pool_directory(), 0700) || mount("pcow-test", pool_directory(), "tmpfs", 0, options) ? -1 : 0;
 }
 
+int pool_mount_disk(void **state, const char *make, const char *size)
+{
+    char command[2000];
+
+    if (scratch_setup(state))
+        return -1;
+    snprintf(command, sizeof command, "truncate -s %s %s && %s %s > /dev/null && mkdir %s && mount -o loop %s %s", size, scratch("disk"), make,
+             scratch("disk"), pool_directory(), scratch("disk"), pool_directory());
+    return system(command) ? -1 : 0;
+}
+
 int pool_unmount(void **state)
 {
     umount2(pool_directory(), MNT_DETACH);
@@ -100,6 +111,25 @@ void pool_fill(void)
     assert_true(fd >= 0);
     while (write(fd, block, sizeof block) > 0)
         ;
+    close(fd);
+}
+
+void pool_fill_disk(uint64_t left)
+{
+    char path[600];
+    off_t end = 0;
+    int fd;
+
+    snprintf(path, sizeof path, "%s/filler", pool_directory());
+    fd = open(path, O_CREAT | O_TRUNC | O_RDWR | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    for (off_t piece = (off_t)(256 * MIB); piece >= 1024;)
+        if (posix_fallocate(fd, end, piece) == 0)
+            end += piece;
+        else
+            piece /= 2;
+    assert_int_equal(ftruncate(fd, end - (off_t)left), 0);
+    assert_int_equal(fsync(fd), 0);
     close(fd);
 }
 

@@ -49,12 +49,16 @@ const char *scratch_directory(void);
 
 /* The same with a pool of its own, a tmpfs of that size ("64m"), mounted in it. */
 int pool_mount(void **state, const char *size);
+/* Or a disk of that size ("64M") with a file system: "mkfs.ext4 -q -b 1024". */
+int pool_mount_disk(void **state, const char *make, const char *size);
 int pool_unmount(void **state);
 const char *pool_directory(void);
 /* Give it another size. */
 void pool_resize(const char *size);
 /* Others take what is left in it. */
 void pool_fill(void);
+/* Of a disk: all but so many bytes, as nearly as the file system lets that be done, in pool_directory()/filler. */
+void pool_fill_disk(uint64_t left);
 
 pcow_image *must_open(const char *path, unsigned flags);
 pcow_image *must_create(const char *path, uint64_t size, uint64_t cluster_size, const char *base);

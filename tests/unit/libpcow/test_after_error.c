@@ -229,6 +229,7 @@ static void test_writes_in_the_middle_of_a_delete(void **state)
     }
     assert_int_equal(count, 3);
     assert_true(slabs[0] < slabs[2] && slabs[2] < slabs[1]);
+    image->merging = image->slabs[slabs[1]].layer;
     assert_int_equal(slab_publish(image, slabs[2], (struct owner){OWNER_DATA, image_active(image), 0}, true), 0);
     for (uint64_t page = 0; page < 3; page++)
         write_text(image, page * 4096 + 2, "new");

@@ -134,13 +134,11 @@ static void check_engine(enum pcow_engine engine, unsigned prepared, unsigned bu
 
 static void test_nobody_allocates_in_a_trap(void **state)
 {
-    static const enum pcow_engine engines[] = {PCOW_ENGINE_SIGNAL, PCOW_ENGINE_MINOR, PCOW_ENGINE_UFFD, PCOW_ENGINE_KVM};
-
     (void)state;
-    for (unsigned i = 0; i < sizeof engines / sizeof engines[0]; i++) {
-        check_engine(engines[i], PREPARED, 0);
-        check_engine(engines[i], 0, 0);
-        check_engine(engines[i], PREPARED, SLABS * 3);     /* slabs have to be made whole */
+    FOR_EACH_ENGINE(engine) {
+        check_engine(engine, PREPARED, 0);
+        check_engine(engine, 0, 0);
+        check_engine(engine, PREPARED, SLABS * 3);         /* slabs have to be made whole */
     }
 }
 

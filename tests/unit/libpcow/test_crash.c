@@ -218,12 +218,6 @@ static void test_kill_signal_engine(void **state)
     run_crashes(PCOW_ENGINE_SIGNAL);
 }
 
-static void test_kill_uffd_engine(void **state)
-{
-    (void)state;
-    run_crashes(PCOW_ENGINE_UFFD);
-}
-
 static void test_kill_minor_engine(void **state)
 {
     (void)state;
@@ -234,7 +228,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_kill_signal_engine, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_kill_uffd_engine, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_kill_minor_engine, scratch_setup, scratch_teardown),
     };
 

@@ -3,10 +3,11 @@
 #include "support.h"
 
 #include <fcntl.h>
+#include <linux/userfaultfd.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "monitor/monitor.h"
@@ -78,36 +79,42 @@ static void test_full(void **state)
     events_destroy(&queue);
 }
 
-static void interrupt(int number)
+static void *store(void *memory)
 {
-    (void)number;
+    *(volatile unsigned char *)memory = 2;
+    return NULL;
 }
 
-/* The userfaultfd thread cannot read any more: that is told, and when it can again it serves who has waited. */
-static void test_uffd_thread_that_cannot_read(void **state)
+/* The thread of the watch cannot read any more: that is told, and when it can again it serves. */
+static void test_watch_that_cannot_read(void **state)
 {
     pcow_image *image = must_create(scratch("top.pcow"), 64 * MIB, 0, NULL);
-    pcow_map *map = must_map_by(image, PCOW_ENGINE_UFFD, 0);
+    pcow_map *map = must_map_by(image, PCOW_ENGINE_KVM, 0);
     volatile unsigned char *memory = pcow_map_address(map);
-    int null = open("/dev/null", O_RDONLY | O_CLOEXEC), saved = dup(map->uffd);
-    struct sigaction action = {.sa_handler = interrupt};
+    int null = open("/dev/null", O_RDONLY | O_CLOEXEC), saved;
+    struct uffdio_range last = {(uintptr_t)memory + 8 * MIB, 2 * MIB};
     struct pcow_event event = {0};
+    pthread_t thread;
 
     (void)state;
-    assert_true(null >= 0 && saved >= 0);
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGUSR1, &action, NULL);
     memory[0] = 1;
-    /* It sits in read() with the old file; the next one finds the other. */
+    MUST(pcow_map_watch(map, &error));
+    saved = dup(map->uffd);
+    assert_true(null >= 0 && saved >= 0);
+    /* It sits in read() with the old file, until something is to be served; the next one finds the other. */
     assert_true(dup2(null, map->uffd) >= 0);
-    assert_int_equal(pthread_kill(map->uffd_thread, SIGUSR1), 0);
+    assert_int_equal(pthread_create(&thread, NULL, store, (void *)(memory + 8 * MIB)), 0);
     for (unsigned i = 0; i < 1000 && !pcow_map_next_event(map, &event); i++)
         usleep(10000);
     assert_int_equal(event.kind, PCOW_EVENT_ERROR);
     assert_int_equal(event.error, -EIO);
     assert_true(dup2(saved, map->uffd) >= 0);
-    memory[8 * MIB] = 2;
-    assert_int_equal(memory[0] + memory[8 * MIB], 3);
+    /* Who was served last could not be woken through the wrong file. */
+    assert_int_equal(ioctl(saved, UFFDIO_WAKE, &last), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    MUST(pcow_map_watch(map, &error));
+    assert_int_equal(kernel_store((unsigned char *)memory + 16 * MIB, 3), 1);
+    assert_int_equal(memory[0] + memory[8 * MIB] + memory[16 * MIB], 6);
     close(saved);
     close(null);
     pcow_map_destroy(map);
@@ -119,7 +126,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_none_lost),
         cmocka_unit_test(test_full),
-        cmocka_unit_test_setup_teardown(test_uffd_thread_that_cannot_read, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_watch_that_cannot_read, scratch_setup, scratch_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -135,9 +135,9 @@ static void test_memory_without_mappings(void **state)
 
         memset(memory + MIB, 1, 4 * MIB);
         MUST(pcow_snapshot_create(image, "s", &error));
-        ahead_hold(map);               /* as a freeze does */
+        turnstile_hold(map);               /* as a freeze does */
         MUST(monitor_unmap_all(map, &error));
-        ahead_release(map);
+        turnstile_release(map);
         memory[2 * MIB] = 2;
         for (uint64_t offset = 0; offset < 8 * MIB; offset += 4096)
             assert_int_equal(memory[offset], offset == 2 * MIB ? 2 : offset >= MIB && offset < 5 * MIB ? 1 : 0x5a);
@@ -179,6 +179,17 @@ static void test_kernel_access_after_resolve(void **state)
         pcow_close(image);
         remove_images();
     }
+}
+
+static void test_no_such_engine(void **state)
+{
+    struct pcow_map_options options = {.engine = PCOW_ENGINE_MINOR + 1};
+    pcow_image *image = must_create(scratch("image"), 2 * MIB, 0, NULL);
+    pcow_map *map;
+
+    (void)state;
+    MUST_FAIL(-EINVAL, pcow_map_create(image, &options, &map, &error));
+    pcow_close(image);
 }
 
 /* ---- many threads ------------------------------------------------------------------------------------------------- */
@@ -313,6 +324,7 @@ int main(void)
         TEST(test_threads_on_the_same_pages),
         TEST(test_foreign_faults_reach_the_previous_handler),
         TEST(test_read_only_image_maps_read_only),
+        TEST(test_no_such_engine),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

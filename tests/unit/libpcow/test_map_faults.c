@@ -48,63 +48,6 @@ static pcow_map *open_and_map(struct refusing *refusing, enum pcow_engine engine
     return map;
 }
 
-/* Absent memory of engine uffd: it becomes own for a load, and cannot be mapped then. */
-static void test_load_from_absent_memory(void **state)
-{
-    struct refusing refusing = {.observer = {.persistence = PCOW_PERSISTENCE_VOLATILE, .look = look}};
-    const volatile unsigned char *memory;
-    pcow_image *image;
-    pcow_map *map;
-
-    (void)state;
-    pcow_close(must_create(scratch("t"), 8 * MIB, 64 * KIB, NULL));
-    map = open_and_map(&refusing, PCOW_ENGINE_UFFD, &image);
-    memory = refusing.memory;
-    refusing.armed = true;
-    alarm(30);
-    assert_int_equal(memory[3 * MIB], 0);
-    assert_int_equal(memory[3 * MIB + 4096], 0);
-    alarm(0);
-    assert_false(refusing.armed);
-    pcow_map_destroy(map);
-    pcow_close(image);
-    must_be_clean(scratch("t"));
-}
-
-/* The same for a system call, which gets an error then: who asks before the next one is not told that all is well. */
-static void test_system_call_after_an_error(void **state)
-{
-    struct refusing refusing = {.observer = {.persistence = PCOW_PERSISTENCE_VOLATILE, .look = look}};
-    int file = memfd_create("loaded", MFD_CLOEXEC);
-    struct pcow_map_stats stats;
-    pcow_image *image;
-    pcow_map *map;
-
-    (void)state;
-    assert_true(file >= 0);
-    pcow_close(must_create(scratch("t"), 8 * MIB, 64 * KIB, NULL));
-    map = open_and_map(&refusing, PCOW_ENGINE_UFFD, &image);
-    pcow_map_get_stats(map, &stats);
-    refusing.armed = true;
-    alarm(30);
-    if (stats.engine == PCOW_ENGINE_UFFD) {
-        assert_int_equal(write(file, refusing.memory + 3 * MIB, 512), -1);
-        assert_int_equal(errno, EFAULT);
-        assert_false(pcow_map_is_accessible(map, 3 * MIB, false));
-    }
-    refusing.armed = false;
-    for (unsigned i = 0; i < 2; i++) {
-        MUST(pcow_map_resolve(map, 3 * MIB, 512, false, &error));
-        assert_true(pcow_map_is_accessible(map, 3 * MIB, false));
-        assert_int_equal(write(file, refusing.memory + 3 * MIB, 512), 512);
-    }
-    alarm(0);
-    close(file);
-    pcow_map_destroy(map);
-    pcow_close(image);
-    must_be_clean(scratch("t"));
-}
-
 /* A page that is mapped for stores is mapped again with its neighbours, and that takes its mapping away. */
 static void test_lost_mapping_of_an_own_page(void **state)
 {
@@ -156,8 +99,6 @@ static void test_lost_mapping_of_an_own_page(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_load_from_absent_memory, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_system_call_after_an_error, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_lost_mapping_of_an_own_page, scratch_setup, scratch_teardown),
     };
 

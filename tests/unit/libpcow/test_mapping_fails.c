@@ -109,7 +109,7 @@ static pcow_map *map_frozen(enum pcow_engine engine, pcow_image **image)
 static void test_around_a_lost_page(void **state)
 {
     (void)state;
-    for (enum pcow_engine engine = PCOW_ENGINE_SIGNAL; engine <= PCOW_ENGINE_UFFD; engine++) {
+    for (enum pcow_engine engine = PCOW_ENGINE_SIGNAL; engine <= PCOW_ENGINE_KVM; engine++) {
         pcow_image *image, *view;
         pcow_map *map = map_frozen(engine, &image);
         volatile unsigned char *memory = world.memory;

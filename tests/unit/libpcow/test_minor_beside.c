@@ -145,19 +145,19 @@ static void test_threads_store_meanwhile(void **state)
 }
 
 struct holder {
-    struct chain *chain;
+    pcow_map *map;
     atomic_bool holds, lets_go;
 };
 
-static void *hold_a_claim(void *opaque)
+static void *be_inside(void *opaque)
 {
     struct holder *self = opaque;
 
-    chain_claim(self->chain, SLABS - 1);
+    gate_enter(self->map);
     atomic_store(&self->holds, true);
     usleep(100000);
     atomic_store(&self->lets_go, true);
-    chain_release(self->chain, SLABS - 1);
+    gate_leave(self->map);
     return NULL;
 }
 
@@ -167,10 +167,10 @@ static void test_a_snapshot_waits_for_who_maps(void **state)
     (void)state;
     pcow_image *image = must_create(scratch("top.pcow"), SIZE, CLUSTER, NULL);
     pcow_map *map = must_map_by(image, PCOW_ENGINE_MINOR, 0);
-    struct holder self = {.chain = image->chain};
+    struct holder self = {.map = map};
     pthread_t thread;
 
-    assert_int_equal(pthread_create(&thread, NULL, hold_a_claim, &self), 0);
+    assert_int_equal(pthread_create(&thread, NULL, be_inside, &self), 0);
     while (!atomic_load(&self.holds))
         usleep(1000);
     MUST(pcow_snapshot_create(image, "s", &error));

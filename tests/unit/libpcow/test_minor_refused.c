@@ -77,7 +77,7 @@ static bool open_world(void)
     pcow_close(must_create(scratch("top.pcow"), SIZE, CLUSTER, NULL));
     MUST(image_open(scratch("top.pcow"), PCOW_OPEN_WRITE, NULL, &world.observer, &world.image, &error));
     MUST(pcow_map_create(world.image, &options, &world.map, &error));
-    minor = world.map->engine->id == PCOW_ENGINE_MINOR;
+    minor = world.map->engine == PCOW_ENGINE_MINOR;
     world.memory = pcow_map_address(world.map);
     if (!minor) {
         pcow_map_destroy(world.map);

@@ -289,12 +289,6 @@ static void test_model_signal(void **state)
     run_model(PCOW_ENGINE_SIGNAL);
 }
 
-static void test_model_uffd(void **state)
-{
-    (void)state;
-    run_model(PCOW_ENGINE_UFFD);
-}
-
 static void test_model_minor(void **state)
 {
     (void)state;
@@ -313,7 +307,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_model_signal, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_model_minor, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_model_uffd, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_model_kvm, scratch_setup, scratch_teardown),
     };
 

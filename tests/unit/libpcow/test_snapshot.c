@@ -320,6 +320,44 @@ static void test_revert_to_other_sizes(void **state)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, scratch_setup, scratch_teardown)
 
+/* Pieces in any order, of two snapshots by turns, of which one goes. */
+static void test_state_in_any_order(void **state)
+{
+    pcow_image *image = must_create(scratch("state"), 8 * MIB, 0, NULL);
+    const uint64_t pieces = 7;
+    char text[16], found[16];
+
+    (void)state;
+    MUST(pcow_snapshot_create(image, "one", &error));
+    MUST(pcow_snapshot_create(image, "two", &error));
+    for (uint64_t i = 0; i < pieces; i++) {
+        uint64_t piece = i * 3 % pieces;
+
+        for (unsigned of = 0; of < 2; of++) {
+            snprintf(text, sizeof text, "%s %u", of ? "two" : "one", (unsigned)piece);
+            MUST(pcow_snapshot_write_state(image, of ? "two" : "one", piece * 2 * MIB + 5, text, sizeof text, &error));
+        }
+        if (i + 1 < pieces)
+            MUST_FAIL(-EINVAL, pcow_snapshot_set_state_size(image, "two", pieces * 2 * MIB, &error));
+    }
+    MUST(pcow_snapshot_set_state_size(image, "one", pieces * 2 * MIB, &error));
+    MUST(pcow_snapshot_set_state_size(image, "two", pieces * 2 * MIB, &error));
+    MUST(pcow_snapshot_delete(image, "one", NULL, &error));
+    for (unsigned opened = 0; opened < 2; opened++) {
+        for (uint64_t piece = 0; piece < pieces; piece++) {
+            snprintf(text, sizeof text, "two %u", (unsigned)piece);
+            MUST(pcow_snapshot_read_state(image, "two", piece * 2 * MIB + 5, found, sizeof found, &error));
+            assert_string_equal(found, text);
+        }
+        pcow_close(image);
+        image = must_open(scratch("state"), PCOW_OPEN_WRITE);
+    }
+    MUST(pcow_snapshot_create(image, "one", &error));
+    MUST_FAIL(-EINVAL, pcow_snapshot_set_state_size(image, "one", 1, &error));
+    pcow_close(image);
+    must_be_clean(scratch("state"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -333,6 +371,7 @@ int main(void)
         TEST(test_commit_of_an_image_that_was_smaller),
         TEST(test_commit_of_an_image_that_has_grown),
         TEST(test_revert_to_other_sizes),
+        TEST(test_state_in_any_order),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -46,55 +46,6 @@ static void open_file(void)
     assert_true(file >= 0);
 }
 
-/* ---- engine uffd: a slab of an image that was there gets blocks, and what is absent in it is mapped anew ------------------------ */
-
-static volatile unsigned refused;
-
-static void load_first_and_last(const unsigned char *address, size_t length)
-{
-    refused += kernel_load(address) != LOADED;
-    refused += kernel_load(address + length - LOADED) != LOADED;
-}
-
-static void test_absent_memory(void **state)
-{
-    pcow_image *image = must_create(scratch("image"), SLABS * PCOW_SLAB_SIZE, 0, NULL);
-    volatile unsigned char *memory;
-    pcow_map *map;
-
-    (void)state;
-    open_file();
-    refused = 0;
-    for (uint64_t v = 0; v < SLABS; v++)
-        MUST(pcow_write(image, v * PCOW_SLAB_SIZE + MIB, "own", 4, &error));
-    pcow_close(image);
-    image = must_open(scratch("image"), PCOW_OPEN_WRITE);
-    map = must_map_by(image, PCOW_ENGINE_UFFD, 0);
-    memory = pcow_map_address(map);
-    step.between = load_first_and_last;
-    step.armed = true;
-    for (uint64_t v = 0; v < SLABS; v++)
-        memory[v * PCOW_SLAB_SIZE + MIB] = 'O';
-    step.armed = false;
-    assert_true(step.count >= SLABS);
-    assert_int_equal(refused, 0);
-    /* What was loaded from meanwhile is still absent memory: a store there goes to the image. */
-    for (uint64_t v = 0; v < SLABS; v++) {
-        assert_int_equal(memory[v * PCOW_SLAB_SIZE + MIB], 'O');
-        assert_int_equal(kernel_store((unsigned char *)memory + v * PCOW_SLAB_SIZE, 'f'), 1);
-        memory[(v + 1) * PCOW_SLAB_SIZE - 1] = 'l';
-    }
-    pcow_map_destroy(map);
-    for (uint64_t v = 0; v < SLABS; v++) {
-        assert_reads(image, v * PCOW_SLAB_SIZE, "f", 1);
-        assert_reads(image, v * PCOW_SLAB_SIZE + MIB, "Own", 4);
-        assert_reads(image, (v + 1) * PCOW_SLAB_SIZE - 1, "l", 1);
-    }
-    close(file);
-    pcow_close(image);
-    must_be_clean(scratch("image"));
-}
-
 /* ---- a watch begins ------------------------------------------------------------------------------------------------------------- */
 
 struct reader {
@@ -173,7 +124,6 @@ static void test_a_watch_begins(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_absent_memory, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_a_watch_begins, scratch_setup, scratch_teardown),
     };
 

@@ -74,10 +74,10 @@ static void test_a_store_is_found(void **state)
 
             watched_kernel_store(map, offsets[i], 7);
             pcow_map_get_stats(map, &stats);
-            /* One page, or one cluster where nothing was; the uffd engine needs no watch there. */
+            /* One page, or one cluster where nothing was. */
             assert_int_equal(stats.pages_copied, offsets[i] < BASE_SIZE);
             assert_int_equal(stats.pages_zeroed, offsets[i] < BASE_SIZE ? 0 : 16);
-            assert_int_equal(stats.watches, engine != PCOW_ENGINE_UFFD || offsets[i] < BASE_SIZE);
+            assert_int_equal(stats.watches, 1);
             assert_false(pcow_map_watch_found(map, &found));
             assert_only_changed(pcow_map_address(map), offsets[i], 7);
             pcow_map_get_stats(map, &stats);

@@ -448,7 +448,8 @@ static void test_against_the_processor(void **state)
     free(stack.ss_sp);
     munmap((void *)CODE_AREA, CODE_AREA_SIZE);
     print_message("%u stores compared, %u of them of vectors\n", stores, vector_stores);
-    assert_true(stores > steps / 50 && vector_stores > steps / 1000);
+    /* A processor without AVX-512 refuses most of the vector stores that are made. */
+    assert_true(stores > steps / 50 && vector_stores > steps / (__builtin_cpu_supports("avx512f") ? 1000 : 2000));
 }
 
 int main(void)

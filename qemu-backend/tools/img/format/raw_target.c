@@ -86,7 +86,7 @@ static int open_file(struct raw_target *raw, const struct target_options *option
 {
     int flags = O_RDWR | O_CLOEXEC | O_NONBLOCK | (options->existing ? 0 : O_CREAT | O_EXCL);
 
-    raw->fd = open(options->path, flags, 0644);
+    raw->fd = open(options->path, flags, 0640);         /* what a guest has in memory is nobody else's to read */
     if (raw->fd < 0) {
         return fail(error, -errno, "%s: cannot open it for writing: %s", options->shown_path, strerror(errno));
     }

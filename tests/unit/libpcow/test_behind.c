@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * Pages that have become own and are still mapped to where an older layer holds them: what a full pool leaves half done must be mapped anew
+ * before a merge gives the older pages back, or the guest loads what is in their place then.
+ */
+#include "support.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "chain/chain.h"
+#include "chain/reclaim.h"
+#include "monitor/monitor.h"
+
+#define SLABS 8u
+#define SIZE (SLABS * PCOW_SLAB_SIZE)
+#define BLOCK (64 * 4096u)
+#define FREE_PAGES 170u                /* less than a slab, more than a block */
+
+static int pool_setup(void **state)
+{
+    return pool_mount(state, "32m");
+}
+
+static const char *path_in_pool(const char *name)
+{
+    static char path[600];
+
+    snprintf(path, sizeof path, "%s/%s", pool_directory(), name);
+    return path;
+}
+
+/* Nearly full: some pages are left. */
+static void fill_but(unsigned pages)
+{
+    struct statvfs fs;
+
+    pool_fill();
+    assert_int_equal(statvfs(pool_directory(), &fs), 0);
+    assert_int_equal(truncate(path_in_pool("filler"), 0), 0);
+    pool_fill();
+    for (;;) {
+        struct statvfs now;
+        char filler[600];
+        FILE *file;
+        long size;
+
+        assert_int_equal(statvfs(pool_directory(), &now), 0);
+        if (now.f_bavail >= pages)
+            break;
+        snprintf(filler, sizeof filler, "%s", path_in_pool("filler"));
+        file = fopen(filler, "re");
+        assert_non_null(file);
+        fseek(file, 0, SEEK_END);
+        size = ftell(file);
+        fclose(file);
+        assert_int_equal(truncate(filler, size - 4096), 0);
+    }
+}
+
+/* Blocks of each slab by turns of two snapshots. */
+static pcow_image *make_image(void)
+{
+    pcow_image *image = must_create(path_in_pool("top.pcow"), SIZE, 0, NULL);
+    unsigned char *bytes = malloc(SIZE);
+
+    assert_non_null(bytes);
+    for (unsigned layer = 1; layer <= 2; layer++) {
+        char name[8];
+
+        memset(bytes, (int)layer * 0x11, BLOCK);
+        for (uint64_t at = layer == 1 ? 0 : BLOCK; at < 2 * PCOW_SLAB_SIZE; at += layer == 1 ? BLOCK : 2 * BLOCK)
+            MUST(pcow_write(image, at, bytes, BLOCK, &error));
+        snprintf(name, sizeof name, "s%u", layer);
+        MUST(pcow_snapshot_create(image, name, &error));
+    }
+    free(bytes);
+    return image;
+}
+
+static unsigned pages_behind(const pcow_map *map, uint64_t guest_slab)
+{
+    unsigned behind = 0;
+    struct page_set own;
+
+    chain_own_pages(map->image, guest_slab, &own);
+    for (unsigned page = 0; page < PAGES_PER_SLAB; page++)
+        behind += page_set_has(&own, page) && !page_set_has(&map->slabs[guest_slab].writable, page);
+    return behind;
+}
+
+/* The ways in which a slab is made own as a whole. */
+enum way {
+    SCATTERED,                         /* mappings are short, and the slab cannot be in minor mode */
+    BY_THE_THREAD,                     /* a hot slab */
+    ON_A_TRAP,                         /* the rest of it, or mappings are short */
+    WAYS
+};
+
+static void make_half_own(pcow_map *map, enum way way)
+{
+    unsigned char *memory = pcow_map_address(map);
+
+    switch (way) {
+    case SCATTERED:
+        /* Of engine minor such slabs were worth nothing, and the next one is not tried. */
+        map->minor.gain = -100;
+        map->minor.tries = 1;
+        map->vma_budget = map->vmas + 1;
+        memory[7 * 4096] = 0x33;
+        break;
+    case BY_THE_THREAD:
+        memory[7 * 4096] = 0x33;
+        chain_claim(map->image->chain, 0);
+        assert_int_not_equal(layout_own(map, 0, 0, PAGES_PER_SLAB, NULL), 0);
+        chain_release(map->image->chain, 0);
+        break;
+    default:
+        map->vma_budget = map->vmas + 1;
+        memory[7 * 4096] = 0x33;
+        break;
+    }
+}
+
+static void test_half_own(void **state)
+{
+    (void)state;
+    FOR_EACH_ENGINE(engine)
+        for (enum way way = 0; way < WAYS; way++) {
+            unsigned char *bytes = malloc(SIZE), *memory;
+            pcow_image *image = make_image();
+            pcow_map *map = must_map_by(image, engine, 0);
+
+            assert_non_null(bytes);
+            memory = pcow_map_address(map);
+            fill_but(FREE_PAGES);
+            make_half_own(map, way);
+            if (map->engine == engine && (way == BY_THE_THREAD || engine == PCOW_ENGINE_MINOR))
+                assert_true(pages_behind(map, 0) > 0 || way == ON_A_TRAP);
+            assert_true(pages_behind(map, 0) == 0 || map->slabs[0].behind);
+            assert_int_equal(truncate(path_in_pool("filler"), 0), 0);
+            /* Merged into the active layer: what that holds as well is given back. */
+            MUST(pcow_snapshot_delete(image, "s2", NULL, &error));
+            MUST(pcow_reclaim(image, NULL, &error));
+            MUST(pcow_read(image, 0, bytes, SIZE, &error));
+            for (uint64_t i = 0; i < SIZE; i += 512)
+                if (memory[i] != bytes[i])
+                    fail_msg("engine %d, way %d: byte %llu is %02x in the image, and the guest loads %02x", (int)engine, (int)way,
+                             (unsigned long long)i, bytes[i], memory[i]);
+            /* And what is made own next to it takes nothing back that is behind still. */
+            memory[PCOW_SLAB_SIZE / 2] = 0x44;
+            assert_int_equal(memory[PCOW_SLAB_SIZE / 2], 0x44);
+            pcow_map_destroy(map);
+            pcow_close(image);
+            must_be_clean(path_in_pool("top.pcow"));
+            unlink(path_in_pool("top.pcow"));
+            unlink(path_in_pool("filler"));
+            free(bytes);
+        }
+}
+
+/* A page that is mapped later does not take back that others are behind; when all are mapped, nothing is. */
+static void test_behind_ends(void **state)
+{
+    (void)state;
+    pcow_image *image = make_image();
+    pcow_map *map = must_map_by(image, PCOW_ENGINE_SIGNAL, 0);
+    unsigned char *memory = pcow_map_address(map);
+
+    memory[0] = 0x33;
+    assert_false(map->slabs[0].behind);
+    chain_claim(map->image->chain, 0);
+    assert_int_equal(layout_own(map, 0, 100, 20, NULL), 0);
+    chain_release(map->image->chain, 0);
+    assert_true(map->slabs[0].behind);
+    memory[300 * 4096] = 0x33;
+    assert_true(map->slabs[0].behind);
+    for (unsigned page = 100; page < 120; page++)
+        memory[page * 4096] = 0x33;
+    assert_false(map->slabs[0].behind);
+    pcow_map_destroy(map);
+    pcow_close(image);
+    must_be_clean(path_in_pool("top.pcow"));
+}
+
+#define POOL_TEST(name) cmocka_unit_test_setup_teardown(name, pool_setup, pool_unmount)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        POOL_TEST(test_half_own),
+        POOL_TEST(test_behind_ends),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

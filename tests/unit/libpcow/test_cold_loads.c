@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* A load of what is there neither waits nor fails for want of space, whatever the state of its slab. Only stores do. */
+#include "support.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "monitor/monitor.h"
+
+#define SLABS 8u
+#define SIZE (SLABS * PCOW_SLAB_SIZE)
+#define EACH 4u                        /* of so many pages one is the base's */
+
+static int pool_setup(void **state)
+{
+    return pool_mount(state, "32m");
+}
+
+static const char *path_in_pool(const char *name)
+{
+    static char path[2][600];
+    static unsigned turn;
+
+    turn = (turn + 1) % 2;
+    snprintf(path[turn], sizeof path[turn], "%s/%s", pool_directory(), name);
+    return path[turn];
+}
+
+static unsigned char expected(unsigned page)
+{
+    return page % EACH ? 0 : (unsigned char)(page / EACH % 250 + 1);
+}
+
+static pcow_image *make_image(bool copy_on_read)
+{
+    struct pcow_create_options options = {.base = NULL, .copy_on_read = copy_on_read};
+    char page[4096], base[600];
+    pcow_image *image;
+
+    snprintf(base, sizeof base, "%s", path_in_pool("base.pcow"));
+    image = must_create(base, SIZE, 4096, NULL);
+    for (unsigned i = 0; i < SLABS / 2 * PAGES_PER_SLAB; i += EACH) {
+        memset(page, expected(i), sizeof page);
+        MUST(pcow_write(image, i * UINT64_C(4096), page, sizeof page, &error));
+    }
+    pcow_close(image);
+    options.base = base;
+    MUST(pcow_create(path_in_pool("top.pcow"), &options, &error));
+    return must_open(path_in_pool("top.pcow"), PCOW_OPEN_WRITE);
+}
+
+static void must_load(const unsigned char *memory)
+{
+    for (unsigned i = 0; i < SLABS / 2 * PAGES_PER_SLAB; i++)
+        if (memory[i * UINT64_C(4096) + i % 4096] != expected(i))
+            fail_msg("page %u reads %u, not %u", i, memory[i * UINT64_C(4096) + i % 4096], expected(i));
+}
+
+/* budget: of mappings; 0: as many as are needed. */
+static void load_all(enum pcow_engine engine, unsigned budget, bool copy_on_read, bool asked)
+{
+    struct pcow_map_options options = {
+        .engine = engine, .full_policy = PCOW_FULL_FAIL, .vma_budget = budget, .serves_sigbus = engine == PCOW_ENGINE_MINOR && serve_bus(),
+    };
+    pcow_image *image = make_image(copy_on_read);
+    struct pcow_map_stats stats;
+    unsigned char *memory;
+    pcow_map *map;
+
+    pool_fill();
+    MUST(pcow_map_create(image, &options, &map, &error));
+    memory = pcow_map_address(map);
+    /* Half of it, as a device would: the pages of the base, and what nothing holds. */
+    if (asked)
+        MUST(pcow_map_resolve(map, 0, SIZE, false, &error));
+    must_load(memory);
+    must_load(memory);
+    pcow_map_get_stats(map, &stats);
+    assert_int_equal(stats.pool_full_waits, 0);
+    if (budget)
+        assert_true(stats.vmas <= budget);
+    assert_int_equal(pcow_map_resolve(map, 4096, 1, true, NULL), -ENOSPC);
+    must_load(memory);
+    /* With space a store goes on; what was loaded without does not get in its way. */
+    pool_resize("96m");
+    for (unsigned slab = 0; slab < SLABS; slab++) {
+        memory[slab * PCOW_SLAB_SIZE + 5 * 4096 + 1] = 0xee;
+        assert_int_equal(memory[slab * PCOW_SLAB_SIZE + 5 * 4096 + 1], 0xee);
+        assert_int_equal(memory[slab * PCOW_SLAB_SIZE + 5 * 4096], 0);
+    }
+    for (unsigned slab = 0; slab < SLABS; slab++)
+        memory[slab * PCOW_SLAB_SIZE + 5 * 4096 + 1] = 0;
+    must_load(memory);
+    MUST(pcow_snapshot_create(image, "s", &error));
+    must_load(memory);
+    memory[3] = 7;
+    MUST(pcow_snapshot_revert(image, "s", &error));
+    must_load(memory);
+    pcow_map_get_stats(map, &stats);
+    assert_true(map->gathered <= SLABS);
+    pcow_map_destroy(map);
+    pcow_close(image);
+    must_be_clean(path_in_pool("top.pcow"));
+    unlink(path_in_pool("top.pcow"));
+    unlink(path_in_pool("base.pcow"));
+    unlink(path_in_pool("filler"));
+    pool_resize("32m");
+}
+
+static void test_cold_slabs(void **state)
+{
+    (void)state;
+    FOR_EACH_ENGINE(engine)
+        for (unsigned asked = 0; asked < 2; asked++)
+            load_all(engine, 100, false, asked);
+}
+
+static void test_copy_on_read(void **state)
+{
+    (void)state;
+    FOR_EACH_ENGINE(engine)
+        for (unsigned asked = 0; asked < 2; asked++) {
+            load_all(engine, 0, true, asked);
+            load_all(engine, 100, true, asked);
+        }
+}
+
+static void test_mapped_slabs(void **state)
+{
+    (void)state;
+    FOR_EACH_ENGINE(engine)
+        for (unsigned asked = 0; asked < 2; asked++)
+            load_all(engine, 0, false, asked);
+}
+
+#define POOL_TEST(name) cmocka_unit_test_setup_teardown(name, pool_setup, pool_unmount)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        POOL_TEST(test_cold_slabs),
+        POOL_TEST(test_copy_on_read),
+        POOL_TEST(test_mapped_slabs),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
