@@ -7,8 +7,8 @@ snapshot of the volume by its name.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import contextlib
-import os
 from typing import Any
 
 from cinder import context as cinder_context
@@ -54,8 +54,8 @@ class Existing:
                 raise exception.ImageInUse(path=pool.image_path(name), reason=_already(owner))
             self._check_usable(pool, name, domain.all_images())
             size = _gib(device.window(pool.existing_path(name)).size)
-            path = derive.rename(pool, name, volume.name)
-            device.grow(path, size * units.GIB)
+            device.extend(pool, name, size * units.GIB)
+            derive.rename(pool, name, volume.name)
 
     def size(self, volume: Any, reference: dict[str, str]) -> int:
         """:raises ManageExistingInvalidReference:"""
@@ -65,30 +65,39 @@ class Existing:
 
     def list_volumes(self, cinder_volumes: Any) -> list[dict[str, Any]]:
         """What :meth:`manage` takes, and what not, with the reason."""
-        ids = {volume.name: volume.id for volume in cinder_volumes}
+        volumes = {volume.name: volume for volume in cinder_volumes}
         try:
-            attached_to_domains: frozenset[str] | exception.LibvirtFailed = domain.all_images()
+            attached_to_domains: domain.Files | exception.LibvirtFailed = domain.all_images()
         except exception.LibvirtFailed as e:
             attached_to_domains = e
         with errors.translated():
-            return [self._describe(pool, item, ids, attached_to_domains) for pool in self._backend.pools() for item in pool.images()
-                    if item.name not in removal.deleted_images(pool)]
+            return [one for pool in self._backend.pools() for one in self._of_pool(pool, volumes, attached_to_domains)]
 
-    def _describe(self, pool: pool_module.Pool, item: pool_module.PoolImage, ids: dict[str, str],
-                  attached_to_domains: frozenset[str] | exception.LibvirtFailed) -> dict[str, Any]:
-        reason, size, owner = None, 0, ids.get(item.name)
+    def _of_pool(self, pool: pool_module.Pool, volumes: dict[str, Any],
+                 attached_to_domains: domain.Files | exception.LibvirtFailed) -> Iterator[dict[str, Any]]:
+        """What is Cinder's already, mostly all of it, is not looked at one by one."""
+        deleted = removal.deleted_images(pool)
+        for item in pool.listed():
+            if item.name in deleted:
+                continue
+            volume = volumes.get(item.name)
+            if volume is not None:
+                yield _description(pool, item.name, volume.size, 'already managed', volume.id)
+            else:
+                yield self._describe(pool, item, attached_to_domains)
+
+    def _describe(self, pool: pool_module.Pool, item: pool_module.ListedImage,
+                  attached_to_domains: domain.Files | exception.LibvirtFailed) -> dict[str, Any]:
+        reason, size, owner = None, 0, _owner(item.name)
         try:
             size = _gib(device.window(item.path, force_share=True).size)
             if owner is not None:
-                reason = 'already managed'
-            elif (owner := _owner(item.name)) is not None:
                 reason = _already(owner)
             else:
                 self._check_usable(pool, item.name, attached_to_domains)
         except exception.PcowError as e:
             reason = str(e)
-        return {'reference': {KEY: f'{pool.name}/{item.name}'}, 'size': size, 'safe_to_manage': reason is None,
-                'reason_not_safe': reason, 'cinder_id': owner, 'extra_info': None}
+        return _description(pool, item.name, size, reason, owner)
 
     def manage_snapshot(self, snapshot: Any, reference: dict[str, str]) -> None:
         """Give a snapshot of the volume the name that Cinder knows it by.
@@ -137,20 +146,24 @@ class Existing:
         raise exception.PcowError(reason=f'the volume has no snapshot of this name ({path})')
 
     @staticmethod
-    def _check_usable(pool: pool_module.Pool, name: str, attached_to_domains: frozenset[str] | exception.LibvirtFailed) -> None:
-        """:param attached_to_domains: real paths; the error if libvirt does not tell: a domain that is off may have the image"""
+    def _check_usable(pool: pool_module.Pool, name: str,
+                      attached_to_domains: domain.Files | exception.LibvirtFailed) -> None:
+        """
+        :param attached_to_domains: their images; the error if libvirt does not tell: a domain
+            that is off may have the image
+        """
         path = pool.existing_path(name)
         if name.startswith(names.SERVER_PREFIX):       # also without a domain here: shelved, or of a host that has the pool as well
             raise exception.ImageInUse(path=path, reason="it is Nova's, a disk of a server")
         if image.info(path).sealed:
             raise exception.IsATemplate(path=path)
-        device.window(path)
+        device.check_movable(path)
         children = pool.children(name)
         if children:
             raise exception.ImageInUse(path=path, reason=f'images stand on it: {", ".join(children[:5])}')
         if isinstance(attached_to_domains, exception.LibvirtFailed):
             raise exception.ImageInUse(path=path, reason=f'it may be in the configuration of a domain: {attached_to_domains}')
-        if os.path.realpath(path) in attached_to_domains:
+        if path in attached_to_domains:
             raise exception.ImageInUse(path=path, reason='it is in the configuration of a domain')
 
 
@@ -189,6 +202,12 @@ def _reference(reference: dict[str, str]) -> Any:
         yield
     except exception.PcowError as e:
         raise cinder_exception.ManageExistingInvalidReference(existing_ref=reference, reason=str(e)) from e
+
+
+def _description(pool: pool_module.Pool, name: str, size: int, reason: str | None, owner: str | None) -> dict[str, Any]:
+    """One line of ``cinder manageable-list``."""
+    return {'reference': {KEY: f'{pool.name}/{name}'}, 'size': size, 'safe_to_manage': reason is None,
+            'reason_not_safe': reason, 'cinder_id': owner, 'extra_info': None}
 
 
 def _gib(size: int) -> int:

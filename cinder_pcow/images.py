@@ -26,7 +26,6 @@ from pcow_driver import device
 from pcow_driver import exception
 from pcow_driver import frozen
 from pcow_driver import nbd
-from pcow_driver import template
 from pcow_driver import template_cache
 from pcow_driver import tool
 from pcow_driver import units
@@ -62,12 +61,13 @@ class Images:
 
         def fetch(path: str) -> None:
             image_utils.fetch(context, image_service, image_id, path, None, None)
-            _check_size(template.inspect_source(path, disk_format).virtual_size, size)
+
+        def accept(needed: int) -> None:
+            _check_size(needed, size)
 
         with _acceptable(image_id):
             pool = self._volumes.backend.pool_of(volume)
-            with template_cache.TemplateCache(pool).template(source, fetch) as name:
-                _check_size(device.window(pool.existing_path(name)).size, size)
+            with template_cache.TemplateCache(pool).template(source, fetch, accept) as name:
                 derive.on_base(pool, name, pool, volume.name, size, max_chain=self._volumes.max_chain)
         return True
 

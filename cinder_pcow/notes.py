@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 
 from cinder_pcow import local
 from cinder_pcow import remote
+from pcow_driver import durable
 from pcow_driver import exception
 from pcow_driver import locks
 
@@ -38,17 +38,7 @@ def write(name: str, target: Target) -> None:
     """Durable on return."""
     final = path(name)
     final.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    part = final.with_name(f'.{name}.part')
-    with open(part, 'w', encoding='utf-8') as file:
-        json.dump(dataclasses.asdict(target), file)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(final)
-    directory = os.open(final.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    durable.replace(str(final), json.dumps(dataclasses.asdict(target)))
 
 
 def drop(name: str) -> None:

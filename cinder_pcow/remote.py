@@ -16,6 +16,8 @@ import subprocess
 
 from oslo_log import log as logging
 
+from pcow_driver import dax
+from pcow_driver import device
 from pcow_driver import exception
 from pcow_driver import names
 from pcow_driver import transfer
@@ -61,6 +63,10 @@ class RemotePool:
         :raises PcowError: the image cannot be read
         """
         base = transfer.template_below(path)
+        if base is None and device.window(path).offset != dax.OFFSET:
+            raise exception.DeviceInvalid(path=path, reason=(
+                'its data begin behind a page map (--page-map pmem), which one file cannot say: '
+                'migrate the volume to another pool of its host first'))
         if base is not None and not self._lists('template', base):
             self._send(os.path.join(os.path.dirname(path), base + names.IMAGE_SUFFIX), base)
         self._send(path, name)

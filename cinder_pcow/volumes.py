@@ -21,6 +21,7 @@ from pcow_driver import exception
 from pcow_driver import frozen
 from pcow_driver import image
 from pcow_driver import removal
+from pcow_driver import room
 from pcow_driver import units
 
 LOG = logging.getLogger(__name__)
@@ -105,8 +106,9 @@ class Volumes:
     def revert(self, volume: Any, snapshot: Any) -> None:
         with errors.translated():
             path = self.path(volume)
-            image.snapshot_revert(path, snapshot.name)
-            device.grow(path, volume.size * units.GIB)     # it may have been extended since
+            with room.kept(path):
+                image.snapshot_revert(path, snapshot.name)
+                device.grow(path, volume.size * units.GIB)     # it may have been extended since
 
     def collect(self) -> None:
         """Complete what a service that died left: deletions, and what was being read.  What cannot be completed now is logged: it

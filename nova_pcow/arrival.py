@@ -12,6 +12,7 @@ import json
 import os
 
 from nova_pcow import migration as migration_module
+from pcow_driver import durable
 
 _NAME = 'pcow-arrived.json'
 
@@ -23,12 +24,8 @@ class Arrival:
 
 
 def note(directory: str, found: Arrival) -> None:
-    part = os.path.join(directory, f'.{_NAME}.part')
-    with open(part, 'w') as f:
-        json.dump(dataclasses.asdict(found), f)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(part, os.path.join(directory, _NAME))
+    """Durable on return."""
+    durable.replace(os.path.join(directory, _NAME), json.dumps(dataclasses.asdict(found)))
 
 
 def noted(directory: str) -> Arrival | None:
@@ -43,3 +40,4 @@ def noted(directory: str) -> Arrival | None:
 def forget(directory: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(directory, _NAME))
+        durable.sync(directory)

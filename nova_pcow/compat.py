@@ -3,7 +3,7 @@
 
 import importlib.metadata
 
-SUPPORTED = {34: '2026.2'}             # major version: OpenStack release
+SUPPORTED = {33: '2026.1', 34: '2026.2'}             # major version: OpenStack release
 
 
 class UnsupportedNova(ImportError):

@@ -17,7 +17,7 @@ from pcow_driver import exception
 from pcow_driver import locks
 from pcow_driver import nbd
 
-_SOCKET = 'socket'
+_RECONNECT_SECONDS = 60                 # requests of the guest wait for nbdkit; libvirt knows this since 9.2
 
 
 class NbdDisk(vconfig.LibvirtConfigGuestDisk):
@@ -29,11 +29,13 @@ class NbdDisk(vconfig.LibvirtConfigGuestDisk):
         self.source_type, self.source_protocol = 'network', 'nbd'
         self.source_hosts: list[str] = []
         self.source_ports: list[str] = []
-        self._socket = os.path.join(_directory(volume_id), _SOCKET)
+        self._socket = socket_path(volume_id)
 
     def format_dom(self) -> Any:
         element = super().format_dom()
-        etree.SubElement(element.find('source'), 'host', transport='unix', socket=self._socket)
+        source = element.find('source')
+        etree.SubElement(source, 'host', transport='unix', socket=self._socket)
+        etree.SubElement(source, 'reconnect', delay=str(_RECONNECT_SECONDS))
         return element
 
 
@@ -43,9 +45,10 @@ def complete(found: Any, volume_id: str) -> Any:
     return NbdDisk(found, volume_id) if is_ours else found
 
 
-def start(path: str, volume_id: str) -> None:
+def start(path: str, volume_id: str, peer: str | None = None) -> None:
     """Serve the data of a volume until :func:`stop`, also when nova-compute ends.
 
+    :param peer: profile of AppArmor of the only QEMU that may connect
     :raises ImageNotFound:
     :raises DeviceInvalid: no info block
     :raises ToolFailed: somebody has the image open, for instance
@@ -56,7 +59,7 @@ def start(path: str, volume_id: str) -> None:
     with locks.lock(f'disk-{volume_id}'):
         os.makedirs(os.path.dirname(directory), mode=0o711, exist_ok=True)
         nbd.stop(directory)                    # of a server whose host ended without a word
-        nbd.start(directory, path, window=device.window(path))
+        nbd.start(directory, path, window=device.window(path), peer=peer)
         try:
             _let_in(directory)
         except BaseException:
@@ -69,7 +72,7 @@ def _let_in(directory: str) -> None:
     if not group:
         return
     try:
-        for path, mode in ((os.path.join(directory, _SOCKET), 0o660), (directory, 0o710)):
+        for path, mode in ((os.path.join(directory, nbd.SOCKET), 0o660), (directory, 0o710)):
             shutil.chown(path, group=group)
             os.chmod(path, mode)
     except (OSError, LookupError) as e:
@@ -83,6 +86,11 @@ def stop(volume_id: str) -> None:
     """
     with locks.lock(f'disk-{volume_id}'):
         nbd.stop(_directory(volume_id))
+
+
+def socket_path(volume_id: str) -> str:
+    """Where a volume is served."""
+    return os.path.join(_directory(volume_id), nbd.SOCKET)
 
 
 def _directory(volume_id: str) -> str:

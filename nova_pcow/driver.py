@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-import tempfile
 from typing import Any
 
 from nova import exception as nova_exception
@@ -38,6 +37,7 @@ from nova_pcow import migration as migration_module
 from nova_pcow import notes
 from nova_pcow import rebuild as rebuild_module
 from nova_pcow import resize_claims
+from nova_pcow import shared
 from nova_pcow import snapshot as snapshot_module
 from nova_pcow import storage
 from pcow_driver import exception
@@ -117,11 +117,12 @@ class PcowLibvirtDriver(live_migration_driver.LiveMigrationLibvirtDriver):
             super().spawn(*arguments)
             return
         begins = instance.host == self._service_host   # an evacuated server's is another still, and goes on with its images
-        with errors.abort_build(instance):
+        with errors.build(context, instance, self._service_host):
             if begins:
                 self._clear_for_spawn(instance)
         # A spawn that fails deletes the directory that it made, but no image that was there before: an evacuated server's.
-        with errors.abort_build(instance), self._keep_images(instance.uuid, storage.find(instance.uuid)):
+        with errors.build(context, instance, self._service_host), \
+                self._keep_images(instance.uuid, storage.find(instance.uuid)):
             if instance.vm_state == vm_states.BUILDING:        # others have what they have
                 flavor_module.check_known(instance.flavor)
             if begins:
@@ -161,7 +162,7 @@ class PcowLibvirtDriver(live_migration_driver.LiveMigrationLibvirtDriver):
         if self._is_booted_from_volume(block_device_info):
             raise flavor_module.FlavorInvalid(flavor=wanted.name, reason='its root is in persistent memory, not in a volume')
         if not instance.kernel_id:
-            raise storage.ServerStorageError(reason=(
+            raise storage.ServerImpossible(reason=(
                 f'the image {instance.image_ref} has no property kernel_id: firmware cannot boot from persistent memory, so '
                 'give the image the properties kernel_id and ramdisk_id'))
         return self._root_source(context, instance, instance.image_ref)
@@ -296,9 +297,9 @@ class PcowLibvirtDriver(live_migration_driver.LiveMigrationLibvirtDriver):
         arguments = (context, instance, dest, flavor, network_info, block_device_info, timeout, retry_interval)
         if not old.uses_pcow:
             return str(super().migrate_disk_and_power_off(*arguments))
-        stays = dest == self.get_host_ip_addr() or all(
-            self._is_path_shared_with(dest, item.pool.path) for item in storage.find(instance.uuid))
         with errors.roll_back_resize():
+            stays = (dest == self.get_host_ip_addr()
+                     or self._destination_sees_pool(context, instance))
             if stays:
                 migration_module.check_stays(instance.uuid, new)
                 pool = storage.find(instance.uuid)[0].pool     # a server lies in one
@@ -315,12 +316,13 @@ class PcowLibvirtDriver(live_migration_driver.LiveMigrationLibvirtDriver):
 
     def finish_migration(self, context: Any, migration: Any, instance: Any, disk_info: str, network_info: Any, image_meta: Any,
                          resize_instance: bool, allocations: Any, block_device_info: Any = None, power_on: bool = True,
-                         share_info: Any = None) -> None:
+                         **later: Any) -> None:
+        """``later``: Nova 34 and later give ``share_info`` as well."""
         if _uses_pcow(instance):
             with errors.fail_migration():
                 disk_info = self._finish_images(context, migration, instance, disk_info, allocations, block_device_info)
         super().finish_migration(context, migration, instance, disk_info, network_info, image_meta, resize_instance, allocations,
-                                 block_device_info, power_on, share_info)
+                                 block_device_info, power_on, **later)
 
     def _finish_images(self, context: Any, migration: Any, instance: Any, disk_info: str, allocations: Any,
                        block_device_info: Any) -> str:
@@ -353,11 +355,11 @@ class PcowLibvirtDriver(live_migration_driver.LiveMigrationLibvirtDriver):
         arrival.forget(directory)
 
     def finish_revert_migration(self, context: Any, instance: Any, network_info: Any, migration: Any, block_device_info: Any = None,
-                                power_on: bool = True, share_info: Any = None) -> None:
+                                power_on: bool = True, **later: Any) -> None:
         if storage.find(instance.uuid):
             with errors.fail_migration():
                 migration_module.revert(instance.uuid, _wanted(instance), migration.id)
-        super().finish_revert_migration(context, instance, network_info, migration, block_device_info, power_on, share_info)
+        super().finish_revert_migration(context, instance, network_info, migration, block_device_info, power_on, **later)
 
     def _cleanup_resize(self, context: Any, instance: Any, network_info: Any) -> None:
         with contextlib.ExitStack() as always, errors.internal():      # Nova does not ask again
@@ -380,8 +382,11 @@ class PcowLibvirtDriver(live_migration_driver.LiveMigrationLibvirtDriver):
 
     def check_instance_shared_storage_local(self, context: Any, instance: Any) -> Any:
         images = storage.find(instance.uuid)
-        if not images:
-            return super().check_instance_shared_storage_local(context, instance)
-        descriptor, path = tempfile.mkstemp(prefix='.nova-', suffix='.part', dir=images[0].pool.path)
-        os.close(descriptor)
-        return {'filename': path}
+        if images:
+            return shared.begin(images[0].pool)
+        return super().check_instance_shared_storage_local(context, instance)
+
+    def check_instance_shared_storage_remote(self, context: Any, data: Any) -> bool:
+        if shared.is_ours(data):
+            return shared.sees(data)
+        return bool(super().check_instance_shared_storage_remote(context, data))

@@ -6,6 +6,8 @@ import contextlib
 from typing import Any
 
 from nova import exception as nova_exception
+from nova.compute import utils as compute_utils
+from nova.compute import vm_states
 from nova.virt.libvirt import guest as libvirt_guest
 from oslo_concurrency import processutils
 
@@ -13,15 +15,31 @@ from pcow_driver import exception
 
 
 @contextlib.contextmanager
-def abort_build(instance: Any) -> Iterator[None]:
-    """The reason, from pcow or libvirt, goes into the server's fault: tried on other hosts, it would only be "no valid host".
+def build(context: Any, instance: Any, host: str) -> Iterator[None]:
+    """Of a new server that another host may take, the reason is told in the events of its action.
 
-    :raises BuildAbortException: Nova does not try another host then
+    If no host takes it, its fault is Nova's, which says no more than that.
+
+    :raises ComputeResourcesUnavailable: Nova tries another host then
+    :raises BuildAbortException: Nova does not, and the fault of the server has the reason
     """
     try:
         yield
-    except (exception.PcowError, nova_exception.HypervisorUnavailable, libvirt_guest.libvirt.libvirtError) as e:
-        raise nova_exception.BuildAbortException(instance_uuid=instance.uuid, reason=str(e)) from e
+    except (exception.PcowError, nova_exception.HypervisorUnavailable,
+            libvirt_guest.libvirt.libvirtError) as e:
+        if instance.vm_state != vm_states.BUILDING or not getattr(e, 'is_of_host', True):
+            raise nova_exception.BuildAbortException(
+                instance_uuid=instance.uuid, reason=str(e)) from e
+        tell(context, instance, host, 'compute_pcow_build', e)
+        raise nova_exception.ComputeResourcesUnavailable(reason=str(e)) from e
+
+
+def tell(context: Any, instance: Any, host: str, event: str, error: Exception) -> None:
+    """Say in the events of an action what its outcome does not say."""
+    ignored = nova_exception.InternalError, nova_exception.InstanceActionNotFound
+    with contextlib.suppress(*ignored), compute_utils.EventReporter(
+            context, event, host, instance.uuid, graceful_exit=True):
+        raise nova_exception.InternalError(str(error)) from error
 
 
 @contextlib.contextmanager

@@ -36,6 +36,7 @@ _REQUIRED = re.compile(rf'trait[a-zA-Z0-9_-]{{0,64}}:({TRAIT}(?:_[A-Z0-9_]+)?)')
 
 
 class FlavorInvalid(exception.PcowError):
+    is_of_host = False
     msg_fmt = 'the flavor %(flavor)s cannot be used: %(reason)s'
 
 

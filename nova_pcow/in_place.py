@@ -20,6 +20,7 @@ from pcow_driver import exception
 from pcow_driver import image
 from pcow_driver import libvirt_xml
 from pcow_driver import model
+from pcow_driver import room
 
 _RESCUE_DISK = 'disk.rescue'           # Nova's name of it
 
@@ -90,9 +91,10 @@ class Server:
             for item in chosen:
                 # What libvirt gives the server, too: a call that was killed before it grew the image has left it small.
                 size = max(image.info(item.path).virtual_size, item.size)
-                image.snapshot_revert(item.path, name)
-                if image.info(item.path).virtual_size < size:      # the flavor has become larger since
-                    device.grow(item.path, size - device.window(item.path).offset)
+                with room.kept(item.path):
+                    image.snapshot_revert(item.path, name)
+                    if image.info(item.path).virtual_size < size:  # the flavor has become larger since
+                        device.grow(item.path, size - device.window(item.path).offset)
         return [item.alias or item.path for item in chosen]
 
     def _revert_active(self, name: str, chosen: list[libvirt_xml.Nvdimm], have: dict[libvirt_xml.Nvdimm, dict[str, model.Snapshot]],

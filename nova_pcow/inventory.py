@@ -76,9 +76,12 @@ def offer(pool: pool_module.Pool) -> Offer:
     now, settings = pool.capacity(), pool.settings
     total = now.total // units.MIB
     ratio = settings.overcommit or NO_LIMIT_RATIO
-    reserved = settings.kept_free(now.total)
     if settings.overcommit:
-        reserved += int(sum(map(_unclaimed, pool.images())) / ratio)
+        # in this order: a server that comes meanwhile is promised more, and not less, than it claims
+        claimed = sum(map(_claimed, pool.listed()))
+        reserved = pool.account().reserved(claimed)
+    else:
+        reserved = settings.kept_free(now.total)
     reserved = -(-reserved // units.MIB)
     if settings.draining or capacity.judge(now, settings)[0] is capacity.State.CRITICAL:
         reserved = total
@@ -87,13 +90,11 @@ def offer(pool: pool_module.Pool) -> Offer:
         'max_unit': max(1, min(int((total - reserved) * ratio), _MAX_UNIT))}, traits(pool))
 
 
-def _unclaimed(item: pool_module.PoolImage) -> int:
-    """Bytes that are promised to an image and that no server claims: all of others, the DAX info block of a server's."""
-    if item.info is None or item.info.sealed:
+def _claimed(item: pool_module.ListedImage) -> int:
+    """Bytes that a server claims of what is promised to its image: the virtual size without the DAX info block."""
+    if item.summary is None or item.summary.sealed or not item.name.startswith(names.SERVER_PREFIX):
         return 0
-    if item.name.startswith(names.SERVER_PREFIX):
-        return dax.data_offset(item.info.virtual_size, dax.PageMap.RAM)
-    return item.info.virtual_size
+    return item.summary.virtual_size - dax.data_offset(item.summary.virtual_size, dax.PageMap.RAM)
 
 
 def provider_name(nodename: str, pool: str) -> str:
@@ -131,8 +132,11 @@ def update_provider_tree(tree: Any, nodename: str, *, takes_servers: bool) -> No
 def choose(tree: Any, nodename: str, allocations: Mapping[str, Any] | None, wanted: flavor_module.PcowFlavor) -> pool_module.Pool:
     """The pool in which placement has reserved space for a server.
 
+    :param tree: None: nova-compute has not made it yet
     :raises PlacementMismatch: none, or it has not what the flavor requires
     """
+    if tree is None:
+        raise PlacementMismatch(reason='this nova-compute has not told placement yet which pools it has')
     claimed = {tree.data(uuid).name for uuid, item in (allocations or {}).items()
                if flavor_module.RESOURCE_CLASS in item.get('resources', {}) and tree.exists(uuid)}
     found = [pool for pool in pools() if provider_name(nodename, pool.name) in claimed]

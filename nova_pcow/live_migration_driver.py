@@ -18,7 +18,6 @@ from nova import exception as nova_exception
 from nova import objects
 from nova.compute import power_state
 from nova.compute import task_states
-from nova.compute import utils as compute_utils
 from nova.virt.libvirt import utils as libvirt_utils
 from oslo_concurrency import lockutils
 from oslo_log import log as logging
@@ -328,11 +327,8 @@ class LiveMigrationLibvirtDriver(resize_driver.ResizeLibvirtDriver):
 
     def _tell(self, context: Any, instance: Any, error: Exception | None) -> None:
         """Say in the events of the action why the server is where it was."""
-        if error is None:
-            return
-        with contextlib.suppress(nova_exception.MigrationError), compute_utils.EventReporter(
-                context, 'compute_pcow_live_migration', self._service_host, instance.uuid, graceful_exit=True):
-            raise nova_exception.MigrationError(reason=str(error)) from error
+        if error is not None:
+            errors.tell(context, instance, self._service_host, 'compute_pcow_live_migration', error)
 
     def _settle_leaving(self, instance: Any) -> None:
         """Before a server goes on here, or goes elsewhere."""

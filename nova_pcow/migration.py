@@ -24,16 +24,20 @@ from nova_pcow import reserved
 from nova_pcow import storage
 from pcow_driver import device
 from pcow_driver import domain
+from pcow_driver import durable
 from pcow_driver import exception
 from pcow_driver import image
 from pcow_driver import names
 from pcow_driver import pool as pool_module
+from pcow_driver import promises
+from pcow_driver import room
 from pcow_driver import staging
 from pcow_driver import template as template_module
 from pcow_driver import template_cache
 
 LOG = logging.getLogger(__name__)
 
+_TAKEN = '.taken'                      # of an image that has arrived, and whose copy is about to be in the pool, or is
 _KEY = 'pcow'                          # of our entries in the list of disks that Nova hands to the destination
 
 
@@ -80,7 +84,8 @@ def _forget_failed(uuid: str) -> None:
 def _mark(uuid: str, name: str) -> None:
     with contextlib.ExitStack() as undo:
         for item in storage.find(uuid):
-            image.snapshot_create(item.path, name)
+            with room.for_snapshot(item.path):
+                image.snapshot_create(item.path, name)
             undo.callback(_unmark, item.path, name)
         undo.pop_all()
 
@@ -214,21 +219,39 @@ def receive(uuid: str, pool: pool_module.Pool, arrived: list[Transferred], sourc
     """
     there = {item.role for item in storage.find(uuid)}
     for item in arrived:
+        taken = item.path + _TAKEN
         if item.role in there and not os.path.lexists(item.path):
-            continue                   # the last call took it
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(taken)           # the last call took it
+            continue
         name = storage.image_name(uuid, item.role)
+        # First: who makes an image takes no lock of a template any more (pcow_driver/locks.py).
+        base = None if item.base is None else _provide_base(pool, item, source_host, directory, template)
         with staging.building(pool, name) as part:
-            _copy(item.path, part)
-            if item.base is not None:
-                base = _provide_base(pool, item, source_host, directory, template)
-                with pool.lock():
+            source = taken if os.path.lexists(taken) else item.path
+            with pool.lock():
+                # Placement has room for it, but nobody else knows that before the image is there.
+                staging.reserve(pool, name, promise=promises.whole_size(image.info(source).virtual_size))
+            _copy(source, part)
+            with pool.lock():
+                if base is not None:
                     image.rebase(part, pool.existing_path(base), unsafe=True)
                     device.window(part)            # the chain can be read, and is what a device should be
-                    staging.publish(part, pool.image_path(name))
-            else:
-                with pool.lock():
-                    staging.publish(part, pool.image_path(name))
-        os.unlink(item.path)
+                _set_apart(pool, name, item.path, taken)
+                staging.finish(pool, name, part)
+        os.unlink(taken)
+
+
+def _set_apart(pool: pool_module.Pool, name: str, path: str, taken: str) -> None:
+    """What has arrived, before its copy appears: whoever finds both knows that it is no image of an earlier time.
+
+    :raises ImageExists: there is another one
+    """
+    if os.path.lexists(pool.image_path(name)):
+        raise exception.ImageExists(path=pool.image_path(name))
+    if os.path.lexists(path):
+        os.rename(path, taken)
+        durable.sync(os.path.dirname(path))
 
 
 def _copy(source: str, target: str, *, sparse: bool = False) -> None:
@@ -285,9 +308,11 @@ def copy_base(pool: pool_module.Pool, name: str, path: str, source_host: str, di
     try:
         libvirt_utils.copy_image(path, part, host=source_host, receive=True, compression=False)
         with staging.building(pool, name) as staged:
+            with pool.lock():
+                staging.reserve(pool, name, fixed=os.stat(part).st_blocks * 512)
             _copy(part, staged, sparse=True)
             with pool.lock():
-                staging.publish(staged, pool.image_path(name))
+                staging.finish(pool, name, staged)
         template_module.protect(pool, pool.image_path(name))
     except exception.ImageExists:
         pass                           # another migration brought it
@@ -356,6 +381,6 @@ def grow(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
     """
     sizes = _sizes(wanted)
     for item in storage.find(uuid):
-        if item.role in sizes and device.window(item.path).size < sizes[item.role]:
-            item.pool.check_room(sizes[item.role] - device.window(item.path).size)
-            device.grow(item.path, sizes[item.role])
+        # The same size: also of one whose growth was interrupted.
+        if item.role in sizes and sizes[item.role] >= device.window(item.path).size:
+            device.extend(item.pool, storage.image_name(uuid, item.role), sizes[item.role])

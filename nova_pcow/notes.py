@@ -11,6 +11,7 @@ import os
 
 from oslo_log import log as logging
 
+from pcow_driver import durable
 from pcow_driver import exception
 from pcow_driver import locks
 
@@ -31,15 +32,9 @@ def _directory() -> str:
 def put(kind: str, uuid: str, text: str) -> None:
     """:raises StateInvalid: it cannot be written"""
     target = path(kind, uuid)
-    part = f'{target}.part'
     try:
         os.makedirs(_directory(), mode=0o750, exist_ok=True)
-        with open(part, 'w', encoding='utf-8') as f:
-            f.write(text)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(part, target)
-        _sync()
+        durable.replace(target, text)
     except OSError as e:
         raise exception.StateInvalid(path=target, reason=str(e.strerror)) from None
 
@@ -75,14 +70,6 @@ def forget(*kinds: str, uuid: str) -> None:
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(target)
-                _sync()
+                durable.sync(_directory())
         except OSError as e:
             raise exception.StateInvalid(path=target, reason=str(e.strerror)) from None
-
-
-def _sync() -> None:
-    directory = os.open(_directory(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

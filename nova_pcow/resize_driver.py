@@ -6,14 +6,18 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from nova import exception as nova_exception
 from nova import objects
 from nova.compute import power_state
+from nova.compute import rpcapi
 from nova.compute import vm_states
 from nova.virt.libvirt import utils as libvirt_utils
 from oslo_log import log as logging
+import oslo_messaging
 
 from nova_pcow import migration as migration_module
 from nova_pcow import snapshot_driver
+from nova_pcow import storage
 
 LOG = logging.getLogger(__name__)
 
@@ -47,6 +51,26 @@ class ResizeLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         except Exception:
             LOG.exception('The server whose resize failed is off, and could not be started again', instance=instance)
 
+    def _destination_sees_pool(self, context: Any, instance: Any) -> bool:
+        """Whether the images of a server that changes its host can stay where they are.
+
+        :raises ServerStorageError: that host does not say
+        """
+        host = self._migration(context, instance).dest_compute
+        data = self.check_instance_shared_storage_local(context, instance)
+        try:
+            return bool(rpcapi.ComputeAPI().check_instance_shared_storage(
+                context, data, instance=instance, host=host))
+        except (nova_exception.NovaException, oslo_messaging.MessagingException) as e:
+            raise storage.ServerStorageError(reason=(
+                f'whether {host} sees the pool of the server cannot be told: {e}')) from e
+        finally:
+            self.check_instance_shared_storage_cleanup(context, data)
+
     @staticmethod
-    def _destination_node(context: Any, instance: Any) -> str:
-        return str(objects.Migration.get_by_id(context.elevated(), instance.migration_context.migration_id).dest_node)
+    def _migration(context: Any, instance: Any) -> Any:
+        return objects.Migration.get_by_id(
+            context.elevated(), instance.migration_context.migration_id)
+
+    def _destination_node(self, context: Any, instance: Any) -> str:
+        return str(self._migration(context, instance).dest_node)

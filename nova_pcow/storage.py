@@ -20,9 +20,11 @@ from nova_pcow import reserved
 from pcow_driver import device
 from pcow_driver import exception
 from pcow_driver import image
+from pcow_driver import image_locks
 from pcow_driver import libvirt_xml
 from pcow_driver import names
 from pcow_driver import pool as pool_module
+from pcow_driver import staging
 from pcow_driver import template
 from pcow_driver import template_cache
 from pcow_driver import tool
@@ -39,6 +41,12 @@ _MKFS = {'ext4': ('mkfs.ext4', 'e2fsprogs', ('-q', '-F', '-b', '4096', '-m', '0'
 
 class ServerStorageError(exception.PcowError):
     msg_fmt = '%(reason)s'
+
+
+class ServerImpossible(ServerStorageError):
+    """Whatever host it would be on."""
+
+    is_of_host = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +116,7 @@ def create(uuid: str, wanted: flavor_module.PcowFlavor, pool: pool_module.Pool, 
         undo.callback(_delete_made, pool, made)
         if ROOT in missing:
             if source is None or wanted.root_size is None:
-                raise ServerStorageError(reason='a root in persistent memory needs an image')
+                raise ServerImpossible(reason='a root in persistent memory needs an image')
             _create_root(image_name(uuid, ROOT), wanted.root_size, pool, source)
             made.append(image_name(uuid, ROOT))
         for number, data in enumerate(wanted.data):
@@ -136,12 +144,13 @@ def _create_root(name: str, size: int, pool: pool_module.Pool, source: RootSourc
 @contextlib.contextmanager
 def _template(size: int, pool: pool_module.Pool, source: RootSource) -> Iterator[str]:
     """The template for a root of a size, which is made if it is not there."""
-    with template_cache.TemplateCache(pool).template(source.image, source.fetch) as base:
-        below = device.window(pool.existing_path(base)).size
-        if size < below:
-            raise ServerStorageError(reason=(
-                f'the image {source.image.id} has {units.format_size(below)} and the root only {units.format_size(size)}: take a '
-                'larger flavor'))
+    def accept(needed: int) -> None:
+        if size < needed:
+            raise ServerImpossible(reason=(
+                f'the image {source.image.id} has {units.format_size(needed)} and the root only '
+                f'{units.format_size(size)}: take a larger flavor'))
+
+    with template_cache.TemplateCache(pool).template(source.image, source.fetch, accept) as base:
         yield base
 
 
@@ -199,9 +208,15 @@ def discard_unfinished(uuid: str, keep: frozenset[str] = frozenset()) -> bool:
         for entry in os.listdir(pool.path):
             role = entry.removeprefix(prefix).removesuffix(suffix)
             if entry == f'{prefix}{role}{suffix}' and _ROLE.fullmatch(role) and role not in keep:
+                path = os.path.join(pool.path, entry)
                 try:
-                    os.unlink(os.path.join(pool.path, entry))
-                except OSError as e:
+                    if staging.is_in_the_making(pool, entry):      # on a host that shares the pool
+                        raise exception.ImageInUse(path=path, reason='somebody makes it')
+                    with image_locks.alone(path):
+                        os.unlink(path)
+                except exception.ImageNotFound:
+                    continue
+                except (exception.PcowError, OSError) as e:
                     LOG.error('An unfinished image of a server stays: %s', e)
                     done = False
     return done
@@ -210,6 +225,7 @@ def discard_unfinished(uuid: str, keep: frozenset[str] = frozenset()) -> bool:
 def delete(uuid: str, *, keep: frozenset[str] = frozenset()) -> bool:
     """Delete the images of a server, and what a killed build or copy of them left; whether all are gone.
 
+    What somebody has open stays, a QEMU on another host for instance; what is damaged does not.
     Nobody knows what is in a pool that is not there: then they are not, and Nova asks again.
 
     :param keep: roles whose images stay

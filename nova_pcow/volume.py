@@ -14,6 +14,7 @@ from nova.virt.libvirt import config as vconfig
 from nova.virt.libvirt.volume import volume
 
 from nova_pcow import config
+from nova_pcow import confinement
 from nova_pcow import disk
 from nova_pcow import errors
 from nova_pcow import flavor
@@ -60,9 +61,13 @@ class PcowVolumeDriver(volume.LibvirtBaseVolumeDriver):
         """
         data = connection_info['data']
         data[_IS_DISK] = not flavor.uses_pcow(instance.flavor)
-        if data[_IS_DISK]:
-            with _invalid_volume():
-                disk.start(self._image(connection_info)[0], block_device.get_volume_id(connection_info))
+        profile = confinement.profile(self.host, instance)
+        path, volume_id = self._image(connection_info)[0], block_device.get_volume_id(connection_info)
+        with _invalid_volume():
+            if data[_IS_DISK]:
+                disk.start(path, volume_id, profile)
+            if profile is not None:
+                confinement.let_in(disk.socket_path(volume_id) if data[_IS_DISK] else path, instance)
 
     def disconnect_volume(self, connection_info: Any, instance: Any, force: bool = False) -> None:
         """:raises InternalError: what serves it does not end"""

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
-import os
 from typing import Any
 
 from oslo_log import log as logging
@@ -22,6 +21,7 @@ from pcow_driver import image
 from pcow_driver import interrupt
 from pcow_driver import libvirt_xml
 from pcow_driver import names
+from pcow_driver import room
 from pcow_driver import served
 
 LOG = logging.getLogger(__name__)
@@ -32,11 +32,13 @@ def snapshot_create(path: str, name: str) -> None:
 
     :raises ImageNotFound:
     :raises InvalidName:
+    :raises NoRoom: the operator's limits have no room for what the guest can then write once more
     :raises ToolFailed: the name exists, or the image is open, and neither in a running domain nor served
     :raises QmpFailed: the same, as QEMU says it
     """
     try:
-        image.snapshot_create(path, name)
+        with room.for_snapshot(path):
+            image.snapshot_create(path, name)
     except exception.ToolFailed as refused:
         with _user(path, refused) as (found, device):
             found.snapshot_create(name, device)
@@ -142,11 +144,12 @@ def _user(path: str, refused: exception.PcowError) -> Iterator[tuple[domain.Doma
 
 
 def _find(connection: Any, path: str) -> tuple[domain.Domain | None, str]:
-    real = os.path.realpath(path)
+    wanted = domain.Files()
+    wanted.add(path)
     for one in connection.listAllDomains():
         if not one.isActive():
             continue
         for nvdimm in libvirt_xml.nvdimms(one.XMLDesc(0)):
-            if os.path.realpath(nvdimm.path) == real:
+            if nvdimm.path in wanted:
                 return domain.Domain(connection, one.name()), nvdimm.path
     return None, path

@@ -11,6 +11,7 @@ import os
 from pcow_driver import exception
 from pcow_driver import image
 from pcow_driver import pool as pool_module
+from pcow_driver import promises
 from pcow_driver import watermark
 
 State = watermark.State
@@ -30,7 +31,7 @@ class ImageUsage:
 
 @dataclasses.dataclass(frozen=True)
 class PoolUsage:
-    """A pool at one moment; ``unreadable`` images are in none of the sums."""
+    """A pool at one moment; ``unreadable`` images are in none of the sums but ``account.fixed``."""
 
     name: str
     total: int                         # of the file system
@@ -38,15 +39,25 @@ class PoolUsage:
     kept_free: int                     # by the pool's reserve: never promised to images
     images: tuple[ImageUsage, ...]
     unreadable: tuple[str, ...]
-    limit: int | None                  # what may be promised in all; None: no limit
+    account: promises.Account
     state: State
     reason: str                        # of the state
     read_only: bool = False
 
     @property
     def promised(self) -> int:
-        """Virtual sizes of all images that guests can fill; templates are full already."""
-        return sum(item.virtual for item in self.images if not item.template)
+        """What images that guests can fill may come to hold; templates are full already."""
+        return self.account.promised
+
+    @property
+    def limit(self) -> int | None:
+        """What may be promised in all; None: no limit."""
+        return self.account.limit
+
+    @property
+    def others(self) -> int:
+        """What the file system holds beside images: its own metadata, other files, and what cannot be read."""
+        return max(self.total - self.free - self.allocated, 0)
 
     @property
     def allocated(self) -> int:
@@ -57,41 +68,38 @@ def _shared(path: str) -> int:
     return sum(extent.length for extent in image.map_extents(path, force_share=True) if extent.present and extent.depth)
 
 
-def _image_usage(item: pool_module.PoolImage, *, with_shared: bool) -> ImageUsage | None:
-    if item.info is None:
-        return None
-    own = item.info.data_size + sum(snapshot.data_size + snapshot.vm_state_size for snapshot in item.info.snapshots)
-    shared = 0
-    if with_shared and item.info.base_filename is not None:
-        shared = _shared(item.path)
-    return ImageUsage(name=item.name, template=item.info.sealed, virtual=item.info.virtual_size, allocated=item.info.actual_size,
-                      own=own, reserved=max(item.info.actual_size - own, 0), shared=shared)
+def _details(item: ImageUsage, path: str) -> ImageUsage:
+    info = image.info(path, force_share=True)
+    own = info.data_size + sum(snapshot.data_size + snapshot.vm_state_size for snapshot in info.snapshots)
+    shared = _shared(path) if info.base_filename is not None else 0
+    return dataclasses.replace(item, own=own, reserved=max(item.allocated - own, 0), shared=shared)
 
 
 def usage(pool: pool_module.Pool, *, with_shared: bool = True) -> PoolUsage:
     """Look at a pool and everything in it.
 
-    :param with_shared: also find out what images read from their bases, which reads the index of each
+    :param with_shared: also find out what images hold of their own and what they read from their bases, for which a program
+        reads the index of each; else those figures are 0
     :raises ToolNotFound: there is no pcow-img
     """
-    capacity, settings = pool.capacity(), pool.settings
     found: list[ImageUsage] = []
     unreadable: list[str] = []
-    for item in pool.images():
+    for item in pool.listed():
         try:
-            one = _image_usage(item, with_shared=with_shared)
+            if item.summary is None:
+                unreadable.append(item.name)
+                continue
+            one = ImageUsage(name=item.name, template=item.summary.sealed, virtual=item.summary.virtual_size,
+                             allocated=item.summary.actual_size, own=0, reserved=0, shared=0)
+            found.append(_details(one, item.path) if with_shared else one)
         except exception.ImageNotFound:
             continue                       # it was deleted meanwhile
         except exception.ToolFailed:
-            one = None
-        if one is None:
             unreadable.append(item.name)
-        else:
-            found.append(one)
+    account, capacity, settings = pool.account(), pool.capacity(), pool.settings
     state, reason = judge(capacity, settings)
-    return PoolUsage(name=pool.name, total=capacity.total, free=capacity.free, kept_free=settings.kept_free(capacity.total),
-                     images=tuple(found), unreadable=tuple(unreadable), limit=settings.limit(capacity.total),
-                     state=state, reason=reason, read_only=capacity.read_only)
+    return PoolUsage(name=pool.name, total=account.total, free=account.free, kept_free=account.kept_free, images=tuple(found),
+                     unreadable=tuple(unreadable), account=account, state=state, reason=reason, read_only=capacity.read_only)
 
 
 _STATE, _STATE_HELP = 'pcow_pool_state', '0 ok, 1 low on space, 2 critically low or read-only, 3 it cannot be looked at.'
@@ -99,7 +107,7 @@ _METRICS: tuple[tuple[str, str, Callable[[PoolUsage], int]], ...] = (
     ('pcow_pool_size_bytes', 'Size of the file system of a pool.', lambda p: p.total),
     ('pcow_pool_free_bytes', 'Free space of a pool.', lambda p: p.free),
     ('pcow_pool_reserve_bytes', 'Space that is never promised to images.', lambda p: p.kept_free),
-    ('pcow_pool_promised_bytes', 'Virtual sizes of all images in a pool.', lambda p: p.promised),
+    ('pcow_pool_promised_bytes', 'What images that guests can fill may come to hold.', lambda p: p.promised),
     ('pcow_pool_promise_limit_bytes', 'What may be promised to images; 0: no limit.', lambda p: p.limit or 0),
     ('pcow_pool_allocated_bytes', 'Blocks that images and templates hold.', lambda p: p.allocated),
     ('pcow_pool_images', 'Images and templates in a pool.', lambda p: len(p.images)),

@@ -58,7 +58,8 @@ def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
     from oslo_privsep import priv_context
 
     helper = [option for option in priv_context.OPTS if option.name == 'helper_command']
-    return [(GROUP, OPTS), (cfg.OptGroup('pcow_privileged', title='what pcow does as root, for users who are not'), helper)]
+    return [(GROUP, OPTS),
+            (cfg.OptGroup('pcow_privileged', title='the immutable flag of templates, for services that are not root'), helper)]
 
 
 CONF = cfg.CONF

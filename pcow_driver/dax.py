@@ -39,6 +39,8 @@ ALIGNMENT = units.SLAB_SIZE
 SIGNATURE = b'NVDIMM_PFN_INFO\0'
 PAGE_STRUCT_SIZE = 64
 
+OFFSET = ALIGNMENT                 # of the data with PageMap.RAM, whatever the size
+
 _FIELDS = struct.Struct('<16s16s16sIHHQQIIIIIH')
 _CHECKSUM = struct.Struct('<Q')
 _RESERVE = BLOCK_OFFSET + BLOCK_SIZE

@@ -10,14 +10,19 @@ import dataclasses
 import os
 
 from pcow_driver import attached
+from pcow_driver import dax
 from pcow_driver import device
 from pcow_driver import exception
 from pcow_driver import image
+from pcow_driver import image_locks
 from pcow_driver import immutable
 from pcow_driver import names
+from pcow_driver import nbd
 from pcow_driver import pool as pool_module
+from pcow_driver import promises
 from pcow_driver import removal
 from pcow_driver import staging
+from pcow_driver import tool
 
 
 def on_base(source_pool: pool_module.Pool, source: str, pool: pool_module.Pool, name: str, data_size: int, *, max_chain: int,
@@ -94,14 +99,32 @@ def copy(path: str, pool: pool_module.Pool, name: str, data_size: int, *, snapsh
     :raises: as :func:`on_base`
     """
     with staging.building(pool, name) as part:
+        source = device.window(path, snapshot=snapshot, force_share=snapshot is not None)
         with pool.lock():
-            pool.check_room(device.window(path, snapshot=snapshot, force_share=snapshot is not None).offset + data_size)
-        image.convert(path, image.FORMAT, part, snapshot=snapshot)
-        device.grow(part, data_size)
+            pool.check_room(dax.OFFSET + data_size)
+            staging.reserve(pool, name, promise=promises.whole_size(dax.OFFSET + data_size))
+        if source.offset == dax.OFFSET:
+            image.convert(path, image.FORMAT, part, snapshot=snapshot)
+            device.grow(part, data_size)
+        else:
+            _copy_data(path, source, snapshot, part, data_size)
         target = pool.image_path(name)
         with pool.lock():
-            staging.publish(part, target)
+            staging.finish(pool, name, part)
     return target
+
+
+def _copy_data(path: str, source: device.Window, snapshot: str | None, part: str,
+               data_size: int) -> None:
+    """Leave behind what is in front of the data: a page map, of which only the template tells."""
+    if data_size < source.size:
+        raise exception.InvalidSize(
+            size=data_size, reason=f'the device {path} has {source.size} bytes')
+    device.create_file(part, data_size)
+    with nbd.serve(path, window=source, snapshot=snapshot, read_only=True) as uri, \
+            nbd.serve(part, window=device.window(part)) as target:
+        tool.run(tool.find('qemu_img'), 'convert', '-f', 'raw', '-O', 'raw', '-n', '--target-is-zero',
+                 uri, target)
 
 
 def rename(pool: pool_module.Pool, name: str, new_name: str) -> str:
@@ -121,12 +144,13 @@ def rename(pool: pool_module.Pool, name: str, new_name: str) -> str:
         children = pool.children(name)
         if children:
             raise exception.ImageInUse(path=path, reason=f'images stand on it, and know it by its name: {", ".join(children[:5])}')
-        protected = immutable.is_set(path)
-        if protected:
-            immutable.unprotect(path)
-        staging.publish(path, target)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        if protected:
-            immutable.protect(target)
+        with image_locks.alone(path):          # nobody opens it under a name that goes
+            protected = immutable.is_set(path)
+            if protected:
+                immutable.unprotect(path)
+            staging.publish(path, target)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            if protected:
+                immutable.protect(target)
     return target

@@ -4,6 +4,10 @@
 What an NVDIMM shows is longer than what ``/dev/pmemN`` in the guest shows: the DAX info block (:mod:`pcow_driver.dax`)
 stands in front of the data.  A volume of 4 GiB is therefore an image of 4 GiB and 2 MiB; everybody outside the guest who
 wants the bytes of the device needs the :class:`Window` of the image.
+
+The block is the guest's to write, so nothing in it decides about a size or an offset.  What it says
+of the offset counts only where pcow puts data: at :data:`pcow_driver.dax.OFFSET`, or where a
+template has them, which nobody writes to.
 """
 
 import contextlib
@@ -18,13 +22,13 @@ from pcow_driver import conf
 from pcow_driver import dax
 from pcow_driver import exception
 from pcow_driver import image
+from pcow_driver import model
+from pcow_driver import names
 from pcow_driver import pool as pool_module
 from pcow_driver import staging
 from pcow_driver import tool
 from pcow_driver import units
 from pcow_driver import workspace
-
-_DUMP_LINE = re.compile(r'[0-9a-f]{8,16}:  ((?:[0-9a-f]{2} ){1,16}) ')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +53,17 @@ def create(pool: pool_module.Pool, name: str, data_size: int, *, cluster_size: i
     size = dax.namespace_size(_check_data_size(data_size), dax.PageMap.RAM)
     with staging.building(pool, name) as part, pool.lock():
         pool.check_room(size)
-        image.create(part, size, cluster_size=cluster_size)
-        write_info_block(part, size)
+        create_file(part, data_size, cluster_size=cluster_size)
         target = pool.image_path(name)
         staging.publish(part, target)
     return target
+
+
+def create_file(path: str, data_size: int, *, cluster_size: int | None = None) -> None:
+    """As :func:`create`, whatever the file is in, and whoever has looked for room."""
+    size = dax.namespace_size(_check_data_size(data_size), dax.PageMap.RAM)
+    image.create(path, size, cluster_size=cluster_size)
+    write_info_block(path, size)
 
 
 def create_on(pool: pool_module.Pool, name: str, base: str, *, base_snapshot: str | None = None, data_size: int | None = None,
@@ -70,7 +80,7 @@ def create_on(pool: pool_module.Pool, name: str, base: str, *, base_snapshot: st
     """
     with staging.building(pool, name) as part, pool.lock():
         path = pool.existing_path(base)
-        below = window(path, snapshot=base_snapshot, force_share=True)
+        below, told = _look(path, base_snapshot, force_share=True)
         if data_size is None:
             data_size = below.size
         if _check_data_size(data_size) < below.size:
@@ -78,7 +88,7 @@ def create_on(pool: pool_module.Pool, name: str, base: str, *, base_snapshot: st
         size = below.offset + data_size
         pool.check_room(size)
         image.create_overlay(part, path, size=size, base_snapshot=base_snapshot, cluster_size=cluster_size)
-        if data_size > below.size:
+        if data_size != told:
             write_info_block(part, size, below.offset)
         target = pool.image_path(name)
         staging.publish(part, target)
@@ -95,14 +105,14 @@ def grow(path: str, data_size: int) -> None:
     :raises InvalidSize:
     :raises DeviceInvalid: no info block
     """
-    now = window(path)
+    now, told = _look(path)
     if _check_data_size(data_size) < now.size:
         raise exception.InvalidSize(size=data_size, reason=f'the device {path} has {now.size} bytes and does not shrink')
     size = now.offset + data_size
     # The image first: a block that promises more than there is would keep the guest from using any of it.
-    if image.info(path).virtual_size < size:
-        image.resize(path, size)
     if data_size > now.size:
+        image.resize(path, size)
+    if data_size != told:
         write_info_block(path, size, now.offset)
 
 
@@ -114,31 +124,78 @@ def extend(pool: pool_module.Pool, name: str, data_size: int) -> None:
     """
     with pool.lock():
         path = pool.existing_path(name)
-        growth = window(path).offset + data_size - image.info(path).virtual_size
+        growth = data_size - window(path).size
         if growth > 0:
             pool.check_room(growth)
         grow(path, data_size)
 
 
 def window(path: str, *, snapshot: str | None = None, force_share: bool = False) -> Window:
-    """Where the data of a device lies in its image, as the info block says.
+    """Where the data of a device lies in its image: from where pcow lets it begin to the end.
 
     :param snapshot: look at this snapshot rather than at the active layer
     :param force_share: also while somebody writes to the image
     :raises ImageNotFound:
     :raises DeviceInvalid: no valid info block, or one that does not fit the image
     """
+    return _look(path, snapshot, force_share=force_share)[0]
+
+
+def check_movable(path: str) -> None:
+    """Make sure that the image is a device under the name of a volume, too.
+
+    :raises: as :func:`window`
+    :raises DeviceInvalid: its data begin where those of a volume do not
+    """
+    if window(path).offset != dax.OFFSET and image.info(path).base_filename is None:
+        raise exception.DeviceInvalid(path=path, reason=(
+            'its data begin where those of a volume cannot (--page-map pmem)'))
+
+
+def _look(path: str, snapshot: str | None = None, *,
+          force_share: bool = False) -> tuple[Window, int]:
+    """As :func:`window`; with the bytes of data that the info block tells a guest of."""
     path = os.path.abspath(path)
     if not os.path.exists(path):
         raise exception.ImageNotFound(path=path)
-    block = _read_block(path, snapshot, force_share)
-    found = dax.parse(block)
+    found = dax.parse(_read_block(path, snapshot, force_share))
     if found is None:
         raise exception.DeviceInvalid(path=path, reason='it has no DAX info block (it was not made as a template or a device)')
-    virtual_size = image.info(path, force_share=force_share).virtual_size
-    if found.data_offset % dax.ALIGNMENT or found.data_offset + found.data_size > virtual_size or found.data_size == 0:
+    size = _virtual_size(image.info(path, force_share=force_share), snapshot)
+    if found.data_offset + found.data_size > size or found.data_size == 0:
         raise exception.DeviceInvalid(path=path, reason='its DAX info block promises more than the image has')
-    return Window(found.data_offset, found.data_size)
+    if found.data_offset != dax.OFFSET:
+        _check_offset(path, snapshot, found.data_offset)
+    return Window(found.data_offset, size - found.data_offset), found.data_size
+
+
+def _virtual_size(info: model.ImageInfo, snapshot: str | None) -> int:
+    sizes = {one.name: one.virtual_size for one in info.snapshots}
+    return info.virtual_size if snapshot is None else sizes.get(snapshot, info.virtual_size)
+
+
+def _check_offset(path: str, snapshot: str | None, offset: int) -> None:
+    """Find out whether the data begin where the template has them: behind the page map in it.
+
+    A volume and a disk of a server stand on one, or have the usual offset: whoever had them could
+    write another.  What an operator made by other means is believed as far as a page map of its
+    size reaches.
+
+    :raises DeviceInvalid: they do not
+    """
+    chain = image.chain(path, force_share=True)
+    bottom = chain[-1]
+    name, at = os.path.basename(bottom.filename), snapshot
+    allowed = not name.lstrip('.').startswith(names.SERVICE_PREFIXES)
+    if len(chain) > 1:
+        at = chain[-2].base_snapshot
+        below = dax.parse(_read_block(bottom.filename, at, force_share=True))
+        allowed = allowed and below is not None and below.data_offset == offset
+    most = dax.data_offset(_virtual_size(bottom, at), dax.PageMap.PMEM)
+    if not allowed or offset % dax.ALIGNMENT or offset > most:
+        raise exception.DeviceInvalid(path=path, reason=(
+            f'its DAX info block lets the data begin at {offset}, where pcow puts none: whoever has '
+            'the device can write that block'))
 
 
 def write_info_block(path: str, size: int, offset: int | None = None) -> None:
@@ -169,8 +226,13 @@ def _read_block(path: str, snapshot: str | None, force_share: bool) -> bytes:
     options = ['-U'] if force_share else ['-r']
     if snapshot is not None:
         options += ['-s', snapshot]
-    output = tool.run(tool.find('pcow_io'), '--no-map', *options, '-c', f'read -q -v {dax.BLOCK_OFFSET} {dax.BLOCK_SIZE}', path)
-    block = bytes.fromhex(''.join(match[1] for line in output.splitlines() if (match := _DUMP_LINE.match(line))))
+    output = tool.run_json(tool.find('pcow_io'), '--no-map', *options, '-c',
+                           f'read -j {dax.BLOCK_OFFSET} {dax.BLOCK_SIZE}', path)
+    data = model.Reader(output, 'read', 'pcow-io')
+    try:
+        block = bytes.fromhex(data.string('data'))
+    except ValueError:
+        raise data.error('data is not hexadecimal') from None
     if len(block) != dax.BLOCK_SIZE:
-        raise exception.ToolOutputInvalid(tool='pcow-io', reason=f'a dump of {len(block)} bytes')
+        raise data.error(f'{len(block)} bytes')
     return block

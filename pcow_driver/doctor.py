@@ -33,6 +33,7 @@ WANTED_MAP_COUNT = 262144
 MIN_LIBVIRT = (9, 0)
 HOOK = '/etc/libvirt/hooks/qemu.d/pcow'
 USERFAULTFD = '/dev/userfaultfd'
+_QEMU_GROUPS = ('libvirt-qemu', 'qemu', 'kvm')
 QEMU_CONF = '/etc/libvirt/qemu.conf'
 QEMU_USERS = ('libvirt-qemu', 'qemu')  # of Debian, of Fedora
 APPARMOR_ENABLED = '/sys/module/apparmor/parameters/enabled'
@@ -123,13 +124,16 @@ def _has_acl(path: str) -> bool:
         return False
 
 
+_STOPS = 'under KVM a store of which neither KVM nor the instruction tells where it was stops the VM'
+
+
 def _check_userfaultfd() -> Iterator[Finding]:
     path, check = USERFAULTFD, 'userfaultfd'
     try:
         status = os.stat(path)
     except OSError:
         yield Finding(check, ADVICE, f'{path} is not there', (
-            'only root can use the uffd engine; the signal engine works: use kernel 6.1 or later'))
+            f'{_STOPS}: use kernel 6.1 or later'))
         return
     mode = stat.S_IMODE(status.st_mode)
     try:
@@ -152,9 +156,9 @@ def _advice_on(path: str, status: os.stat_result, group: str) -> str | None:
     if mode & 0o006 == 0o006 or (user is not None and user.pw_uid == status.st_uid and mode & 0o600 == 0o600):
         return None
     if mode & 0o060 != 0o060:
-        return f"QEMU's user cannot use the uffd engine: {rule}"
+        return f'{_STOPS}: {rule}'
     if user is None:
-        return None if group == 'kvm' else (
+        return None if group in _QEMU_GROUPS else (
             f"QEMU's user is not known here (libvirt is not installed?): see that it is in the group {group}, or {rule}")
     if status.st_gid in os.getgrouplist(user.pw_name, user.pw_gid):
         return None
@@ -293,13 +297,24 @@ def _check_apparmor() -> Iterator[Finding]:
 
 
 # What libvirt's profiles forbid, by the file of additions to each.
-_CONFINED = {'abstractions/libvirt-qemu': 'QEMU cannot open bases and /dev/userfaultfd',
-             'usr.sbin.libvirtd': 'libvirtd can run neither etc/libvirt/bin/qemu-img nor a QEMU that is not the distribution\'s'}
+_CONFINED = {'abstractions/libvirt-qemu': 'QEMU cannot open /dev/userfaultfd',
+             'usr.sbin.libvirtd': 'libvirtd can run neither the hook, so that QEMU cannot open bases, nor etc/libvirt/bin/qemu-img'}
+
+
+_OF_EARLIER_VERSIONS: tuple[tuple[Callable[[str], bool], str], ...] = (
+    (lambda text: '/*.pcow rw' in text, 'every guest may read and write every image of this host'),
+    (lambda text: 'pcow/libvirt/qemu-img' in text and 'hooks/qemu.d/pcow' not in text,
+     'libvirtd may not run the hook as it has to be, so that guests do not start'))
 
 
 def _apparmor_rules(name: str, otherwise: str) -> Finding:
     path = os.path.join(APPARMOR_LOCAL, name)
-    if 'pcow' in (_read(path) or ''):
+    text = _read(path) or ''
+    for rule, advice in _OF_EARLIER_VERSIONS:
+        if rule(text):
+            return Finding('AppArmor', ADVICE, f'{path} is of an earlier version', (
+                f'{advice}: put etc/apparmor.d/local/{name}-pcow in its place'))
+    if 'pcow' in text:
         return Finding('AppArmor', OK, path)
     advice = f'{otherwise}: append etc/apparmor.d/local/{name}-pcow to it'
     return Finding('AppArmor', ADVICE, f'{path} does not mention pcow', advice)

@@ -23,6 +23,7 @@ from pcow_driver import image
 from pcow_driver import libvirt_xml
 from pcow_driver import model
 from pcow_driver import names
+from pcow_driver import room
 
 LOG = logging.getLogger(__name__)
 
@@ -56,18 +57,41 @@ def connect(uri: str | None = None) -> Iterator[Any]:
         raise exception.LibvirtFailed(uri=uri, reason=str(e)) from None
 
 
-def all_images() -> frozenset[str]:
-    """Real paths of the files that the NVDIMMs of any domain name, running or not, now or after its next start.
+class Files:
+    """Files by what they are: of a pool that is mounted twice, two paths lead to an image."""
+
+    def __init__(self) -> None:
+        self._known: set[str | tuple[int, int]] = set()
+
+    def add(self, path: str) -> None:
+        self._known |= self._names(path)
+
+    def __contains__(self, path: str) -> bool:
+        return bool(self._known & self._names(path))
+
+    @staticmethod
+    def _names(path: str) -> set[str | tuple[int, int]]:
+        real = os.path.realpath(path)
+        try:
+            status = os.stat(real)
+        except OSError:                    # not there now, and the path alone tells
+            return {real}
+        return {real, (status.st_dev, status.st_ino)}
+
+
+def all_images() -> Files:
+    """The files that the NVDIMMs of any domain name, running or not, now or after its next start.
 
     :raises LibvirtFailed: then nobody knows
     """
-    found: set[str] = set()
+    found = Files()
     with connect() as connection:
         libvirt = _import('libvirt')
         for one in connection.listAllDomains():
             for flags in (0, libvirt.VIR_DOMAIN_XML_INACTIVE):
-                found.update(os.path.realpath(nvdimm.path) for nvdimm in libvirt_xml.nvdimms(one.XMLDesc(flags)))
-    return frozenset(found)
+                for nvdimm in libvirt_xml.nvdimms(one.XMLDesc(flags)):
+                    found.add(nvdimm.path)
+    return found
 
 
 class Domain:
@@ -134,10 +158,11 @@ class Domain:
         :param quiesce: have the guest's agent write out and freeze its file systems meanwhile
         :raises DomainInvalid: ``quiesce``, and the guest's agent does not answer, or cannot freeze
         :raises StillFrozen: the same, the snapshot was made, and the agent cannot thaw
+        :raises NoRoom: the operator's limits have no room for what the guest can then write once more
         """
         names.check_new_snapshot_name(name)
         nvdimm = self.select(device)
-        with self._quiet() if quiesce else contextlib.nullcontext():
+        with room.for_snapshot(nvdimm.path), self._quiet() if quiesce else contextlib.nullcontext():
             if self.active():
                 self.qmp('pcow-snapshot-create', id=self._backend(nvdimm), name=name)
             else:

@@ -12,6 +12,7 @@ class PcowError(Exception):
     """
 
     msg_fmt = '%(reason)s'
+    is_of_host = True                  # another host, or this one later, could do what was asked for
 
     def __init__(self, given: dict[str, Any] | None = None, /, **details: Any) -> None:
         self.details = {**(given or {}), **details}
@@ -40,10 +41,12 @@ class ToolOutputInvalid(PcowError):
 
 
 class InvalidName(PcowError):
+    is_of_host = False
     msg_fmt = 'the %(kind)s name %(name)r cannot be used: %(reason)s'
 
 
 class InvalidSize(PcowError):
+    is_of_host = False
     msg_fmt = 'the size %(size)s cannot be used: %(reason)s'
 
 
@@ -86,6 +89,7 @@ class IsATemplate(PcowError):
 
 
 class SourceRejected(PcowError):
+    is_of_host = False
     msg_fmt = '%(path)s cannot become a template: %(reason)s'
 
 
@@ -113,6 +117,11 @@ class PoolDraining(PcowError):
 class NoRoom(PcowError):
     msg_fmt = ('%(size)s more cannot be promised in the pool %(name)s: %(promised)s of %(limit)s are promised already '
                "(over-commit %(overcommit)g, see 'pcowctl pool set'): delete images, extend the pool, or raise its limit")
+
+
+class NoSpace(PcowError):
+    msg_fmt = ('%(size)s cannot be stored in the pool %(name)s: %(free)s are free beside what is '
+               'kept for guests: delete images, or extend the pool')
 
 
 class RegionNotFound(PcowError):
@@ -167,6 +176,16 @@ class ConfigInvalid(PcowError):
 
 class ConversionDirUnusable(PcowError):
     msg_fmt = '[pcow] conversion_dir %(path)s: %(reason)s: make room in it, let this user write there, or name another directory'
+
+
+class PathRefused(PcowError):
+    """A way that somebody else could lead elsewhere."""
+
+    msg_fmt = '%(path)s is not used: %(reason)s'
+
+
+class RootNeeded(PcowError):
+    msg_fmt = 'only root may do this (%(what)s): sudo pcowctl ...'
 
 
 class UsageInvalid(PcowError):

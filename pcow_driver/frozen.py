@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import contextlib
 import fcntl
 import os
+import stat
 import uuid as uuidlib
 
 from oslo_log import log as logging
@@ -34,7 +35,7 @@ def serve(pool: pool_module.Pool, name: str) -> Iterator[str]:
     """
     path, snapshot = pool.existing_path(name), f'frozen-{uuidlib.uuid4()}'
     directory = os.path.join(_directory(pool), snapshot[-12:])     # the socket in it cannot have a long path
-    os.makedirs(_directory(pool), mode=0o700, exist_ok=True)
+    _make_directory(pool)
     with contextlib.ExitStack() as stack:
         stack.callback(_release, pool, name, snapshot)
         stack.enter_context(_held(directory + _LOCK))
@@ -47,6 +48,16 @@ def serve(pool: pool_module.Pool, name: str) -> Iterator[str]:
         yield uri
 
 
+def _make_directory(pool: pool_module.Pool) -> None:
+    """Whoever is first: where the directory above is a group's, the group's services end what he leaves."""
+    path = _directory(pool)
+    with contextlib.suppress(FileExistsError):
+        os.makedirs(path, mode=0o700)
+        above = stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode)
+        if above & stat.S_ISGID:
+            os.chmod(path, above)
+
+
 def collect(pool: pool_module.Pool) -> None:
     """End what processes that were killed left serving; errors are logged.  Their snapshots are marked for removal."""
     with contextlib.suppress(FileNotFoundError):
@@ -57,9 +68,9 @@ def collect(pool: pool_module.Pool) -> None:
             try:
                 with _held(path):
                     nbd.stop(path.removesuffix(_LOCK))
-            except BlockingIOError:
+            except (BlockingIOError, PermissionError):      # in use; or of another user, who ends it
                 LOG.debug('%s is in use', path)
-            except exception.PcowError as e:
+            except (exception.PcowError, OSError) as e:
                 LOG.warning('What a killed process left stays: %s', e)
 
 
@@ -69,7 +80,7 @@ def _held(path: str) -> Iterator[None]:
 
     :raises BlockingIOError: that process lives
     """
-    with open(path, 'wb') as f:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600), 'wb') as f:
         fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
             yield

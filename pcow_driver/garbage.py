@@ -28,7 +28,6 @@ from pcow_driver import workspace
 LOG = logging.getLogger(__name__)
 
 _UNFINISHED = re.compile(r'\..*\.(part|partial)')      # what pcow-img and template build write before they rename it
-_SERVICE_PREFIXES = (names.SERVER_PREFIX, 'volume-')     # Nova and Cinder know whether they need it, also without a domain here
 _MIN_AGE = 3600                        # seconds since the last write; a younger one may be in the making
 
 
@@ -51,35 +50,35 @@ class Finding:
     snapshot: str | None = None        # of the image
 
 
-def find(pool: pool_module.Pool, domain_images: frozenset[str] | None) -> list[Finding]:
+def find(pool: pool_module.Pool, domain_images: domain.Files | None) -> list[Finding]:
     """Look at a pool; nothing is changed, nor locked so that a guest could not start.
 
-    :param domain_images: real paths of the images of all domains, None if they are not known: then no image counts as unused
+    :param domain_images: of all domains; None if they are not known: then no image counts as unused
     :raises ToolNotFound: there is no pcow-img
     """
-    items = pool.images()
+    items = pool.listed()
     findings = [*_unfinished(pool), *_work()]
-    used = {item.info.base_uuid for item in items if item.info and item.info.base_uuid}
+    used = {item.summary.base_uuid for item in items if item.summary and item.summary.base_uuid}
     for item in items:
-        if item.info is None:
+        if item.summary is None:
             continue
-        if item.info.base_path is not None and not os.path.lexists(item.info.base_path):
-            findings.append(Finding(Kind.ORPHAN, item.path, item.info.actual_size, (
-                f'its base {item.info.base_filename} is gone: bring it back, or delete the image')))
-        elif item.info.sealed and item.info.uuid not in used:
-            findings.append(Finding(Kind.UNUSED_TEMPLATE, item.path, item.info.actual_size, 'nothing stands on this template'))
-        elif not item.info.sealed and item.info.uuid not in used and domain_images is not None \
+        size, base = item.summary.actual_size, item.summary.base_filename
+        if base is not None and not os.path.lexists(os.path.join(pool.path, os.path.basename(base))):
+            findings.append(Finding(Kind.ORPHAN, item.path, size, f'its base {base} is gone: bring it back, or delete the image'))
+        elif item.summary.sealed and item.summary.uuid not in used:
+            findings.append(Finding(Kind.UNUSED_TEMPLATE, item.path, size, 'nothing stands on this template'))
+        elif not item.summary.sealed and item.summary.uuid not in used and domain_images is not None \
                 and _why_used(item.path, domain_images) is None:
-            findings.append(Finding(Kind.UNUSED_IMAGE, item.path, item.info.actual_size, (
+            findings.append(Finding(Kind.UNUSED_IMAGE, item.path, size, (
                 'no domain of this libvirt names it and nothing stands on it')))
         findings += _leaks(item)
     return [*findings, *_snapshots(pool, items)]
 
 
-def _why_used(path: str, domain_images: frozenset[str]) -> str | None:
-    if os.path.basename(path).startswith(_SERVICE_PREFIXES):
+def _why_used(path: str, domain_images: domain.Files) -> str | None:
+    if os.path.basename(path).startswith(names.SERVICE_PREFIXES):      # without a domain here, too
         return 'it is of Nova or Cinder, who know whether they need it'
-    if os.path.realpath(path) in domain_images:
+    if path in domain_images:
         return 'a domain of libvirt names it'
     return _why_young(path)
 
@@ -118,7 +117,7 @@ def _work() -> Iterator[Finding]:
         yield Finding(Kind.WORK, path, workspace.size(path), 'a conversion that was killed left it ([pcow] conversion_dir)')
 
 
-def _leaks(item: pool_module.PoolImage) -> Iterator[Finding]:
+def _leaks(item: pool_module.ListedImage) -> Iterator[Finding]:
     """Without a lock, which a guest that starts meanwhile could not get past; so only if nobody writes, before and after."""
     try:
         if image_locks.is_in_use(item.path):
@@ -130,21 +129,27 @@ def _leaks(item: pool_module.PoolImage) -> Iterator[Finding]:
         LOG.debug('%s is not looked at: %s', item.path, e)     # deleted meanwhile, for instance
 
 
-def _snapshots(pool: pool_module.Pool, items: list[pool_module.PoolImage]) -> Iterator[Finding]:
+def _snapshots(pool: pool_module.Pool, items: list[pool_module.ListedImage]) -> Iterator[Finding]:
     """What is marked as deleted, and nothing stands on it nor reads it."""
-    bases = {(item.info.base_uuid, item.info.base_snapshot) for item in items if item.info}
-    images = {item.name: item for item in items if item.info}
+    bases = {(item.summary.base_uuid, item.summary.base_snapshot_id) for item in items if item.summary}
+    images = {item.name: item.path for item in items if item.summary}
     try:
-        for mark in removal.marks(pool):
-            item = images.get(mark.image)
-            if mark.snapshot is None or item is None or item.info is None or (item.info.uuid, mark.snapshot) in bases:
-                continue
-            made = next((one for one in item.info.snapshots if one.name == mark.snapshot), None)
-            if made is None or not image_locks.is_snapshot_in_use(item.path, int(made.id)):
-                yield Finding(Kind.SNAPSHOT, item.path, made.delete_frees if made else 0, (
-                    f'its snapshot {mark.snapshot} is deleted, or a command that was killed left it'), mark.snapshot)
+        marks = removal.marks(pool)
     except OSError as e:
         LOG.debug('%s: what is marked as deleted is not looked at: %s', pool.path, e)
+        return
+    for mark in marks:
+        path = images.get(mark.image)
+        if mark.snapshot is None or path is None:
+            continue
+        try:
+            info = image.info(path, force_share=True)
+            made = next((one for one in info.snapshots if one.name == mark.snapshot), None)
+            if made is None or ((info.uuid, int(made.id)) not in bases and not image_locks.is_snapshot_in_use(path, int(made.id))):
+                yield Finding(Kind.SNAPSHOT, path, made.delete_frees if made else 0, (
+                    f'its snapshot {mark.snapshot} is deleted, or a command that was killed left it'), mark.snapshot)
+        except (exception.PcowError, OSError) as e:
+            LOG.debug('%s is marked as deleted and not looked at: %s', path, e)
 
 
 def look_again(pool: pool_module.Pool, finding: Finding) -> None:

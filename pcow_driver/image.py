@@ -122,6 +122,28 @@ def chain(path: str, *, image_format: str = FORMAT, force_share: bool = False) -
     return [model.ImageInfo.from_json(item) for item in _array(value, 'the chain')]
 
 
+def list_directory(directory: str, *, base_uuid: str | None = None) -> dict[str, model.Summary | str]:
+    """What images are in a directory, by file name, or why one cannot be read; all by one program, which takes no lock.
+
+    :param base_uuid: only those that stand on this image, and those that cannot be read
+    """
+    filtered = [] if base_uuid is None else ['--base-uuid', base_uuid]
+    found: dict[str, model.Summary | str] = {}
+    for item in _array(_json('list', *filtered, os.path.abspath(directory)), 'the list'):
+        data = model.Reader(item, 'list')
+        error, name = data.optional_string('error'), data.string('name')
+        if '\N{REPLACEMENT CHARACTER}' in name:
+            name = _name_of(directory, data.integer('inode')) or name
+        found[name] = model.Summary.from_json(item) if error is None else error
+    return found
+
+
+def _name_of(directory: str, inode: int) -> str | None:
+    """What is no UTF-8 is not in JSON."""
+    with os.scandir(directory) as entries:
+        return next((entry.name for entry in entries if entry.inode() == inode), None)
+
+
 def _share(force_share: bool) -> list[str]:
     return ['-U'] if force_share else []
 

@@ -8,13 +8,16 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import struct
+import time
 
 from pcow_driver import exception
 
 _LOCK = struct.Struct('hhqqi4x')       # struct flock
 _IMAGE = 12288                         # byte of the lock on the active layer
 _SNAPSHOT = 1 << 62                    # with the id of its layer added: of the lock on a snapshot
+_WAIT, _PAUSE = 1.0, 0.02              # seconds: who describes an image has it for milliseconds
 
 
 def is_in_use(path: str, *, writers_only: bool = True) -> bool:
@@ -79,3 +82,63 @@ def _share(descriptor: int, byte: int) -> bool:
             raise
         return False
     return True
+
+
+@contextlib.contextmanager
+def alone(path: str) -> Iterator[None]:
+    """Be the only one who has an image open, on all hosts that share it, and let nobody open it.
+
+    Nothing in the file is looked at, so it may be damaged.  Whoever opened it before and asks for
+    its lock afterwards finds it deleted or replaced, and gives up.
+
+    :raises ImageNotFound:
+    :raises ImageInUse: somebody has it open, or nobody can tell
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            descriptor, kind = _open_to_lock(path)
+            stack.callback(os.close, descriptor)
+            _wait(descriptor, kind, path)
+        except FileNotFoundError:
+            raise exception.ImageNotFound(path=path) from None
+        except OSError as e:
+            raise exception.ImageInUse(path=path, reason=(
+                f'whether somebody has it open cannot be told ({e.strerror})')) from None
+        yield
+
+
+def _wait(descriptor: int, kind: int, path: str) -> None:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        raise exception.ImageInUse(path=path, reason='it is not a file')
+    deadline = time.monotonic() + _WAIT
+    while not _lock_all(descriptor, kind):
+        if time.monotonic() > deadline:
+            raise exception.ImageInUse(path=path, reason='somebody has it open')
+        time.sleep(_PAUSE)
+    if not os.path.samestat(os.fstat(descriptor), os.lstat(path)):
+        raise exception.ImageInUse(path=path, reason='somebody replaces it just now')
+
+
+def _open_to_lock(path: str) -> tuple[int, int]:
+    """A descriptor, and the strongest lock that it can hold.
+
+    The owner of a pool may delete what he cannot write to.
+    """
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_RDWR), fcntl.F_WRLCK
+    except PermissionError:
+        return os.open(path, flags | os.O_RDONLY), fcntl.F_RDLCK
+
+
+def _lock_all(descriptor: int, kind: int) -> bool:
+    """Whether nobody else has any lock; a shared one keeps out writers, and readers are looked for."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
+    except OSError as e:
+        if e.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        return False
+    wanted = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, wanted)
+    return bool(_LOCK.unpack(answer)[0] == fcntl.F_UNLCK)

@@ -19,7 +19,7 @@ from oslo_log import log as logging
 
 from pcow_driver import conf
 from pcow_driver import exception
-from pcow_driver import tool
+from pcow_driver import locks
 
 LOG = logging.getLogger(__name__)
 
@@ -27,16 +27,23 @@ LOG = logging.getLogger(__name__)
 _FS_IOC_GETFLAGS, _FS_IOC_SETFLAGS = 0x80086601, 0x40086602
 _FS_IMMUTABLE_FL = 0x10
 _FLAGS = struct.Struct('i')
-_SUFFIX, _MARKER = '.pcow', '.pcow-pool'
+SUFFIX, MARKER = '.pcow', '.pcow-pool'
+# doc/source/format.rst
+_MAGIC, _STATE_OFFSET, _SEALED = b'\x89PCOW\r\n\x1a', 552, 1
 
 
-def _open(path: str) -> int:
-    """:raises OSError: also for what is no regular file"""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+@contextlib.contextmanager
+def opened(path: str, *, directory: int | None = None) -> Iterator[int]:
+    """:param directory: a descriptor of where a relative path begins
+    :raises OSError: also for what is no regular file
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(f'{path} is not a regular file')
+        yield fd
+    finally:
         os.close(fd)
-        raise OSError(f'{path} is not a regular file')
-    return fd
 
 
 def _flags(fd: int) -> int:
@@ -46,45 +53,34 @@ def _flags(fd: int) -> int:
 def is_set(path: str) -> bool:
     """False also where the file system has no such flag."""
     try:
-        fd = _open(path)
+        with opened(path) as fd:
+            return bool(_flags(fd) & _FS_IMMUTABLE_FL)
     except OSError:
         return False
-    try:
-        return bool(_flags(fd) & _FS_IMMUTABLE_FL)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
 
 
 def set_flag(path: str, wanted: bool) -> None:
     """:raises OSError: the file system has no such flag, or this user may not (CAP_LINUX_IMMUTABLE)"""
-    fd = _open(path)
-    try:
-        flags = _flags(fd)
-        changed = flags | _FS_IMMUTABLE_FL if wanted else flags & ~_FS_IMMUTABLE_FL
-        if changed != flags:
-            fcntl.ioctl(fd, _FS_IOC_SETFLAGS, _FLAGS.pack(changed))
-    finally:
-        os.close(fd)
+    with opened(path) as fd:
+        set_flag_of(fd, wanted)
 
 
-def checked(path: str) -> str:
-    """What a service that is not root may have the flag of changed: a sealed image in a pool.
+def set_flag_of(fd: int, wanted: bool) -> None:
+    """As :func:`set_flag`, of an open file."""
+    flags = _flags(fd)
+    changed = flags | _FS_IMMUTABLE_FL if wanted else flags & ~_FS_IMMUTABLE_FL
+    if changed != flags:
+        fcntl.ioctl(fd, _FS_IOC_SETFLAGS, _FLAGS.pack(changed))
 
-    :raises PoolInvalid: it is something else
-    """
-    plain = os.path.isabs(path) and os.path.normpath(path) == path and path.endswith(_SUFFIX)
-    if not plain or not os.path.isfile(os.path.join(os.path.dirname(path), _MARKER)) or os.path.islink(path):
-        raise exception.PoolInvalid(path=path, reason='it is no image of a pool')
-    info = tool.run_json(tool.find('pcow_img'), 'info', '-U', '-f', 'pcow', '--output=json', path)
-    if not info['format-specific']['data'].get('sealed'):
-        raise exception.PoolInvalid(path=path, reason='it is no template')
-    return path
+
+def is_sealed(fd: int) -> bool:
+    """By the header of an open image, which is read without running anything."""
+    header = os.pread(fd, _STATE_OFFSET + 1, 0)
+    return header.startswith(_MAGIC) and len(header) > _STATE_OFFSET and bool(header[_STATE_OFFSET] & _SEALED)
 
 
 def _change(path: str, wanted: bool) -> None:
-    """As this user, or as root if privsep was set up for pcow.
+    """As this user, or by the daemon for it if that was set up ([pcow_privileged] helper_command).
 
     :raises OSError:
     :raises PcowError:
@@ -92,27 +88,22 @@ def _change(path: str, wanted: bool) -> None:
     try:
         set_flag(path, wanted)
     except PermissionError:
-        from pcow_driver.privileged import context
-        from pcow_driver.privileged import files
+        from pcow_driver.privileged import services
 
-        if not context.conf.helper_command:
+        if os.geteuid() == 0 or not services.context.conf.helper_command:
             raise
-        files.set_immutable(path, wanted)
+        directory, name = os.path.split(os.path.abspath(path))
+        services.set_immutable(os.path.join(os.path.realpath(directory), name), wanted)
 
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[None]:
     """Nobody else changes flags of this directory."""
-    try:
-        fd = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        yield                                  # who cannot list it changes no flags in it, nor anything else
-        return
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as stack:
+        # who cannot list it changes no flags in it, nor anything else
+        with contextlib.suppress(OSError):
+            stack.enter_context(locks.lock_directory(os.path.dirname(os.path.abspath(path))))
         yield
-    finally:
-        os.close(fd)
 
 
 def protect(path: str) -> bool:
@@ -182,7 +173,7 @@ def _other_name(path: str, status: os.stat_result) -> str | None:
     directory = os.path.dirname(os.path.abspath(path))
     for name in os.listdir(directory) if status.st_nlink > 1 else ():
         other = os.path.join(directory, name)
-        if name.endswith(_SUFFIX) and other != os.path.abspath(path) and os.path.samestat(status, os.lstat(other)):
+        if name.endswith(SUFFIX) and other != os.path.abspath(path) and os.path.samestat(status, os.lstat(other)):
             return other
     return None
 

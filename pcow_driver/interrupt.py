@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ending on SIGINT, SIGTERM and SIGHUP, for programs made of this package; libraries and services never install this.
 
-The handler raises, so that temporary files and child processes go.  But Python drops an exception that strikes in the
-hooks around fork or in a destructor; so the signal is remembered as well, and looked at around each program that is run.
+The handler raises, so that temporary files and child processes go.  But Python drops an exception that strikes in a
+destructor, or in a hook around fork; so the signal is remembered as well, and looked at around each program that is run.
 """
 
 from collections.abc import Iterator

@@ -142,6 +142,30 @@ class ImageInfo:
 
 
 @dataclasses.dataclass(frozen=True)
+class Summary:
+    """What the tables of one image say, without its base."""
+
+    uuid: str
+    virtual_size: int                  # what the guest sees
+    actual_size: int                   # blocks that the pool holds for the file
+    may_grow: int                      # most that its guest can add to that; 0: a template
+    may_grow_frozen: int               # the same, after a snapshot was taken
+    sealed: bool                       # a template
+    snapshots: int
+    base_filename: str | None
+    base_uuid: str | None
+    base_snapshot_id: int              # 0: the active layer of the base
+
+    @classmethod
+    def from_json(cls, value: Any) -> Summary:
+        data = Reader(value, 'list')
+        return cls(uuid=data.string('uuid'), virtual_size=data.integer('virtual-size'), actual_size=data.integer('actual-size'),
+                   may_grow=data.integer('may-grow'), may_grow_frozen=data.integer('may-grow-frozen'),
+                   sealed=data.boolean('sealed'), snapshots=data.integer('snapshots'), base_filename=data.optional_string('base'),
+                   base_uuid=data.optional_string('base-uuid'), base_snapshot_id=data.integer('base-snapshot-id', 0))
+
+
+@dataclasses.dataclass(frozen=True)
 class Extent:
     """A guest range of equal status."""
 

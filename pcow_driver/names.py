@@ -5,6 +5,8 @@ from pcow_driver import exception
 
 IMAGE_SUFFIX = '.pcow'
 SERVER_PREFIX = 'server-'           # of the images that are disks of Nova's servers
+VOLUME_PREFIX = 'volume-'           # of those that are Cinder's volumes
+SERVICE_PREFIXES = (SERVER_PREFIX, VOLUME_PREFIX)
 ARRIVING_MARK = '.arriving'        # of an image to which a VM migrates, until all of it is there; see hostmem-pcow-incoming.c
 SNAPSHOT_MARKS = ('.incomplete-', '.loading-', '.migrating-', ARRIVING_MARK)       # see hostmem-pcow-carrier.c
 MAX_NAME_BYTES = 204               # of a new image: of its locks pcow-template-UUID-NAME is the longest, and has 255

@@ -6,20 +6,27 @@ if that is wanted; nbdfuse shows what the socket serves as a file.  One director
 one export, so that any process can end it, also one that was started after the death of the one that began it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 import contextlib
+import dataclasses
 import os
 from pathlib import Path
 import selectors
 import signal
+import stat
 import subprocess
 import threading
 import time
+from typing import Any
 import urllib.parse
 
+from pcow_driver import descriptors
 from pcow_driver import device
 from pcow_driver import exception
 from pcow_driver import interrupt
+from pcow_driver import nbd_unit
 from pcow_driver import served
 from pcow_driver import tool
 from pcow_driver import workspace
@@ -28,53 +35,113 @@ FUSE_CONF = '/etc/fuse.conf'
 PLUGIN_DIRECTORIES = '/usr/lib/*/nbdkit/plugins'
 
 EXPORT = 'export'                      # in a directory of :mod:`workspace`
-_SOCKET = 'socket'
+SOCKET = 'socket'                      # in the directory of an export
 _MOUNT = 'mount'
 _FILE = 'data'
 _CONTROL = 'control'            # a link to the socket beside the image
+_UNIT = 'unit'                  # nbdkit runs in a unit of systemd, see nbd_unit
 # all that is in its directory
-_NAMES = frozenset((_SOCKET, _MOUNT, _CONTROL, 'nbdkit.pid', 'nbdkit.log', 'nbdfuse.pid', 'nbdfuse.log'))
+_NAMES = frozenset((SOCKET, _MOUNT, _CONTROL, _UNIT, 'nbdkit.pid', 'nbdkit.log', 'nbdfuse.pid', 'nbdfuse.log'))
 _TIMEOUT = 30                      # seconds
 
 
+@dataclasses.dataclass(frozen=True)
+class Export:
+    """What nbdkit serves, and to whom."""
+
+    path: str
+    window: device.Window | None = None
+    snapshot: str | None = None
+    read_only: bool = False
+    control: bool = False
+    peer: str | None = None
+
+    def command(self, directory: str, *options: str) -> tuple[str, ...]:
+        """nbdkit with its socket and pid file in a directory.
+
+        :raises ToolNotFound:
+        """
+        more, parameters = [*options], [f'file={self.path}']
+        if self.window is not None:
+            more.append('--filter=offset')
+            parameters += [f'offset={self.window.offset}', f'range={self.window.size}']
+        if self.snapshot is not None:
+            parameters.append(f'snapshot={self.snapshot}')
+        if self.peer is not None:
+            parameters.append(f'peer={self.peer}')
+        if self.read_only or self.snapshot is not None:
+            more.append('-r')
+            parameters.append('readonly=true')
+        elif self.control:
+            parameters.append('control=true')
+        return (tool.find('nbdkit'), '-U', os.path.join(directory, SOCKET), '-P', os.path.join(directory, 'nbdkit.pid'),
+                *more, tool.find_module('nbdkit_plugin', PLUGIN_DIRECTORIES), *parameters)
+
+    def dump(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def load(cls, fields: dict[str, Any]) -> Export:
+        """What :meth:`dump` gave.
+
+        :raises ExportFailed: it did not
+        """
+        try:
+            window = fields.pop('window', None)
+            export = cls(**fields, window=None if window is None else device.Window(**window))
+        except TypeError:
+            raise exception.ExportFailed(path=str(fields.get('path')), reason='the request is of another version') from None
+        texts = (export.path, export.snapshot or '', export.peer or '')
+        numbers = () if export.window is None else dataclasses.astuple(export.window)
+        if not all(isinstance(item, str) and '\0' not in item for item in texts) or not all(type(item) is int for item in numbers):
+            raise exception.ExportFailed(path=str(export.path), reason='the request is none')
+        return export
+
+
 def start(directory: str, path: str, *, window: device.Window | None = None, snapshot: str | None = None,
-          read_only: bool = False, with_parent: bool = False) -> str:
+          read_only: bool = False, with_parent: bool = False, peer: str | None = None) -> str:
     """Serve an image on a socket in ``directory``, which is made if it is missing, and return the URI for NBD clients.
 
     What an earlier export in the directory has left is ended first.
 
     :param window: the part to serve; None: all of the image
     :param snapshot: serve this snapshot, read-only, also while somebody writes to the image
+    :param peer: profile of AppArmor of the only one who may connect
     :param with_parent: end with the thread that called this, also if that is killed
     :raises ImageNotFound:
     :raises ToolFailed: nbdkit cannot serve it, because somebody else has it open for instance
     :raises ExportFailed: the directory is not one of an export, or what is left in it cannot be ended
+    :raises PathRefused: this is root, and others could put another directory in its place
     """
     path = os.path.abspath(path)
     if not os.path.exists(path):
         raise exception.ImageNotFound(path=path)
-    plugin = tool.find_module('nbdkit_plugin', PLUGIN_DIRECTORIES)
+    tool.find_module('nbdkit_plugin', PLUGIN_DIRECTORIES)
     stop(directory)
     os.makedirs(directory, mode=0o700)
-    options, parameters = [], [f'file={path}']
-    if window is not None:
-        options.append('--filter=offset')
-        parameters += [f'offset={window.offset}', f'range={window.size}']
-    if snapshot is not None:
-        parameters.append(f'snapshot={snapshot}')
-    if read_only or snapshot is not None:
-        options.append('-r')
-        parameters.append('readonly=true')
-    elif os.access(os.path.dirname(path), os.W_OK):
-        parameters.append('control=true')
-        os.symlink(served.socket_path(path), os.path.join(directory, _CONTROL))
-    socket = os.path.join(directory, _SOCKET)
     try:
-        command = (tool.find('nbdkit'), '-U', socket, '-P', os.path.join(directory, 'nbdkit.pid'), *options, plugin, *parameters)
+        descriptors.check_for_root(directory)
+    except exception.PathRefused:
+        os.rmdir(directory)
+        raise
+    control = not read_only and snapshot is None and os.access(os.path.dirname(path), os.W_OK)
+    export = Export(path, window=window, snapshot=snapshot, read_only=read_only, control=control, peer=peer)
+    if control:
+        beside = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+        os.symlink(served.socket_path(beside), os.path.join(directory, _CONTROL))
+    socket = os.path.join(directory, SOCKET)
+    try:
         if with_parent:
-            _start_child(directory, command)
+            process = start_child(directory, export.command(directory, '--exit-with-parent'))
+            # nobody else would: whoever ends it may be another process
+            threading.Thread(target=process.wait, daemon=True).start()
+        elif nbd_unit.is_there():
+            # stays if there is no answer: only the unit can end what may have begun
+            Path(directory, _UNIT).touch()
+            nbd_unit.start(directory, export)
         else:
-            tool.run(*command)                 # it goes into the background when it serves, and says what is wrong before
+            # it goes into the background when it serves, and says what is wrong before
+            tool.run(*export.command(directory))
             _wait_written(os.path.join(directory, 'nbdkit.pid'))
     except BaseException:
         with interrupt.clearing_up():
@@ -102,17 +169,19 @@ def _is_written(pid_file: str) -> bool:
         return False
 
 
-def _start_child(directory: str, command: tuple[str, ...]) -> None:
-    """:raises ToolFailed: with what nbdkit said"""
+def start_child(directory: str, command: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    """nbdkit as a child of this process, in the foreground; when this returns it can be used.
+
+    :raises ToolFailed: with what nbdkit said
+    """
     log = os.path.join(directory, 'nbdkit.log')
-    program, *arguments = command
     with open(log, 'wb') as output:
-        process = subprocess.Popen((program, '--exit-with-parent', *arguments), stdin=subprocess.DEVNULL, stdout=output,
-                                   stderr=output)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
         _wait_ready(process, os.path.join(directory, 'nbdkit.pid'))
     except TimeoutError:
         raise exception.ToolFailed(tool='nbdkit', exit_code=process.returncode, message=_said(log, 'nbdkit')) from None
+    return process
 
 
 def _wait_ready(process: subprocess.Popen[bytes], pid_file: str) -> None:
@@ -127,7 +196,6 @@ def _wait_ready(process: subprocess.Popen[bytes], pid_file: str) -> None:
             process.wait()
             raise TimeoutError
         time.sleep(0.01)
-    threading.Thread(target=process.wait, daemon=True).start()     # nobody else would: whoever ends it may be another process
 
 
 def _said(log: str, name: str) -> str:
@@ -154,7 +222,7 @@ def mount(directory: str) -> str:
     """
     point, pid_file, log = (os.path.join(directory, name) for name in (_MOUNT, 'nbdfuse.pid', 'nbdfuse.log'))
     os.mkdir(point, 0o700)
-    command = [tool.find('nbdfuse'), '-P', pid_file, os.path.join(point, _FILE), '--unix', os.path.join(directory, _SOCKET)]
+    command = [tool.find('nbdfuse'), '-P', pid_file, os.path.join(point, _FILE), '--unix', os.path.join(directory, SOCKET)]
     if os.geteuid() and root_may_read():
         command[1:1] = '-o', 'allow_other'
     with open(log, 'wb') as output:
@@ -164,6 +232,7 @@ def mount(directory: str) -> str:
         _wait_ready(process, pid_file)
     except TimeoutError:
         raise exception.ExportFailed(path=directory, reason=_said(log, 'nbdfuse')) from None
+    threading.Thread(target=process.wait, daemon=True).start()
     return os.path.join(point, _FILE)
 
 
@@ -172,25 +241,49 @@ def stop(directory: str) -> None:
 
     :raises ExportFailed: somebody uses the file, a process does not end, or the directory is another one
     """
-    if not os.path.lexists(directory):
-        return
     try:
-        if not os.path.isdir(directory) or not _NAMES.issuperset(os.listdir(directory)):
-            raise exception.ExportFailed(path=directory, reason='it is no directory of an export; choose one that is not there yet')
-        point = os.path.join(directory, _MOUNT)
-        _unmount(directory, point)
-        for name in ('nbdfuse', 'nbdkit'):
-            _end(directory, name)
-        if os.path.isdir(point):
-            os.rmdir(point)
-        control = os.path.join(directory, _CONTROL)
-        if os.path.islink(control):
-            served.remove_dead(os.readlink(control))
-        for name in os.listdir(directory):
-            os.unlink(os.path.join(directory, name))
-        os.rmdir(directory)
-    except OSError as e:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    except OSError:                            # a link, or no directory
+        raise _no_export(directory) from None
+    try:
+        _clear(directory, descriptor)
+    except (OSError, exception.ToolFailed) as e:
         raise exception.ExportFailed(path=directory, reason=f'it cannot be taken away: {e}') from None
+    finally:
+        os.close(descriptor)
+
+
+def _no_export(directory: str) -> exception.ExportFailed:
+    return exception.ExportFailed(path=directory, reason='it is no directory of an export; choose one that is not there yet')
+
+
+def _clear(directory: str, descriptor: int) -> None:
+    """What is in it is believed (which process to end, which socket to take away), so nobody else may have written it."""
+    status = os.fstat(descriptor)
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise exception.ExportFailed(path=directory, reason='it belongs to another user, or others may write to it')
+    if not _NAMES.issuperset(os.listdir(descriptor)):
+        raise _no_export(directory)
+    point = os.path.join(directory, _MOUNT)
+    _unmount(directory, point)
+    _end(directory, 'nbdfuse')
+    if _UNIT in os.listdir(descriptor) and nbd_unit.is_there():
+        nbd_unit.stop(directory)               # which can see its process, also if this is in a container
+    else:
+        end(directory)
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(_MOUNT, dir_fd=descriptor)
+    try:
+        control = os.readlink(_CONTROL, dir_fd=descriptor)
+    except OSError:                            # there is none, or it is no link
+        control = None
+    if control is not None:
+        served.remove_dead(control)
+    for name in os.listdir(descriptor):
+        os.unlink(name, dir_fd=descriptor)
+    os.rmdir(directory)
 
 
 def _unmount(directory: str, point: str) -> None:
@@ -235,6 +328,14 @@ def _temporary() -> Iterator[str]:
         finally:
             with interrupt.clearing_up():
                 stop(directory)
+
+
+def end(directory: str) -> None:
+    """End the nbdkit of a directory, if it is still the one that wrote the pid file there.
+
+    :raises ExportFailed: it does not end
+    """
+    _end(directory, 'nbdkit')
 
 
 def _end(directory: str, name: str) -> None:

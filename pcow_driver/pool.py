@@ -19,21 +19,25 @@ import uuid as uuidlib
 
 from oslo_log import log as logging
 
+from pcow_driver import access
+from pcow_driver import durable
 from pcow_driver import exception
 from pcow_driver import image
+from pcow_driver import image_locks
 from pcow_driver import immutable
 from pcow_driver import locks
 from pcow_driver import model
 from pcow_driver import names
+from pcow_driver import promises
 from pcow_driver import units
 from pcow_driver import watermark
 
 LOG = logging.getLogger(__name__)
 
 MARKER = '.pcow-pool'
+DEFAULT_OVERCOMMIT = 20.0          # as Cinder's max_over_subscription_ratio
 _MARKER_FORMAT = 1
 _MAX_MARKER_SIZE = 64 << 10
-_DIRECTORY_MODE = 0o711            # QEMU's user reaches an image by name, nobody lists them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +62,20 @@ class PoolImage:
 
 
 @dataclasses.dataclass(frozen=True)
+class ListedImage:
+    """As :class:`PoolImage`, with what can be said of many at little cost."""
+
+    name: str
+    path: str
+    summary: model.Summary | None
+    error: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Settings:
     """What the operator decided for a pool on this host; percentages are of its file system."""
 
-    overcommit: float = 0.0        # virtual sizes of images may add up to this many times the space; 0: no limit
+    overcommit: float = DEFAULT_OVERCOMMIT     # what images may come to hold, as a multiple of the space; 0: no limit
     reserve: int = 0               # percent that are never promised
     low: int = 20                  # percent free below which somebody should act
     critical: int = 5              # percent free below which guests will soon wait
@@ -78,10 +92,6 @@ class Settings:
     def kept_free(self, total: int) -> int:
         """Bytes of a file system of ``total`` bytes that are never promised."""
         return total * self.reserve // 100
-
-    def limit(self, total: int) -> int | None:
-        """Bytes that may be promised in all; None: no limit."""
-        return int((total - self.kept_free(total)) * self.overcommit) if self.overcommit else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,8 +160,22 @@ class Pool:
             pass
         raise exception.ImageNotFound(path=path)
 
+    def listed(self, *, base_uuid: str | None = None) -> list[ListedImage]:
+        """All images and templates by name, also those that somebody has open; one program looks at all of them.
+
+        :param base_uuid: only those that stand on this image, and those that cannot be read
+        """
+        found = []
+        for entry, value in sorted(image.list_directory(self.path, base_uuid=base_uuid).items()):
+            name, path = entry.removesuffix(names.IMAGE_SUFFIX), os.path.join(self.path, entry)
+            if isinstance(value, model.Summary):
+                found.append(ListedImage(name, path, value))
+            elif os.path.lexists(path):        # else it was deleted meanwhile
+                found.append(ListedImage(name, path, None, value))
+        return found
+
     def images(self) -> list[PoolImage]:
-        """All images and templates by name, also those that somebody has open.  Symbolic links are no images."""
+        """As :meth:`listed`, with all that there is to say of each; a program looks at each.  Symbolic links are no images."""
         found = []
         for entry in sorted(os.scandir(self.path), key=lambda entry: entry.name):
             if entry.name.startswith('.') or not entry.name.endswith(names.IMAGE_SUFFIX):
@@ -177,22 +201,30 @@ class Pool:
         :raises ImageInUse: another image cannot be read, so that nobody can tell whether it stands on this one
         """
         path = self.existing_path(name)
-        items = {os.path.realpath(item.path): item for item in self.images()}
-        own = items.get(os.path.realpath(path))
+        with contextlib.suppress(exception.ToolFailed):
+            items = self.listed(base_uuid=image.info(path, force_share=True).uuid)
+            if known_only or all(item.summary for item in items):
+                return [item.name for item in items if item.summary]
+        return self._children_beside_damage(name, path, known_only)
+
+    def _children_beside_damage(self, name: str, path: str, known_only: bool) -> list[str]:
+        items = {item.name: item for item in self.listed()}
+        own = items.get(name)
         below: set[str] = set()            # with itself: what it stands on cannot stand on it, readable or not
         at = own
-        while at is not None and at.path not in below:
-            below.add(at.path)
-            at = items.get(os.path.realpath(at.info.base_path)) if at.info and at.info.base_path else None
+        while at is not None and at.name not in below:
+            below.add(at.name)
+            base = at.summary.base_filename if at.summary else None
+            at = items.get(base.removesuffix(names.IMAGE_SUFFIX)) if base else None
         found = []
         for item in items.values():
-            if item.info is None:
-                if item.path not in below and not known_only:
+            if item.summary is None:
+                if item.name not in below and not known_only:
                     raise exception.ImageInUse(path=path, reason=f'{item.error}: whether this image stands on it is unknown')
-            elif own is not None and own.info is not None:
-                if item.info.base_uuid == own.info.uuid:
+            elif own is not None and own.summary is not None:
+                if item.summary.base_uuid == own.summary.uuid:
                     found.append(item.name)
-            elif item.info.base_path is not None and os.path.realpath(item.info.base_path) == os.path.realpath(path):
+            elif item.summary.base_filename == os.path.basename(path):
                 found.append(item.name)
         return found
 
@@ -222,34 +254,81 @@ class Pool:
             LOG.warning('Pool %s has %s', self.name, reason)
         return path
 
-    def promised(self) -> int:
-        """Virtual sizes of all images that guests can fill; templates are full already."""
-        return sum(item.info.virtual_size for item in self.images() if item.info and not item.info.sealed)
+    def account(self) -> promises.Account:
+        """What is promised, and what can be."""
+        items = [item.summary for item in self.listed() if item.summary and not item.summary.sealed]
+        building = building_fixed = 0
+        for name, note in locks.notes(f'build-{self.uuid}-').items():
+            promise, fixed = promises.read_reservation(note)
+            there = self._blocks_of_parts(name)
+            building += max(promise - there, 0)
+            building_fixed += max(fixed - there, 0)
+        now = self.capacity()              # afterwards: what guests store meanwhile counts as growth, and not as free either
+        return promises.Account(
+            total=now.total, free=now.free, kept_free=self.settings.kept_free(now.total), overcommit=self.settings.overcommit,
+            held=sum(item.actual_size for item in items), growth=sum(item.may_grow for item in items), building=building,
+            building_fixed=building_fixed)
 
-    def check_room(self, size: int | None, base: str | None = None) -> None:
+    def _blocks_of_parts(self, name: str) -> int:
+        """What an image that is being built (pcow_driver.staging) takes already."""
+        part, blocks = f'.{name}{names.IMAGE_SUFFIX}.part', 0
+        for entry in os.listdir(self.path):
+            if entry == part or entry.startswith(f'.{part}.'):
+                with contextlib.suppress(FileNotFoundError):
+                    blocks += os.lstat(os.path.join(self.path, entry)).st_blocks * 512
+        return blocks
+
+    def check_room(self, size: int | None, base: str | None = None, *, fixed: int = 0) -> None:
         """Refuse what the operator's limits have no room for.
 
-        :param size: virtual size of a new image in bytes; that of ``base`` if None
+        :param size: virtual size of a new image in bytes, or by how much one grows; that of ``base`` if None
+        :param fixed: blocks of what nobody can fill, as a template
         :raises PoolDraining:
         :raises NoRoom:
         """
         if self.settings.draining:
             raise exception.PoolDraining(name=self.name)
-        limit = self.settings.limit(self.capacity().total)
-        if limit is None:
-            return                         # looking at every image of a large pool is not free
+        if not self.settings.overcommit:
+            return
         if size is None:
             size = image.info(self.existing_path(base), force_share=True).virtual_size if base else 0
-        promised = self.promised()
-        if promised + size > limit:
+        self._check_promise(promises.whole_size(size), fixed)
+
+    def check_snapshot_room(self, *files: str) -> None:
+        """Refuse snapshots of images, after which their guests can fill them once more; a draining pool takes them.
+
+        :param files: names of the files
+        :raises NoRoom:
+        """
+        if self.settings.overcommit:
+            found = image.list_directory(self.path)
+            items = [item for file in files if isinstance(item := found.get(file), model.Summary)]
+            self._check_promise(sum(item.may_grow_frozen - item.may_grow for item in items), 0)
+
+    def _check_promise(self, promise: int, fixed: int) -> None:
+        account = self.account()
+        if account.lacks(promise, fixed):
             raise exception.NoRoom(
-                name=self.name, size=units.format_size(size), promised=units.format_size(promised), limit=units.format_size(limit),
-                overcommit=self.settings.overcommit)
+                name=self.name, size=units.format_size(promise + fixed), promised=units.format_size(account.promised),
+                limit=units.format_size(account.limit or 0), overcommit=self.settings.overcommit)
+
+    def check_free(self, size: int) -> None:
+        """Refuse to store what nobody has promised to a guest, and would have guests wait soon.
+
+        :param size: in bytes
+        :raises NoSpace:
+        """
+        now = self.capacity()
+        kept = now.total * max(self.settings.reserve, self.settings.critical) // 100
+        if size > now.free - kept:
+            raise exception.NoSpace(name=self.name, size=units.format_size(size),
+                                    free=units.format_size(max(0, now.free - kept)))
 
     def delete_image(self, name: str, *, force: bool = False) -> None:
         """Delete an image.
 
-        :param force: also if it is damaged or open, or if other images cannot be read; known children still protect it
+        :param force: also if it is damaged, or if other images cannot be read; known children
+            still protect it, and so does whoever has it open, on any host
         :raises ImageNotFound:
         :raises IsATemplate:
         :raises ImageInUse: it has children, or somebody has it open
@@ -292,7 +371,7 @@ class Pool:
             if children:
                 raise exception.ImageInUse(path=path, reason=(
                     f'{len(children)} image(s) stand on it: {", ".join(children[:5])}' + (', ...' if children[5:] else '')))
-            with immutable.lifted(path):
+            with immutable.lifted(path), image_locks.alone(path):
                 os.unlink(path)
 
 
@@ -313,7 +392,8 @@ def make(name: str, directory: str) -> Pool:
 def _make_directory(path: str) -> None:
     try:
         if not os.path.lexists(path):
-            os.mkdir(path, _DIRECTORY_MODE)
+            os.mkdir(path, 0o700)
+            access.close(path)
     except OSError as e:
         raise exception.PoolInvalid(path=path, reason=str(e.strerror)) from None
 
@@ -352,6 +432,7 @@ def write_marker(pool: Pool) -> None:
             f.write(text)
             f.flush()
             os.fsync(f.fileno())
+        durable.sync(path)
     except OSError as e:
         os.unlink(marker)
         raise exception.PoolInvalid(path=path, reason=str(e.strerror)) from None
@@ -377,7 +458,7 @@ def open_directory(directory: str) -> Pool:
     except FileNotFoundError:
         raise exception.PoolInvalid(path=path, reason=(
             f"it has no {MARKER}; if its file system is not mounted, mount it, else 'pcowctl pool create' makes a pool")) from None
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise exception.PoolInvalid(path=path, reason=f'{MARKER}: {e}') from None
     return _from_marker(path, value)
 

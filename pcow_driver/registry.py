@@ -6,9 +6,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import tempfile
 from typing import Any
 
+from pcow_driver import durable
 from pcow_driver import exception
 from pcow_driver import locks
 from pcow_driver import names
@@ -273,19 +273,8 @@ class PoolRegistry:
         return pools
 
     def _write(self, pools: dict[str, Any]) -> None:
-        """Replace the file in one step, so that readers need no lock."""
-        directory = os.path.dirname(self.path)
+        """Replace the file in one step, so that readers need no lock; durable on return."""
         try:
-            fd, temporary = tempfile.mkstemp(prefix='.pools.', dir=directory)
+            durable.replace(self.path, json.dumps({'format': _STATE_FORMAT, 'pools': pools}, indent=2), mode=0o644)
         except OSError as e:
             raise exception.StateInvalid(path=self.path, reason=str(e.strerror)) from None
-        try:
-            with os.fdopen(fd, 'w', encoding='utf-8') as f:
-                json.dump({'format': _STATE_FORMAT, 'pools': pools}, f, indent=2)
-                f.flush()
-                os.fchmod(f.fileno(), 0o644)
-                os.fsync(f.fileno())
-            os.rename(temporary, self.path)
-        except BaseException:
-            os.unlink(temporary)
-            raise

@@ -23,8 +23,10 @@ import stat
 from oslo_log import log as logging
 
 from pcow_driver import attached
+from pcow_driver import durable
 from pcow_driver import exception
 from pcow_driver import image
+from pcow_driver import image_locks
 from pcow_driver import immutable
 from pcow_driver import locks
 from pcow_driver import model
@@ -58,13 +60,17 @@ def marks(pool: pool_module.Pool) -> list[Mark]:
         for entry in sorted(os.listdir(directory)):
             path = os.path.join(directory, entry)
             try:
-                value = json.loads(os.readlink(path))
-                found.append(Mark(str(value[0]), None if value[1] is None else str(value[1])))
+                found.append(_parse(os.readlink(path)))
             except FileNotFoundError:
                 continue
-            except (OSError, ValueError, LookupError, TypeError):
+            except (OSError, ValueError, LookupError, TypeError, RecursionError, exception.PcowError):
                 LOG.warning('%s is no mark of a deletion and is left alone', path)
     return found
+
+
+def _parse(text: str) -> Mark:
+    value = json.loads(text)
+    return Mark(names.check_name('image', str(value[0])), None if value[1] is None else names.check_snapshot_name(str(value[1])))
 
 
 def deleted_images(pool: pool_module.Pool) -> frozenset[str]:
@@ -115,7 +121,8 @@ def delete_snapshot(pool: pool_module.Pool, name: str, snapshot: str) -> bool:
 
 
 def collect(pool: pool_module.Pool) -> None:
-    """Delete what is marked and no longer needed; errors are logged."""
+    """Delete what is marked and no longer needed, and what processes that were killed left of their locks; errors are logged."""
+    locks.collect()
     for name in sorted({mark.image for mark in marks(pool)}):
         _collect_of(pool, name)
 
@@ -124,10 +131,13 @@ def _collect_of(pool: pool_module.Pool, name: str | None) -> None:
     """Collect what is marked of an image, then of that on which it stood, and so on; never with two locks at once."""
     while name is not None:
         base = None
-        with lock(pool, name):
-            for mark in marks(pool):
-                if mark.image == name:
-                    base = _collect(pool, mark) or base
+        try:
+            with lock(pool, name):
+                for mark in marks(pool):
+                    if mark.image == name:
+                        base = _collect(pool, mark) or base
+        except exception.InvalidName as e:     # for a lock; nobody else must wait for it
+            LOG.warning('%s: %s is deleted and stays: %s', pool.path, name, e)
         name = base
 
 
@@ -198,10 +208,9 @@ def _has_children(pool: pool_module.Pool, name: str) -> bool:
         return True
 
 
-def _bases(pool: pool_module.Pool) -> set[tuple[str | None, str | None]]:
-    """Uuid and snapshot of what any image of the pool stands on; (None, None) if an image cannot be read."""
-    return {(item.info.base_uuid, item.info.base_snapshot) if item.info else (None, None) for item in pool.images()
-            if item.info is None or item.info.base_uuid is not None}
+def _stood_on(pool: pool_module.Pool, uuid: str) -> set[int | None]:
+    """Ids of the snapshots of an image on which others stand, 0 for its active layer, and None if an image cannot be read."""
+    return {item.summary.base_snapshot_id if item.summary else None for item in pool.listed(base_uuid=uuid)}
 
 
 def _reduce(pool: pool_module.Pool, name: str) -> None:
@@ -209,9 +218,9 @@ def _reduce(pool: pool_module.Pool, name: str) -> None:
     path = pool.existing_path(name)
     try:
         info = image.info(path)
-        bases = _bases(pool)
-        needed = [one.name for one in info.snapshots if one.pinned and bases & {(info.uuid, one.name), (None, None)}]
-        if needed and not bases & {(info.uuid, None), (None, None)}:
+        used = _stood_on(pool, info.uuid)
+        needed = [one.name for one in info.snapshots if one.pinned and used & {int(one.id), None}]
+        if needed and not used & {0, None}:
             image.snapshot_revert(path, needed[-1])
             for snapshot in reversed(info.snapshots):
                 if snapshot.name not in needed:
@@ -227,13 +236,14 @@ def _delete_snapshot(pool: pool_module.Pool, name: str, snapshot: str) -> bool:
     found: model.ImageInfo | None = None
     with contextlib.suppress(exception.ImageNotFound):
         found = image.info(path, force_share=True)
-    if found is not None and any(one.name == snapshot for one in found.snapshots):
+    made = next((one for one in found.snapshots if one.name == snapshot), None) if found is not None else None
+    if found is not None and made is not None:
         if found.sealed and Mark(name) in marks(pool):
             return False               # it goes with the image, which keeps only what is needed
         try:
             attached.snapshot_delete(path, snapshot)
         except (exception.ToolFailed, exception.QmpFailed):
-            if not _bases(pool) & {(found.uuid, snapshot), (None, None)}:
+            if not _stood_on(pool, found.uuid) & {int(made.id), None}:
                 raise
             _mark(pool, mark)
             return False
@@ -242,8 +252,13 @@ def _delete_snapshot(pool: pool_module.Pool, name: str, snapshot: str) -> bool:
 
 
 def _discard_unfinished(pool: pool_module.Pool, name: str) -> None:
-    """What a killed build of this image left; nobody builds an image that is being deleted."""
-    immutable.unlink(os.path.join(pool.path, f'.{os.path.basename(pool.image_path(name))}.part'))
+    """What a killed build of this image left.
+
+    :raises ImageInUse: somebody builds it, on another host perhaps
+    """
+    part = os.path.join(pool.path, f'.{os.path.basename(pool.image_path(name))}.part')
+    with contextlib.suppress(exception.ImageNotFound), image_locks.alone(part):
+        immutable.unlink(part)
 
 
 def _mark_path(pool: pool_module.Pool, mark: Mark) -> str:
@@ -260,7 +275,7 @@ def _mark(pool: pool_module.Pool, mark: Mark) -> None:
             _make_directory(pool, directory)
             os.symlink(json.dumps([mark.image, mark.snapshot]), path)
             for one in (directory, pool.path):
-                _sync(one)
+                durable.sync(one)
     except FileExistsError:
         return
     except OSError as e:
@@ -290,11 +305,3 @@ def _unmark(pool: pool_module.Pool, mark: Mark) -> None:
             os.unlink(path)
         with contextlib.suppress(OSError):
             os.rmdir(os.path.dirname(path))    # when it was the last
-
-
-def _sync(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

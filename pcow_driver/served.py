@@ -10,18 +10,22 @@ from collections.abc import Iterator
 import contextlib
 import os
 import socket
+import stat
 
+from pcow_driver import descriptors
 from pcow_driver import exception
 from pcow_driver import names
+from pcow_driver import room
 
 _SECONDS = 60.0                        # for an answer: a snapshot waits for the request that is being done
 _MAX_ANSWER = 4096
+_SUFFIX = '.control'
 
 
 def socket_path(path: str) -> str:
     """Where the server of an image listens."""
     directory, name = os.path.split(path)
-    return os.path.join(directory, f'.{name}.control')
+    return os.path.join(directory, f'.{name}{_SUFFIX}')
 
 
 class Server:
@@ -55,8 +59,11 @@ class Server:
         return exception.ToolFailed(tool='nbdkit', exit_code=1, message=named)
 
     def snapshot_create(self, name: str, _device: str | None = None) -> None:
-        """:raises ToolFailed: the name exists, for instance"""
-        self._command('snapshot-create', names.check_snapshot_name(name))
+        """:raises ToolFailed: the name exists, for instance
+        :raises NoRoom: the operator's limits have no room for what clients can then write once more
+        """
+        with room.for_snapshot(self.name):
+            self._command('snapshot-create', names.check_snapshot_name(name))
 
     def snapshot_delete(self, name: str, _device: str | None = None) -> None:
         """:raises ToolFailed: an image stands on it, for instance"""
@@ -98,12 +105,24 @@ def _connect(connection: socket.socket, path: str) -> None:
 
 
 def remove_dead(path: str) -> None:
-    """Take the socket away that a server has left which was killed."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+    """Take the socket away that a server of this user has left which was killed.
+
+    A file refuses connections as well, and whoever has the directory puts there what he likes.
+    """
+    directory, name = os.path.split(path)
+    if not name.startswith('.') or not name.endswith(_SUFFIX):
+        return
+    with contextlib.ExitStack() as stack:
+        connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        connection.setblocking(False)          # a full queue is somebody alive
         try:
-            _connect(connection, path)
+            descriptor = stack.enter_context(descriptors.directory(directory))
+            found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
+                return
+            connection.connect(f'{descriptors.place(descriptor)}/{name}')
         except ConnectionRefusedError:
             with contextlib.suppress(OSError):
-                os.unlink(path)
-        except OSError:
-            return                     # it is gone
+                os.unlink(name, dir_fd=descriptor)
+        except (OSError, exception.PathRefused):
+            return                     # it is gone, or serves

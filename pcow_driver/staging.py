@@ -6,11 +6,13 @@ import contextlib
 import os
 import re
 
+from pcow_driver import durable
 from pcow_driver import exception
 from pcow_driver import immutable
 from pcow_driver import locks
 from pcow_driver import names
 from pcow_driver import pool as pool_module
+from pcow_driver import promises
 
 # the file, or what pcow-img makes of it until that is complete
 _PART = re.compile(rf'\.{{1,2}}(?P<name>.+){re.escape(names.IMAGE_SUFFIX)}\.part(\.[0-9a-f]{{16}}\.partial)?')
@@ -38,6 +40,26 @@ def building(pool: pool_module.Pool, name: str) -> Iterator[str]:
             yield part
 
 
+def reserve(pool: pool_module.Pool, name: str, *, promise: int = 0, fixed: int = 0) -> None:
+    """Count what an image that is being built will take, until it is there.
+
+    The caller holds the pool's lock, under which it found that there is room.
+
+    :param promise: what a guest can fill of it
+    :param fixed: what nobody can fill, as a template
+    """
+    locks.note(_lock_name(pool, name), promises.reservation(promise, fixed))
+
+
+def finish(pool: pool_module.Pool, name: str, part: str) -> None:
+    """As :func:`publish`; what was reserved is the image's own from then on.
+
+    :raises ImageExists:
+    """
+    publish(part, pool.image_path(name))
+    reserve(pool, name)
+
+
 def publish(part: str, target: str) -> None:
     """Give the finished file its name, and make that durable.  The caller holds the pool's lock.
 
@@ -47,11 +69,7 @@ def publish(part: str, target: str) -> None:
         os.link(part, target)
     except FileExistsError:
         raise exception.ImageExists(path=target) from None
-    directory = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    durable.sync(os.path.dirname(target))
 
 
 def is_in_the_making(pool: pool_module.Pool, file_name: str) -> bool:

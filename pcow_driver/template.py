@@ -5,8 +5,12 @@ Layout of what the guest sees: the DAX info block (:mod:`pcow_driver.dax`) and, 
 byte, be it a bare file system or a partitioned disk; the virtual size is a multiple of 2 MiB.
 """
 
+from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
 import dataclasses
 import os
+import stat
 import uuid as uuidlib
 
 from oslo_log import log as logging
@@ -17,6 +21,7 @@ from pcow_driver import dax
 from pcow_driver import exception
 from pcow_driver import image
 from pcow_driver import immutable
+from pcow_driver import model
 from pcow_driver import pool as pool_module
 from pcow_driver import staging
 from pcow_driver import tool
@@ -26,6 +31,7 @@ from pcow_driver import workspace
 LOG = logging.getLogger(__name__)
 
 SOURCE_FORMATS = ('qcow2', 'raw')
+_QCOW2_CLUSTER = 64 << 10          # of qemu-img, unless it is told another
 # What a raw disk may look like to the inspector: partition tables and ISO file systems are content, not containers.
 _RAW_CONTENT = ('raw', 'gpt', 'iso')
 
@@ -112,37 +118,94 @@ def virtual_size(source_size: int, page_map: dax.PageMap, size: int | None = Non
 
 
 def build(pool: pool_module.Pool, name: str, source_path: str, source_format: str, *, size: int | None = None,
-          page_map: dax.PageMap = dax.PageMap.RAM, cluster_size: int | None = None) -> str:
+          page_map: dax.PageMap = dax.PageMap.RAM, cluster_size: int | None = None,
+          accept: Callable[[int], None] | None = None) -> str:
     """Make the sealed template ``name`` in a pool from a qcow2 or raw image, and return its path.
 
     The template appears under its name when it is complete; a failed or interrupted build leaves nothing.
 
     :param size: virtual size in bytes; by default just enough for the source
     :param page_map: where guests keep the struct pages
+    :param accept: called with the bytes of the source before anything is converted; raises what
+        keeps the caller from using it
     :raises InvalidName:
     :raises ImageExists:
     :raises SourceRejected:
     :raises InvalidSize:
     :raises PoolDraining:
     :raises NoRoom: more is promised than the operator's limits allow
+    :raises NoSpace: its data do not fit in the pool
+    :raises ConversionDirUnusable: nor in the directory for conversions
     :raises ToolFailed: qemu-img or pcow-img failed, for instance because the pool is full
     """
     target = pool.image_path(name)
-    with staging.building(pool, name) as part:
+    with staging.building(pool, name) as part, contextlib.ExitStack() as stack:
         pool.check_room(0)             # a template promises nothing; but nothing new comes where too much is promised
-        source = inspect_source(source_path, source_format)
+        source = inspect_source(stack.enter_context(_held(source_path)), source_format)
         total = virtual_size(source.virtual_size, page_map, size)
+        if accept is not None:
+            accept(source.virtual_size)
         check_source(source)
+        stored = measure(source.path, source.format, source.virtual_size)
+        workspace.check_free(stored)
+        if source.format != 'raw':
+            pool.check_free(stored)    # it may be many times what was fetched; zeros in it count
         with workspace.directory('template') as directory:
             raw = os.path.join(directory, 'namespace.raw')
             write_namespace(raw, source, total, page_map)
+            pool.check_free(measure(raw, 'raw', total))
+            most = image.measure(raw, 'raw').required
+            with pool.lock():
+                pool.check_room(0, fixed=most)
+                staging.reserve(pool, name, fixed=most)
             image.convert(raw, 'raw', part, cluster_size=cluster_size)
         image.seal(part)
         with pool.lock():
             pool.check_room(0)
-            staging.publish(part, target)
+            staging.finish(pool, name, part)
     protect(pool, target)              # not before: its other name could not be deleted
     return target
+
+
+@contextlib.contextmanager
+def _held(path: str) -> Iterator[str]:
+    """A name of the source under which nobody puts, or writes, anything else between the looks at it and the copy.
+
+    What others may write to is copied first: its header could name another file after it was accepted.
+
+    :raises SourceRejected: it is no file that can be read
+    """
+    path = os.path.abspath(path)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as e:
+        raise exception.SourceRejected(path=path, reason=str(e.strerror)) from None
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, fd)
+        held, status = f'/proc/{os.getpid()}/fd/{fd}', os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise exception.SourceRejected(path=path, reason='it is not a file')
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            workspace.check_free(status.st_blocks * 512)
+            copy = os.path.join(stack.enter_context(workspace.directory('template')), 'source')
+            tool.run(tool.find_system('cp', 'coreutils'), '--sparse=always', held, copy)
+            held = copy
+        try:
+            yield held
+        except exception.SourceRejected as e:
+            raise exception.SourceRejected(path=path, reason=e.details['reason']) from None
+        except exception.ToolFailed as e:
+            raise exception.ToolFailed(e.details | {'message': str(e.details['message']).replace(held, path)}) from None
+
+
+def measure(path: str, image_format: str, size: int) -> int:
+    """The bytes of data that an image of ``size`` bytes stores at most, not compressed."""
+    output = tool.run_json(tool.find('qemu_img'), 'measure', '--output=json', '-f', image_format,
+                           '-O', 'qcow2', path)
+    found = model.Reader(output, 'measure', 'qemu-img')
+    # both with the metadata of all of it
+    holes = found.integer('fully-allocated') - found.integer('required')
+    return units.round_up(size, _QCOW2_CLUSTER) - holes
 
 
 def protect(pool: pool_module.Pool, path: str) -> None:

@@ -8,6 +8,7 @@ host makes for itself: they age out as well.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
@@ -19,6 +20,7 @@ import time
 
 from oslo_log import log as logging
 
+from pcow_driver import device
 from pcow_driver import exception
 from pcow_driver import immutable
 from pcow_driver import locks
@@ -92,17 +94,23 @@ class TemplateCache:
         self.pool = pool
 
     @contextlib.contextmanager
-    def template(self, source: SourceImage, fetch: Callable[[str], None]) -> Iterator[str]:
+    def template(self, source: SourceImage, fetch: Callable[[str], None],
+                 accept: Callable[[int], None] | None = None) -> Iterator[str]:
         """Name of the template of an image, which is made if it is not there; it stays while the context is held.
 
         :param fetch: writes the image's data to the path that it is given
+        :param accept: called with the bytes that a device needs for the image, before anything is
+            made of it; raises what keeps the caller from using it
         :raises SourceRejected: it is not what its format says, damaged, or unsafe
         :raises InvalidSize: too large
         :raises ConversionDirUnusable: full, for instance
+        :raises NoSpace: it does not fit in the pool
         :raises ToolFailed: the pool is full, for instance
         """
         name = source.template_name
-        with self.named(name, lambda: self._build(name, source, fetch)):
+        with self.named(name, lambda: self._build(name, source, fetch, accept)):
+            if accept is not None:
+                accept(device.window(self.pool.existing_path(name)).size)
             yield name
 
     @contextlib.contextmanager
@@ -124,7 +132,8 @@ class TemplateCache:
     def _lock(self, name: str) -> contextlib.AbstractContextManager[None]:
         return locks.lock(f'template-{self.pool.uuid}-{name}')
 
-    def _build(self, name: str, source: SourceImage, fetch: Callable[[str], None]) -> None:
+    def _build(self, name: str, source: SourceImage, fetch: Callable[[str], None],
+               accept: Callable[[int], None] | None) -> None:
         started = time.monotonic()
         if source.format not in template.SOURCE_FORMATS:     # before it is fetched
             raise exception.SourceRejected(path=f'image {source.id}', reason=(
@@ -133,22 +142,22 @@ class TemplateCache:
             path = os.path.join(directory, 'image')
             _fetch(path, fetch)
             try:
-                template.build(self.pool, name, path, source.format)
+                template.build(self.pool, name, path, source.format, accept=accept)
             except exception.SourceRejected as e:
                 raise exception.SourceRejected(path=f'image {source.id}', reason=e.details['reason']) from None
         LOG.info('Template %s was made in %.1f s', name, time.monotonic() - started)
 
     def entries(self) -> list[CachedTemplate]:
         """Templates of images and of empty file systems, by name, with how many images stand on each."""
-        images = [item for item in self.pool.images() if item.info is not None]
-        bases = [item.info.base_uuid for item in images if item.info]
+        images = [item for item in self.pool.listed() if item.summary is not None]
+        bases = collections.Counter(item.summary.base_uuid for item in images if item.summary)
         found = []
         for item in images:
             ours = _NAME.fullmatch(item.name) or _EMPTY.fullmatch(item.name)
-            if ours and item.info and item.info.sealed:
+            if ours and item.summary and item.summary.sealed:
                 with contextlib.suppress(FileNotFoundError):
-                    found.append(CachedTemplate(item.name, image_id(item.name), item.info.actual_size, os.stat(item.path).st_mtime,
-                                                bases.count(item.info.uuid)))
+                    found.append(CachedTemplate(item.name, image_id(item.name), item.summary.actual_size,
+                                                os.stat(item.path).st_mtime, bases[item.summary.uuid]))
         return found
 
     def age_out(self, max_age: float) -> list[str]:

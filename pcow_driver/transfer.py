@@ -5,15 +5,17 @@ What travels is one file without its holes.  It may stand on a template of the i
 same on every host, so the receiver puts its own below.  What stands on anything else, is sealed itself, or has snapshots that
 others need, is sent as one file that stands on nothing.
 
-The stream is a line of JSON, then pieces (offset and length, 8 bytes each in network order, and the data), then a piece
-without data whose offset is the size of the file, then the SHA-256 of all that.  An image appears at the receiver when the
-stream has come to its end, was found whole and the image undamaged; else nothing is left.
+The stream is a line of JSON, which tells how much will come: the receiver sets that aside first, or refuses.  Then come pieces
+(offset and length, 8 bytes each in network order, and the data), then a piece without data whose offset is the size of the
+file, then the SHA-256 of all that.  An image appears at the receiver when the stream has come to its end, was found whole and
+the image undamaged; else nothing is left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
+import dataclasses
 import errno
 import hashlib
 import json
@@ -22,15 +24,18 @@ import struct
 from typing import IO
 from typing import Any
 
+from pcow_driver import durable
 from pcow_driver import exception
 from pcow_driver import image
 from pcow_driver import image_locks
 from pcow_driver import names
 from pcow_driver import pool as pool_module
+from pcow_driver import promises
 from pcow_driver import removal
 from pcow_driver import staging
 from pcow_driver import template
 from pcow_driver import template_cache
+from pcow_driver import units
 from pcow_driver import workspace
 
 KEPT = 'kept'                          # what pcowctl says for a discard that is False
@@ -39,6 +44,19 @@ _PIECE = struct.Struct('>QQ')
 _CHUNK = 1 << 20
 _MAX_HEADER = 4096
 _MAX_SIZE = 1 << 50                    # of a file; more than any pool
+
+
+@dataclasses.dataclass(frozen=True)
+class _Header:
+    """What a stream says of the image that follows."""
+
+    base: str | None
+    sealed: bool
+    virtual: int
+    stored: int                            # bytes of the file that are no hole
+
+    def line(self) -> bytes:
+        return json.dumps({'format': _FORMAT, **dataclasses.asdict(self)}).encode() + b'\n'
 
 
 def template_below(path: str) -> str | None:
@@ -72,8 +90,9 @@ def send(path: str, stream: IO[bytes]) -> None:
             image_locks.read_active(file.fileno(), path)
             size = os.fstat(file.fileno()).st_size
             output = _Summed(stream)
-            output.write(json.dumps({'format': _FORMAT, 'base': base, 'sealed': info.sealed}).encode() + b'\n')
-            for offset, length in _extents(file.fileno(), size):
+            extents = list(_extents(file.fileno(), size))
+            output.write(_Header(base, info.sealed, info.virtual_size, sum(length for _offset, length in extents)).line())
+            for offset, length in extents:
                 output.write(_PIECE.pack(offset, length))
                 for position in range(offset, offset + length, _CHUNK):
                     wanted = min(_CHUNK, offset + length - position)
@@ -94,19 +113,20 @@ def receive(pool: pool_module.Pool, name: str, stream: IO[bytes]) -> str:
     :raises ToolFailed: what has arrived is no sound image
     """
     with staging.building(pool, name) as part:
-        base, sealed = _store(pool, name, part, stream)
+        header = _store(pool, name, part, stream)
         with pool.lock():
-            if base is not None:               # of the same name; the uuid is this host's
-                image.rebase(part, pool.existing_path(base), unsafe=True)
+            if header.base is not None:        # of the same name; the uuid is this host's
+                image.rebase(part, pool.existing_path(header.base), unsafe=True)
             info = image.info(part)
-            if info.sealed != sealed or (base is None) != (info.base_filename is None):
+            if ((info.sealed, info.virtual_size) != (header.sealed, header.virtual)
+                    or (header.base is None) != (info.base_filename is None)):
                 raise exception.TransferFailed(name=name, reason='the image is not what the stream said of it')
-            pool.check_room(0 if sealed else info.virtual_size)
+            pool.check_room(0)                 # what it needs was set aside
             if not image.check(part).clean:
                 raise exception.TransferFailed(name=name, reason='the image that has arrived is damaged')
             target = pool.image_path(name)
-            staging.publish(part, target)
-    if sealed:
+            staging.finish(pool, name, part)
+    if header.sealed:
         template.protect(pool, target)     # not before: its other name could not be deleted
     return target
 
@@ -157,53 +177,87 @@ def _extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
             yield begin, end - begin
 
 
-def _store(pool: pool_module.Pool, name: str, part: str, stream: IO[bytes]) -> tuple[str | None, bool]:
-    """Write the file; what the stream says of its base and seal."""
-    total = hashlib.sha256()
+def _set_aside(pool: pool_module.Pool, name: str, header: _Header) -> None:
+    """What the image will take, before it takes anything.  Nobody can fill one that is sealed."""
+    with pool.lock():
+        if header.sealed:
+            pool.check_room(0, fixed=header.stored)
+            staging.reserve(pool, name, fixed=header.stored)
+        else:
+            pool.check_room(header.virtual)
+            staging.reserve(pool, name, promise=promises.whole_size(header.virtual))
 
-    def read(length: int) -> bytes:
-        data = stream.read(length)
-        total.update(data)
+
+class _Incoming:
+    """What is read of a stream, and its sum."""
+
+    def __init__(self, name: str, stream: IO[bytes]) -> None:
+        self.name, self._stream, self._sum = name, stream, hashlib.sha256()
+
+    def line(self) -> bytes:
+        line = self._stream.readline(_MAX_HEADER)
+        self._sum.update(line)
+        return line
+
+    def read(self, length: int) -> bytes:
+        data = self._stream.read(length)
+        self._sum.update(data)
         if len(data) != length:
-            raise exception.TransferFailed(name=name, reason='the stream has ended too early')
+            raise exception.TransferFailed(name=self.name, reason='the stream has ended too early')
         return data
 
-    line = stream.readline(_MAX_HEADER)
-    total.update(line)
-    base, sealed = _header(name, line)
-    if base is not None:
-        pool.existing_path(base)               # before anything is stored
+    def check(self) -> None:
+        if self._stream.read(self._sum.digest_size) != self._sum.digest():
+            raise exception.TransferFailed(name=self.name, reason='the data were changed on their way')
+
+
+def _store(pool: pool_module.Pool, name: str, part: str, stream: IO[bytes]) -> _Header:
+    """Write the file, if there is room for it."""
+    incoming = _Incoming(name, stream)
+    header = _header(name, incoming.line())
+    if header.base is not None:
+        pool.existing_path(header.base)        # before anything is stored
+    _set_aside(pool, name, header)
     try:
-        with open(part, 'xb') as file:
-            end = 0
-            while True:
-                offset, length = _PIECE.unpack(read(_PIECE.size))
-                if offset < end or offset + length > _MAX_SIZE:
-                    raise exception.TransferFailed(name=name, reason='a piece of the stream lies where none can be')
-                if length == 0:
-                    file.truncate(offset)
-                    break
-                end = offset + length
-                file.seek(offset)
-                for position in range(offset, end, _CHUNK):
-                    file.write(read(min(_CHUNK, end - position)))
+        with open(part, 'xb', opener=durable.opener) as file:
+            _store_pieces(incoming, file, header.stored)
             file.flush()
             os.fsync(file.fileno())
     except OSError as e:
         raise exception.TransferFailed(name=name, reason=f'{part}: {e.strerror}') from None
-    if stream.read(total.digest_size) != total.digest():
-        raise exception.TransferFailed(name=name, reason='the data were changed on their way')
-    return base, sealed
+    incoming.check()
+    return header
 
 
-def _header(name: str, line: bytes) -> tuple[str | None, bool]:
+def _store_pieces(incoming: _Incoming, file: IO[bytes], left: int) -> None:
+    end = 0
+    while True:
+        offset, length = _PIECE.unpack(incoming.read(_PIECE.size))
+        if offset < end or offset + length > _MAX_SIZE:
+            raise exception.TransferFailed(name=incoming.name, reason='a piece of the stream lies where none can be')
+        if length == 0:
+            file.truncate(offset)
+            return
+        end, left = offset + length, left - length
+        if left < 0:
+            raise exception.TransferFailed(name=incoming.name, reason='more has come than the stream said')
+        file.seek(offset)
+        for position in range(offset, end, _CHUNK):
+            file.write(incoming.read(min(_CHUNK, end - position)))
+
+
+def _header(name: str, line: bytes) -> _Header:
     try:
         value: Any = json.loads(line)
-        if value['format'] != _FORMAT or not isinstance(value['sealed'], bool):
+        header = _Header(value['base'], value['sealed'], value['virtual'], value['stored'])
+        if value['format'] != _FORMAT or not isinstance(header.sealed, bool):
             raise ValueError
-        base = value['base']
-        if base is not None and (not isinstance(base, str) or template_cache.image_id(base) is None):
+        if type(header.virtual) is not int or not 0 < header.virtual <= units.MAX_VIRTUAL_SIZE:
             raise ValueError
-    except (ValueError, LookupError, TypeError):
+        if type(header.stored) is not int or not 0 < header.stored <= _MAX_SIZE:
+            raise ValueError
+        if header.base is not None and (not isinstance(header.base, str) or template_cache.image_id(header.base) is None):
+            raise ValueError
+    except (ValueError, LookupError, TypeError, RecursionError):
         raise exception.TransferFailed(name=name, reason='this is no stream of an image, or of another version') from None
-    return base, value['sealed']
+    return header

@@ -22,7 +22,9 @@ import time
 from oslo_log import log as logging
 
 from pcow_driver import conf
+from pcow_driver import descriptors
 from pcow_driver import exception
+from pcow_driver import units
 
 LOG = logging.getLogger(__name__)
 
@@ -50,6 +52,21 @@ def directory(purpose: str) -> Iterator[str]:
             os.close(descriptor)               # what could not be deleted is a later one's to collect
 
 
+def check_free(size: int) -> None:
+    """Refuse to write what there is no room for, before it fills what others write to as well.
+
+    :param size: in bytes
+    :raises ConversionDirUnusable:
+    """
+    path = str(conf.CONF.pcow.conversion_dir)
+    with errors():
+        status = os.statvfs(path)
+    free = status.f_bavail * status.f_frsize
+    if size > free:
+        raise exception.ConversionDirUnusable(path=path, reason=(
+            f'{units.format_size(free)} are free and {units.format_size(size)} may be needed'))
+
+
 @contextlib.contextmanager
 def errors() -> Iterator[None]:
     """Of what is done in ``[pcow] conversion_dir`` alone.
@@ -60,15 +77,18 @@ def errors() -> Iterator[None]:
         yield
     except OSError as e:
         raise exception.ConversionDirUnusable(path=str(conf.CONF.pcow.conversion_dir), reason=e.strerror or str(e)) from None
+    except exception.PathRefused as e:
+        raise exception.ConversionDirUnusable(path=str(conf.CONF.pcow.conversion_dir), reason=str(e)) from None
 
 
 def _make(prefix: str) -> tuple[str, int]:
     """Nobody takes it for a left one meanwhile: it is new."""
-    path = tempfile.mkdtemp(prefix=prefix, dir=str(conf.CONF.pcow.conversion_dir))
+    path = tempfile.mkdtemp(prefix=prefix, dir=os.path.realpath(str(conf.CONF.pcow.conversion_dir)))
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
+        descriptors.check_for_root(path)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError:
+    except (OSError, exception.PathRefused):
         os.close(descriptor)
         os.rmdir(path)
         raise

@@ -16,7 +16,6 @@ from oslo_config import cfg
 from pcow_driver import conf
 from pcow_driver import exception
 from pcow_driver import interrupt
-from pcow_driver import privileged
 
 
 def _version() -> str:
@@ -52,7 +51,6 @@ class PcowCtl(app.App):
                 conf.CONF.pcow[option.name]        # values are looked at only when they are used
         except (cfg.ConfigFilesNotFoundError, cfg.ConfigFileParseError, cfg.ConfigFileValueError) as e:
             raise exception.ConfigInvalid(reason=str(e)) from None
-        privileged.settle()
 
 
 def main(argv: list[str] | None = None) -> int:

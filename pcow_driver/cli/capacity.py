@@ -4,8 +4,6 @@
 import argparse
 from collections.abc import Iterator
 import dataclasses
-import os
-import tempfile
 from typing import Any
 
 from cliff import command
@@ -13,6 +11,7 @@ from cliff import lister
 from cliff import show
 
 from pcow_driver import capacity
+from pcow_driver import durable
 from pcow_driver import exception
 from pcow_driver import pool
 from pcow_driver import registry
@@ -31,7 +30,8 @@ class Set(show.ShowOne):
         parser = super().get_parser(prog_name)
         parser.add_argument('name', help='Name of the pool.')
         parser.add_argument('--overcommit', type=float, help=(
-            'Virtual sizes of images may add up to this many times the space of the pool; 0: no limit (default).'))
+            'What images may come to hold, as a multiple of the space that templates and other files leave; 1: every guest can '
+            'fill its image; 0: no limit; default: 20.'))
         parser.add_argument('--reserve', type=int, help='Percent of the space that are never promised to images; default: 0.')
         parser.add_argument('--low', type=int, help="Percent free below which 'pool check' warns; default: 20.")
         parser.add_argument('--critical', type=int, help="Percent free below which 'pool check' says critical; default: 5.")
@@ -65,8 +65,8 @@ class Drain(lister.Lister):
             found = pools.get(parsed_args.name)
         else:
             found = pools.set(parsed_args.name, draining=not parsed_args.end)
-        rows = ((item.name, item.path, common.OptionalSize(item.info.actual_size if item.info else None), item.error or '')
-                for item in found.images())
+        rows = ((item.name, item.path, common.OptionalSize(item.summary.actual_size if item.summary else None), item.error or '')
+                for item in found.listed())
         return ('name', 'path', 'allocated size', 'problem'), rows
 
 
@@ -105,6 +105,8 @@ class Show(lister.Lister):
         for item in usage.images:
             yield (item.name, 'template' if item.template else 'image', *map(common.Size, (
                 item.virtual, item.allocated, item.own, item.reserved, item.shared)))
+        yield ('(beside images)', 'other files', *map(common.Size, (0, usage.others, 0, 0, 0)))
+        yield ('(may be promised)', 'limit', *map(common.OptionalSize, (usage.limit, None, None, None, None)))
         yield (f'{usage.name} (all)', f'pool, {units.format_size(usage.total)}', *map(common.Size, (
             usage.promised, usage.allocated, sum(item.own for item in usage.images),
             sum(item.reserved for item in usage.images), sum(item.shared for item in usage.images))))
@@ -170,13 +172,5 @@ def _with_class(found: pool.Pool, usage: capacity.PoolUsage) -> capacity.PoolUsa
 
 
 def _write_atomically(path: str, text: str) -> None:
-    """A collector never sees half a file."""
-    fd, temporary = tempfile.mkstemp(prefix='.pcow.', dir=os.path.dirname(os.path.abspath(path)))
-    try:
-        with os.fdopen(fd, 'w', encoding='utf-8') as f:
-            f.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    """A collector never sees half a file, and may be any user."""
+    durable.replace(path, text, mode=0o644)

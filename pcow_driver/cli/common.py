@@ -2,7 +2,9 @@
 """What the commands share: naming images, showing sizes."""
 
 import argparse
+import grp
 import os
+import pwd
 
 from cliff import columns
 
@@ -33,6 +35,16 @@ def size_argument(text: str) -> int:
         return units.parse_size(text)
     except exception.InvalidSize as e:
         raise argparse.ArgumentTypeError(str(e)) from None
+
+
+def owner_argument(text: str) -> tuple[int, int]:
+    """User and group of 'USER:GROUP'; of 'USER', whose group does not matter, -1."""
+    user, colon, group = text.partition(':')
+    try:
+        entry = pwd.getpwnam(user)
+        return entry.pw_uid, grp.getgrnam(group).gr_gid if colon else -1
+    except KeyError as e:
+        raise argparse.ArgumentTypeError(f'{text}: {e.args[0]}') from None
 
 
 def split_reference(reference: str) -> tuple[pool.Pool, str]:

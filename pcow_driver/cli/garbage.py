@@ -47,7 +47,7 @@ class Garbage(lister.Lister):
         return ('kind', 'file', 'size', 'reason', 'done'), iter(rows)
 
 
-def _domain_images() -> frozenset[str] | None:
+def _domain_images() -> domain.Files | None:
     try:
         return domain.all_images()
     except exception.LibvirtFailed:

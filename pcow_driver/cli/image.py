@@ -41,18 +41,18 @@ def list_rows(pool_name: str | None, *, sealed: bool) -> Rows:
 
     def rows() -> Iterator[tuple[Any, ...]]:
         for found in chosen:
-            images = found.images()
+            images = found.listed()
             deleted = removal.deleted_images(found)
             for item in images:
                 if item.name in deleted:
                     continue
-                if item.info is None:
+                if item.summary is None:
                     if not sealed:
                         yield found.name, item.name, common.OptionalSize(None), common.OptionalSize(None), '', '', item.error
-                elif item.info.sealed == sealed:
-                    yield (found.name, item.name, common.OptionalSize(item.info.virtual_size),
-                           common.OptionalSize(item.info.actual_size), item.info.base_filename or '',
-                           len(item.info.snapshots), '')
+                elif item.summary.sealed == sealed:
+                    yield (found.name, item.name, common.OptionalSize(item.summary.virtual_size),
+                           common.OptionalSize(item.summary.actual_size), item.summary.base_filename or '',
+                           item.summary.snapshots, '')
 
     return ('pool', 'name', 'virtual size', 'allocated size', 'base', 'snapshots', 'problem'), rows()
 
@@ -108,7 +108,7 @@ class Delete(command.Command):
         parser = super().get_parser(prog_name)
         parser.add_argument('image', help=common.POOL_IMAGE_HELP)
         parser.add_argument('--force', action='store_true',
-                            help='Also if it is damaged or open, or if other images of the pool cannot be read.')
+                            help='Also if it is damaged, or others of the pool cannot be read.')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:

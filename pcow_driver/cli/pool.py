@@ -37,8 +37,8 @@ def _region(path: str) -> ndctl.Region | None:
 
 
 def _show(found: pool.Pool) -> Shown:
-    capacity, images = found.capacity(), found.images()
-    infos = [item.info for item in images if item.info]
+    capacity, images = found.capacity(), found.listed()
+    infos = [item.summary for item in images if item.summary]
     persistence = found.persistence()
     kept = promise.of(persistence, _region(found.path) if persistence == 'pmem' else None)
     return (('name', 'path', 'uuid', 'created', 'persistence', 'survives', 'lost by', 'based on', 'total', 'free',
@@ -47,7 +47,7 @@ def _show(found: pool.Pool) -> Shown:
              common.Size(capacity.total), common.Size(capacity.free),
              sum(not info.sealed for info in infos), sum(info.sealed for info in infos),
              common.Size(sum(info.virtual_size for info in infos)), common.Size(sum(info.actual_size for info in infos)),
-             ', '.join(item.name for item in images if not item.info)))
+             ', '.join(item.name for item in images if not item.summary)))
 
 
 def carry_out(app: Any, plan: plan_module.Plan, dry_run: bool) -> bool:
@@ -84,6 +84,8 @@ class Create(show.ShowOne):
         parser.add_argument('--fs', choices=filesystem.KINDS, default='xfs', help='File system to make; default: xfs.')
         parser.add_argument('--align', type=common.size_argument, default=units.SLAB_SIZE,
                             help='Alignment of the namespace, 2M (default) or 1G.')
+        parser.add_argument('--owner', type=common.owner_argument, metavar='USER[:GROUP]',
+                            help="Whose the pool is, a service's for instance; default: who makes it. Its file system is its own.")
         parser.add_argument('--force', action='store_true', help='Destroy what the namespace or device carries.')
         parser.add_argument('--dry-run', action='store_true', help='Look at everything, print what would be done, and stop.')
         return parser
@@ -107,12 +109,12 @@ class Create(show.ShowOne):
         if from_pmem:
             return provision.plan_create(provision.Request(
                 name=args.name, directory=directory, filesystem=args.fs, region=args.region, namespace=args.namespace,
-                device=args.device, size=args.size, align=args.align, force=args.force))
+                device=args.device, size=args.size, align=args.align, force=args.force, owner=args.owner))
         if args.memory:
             if args.size is None:
                 raise exception.UsageInvalid(reason='--memory needs --size: without a limit guests could fill all memory')
-            return provision.plan_memory(args.name, directory, args.size, huge=args.huge)
-        return adopt.plan_directory(args.name, directory)
+            return provision.plan_memory(args.name, directory, args.size, huge=args.huge, owner=args.owner)
+        return adopt.plan_directory(args.name, directory, args.owner)
 
 
 class Import(show.ShowOne):

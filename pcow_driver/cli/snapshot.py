@@ -13,6 +13,7 @@ from pcow_driver import domain
 from pcow_driver import exception
 from pcow_driver import image
 from pcow_driver import model
+from pcow_driver import room
 from pcow_driver import units
 from pcow_driver.cli import common
 
@@ -77,7 +78,8 @@ class Create(_SnapshotCommand):
         if path is not None:
             if parsed_args.quiesce:
                 raise exception.UsageInvalid(reason='--quiesce goes with --domain')
-            image.snapshot_create(path, name)
+            with room.for_snapshot(path):
+                image.snapshot_create(path, name)
             return
         with _domain(parsed_args) as found:
             found.snapshot_create(name, parsed_args.device, quiesce=parsed_args.quiesce)

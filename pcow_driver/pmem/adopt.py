@@ -15,9 +15,13 @@ from pcow_driver.pmem import mount_unit
 from pcow_driver.pmem import plan as plan_module
 from pcow_driver.privileged import filesystems
 
+Owner = tuple[int, int]                # user and group (-1: stays)
 
-def plan_directory(name: str, directory: str) -> plan_module.Plan:
+
+def plan_directory(name: str, directory: str, owner: Owner | None = None) -> plan_module.Plan:
     """A pool in an existing file system; the directory is made if it is missing.
+
+    :param owner: of the pool, if root makes it for somebody
 
     What a killed :func:`~pcow_driver.pmem.provision.plan_create` left is finished.
 
@@ -27,16 +31,18 @@ def plan_directory(name: str, directory: str) -> plan_module.Plan:
     names.check_name('pool', name)
     registry.PoolRegistry().check_unknown(name)
     _check_not_hugetlbfs(directory)
+    if owner is not None and not (os.path.ismount(directory) and boot.may_be_mounted(directory)):
+        raise exception.UsageInvalid(reason=(
+            f'--owner is for a file system that is mounted where pools are; {directory} gets one afterwards (chown)'))
     pool.check_none(directory)
     plan = plan_module.Plan()
     mount = boot.not_mounted_at_boot(directory)
     if mount and boot.may_be_mounted(directory):
         if mount.kind == 'xfs':
             add_extent_hint(plan, directory)
-        if os.stat(directory).st_uid == 0 and not set(os.listdir(directory)) - {'lost+found'}:
-            add_owner(plan, directory)
     _add_unit(plan, name, directory)
     add_registration(plan, name, directory)
+    add_owner(plan, directory, owner)
     return plan
 
 
@@ -52,11 +58,12 @@ def add_extent_hint(plan: plan_module.Plan, directory: str) -> None:
     plan.add(plan_module.command_line(*filesystem.extent_hint_command(directory)), lambda: filesystems.set_extent_hint(directory))
 
 
-def add_owner(plan: plan_module.Plan, directory: str) -> None:
-    """A pool that somebody makes who is not root is his."""
-    user, group = os.geteuid(), os.getegid()
-    if user != 0:
-        plan.add(plan_module.command_line('chown', f'{user}:{group}', directory), lambda: filesystems.give(directory, user, group))
+def add_owner(plan: plan_module.Plan, directory: str, owner: Owner | None) -> None:
+    """The last step: before it root works in a directory of its own."""
+    if owner is not None:
+        user, group = owner
+        shown = f'{user}:{group}' if group >= 0 else str(user)
+        plan.add(plan_module.command_line('chown', shown, directory), lambda: filesystems.give(directory, user, group))
 
 
 def _add_unit(plan: plan_module.Plan, name: str, directory: str) -> bool:

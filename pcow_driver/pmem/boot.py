@@ -28,7 +28,7 @@ def may_be_mounted(directory: str) -> bool:
     """It is one of the places where pcowctl mounts pools."""
     try:
         checks.mount_point(directory)
-    except exception.UsageInvalid:
+    except (exception.UsageInvalid, exception.PathRefused):
         return False
     return True
 

@@ -27,7 +27,7 @@ _BUS = '/sys/bus/nd'
 _PMEM_OPTIONS = (('FS_DAX', 'no file system maps persistent memory directly: all stores go through the page cache'),
                  ('FS_DAX_PMD', 'memory is mapped in pieces of 4 KiB only'),
                  ('BLK_DEV_PMEM', 'there are no /dev/pmem devices'))
-_OTHER_OPTIONS = (('USERFAULTFD', 'the uffd engine does not work, and under KVM stores that QEMU cannot find out about fail'),
+_OTHER_OPTIONS = (('USERFAULTFD', 'there is no engine minor, and under KVM a store that QEMU cannot find stops the VM'),
                   ('MEMORY_FAILURE', 'a memory error kills QEMU, instead of being reported to the guest'))
 
 
@@ -72,7 +72,10 @@ def check_regions() -> Iterator[Finding]:
         yield Finding('persistent memory', ADVICE, str(e), 'regions and namespaces cannot be looked at: install ndctl')
         return
     for region in regions:
-        yield from _region(region)
+        try:
+            yield from _region(region)
+        except exception.RootNeeded as e:
+            yield Finding(region.dev, ADVICE, str(e), 'sudo pcowctl doctor')
     yield from _interleave(regions)
     if not regions:
         yield Finding('persistent memory', ADVICE, 'no regions', 'if there should be some, look at dmesg and at the firmware setup')

@@ -61,7 +61,7 @@ def mount_command(kind: str, device: str, directory: str) -> tuple[str, ...]:
 
 def mount_memory_command(name: str, size: int, directory: str, huge: bool) -> tuple[str, ...]:
     """tmpfs; with ``huge`` its files are of pages of 2 MiB as far as there are any."""
-    options = f'size={size},huge={"always" if huge else "advise"},mode=0711'
+    options = f'size={size},huge={"always" if huge else "advise"},mode=0711,nosuid,nodev'
     return 'mount', '-t', 'tmpfs', '-o', options, f'pcow-{name}', directory
 
 
@@ -102,6 +102,7 @@ class Mount:
     kind: str
     source: str
     options: str                       # those of the file system, in the kernel's words
+    id: int = 0                        # of the mount
 
 
 def unescape(text: str) -> str:
@@ -116,7 +117,8 @@ def mounts() -> Iterator[Mount]:
         for line in f:
             before, _dash, after = line.partition(' - ')
             fields, rest = before.split(' '), after.rstrip('\n').split(' ')
-            yield Mount(number=fields[2], at=unescape(fields[4]), kind=rest[0], source=unescape(rest[1]), options=rest[2])
+            yield Mount(number=fields[2], at=unescape(fields[4]), kind=rest[0], source=unescape(rest[1]), options=rest[2],
+                        id=int(fields[0]))
 
 
 def mount_at(path: str) -> Mount | None:
@@ -126,6 +128,13 @@ def mount_at(path: str) -> Mount | None:
         if mount.at == real:
             found = mount
     return found
+
+
+def mount_of(descriptor: int) -> Mount:
+    """That in which a file is that this process has open."""
+    with open(f'/proc/self/fdinfo/{descriptor}', encoding='ascii') as f:
+        number = next(int(line.split()[1]) for line in f if line.startswith('mnt_id:'))
+    return next(mount for mount in mounts() if mount.id == number)
 
 
 def mounted(path: str) -> tuple[str, str]:
@@ -138,13 +147,14 @@ _PACKAGES = {'mkfs.ext4': 'e2fsprogs', 'mkfs.xfs': 'xfsprogs', 'xfs_io': 'xfspro
              'resize2fs': 'e2fsprogs', 'mount': 'mount', 'umount': 'mount', 'systemctl': 'systemd', 'wipefs': 'util-linux'}
 
 
-def run(command: tuple[str, ...]) -> None:
+def run(command: tuple[str, ...], *, cwd: str | None = None) -> None:
     """Run one of the commands above.
 
+    :param cwd: where it runs: then its directory is '.', or a name there
     :raises ToolFailed:
     :raises PackageMissing:
     """
-    tool.run(tool.find_system(command[0], _PACKAGES.get(command[0], command[0])), *command[1:])
+    tool.run(tool.find_system(command[0], _PACKAGES.get(command[0], command[0])), *command[1:], cwd=cwd)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 
+from pcow_driver import durable
 from pcow_driver import exception
 from pcow_driver.pmem import filesystem
 
@@ -135,17 +135,10 @@ def install(directory: str, content: str) -> None:
     check_free(directory, _what(content))
     path, link = paths(directory)
     os.makedirs(os.path.dirname(link), exist_ok=True)
-    fd, temporary = tempfile.mkstemp(prefix='.pcow.', dir=DIRECTORY)
-    try:
-        with os.fdopen(fd, 'w', encoding='utf-8') as f:
-            f.write(content)
-            os.fchmod(f.fileno(), 0o644)
-        os.replace(temporary, path)        # half a unit would be nobody's
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    durable.replace(path, content, mode=0o644)         # half a unit would be nobody's
     if not os.path.lexists(link):
         os.symlink(path, link)
+        durable.sync(os.path.dirname(link))
 
 
 def uninstall(directory: str) -> None:

@@ -37,6 +37,7 @@ class Request:
     size: int | None = None            # bytes; only with a region
     align: int = units.SLAB_SIZE
     force: bool = False                # destroy what is there
+    owner: adopt.Owner | None = None   # of the pool; None: root
 
 
 class _Making:
@@ -169,7 +170,6 @@ class _Making:
                               lambda: filesystems.unmount(directory))
         if kind == 'xfs':
             adopt.add_extent_hint(self.plan, directory)
-        adopt.add_owner(self.plan, directory)
         self.plan.add('[map a file there: MAP_SYNC and 2 MiB mappings must work]', lambda: check_behaviour(directory))
 
     def unit(self) -> None:
@@ -179,6 +179,7 @@ class _Making:
 
     def register(self) -> None:
         adopt.add_registration(self.plan, self.request.name, self.request.directory)
+        adopt.add_owner(self.plan, self.request.directory, self.request.owner)
 
 
 def _add_directory(plan: plan_module.Plan, directory: str) -> None:
@@ -244,11 +245,12 @@ def _check_directory(directory: str) -> None:
     checks.mount_point(directory)
 
 
-def plan_memory(name: str, directory: str, size: int, *, huge: bool = False) -> plan_module.Plan:
+def plan_memory(name: str, directory: str, size: int, *, huge: bool = False, owner: adopt.Owner | None = None) -> plan_module.Plan:
     """A pool in DRAM (tmpfs): gone when the host goes down.
 
     :param size: bytes that it may take at most
     :param huge: of pages of 2 MiB
+    :param owner: of the pool, if it is not root's
     """
     names.check_name('pool', name)
     registry.PoolRegistry().check_unknown(name)
@@ -257,8 +259,8 @@ def plan_memory(name: str, directory: str, size: int, *, huge: bool = False) -> 
     _add_directory(plan, directory)
     plan.add(plan_module.command_line(*filesystem.mount_memory_command(name, size, directory, huge)),
              lambda: filesystems.mount_memory(name, size, directory, huge), lambda: filesystems.unmount(directory))
-    adopt.add_owner(plan, directory)
     adopt.add_registration(plan, name, directory)
+    adopt.add_owner(plan, directory, owner)
     return plan
 
 

@@ -10,6 +10,7 @@ import re
 import stat
 
 from pcow_driver import conf
+from pcow_driver import descriptors
 from pcow_driver import exception
 from pcow_driver import names
 
@@ -73,16 +74,19 @@ def number(value: int, least: int, most: int, what: str) -> int:
 def mount_point(directory: str) -> str:
     """A directory, made or not, over which something may be mounted without hiding a part of the system.
 
+    Neither it nor the roots are resolved: whoever may write where they lie would choose what they mean.
+
     :raises UsageInvalid: it is not below [pcow] pools_path, /mnt, /media or /srv
+    :raises PathRefused: on the way there is a link, or a step that others than root and this user could exchange
     """
-    roots = (str(conf.CONF.pcow.pools_path), *MOUNT_ROOTS)
+    roots = (os.path.normpath(str(conf.CONF.pcow.pools_path)), *MOUNT_ROOTS)
     plain = isinstance(directory, str) and os.path.isabs(directory) and os.path.normpath(directory) == directory
-    if not plain or '\n' in directory or not any(_is_below(os.path.realpath(directory), root) for root in roots):
+    if not plain or '\n' in directory or not any(_is_below(directory, root) for root in roots):
         raise exception.UsageInvalid(reason=(
             f'{directory} cannot be a mount point of a pool: take a directory below {", ".join(roots)}, or set [pcow] pools_path'))
+    descriptors.check(directory)
     return directory
 
 
 def _is_below(path: str, root: str) -> bool:
-    root = os.path.realpath(root)
     return root != '/' and path.startswith(root + '/')

@@ -3,21 +3,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+import contextlib
 import os
 
+from pcow_driver import access
+from pcow_driver import descriptors
 from pcow_driver import exception
+from pcow_driver import pool
 from pcow_driver import tool
 from pcow_driver.pmem import device as device_module
 from pcow_driver.pmem import filesystem
 from pcow_driver.pmem import mount_unit
+from pcow_driver.privileged import administration
 from pcow_driver.privileged import checks
-from pcow_driver.privileged import context
 
 # What a new file system may destroy.
 NOTHING, UNKNOWN, ANYTHING = 'nothing', 'unknown', 'anything'
 
 
-@context.entrypoint
+@administration.entrypoint
 def signature(device: str) -> str | None:
     """What blkid(8) finds on a block device; None: nothing.
 
@@ -26,13 +31,13 @@ def signature(device: str) -> str | None:
     return device_module.signature(checks.device(device))
 
 
-@context.entrypoint
+@administration.entrypoint
 def check_formattable(device: str, force: bool) -> None:
     """:raises DeviceRefused: it is in use; or, without ``force``, carries anything"""
     device_module.check_formattable(checks.device(device), force=force)
 
 
-@context.entrypoint
+@administration.entrypoint
 def uuid(device: str) -> str:
     """Of the file system on a device.
 
@@ -45,7 +50,7 @@ def _uuid(device: str) -> str:
     return tool.run(tool.find_system('blkid', 'util-linux'), '--probe', '--match-tag', 'UUID', '--output', 'value', device).strip()
 
 
-@context.entrypoint
+@administration.entrypoint
 def make(kind: str, device: str, label: str, destroy: str) -> None:
     """A new file system.
 
@@ -60,18 +65,26 @@ def make(kind: str, device: str, label: str, destroy: str) -> None:
     filesystem.run(filesystem.make_command(_kind(kind), device, checks.label(label)))
 
 
-@context.entrypoint
+@administration.entrypoint
 def make_directory(directory: str) -> None:
-    os.makedirs(checks.mount_point(directory))
+    """Make a mount point.
+
+    :raises PathRefused:
+    """
+    descriptors.make(checks.mount_point(directory))
 
 
-@context.entrypoint
+@administration.entrypoint
 def remove_directory(directory: str) -> None:
-    """An empty one."""
-    os.rmdir(checks.mount_point(directory))
+    """Remove an empty mount point.
+
+    :raises PathRefused:
+    """
+    with descriptors.parent(checks.mount_point(directory), trusted=True) as (above, name):
+        os.rmdir(name, dir_fd=above)
 
 
-@context.entrypoint
+@administration.entrypoint
 def mount(kind: str, device: str, directory: str) -> None:
     """With DAX.  What is mounted elsewhere already may be mounted here as well: one whose end failed comes back so.
 
@@ -79,68 +92,84 @@ def mount(kind: str, device: str, directory: str) -> None:
     :raises ToolFailed: also if another device holds it
     """
     device_module.check_block_device(checks.device(device))
-    filesystem.run(filesystem.mount_command(_kind(kind), device, _empty(directory)))
+    with _empty(directory) as place:
+        filesystem.run(filesystem.mount_command(_kind(kind), device, '.'), cwd=place)
+    with _mounted(directory, kind) as root:
+        if not _entries(root) - {'lost+found'}:
+            access.close(descriptors.place(root))
 
 
-@context.entrypoint
+@administration.entrypoint
 def mount_memory(name: str, size: int, directory: str, huge: bool) -> None:
     """A file system in DRAM of at most ``size`` bytes, of huge pages if there are any.
 
     :raises ToolFailed:
     """
-    filesystem.run(filesystem.mount_memory_command(
-        checks.label(name), checks.number(size, 1 << 20, 1 << 56, 'the size of a pool in DRAM'), _empty(directory),
-        bool(huge)))
+    checks.label(name)
+    checks.number(size, 1 << 20, 1 << 56, 'the size of a pool in DRAM')
+    with _empty(directory) as place:
+        filesystem.run(filesystem.mount_memory_command(name, size, '.', bool(huge)), cwd=place)
+    with _mounted(directory, 'tmpfs') as root:
+        access.close(descriptors.place(root))
 
 
-@context.entrypoint
+@administration.entrypoint
 def resize_memory(directory: str, size: int) -> None:
     """:raises UsageInvalid: it is not in DRAM
     :raises ToolFailed:
     """
-    _check_mounted(directory, 'tmpfs')
-    filesystem.run(filesystem.resize_memory_command(directory, checks.number(size, 1 << 20, 1 << 56, 'a size')))
+    checks.number(size, 1 << 20, 1 << 56, 'a size')
+    with _mounted(directory, 'tmpfs') as root:
+        filesystem.run(filesystem.resize_memory_command('.', size), cwd=descriptors.place(root))
 
 
-@context.entrypoint
+@administration.entrypoint
 def grow(directory: str) -> None:
     """Up to the size of the device.
 
     :raises UsageInvalid: nothing is mounted there that can grow
     :raises ToolFailed:
     """
-    kind, source = filesystem.mounted(checks.mount_point(directory))
-    filesystem.run(filesystem.grow_command(_kind(kind), source, directory))
+    with _mounted(directory, *filesystem.KINDS) as root:
+        found = filesystem.mount_of(root)
+        filesystem.run(filesystem.grow_command(found.kind, found.source, '.'), cwd=descriptors.place(root))
 
 
-@context.entrypoint
+@administration.entrypoint
 def unmount(directory: str) -> None:
     """:raises ToolFailed: somebody uses it"""
-    _check_mounted(directory, 'tmpfs', *filesystem.KINDS)
-    filesystem.run(filesystem.umount_command(directory))
+    with _mounted(directory, 'tmpfs', *filesystem.KINDS):
+        pass                                   # a descriptor of it would keep it busy
+    with descriptors.parent(directory, trusted=True) as (above, name):
+        filesystem.run(filesystem.umount_command(f'./{name}'), cwd=descriptors.place(above))
 
 
-@context.entrypoint
+@administration.entrypoint
 def set_extent_hint(directory: str) -> None:
     """:raises ToolFailed:"""
-    _check_mounted(directory, 'xfs')
-    filesystem.run(filesystem.extent_hint_command(directory))
+    with _mounted(directory, 'xfs') as root:
+        filesystem.run(filesystem.extent_hint_command('.'), cwd=descriptors.place(root))
 
 
-@context.entrypoint
+@administration.entrypoint
 def give(directory: str, user: int, group: int) -> None:
-    """A new pool belongs to who asked for it; nothing may be in it yet.
+    """Give a new pool to somebody; nothing may be in it yet.
+
+    :param group: which may write there too, and has what is made there; -1: QEMU passes, as before, and nobody else
 
     :raises DeviceRefused:
     """
-    _check_mounted(directory, 'tmpfs', *filesystem.KINDS)
-    if set(os.listdir(directory)) - {'lost+found'}:
-        raise exception.DeviceRefused(device=directory, reason='something is in it already')
-    os.chown(directory, checks.number(user, 0, 1 << 32, 'a user id'), checks.number(group, 0, 1 << 32, 'a group id'),
-             follow_symlinks=False)
+    checks.number(user, 0, 1 << 32, 'a user id')
+    checks.number(group, -1, 1 << 32, 'a group id')
+    with _mounted(directory, 'tmpfs', *filesystem.KINDS) as root:
+        if _entries(root) - {'lost+found', pool.MARKER}:
+            raise exception.DeviceRefused(device=directory, reason='something is in it already')
+        os.chown(descriptors.place(root), user, group)
+        if group >= 0:
+            os.chmod(descriptors.place(root), 0o2771)      # noqa: S103 - QEMU passes, and nobody lists
 
 
-@context.entrypoint
+@administration.entrypoint
 def wipe(device: str, uuid: str) -> None:
     """Take the signatures of an unused device away, so that it is free; done also if it carries none.
 
@@ -155,7 +184,7 @@ def wipe(device: str, uuid: str) -> None:
     filesystem.run(filesystem.wipe_command(device))
 
 
-@context.entrypoint
+@administration.entrypoint
 def install_unit(name: str, device: str, directory: str, kind: str) -> None:
     """Have the file system on a device mounted at boot.
 
@@ -166,12 +195,12 @@ def install_unit(name: str, device: str, directory: str, kind: str) -> None:
         checks.label(name), what, directory, _kind(kind), filesystem.MOUNT_OPTIONS))
 
 
-@context.entrypoint
+@administration.entrypoint
 def uninstall_unit(directory: str) -> None:
     mount_unit.uninstall(checks.mount_point(directory))
 
 
-@context.entrypoint
+@administration.entrypoint
 def reload_units() -> None:
     """:raises ToolFailed:"""
     filesystem.run(filesystem.RELOAD_COMMAND)
@@ -183,15 +212,46 @@ def _kind(kind: str) -> str:
     return kind
 
 
-def _empty(directory: str) -> str:
-    """A mount point under which nothing would be hidden."""
+@contextlib.contextmanager
+def _empty(directory: str) -> Iterator[str]:
+    """A mount point under which nothing would be hidden; a path of it that nobody can lead elsewhere."""
+    with _opened(directory) as (above, found):
+        if filesystem.mount_of(found) != filesystem.mount_of(above) or _entries(found):
+            raise exception.DeviceRefused(device=directory, reason='mounting something there would hide what is in it')
+        yield descriptors.place(found)
+
+
+@contextlib.contextmanager
+def _mounted(directory: str, *kinds: str) -> Iterator[int]:
+    """A descriptor of the root of what is mounted there."""
+    with _opened(directory) as (above, found):
+        mount = filesystem.mount_of(found)
+        kind = mount.kind if mount != filesystem.mount_of(above) else ''
+        if kind not in kinds:
+            raise exception.UsageInvalid(reason=f'{directory} has {kind or "nothing"} mounted, not {" or ".join(kinds)}')
+        yield found
+
+
+@contextlib.contextmanager
+def _opened(directory: str) -> Iterator[tuple[int, int]]:
+    """Descriptors of the directory above a mount point, and of the mount point.
+
+    :raises PathRefused:
+    :raises UsageInvalid: it is not there
+    """
     checks.mount_point(directory)
-    if os.path.ismount(directory) or os.listdir(directory):
-        raise exception.DeviceRefused(device=directory, reason='mounting something there would hide what is in it')
-    return directory
+    with contextlib.ExitStack() as stack:
+        try:
+            above, _name = stack.enter_context(descriptors.parent(directory, trusted=True))
+            found = stack.enter_context(descriptors.directory(directory, trusted=True))
+        except FileNotFoundError:
+            raise exception.UsageInvalid(reason=f'{directory} is not there') from None
+        yield above, found
 
 
-def _check_mounted(directory: str, *kinds: str) -> None:
-    found, _source = filesystem.mounted(checks.mount_point(directory))
-    if found not in kinds:
-        raise exception.UsageInvalid(reason=f'{directory} has {found or "nothing"} mounted, not {" or ".join(kinds)}')
+def _entries(directory: int) -> set[str]:
+    readable = os.open('.', os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        return set(os.listdir(readable))
+    finally:
+        os.close(readable)

@@ -13,8 +13,8 @@ from pcow_driver import tool
 from pcow_driver import units
 from pcow_driver.pmem import device as device_module
 from pcow_driver.pmem import users
+from pcow_driver.privileged import administration
 from pcow_driver.privileged import checks
-from pcow_driver.privileged import context
 
 ALIGNMENTS = (units.SLAB_SIZE, units.GIB)
 _MOST = 1 << 56                                # bytes
@@ -87,13 +87,13 @@ def _check_unused(namespace: str) -> None:
     users.check_unused(namespace)
 
 
-@context.entrypoint
+@administration.entrypoint
 def check_unused(namespace: str) -> None:
     """:raises DeviceRefused: it is in use"""
     _check_unused(namespace)
 
 
-@context.entrypoint
+@administration.entrypoint
 def disable_region(region: str) -> None:
     """:raises DeviceRefused: one of its namespaces is in use, which ndctl would not mind
     :raises ToolFailed:
@@ -104,13 +104,13 @@ def disable_region(region: str) -> None:
     _ndctl(command)
 
 
-@context.entrypoint
+@administration.entrypoint
 def enable_region(region: str) -> None:
     """:raises ToolFailed:"""
     _ndctl(enable_region_command(region))
 
 
-@context.entrypoint
+@administration.entrypoint
 def init_labels(dimms: list[str], overwrite: bool) -> None:
     """:raises DeviceRefused: a region that maps one of the DIMMs is active; or, without ``overwrite``, something is in one of them
     :raises ToolFailed: also if they cannot be read
@@ -127,7 +127,7 @@ def init_labels(dimms: list[str], overwrite: bool) -> None:
     _ndctl(command)
 
 
-@context.entrypoint
+@administration.entrypoint
 def create(region: str, size: int | None, align: int, name: str) -> str:
     """What ndctl prints of the new namespace.
 
@@ -146,7 +146,7 @@ def _uuid(namespace: str) -> str:
     return _read(_DEVICES / namespace / 'uuid')
 
 
-@context.entrypoint
+@administration.entrypoint
 def reconfigure(namespace: str, align: int, force: bool) -> str:
     """What ndctl prints of the namespace as it is now.
 
@@ -163,7 +163,7 @@ def reconfigure(namespace: str, align: int, force: bool) -> str:
     return _ndctl(reconfigure_command(namespace, align))
 
 
-@context.entrypoint
+@administration.entrypoint
 def destroy(namespace: str) -> None:
     """End a namespace that carries nothing, or that :func:`create` has just made.
 
@@ -189,7 +189,7 @@ def _is_new(namespace: str) -> bool:
     return bool(uuid) and uuid == _uuid(namespace)
 
 
-@context.entrypoint
+@administration.entrypoint
 def has_label_area(dimm: str) -> bool:
     """Whether the DIMM can keep labels, there are some or not."""
     try:
@@ -198,7 +198,7 @@ def has_label_area(dimm: str) -> bool:
         return False
 
 
-@context.entrypoint
+@administration.entrypoint
 def label_area_holds_something(dimm: str) -> bool:
     """Something is in its label area that is neither zeros nor ones, as it is when it was never written."""
     checks.dimm(dimm)

@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""A guest with the same file system on pcow, on a raw NVDIMM and on qcow2, for :mod:`pcow_driver.bench.commands.guest`."""

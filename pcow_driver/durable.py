@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small files that are there whole, or as they were before, whenever the power goes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+
+PRIVATE = 0o640                        # of a file that nobody else than its owner and group may read
+
+
+def replace(path: str, text: str, *, mode: int = PRIVATE) -> None:
+    """Give a file this content in one step; durable on return.
+
+    :raises OSError:
+    """
+    directory, name = os.path.split(os.path.abspath(path))
+    fd, temporary = tempfile.mkstemp(prefix=f'.{name}.', suffix='.part', dir=directory)
+    try:
+        with os.fdopen(fd, 'w', encoding='utf-8') as f:
+            f.write(text)
+            f.flush()
+            os.fchmod(f.fileno(), mode)
+            os.fsync(f.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    sync(directory)
+
+
+def sync(directory: str) -> None:
+    """Names that were given and taken there are durable on return.
+
+    :raises OSError:
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def opener(path: str, flags: int) -> int:
+    """For :func:`open`: a new file is private."""
+    return os.open(path, flags, PRIVATE)
