@@ -18,14 +18,14 @@ from pcow_driver import domain_xml
 from pcow_driver import image
 from pcow_driver import libvirt_xml
 from pcow_driver import units
-from pcow_driver.quickstart import apt
-from pcow_driver.quickstart import cpio
-from pcow_driver.quickstart import guest
-from pcow_driver.quickstart import libvirtd
-from pcow_driver.quickstart import state
-from pcow_driver.quickstart import teardown
-from pcow_driver.quickstart import workplace
 from tests.functional import images
+from tools.lib.quickstart import apt
+from tools.lib.quickstart import cpio
+from tools.lib.quickstart import guest
+from tools.lib.quickstart import libvirtd
+from tools.lib.quickstart import state
+from tools.lib.quickstart import teardown
+from tools.lib.quickstart import workplace
 
 GUEST = Path(__file__).parent / 'guest'
 MODULES = ('nfit', 'nd_pmem', 'ext4', 'virtio_pci', 'virtio_console')

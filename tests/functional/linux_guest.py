@@ -13,12 +13,12 @@ from typing import Self
 
 from pcow_driver import dax
 from pcow_driver import template
-from pcow_driver.quickstart import cpio
-from pcow_driver.quickstart import guest
-from pcow_driver.quickstart import state
-from pcow_driver.quickstart import teardown
 from tests.functional import images
 from tests.functional import qmp
+from tools.lib.quickstart import cpio
+from tools.lib.quickstart import guest
+from tools.lib.quickstart import state
+from tools.lib.quickstart import teardown
 
 MODULES = ('virtio_pci', 'nfit', 'nd_pmem', 'virtio_pmem', 'virtio_blk', 'crc32c_generic', 'ext4')
 MEMORY = '192M'

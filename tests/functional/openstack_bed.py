@@ -9,9 +9,9 @@ import subprocess
 import sys
 import time
 
-from pcow_driver.openstack_aio import allinone
-from pcow_driver.openstack_aio import hosts
-from pcow_driver.openstack_aio import settings as settings_module
+from tools.lib.openstack_aio import allinone
+from tools.lib.openstack_aio import hosts
+from tools.lib.openstack_aio import settings as settings_module
 
 TOP = Path(__file__).resolve().parents[2]
 STATE = TOP / 'build' / 'openstack-test'
@@ -24,7 +24,7 @@ UP_SECONDS = 580
 def tool(*words: str, timeout: float = UP_SECONDS) -> subprocess.CompletedProcess[str]:
     """Run tools/openstack-aio on the bed; what it needs of packages is there (tools/run-tests)."""
     command, *options = words
-    return subprocess.run((sys.executable, '-m', 'pcow_driver.openstack_aio', command, '--state', str(STATE), *options),
+    return subprocess.run((sys.executable, '-m', 'tools.lib.openstack_aio', command, '--state', str(STATE), *options),
                           stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False, cwd=TOP)
 
 

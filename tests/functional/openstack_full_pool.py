@@ -17,11 +17,11 @@ from typing import Any
 import unittest
 
 from pcow_driver import units
-from pcow_driver.openstack_aio import servers
-from pcow_driver.openstack_aio import settings as settings_module
-from pcow_driver.openstack_aio import volumes
 from tests.functional import openstack_bed
 from tests.functional import openstack_volumes
+from tools.lib.openstack_aio import servers
+from tools.lib.openstack_aio import settings as settings_module
+from tools.lib.openstack_aio import volumes
 
 _NAME = 'full-pool'
 _MARKER = 0xB4

@@ -14,11 +14,11 @@ from pcow_driver import exception
 from pcow_driver import pool as pool_module
 from pcow_driver import tool
 from pcow_driver import units
-from pcow_driver.openstack_aio import allinone
-from pcow_driver.openstack_aio import pools
-from pcow_driver.openstack_aio import servers
-from pcow_driver.openstack_aio import settings as settings_module
-from pcow_driver.openstack_aio import volumes
+from tools.lib.openstack_aio import allinone
+from tools.lib.openstack_aio import pools
+from tools.lib.openstack_aio import servers
+from tools.lib.openstack_aio import settings as settings_module
+from tools.lib.openstack_aio import volumes
 
 _NAME = 'openstack-volumes'
 _MARKER = 0xD7                                 # in every byte of what is deleted
@@ -209,6 +209,8 @@ class Volumes:
         mine = [item for item in self._call('GET', 'volumes/detail')['volumes'] if item['name'] in (_NAME, f'{_NAME}-source')]
         for item in mine:
             volume = volumes.Volume(self.api, item['id'])
+            if self._is_given_up(source, volume):
+                volume.act('os-reset_status', status='error')
             servers.wait('end of the request', lambda volume=volume: volume.show()['status'] in ('error', 'available') or None)
             if volume.show()['status'] == 'error':             # its source had gone before
                 continue
@@ -218,6 +220,17 @@ class Volumes:
             source.delete_snapshot(snapshot['id'])
         for item in sorted(mine, key=lambda one: bool(one['id'] != source.id)):
             volumes.Volume(self.api, item['id']).delete()
+
+    def _is_given_up(self, source: volumes.Volume, volume: volumes.Volume) -> bool:
+        """Whether Cinder's API refused it when its source had just gone, and never tells anybody (VolumeCastTask.revert)."""
+        def ended() -> dict[str, Any] | None:
+            shown = volume.show()
+            return shown if shown['status'] != 'creating' or shown['os-vol-host-attr:host'] else None
+        try:
+            servers.wait('service for a volume', ended, 30)
+        except servers.ServerFailed:
+            return all(item['id'] != source.id for item in self._call('GET', 'volumes/detail')['volumes'])
+        return False
 
     # A pool that is not there
 

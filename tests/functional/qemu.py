@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A QEMU without a guest: the test itself stores to guest memory (qtest protocol) and talks QMP, over sockets in a directory."""
 
+import functools
 from pathlib import Path
+import re
 import subprocess
 import time
 from types import TracebackType
@@ -15,12 +17,15 @@ START_SECONDS = qmp.START_SECONDS
 
 
 class Qemu:
-    """Context manager; arguments come after what every test needs (a machine with two NVDIMM slots and no CPU that runs)."""
+    """Context manager; arguments come after what every test needs: a machine with two NVDIMM slots.
 
-    def __init__(self, directory: Path, *arguments: str) -> None:
+    :param accel: without one, no CPU runs
+    """
+
+    def __init__(self, directory: Path, *arguments: str, accel: str = 'qtest') -> None:
         self._sockets = {name: directory / f'{name}.sock' for name in ('qmp', 'qtest')}
         self._command = [
-            images.program('qemu-system-x86_64'), '-machine', 'q35,nvdimm=on', '-accel', 'qtest', '-m', '128M,slots=2,maxmem=8G',
+            images.program('qemu-system-x86_64'), '-machine', 'q35,nvdimm=on', '-accel', accel, '-m', '128M,slots=2,maxmem=8G',
             '-nodefaults', '-no-user-config', '-display', 'none',
             '-qmp', f'unix:{self._sockets["qmp"]},server=on,wait=off',
             '-qtest', f'unix:{self._sockets["qtest"]},server=on,wait=off', '-qtest-log', 'none',
@@ -57,6 +62,14 @@ class Qemu:
     def qmp_error(self, command: str, /, **arguments: Any) -> str:
         """Message of a command that fails."""
         return self._qmp.run_error(command, **arguments)
+
+    def begin_qmp(self, command: str, /, **arguments: Any) -> None:
+        """Begin a command; ``end_qmp`` has its reply."""
+        self._qmp.begin(command, **arguments)
+
+    def end_qmp(self, command: str) -> dict[str, Any]:
+        """The whole reply."""
+        return self._qmp.end(command)
 
     def take_event(self, name: str) -> dict[str, Any] | None:
         """Data of an event that has come, as far as it has been read."""
@@ -96,11 +109,24 @@ class Qemu:
                 raise AssertionError(f'qtest: {reply}')
         return [reply[1].strip() if len(reply) > 1 else '' for reply in replies]
 
+    def pause(self) -> None:
+        """Between two looks at whether a device has done something."""
+        time.sleep(0.0005)
+
     def write(self, address: int, data: bytes) -> None:
         self.ask(f'write {address:#x} {len(data):#x} 0x{data.hex()}')
 
     def read(self, address: int, length: int) -> bytes:
         return bytes.fromhex(self.ask(f'read {address:#x} {length:#x}')[2:])
+
+
+@functools.cache
+def devices() -> frozenset[str]:
+    """The names that -device knows in this build."""
+    command = [images.program('qemu-system-x86_64'), '-device', 'help']
+    said = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          timeout=START_SECONDS, check=True).stdout
+    return frozenset(re.findall(r'^name "([^"]+)"', said, re.MULTILINE))
 
 
 def refused(*arguments: str, fds: tuple[int, ...] = ()) -> str:

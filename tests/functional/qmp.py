@@ -50,7 +50,15 @@ class Qmp:
         self._socket.close()
 
     def _send(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        self.begin(name, **arguments)
+        return self.end(name)
+
+    def begin(self, name: str, /, **arguments: Any) -> None:
+        """A command whose end somebody waits for later, with ``end``."""
         self._socket.sendall(json.dumps({'execute': name, 'arguments': arguments}).encode() + b'\n')
+
+    def end(self, name: str) -> dict[str, Any]:
+        """The reply to the command that was begun."""
         while True:
             reply = self._read(name)
             if 'event' not in reply:

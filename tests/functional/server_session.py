@@ -5,10 +5,10 @@ from collections.abc import Callable
 import re
 import shlex
 
-from pcow_driver.openstack_aio import api as api_module
-from pcow_driver.openstack_aio import guest
-from pcow_driver.openstack_aio import servers
-from pcow_driver.quickstart import guest as quickstart_guest
+from tools.lib.openstack_aio import api as api_module
+from tools.lib.openstack_aio import guest
+from tools.lib.openstack_aio import servers
+from tools.lib.quickstart import guest as quickstart_guest
 
 _SAID = re.compile(r'^pcow-guest: root: \S', re.MULTILINE)
 _BOOT_SECONDS = 240.0

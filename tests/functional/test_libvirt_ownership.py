@@ -12,11 +12,11 @@ import subprocess
 from pcow_driver import domain_xml
 from pcow_driver import immutable
 from pcow_driver import libvirt_xml
-from pcow_driver.quickstart import libvirtd
-from pcow_driver.quickstart import state
-from pcow_driver.quickstart import teardown
 from tests.functional import images
 from tests.functional import test_pcowctl
+from tools.lib.quickstart import libvirtd
+from tools.lib.quickstart import state
+from tools.lib.quickstart import teardown
 
 USER, GROUP = 'libvirt-qemu', 'kvm'
 SETTINGS = f'user = "{USER}"\ngroup = "{GROUP}"\ndynamic_ownership = 1\nremember_owner = 1\n'

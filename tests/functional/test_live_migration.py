@@ -139,6 +139,22 @@ class CompletedTest(MigrationTestCase):
             destination.quit()
         self.assert_same(self.image, 'pcow', target, 'pcow')
 
+    def test_renamed_while_it_is_open(self) -> None:
+        """It is the file that is open, whatever its name is by then; another one has that now."""
+        target, model = self.prepare_there(), Model(8)
+        with self.run_vm(self.image) as source, self.receive(target) as destination:
+            model.store(source, 500)
+            self.image.rename(self.image.with_name('renamed.pcow'))
+            self.create('here/top.pcow', SIZE)
+            self.migrate(source)
+            self.assertEqual('completed', self.wait(source)['status'])
+            self.assertEqual('running', destination.wait_status('running'))
+            self.assert_holds(destination, model)
+            self.assertEqual([], self.names(self.image))
+            source.quit()
+            destination.quit()
+        self.assert_clean(target)
+
     def test_no_base(self) -> None:
         self.image.unlink()
         self.create('here/top.pcow', SIZE)
@@ -168,6 +184,30 @@ class CompletedTest(MigrationTestCase):
                   vm_state.Vm(self.there, *self.read_only(path), '-incoming', f'unix:{self.directory}/migration')):
                 self.migrate(source)
                 self.assertEqual(status, self.wait(source)['status'], path)
+
+    def test_read_only_image_beside_a_file(self) -> None:
+        """The state of a VM goes to a file (virsh save), or over a restart of the host; the image stays what it is."""
+        state = self.directory / 'state'
+        for mode in ('normal', 'cpr-reboot'):
+            with self.subTest(mode=mode):
+                with vm_state.Vm(self.here, *self.read_only(self.base)) as source:
+                    source.write(vm_state.RAM, mode.encode())
+                    source.qmp('migrate-set-parameters', mode=mode)
+                    source.qmp('migrate', uri=f'file:{state}')
+                    self.assertEqual('completed', self.wait(source)['status'])
+                    source.quit()
+                with vm_state.Vm(self.here, *self.read_only(self.base), '-incoming', 'defer') as destination:
+                    destination.qmp('migrate-set-parameters', mode=mode)
+                    destination.qmp('migrate-incoming', uri=f'file:{state}')
+                    self.assertEqual('running', destination.wait_status('running'))
+                    self.assertEqual(mode.encode(), destination.read(vm_state.RAM, len(mode)))
+                    destination.quit()
+        self.create('here/other.pcow', SIZE)
+        other = self.here / 'other.pcow'
+        with vm_state.Vm(self.here, *self.read_only(other), '-incoming', f'file:{state}') as destination:
+            self.assertNotEqual(0, destination.process.wait(SECONDS))
+            assert destination.process.stderr is not None
+            self.assertIn('belongs to another pcow image', destination.process.stderr.read())
 
 
 class RefusedTest(MigrationTestCase):

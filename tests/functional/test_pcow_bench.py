@@ -22,7 +22,6 @@ HUGE_ROWS = {name for name in ROWS if 'huge' in name}
 AIMED_ROWS = ROWS - {'snapshot-revert', 'open-map'}
 TRAP_ROWS = {name for name in ROWS if name.startswith(('first-touch', 'cow'))}
 DEFAULT_ROWS = QCOW2_ROWS | {'scattered-writes'}      # with the engine that QEMU chooses
-UFFD_ROWS = {name for name in ROWS if name.startswith(('first-touch', 'snapshot'))}
 
 DEFAULT_MAPPINGS = 65530                       # vm.max_map_count, unless it was changed
 
@@ -100,9 +99,6 @@ class BenchTest(images.ImageTestCase):
         default = 'signal' if 'engine_minor_skipped' in result['run'] else 'minor'
         expected = {(name, threads, default if name in DEFAULT_ROWS else 'signal') for name in wanted - left_out
                     for threads in ((1, 2) if name in TRAP_ROWS else (2,) if name == 'qcow2-cow-iops' else (1,))}
-        if 'engine_uffd_skipped' not in result['run']:
-            expected |= {(name, threads, 'uffd') for name in UFFD_ROWS & wanted
-                         for threads in ((1, 2) if name in TRAP_ROWS else (1,))}
         if default == 'minor':
             expected |= {(name, threads, 'minor') for name in TRAP_ROWS & wanted for threads in (1, 2)}
         self.assertEqual(expected, seen)
@@ -168,7 +164,7 @@ class BenchTest(images.ImageTestCase):
                     'verified-bytes', 'reopened', 'checks', 'traps', 'pages-copied'):
             self.assertGreater(done[key], 0, key)
         # how often it got to each engine in so short a time is chance
-        self.assertLessEqual({f'{engine}-seconds' for engine in ('signal', 'minor', 'uffd', 'kvm')}, set(done))
+        self.assertLessEqual({f'{engine}-seconds' for engine in ('signal', 'minor', 'kvm')}, set(done))
 
     def test_soak_notices_a_wrong_byte(self):
         process = self.start('pcow-bench', f'--pool={self.pool}', '--soak=600', '--size=32M', '--seed=1')

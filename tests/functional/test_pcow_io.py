@@ -12,7 +12,7 @@ from tests.functional.images import KIB
 from tests.functional.images import MIB
 
 # Every way to reach the content must show the same.
-ENGINES = (('--engine', 'signal'), ('--engine', 'uffd'), ('--engine', 'minor'), ('--no-map',))
+ENGINES = (('--engine', 'signal'), ('--engine', 'minor'), ('--no-map',))
 
 
 class CommandTest(images.ImageTestCase):
@@ -41,6 +41,14 @@ class CommandTest(images.ImageTestCase):
         text = self.io(path, 'read -P 1 -s 1 -l 100 4095 4k')
         self.assertNotIn('failed', text)
         self.assertIn('failed at offset 4095, 100 bytes', self.io(path, 'read -P 1 -l 100 4095 4k', code=1))
+
+    def test_json(self):
+        path = self.create('a.pcow')
+        self.io(path, 'write -q -P 0xab 4096 4')
+        found = json.loads(self.io(path, 'read -j 4096 5'))
+        self.assertEqual({'offset': 4096, 'length': 5, 'data': 'abababab00'}, found)
+        found = json.loads(self.io(path, 'read -j 1M 5M'))
+        self.assertEqual(bytes(5 * MIB), bytes.fromhex(found['data']))
 
     def test_a_failure_does_not_stop_the_rest(self):
         path = self.create('a.pcow')
@@ -77,7 +85,8 @@ class CommandTest(images.ImageTestCase):
 
     def test_bad_options(self):
         path = self.create('a.pcow')
-        for args, message in ((('--engine', 'magic', path), "'uffd' or 'minor'"), (('--full', 'x', path), "'fail' or 'wait'"),
+        for args, message in ((('--engine', 'uffd', path), "'signal' or 'minor', not 'uffd'"),
+                              (('--full', 'x', path), "'fail' or 'wait'"),
                               (('-Z', path), "'-Z'"), ((), 'one image file name'), ((path, path), 'one image file name'),
                               (('--vma-budget', '0', path), 'number'), (('-f', 'raw', path), "'pcow' or 'pcow1'"),
                               (('-s', 'none', path), "'none'"), (('none.pcow',), 'No such file')):
@@ -226,8 +235,8 @@ class RandomOperationsTest(images.ImageTestCase):
     def test_signal(self):
         self.check(('--engine', 'signal'), 11)
 
-    def test_uffd(self):
-        self.check(('--engine', 'uffd'), 12)
+    def test_minor(self):
+        self.check(('--engine', 'minor'), 12)
 
     def test_not_mapped(self):
         self.check(('--no-map',), 13)
@@ -246,7 +255,7 @@ class FullPoolTest(images.ImageTestCase):
 
     def test_wait_and_go_on(self):
         """A store waits, and goes on when there is space: nothing is lost."""
-        for options in (('--engine', 'signal'), ('--engine', 'uffd')):
+        for options in (('--engine', 'signal'), ('--engine', 'minor')):
             process = self.start('pcow-io', '--full', 'wait', *options, '-c', 'write -P 1 0 16M', '-c', 'read -P 1 0 16M',
                                  '-c', 'info', self.image)
             self.assertRegex(process.stderr.readline(), r'pcow-io: pool full at offset \d+')
@@ -274,7 +283,7 @@ class FullPoolTest(images.ImageTestCase):
 
     def test_fail(self):
         """A command does not wait for ever: the store gets SIGBUS, which is an error in words and not the end."""
-        for options in (('--engine', 'signal'), ('--engine', 'uffd')):
+        for options in (('--engine', 'signal'), ('--engine', 'minor')):
             result = self.run_program('pcow-io', *options, '-c', 'write -P 1 0 1M', '-c', 'write -P 2 1M 16M',
                                       '-c', 'read -P 1 0 1M', '-c', 'length', self.image, code=1)
             self.one_line(result, 'pcow-io', r'write failed: .*a\.pcow: the pool is full; free space or extend it')
@@ -310,7 +319,7 @@ class KilledTest(images.ImageTestCase):
         base = self.create('base.pcow', '32M')
         self.io(base, 'write -P 0xee 0 32M')
         self.img('seal', base)
-        for options in (('--engine', 'signal'), ('--engine', 'uffd')):
+        for options in (('--engine', 'signal'), ('--engine', 'minor')):
             image = self.create(f'top{options[-1]}.pcow', None, '-b', 'base.pcow')
             model = {}
             for _ in range(self.ROUNDS):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory that cannot be accessed: a base cut short behind QEMU's back, a full pool whose policy is to fail."""
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -215,31 +214,6 @@ class GuestTest(backend.QemuTestCase):
             self.assertEqual('5a5a5a5a', guest.run('od -An -tx4 -N4 /tmp/out').strip())
             guest.quit()
         self.assertEqual(0, guest.process.returncode)
-
-    def test_full_pool_with_engine_uffd(self) -> None:
-        """The thread that serves first touches does not wait for space; the vCPU does, and QMP is answered."""
-        pool = self.directory / 'pool'
-        pool.mkdir()
-        subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=8m', 'pcow-test', pool], check=True)
-        self.addCleanup(subprocess.run, ['umount', '-l', pool], check=True)
-        image = pool / 'vm.pcow'
-        backend.tool('pcow-img', 'create', '-q', image, backend.SIZE)
-        with linux_guest.LinuxGuest(self.kernel, self.directory, *backend.backend(image, ',pcow-engine=uffd'), cpus=2) as guest:
-            self.assertEqual('uffd', guest.query()['engine'])
-            guest.send('yes data | dd of=/dev/pmem0 bs=1M count=32 iflag=fullblock 2>/dev/null; md5sum /dev/pmem0; dmesg -n 1')
-            self.assertEqual('wait', guest.monitor.wait_event('PCOW_POOL_FULL')['policy'])
-            guest.monitor.run('stop')
-            guest.monitor.run('pcow-snapshot-create', id='mem0', name='full')
-            guest.monitor.run('cont')
-            self.assertTrue(guest.monitor.run('query-status')['running'])
-            subprocess.run(['mount', '-o', 'remount,size=256m', pool], check=True)
-            text, status = guest.result()
-            self.assertEqual(0, status, text)
-            content = (b'data\n' * (32 * images.MIB // 5 + 1))[:32 * images.MIB] + bytes(backend.SIZE - 32 * images.MIB)
-            self.assertIn(hashlib.md5(content, usedforsecurity=False).hexdigest(), text)
-            guest.quit()
-        self.assertEqual(0, guest.process.returncode)
-        backend.tool('pcow-img', 'check', image)
 
     def test_full_pool_with_policy_fail(self) -> None:
         pool = self.directory / 'pool'

@@ -68,7 +68,7 @@ class KernelAccessTest(backend.QemuTestCase):
 
     def test_every_kind_of_asynchronous_io(self) -> None:
         before = images.digest(self.directory / 'base.pcow')
-        cases = (*itertools.product(('minor',), AIO, (False, True)), *itertools.product(('signal', 'uffd'), AIO, (True,)))
+        cases = (*itertools.product(('minor',), AIO, (False, True)), *itertools.product(('signal',), AIO, (True,)))
         for engine, aio, iothread in cases:
             with self.subTest(engine=engine, aio=aio, iothread=iothread):
                 arguments = (*backend.backend(self.image, f',pcow-engine={engine}'), *self.device(aio, iothread))
@@ -87,20 +87,18 @@ class KernelAccessTest(backend.QemuTestCase):
         """It needs the lock that the commands hold as well."""
         with qemu.Qemu(self.directory, *backend.backend(self.image), *self.device('threads', True)) as vm:
             block = virtio.Block(vm, SLOT)
-            names = ['one', 'other']
-            vm.qmp('pcow-snapshot-create', id='mem0', name=names[0])
             for _ in range(200):
                 block.post_output(0, [(block.registers, 2048)])
                 block.notify()
-                vm.qmp('pcow-snapshot-rename', id='mem0', name=names[0], new_name=names[1])
-                names.reverse()
+                vm.qmp('pcow-snapshot-create', id='mem0', name='one')
+                vm.qmp('pcow-snapshot-delete', id='mem0', name='one')
                 block.wait()
             vm.quit()
 
     def test_absent_memory(self) -> None:
         image = self.directory / 'fresh.pcow'
         backend.tool('pcow-img', 'create', '-q', image, backend.SIZE)
-        for engine, aio in itertools.product(('signal', 'minor', 'uffd'), AIO):
+        for engine, aio in itertools.product(('signal', 'minor'), AIO):
             with self.subTest(engine=engine, aio=aio):
                 with qemu.Qemu(self.directory, *backend.backend(image, f',pcow-engine={engine}'), *self.device(aio, True)) as vm:
                     block = virtio.Block(vm, SLOT)

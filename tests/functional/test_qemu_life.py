@@ -7,6 +7,7 @@ from pathlib import Path
 import signal
 import subprocess
 import time
+from unittest import mock
 
 from tests.functional import images
 from tests.functional import qemu
@@ -105,10 +106,22 @@ class DirectoryTest(test_live_migration.MigrationTestCase):
             source.quit()
             destination.quit()
 
-    def test_pool_that_cannot_be_looked_at(self) -> None:
-        """It is said once."""
+    def test_renamed_image(self) -> None:
+        """The look at the pool goes on."""
         with self.run_vm(self.image) as vm:
             self.image.rename(self.here / 'elsewhere.pcow')
+            vm.qmp('qom-set', path='/objects/mem0', property='pcow-low', value=100)
+            self.assertTrue(vm.wait_event('PCOW_POOL_LOW')['low'])
+            vm.quit()
+
+    def test_pool_that_cannot_be_looked_at(self) -> None:
+        """It is said once."""
+        library = self.directory / 'stale.so'
+        subprocess.run(['cc', '-shared', '-fPIC', '-o', library, Path(__file__).with_name('stale_pool.c')], check=True)
+        vm = self.run_vm(self.image)
+        with contextlib.ExitStack() as stack:
+            with mock.patch.dict(os.environ, {'LD_PRELOAD': str(library)}):
+                stack.enter_context(vm)
             time.sleep(3)
             vm.quit()
             assert vm.process.stderr is not None

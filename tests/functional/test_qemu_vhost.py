@@ -52,6 +52,13 @@ class VhostTestCase(backend.QemuTestCase):
                 stack.enter_context(vm)
             yield vm
 
+    def plug(self, vm: qemu.Qemu, identity: str, image: Path) -> int:
+        """:returns: where the guest sees it"""
+        vm.qmp('object-add', **{'qom-type': 'memory-backend-file', 'id': identity, 'mem-path': str(image),
+                                'share': True, 'size': backend.SIZE})
+        vm.qmp('device_add', driver='nvdimm', memdev=identity, id=f'nv-{identity}')
+        return vm.address(f'nv-{identity}')
+
     def requested(self) -> list[str]:
         return self.requests.read_text().split()
 
@@ -97,15 +104,20 @@ class FallbackTest(VhostTestCase):
         backend.tool('pcow-img', 'check', self.image)
 
     def test_an_image_comes_later(self) -> None:
-        """Without an image vhost is at work; one is refused then, and again welcome when the guest has let go of the device."""
-        arguments = {'qom-type': 'memory-backend-file', 'id': 'mem0', 'mem-path': str(self.image), 'share': True,
-                     'size': backend.SIZE}
+        """Without an image vhost is at work; with it QEMU serves the device, and what the guest has posted is not lost."""
         with self.start() as vm:
             net = virtio.Device(vm, SLOT)
             self.assertLessEqual({SET_MEMORY, SET_BACKEND}, set(self.requested()))
-            self.assertIn('vhost=off', vm.qmp_error('object-add', **arguments))
-            net.reset()
-            vm.qmp('object-add', **arguments)
+            net.post([], [(virtio.QUEUE_AREA + (8 << 20), BUFFER)])
+            address = self.plug(vm, 'mem0', self.image)
+            self.receive(vm, net, virtio.QUEUE_AREA + (8 << 20), b'into RAM')
+            self.receive(vm, net, address + 5 * images.MIB, b'a page of the base')
+            self.assertEqual('running', vm.wait_status('running'))
+            self.assertIsNone(vm.take_event('STOP'))
+            vm.quit()
+            assert vm.process.stderr is not None
+            self.assertIn('falling back on userspace virtio', vm.process.stderr.read())
+        backend.tool('pcow-img', 'check', self.image)
 
 
 class AsksTest(VhostTestCase):
@@ -134,8 +146,25 @@ class AsksTest(VhostTestCase):
         backend.tool('pcow-img', 'create', '-q', second, backend.SIZE)
         with self.start(*backend.backend(self.image)) as vm:
             virtio.Device(vm, SLOT)
-            vm.qmp('object-add', **{'qom-type': 'memory-backend-file', 'id': 'mem1', 'mem-path': str(second), 'share': True,
-                                    'size': backend.SIZE})
+            self.plug(vm, 'mem1', second)
+
+    def test_an_image_comes_later(self) -> None:
+        """The kernel begins anew, and asks; before the guest sees the image, and without a word of it."""
+        with self.start() as vm:
+            virtio.Device(vm, SLOT)
+            told = self.requested()
+            self.assertIn(SET_BACKEND, told)
+            self.assertNotIn('update', told)
+            self.plug(vm, 'mem0', self.image)
+            told = self.requested()[len(told):]
+            self.assertLess(told.index('update'), told.index(SET_BACKEND, told.index('update')))
+            self.assertIsNone(vm.take_event('STOP'))
+            told = self.requested()
+            vm.qmp('pcow-snapshot-create', id='mem0', name='before')
+            self.assertEqual(['invalidate'], self.requested()[len(told):])
+            vm.quit()
+            assert vm.process.stderr is not None
+            self.assertEqual('', vm.process.stderr.read())
 
     def test_queues_are_reset(self) -> None:
         """While vhost is at work, and when it is not any more."""

@@ -33,6 +33,18 @@ with open(sys.argv[3], "w") as file:
 ctypes.CDLL(None).pthread_exit(None)
 """
 
+# Exchanges its two arguments as soon as both are there.
+SWAP = """
+import ctypes, os, sys, time
+rename = ctypes.CDLL(None).renameat2
+arguments = -100, os.fsencode(sys.argv[1]), -100, os.fsencode(sys.argv[2]), 2
+end = time.monotonic() + 30
+print(flush=True)
+while rename(*arguments):
+    if time.monotonic() > end:
+        sys.exit(1)
+"""
+
 
 class ServedTest(test_device_nbd.TestCase):
     def setUp(self) -> None:
@@ -146,12 +158,57 @@ class ServedTest(test_device_nbd.TestCase):
 
     def test_who_may(self) -> None:
         nbd.stop(str(self.export('vm')))
-        for mode in (0o600, 0o660, 0o666):
+        for group, mode, given in ((0, 0o600, 0o600), (65534, 0o660, 0o660), (0, 0o666, 0o666), (65534, 0o640, 0o640)):
+            os.chown(self.path, -1, group)
             os.chmod(self.path, mode)
             nbd.start(str(self.export('vm')), self.path)
             found = self.socket(self.path).stat()
-            self.assertEqual((mode, os.stat(self.path).st_gid), (stat.S_IMODE(found.st_mode), found.st_gid))
+            self.assertEqual((given, group), (stat.S_IMODE(found.st_mode), found.st_gid))
             nbd.stop(str(self.export('vm')))
+
+    def test_who_may_where_the_directory_gives_the_group(self) -> None:
+        """It is another one than the image's, which may not write to that."""
+        nbd.stop(str(self.export('vm')))
+        os.chown(self.pool.path, -1, 65534)
+        os.chmod(self.pool.path, 0o2711)
+        for group, given in ((0, 0o600), (65534, 0o666)):
+            os.chown(self.path, -1, group)
+            os.chmod(self.path, 0o666)
+            nbd.start(str(self.export('vm')), self.path)
+            found = self.socket(self.path).stat()
+            self.assertEqual((given, 65534), (stat.S_IMODE(found.st_mode), found.st_gid))
+            nbd.stop(str(self.export('vm')))
+
+    def test_another_file_under_the_name(self) -> None:
+        """Whoever has the directory of the image puts something else there as soon as there is a socket (S3)."""
+        nbd.stop(str(self.export('vm')))
+        os.chmod(self.path, 0o666)
+        os.chown(self.path, 65534, 65534)
+        victim, link = self.directory / 'victim', Path(self.pool.path, 'link')
+        victim.touch(0o600)
+        for _ in range(10):
+            self.socket(self.path).unlink(missing_ok=True)
+            link.unlink(missing_ok=True)
+            link.symlink_to(victim)
+            swap = subprocess.Popen([sys.executable, '-c', SWAP, link, self.socket(self.path)], stdout=subprocess.PIPE)
+            assert swap.stdout is not None
+            swap.stdout.readline()
+            try:
+                nbd.start(str(self.export('vm')), self.path)
+            finally:
+                self.assertEqual(0, swap.wait(), 'it has met no socket')
+                swap.stdout.close()
+            nbd.stop(str(self.export('vm')))
+            self.assertEqual((0o600, 0), (stat.S_IMODE(victim.stat().st_mode), victim.stat().st_gid))
+            self.assertTrue(self.socket(self.path).is_symlink())           # not ours to take away
+
+    def test_what_is_no_socket_stays(self) -> None:
+        nbd.stop(str(self.export('vm')))
+        self.socket(self.path).write_text('precious')
+        with self.assertRaisesRegex(exception.ToolFailed, 'old one cannot be removed'):
+            nbd.start(str(self.export('vm')), self.path)
+        self.assertEqual('precious', self.socket(self.path).read_text())
+        self.socket(self.path).unlink()
 
     def assert_hung_up(self, client: socket.socket) -> None:
         try:

@@ -5,9 +5,9 @@ import os
 import subprocess
 
 from pcow_driver import immutable
-from pcow_driver.quickstart import teardown
 from tests.functional import images
 from tests.functional import test_pcowctl
+from tools.lib.quickstart import teardown
 
 MIB = 1 << 20
 BIN = test_pcowctl.BIN

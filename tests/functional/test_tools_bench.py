@@ -26,7 +26,7 @@ class BenchTestCase(testtools.TestCase):
         self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
 
     def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, '-m', 'pcow_driver.bench', f'--output-dir={self.directory}', *arguments]
+        return [sys.executable, '-m', 'tools.lib.bench', f'--output-dir={self.directory}', *arguments]
 
     def bench(self, *arguments: str, timeout: float = images.TIMEOUT) -> str:
         done = subprocess.run(self.command(*arguments), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout,

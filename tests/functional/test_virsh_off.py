@@ -10,11 +10,11 @@ import subprocess
 import unittest
 import uuid
 
-from pcow_driver.quickstart import libvirtd
-from pcow_driver.quickstart import state
-from pcow_driver.quickstart import teardown
 from tests.functional import images
 from tests.functional import vm_state
+from tools.lib.quickstart import libvirtd
+from tools.lib.quickstart import state
+from tools.lib.quickstart import teardown
 
 XML = """<domain type='qemu'><name>{name}</name><uuid>{uuid}</uuid>
 <memory unit='MiB'>128</memory><maxMemory slots='4' unit='GiB'>1</maxMemory>

@@ -73,6 +73,17 @@ class FailedLoadTest(vm_snapshot_case.VmSnapshotTestCase):
                     return
         raise AssertionError('no write that fails stops a load halfway')
 
+    def move_to_disk(self) -> None:
+        """The image to ext4, which refuses stores to the pages of an immutable file; tmpfs does not."""
+        disk, place = self.directory / 'disk', self.directory / 'pool'
+        subprocess.run(['mkfs.ext4', '-q', '-E', 'lazy_itable_init=0', disk, '256M'], check=True)
+        place.mkdir()
+        subprocess.run(['mount', '-o', 'loop', disk, place], check=True)
+        self.addCleanup(subprocess.run, ['umount', place], check=True)
+        subprocess.run(['cp', '--sparse=always', self.image, place], check=True)
+        self.image = place / self.image.name
+        self.options = '-global', 'nvdimm.pcow-volatile=on'
+
     def marks(self, vm: vm_state.Vm) -> list[str]:
         return [name for name in vm.names() if name.startswith('.loading-')]
 
@@ -120,11 +131,14 @@ class FailedLoadTest(vm_snapshot_case.VmSnapshotTestCase):
 
     def test_a_mark_that_cannot_be_taken_away(self) -> None:
         """The VM, and with it the guest's RAM, stays for another try."""
+        self.move_to_disk()
         self.addCleanup(subprocess.run, ['chattr', '-i', self.image], check=False, stderr=subprocess.DEVNULL)
         with self.failed_halfway() as vm:
             marks = self.marks(vm)
             vm.write(vm_state.RAM, b'kept')
             subprocess.run(['chattr', '+i', self.image], check=True)
+            # Only a store to a page that is written back asks the file system whether it may.
+            subprocess.run(['sync', self.image], check=True)
             self.assertIn(str(self.image), vm.qmp_error('cont'))
             self.assertNotEqual('running', vm.status())
             self.assertEqual(marks, self.marks(vm))

@@ -11,6 +11,8 @@ SIZE = test_qemu_backend.SIZE
 
 
 class VmSnapshotTestCase(test_qemu_backend.QemuTestCase):
+    options: tuple[str, ...] = ()              # more of them for each QEMU
+
     def setUp(self) -> None:
         super().setUp()
         self.carrier = self.directory / 'carrier.qcow2'
@@ -18,7 +20,7 @@ class VmSnapshotTestCase(test_qemu_backend.QemuTestCase):
         vm_state.run('pcow-img', 'create', '-q', self.image, SIZE)
 
     def start(self, *more: str, carrier: str = '', image: Path | None = None) -> vm_state.Vm:
-        return vm_state.Vm(self.directory, *test_qemu_backend.backend(image or self.image),
+        return vm_state.Vm(self.directory, *test_qemu_backend.backend(image or self.image), *self.options,
                            *vm_state.carrier_arguments(self.carrier, carrier), *more)
 
     def faulty_disk(self, number: int) -> str:
@@ -32,8 +34,8 @@ class VmSnapshotTestCase(test_qemu_backend.QemuTestCase):
 
     def start_faulty(self, number: int) -> vm_state.Vm:
         """The carrier fails once, at that write of this QEMU."""
-        return vm_state.Vm(self.directory, *test_qemu_backend.backend(self.image), '-blockdev', self.faulty_disk(number),
-                           '-device', 'virtio-blk-pci,drive=disk0,id=carrier')
+        return vm_state.Vm(self.directory, *test_qemu_backend.backend(self.image), *self.options,
+                           '-blockdev', self.faulty_disk(number), '-device', 'virtio-blk-pci,drive=disk0,id=carrier')
 
     def write(self, vm: vm_state.Vm, text: bytes) -> None:
         """To the image and to RAM, which have to stay together."""

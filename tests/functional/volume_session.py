@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 from pcow_driver import tool
 from pcow_driver import units
-from pcow_driver.openstack_aio import api as api_module
-from pcow_driver.openstack_aio import servers
-from pcow_driver.openstack_aio import volumes
+from tools.lib.openstack_aio import api as api_module
+from tools.lib.openstack_aio import servers
+from tools.lib.openstack_aio import volumes
 
 _OVERWRITTEN = 0xD7
 _OFFSET = 2 * units.MIB                        # of the data of a volume in its image

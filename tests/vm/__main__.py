@@ -5,10 +5,10 @@ import logging
 import sys
 
 from pcow_driver import exception
-from pcow_driver.quickstart import supervisor
-from pcow_driver.quickstart import teardown
 from tests.vm import job
 from tests.vm import options
+from tools.lib.quickstart import supervisor
+from tools.lib.quickstart import teardown
 
 
 def main() -> int:

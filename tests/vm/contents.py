@@ -14,6 +14,8 @@ from pcow_driver import dax
 from pcow_driver import tool
 from pcow_driver import units
 from tests.vm import caches as caches_module
+from tests.vm import confinement
+from tests.vm import disk_unit
 from tests.vm import failing
 from tests.vm import fsdax
 from tests.vm import machine
@@ -77,9 +79,9 @@ def kvm_tree(directory: Path, parts: parts_module.Parts, binaries: Path, checked
 
 def fsdax_tree(directory: Path, binaries: Path, tests: Path) -> tree.Tree:
     made = tree.Tree(directory)
-    for name in ('pcow-img', 'pcow-io', 'pcow-bench'):
+    for name in ('pcow-img', 'pcow-io', 'pcow-bench', 'qemu-system-x86_64'):
         made.add_program(binaries / name, f'/suite/bin/{name}')
-    for name in fsdax.UNIT_TESTS:
+    for name in (*fsdax.UNIT_TESTS, fsdax.RANDOM_TEST):
         made.add_program(tests / 'unit/libpcow' / name, f'/suite/bin/{name}')
     for path in _GOLDEN.iterdir():
         made.add(path, str(fsdax.GOLDEN / path.name))
@@ -88,9 +90,10 @@ def fsdax_tree(directory: Path, binaries: Path, tests: Path) -> tree.Tree:
     made.add_programs(('env', 'mount', 'umount', 'ndctl', 'mkfs.ext4', 'mkfs.xfs', 'xfs_fsr', *_USED_BY_TESTS))
     made.add_program(_LIBNBD, str(_LIBNBD))
     made.add(Path('/etc/passwd'), '/etc/passwd')                # a test names it as a base
-    for path in (*(Path('/fs') / kind for kind in fsdax.REGIONS), reflink.POOL):
+    for path in (*(Path('/fs') / kind for kind in fsdax.REGIONS), reflink.POOL, fsdax.RANDOM_POOL):
         (made.directory / str(path).lstrip('/')).mkdir(parents=True)
     made.add_python()
+    made.add_firmware()
     made.add_packages('testtools')
     made.add_tests('functional/images', 'functional/format1', *(f'functional/{name}' for name in fsdax.FUNCTIONAL_TESTS))
     return made
@@ -127,6 +130,36 @@ def pools_tree(directory: Path, parts: parts_module.Parts, binaries: Path, udev:
     made.add_python()
     made.add_pcowctl()
     made.add_tests('vm/command', 'vm/pools', 'vm/pool_kills')
+    return made
+
+
+def confinement_tree(directory: Path, parts: parts_module.Parts, binaries: Path, udev: Path) -> tree.Tree:
+    """A host with AppArmor, libvirt and nbdkit as Debian has them, and pcow's rules, hook and units as they are installed."""
+    made = tree.Tree(directory)
+    for name in ('pcow-img', 'qemu-system-x86_64'):
+        made.add_program(binaries / name, f'/usr/local/bin/{name}')
+    made.add_programs(('env', 'sh', 'mount', 'umount', 'systemctl', 'unshare', 'qemu-img', 'libvirtd', 'virsh',
+                       'apparmor_parser', 'nbdkit'))
+    made.add_libvirt()
+    for source, target in ((confinement.HOOK, confinement.HOOK_TARGET), *disk_unit.UNITS.items()):
+        made.add(tree.TOP / source, target)
+    for source, target in confinement.RULES.items():
+        with open(made.directory / target.lstrip('/'), 'a') as file:
+            file.write((tree.TOP / source).read_text())
+    made.add_program((binaries / 'nbdkit-pcow-plugin.so').resolve(), confinement.PLUGIN)
+    program = made.directory / disk_unit.PROGRAM.lstrip('/')
+    program.write_text(disk_unit.PROGRAM_TEXT)
+    program.chmod(0o755)
+    with open(made.directory / 'etc/group', 'a') as file:
+        file.write('pcow:x:990:\n')
+    made.add(_BUSYBOX, '/suite/busybox')
+    for name in ('boot-suite', 'vm-test.service'):
+        made.add(_OUTER / name, f'/suite/{name}')
+    made.add_systemd(udev)
+    made.add_firmware()
+    made.add_python()
+    made.add_pcowctl()
+    made.add_tests('vm/confinement', 'vm/disk_unit')
     return made
 
 

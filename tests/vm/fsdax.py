@@ -18,7 +18,8 @@ from tests.vm import machine
 from tests.vm import reflink
 
 REGIONS = {'ext4': 'region0', 'xfs': 'region1'}
-REGION_SIZES = (4 << 30, 4 << 30, 10 << 30)   # bytes; the third is reflink.REGION, whose files stay
+# Bytes; the third is reflink.REGION, whose files stay, the last one random_work's
+REGION_SIZES = (4 << 30, 4 << 30, 10 << 30, 1 << 30)
 GOLDEN = Path('/suite/golden')                 # images of earlier versions
 # Tests of the library that keep files where they are told to, and that an emulator ends in minutes; why the others are not here
 # is in doc/source/testing.rst.
@@ -33,26 +34,44 @@ _MKFS = {'ext4': ('mkfs.ext4', '-q', '-F', '-b', '4096', '-m', '0', '-E',
                   'stride=512,stripe_width=512,lazy_itable_init=0,nodiscard'),
          'xfs': ('mkfs.xfs', '-q', '-f', '-K', '-d', 'su=2m,sw=1', '-m', 'reflink=0')}
 _TEST_SECONDS = 1500.0
+RANDOM_TEST = 'test_random'
+_RANDOM_SECONDS = '45'
+# It fills the pool now and then, and the library does less ahead where less than a tenth is free
+_RANDOM_REGION = 'region3'
+RANDOM_POOL = Path('/fs/random')
+# What it prints at the end, in this order
+_RANDOM_FIGURES = ('rounds', 'steps', 'stores', 'refused', 'loads', 'in-handlers', 'calls')
 _RAN = re.compile(r'^Ran (\d+) tests? in', re.MULTILINE)
 _PASSED = re.compile(r'\[  PASSED  \] (\d+) test')
 _NVDIMMS = Path('/sys/bus/nd/devices')
 
 
-def _mounted(region: str, make: tuple[str, ...], kind: str, directory: Path) -> tuple[dict[str, Any], str]:
-    """A namespace in fsdax mode on a region with labels, a file system, a mount with DAX; ndctl's words, the mount's options."""
+def _namespace(region: str) -> dict[str, Any]:
+    """In fsdax mode, on a region with labels; ndctl's words."""
     dimm = (_NVDIMMS / region / 'mapping0').read_text().split(',')[0]
     # a new device has an empty label area, and until that is initialised one raw namespace over everything
     machine.run('ndctl', 'disable-region', region)
     machine.run('ndctl', 'init-labels', '--force', dimm)
     machine.run('ndctl', 'enable-region', region)
-    made = json.loads(machine.run('ndctl', 'create-namespace', '--mode', 'fsdax', '--map', 'mem', '--region', region))
-    device = f'/dev/{made["blockdev"]}'
+    made: dict[str, Any] = json.loads(machine.run('ndctl', 'create-namespace', '--mode', 'fsdax', '--map', 'mem',
+                                                  '--region', region))
+    return made
+
+
+def _mount(device: str, make: tuple[str, ...], kind: str, directory: Path) -> str:
+    """A new file system, with DAX; the mount's options."""
     machine.run(*make, device)
     machine.run('mount', '-t', kind, '-o', 'dax=always,noatime', device, directory)
     options = next(line.split()[3] for line in Path('/proc/mounts').read_text().splitlines() if line.split()[1] == str(directory))
     if 'dax=always' not in options.split(','):
         raise machine.Failure(f'{device} is mounted with {options}')
-    return made, options
+    return options
+
+
+def _mounted(region: str, make: tuple[str, ...], kind: str, directory: Path) -> tuple[dict[str, Any], str]:
+    """A namespace and a mount of it."""
+    made = _namespace(region)
+    return made, _mount(f'/dev/{made["blockdev"]}', make, kind, directory)
 
 
 def namespace(place: machine.Place, kind: str) -> dict[str, Any]:
@@ -83,6 +102,35 @@ def unit_test(name: str, place: machine.Place, _kind: str) -> dict[str, Any]:
     if done.returncode or not passed or passed[1] == '0':
         raise machine.Failure(f'{name}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-4000:]}')
     return {'tests': int(passed[1]), 'journal-writes': journal.writes(place) - before}
+
+
+@functools.cache
+def _random_device() -> str:
+    return f'/dev/{_namespace(_RANDOM_REGION)["blockdev"]}'
+
+
+def random_work(place: machine.Place, kind: str) -> dict[str, Any]:
+    """The library's random test on a small file system, for PCOW_RANDOM_SECONDS if that was said."""
+    seconds = os.environ.get('PCOW_RANDOM_SECONDS', _RANDOM_SECONDS)
+    environment = os.environ | {'PCOW_RANDOM_POOL': str(RANDOM_POOL), 'PCOW_RANDOM_SECONDS': seconds}
+    limit = _TEST_SECONDS + float(seconds)
+    _mount(_random_device(), _MKFS[kind], kind, RANDOM_POOL)
+    try:
+        done = subprocess.run([str(place.binaries / RANDOM_TEST)], stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              errors='replace', timeout=limit, env=environment, check=False)
+    except subprocess.TimeoutExpired as e:
+        said = (e.stdout or b'')[-4000:].decode(errors='replace')
+        raise machine.Failure(f'{RANDOM_TEST}: no end within {limit:.0f} s\n{said}') from None
+    finally:
+        machine.run('umount', '--lazy', RANDOM_POOL)
+    if done.returncode:
+        raise machine.Failure(f'{RANDOM_TEST}: exit code {done.returncode}\n{done.stdout[-4000:]}')
+    seed, said = done.stdout.splitlines()[:2]
+    if '(pmem)' not in said:
+        raise machine.Failure(f'{RANDOM_TEST}: not of the class pmem: {said}')
+    numbers = map(int, re.findall(r'\d+', said.partition('): ')[2]))
+    return {'seed': seed, **dict(zip(_RANDOM_FIGURES, numbers, strict=True))}
 
 
 def functional_test(name: str, place: machine.Place, _kind: str) -> dict[str, Any]:
@@ -124,6 +172,7 @@ ALL: dict[str, Callable[[machine.Place, str], dict[str, Any]]] = {
     'namespace': namespace,
     **{name: functools.partial(unit_test, name) for name in UNIT_TESTS},
     **{name: functools.partial(functional_test, name) for name in FUNCTIONAL_TESTS},
+    'random': random_work,
     'journal': journal.commits,
     'bench': bench,
     'reflink': snapshots_beside_reflink,

@@ -14,7 +14,6 @@ from pcow_driver import dax
 from pcow_driver import exception
 from pcow_driver import image
 from pcow_driver import template
-from pcow_driver.quickstart import state
 from tests.vm import chain
 from tests.vm import contents
 from tests.vm import failing
@@ -27,6 +26,7 @@ from tests.vm import options as options_module
 from tests.vm import outer
 from tests.vm import parts as parts_module
 from tests.vm import suite
+from tools.lib.quickstart import state
 
 _OUTER_MACHINES = 4                            # that a run may use up
 _TMPFS = Path('/dev/shm')
@@ -108,7 +108,9 @@ class Job:
         self._say(f'{name:<20} {result["accel"]} {"PASS" if result["passed"] else "FAIL"} {result["seconds"]:7.1f} s')
         if not result['passed']:
             self._say(result['error'])
-        elif self._options.verbose:
+        for line in result.get('figures', {}).get('table', ()):
+            self._say(f'    {line}')
+        if result['passed'] and self._options.verbose:
             self._say(f'    {json.dumps(result["figures"])}')
 
     def _make_template(self, parts: parts_module.Parts) -> Path:
@@ -202,6 +204,6 @@ class Job:
 
 
 def perform(run: state.Run, options: options_module.Options) -> None:
-    """The job of :func:`pcow_driver.quickstart.supervisor.supervise`."""
+    """The job of :func:`tools.lib.quickstart.supervisor.supervise`."""
     os.chdir('/')
     Job(run, options).perform()

@@ -11,9 +11,9 @@ import shutil
 
 from pcow_driver import exception
 from pcow_driver import tool
-from pcow_driver.quickstart import apt
-from pcow_driver.quickstart import guest
-from pcow_driver.quickstart import state
+from tools.lib.quickstart import apt
+from tools.lib.quickstart import guest
+from tools.lib.quickstart import state
 
 CLOUD = 'linux-image-cloud-amd64'
 _KEYRING = '/usr/share/keyrings/debian-archive-keyring.gpg'

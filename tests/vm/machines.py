@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pcow_driver import exception
-from pcow_driver.quickstart import state
+from tests.vm import confinement
 from tests.vm import contents
 from tests.vm import options as options_module
 from tests.vm import outer
@@ -18,6 +18,7 @@ from tests.vm import parts as parts_module
 from tests.vm import poolrun
 from tests.vm import powerrun
 from tests.vm import transcript
+from tools.lib.quickstart import state
 
 _SHOWN = ('pool-session', 'pool-refusals', 'pool-damaged')         # in the documentation
 
@@ -51,6 +52,28 @@ def _power(around: Surroundings, lost_caches: bool = False) -> int:
     return powerrun.run(around.outside, root, around.scratch, around.report, lost_caches)
 
 
+def _confinement(around: Surroundings) -> int:
+    """Always on Debian's kernel, which has AppArmor."""
+    udev = parts_module.udev(around.run)
+    root = contents.confinement_tree(around.scratch / 'tree', around.parts, around.options.binaries, udev)
+    disk = around.scratch / 'outer.ext4'
+    root.make_image(disk)
+    wanted = [(name, 'pmem') for name in confinement.ALL]
+
+    def report(result: dict[str, Any]) -> None:
+        if result['passed'] and 'table' in result['figures']:
+            try:
+                transcript.keep_table('confinement', result['figures']['table'], write=around.options.write_docs)
+            except exception.PcowError as e:
+                result |= {'passed': False, 'error': str(e)}
+        around.report(result)
+
+    plan = outer.plan_text(wanted, contents.pools_places())
+    around.outside.boot(disk, (), 'vm-test.writable vm-test.systemd', report, plan)
+    return len(wanted)
+
+
 # Each returns the number of results that it must have reported.
 FSDAX: dict[str, Callable[[Surroundings], int]] = {'pools': _pools, 'power': _power,
-                                                 'caches': functools.partial(_power, lost_caches=True)}
+                                                 'caches': functools.partial(_power, lost_caches=True),
+                                                 'confinement': _confinement}

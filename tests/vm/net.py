@@ -182,7 +182,7 @@ class Traffic:
         first, end = self._next, self._next + result.packets
         waiting: dict[int, float] = {}         # when each was sent last
         again = 0
-        heard = time.monotonic()
+        begun = heard = time.monotonic()
         while waiting or self._next < end:
             while self._next < end and len(waiting) < _WINDOW:
                 waiting[self._send_next()] = time.monotonic()
@@ -202,8 +202,9 @@ class Traffic:
                 again += 1
                 waiting[number] = now
                 self._send(number)
+        pause = max(_AGAIN_SECONDS, 20 * (time.monotonic() - begun) / result.packets)    # between answers, on a busy machine
         while again > result.late:             # those that are not lost are on their way still
-            found = self._answers(_AGAIN_SECONDS)
+            found = self._answers(pause)
             if not found:
                 break
             result.late += sum(number >= first for number in found)
@@ -230,7 +231,8 @@ class Traffic:
         answered = int(vm.command('net-stop').split()[0])
         self.rounds[name] = result
         if answered < result.packets or result.lost > result.packets * _LOST + more_lost:
-            raise vm.failure(f'{name}: the guest has answered {answered} packets: {self.dump()}')
+            # tried again: of a busy machine as well
+            raise vm.failure(f'{name}: the guest has answered {answered} packets: {self.dump()}', kind=machine.Silence)
 
     def dump(self) -> dict[str, dict[str, Any]]:
         return {name: dataclasses.asdict(result) for name, result in self.rounds.items()}

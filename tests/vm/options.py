@@ -17,7 +17,7 @@ from tests.vm import scenarios
 
 _TOP = Path(__file__).resolve().parents[2]
 _POOLS = {'kvm': ('tmpfs', 'pmem', 'xfs', 'page-cache'), 'tcg': ('tmpfs',), 'fsdax': (*fsdax.REGIONS, 'pmem')}
-FSDAX_MACHINES = ('pools', 'power', 'caches')          # with machines of their own, which start more than once
+FSDAX_MACHINES = ('pools', 'power', 'caches', 'confinement')          # with machines of their own, which start more than once
 
 
 @dataclasses.dataclass(frozen=True)

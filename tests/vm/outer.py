@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 import contextlib
 import json
+import os
 from pathlib import Path
 import re
 import subprocess
@@ -13,12 +14,12 @@ import time
 from typing import Any
 
 from pcow_driver import exception
-from pcow_driver.quickstart import cpio
-from pcow_driver.quickstart import state
 from tests.functional import qmp
 from tests.vm import machine
 from tests.vm import parts as parts_module
 from tests.vm import tree
+from tools.lib.quickstart import cpio
+from tools.lib.quickstart import state
 
 CPUS = 2
 _MODULES = ('virtio_pci', 'virtio_blk', 'crc32c_generic', 'ext4', 'xfs', 'nfit', 'nd_pmem', 'nd_e820', 'device_dax', 'dax_pmem',
@@ -28,7 +29,9 @@ _MEMORY = '3584M'
 _INIT = Path(__file__).parent / 'outer' / 'init'
 _BUSYBOX = Path('/bin/busybox')
 _BAD = re.compile(rb'Kernel panic[^\r\n]*|vm-test: (?!ended)[^\r\n]*')
-_QUIET_SECONDS = 1000.0                        # without a result; every step inside has a limit of 300 s of its own
+# Without a result, beside what random work was asked for; every step inside has a limit of 300 s of its own
+_QUIET_SECONDS = 1000.0
+_ENVIRONMENT = ('PCOW_RANDOM_SECONDS', 'PCOW_TEST_SEED')       # that scenarios look at
 _LOOKS = ('info status', 'info registers -a', 'info lapic 0', 'info lapic 1', 'info cpus')
 # For the kernel. A timer interrupt that the emulation loses is the last one of a CPU that sets its timer anew each time; a timer
 # that runs by itself has a next one, after which the CPU also sees whatever else was lost.
@@ -42,7 +45,8 @@ Report = Callable[[dict[str, Any]], None]
 
 def plan_text(wanted: list[tuple[str, str]], places: dict[str, machine.Place]) -> str:
     """(scenario, pool) pairs for one boot."""
-    return json.dumps({'wanted': wanted, 'places': {pool: place.dump() for pool, place in places.items()}})
+    return json.dumps({'wanted': wanted, 'places': {pool: place.dump() for pool, place in places.items()},
+                       'environment': {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}})
 
 
 class Ended(exception.PcowError):
@@ -128,6 +132,7 @@ class Outer:
             return str(e) or type(e).__name__
 
     def _follow(self, process: subprocess.Popen[bytes], report: Report) -> None:
+        quiet = _QUIET_SECONDS + float(os.environ.get('PCOW_RANDOM_SECONDS', '0'))
         seen, last = 0, time.monotonic()
         while True:
             ended = process.poll() is not None
@@ -146,8 +151,8 @@ class Outer:
                 why = bad[0].decode(errors='replace') if bad else said
                 raise Ended(reason=f'the outer machine ended ({process.poll()}): {why}'
                                    f'\n--- its console:\n{console[-_TAIL:].decode(errors="replace")}')
-            if time.monotonic() - last > _QUIET_SECONDS:
-                raise Ended(reason=f'the outer machine did not go on for {_QUIET_SECONDS:.0f} s'
+            if time.monotonic() - last > quiet:
+                raise Ended(reason=f'the outer machine did not go on for {quiet:.0f} s'
                                    f'\n--- its console:\n{console[-_TAIL:].decode(errors="replace")}'
                                    f'\n--- its state, twice:\n{self._state(process)}\n{self._state(process)}')
             time.sleep(_POLL)

@@ -11,13 +11,13 @@ import uuid
 from pcow_driver import dax
 from pcow_driver import exception
 from pcow_driver import tool
-from pcow_driver.quickstart import apt
-from pcow_driver.quickstart import cpio
-from pcow_driver.quickstart import guest as quickstart_guest
-from pcow_driver.quickstart import state
 from tests.vm import chain
 from tests.vm import debian
 from tests.vm import kernels
+from tools.lib.quickstart import apt
+from tools.lib.quickstart import cpio
+from tools.lib.quickstart import guest as quickstart_guest
+from tools.lib.quickstart import state
 
 _SOURCES = Path(__file__).parent / 'guest'
 _CFLAGS = ('-std=gnu11', '-static', '-O2', '-Wall', '-Wextra', '-Werror', '-pthread')

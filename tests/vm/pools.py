@@ -16,7 +16,6 @@ from typing import Any
 
 from pcow_driver import exception
 from pcow_driver import immutable
-from pcow_driver import privileged
 from pcow_driver.privileged import filesystems
 from pcow_driver.privileged import namespaces
 from tests.vm import command
@@ -233,7 +232,6 @@ def _refuse_as_root() -> None:
     """What runs as root looks for itself, at a pool that is mounted and at the disk of this machine."""
     root = next(device for device in Path('/sys/block').glob('vd*'))
     command.must_fail('has no DAX', 'pool', 'create', 'other', '--device', f'/dev/{root.name}', '--force', '--dry-run')
-    privileged.settle()
     dimm = (_REGIONS / _regions()[0] / 'mapping0').read_text().split(',')[0]
     for said, function, arguments in (
             ('in use', namespaces.check_unused, ('namespace0.0',)), ('in use', namespaces.destroy, ('namespace0.0',)),

@@ -2,18 +2,21 @@
 """Power cuts, seen from inside: what a machine that is killed at any moment had flushed is there when it starts again.
 
 Step N of the load is known from N alone: a write and a flush, a snapshot now and then, by turns on each file system, and a write
-that nothing flushes.  The
-machine tells every step that is done; whoever kills it knows from that what must be found.
+that nothing flushes; and now and then a checkpoint of a VM whose RAM is an image (:mod:`tests.vm.checkpoints`).  The machine tells
+every step that is done; whoever kills it knows from that what must be found.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+import contextlib
 import json
 import mmap
 import os
 from pathlib import Path
 from typing import Any
 
+from tests.vm import checkpoints
 from tests.vm import fsdax
 from tests.vm import machine
 
@@ -25,6 +28,7 @@ _SLOT = 64 << 10
 _PAGE = 4096
 _SLOTS = 48                                    # few, so that most writes copy what a snapshot holds
 _SNAPSHOT_EVERY = 10                           # steps of one file system
+_CHECKPOINT_EVERY = 12                         # steps
 _SIZE = '16M'
 _UNFLUSHED = Path('/fs/ext4/unflushed')        # its first bytes are the number of a step, stored and never flushed
 _NUMBER_BYTES = 8
@@ -38,6 +42,11 @@ def _step(number: int) -> tuple[str, int, int]:
 def _snapshot_of(number: int) -> str | None:
     """The snapshot that is made after the write of a step."""
     return f's{number}' if number // len(_KINDS) % _SNAPSHOT_EVERY == 0 else None
+
+
+def _checkpoints(numbers: Iterable[int]) -> list[int]:
+    """The steps after which there is a checkpoint."""
+    return [number for number in numbers if number % _CHECKPOINT_EVERY == 0]
 
 
 def _image(kind: str) -> Path:
@@ -54,6 +63,7 @@ def begin(place: machine.Place) -> dict[str, Any]:
     for kind, own in _places(place).items():
         made[kind] = fsdax.namespace(own, kind)['mount']
         machine.run(place.binaries / 'pcow-img', 'create', '-q', _image(kind), _SIZE)
+    checkpoints.make(place)
     _UNFLUSHED.write_bytes(bytes(_PAGE))
     os.sync()
     return made
@@ -67,7 +77,10 @@ def _write(number: int) -> str:
 def load(place: machine.Place, first: int) -> dict[str, Any]:
     """Steps from ``first`` on, until the machine is killed."""
     Path('/proc/sys/vm/dirty_writeback_centisecs').write_text('0\n')         # nothing is flushed but by the steps
-    with open(_RESULTS, 'w', buffering=1) as results, open(_UNFLUSHED, 'r+b') as file, mmap.mmap(file.fileno(), _PAGE) as unflushed:
+    with contextlib.ExitStack() as stack:
+        results = stack.enter_context(open(_RESULTS, 'w', buffering=1))
+        unflushed = stack.enter_context(mmap.mmap(stack.enter_context(open(_UNFLUSHED, 'r+b')).fileno(), _PAGE))
+        vm = stack.enter_context(checkpoints.Vm(place))
         for number in range(first, first + _STEPS):
             kind = _step(number)[0]
             commands = [_write(number), 'flush']
@@ -75,6 +88,8 @@ def load(place: machine.Place, first: int) -> dict[str, Any]:
                 commands.append(f'snapshot create {name}')
             commands.append(_write(number + len(_KINDS)))                  # what the next step here writes is begun, and in caches
             machine.run(place.binaries / 'pcow-io', *(word for item in commands for word in ('-c', item)), _image(kind))
+            if _checkpoints([number]):
+                vm.checkpoint(number)
             unflushed[:_NUMBER_BYTES] = number.to_bytes(_NUMBER_BYTES, 'little')
             results.write(json.dumps({'done': number}) + '\n')
     raise machine.Failure('nobody killed the machine')
@@ -136,6 +151,9 @@ def verify(place: machine.Place, runs: list[tuple[int, int]]) -> dict[str, Any]:
                 untold = [item for item in unsure if item < number]
                 figures['pages'] += _compare(kind, _content(place, kind, name), before, untold, name)
                 figures['snapshots'] += 1
+    if runs:
+        first, last = runs[-1]
+        figures |= checkpoints.verify(place, _checkpoints(range(first, last + 1)), _checkpoints(range(last + 1, last + 1 + UNTOLD)))
     return figures | {'unflushed': int.from_bytes(_UNFLUSHED.read_bytes()[:_NUMBER_BYTES], 'little')}
 
 

@@ -24,6 +24,7 @@ from tests.vm import scenarios
 
 _POOL_SCENARIO = 'pool-'
 _POWER_SCENARIO = 'power-'
+_CONFINEMENT_SCENARIO = 'confinement-'
 
 
 def run_one(name: str, pool: str, place: machine.Place) -> dict[str, Any]:
@@ -40,6 +41,8 @@ def run_one(name: str, pool: str, place: machine.Place) -> dict[str, Any]:
             result['figures'] = fsdax.ALL[name](place, pool)
         elif name.startswith(_POWER_SCENARIO):
             result['figures'] = power.run(place, name.removeprefix(_POWER_SCENARIO))
+        elif name.startswith(_CONFINEMENT_SCENARIO):
+            result['figures'] = importlib.import_module('tests.vm.confinement').ALL[name]()
         else:
             # they need pcow_driver, which is not in every machine
             pools = importlib.import_module('tests.vm.pools')
@@ -73,6 +76,7 @@ def main() -> int:
     parser.add_argument('output', type=Path)
     arguments = parser.parse_args()
     plan = json.loads(arguments.plan.read_text())
+    os.environ.update(plan['environment'])
     places = {pool: machine.Place.load(fields) for pool, fields in plan['places'].items()}
     with open(arguments.output, 'w', buffering=1) as output:
         def report(result: dict[str, Any]) -> None:

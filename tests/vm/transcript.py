@@ -39,3 +39,17 @@ def keep(name: str, session: list[dict[str, Any]], *, write: bool) -> None:
     if shown != done:
         raise exception.PcowError(reason=(
             f'{file} shows other commands than those that were tried: run tools/vm-test fsdax --only pools --write-docs'))
+
+
+def keep_table(name: str, lines: list[str], *, write: bool) -> None:
+    """The same for a table that the documentation shows.
+
+    :raises PcowError: it is another one
+    """
+    file = _DIRECTORY / f'{name}.txt'
+    text = _steady('\n'.join(lines)) + '\n'
+    if write:
+        file.write_text(text)
+    elif file.read_text() != text:
+        raise exception.PcowError(reason=(
+            f'{file} shows another table than this one: run tools/vm-test fsdax --only {name} --write-docs\n{text}'))

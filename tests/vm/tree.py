@@ -15,12 +15,16 @@ import shutil
 from pcow_driver import exception
 from pcow_driver import tool
 from pcow_driver import units
-from pcow_driver.quickstart import cpio
+from tools.lib.quickstart import cpio
 
-_TOP = Path(__file__).resolve().parents[2]
+TOP = Path(__file__).resolve().parents[2]
 _PYTHON = Path('/usr/bin/python3')
 _PACKAGES = ('collections', 'encodings', 'importlib', 'json', 're', 'urllib', 'lib-dynload')
 _NOT_NEEDED = ('__pycache__', 'ensurepip', 'idlelib', 'lib2to3', 'pydoc_data', 'test', 'tkinter', 'turtledemo', 'venv')
+_LIBVIRT = Path('/usr/lib/libvirt')
+_DRIVERS = Path('/usr/lib/x86_64-linux-gnu/libvirt/connection-driver')
+_CPU_MAP = Path('/usr/share/libvirt/cpu_map')
+_NBDKIT = Path('/usr/lib/x86_64-linux-gnu/nbdkit')
 _SYSTEMD = Path('/lib/systemd')
 _UNITS = ('basic.target', 'final.target', 'local-fs.target', 'local-fs-pre.target', 'multi-user.target', 'paths.target',
           'shutdown.target', 'slices.target', 'sockets.target', 'swap.target', 'sysinit.target', 'timers.target', 'umount.target')
@@ -132,10 +136,31 @@ class Tree:
     def add_pcowctl(self) -> None:
         """pcow_driver of this checkout with the packages that it needs."""
         self.add_packages('pcow')
-        shutil.copytree(_TOP / 'pcow_driver', self.directory / 'suite/pcow_driver', ignore=shutil.ignore_patterns('__pycache__'))
+        shutil.copytree(TOP / 'pcow_driver', self.directory / 'suite/pcow_driver', ignore=shutil.ignore_patterns('__pycache__'))
         # in an emulator it would take long, and be done anew every time
         compileall.compile_dir(str(self.directory / 'suite/pcow_driver'), quiet=1,
                                invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+
+    def add_libvirt(self) -> None:
+        """libvirt's parts beside its programs, its users, and AppArmor's profiles of this machine."""
+        for name in ('passwd', 'group', 'nsswitch.conf'):
+            self.add(Path('/etc') / name, f'/etc/{name}')
+        for name in ('apparmor.d', 'libvirt'):
+            shutil.copytree(Path('/etc') / name, self.directory / 'etc' / name, symlinks=True)
+        programs = [path for path in _LIBVIRT.iterdir() if path.suffix != '.sh']
+        for path in (*programs, _DRIVERS / 'libvirt_driver_qemu.so', _NBDKIT / 'filters/nbdkit-offset-filter.so'):
+            self.add_program(path, str(path))
+        shutil.copytree(_CPU_MAP, self.directory / str(_CPU_MAP).lstrip('/'))
+        (self.directory / 'var/run').symlink_to('/run')
+        # where libvirtd's profile knows it
+        for name in ('libvirtd', 'apparmor_parser'):
+            shutil.move(self.directory / 'usr/bin' / name, self._made('usr/sbin') / name)
+        (self.directory / 'sbin').symlink_to('usr/sbin')
+
+    def _made(self, name: str) -> Path:
+        path = self.directory / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
 
     def add_systemd(self, udev: Path) -> None:
         """The init system of this machine, as far as it takes to mount file systems at boot.
@@ -143,7 +168,8 @@ class Tree:
         :param udev: where Debian's package udev was unpacked
         """
         for name in ('bin', 'sbin'):
-            (self.directory / name).symlink_to('usr/bin')
+            if not (self.directory / name).is_symlink():
+                (self.directory / name).symlink_to('usr/bin')
         for name in ('systemd', 'systemd-shutdown'):
             self.add_program(_SYSTEMD / name, str(_SYSTEMD / name))
         self.add_program(_unpacked(udev, 'bin/udevadm'), '/usr/bin/udevadm')
@@ -168,10 +194,11 @@ class Tree:
 
     def add_tests(self, *more: str) -> None:
         """The modules that run inside."""
-        for name in ('__init__', 'functional/__init__', 'functional/qmp', 'vm/__init__', 'vm/chain', 'vm/debian', 'vm/failing',
+        for name in ('__init__', 'functional/__init__', 'functional/qmp', 'vm/__init__', 'vm/chain', 'vm/checkpoints', 'vm/debian',
+                     'vm/failing',
                      'vm/fsdax', 'vm/full', 'vm/journal', 'vm/lose', 'vm/machine', 'vm/media', 'vm/migration', 'vm/net', 'vm/power',
                      'vm/ram', 'vm/reflink', 'vm/scenarios', 'vm/silence', 'vm/space', 'vm/suite', 'vm/vsock', *more):
-            self.add(_TOP / 'tests' / f'{name}.py', f'/suite/tests/{name}.py')
+            self.add(TOP / 'tests' / f'{name}.py', f'/suite/tests/{name}.py')
 
     def make_image(self, path: Path) -> None:
         """:raises ToolFailed:"""

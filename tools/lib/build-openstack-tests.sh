@@ -5,7 +5,7 @@ build_openstack_tests() {
     local venv=$build/openstack-tests base inputs
     base=$(cd "$top" && "$build/venv/bin/python" -c '
 import sys
-from pcow_driver.openstack_aio import environment
+from tools.lib.openstack_aio import environment
 print(environment.prepare_base(lambda text: print(text, file=sys.stderr)).openstack)')
     inputs=$(echo "$base"; cat "$top"/nova_pcow/{test-requirements.txt,nova_pcow.pth} "$top"/{setup.cfg,tools/lib/build-openstack-tests.sh})
     if [[ -e $venv/.inputs && $(<"$venv/.inputs") == "$inputs" ]]; then

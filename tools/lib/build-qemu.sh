@@ -25,20 +25,25 @@ QEMU_FILES=(
     hostmem-pcow.c backends/hostmem-pcow.c
     hostmem-pcow-access.c backends/hostmem-pcow-access.c
     hostmem-pcow-carrier.c backends/hostmem-pcow-carrier.c
+    hostmem-pcow-cover.c backends/hostmem-pcow-cover.c
     hostmem-pcow-difference.c backends/hostmem-pcow-difference.c
     hostmem-pcow-error.c backends/hostmem-pcow-error.c
+    hostmem-pcow-flush.c backends/hostmem-pcow-flush.c
     hostmem-pcow-hold.c backends/hostmem-pcow-hold.c
     hostmem-pcow-identity.c backends/hostmem-pcow-identity.c
     hostmem-pcow-incoming.c backends/hostmem-pcow-incoming.c
     hostmem-pcow-loadvm.c backends/hostmem-pcow-loadvm.c
     hostmem-pcow-mce.c backends/hostmem-pcow-mce.c
     hostmem-pcow-outgoing.c backends/hostmem-pcow-outgoing.c
+    hostmem-pcow-places.c backends/hostmem-pcow-places.c
     hostmem-pcow-qmp.c backends/hostmem-pcow-qmp.c
     hostmem-pcow-report.c backends/hostmem-pcow-report.c
     hostmem-pcow-report.h backends/hostmem-pcow-report.h
     hostmem-pcow-savevm.c backends/hostmem-pcow-savevm.c
+    hostmem-pcow-snapshot.c backends/hostmem-pcow-snapshot.c
     hostmem-pcow-space.c backends/hostmem-pcow-space.c
     hostmem-pcow-tcg.c backends/hostmem-pcow-tcg.c
+    hostmem-pcow-tell.c backends/hostmem-pcow-tell.c
     hostmem-pcow-kvm-find.c target/i386/kvm/hostmem-pcow-kvm-find.c
     hostmem-pcow-kvm.c target/i386/kvm/hostmem-pcow-kvm.c
     hostmem-pcow-kvm-shared.c target/i386/kvm/hostmem-pcow-kvm-shared.c
@@ -166,16 +171,10 @@ unpack() {
     WORK=
 }
 
-# One object with only the public symbols: libpcow and QEMU both have a crc32c(), for one.
+# The archive with only the public symbols: libpcow and QEMU both have a crc32c(), for one.
 stage_library() {
     local archive=$1 header=$2 stage=$3
-    rm -rf "$stage".??????
-    WORK=$(mktemp -d "$stage.XXXXXX")
-    ld -r --whole-archive "$archive" -o "$WORK/all.o"
-    objcopy --wildcard --keep-global-symbol='pcow_*' "$WORK/all.o" "$WORK/pcow.o"
-    ar rcsD "$WORK/libpcow.a" "$WORK/pcow.o"
-    copy_if_changed "$WORK/libpcow.a" "$stage/libpcow.a"
-    remove_work
+    copy_if_changed "$archive" "$stage/libpcow.a"
     copy_if_changed "$header" "$stage/include/pcow.h"
     [ -e "$stage/libpcow.pc" ] || cat >"$stage/libpcow.pc" <<END
 Name: libpcow

@@ -4,6 +4,7 @@
 import os
 import socket
 from typing import Any
+from unittest import mock
 import uuid
 
 from cinder import exception
@@ -17,6 +18,7 @@ from pcow_driver import conf
 from pcow_driver import device
 from pcow_driver import image
 from pcow_driver import registry
+from pcow_driver import tool
 from pcow_driver import units
 from tests.unit.cinder_pcow import base
 
@@ -52,6 +54,19 @@ class ManageTest(base.PcowTestCase):
         again = self.record(size=2)
         self.driver.manage_existing(again, {'source-name': f'one/{volume.name}'})
         self.check_content(again, {0: 7})
+
+    def test_volumes_of_cinder_are_not_looked_at_one_by_one(self) -> None:
+        known = [self.volume(size=1)]
+
+        def programs() -> int:
+            with mock.patch.object(tool, 'run', wraps=tool.run) as run:
+                listed = self.list_volumes(*known)
+            self.assertEqual({'already managed'}, {item['reason_not_safe'] for item in listed.values()})
+            self.assertEqual({1}, {item['size'] for item in listed.values()})
+            return run.call_count
+        one = programs()
+        known += [self.volume(size=1) for _ in range(5)]
+        self.assertEqual(one, programs())
 
     def test_what_cannot_become_a_volume(self) -> None:
         volume = self.record()

@@ -6,10 +6,12 @@ is between the nodes of the all-in-one (tests/functional/test_openstack.py).
 """
 
 from collections.abc import Iterator
+from concurrent import futures
 import contextlib
 import fcntl
 import hashlib
 import io
+import json
 import os
 from pathlib import Path
 import shlex
@@ -17,6 +19,7 @@ import shutil
 import struct
 import sys
 import tempfile
+import threading
 from typing import Any
 from unittest import mock
 
@@ -306,11 +309,15 @@ class StreamTest(base.PcowTestCase):
         self.assertEqual([], self.files('two'))
 
     def test_a_stream_that_lies(self) -> None:
-        body = self.stream[self.stream.index(b'\n') + 1:-32]
-        for header in (b'{"format": "pcow-stream-1", "base": "../one/web1", "sealed": false}\n',
-                       b'{"format": "pcow-stream-1", "base": "volume-of-another", "sealed": false}\n',
-                       b'{"format": "pcow-stream-1", "base": null, "sealed": true}\n', b'[]\n', b'x' * 5000):
-            self.assertRaises(exception.PcowError, self.receive, self.signed(header + body))
+        told, body = self.stream[:-32].split(b'\n', 1)
+        header = json.loads(told)
+        for lie in ({'base': '../one/web1'}, {'base': 'volume-of-another'}, {'sealed': True}, {'format': 'pcow-stream-0'},
+                    {'virtual': 32 << 20}, {'virtual': 1 << 50}, {'virtual': True},
+                    {'stored': header['stored'] - 1}, {'stored': -1}, {'stored': None}):
+            error = self.assertRaises(exception.TransferFailed, self.receive, self.signed(self.line(header | lie) + body))
+            self.assertIn('web2', str(error))
+        for line in (b'[]\n', b'[' * 4000 + b'\n', b'x' * 5000, b'{"format": "pcow-stream-1"}\n'):
+            self.assertRaises(exception.TransferFailed, self.receive, self.signed(line + body))
         # the header tells no base, the file has one: of another owner in this pool
         secret = device.create(self.pools['two'], 'secret', 64 << 20)
         crafted = os.path.join(self.directory, 'crafted.pcow')
@@ -319,9 +326,38 @@ class StreamTest(base.PcowTestCase):
         data = Path(crafted).read_bytes()
         pieces = (0).to_bytes(8, 'big') + len(data).to_bytes(8, 'big') + data + len(data).to_bytes(8, 'big') + bytes(8)
         error = self.assertRaises(exception.TransferFailed, self.receive,
-                                  self.signed(b'{"format": "pcow-stream-1", "base": null, "sealed": false}\n' + pieces))
+                                  self.signed(self.line(header | {'stored': len(data)}) + pieces))
         self.assertIn('not what the stream said', str(error))
         self.assertEqual(['secret.pcow'], self.files('two'))
+
+    def test_room_is_set_aside_first(self) -> None:
+        """While one image arrives, another has only the room that is left; what is refused has not stored a byte."""
+        registry.PoolRegistry().set('two', overcommit=1.0)
+        pool = registry.PoolRegistry().get('two')
+        account = pool.account()
+        size = ((account.limit or 0) - account.promised) // 3 * 2 // units.SLAB_SIZE * units.SLAB_SIZE
+        header = self.line(json.loads(self.stream.split(b'\n', 1)[0]) | {'virtual': size})
+        begun, wait = threading.Event(), threading.Event()
+
+        class Slow(io.BytesIO):
+            def read(self, length: int | None = -1) -> bytes:
+                begun.set()                    # of the first piece: the header has been read
+                wait.wait(60)
+                return super().read(length)
+
+        with futures.ThreadPoolExecutor() as executor:
+            first = executor.submit(transfer.receive, pool, 'first', Slow(header))
+            self.assertTrue(begun.wait(60))
+            self.assertRaises(exception.NoRoom, transfer.receive, pool, 'second', io.BytesIO(header + b'x'))
+            self.assertEqual(['.first.pcow.part'], pool.entries())
+            wait.set()
+            self.assertRaises(exception.TransferFailed, first.result)
+        self.assertRaises(exception.TransferFailed, transfer.receive, pool, 'second', io.BytesIO(header))
+        self.assertEqual(account.promised, pool.account().promised)
+
+    @staticmethod
+    def line(header: dict[str, Any]) -> bytes:
+        return json.dumps(header).encode() + b'\n'
 
     @staticmethod
     def signed(stream: bytes) -> bytes:

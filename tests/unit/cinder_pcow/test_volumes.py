@@ -6,6 +6,7 @@ import os
 from cinder import exception
 
 from pcow_driver import device
+from pcow_driver import image
 from pcow_driver import registry
 from pcow_driver import removal
 from pcow_driver import units
@@ -39,6 +40,18 @@ class VolumesTest(base.PcowTestCase):
         self.driver.extend_volume(volume, 5)
         self.assertEqual(5 * GIB, device.window(self.path(volume)).size)
         self.check_content(volume, {GIB - 65536: base.FILL, GIB: 0, 5 * GIB - 65536: 0})
+
+    def test_size_is_not_the_guests_to_choose(self) -> None:
+        """The block says that nearly all of the volume lies in front of its data."""
+        volume = self.volume(size=1)
+        path, size = self.path(volume), GIB + (2 << 20)
+        device.write_info_block(path, size, GIB)
+        clone = self.record(size=2)
+        for call in ((self.driver.extend_volume, volume, 2),
+                     (self.driver.create_cloned_volume, clone, volume)):
+            error = self.assertRaises(exception.VolumeBackendAPIException, *call)
+            self.assertIn('where pcow puts none', str(error))
+        self.assertEqual(size, image.info(path).virtual_size)
 
     def test_extend_within_the_limits_of_the_pool(self) -> None:
         volume = self.volume(size=1)
@@ -195,9 +208,9 @@ class DependentsTest(base.PcowTestCase):
 
     def test_a_deleted_parent_is_no_promise(self) -> None:
         self.driver.delete_snapshot(self.parent_snapshot)
-        self.assertEqual(2, self.driver.get_volume_stats(True)['pools'][0]['provisioned_capacity_gb'] // 1)
+        self.assertEqual(2, self.pools['one'].account().promised // GIB)
         self.driver.delete_volume(self.parent)
-        self.assertEqual(1, self.driver.get_volume_stats(True)['pools'][0]['provisioned_capacity_gb'] // 1)
+        self.assertEqual(1, self.pools['one'].account().promised // GIB)
 
     def test_the_start_completes_what_was_cut_off(self) -> None:
         self.driver.delete_snapshot(self.parent_snapshot)

@@ -18,7 +18,8 @@ class CompatTest(base.BaseTestCase):
     def test_releases(self) -> None:
         compat.check()
         compat.check('34.0.1')
-        for version in ('33.1.0', '35.0.0.0rc1', 'unknown'):
+        compat.check('33.0.2')
+        for version in ('32.1.0', '35.0.0.0rc1', 'unknown'):
             error = self.assertRaises(ImportError, compat.check, version)
             self.assertIn(version, str(error))
 
@@ -31,8 +32,10 @@ class CompatTest(base.BaseTestCase):
             if not inspect.isfunction(method) or not inspect.isfunction(original):
                 continue
             ours, theirs = (list(inspect.signature(item).parameters.values()) for item in (method, original))
-            if ours[-1].kind is not inspect.Parameter.VAR_KEYWORD:
-                self.assertEqual([(item.name, item.default) for item in theirs], [(item.name, item.default) for item in ours], name)
+            named = [item for item in ours if item.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+            if len(named) < len(ours):         # what some releases do not have is passed on
+                ours, theirs = named, theirs[:len(named)]
+            self.assertEqual([(item.name, item.default) for item in theirs], [(item.name, item.default) for item in ours], name)
             checked += 1
         self.assertGreater(checked, 20)
 

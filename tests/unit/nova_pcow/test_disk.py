@@ -9,10 +9,12 @@ from unittest import mock
 
 from lxml import etree
 from nova import exception as nova_exception
+from nova import privsep as nova_privsep
 from nova.virt.libvirt import config as vconfig
 
 from nova_pcow import conf as nova_conf
 from nova_pcow import config
+from nova_pcow import confinement
 from nova_pcow import disk
 from nova_pcow import volume
 from pcow_driver import conf
@@ -24,11 +26,13 @@ from pcow_driver import units
 from tests.unit.nova_pcow import base
 
 ID = '0b3f1f3a-6c0e-4d0f-8a3b-54b8a1c1d2e3'
+_SERVER = '6f0c1c52-5d1e-4c0b-9a3f-2b7e4f90d1a6'
+_CAPABILITIES = '<capabilities><host><secmodel><model>{}</model><doi>0</doi></secmodel></host></capabilities>'
 _DISK = {'type': 'disk', 'dev': 'vdb', 'bus': 'virtio'}
 
 
 def _instance(**extra_specs: str) -> Any:
-    return types.SimpleNamespace(flavor=types.SimpleNamespace(extra_specs=extra_specs))
+    return types.SimpleNamespace(uuid=_SERVER, flavor=types.SimpleNamespace(extra_specs=extra_specs))
 
 
 class DiskTest(base.ServersTestCase):
@@ -40,7 +44,10 @@ class DiskTest(base.ServersTestCase):
         self.path = device.create(self.pool, f'volume-{ID}', 8 * units.MIB)
         self.connection: dict[str, Any] = {'driver_volume_type': 'pcow', 'serial': ID,
                                            'data': {'volume_id': ID, 'device_path': self.path, 'access_mode': 'rw'}}
-        self.driver = volume.PcowVolumeDriver(mock.Mock(find_secret=mock.Mock(return_value=None)))
+        host = mock.Mock(find_secret=mock.Mock(return_value=None))
+        self.capabilities = host.get_connection.return_value.getCapabilities
+        self.capabilities.return_value = _CAPABILITIES.format('none')
+        self.driver = volume.PcowVolumeDriver(host)
         self.addCleanup(disk.stop, ID)
 
     def connected(self) -> str:
@@ -109,3 +116,39 @@ class DiskTest(base.ServersTestCase):
         self.addCleanup(nova_conf.CONF.clear_override, 'qemu_group', 'nova_pcow')
         socket = etree.fromstring(self.connected()).find('source/host').get('socket')
         self.assertEqual((0o660, 0o710), tuple(os.stat(path).st_mode & 0o777 for path in (socket, os.path.dirname(socket))))
+
+    def test_while_nbdkit_is_away_the_guest_waits(self) -> None:
+        self.assertEqual('60', etree.fromstring(self.connected()).find('source/reconnect').get('delay'))
+
+    def _confined(self, instance: Any, hook: str = '#!/bin/sh\necho "$@" >"$0.called"\n') -> Path:
+        """What the hook was called with, on a host whose libvirt uses AppArmor."""
+        self.capabilities.return_value = _CAPABILITIES.format('apparmor')
+        path = self.directory / 'hook'
+        path.write_text(hook)
+        path.chmod(0o755)
+        context = nova_privsep.sys_admin_pctxt
+        for target, name, value in ((confinement, 'HOOK', str(path)), (context, 'client_mode', False)):
+            patcher = mock.patch.object(target, name, value)
+            patcher.start()
+            self.addCleanup(patcher.stop)
+        self.driver.connect_volume(self.connection, instance)
+        return path.with_name('hook.called')
+
+    def test_nobody_but_the_server_s_qemu_may_connect(self) -> None:
+        """This process, which AppArmor does not confine, is somebody else."""
+        called = self._confined(_instance())
+        socket = disk.socket_path(ID)
+        self.assertEqual(f'--grant {socket} {_SERVER}\n', called.read_text())
+        uri = f'nbd+unix:///?socket={socket}'
+        error = self.assertRaises(exception.ToolFailed, tool.run, tool.find_system('qemu-io', 'qemu-utils'), '-f', 'raw',
+                                  '-c', 'length', uri)
+        self.assertIn("can't open device", str(error))
+
+    def test_a_volume_in_memory_comes_with_its_bases(self) -> None:
+        called = self._confined(_instance(**{'pcow:root': 'true'}))
+        self.assertEqual(f'--grant {self.path} {_SERVER}\n', called.read_text())
+
+    def test_what_the_hook_says_is_told(self) -> None:
+        error = self.assertRaises(nova_exception.InvalidVolume, self._confined, _instance(**{'pcow:root': 'true'}),
+                                  '#!/bin/sh\necho "pcow: its base is another one" >&2; exit 1\n')
+        self.assertIn('its base is another one', str(error))

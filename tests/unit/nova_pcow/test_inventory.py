@@ -6,12 +6,15 @@ from pathlib import Path
 import subprocess
 from typing import Any
 import unittest
+from unittest import mock
 
 import fixtures
 from nova.compute import provider_tree
 from oslo_utils import uuidutils
 
+from nova_pcow import arrival
 from nova_pcow import conf as nova_conf
+from nova_pcow import flavor
 from nova_pcow import inventory
 from pcow_driver import conf
 from pcow_driver import registry
@@ -50,12 +53,25 @@ class InventoryTest(fixtures.TestWithFixtures, unittest.TestCase):
         found = (tree.data(uuid) for uuid in tree.get_provider_uuids())
         return {one.name: one.inventory['CUSTOM_PCOW_MB'] for one in found if one.name != 'node'}
 
+    def test_before_placement_was_told(self) -> None:
+        """nova-compute has just started: Nova makes the tree with its first report."""
+        with self.assertRaisesRegex(inventory.PlacementMismatch, 'has not told placement yet'):
+            inventory.choose(None, 'node', {}, flavor.PcowFlavor('f', 0, (), frozenset()))
+
+    def test_arrival_is_durable(self) -> None:
+        with mock.patch('os.fsync', wraps=os.fsync) as synced:
+            arrival.note(str(self.directory), arrival.Arrival('there', []))
+            self.assertEqual(2, synced.call_count)             # the file, and its directory
+            self.assertEqual(arrival.Arrival('there', []), arrival.noted(str(self.directory)))
+            arrival.forget(str(self.directory))
+            self.assertEqual(3, synced.call_count)
+
     def test_read_only(self) -> None:
         """As ext4 is after an error."""
         self.run_program('mount', '-o', 'remount,ro', self.directory / 'sick')
         told = self.told()
         self.assertEqual((64, 64), tuple(told['node_pcow_sick'][key] for key in ('total', 'reserved')))
-        self.assertEqual((64, 0), tuple(told['node_pcow_well'][key] for key in ('total', 'reserved')))
+        self.assertEqual((64, 1), tuple(told['node_pcow_well'][key] for key in ('total', 'reserved')))
 
     def test_it_cannot_be_looked_at(self) -> None:
         with sick_pool.sick('sick'):

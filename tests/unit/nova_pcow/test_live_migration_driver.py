@@ -40,6 +40,7 @@ class LiveMigrationDriverTest(two_hosts.TwoHostsTestCase):
         with contextlib.suppress(AssertionError):
             self.api.post_server_action(self.server['id'], {'os-migrateLive': {'host': 'host2', 'block_migration': 'auto'}})
         self._wait_for_server_parameter(self.server, {'OS-EXT-SRV-ATTR:host': 'host2', 'OS-EXT-STS:task_state': None})
+        self._wait_for_migration_status(self.server, ['completed'])        # later than that; the end would wait for its last call
 
     def test_qemu_that_is_killed(self) -> None:
         """Nova takes a guest that does not run for one that has arrived, and deletes what it had."""

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from pathlib import Path
 import shutil
+from typing import Any
 from unittest import mock
 
 from nova.virt.libvirt import utils as libvirt_utils
@@ -21,6 +22,7 @@ from pcow_driver import exception
 from pcow_driver import image
 from pcow_driver import pool as pool_module
 from pcow_driver import registry
+from pcow_driver import staging
 from pcow_driver import template_cache
 from pcow_driver import tool
 from pcow_driver import units
@@ -113,6 +115,22 @@ class MigrationTest(base.TestCase):
             wanted = dataclasses.replace(_SMALL, required_traits=frozenset({'CUSTOM_PCOW', 'CUSTOM_PCOW_PMEM'}))
             error = self.assertRaises(inventory.PlacementMismatch, migration.check_stays, _UUID, wanted)
             self.assertIn('lies in the pool here, which has not CUSTOM_PCOW_PMEM', str(error))
+
+    def test_size_is_not_the_guests_to_choose(self) -> None:
+        """The block of a device says that nearly all of it lies in front of its data."""
+        path = self.path('data0')
+        size = image.info(path).virtual_size
+        device.write_info_block(path, size, size - 2 * units.MIB)
+        self.assertRaises(exception.DeviceInvalid, migration.check_stays, _UUID, _LARGE)
+        self.assertRaises(exception.DeviceInvalid, migration.grow, _UUID, _LARGE)
+        self.assertEqual(size, image.info(path).virtual_size)
+
+    def test_growth_that_was_interrupted(self) -> None:
+        """Between the image and what its guest is told."""
+        path = self.path('data0')
+        image.resize(path, 10 * units.MIB)
+        migration.grow(_UUID, _LARGE)
+        self.assertEqual(8 * units.MIB, device._look(path)[1])
 
     def test_resize_and_confirm(self) -> None:
         self.resize()
@@ -330,6 +348,47 @@ class MigrationTest(base.TestCase):
         for _time in range(2):             # the second has nothing to do
             migration.receive(_UUID, there, sent, '', str(self.instance), self.template)
         self.check_contents()
+
+    def test_room_of_what_arrives(self) -> None:
+        """Nobody else is promised it while it is copied."""
+        there = self.pools['there']
+        sent = migration.send(_UUID, str(self.instance), None)
+        before, seen = there.account().promised, []
+
+        def copy(source: str, target: str) -> None:
+            seen.append(there.account().promised)
+            shutil.copyfile(source, target)
+
+        with mock.patch.object(libvirt_utils, 'copy_image', copy):
+            migration.receive(_UUID, self.on('there'), sent, '', str(self.instance), self.template)
+        self.assertEqual([(18 + 2) * units.MIB, (18 + 2 + 6 + 2) * units.MIB], [promised - before for promised in seen])
+
+    def killed_at(self, step: str, *, after: bool) -> None:
+        """A call that ends there, and those that go on."""
+        sent = migration.send(_UUID, str(self.instance), None)
+        there = self.on('there')
+        real = getattr(staging if step == 'finish' else migration, step)
+
+        def killed(*args: Any) -> None:
+            if after:
+                real(*args)
+            raise KeyboardInterrupt
+
+        with mock.patch(f'nova_pcow.migration.{"staging." if step == "finish" else ""}{step}', killed):
+            self.assertRaises(KeyboardInterrupt, migration.receive, _UUID, there, sent, '', str(self.instance), self.template)
+        for _time in range(2):
+            migration.receive(_UUID, there, sent, '', str(self.instance), self.template)
+        self.check_contents()
+        self.assertEqual([], [path for item in sent for path in self.instance.glob(f'{Path(item.path).name}*')])
+
+    def test_killed_before_it_is_set_apart(self) -> None:
+        self.killed_at('_set_apart', after=False)
+
+    def test_killed_before_it_appears(self) -> None:
+        self.killed_at('_set_apart', after=True)
+
+    def test_killed_when_it_has_appeared(self) -> None:
+        self.killed_at('finish', after=True)
 
     def test_copy_that_arrives_damaged(self) -> None:
         sent = migration.send(_UUID, str(self.instance), None)

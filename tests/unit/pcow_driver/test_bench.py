@@ -11,13 +11,13 @@ from typing import Any
 import testtools
 
 from pcow_driver import exception
-from pcow_driver.bench import __main__ as bench
-from pcow_driver.bench import plot
-from pcow_driver.bench import store
-from pcow_driver.bench import table
-from pcow_driver.bench.guest import disks
-from pcow_driver.bench.guest import figures
 from tests.unit.pcow_driver import base
+from tools.lib.bench import __main__ as bench
+from tools.lib.bench import plot
+from tools.lib.bench import store
+from tools.lib.bench import table
+from tools.lib.bench.guest import disks
+from tools.lib.bench.guest import figures
 
 MACHINE = {'cpu': 'A CPU', 'cores': 2, 'memory': 1 << 34, 'kernel': 'Linux 6.1 x86_64'}
 ROW = {'name': 'cow-4k', 'threads': 1, 'engine': 'signal',

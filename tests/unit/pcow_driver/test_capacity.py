@@ -11,6 +11,7 @@ import fixtures
 from pcow_driver import capacity
 from pcow_driver import exception
 from pcow_driver import pool
+from pcow_driver import promises
 from pcow_driver import registry
 from pcow_driver import units
 from pcow_driver import watermark
@@ -19,8 +20,13 @@ from tests.unit.pcow_driver import base
 
 class SettingsTest(base.TestCase):
     def test_limits(self) -> None:
-        self.assertIsNone(pool.Settings().limit(1000))
-        self.assertEqual(1800, pool.Settings(overcommit=2, reserve=10).limit(1000))
+        held = promises.Account(total=1000, free=600, kept_free=100, overcommit=2, held=150, growth=850, building=0,
+                                building_fixed=0)
+        self.assertEqual((250, 1000, 1300), (held.fixed, held.promised, held.limit))
+        self.assertEqual((False, True, False, True), (held.lacks(300), held.lacks(301), held.lacks(0, 150), held.lacks(0, 151)))
+        self.assertEqual(100 + 250 + (1000 - 400) // 2, held.reserved(400))
+        self.assertIsNone(dataclasses.replace(held, overcommit=0).limit)
+        self.assertFalse(dataclasses.replace(held, overcommit=0).lacks(1 << 60))
 
     def test_impossible_values(self) -> None:
         for values in ({'overcommit': -1.0}, {'reserve': 100}, {'reserve': -1}, {'low': 5, 'critical': 6}, {'low': 101}):
@@ -57,20 +63,13 @@ class RoomTest(base.TestCase):
         self.assertRaises(exception.PoolDraining, pools.set('fast', draining=True).check_room, 1)
         pools.set('fast', draining=False).check_room(units.TIB)
 
-    def test_over_commit(self) -> None:
-        pools = registry.PoolRegistry()
-        pools.create('fast', str(self.directory / 'p'))
-        found = pools.set('fast', overcommit=0.5, reserve=50)
-        limit = found.settings.limit(found.capacity().total)
-        assert limit is not None
-        found.check_room(limit)
-        self.assertRaises(exception.NoRoom, found.check_room, limit + 1)
-
 
 class StateTest(base.TestCase):
     def _usage(self, total: int, free: int) -> capacity.PoolUsage:
         state, reason = capacity.judge(watermark.Capacity(total=total, free=free), pool.Settings(low=20, critical=5))
-        return capacity.PoolUsage(name='p"\\', total=total, free=free, kept_free=0, images=(), unreadable=(), limit=None,
+        account = promises.Account(total=total, free=free, kept_free=0, overcommit=0, held=0, growth=0, building=0,
+                                   building_fixed=0)
+        return capacity.PoolUsage(name='p"\\', total=total, free=free, kept_free=0, images=(), unreadable=(), account=account,
                                   state=state, reason=reason)
 
     def test_thresholds(self) -> None:
@@ -99,13 +98,10 @@ class StateTest(base.TestCase):
 
     def test_image_that_is_deleted_meanwhile(self) -> None:
         found = registry.PoolRegistry().create('fast', str(self.directory / 'p'))
-        gone = pool.PoolImage('vm', found.image_path('vm'), None)
-
-        def usage(item: pool.PoolImage, *, with_shared: bool) -> None:
-            raise exception.ImageNotFound(path=item.path)
-
-        self.useFixture(fixtures.MonkeyPatch('pcow_driver.capacity._image_usage', usage))
-        self.useFixture(fixtures.MonkeyPatch('pcow_driver.pool.Pool.images', lambda _pool: [gone]))
+        found.create_image('vm', size=2 * units.MIB)
+        listed = found.listed()
+        os.unlink(found.existing_path('vm'))
+        self.useFixture(fixtures.MonkeyPatch('pcow_driver.pool.Pool.listed', lambda _pool: listed))
         self.assertEqual(((), ()), (capacity.usage(found).images, capacity.usage(found).unreadable))
 
     def test_read_only(self) -> None:

@@ -3,6 +3,7 @@
 
 import json
 import os
+from pathlib import Path
 import subprocess
 import sys
 
@@ -10,6 +11,8 @@ from pcow_driver import pool
 from pcow_driver import registry
 from pcow_driver.cli import common
 from tests.unit.pcow_driver import base
+
+PROGRAM = Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin'), 'pcow-img')
 
 
 class PcowCtlTest(base.TestCase):
@@ -44,6 +47,7 @@ class PcowCtlTest(base.TestCase):
 
     def test_pool_check(self) -> None:
         """Whatever fails, the exit code is none of 'enough' and 'low', and what was found of the others is said."""
+        self.config.write_text(f'[pcow]\nstate_path = {self.directory}/state\npcow_img = {PROGRAM}\n')
         pools = registry.PoolRegistry()
         pools.create('gone', str(self.directory / 'gone'))
         pools.create('p', str(self.directory / 'p'))
@@ -71,7 +75,8 @@ class PcowCtlTest(base.TestCase):
         made = registry.PoolRegistry().create('p', str(self.directory / 'p'))
         marker = self.directory / 'p/.pcow-pool'
         marker.write_text(json.dumps(json.loads(marker.read_text()) | {'class': 'pmem'}))
-        probe = self.script('pcow-img', '#!/bin/sh\necho \'{"persistence": "page-cache"}\'\n')
+        probe = self.script('pcow-img', (
+            f'#!/bin/sh\n[ "$1" = probe ] || exec {PROGRAM} "$@"\necho \'{{"persistence": "page-cache"}}\'\n'))
         self.config.write_text(f'[pcow]\nstate_path = {self.directory}/state\npcow_img = {probe}\n')
         figures = self.directory / 'pcow.prom'
         done = self._run('pool', 'check', '--prometheus', str(figures))
@@ -84,8 +89,7 @@ class PcowCtlTest(base.TestCase):
         made = registry.PoolRegistry().create('p', str(self.directory / 'p'))
         with open(os.fsencode(made.path) + b'/v\xff.pcow', 'wb'):
             pass
-        config = self.script('pcow-img', '#!/bin/sh\necho damaged >&2\nexit 1\n')
-        self.config.write_text(f'[pcow]\nstate_path = {self.directory}/state\npcow_img = {config}\n')
+        self.config.write_text(f'[pcow]\nstate_path = {self.directory}/state\npcow_img = {PROGRAM}\n')
         strict = {**os.environ, 'PYTHONIOENCODING': 'utf-8:strict'}
         done = subprocess.run([sys.executable, '-m', 'pcow_driver.cli.app', '--config-file', str(self.config), 'pool', 'check'],
                               cwd=base.TOP, capture_output=True, check=False, env=strict)

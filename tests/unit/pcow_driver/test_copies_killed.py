@@ -2,6 +2,7 @@
 """Snapshots that forks and exports make for themselves in a pool: none stays for ever, however the command ends."""
 
 from collections.abc import Callable
+import json
 import os
 from pathlib import Path
 import signal
@@ -83,6 +84,16 @@ class KilledTest(base.TestCase):
         removal.collect(self.pool)
         self.assertEqual([], self.snapshots())
         self.assertEqual(['vm.pcow'], self.pool.entries())
+
+    def test_marks_of_somebody_else(self) -> None:
+        """Whoever shares the pool may write there; the others' marks are collected all the same."""
+        self.killed(copies.fork_live, self.guest, 'new', at='create_overlay')
+        directory = os.path.join(self.pool.path, removal.DIRECTORY)
+        hostile: tuple[object, ...] = (['a' * 240, None], ['a\0b', None], ['../x', None], ['vm', '../x'], {}, [None, None])
+        for number, text in enumerate(('[' * 4000, *map(json.dumps, hostile))):
+            os.symlink(text, os.path.join(directory, f'-{number}'))
+        removal.collect(self.pool)
+        self.assertEqual([], self.snapshots())
 
     def test_fork_that_succeeds(self) -> None:
         """Its snapshot is the owner's from then on."""

@@ -13,7 +13,6 @@ import fixtures
 
 from pcow_driver import doctor
 from pcow_driver import exception
-from pcow_driver import privileged
 from pcow_driver import registry
 from pcow_driver.finding import ADVICE
 from pcow_driver.finding import MISSING
@@ -30,8 +29,6 @@ _MIB = 1 << 20
 class DoctorTestCase(base.TestCase):
     def setUp(self) -> None:
         super().setUp()
-        privileged.context.set_client_mode(False)
-        self.addCleanup(privileged.context.set_client_mode, True)
 
     def substitute(self, name: str, value: object) -> None:
         self.useFixture(fixtures.MonkeyPatch(f'pcow_driver.{name}', value))
@@ -146,6 +143,12 @@ class HostTest(DoctorTestCase):
             self.assertIn(f'append etc/apparmor.d/local/{name}-pcow', found.advice)
             (local / name).write_text((rules / f'{name}-pcow').read_text())
         self.assertEqual([OK, OK], [found.status for found in doctor._check_apparmor()])
+        (local / 'abstractions/libvirt-qemu').write_text('  /var/lib/pcow/pools/*/*.pcow rwk,\n')
+        (local / 'usr.sbin.libvirtd').write_text('  /usr/local/lib/pcow/libvirt/qemu-img PUxr,\n')
+        wanted = ('every guest may read and write every image', 'libvirtd may not run the hook')
+        for words, found in zip(wanted, doctor._check_apparmor(), strict=True):
+            self.assertEqual(ADVICE, found.status)
+            self.assertIn(words, found.advice)
 
 
 class RegionTest(DoctorTestCase):

@@ -54,6 +54,16 @@ class UnusedImageTest(base.TestCase):
         self.make('mine', age=60)
         self.assertEqual([], self.find())
 
+    def test_pool_that_is_mounted_in_another_place_as_well(self) -> None:
+        """A domain names the image by a path there."""
+        path = self.make('mine')
+        found, = self.find()
+        elsewhere = self.directory / 'elsewhere.pcow'
+        os.link(path, elsewhere)
+        self.name(str(elsewhere))
+        self.assertEqual([], self.find())
+        self.assertRaises(exception.ImageInUse, garbage.delete, self.pool, found)
+
     def test_needed_by_now(self) -> None:
         path = self.make('mine')
         found, = self.find()

@@ -11,6 +11,7 @@ from pcow_driver import exception
 from pcow_driver import garbage
 from pcow_driver import image_locks
 from pcow_driver import registry
+from pcow_driver import removal
 from pcow_driver import staging
 from tests.unit.pcow_driver import base
 
@@ -75,8 +76,18 @@ class LookTest(_PoolTest):
         self.configure(pcow_img=self.script('pcow-img', f'#!/bin/sh\necho "$@" >> {log}\nexec {self.programs}/pcow-img "$@"\n'))
         self.assertEqual([], self.find())
         commands = log.read_text().splitlines()
-        self.assertEqual({'info', 'check'}, {command.split()[0] for command in commands})
-        self.assertEqual([], [command for command in commands if '-U' not in command.split()])
+        self.assertEqual({'list', 'check'}, {command.split()[0] for command in commands})
+        self.assertEqual([], [command for command in commands if not {'-U', 'list'} & set(command.split())])
+
+    def test_an_image_that_cannot_be_looked_at_hides_no_other(self) -> None:
+        for name in ('first', 'second'):
+            self.pool.create_image(name, size=2 << 20)
+            with removal.lock(self.pool, name):
+                removal.mark_snapshot(self.pool, name, 'gone')
+        self.configure(pcow_img=self.script('pcow-img', (
+            '#!/bin/sh\ncase "$*" in info*/first.pcow) echo damaged >&2; exit 1;; esac\n'
+            f'exec {self.programs}/pcow-img "$@"\n')))
+        self.assertEqual(['second.pcow'], self.find())
 
     def test_in_use(self) -> None:
         path = self.pool.create_image('vm', size=2 << 20)

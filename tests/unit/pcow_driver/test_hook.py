@@ -7,6 +7,8 @@ import pwd
 import stat
 import subprocess
 import sys
+from typing import Any
+from unittest import mock
 
 import fixtures
 
@@ -55,9 +57,15 @@ class ParseTest(base.TestCase):
 
 
 class BasesTest(base.TestCase):
+    def _change(self, chain: list[dict[str, Any]]) -> None:
+        """What a test wants otherwise."""
+
     def _bases(self, *filenames: object) -> list[str]:
-        chain = json.dumps([{'filename': name} for name in ('x', *filenames)])
-        (self.directory / 'chain.json').write_text(chain)
+        uuids = [f'493aeedc-b05d-49b5-84cc-{number:012}' for number in range(len(filenames) + 2)]
+        chain = [{'filename': name, 'format-specific': {'data': {'uuid': uuid, 'base-uuid': base_uuid}}}
+                 for name, uuid, base_uuid in zip(('x', *filenames), uuids, uuids[1:], strict=False)]
+        self._change(chain)
+        (self.directory / 'chain.json').write_text(json.dumps(chain))
         program = self.script('pcow-img', f'#!/bin/sh\ncat {self.directory}/chain.json\n')
         found: list[str] = hook.bases(program, str(self.directory / 'vm.pcow'))
         return found
@@ -72,6 +80,30 @@ class BasesTest(base.TestCase):
         for name in ('/etc/passwd', '../x.pcow', 'sub/x.pcow', f'{self.directory}/sub/../../x'):
             error = self.assertRaises(hook.HookError, self._bases, 'a.pcow', name)
             self.assertIn(name, str(error))
+
+    def test_only_the_base_that_was_recorded(self) -> None:
+        """A guest that has broken out writes another name, or that nobody shall compare, but it does not know the UUID."""
+        other, none = '00000000-1111-2222-3333-444444444444', hook.NO_UUID
+        for number, change in enumerate(({'base-uuid': other}, {'base-uuid': none}, None)):
+            def write(chain: list[dict[str, Any]], change: dict[str, str] | None = change) -> None:
+                data = chain[0]['format-specific']['data']
+                data.update(change or {})
+                if change is None:
+                    del data['base-uuid']
+            self._change = write  # type: ignore[method-assign]
+            error = self.assertRaises(hook.HookError, self._bases, f'{number}.pcow')
+            self.assertIn('is not the one that it was made on', str(error))
+
+    def test_bases_without_a_uuid_are_those_that_everybody_may_read(self) -> None:
+        def write(chain: list[dict[str, Any]]) -> None:
+            chain[0]['format-specific']['data']['base-uuid'] = hook.NO_UUID
+            del chain[1]['format-specific']['data']['uuid']
+        self._change = write  # type: ignore[method-assign]
+        path = self.directory / 'old.pcow'
+        path.touch(0o640)
+        self.assertRaises(hook.HookError, self._bases, 'old.pcow')
+        path.chmod(0o644)
+        self.assertEqual([os.path.realpath(path)], self._bases('old.pcow'))
 
     def test_nonsense(self) -> None:
         for text in ('', '{}', '[]x', '[{}, 3]', '[{}, {"name": "x"}]'):
@@ -124,6 +156,16 @@ class GrantTest(base.TestCase):
         hook.grant_read(self.path, NOBODY)
         self.assertRaises(OSError, os.getxattr, self.path, hook.ACL_NAME)
 
+    def test_label_where_selinux_runs(self) -> None:
+        selinux = self.directory / 'selinux'
+        self.useFixture(fixtures.MockPatchObject(hook, 'SELINUX_ENABLED', str(selinux)))
+        with mock.patch.object(os, 'setxattr') as setxattr:
+            hook.grant_read(self.path, pwd.getpwnam('root'))
+            setxattr.assert_not_called()
+            selinux.mkdir()
+            hook.grant_read(self.path, pwd.getpwnam('root'))
+            setxattr.assert_called_once_with(mock.ANY, 'security.selinux', b'system_u:object_r:pcow_base_t:s0\0')
+
     def test_links_and_devices_are_refused(self) -> None:
         link = str(self.directory / 'link.pcow')
         os.symlink(self.path, link)
@@ -150,3 +192,69 @@ class MainTest(base.TestCase):
         self.assertEqual(1, done.returncode)
         self.assertEqual(1, len(done.stderr.splitlines()))
         self.assertTrue(done.stderr.startswith('pcow: '), done.stderr)
+
+
+class ProfileTest(base.TestCase):
+    """What the hook writes; with a kernel that has AppArmor: tests/vm/confinement.py."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.profile = 'libvirt-6f0c1c52-5d1e-4c0b-9a3f-2b7e4f90d1a6'
+        self.path, self.own = self.directory / self.profile, self.directory / f'{self.profile}.pcow'
+        self.path.write_text(f'profile {self.profile} {{\n  #include <libvirt/{self.profile}.files>\n}}\n')
+        parser = self.script('parser', '#!/bin/sh\ncat "$2" >>"$2.loaded"\n')
+        for name, value in (('PROFILES', str(self.directory)), ('PARSER', parser), ('uses_apparmor', lambda: True),
+                            ('bases', lambda _program, _image: ['/pool/base.pcow']), ('pcow_img', lambda: 'x')):
+            self.useFixture(fixtures.MockPatchObject(hook, name, value))
+
+    def test_what_a_domain_may_open(self) -> None:
+        hook.confine(self.profile, hook.rules(['/pool/vm.pcow'], ['/disks/1/socket']))
+        self.assertEqual('  "/pool/base.pcow" rk,\n  "/pool/vm.pcow" rwk,\n  "/disks/1/socket" rw,\n', self.own.read_text())
+        line = f'\n  include if exists <libvirt/{self.profile}.pcow>\n}}\n'
+        self.assertTrue(self.path.read_text().endswith(line), self.path.read_text())
+        hook.confine(self.profile, hook.rules(['/pool/other.pcow'], []))
+        self.assertEqual(1, self.path.read_text().count('include if'))
+        self.assertEqual('  "/pool/base.pcow" rk,\n  "/pool/other.pcow" rwk,\n', self.own.read_text())
+
+    def test_nobody_else_may_read_the_rules_or_hold_the_lock(self) -> None:
+        hook.confine(self.profile, hook.rules(['/pool/vm.pcow'], []))
+        for path in (self.own, self.directory / '.pcow.lock'):
+            self.assertEqual(0o600, stat.S_IMODE(path.stat().st_mode))
+
+    def test_what_is_plugged_in_is_added(self) -> None:
+        hook.confine(self.profile, hook.rules(['/pool/vm.pcow'], []))
+        hook.confine(self.profile, hook.rules(['/pool/more.pcow'], []), keep=True)
+        self.assertEqual('  "/pool/base.pcow" rk,\n  "/pool/vm.pcow" rwk,\n  "/pool/more.pcow" rwk,\n', self.own.read_text())
+
+    def test_no_name_is_a_pattern(self) -> None:
+        for name in ('*', 'a?', '[a]', '{a,b}', '@{HOME}', 'a"', 'a\n  /** rw,', 'a\\', '^', 'ä'):
+            self.assertRaises(hook.HookError, hook.rules, [f'/pool/{name}.pcow'], [])
+            self.assertRaises(hook.HookError, hook.rules, [], [f'/disks/{name}/socket'])
+
+    def test_no_other_profile_is_changed(self) -> None:
+        for label in ('libvirtd', '../x', 'libvirt-6f0c1c52', f'{self.profile}/../x'):
+            seclabel = f"<seclabel type='dynamic' model='apparmor' relabel='yes'><label>{label}</label></seclabel>"
+            self.assertIsNone(hook.profile_of(XML.format('/x', seclabel)))
+        for kind, wanted in (('dynamic', self.profile), ('static', None)):
+            seclabel = f"<seclabel type='{kind}' model='apparmor' relabel='yes'><label>{self.profile}</label></seclabel>"
+            self.assertEqual(wanted, hook.profile_of(XML.format('/x', seclabel)))
+        self.assertRaises(hook.HookError, hook.grant, '/pool/vm.pcow', '../x')
+
+    def test_sockets(self) -> None:
+        disk = ("<domain><devices><disk type='network'><source protocol='nbd'><host transport='unix' socket='/disks/1/socket'/>"
+                "</source></disk><disk type='network'><source protocol='nbd'><host name='h' port='1'/></source></disk>"
+                '</devices></domain>')
+        self.assertEqual(['/disks/1/socket'], hook.sockets(disk))
+
+    def test_a_domain_that_has_ended(self) -> None:
+        self.own.touch()
+        hook.release(f'<domain><uuid>{self.profile.removeprefix("libvirt-")}</uuid></domain>')
+        self.assertFalse(self.own.exists())
+        hook.release('<domain><uuid>../../x</uuid></domain>')
+
+    def test_what_the_parser_says_is_told(self) -> None:
+        parser = self.script('parser', '#!/bin/sh\necho bad rule >&2; exit 1\n')
+        self.useFixture(fixtures.MockPatchObject(hook, 'PARSER', parser))
+        self.assertIn('bad rule', str(self.assertRaises(hook.HookError, hook.confine, self.profile, [])))
+        self.path.write_text('')
+        self.assertIn('is no profile', str(self.assertRaises(hook.HookError, hook.confine, self.profile, [])))

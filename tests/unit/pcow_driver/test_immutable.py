@@ -22,11 +22,11 @@ from pcow_driver import removal
 from pcow_driver import template
 from pcow_driver import template_cache
 from pcow_driver import transfer
-from pcow_driver.openstack_aio import pools
-from pcow_driver.openstack_aio import settings as settings_module
-from pcow_driver.quickstart import state
-from pcow_driver.quickstart import teardown
 from tests.unit.pcow_driver import base
+from tools.lib.openstack_aio import pools
+from tools.lib.openstack_aio import settings as settings_module
+from tools.lib.quickstart import state
+from tools.lib.quickstart import teardown
 
 HOOK = base.load_script(base.TOP / 'etc/libvirt/hooks/qemu.d/pcow')
 

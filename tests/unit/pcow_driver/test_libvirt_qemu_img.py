@@ -43,11 +43,39 @@ class QemuImgTest(base.TestCase):
 
     def test_disks_and_images(self) -> None:
         (parts,) = program.domains()
-        self.assertEqual(('web1', [str(self.disk)], [str(self.image), str(self.data)], [], False), tuple(parts))
+        images = [str(self.image), str(self.data)]
+        self.assertEqual(('web1', [str(self.disk)], images, [], False, ''), tuple(parts))
 
-    def test_a_domain_that_cannot_be_read_is_no_guess(self) -> None:
-        (self.directory / 'domains' / 'bad.xml').write_text('<domain>')
-        self.assertRaisesRegex(program.Refused, 'bad.xml cannot be read', list, program.domains())
+    def test_a_domain_that_cannot_be_read(self) -> None:
+        """No guess for a disk that may be its; all else goes on."""
+        volume = f"<source file='{self.other}'/>"
+        for damage in (b'', b'<domain>', b'<?xml version="1.0" encoding="nosuch"?><domain/>', bytes(64)):
+            (self.directory / 'domains' / 'bad.xml').write_bytes(damage)
+            (self.directory / 'domains' / 'db.xml').unlink(missing_ok=True)
+            for words in (['create', '-f', 'qcow2', 'new', '1G'],
+                          ['create', '-f', 'qcow2', '-b', str(self.other), 'new'],
+                          ['info', str(self.disk)]):
+                self.assertFalse(program.serve(words))
+            self.assertRaisesRegex(program.Refused, 'would leave out', program.serve,
+                                   ['create', '-f', 'qcow2', '-b', str(self.disk), 'new'])
+            for option in program.OPERATIONS:
+                self.assertRaisesRegex(program.Refused, 'bad.xml cannot be read.*virsh define',
+                                       program.serve, ['snapshot', option, 's', str(self.other)])
+            self.define('db', volume)
+            for option in program.OPERATIONS:
+                self.assertFalse(program.serve(['snapshot', option, 's', str(self.other)]))
+            self.assertEqual('web1', program.whose(str(self.disk), None).name)
+
+    def test_a_snapshot_that_cannot_be_read(self) -> None:
+        """Of one domain: it keeps no other from its own."""
+        snapshots = self.directory / 'snapshots'
+        self.useFixture(fixtures.MockPatchObject(program, 'SNAPSHOTS', str(snapshots)))
+        (snapshots / 'web1').mkdir(parents=True)
+        (snapshots / 'web1' / 's.xml').touch()
+        self.define('db', f"<source file='{self.other}'/>")
+        self.assertFalse(program.serve(['snapshot', '-a', 's', str(self.other)]))
+        self.assertRaisesRegex(program.Refused, 's.xml cannot be read', program.whose, str(self.disk), 's')
+        self.assertEqual('web1', program.whose(str(self.disk), 'another').name)
 
     def test_volumes_of_storage_pools(self) -> None:
         """As libvirt has them: an active pool inside <poolstate>, which counts before what is defined for its next start."""

@@ -6,7 +6,6 @@ import os
 import fixtures
 
 from pcow_driver import exception
-from pcow_driver import privileged
 from pcow_driver.pmem import ndctl
 from pcow_driver.pmem import provision
 from tests.unit.pcow_driver import base
@@ -30,8 +29,6 @@ LISTED = """
 class NdctlTest(base.TestCase):
     def setUp(self) -> None:
         super().setUp()
-        privileged.context.set_client_mode(False)
-        self.addCleanup(privileged.context.set_client_mode, True)
         self.configure(pools_path=str(self.directory))
         nstype = self.directory / 'sys/region0/nstype'
         nstype.parent.mkdir(parents=True)

@@ -10,16 +10,16 @@ import tempfile
 import time
 
 from pcow_driver import exception
-from pcow_driver.openstack_aio import allinone
-from pcow_driver.openstack_aio import configuration
-from pcow_driver.openstack_aio import environment
-from pcow_driver.openstack_aio import options
-from pcow_driver.openstack_aio import processes
-from pcow_driver.openstack_aio import settings
-from pcow_driver.openstack_aio import ssh
-from pcow_driver.openstack_aio import tempest
-from pcow_driver.quickstart import state
 from tests.unit.pcow_driver import base
+from tools.lib.openstack_aio import allinone
+from tools.lib.openstack_aio import configuration
+from tools.lib.openstack_aio import environment
+from tools.lib.openstack_aio import options
+from tools.lib.openstack_aio import processes
+from tools.lib.openstack_aio import settings
+from tools.lib.openstack_aio import ssh
+from tools.lib.openstack_aio import tempest
+from tools.lib.quickstart import state
 
 _REAPER = Path(processes.__file__).with_name('reaper.py')
 

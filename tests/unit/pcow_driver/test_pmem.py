@@ -10,7 +10,6 @@ import sys
 import fixtures
 
 from pcow_driver import exception
-from pcow_driver import privileged
 from pcow_driver.pmem import adopt
 from pcow_driver.pmem import device
 from pcow_driver.pmem import filesystem
@@ -18,6 +17,7 @@ from pcow_driver.pmem import ndctl
 from pcow_driver.pmem import plan
 from pcow_driver.pmem import promise
 from pcow_driver.pmem import provision
+from pcow_driver.pmem import users
 from pcow_driver.privileged import namespaces
 from tests.unit.pcow_driver import base
 
@@ -25,8 +25,6 @@ from tests.unit.pcow_driver import base
 class RequestTest(base.TestCase):
     def setUp(self) -> None:
         super().setUp()
-        privileged.context.set_client_mode(False)
-        self.addCleanup(privileged.context.set_client_mode, True)
         self.configure(pools_path=str(self.directory))
 
     def _refused(self, error: type[Exception], **changes: object) -> str:
@@ -152,8 +150,6 @@ class UsersTest(base.TestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        privileged.context.set_client_mode(False)
-        self.addCleanup(privileged.context.set_client_mode, True)
         self.dax = self.directory / 'bus/dax1.0/dax1.0'
         self.dax.mkdir(parents=True)
         (self.directory / 'bus/dax1.0/namespace').write_text('namespace1.0\n')
@@ -199,7 +195,7 @@ class UsersTest(base.TestCase):
                 directory.chmod(0o755)
             os.seteuid(65534)
             try:
-                error = self.assertRaises(exception.DeviceRefused, namespaces.check_unused, 'namespace1.0')
+                error = self.assertRaises(exception.DeviceRefused, users.check_unused, 'namespace1.0')
             finally:
                 os.seteuid(0)
                 other.kill()

@@ -8,7 +8,6 @@ from pathlib import Path
 import fixtures
 
 from pcow_driver import exception
-from pcow_driver import privileged
 from pcow_driver import registry
 from pcow_driver.finding import ADVICE
 from pcow_driver.pmem import adopt
@@ -90,8 +89,6 @@ class BootTest(base.TestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        privileged.context.set_client_mode(False)
-        self.addCleanup(privileged.context.set_client_mode, True)
         self.configure(pools_path=str(self.directory / 'pools'))
         for name in ('units', 'pools/p', 'pools/q'):
             (self.directory / name).mkdir(parents=True)
@@ -150,8 +147,9 @@ class BootTest(base.TestCase):
     def test_what_is_left_alone(self) -> None:
         """Ordinary file systems, those without DAX, and those that somebody sees to."""
         plain = self.mounts[self.path]
-        for changes in ({'source': '/dev/sda1'}, {'options': 'rw,attr2'}, {'kind': 'btrfs'}):
-            self.mounts[self.path] = dataclasses.replace(plain, **changes)
+        for changed in (dataclasses.replace(plain, source='/dev/sda1'), dataclasses.replace(plain, options='rw,attr2'),
+                        dataclasses.replace(plain, kind='btrfs')):
+            self.mounts[self.path] = changed
             self.assertIsNone(boot.not_mounted_at_boot(self.path))
         self.mounts[self.path] = plain
         self.assertIsNotNone(boot.not_mounted_at_boot(self.path))

@@ -10,7 +10,6 @@ import subprocess
 import fixtures
 
 from pcow_driver import exception
-from pcow_driver import privileged
 from pcow_driver import registry
 from pcow_driver.cli import app
 from pcow_driver.pmem import adopt
@@ -27,8 +26,6 @@ class DestroyTest(base.TestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        privileged.context.set_client_mode(False)
-        self.addCleanup(privileged.context.set_client_mode, True)
         self.configure(pools_path=str(self.directory), pcow_img=str(
             Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin')) / 'pcow-img'))
         self.path = self.directory / 'quick'

@@ -9,7 +9,6 @@ import subprocess
 import fixtures
 
 from pcow_driver import exception
-from pcow_driver import privileged
 from pcow_driver.pmem import device
 from pcow_driver.pmem import provision
 from pcow_driver.privileged import filesystems
@@ -20,8 +19,6 @@ from tests.unit.pcow_driver import base
 class RefusedCase(base.TestCase):
     def setUp(self) -> None:
         super().setUp()
-        privileged.context.set_client_mode(False)
-        self.addCleanup(privileged.context.set_client_mode, True)
         self.configure(pools_path=str(self.directory))
 
     def loop(self) -> str:

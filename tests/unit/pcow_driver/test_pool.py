@@ -30,7 +30,7 @@ class MarkerTest(base.TestCase):
                      '{"format": 1, "name": "a", "created": "x", "uuid": "../../etc"}',
                      '{"format": 1, "name": "../a", "created": "x", "uuid": "6d0f2b5e-7c1a-4e39-9b54-0a1f6c3d8e27"}',
                      '{"format": 1, "name": 3, "created": "x", "uuid": "6d0f2b5e-7c1a-4e39-9b54-0a1f6c3d8e27"}',
-                     ' ' * (1 << 20) + '{}'):
+                     ' ' * (1 << 20) + '{}', '[' * 60000):
             with open(self.marker, 'w') as f:
                 f.write(text)
             self.assertRaises(exception.PoolInvalid, pool.open_directory, self.path)
@@ -76,7 +76,7 @@ class PoolTest(base.TestCase):
         self.assertEqual(self.pool.image_path(old), self.pool.existing_path(old))
         with staging.building(self.pool, longest):
             self.assertEqual([longest], staging.in_the_making(self.pool))
-        with removal.lock(self.pool, longest), template_cache.TemplateCache(self.pool)._lock(longest):
+        with template_cache.TemplateCache(self.pool)._lock(longest), removal.lock(self.pool, longest):
             pass
         for make, arguments in ((staging.building(self.pool, long).__enter__, ()), (self.pool.create_image, (long,)),
                                 (derive.rename, (self.pool, old, long)), (copies.fork, (self.pool.image_path(old), 's', long))):

@@ -5,11 +5,14 @@ import os
 from pathlib import Path
 import subprocess
 import sys
+import threading
 
 from pcow_driver import copies
 from pcow_driver import exception
 from pcow_driver import image
+from pcow_driver import promises
 from pcow_driver import registry
+from pcow_driver import room
 from pcow_driver import template
 from pcow_driver import units
 from tests.unit.pcow_driver import base
@@ -25,15 +28,19 @@ class RoomTest(base.TestCase):
         self.config = self.directory / 'pcow.conf'
         self.config.write_text(f'[pcow]\nstate_path = {self.directory}/state\npcow_img = {programs}/pcow-img\n')
         self.pools = registry.PoolRegistry()
+        (self.directory / 'p').mkdir()
+        subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=1g', 'none', self.directory / 'p'], check=True)
+        self.addCleanup(subprocess.run, ['umount', '-l', self.directory / 'p'], check=True)
         self.pool = self.pools.create('p', str(self.directory / 'p'))
         self.path = self.pool.create_image('vm', size=8 * MIB)
         image.snapshot_create(self.path, 's')
         self.source = self.directory / 'source.raw'
         self.source.write_bytes(b'data'.ljust(2 * MIB))
 
-    def limit(self, size: int) -> None:
-        """Let no more than these bytes be promised."""
-        self.pool = self.pools.set('p', overcommit=(size + 1) / self.pool.capacity().total)
+    def leave(self, size: int) -> None:
+        """Let no more than one image of this virtual size be promised."""
+        now = self.pool.account()
+        self.pool = self.pools.set('p', overcommit=(now.promised + promises.whole_size(size) + 4096) / (now.total - now.fixed))
 
     def drain(self) -> None:
         self.pool = self.pools.set('p', draining=True)
@@ -45,10 +52,10 @@ class RoomTest(base.TestCase):
         return done.stderr
 
     def test_fork(self) -> None:
-        self.limit(15 * MIB)
+        self.leave(6 * MIB)
         self.assertRaises(exception.NoRoom, copies.fork, self.path, 's', 'fork')
         self.assertEqual(['vm.pcow'], self.pool.entries())
-        self.limit(16 * MIB)
+        self.leave(8 * MIB)
         copies.fork(self.path, 's', 'fork')
         self.drain()
         self.assertRaises(exception.PoolDraining, copies.fork, self.path, 's', 'another')
@@ -56,7 +63,7 @@ class RoomTest(base.TestCase):
 
     def test_fork_of_a_snapshot_of_another_size(self) -> None:
         image.resize(self.path, 16 * MIB)
-        self.limit(24 * MIB)
+        self.leave(8 * MIB)
         copies.fork(self.path, 's', 'fork')
 
     def test_fork_where_no_pool_is_known(self) -> None:
@@ -68,9 +75,9 @@ class RoomTest(base.TestCase):
         self.drain()
         self.assertRaises(exception.PoolDraining, template.build, self.pool, 't', '/no/such/file', 'raw')
         self.pool = self.pools.set('p', draining=False)
-        self.limit(7 * MIB)
+        self.leave(0)
         self.assertRaises(exception.NoRoom, template.build, self.pool, 't', str(self.source), 'raw')
-        self.limit(8 * MIB)
+        self.leave(8 * MIB)
         template.build(self.pool, 't', str(self.source), 'raw')      # promises nothing
 
     def test_export_into_the_pool(self) -> None:
@@ -80,8 +87,24 @@ class RoomTest(base.TestCase):
         self.assertEqual(['vm.pcow'], self.pool.entries())
         copies.export(self.path, str(self.directory / 't.pcow'), 'pcow')
 
+    def test_what_is_given_up_for_a_moment(self) -> None:
+        entered = threading.Event()
+
+        def promise() -> None:
+            with self.pool.lock():
+                entered.set()
+        other = threading.Thread(target=promise)
+        with room.kept(self.path):
+            other.start()
+            self.assertFalse(entered.wait(0.3))
+        other.join()
+        self.assertTrue(entered.is_set())
+        self.pools.remove('p', forget=True)
+        with room.kept(self.path):             # of no pool that is known
+            pass
+
     def test_resize(self) -> None:
-        self.limit(16 * MIB)
+        self.leave(8 * MIB)
         self.assertIn('promised', self.resize(18 * MIB))
         self.assertEqual('', self.resize(16 * MIB))
         self.assertEqual(16 * MIB, image.info(self.path).virtual_size)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
+from collections.abc import Callable
+import dataclasses
 import errno
 import os
 import shutil
@@ -12,8 +14,11 @@ import fixtures
 from pcow_driver import device
 from pcow_driver import exception
 from pcow_driver import pool as pool_module
+from pcow_driver import template
 from pcow_driver import template_cache
+from pcow_driver import tool
 from pcow_driver import units
+from pcow_driver import workspace
 from tests.unit.pcow_driver import base
 
 _SOURCE = template_cache.SourceImage('11111111-2222-3333-4444-555555555555', '0123456789abcdef' * 4, 'raw')
@@ -64,6 +69,64 @@ class TemplateCacheTest(base.TestCase):
             self.fail('entered')
         self.assertEqual([], self.pool.entries())
         self.use()
+
+    def bomb(self, path: str) -> None:
+        """32 MiB of data in a file of some KiB."""
+        with open(f'{path}.raw', 'wb') as f:
+            f.write(b'A' * (32 * units.MIB))
+        tool.run(tool.find('qemu_img'), 'convert', '-c', '-f', 'raw', '-O', 'qcow2', f'{path}.raw',
+                 path)
+        os.unlink(f'{path}.raw')
+        self.assertLess(os.path.getsize(path), units.MIB)
+
+    def check_refused_bomb(self, error: type[Exception], words: str, pool: pool_module.Pool,
+                           accept: Callable[[int], None] | None = None) -> None:
+        """Nothing is converted, not even to the directory for that."""
+        cache = template_cache.TemplateCache(pool)
+        source = template_cache.SourceImage(_SOURCE.id, _SOURCE.checksum, 'qcow2')
+        write = template.write_namespace
+        with mock.patch.object(template, 'write_namespace', wraps=write) as written, \
+                self.assertRaisesRegex(error, words), cache.template(source, self.bomb, accept):
+            self.fail('entered')
+        written.assert_not_called()
+        self.assertEqual([], pool.entries())
+
+    def test_image_that_the_caller_does_not_take(self) -> None:
+        sizes = []
+
+        def accept(size: int) -> None:
+            sizes.append(size)
+            raise exception.InvalidSize(size=size, reason='too large for the flavor')
+
+        self.check_refused_bomb(exception.InvalidSize, 'too large for', self.pool, accept)
+        self.use()                         # the same, when the template is there
+        with self.assertRaises(exception.InvalidSize), \
+                self.cache.template(_SOURCE, self.fetch, accept):
+            self.fail('entered')
+        self.assertEqual([32 * units.MIB, 8 * units.MIB], sizes)
+
+    def test_image_that_the_pool_cannot_take(self) -> None:
+        kept = dataclasses.replace(self.pool, settings=pool_module.Settings(low=100, critical=100))
+        self.check_refused_bomb(exception.NoSpace, 'in the pool fast: 0 B are free', kept)
+        source = self.directory / 'source'
+        self.fetch(str(source))            # not compressed: looked at when its zeros are known
+        self.assertRaises(exception.NoSpace, template.build, kept, 't', str(source), 'raw')
+        self.assertEqual([], kept.entries())
+
+    def test_measure(self) -> None:
+        """What is stored, whatever metadata its size would need."""
+        path = self.directory / 'sparse'
+        for number in (0, 3, 5):
+            with open(path, 'r+b' if path.exists() else 'xb') as f:
+                f.seek(number << 30)
+                f.write(b'x' * units.MIB)
+                f.truncate(1 << 40)
+        self.assertEqual(3 * units.MIB, template.measure(str(path), 'raw', 1 << 40))
+
+    def test_image_that_the_conversion_dir_cannot_take(self) -> None:
+        free = workspace.check_free
+        with mock.patch.object(workspace, 'check_free', lambda size: free(size + (1 << 60))):
+            self.check_refused_bomb(exception.ConversionDirUnusable, 'may be needed', self.pool)
 
     def check_conversion_dir(self, words: str) -> None:
         error = self.assertRaises(exception.ConversionDirUnusable, self.use)

@@ -94,7 +94,10 @@ static int wait_and_open(const char *pattern, int flags)
         errno = ENODEV;
         give_up(pattern);
     }
-    fd = open(found.gl_pathv[0], flags | O_CLOEXEC);
+    /* ENXIO: its driver is not ready for it yet */
+    for (int i = 0; (fd = open(found.gl_pathv[0], flags | O_CLOEXEC)) < 0 && errno == ENXIO && i < PATIENCE; i += 5) {
+        usleep(5000);
+    }
     if (fd < 0) {
         give_up(found.gl_pathv[0]);
     }
