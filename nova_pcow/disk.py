@@ -16,6 +16,7 @@ from pcow_driver import device
 from pcow_driver import exception
 from pcow_driver import locks
 from pcow_driver import nbd
+from pcow_driver import nbdkit
 
 _RECONNECT_SECONDS = 60                 # requests of the guest wait for nbdkit; libvirt knows this since 9.2
 
@@ -72,7 +73,7 @@ def _let_in(directory: str) -> None:
     if not group:
         return
     try:
-        for path, mode in ((os.path.join(directory, nbd.SOCKET), 0o660), (directory, 0o710)):
+        for path, mode in ((os.path.join(directory, nbdkit.SOCKET), 0o660), (directory, 0o710)):
             shutil.chown(path, group=group)
             os.chmod(path, mode)
     except (OSError, LookupError) as e:
@@ -90,7 +91,7 @@ def stop(volume_id: str) -> None:
 
 def socket_path(volume_id: str) -> str:
     """Where a volume is served."""
-    return os.path.join(_directory(volume_id), nbd.SOCKET)
+    return os.path.join(_directory(volume_id), nbdkit.SOCKET)
 
 
 def _directory(volume_id: str) -> str:

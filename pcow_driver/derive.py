@@ -20,6 +20,7 @@ from pcow_driver import names
 from pcow_driver import nbd
 from pcow_driver import pool as pool_module
 from pcow_driver import promises
+from pcow_driver import protection
 from pcow_driver import removal
 from pcow_driver import staging
 from pcow_driver import tool
@@ -147,10 +148,10 @@ def rename(pool: pool_module.Pool, name: str, new_name: str) -> str:
         with image_locks.alone(path):          # nobody opens it under a name that goes
             protected = immutable.is_set(path)
             if protected:
-                immutable.unprotect(path)
+                protection.unprotect(path)
             staging.publish(path, target)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
             if protected:
-                immutable.protect(target)
+                protection.protect(target)
     return target

@@ -18,9 +18,10 @@ from pcow_driver import domain
 from pcow_driver import exception
 from pcow_driver import image
 from pcow_driver import image_locks
-from pcow_driver import immutable
 from pcow_driver import names
+from pcow_driver import nbd
 from pcow_driver import pool as pool_module
+from pcow_driver import protection
 from pcow_driver import removal
 from pcow_driver import staging
 from pcow_driver import workspace
@@ -113,7 +114,7 @@ def _why_in_the_making(pool: pool_module.Pool, path: str) -> str | None:
 
 
 def _work() -> Iterator[Finding]:
-    for path in workspace.left_over():
+    for path in workspace.left_over(*workspace.PLAIN, workspace.EXPORT):
         yield Finding(Kind.WORK, path, workspace.size(path), 'a conversion that was killed left it ([pcow] conversion_dir)')
 
 
@@ -181,7 +182,7 @@ def delete(pool: pool_module.Pool, finding: Finding) -> None:
     if finding.kind is Kind.UNFINISHED:
         with pool.lock():                  # nobody begins to make an image meanwhile
             look_again(pool, finding)
-            immutable.unlink(finding.path)
+            protection.unlink(finding.path)
         return
     look_again(pool, finding)
     if finding.kind is Kind.LEAK:
@@ -190,7 +191,7 @@ def delete(pool: pool_module.Pool, finding: Finding) -> None:
         if not removal.delete_snapshot(pool, name, finding.snapshot):
             raise exception.ImageInUse(path=finding.path, reason=f'something stands on its snapshot {finding.snapshot} by now')
     elif finding.kind is Kind.WORK:
-        workspace.discard(finding.path)
+        (nbd if workspace.purpose(finding.path) == workspace.EXPORT else workspace).discard(finding.path)
     elif finding.kind is Kind.UNUSED_TEMPLATE:
         pool.delete_template(name)
     elif finding.kind is Kind.ORPHAN:

@@ -11,9 +11,9 @@ import os
 from typing import Any
 
 from pcow_driver import exception
-from pcow_driver import immutable
 from pcow_driver import model
 from pcow_driver import names
+from pcow_driver import protection
 from pcow_driver import tool
 from pcow_driver import units
 
@@ -84,7 +84,7 @@ def create_overlay(path: str, base: str, *, size: int | None = None, base_snapsh
     if base_snapshot is None:
         _create(path, virtual_size, cluster_size, arguments, {})
     else:
-        with immutable.lifted(base):           # the snapshot is marked in it
+        with protection.lifted(base):           # the snapshot is marked in it
             _create(path, virtual_size, cluster_size, arguments, {'base_snapshot': base_snapshot})
 
 
@@ -156,7 +156,7 @@ def check(path: str, *, repair: bool = False, force_share: bool = False) -> mode
     :raises ImageProtected: a template is to be repaired, and this user may not
     """
     path = _existing(path)
-    with immutable.lifted(path) if repair else contextlib.nullcontext():
+    with protection.lifted(path) if repair else contextlib.nullcontext():
         return model.CheckResult.from_json(
             _json('check', *_share(force_share), *(['-r', 'all'] if repair else []), path, ok_exit_codes=(0, 2, 3)))
 
@@ -230,7 +230,7 @@ def snapshot_unpin(path: str, name: str) -> None:
     :raises ImageNotFound:
     :raises InvalidName:
     """
-    with immutable.lifted(path):
+    with protection.lifted(path):
         _run('snapshot', '--unpin', names.check_snapshot_name(name), _existing(path))
 
 
@@ -317,7 +317,7 @@ def unseal(path: str) -> None:
 
     :raises ImageNotFound:
     """
-    immutable.unprotect(_existing(path))
+    protection.unprotect(_existing(path))
     _run('unseal', path)
 
 

@@ -4,6 +4,7 @@
 from pcow_driver import exception
 
 IMAGE_SUFFIX = '.pcow'
+MARKER = '.pcow-pool'             # of a directory that is a pool
 SERVER_PREFIX = 'server-'           # of the images that are disks of Nova's servers
 VOLUME_PREFIX = 'volume-'           # of those that are Cinder's volumes
 SERVICE_PREFIXES = (SERVER_PREFIX, VOLUME_PREFIX)

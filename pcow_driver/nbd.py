@@ -10,16 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
-import dataclasses
 import os
 from pathlib import Path
-import selectors
-import signal
 import stat
 import subprocess
 import threading
-import time
-from typing import Any
 import urllib.parse
 
 from pcow_driver import descriptors
@@ -27,75 +22,20 @@ from pcow_driver import device
 from pcow_driver import exception
 from pcow_driver import interrupt
 from pcow_driver import nbd_unit
+from pcow_driver import nbdkit
 from pcow_driver import served
 from pcow_driver import tool
 from pcow_driver import workspace
 
 FUSE_CONF = '/etc/fuse.conf'
-PLUGIN_DIRECTORIES = '/usr/lib/*/nbdkit/plugins'
 
 EXPORT = 'export'                      # in a directory of :mod:`workspace`
-SOCKET = 'socket'                      # in the directory of an export
 _MOUNT = 'mount'
 _FILE = 'data'
 _CONTROL = 'control'            # a link to the socket beside the image
 _UNIT = 'unit'                  # nbdkit runs in a unit of systemd, see nbd_unit
 # all that is in its directory
-_NAMES = frozenset((SOCKET, _MOUNT, _CONTROL, _UNIT, 'nbdkit.pid', 'nbdkit.log', 'nbdfuse.pid', 'nbdfuse.log'))
-_TIMEOUT = 30                      # seconds
-
-
-@dataclasses.dataclass(frozen=True)
-class Export:
-    """What nbdkit serves, and to whom."""
-
-    path: str
-    window: device.Window | None = None
-    snapshot: str | None = None
-    read_only: bool = False
-    control: bool = False
-    peer: str | None = None
-
-    def command(self, directory: str, *options: str) -> tuple[str, ...]:
-        """nbdkit with its socket and pid file in a directory.
-
-        :raises ToolNotFound:
-        """
-        more, parameters = [*options], [f'file={self.path}']
-        if self.window is not None:
-            more.append('--filter=offset')
-            parameters += [f'offset={self.window.offset}', f'range={self.window.size}']
-        if self.snapshot is not None:
-            parameters.append(f'snapshot={self.snapshot}')
-        if self.peer is not None:
-            parameters.append(f'peer={self.peer}')
-        if self.read_only or self.snapshot is not None:
-            more.append('-r')
-            parameters.append('readonly=true')
-        elif self.control:
-            parameters.append('control=true')
-        return (tool.find('nbdkit'), '-U', os.path.join(directory, SOCKET), '-P', os.path.join(directory, 'nbdkit.pid'),
-                *more, tool.find_module('nbdkit_plugin', PLUGIN_DIRECTORIES), *parameters)
-
-    def dump(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def load(cls, fields: dict[str, Any]) -> Export:
-        """What :meth:`dump` gave.
-
-        :raises ExportFailed: it did not
-        """
-        try:
-            window = fields.pop('window', None)
-            export = cls(**fields, window=None if window is None else device.Window(**window))
-        except TypeError:
-            raise exception.ExportFailed(path=str(fields.get('path')), reason='the request is of another version') from None
-        texts = (export.path, export.snapshot or '', export.peer or '')
-        numbers = () if export.window is None else dataclasses.astuple(export.window)
-        if not all(isinstance(item, str) and '\0' not in item for item in texts) or not all(type(item) is int for item in numbers):
-            raise exception.ExportFailed(path=str(export.path), reason='the request is none')
-        return export
+_NAMES = frozenset((nbdkit.SOCKET, _MOUNT, _CONTROL, _UNIT, 'nbdkit.pid', 'nbdkit.log', 'nbdfuse.pid', 'nbdfuse.log'))
 
 
 def start(directory: str, path: str, *, window: device.Window | None = None, snapshot: str | None = None,
@@ -116,7 +56,7 @@ def start(directory: str, path: str, *, window: device.Window | None = None, sna
     path = os.path.abspath(path)
     if not os.path.exists(path):
         raise exception.ImageNotFound(path=path)
-    tool.find_module('nbdkit_plugin', PLUGIN_DIRECTORIES)
+    tool.find_module('nbdkit_plugin', nbdkit.PLUGIN_DIRECTORIES)
     stop(directory)
     os.makedirs(directory, mode=0o700)
     try:
@@ -125,14 +65,14 @@ def start(directory: str, path: str, *, window: device.Window | None = None, sna
         os.rmdir(directory)
         raise
     control = not read_only and snapshot is None and os.access(os.path.dirname(path), os.W_OK)
-    export = Export(path, window=window, snapshot=snapshot, read_only=read_only, control=control, peer=peer)
+    export = nbdkit.Export(path, window=window, snapshot=snapshot, read_only=read_only, control=control, peer=peer)
     if control:
         beside = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
         os.symlink(served.socket_path(beside), os.path.join(directory, _CONTROL))
-    socket = os.path.join(directory, SOCKET)
+    socket = os.path.join(directory, nbdkit.SOCKET)
     try:
         if with_parent:
-            process = start_child(directory, export.command(directory, '--exit-with-parent'))
+            process = nbdkit.start_child(directory, export.command(directory, '--exit-with-parent'))
             # nobody else would: whoever ends it may be another process
             threading.Thread(target=process.wait, daemon=True).start()
         elif nbd_unit.is_there():
@@ -142,65 +82,12 @@ def start(directory: str, path: str, *, window: device.Window | None = None, sna
         else:
             # it goes into the background when it serves, and says what is wrong before
             tool.run(*export.command(directory))
-            _wait_written(os.path.join(directory, 'nbdkit.pid'))
+            nbdkit.wait_written(os.path.join(directory, 'nbdkit.pid'))
     except BaseException:
         with interrupt.clearing_up():
             stop(directory)
         raise
     return f'nbd+unix:///?socket={urllib.parse.quote(socket)}'
-
-
-def _wait_written(pid_file: str) -> None:
-    """A daemon's parent ends before it has written this; who ended the export meanwhile would find nobody to end.
-
-    :raises ToolFailed: it was not written in time
-    """
-    deadline = time.monotonic() + _TIMEOUT
-    while not _is_written(pid_file):
-        if time.monotonic() > deadline:
-            raise exception.ToolFailed(tool='nbdkit', exit_code=0, message=f'it has not written {pid_file}')
-        time.sleep(0.002)
-
-
-def _is_written(pid_file: str) -> bool:
-    try:
-        return os.path.getsize(pid_file) > 0       # a few bytes, written at once
-    except FileNotFoundError:
-        return False
-
-
-def start_child(directory: str, command: tuple[str, ...]) -> subprocess.Popen[bytes]:
-    """nbdkit as a child of this process, in the foreground; when this returns it can be used.
-
-    :raises ToolFailed: with what nbdkit said
-    """
-    log = os.path.join(directory, 'nbdkit.log')
-    with open(log, 'wb') as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-    try:
-        _wait_ready(process, os.path.join(directory, 'nbdkit.pid'))
-    except TimeoutError:
-        raise exception.ToolFailed(tool='nbdkit', exit_code=process.returncode, message=_said(log, 'nbdkit')) from None
-    return process
-
-
-def _wait_ready(process: subprocess.Popen[bytes], pid_file: str) -> None:
-    """Wait for the pid file, which is written when what is served can be used; somebody else may end the process then.
-
-    :raises TimeoutError: it has ended, or was ended because there was none in time
-    """
-    deadline = time.monotonic() + _TIMEOUT
-    while not _is_written(pid_file):
-        if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
-            process.wait()
-            raise TimeoutError
-        time.sleep(0.01)
-
-
-def _said(log: str, name: str) -> str:
-    lines = [line.removeprefix(f'{name}: error: ') for line in Path(log).read_text(errors='replace').splitlines() if line.strip()]
-    return '; '.join(lines) or f'{name} ended without a message'
 
 
 def root_may_read() -> bool:
@@ -222,16 +109,16 @@ def mount(directory: str) -> str:
     """
     point, pid_file, log = (os.path.join(directory, name) for name in (_MOUNT, 'nbdfuse.pid', 'nbdfuse.log'))
     os.mkdir(point, 0o700)
-    command = [tool.find('nbdfuse'), '-P', pid_file, os.path.join(point, _FILE), '--unix', os.path.join(directory, SOCKET)]
+    command = [tool.find('nbdfuse'), '-P', pid_file, os.path.join(point, _FILE), '--unix', os.path.join(directory, nbdkit.SOCKET)]
     if os.geteuid() and root_may_read():
         command[1:1] = '-o', 'allow_other'
     with open(log, 'wb') as output:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
     try:
-        _wait_ready(process, pid_file)
+        nbdkit.wait_ready(process, pid_file)
     except TimeoutError:
-        raise exception.ExportFailed(path=directory, reason=_said(log, 'nbdfuse')) from None
+        raise exception.ExportFailed(path=directory, reason=nbdkit.said(log, 'nbdfuse')) from None
     threading.Thread(target=process.wait, daemon=True).start()
     return os.path.join(point, _FILE)
 
@@ -268,11 +155,11 @@ def _clear(directory: str, descriptor: int) -> None:
         raise _no_export(directory)
     point = os.path.join(directory, _MOUNT)
     _unmount(directory, point)
-    _end(directory, 'nbdfuse')
+    nbdkit.end_process(directory, 'nbdfuse')
     if _UNIT in os.listdir(descriptor) and nbd_unit.is_there():
         nbd_unit.stop(directory)               # which can see its process, also if this is in a container
     else:
-        end(directory)
+        nbdkit.end(directory)
     with contextlib.suppress(FileNotFoundError):
         os.rmdir(_MOUNT, dir_fd=descriptor)
     try:
@@ -321,7 +208,8 @@ def as_file(path: str, *, window: device.Window | None = None, snapshot: str | N
 
 @contextlib.contextmanager
 def _temporary() -> Iterator[str]:
-    with workspace.directory('nbd') as parent:
+    collect()
+    with workspace.directory(workspace.EXPORT) as parent:
         directory = os.path.join(parent, EXPORT)
         try:
             yield directory
@@ -330,34 +218,15 @@ def _temporary() -> Iterator[str]:
                 stop(directory)
 
 
-def end(directory: str) -> None:
-    """End the nbdkit of a directory, if it is still the one that wrote the pid file there.
+def discard(path: str) -> None:
+    """Delete a directory of :mod:`workspace` that a killed process left, and end what it served there.
 
-    :raises ExportFailed: it does not end
+    :raises ImageInUse: somebody works in it
+    :raises ExportFailed: as :func:`stop`
     """
-    _end(directory, 'nbdkit')
+    workspace.discard(path, first=lambda: stop(os.path.join(path, EXPORT)))
 
 
-def _end(directory: str, name: str) -> None:
-    """End the process of a pid file, if it is still the one that wrote it."""
-    try:
-        pid = int(Path(directory, f'{name}.pid').read_text())
-        descriptor = os.pidfd_open(pid)
-    except (FileNotFoundError, ProcessLookupError, ValueError):
-        return
-    try:
-        # The number may belong to somebody else by now: ours has the directory in its arguments.  One that is ending has none any
-        # more, but still its sockets and the image for a moment; a thread of the kernel never has any.
-        arguments = Path(f'/proc/{pid}/cmdline').read_bytes()
-        if arguments and os.fsencode(directory) not in arguments:
-            return
-        if arguments:
-            signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-        with selectors.DefaultSelector() as selector:      # under eventlet there is no select.poll
-            selector.register(descriptor, selectors.EVENT_READ)
-            if not selector.select(_TIMEOUT) and arguments:
-                raise exception.ExportFailed(path=directory, reason=f'{name} (process {pid}) does not end')
-    except (FileNotFoundError, ProcessLookupError):
-        return                         # it has ended meanwhile
-    finally:
-        os.close(descriptor)
+def collect() -> None:
+    """As :func:`workspace.collect`, for exports."""
+    workspace.collect((workspace.EXPORT,), discard)

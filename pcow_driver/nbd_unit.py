@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """nbdkit outside of the service that wants it: in a unit of systemd of its own, which outlives it.
 
-nova-compute asks on a socket (pcow-nbd.socket).  systemd starts ``pcow-nbd-unit`` for each request,
+nova-compute asks on a socket (pcow-nbdkit.socket).  systemd starts ``pcow-nbd-unit`` for each request,
 as root and outside of any container (pcow-nbd@.service), and that becomes the one who asked, with
 its groups, before it reads a word.  So who may ask gets no right from it: what runs is nbdkit with
 pcow's plug-in, as the user who wants it.
@@ -25,9 +25,9 @@ from typing import Any
 
 from pcow_driver import conf
 from pcow_driver import exception
-from pcow_driver import nbd
+from pcow_driver import nbdkit
 
-SOCKET = '/run/pcow/nbd.sock'
+SOCKET = '/run/pcow/nbdkit.sock'
 _SECONDS = 60.0
 _MAX_REQUEST = 65536
 _MOST_STARTS, _IN_SECONDS = 5, 60.0            # an nbdkit that is killed more often stays dead
@@ -41,7 +41,7 @@ def is_there() -> bool:
     return os.path.exists(SOCKET)
 
 
-def start(directory: str, export: nbd.Export) -> None:
+def start(directory: str, export: nbdkit.Export) -> None:
     """:raises ToolFailed: with what nbdkit said"""
     _ask({'start': directory, **export.dump()})
 
@@ -113,19 +113,19 @@ def _checked_directory(name: Any) -> str:
     return name
 
 
-def _start_again(directory: str, export: nbd.Export) -> subprocess.Popen[bytes]:
+def _start_again(directory: str, export: nbdkit.Export) -> subprocess.Popen[bytes]:
     """On a socket with owner and mode of the one that the dead one has left."""
-    path, pid_file = os.path.join(directory, nbd.SOCKET), os.path.join(directory, 'nbdkit.pid')
+    path, pid_file = os.path.join(directory, nbdkit.SOCKET), os.path.join(directory, 'nbdkit.pid')
     before = os.lstat(path)
     for name in (path, pid_file):
         os.unlink(name)
-    process = nbd.start_child(directory, export.command(directory, '-f'))
+    process = nbdkit.start_child(directory, export.command(directory, '-f'))
     os.chown(path, -1, before.st_gid, follow_symlinks=False)
     os.chmod(path, stat.S_IMODE(before.st_mode))
     return process
 
 
-def _watch(process: subprocess.Popen[bytes], directory: str, export: nbd.Export) -> int:
+def _watch(process: subprocess.Popen[bytes], directory: str, export: nbdkit.Export) -> int:
     """Until nbdkit has ended by itself, or because it was asked to."""
     starts: list[float] = []
     while (code := process.wait()) < 0:
@@ -141,12 +141,12 @@ def _watch(process: subprocess.Popen[bytes], directory: str, export: nbd.Export)
 def _serve(connection: socket.socket, request: dict[str, Any]) -> int:
     """:raises PcowError: :raises OSError: nothing was started, and nothing was ended"""
     if 'stop' in request:
-        nbd.end(_checked_directory(request['stop']))
+        nbdkit.end(_checked_directory(request['stop']))
         connection.sendall(b'{"done": true}\n')
         return 0
     directory = _checked_directory(request.pop('start', None))
-    export = nbd.Export.load(request)
-    process = nbd.start_child(directory, export.command(directory, '-f'))
+    export = nbdkit.Export.load(request)
+    process = nbdkit.start_child(directory, export.command(directory, '-f'))
     signal.signal(signal.SIGTERM, lambda *_arguments: process.terminate())
     connection.sendall(b'{"done": true}\n')
     connection.close()

@@ -24,18 +24,17 @@ from pcow_driver import durable
 from pcow_driver import exception
 from pcow_driver import image
 from pcow_driver import image_locks
-from pcow_driver import immutable
 from pcow_driver import locks
 from pcow_driver import model
 from pcow_driver import names
 from pcow_driver import promises
+from pcow_driver import protection
+from pcow_driver import settings as settings_module
 from pcow_driver import units
 from pcow_driver import watermark
 
 LOG = logging.getLogger(__name__)
 
-MARKER = '.pcow-pool'
-DEFAULT_OVERCOMMIT = 20.0          # as Cinder's max_over_subscription_ratio
 _MARKER_FORMAT = 1
 _MAX_MARKER_SIZE = 64 << 10
 
@@ -72,35 +71,12 @@ class ListedImage:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """What the operator decided for a pool on this host; percentages are of its file system."""
-
-    overcommit: float = DEFAULT_OVERCOMMIT     # what images may come to hold, as a multiple of the space; 0: no limit
-    reserve: int = 0               # percent that are never promised
-    low: int = 20                  # percent free below which somebody should act
-    critical: int = 5              # percent free below which guests will soon wait
-    draining: bool = False         # takes no new images
-
-    def check(self) -> Settings:
-        """:raises UsageInvalid:"""
-        if not 0 <= self.overcommit <= 10000:
-            raise exception.UsageInvalid(reason='the over-commit limit is 0 (none) to 10000')
-        if not 0 <= self.reserve < 100 or not 0 <= self.critical <= self.low <= 100:
-            raise exception.UsageInvalid(reason='percentages are 0 to 100, and critical is not above low')
-        return self
-
-    def kept_free(self, total: int) -> int:
-        """Bytes of a file system of ``total`` bytes that are never promised."""
-        return total * self.reserve // 100
-
-
-@dataclasses.dataclass(frozen=True)
 class Pool:
     name: str
     path: str                      # absolute
     uuid: str
     created: str                   # ISO 8601, UTC
-    settings: Settings = Settings()
+    settings: settings_module.Settings = dataclasses.field(default_factory=settings_module.Settings)
     made_as: str | None = None     # persistence class when it was made; None: nobody noted it
 
     def renamed(self, name: str) -> Pool:
@@ -126,7 +102,7 @@ class Pool:
             return image.probe(self.path)
         except exception.ToolFailed:
             # A file is made for that, which a read-only or full file system refuses; then one tells that is there already.
-            return image.probe(os.path.join(self.path, MARKER))
+            return image.probe(os.path.join(self.path, names.MARKER))
 
     def has_lost_pmem(self) -> bool:
         """What guests flush was durable when the pool was made, and is no longer: mounted without DAX, or copied."""
@@ -137,7 +113,7 @@ class Pool:
 
     def entries(self) -> list[str]:
         """Names of all files but the marker and what the file system itself keeps in its root."""
-        return sorted(name for name in os.listdir(self.path) if name not in (MARKER, 'lost+found'))
+        return sorted(name for name in os.listdir(self.path) if name not in (names.MARKER, 'lost+found'))
 
     def image_path(self, name: str) -> str:
         """Where the image of this name is, or would be.
@@ -371,7 +347,7 @@ class Pool:
             if children:
                 raise exception.ImageInUse(path=path, reason=(
                     f'{len(children)} image(s) stand on it: {", ".join(children[:5])}' + (', ...' if children[5:] else '')))
-            with immutable.lifted(path), image_locks.alone(path):
+            with protection.lifted(path), image_locks.alone(path):
                 os.unlink(path)
 
 
@@ -408,7 +384,7 @@ def _class_of(path: str) -> str | None:
 
 def check_none(directory: str) -> None:
     """:raises PoolInvalid: it is a pool already"""
-    if os.path.lexists(os.path.join(directory, MARKER)):
+    if os.path.lexists(os.path.join(directory, names.MARKER)):
         raise exception.PoolInvalid(path=directory, reason="it is a pool already; 'pcowctl pool import' makes it known")
 
 
@@ -420,7 +396,7 @@ def write_marker(pool: Pool) -> None:
     path = pool.path
     value = {'format': _MARKER_FORMAT, 'uuid': pool.uuid, 'name': pool.name, 'created': pool.created}
     text = json.dumps(value | ({'class': pool.made_as} if pool.made_as else {})) + '\n'
-    marker = os.path.join(path, MARKER)
+    marker = os.path.join(path, names.MARKER)
     try:
         fd = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except FileExistsError:
@@ -440,7 +416,7 @@ def write_marker(pool: Pool) -> None:
 
 def unmake(pool: Pool) -> None:
     """Delete the marker file; the directory and what else is in it stay."""
-    os.unlink(os.path.join(pool.path, MARKER))
+    os.unlink(os.path.join(pool.path, names.MARKER))
 
 
 def open_directory(directory: str) -> Pool:
@@ -450,29 +426,30 @@ def open_directory(directory: str) -> Pool:
     """
     path = os.path.abspath(directory)
     try:
-        fd = os.open(os.path.join(path, MARKER), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(os.path.join(path, names.MARKER), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, encoding='utf-8') as f:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise exception.PoolInvalid(path=path, reason=f'{MARKER} is not a file')
+                raise exception.PoolInvalid(path=path, reason=f'{names.MARKER} is not a file')
             value = json.loads(f.read(_MAX_MARKER_SIZE))
     except FileNotFoundError:
         raise exception.PoolInvalid(path=path, reason=(
-            f"it has no {MARKER}; if its file system is not mounted, mount it, else 'pcowctl pool create' makes a pool")) from None
+            f"it has no {names.MARKER}; if its file system is not mounted, mount it, "
+            f"else 'pcowctl pool create' makes a pool")) from None
     except (OSError, ValueError, RecursionError) as e:
-        raise exception.PoolInvalid(path=path, reason=f'{MARKER}: {e}') from None
+        raise exception.PoolInvalid(path=path, reason=f'{names.MARKER}: {e}') from None
     return _from_marker(path, value)
 
 
 def _from_marker(path: str, value: Any) -> Pool:
     if not isinstance(value, dict) or value.get('format') != _MARKER_FORMAT:
-        raise exception.PoolInvalid(path=path, reason=f'{MARKER} was written by another version')
+        raise exception.PoolInvalid(path=path, reason=f'{names.MARKER} was written by another version')
     fields = {key: value.get(key) for key in ('name', 'uuid', 'created')}
     if not all(isinstance(field, str) for field in fields.values()):
-        raise exception.PoolInvalid(path=path, reason=f'{MARKER} lacks name, uuid or created')
+        raise exception.PoolInvalid(path=path, reason=f'{names.MARKER} lacks name, uuid or created')
     try:
         uuid = str(uuidlib.UUID(fields['uuid']))
         names.check_name('pool', str(fields['name']))
     except (ValueError, exception.InvalidName) as e:
-        raise exception.PoolInvalid(path=path, reason=f'{MARKER}: {e}') from None
+        raise exception.PoolInvalid(path=path, reason=f'{names.MARKER}: {e}') from None
     return Pool(name=str(fields['name']), path=path, uuid=uuid, created=str(fields['created']),
                 made_as=value['class'] if isinstance(value.get('class'), str) else None)

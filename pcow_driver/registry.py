@@ -13,6 +13,7 @@ from pcow_driver import exception
 from pcow_driver import locks
 from pcow_driver import names
 from pcow_driver import pool as pool_module
+from pcow_driver import settings as settings_module
 from pcow_driver import staging
 
 _STATE_FORMAT = 1
@@ -29,7 +30,7 @@ class Ending:
 
 def _settings_are_valid(value: Any) -> bool:
     try:
-        pool_module.Settings(**value).check()
+        settings_module.Settings(**value).check()
     except (TypeError, exception.UsageInvalid):
         return False
     return True
@@ -44,7 +45,7 @@ def _ending_is_valid(value: Any) -> bool:
 
 
 def _has_marker(entry: pool_module.PoolEntry) -> bool:
-    return os.path.lexists(os.path.join(entry.path, pool_module.MARKER))
+    return os.path.lexists(os.path.join(entry.path, names.MARKER))
 
 
 class PoolRegistry:
@@ -149,7 +150,7 @@ class PoolRegistry:
             return False
 
     def set(self, name: str, **settings: Any) -> pool_module.Pool:
-        """Change some of the pool's :class:`~pcow_driver.pool.Settings`.
+        """Change some of the pool's :class:`~pcow_driver.settings.Settings`.
 
         :raises PoolNotFound:
         :raises UsageInvalid: a value is out of range
@@ -160,13 +161,13 @@ class PoolRegistry:
             self._write(pools)
         return self.get(name)
 
-    def changed(self, name: str, **settings: Any) -> pool_module.Settings:
+    def changed(self, name: str, **settings: Any) -> settings_module.Settings:
         """What :meth:`set` would make of the pool's settings.
 
         :raises PoolNotFound:
         :raises UsageInvalid: a value is out of range
         """
-        return pool_module.Settings(**{**self.entry(name).settings, **settings}).check()
+        return settings_module.Settings(**{**self.entry(name).settings, **settings}).check()
 
     def remove(self, name: str, *, forget: bool = False) -> None:
         """Undo create: delete the marker file and forget the name; the directory stays.
@@ -229,10 +230,10 @@ class PoolRegistry:
             raise exception.PoolInvalid(path=entry.path, reason=(
                 f"its end was begun: 'pcowctl pool remove --destroy {entry.name}' goes on with that"
                 if entry.ending is not None else
-                f'it has no {pool_module.MARKER}: if its file system is not mounted, mount it; if that is in another place now, '
+                f'it has no {names.MARKER}: if its file system is not mounted, mount it; if that is in another place now, '
                 f"'pcowctl pool import DIRECTORY'; if it is gone for good, 'pcowctl pool remove --forget {entry.name}'"))
         pool = pool_module.open_directory(entry.path)
-        settings = pool_module.Settings(**entry.settings)
+        settings = settings_module.Settings(**entry.settings)
         if pool.uuid != entry.uuid:
             raise exception.PoolInvalid(path=entry.path, reason=(
                 f'the pool {entry.name} was here and another one is now; forget the old one with '
@@ -249,7 +250,7 @@ class PoolRegistry:
             raise exception.PoolExists(name=name, path=pools[name]['path'])
 
     def _add(self, pools: dict[str, Any], pool: pool_module.Pool) -> None:
-        settings = {} if pool.settings == pool_module.Settings() else {'settings': dataclasses.asdict(pool.settings)}
+        settings = {} if pool.settings == settings_module.Settings() else {'settings': dataclasses.asdict(pool.settings)}
         pools[pool.name] = {'path': pool.path, 'uuid': pool.uuid, **settings}
         self._write(pools)
 

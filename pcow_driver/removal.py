@@ -27,11 +27,11 @@ from pcow_driver import durable
 from pcow_driver import exception
 from pcow_driver import image
 from pcow_driver import image_locks
-from pcow_driver import immutable
 from pcow_driver import locks
 from pcow_driver import model
 from pcow_driver import names
 from pcow_driver import pool as pool_module
+from pcow_driver import protection
 from pcow_driver import template
 
 LOG = logging.getLogger(__name__)
@@ -258,7 +258,7 @@ def _discard_unfinished(pool: pool_module.Pool, name: str) -> None:
     """
     part = os.path.join(pool.path, f'.{os.path.basename(pool.image_path(name))}.part')
     with contextlib.suppress(exception.ImageNotFound), image_locks.alone(part):
-        immutable.unlink(part)
+        protection.unlink(part)
 
 
 def _mark_path(pool: pool_module.Pool, mark: Mark) -> str:

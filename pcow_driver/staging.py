@@ -8,11 +8,11 @@ import re
 
 from pcow_driver import durable
 from pcow_driver import exception
-from pcow_driver import immutable
 from pcow_driver import locks
 from pcow_driver import names
 from pcow_driver import pool as pool_module
 from pcow_driver import promises
+from pcow_driver import protection
 
 # the file, or what pcow-img makes of it until that is complete
 _PART = re.compile(rf'\.{{1,2}}(?P<name>.+){re.escape(names.IMAGE_SUFFIX)}\.part(\.[0-9a-f]{{16}}\.partial)?')
@@ -35,8 +35,8 @@ def building(pool: pool_module.Pool, name: str) -> Iterator[str]:
         if os.path.lexists(target):
             raise exception.ImageExists(path=target)
         with contextlib.ExitStack() as stack:
-            stack.callback(immutable.unlink, part)
-            immutable.unlink(part)              # left by a build that was killed: whoever holds the lock owns the name
+            stack.callback(protection.unlink, part)
+            protection.unlink(part)              # left by a build that was killed: whoever holds the lock owns the name
             yield part
 
 

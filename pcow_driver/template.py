@@ -23,6 +23,7 @@ from pcow_driver import image
 from pcow_driver import immutable
 from pcow_driver import model
 from pcow_driver import pool as pool_module
+from pcow_driver import protection
 from pcow_driver import staging
 from pcow_driver import tool
 from pcow_driver import units
@@ -211,7 +212,7 @@ def measure(path: str, image_format: str, size: int) -> int:
 def protect(pool: pool_module.Pool, path: str) -> None:
     """Let nobody change or delete a template, where that can be had; a pool in DRAM ends with the host anyway."""
     if not immutable.is_set(path) and pool.persistence() != 'volatile':
-        immutable.protect(path)
+        protection.protect(path)
 
 
 def write_namespace(path: str, source: Source, size: int, page_map: dax.PageMap) -> None:

@@ -22,9 +22,9 @@ from oslo_log import log as logging
 
 from pcow_driver import device
 from pcow_driver import exception
-from pcow_driver import immutable
 from pcow_driver import locks
 from pcow_driver import pool as pool_module
+from pcow_driver import protection
 from pcow_driver import template
 from pcow_driver import workspace
 
@@ -122,7 +122,7 @@ class TemplateCache:
         with self._lock(name):
             path = self.pool.image_path(name)
             if os.path.lexists(path):
-                with immutable.lifted(path):
+                with protection.lifted(path):
                     os.utime(path)
                 template.protect(self.pool, path)      # a build may have been killed before it did
             else:

@@ -6,12 +6,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
-from typing import TYPE_CHECKING
 
+from pcow_driver import settings as settings_module
 from pcow_driver import units
-
-if TYPE_CHECKING:
-    from pcow_driver import pool as pool_module
 
 
 class State(enum.IntEnum):
@@ -38,7 +35,7 @@ class Capacity:
                    read_only=bool(status.f_flag & os.ST_RDONLY))
 
 
-def judge(capacity: Capacity, settings: pool_module.Settings) -> tuple[State, str]:
+def judge(capacity: Capacity, settings: settings_module.Settings) -> tuple[State, str]:
     """Whether the space that is left is enough, and can be used, and the sentence that says so."""
     if capacity.read_only:
         return State.CRITICAL, 'its file system is read-only (dmesg says why, if nobody mounted it so): guests cannot write'

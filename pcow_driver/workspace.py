@@ -9,6 +9,8 @@ still run beside this one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 import contextlib
 import fcntl
@@ -28,21 +30,22 @@ from pcow_driver import units
 
 LOG = logging.getLogger(__name__)
 
-_NAME = re.compile(r'pcow-(?:template|fetch|send|format|nbd)-[A-Za-z0-9_]{8}')       # as tempfile makes them
+_NAME = re.compile(r'pcow-(?P<purpose>[a-z]+)-[A-Za-z0-9_]{8}')       # as tempfile makes them
 _MIN_AGE = 3600                        # seconds since the last write
-_SERVES = 'pcow-nbd-'                  # processes and a mount may still be there
+EXPORT = 'nbd'                         # the purpose that leaves processes and a mount as well: see :func:`nbd.discard`
+PLAIN = ('template', 'fetch', 'send', 'format')
 
 
 @contextlib.contextmanager
-def directory(purpose: str) -> Iterator[str]:
+def directory(wanted: str) -> Iterator[str]:
     """A new directory, deleted with all that is in it when the block ends.
 
-    :param purpose: template, fetch, send, format or nbd
+    :param wanted: its purpose: one of :data:`PLAIN`, or :data:`EXPORT`
     :raises ConversionDirUnusable:
     """
     collect()
     with errors():
-        path, descriptor = _make(f'pcow-{purpose}-')
+        path, descriptor = _make(f'pcow-{wanted}-')
     try:
         yield path
     finally:
@@ -113,11 +116,17 @@ def _lock(path: str) -> int | None:
     return None
 
 
-def left_over() -> Iterator[str]:
-    """Directories of this user in which nobody works, nor has worked within the last hour."""
+def purpose(path: str) -> str | None:
+    """What one of these directories was made for."""
+    found = _NAME.fullmatch(os.path.basename(path))
+    return found['purpose'] if found else None
+
+
+def left_over(*purposes: str) -> Iterator[str]:
+    """Directories of this user, for these purposes, in which nobody works, nor has worked within the last hour."""
     place = str(conf.CONF.pcow.conversion_dir)
     try:
-        names = sorted(filter(_NAME.fullmatch, os.listdir(place)))
+        names = sorted(name for name in os.listdir(place) if purpose(name) in purposes)
     except OSError:
         return
     for name in names:
@@ -148,19 +157,17 @@ def size(path: str) -> int:
     return total
 
 
-def discard(path: str) -> None:
+def discard(path: str, first: Callable[[], None] = lambda: None) -> None:
     """Delete a directory that a killed process left.
 
+    :param first: called while nobody else can work in it
     :raises ImageInUse: somebody works in it
     """
     descriptor = _lock(path)
     if descriptor is None:
         raise exception.ImageInUse(path=path, reason='somebody works in it, or it is gone')
     try:
-        if os.path.basename(path).startswith(_SERVES):
-            from pcow_driver import nbd
-
-            nbd.stop(os.path.join(path, nbd.EXPORT))
+        first()
         shutil.rmtree(path)
     except OSError as e:
         raise exception.ImageInUse(path=path, reason=f'{e.filename}: {e.strerror}') from None
@@ -168,11 +175,11 @@ def discard(path: str) -> None:
         os.close(descriptor)
 
 
-def collect() -> None:
+def collect(purposes: Iterable[str] = PLAIN, delete: Callable[[str], None] = discard) -> None:
     """Delete what killed processes of this user left; what cannot be deleted is logged."""
-    for path in left_over():
+    for path in left_over(*purposes):
         try:
-            discard(path)
+            delete(path)
         except exception.PcowError as e:
             LOG.warning('%s was left by a process that was killed, and cannot be deleted: %s', path, e)
         else:

@@ -47,7 +47,7 @@ def plan_directory(name: str, directory: str, owner: Owner | None = None) -> pla
 
 
 def add_registration(plan: plan_module.Plan, name: str, directory: str) -> None:
-    plan.add(f'[write {os.path.join(directory, pool.MARKER)} and register pool {name}]', lambda: _register(name, directory))
+    plan.add(f'[write {os.path.join(directory, names.MARKER)} and register pool {name}]', lambda: _register(name, directory))
 
 
 def _register(name: str, directory: str) -> None:

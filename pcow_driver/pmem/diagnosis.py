@@ -9,6 +9,7 @@ import os
 import platform
 
 from pcow_driver import exception
+from pcow_driver import names
 from pcow_driver import pool as pool_module
 from pcow_driver import units
 from pcow_driver.finding import ADVICE
@@ -155,7 +156,7 @@ def check_pool(pool: pool_module.Pool) -> Iterator[Finding]:
     if pool.made_as == 'pmem' and persistence != 'pmem':
         yield Finding(check, MISSING, f'{pool.path} was class pmem when it was made, and is {persistence} now', (
             'what guests flush on NVDIMMs there is no longer durable: mount it with -o dax=always, or move it back to persistent '
-            f'memory; if this is meant, delete "class" from {os.path.join(pool.path, pool_module.MARKER)}'))
+            f'memory; if this is meant, delete "class" from {os.path.join(pool.path, names.MARKER)}'))
         return
     if persistence != 'pmem':
         return

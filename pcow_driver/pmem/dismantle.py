@@ -11,6 +11,7 @@ import os
 import shutil
 
 from pcow_driver import exception
+from pcow_driver import names
 from pcow_driver import pool
 from pcow_driver import registry
 from pcow_driver.pmem import boot
@@ -40,13 +41,13 @@ def plan_remove(name: str, *, forget: bool) -> plan_module.Plan:
             f"'systemctl start {mount_unit.unit_name(entry.path)}', or --forget to lose its name and settings"))
     if not forget and has_marker:
         _check_empty(name, pools.get(name).entries())
-        shown = f'[delete {os.path.join(entry.path, pool.MARKER)} and forget pool {name}]'
+        shown = f'[delete {os.path.join(entry.path, names.MARKER)} and forget pool {name}]'
     plan.add(shown, lambda: pools.remove(name, forget=forget))
     return plan
 
 
 def _has_marker(entry: pool.PoolEntry) -> bool:
-    return os.path.lexists(os.path.join(entry.path, pool.MARKER))
+    return os.path.lexists(os.path.join(entry.path, names.MARKER))
 
 
 def _check_empty(name: str, left: list[str]) -> None:
@@ -72,7 +73,7 @@ def plan_destroy(name: str) -> plan_module.Plan:
                 'it is a directory in a larger file system: remove without --destroy'))
         _check_empty(name, found.entries())
         ending = _ending(mount)
-        plan.add(f'[delete {os.path.join(found.path, pool.MARKER)}: nothing new comes into pool {name}]',
+        plan.add(f'[delete {os.path.join(found.path, names.MARKER)}: nothing new comes into pool {name}]',
                  lambda: pools.begin_end(name, ending), lambda: _restore(found))
     else:
         ending = registry.Ending(**entry.ending)

@@ -10,7 +10,7 @@ import os
 from pcow_driver import access
 from pcow_driver import descriptors
 from pcow_driver import exception
-from pcow_driver import pool
+from pcow_driver import names
 from pcow_driver import tool
 from pcow_driver.pmem import device as device_module
 from pcow_driver.pmem import filesystem
@@ -162,7 +162,7 @@ def give(directory: str, user: int, group: int) -> None:
     checks.number(user, 0, 1 << 32, 'a user id')
     checks.number(group, -1, 1 << 32, 'a group id')
     with _mounted(directory, 'tmpfs', *filesystem.KINDS) as root:
-        if _entries(root) - {'lost+found', pool.MARKER}:
+        if _entries(root) - {'lost+found', names.MARKER}:
             raise exception.DeviceRefused(device=directory, reason='something is in it already')
         os.chown(descriptors.place(root), user, group)
         if group >= 0:

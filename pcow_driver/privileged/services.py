@@ -14,6 +14,7 @@ import warnings
 from pcow_driver import descriptors
 from pcow_driver import exception
 from pcow_driver import immutable
+from pcow_driver import names
 
 with warnings.catch_warnings():
     # oslo.privsep imports eventlet where that is installed, which says on every start of a program that nobody should use it.
@@ -51,8 +52,8 @@ def _check_pool(directory: int, path: str) -> None:
     status = os.fstat(directory)
     own = status.st_uid == os.geteuid() or (status.st_gid in {os.getegid(), *os.getgroups()} and status.st_mode & stat.S_IWGRP)
     try:
-        marker = os.stat(immutable.MARKER, dir_fd=directory, follow_symlinks=False).st_mode
+        marker = os.stat(names.MARKER, dir_fd=directory, follow_symlinks=False).st_mode
     except OSError:
         marker = 0
-    if not own or status.st_mode & stat.S_IWOTH or not stat.S_ISREG(marker) or not path.endswith(immutable.SUFFIX):
+    if not own or status.st_mode & stat.S_IWOTH or not stat.S_ISREG(marker) or not path.endswith(names.IMAGE_SUFFIX):
         raise exception.PoolInvalid(path=path, reason='it is no image in a pool of this user')

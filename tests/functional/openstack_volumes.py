@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from pcow_driver import exception
-from pcow_driver import pool as pool_module
+from pcow_driver import names
 from pcow_driver import tool
 from pcow_driver import units
 from tools.lib.openstack_aio import allinone
@@ -236,7 +236,7 @@ class Volumes:
 
     def missing_pool(self) -> str:
         """cinder-volume starts while its only pool is not mounted: what its log says.  Then all is as before."""
-        marker, away = self.pool / pool_module.MARKER, self.pool / '.away'
+        marker, away = self.pool / names.MARKER, self.pool / '.away'
         begin = self._log.stat().st_size
         marker.rename(away)
         try:

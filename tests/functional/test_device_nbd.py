@@ -19,9 +19,10 @@ from pcow_driver import dax
 from pcow_driver import device
 from pcow_driver import exception
 from pcow_driver import image
+from pcow_driver import names
 from pcow_driver import nbd
 from pcow_driver import pool as pool_module
-from pcow_driver import workspace
+from pcow_driver import settings as settings_module
 from tests.functional import linux_guest
 from tests.functional.test_pcowctl import BIN
 
@@ -57,7 +58,7 @@ class DeviceTest(TestCase):
         path = device.create(self.pool, 'volume', 64 * MIB)
         self.assertEqual(device.Window(OFFSET, 64 * MIB), device.window(path))
         self.assertEqual(66 * MIB, image.info(path).virtual_size)
-        self.assertEqual([pool_module.MARKER, 'volume.pcow'], self.files())
+        self.assertEqual([names.MARKER, 'volume.pcow'], self.files())
         raw = self.directory / 'raw'
         image.convert(path, image.FORMAT, str(raw), 'raw')
         content = raw.read_bytes()
@@ -97,7 +98,7 @@ class DeviceTest(TestCase):
                           data_size=4 * MIB)
         self.assertRaises(exception.ImageNotFound, device.create_on, self.pool, 'none', 'missing')
         self.assertRaises(exception.ImageExists, device.create_on, self.pool, 'same', 'volume', base_snapshot='s')
-        self.assertEqual([pool_module.MARKER, 'larger.pcow', 'same.pcow', 'volume.pcow'], self.files())
+        self.assertEqual([names.MARKER, 'larger.pcow', 'same.pcow', 'volume.pcow'], self.files())
 
     def test_on_one_that_is_written_to(self) -> None:
         path = device.create(self.pool, 'volume', 8 * MIB)
@@ -124,9 +125,9 @@ class DeviceTest(TestCase):
             device.window(path)
 
     def test_the_limits_of_the_pool_hold(self) -> None:
-        pool = dataclasses.replace(self.pool, settings=pool_module.Settings(draining=True))
+        pool = dataclasses.replace(self.pool, settings=settings_module.Settings(draining=True))
         self.assertRaises(exception.PoolDraining, device.create, pool, 'volume', 8 * MIB)
-        self.assertEqual([pool_module.MARKER], self.files())
+        self.assertEqual([names.MARKER], self.files())
 
 
 class NbdTest(TestCase):
@@ -276,10 +277,10 @@ class NbdTest(TestCase):
             for one in (path, path / 'export'):
                 os.utime(one, (time.time() - 7200,) * 2)
         with open(file, 'rb'):
-            workspace.collect()
+            nbd.collect()
             self.assertTrue(os.path.exists(file))
-        with workspace.directory('send'):
-            self.assertEqual([], list(self.directory.glob('pcow-nbd-*')))
+        nbd.collect()
+        self.assertEqual([], list(self.directory.glob('pcow-nbd-*')))
         self.assertFalse(image.check(self.path).corruptions)   # and nobody holds it
 
     def test_a_file_in_use_stays(self) -> None:

@@ -12,6 +12,7 @@ import subprocess
 from pcow_driver import domain_xml
 from pcow_driver import immutable
 from pcow_driver import libvirt_xml
+from pcow_driver import protection
 from tests.functional import images
 from tests.functional import test_pcowctl
 from tools.lib.quickstart import libvirtd
@@ -37,7 +38,7 @@ class OwnershipTest(test_pcowctl.TestCase):
         self.io(self.pool / 'middle.pcow', 'write -P 0x33 6M 4k')
         self.ctl('image', 'create', 'p/vm', '--template', 'middle')
         for path in self.pool.glob('*.pcow'):
-            with immutable.lifted(str(path)):
+            with protection.lifted(str(path)):
                 path.chmod(0o600)
         self._start_libvirtd(place)
 

@@ -15,8 +15,8 @@ import time
 from typing import Any
 
 from pcow_driver import exception
-from pcow_driver import nbd
 from pcow_driver import nbd_unit
+from pcow_driver import nbdkit
 from tests.functional import qmp
 from tests.vm import machine
 
@@ -110,7 +110,7 @@ class _Qemu:
             ['/usr/local/bin/qemu-system-x86_64', '-machine', 'none', '-nodefaults', '-display', 'none',
              '-qmp', f'unix:{control},server=on,wait=off', '-blockdev',
              'driver=nbd,node-name=disk,reconnect-delay=60,server.type=unix,'
-             f'server.path={_DIRECTORY / nbd.SOCKET}'],
+             f'server.path={_DIRECTORY / nbdkit.SOCKET}'],
             stdin=subprocess.DEVNULL, stdout=terminal)
         os.close(terminal)
         self._channel = qmp.Qmp(qmp.connect(control, self._process))
@@ -146,13 +146,13 @@ def _survives() -> dict[str, Any]:
         _must('systemctl', 'restart', _SERVICE)
         qemu.io('read -P 0x11 0 4k')
         _expect(_pid() == pid, 'nbdkit is another one after a restart of the service')
-        (_DIRECTORY / nbd.SOCKET).chmod(0o640)
-        before = (_DIRECTORY / nbd.SOCKET).stat()
+        (_DIRECTORY / nbdkit.SOCKET).chmod(0o640)
+        before = (_DIRECTORY / nbdkit.SOCKET).stat()
         os.kill(pid, signal.SIGKILL)
         begun = time.monotonic()
         qemu.io('write -P 0x22 4k 4k')
         away = time.monotonic() - begun
-        after = (_DIRECTORY / nbd.SOCKET).stat()
+        after = (_DIRECTORY / nbdkit.SOCKET).stat()
         _expect((before.st_mode, before.st_gid) == (after.st_mode, after.st_gid),
                 'the socket has another owner or mode')
         _expect(_pid() not in (0, pid), 'nbdkit was not started again')

@@ -26,12 +26,11 @@ import eventlet
 eventlet.monkey_patch()
 import faulthandler, sys
 from oslo_concurrency import processutils
-from pcow_driver import immutable
 faulthandler.dump_traceback_later(20, exit=True)
 def first():
-    with immutable.lifted(sys.argv[1]):
+    with protection.lifted(sys.argv[1]):
         processutils.execute('sleep', '0.2')
-threads = [eventlet.spawn(first), eventlet.spawn(immutable.unlink, sys.argv[1])]
+threads = [eventlet.spawn(first), eventlet.spawn(protection.unlink, sys.argv[1])]
 for thread in threads:
     thread.wait()
 """

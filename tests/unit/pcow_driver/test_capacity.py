@@ -10,9 +10,9 @@ import fixtures
 
 from pcow_driver import capacity
 from pcow_driver import exception
-from pcow_driver import pool
 from pcow_driver import promises
 from pcow_driver import registry
+from pcow_driver import settings as settings_module
 from pcow_driver import units
 from pcow_driver import watermark
 from tests.unit.pcow_driver import base
@@ -30,15 +30,16 @@ class SettingsTest(base.TestCase):
 
     def test_impossible_values(self) -> None:
         for values in ({'overcommit': -1.0}, {'reserve': 100}, {'reserve': -1}, {'low': 5, 'critical': 6}, {'low': 101}):
-            self.assertRaises(exception.UsageInvalid, pool.Settings(**values).check)
+            self.assertRaises(exception.UsageInvalid, settings_module.Settings(**values).check)
 
     def test_kept_in_the_registry(self) -> None:
         pools = registry.PoolRegistry()
         pools.create('fast', str(self.directory / 'p'))
-        self.assertEqual(pool.Settings(), pools.get('fast').settings)
+        self.assertEqual(settings_module.Settings(), pools.get('fast').settings)
         pools.set('fast', overcommit=3.0, draining=True)
         pools.set('fast', low=50)
-        self.assertEqual(pool.Settings(overcommit=3.0, low=50, draining=True), registry.PoolRegistry().get('fast').settings)
+        self.assertEqual(
+            settings_module.Settings(overcommit=3.0, low=50, draining=True), registry.PoolRegistry().get('fast').settings)
         self.assertRaises(exception.UsageInvalid, pools.set, 'fast', low=2)
         self.assertEqual(50, pools.get('fast').settings.low)
         self.assertRaises(exception.PoolNotFound, pools.set, 'slow', low=2)
@@ -66,7 +67,7 @@ class RoomTest(base.TestCase):
 
 class StateTest(base.TestCase):
     def _usage(self, total: int, free: int) -> capacity.PoolUsage:
-        state, reason = capacity.judge(watermark.Capacity(total=total, free=free), pool.Settings(low=20, critical=5))
+        state, reason = capacity.judge(watermark.Capacity(total=total, free=free), settings_module.Settings(low=20, critical=5))
         account = promises.Account(total=total, free=free, kept_free=0, overcommit=0, held=0, growth=0, building=0,
                                    building_fixed=0)
         return capacity.PoolUsage(name='p"\\', total=total, free=free, kept_free=0, images=(), unreadable=(), account=account,

@@ -16,7 +16,8 @@ from unittest import mock
 from pcow_driver import exception
 from pcow_driver import garbage
 from pcow_driver import immutable
-from pcow_driver import pool as pool_module
+from pcow_driver import names
+from pcow_driver import protection
 from pcow_driver import registry
 from pcow_driver import removal
 from pcow_driver import template
@@ -78,7 +79,7 @@ class ImmutableTest(base.TestCase):
         """It was killed between the final name and the end of the first one; the flag came later, and belongs to both."""
         path = self.build()
         part = path.with_name('.t.pcow.part')
-        with immutable.lifted(str(path)):
+        with protection.lifted(str(path)):
             os.link(path, part)
             os.utime(path, (time.time() - 7200,) * 2)
         self.assertRaises(PermissionError, part.unlink)
@@ -87,12 +88,12 @@ class ImmutableTest(base.TestCase):
         self.assertEqual(['t.pcow'], self.pool.entries())
         self.assertTrue(immutable.is_set(str(path)))
         # the same, and nothing else has the file
-        with immutable.lifted(str(path)):
+        with protection.lifted(str(path)):
             path.rename(part)
             immutable.set_flag(str(part), True)
         garbage.delete(self.pool, found)
         self.assertEqual([], self.pool.entries())
-        immutable.unlink(str(part))            # gone already
+        protection.unlink(str(part))            # gone already
 
     def test_deleted_image_that_others_stand_on(self) -> None:
         """It stays for them, as well protected as a template, and goes with the last of them."""
@@ -133,7 +134,7 @@ class ImmutableTest(base.TestCase):
         with cache.template(source, fetch) as name:
             path = self.pool.image_path(name)
         self.assertTrue(immutable.is_set(path))
-        immutable.unprotect(path)              # as if the build had been killed before it did that
+        protection.unprotect(path)              # as if the build had been killed before it did that
         os.utime(path, (1, 1))
         with cache.template(source, fetch):
             self.assertTrue(immutable.is_set(path))
@@ -150,7 +151,7 @@ class ImmutableTest(base.TestCase):
         stream.seek(0)
         path = transfer.receive(registry.PoolRegistry().create('q', str(self.place / 'q')), 't', stream)
         self.assertTrue(immutable.is_set(path))
-        self.assertEqual(['t.pcow'], sorted(item.name for item in (self.place / 'q').iterdir() if item.name != pool_module.MARKER))
+        self.assertEqual(['t.pcow'], sorted(item.name for item in (self.place / 'q').iterdir() if item.name != names.MARKER))
 
     def test_purge_of_an_all_in_one(self) -> None:
         settings = dataclasses.replace(settings_module.Settings.create(self.place / 'state'), pool=self.place,
@@ -167,9 +168,9 @@ class ImmutableTest(base.TestCase):
         """An ACL cannot be set on an immutable file: the hook takes the flag off meanwhile."""
         path = self.build()
         path_of_image = self.pool.create_image('vm', base='t')
-        immutable.unprotect(str(path))
+        protection.unprotect(str(path))
         path.chmod(0o600)
-        immutable.protect(str(path))
+        protection.protect(str(path))
         user = pwd.getpwnam('nobody')
         for _time in range(2):
             HOOK.grant_bases([path_of_image], user)
@@ -186,7 +187,7 @@ class ImmutableTest(base.TestCase):
         def change() -> None:
             try:
                 for _number in range(200):
-                    with immutable.lifted(path):
+                    with protection.lifted(path):
                         os.utime(path)
             except OSError as e:
                 errors.append(e)
@@ -219,7 +220,7 @@ class ImmutableTest(base.TestCase):
 
     def test_marker_stays_changeable(self) -> None:
         self.build()
-        self.assertFalse(immutable.is_set(str(self.place / 'pool' / pool_module.MARKER)))
+        self.assertFalse(immutable.is_set(str(self.place / 'pool' / names.MARKER)))
 
     def test_what_a_killed_quickstart_left(self) -> None:
         """In a pool of the user's, and in one it made; the next run is not stopped by one that cannot be cleared up."""

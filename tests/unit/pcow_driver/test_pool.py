@@ -7,6 +7,7 @@ from pathlib import Path
 from pcow_driver import copies
 from pcow_driver import derive
 from pcow_driver import exception
+from pcow_driver import names
 from pcow_driver import pool
 from pcow_driver import registry
 from pcow_driver import removal
@@ -20,7 +21,7 @@ class MarkerTest(base.TestCase):
         super().setUp()
         self.path = str(self.directory / 'p')
         self.made = pool.make('fast', self.path)
-        self.marker = os.path.join(self.path, pool.MARKER)
+        self.marker = os.path.join(self.path, names.MARKER)
 
     def test_round_trip(self) -> None:
         self.assertEqual(self.made, pool.open_directory(self.path))

@@ -164,6 +164,7 @@ class ErrorTest(base.TestCase):
 _SERVICE = """
 import os, sys
 from pcow_driver import conf, exception, immutable
+from pcow_driver import protection
 from pcow_driver.privileged import services
 helper, path, *refused = sys.argv[1:]
 conf.CONF([], project='pcow', default_config_files=[])
@@ -174,7 +175,7 @@ os.setresuid(0, 65534, 0)
 services.context.start()
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)
-print('protected:', immutable.protect(path), immutable.is_set(path))
+print('protected:', protection.protect(path), immutable.is_set(path))
 for name in refused:
     for wanted in (True, False):
         try:
@@ -194,7 +195,7 @@ for pid in filter(str.isdigit, os.listdir('/proc')):
             print(*(f'daemon {line}' for line in open(f'/proc/{pid}/status')))
     except FileNotFoundError:
         pass                   # another process, which has ended
-immutable.unprotect(path)
+protection.unprotect(path)
 print('unprotected:', not immutable.is_set(path))
 """
 _SUDO = 'import os, sys; os.setresuid(0, 0, 0); os.setresgid(0, 0, 0); os.execv(sys.argv[1], sys.argv[1:])'

@@ -14,6 +14,7 @@ import fixtures
 from pcow_driver import device
 from pcow_driver import exception
 from pcow_driver import pool as pool_module
+from pcow_driver import settings as settings_module
 from pcow_driver import template
 from pcow_driver import template_cache
 from pcow_driver import tool
@@ -106,7 +107,7 @@ class TemplateCacheTest(base.TestCase):
         self.assertEqual([32 * units.MIB, 8 * units.MIB], sizes)
 
     def test_image_that_the_pool_cannot_take(self) -> None:
-        kept = dataclasses.replace(self.pool, settings=pool_module.Settings(low=100, critical=100))
+        kept = dataclasses.replace(self.pool, settings=settings_module.Settings(low=100, critical=100))
         self.check_refused_bomb(exception.NoSpace, 'in the pool fast: 0 B are free', kept)
         source = self.directory / 'source'
         self.fetch(str(source))            # not compressed: looked at when its zeros are known

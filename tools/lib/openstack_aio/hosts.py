@@ -13,7 +13,6 @@ import time
 
 from pcow_driver import exception
 from pcow_driver import names
-from pcow_driver import pool
 from pcow_driver import tool
 from pcow_driver import units
 from tools.lib.openstack_aio import allinone
@@ -97,7 +96,7 @@ class Hosts:
         small.mkdir(exist_ok=True)
         self._on_node1('mount', '-t', 'tmpfs', '-o', f'size={size}', 'tmpfs', str(small))
         try:
-            self._on_node1('cp', '-p', str(place / pool.MARKER), str(small))
+            self._on_node1('cp', '-p', str(place / names.MARKER), str(small))
             self._on_node1('mount', '--bind', str(small), str(place))
             try:
                 yield

@@ -9,7 +9,7 @@ import shlex
 
 from pcow_driver import exception
 from pcow_driver import image
-from pcow_driver import pool
+from pcow_driver import names
 from pcow_driver import tool
 from tools.lib.openstack_aio import node as node_module
 from tools.lib.openstack_aio import settings as settings_module
@@ -86,7 +86,7 @@ def register(settings: settings_module.Settings, node: node_module.ComputeNode) 
     known = {entry.get('name', entry.get('Name')) for entry in json.loads(node.run(*command, 'list', '-f', 'json'))}
     for name in _NAMES:
         own = places(settings, node.node).get(str(base / name), base / name)
-        if (own / pool.MARKER).exists() and name in known:
+        if (own / names.MARKER).exists() and name in known:
             continue
         if name in known:                      # it was on a tmpfs, and the host was started again
             node.run(*command, 'remove', name)

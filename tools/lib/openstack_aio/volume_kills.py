@@ -18,8 +18,8 @@ from typing import Any
 import uuid
 
 from pcow_driver import exception
-from pcow_driver import immutable
 from pcow_driver import names
+from pcow_driver import protection
 from pcow_driver import tool
 from pcow_driver import units
 from tools.lib.openstack_aio import allinone
@@ -256,7 +256,7 @@ class VolumeKills:
         self.api.call('glance', 'DELETE', f'/v2/images/{image}')
         for directory in self._directories:
             for path in directory.glob(f'image-{image}-*'):
-                immutable.unprotect(str(path))
+                protection.unprotect(str(path))
                 path.unlink()
 
     def create_from_snapshot(self) -> Iterator[str]:

@@ -11,7 +11,7 @@ import time
 from oslo_log import log as logging
 
 from pcow_driver import exception
-from pcow_driver import immutable
+from pcow_driver import protection
 from tools.lib.quickstart import state
 
 LOG = logging.getLogger(__name__)
@@ -61,10 +61,10 @@ def delete(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         for directory, _directories, files in os.walk(path):
             for name in files:
-                immutable.unprotect(os.path.join(directory, name))
+                protection.unprotect(os.path.join(directory, name))
         shutil.rmtree(path, ignore_errors=True)
     else:
-        immutable.unprotect(str(path))
+        protection.unprotect(str(path))
         path.unlink(missing_ok=True)
 
 

@@ -12,7 +12,6 @@ from typing import Any
 from pcow_driver import exception
 from pcow_driver import image
 from pcow_driver import names
-from pcow_driver import pool
 from pcow_driver import tool
 from tools.lib.quickstart import state
 
@@ -59,9 +58,9 @@ class Workplace:
         except OSError as e:
             raise exception.PcowError(reason=f'{parent} cannot be written to: {e.strerror}') from None
         self.pool = directory or self.scratch / 'pool'
-        if (self.pool / pool.MARKER).exists():
+        if (self.pool / names.MARKER).exists():
             return self.pcowctl_json('pool', 'import', str(self.pool), '--name', self.pool_name)
-        self.run.note(self.pool / pool.MARKER)
+        self.run.note(self.pool / names.MARKER)
         return self.pcowctl_json('pool', 'create', self.pool_name, str(self.pool))
 
     def image_path(self, name: str) -> Path:
