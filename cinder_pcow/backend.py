@@ -10,10 +10,10 @@ from typing import Any
 from cinder.volume import volume_utils
 from oslo_log import log as logging
 
-from pcow_driver import exception
-from pcow_driver import pool as pool_module
-from pcow_driver import registry
-from pcow_driver import removal
+from pcow_driver.common import exception
+from pcow_driver.pools import pool as pool_module
+from pcow_driver.pools import registry
+from pcow_driver.snapshots import trash
 
 LOG = logging.getLogger(__name__)
 
@@ -127,7 +127,9 @@ def _open(name: str) -> pool_module.Pool:
 
 
 def holds(pool: pool_module.Pool, name: str) -> bool:
-    """Whether the image of a volume is in a pool.  What is only kept there for its clones (:mod:`pcow_driver.removal`), because
-    the volume was deleted or has gone elsewhere, is not the volume.
+    """Whether the image of a volume is in a pool.
+
+    What is only kept there for its clones (:mod:`pcow_driver.snapshots.trash`), because the volume
+    was deleted or has gone elsewhere, is not the volume.
     """
-    return os.path.lexists(pool.image_path(name)) and name not in removal.deleted_images(pool)
+    return os.path.lexists(pool.image_path(name)) and name not in trash.deleted_images(pool)

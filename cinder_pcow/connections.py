@@ -23,10 +23,10 @@ from cinder_pcow import backend as backend_module
 from cinder_pcow import errors
 from cinder_pcow import refusals
 from cinder_pcow import volumes as volumes_module
-from pcow_driver import device
-from pcow_driver import exception
-from pcow_driver import locks
-from pcow_driver import nbd
+from pcow_driver.common import exception
+from pcow_driver.common import locks
+from pcow_driver.export import nbd
+from pcow_driver.pools import device
 
 LOG = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from cinder_pcow import options
 from cinder_pcow import refusals
 from cinder_pcow import stats
 from cinder_pcow import volumes as volumes_module
-from pcow_driver import conf
-from pcow_driver import nbd
+from pcow_driver.common import conf
+from pcow_driver.export import nbd
 
 LOG = logging.getLogger(__name__)
 

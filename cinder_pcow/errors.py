@@ -6,7 +6,7 @@ import contextlib
 
 from cinder import exception as cinder_exception
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 
 
 @contextlib.contextmanager

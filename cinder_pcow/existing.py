@@ -20,17 +20,17 @@ from oslo_utils import uuidutils
 
 from cinder_pcow import errors
 from cinder_pcow import volumes as volumes_module
-from pcow_driver import attached
-from pcow_driver import derive
-from pcow_driver import device
-from pcow_driver import domain
-from pcow_driver import exception
-from pcow_driver import image
-from pcow_driver import model
-from pcow_driver import names
-from pcow_driver import pool as pool_module
-from pcow_driver import removal
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import names
+from pcow_driver.common import units
+from pcow_driver.copies import clone
+from pcow_driver.images import image
+from pcow_driver.images import model
+from pcow_driver.pools import device
+from pcow_driver.pools import pool as pool_module
+from pcow_driver.snapshots import attached
+from pcow_driver.snapshots import trash
+from pcow_driver.virt import domain
 
 LOG = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Existing:
             self._check_usable(pool, name, domain.all_images())
             size = _gib(device.window(pool.existing_path(name)).size)
             device.extend(pool, name, size * units.GIB)
-            derive.rename(pool, name, volume.name)
+            clone.rename(pool, name, volume.name)
 
     def size(self, volume: Any, reference: dict[str, str]) -> int:
         """:raises ManageExistingInvalidReference:"""
@@ -76,7 +76,7 @@ class Existing:
     def _of_pool(self, pool: pool_module.Pool, volumes: dict[str, Any],
                  attached_to_domains: domain.Files | exception.LibvirtFailed) -> Iterator[dict[str, Any]]:
         """What is Cinder's already, mostly all of it, is not looked at one by one."""
-        deleted = removal.deleted_images(pool)
+        deleted = trash.deleted_images(pool)
         for item in pool.listed():
             if item.name in deleted:
                 continue
@@ -122,9 +122,9 @@ class Existing:
             for volume in cinder_volumes:
                 try:
                     pool = self._backend.locate(volume)
-                    path, marks = pool.existing_path(volume.name), removal.marks(pool)
+                    path, marks = pool.existing_path(volume.name), trash.marks(pool)
                     for one in image.snapshot_list(path, force_share=True):
-                        if removal.Mark(volume.name, one.name) not in marks:
+                        if trash.Mark(volume.name, one.name) not in marks:
                             found.append(_describe_snapshot(volume, path, one, ids))
                 except exception.PcowError as e:
                     LOG.warning('Snapshots of %s cannot be listed: %s', volume.name, e)

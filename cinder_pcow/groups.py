@@ -11,7 +11,7 @@ from oslo_log import log as logging
 
 from cinder_pcow import errors
 from cinder_pcow import volumes as volumes_module
-from pcow_driver import attached
+from pcow_driver.snapshots import attached
 
 LOG = logging.getLogger(__name__)
 

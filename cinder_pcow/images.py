@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Volumes of images of Glance, and images of volumes.
 
-An image becomes a template of the pool when it is first needed; every volume of it is a thin image on that.  Nothing of an
-image is read by a parser before :func:`pcow_driver.template.inspect_source` has accepted it, formats are always given and never
-told from content, which a guest can write, and no path is taken from an image.
+An image becomes a template of the pool when it is first needed; every volume of it is a thin image
+on that.  No parser reads an image that :func:`pcow_driver.templates.template.inspect_source` has not
+accepted.  Formats are given, and never told from content, which a guest can write.  No path is taken
+from an image.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from oslo_log import log as logging
 from cinder_pcow import errors
 from cinder_pcow import refusals
 from cinder_pcow import volumes as volumes_module
-from pcow_driver import derive
-from pcow_driver import device
-from pcow_driver import exception
-from pcow_driver import frozen
-from pcow_driver import nbd
-from pcow_driver import template_cache
-from pcow_driver import tool
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import tool
+from pcow_driver.common import units
+from pcow_driver.copies import clone
+from pcow_driver.copies import view
+from pcow_driver.export import nbd
+from pcow_driver.pools import device
+from pcow_driver.templates import template_cache
 
 LOG = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class Images:
         with _acceptable(image_id):
             pool = self._volumes.backend.pool_of(volume)
             with template_cache.TemplateCache(pool).template(source, fetch, accept) as name:
-                derive.on_base(pool, name, pool, volume.name, size, max_chain=self._volumes.max_chain)
+                clone.on_base(pool, name, pool, volume.name, size, max_chain=self._volumes.max_chain)
         return True
 
     def copy_to_volume(self, context: Any, volume: Any, image_service: Any, image_id: str, *, over_data: bool) -> None:
@@ -102,7 +103,7 @@ class Images:
         with _temporary(volume) as path:
             with errors.translated():
                 pool = self._volumes.backend.locate(volume)
-                with frozen.serve(pool, volume.name) as uri:
+                with view.serve(pool, volume.name) as uri:
                     tool.run(tool.find('qemu_img'), 'convert', '-f', 'raw', '-O', image_utils.fixup_disk_format(disk_format),
                              uri, path)
             volume_utils.upload_volume(context, image_service, image_meta, path, volume, volume_format=disk_format)

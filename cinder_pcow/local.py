@@ -6,11 +6,11 @@ from __future__ import annotations
 import dataclasses
 
 from cinder_pcow import backend
-from pcow_driver import derive
-from pcow_driver import exception
-from pcow_driver import pool as pool_module
-from pcow_driver import registry
-from pcow_driver import removal
+from pcow_driver.common import exception
+from pcow_driver.copies import clone
+from pcow_driver.pools import pool as pool_module
+from pcow_driver.pools import registry
+from pcow_driver.snapshots import trash
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class LocalPool:
 
         :raises PcowError: nothing is left there then
         """
-        derive.copy(path, self._open(), name, data_size)
+        clone.copy(path, self._open(), name, data_size)
 
     def discard(self, name: str) -> bool:
         """Delete an image that was sent.  Done also if there is none.
@@ -45,7 +45,7 @@ class LocalPool:
         :return: False if clones keep some of it, of an earlier stay there
         :raises PcowError: the pool cannot be used, or somebody has the image open
         """
-        return removal.delete_image(self._open(), name)
+        return trash.delete_image(self._open(), name)
 
     def _open(self) -> pool_module.Pool:
         """:raises PoolNotFound: it is none of this host's any more"""

@@ -22,13 +22,13 @@ from cinder_pcow import notes
 from cinder_pcow import remote
 from cinder_pcow import stats
 from cinder_pcow import volumes as volumes_module
-from pcow_driver import derive
-from pcow_driver import exception
-from pcow_driver import image
-from pcow_driver import pool as pool_module
-from pcow_driver import registry
-from pcow_driver import removal
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import units
+from pcow_driver.copies import clone
+from pcow_driver.images import image
+from pcow_driver.pools import pool as pool_module
+from pcow_driver.pools import registry
+from pcow_driver.snapshots import trash
 
 LOG = logging.getLogger(__name__)
 
@@ -60,10 +60,10 @@ class Migration:
         if source.uuid == target.uuid:
             return
         self._check_snapshots(source, volume)
-        if not removal.delete_image(target, volume.name):      # of a migration that was cut off
+        if not trash.delete_image(target, volume.name):      # of a migration that was cut off
             raise _still_needed(volume.name, target.name)
-        derive.copy(source.existing_path(volume.name), target, volume.name, volume.size * units.GIB)
-        removal.delete_image(source, volume.name)
+        clone.copy(source.existing_path(volume.name), target, volume.name, volume.size * units.GIB)
+        trash.delete_image(source, volume.name)
 
     def _migrate_out(self, volume: Any, target: notes.Target) -> None:
         noted = self._noted(volume)
@@ -81,7 +81,7 @@ class Migration:
             raise _still_needed(volume.name, target.pool)
         notes.write(volume.name, target)
         target.send(source.existing_path(volume.name), volume.name, volume.size * units.GIB)
-        removal.delete_image(source, volume.name)
+        trash.delete_image(source, volume.name)
 
     def forget(self, volume: Any) -> None:
         """Delete the copy of a volume, which is to be deleted, in the place to which it was about to go.
@@ -125,7 +125,7 @@ class Migration:
         for pool in holding:
             if pool.uuid != home.uuid and self._backend.holds(home, volume):
                 LOG.warning('The image of %s in pool %s is of a migration that was cut off', volume.name, pool.name)
-                removal.delete_image(pool, volume.name)
+                trash.delete_image(pool, volume.name)
 
     def _settle_elsewhere(self, volume: Any) -> None:
         noted = self._noted(volume)
@@ -174,9 +174,9 @@ class Migration:
 
     @staticmethod
     def _check_snapshots(pool: pool_module.Pool, volume: Any) -> None:
-        marks = removal.marks(pool)
+        marks = trash.marks(pool)
         kept = [one.name for one in image.snapshot_list(pool.existing_path(volume.name))
-                if removal.Mark(volume.name, one.name) not in marks]
+                if trash.Mark(volume.name, one.name) not in marks]
         if kept:
             raise cinder_exception.InvalidVolume(reason=(
                 f'{volume.name} has snapshots, which do not move with it ({", ".join(kept[:5])}): delete them first'))

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from cinder_pcow import local
 from cinder_pcow import remote
-from pcow_driver import durable
-from pcow_driver import exception
-from pcow_driver import locks
+from pcow_driver.common import durable
+from pcow_driver.common import exception
+from pcow_driver.common import locks
 
 Target = local.LocalPool | remote.RemotePool
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of a backend section of cinder.conf; what is not Cinder's is in the group ``[pcow]`` (:mod:`pcow_driver.conf`)."""
+"""Options of a backend section of cinder.conf; what is not Cinder's is in the group ``[pcow]`` (:mod:`pcow_driver.common.conf`)."""
 
 from oslo_config import cfg
 

@@ -16,11 +16,11 @@ import subprocess
 
 from oslo_log import log as logging
 
-from pcow_driver import dax
-from pcow_driver import device
-from pcow_driver import exception
-from pcow_driver import names
-from pcow_driver import transfer
+from pcow_driver.common import exception
+from pcow_driver.common import names
+from pcow_driver.copies import transfer
+from pcow_driver.images import info_block
+from pcow_driver.pools import device
 
 LOG = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class RemotePool:
         :raises PcowError: the image cannot be read
         """
         base = transfer.template_below(path)
-        if base is None and device.window(path).offset != dax.OFFSET:
+        if base is None and device.window(path).offset != info_block.OFFSET:
             raise exception.DeviceInvalid(path=path, reason=(
                 'its data begin behind a page map (--page-map pmem), which one file cannot say: '
                 'migrate the volume to another pool of its host first'))

@@ -9,10 +9,10 @@ from typing import Any
 from cinder.volume import volume_utils
 from oslo_log import log as logging
 
-from pcow_driver import capacity
-from pcow_driver import exception
-from pcow_driver import pool as pool_module
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import units
+from pcow_driver.pools import capacity
+from pcow_driver.pools import pool as pool_module
 
 LOG = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 """Volumes and snapshots as images: volume V is ``V.name`` in its pool, its snapshot S is the snapshot ``S.name`` in that file.
 
 A clone, and a volume from a snapshot, is a thin image on a snapshot of the other.  What others stand on goes with the last
-of them (:mod:`pcow_driver.removal`).  Sizes of volumes are GiB, everywhere else bytes.
+of them (:mod:`pcow_driver.snapshots.trash`).  Sizes of volumes are GiB, everywhere else bytes.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from oslo_log import log as logging
 from cinder_pcow import backend as backend_module
 from cinder_pcow import errors
 from cinder_pcow import refusals
-from pcow_driver import attached
-from pcow_driver import derive
-from pcow_driver import device
-from pcow_driver import exception
-from pcow_driver import frozen
-from pcow_driver import image
-from pcow_driver import removal
-from pcow_driver import room
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import units
+from pcow_driver.copies import clone
+from pcow_driver.copies import view
+from pcow_driver.images import image
+from pcow_driver.pools import device
+from pcow_driver.pools import room
+from pcow_driver.snapshots import attached
+from pcow_driver.snapshots import trash
 
 LOG = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Volumes:
         refusals.check_volume(volume)
         with errors.translated():
             source = snapshot.volume
-            derive.on_base(self.backend.locate(source), source.name, self.backend.pool_of(volume), volume.name,
+            clone.on_base(self.backend.locate(source), source.name, self.backend.pool_of(volume), volume.name,
                            volume.size * units.GIB, max_chain=self.max_chain, snapshot=snapshot.name)
 
     def clone(self, volume: Any, source: Any) -> None:
@@ -63,7 +63,7 @@ class Volumes:
         for volume, _source in pairs:
             refusals.check_volume(volume)
         with errors.translated():
-            derive.clone([derive.Clone(self.backend.locate(source), source.name, self.backend.pool_of(volume), volume.name,
+            clone.clone([clone.Clone(self.backend.locate(source), source.name, self.backend.pool_of(volume), volume.name,
                                        volume.size * units.GIB) for volume, source in pairs], max_chain=self.max_chain)
 
     def delete(self, volume: Any) -> None:
@@ -74,7 +74,7 @@ class Volumes:
         with errors.volume_busy(volume.name):
             pools = {pool.uuid: pool for pool in (self.backend.pool_of(volume), *self.backend.pools())}
             for pool in pools.values():            # a migration that was cut off may have left two
-                removal.delete_image(pool, volume.name)
+                trash.delete_image(pool, volume.name)
 
     def extend(self, volume: Any, size: int) -> None:
         with errors.translated():
@@ -101,7 +101,7 @@ class Volumes:
                 pool = self.backend.locate(snapshot.volume)
             except exception.ImageNotFound:
                 pool = self.backend.pool_of(snapshot.volume)
-            removal.delete_snapshot(pool, snapshot.volume.name, snapshot.name)
+            trash.delete_snapshot(pool, snapshot.volume.name, snapshot.name)
 
     def revert(self, volume: Any, snapshot: Any) -> None:
         with errors.translated():
@@ -116,7 +116,7 @@ class Volumes:
         """
         for pool in self.backend.pools():
             try:
-                frozen.collect(pool)
-                removal.collect(pool)
+                view.collect(pool)
+                trash.collect(pool)
             except (exception.PcowError, OSError) as e:
                 LOG.warning('What a service that died left in pool %s stays for now: %s', pool.name, e)

@@ -12,7 +12,7 @@ import json
 import os
 
 from nova_pcow import migration as migration_module
-from pcow_driver import durable
+from pcow_driver.common import durable
 
 _NAME = 'pcow-arrived.json'
 

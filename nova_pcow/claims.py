@@ -16,7 +16,7 @@ from nova.scheduler.client import report
 from oslo_log import log as logging
 
 from nova_pcow import pieces
-from pcow_driver import exception
+from pcow_driver.common import exception
 
 LOG = logging.getLogger(__name__)
 

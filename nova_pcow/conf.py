@@ -3,7 +3,7 @@
 
 from oslo_config import cfg
 
-from pcow_driver import units
+from pcow_driver.common import units
 
 GROUP = cfg.OptGroup('nova_pcow', title='Servers with persistent memory')
 

@@ -9,9 +9,9 @@ from lxml import etree
 from nova.virt.libvirt import config as vconfig
 
 from nova_pcow import conf
-from pcow_driver import exception
-from pcow_driver import libvirt_xml
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import units
+from pcow_driver.virt import libvirt_xml
 
 PMEM_CMDLINE = 'root=/dev/pmem0 rootflags=dax=always rw'
 

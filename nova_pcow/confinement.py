@@ -14,7 +14,7 @@ from lxml import etree
 from nova import privsep
 from oslo_concurrency import processutils
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 
 HOOK = '/etc/libvirt/hooks/qemu.d/pcow'
 

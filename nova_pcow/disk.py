@@ -12,11 +12,11 @@ from lxml import etree
 from nova.virt.libvirt import config as vconfig
 
 from nova_pcow import conf
-from pcow_driver import device
-from pcow_driver import exception
-from pcow_driver import locks
-from pcow_driver import nbd
-from pcow_driver import nbdkit
+from pcow_driver.common import exception
+from pcow_driver.common import locks
+from pcow_driver.export import nbd
+from pcow_driver.export import nbdkit
+from pcow_driver.pools import device
 
 _RECONNECT_SECONDS = 60                 # requests of the guest wait for nbdkit; libvirt knows this since 9.2
 

@@ -40,9 +40,9 @@ from nova_pcow import resize_claims
 from nova_pcow import shared
 from nova_pcow import snapshot as snapshot_module
 from nova_pcow import storage
-from pcow_driver import exception
-from pcow_driver import template_cache
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import units
+from pcow_driver.templates import template_cache
 
 LOG = logging.getLogger(__name__)
 CONF = nova.conf.CONF

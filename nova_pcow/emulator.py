@@ -4,8 +4,8 @@
 import os
 import re
 
-from pcow_driver import exception
-from pcow_driver import tool
+from pcow_driver.common import exception
+from pcow_driver.common import tool
 
 
 class EmulatorUnusable(exception.PcowError):

@@ -11,7 +11,7 @@ from nova.compute import vm_states
 from nova.virt.libvirt import guest as libvirt_guest
 from oslo_concurrency import processutils
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 
 
 @contextlib.contextmanager

@@ -11,8 +11,8 @@ from typing import Any
 
 from oslo_utils import strutils
 
-from pcow_driver import exception
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import units
 
 RESOURCE_CLASS = 'CUSTOM_PCOW_MB'
 TRAIT = 'CUSTOM_PCOW'

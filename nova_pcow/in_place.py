@@ -14,13 +14,13 @@ from typing import Any
 
 from nova_pcow import reserved
 from nova_pcow import storage
-from pcow_driver import device
-from pcow_driver import domain
-from pcow_driver import exception
-from pcow_driver import image
-from pcow_driver import libvirt_xml
-from pcow_driver import model
-from pcow_driver import room
+from pcow_driver.common import exception
+from pcow_driver.images import image
+from pcow_driver.images import model
+from pcow_driver.pools import device
+from pcow_driver.pools import room
+from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_xml
 
 _RESCUE_DISK = 'disk.rescue'           # Nova's name of it
 

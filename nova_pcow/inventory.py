@@ -11,13 +11,13 @@ from oslo_log import log as logging
 
 from nova_pcow import conf
 from nova_pcow import flavor as flavor_module
-from pcow_driver import capacity
-from pcow_driver import dax
-from pcow_driver import exception
-from pcow_driver import names
-from pcow_driver import pool as pool_module
-from pcow_driver import registry
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import names
+from pcow_driver.common import units
+from pcow_driver.images import info_block
+from pcow_driver.pools import capacity
+from pcow_driver.pools import pool as pool_module
+from pcow_driver.pools import registry
 
 LOG = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def _claimed(item: pool_module.ListedImage) -> int:
     """Bytes that a server claims of what is promised to its image: the virtual size without the DAX info block."""
     if item.summary is None or item.summary.sealed or not item.name.startswith(names.SERVER_PREFIX):
         return 0
-    return item.summary.virtual_size - dax.data_offset(item.summary.virtual_size, dax.PageMap.RAM)
+    return item.summary.virtual_size - info_block.data_offset(item.summary.virtual_size, info_block.PageMap.RAM)
 
 
 def provider_name(nodename: str, pool: str) -> str:

@@ -18,7 +18,7 @@ from oslo_log import log as logging
 from nova_pcow import live_migration
 from nova_pcow import notes
 from nova_pcow import storage
-from pcow_driver import exception
+from pcow_driver.common import exception
 
 LOG = logging.getLogger(__name__)
 

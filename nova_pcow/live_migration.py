@@ -20,12 +20,12 @@ from nova import objects
 from nova_pcow import migration as migration_module
 from nova_pcow import notes
 from nova_pcow import storage
-from pcow_driver import exception
-from pcow_driver import image
-from pcow_driver import names
-from pcow_driver import pool as pool_module
-from pcow_driver import staging
-from pcow_driver import template_cache
+from pcow_driver.common import exception
+from pcow_driver.common import names
+from pcow_driver.images import image
+from pcow_driver.pools import pool as pool_module
+from pcow_driver.pools import staging
+from pcow_driver.templates import template_cache
 
 _SERIAL = 'pcow'                       # of the entry among Nova's volumes by which the hosts tell each other
 _PAGE_CACHE = 'page-cache'             # the class whose devices are virtio-pmem

@@ -31,9 +31,9 @@ from nova_pcow import notes
 from nova_pcow import resize_claims
 from nova_pcow import resize_driver
 from nova_pcow import storage
-from pcow_driver import domain
-from pcow_driver import exception
-from pcow_driver import pool as pool_module
+from pcow_driver.common import exception
+from pcow_driver.pools import pool as pool_module
+from pcow_driver.virt import domain
 
 LOG = logging.getLogger(__name__)
 

@@ -22,18 +22,18 @@ from nova_pcow import flavor as flavor_module
 from nova_pcow import inventory
 from nova_pcow import reserved
 from nova_pcow import storage
-from pcow_driver import device
-from pcow_driver import domain
-from pcow_driver import durable
-from pcow_driver import exception
-from pcow_driver import image
-from pcow_driver import names
-from pcow_driver import pool as pool_module
-from pcow_driver import promises
-from pcow_driver import room
-from pcow_driver import staging
-from pcow_driver import template as template_module
-from pcow_driver import template_cache
+from pcow_driver.common import durable
+from pcow_driver.common import exception
+from pcow_driver.common import names
+from pcow_driver.images import image
+from pcow_driver.pools import device
+from pcow_driver.pools import pool as pool_module
+from pcow_driver.pools import provisioned
+from pcow_driver.pools import room
+from pcow_driver.pools import staging
+from pcow_driver.templates import template as template_module
+from pcow_driver.templates import template_cache
+from pcow_driver.virt import domain
 
 LOG = logging.getLogger(__name__)
 
@@ -231,7 +231,7 @@ def receive(uuid: str, pool: pool_module.Pool, arrived: list[Transferred], sourc
             source = taken if os.path.lexists(taken) else item.path
             with pool.lock():
                 # Placement has room for it, but nobody else knows that before the image is there.
-                staging.reserve(pool, name, promise=promises.whole_size(image.info(source).virtual_size))
+                staging.reserve(pool, name, promise=provisioned.whole_size(image.info(source).virtual_size))
             _copy(source, part)
             with pool.lock():
                 if base is not None:

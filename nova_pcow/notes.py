@@ -11,9 +11,9 @@ import os
 
 from oslo_log import log as logging
 
-from pcow_driver import durable
-from pcow_driver import exception
-from pcow_driver import locks
+from pcow_driver.common import durable
+from pcow_driver.common import exception
+from pcow_driver.common import locks
 
 LOG = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from nova.scheduler.client import report
 
 from nova_pcow import flavor as flavor_module
 from nova_pcow import inventory
-from pcow_driver import units
+from pcow_driver.common import units
 
 _ATTEMPTS = 3
 

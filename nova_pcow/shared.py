@@ -14,7 +14,7 @@ from typing import Any
 from oslo_log import log as logging
 
 from nova_pcow import inventory
-from pcow_driver import pool as pool_module
+from pcow_driver.pools import pool as pool_module
 
 LOG = logging.getLogger(__name__)
 

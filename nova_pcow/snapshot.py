@@ -13,14 +13,14 @@ from nova import exception as nova_exception
 from oslo_log import log as logging
 
 from nova_pcow import reserved
-from pcow_driver import device
-from pcow_driver import domain
-from pcow_driver import exception
-from pcow_driver import image
-from pcow_driver import libvirt_xml
-from pcow_driver import names
-from pcow_driver import nbd
-from pcow_driver import tool
+from pcow_driver.common import exception
+from pcow_driver.common import names
+from pcow_driver.common import tool
+from pcow_driver.export import nbd
+from pcow_driver.images import image
+from pcow_driver.pools import device
+from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_xml
 
 LOG = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from nova_pcow import flavor as flavor_module
 from nova_pcow import snapshot as snapshot_module
 from nova_pcow import storage
 from nova_pcow import volume_driver
-from pcow_driver import domain
+from pcow_driver.virt import domain
 
 CONF = nova.conf.CONF
 

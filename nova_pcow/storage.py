@@ -17,19 +17,19 @@ from nova_pcow import flavor as flavor_module
 from nova_pcow import inventory
 from nova_pcow import notes
 from nova_pcow import reserved
-from pcow_driver import device
-from pcow_driver import exception
-from pcow_driver import image
-from pcow_driver import image_locks
-from pcow_driver import libvirt_xml
-from pcow_driver import names
-from pcow_driver import pool as pool_module
-from pcow_driver import staging
-from pcow_driver import template
-from pcow_driver import template_cache
-from pcow_driver import tool
-from pcow_driver import units
-from pcow_driver import workspace
+from pcow_driver.common import exception
+from pcow_driver.common import names
+from pcow_driver.common import tool
+from pcow_driver.common import units
+from pcow_driver.common import workspace
+from pcow_driver.images import image
+from pcow_driver.images import image_locks
+from pcow_driver.pools import device
+from pcow_driver.pools import pool as pool_module
+from pcow_driver.pools import staging
+from pcow_driver.templates import template
+from pcow_driver.templates import template_cache
+from pcow_driver.virt import libvirt_xml
 
 LOG = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from nova_pcow import disk
 from nova_pcow import errors
 from nova_pcow import flavor
 from nova_pcow import storage
-from pcow_driver import exception
-from pcow_driver import libvirt_xml
-from pcow_driver import names
-from pcow_driver import pool as pool_module
-from pcow_driver import registry
+from pcow_driver.common import exception
+from pcow_driver.common import names
+from pcow_driver.pools import pool as pool_module
+from pcow_driver.pools import registry
+from pcow_driver.virt import libvirt_xml
 
 TYPE = 'pcow'
 _IS_DISK = 'pcow_disk'                        # in the data of a connection

@@ -13,9 +13,9 @@ from cliff import app
 from cliff import commandmanager
 from oslo_config import cfg
 
-from pcow_driver import conf
-from pcow_driver import exception
-from pcow_driver import interrupt
+from pcow_driver.common import conf
+from pcow_driver.common import exception
+from pcow_driver.common import interrupt
 
 
 def _version() -> str:

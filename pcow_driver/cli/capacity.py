@@ -10,15 +10,15 @@ from cliff import command
 from cliff import lister
 from cliff import show
 
-from pcow_driver import capacity
-from pcow_driver import durable
-from pcow_driver import exception
-from pcow_driver import pool
-from pcow_driver import registry
-from pcow_driver import units
 from pcow_driver.cli import common
 from pcow_driver.cli import pool as pool_commands
-from pcow_driver.pmem import provision
+from pcow_driver.common import durable
+from pcow_driver.common import exception
+from pcow_driver.common import units
+from pcow_driver.pools import capacity
+from pcow_driver.pools import pool
+from pcow_driver.pools import registry
+from pcow_driver.provision import provision
 
 Rows = tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]
 

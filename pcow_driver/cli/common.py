@@ -8,11 +8,11 @@ import pwd
 
 from cliff import columns
 
-from pcow_driver import exception
-from pcow_driver import names
-from pcow_driver import pool
-from pcow_driver import registry
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import names
+from pcow_driver.common import units
+from pcow_driver.pools import pool
+from pcow_driver.pools import registry
 
 IMAGE_HELP = 'Image: POOL/NAME, or the path of a file.'
 POOL_IMAGE_HELP = 'POOL/NAME.'

@@ -6,12 +6,12 @@ import argparse
 from cliff import command
 from cliff import show
 
-from pcow_driver import copies
-from pcow_driver import domain
-from pcow_driver import exception
-from pcow_driver import names
 from pcow_driver.cli import common
 from pcow_driver.cli import image as image_commands
+from pcow_driver.common import exception
+from pcow_driver.common import names
+from pcow_driver.copies import fork
+from pcow_driver.virt import domain
 
 
 def _new_name(reference: str, path: str) -> str:
@@ -52,12 +52,12 @@ class Fork(show.ShowOne):
             if parsed_args.device is not None or parsed_args.quiesce:
                 raise exception.UsageInvalid(reason='--device and --quiesce go with --live')
             path = common.image_path(words[0])
-            return image_commands.show_path(copies.fork(path, words[1], _new_name(words[2], path)))
+            return image_commands.show_path(fork.fork(path, words[1], _new_name(words[2], path)))
         with domain.connect() as connection:
             found = domain.Domain(connection, parsed_args.live)
             name = _new_name(words[0], found.select(parsed_args.device).path)
             return image_commands.show_path(
-                copies.fork_live(found, name, parsed_args.device, quiesce=parsed_args.quiesce))
+                fork.fork_live(found, name, parsed_args.device, quiesce=parsed_args.quiesce))
 
 
 class Export(command.Command):
@@ -72,7 +72,7 @@ class Export(command.Command):
         parser.add_argument('--quiesce', action='store_true',
                             help="With --domain, without --snapshot: have the guest's agent freeze its file systems "
                                  'for the moment.')
-        parser.add_argument('--format', choices=copies.FORMATS, required=True, help='pcow: a template, sealed.')
+        parser.add_argument('--format', choices=fork.FORMATS, required=True, help='pcow: a template, sealed.')
         parser.add_argument('words', nargs='*', metavar='[IMAGE] FILE', help=f'{common.IMAGE_HELP} FILE: the new file.')
         parser.usage = f'{parser.prog} [options] --format FORMAT (IMAGE | --domain DOMAIN) FILE'
         return parser
@@ -85,10 +85,10 @@ class Export(command.Command):
         if parsed_args.domain is None:
             if parsed_args.device is not None or parsed_args.quiesce:
                 raise exception.UsageInvalid(reason='--device and --quiesce go with --domain')
-            copies.export(common.image_path(words[0]), words[1], parsed_args.format, snapshot=parsed_args.snapshot)
+            fork.export(common.image_path(words[0]), words[1], parsed_args.format, snapshot=parsed_args.snapshot)
             return
         if parsed_args.quiesce and parsed_args.snapshot is not None:
             raise exception.UsageInvalid(reason='--quiesce is for the present state: leave it out, or --snapshot')
         with domain.connect() as connection:
-            copies.export_domain(domain.Domain(connection, parsed_args.domain), words[0], parsed_args.format, parsed_args.device,
+            fork.export_domain(domain.Domain(connection, parsed_args.domain), words[0], parsed_args.format, parsed_args.device,
                                  snapshot=parsed_args.snapshot, quiesce=parsed_args.quiesce)

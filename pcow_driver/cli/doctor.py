@@ -6,8 +6,8 @@ from typing import Any
 
 from cliff import lister
 
-from pcow_driver import doctor
-from pcow_driver import finding as finding_module
+from pcow_driver.common import finding as finding_module
+from pcow_driver.health import doctor
 
 
 class Doctor(lister.Lister):

@@ -6,13 +6,13 @@ import os
 
 from cliff import command
 
-from pcow_driver import domain_xml
-from pcow_driver import exception
-from pcow_driver import image
-from pcow_driver import libvirt_xml
-from pcow_driver import tool
-from pcow_driver import units
 from pcow_driver.cli import common
+from pcow_driver.common import exception
+from pcow_driver.common import tool
+from pcow_driver.common import units
+from pcow_driver.images import image
+from pcow_driver.virt import domain_xml
+from pcow_driver.virt import libvirt_xml
 
 
 class DomainXml(command.Command):

@@ -8,11 +8,11 @@ from typing import Any
 
 from cliff import lister
 
-from pcow_driver import domain
-from pcow_driver import exception
-from pcow_driver import garbage
-from pcow_driver import registry
 from pcow_driver.cli import common
+from pcow_driver.common import exception
+from pcow_driver.health import garbage
+from pcow_driver.pools import registry
+from pcow_driver.virt import domain
 
 
 class Garbage(lister.Lister):

@@ -7,7 +7,7 @@ from typing import Any
 
 from cliff import lister
 
-from pcow_driver import host
+from pcow_driver.provision import host
 
 
 class Setup(lister.Lister):

@@ -11,12 +11,12 @@ from cliff import command
 from cliff import lister
 from cliff import show
 
-from pcow_driver import conf
-from pcow_driver import image
-from pcow_driver import pool
-from pcow_driver import registry
-from pcow_driver import removal
 from pcow_driver.cli import common
+from pcow_driver.common import conf
+from pcow_driver.images import image
+from pcow_driver.pools import pool
+from pcow_driver.pools import registry
+from pcow_driver.snapshots import trash
 
 Shown = tuple[tuple[str, ...], tuple[Any, ...]]
 Rows = tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]
@@ -42,7 +42,7 @@ def list_rows(pool_name: str | None, *, sealed: bool) -> Rows:
     def rows() -> Iterator[tuple[Any, ...]]:
         for found in chosen:
             images = found.listed()
-            deleted = removal.deleted_images(found)
+            deleted = trash.deleted_images(found)
             for item in images:
                 if item.name in deleted:
                     continue

@@ -10,19 +10,19 @@ from cliff import command
 from cliff import lister
 from cliff import show
 
-from pcow_driver import conf
-from pcow_driver import exception
-from pcow_driver import pool
-from pcow_driver import registry
-from pcow_driver import units
 from pcow_driver.cli import common
-from pcow_driver.pmem import adopt
-from pcow_driver.pmem import dismantle
+from pcow_driver.common import conf
+from pcow_driver.common import exception
+from pcow_driver.common import units
 from pcow_driver.pmem import filesystem
-from pcow_driver.pmem import ndctl
-from pcow_driver.pmem import plan as plan_module
-from pcow_driver.pmem import promise
-from pcow_driver.pmem import provision
+from pcow_driver.pools import pool
+from pcow_driver.pools import registry
+from pcow_driver.provision import adopt
+from pcow_driver.provision import dismantle
+from pcow_driver.provision import durability
+from pcow_driver.provision import ndctl
+from pcow_driver.provision import plan as plan_module
+from pcow_driver.provision import provision
 
 Shown = tuple[tuple[str, ...], tuple[Any, ...]]
 
@@ -40,7 +40,7 @@ def _show(found: pool.Pool) -> Shown:
     capacity, images = found.capacity(), found.listed()
     infos = [item.summary for item in images if item.summary]
     persistence = found.persistence()
-    kept = promise.of(persistence, _region(found.path) if persistence == 'pmem' else None)
+    kept = durability.of(persistence, _region(found.path) if persistence == 'pmem' else None)
     return (('name', 'path', 'uuid', 'created', 'persistence', 'survives', 'lost by', 'based on', 'total', 'free',
              'images', 'templates', 'virtual size', 'allocated size', 'unreadable'),
             (found.name, found.path, found.uuid, found.created, persistence, kept.survives, kept.lost_by, kept.note,

@@ -7,9 +7,9 @@ import os
 from cliff import command
 from cliff import show
 
-from pcow_driver import device
-from pcow_driver import nbd
 from pcow_driver.cli import common
+from pcow_driver.export import nbd
+from pcow_driver.pools import device
 
 
 class Serve(show.ShowOne):

@@ -9,13 +9,13 @@ from typing import Any
 from cliff import command
 from cliff import lister
 
-from pcow_driver import domain
-from pcow_driver import exception
-from pcow_driver import image
-from pcow_driver import model
-from pcow_driver import room
-from pcow_driver import units
 from pcow_driver.cli import common
+from pcow_driver.common import exception
+from pcow_driver.common import units
+from pcow_driver.images import image
+from pcow_driver.images import model
+from pcow_driver.pools import room
+from pcow_driver.virt import domain
 
 
 class _Target:

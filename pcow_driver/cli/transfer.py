@@ -7,9 +7,9 @@ import sys
 
 from cliff import command
 
-from pcow_driver import exception
-from pcow_driver import transfer
 from pcow_driver.cli import common
+from pcow_driver.common import exception
+from pcow_driver.copies import transfer
 
 
 class Send(command.Command):

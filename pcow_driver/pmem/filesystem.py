@@ -12,10 +12,10 @@ import re
 import resource
 import tempfile
 
-from pcow_driver import exception
-from pcow_driver import names
-from pcow_driver import tool
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import names
+from pcow_driver.common import tool
+from pcow_driver.common import units
 
 KINDS = ('xfs', 'ext4')
 _LABEL_BYTES = {'xfs': 12, 'ext4': 16}

@@ -6,8 +6,8 @@ from __future__ import annotations
 import os
 import re
 
-from pcow_driver import durable
-from pcow_driver import exception
+from pcow_driver.common import durable
+from pcow_driver.common import exception
 from pcow_driver.pmem import filesystem
 
 DIRECTORY = '/etc/systemd/system'

@@ -10,7 +10,7 @@ from pathlib import Path
 import re
 import stat
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 
 _BUS = Path('/sys/bus/nd/devices')
 _PROC = Path('/proc')

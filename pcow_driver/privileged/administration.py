@@ -9,7 +9,7 @@ import os
 from typing import ParamSpec
 from typing import TypeVar
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 
 _P = ParamSpec('_P')
 _T = TypeVar('_T')

@@ -9,10 +9,10 @@ from pathlib import Path
 import re
 import stat
 
-from pcow_driver import conf
-from pcow_driver import descriptors
-from pcow_driver import exception
-from pcow_driver import names
+from pcow_driver.common import conf
+from pcow_driver.common import descriptors
+from pcow_driver.common import exception
+from pcow_driver.common import names
 
 _REGION = re.compile(r'region\d{1,6}')
 _NAMESPACE = re.compile(r'namespace\d{1,6}\.\d{1,6}')

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import contextlib
 import os
 
-from pcow_driver import access
-from pcow_driver import descriptors
-from pcow_driver import exception
-from pcow_driver import names
-from pcow_driver import tool
-from pcow_driver.pmem import device as device_module
+from pcow_driver.common import access
+from pcow_driver.common import descriptors
+from pcow_driver.common import exception
+from pcow_driver.common import names
+from pcow_driver.common import tool
+from pcow_driver.pmem import block_device as device_module
 from pcow_driver.pmem import filesystem
 from pcow_driver.pmem import mount_unit
 from pcow_driver.privileged import administration

@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 import tempfile
 
-from pcow_driver import exception
-from pcow_driver import tool
-from pcow_driver import units
-from pcow_driver.pmem import device as device_module
+from pcow_driver.common import exception
+from pcow_driver.common import tool
+from pcow_driver.common import units
+from pcow_driver.pmem import block_device as device_module
 from pcow_driver.pmem import users
 from pcow_driver.privileged import administration
 from pcow_driver.privileged import checks

@@ -11,10 +11,10 @@ import os
 import stat
 import warnings
 
-from pcow_driver import descriptors
-from pcow_driver import exception
-from pcow_driver import immutable
-from pcow_driver import names
+from pcow_driver.common import descriptors
+from pcow_driver.common import exception
+from pcow_driver.common import immutable
+from pcow_driver.common import names
 
 with warnings.catch_warnings():
     # oslo.privsep imports eventlet where that is installed, which says on every start of a program that nobody should use it.

@@ -14,10 +14,10 @@ import time
 from typing import Any
 import xml.etree.ElementTree as ET
 
-from pcow_driver import domain_xml
-from pcow_driver import image
-from pcow_driver import libvirt_xml
-from pcow_driver import units
+from pcow_driver.common import units
+from pcow_driver.images import image
+from pcow_driver.virt import domain_xml
+from pcow_driver.virt import libvirt_xml
 from tests.functional import images
 from tools.lib.quickstart import apt
 from tools.lib.quickstart import cpio

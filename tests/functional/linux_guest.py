@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any
 from typing import Self
 
-from pcow_driver import dax
-from pcow_driver import template
+from pcow_driver.images import info_block
+from pcow_driver.templates import template
 from tests.functional import images
 from tests.functional import qmp
 from tools.lib.quickstart import cpio
@@ -44,12 +44,12 @@ def make_file_system(directory: Path, tree: Path, image: Path, size: str = '48M'
                    stdout=subprocess.DEVNULL, check=True)
     subprocess.run(['qemu-img', 'convert', '-f', 'raw', '-O', 'qcow2', plain, disk], check=True)
     source = template.inspect_source(str(disk), 'qcow2')
-    total = template.virtual_size(source.virtual_size, dax.PageMap.RAM)
-    template.write_namespace(str(namespace), source, total, dax.PageMap.RAM)
+    total = template.virtual_size(source.virtual_size, info_block.PageMap.RAM)
+    template.write_namespace(str(namespace), source, total, info_block.PageMap.RAM)
     subprocess.run([images.program('pcow-img'), 'convert', '-f', 'raw', '-O', 'pcow', namespace, image], check=True)
     for path in (plain, disk, namespace):
         path.unlink()
-    return dax.data_offset(total, dax.PageMap.RAM)
+    return info_block.data_offset(total, info_block.PageMap.RAM)
 
 
 class Kernel:

@@ -16,7 +16,7 @@ import time
 from typing import Any
 import unittest
 
-from pcow_driver import units
+from pcow_driver.common import units
 from tests.functional import openstack_bed
 from tests.functional import openstack_volumes
 from tools.lib.openstack_aio import servers

@@ -10,10 +10,10 @@ import tempfile
 import time
 from typing import Any
 
-from pcow_driver import exception
-from pcow_driver import names
-from pcow_driver import tool
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import names
+from pcow_driver.common import tool
+from pcow_driver.common import units
 from tools.lib.openstack_aio import allinone
 from tools.lib.openstack_aio import pools
 from tools.lib.openstack_aio import servers

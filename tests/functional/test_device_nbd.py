@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pcow_driver.device and pcow_driver.nbd with the real pcow-img, pcow-io, nbdkit, nbdfuse and qemu-img."""
+"""pcow_driver.pools.device and pcow_driver.export.nbd with the real pcow-img, pcow-io, nbdkit, nbdfuse and qemu-img."""
 
 import contextlib
 import dataclasses
@@ -14,15 +14,15 @@ import tempfile
 import time
 import unittest
 
-from pcow_driver import conf
-from pcow_driver import dax
-from pcow_driver import device
-from pcow_driver import exception
-from pcow_driver import image
-from pcow_driver import names
-from pcow_driver import nbd
-from pcow_driver import pool as pool_module
-from pcow_driver import settings as settings_module
+from pcow_driver.common import conf
+from pcow_driver.common import exception
+from pcow_driver.common import names
+from pcow_driver.export import nbd
+from pcow_driver.images import image
+from pcow_driver.images import info_block
+from pcow_driver.pools import device
+from pcow_driver.pools import pool as pool_module
+from pcow_driver.pools import settings as settings_module
 from tests.functional import linux_guest
 from tests.functional.test_pcowctl import BIN
 
@@ -62,8 +62,8 @@ class DeviceTest(TestCase):
         raw = self.directory / 'raw'
         image.convert(path, image.FORMAT, str(raw), 'raw')
         content = raw.read_bytes()
-        block = content[dax.BLOCK_OFFSET:dax.BLOCK_OFFSET + dax.BLOCK_SIZE]
-        self.assertEqual(dax.InfoBlock(OFFSET, 64 * MIB), dax.parse(block))
+        block = content[info_block.BLOCK_OFFSET:info_block.BLOCK_OFFSET + info_block.BLOCK_SIZE]
+        self.assertEqual(info_block.InfoBlock(OFFSET, 64 * MIB), info_block.parse(block))
         self.assertFalse(any(content.replace(block, b'')))
 
     def test_grow(self) -> None:

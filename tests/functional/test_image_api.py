@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pcow_driver.image with the real pcow-img and pcow-io (from PCOW_BIN_DIR or build/bin)."""
+"""pcow_driver.images.image with the real pcow-img and pcow-io (from PCOW_BIN_DIR or build/bin)."""
 
 import os
 from pathlib import Path
@@ -8,9 +8,9 @@ import subprocess
 import tempfile
 import unittest
 
-from pcow_driver import conf
-from pcow_driver import exception
-from pcow_driver import image
+from pcow_driver.common import conf
+from pcow_driver.common import exception
+from pcow_driver.images import image
 
 TOP = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ.get('PCOW_BIN_DIR') or TOP / 'build/bin').resolve()

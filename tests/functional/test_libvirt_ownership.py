@@ -9,10 +9,10 @@ import re
 import shutil
 import subprocess
 
-from pcow_driver import domain_xml
-from pcow_driver import immutable
-from pcow_driver import libvirt_xml
-from pcow_driver import protection
+from pcow_driver.common import immutable
+from pcow_driver.images import protection
+from pcow_driver.virt import domain_xml
+from pcow_driver.virt import libvirt_xml
 from tests.functional import images
 from tests.functional import test_pcowctl
 from tools.lib.quickstart import libvirtd

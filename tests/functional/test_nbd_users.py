@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 
-from pcow_driver import device
+from pcow_driver.pools import device
 from tests.functional import test_device_nbd
 from tests.functional.test_pcowctl import BIN
 
@@ -27,7 +27,8 @@ setpriv --reuid {user} --regid {user} --clear-groups --inh-caps=+dac_read_search
 '''
 _SERVICE = '''
 import sys
-from pcow_driver import conf, nbd
+from pcow_driver.common import conf
+from pcow_driver.export import nbd
 directory, path, plugin = sys.argv[1:]
 conf.CONF([], default_config_files=[])
 conf.CONF.set_override('nbdkit_plugin', plugin, 'pcow')

@@ -4,8 +4,8 @@
 import os
 import unittest
 
-from pcow_driver import exception
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import units
 from tests.functional import openstack_bed
 from tests.functional import openstack_volumes
 from tests.functional import server_session

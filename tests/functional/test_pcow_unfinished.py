@@ -3,9 +3,9 @@
 
 import subprocess
 
-from pcow_driver import conf
-from pcow_driver import exception
-from pcow_driver import image
+from pcow_driver.common import conf
+from pcow_driver.common import exception
+from pcow_driver.images import image
 from tests.functional import images
 from tests.functional import vm_snapshot_case
 from tests.functional import vm_state

@@ -20,7 +20,7 @@ from typing import Any
 import unittest
 import uuid
 
-from pcow_driver import dax
+from pcow_driver.images import info_block
 
 TOP = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ.get('PCOW_BIN_DIR') or TOP / 'build/bin').resolve()
@@ -196,13 +196,13 @@ class TemplateTest(TestCase):
         super().setUp()
         self.ctl('pool', 'create', 'p', self.pool)
 
-    def _check_content(self, name: str, raw: Path, page_map: dax.PageMap) -> None:
+    def _check_content(self, name: str, raw: Path, page_map: info_block.PageMap) -> None:
         content, source = self.guest_view(self.pool / f'{name}.pcow'), raw.read_bytes()
-        offset = dax.data_offset(len(content), page_map)
-        self.assertEqual(dax.InfoBlock(offset, len(content) - offset),
-                         dax.parse(content[dax.BLOCK_OFFSET:dax.BLOCK_OFFSET + dax.BLOCK_SIZE]))
+        offset = info_block.data_offset(len(content), page_map)
+        self.assertEqual(info_block.InfoBlock(offset, len(content) - offset),
+                         info_block.parse(content[info_block.BLOCK_OFFSET:info_block.BLOCK_OFFSET + info_block.BLOCK_SIZE]))
         self.assertEqual(source, content[offset:offset + len(source)])
-        self.assertFalse(any(content[:dax.BLOCK_OFFSET] + content[dax.BLOCK_OFFSET + dax.BLOCK_SIZE:offset]))
+        self.assertFalse(any(content[:info_block.BLOCK_OFFSET] + content[info_block.BLOCK_OFFSET + info_block.BLOCK_SIZE:offset]))
         self.assertFalse(any(content[offset + len(source):]))
 
     def test_content_is_the_source_behind_the_info_block(self) -> None:
@@ -211,10 +211,10 @@ class TemplateTest(TestCase):
         for name, args in (('plain', ()), ('large', ('--size', '40M')), ('pmem', ('--page-map', 'pmem')),
                            ('small-clusters', ('--cluster-size', '4k')), ('ä,b c', ())):
             self.ctl('template', 'build', source, f'p/{name}', '--source-format', 'qcow2', *args)
-            self._check_content(name, raw, dax.PageMap.PMEM if name == 'pmem' else dax.PageMap.RAM)
+            self._check_content(name, raw, info_block.PageMap.PMEM if name == 'pmem' else info_block.PageMap.RAM)
         self.assertEqual(40 * MIB, self.show('template', 'show', 'p/large')['virtual size'])
         self.ctl('template', 'build', raw, 'p/raw', '--source-format', 'raw')
-        self._check_content('raw', raw, dax.PageMap.RAM)
+        self._check_content('raw', raw, info_block.PageMap.RAM)
 
     def test_sparse_stays_sparse(self) -> None:
         source = self.make_qcow2('sparse.qcow2', 1 << 40, at_0=1, at_549755813888=2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of an image while nbdkit serves it: pcow_driver.served, pcow_driver.attached, and the plug-in's control socket."""
+"""Snapshots of an image while nbdkit serves it, by the control socket of its plug-in."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import stat
 import subprocess
 import sys
 
-from pcow_driver import attached
-from pcow_driver import exception
-from pcow_driver import image
-from pcow_driver import nbd
-from pcow_driver import served
+from pcow_driver.common import exception
+from pcow_driver.export import control_socket
+from pcow_driver.export import nbd
+from pcow_driver.images import image
+from pcow_driver.snapshots import attached
 from tests.functional import test_device_nbd
 
 MIB = test_device_nbd.MIB
@@ -61,7 +61,7 @@ class ServedTest(test_device_nbd.TestCase):
         return self.directory / f'export-{name}'
 
     def socket(self, path: str) -> Path:
-        return Path(served.socket_path(path))
+        return Path(control_socket.socket_path(path))
 
     def command(self, *commands: str) -> list[str]:
         return ['qemu-io', '-f', 'raw', *(word for one in commands for word in ('-c', one)), self.uri]
@@ -106,7 +106,7 @@ class ServedTest(test_device_nbd.TestCase):
         self.assertIn('child.pcow', str(found.exception))
 
     def test_pause(self) -> None:
-        server = served.find(self.path)
+        server = control_socket.find(self.path)
         assert server is not None
         self.addCleanup(server.close)
         with server.paused():

@@ -4,7 +4,7 @@
 import os
 import subprocess
 
-from pcow_driver import immutable
+from pcow_driver.common import immutable
 from tests.functional import images
 from tests.functional import test_pcowctl
 from tools.lib.quickstart import teardown

@@ -8,9 +8,9 @@ import subprocess
 import sys
 import time
 
-from pcow_driver import exception
-from pcow_driver import image
-from pcow_driver import removal
+from pcow_driver.common import exception
+from pcow_driver.images import image
+from pcow_driver.snapshots import trash
 from tests.functional import images
 from tests.functional import libvirt_vm
 from tests.functional import test_virsh_snapshots
@@ -56,7 +56,7 @@ class TestForks(test_virsh_snapshots.VirshTestCase):
         self.assertEqual(1, sum(left in one['reason'] for one in found), found)
         place.pcowctl('pool', 'garbage', place.pool_name, '--delete', 'snapshot')
         self.assertEqual({}, guest.image_tree())
-        self.assertFalse((guest.image.parent / removal.DIRECTORY).exists())
+        self.assertFalse((guest.image.parent / trash.DIRECTORY).exists())
         self.assert_goes_on(guest, 'exported')
 
     def _kill_export(self, guest: libvirt_vm.Guest) -> str | None:

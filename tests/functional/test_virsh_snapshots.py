@@ -10,7 +10,7 @@ from pathlib import Path
 import re
 import unittest
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 from tests.functional import images
 from tests.functional import libvirt_vm
 

@@ -14,7 +14,7 @@ import unittest
 
 import testtools
 
-from pcow_driver import units
+from pcow_driver.common import units
 from tests.functional import images
 from tests.functional import test_main_job as main_job
 from tests.functional import test_qemu_backend as backend

@@ -11,7 +11,9 @@ import unittest
 import zipfile
 
 TOP = Path(__file__).resolve().parents[2]
-PACKAGES = {'cinder_pcow', 'nova_pcow', 'pcow_driver', 'pcow_driver/cli', 'pcow_driver/pmem', 'pcow_driver/privileged'}
+PACKAGES = {'cinder_pcow', 'nova_pcow', 'pcow_driver', *(f'pcow_driver/{name}' for name in (
+    'cli', 'common', 'copies', 'export', 'health', 'images', 'pmem', 'pools', 'privileged', 'provision', 'snapshots', 'templates',
+    'virt'))}
 # Beside Python modules: it makes the compute driver importable as one of Nova's.
 FILES = {'nova_pcow.pth'}
 

@@ -3,8 +3,8 @@
 
 from collections.abc import Callable
 
-from pcow_driver import tool
-from pcow_driver import units
+from pcow_driver.common import tool
+from pcow_driver.common import units
 from tools.lib.openstack_aio import api as api_module
 from tools.lib.openstack_aio import servers
 from tools.lib.openstack_aio import volumes

@@ -8,8 +8,8 @@ import contextlib
 import errno
 from unittest import mock
 
-from pcow_driver import pool as pool_module
-from pcow_driver import watermark
+from pcow_driver.pools import pool as pool_module
+from pcow_driver.pools import watermark
 
 
 @contextlib.contextmanager

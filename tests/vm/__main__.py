@@ -4,7 +4,7 @@
 import logging
 import sys
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 from tests.vm import job
 from tests.vm import options
 from tools.lib.quickstart import supervisor

@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 import random
 
-from pcow_driver import tool
-from pcow_driver import units
+from pcow_driver.common import tool
+from pcow_driver.common import units
 
 LINE = 64                                      # bytes
 _CHUNK = units.MIB

@@ -23,9 +23,9 @@ from typing import Any
 import uuid
 import xml.etree.ElementTree as ET
 
-from pcow_driver import domain_xml
-from pcow_driver import libvirt_xml
-from pcow_driver import nbd
+from pcow_driver.export import nbd
+from pcow_driver.virt import domain_xml
+from pcow_driver.virt import libvirt_xml
 from tests.vm import disk_unit
 from tests.vm import machine
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import shutil
 import uuid
 
-from pcow_driver import dax
-from pcow_driver import tool
-from pcow_driver import units
+from pcow_driver.common import tool
+from pcow_driver.common import units
+from pcow_driver.images import info_block
 from tests.vm import caches as caches_module
 from tests.vm import confinement
 from tests.vm import disk_unit
@@ -177,9 +177,9 @@ def _write_nvdimm(scratch: Path, name: str, size: int) -> tuple[Path, int]:
     path = scratch / name
     with open(path, 'wb') as file:
         file.truncate(size)
-        file.seek(dax.BLOCK_OFFSET)
-        file.write(dax.info_block(size, dax.PageMap.RAM, uuid.uuid4()))
-    return path, dax.data_offset(size, dax.PageMap.RAM)
+        file.seek(info_block.BLOCK_OFFSET)
+        file.write(info_block.info_block(size, info_block.PageMap.RAM, uuid.uuid4()))
+    return path, info_block.data_offset(size, info_block.PageMap.RAM)
 
 
 def _nvdimm(path: Path, size: int) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ import subprocess
 import time
 from typing import Any
 
-from pcow_driver import exception
-from pcow_driver import nbd_unit
-from pcow_driver import nbdkit
+from pcow_driver.common import exception
+from pcow_driver.export import nbdkit
+from pcow_driver.export import nbdkit_unit
 from tests.functional import qmp
 from tests.vm import machine
 
@@ -26,7 +26,7 @@ UNITS = {f'etc/systemd/system/{name}': f'/etc/systemd/system/{name}' for name in
 PROGRAM = '/usr/local/bin/pcow-nbd-unit'
 PYTHON = ('/usr/bin/env PYTHONPATH=/suite:/suite/site PATH=/usr/local/bin:/usr/bin:/sbin '
           '/usr/bin/python3 -B -c')
-_TEXT = 'import sys; from pcow_driver import nbd_unit; sys.exit(nbd_unit.main())'
+_TEXT = 'import sys; from pcow_driver.export import nbdkit_unit; sys.exit(nbdkit_unit.main())'
 PROGRAM_TEXT = f'#!/bin/sh\nexec {PYTHON} "{_TEXT}"\n'
 
 _USER, _GROUP = 'daemon', 'pcow'
@@ -43,10 +43,10 @@ _UNIT_TEXT = _LOG_TEXT + f"""\
 Type=exec
 User={_USER}
 SupplementaryGroups={_GROUP}
-ExecStart={PYTHON} "from pcow_driver import nbd; import os, time; \\
+ExecStart={PYTHON} "from pcow_driver.export import nbd; import os, time; \\
     os.path.exists('{_DIRECTORY}') or nbd.start('{_DIRECTORY}', '{_IMAGE}'); time.sleep(10000)"
 """
-_STOP = (f"import grp, os, pwd; from pcow_driver import nbd; user = pwd.getpwnam('{_USER}'); "
+_STOP = (f"import grp, os, pwd; from pcow_driver.export import nbd; user = pwd.getpwnam('{_USER}'); "
          f"os.setgroups([grp.getgrnam('{_GROUP}').gr_gid]); os.setgid(user.pw_gid); "
          "os.setuid(user.pw_uid); "
          f"nbd.stop('{_DIRECTORY}')")
@@ -168,7 +168,7 @@ def _survives() -> dict[str, Any]:
 def _dies_without() -> None:
     """What this test is about: without the unit nbdkit is one of the processes of the service."""
     _must('systemctl', 'stop', 'pcow-nbd.socket')
-    _expect(not nbd_unit.is_there(), f'{nbd_unit.SOCKET} is still there')
+    _expect(not nbdkit_unit.is_there(), f'{nbdkit_unit.SOCKET} is still there')
     _must('systemctl', 'start', _SERVICE)
     pid = _wait('nbdkit', _pid)
     _expect(_SERVICE in Path(f'/proc/{pid}/cgroup').read_text(),
@@ -184,7 +184,7 @@ def _refuses() -> None:
     theirs.mkdir()
     shutil.chown(theirs, 'nobody')
     try:
-        nbd_unit.stop(str(theirs))
+        nbdkit_unit.stop(str(theirs))
     except exception.ToolFailed as e:
         _expect('no directory of the one who asks' in str(e), e)
     else:

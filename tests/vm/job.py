@@ -10,10 +10,10 @@ import sys
 import time
 from typing import Any
 
-from pcow_driver import dax
-from pcow_driver import exception
-from pcow_driver import image
-from pcow_driver import template
+from pcow_driver.common import exception
+from pcow_driver.images import image
+from pcow_driver.images import info_block
+from pcow_driver.templates import template
 from tests.vm import chain
 from tests.vm import contents
 from tests.vm import failing
@@ -117,8 +117,8 @@ class Job:
         """A sealed image with the Debian guest."""
         raw, target = self._scratch / 'namespace', self._scratch / 'template.pcow'
         source = template.inspect_source(str(parts.image), 'qcow2')
-        size = template.virtual_size(source.virtual_size, dax.PageMap.RAM)
-        template.write_namespace(str(raw), source, size, dax.PageMap.RAM)
+        size = template.virtual_size(source.virtual_size, info_block.PageMap.RAM)
+        template.write_namespace(str(raw), source, size, info_block.PageMap.RAM)
         image.convert(str(raw), 'raw', str(target))
         raw.unlink()
         image.seal(str(target))

@@ -9,8 +9,8 @@ from pathlib import Path
 import re
 import shutil
 
-from pcow_driver import exception
-from pcow_driver import tool
+from pcow_driver.common import exception
+from pcow_driver.common import tool
 from tools.lib.quickstart import apt
 from tools.lib.quickstart import guest
 from tools.lib.quickstart import state

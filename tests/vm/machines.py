@@ -9,7 +9,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 from tests.vm import confinement
 from tests.vm import contents
 from tests.vm import options as options_module

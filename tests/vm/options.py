@@ -9,7 +9,7 @@ import dataclasses
 import os
 from pathlib import Path
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 from tests.vm import fsdax
 from tests.vm import kernels
 from tests.vm import media

@@ -13,7 +13,7 @@ import subprocess
 import time
 from typing import Any
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 from tests.functional import qmp
 from tests.vm import machine
 from tests.vm import parts as parts_module

@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 import uuid
 
-from pcow_driver import dax
-from pcow_driver import exception
-from pcow_driver import tool
+from pcow_driver.common import exception
+from pcow_driver.common import tool
+from pcow_driver.images import info_block
 from tests.vm import chain
 from tests.vm import debian
 from tests.vm import kernels
@@ -65,11 +65,11 @@ def modules_in_order(directory: Path, names: tuple[str, ...], optional: tuple[st
 def devdax_block(size: int) -> bytes:
     """Info block that makes an NVDIMM without labels a character device /dev/dax0.0 in the guest.
 
-    It differs from the one that pcow_driver.dax makes for file systems by its name only.
+    It differs from the one that pcow_driver.images.info_block makes for file systems by its name only.
     """
-    block = dax.info_block(size, dax.PageMap.RAM, uuid.UUID(int=0x7063_6f77_0000_4000_8000_0000_0000_0001))
+    block = info_block.info_block(size, info_block.PageMap.RAM, uuid.UUID(int=0x7063_6f77_0000_4000_8000_0000_0000_0001))
     body = (_DEVDAX_SIGNATURE + block[len(_DEVDAX_SIGNATURE):])[:-_CHECKSUM_SIZE]
-    return body + dax.fletcher64(body + bytes(_CHECKSUM_SIZE)).to_bytes(_CHECKSUM_SIZE, 'little')
+    return body + info_block.fletcher64(body + bytes(_CHECKSUM_SIZE)).to_bytes(_CHECKSUM_SIZE, 'little')
 
 
 def compile_guest(target: Path) -> None:

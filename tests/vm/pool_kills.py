@@ -15,7 +15,7 @@ from typing import Any
 
 from pcow_driver.pmem import filesystem
 from pcow_driver.pmem import mount_unit
-from pcow_driver.pmem import plan
+from pcow_driver.provision import plan
 from tests.vm import command
 from tests.vm import machine
 
@@ -83,7 +83,7 @@ def _device(directory: str) -> str:
 def ended(region: str) -> int:
     """Killed after the unmount, and between the wiping and the end of the namespace: the end goes on.
 
-    (After each step: tests/unit/pcow_driver/test_pmem_plans.py, in DRAM.)
+    (After each step: tests/unit/pcow_driver/provision/test_plans.py, in DRAM.)
     """
     destroy = ('pool', 'remove', '--destroy', NAME)
     number = len(_steps(*destroy))

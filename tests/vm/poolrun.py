@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pcow_driver import units
+from pcow_driver.common import units
 from tests.vm import contents
 from tests.vm import machine
 from tests.vm import outer

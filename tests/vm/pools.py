@@ -14,8 +14,8 @@ import re
 import time
 from typing import Any
 
-from pcow_driver import exception
-from pcow_driver import immutable
+from pcow_driver.common import exception
+from pcow_driver.common import immutable
 from pcow_driver.privileged import filesystems
 from pcow_driver.privileged import namespaces
 from tests.vm import command

@@ -13,7 +13,7 @@ import random
 import time
 from typing import Any
 
-from pcow_driver import units
+from pcow_driver.common import units
 from tests.vm import caches
 from tests.vm import contents
 from tests.vm import machine

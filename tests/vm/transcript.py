@@ -7,7 +7,7 @@ from pathlib import Path
 import re
 from typing import Any
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 
 _DIRECTORY = Path(__file__).resolve().parents[2] / 'doc/source/_static'
 _PROMPT = '# '

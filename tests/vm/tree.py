@@ -12,9 +12,9 @@ import py_compile
 import re
 import shutil
 
-from pcow_driver import exception
-from pcow_driver import tool
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import tool
+from pcow_driver.common import units
 from tools.lib.quickstart import cpio
 
 TOP = Path(__file__).resolve().parents[2]

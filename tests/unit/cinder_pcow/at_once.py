@@ -30,7 +30,7 @@ from cinder.volume import driver as cinder_driver
 from oslo_config import cfg
 
 from cinder_pcow import driver
-from pcow_driver import conf
+from pcow_driver.common import conf
 
 DIRECTORY, MODE, SEED, SECONDS = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 WORKERS = 8

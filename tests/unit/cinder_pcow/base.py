@@ -21,12 +21,12 @@ from cinder.volume import volume_types
 from oslo_config import cfg
 
 from cinder_pcow import driver
-from pcow_driver import conf
-from pcow_driver import image
-from pcow_driver import model
-from pcow_driver import pool as pool_module
-from pcow_driver import registry
-from pcow_driver import tool
+from pcow_driver.common import conf
+from pcow_driver.common import tool
+from pcow_driver.images import image
+from pcow_driver.images import model
+from pcow_driver.pools import pool as pool_module
+from pcow_driver.pools import registry
 from tests.unit import libvirt_node
 
 CONF = cfg.CONF

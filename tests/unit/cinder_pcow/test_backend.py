@@ -13,9 +13,9 @@ from cinder.volume import volume_types
 
 from cinder_pcow import backend
 from cinder_pcow import driver
-from pcow_driver import nbd
-from pcow_driver import registry
-from pcow_driver import units
+from pcow_driver.common import units
+from pcow_driver.export import nbd
+from pcow_driver.pools import registry
 from tests.unit import sick_pool
 from tests.unit.cinder_pcow import base
 

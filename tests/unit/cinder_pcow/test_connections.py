@@ -20,8 +20,8 @@ from cinder.volume import volume_types
 from cinder.volume import volume_utils
 from os_brick import privileged
 
-from pcow_driver import exception as pcow_exception
-from pcow_driver import tool
+from pcow_driver.common import exception as pcow_exception
+from pcow_driver.common import tool
 from tests.unit.cinder_pcow import base
 
 GUEST = {'host': socket.gethostname(), 'mountpoint': '/dev/pmem1'}

@@ -14,12 +14,12 @@ from cinder.tests.unit import utils
 from cinder.volume import group_types
 from cinder.volume import volume_types
 
-from pcow_driver import conf
-from pcow_driver import device
-from pcow_driver import image
-from pcow_driver import registry
-from pcow_driver import tool
-from pcow_driver import units
+from pcow_driver.common import conf
+from pcow_driver.common import tool
+from pcow_driver.common import units
+from pcow_driver.images import image
+from pcow_driver.pools import device
+from pcow_driver.pools import registry
 from tests.unit.cinder_pcow import base
 
 GIB = units.GIB

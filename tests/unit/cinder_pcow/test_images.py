@@ -12,7 +12,7 @@ from cinder import exception
 from cinder import privsep
 from cinder.image import image_utils
 
-from pcow_driver import units
+from pcow_driver.common import units
 from tests.unit.cinder_pcow import base
 
 MIB = units.MIB

@@ -16,9 +16,9 @@ from typing import Any
 
 from eventlet import hubs
 
-from pcow_driver import device
-from pcow_driver import image
-from pcow_driver import units
+from pcow_driver.common import units
+from pcow_driver.images import image
+from pcow_driver.pools import device
 from tests.unit.cinder_pcow import base
 from tests.unit.cinder_pcow import test_images
 

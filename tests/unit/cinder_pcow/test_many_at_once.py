@@ -12,15 +12,15 @@ import sys
 import tempfile
 import unittest
 
-from pcow_driver import conf
-from pcow_driver import registry
+from pcow_driver.common import conf
+from pcow_driver.pools import registry
 from tests.unit.pcow_driver import base
 
 SECONDS = float(os.environ.get('PCOW_TEST_AT_ONCE', '3'))
 PROGRAM = Path(__file__).with_name('at_once.py')
 
 
-# One changes a template as :func:`pcow_driver.image.create_overlay` does, while a program runs; the other comes meanwhile.
+# One changes a template as :func:`pcow_driver.images.image.create_overlay` does, while a program runs; the other comes meanwhile.
 ONE_AFTER_THE_OTHER = """
 import eventlet
 eventlet.monkey_patch()

@@ -13,9 +13,9 @@ from cinder import exception as cinder_exception
 from cinder.tests.unit import utils
 from cinder.volume import group_types
 
-from pcow_driver import image
-from pcow_driver import pool as pool_module
-from pcow_driver import removal
+from pcow_driver.images import image
+from pcow_driver.pools import pool as pool_module
+from pcow_driver.snapshots import trash
 from tests.unit.cinder_pcow import base
 from tests.unit.cinder_pcow import test_kill
 from tests.unit.cinder_pcow import test_transfer
@@ -73,21 +73,21 @@ class SectionsTest(SectionsCase):
     def test_cut_off_before_the_original_is_deleted(self) -> None:
         volume = self.volume()
         self.write(volume, 0, 6)
-        delete = removal.delete_image
+        delete = trash.delete_image
 
         def die(pool: pool_module.Pool, name: str) -> bool:
             if pool.name == 'one':
                 raise InterruptedError
             return delete(pool, name)
 
-        with mock.patch.object(removal, 'delete_image', die):
+        with mock.patch.object(trash, 'delete_image', die):
             self.assertRaises(InterruptedError, self.first.migrate_volume, self.context, volume, self.there)
         self.assertEqual([f'{volume.name}.pcow'], self.files('two'))
         self.assertEqual({'pool': 'two', 'uuid': self.pools['two'].uuid}, json.loads(self.note(volume).read_text()))
         self.first.update_provider_info([volume], [])
         self.assertEqual([], self.files('two'))
         self.assertFalse(self.note(volume).exists())
-        with mock.patch.object(removal, 'delete_image', die):
+        with mock.patch.object(trash, 'delete_image', die):
             self.assertRaises(InterruptedError, self.first.migrate_volume, self.context, volume, self.there)
         self.migrate(self.first, volume, self.there)
         self.check_content(volume, {0: 6}, pool='two')
@@ -199,7 +199,7 @@ class ForgottenTest(SectionsCase):
     def cut_off(self) -> Any:
         """A volume of which a migration has left a copy on the other host."""
         volume = self.volume()
-        with mock.patch.object(removal, 'delete_image', side_effect=InterruptedError):
+        with mock.patch.object(trash, 'delete_image', side_effect=InterruptedError):
             self.assertRaises(InterruptedError, self.driver.migrate_volume, self.context, volume, self.other.host())
         self.assertEqual([f'{volume.name}.pcow'], self.other.entries())
         self.driver.initialize_connection(volume, {'host': base.HOST.partition('@')[0]})

@@ -24,8 +24,8 @@ from cinder.volume import volume_utils
 from oslo_concurrency import processutils
 from oslo_utils import importutils
 
-from pcow_driver import image
-from pcow_driver import units
+from pcow_driver.common import units
+from pcow_driver.images import image
 from tests.unit.cinder_pcow import base
 from tests.unit.cinder_pcow import test_images
 

@@ -26,14 +26,14 @@ from unittest import mock
 from cinder import exception as cinder_exception
 import eventlet
 
-from pcow_driver import device
-from pcow_driver import exception
-from pcow_driver import image
-from pcow_driver import registry
-from pcow_driver import removal
-from pcow_driver import tool
-from pcow_driver import transfer
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import tool
+from pcow_driver.common import units
+from pcow_driver.copies import transfer
+from pcow_driver.images import image
+from pcow_driver.pools import device
+from pcow_driver.pools import registry
+from pcow_driver.snapshots import trash
 from tests.unit.cinder_pcow import base
 from tests.unit.cinder_pcow import test_images
 from tests.unit.cinder_pcow import test_kill
@@ -214,7 +214,7 @@ class MigrateAwayTest(base.PcowTestCase):
         volume = self.volume()
         self.migrate(volume)
         self.leave_a_clone(volume)
-        self.assertFalse(removal.delete_image(self.other.pool, volume.name))
+        self.assertFalse(trash.delete_image(self.other.pool, volume.name))
         self.assertIn('no image', self.refuse(volume))
 
     def test_what_was_deleted_there_is_not_the_volume(self) -> None:
@@ -222,7 +222,7 @@ class MigrateAwayTest(base.PcowTestCase):
         volume = self.volume()
         self.migrate(volume)
         self.leave_a_clone(volume)
-        removal._mark(self.other.pool, removal.Mark(volume.name))
+        trash._mark(self.other.pool, trash.Mark(volume.name))
         self.assertIn('no image', self.refuse(volume))
 
     def test_what_clones_need_there_is_in_the_way(self) -> None:

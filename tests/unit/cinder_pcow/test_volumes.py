@@ -5,11 +5,11 @@ import os
 
 from cinder import exception
 
-from pcow_driver import device
-from pcow_driver import image
-from pcow_driver import registry
-from pcow_driver import removal
-from pcow_driver import units
+from pcow_driver.common import units
+from pcow_driver.images import image
+from pcow_driver.pools import device
+from pcow_driver.pools import registry
+from pcow_driver.snapshots import trash
 from tests.unit.cinder_pcow import base
 
 GIB = units.GIB
@@ -224,7 +224,7 @@ class DependentsTest(base.PcowTestCase):
         with open(self.path(neighbour), 'r+b') as f:
             f.write(bytes(4096))
         self.driver.delete_volume(self.child)
-        self.assertIn(self.child.name, removal.deleted_images(self.pools['one']))
+        self.assertIn(self.child.name, trash.deleted_images(self.pools['one']))
         self.assertTrue(self.info(self.child).sealed)
         self.driver.delete_volume(neighbour)
         self.make_driver()

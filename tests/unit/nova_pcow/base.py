@@ -19,11 +19,11 @@ from nova.tests.functional.libvirt import base
 from nova.virt.libvirt import guest
 
 from nova_pcow import conf as nova_conf
-from pcow_driver import conf
-from pcow_driver import pool as pool_module
-from pcow_driver import registry
-from pcow_driver import tool
-from pcow_driver import units
+from pcow_driver.common import conf
+from pcow_driver.common import tool
+from pcow_driver.common import units
+from pcow_driver.pools import pool as pool_module
+from pcow_driver.pools import registry
 
 TOP = Path(__file__).resolve().parents[3]
 IMAGE_SIZE = 64 * units.MIB

@@ -17,12 +17,12 @@ from nova_pcow import config
 from nova_pcow import confinement
 from nova_pcow import disk
 from nova_pcow import volume
-from pcow_driver import conf
-from pcow_driver import device
-from pcow_driver import exception
-from pcow_driver import locks
-from pcow_driver import tool
-from pcow_driver import units
+from pcow_driver.common import conf
+from pcow_driver.common import exception
+from pcow_driver.common import locks
+from pcow_driver.common import tool
+from pcow_driver.common import units
+from pcow_driver.pools import device
 from tests.unit.nova_pcow import base
 
 ID = '0b3f1f3a-6c0e-4d0f-8a3b-54b8a1c1d2e3'

@@ -12,7 +12,7 @@ from nova.tests.functional.api import client
 from nova.virt.libvirt import driver as libvirt_driver
 from nova.virt.libvirt import guest
 
-from pcow_driver import image
+from pcow_driver.images import image
 from tests.unit.nova_pcow import base
 
 

@@ -5,7 +5,7 @@ import types
 from oslotest import base
 
 from nova_pcow import flavor
-from pcow_driver import units
+from pcow_driver.common import units
 
 
 def parse(root_gb: int = 0, **specs: str) -> flavor.PcowFlavor:

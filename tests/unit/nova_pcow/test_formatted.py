@@ -5,10 +5,10 @@ import os
 from nova_pcow import conf as nova_conf
 from nova_pcow import flavor
 from nova_pcow import storage
-from pcow_driver import image
-from pcow_driver import registry
-from pcow_driver import template_cache
-from pcow_driver import units
+from pcow_driver.common import units
+from pcow_driver.images import image
+from pcow_driver.pools import registry
+from pcow_driver.templates import template_cache
 from tests.unit.pcow_driver import base
 
 _SERVERS = ('0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11', '0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c12')

@@ -6,13 +6,13 @@ from typing import Any
 from unittest import mock
 
 from nova_pcow import in_place
-from pcow_driver import device
-from pcow_driver import exception
-from pcow_driver import image
-from pcow_driver import libvirt_xml
-from pcow_driver import registry
-from pcow_driver import tool
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import tool
+from pcow_driver.common import units
+from pcow_driver.images import image
+from pcow_driver.pools import device
+from pcow_driver.pools import registry
+from pcow_driver.virt import libvirt_xml
 from tests.unit.pcow_driver import base
 
 _UUID = '0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11'

@@ -16,8 +16,8 @@ from nova_pcow import arrival
 from nova_pcow import conf as nova_conf
 from nova_pcow import flavor
 from nova_pcow import inventory
-from pcow_driver import conf
-from pcow_driver import registry
+from pcow_driver.common import conf
+from pcow_driver.pools import registry
 from tests.unit import sick_pool
 from tests.unit.nova_pcow import base
 

@@ -16,10 +16,10 @@ from oslo_concurrency import lockutils
 
 from nova_pcow import conf as nova_conf
 from nova_pcow import notes
-from pcow_driver import image
-from pcow_driver import names
-from pcow_driver import registry
-from pcow_driver import units
+from pcow_driver.common import names
+from pcow_driver.common import units
+from pcow_driver.images import image
+from pcow_driver.pools import registry
 from tests.unit.nova_pcow import base
 from tests.unit.nova_pcow import two_hosts
 

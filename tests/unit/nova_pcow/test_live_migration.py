@@ -16,14 +16,14 @@ from nova_pcow import live_migration
 from nova_pcow import migration
 from nova_pcow import notes
 from nova_pcow import storage
-from pcow_driver import device
-from pcow_driver import exception
-from pcow_driver import image
-from pcow_driver import names
-from pcow_driver import pool as pool_module
-from pcow_driver import registry
-from pcow_driver import template_cache
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import names
+from pcow_driver.common import units
+from pcow_driver.images import image
+from pcow_driver.pools import device
+from pcow_driver.pools import pool as pool_module
+from pcow_driver.pools import registry
+from pcow_driver.templates import template_cache
 from tests.unit.nova_pcow.test_migration import holds
 from tests.unit.nova_pcow.test_migration import write
 from tests.unit.pcow_driver import base

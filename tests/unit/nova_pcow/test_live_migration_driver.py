@@ -12,8 +12,8 @@ from nova.compute import task_states
 from nova.tests.fixtures import libvirt as fakelibvirt
 
 from nova_pcow import notes
-from pcow_driver import image
-from pcow_driver import registry
+from pcow_driver.images import image
+from pcow_driver.pools import registry
 from tests.unit.nova_pcow import base
 from tests.unit.nova_pcow import two_hosts
 

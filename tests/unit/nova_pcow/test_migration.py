@@ -17,15 +17,15 @@ from nova_pcow import flavor
 from nova_pcow import inventory
 from nova_pcow import migration
 from nova_pcow import storage
-from pcow_driver import device
-from pcow_driver import exception
-from pcow_driver import image
-from pcow_driver import pool as pool_module
-from pcow_driver import registry
-from pcow_driver import staging
-from pcow_driver import template_cache
-from pcow_driver import tool
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import tool
+from pcow_driver.common import units
+from pcow_driver.images import image
+from pcow_driver.pools import device
+from pcow_driver.pools import pool as pool_module
+from pcow_driver.pools import registry
+from pcow_driver.pools import staging
+from pcow_driver.templates import template_cache
 from tests.unit.nova_pcow import base as nova_base
 from tests.unit.pcow_driver import base
 

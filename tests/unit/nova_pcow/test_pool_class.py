@@ -6,8 +6,8 @@ from unittest import mock
 from nova_pcow import conf as nova_conf
 from nova_pcow import flavor
 from nova_pcow import storage
-from pcow_driver import registry
-from pcow_driver import units
+from pcow_driver.common import units
+from pcow_driver.pools import registry
 from tests.unit.pcow_driver import base
 
 _UUID = '0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11'
@@ -26,14 +26,14 @@ class PoolClassTest(base.TestCase):
 
     def test_required(self) -> None:
         for persistence in ('page-cache', 'volatile'):
-            with mock.patch('pcow_driver.image.probe', return_value=persistence):
+            with mock.patch('pcow_driver.images.image.probe', return_value=persistence):
                 error = self.assertRaises(storage.ServerStorageError, storage.nvdimms, _UUID, _PMEM)
             self.assertIn('the pool fast has not CUSTOM_PCOW_PMEM now', str(error))
         self.assertEqual(1, len(storage.find(_UUID)))
-        with mock.patch('pcow_driver.image.probe', return_value='pmem'):
+        with mock.patch('pcow_driver.images.image.probe', return_value='pmem'):
             self.assertEqual(['nvdimm'], [item.model for item in storage.nvdimms(_UUID, _PMEM)])
 
     def test_not_required(self) -> None:
         for persistence in ('pmem', 'page-cache', 'volatile'):
-            with mock.patch('pcow_driver.image.probe', return_value=persistence):
+            with mock.patch('pcow_driver.images.image.probe', return_value=persistence):
                 self.assertEqual(1, len(storage.nvdimms(_UUID, _ANY)))

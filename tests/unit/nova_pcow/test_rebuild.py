@@ -19,8 +19,8 @@ from nova.tests.functional.api import client
 import oslo_messaging
 
 from nova_pcow import rebuild
-from pcow_driver import device
-from pcow_driver import image
+from pcow_driver.images import image
+from pcow_driver.pools import device
 from tests.unit.nova_pcow import base
 
 _OTHER = '76fa36fc-c930-4bf3-8c8a-ea2a2420deb6'        # of nova.tests' image service

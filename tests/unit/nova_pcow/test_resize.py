@@ -23,11 +23,11 @@ from oslo_concurrency import processutils
 from nova_pcow import conf as nova_conf
 from nova_pcow import inventory
 from nova_pcow import migration as migration_module
-from pcow_driver import device
-from pcow_driver import exception
-from pcow_driver import image
-from pcow_driver import registry
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import units
+from pcow_driver.images import image
+from pcow_driver.pools import device
+from pcow_driver.pools import registry
 from tests.unit.nova_pcow import base
 
 _FULL = processutils.ProcessExecutionError(stderr='No space left on device', exit_code=11, cmd='rsync')

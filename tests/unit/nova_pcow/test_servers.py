@@ -16,14 +16,14 @@ from nova.virt.libvirt import driver as libvirt_driver
 from nova.virt.libvirt import guest
 
 from nova_pcow import conf as nova_conf
-from pcow_driver import conf
-from pcow_driver import device
-from pcow_driver import image
-from pcow_driver import libvirt_xml
-from pcow_driver import pool as pool_module
-from pcow_driver import registry
-from pcow_driver import tool
-from pcow_driver import units
+from pcow_driver.common import conf
+from pcow_driver.common import tool
+from pcow_driver.common import units
+from pcow_driver.images import image
+from pcow_driver.pools import device
+from pcow_driver.pools import pool as pool_module
+from pcow_driver.pools import registry
+from pcow_driver.virt import libvirt_xml
 from tests.unit.nova_pcow import base
 
 
@@ -114,7 +114,7 @@ class CreateTest(base.ServersTestCase):
         self.addCleanup(conf.CONF.clear_override, 'protect_templates', 'pcow')
         required = str(self._create_flavor(disk=1, extra_spec={
             'pcow:root': 'true', 'resources:CUSTOM_PCOW_MB': '1024', 'trait:CUSTOM_PCOW_PMEM': 'required'}))
-        with mock.patch('pcow_driver.image.probe', return_value='pmem'):
+        with mock.patch('pcow_driver.images.image.probe', return_value='pmem'):
             self._run_periodics()
             server = self.boot(required)
         driver, admin = self.computes['compute1'].driver, context.get_admin_context()

@@ -20,10 +20,10 @@ import oslo_messaging
 from nova_pcow import inventory
 from nova_pcow import shared
 from nova_pcow import storage
-from pcow_driver import conf
-from pcow_driver import image
-from pcow_driver import image_locks
-from pcow_driver import registry
+from pcow_driver.common import conf
+from pcow_driver.images import image
+from pcow_driver.images import image_locks
+from pcow_driver.pools import registry
 from tests.unit.nova_pcow import base
 
 _HOSTS = ('host1', 'host2')

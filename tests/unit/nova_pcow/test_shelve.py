@@ -11,10 +11,10 @@ from nova.tests.functional.api import client
 from oslo_messaging.rpc import dispatcher
 
 from nova_pcow import conf as nova_conf
-from pcow_driver import device
-from pcow_driver import exception
-from pcow_driver import image
-from pcow_driver import pool as pool_module
+from pcow_driver.common import exception
+from pcow_driver.images import image
+from pcow_driver.pools import device
+from pcow_driver.pools import pool as pool_module
 from tests.unit.nova_pcow import base
 
 

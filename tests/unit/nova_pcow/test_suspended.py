@@ -8,15 +8,15 @@ import fixtures
 
 from nova_pcow import reserved
 from nova_pcow import snapshot
-from pcow_driver import device
-from pcow_driver import domain
-from pcow_driver import exception
-from pcow_driver import image
-from pcow_driver import registry
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import units
+from pcow_driver.images import image
+from pcow_driver.pools import device
+from pcow_driver.pools import registry
+from pcow_driver.virt import domain
 from tests.unit.nova_pcow import base as nova_base
 from tests.unit.pcow_driver import base
-from tests.unit.pcow_driver import test_domain
+from tests.unit.pcow_driver.virt import test_domain
 
 
 class Suspended(test_domain.RecordedDomain):

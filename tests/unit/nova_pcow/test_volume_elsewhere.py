@@ -12,7 +12,7 @@ from nova import objects
 from nova.tests.functional.api import client
 from nova.virt.libvirt import driver as libvirt_driver
 
-from pcow_driver import image
+from pcow_driver.images import image
 from tests.unit.nova_pcow import base
 
 _VOLUME = '0b3f1f3a-6c0e-4d0f-8a3b-54b8a1c1d2e3'

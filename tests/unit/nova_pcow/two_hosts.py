@@ -17,10 +17,10 @@ from nova.virt.libvirt import utils as libvirt_utils
 
 from nova_pcow import conf as nova_conf
 from nova_pcow import notes
-from pcow_driver import image
-from pcow_driver import names
-from pcow_driver import pool as pool_module
-from pcow_driver import tool
+from pcow_driver.common import names
+from pcow_driver.common import tool
+from pcow_driver.images import image
+from pcow_driver.pools import pool as pool_module
 from tests.unit.nova_pcow import base
 
 HOSTS = ('host1', 'host2')

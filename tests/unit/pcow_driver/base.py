@@ -16,7 +16,7 @@ import fixtures
 from oslo_config import fixture as config_fixture
 from oslotest import base
 
-from pcow_driver import conf
+from pcow_driver.common import conf
 
 os.environ.setdefault('OS_LOG_CAPTURE', '1')     # oslotest: show the log of tests that fail, not of all
 

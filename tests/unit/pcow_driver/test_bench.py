@@ -10,7 +10,7 @@ from typing import Any
 
 import testtools
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 from tests.unit.pcow_driver import base
 from tools.lib.bench import __main__ as bench
 from tools.lib.bench import plot

@@ -7,7 +7,7 @@ from oslo_config import cfg
 from oslo_config import generator
 
 import pcow_driver
-from pcow_driver import conf
+from pcow_driver.common import conf
 from tests.unit.pcow_driver import base
 
 

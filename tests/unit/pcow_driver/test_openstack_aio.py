@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 from tests.unit.pcow_driver import base
 from tools.lib.openstack_aio import allinone
 from tools.lib.openstack_aio import configuration

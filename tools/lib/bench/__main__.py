@@ -9,8 +9,8 @@ import pkgutil
 import sys
 from typing import Any
 
-from pcow_driver import exception
-from pcow_driver import interrupt
+from pcow_driver.common import exception
+from pcow_driver.common import interrupt
 from tools.lib.bench import commands
 from tools.lib.bench import store
 

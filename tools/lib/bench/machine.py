@@ -7,7 +7,7 @@ import platform
 import re
 from typing import Any
 
-from pcow_driver import units
+from pcow_driver.common import units
 
 
 def describe() -> dict[str, Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 
 _COLOURS = {'pcow': '#4c72b0', 'limit': '#55a868', 'raw memory': '#8c8c8c'}
 _OTHER_COLOURS = ('#c44e52', '#dd8452', '#8172b3', '#937860')

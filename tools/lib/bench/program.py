@@ -8,8 +8,8 @@ import subprocess
 import tempfile
 from typing import Any
 
-from pcow_driver import exception
-from pcow_driver import tool
+from pcow_driver.common import exception
+from pcow_driver.common import tool
 
 NAME = 'pcow-bench'
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from typing import Protocol
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 from tools.lib.bench import machine
 from tools.lib.bench import plot
 from tools.lib.bench import table

@@ -10,8 +10,8 @@ import os
 import signal
 import sys
 
-from pcow_driver import exception
-from pcow_driver import interrupt
+from pcow_driver.common import exception
+from pcow_driver.common import interrupt
 from tools.lib.openstack_aio import allinone
 from tools.lib.openstack_aio import failures
 from tools.lib.openstack_aio import hosts as hosts_module

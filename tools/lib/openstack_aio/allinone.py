@@ -15,8 +15,8 @@ import shutil
 import signal
 import time
 
-from pcow_driver import exception
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import units
 from tools.lib.openstack_aio import api as api_module
 from tools.lib.openstack_aio import configuration as configuration_module
 from tools.lib.openstack_aio import environment as environment_module

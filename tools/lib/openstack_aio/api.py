@@ -9,7 +9,7 @@ from typing import Any
 import urllib.error
 import urllib.request
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 from tools.lib.openstack_aio import settings as settings_module
 
 _TIMEOUT = 60.0                                # seconds

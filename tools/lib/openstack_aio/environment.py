@@ -12,7 +12,7 @@ from pathlib import Path
 import shutil
 import sys
 
-from pcow_driver import tool
+from pcow_driver.common import tool
 from tools.lib.openstack_aio import settings as settings_module
 
 _VERSION = '1'                                 # of how they are made: raise it when that changes

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from pcow_driver import units
+from pcow_driver.common import units
 from tools.lib.openstack_aio import life_cycle
 from tools.lib.openstack_aio import live_life
 from tools.lib.openstack_aio import servers

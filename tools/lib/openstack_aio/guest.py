@@ -7,9 +7,9 @@ import hashlib
 from pathlib import Path
 import shutil
 
-from pcow_driver import exception
-from pcow_driver import tool
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import tool
+from pcow_driver.common import units
 from tools.lib.quickstart import cpio
 from tools.lib.quickstart import guest as quickstart_guest
 from tools.lib.quickstart import state

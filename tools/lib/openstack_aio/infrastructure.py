@@ -7,8 +7,8 @@ import shutil
 import socket
 import time
 
-from pcow_driver import exception
-from pcow_driver import tool
+from pcow_driver.common import exception
+from pcow_driver.common import tool
 from tools.lib.openstack_aio import processes as processes_module
 from tools.lib.openstack_aio import settings as settings_module
 

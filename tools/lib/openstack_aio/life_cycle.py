@@ -7,8 +7,8 @@ from collections.abc import Callable
 import dataclasses
 import time
 
-from pcow_driver import exception
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import units
 from tools.lib.openstack_aio import api as api_module
 from tools.lib.openstack_aio import servers
 from tools.lib.openstack_aio import settings as settings_module

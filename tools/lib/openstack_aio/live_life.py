@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 
-from pcow_driver import units
+from pcow_driver.common import units
 from tools.lib.openstack_aio import life_cycle
 from tools.lib.openstack_aio import servers
 from tools.lib.openstack_aio import settings as settings_module

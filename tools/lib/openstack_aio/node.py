@@ -12,7 +12,7 @@ import signal
 import sys
 import uuid
 
-from pcow_driver import tool
+from pcow_driver.common import tool
 from tools.lib.openstack_aio import processes as processes_module
 from tools.lib.openstack_aio import settings as settings_module
 from tools.lib.openstack_aio import ssh

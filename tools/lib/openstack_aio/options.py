@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 from tools.lib.openstack_aio import settings as settings_module
 
 MAX_SERVERS = 40

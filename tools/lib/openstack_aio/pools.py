@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 import shlex
 
-from pcow_driver import exception
-from pcow_driver import image
-from pcow_driver import names
-from pcow_driver import tool
+from pcow_driver.common import exception
+from pcow_driver.common import names
+from pcow_driver.common import tool
+from pcow_driver.images import image
 from tools.lib.openstack_aio import node as node_module
 from tools.lib.openstack_aio import settings as settings_module
 from tools.lib.quickstart import teardown

@@ -17,7 +17,7 @@ import subprocess
 import threading
 import time
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 from tools.lib.openstack_aio import settings as settings_module
 from tools.lib.quickstart import state
 from tools.lib.quickstart import teardown

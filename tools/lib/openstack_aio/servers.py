@@ -10,7 +10,7 @@ import time
 from typing import Any
 from typing import TypeVar
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 from tools.lib.openstack_aio import api as api_module
 
 SECONDS = 120.0                                # for one step of Nova's, or one boot

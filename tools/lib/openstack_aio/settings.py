@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 import secrets
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 
 FILE = 'settings.json'
 LOOPBACK = '127.0.0.1'

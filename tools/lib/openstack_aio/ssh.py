@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pcow_driver import tool
+from pcow_driver.common import tool
 from tools.lib.openstack_aio import settings as settings_module
 
 PLACE = '/etc/ssh'                             # where ssh looks for its configuration

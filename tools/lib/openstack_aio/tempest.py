@@ -13,7 +13,7 @@ import re
 import signal
 import subprocess
 
-from pcow_driver import units
+from pcow_driver.common import units
 from tools.lib.openstack_aio import api as api_module
 from tools.lib.openstack_aio import configuration
 from tools.lib.openstack_aio import environment

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import time
 
-from pcow_driver import units
+from pcow_driver.common import units
 from tools.lib.openstack_aio import api as api_module
 from tools.lib.openstack_aio import hosts as hosts_module
 from tools.lib.openstack_aio import servers

@@ -17,11 +17,11 @@ import time
 from typing import Any
 import uuid
 
-from pcow_driver import exception
-from pcow_driver import names
-from pcow_driver import protection
-from pcow_driver import tool
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import names
+from pcow_driver.common import tool
+from pcow_driver.common import units
+from pcow_driver.images import protection
 from tools.lib.openstack_aio import allinone
 from tools.lib.openstack_aio import life_cycle
 from tools.lib.openstack_aio import pools

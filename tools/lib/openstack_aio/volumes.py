@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 from tools.lib.openstack_aio import api as api_module
 from tools.lib.openstack_aio import servers
 

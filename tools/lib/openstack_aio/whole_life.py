@@ -10,7 +10,7 @@ from pathlib import Path
 import tempfile
 import time
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 from tools.lib.openstack_aio import api as api_module
 from tools.lib.openstack_aio import hosts as hosts_module
 from tools.lib.openstack_aio import life_cycle

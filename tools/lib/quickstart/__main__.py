@@ -4,7 +4,7 @@
 import logging
 import sys
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 from tools.lib.quickstart import job
 from tools.lib.quickstart import options
 from tools.lib.quickstart import state

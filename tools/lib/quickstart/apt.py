@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 import re
 
-from pcow_driver import exception
-from pcow_driver import tool
+from pcow_driver.common import exception
+from pcow_driver.common import tool
 
 _SOURCES = Path('/etc/apt')
 _ONE_LINE = re.compile(r'deb\s+(?:\[(?P<options>[^]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)\s+(?P<components>.+)')

@@ -11,9 +11,9 @@ import hashlib
 import os
 from pathlib import Path
 
-from pcow_driver import exception
-from pcow_driver import tool
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import tool
+from pcow_driver.common import units
 from tools.lib.quickstart import apt
 from tools.lib.quickstart import cpio
 from tools.lib.quickstart import state

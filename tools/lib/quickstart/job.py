@@ -11,14 +11,14 @@ import subprocess
 import time
 from typing import Any
 
-from pcow_driver import domain
-from pcow_driver import domain_xml
-from pcow_driver import exception
-from pcow_driver import image
-from pcow_driver import libvirt_xml
-from pcow_driver import template as template_module
-from pcow_driver import tool
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import tool
+from pcow_driver.common import units
+from pcow_driver.images import image
+from pcow_driver.templates import template as template_module
+from pcow_driver.virt import domain
+from pcow_driver.virt import domain_xml
+from pcow_driver.virt import libvirt_xml
 from tools.lib.quickstart import guest as guest_module
 from tools.lib.quickstart import libvirtd as libvirtd_module
 from tools.lib.quickstart import options as options_module

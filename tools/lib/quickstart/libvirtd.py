@@ -12,8 +12,8 @@ import socket
 import subprocess
 import time
 
-from pcow_driver import exception
-from pcow_driver import tool
+from pcow_driver.common import exception
+from pcow_driver.common import tool
 
 _START_SECONDS = 60.0
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import dataclasses
 from pathlib import Path
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import statistics
 import time
 from typing import Any
 
-from pcow_driver import units
+from pcow_driver.common import units
 
 BOOT_TARGET = 1.1                              # pcow boot time / raw boot time, at most
 OVERLAY_TARGET_SECONDS = 0.010

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 import secrets
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 
 ROOT = Path('/run/pcow-quickstart')
 _FILE = 'state.json'

@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 from tools.lib.quickstart import state
 from tools.lib.quickstart import teardown
 

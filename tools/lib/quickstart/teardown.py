@@ -10,8 +10,8 @@ import time
 
 from oslo_log import log as logging
 
-from pcow_driver import exception
-from pcow_driver import protection
+from pcow_driver.common import exception
+from pcow_driver.images import protection
 from tools.lib.quickstart import state
 
 LOG = logging.getLogger(__name__)

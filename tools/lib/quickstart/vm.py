@@ -10,9 +10,9 @@ import time
 from typing import Any
 import xml.etree.ElementTree as ET
 
-from pcow_driver import domain_xml
-from pcow_driver import exception
-from pcow_driver import libvirt_xml
+from pcow_driver.common import exception
+from pcow_driver.virt import domain_xml
+from pcow_driver.virt import libvirt_xml
 
 READY = re.compile(rb'pcow-guest: root: ([^\r\n]*)\r?\npcow-guest: ready')
 FAILED = re.compile(rb'pcow-guest: error: ([^\r\n]*)|(Kernel panic[^\r\n]*)')

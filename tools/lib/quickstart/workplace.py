@@ -9,10 +9,10 @@ from pathlib import Path
 import sys
 from typing import Any
 
-from pcow_driver import exception
-from pcow_driver import image
-from pcow_driver import names
-from pcow_driver import tool
+from pcow_driver.common import exception
+from pcow_driver.common import names
+from pcow_driver.common import tool
+from pcow_driver.images import image
 from tools.lib.quickstart import state
 
 _TMPFS = ('/dev/shm', '/run')  # noqa: S108 - the directory made there is the run's own

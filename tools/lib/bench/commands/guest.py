@@ -13,10 +13,10 @@ from pathlib import Path
 import time
 from typing import Any
 
-from pcow_driver import exception
-from pcow_driver import image
-from pcow_driver import tool
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import tool
+from pcow_driver.common import units
+from pcow_driver.images import image
 from tools.lib.bench import machine
 from tools.lib.bench import plot
 from tools.lib.bench import table

@@ -9,8 +9,8 @@ import statistics
 import tempfile
 from typing import Any
 
-from pcow_driver import exception
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import units
 from tools.lib.bench import machine
 from tools.lib.bench import plot
 from tools.lib.bench import table

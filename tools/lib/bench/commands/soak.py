@@ -4,7 +4,7 @@
 import argparse
 from typing import Any
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 from tools.lib.bench import plot
 from tools.lib.bench import program
 from tools.lib.bench import table

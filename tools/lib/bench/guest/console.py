@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 from typing import Self
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 
 _READY = re.compile(rb'pcow-guest: ready')
 _FAILED = re.compile(rb'pcow-guest: error: ([^\r\n]*)|(Kernel panic[^\r\n]*)')

@@ -9,12 +9,12 @@ import os
 from pathlib import Path
 import uuid
 
-from pcow_driver import dax
-from pcow_driver import exception
-from pcow_driver import image
-from pcow_driver import template
-from pcow_driver import tool
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import tool
+from pcow_driver.common import units
+from pcow_driver.images import image
+from pcow_driver.images import info_block
+from pcow_driver.templates import template
 
 _MEASURE = Path(__file__).parent / 'measure'
 _RESERVE = 48 * units.MIB                      # ext4's own structures and its journal
@@ -91,8 +91,8 @@ def write_namespace(source: Path, source_format: str, target: Path, extra: int =
     :param extra: bytes that it shall be larger than it must
     """
     info = template.inspect_source(str(source), source_format)
-    size = dax.namespace_size(info.virtual_size, dax.PageMap.RAM) + extra
-    template.write_namespace(str(target), info, size, dax.PageMap.RAM)
+    size = info_block.namespace_size(info.virtual_size, info_block.PageMap.RAM) + extra
+    template.write_namespace(str(target), info, size, info_block.PageMap.RAM)
     return size
 
 

@@ -11,7 +11,7 @@ import json
 import statistics
 from typing import Any
 
-from pcow_driver import exception
+from pcow_driver.common import exception
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import mmap
 import os
 import time
 
-from pcow_driver import units
+from pcow_driver.common import units
 from tools.lib.bench.snapshots import sides
 
 _PROT_READ = 1

@@ -12,12 +12,12 @@ from pathlib import Path
 import time
 from typing import Any
 
-from pcow_driver import domain
-from pcow_driver import domain_xml
-from pcow_driver import image
-from pcow_driver import libvirt_xml
-from pcow_driver import tool
-from pcow_driver import units
+from pcow_driver.common import tool
+from pcow_driver.common import units
+from pcow_driver.images import image
+from pcow_driver.virt import domain
+from pcow_driver.virt import domain_xml
+from pcow_driver.virt import libvirt_xml
 from tools.lib.quickstart import guest
 from tools.lib.quickstart import libvirtd
 from tools.lib.quickstart import state

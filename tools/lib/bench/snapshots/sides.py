@@ -20,9 +20,9 @@ from typing import Any
 from typing import Protocol
 from typing import Self
 
-from pcow_driver import exception
-from pcow_driver import tool
-from pcow_driver import units
+from pcow_driver.common import exception
+from pcow_driver.common import tool
+from pcow_driver.common import units
 
 OPERATIONS = ('create', 'revert', 'delete')
 EXTENT = 2 * units.MIB                         # what is written at a time

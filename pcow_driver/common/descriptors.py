@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directories that are reached step by step, each from the descriptor of the one above it.
+
+No link is followed, so nobody leads the way elsewhere.  With ``trusted`` it is also refused where somebody else could exchange
+a step after it was looked at: what root then does to the descriptor, or to a name in it, it does to what the path says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import contextlib
+import os
+import stat
+
+from pcow_driver.common import exception
+
+_STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH          # an ACL that lets somebody write shows in the bits of the group
+
+
+def place(descriptor: int) -> str:
+    """A path of what a descriptor of this process stands for, whatever becomes of its names."""
+    return f'/proc/self/fd/{descriptor}'
+
+
+@contextlib.contextmanager
+def directory(path: str, *, trusted: bool = False) -> Iterator[int]:
+    """A descriptor (O_PATH) of the directory at an absolute path without links.
+
+    :raises PathRefused: it has a link or something else that is no directory; or with ``trusted``, others may exchange a step
+    :raises OSError: it is not there, or this user may not go there
+    """
+    descriptor = _walk(_parts(path), trusted)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def parent(path: str, *, trusted: bool = False) -> Iterator[tuple[int, str]]:
+    """A descriptor of the directory above a path, and its last part.
+
+    With ``trusted``, only this user and root may put something else under that name.
+
+    :raises PathRefused:
+    :raises OSError:
+    """
+    *above, name = _parts(path)
+    descriptor = _walk(above, trusted)
+    try:
+        if trusted:
+            _check_step(descriptor, name, path)
+        yield descriptor, name
+    finally:
+        os.close(descriptor)
+
+
+def make(path: str, mode: int = 0o755) -> None:
+    """Make a directory and those above it that are missing, each where nobody else can exchange it.
+
+    :raises PathRefused:
+    :raises OSError: it is there already, for instance
+    """
+    parts = _parts(path)
+    for count in range(1, len(parts) + 1):
+        with parent('/' + '/'.join(parts[:count]), trusted=True) as (descriptor, name):
+            try:
+                os.mkdir(name, mode, dir_fd=descriptor)
+            except FileExistsError:
+                if count == len(parts):
+                    raise
+
+
+def check(path: str) -> None:
+    """The way to a directory that may be missing, as far as it is there.
+
+    :raises PathRefused:
+    """
+    parts = _parts(path)
+    while parts:
+        try:
+            with directory('/' + '/'.join(parts), trusted=True):
+                return
+        except FileNotFoundError:
+            parts.pop()
+
+
+def check_for_root(path: str) -> None:
+    """A directory that root works in by its path.  Who is not root has only the rights that its neighbours have, too.
+
+    :raises PathRefused: others may put something else there
+    """
+    if os.geteuid() == 0:
+        check(os.path.abspath(path))
+
+
+def _parts(path: str) -> list[str]:
+    if not os.path.isabs(path) or os.path.normpath(path) != path or path.startswith('//'):
+        raise exception.PathRefused(path=path, reason='it is no plain absolute path')
+    parts = path.split('/')[1:]
+    return [part for part in parts if part]
+
+
+def _walk(parts: list[str], trusted: bool) -> int:
+    descriptor = os.open('/', _STEP)
+    try:
+        for count, part in enumerate(parts, 1):
+            path = '/' + '/'.join(parts[:count])
+            if trusted:
+                _check_step(descriptor, part, path)
+            try:
+                below = os.open(part, _STEP, dir_fd=descriptor)
+            except NotADirectoryError:
+                raise exception.PathRefused(path=path, reason='it is a link, or no directory: give the place itself') from None
+            os.close(descriptor)
+            descriptor = below
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_step(descriptor: int, name: str, path: str) -> None:
+    """Whoever may write to a directory may exchange what is in it; in one with the sticky bit, what belongs to him.
+
+    :raises PathRefused:
+    """
+    above = os.fstat(descriptor)
+    trusted = {0, os.geteuid()}
+    if above.st_uid not in trusted:
+        raise exception.PathRefused(path=path, reason='the directory above it belongs to another user')
+    if above.st_mode & _OTHERS:
+        try:
+            owner = os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_uid
+        except FileNotFoundError:
+            owner = os.geteuid()               # as it will be, if this user makes it
+        if not above.st_mode & stat.S_ISVTX or owner not in trusted:
+            raise exception.PathRefused(path=path, reason='others may write to the directory above it (chmod go-w)')

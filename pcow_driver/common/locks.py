@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Locks that all processes, threads and green threads of this host share.
+
+A lock is one on the open description of a file under ``[pcow] state_path``: it ends with the process however that ends, and two
+threads of one process keep each other out as two processes do.  Who has to wait tries again and sleeps in between, which lets
+other green threads run; a system call that waits would stop all of them, the one that has the lock included.  No semaphore of
+the process is involved, so it makes no difference whether eventlet has replaced those.  Locks of POSIX records, as pcow took
+them before, conflict with these.
+
+A lock's file is there as long as somebody has the lock: who gives it up deletes the file first, and who gets a lock looks
+whether its file is still the one of that name.
+
+Nobody waits for a lock in a circle, because each takes its locks in one order, which is checked (see ``_ORDER``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
+import contextvars
+import errno
+import fcntl
+import os
+import secrets
+import stat
+import struct
+import time
+
+from pcow_driver.common import conf
+from pcow_driver.common import exception
+
+_PREFIX = 'pcow-'
+_NEW = '.new-'                         # of a file that nobody can lock yet
+_FILE_MODE = 0o660                     # who may lock writes nothing: the directory says who that is
+_FIRST_RETRY, _RETRY = 0.001, 0.01     # seconds; the latter from some time on
+_MAX_NOTE = 100
+_LOCK = struct.Struct('hhqqi4x')       # struct flock
+# First words of the names.  Who has a lock takes only later ones, or of the same kind one of a later name.
+_ORDER = ('export', 'disk', 'template', 'removal', 'build', 'pools', 'pool')
+
+_mine: contextvars.ContextVar[tuple[tuple[int, str], ...]] = contextvars.ContextVar('pcow_locks', default=())
+
+
+def state_path() -> str:
+    """Directory of the list of pools and of the locks."""
+    return os.path.abspath(str(conf.CONF.pcow.state_path))
+
+
+@contextlib.contextmanager
+def lock(name: str) -> Iterator[None]:
+    """Hold the lock of this name.
+
+    :raises StateInvalid: the lock directory cannot be written to, or something that is no lock has the name
+    :raises InvalidName: it is too long for a file
+    """
+    with _in_order(_place(name)), contextlib.ExitStack() as stack:
+        with _errors(name):
+            directory = _open_directory(make=True)
+            stack.callback(os.close, directory)
+            file = _file_name(name)
+            descriptor = _acquire(directory, file)
+        stack.callback(_release, directory, file, descriptor)
+        yield
+
+
+@contextlib.contextmanager
+def lock_directory(path: str) -> Iterator[None]:
+    """Hold the lock of a directory itself (flock), which programs that do not know ``[pcow] state_path`` can take as well.
+
+    :raises OSError: this user cannot list it
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with _in_order((len(_ORDER) + 1, path)):
+            _wait(_take_directory, descriptor)
+            try:
+                yield
+            finally:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def is_held(name: str) -> bool:
+    """Whether somebody holds the lock of this name; also if this user cannot tell.  It is not taken for that."""
+    try:
+        directory = _open_directory()
+    except FileNotFoundError:
+        return False                           # nobody ever has
+    except OSError:
+        return True
+    try:
+        return _is_held(directory, _file_name(name))
+    finally:
+        os.close(directory)
+
+
+def held(prefix: str) -> list[str]:
+    """What follows the prefix in the names of locks that somebody holds and that begin with it."""
+    try:
+        directory = _open_directory()
+    except FileNotFoundError:
+        return []
+    try:
+        return [name.removeprefix(_PREFIX + prefix) for name in sorted(os.listdir(directory))
+                if name.startswith(_PREFIX + prefix) and _is_held(directory, name)]
+    finally:
+        os.close(directory)
+
+
+def note(name: str, text: str) -> None:
+    """Let others read this as long as this process holds the lock of this name."""
+    with _errors(name), contextlib.ExitStack() as stack:
+        directory = _open_directory()
+        stack.callback(os.close, directory)
+        descriptor = _open_file(directory, _file_name(name))
+        stack.callback(os.close, descriptor)
+        os.truncate(descriptor, 0)
+        os.write(descriptor, text.encode())
+
+
+def notes(prefix: str) -> dict[str, str]:
+    """What was noted (:func:`note`) of the locks of :func:`held`; ``''`` of those of which this user cannot tell."""
+    found = dict.fromkeys(held(prefix), '')
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        directory = _open_directory()
+        stack.callback(os.close, directory)
+        for rest in found:
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                descriptor = _open_file(directory, _PREFIX + prefix + rest, os.O_RDONLY)
+                with os.fdopen(descriptor, 'rb') as file:
+                    found[rest] = file.read(_MAX_NOTE).decode()
+    return found
+
+
+def collect() -> None:
+    """Delete the files of locks that processes had when they were killed, and those that earlier versions left."""
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        directory = _open_directory()
+        stack.callback(os.close, directory)
+        for name in os.listdir(directory):
+            with contextlib.suppress(OSError):
+                if name.startswith(_PREFIX):
+                    descriptor = _open_file(directory, name)
+                    if not _take(descriptor) or not _has_name(directory, name, descriptor):
+                        os.close(descriptor)
+                        continue
+                    _release(directory, name, descriptor)
+
+
+@contextlib.contextmanager
+def _in_order(place: tuple[int, str]) -> Iterator[None]:
+    mine = _mine.get()
+    if mine and place <= mine[-1]:
+        raise AssertionError(f'the lock {place[1]} is taken after {mine[-1][1]}, so that two could wait for each other')
+    _mine.set((*mine, place))
+    try:
+        yield
+    finally:
+        _mine.set(mine)
+
+
+def _place(name: str) -> tuple[int, str]:
+    kind = name.partition('-')[0]
+    return _ORDER.index(kind) if kind in _ORDER else len(_ORDER), name
+
+
+@contextlib.contextmanager
+def _errors(name: str) -> Iterator[None]:
+    state = state_path()
+    directory = os.path.join(state, 'locks')
+    try:
+        yield
+    except OSError as e:
+        if e.errno == errno.ENAMETOOLONG:
+            raise exception.InvalidName(kind='lock', name=name, reason=(
+                f'it is too long for a file in {directory}; what it is named after needs a shorter name')) from None
+        path = os.path.join(directory, e.filename) if e.filename else directory
+        if e.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EINVAL):
+            raise exception.StateInvalid(path=path, reason='a link or something else that is no lock is there; delete it') from None
+        raise exception.StateInvalid(path=path, reason=(
+            f'{e.strerror}; become root, or let root give the directory to the group of the services that work on pools '
+            "('pcowctl host setup --group GROUP'); [pcow] state_path is the same for all of them, or they would not wait for "
+            'each other')) from None
+
+
+def _file_name(name: str) -> str:
+    return _PREFIX + name.replace(os.sep, '_')
+
+
+def _open_directory(*, make: bool = False) -> int:
+    """Of the locks.  Others may write to the directory above: they can put no link in its place."""
+    state = state_path()
+    path = os.path.join(state, 'locks')
+    if make:
+        _make_directory(state, path)
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _make_directory(state: str, path: str) -> None:
+    """Whoever the state directory was given to may take locks, also when root is the first to take one."""
+    if os.path.lexists(path):
+        return
+    os.makedirs(state, mode=0o755, exist_ok=True)
+    try:
+        os.mkdir(path, mode=0o700)
+    except FileExistsError:
+        return
+    status = os.stat(state)
+    made = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _give(made, status, status.st_mode & 0o7777)
+    finally:
+        os.close(made)
+
+
+def _acquire(directory: int, name: str) -> int:
+    """A descriptor that has the lock of the file that is there under this name."""
+    while True:
+        try:
+            descriptor = _open_file(directory, name)
+        except FileNotFoundError:
+            _make_file(directory, name)
+            continue
+        try:
+            _wait(_take, descriptor)
+            if _has_name(directory, name, descriptor):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)                   # somebody gave the lock up and deleted its file
+
+
+def _release(directory: int, name: str, descriptor: int) -> None:
+    try:
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=directory)
+        # A child that is just being started may have the same open description until it runs its program.
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+    finally:
+        os.close(descriptor)
+
+
+def _open_file(directory: int, name: str, flags: int = os.O_RDWR) -> int:
+    """:raises OSError: EINVAL if it is no regular file; a FIFO does not make anybody wait"""
+    descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, 'it is not a regular file', name)
+    return descriptor
+
+
+def _make_file(directory: int, name: str) -> None:
+    """It appears with its owner and its mode: a lock that root takes first is one that others can wait for at once."""
+    new = f'{_NEW}{secrets.token_hex(8)}'
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    try:
+        _give(descriptor, os.fstat(directory), _FILE_MODE)
+        with contextlib.suppress(FileExistsError):
+            os.link(new, name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
+    finally:
+        os.close(descriptor)
+        os.unlink(new, dir_fd=directory)
+
+
+def _wait(take: Callable[[int], bool], descriptor: int) -> None:
+    delay = _FIRST_RETRY
+    while not take(descriptor):
+        time.sleep(delay)
+        delay = min(2 * delay, _RETRY)
+
+
+def _take(descriptor: int) -> bool:
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    except OSError as e:
+        if e.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        return False
+    return True
+
+
+def _take_directory(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _has_name(directory: int, name: str, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(name, dir_fd=directory, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _is_held(directory: int, name: str) -> bool:
+    try:
+        while True:
+            descriptor = _open_file(directory, name, os.O_RDONLY)
+            try:
+                answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+                if _LOCK.unpack(answer)[0] != fcntl.F_UNLCK:
+                    return True
+                if _has_name(directory, name, descriptor):
+                    return False
+            finally:
+                os.close(descriptor)
+    except OSError as e:
+        return e.errno not in (errno.ENOENT, errno.ENAMETOOLONG)
+
+
+def _give(made: int, like: os.stat_result, mode: int) -> None:
+    """What was just made gets owner and group of the directory it is in, as far as this user can do that.
+
+    :param made: a descriptor: who may write to the directory might put something else under the name
+    """
+    with contextlib.suppress(OSError):
+        os.fchown(made, like.st_uid if os.geteuid() == 0 else -1, like.st_gid)
+    os.fchmod(made, mode)

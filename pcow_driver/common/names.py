@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of pools, images and snapshots."""
+
+from pcow_driver.common import exception
+
+IMAGE_SUFFIX = '.pcow'
+MARKER = '.pcow-pool'             # of a directory that is a pool
+SERVER_PREFIX = 'server-'           # of the images that are disks of Nova's servers
+VOLUME_PREFIX = 'volume-'           # of those that are Cinder's volumes
+SERVICE_PREFIXES = (SERVER_PREFIX, VOLUME_PREFIX)
+ARRIVING_MARK = '.arriving'        # of an image to which a VM migrates, until all of it is there; see hostmem-pcow-incoming.c
+SNAPSHOT_MARKS = ('.incomplete-', '.loading-', '.migrating-', ARRIVING_MARK)       # see hostmem-pcow-carrier.c
+MAX_NAME_BYTES = 204               # of a new image: of its locks pcow-template-UUID-NAME is the longest, and has 255
+_MAX_EXISTING_BYTES = 240          # of what earlier versions made
+MAX_SNAPSHOT_BYTES = 127           # PCOW_SNAPSHOT_NAME_SIZE without the NUL
+
+
+def shortened(text: str, most: int) -> str:
+    """As much of the beginning as ``most`` bytes hold, in whole letters."""
+    return text.encode()[:most].decode(errors='ignore')
+
+
+def _reject(kind: str, name: str, reason: str) -> None:
+    raise exception.InvalidName(kind=kind, name=name, reason=reason)
+
+
+def _check_text(kind: str, name: str, max_bytes: int) -> None:
+    if not name:
+        _reject(kind, name, 'it is empty')
+    if not name.isprintable():
+        _reject(kind, name, 'it holds characters that cannot be printed')
+    try:
+        length = len(name.encode())
+    except UnicodeEncodeError:
+        _reject(kind, name, 'it is not valid UTF-8')
+    if length > max_bytes:
+        _reject(kind, name, f'it has more than {max_bytes} bytes')
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return ``name`` if a pool or an image (``kind``, for the message) that exists may have it.
+
+    :raises InvalidName:
+    """
+    _check_text(kind, name, _MAX_EXISTING_BYTES)
+    if '/' in name:
+        _reject(kind, name, "it holds a '/'")
+    if name[0] in '.-':
+        _reject(kind, name, f"it begins with '{name[0]}'")
+    if name.endswith(IMAGE_SUFFIX):
+        _reject(kind, name, f'leave out the {IMAGE_SUFFIX} at its end')
+    return name
+
+
+def check_new_name(kind: str, name: str) -> str:
+    """Return ``name`` if a new image may have it.
+
+    :raises InvalidName:
+    """
+    _check_text(kind, name, MAX_NAME_BYTES)
+    return check_name(kind, name)
+
+
+def check_snapshot_name(name: str) -> str:
+    """Return ``name`` if a snapshot may be called so.
+
+    :raises InvalidName:
+    """
+    _check_text('snapshot', name, MAX_SNAPSHOT_BYTES)
+    if name.startswith('-'):
+        _reject('snapshot', name, "it begins with '-'")
+    return name
+
+
+def check_new_snapshot_name(name: str) -> str:
+    """Return ``name`` if somebody may give it to a snapshot.
+
+    :raises InvalidName: also for the names by which QEMU knows what it has to finish, or to take back
+    """
+    if name.startswith(SNAPSHOT_MARKS):
+        _reject('snapshot', name, f'names that begin with {" or ".join(SNAPSHOT_MARKS)} are those of unfinished work')
+    return check_snapshot_name(name)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images over NBD and as plain files, for programs that cannot map them."""

@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images and chains, through pcow-img.
+
+Paths are handed on as absolute ones, so that no name can be taken for an option or a protocol; formats are always
+given, never guessed.  Every function raises ToolFailed with what pcow-img said, ToolNotFound if it is not there, and
+ToolOutputInvalid if it speaks another dialect.
+"""
+
+import contextlib
+import os
+from typing import Any
+
+from pcow_driver.common import exception
+from pcow_driver.common import names
+from pcow_driver.common import tool
+from pcow_driver.common import units
+from pcow_driver.images import model
+from pcow_driver.images import protection
+
+FORMAT = 'pcow'
+FORMAT_1 = 'pcow1'
+
+
+def _run(*args: str, ok_exit_codes: tuple[int, ...] = (0,)) -> str:
+    return tool.run(tool.find('pcow_img'), *args, ok_exit_codes=ok_exit_codes)
+
+
+def _json(*args: str, ok_exit_codes: tuple[int, ...] = (0,)) -> Any:
+    command, *rest = args
+    return tool.run_json(tool.find('pcow_img'), command, '--output=json', *rest, ok_exit_codes=ok_exit_codes)
+
+
+def _array(value: Any, what: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise exception.ToolOutputInvalid(tool='pcow-img', reason=f'{what} is not an array')
+    return value
+
+
+def _existing(path: str) -> str:
+    """The absolute path of a file that is there.
+
+    :raises ImageNotFound:
+    """
+    path = os.path.abspath(path)
+    if not os.path.exists(path):
+        raise exception.ImageNotFound(path=path)
+    return path
+
+
+def check_virtual_size(size: int) -> int:
+    """Return ``size`` if an image may have it.
+
+    :raises InvalidSize:
+    """
+    if size <= 0 or size % units.SLAB_SIZE:
+        raise exception.InvalidSize(
+            size=size, reason=f'sizes are multiples of 2 MiB; the next one is {units.round_up(max(size, 1), units.SLAB_SIZE)}')
+    if size > units.MAX_VIRTUAL_SIZE:
+        raise exception.InvalidSize(size=size, reason='the largest image has 16 TiB')
+    return size
+
+
+def create(path: str, size: int, *, cluster_size: int | None = None) -> None:
+    """Make an empty image of ``size`` bytes, a multiple of 2 MiB.
+
+    :raises ImageExists: ``path`` is there already
+    :raises InvalidSize:
+    """
+    _create(path, check_virtual_size(size), cluster_size, [], {})
+
+
+def create_overlay(path: str, base: str, *, size: int | None = None, base_snapshot: str | None = None,
+                   base_format: str = FORMAT, cluster_size: int | None = None) -> None:
+    """Make a thin image on ``base``, which lies in the same directory.
+
+    :param size: virtual size in bytes; that of the base if not given
+    :param base_snapshot: snapshot of the base to stand on, rather than its active layer
+    :param base_format: FORMAT or FORMAT_1
+    :raises ImageExists: ``path`` is there already
+    :raises ImageNotFound: ``base`` is not there
+    :raises InvalidSize:
+    """
+    virtual_size, arguments = None if size is None else check_virtual_size(size), ['-b', _existing(base), '-F', base_format]
+    if base_snapshot is None:
+        _create(path, virtual_size, cluster_size, arguments, {})
+    else:
+        with protection.lifted(base):           # the snapshot is marked in it
+            _create(path, virtual_size, cluster_size, arguments, {'base_snapshot': base_snapshot})
+
+
+def _create(path: str, size: int | None, cluster_size: int | None, args: list[str], options: dict[str, str]) -> None:
+    path = os.path.abspath(path)
+    if os.path.lexists(path):
+        raise exception.ImageExists(path=path)
+    if cluster_size is not None:
+        options['cluster_size'] = str(cluster_size)
+    for key, value in options.items():
+        args += ['-o', f'{key}={_escape(value)}']
+    _run('create', '-f', FORMAT, *args, path, *([] if size is None else [str(size)]))
+
+
+def _escape(value: str) -> str:
+    """A value inside ``-o key=value``, where a comma ends the value unless it is doubled."""
+    return value.replace(',', ',,')
+
+
+def info(path: str, *, image_format: str = FORMAT, force_share: bool = False) -> model.ImageInfo:
+    """Describe one image.
+
+    :param force_share: also while somebody writes to it; figures that change meanwhile are then approximate
+    :raises ImageNotFound:
+    """
+    return model.ImageInfo.from_json(_json('info', *_share(force_share), '-f', image_format, _existing(path)))
+
+
+def chain(path: str, *, image_format: str = FORMAT, force_share: bool = False) -> list[model.ImageInfo]:
+    """Describe an image and its bases, top first.
+
+    :raises ImageNotFound:
+    """
+    value = _json('info', '--backing-chain', *_share(force_share), '-f', image_format, _existing(path))
+    return [model.ImageInfo.from_json(item) for item in _array(value, 'the chain')]
+
+
+def list_directory(directory: str, *, base_uuid: str | None = None) -> dict[str, model.Summary | str]:
+    """What images are in a directory, by file name, or why one cannot be read; all by one program, which takes no lock.
+
+    :param base_uuid: only those that stand on this image, and those that cannot be read
+    """
+    filtered = [] if base_uuid is None else ['--base-uuid', base_uuid]
+    found: dict[str, model.Summary | str] = {}
+    for item in _array(_json('list', *filtered, os.path.abspath(directory)), 'the list'):
+        data = model.Reader(item, 'list')
+        error, name = data.optional_string('error'), data.string('name')
+        if '\N{REPLACEMENT CHARACTER}' in name:
+            name = _name_of(directory, data.integer('inode')) or name
+        found[name] = model.Summary.from_json(item) if error is None else error
+    return found
+
+
+def _name_of(directory: str, inode: int) -> str | None:
+    """What is no UTF-8 is not in JSON."""
+    with os.scandir(directory) as entries:
+        return next((entry.name for entry in entries if entry.inode() == inode), None)
+
+
+def _share(force_share: bool) -> list[str]:
+    return ['-U'] if force_share else []
+
+
+def check(path: str, *, repair: bool = False, force_share: bool = False) -> model.CheckResult:
+    """Check one file (not its bases).  Damage is a result, not an error.
+
+    :param force_share: take no lock; what somebody writes to meanwhile may look damaged.  Not with ``repair``
+    :raises ImageNotFound:
+    :raises ImageProtected: a template is to be repaired, and this user may not
+    """
+    path = _existing(path)
+    with protection.lifted(path) if repair else contextlib.nullcontext():
+        return model.CheckResult.from_json(
+            _json('check', *_share(force_share), *(['-r', 'all'] if repair else []), path, ok_exit_codes=(0, 2, 3)))
+
+
+def map_extents(path: str, *, force_share: bool = False) -> list[model.Extent]:
+    """Where the guest's data lies, in order of guest address.
+
+    :raises ImageNotFound:
+    """
+    value = _json('map', *_share(force_share), _existing(path))
+    return [model.Extent.from_json(item) for item in _array(value, 'the map')]
+
+
+def measure(path: str, image_format: str) -> model.Measure:
+    """Size that ``path`` would have as a pcow image.
+
+    :raises ImageNotFound:
+    """
+    return model.Measure.from_json(_json('measure', '-f', image_format, '-O', FORMAT, _existing(path)))
+
+
+def snapshot_list(path: str, *, force_share: bool = False) -> list[model.Snapshot]:
+    """Snapshots in order of creation.
+
+    :raises ImageNotFound:
+    """
+    value = _json('snapshot', '-l', *_share(force_share), _existing(path))
+    return [model.Snapshot.from_json(item) for item in _array(value, 'the list of snapshots')]
+
+
+def mark_arriving(path: str) -> None:
+    """Let no VM start with an empty image but one that migrates to it, whose QEMU takes the mark off when it has all arrived.
+
+    :raises ImageNotFound:
+    """
+    _run('snapshot', '-c', names.ARRIVING_MARK, _existing(path))
+
+
+def snapshot_create(path: str, name: str) -> None:
+    """Freeze the active layer as snapshot ``name``.
+
+    :raises ImageNotFound:
+    :raises InvalidName:
+    """
+    _run('snapshot', '-c', names.check_new_snapshot_name(name), _existing(path))
+
+
+def snapshot_revert(path: str, name: str) -> None:
+    """Drop what was written since; other branches of the tree stay.
+
+    :raises ImageNotFound:
+    :raises InvalidName:
+    """
+    _run('snapshot', '-a', names.check_snapshot_name(name), _existing(path))
+
+
+def snapshot_delete(path: str, name: str) -> int:
+    """Merge the snapshot's data into the layers that stand on it.
+
+    :return: bytes given back to the pool
+    :raises ImageNotFound:
+    :raises InvalidName:
+    """
+    value = _json('snapshot', '-d', names.check_snapshot_name(name), _existing(path))
+    return model.Reader(value, 'snapshot -d').integer('freed')
+
+
+def snapshot_unpin(path: str, name: str) -> None:
+    """Look that no image stands on the snapshot any more, and let it be deleted; also while somebody writes to the image.
+
+    :raises ImageNotFound:
+    :raises InvalidName:
+    """
+    with protection.lifted(path):
+        _run('snapshot', '--unpin', names.check_snapshot_name(name), _existing(path))
+
+
+def snapshot_rename(path: str, name: str, new_name: str) -> None:
+    """Give a snapshot another name.
+
+    :raises ImageNotFound:
+    :raises InvalidName:
+    """
+    _run('snapshot', '--rename', names.check_snapshot_name(name), names.check_new_snapshot_name(new_name), _existing(path))
+
+
+def convert(source: str, source_format: str, target: str, target_format: str = FORMAT, *,
+            snapshot: str | None = None, cluster_size: int | None = None, sealed: bool = False) -> None:
+    """Copy an image into a new file of another format; sparse stays sparse.
+
+    :param snapshot: snapshot of a pcow ``source`` to copy, rather than its active layer; also while somebody writes to it
+    :param sealed: make a template of a pcow ``target``
+    :raises ImageNotFound: ``source`` is not there
+    :raises ImageExists: ``target`` is there already
+    """
+    target = os.path.abspath(target)
+    if os.path.lexists(target):
+        raise exception.ImageExists(path=target)
+    args = [] if snapshot is None else ['-l', names.check_snapshot_name(snapshot)]
+    if cluster_size is not None:
+        args += ['-o', f'cluster_size={cluster_size}']
+    if sealed:
+        args += ['-o', 'sealed=on']
+    _run('convert', '-f', source_format, '-O', target_format, *args, _existing(source), target)
+
+
+def resize(path: str, size: int, *, shrink: bool = False) -> None:
+    """Set the virtual size; ``shrink`` allows giving up data beyond the new end.
+
+    :raises ImageNotFound:
+    :raises InvalidSize:
+    """
+    _run('resize', *(['--shrink'] if shrink else []), _existing(path), str(check_virtual_size(size)))
+
+
+def rebase(path: str, base: str | None, *, base_format: str = FORMAT, unsafe: bool = False) -> None:
+    """Stand on another base (None: on none).  The guest sees no change, unless ``unsafe``: then only the name changes.
+
+    :raises ImageNotFound:
+    """
+    target = ['-b', ''] if base is None else ['-b', os.path.abspath(base) if unsafe else _existing(base), '-F', base_format]
+    _run('rebase', *(['-u'] if unsafe else []), *target, _existing(path))
+
+
+def commit(path: str) -> None:
+    """Copy the active layer into the base, and empty the layer.
+
+    :raises ImageNotFound:
+    """
+    _run('commit', _existing(path))
+
+
+def compare(first: str, first_format: str, second: str, second_format: str) -> bool:
+    """Whether guests would read the same from both.
+
+    :raises ImageNotFound:
+    """
+    path = tool.find('pcow_img')
+    try:
+        tool.run(path, 'compare', '-f', first_format, '-F', second_format, _existing(first), _existing(second))
+    except exception.ToolFailed as e:
+        if e.details['exit_code'] == 1:
+            return False
+        raise
+    return True
+
+
+def seal(path: str) -> None:
+    """Make a template of it: no writer may open it any more.
+
+    :raises ImageNotFound:
+    """
+    _run('seal', _existing(path))
+
+
+def unseal(path: str) -> None:
+    """Allow writers again; what stands on it then notices a change of its base.
+
+    :raises ImageNotFound:
+    """
+    protection.unprotect(_existing(path))
+    _run('unseal', path)
+
+
+def probe(path: str) -> str:
+    """Persistence class of a directory, in which a file can be made, or of a file: ``volatile``, ``page-cache`` or ``pmem``.
+
+    :raises ToolFailed:
+    """
+    return model.Reader(_json('probe', os.path.abspath(path)), 'probe').persistence()

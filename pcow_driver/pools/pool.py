@@ -1,0 +1,455 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pool: a directory of images on one byte-addressable (or ordinary) file system.
+
+The marker file ``.pcow-pool`` tells a pool from any other directory.  Images are the files ``NAME.pcow``; one that is
+sealed is a template, and what stands on it are its children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import stat
+from typing import Any
+import uuid as uuidlib
+
+from oslo_log import log as logging
+
+from pcow_driver.common import access
+from pcow_driver.common import durable
+from pcow_driver.common import exception
+from pcow_driver.common import locks
+from pcow_driver.common import names
+from pcow_driver.common import units
+from pcow_driver.images import image
+from pcow_driver.images import image_locks
+from pcow_driver.images import model
+from pcow_driver.images import protection
+from pcow_driver.pools import provisioned
+from pcow_driver.pools import settings as settings_module
+from pcow_driver.pools import watermark
+
+LOG = logging.getLogger(__name__)
+
+_MARKER_FORMAT = 1
+_MAX_MARKER_SIZE = 64 << 10
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolEntry:
+    """What the registry knows of a pool, without looking at its directory."""
+
+    name: str
+    path: str
+    uuid: str
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    ending: dict[str, Any] | None = None       # what is left to be ended, see registry.Ending; None: nobody began that
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolImage:
+    """An image file of a pool; ``info`` is None and ``error`` says why if it cannot be read."""
+
+    name: str
+    path: str
+    info: model.ImageInfo | None
+    error: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ListedImage:
+    """As :class:`PoolImage`, with what can be said of many at little cost."""
+
+    name: str
+    path: str
+    summary: model.Summary | None
+    error: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    name: str
+    path: str                      # absolute
+    uuid: str
+    created: str                   # ISO 8601, UTC
+    settings: settings_module.Settings = dataclasses.field(default_factory=settings_module.Settings)
+    made_as: str | None = None     # persistence class when it was made; None: nobody noted it
+
+    def renamed(self, name: str) -> Pool:
+        return dataclasses.replace(self, name=name)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold while images appear or disappear: nobody then deletes a base that somebody is about to stand on.
+
+        :raises PoolInvalid: it was removed, or is not mounted any more
+        """
+        with locks.lock(f'pool-{self.uuid}'):
+            if open_directory(self.path).uuid != self.uuid:
+                raise exception.PoolInvalid(path=self.path, reason=f'the pool {self.name} was here and another one is now')
+            yield
+
+    def persistence(self) -> str:
+        """What survives: ``volatile``, ``page-cache`` or ``pmem``, as the file system was found to behave.
+
+        :raises ToolFailed: not even the marker can be opened
+        """
+        try:
+            return image.probe(self.path)
+        except exception.ToolFailed:
+            # A file is made for that, which a read-only or full file system refuses; then one tells that is there already.
+            return image.probe(os.path.join(self.path, names.MARKER))
+
+    def has_lost_pmem(self) -> bool:
+        """What guests flush was durable when the pool was made, and is no longer: mounted without DAX, or copied."""
+        return self.made_as == 'pmem' and self.persistence() != 'pmem'
+
+    def capacity(self) -> watermark.Capacity:
+        return watermark.Capacity.of(self.path)
+
+    def entries(self) -> list[str]:
+        """Names of all files but the marker and what the file system itself keeps in its root."""
+        return sorted(name for name in os.listdir(self.path) if name not in (names.MARKER, 'lost+found'))
+
+    def image_path(self, name: str) -> str:
+        """Where the image of this name is, or would be.
+
+        :raises InvalidName:
+        """
+        return os.path.join(self.path, names.check_name('image', name) + names.IMAGE_SUFFIX)
+
+    def existing_path(self, name: str) -> str:
+        """Where the image of this name is.
+
+        :raises InvalidName:
+        :raises ImageNotFound: no regular file has this name
+        """
+        path = self.image_path(name)
+        try:
+            if stat.S_ISREG(os.lstat(path).st_mode):
+                return path
+        except FileNotFoundError:
+            pass
+        raise exception.ImageNotFound(path=path)
+
+    def listed(self, *, base_uuid: str | None = None) -> list[ListedImage]:
+        """All images and templates by name, also those that somebody has open; one program looks at all of them.
+
+        :param base_uuid: only those that stand on this image, and those that cannot be read
+        """
+        found = []
+        for entry, value in sorted(image.list_directory(self.path, base_uuid=base_uuid).items()):
+            name, path = entry.removesuffix(names.IMAGE_SUFFIX), os.path.join(self.path, entry)
+            if isinstance(value, model.Summary):
+                found.append(ListedImage(name, path, value))
+            elif os.path.lexists(path):        # else it was deleted meanwhile
+                found.append(ListedImage(name, path, None, value))
+        return found
+
+    def images(self) -> list[PoolImage]:
+        """As :meth:`listed`, with all that there is to say of each; a program looks at each.  Symbolic links are no images."""
+        found = []
+        for entry in sorted(os.scandir(self.path), key=lambda entry: entry.name):
+            if entry.name.startswith('.') or not entry.name.endswith(names.IMAGE_SUFFIX):
+                continue
+            if entry.is_file(follow_symlinks=False):
+                name = entry.name.removesuffix(names.IMAGE_SUFFIX)
+                try:
+                    found.append(PoolImage(name, entry.path, image.info(entry.path, force_share=True)))
+                except exception.ImageNotFound:
+                    continue           # deleted meanwhile
+                except exception.ToolFailed as e:
+                    found.append(PoolImage(name, entry.path, None, str(e)))
+        return found
+
+    def templates(self) -> list[PoolImage]:
+        return [item for item in self.images() if item.info and item.info.sealed]
+
+    def children(self, name: str, *, known_only: bool = False) -> list[str]:
+        """Names of the images that stand on this one; if it cannot be read itself, of those that name its file as their base.
+
+        :param known_only: leave out what cannot be read, rather than raise ImageInUse
+        :raises ImageNotFound:
+        :raises ImageInUse: another image cannot be read, so that nobody can tell whether it stands on this one
+        """
+        path = self.existing_path(name)
+        with contextlib.suppress(exception.ToolFailed):
+            items = self.listed(base_uuid=image.info(path, force_share=True).uuid)
+            if known_only or all(item.summary for item in items):
+                return [item.name for item in items if item.summary]
+        return self._children_beside_damage(name, path, known_only)
+
+    def _children_beside_damage(self, name: str, path: str, known_only: bool) -> list[str]:
+        items = {item.name: item for item in self.listed()}
+        own = items.get(name)
+        below: set[str] = set()            # with itself: what it stands on cannot stand on it, readable or not
+        at = own
+        while at is not None and at.name not in below:
+            below.add(at.name)
+            base = at.summary.base_filename if at.summary else None
+            at = items.get(base.removesuffix(names.IMAGE_SUFFIX)) if base else None
+        found = []
+        for item in items.values():
+            if item.summary is None:
+                if item.name not in below and not known_only:
+                    raise exception.ImageInUse(path=path, reason=f'{item.error}: whether this image stands on it is unknown')
+            elif own is not None and own.summary is not None:
+                if item.summary.base_uuid == own.summary.uuid:
+                    found.append(item.name)
+            elif item.summary.base_filename == os.path.basename(path):
+                found.append(item.name)
+        return found
+
+    def create_image(self, name: str, *, size: int | None = None, base: str | None = None,
+                     base_snapshot: str | None = None, cluster_size: int | None = None) -> str:
+        """Make an image and return its path.
+
+        :param size: virtual size in bytes; that of ``base`` if not given
+        :param base: name of the template or image of this pool to stand on
+        :raises InvalidName:
+        :raises InvalidSize:
+        :raises ImageExists:
+        :raises ImageNotFound: the base is not there
+        """
+        path = self.image_path(names.check_new_name('image', name))
+        with self.lock():
+            self.check_room(size, base)
+            if base is not None:
+                image.create_overlay(path, self.existing_path(base), size=size, base_snapshot=base_snapshot,
+                                     cluster_size=cluster_size)
+            elif size is None:
+                raise exception.InvalidSize(size='(none)', reason='an image without a base needs a size')
+            else:
+                image.create(path, size, cluster_size=cluster_size)
+        state, reason = watermark.judge(self.capacity(), self.settings)
+        if state is not watermark.State.OK:
+            LOG.warning('Pool %s has %s', self.name, reason)
+        return path
+
+    def account(self) -> provisioned.Account:
+        """What is promised, and what can be."""
+        items = [item.summary for item in self.listed() if item.summary and not item.summary.sealed]
+        building = building_fixed = 0
+        for name, note in locks.notes(f'build-{self.uuid}-').items():
+            promise, fixed = provisioned.read_reservation(note)
+            there = self._blocks_of_parts(name)
+            building += max(promise - there, 0)
+            building_fixed += max(fixed - there, 0)
+        now = self.capacity()              # afterwards: what guests store meanwhile counts as growth, and not as free either
+        return provisioned.Account(
+            total=now.total, free=now.free, kept_free=self.settings.kept_free(now.total), overcommit=self.settings.overcommit,
+            held=sum(item.actual_size for item in items), growth=sum(item.may_grow for item in items), building=building,
+            building_fixed=building_fixed)
+
+    def _blocks_of_parts(self, name: str) -> int:
+        """What an image that is being built (pcow_driver.pools.staging) takes already."""
+        part, blocks = f'.{name}{names.IMAGE_SUFFIX}.part', 0
+        for entry in os.listdir(self.path):
+            if entry == part or entry.startswith(f'.{part}.'):
+                with contextlib.suppress(FileNotFoundError):
+                    blocks += os.lstat(os.path.join(self.path, entry)).st_blocks * 512
+        return blocks
+
+    def check_room(self, size: int | None, base: str | None = None, *, fixed: int = 0) -> None:
+        """Refuse what the operator's limits have no room for.
+
+        :param size: virtual size of a new image in bytes, or by how much one grows; that of ``base`` if None
+        :param fixed: blocks of what nobody can fill, as a template
+        :raises PoolDraining:
+        :raises NoRoom:
+        """
+        if self.settings.draining:
+            raise exception.PoolDraining(name=self.name)
+        if not self.settings.overcommit:
+            return
+        if size is None:
+            size = image.info(self.existing_path(base), force_share=True).virtual_size if base else 0
+        self._check_promise(provisioned.whole_size(size), fixed)
+
+    def check_snapshot_room(self, *files: str) -> None:
+        """Refuse snapshots of images, after which their guests can fill them once more; a draining pool takes them.
+
+        :param files: names of the files
+        :raises NoRoom:
+        """
+        if self.settings.overcommit:
+            found = image.list_directory(self.path)
+            items = [item for file in files if isinstance(item := found.get(file), model.Summary)]
+            self._check_promise(sum(item.may_grow_frozen - item.may_grow for item in items), 0)
+
+    def _check_promise(self, promise: int, fixed: int) -> None:
+        account = self.account()
+        if account.lacks(promise, fixed):
+            raise exception.NoRoom(
+                name=self.name, size=units.format_size(promise + fixed), promised=units.format_size(account.promised),
+                limit=units.format_size(account.limit or 0), overcommit=self.settings.overcommit)
+
+    def check_free(self, size: int) -> None:
+        """Refuse to store what nobody has promised to a guest, and would have guests wait soon.
+
+        :param size: in bytes
+        :raises NoSpace:
+        """
+        now = self.capacity()
+        kept = now.total * max(self.settings.reserve, self.settings.critical) // 100
+        if size > now.free - kept:
+            raise exception.NoSpace(name=self.name, size=units.format_size(size),
+                                    free=units.format_size(max(0, now.free - kept)))
+
+    def delete_image(self, name: str, *, force: bool = False) -> None:
+        """Delete an image.
+
+        :param force: also if it is damaged, or if other images cannot be read; known children
+            still protect it, and so does whoever has it open, on any host
+        :raises ImageNotFound:
+        :raises IsATemplate:
+        :raises ImageInUse: it has children, or somebody has it open
+        """
+        self._delete(name, sealed=False, force=force)
+
+    def delete_template(self, name: str) -> None:
+        """Delete a template.
+
+        :raises ImageNotFound:
+        :raises NotATemplate:
+        :raises ImageInUse: it has children, or somebody has it open
+        """
+        self._delete(name, sealed=True, force=False)
+
+    def delete_orphan(self, name: str) -> None:
+        """Delete an image or a template whose base is gone.
+
+        :raises ImageNotFound:
+        :raises ImageInUse: its base is there, it has children, or somebody has it open
+        """
+        self._delete(name, sealed=None, force=False)
+
+    def _delete(self, name: str, *, sealed: bool | None, force: bool) -> None:
+        """``sealed`` None: an image or a template, but one whose base is gone."""
+        with self.lock():
+            path = self.existing_path(name)
+            try:
+                info = image.info(path)    # without force_share: fails while a writer has it
+                if info.sealed and sealed is False:
+                    raise exception.IsATemplate(path=path)
+                if sealed and not info.sealed:
+                    raise exception.NotATemplate(path=path)
+                if sealed is None and (info.base_path is None or os.path.lexists(info.base_path)):
+                    raise exception.ImageInUse(path=path, reason=f'its base {info.base_filename or "(none)"} is there')
+            except exception.ToolFailed as e:
+                if not force:
+                    raise exception.ImageInUse(path=path, reason=str(e)) from None
+            children = self.children(name, known_only=force)
+            if children:
+                raise exception.ImageInUse(path=path, reason=(
+                    f'{len(children)} image(s) stand on it: {", ".join(children[:5])}' + (', ...' if children[5:] else '')))
+            with protection.lifted(path), image_locks.alone(path):
+                os.unlink(path)
+
+
+def make(name: str, directory: str) -> Pool:
+    """Write the marker file; the directory is made if it is missing.
+
+    :raises PoolInvalid: it is a pool already, or cannot be used
+    """
+    path = os.path.abspath(directory)
+    check_none(path)
+    _make_directory(path)
+    pool = Pool(name=name, path=path, uuid=str(uuidlib.uuid4()),
+                created=datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'), made_as=_class_of(path))
+    write_marker(pool)
+    return pool
+
+
+def _make_directory(path: str) -> None:
+    try:
+        if not os.path.lexists(path):
+            os.mkdir(path, 0o700)
+            access.close(path)
+    except OSError as e:
+        raise exception.PoolInvalid(path=path, reason=str(e.strerror)) from None
+
+
+def _class_of(path: str) -> str | None:
+    """As far as it can be tried there: a pool can be made without pcow-img."""
+    try:
+        return image.probe(path)
+    except exception.PcowError:
+        return None
+
+
+def check_none(directory: str) -> None:
+    """:raises PoolInvalid: it is a pool already"""
+    if os.path.lexists(os.path.join(directory, names.MARKER)):
+        raise exception.PoolInvalid(path=directory, reason="it is a pool already; 'pcowctl pool import' makes it known")
+
+
+def write_marker(pool: Pool) -> None:
+    """Also of a pool that was one before :func:`unmake`.
+
+    :raises PoolInvalid: the directory is a pool already, or cannot be used
+    """
+    path = pool.path
+    value = {'format': _MARKER_FORMAT, 'uuid': pool.uuid, 'name': pool.name, 'created': pool.created}
+    text = json.dumps(value | ({'class': pool.made_as} if pool.made_as else {})) + '\n'
+    marker = os.path.join(path, names.MARKER)
+    try:
+        fd = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        raise exception.PoolInvalid(path=path, reason="it is a pool already; 'pcowctl pool import' makes it known") from None
+    except OSError as e:
+        raise exception.PoolInvalid(path=path, reason=str(e.strerror)) from None
+    try:
+        with os.fdopen(fd, 'w', encoding='utf-8') as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        durable.sync(path)
+    except OSError as e:
+        os.unlink(marker)
+        raise exception.PoolInvalid(path=path, reason=str(e.strerror)) from None
+
+
+def unmake(pool: Pool) -> None:
+    """Delete the marker file; the directory and what else is in it stay."""
+    os.unlink(os.path.join(pool.path, names.MARKER))
+
+
+def open_directory(directory: str) -> Pool:
+    """The pool in a directory, under the name in its marker.
+
+    :raises PoolInvalid: there is none
+    """
+    path = os.path.abspath(directory)
+    try:
+        fd = os.open(os.path.join(path, names.MARKER), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, encoding='utf-8') as f:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise exception.PoolInvalid(path=path, reason=f'{names.MARKER} is not a file')
+            value = json.loads(f.read(_MAX_MARKER_SIZE))
+    except FileNotFoundError:
+        raise exception.PoolInvalid(path=path, reason=(
+            f"it has no {names.MARKER}; if its file system is not mounted, mount it, "
+            f"else 'pcowctl pool create' makes a pool")) from None
+    except (OSError, ValueError, RecursionError) as e:
+        raise exception.PoolInvalid(path=path, reason=f'{names.MARKER}: {e}') from None
+    return _from_marker(path, value)
+
+
+def _from_marker(path: str, value: Any) -> Pool:
+    if not isinstance(value, dict) or value.get('format') != _MARKER_FORMAT:
+        raise exception.PoolInvalid(path=path, reason=f'{names.MARKER} was written by another version')
+    fields = {key: value.get(key) for key in ('name', 'uuid', 'created')}
+    if not all(isinstance(field, str) for field in fields.values()):
+        raise exception.PoolInvalid(path=path, reason=f'{names.MARKER} lacks name, uuid or created')
+    try:
+        uuid = str(uuidlib.UUID(fields['uuid']))
+        names.check_name('pool', str(fields['name']))
+    except (ValueError, exception.InvalidName) as e:
+        raise exception.PoolInvalid(path=path, reason=f'{names.MARKER}: {e}') from None
+    return Pool(name=str(fields['name']), path=path, uuid=uuid, created=str(fields['created']),
+                made_as=value['class'] if isinstance(value.get('class'), str) else None)

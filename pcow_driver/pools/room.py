@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Room for what makes an image larger than it was promised to become."""
+
+from collections.abc import Iterator
+import contextlib
+import os
+
+from oslo_log import log as logging
+
+from pcow_driver.common import exception
+from pcow_driver.pools import pool as pool_module
+from pcow_driver.pools import registry
+
+LOG = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def for_snapshot(path: str) -> Iterator[None]:
+    """A snapshot of an image is made meanwhile, after which its guest can fill it once more; nobody else is promised that space.
+
+    An image of no pool promises nothing.
+
+    :raises NoRoom:
+    """
+    with contextlib.ExitStack() as stack:
+        found = _pool_of(path)
+        if found is not None and found.settings.overcommit:
+            stack.enter_context(found.lock())
+            found.check_snapshot_room(os.path.basename(path))
+        yield
+
+
+@contextlib.contextmanager
+def kept(path: str) -> Iterator[None]:
+    """Nobody is promised any space of an image's pool meanwhile: what the image gives up for a moment is its own still.
+
+    A revert to a snapshot of a smaller size, and the growth behind it, for instance.
+    """
+    found = _pool_of(path)
+    with found.lock() if found is not None else contextlib.nullcontext():
+        yield
+
+
+def _pool_of(path: str) -> pool_module.Pool | None:
+    try:
+        return registry.PoolRegistry().find(os.path.dirname(os.path.abspath(path)))
+    except exception.PcowError as e:
+        LOG.debug('%s: its pool is not known: %s', path, e)
+        return None

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots of the pcow images of a libvirt domain, whether it runs or not.
+
+A running QEMU holds the only writer's lock, so it must do the work itself, told over QMP; otherwise pcow-img works on
+the file.  Which of the two is decided here, call by call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import contextlib
+import importlib
+import json
+import os
+from typing import Any
+
+from oslo_log import log as logging
+
+from pcow_driver.common import conf
+from pcow_driver.common import exception
+from pcow_driver.common import names
+from pcow_driver.images import image
+from pcow_driver.images import model
+from pcow_driver.pools import room
+from pcow_driver.virt import guest_agent
+from pcow_driver.virt import libvirt_xml
+
+LOG = logging.getLogger(__name__)
+
+
+def _import(name: str) -> Any:
+    """libvirt's binding, which is not needed for anything else here, so not at import time."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as e:
+        raise exception.LibvirtFailed(uri=conf.CONF.pcow.libvirt_uri, reason=(
+            f"{e}; install python3-libvirt, or 'pip install libvirt-python' with libvirt-dev")) from None
+
+
+@contextlib.contextmanager
+def connect(uri: str | None = None) -> Iterator[Any]:
+    """A libvirt connection (virConnect), closed at the end; libvirt's errors become LibvirtFailed.
+
+    :param uri: [pcow] libvirt_uri if not given
+    :raises LibvirtFailed:
+    """
+    uri = uri or str(conf.CONF.pcow.libvirt_uri)
+    libvirt = _import('libvirt')
+    libvirt.registerErrorHandler(lambda _context, _error: None, None)    # it would print what is raised as well
+    try:
+        connection = libvirt.open(uri)
+        try:
+            yield connection
+        finally:
+            connection.close()
+    except libvirt.libvirtError as e:
+        raise exception.LibvirtFailed(uri=uri, reason=str(e)) from None
+
+
+class Files:
+    """Files by what they are: of a pool that is mounted twice, two paths lead to an image."""
+
+    def __init__(self) -> None:
+        self._known: set[str | tuple[int, int]] = set()
+
+    def add(self, path: str) -> None:
+        self._known |= self._names(path)
+
+    def __contains__(self, path: str) -> bool:
+        return bool(self._known & self._names(path))
+
+    @staticmethod
+    def _names(path: str) -> set[str | tuple[int, int]]:
+        real = os.path.realpath(path)
+        try:
+            status = os.stat(real)
+        except OSError:                    # not there now, and the path alone tells
+            return {real}
+        return {real, (status.st_dev, status.st_ino)}
+
+
+def all_images() -> Files:
+    """The files that the NVDIMMs of any domain name, running or not, now or after its next start.
+
+    :raises LibvirtFailed: then nobody knows
+    """
+    found = Files()
+    with connect() as connection:
+        libvirt = _import('libvirt')
+        for one in connection.listAllDomains():
+            for flags in (0, libvirt.VIR_DOMAIN_XML_INACTIVE):
+                for nvdimm in libvirt_xml.nvdimms(one.XMLDesc(flags)):
+                    found.add(nvdimm.path)
+    return found
+
+
+class Domain:
+    """One domain of an open connection.
+
+    Methods raise LibvirtFailed (through :func:`connect`), QmpFailed, DomainInvalid, and what
+    :mod:`pcow_driver.images.image` raises.
+    """
+
+    def __init__(self, connection: Any, name: str) -> None:
+        self.name = name
+        self._domain = connection.lookupByName(name)
+
+    def active(self) -> bool:
+        """Whether a QEMU exists for it, running or paused."""
+        return bool(self._domain.isActive())
+
+    def images(self) -> list[libvirt_xml.Nvdimm]:
+        """Its NVDIMMs that are pcow images, as they are now."""
+        return [nvdimm for nvdimm in libvirt_xml.nvdimms(self._domain.XMLDesc(0)) if nvdimm.path.endswith(names.IMAGE_SUFFIX)]
+
+    def select(self, device: str | None = None) -> libvirt_xml.Nvdimm:
+        """The image that is meant.
+
+        :param device: its alias, its path or the last part of it; may be None if there is only one
+        :raises DomainInvalid: none or several match
+        """
+        images = self.images()
+        found = [nvdimm for nvdimm in images
+                 if device is None or device in (nvdimm.alias, nvdimm.path, os.path.basename(nvdimm.path))]
+        if len(found) == 1:
+            return found[0]
+        if not images:
+            reason = f'it has no NVDIMM on a *{names.IMAGE_SUFFIX} file'
+        else:
+            which = 'name one with --device' if device is None else f'{device} is not one of them'
+            reason = f'it has {len(images)} pcow image(s) ({", ".join(nvdimm.path for nvdimm in images)}): {which}'
+        raise exception.DomainInvalid(domain=self.name, reason=reason)
+
+    def qmp(self, command: str, **arguments: str) -> Any:
+        """Run a QMP command and return what it returns.
+
+        :raises QmpFailed: QEMU refused it
+        """
+        request: dict[str, Any] = {'execute': command}
+        if arguments:
+            request['arguments'] = arguments
+        LOG.debug('%s: %s', self.name, request)
+        reply = json.loads(_import('libvirt_qemu').qemuMonitorCommand(self._domain, json.dumps(request), 0))
+        if 'error' in reply:
+            error_class, description = str(reply['error'].get('class')), str(reply['error'].get('desc'))
+            if error_class == 'CommandNotFound':
+                description = 'this QEMU has no pcow backend; let <emulator> in the domain XML name the one that has'
+            raise exception.QmpFailed(command=command, error_class=error_class, description=description)
+        return reply.get('return')
+
+    def query(self) -> list[dict[str, Any]]:
+        """What QEMU says of its pcow backends (query-pcow); only while active."""
+        return list(self.qmp('query-pcow'))
+
+    def snapshot_create(self, name: str, device: str | None = None, *, quiesce: bool = False) -> None:
+        """Freeze the active layer; a running guest is paused for that moment by QEMU.
+
+        :param quiesce: have the guest's agent write out and freeze its file systems meanwhile
+        :raises DomainInvalid: ``quiesce``, and the guest's agent does not answer, or cannot freeze
+        :raises StillFrozen: the same, the snapshot was made, and the agent cannot thaw
+        :raises NoRoom: the operator's limits have no room for what the guest can then write once more
+        """
+        names.check_new_snapshot_name(name)
+        nvdimm = self.select(device)
+        with room.for_snapshot(nvdimm.path), self._quiet() if quiesce else contextlib.nullcontext():
+            if self.active():
+                self.qmp('pcow-snapshot-create', id=self._backend(nvdimm), name=name)
+            else:
+                image.snapshot_create(nvdimm.path, name)
+
+    def snapshot_list(self, device: str | None = None) -> list[model.Snapshot]:
+        return image.snapshot_list(self.select(device).path, force_share=self.active())
+
+    def snapshot_revert(self, name: str, device: str | None = None, *, reset: bool = False, image_only: bool = False) -> None:
+        """Drop what was written since the snapshot.
+
+        :param reset: restart the guest if it is active; its memory would change beneath it otherwise
+        :param image_only: also to a snapshot of the whole VM, whose disks stay as they are
+        :raises DomainInvalid: it is active and ``reset`` was not given, or disks would stay behind
+        """
+        names.check_snapshot_name(name)
+        nvdimm = self.select(device)
+        if not image_only and self._snapshot_of_libvirt(name) is not None:
+            raise exception.DomainInvalid(domain=self.name, reason=(
+                f"{name} is a snapshot of the whole VM, whose disks this would leave as they are: use virsh snapshot-revert, or "
+                'give --image-only'))
+        if not self.active():
+            image.snapshot_revert(nvdimm.path, name)
+            return
+        if not reset:
+            raise exception.DomainInvalid(domain=self.name, reason=(
+                'it is active, and its memory would change beneath it: shut it down first, or give --reset to restart it'))
+        with self.paused():
+            self.qmp('pcow-snapshot-revert', id=self._backend(nvdimm), name=name)    # QEMU resets the guest then
+
+    def snapshot_delete(self, name: str, device: str | None = None) -> int | None:
+        """Delete a snapshot; through libvirt if it is one of the whole VM, with its part on the disks.
+
+        :return: bytes given back to the pool; None if libvirt did it
+        """
+        names.check_snapshot_name(name)
+        nvdimm = self.select(device)
+        whole = self._snapshot_of_libvirt(name)
+        if whole is not None:
+            whole.delete()
+            return None
+        if not self.active():
+            return image.snapshot_delete(nvdimm.path, name)
+        try:
+            reply = self.qmp('pcow-snapshot-delete', id=self._backend(nvdimm), name=name)
+        except exception.QmpFailed as e:
+            if '--unpin' not in str(e):
+                raise
+            # QEMU may not list the pool to see whether the images that were made on it still exist
+            image.snapshot_unpin(nvdimm.path, name)
+            reply = self.qmp('pcow-snapshot-delete', id=self._backend(nvdimm), name=name)
+        return int(reply.get('freed', 0))
+
+    def snapshot_rename(self, name: str, new_name: str, device: str | None = None) -> None:
+        """Give a snapshot of the image another name.
+
+        :raises DomainInvalid: it is one of the whole VM
+        """
+        names.check_snapshot_name(name)
+        names.check_new_snapshot_name(new_name)
+        nvdimm = self.select(device)
+        if self._snapshot_of_libvirt(name) is not None:
+            raise exception.DomainInvalid(domain=self.name, reason=(
+                f'{name} is a snapshot of the whole VM, which libvirt knows by this name: it cannot be renamed'))
+        if self.active():
+            self.qmp('pcow-snapshot-rename', **{'id': self._backend(nvdimm), 'name': name, 'new-name': new_name})
+        else:
+            image.snapshot_rename(nvdimm.path, name, new_name)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """No vCPU runs meanwhile; one that did goes on afterwards whatever happens."""
+        was_running = self._running()
+        if was_running:
+            self._domain.suspend()
+        try:
+            yield
+        finally:
+            if was_running:
+                self._domain.resume()
+
+    def _quiet(self) -> contextlib.AbstractContextManager[None]:
+        """The guest's file systems are frozen; thawed at the end whatever happens."""
+        if not self._running():
+            raise exception.DomainInvalid(domain=self.name, reason=(
+                'it does not run, so its agent cannot quiesce it: leave out --quiesce'))
+        return guest_agent.frozen(self.name, self._domain, _import('libvirt'))
+
+    def _snapshot_of_libvirt(self, name: str) -> Any:
+        """libvirt's snapshot of that name (virDomainSnapshot), or None."""
+        found = [snapshot for snapshot in self._domain.listAllSnapshots() if snapshot.getName() == name]
+        return found[0] if found else None
+
+    def _running(self) -> bool:
+        state, _reason = self._domain.state()
+        return bool(state == _import('libvirt').VIR_DOMAIN_RUNNING)
+
+    def _backend(self, nvdimm: libvirt_xml.Nvdimm) -> str:
+        if nvdimm.backend_id is None:
+            raise exception.DomainInvalid(domain=self.name, reason=f'libvirt gives no alias for {nvdimm.path}')
+        return nvdimm.backend_id

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A complete libvirt domain that boots a kernel directly with its root on an NVDIMM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+import os
+import xml.etree.ElementTree as ET
+
+from pcow_driver.common import exception
+from pcow_driver.common import units
+from pcow_driver.virt import libvirt_xml
+
+DEFAULT_CMDLINE = 'root=/dev/pmem0 rootflags=dax=always rw console=ttyS0'
+TYPES = ('kvm', 'qemu')
+NETWORKS = ('none', 'user')
+MIN_HOTPLUG_SLOTS = 16
+_QEMU_NAMESPACE = 'http://libvirt.org/schemas/domain/qemu/1.0'
+_ACCEPT_VOLATILE = ('-global', 'nvdimm.pcow-volatile=on')
+ET.register_namespace('qemu', _QEMU_NAMESPACE)
+
+
+def default_type() -> str:
+    """KVM where this host has it, else emulation."""
+    return 'kvm' if os.path.exists('/dev/kvm') else 'qemu'
+
+
+@dataclasses.dataclass(frozen=True)
+class Domain:
+    """What goes into the XML; sizes in bytes.
+
+    An NVDIMM needs ACPI, a NUMA node to sit on, and ``<maxMemory slots>`` with room for it; these are always written, so
+    that more can be plugged in later (out of a running guest they do not come: QEMU cannot unplug them).
+    """
+
+    name: str
+    memory: int                                    # the guest's RAM
+    nvdimms: Sequence[libvirt_xml.Nvdimm]
+    kernel: str
+    initrd: str | None = None
+    cmdline: str = DEFAULT_CMDLINE
+    vcpus: int = 1
+    type: str = 'qemu'                             # one of TYPES; 'qemu' is emulation (TCG)
+    emulator: str | None = None
+    machine: str = 'q35'
+    uuid: str | None = None
+    serial_file: str | None = None                 # console log; a pty if None
+    carrier_disk: str | None = None                # qcow2 file that holds VM state for virsh snapshots
+    network: str = 'none'                          # one of NETWORKS
+    hotplug_memory: int = 64 * units.GIB           # address space kept for later NVDIMMs
+    volatile: bool = False                         # a host crash may lose what the guest flushed: nvdimm on class page-cache
+
+    def check(self) -> None:
+        """:raises XmlInvalid: something in it that libvirt would refuse or misread"""
+        if not self.name or '/' in self.name or not self.name.isprintable():
+            raise exception.XmlInvalid(reason=f'{self.name!r} is not a domain name')
+        if self.type not in TYPES or self.network not in NETWORKS:
+            raise exception.XmlInvalid(reason=f'type {self.type} or network {self.network} is unknown')
+        if self.vcpus < 1:
+            raise exception.XmlInvalid(reason=f'{self.vcpus} vCPUs')
+        if self.memory < 16 * units.MIB or self.memory % units.MIB:
+            raise exception.XmlInvalid(reason=f'{self.memory} bytes of RAM: give whole MiB, at least 16')
+        if not self.nvdimms:
+            raise exception.XmlInvalid(reason='it has no pcow image')
+        for path in (self.kernel, self.initrd, self.emulator, self.serial_file, self.carrier_disk):
+            if path is not None and not os.path.isabs(path):
+                raise exception.XmlInvalid(reason=f'the path {path} is not absolute')
+
+    def to_element(self) -> ET.Element:
+        """:raises XmlInvalid:"""
+        self.check()
+        domain = ET.Element('domain', type=self.type)
+        ET.SubElement(domain, 'name').text = self.name
+        if self.uuid is not None:
+            ET.SubElement(domain, 'uuid').text = self.uuid
+        self._add_memory(domain)
+        ET.SubElement(domain, 'vcpu').text = str(self.vcpus)
+        boot = ET.SubElement(domain, 'os')
+        ET.SubElement(boot, 'type', arch='x86_64', machine=self.machine).text = 'hvm'
+        ET.SubElement(boot, 'kernel').text = self.kernel
+        if self.initrd is not None:
+            ET.SubElement(boot, 'initrd').text = self.initrd
+        ET.SubElement(boot, 'cmdline').text = self.cmdline
+        # without it libvirt 9 passes -no-acpi, which QEMU 10 does not know, and the guest finds no NVDIMM
+        ET.SubElement(ET.SubElement(domain, 'features'), 'acpi')
+        self._add_cpu(domain)
+        ET.SubElement(domain, 'on_reboot').text = 'restart'
+        ET.SubElement(domain, 'on_crash').text = 'destroy'
+        self._add_devices(domain)
+        if self.volatile:
+            command_line = ET.SubElement(domain, f'{{{_QEMU_NAMESPACE}}}commandline')
+            for word in _ACCEPT_VOLATILE:
+                ET.SubElement(command_line, f'{{{_QEMU_NAMESPACE}}}arg', value=word)
+        return domain
+
+    def to_xml(self) -> str:
+        """:raises XmlInvalid:"""
+        return libvirt_xml.to_string(self.to_element())
+
+    def _add_memory(self, domain: ET.Element) -> None:
+        total = self.memory + sum(nvdimm.size for nvdimm in self.nvdimms)
+        slots = max(MIN_HOTPLUG_SLOTS, len(self.nvdimms))
+        libvirt_xml.add_size(domain, 'maxMemory', total + self.hotplug_memory).set('slots', str(slots))
+        libvirt_xml.add_size(domain, 'memory', self.memory)
+
+    def _add_cpu(self, domain: ET.Element) -> None:
+        cpu = ET.SubElement(domain, 'cpu')
+        if self.type == 'kvm':
+            cpu.set('mode', 'host-passthrough')
+        cpus = '0' if self.vcpus == 1 else f'0-{self.vcpus - 1}'
+        ET.SubElement(ET.SubElement(cpu, 'numa'), 'cell', id='0', cpus=cpus, memory=str(self.memory // units.KIB), unit='KiB')
+
+    def _add_devices(self, domain: ET.Element) -> None:
+        devices = ET.SubElement(domain, 'devices')
+        if self.emulator is not None:
+            ET.SubElement(devices, 'emulator').text = self.emulator
+        if self.carrier_disk is not None:
+            disk = ET.SubElement(devices, 'disk', type='file', device='disk')
+            ET.SubElement(disk, 'driver', name='qemu', type='qcow2')
+            ET.SubElement(disk, 'source', file=self.carrier_disk)
+            ET.SubElement(disk, 'target', dev='vda', bus='virtio')
+        ET.SubElement(devices, 'controller', type='usb', model='none')
+        if self.network == 'user':
+            ET.SubElement(ET.SubElement(devices, 'interface', type='user'), 'model', type='virtio')
+        self._add_console(devices)
+        ET.SubElement(devices, 'memballoon', model='none')
+        devices.extend([nvdimm.to_element() for nvdimm in self.nvdimms])
+
+    def _add_console(self, devices: ET.Element) -> None:
+        kind = 'pty' if self.serial_file is None else 'file'
+        for tag, port_type in (('serial', None), ('console', 'serial')):
+            device = ET.SubElement(devices, tag, type=kind)
+            if self.serial_file is not None:
+                ET.SubElement(device, 'source', path=self.serial_file, append='on')
+            target = ET.SubElement(device, 'target', port='0')
+            if port_type is not None:
+                target.set('type', port_type)

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Locks between threads and processes, whose files come and go, in a directory to which others may write."""
+
+import fcntl
+import os
+from pathlib import Path
+import subprocess
+import sys
+import threading
+import time
+
+from pcow_driver.common import exception
+from pcow_driver.common import locks
+from pcow_driver.copies import view
+from pcow_driver.pools import registry
+from tests.unit.pcow_driver import base
+
+HEAD = ('import sys, time\n'
+        'from pcow_driver.common import conf, locks\n'
+        'conf.CONF([], default_config_files=[])\n'
+        'conf.CONF.set_override("state_path", sys.argv[1], "pcow")\n')
+COUNT = HEAD + ('for _ in range(30):\n'
+                '    with locks.lock("counter"):\n'
+                '        number = int(open(sys.argv[2]).read())\n'
+                '        time.sleep(0.0005)\n'
+                '        open(sys.argv[2], "w").write(str(number + 1))\n')
+KEEP = HEAD + ('with locks.lock(sys.argv[2]):\n'
+               '    print("mine", flush=True)\n'
+               '    time.sleep(60)\n')
+
+
+class LocksTest(base.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.state = self.directory / 'state'
+        with locks.lock('first'):
+            pass
+        self.locks = self.state / 'locks'
+
+    def files(self) -> list[str]:
+        return sorted(os.listdir(self.locks))
+
+    def program(self, code: str, *args: str) -> subprocess.Popen[str]:
+        return subprocess.Popen([sys.executable, '-c', code, str(self.state), *args], cwd=base.TOP, stdout=subprocess.PIPE,
+                                text=True)
+
+    def keeper(self, name: str) -> subprocess.Popen[str]:
+        """Another process that has a lock."""
+        program = self.program(KEEP, name)
+        self.addCleanup(program.wait)
+        self.addCleanup(program.kill)
+        assert program.stdout is not None
+        self.addCleanup(program.stdout.close)
+        self.assertEqual('mine\n', program.stdout.readline())
+        return program
+
+    def test_file_is_there_while_it_is_held(self) -> None:
+        self.assertEqual([], self.files())
+        with locks.lock('removal-x'):
+            self.assertEqual(['pcow-removal-x'], self.files())
+            self.assertTrue(locks.is_held('removal-x'))
+            self.assertEqual(['x'], locks.held('removal-'))
+        self.assertEqual([], self.files())
+        self.assertFalse(locks.is_held('removal-x'))
+
+    def test_of_a_process_that_was_killed(self) -> None:
+        killed, living = self.keeper('build-a'), self.keeper('build-b')
+        self.assertEqual(['a', 'b'], locks.held('build-'))
+        killed.kill()
+        killed.wait()
+        self.assertEqual(['b'], locks.held('build-'))
+        self.assertEqual(['pcow-build-a', 'pcow-build-b'], self.files())
+        locks.collect()
+        self.assertEqual(['pcow-build-b'], self.files())
+        self.assertIsNone(living.poll())
+        with locks.lock('build-a'):
+            self.assertTrue(locks.is_held('build-b'))
+
+    def test_one_at_a_time(self) -> None:
+        """Threads and processes count with a file that each of them deletes: nobody has a lock that another one has, too."""
+        counter = self.directory / 'counter'
+        counter.write_text('0')
+        programs = [self.program(COUNT, str(counter)) for _ in range(3)]
+
+        def count() -> None:
+            for _ in range(30):
+                with locks.lock('counter'):
+                    number = int(counter.read_text())
+                    time.sleep(0.0005)
+                    counter.write_text(str(number + 1))
+
+        threads = [threading.Thread(target=count) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for program in programs:
+            program.communicate()
+            self.assertEqual(0, program.returncode)
+        self.assertEqual('180', counter.read_text())
+        self.assertEqual([], self.files())
+
+    def test_children_do_not_keep_it(self) -> None:
+        with locks.lock('pool-x'):
+            child = os.fork()
+            if child == 0:
+                time.sleep(60)
+                os._exit(0)
+        try:
+            with locks.lock('pool-x'):
+                pass
+        finally:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+
+    def test_lock_of_an_earlier_version(self) -> None:
+        """Those were locks of POSIX records."""
+        code = ('import fcntl, sys, time\n'
+                'file = open(sys.argv[1] + "/locks/pcow-pools", "a")\n'
+                'fcntl.lockf(file, fcntl.LOCK_EX)\n'
+                'print("mine", flush=True)\n'
+                'time.sleep(60)\n')
+        program = self.program(code)
+        self.addCleanup(program.stdout.close)          # type: ignore[union-attr]
+        self.addCleanup(program.wait)
+        self.addCleanup(program.kill)
+        self.assertEqual('mine\n', program.stdout.readline())      # type: ignore[union-attr]
+        self.assertTrue(locks.is_held('pools'))
+        locks.collect()
+        self.assertEqual(['pcow-pools'], self.files())
+
+    def test_order(self) -> None:
+        """Two that take two locks in different orders would wait for each other."""
+        with locks.lock('removal-a'), locks.lock('removal-b'), locks.lock('build-a'), locks.lock('pool-x'):
+            for name in ('pools', 'removal-c', 'pool-x', 'pool-a'):
+                self.assertRaises(AssertionError, locks.lock(name).__enter__)
+            with locks.lock_directory(str(self.directory)):
+                self.assertRaises(AssertionError, locks.lock('pool-y').__enter__)
+        self.assertEqual([], self.files())
+
+    def refused(self, name: str) -> str:
+        done = subprocess.run([sys.executable, '-c', HEAD + 'with locks.lock(sys.argv[2]): pass', str(self.state), name],
+                              cwd=base.TOP, capture_output=True, text=True, check=False, timeout=20)
+        self.assertIn('StateInvalid', done.stderr)
+        return done.stderr
+
+    def test_link_in_place_of_a_lock(self) -> None:
+        """S6: root takes locks in a directory that is a service's."""
+        victim = self.directory / 'nologin'
+        (self.locks / 'pcow-pools').symlink_to(victim)
+        self.refused('pools')
+        self.assertFalse(os.path.lexists(victim))
+        self.assertTrue(locks.is_held('pools'))        # nobody can tell
+        victim.write_text('')
+        self.refused('pools')
+        self.assertEqual(0o644, victim.stat().st_mode & 0o777)
+
+    def test_fifo_in_place_of_a_lock(self) -> None:
+        os.mkfifo(self.locks / 'pcow-pools')
+        self.refused('pools')
+        self.assertTrue(locks.is_held('pools'))
+        self.assertEqual([''], locks.held('pools'))
+        locks.collect()
+        self.assertEqual(['pcow-pools'], self.files())
+
+    def test_link_in_place_of_the_directory(self) -> None:
+        elsewhere = self.directory / 'elsewhere'
+        elsewhere.mkdir()
+        self.locks.rmdir()
+        self.locks.symlink_to(elsewhere)
+        self.refused('pools')
+        self.assertEqual([], os.listdir(elsewhere))
+
+    def test_link_in_place_of_the_lock_of_what_is_frozen(self) -> None:
+        pool = registry.PoolRegistry().create('p', str(self.directory / 'p'))
+        victim, directory = self.directory / 'victim', self.state / 'frozen' / pool.uuid[:8]
+        victim.write_text('precious')
+        directory.mkdir(parents=True)
+        (directory / 'abc.lock').symlink_to(victim)
+        view.collect(pool)
+        self.assertEqual('precious', victim.read_text())
+
+    def test_lock_of_a_directory(self) -> None:
+        """What waits is this thread alone; the libvirt hook takes the same lock."""
+        descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        done: list[str] = []
+
+        def wait() -> None:
+            with locks.lock_directory(str(self.directory)):
+                done.append('mine')
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.1)
+        self.assertEqual([], done)
+        os.close(descriptor)
+        thread.join(20)
+        self.assertEqual(['mine'], done)
+
+    def test_state_invalid_says_where(self) -> None:
+        (self.locks / 'pcow-pools').mkdir()
+        error = self.assertRaises(exception.StateInvalid, locks.lock('pools').__enter__)
+        self.assertIn(str(Path(self.locks, 'pcow-pools')), str(error))

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Templates as streams; volumes that go to other hosts are in tests/unit/cinder_pcow/test_transfer.py."""
+
+import io
+import os
+from pathlib import Path
+
+from pcow_driver.common import tool
+from pcow_driver.common import units
+from pcow_driver.copies import transfer
+from pcow_driver.images import image
+from pcow_driver.pools import registry
+from tests.unit.pcow_driver import base
+
+MIB = units.MIB
+OF_THE_SERVICE = 'image-6d0f2b5e-7c1a-4e39-9b54-0a1f6c3d8e27-0123456789abcdef'
+
+
+class SealedTest(base.TestCase):
+    """A sealed image arrives sealed, with what its guest would see, as one file that stands on nothing."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.programs = Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin'))
+        self.configure(pcow_img=str(self.programs / 'pcow-img'))
+        self.here, self.there = (registry.PoolRegistry().create(name, str(self.directory / name)) for name in ('here', 'there'))
+
+    def io(self, path: str, *commands: str) -> None:
+        tool.run(str(self.programs / 'pcow-io'), *(word for command in commands for word in ('-c', command)), path)
+
+    def arrives(self, path: str) -> None:
+        image.seal(path)
+        stream = io.BytesIO()
+        transfer.send(path, stream)
+        stream.seek(0)
+        arrived = transfer.receive(self.there, 't', stream)
+        info = image.info(arrived)
+        self.assertTrue(info.sealed)
+        self.assertEqual((None, ()), (info.base_filename, info.snapshots))
+        self.assertTrue(image.compare(path, 'pcow', arrived, 'pcow'))
+        self.assertEqual(['t.pcow'], self.there.entries())
+
+    def test_plain(self) -> None:
+        path = self.here.create_image('t', size=2 * MIB)
+        self.io(path, 'write -P 1 0 64k')
+        self.arrives(path)
+
+    def test_with_snapshots(self) -> None:
+        path = self.here.create_image('t', size=2 * MIB)
+        self.io(path, 'write -P 1 0 64k')
+        image.snapshot_create(path, 's')
+        self.io(path, 'write -P 2 64k 64k')
+        self.arrives(path)
+
+    def test_on_an_image(self) -> None:
+        self.io(self.here.create_image('below', size=2 * MIB), 'write -P 1 0 64k')
+        path = self.here.create_image('t', base='below')
+        self.io(path, 'write -P 2 64k 64k')
+        self.arrives(path)
+
+    def test_on_a_template_of_the_image_service(self) -> None:
+        """Whoever receives it could not put another below: it is sealed."""
+        below = self.here.create_image(OF_THE_SERVICE, size=2 * MIB)
+        self.io(below, 'write -P 1 0 64k')
+        image.seal(below)
+        path = self.here.create_image('t', base=OF_THE_SERVICE)
+        self.io(path, 'write -P 2 64k 64k')
+        self.arrives(path)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who does the work, QEMU or pcow-img.
+
+The connection here is a stand-in that records what it is told; real libvirt and QEMU do the same in tests/functional.
+"""
+
+import json
+import sys
+from types import ModuleType
+from typing import Any
+
+import fixtures
+
+from pcow_driver.common import exception
+from pcow_driver.virt import domain
+from tests.unit.pcow_driver import base
+
+NVDIMM = ("<memory model='nvdimm' access='shared'><source><path>{0}</path></source>"
+          "<target><size unit='KiB'>67584</size><node>0</node></target><alias name='{1}'/></memory>")
+
+
+class RecordedDomain:
+    def __init__(self, paths: list[str], active: bool) -> None:
+        self.paths, self.active, self.calls = paths, active, list[Any]()
+        self.reply: dict[str, Any] = {'return': {}}
+
+    def isActive(self) -> int:  # noqa: N802
+        return int(self.active)
+
+    def XMLDesc(self, _flags: int) -> str:  # noqa: N802
+        devices = ''.join(NVDIMM.format(path, f'nvdimm{i}') for i, path in enumerate(self.paths))
+        return f"<domain type='qemu'><devices>{devices}</devices></domain>"
+
+    def state(self) -> tuple[int, int]:
+        return 1, 0
+
+    def listAllSnapshots(self) -> list[object]:  # noqa: N802
+        return []
+
+    def suspend(self) -> None:
+        self.calls.append('suspend')
+
+    def resume(self) -> None:
+        self.calls.append('resume')
+
+    def lookupByName(self, _name: str) -> 'RecordedDomain':  # noqa: N802 - the connection as well
+        return self
+
+
+def _monitor(recorded: RecordedDomain, command: str, flags: int) -> str:
+    assert flags == 0
+    recorded.calls.append(json.loads(command))
+    return json.dumps(recorded.reply)
+
+
+def record_libvirt(test: base.TestCase) -> None:
+    """Let the test import a libvirt that records."""
+    for name in ('libvirt', 'libvirt_qemu'):
+        module = ModuleType(name)
+        test.useFixture(fixtures.MonkeyPatch('sys.modules', sys.modules | {name: module}))
+        setattr(module, 'VIR_DOMAIN_RUNNING', 1)  # noqa: B010
+        setattr(module, 'qemuMonitorCommand', _monitor)  # noqa: B010
+
+
+class DomainTest(base.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        record_libvirt(self)
+        self.image = self.directory / 'vm.pcow'
+        self.image.write_text('')
+        self.log = self.directory / 'log'
+        self.configure(pcow_img=self.script('pcow-img', f'#!/bin/sh\necho "$@" >> {self.log}\necho \'{{"freed": 4096}}\'\n'))
+
+    def _domain(self, *paths: str, active: bool) -> tuple[RecordedDomain, domain.Domain]:
+        recorded = RecordedDomain(list(paths) or [str(self.image)], active)
+        return recorded, domain.Domain(recorded, 'vm')
+
+    def _command(self, name: str) -> dict[str, Any]:
+        return {'execute': f'pcow-snapshot-{name}', 'arguments': {'id': 'memnvdimm0', 'name': 's1'}}
+
+    def test_running(self) -> None:
+        recorded, found = self._domain(active=True)
+        found.snapshot_create('s1')
+        found.snapshot_delete('s1')
+        self.assertEqual([self._command('create'), self._command('delete')], recorded.calls)
+        self.assertFalse(self.log.exists())
+
+    def test_off(self) -> None:
+        recorded, found = self._domain(active=False)
+        found.snapshot_create('s1')
+        found.snapshot_revert('s1')
+        found.snapshot_rename('s1', 's2')
+        self.assertEqual(4096, found.snapshot_delete('s2'))
+        self.assertEqual([], recorded.calls)
+        commands = ('-c s1', '-a s1', '--rename s1 s2', '--output=json -d s2')
+        self.assertEqual([f'snapshot {words} {self.image}' for words in commands],
+                         self.log.read_text().splitlines())
+
+    def test_qemu_cannot_see_whether_images_stand_on_a_snapshot(self) -> None:
+        """pcow-img looks in its place, then QEMU is asked again."""
+        recorded, found = self._domain(active=True)
+        recorded.reply = {'error': {'class': 'GenericError', 'desc': "run 'pcow-img snapshot --unpin'"}}
+        self.assertRaises(exception.QmpFailed, found.snapshot_delete, 's1')
+        self.assertEqual([self._command('delete')] * 2, recorded.calls)
+        self.assertEqual([f'snapshot --unpin s1 {self.image}'], self.log.read_text().splitlines())
+
+    def test_revert_of_a_running_guest_needs_a_reset(self) -> None:
+        recorded, found = self._domain(active=True)
+        error = self.assertRaises(exception.DomainInvalid, found.snapshot_revert, 's1')
+        self.assertIn('--reset', str(error))
+        self.assertEqual([], recorded.calls)
+        found.snapshot_revert('s1', reset=True)
+        self.assertEqual(['suspend', self._command('revert'), 'resume'], recorded.calls)
+
+    def test_the_guest_goes_on_when_revert_fails(self) -> None:
+        recorded, found = self._domain(active=True)
+        recorded.reply = {'error': {'class': 'GenericError', 'desc': 'no snapshot s1'}}
+        error = self.assertRaises(exception.QmpFailed, found.snapshot_revert, 's1', reset=True)
+        self.assertIn('no snapshot s1', str(error))
+        self.assertEqual('resume', recorded.calls[-1])
+
+    def test_rename_of_a_running_guest(self) -> None:
+        recorded, found = self._domain(active=True)
+        found.snapshot_rename('s1', 's2')
+        command = self._command('rename')
+        command['arguments']['new-name'] = 's2'
+        self.assertEqual([command], recorded.calls)
+        self.assertRaises(exception.InvalidName, found.snapshot_rename, 's1', 'a\nb')
+        self.assertFalse(self.log.exists())
+
+    def test_qemu_without_the_backend(self) -> None:
+        recorded, found = self._domain(active=True)
+        recorded.reply = {'error': {'class': 'CommandNotFound', 'desc': 'x'}}
+        self.assertIn('<emulator>', str(self.assertRaises(exception.QmpFailed, found.snapshot_create, 's1')))
+
+    def test_select(self) -> None:
+        _recorded, found = self._domain('/pool/a.pcow', '/pool/disk.raw', '/pool/b.pcow', active=True)
+        for device in ('nvdimm2', '/pool/b.pcow', 'b.pcow'):
+            self.assertEqual('memnvdimm2', found.select(device).backend_id)
+        for wrong in (None, 'nvdimm1', 'c.pcow', ''):
+            error = self.assertRaises(exception.DomainInvalid, found.select, wrong)
+            self.assertIn('/pool/a.pcow', str(error))
+        _recorded, found = self._domain('/pool/disk.raw', active=True)
+        self.assertRaises(exception.DomainInvalid, found.select)
+
+    def test_bad_names_go_nowhere(self) -> None:
+        recorded, found = self._domain(active=True)
+        for operation in (found.snapshot_create, found.snapshot_delete, found.snapshot_revert):
+            self.assertRaises(exception.InvalidName, operation, '')
+        self.assertEqual([], recorded.calls)
