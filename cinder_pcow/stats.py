@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scheduler is told: of each pool its size, what is free, and what was promised."""
+"""What the scheduler is told: of each pool its size, what is free, and what was provisioned."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def of_pool(pool: pool_module.Pool, hostname: str, configuration: Any) -> dict[s
         'pool_name': pool.name,
         'total_capacity_gb': round(usage.total / units.GIB, 2),
         'free_capacity_gb': 0 if pool.settings.draining or usage.read_only else round(usage.free / units.GIB, 2),
-        # what nobody can fill counts as often as what is left of the pool is promised: Cinder compares with all of it
-        'provisioned_capacity_gb': round((usage.promised + usage.account.fixed * pool.settings.overcommit) / units.GIB, 2),
+        # what nobody can fill counts as often as what is left of the pool is provisioned: Cinder compares with all of it
+        'provisioned_capacity_gb': round((usage.provisioned + usage.account.fixed * pool.settings.overcommit) / units.GIB, 2),
         'allocated_capacity_gb': round(usage.allocated / units.GIB, 2),
         'max_over_subscription_ratio': ratio,
         'reserved_percentage': pool.settings.reserve or configuration.reserved_percentage,

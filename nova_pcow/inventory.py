@@ -68,7 +68,7 @@ def traits(pool: pool_module.Pool) -> frozenset[str]:
 def offer(pool: pool_module.Pool) -> Offer:
     """What a pool has now.
 
-    Reserved are what the operator keeps free and what is promised beside the claims of servers; everything, if the pool takes
+    Reserved are what the operator keeps free and what is provisioned beside the claims of servers; everything, if the pool takes
     nothing new or is so full that guests will soon wait.
 
     :raises ToolFailed:
@@ -77,11 +77,11 @@ def offer(pool: pool_module.Pool) -> Offer:
     total = now.total // units.MIB
     ratio = settings.overcommit or NO_LIMIT_RATIO
     if settings.overcommit:
-        # in this order: a server that comes meanwhile is promised more, and not less, than it claims
+        # in this order: of a server that comes meanwhile more counts as provisioned, and not less, than it claims
         claimed = sum(map(_claimed, pool.listed()))
-        reserved = pool.account().reserved(claimed)
+        reserved = pool.account().reserved_beside(claimed)
     else:
-        reserved = settings.kept_free(now.total)
+        reserved = settings.reserved(now.total)
     reserved = -(-reserved // units.MIB)
     if settings.draining or capacity.judge(now, settings)[0] is capacity.State.CRITICAL:
         reserved = total
@@ -91,7 +91,7 @@ def offer(pool: pool_module.Pool) -> Offer:
 
 
 def _claimed(item: pool_module.ListedImage) -> int:
-    """Bytes that a server claims of what is promised to its image: the virtual size without the DAX info block."""
+    """Bytes that a server claims of what is provisioned for its image: the virtual size without the DAX info block."""
     if item.summary is None or item.summary.sealed or not item.name.startswith(names.SERVER_PREFIX):
         return 0
     return item.summary.virtual_size - info_block.data_offset(item.summary.virtual_size, info_block.PageMap.RAM)

@@ -136,7 +136,7 @@ class LiveMigrationLibvirtDriver(resize_driver.ResizeLibvirtDriver):
         pool = inventory.choose(self.provider_tree, self._host.get_hostname(), allocations, flavor_module.parse(instance.flavor))
         if self._domain(instance) is None:
             try:
-                leftovers.delete(instance.uuid)        # they would count as promised
+                leftovers.delete(instance.uuid)        # they would count as provisioned
             except storage.ServerStorageError as e:
                 LOG.warning('%s', e, instance=instance)
         live_migration.check_arrival(instance.uuid, pool, there, images)

@@ -231,7 +231,7 @@ def receive(uuid: str, pool: pool_module.Pool, arrived: list[Transferred], sourc
             source = taken if os.path.lexists(taken) else item.path
             with pool.lock():
                 # Placement has room for it, but nobody else knows that before the image is there.
-                staging.reserve(pool, name, promise=provisioned.whole_size(image.info(source).virtual_size))
+                staging.reserve(pool, name, thin=provisioned.whole_size(image.info(source).virtual_size))
             _copy(source, part)
             with pool.lock():
                 if base is not None:

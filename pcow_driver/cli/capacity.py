@@ -32,7 +32,7 @@ class Set(show.ShowOne):
         parser.add_argument('--overcommit', type=float, help=(
             'What images may come to hold, as a multiple of the space that templates and other files leave; 1: every guest can '
             'fill its image; 0: no limit; default: 20.'))
-        parser.add_argument('--reserve', type=int, help='Percent of the space that are never promised to images; default: 0.')
+        parser.add_argument('--reserve', type=int, help='Percent of the space that are never provisioned for images; default: 0.')
         parser.add_argument('--low', type=int, help="Percent free below which 'pool check' warns; default: 20.")
         parser.add_argument('--critical', type=int, help="Percent free below which 'pool check' says critical; default: 5.")
         parser.add_argument('--dry-run', action='store_true', help='Print what the limits would be, and stop.')
@@ -106,9 +106,9 @@ class Show(lister.Lister):
             yield (item.name, 'template' if item.template else 'image', *map(common.Size, (
                 item.virtual, item.allocated, item.own, item.reserved, item.shared)))
         yield ('(beside images)', 'other files', *map(common.Size, (0, usage.others, 0, 0, 0)))
-        yield ('(may be promised)', 'limit', *map(common.OptionalSize, (usage.limit, None, None, None, None)))
+        yield ('(may be provisioned)', 'limit', *map(common.OptionalSize, (usage.limit, None, None, None, None)))
         yield (f'{usage.name} (all)', f'pool, {units.format_size(usage.total)}', *map(common.Size, (
-            usage.promised, usage.allocated, sum(item.own for item in usage.images),
+            usage.provisioned, usage.allocated, sum(item.own for item in usage.images),
             sum(item.reserved for item in usage.images), sum(item.shared for item in usage.images))))
 
 

@@ -115,7 +115,7 @@ class PoolDraining(PcowError):
 
 
 class NoRoom(PcowError):
-    msg_fmt = ('%(size)s more cannot be promised in the pool %(name)s: %(promised)s of %(limit)s are promised already '
+    msg_fmt = ('%(size)s more cannot be provisioned in the pool %(name)s: %(provisioned)s of %(limit)s are provisioned already '
                "(over-commit %(overcommit)g, see 'pcowctl pool set'): delete images, extend the pool, or raise its limit")
 
 

@@ -103,7 +103,7 @@ def copy(path: str, pool: pool_module.Pool, name: str, data_size: int, *, snapsh
         source = device.window(path, snapshot=snapshot, force_share=snapshot is not None)
         with pool.lock():
             pool.check_room(info_block.OFFSET + data_size)
-            staging.reserve(pool, name, promise=provisioned.whole_size(info_block.OFFSET + data_size))
+            staging.reserve(pool, name, thin=provisioned.whole_size(info_block.OFFSET + data_size))
         if source.offset == info_block.OFFSET:
             image.convert(path, image.FORMAT, part, snapshot=snapshot)
             device.grow(part, data_size)

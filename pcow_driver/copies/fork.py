@@ -93,7 +93,7 @@ def export(path: str, target: str, target_format: str, *, snapshot: str | None =
     :param snapshot: what to copy; also while somebody writes to the image.  None: its present state
     :raises ImageExists: ``target`` is there already
     :raises PoolDraining: it would be a template in a pool
-    :raises NoRoom: the same, and more is promised there than the operator's limits allow
+    :raises NoRoom: the same, and more is provisioned there than the operator's limits allow
     """
     found = _pool_of(target) if target_format == image.FORMAT else None
     if found is not None:

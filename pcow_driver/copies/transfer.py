@@ -185,7 +185,7 @@ def _set_aside(pool: pool_module.Pool, name: str, header: _Header) -> None:
             staging.reserve(pool, name, fixed=header.stored)
         else:
             pool.check_room(header.virtual)
-            staging.reserve(pool, name, promise=provisioned.whole_size(header.virtual))
+            staging.reserve(pool, name, thin=provisioned.whole_size(header.virtual))
 
 
 class _Incoming:

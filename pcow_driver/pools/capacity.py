@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Space: what images were promised, what they hold, what they share, and whether a pool is running out.  Bytes throughout."""
+"""Space: what is provisioned for images, what they hold, what they share, and whether a pool is running out.  Bytes throughout."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PoolUsage:
     name: str
     total: int                         # of the file system
     free: int
-    kept_free: int                     # by the pool's reserve: never promised to images
+    reserved: int                     # by the pool's reserve: never provisioned for images
     images: tuple[ImageUsage, ...]
     unreadable: tuple[str, ...]
     account: provisioned.Account
@@ -45,13 +45,13 @@ class PoolUsage:
     read_only: bool = False
 
     @property
-    def promised(self) -> int:
+    def provisioned(self) -> int:
         """What images that guests can fill may come to hold; templates are full already."""
-        return self.account.promised
+        return self.account.provisioned
 
     @property
     def limit(self) -> int | None:
-        """What may be promised in all; None: no limit."""
+        """What may be provisioned in all; None: no limit."""
         return self.account.limit
 
     @property
@@ -98,7 +98,7 @@ def usage(pool: pool_module.Pool, *, with_shared: bool = True) -> PoolUsage:
             unreadable.append(item.name)
     account, capacity, settings = pool.account(), pool.capacity(), pool.settings
     state, reason = judge(capacity, settings)
-    return PoolUsage(name=pool.name, total=account.total, free=account.free, kept_free=account.kept_free, images=tuple(found),
+    return PoolUsage(name=pool.name, total=account.total, free=account.free, reserved=account.reserved, images=tuple(found),
                      unreadable=tuple(unreadable), account=account, state=state, reason=reason, read_only=capacity.read_only)
 
 
@@ -106,9 +106,9 @@ _STATE, _STATE_HELP = 'pcow_pool_state', '0 ok, 1 low on space, 2 critically low
 _METRICS: tuple[tuple[str, str, Callable[[PoolUsage], int]], ...] = (
     ('pcow_pool_size_bytes', 'Size of the file system of a pool.', lambda p: p.total),
     ('pcow_pool_free_bytes', 'Free space of a pool.', lambda p: p.free),
-    ('pcow_pool_reserve_bytes', 'Space that is never promised to images.', lambda p: p.kept_free),
-    ('pcow_pool_promised_bytes', 'What images that guests can fill may come to hold.', lambda p: p.promised),
-    ('pcow_pool_promise_limit_bytes', 'What may be promised to images; 0: no limit.', lambda p: p.limit or 0),
+    ('pcow_pool_reserved_bytes', 'Space that is never provisioned for images.', lambda p: p.reserved),
+    ('pcow_pool_provisioned_bytes', 'What images that guests can fill may come to hold.', lambda p: p.provisioned),
+    ('pcow_pool_provisioned_limit_bytes', 'What may be provisioned for images; 0: no limit.', lambda p: p.limit or 0),
     ('pcow_pool_allocated_bytes', 'Blocks that images and templates hold.', lambda p: p.allocated),
     ('pcow_pool_images', 'Images and templates in a pool.', lambda p: len(p.images)),
     ('pcow_pool_unreadable_images', 'Images that could not be read.', lambda p: len(p.unreadable)),

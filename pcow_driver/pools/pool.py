@@ -231,17 +231,17 @@ class Pool:
         return path
 
     def account(self) -> provisioned.Account:
-        """What is promised, and what can be."""
+        """What is provisioned, and what can be."""
         items = [item.summary for item in self.listed() if item.summary and not item.summary.sealed]
         building = building_fixed = 0
         for name, note in locks.notes(f'build-{self.uuid}-').items():
-            promise, fixed = provisioned.read_reservation(note)
+            thin, fixed = provisioned.read_reservation(note)
             there = self._blocks_of_parts(name)
-            building += max(promise - there, 0)
+            building += max(thin - there, 0)
             building_fixed += max(fixed - there, 0)
         now = self.capacity()              # afterwards: what guests store meanwhile counts as growth, and not as free either
         return provisioned.Account(
-            total=now.total, free=now.free, kept_free=self.settings.kept_free(now.total), overcommit=self.settings.overcommit,
+            total=now.total, free=now.free, reserved=self.settings.reserved(now.total), overcommit=self.settings.overcommit,
             held=sum(item.actual_size for item in items), growth=sum(item.may_grow for item in items), building=building,
             building_fixed=building_fixed)
 
@@ -268,7 +268,7 @@ class Pool:
             return
         if size is None:
             size = image.info(self.existing_path(base), force_share=True).virtual_size if base else 0
-        self._check_promise(provisioned.whole_size(size), fixed)
+        self._check_provisioned(provisioned.whole_size(size), fixed)
 
     def check_snapshot_room(self, *files: str) -> None:
         """Refuse snapshots of images, after which their guests can fill them once more; a draining pool takes them.
@@ -279,17 +279,17 @@ class Pool:
         if self.settings.overcommit:
             found = image.list_directory(self.path)
             items = [item for file in files if isinstance(item := found.get(file), model.Summary)]
-            self._check_promise(sum(item.may_grow_frozen - item.may_grow for item in items), 0)
+            self._check_provisioned(sum(item.may_grow_frozen - item.may_grow for item in items), 0)
 
-    def _check_promise(self, promise: int, fixed: int) -> None:
+    def _check_provisioned(self, thin: int, fixed: int) -> None:
         account = self.account()
-        if account.lacks(promise, fixed):
+        if account.lacks(thin, fixed):
             raise exception.NoRoom(
-                name=self.name, size=units.format_size(promise + fixed), promised=units.format_size(account.promised),
+                name=self.name, size=units.format_size(thin + fixed), provisioned=units.format_size(account.provisioned),
                 limit=units.format_size(account.limit or 0), overcommit=self.settings.overcommit)
 
     def check_free(self, size: int) -> None:
-        """Refuse to store what nobody has promised to a guest, and would have guests wait soon.
+        """Refuse to store what was not provisioned for a guest, and would have guests wait soon.
 
         :param size: in bytes
         :raises NoSpace:

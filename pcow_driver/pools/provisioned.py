@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pool has promised: how far its images can still grow, beside all that takes its space already.  Bytes throughout.
+"""What a pool has provisioned: how far its images can still grow, beside all that takes its space already.  Bytes throughout.
 
-An image that guests can fill was promised all blocks that it can come to hold: its virtual size, its metadata, and what its
+For an image that guests can fill all blocks are provisioned that it can come to hold: its virtual size, its metadata, and what its
 snapshots keep.  What nobody can fill (templates, images that are kept for their children, other files, the metadata of the file
-system) takes what it takes; the rest of the pool, as often as over-commit says, is what can be promised.  With over-commit 1.0
+system) takes what it takes; the rest of the pool, as often as over-commit says, is what can be provisioned.  With over-commit 1.0
 every guest can therefore fill its image.
 """
 
@@ -21,13 +21,13 @@ def whole_size(virtual_size: int) -> int:
     return virtual_size + (virtual_size // units.SLAB_SIZE // _GROUP + 1) * units.SLAB_SIZE if virtual_size else 0
 
 
-def reservation(promise: int, fixed: int) -> str:
+def reservation(thin: int, fixed: int) -> str:
     """What is noted of an image that is being made: what a guest will be able to fill of it, and what nobody will."""
-    return f'{promise} {fixed}'
+    return f'{thin} {fixed}'
 
 
 def read_reservation(text: str) -> tuple[int, int]:
-    """Nothing is promised to one of which nothing can be read: it looks for room before it takes it."""
+    """Nothing is provisioned for one of which nothing can be read: it looks for room before it takes it."""
     numbers = text.split(' ')
     if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
         return 0, 0
@@ -40,7 +40,7 @@ class Account:
 
     total: int                         # of the file system
     free: int                          # for this user; found out after ``held`` and ``growth``, so that no store counts twice
-    kept_free: int                     # by the pool's reserve
+    reserved: int                     # by the pool's reserve
     overcommit: float                  # 0: no limit
     held: int                          # blocks of images that guests can fill
     growth: int                        # most that can come to those
@@ -53,25 +53,25 @@ class Account:
         return max(self.total - self.free - self.held, 0) + self.building_fixed
 
     @property
-    def promised(self) -> int:
+    def provisioned(self) -> int:
         return self.held + self.growth + self.building
 
     @property
     def limit(self) -> int | None:
-        """What may be promised; None: no limit."""
+        """What may be provisioned; None: no limit."""
         if not self.overcommit:
             return None
-        return int(max(self.total - self.kept_free - self.fixed, 0) * self.overcommit)
+        return int(max(self.total - self.reserved - self.fixed, 0) * self.overcommit)
 
-    def reserved(self, claimed: int) -> int:
-        """What is not for whoever claims space of the pool, if this much was claimed of what is promised: for placement, which
+    def reserved_beside(self, claimed: int) -> int:
+        """What is not for whoever claims space of the pool, if this much was claimed of what is provisioned: for placement, which
         lets ``(total - reserved) * overcommit`` be claimed.
         """
         if not self.overcommit:
-            return self.kept_free
-        return self.kept_free + self.fixed + max(int((self.promised - claimed) / self.overcommit), 0)
+            return self.reserved
+        return self.reserved + self.fixed + max(int((self.provisioned - claimed) / self.overcommit), 0)
 
-    def lacks(self, promise: int, fixed: int = 0) -> bool:
+    def lacks(self, thin: int, fixed: int = 0) -> bool:
         """Whether there is no room for a new image that can come to hold so much, or for something that nobody can fill."""
         limit = self.limit
-        return limit is not None and self.promised + promise + fixed * self.overcommit > limit
+        return limit is not None and self.provisioned + thin + fixed * self.overcommit > limit

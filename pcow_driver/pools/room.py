@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Room for what makes an image larger than it was promised to become."""
+"""Room for what makes an image larger than what was provisioned for it."""
 
 from collections.abc import Iterator
 import contextlib
@@ -16,9 +16,9 @@ LOG = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def for_snapshot(path: str) -> Iterator[None]:
-    """A snapshot of an image is made meanwhile, after which its guest can fill it once more; nobody else is promised that space.
+    """A snapshot of an image is made meanwhile, after which its guest can fill it once more; nobody else gets that space.
 
-    An image of no pool promises nothing.
+    For an image of no pool nothing is provisioned.
 
     :raises NoRoom:
     """
@@ -32,7 +32,7 @@ def for_snapshot(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept(path: str) -> Iterator[None]:
-    """Nobody is promised any space of an image's pool meanwhile: what the image gives up for a moment is its own still.
+    """Nobody is given any space of an image's pool meanwhile: what the image gives up for a moment is its own still.
 
     A revert to a snapshot of a smaller size, and the growth behind it, for instance.
     """

@@ -15,7 +15,7 @@ class Settings:
     """What the operator decided for a pool on this host; percentages are of its file system."""
 
     overcommit: float = DEFAULT_OVERCOMMIT     # what images may come to hold, as a multiple of the space; 0: no limit
-    reserve: int = 0               # percent that are never promised
+    reserve: int = 0               # percent that are never provisioned
     low: int = 20                  # percent free below which somebody should act
     critical: int = 5              # percent free below which guests will soon wait
     draining: bool = False         # takes no new images
@@ -28,6 +28,6 @@ class Settings:
             raise exception.UsageInvalid(reason='percentages are 0 to 100, and critical is not above low')
         return self
 
-    def kept_free(self, total: int) -> int:
-        """Bytes of a file system of ``total`` bytes that are never promised."""
+    def reserved(self, total: int) -> int:
+        """Bytes of a file system of ``total`` bytes that are never provisioned."""
         return total * self.reserve // 100

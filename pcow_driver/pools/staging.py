@@ -40,15 +40,15 @@ def building(pool: pool_module.Pool, name: str) -> Iterator[str]:
             yield part
 
 
-def reserve(pool: pool_module.Pool, name: str, *, promise: int = 0, fixed: int = 0) -> None:
+def reserve(pool: pool_module.Pool, name: str, *, thin: int = 0, fixed: int = 0) -> None:
     """Count what an image that is being built will take, until it is there.
 
     The caller holds the pool's lock, under which it found that there is room.
 
-    :param promise: what a guest can fill of it
+    :param thin: what a guest can fill of it
     :param fixed: what nobody can fill, as a template
     """
-    locks.note(_lock_name(pool, name), provisioned.reservation(promise, fixed))
+    locks.note(_lock_name(pool, name), provisioned.reservation(thin, fixed))
 
 
 def finish(pool: pool_module.Pool, name: str, part: str) -> None:

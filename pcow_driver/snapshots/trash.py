@@ -3,7 +3,7 @@
 
 What nothing stands on goes at once.  Else it is *marked* and goes with the last that stands on it; for its owner it is
 deleted either way.  A marked image keeps only what its children need and is sealed and protected as templates are, so that
-nobody can use it and its size no longer counts as promised.  The marks are symbolic links in ``.deleted`` in the pool,
+nobody can use it and its size no longer counts as provisioned.  The marks are symbolic links in ``.deleted`` in the pool,
 whose targets name an image and, if only that is deleted, a snapshot.
 
 Every step can be the last before a crash: a mark is written before anything is changed, everything may be done again, and

@@ -135,14 +135,14 @@ def build(pool: pool_module.Pool, name: str, source_path: str, source_format: st
     :raises SourceRejected:
     :raises InvalidSize:
     :raises PoolDraining:
-    :raises NoRoom: more is promised than the operator's limits allow
+    :raises NoRoom: more is provisioned than the operator's limits allow
     :raises NoSpace: its data do not fit in the pool
     :raises ConversionDirUnusable: nor in the directory for conversions
     :raises ToolFailed: qemu-img or pcow-img failed, for instance because the pool is full
     """
     target = pool.image_path(name)
     with staging.building(pool, name) as part, contextlib.ExitStack() as stack:
-        pool.check_room(0)             # a template promises nothing; but nothing new comes where too much is promised
+        pool.check_room(0)             # for a template nothing is provisioned; but nothing new comes where too much is provisioned
         source = inspect_source(stack.enter_context(_held(source_path)), source_format)
         total = virtual_size(source.virtual_size, page_map, size)
         if accept is not None:

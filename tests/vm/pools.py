@@ -149,7 +149,7 @@ def other(place: machine.Place, _pool: str) -> dict[str, Any]:
     command.must_fail('1 image|vm2', 'pool', 'remove', 'slow')
     command.must_fail('vm2', 'pool', 'remove', 'slow', '--destroy')
     command.must('pool', 'set', 'slow', '--overcommit', '1')
-    command.must_fail('over-commit|promised|limit', 'image', 'create', 'slow/huge', '--size', '8G')
+    command.must_fail('over-commit|provisioned|limit', 'image', 'create', 'slow/huge', '--size', '8G')
     command.must('pool', 'drain', 'slow')
     command.must_fail('drain', 'image', 'create', 'slow/vm3', '--size', '64M')
     command.must('pool', 'drain', 'slow', '--end')
@@ -296,7 +296,7 @@ def _refuse_busy(refuse: Callable[..., None]) -> None:
     os.close(directory)
     _expect(_json('pool', 'show', 'other')['uuid'] == before['uuid'], 'another pool is there')
     _expect(Path('/etc/systemd/system/var-lib-pcow-pools-other.mount').exists(), 'nothing mounts it at boot any more')
-    command.must_fail('over-commit|promised|limit', 'image', 'create', 'other/huge', '--size', '8G')
+    command.must_fail('over-commit|provisioned|limit', 'image', 'create', 'other/huge', '--size', '8G')
 
 
 def killed(_place: machine.Place, _pool: str) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class StatsTest(base.PcowTestCase):
             one['pool_name'], one['max_over_subscription_ratio'], one['reserved_percentage']))
         self.assertEqual(('two', 20.0, 0), (
             two['pool_name'], two['max_over_subscription_ratio'], two['reserved_percentage']))
-        # with what others have in the same file system, as often as the rest is promised
+        # with what others have in the same file system, as often as the rest is provisioned
         self.assertAlmostEqual(self.pools['one'].account().fixed * 3 / units.GIB, one['provisioned_capacity_gb'], delta=2)
         self.assertLessEqual(7, two['provisioned_capacity_gb'])
         for pool in (one, two):

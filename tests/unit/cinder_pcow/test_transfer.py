@@ -335,7 +335,7 @@ class StreamTest(base.PcowTestCase):
         registry.PoolRegistry().set('two', overcommit=1.0)
         pool = registry.PoolRegistry().get('two')
         account = pool.account()
-        size = ((account.limit or 0) - account.promised) // 3 * 2 // units.SLAB_SIZE * units.SLAB_SIZE
+        size = ((account.limit or 0) - account.provisioned) // 3 * 2 // units.SLAB_SIZE * units.SLAB_SIZE
         header = self.line(json.loads(self.stream.split(b'\n', 1)[0]) | {'virtual': size})
         begun, wait = threading.Event(), threading.Event()
 
@@ -353,7 +353,7 @@ class StreamTest(base.PcowTestCase):
             wait.set()
             self.assertRaises(exception.TransferFailed, first.result)
         self.assertRaises(exception.TransferFailed, transfer.receive, pool, 'second', io.BytesIO(header))
-        self.assertEqual(account.promised, pool.account().promised)
+        self.assertEqual(account.provisioned, pool.account().provisioned)
 
     @staticmethod
     def line(header: dict[str, Any]) -> bytes:

@@ -59,7 +59,7 @@ class VolumesTest(base.PcowTestCase):
         total = self.pools['one'].capacity().total
         pools.set('one', overcommit=2.5 * GIB / total)
         error = self.assertRaises(exception.VolumeBackendAPIException, self.driver.extend_volume, volume, 3)
-        self.assertIn('cannot be promised in the pool one', str(error))
+        self.assertIn('cannot be provisioned in the pool one', str(error))
         self.assertEqual(GIB, device.window(self.path(volume)).size)
         self.driver.extend_volume(volume, 2)
         self.driver.extend_volume(volume, 2)           # again, as after a crash
@@ -208,9 +208,9 @@ class DependentsTest(base.PcowTestCase):
 
     def test_a_deleted_parent_is_no_promise(self) -> None:
         self.driver.delete_snapshot(self.parent_snapshot)
-        self.assertEqual(2, self.pools['one'].account().promised // GIB)
+        self.assertEqual(2, self.pools['one'].account().provisioned // GIB)
         self.driver.delete_volume(self.parent)
-        self.assertEqual(1, self.pools['one'].account().promised // GIB)
+        self.assertEqual(1, self.pools['one'].account().provisioned // GIB)
 
     def test_the_start_completes_what_was_cut_off(self) -> None:
         self.driver.delete_snapshot(self.parent_snapshot)

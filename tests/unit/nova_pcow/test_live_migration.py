@@ -182,7 +182,7 @@ class LiveMigrationTest(base.TestCase):
     def test_pool_without_room(self) -> None:
         registry.PoolRegistry().set('there', overcommit=0.00001)
         self.pools['there'] = registry.PoolRegistry().get('there')
-        self.check_refused('more cannot be promised in the pool there')
+        self.check_refused('more cannot be provisioned in the pool there')
 
     def test_pool_of_another_class(self) -> None:
         with mock.patch.object(pool_module.Pool, 'persistence', lambda pool: 'page-cache' if pool.name == 'there' else 'volatile'):

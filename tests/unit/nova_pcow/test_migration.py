@@ -350,18 +350,18 @@ class MigrationTest(base.TestCase):
         self.check_contents()
 
     def test_room_of_what_arrives(self) -> None:
-        """Nobody else is promised it while it is copied."""
+        """Nobody else gets that space while it is copied."""
         there = self.pools['there']
         sent = migration.send(_UUID, str(self.instance), None)
-        before, seen = there.account().promised, []
+        before, seen = there.account().provisioned, []
 
         def copy(source: str, target: str) -> None:
-            seen.append(there.account().promised)
+            seen.append(there.account().provisioned)
             shutil.copyfile(source, target)
 
         with mock.patch.object(libvirt_utils, 'copy_image', copy):
             migration.receive(_UUID, self.on('there'), sent, '', str(self.instance), self.template)
-        self.assertEqual([(18 + 2) * units.MIB, (18 + 2 + 6 + 2) * units.MIB], [promised - before for promised in seen])
+        self.assertEqual([(18 + 2) * units.MIB, (18 + 2 + 6 + 2) * units.MIB], [provisioned - before for provisioned in seen])
 
     def killed_at(self, step: str, *, after: bool) -> None:
         """A call that ends there, and those that go on."""

@@ -75,7 +75,7 @@ class ResizeTest(ResizeTestCase):
         """Found out while the server still runs."""
         registry.PoolRegistry().set('fast', overcommit=0.0001)
         self.resize('ERROR')               # as above
-        self.check_refused('more cannot be promised in the pool fast')
+        self.check_refused('more cannot be provisioned in the pool fast')
         self.assertIn('InstanceFaultRollback', self.fault(self.server))
         self.assertEqual([], image.snapshot_list(str(self.root)))
 

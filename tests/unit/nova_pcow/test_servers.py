@@ -200,10 +200,10 @@ class RefusedTest(base.ServersTestCase):
         (self.directory / 'qemu').write_text('#!/bin/sh\necho "  mem-path=<string>"\n')
         self.check(self.make_flavor(root='true'), 'has no pcow backend', is_of_host=True)
 
-    def test_pool_is_full_of_promises(self) -> None:
-        """More than placement knows of was promised meanwhile."""
+    def test_pool_that_is_provisioned_in_full(self) -> None:
+        """More than placement knows of was provisioned meanwhile."""
         registry.PoolRegistry().set('fast', overcommit=0.0001)
-        self.check(self.make_flavor(root='true'), 'more cannot be promised in the pool fast',
+        self.check(self.make_flavor(root='true'), 'more cannot be provisioned in the pool fast',
                    is_of_host=True)
 
     def test_libvirt_fails(self) -> None:

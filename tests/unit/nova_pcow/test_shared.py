@@ -128,7 +128,7 @@ class SharedTest(base.ServersTestCase):
         yield
 
     def test_build_where_there_is_no_room(self) -> None:
-        self.build(self.limited, 'more cannot be promised in the pool fast')
+        self.build(self.limited, 'more cannot be provisioned in the pool fast')
 
     def test_build_where_the_pool_is_drained(self) -> None:
         self.build(self.drained, 'takes nothing new')

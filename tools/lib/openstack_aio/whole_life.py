@@ -236,7 +236,7 @@ class WholeLife(life_cycle.LifeCycle):
         return self._no_half_server(image)
 
     def full_pool(self) -> str:
-        """More than the operator lets be promised."""
+        """More than the operator lets be provisioned."""
         self.hosts.pcowctl(_NODE1, 'pool', 'set', pools.NOVA, '--overcommit', '0.001')
         try:
             return self._no_half_server(life_cycle.IMAGE)

@@ -20,11 +20,11 @@ from tests.unit.pcow_driver import base
 
 class SettingsTest(base.TestCase):
     def test_limits(self) -> None:
-        held = provisioned.Account(total=1000, free=600, kept_free=100, overcommit=2, held=150, growth=850, building=0,
+        held = provisioned.Account(total=1000, free=600, reserved=100, overcommit=2, held=150, growth=850, building=0,
                                 building_fixed=0)
-        self.assertEqual((250, 1000, 1300), (held.fixed, held.promised, held.limit))
+        self.assertEqual((250, 1000, 1300), (held.fixed, held.provisioned, held.limit))
         self.assertEqual((False, True, False, True), (held.lacks(300), held.lacks(301), held.lacks(0, 150), held.lacks(0, 151)))
-        self.assertEqual(100 + 250 + (1000 - 400) // 2, held.reserved(400))
+        self.assertEqual(100 + 250 + (1000 - 400) // 2, held.reserved_beside(400))
         self.assertIsNone(dataclasses.replace(held, overcommit=0).limit)
         self.assertFalse(dataclasses.replace(held, overcommit=0).lacks(1 << 60))
 
@@ -68,9 +68,9 @@ class RoomTest(base.TestCase):
 class StateTest(base.TestCase):
     def _usage(self, total: int, free: int) -> capacity.PoolUsage:
         state, reason = capacity.judge(watermark.Capacity(total=total, free=free), settings_module.Settings(low=20, critical=5))
-        account = provisioned.Account(total=total, free=free, kept_free=0, overcommit=0, held=0, growth=0, building=0,
+        account = provisioned.Account(total=total, free=free, reserved=0, overcommit=0, held=0, growth=0, building=0,
                                    building_fixed=0)
-        return capacity.PoolUsage(name='p"\\', total=total, free=free, kept_free=0, images=(), unreadable=(), account=account,
+        return capacity.PoolUsage(name='p"\\', total=total, free=free, reserved=0, images=(), unreadable=(), account=account,
                                   state=state, reason=reason)
 
     def test_thresholds(self) -> None:

@@ -29,7 +29,7 @@ POOLS, SEED = int(os.environ.get('PCOW_TEST_PROMISES', '2')), int(os.environ.get
 STEPS = 30
 
 
-class PromisesTest(base.TestCase):
+class ProvisionedTest(base.TestCase):
     def setUp(self) -> None:
         super().setUp()
         programs = Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin'))
@@ -71,7 +71,7 @@ class PromisesTest(base.TestCase):
     def file(self, pool: pool_module.Pool, _chance: random.Random) -> None:
         """Of an operator, who looks before."""
         account = pool.account()
-        if account.limit is not None and account.limit - account.promised > 4 * MIB:
+        if account.limit is not None and account.limit - account.provisioned > 4 * MIB:
             Path(pool.path, f'file-{self.new_name()}').write_bytes(bytes(3 * MIB))
 
     def store(self, _pool: pool_module.Pool, chance: random.Random, one: pool_module.PoolImage) -> None:
@@ -112,8 +112,8 @@ class PromisesTest(base.TestCase):
                                                 if not entry.name.endswith('.pcow')))
         room = status.f_bavail * status.f_frsize - usage.account.growth
         self.assertGreaterEqual(room, 0)
-        self.assertEqual(room, (usage.limit or 0) - usage.promised)
-        self.assertEqual(room, usage.total - usage.account.reserved(claimed=0))      # what placement lets be claimed
+        self.assertEqual(room, (usage.limit or 0) - usage.provisioned)
+        self.assertEqual(room, usage.total - usage.account.reserved_beside(claimed=0))      # what placement lets be claimed
 
     def fill(self, pool: pool_module.Pool, chance: random.Random) -> None:
         """All guests write all that they can, once more where they have written already, in pieces."""
@@ -143,7 +143,7 @@ class PromisesTest(base.TestCase):
                 self.assertTrue(image.check(item.path).clean, f'seed {seed}: {item.path}')
 
     def test_template_and_volumes(self) -> None:
-        """P6: what a template holds is not promised to volumes."""
+        """P6: what a template holds is not provisioned to volumes."""
         pool = self.make_pool('p')
         source = self.directory / 'source.raw'
         source.write_bytes(os.urandom(90 * MIB))
@@ -154,7 +154,7 @@ class PromisesTest(base.TestCase):
                 device.create(pool, f'v{made}', 30 * MIB)
                 made += 1
         except exception.NoRoom as e:
-            self.assertIn('promised', str(e))
+            self.assertIn('provisioned', str(e))
         self.assertEqual(2, made)
         self.fill(pool, random.Random(1))
 
@@ -181,7 +181,7 @@ class PromisesTest(base.TestCase):
         with staging.building(pool, 'copy') as part:
             with pool.lock():
                 pool.check_room(100 * MIB)
-                staging.reserve(pool, 'copy', promise=102 * MIB)
+                staging.reserve(pool, 'copy', thin=102 * MIB)
             self.assertRaises(exception.NoRoom, device.create, pool, 'v', 90 * MIB)
             Path(part).write_bytes(bytes(50 * MIB))
             self.assertEqual(52 * MIB, pool.account().building)
@@ -192,26 +192,26 @@ class PromisesTest(base.TestCase):
         pool = self.make_pool('p')
         with staging.building(pool, 'copy') as part:
             with pool.lock():
-                staging.reserve(pool, 'copy', promise=102 * MIB)
+                staging.reserve(pool, 'copy', thin=102 * MIB)
             image.create(part, 100 * MIB)
             with pool.lock():
                 staging.finish(pool, 'copy', part)
             os.unlink(part)
-            promised = pool.account().promised
-        self.assertEqual(promised, pool.account().promised)
+            before = pool.account().provisioned
+        self.assertEqual(before, pool.account().provisioned)
 
     def test_template_that_is_being_made(self) -> None:
-        """What nobody can fill takes its space from what can be promised, as often as over-commit says: also before it is there."""
+        """What nobody can fill takes its space from the rest, as often as over-commit says: also before it is there."""
         self.make_pool('p')
         registry.PoolRegistry().set('p', overcommit=20.0)
         pool = registry.PoolRegistry().get('p')
-        left = (pool.account().limit or 0) - pool.account().promised
+        left = (pool.account().limit or 0) - pool.account().provisioned
         size = (left - 20 * 60 * MIB) // units.SLAB_SIZE * units.SLAB_SIZE       # and its metadata are too much
         with staging.building(pool, 't') as part:
             with pool.lock():
                 pool.check_room(0, fixed=60 * MIB)
                 staging.reserve(pool, 't', fixed=60 * MIB)
-            self.assertEqual(left - 20 * 60 * MIB, (pool.account().limit or 0) - pool.account().promised)
+            self.assertEqual(left - 20 * 60 * MIB, (pool.account().limit or 0) - pool.account().provisioned)
             self.assertRaises(exception.NoRoom, device.create, pool, 'v', size)
             Path(part).write_bytes(os.urandom(60 * MIB))
             pool.check_room(0)

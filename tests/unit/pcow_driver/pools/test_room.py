@@ -38,9 +38,10 @@ class RoomTest(base.TestCase):
         self.source.write_bytes(b'data'.ljust(2 * MIB))
 
     def leave(self, size: int) -> None:
-        """Let no more than one image of this virtual size be promised."""
+        """Let no more than one image of this virtual size be provisioned."""
         now = self.pool.account()
-        self.pool = self.pools.set('p', overcommit=(now.promised + provisioned.whole_size(size) + 4096) / (now.total - now.fixed))
+        wanted = now.provisioned + provisioned.whole_size(size) + 4096
+        self.pool = self.pools.set('p', overcommit=wanted / (now.total - now.fixed))
 
     def drain(self) -> None:
         self.pool = self.pools.set('p', draining=True)
@@ -90,10 +91,10 @@ class RoomTest(base.TestCase):
     def test_what_is_given_up_for_a_moment(self) -> None:
         entered = threading.Event()
 
-        def promise() -> None:
+        def reserve() -> None:
             with self.pool.lock():
                 entered.set()
-        other = threading.Thread(target=promise)
+        other = threading.Thread(target=reserve)
         with room.kept(self.path):
             other.start()
             self.assertFalse(entered.wait(0.3))
@@ -105,7 +106,7 @@ class RoomTest(base.TestCase):
 
     def test_resize(self) -> None:
         self.leave(8 * MIB)
-        self.assertIn('promised', self.resize(18 * MIB))
+        self.assertIn('provisioned', self.resize(18 * MIB))
         self.assertEqual('', self.resize(16 * MIB))
         self.assertEqual(16 * MIB, image.info(self.path).virtual_size)
         self.drain()
