@@ -21,7 +21,7 @@ from oslo_log import log as logging
 
 from cinder_pcow import backend as backend_module
 from cinder_pcow import errors
-from cinder_pcow import refusals
+from cinder_pcow import validation
 from cinder_pcow import volumes as volumes_module
 from pcow_driver.common import exception
 from pcow_driver.common import locks
@@ -50,7 +50,7 @@ class Connections:
             path = pool.existing_path(volume.name)
             data = {'volume_id': volume.id, 'access_mode': 'rw', 'encrypted': False, 'discard': False}
             if _is_guest(connector):
-                refusals.check_qos(volume.volume_type)
+                validation.check_qos(volume.volume_type)
                 self.stop(volume.name)
                 window = device.window(path, force_share=True)
                 return {'driver_volume_type': 'pcow', 'data': {

@@ -19,13 +19,13 @@ from oslo_log import log as logging
 from cinder_pcow import backend as backend_module
 from cinder_pcow import connections
 from cinder_pcow import errors
-from cinder_pcow import existing
 from cinder_pcow import groups
 from cinder_pcow import images
+from cinder_pcow import manage_existing
 from cinder_pcow import migration
 from cinder_pcow import options
-from cinder_pcow import refusals
 from cinder_pcow import stats
+from cinder_pcow import validation
 from cinder_pcow import volumes as volumes_module
 from pcow_driver.common import conf
 from pcow_driver.export import nbd
@@ -56,7 +56,7 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
         self.volumes = volumes_module.Volumes(self.backend, self.configuration.pcow_max_chain)
         self.connections = connections.Connections(self.backend, self.volumes)
         self.images = images.Images(self.volumes)
-        self.existing = existing.Existing(self.volumes)
+        self.existing = manage_existing.ManageExisting(self.volumes)
         self.groups = groups.Groups(self.volumes, self.delete_volume, self.delete_snapshot)
         self.migration = migration.Migration(self.volumes)
 
@@ -128,7 +128,7 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
     # What is in the pools already
 
     def manage_existing(self, volume: Any, existing_ref: dict[str, str]) -> None:
-        refusals.check_volume(volume)
+        validation.check_volume(volume)
         self.existing.manage(volume, existing_ref)
 
     def manage_existing_get_size(self, volume: Any, existing_ref: dict[str, str]) -> int:
@@ -224,7 +224,7 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
         """A type says nothing about how an image is made, so none of its bytes change; another pool is a migration, which Cinder
         itself would do with a full copy.  False leaves it to Cinder: of an attached volume, for which it asks Nova.
         """
-        refusals.check_type(new_type)
+        validation.check_type(new_type)
         if volume_utils.extract_host(host['host'], 'pool') == volume_utils.extract_host(volume.host, 'pool'):
             return True, None
         if volume.volume_attachment:

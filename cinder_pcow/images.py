@@ -20,7 +20,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from cinder_pcow import errors
-from cinder_pcow import refusals
+from cinder_pcow import validation
 from cinder_pcow import volumes as volumes_module
 from pcow_driver.common import exception
 from pcow_driver.common import tool
@@ -49,7 +49,7 @@ class Images:
         :raises ImageUnacceptable: its format is another one, or its content is not what it says; or it is too large
         :raises VolumeBackendAPIException:
         """
-        refusals.check_volume(volume)
+        validation.check_volume(volume)
         properties = image_meta.get('properties') or {}
         if image_meta.get('container_format') != _CONTAINER or (
                 cfg.CONF.verify_glance_signatures != 'disabled' and properties.get(_SIGNATURE)):

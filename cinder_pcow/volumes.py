@@ -13,7 +13,7 @@ from oslo_log import log as logging
 
 from cinder_pcow import backend as backend_module
 from cinder_pcow import errors
-from cinder_pcow import refusals
+from cinder_pcow import validation
 from pcow_driver.common import exception
 from pcow_driver.common import units
 from pcow_driver.copies import clone
@@ -39,13 +39,13 @@ class Volumes:
 
     def create(self, volume: Any) -> None:
         """:raises InvalidVolume: it shall be what a volume in memory cannot be"""
-        refusals.check_volume(volume)
+        validation.check_volume(volume)
         with errors.translated():
             device.create(self.backend.pool_of(volume), volume.name, volume.size * units.GIB)
 
     def create_from_snapshot(self, volume: Any, snapshot: Any) -> None:
         """:raises InvalidVolume: it shall be what a volume in memory cannot be"""
-        refusals.check_volume(volume)
+        validation.check_volume(volume)
         with errors.translated():
             source = snapshot.volume
             clone.on_base(self.backend.locate(source), source.name, self.backend.pool_of(volume), volume.name,
@@ -61,7 +61,7 @@ class Volumes:
         :raises InvalidVolume: one shall be what a volume in memory cannot be
         """
         for volume, _source in pairs:
-            refusals.check_volume(volume)
+            validation.check_volume(volume)
         with errors.translated():
             clone.clone([clone.Clone(self.backend.locate(source), source.name, self.backend.pool_of(volume), volume.name,
                                        volume.size * units.GIB) for volume, source in pairs], max_chain=self.max_chain)

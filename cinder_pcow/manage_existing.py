@@ -37,7 +37,7 @@ LOG = logging.getLogger(__name__)
 KEY = 'source-name'
 
 
-class Existing:
+class ManageExisting:
     def __init__(self, volumes: volumes_module.Volumes) -> None:
         self._volumes = volumes
         self._backend = volumes.backend
