@@ -21,7 +21,8 @@ _MARK = '#'
 
 
 class Backend:
-    """Nothing is remembered: a pool that is mounted, or made, while the service runs is there for the next call.
+    """Nothing is remembered: a pool that is mounted, or made, while the service runs is there for
+    the next call.
 
     :param host: ``host@backend`` of the service
     :param wanted: names of pools; all of the host if empty
@@ -31,7 +32,11 @@ class Backend:
     def __init__(self, host: str, wanted: list[str], compute_host: str | None) -> None:
         self.host = host
         self._wanted = wanted
-        self.hostnames = frozenset(filter(None, (volume_utils.extract_host(host, 'host'), socket.gethostname(), compute_host)))
+        self.hostnames = frozenset(
+            filter(
+                None, (volume_utils.extract_host(host, 'host'), socket.gethostname(), compute_host)
+            )
+        )
 
     def _all_names(self) -> list[str]:
         """:raises StateInvalid:"""
@@ -60,7 +65,9 @@ class Backend:
         :raises StateInvalid:
         """
         names = frozenset(self.pool_names())
-        return frozenset(entry.uuid for entry in registry.PoolRegistry().list() if entry.name in names)
+        return frozenset(
+            entry.uuid for entry in registry.PoolRegistry().list() if entry.name in names
+        )
 
     def check(self) -> None:
         """Find out whether volumes can be made at all.
@@ -69,20 +76,25 @@ class Backend:
         """
         names = self._all_names()
         if not names:
-            raise exception.ConfigInvalid(reason='this host has no pool; make one with "pcowctl pool create"')
+            raise exception.ConfigInvalid(
+                reason='this host has no pool; make one with "pcowctl pool create"'
+            )
         if not self.pools():
-            _open(names[0])            # says why
+            _open(names[0])  # says why
 
     def pool(self, name: str) -> pool_module.Pool:
         """:raises PoolNotFound: it is not one of this backend, or not known
         :raises PoolInvalid: its directory is not there
         """
         if name not in self.pool_names():
-            raise exception.ConfigInvalid(reason=f'the pool {name} is not one of backend {self.host} (pcow_pools)')
+            raise exception.ConfigInvalid(
+                reason=f'the pool {name} is not one of backend {self.host} (pcow_pools)'
+            )
         return registry.PoolRegistry().get(name)
 
     def pool_of(self, volume: Any) -> pool_module.Pool:
-        """The pool in which the scheduler has put a volume, or in which it is found if its host names none.
+        """The pool in which the scheduler has put a volume, or in which it is found if its host
+        names none.
 
         :raises PcowError: that pool cannot be used
         """
@@ -92,8 +104,8 @@ class Backend:
         return self.pool(name)
 
     def locate(self, volume: Any) -> pool_module.Pool:
-        """The pool that has the image of a volume; another one of the backend than its host says, if the service died at the end
-        of a migration.
+        """The pool that has the image of a volume; another one of the backend than its host says,
+        if the service died at the end of a migration.
 
         :raises ImageNotFound: none has it
         :raises PcowError: its pool cannot be used
@@ -120,9 +132,15 @@ class Backend:
 def _open(name: str) -> pool_module.Pool:
     """:raises PcowError: it cannot be used"""
     if _MARK in name:
-        raise exception.InvalidName(kind='pool', name=name, reason=(
-            f"it holds a '{_MARK}', which begins the pool in Cinder's names of hosts; 'pcowctl pool remove --forget {name}', then "
-            "'pcowctl pool import --name OTHER DIRECTORY' gives it another"))
+        raise exception.InvalidName(
+            kind='pool',
+            name=name,
+            reason=(
+                f"it holds a '{_MARK}', which begins the pool in Cinder's names of hosts; 'pcowctl "
+                f"pool remove --forget {name}', then "
+                "'pcowctl pool import --name OTHER DIRECTORY' gives it another"
+            ),
+        )
     return registry.PoolRegistry().get(name)
 
 

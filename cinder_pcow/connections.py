@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who gets what to reach a volume by.
 
-A guest of this host maps the image: nova-compute is given its path.  Everybody else who works through os-brick (backup, image
-copy, migration, Glance's store for Cinder) is given the data of the volume as a plain file of this host, which os-brick's
-released connector ``local`` takes; nbdkit and nbdfuse show it as long as the connection lasts, also over a restart of this
-service.
+A guest of this host maps the image: nova-compute is given its path. Everybody else who works
+through os-brick (backup, image copy, migration, Glance's store for Cinder) is given the data of the
+volume as a plain file of this host, which os-brick's released connector ``local`` takes; nbdkit and
+nbdfuse show it as long as the connection lasts, also over a restart of this service.
 
-A program that died leaves its file, and that keeps others from the image.  While a volume is at rest, and for what Cinder asks
-only of such a one, nobody needs the file: it is taken away, unless somebody has it open.
+A program that died leaves its file, and that keeps others from the image. While a volume is at
+rest, and for what Cinder asks only of such a one, nobody needs the file: it is taken away, unless
+somebody has it open.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from pcow_driver.pools import device
 
 LOG = logging.getLogger(__name__)
 
-_NOT_MIGRATING = (None, 'success', 'error')    # migration_status
+_NOT_MIGRATING = (None, 'success', 'error')  # migration_status
 
 
 class Connections:
@@ -39,32 +40,59 @@ class Connections:
         self._volumes = volumes
 
     def begin(self, volume: Any, connector: dict[str, Any]) -> dict[str, Any]:
-        """Connection information for a guest (``driver_volume_type`` pcow) or for a program (local).
+        """Connection information for a guest (``driver_volume_type`` pcow) or for a program
+        (local).
 
-        :raises InvalidVolume: the connector is of another host, or a guest's and the type of the volume got QoS specs
+        :raises InvalidVolume: the connector is of another host, or a guest's and the type of the
+            volume got QoS specs
         :raises VolumeBackendAPIException: the image is not there, or somebody has it open
         """
         self._check_host(volume, connector)
         with errors.translated():
             pool = self._backend.locate(volume)
             path = pool.existing_path(volume.name)
-            data = {'volume_id': volume.id, 'access_mode': 'rw', 'encrypted': False, 'discard': False}
+            data = {
+                'volume_id': volume.id,
+                'access_mode': 'rw',
+                'encrypted': False,
+                'discard': False,
+            }
             if _is_guest(connector):
                 validation.check_qos(volume.volume_type)
                 self.stop(volume.name)
                 window = device.window(path, force_share=True)
-                return {'driver_volume_type': 'pcow', 'data': {
-                    **data, 'image_path': path, 'device_path': path, 'pool': pool.name, 'size': window.size}}
-            return {'driver_volume_type': 'local', 'data': {**data, 'device_path': self._show(volume.name, path)}}
+                return {
+                    'driver_volume_type': 'pcow',
+                    'data': {
+                        **data,
+                        'image_path': path,
+                        'device_path': path,
+                        'pool': pool.name,
+                        'size': window.size,
+                    },
+                }
+            return {
+                'driver_volume_type': 'local',
+                'data': {**data, 'device_path': self._show(volume.name, path)},
+            }
 
     def begin_snapshot(self, snapshot: Any, connector: dict[str, Any]) -> dict[str, Any]:
-        """As :meth:`begin` for a program that reads a snapshot, also while a guest writes to the volume."""
+        """As :meth:`begin` for a program that reads a snapshot, also while a guest writes to the
+        volume.
+        """
         self._check_host(snapshot.volume, connector)
         with errors.translated():
             path = self._volumes.path(snapshot.volume)
-            return {'driver_volume_type': 'local', 'data': {
-                'volume_id': snapshot.volume_id, 'access_mode': 'ro', 'encrypted': False, 'discard': False,
-                'device_path': self._show(snapshot.name, path, snapshot=snapshot.name)}}
+            return {
+                'driver_volume_type': 'local',
+                'data': {
+                    'volume_id': snapshot.volume_id,
+                    'access_mode': 'ro',
+                    'encrypted': False,
+                    'discard': False,
+                    'device_path': self._show(snapshot.name, path, snapshot=snapshot.name),
+                },
+            }
 
     def end(self, volume_or_snapshot: Any) -> None:
         """Take the file away, if there is one; what was written to it is durable then.
@@ -84,26 +112,40 @@ class Connections:
             nbd.stop(_directory(name))
 
     def collect(self, volumes: Any, snapshots: Any) -> None:
-        """Take away the files of volumes and snapshots that no program works on; what cannot be taken away is logged."""
+        """Take away the files of volumes and snapshots that no program works on; what cannot be
+        taken away is logged.
+        """
         try:
             shown = frozenset(os.listdir(_directory('')))
         except FileNotFoundError:
             return
-        at_rest = [one.name for one in volumes
-                   if one.name in shown and _settled(one) and one.migration_status in _NOT_MIGRATING]
-        # a backup of a volume that is attached reads a snapshot that was made for it, and is available meanwhile
-        at_rest += [one.name for one in snapshots
-                    if one.name in shown and _settled(one) and one.volume.status != fields.VolumeStatus.BACKING_UP]
+        at_rest = [
+            one.name
+            for one in volumes
+            if one.name in shown and _settled(one) and one.migration_status in _NOT_MIGRATING
+        ]
+        # a backup of a volume that is attached reads a snapshot that was made for it, and is
+        # available meanwhile
+        at_rest += [
+            one.name
+            for one in snapshots
+            if one.name in shown
+            and _settled(one)
+            and one.volume.status != fields.VolumeStatus.BACKING_UP
+        ]
         for name in at_rest:
             try:
                 self.stop(name)
             except exception.PcowError as e:
-                LOG.warning('The file of %s is left by a program that died, and stays for now: %s', name, e)
+                LOG.warning(
+                    'The file of %s is left by a program that died, and stays for now: %s', name, e
+                )
 
     def _show(self, name: str, path: str, *, snapshot: str | None = None) -> str:
         directory = _directory(name)
         with locks.lock(f'export-{name}'):
-            nbd.stop(directory)                # of a program that died: Cinder lets one at a time have a volume
+            # of a program that died: Cinder lets one at a time have a volume
+            nbd.stop(directory)
             os.makedirs(os.path.dirname(directory), mode=0o700, exist_ok=True)
             window = device.window(path, snapshot=snapshot, force_share=snapshot is not None)
             nbd.start(directory, path, window=window, snapshot=snapshot)
@@ -116,9 +158,14 @@ class Connections:
     def _check_host(self, volume: Any, connector: dict[str, Any]) -> None:
         host = connector.get('host')
         if host not in self._backend.hostnames:
-            raise cinder_exception.InvalidVolume(reason=(
-                f'{volume.name} is memory of the host {" or ".join(sorted(self._backend.hostnames))} and cannot be attached on '
-                f'{host}: put the server there (InstanceLocalityFilter, or an availability zone per host), or migrate the volume'))
+            raise cinder_exception.InvalidVolume(
+                reason=(
+                    f'{volume.name} is memory of the host '
+                    f'{" or ".join(sorted(self._backend.hostnames))} and cannot be attached on '
+                    f'{host}: put the server there (InstanceLocalityFilter, or an availability '
+                    f'zone per host), or migrate the volume'
+                )
+            )
 
 
 def _is_guest(connector: dict[str, Any]) -> bool:

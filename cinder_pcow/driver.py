@@ -36,8 +36,16 @@ cfg.CONF.register_opts(options.OPTS, group=volume_configuration.SHARED_CONF_GROU
 
 
 @interface.volumedriver
-class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.ManageableSnapshotsVD, driver.MigrateVD, driver.BaseVD):
-    """Volumes as pcow images in pools of byte-addressable memory of this host, attached to guests as NVDIMMs."""
+class PcowDriver(
+    driver.CloneableImageVD,
+    driver.ManageableVD,
+    driver.ManageableSnapshotsVD,
+    driver.MigrateVD,
+    driver.BaseVD,
+):
+    """Volumes as pcow images in pools of byte-addressable memory of this host, attached to guests
+    as NVDIMMs.
+    """
 
     VERSION = '1.0.0'
     CI_WIKI_NAME = 'pcow_CI'
@@ -52,7 +60,9 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
         return options.OPTS
 
     def do_setup(self, context: Any) -> None:
-        self.backend = backend_module.Backend(self.host, self.configuration.pcow_pools, self.configuration.pcow_compute_host)
+        self.backend = backend_module.Backend(
+            self.host, self.configuration.pcow_pools, self.configuration.pcow_compute_host
+        )
         self.volumes = volumes_module.Volumes(self.backend, self.configuration.pcow_max_chain)
         self.connections = connections.Connections(self.backend, self.volumes)
         self.images = images.Images(self.volumes)
@@ -64,13 +74,22 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
         with errors.translated():
             self.backend.check()
             self.volumes.collect()
-        if not cfg.CONF.backup_use_same_host:          # what counts is that of the API and the scheduler, often the same file
-            LOG.warning('[DEFAULT] backup_use_same_host is off here. If Cinder\'s API and scheduler have it off too, and there is '
-                        'cinder-backup on several hosts, any of them is asked to back up or restore a volume; only that of the '
-                        "volume's host can")
+        # what counts is that of the API and the scheduler, often the same file
+        if not cfg.CONF.backup_use_same_host:
+            LOG.warning(
+                '[DEFAULT] backup_use_same_host is off here. If Cinder\'s API and scheduler have '
+                'it off too, and there is '
+                'cinder-backup on several hosts, any of them is asked to back up or restore a '
+                'volume; only that of the '
+                "volume's host can"
+            )
         if not nbd.root_may_read():
-            LOG.warning('This service is not root, and %s has no line user_allow_other: os-brick and Cinder, which read volumes as '
-                        'root, cannot use what the service shows them. Backups and copies by Cinder fail', nbd.FUSE_CONF)
+            LOG.warning(
+                'This service is not root, and %s has no line user_allow_other: os-brick and '
+                'Cinder, which read volumes as '
+                'root, cannot use what the service shows them. Backups and copies by Cinder fail',
+                nbd.FUSE_CONF,
+            )
 
     # Volumes
 
@@ -110,19 +129,35 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
         self.volumes.revert(volume, snapshot)
 
     def snapshot_revert_use_temp_snapshot(self) -> bool:
-        return False                   # a revert happens wholly or not at all
+        return False  # a revert happens wholly or not at all
 
     # Images
 
-    def clone_image(self, context: Any, volume: Any, image_location: Any, image_meta: dict[str, Any],
-                    image_service: Any) -> tuple[dict[str, Any] | None, bool]:
+    def clone_image(
+        self,
+        context: Any,
+        volume: Any,
+        image_location: Any,
+        image_meta: dict[str, Any],
+        image_service: Any,
+    ) -> tuple[dict[str, Any] | None, bool]:
         return None, self.images.clone(context, volume, image_meta, image_service)
 
-    def copy_image_to_volume(self, context: Any, volume: Any, image_service: Any, image_id: str,
-                             disable_sparse: bool = False) -> None:
-        self.images.copy_to_volume(context, volume, image_service, image_id, over_data=disable_sparse)
+    def copy_image_to_volume(
+        self,
+        context: Any,
+        volume: Any,
+        image_service: Any,
+        image_id: str,
+        disable_sparse: bool = False,
+    ) -> None:
+        self.images.copy_to_volume(
+            context, volume, image_service, image_id, over_data=disable_sparse
+        )
 
-    def copy_volume_to_image(self, context: Any, volume: Any, image_service: Any, image_meta: dict[str, Any]) -> None:
+    def copy_volume_to_image(
+        self, context: Any, volume: Any, image_service: Any, image_meta: dict[str, Any]
+    ) -> None:
         self.images.copy_to_image(context, volume, image_service, image_meta)
 
     # What is in the pools already
@@ -134,10 +169,18 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
     def manage_existing_get_size(self, volume: Any, existing_ref: dict[str, str]) -> int:
         return self.existing.size(volume, existing_ref)
 
-    def get_manageable_volumes(self, cinder_volumes: Any, marker: Any, limit: int, offset: int, sort_keys: Any,
-                               sort_dirs: Any) -> list[dict[str, Any]]:
+    def get_manageable_volumes(
+        self,
+        cinder_volumes: Any,
+        marker: Any,
+        limit: int,
+        offset: int,
+        sort_keys: Any,
+        sort_dirs: Any,
+    ) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = volume_utils.paginate_entries_list(
-            self.existing.list_volumes(cinder_volumes), marker, limit, offset, sort_keys, sort_dirs)
+            self.existing.list_volumes(cinder_volumes), marker, limit, offset, sort_keys, sort_dirs
+        )
         return found
 
     def unmanage(self, volume: Any) -> None:
@@ -151,12 +194,25 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
     def manage_existing_snapshot_get_size(self, snapshot: Any, existing_ref: dict[str, str]) -> int:
         return self.existing.snapshot_size(snapshot, existing_ref)
 
-    def get_manageable_snapshots(self, cinder_snapshots: Any, marker: Any, limit: int, offset: int, sort_keys: Any,
-                                 sort_dirs: Any) -> list[dict[str, Any]]:
+    def get_manageable_snapshots(
+        self,
+        cinder_snapshots: Any,
+        marker: Any,
+        limit: int,
+        offset: int,
+        sort_keys: Any,
+        sort_dirs: Any,
+    ) -> list[dict[str, Any]]:
         volumes = {one.volume.id: one.volume for one in cinder_snapshots}
         volumes.update({one.id: one for one in self._volumes_of_host()})
         found: list[dict[str, Any]] = volume_utils.paginate_entries_list(
-            self.existing.list_snapshots(cinder_snapshots, volumes.values()), marker, limit, offset, sort_keys, sort_dirs)
+            self.existing.list_snapshots(cinder_snapshots, volumes.values()),
+            marker,
+            limit,
+            offset,
+            sort_keys,
+            sort_dirs,
+        )
         return found
 
     def _volumes_of_host(self) -> Any:
@@ -169,7 +225,7 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
 
     def create_group(self, context: Any, group: Any) -> Any:
         if not volume_utils.is_group_a_cg_snapshot_type(group):
-            return super().create_group(context, group)        # Cinder's generic groups
+            return super().create_group(context, group)  # Cinder's generic groups
         return {'status': fields.GroupStatus.AVAILABLE}
 
     def delete_group(self, context: Any, group: Any, volumes: Any) -> Any:
@@ -177,15 +233,27 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
             return super().delete_group(context, group, volumes)
         return self.groups.delete(volumes)
 
-    def update_group(self, context: Any, group: Any, add_volumes: Any = None, remove_volumes: Any = None) -> Any:
+    def update_group(
+        self, context: Any, group: Any, add_volumes: Any = None, remove_volumes: Any = None
+    ) -> Any:
         if not volume_utils.is_group_a_cg_snapshot_type(group):
             return super().update_group(context, group, add_volumes, remove_volumes)
         return None, None, None
 
-    def create_group_from_src(self, context: Any, group: Any, volumes: Any, group_snapshot: Any = None, snapshots: Any = None,
-                              source_group: Any = None, source_vols: Any = None) -> Any:
+    def create_group_from_src(
+        self,
+        context: Any,
+        group: Any,
+        volumes: Any,
+        group_snapshot: Any = None,
+        snapshots: Any = None,
+        source_group: Any = None,
+        source_vols: Any = None,
+    ) -> Any:
         if not volume_utils.is_group_a_cg_snapshot_type(group):
-            return super().create_group_from_src(context, group, volumes, group_snapshot, snapshots, source_group, source_vols)
+            return super().create_group_from_src(
+                context, group, volumes, group_snapshot, snapshots, source_group, source_vols
+            )
         for source in source_vols or ():
             self.connections.end(source)
         return self.groups.create_from(volumes, snapshots, source_vols)
@@ -204,28 +272,41 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
 
     # Moving and changing
 
-    def migrate_volume(self, context: Any, volume: Any, host: dict[str, Any]) -> tuple[bool, dict[str, Any] | None]:
+    def migrate_volume(
+        self, context: Any, volume: Any, host: dict[str, Any]
+    ) -> tuple[bool, dict[str, Any] | None]:
         self.connections.end(volume)
         return self.migration.migrate(volume, host), None
 
-    def update_migrated_volume(self, ctxt: Any, volume: Any, new_volume: Any, original_volume_status: str) -> dict[str, Any]:
+    def update_migrated_volume(
+        self, ctxt: Any, volume: Any, new_volume: Any, original_volume_status: str
+    ) -> dict[str, Any]:
         """The volume goes on under its own id on the image of the new one, whose name stays."""
-        return {'_name_id': new_volume['_name_id'] or new_volume['id'], 'provider_location': new_volume['provider_location']}
+        return {
+            '_name_id': new_volume['_name_id'] or new_volume['id'],
+            'provider_location': new_volume['provider_location'],
+        }
 
     def update_provider_info(self, volumes: Any, snapshots: Any) -> tuple[None, None]:
-        """Called with all volumes and snapshots when the service starts; there is no provider info to update."""
+        """Called with all volumes and snapshots when the service starts; there is no provider info
+        to update.
+        """
         self.connections.collect(volumes, snapshots)
         with errors.translated():
             self.migration.settle(volumes)
         return None, None
 
-    def retype(self, context: Any, volume: Any, new_type: Any, diff: Any,
-               host: dict[str, Any]) -> tuple[bool, dict[str, Any] | None]:
-        """A type says nothing about how an image is made, so none of its bytes change; another pool is a migration, which Cinder
-        itself would do with a full copy.  False leaves it to Cinder: of an attached volume, for which it asks Nova.
+    def retype(
+        self, context: Any, volume: Any, new_type: Any, diff: Any, host: dict[str, Any]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """A type says nothing about how an image is made, so none of its bytes change; another pool
+        is a migration, which Cinder itself would do with a full copy. False leaves it to Cinder: of
+        an attached volume, for which it asks Nova.
         """
         validation.check_type(new_type)
-        if volume_utils.extract_host(host['host'], 'pool') == volume_utils.extract_host(volume.host, 'pool'):
+        if volume_utils.extract_host(host['host'], 'pool') == volume_utils.extract_host(
+            volume.host, 'pool'
+        ):
             return True, None
         if volume.volume_attachment:
             return False, None
@@ -245,7 +326,9 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
     def initialize_connection(self, volume: Any, connector: dict[str, Any]) -> dict[str, Any]:
         return self.connections.begin(volume, connector)
 
-    def terminate_connection(self, volume: Any, connector: dict[str, Any] | None, **kwargs: Any) -> None:
+    def terminate_connection(
+        self, volume: Any, connector: dict[str, Any] | None, **kwargs: Any
+    ) -> None:
         self.connections.end(volume)
 
     def create_export_snapshot(self, context: Any, snapshot: Any, connector: Any) -> None:
@@ -254,10 +337,14 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
     def remove_export_snapshot(self, context: Any, snapshot: Any) -> None:
         """As :meth:`remove_export`."""
 
-    def initialize_connection_snapshot(self, snapshot: Any, connector: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def initialize_connection_snapshot(
+        self, snapshot: Any, connector: dict[str, Any], **kwargs: Any
+    ) -> dict[str, Any]:
         return self.connections.begin_snapshot(snapshot, connector)
 
-    def terminate_connection_snapshot(self, snapshot: Any, connector: dict[str, Any] | None, **kwargs: Any) -> None:
+    def terminate_connection_snapshot(
+        self, snapshot: Any, connector: dict[str, Any] | None, **kwargs: Any
+    ) -> None:
         self.connections.end(snapshot)
 
     # Scheduling
@@ -269,12 +356,20 @@ class PcowDriver(driver.CloneableImageVD, driver.ManageableVD, driver.Manageable
 
     def _update_volume_stats(self) -> None:
         with errors.translated():
-            pools = stats.of_pools(self.backend.pools(), volume_utils.extract_host(self.host, 'host'), self.configuration)
+            pools = stats.of_pools(
+                self.backend.pools(),
+                volume_utils.extract_host(self.host, 'host'),
+                self.configuration,
+            )
         for pool in pools:
-            pool.update(filter_function=self.get_filter_function(), goodness_function=self.get_goodness_function(),
-                        pcow_migration_address=self.configuration.pcow_migration_address or cfg.CONF.my_ip)
+            pool.update(
+                filter_function=self.get_filter_function(),
+                goodness_function=self.get_goodness_function(),
+                pcow_migration_address=self.configuration.pcow_migration_address or cfg.CONF.my_ip,
+            )
         self._stats = {
-            'volume_backend_name': self.configuration.safe_get('volume_backend_name') or stats.PROTOCOL,
+            'volume_backend_name': self.configuration.safe_get('volume_backend_name')
+            or stats.PROTOCOL,
             'vendor_name': stats.VENDOR,
             'driver_version': self.get_version(),
             'storage_protocol': stats.PROTOCOL,

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of pcow_driver as Cinder's: the same sentence, in the class to which the manager and the API react."""
+"""Errors of pcow_driver as Cinder's: the same sentence, in the class to which the manager and the
+API react.
+"""
 
 from collections.abc import Iterator
 import contextlib
@@ -20,8 +22,8 @@ def translated() -> Iterator[None]:
 
 @contextlib.contextmanager
 def volume_busy(name: str) -> Iterator[None]:
-    """VolumeIsBusy, after which the volume is available again, if somebody uses the image, or the file that shows it; else as
-    :func:`translated`.
+    """VolumeIsBusy, after which the volume is available again, if somebody uses the image, or the
+    file that shows it; else as :func:`translated`.
     """
     try:
         yield
@@ -33,7 +35,9 @@ def volume_busy(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def snapshot_busy(name: str) -> Iterator[None]:
-    """SnapshotIsBusy, after which the snapshot is available again, if it cannot be deleted now; else as :func:`translated`."""
+    """SnapshotIsBusy, after which the snapshot is available again, if it cannot be deleted now;
+    else as :func:`translated`.
+    """
     try:
         yield
     except (exception.ToolFailed, exception.QmpFailed, exception.ExportFailed) as e:

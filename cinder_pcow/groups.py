@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups whose snapshots are of one moment: guests that have volumes of it are paused while all snapshots are made."""
+"""Groups whose snapshots are of one moment: guests that have volumes of it are paused while all
+snapshots are made.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,21 @@ class Groups:
     :param delete_snapshot: the same for a snapshot
     """
 
-    def __init__(self, volumes: volumes_module.Volumes, delete: Callable[[Any], None],
-                 delete_snapshot: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        volumes: volumes_module.Volumes,
+        delete: Callable[[Any], None],
+        delete_snapshot: Callable[[Any], None],
+    ) -> None:
         self._volumes = volumes
         self._delete = delete
         self._delete_snapshot = delete_snapshot
 
     def delete(self, volumes: Any) -> Updates:
         """Delete all volumes that can be; each gets its own status."""
-        return _each(volumes, self._delete, fields.GroupStatus.DELETED, fields.GroupStatus.ERROR_DELETING)
+        return _each(
+            volumes, self._delete, fields.GroupStatus.DELETED, fields.GroupStatus.ERROR_DELETING
+        )
 
     def create_snapshot(self, snapshots: Any) -> Updates:
         """Snapshot all volumes at one moment, or none.
@@ -39,16 +47,26 @@ class Groups:
         :raises VolumeBackendAPIException:
         """
         with errors.translated():
-            attached.snapshot_create_all([(self._volumes.path(one.volume), one.name) for one in snapshots])
+            attached.snapshot_create_all(
+                [(self._volumes.path(one.volume), one.name) for one in snapshots]
+            )
         status = fields.SnapshotStatus.AVAILABLE
-        return {'status': fields.GroupSnapshotStatus.AVAILABLE}, [{'id': one.id, 'status': status} for one in snapshots]
+        return {'status': fields.GroupSnapshotStatus.AVAILABLE}, [
+            {'id': one.id, 'status': status} for one in snapshots
+        ]
 
     def delete_snapshot(self, snapshots: Any) -> Updates:
         """Delete all snapshots that can be; each gets its own status."""
-        return _each(snapshots, self._delete_snapshot, fields.SnapshotStatus.DELETED, fields.SnapshotStatus.ERROR_DELETING)
+        return _each(
+            snapshots,
+            self._delete_snapshot,
+            fields.SnapshotStatus.DELETED,
+            fields.SnapshotStatus.ERROR_DELETING,
+        )
 
     def create_from(self, volumes: Any, snapshots: Any, source_volumes: Any) -> Updates:
-        """Make volumes of the snapshots of a group snapshot, or of the volumes of a group as they are at one moment.
+        """Make volumes of the snapshots of a group snapshot, or of the volumes of a group as they
+        are at one moment.
 
         :raises VolumeBackendAPIException: then none is left
         """
@@ -79,4 +97,6 @@ def _each(items: Any, delete: Any, done: str, failed: str) -> Updates:
         except Exception:
             LOG.exception('%s of a group cannot be deleted', item.name)
             updates.append({'id': item.id, 'status': failed})
-    return {'status': failed if any(update['status'] == failed for update in updates) else done}, updates
+    return {
+        'status': failed if any(update['status'] == failed for update in updates) else done
+    }, updates

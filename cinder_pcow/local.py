@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools of this host that another backend section has: the counterpart of :mod:`cinder_pcow.remote`, without SSH."""
+"""Pools of this host that another backend section has: the counterpart of
+:mod:`cinder_pcow.remote`, without SSH.
+"""
 
 from __future__ import annotations
 

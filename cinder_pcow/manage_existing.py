@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that are in the pools and shall become volumes, and snapshots in them: manage, unmanage, list.
+"""Images that are in the pools and shall become volumes, and snapshots in them: manage, unmanage,
+list.
 
-A reference is ``{'source-name': NAME}``: an image of the volume's pool (or ``POOL/NAME``) by its name without suffix, or a
-snapshot of the volume by its name.
+A reference is ``{'source-name': NAME}``: an image of the volume's pool (or ``POOL/NAME``) by its
+name without suffix, or a snapshot of the volume by its name.
 """
 
 from __future__ import annotations
@@ -71,10 +72,18 @@ class ManageExisting:
         except exception.LibvirtFailed as e:
             attached_to_domains = e
         with errors.translated():
-            return [one for pool in self._backend.pools() for one in self._of_pool(pool, volumes, attached_to_domains)]
+            return [
+                one
+                for pool in self._backend.pools()
+                for one in self._of_pool(pool, volumes, attached_to_domains)
+            ]
 
-    def _of_pool(self, pool: pool_module.Pool, volumes: dict[str, Any],
-                 attached_to_domains: domain.Files | exception.LibvirtFailed) -> Iterator[dict[str, Any]]:
+    def _of_pool(
+        self,
+        pool: pool_module.Pool,
+        volumes: dict[str, Any],
+        attached_to_domains: domain.Files | exception.LibvirtFailed,
+    ) -> Iterator[dict[str, Any]]:
         """What is Cinder's already, mostly all of it, is not looked at one by one."""
         deleted = trash.deleted_images(pool)
         for item in pool.listed():
@@ -86,8 +95,12 @@ class ManageExisting:
             else:
                 yield self._describe(pool, item, attached_to_domains)
 
-    def _describe(self, pool: pool_module.Pool, item: pool_module.ListedImage,
-                  attached_to_domains: domain.Files | exception.LibvirtFailed) -> dict[str, Any]:
+    def _describe(
+        self,
+        pool: pool_module.Pool,
+        item: pool_module.ListedImage,
+        attached_to_domains: domain.Files | exception.LibvirtFailed,
+    ) -> dict[str, Any]:
         reason, size, owner = None, 0, _owner(item.name)
         try:
             size = _gib(device.window(item.path, force_share=True).size)
@@ -102,7 +115,8 @@ class ManageExisting:
     def manage_snapshot(self, snapshot: Any, reference: dict[str, str]) -> None:
         """Give a snapshot of the volume the name that Cinder knows it by.
 
-        :raises ManageExistingInvalidReference: there is no such snapshot, or a program other than a guest has the volume open
+        :raises ManageExistingInvalidReference: there is no such snapshot, or a program other than a
+            guest has the volume open
         """
         with _reference(reference):
             path = self._volumes.path(snapshot.volume)
@@ -112,10 +126,16 @@ class ManageExisting:
         """:raises ManageExistingInvalidReference:"""
         with _reference(reference):
             path = self._volumes.path(snapshot.volume)
-            return _gib(device.window(path, snapshot=self._snapshot(path, reference).name, force_share=True).size)
+            return _gib(
+                device.window(
+                    path, snapshot=self._snapshot(path, reference).name, force_share=True
+                ).size
+            )
 
     def list_snapshots(self, cinder_snapshots: Any, cinder_volumes: Any) -> list[dict[str, Any]]:
-        """What :meth:`manage_snapshot` takes, and what not, with the reason; of volumes that Cinder knows."""
+        """What :meth:`manage_snapshot` takes, and what not, with the reason; of volumes that Cinder
+        knows.
+        """
         ids = {snapshot.name: snapshot.id for snapshot in cinder_snapshots}
         found = []
         with errors.translated():
@@ -134,7 +154,9 @@ class ManageExisting:
         pool, name = self._backend.pool_of(volume), str(reference.get(KEY) or '')
         pool_name, slash, rest = name.rpartition('/')
         if slash and pool_name != pool.name:
-            raise exception.PcowError(reason=f'it is in the pool {pool_name} and the volume was to be in {pool.name}')
+            raise exception.PcowError(
+                reason=f'it is in the pool {pool_name} and the volume was to be in {pool.name}'
+            )
         pool.existing_path(rest)
         return pool, rest
 
@@ -146,23 +168,32 @@ class ManageExisting:
         raise exception.PcowError(reason=f'the volume has no snapshot of this name ({path})')
 
     @staticmethod
-    def _check_usable(pool: pool_module.Pool, name: str,
-                      attached_to_domains: domain.Files | exception.LibvirtFailed) -> None:
+    def _check_usable(
+        pool: pool_module.Pool,
+        name: str,
+        attached_to_domains: domain.Files | exception.LibvirtFailed,
+    ) -> None:
         """
         :param attached_to_domains: their images; the error if libvirt does not tell: a domain
             that is off may have the image
         """
         path = pool.existing_path(name)
-        if name.startswith(names.SERVER_PREFIX):       # also without a domain here: shelved, or of a host that has the pool as well
+        # also without a domain here: shelved, or of a host that has the pool as well
+        if name.startswith(names.SERVER_PREFIX):
             raise exception.ImageInUse(path=path, reason="it is Nova's, a disk of a server")
         if image.info(path).sealed:
             raise exception.IsATemplate(path=path)
         device.check_movable(path)
         children = pool.children(name)
         if children:
-            raise exception.ImageInUse(path=path, reason=f'images stand on it: {", ".join(children[:5])}')
+            raise exception.ImageInUse(
+                path=path, reason=f'images stand on it: {", ".join(children[:5])}'
+            )
         if isinstance(attached_to_domains, exception.LibvirtFailed):
-            raise exception.ImageInUse(path=path, reason=f'it may be in the configuration of a domain: {attached_to_domains}')
+            raise exception.ImageInUse(
+                path=path,
+                reason=f'it may be in the configuration of a domain: {attached_to_domains}',
+            )
         if path in attached_to_domains:
             raise exception.ImageInUse(path=path, reason='it is in the configuration of a domain')
 
@@ -170,8 +201,9 @@ class ManageExisting:
 def _owner(name: str) -> str | None:
     """The ID of the volume, of whatever service, whose image has this name.
 
-    Cinder's API compares a reference with ids only; it may name the pool as well, other services may have the pool, and a volume
-    that Cinder has copied here goes on under its own ID on an image that was made for another.
+    Cinder's API compares a reference with ids only; it may name the pool as well, other services
+    may have the pool, and a volume that Cinder has copied here goes on under its own ID on an image
+    that was made for another.
     """
     uuid = volume_utils.extract_id_from_volume_name(name)
     if not uuidutils.is_uuid_like(uuid):
@@ -187,11 +219,19 @@ def _already(volume_id: str | None) -> str:
     return f'it is the volume {volume_id} already'
 
 
-def _describe_snapshot(volume: Any, path: str, snapshot: model.Snapshot, ids: dict[str, str]) -> dict[str, Any]:
+def _describe_snapshot(
+    volume: Any, path: str, snapshot: model.Snapshot, ids: dict[str, str]
+) -> dict[str, Any]:
     managed = snapshot.name in ids
-    return {'reference': {KEY: snapshot.name}, 'size': _gib(device.window(path, snapshot=snapshot.name, force_share=True).size),
-            'safe_to_manage': not managed, 'reason_not_safe': 'already managed' if managed else None,
-            'cinder_id': ids.get(snapshot.name), 'extra_info': None, 'source_reference': {KEY: volume.name}}
+    return {
+        'reference': {KEY: snapshot.name},
+        'size': _gib(device.window(path, snapshot=snapshot.name, force_share=True).size),
+        'safe_to_manage': not managed,
+        'reason_not_safe': 'already managed' if managed else None,
+        'cinder_id': ids.get(snapshot.name),
+        'extra_info': None,
+        'source_reference': {KEY: volume.name},
+    }
 
 
 @contextlib.contextmanager
@@ -201,13 +241,23 @@ def _reference(reference: dict[str, str]) -> Any:
             raise exception.PcowError(reason=f'give the name as {KEY}')
         yield
     except exception.PcowError as e:
-        raise cinder_exception.ManageExistingInvalidReference(existing_ref=reference, reason=str(e)) from e
+        raise cinder_exception.ManageExistingInvalidReference(
+            existing_ref=reference, reason=str(e)
+        ) from e
 
 
-def _description(pool: pool_module.Pool, name: str, size: int, reason: str | None, owner: str | None) -> dict[str, Any]:
+def _description(
+    pool: pool_module.Pool, name: str, size: int, reason: str | None, owner: str | None
+) -> dict[str, Any]:
     """One line of ``cinder manageable-list``."""
-    return {'reference': {KEY: f'{pool.name}/{name}'}, 'size': size, 'safe_to_manage': reason is None,
-            'reason_not_safe': reason, 'cinder_id': owner, 'extra_info': None}
+    return {
+        'reference': {KEY: f'{pool.name}/{name}'},
+        'size': size,
+        'safe_to_manage': reason is None,
+        'reason_not_safe': reason,
+        'cinder_id': owner,
+        'extra_info': None,
+    }
 
 
 def _gib(size: int) -> int:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where volumes were last about to go, out of their backend section: a file for each in ``migrations`` under ``[pcow] state_path``.
+"""Where volumes were last about to go, out of their backend section: a file for each in
+``migrations`` under ``[pcow] state_path``.
 
 All sections and services of a host that have that in common see the same notes.
 """

@@ -26,7 +26,9 @@ def location_info(hostname: str, pool: pool_module.Pool) -> str:
     return f'{LOCATION}:{hostname}:{pool.uuid}:{pool.name}'
 
 
-def of_pools(pools: Iterable[pool_module.Pool], hostname: str, configuration: Any) -> list[dict[str, Any]]:
+def of_pools(
+    pools: Iterable[pool_module.Pool], hostname: str, configuration: Any
+) -> list[dict[str, Any]]:
     """As :func:`of_pool`, of those that can be looked at; why one cannot is logged."""
     found = []
     for pool in pools:
@@ -47,13 +49,19 @@ def of_pool(pool: pool_module.Pool, hostname: str, configuration: Any) -> dict[s
     """
     usage = capacity.usage(pool, with_shared=False)
     ratio = pool.settings.overcommit or volume_utils.get_max_over_subscription_ratio(
-        configuration.max_over_subscription_ratio, supports_auto=True)
+        configuration.max_over_subscription_ratio, supports_auto=True
+    )
     return {
         'pool_name': pool.name,
         'total_capacity_gb': round(usage.total / units.GIB, 2),
-        'free_capacity_gb': 0 if pool.settings.draining or usage.read_only else round(usage.free / units.GIB, 2),
-        # what nobody can fill counts as often as what is left of the pool is provisioned: Cinder compares with all of it
-        'provisioned_capacity_gb': round((usage.provisioned + usage.account.fixed * pool.settings.overcommit) / units.GIB, 2),
+        'free_capacity_gb': 0
+        if pool.settings.draining or usage.read_only
+        else round(usage.free / units.GIB, 2),
+        # what nobody can fill counts as often as what is left of the pool is provisioned: Cinder
+        # compares with all of it
+        'provisioned_capacity_gb': round(
+            (usage.provisioned + usage.account.fixed * pool.settings.overcommit) / units.GIB, 2
+        ),
         'allocated_capacity_gb': round(usage.allocated / units.GIB, 2),
         'max_over_subscription_ratio': ratio,
         'reserved_percentage': pool.settings.reserve or configuration.reserved_percentage,
@@ -70,7 +78,8 @@ CAPABILITIES: dict[str, Any] = {
     'QoS_support': False,
     'multiattach': False,
     'online_extend_support': False,
-    'sparse_copy_volume': False,       # Cinder would leave out zeros also when it copies over data: reimage from a snapshot
+    # Cinder would leave out zeros also when it copies over data: reimage from a snapshot
+    'sparse_copy_volume': False,
     'clone_across_pools': True,
     'consistent_group_snapshot_enabled': True,
 }

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a volume in memory cannot be, refused in words before anything is made.
 
-A guest's loads and stores go to the memory directly: nothing stands between that could encrypt, or count and delay them; and
-two guests on one device would each trust what is in its own CPU caches.
+A guest's loads and stores go to the memory directly: nothing stands between that could encrypt, or
+count and delay them; and two guests on one device would each trust what is in its own CPU caches.
 """
 
 from typing import Any
@@ -18,8 +18,11 @@ def check_volume(volume: Any) -> None:
     :raises InvalidVolume:
     """
     if volume.encryption_key_id:
-        _refuse(f'{volume.name} would be encrypted', 'a guest stores to it directly, so nothing could encrypt; encrypt in the '
-                'guest (LUKS), or choose another volume type')
+        _refuse(
+            f'{volume.name} would be encrypted',
+            'a guest stores to it directly, so nothing could encrypt; encrypt in the '
+            'guest (LUKS), or choose another volume type',
+        )
     if getattr(volume, 'multiattach', False):
         _refuse_multiattach(volume.name)
     if volume.volume_type_id:
@@ -45,12 +48,17 @@ def check_qos(volume_type: Any) -> None:
     :raises InvalidVolume:
     """
     if volume_type is not None and volume_type['qos_specs_id']:
-        _refuse(f'the volume type {volume_type["name"]} has QoS specs',
-                'loads and stores of a guest cannot be counted or delayed; remove the QoS specs')
+        _refuse(
+            f'the volume type {volume_type["name"]} has QoS specs',
+            'loads and stores of a guest cannot be counted or delayed; remove the QoS specs',
+        )
 
 
 def _refuse_multiattach(what: str) -> None:
-    _refuse(f'{what} asks for multi-attach', 'a volume of this backend is the memory of one guest; remove the property multiattach')
+    _refuse(
+        f'{what} asks for multi-attach',
+        'a volume of this backend is the memory of one guest; remove the property multiattach',
+    )
 
 
 def _refuse(what: str, why: str) -> None:

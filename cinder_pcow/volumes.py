@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes and snapshots as images: volume V is ``V.name`` in its pool, its snapshot S is the snapshot ``S.name`` in that file.
+"""Volumes and snapshots as images: volume V is ``V.name`` in its pool, its snapshot S is the
+snapshot ``S.name`` in that file.
 
-A clone, and a volume from a snapshot, is a thin image on a snapshot of the other.  What others stand on goes with the last
-of them (:mod:`pcow_driver.snapshots.trash`).  Sizes of volumes are GiB, everywhere else bytes.
+A clone, and a volume from a snapshot, is a thin image on a snapshot of the other. What others stand
+on goes with the last of them (:mod:`pcow_driver.snapshots.trash`). Sizes of volumes are GiB,
+everywhere else bytes.
 """
 
 from __future__ import annotations
@@ -48,8 +50,15 @@ class Volumes:
         validation.check_volume(volume)
         with errors.translated():
             source = snapshot.volume
-            clone.on_base(self.backend.locate(source), source.name, self.backend.pool_of(volume), volume.name,
-                           volume.size * units.GIB, max_chain=self.max_chain, snapshot=snapshot.name)
+            clone.on_base(
+                self.backend.locate(source),
+                source.name,
+                self.backend.pool_of(volume),
+                volume.name,
+                volume.size * units.GIB,
+                max_chain=self.max_chain,
+                snapshot=snapshot.name,
+            )
 
     def clone(self, volume: Any, source: Any) -> None:
         """:raises InvalidVolume: it shall be what a volume in memory cannot be"""
@@ -63,8 +72,19 @@ class Volumes:
         for volume, _source in pairs:
             validation.check_volume(volume)
         with errors.translated():
-            clone.clone([clone.Clone(self.backend.locate(source), source.name, self.backend.pool_of(volume), volume.name,
-                                       volume.size * units.GIB) for volume, source in pairs], max_chain=self.max_chain)
+            clone.clone(
+                [
+                    clone.Clone(
+                        self.backend.locate(source),
+                        source.name,
+                        self.backend.pool_of(volume),
+                        volume.name,
+                        volume.size * units.GIB,
+                    )
+                    for volume, source in pairs
+                ],
+                max_chain=self.max_chain,
+            )
 
     def delete(self, volume: Any) -> None:
         """Done also if there is no such image.
@@ -72,8 +92,10 @@ class Volumes:
         :raises VolumeIsBusy: somebody has it open
         """
         with errors.volume_busy(volume.name):
-            pools = {pool.uuid: pool for pool in (self.backend.pool_of(volume), *self.backend.pools())}
-            for pool in pools.values():            # a migration that was cut off may have left two
+            pools = {
+                pool.uuid: pool for pool in (self.backend.pool_of(volume), *self.backend.pools())
+            }
+            for pool in pools.values():  # a migration that was cut off may have left two
                 trash.delete_image(pool, volume.name)
 
     def extend(self, volume: Any, size: int) -> None:
@@ -108,15 +130,17 @@ class Volumes:
             path = self.path(volume)
             with room.kept(path):
                 image.snapshot_revert(path, snapshot.name)
-                device.grow(path, volume.size * units.GIB)     # it may have been extended since
+                device.grow(path, volume.size * units.GIB)  # it may have been extended since
 
     def collect(self) -> None:
-        """Complete what a service that died left: deletions, and what was being read.  What cannot be completed now is logged: it
-        is no reason for not serving the other pools.
+        """Complete what a service that died left: deletions, and what was being read. What cannot
+        be completed now is logged: it is no reason for not serving the other pools.
         """
         for pool in self.backend.pools():
             try:
                 view.collect(pool)
                 trash.collect(pool)
             except (exception.PcowError, OSError) as e:
-                LOG.warning('What a service that died left in pool %s stays for now: %s', pool.name, e)
+                LOG.warning(
+                    'What a service that died left in pool %s stays for now: %s', pool.name, e
+                )

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has arrived for a server from the host that it left, noted in its directory until its images are in a pool.
+"""What has arrived for a server from the host that it left, noted in its directory until its images
+are in a pool.
 
-Once the server has left, nothing leads back: Nova advises a hard reboot where it is now, which goes on with what is noted.
+Once the server has left, nothing leads back: Nova advises a hard reboot where it is now, which goes
+on with what is noted.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ _NAME = 'pcow-arrived.json'
 
 @dataclasses.dataclass(frozen=True)
 class Arrival:
-    source_host: str                   # address
+    source_host: str  # address
     images: list[migration_module.Transferred]
 
 
@@ -34,7 +36,9 @@ def noted(directory: str) -> Arrival | None:
             found = json.load(f)
     except FileNotFoundError:
         return None
-    return Arrival(found['source_host'], [migration_module.Transferred(**item) for item in found['images']])
+    return Arrival(
+        found['source_host'], [migration_module.Transferred(**item) for item in found['images']]
+    )
 
 
 def forget(directory: str) -> None:

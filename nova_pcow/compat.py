@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The releases of Nova that the driver was made for: it overrides methods of the libvirt driver, which change without notice."""
+"""The releases of Nova that the driver was made for: it overrides methods of the libvirt driver,
+which change without notice.
+"""
 
 import importlib.metadata
 
-SUPPORTED = {33: '2026.1', 34: '2026.2'}             # major version: OpenStack release
+SUPPORTED = {33: '2026.1', 34: '2026.2'}  # major version: OpenStack release
 
 
 class UnsupportedNova(ImportError):
@@ -20,5 +22,10 @@ def check(version: str | None = None) -> None:
         version = importlib.metadata.version('nova')
     major = version.partition('.')[0]
     if not major.isdigit() or int(major) not in SUPPORTED:
-        known = ', '.join(f'{number}.x ({release})' for number, release in sorted(SUPPORTED.items()))
-        raise UnsupportedNova(f'nova_pcow supports nova {known}, and this is nova {version}: install matching versions')
+        known = ', '.join(
+            f'{number}.x ({release})' for number, release in sorted(SUPPORTED.items())
+        )
+        raise UnsupportedNova(
+            f'nova_pcow supports nova {known}, and this is nova {version}: install matching '
+            f'versions'
+        )

@@ -19,11 +19,11 @@ PMEM_CMDLINE = 'root=/dev/pmem0 rootflags=dax=always rw'
 class MemoryDevice(vconfig.LibvirtConfigGuestDevice):
     """A pcow image as a persistent memory device.
 
-    Nova's own LibvirtConfigGuestVPMEM always has a label area and is written by QEMU through libpmem, both of which
-    a pcow image has not.
+    Nova's own LibvirtConfigGuestVPMEM always has a label area and is written by QEMU through
+    libpmem, both of which a pcow image has not.
     """
 
-    driver_discard = None                  # attach_volume looks at it
+    driver_discard = None  # attach_volume looks at it
 
     def __init__(self, nvdimm: libvirt_xml.Nvdimm) -> None:
         super().__init__(root_name='memory')
@@ -48,7 +48,8 @@ class Emulator(vconfig.LibvirtConfigObject):
 
 
 def add_memory_devices(guest: Any, devices: list[MemoryDevice]) -> None:
-    """Put the devices of a server in front of those of its volumes, so that its root is always /dev/pmem0 in the guest.
+    """Put the devices of a server in front of those of its volumes, so that its root is always
+    /dev/pmem0 in the guest.
 
     Room for volumes that are attached later is kept, and one NUMA node, which libvirt asks for.
 
@@ -72,12 +73,16 @@ def add_memory_devices(guest: Any, devices: list[MemoryDevice]) -> None:
 
 
 class KernelMissing(exception.PcowError):
-    msg_fmt = ('the server has no kernel, and firmware cannot boot from persistent memory: rebuild it with an image that has the '
-               'properties kernel_id and ramdisk_id')
+    msg_fmt = (
+        'the server has no kernel, and firmware cannot boot from persistent memory: rebuild it '
+        'with an image that has the '
+        'properties kernel_id and ramdisk_id'
+    )
 
 
 def boot_from_pmem(guest: Any, image_meta: Any) -> None:
-    """Let the kernel find its root in persistent memory, unless the image says what its command line is.
+    """Let the kernel find its root in persistent memory, unless the image says what its command
+    line is.
 
     :raises KernelMissing:
     """

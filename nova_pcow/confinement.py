@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """AppArmor's profile of a server, where libvirt confines QEMU so: a volume is added to it first.
 
-Before a server starts libvirt calls the hook (etc/libvirt/hooks/qemu.d/pcow); for a volume that comes
-later it calls nobody.
+Before a server starts libvirt calls the hook (etc/libvirt/hooks/qemu.d/pcow); for a volume that
+comes later it calls nobody.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes on pcow images as disks of servers without persistent memory: nbdkit serves QEMU the data on a socket."""
+"""Volumes on pcow images as disks of servers without persistent memory: nbdkit serves QEMU the data
+on a socket.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from pcow_driver.export import nbd
 from pcow_driver.export import nbdkit
 from pcow_driver.pools import device
 
-_RECONNECT_SECONDS = 60                 # requests of the guest wait for nbdkit; libvirt knows this since 9.2
+# requests of the guest wait for nbdkit; libvirt knows this since 9.2
+_RECONNECT_SECONDS = 60
 
 
 class NbdDisk(vconfig.LibvirtConfigGuestDisk):
@@ -41,8 +44,13 @@ class NbdDisk(vconfig.LibvirtConfigGuestDisk):
 
 
 def complete(found: Any, volume_id: str) -> Any:
-    """A device that Nova has read from a domain, with the socket that it does not read: the host has no name then."""
-    is_ours = isinstance(found, vconfig.LibvirtConfigGuestDisk) and (found.source_protocol, found.source_hosts) == ('nbd', [None])
+    """A device that Nova has read from a domain, with the socket that it does not read: the host
+    has no name then.
+    """
+    is_ours = isinstance(found, vconfig.LibvirtConfigGuestDisk) and (
+        found.source_protocol,
+        found.source_hosts,
+    ) == ('nbd', [None])
     return NbdDisk(found, volume_id) if is_ours else found
 
 
@@ -59,7 +67,7 @@ def start(path: str, volume_id: str, peer: str | None = None) -> None:
     directory = _directory(volume_id)
     with locks.lock(f'disk-{volume_id}'):
         os.makedirs(os.path.dirname(directory), mode=0o711, exist_ok=True)
-        nbd.stop(directory)                    # of a server whose host ended without a word
+        nbd.stop(directory)  # of a server whose host ended without a word
         nbd.start(directory, path, window=device.window(path), peer=peer)
         try:
             _let_in(directory)
@@ -77,7 +85,9 @@ def _let_in(directory: str) -> None:
             shutil.chown(path, group=group)
             os.chmod(path, mode)
     except (OSError, LookupError) as e:
-        raise exception.ConfigInvalid(reason=f'[nova_pcow] qemu_group {group} cannot be given a socket: {e}') from None
+        raise exception.ConfigInvalid(
+            reason=f'[nova_pcow] qemu_group {group} cannot be given a socket: {e}'
+        ) from None
 
 
 def stop(volume_id: str) -> None:
@@ -96,4 +106,6 @@ def socket_path(volume_id: str) -> str:
 
 def _directory(volume_id: str) -> str:
     """Short, because the path of a socket has at most 107 characters."""
-    return os.path.join(locks.state_path(), 'disks', hashlib.blake2s(volume_id.encode(), digest_size=8).hexdigest())
+    return os.path.join(
+        locks.state_path(), 'disks', hashlib.blake2s(volume_id.encode(), digest_size=8).hexdigest()
+    )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The QEMU that runs servers with persistent memory: ``[pcow] emulator``, whatever libvirt would choose."""
+"""The QEMU that runs servers with persistent memory: ``[pcow] emulator``, whatever libvirt would
+choose.
+"""
 
 import os
 import re
@@ -9,12 +11,18 @@ from pcow_driver.common import tool
 
 
 class EmulatorUnusable(exception.PcowError):
-    msg_fmt = '%(path)s has no pcow backend: let [pcow] emulator name the QEMU that has (pcowctl doctor looks for it)'
+    msg_fmt = (
+        '%(path)s has no pcow backend: let [pcow] emulator name the QEMU that has (pcowctl doctor '
+        'looks for it)'
+    )
 
 
 class EmulatorStays(exception.PcowError):
-    msg_fmt = ('%(path)s does not take pcow images along in a live migration, on this host: let [pcow] emulator name one of this '
-               'version of pcow, or stop the server and migrate it then (openstack server migrate)')
+    msg_fmt = (
+        '%(path)s does not take pcow images along in a live migration, on this host: let [pcow] '
+        'emulator name one of this '
+        'version of pcow, or stop the server and migrate it then (openstack server migrate)'
+    )
 
 
 class Emulator:

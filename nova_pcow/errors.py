@@ -25,11 +25,15 @@ def build(context: Any, instance: Any, host: str) -> Iterator[None]:
     """
     try:
         yield
-    except (exception.PcowError, nova_exception.HypervisorUnavailable,
-            libvirt_guest.libvirt.libvirtError) as e:
+    except (
+        exception.PcowError,
+        nova_exception.HypervisorUnavailable,
+        libvirt_guest.libvirt.libvirtError,
+    ) as e:
         if instance.vm_state != vm_states.BUILDING or not getattr(e, 'is_of_host', True):
             raise nova_exception.BuildAbortException(
-                instance_uuid=instance.uuid, reason=str(e)) from e
+                instance_uuid=instance.uuid, reason=str(e)
+            ) from e
         tell(context, instance, host, 'compute_pcow_build', e)
         raise nova_exception.ComputeResourcesUnavailable(reason=str(e)) from e
 
@@ -37,8 +41,10 @@ def build(context: Any, instance: Any, host: str) -> Iterator[None]:
 def tell(context: Any, instance: Any, host: str, event: str, error: Exception) -> None:
     """Say in the events of an action what its outcome does not say."""
     ignored = nova_exception.InternalError, nova_exception.InstanceActionNotFound
-    with contextlib.suppress(*ignored), compute_utils.EventReporter(
-            context, event, host, instance.uuid, graceful_exit=True):
+    with (
+        contextlib.suppress(*ignored),
+        compute_utils.EventReporter(context, event, host, instance.uuid, graceful_exit=True),
+    ):
         raise nova_exception.InternalError(str(error)) from error
 
 
@@ -65,9 +71,15 @@ def roll_back_resize() -> Iterator[None]:
         raise nova_exception.InstanceFaultRollback(nova_exception.ResizeError(reason=str(e))) from e
     except processutils.ProcessExecutionError as e:
         said = ' '.join(str(e.stderr or e).split())
-        raise nova_exception.InstanceFaultRollback(nova_exception.ResizeError(reason=(
-            f'the files of the server cannot be copied for its new host ({said}): make room in instances_path there, or see to '
-            'what is said here, and try again'))) from e
+        raise nova_exception.InstanceFaultRollback(
+            nova_exception.ResizeError(
+                reason=(
+                    f'the files of the server cannot be copied for its new host ({said}): make '
+                    f'room in instances_path there, or see to '
+                    'what is said here, and try again'
+                )
+            )
+        ) from e
 
 
 @contextlib.contextmanager
@@ -91,7 +103,9 @@ def refuse_evacuation() -> Iterator[None]:
     try:
         yield
     except exception.PcowError as e:
-        raise nova_exception.InstanceFaultRollback(nova_exception.MigrationError(reason=str(e))) from e
+        raise nova_exception.InstanceFaultRollback(
+            nova_exception.MigrationError(reason=str(e))
+        ) from e
 
 
 @contextlib.contextmanager
@@ -104,7 +118,8 @@ def refuse_rebuild(instance: Any) -> Iterator[None]:
         yield
     except (exception.PcowError, nova_exception.NovaException, OSError) as e:
         raise nova_exception.InstanceFaultRollback(
-            nova_exception.BuildAbortException(instance_uuid=instance.uuid, reason=str(e))) from e
+            nova_exception.BuildAbortException(instance_uuid=instance.uuid, reason=str(e))
+        ) from e
 
 
 @contextlib.contextmanager

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a flavor says about persistent memory: its extra specs ``pcow:*`` and the resources that it claims."""
+"""What a flavor says about persistent memory: its extra specs ``pcow:*`` and the resources that it
+claims.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ from pcow_driver.common import units
 
 RESOURCE_CLASS = 'CUSTOM_PCOW_MB'
 TRAIT = 'CUSTOM_PCOW'
-CLASS_TRAITS = {'pmem': 'CUSTOM_PCOW_PMEM', 'page-cache': 'CUSTOM_PCOW_PAGE_CACHE', 'volatile': 'CUSTOM_PCOW_VOLATILE'}
+CLASS_TRAITS = {
+    'pmem': 'CUSTOM_PCOW_PMEM',
+    'page-cache': 'CUSTOM_PCOW_PAGE_CACHE',
+    'volatile': 'CUSTOM_PCOW_VOLATILE',
+}
 
 PREFIX = 'pcow:'
 ROOT_SPEC = f'{PREFIX}root'
@@ -26,7 +32,7 @@ KNOWN_SPECS = (ROOT_SPEC, DATA_SPEC, FORMAT_SPEC)
 FORMATS = ('none', 'ext4', 'xfs')
 MAX_DATA_DEVICES = 8
 
-_EVEN = r'(?:[2468]|[1-9][0-9]{0,8}[02468])'        # MiB; devices are multiples of 2 MiB
+_EVEN = r'(?:[2468]|[1-9][0-9]{0,8}[02468])'  # MiB; devices are multiples of 2 MiB
 DATA_PATTERN = f'{_EVEN}(?:,{_EVEN}){{0,{MAX_DATA_DEVICES - 1}}}'
 _FORMAT = f'(?:{"|".join(FORMATS)})'
 FORMAT_PATTERN = f'{_FORMAT}(?:,{_FORMAT}){{0,{MAX_DATA_DEVICES - 1}}}'
@@ -42,8 +48,8 @@ class FlavorInvalid(exception.PcowError):
 
 @dataclasses.dataclass(frozen=True)
 class DataDevice:
-    size: int                          # bytes
-    format: str                        # one of FORMATS
+    size: int  # bytes
+    format: str  # one of FORMATS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +57,9 @@ class PcowFlavor:
     """The persistent memory of a server, sizes in bytes as the guest sees them."""
 
     name: str
-    root_size: int | None              # None: the root is a disk
+    root_size: int | None  # None: the root is a disk
     data: tuple[DataDevice, ...]
-    required_traits: frozenset[str]    # that a pool must have, of those in this module
+    required_traits: frozenset[str]  # that a pool must have, of those in this module
 
     @property
     def root(self) -> bool:
@@ -70,24 +76,39 @@ def uses_pcow(flavor: Any) -> bool:
 
 
 def check_known(flavor: Any) -> None:
-    """Make sure that a flavor which a server is to get has no misspelt extra spec: the server would lack what was asked for.
+    """Make sure that a flavor which a server is to get has no misspelt extra spec: the server would
+    lack what was asked for.
 
-    Nova's API finds them only at microversion 2.86 and later, and the openstack command asks for an earlier one by default.
-    Servers that have such a flavor already go on with what they have: :func:`parse` does not look.
+    Nova's API finds them only at microversion 2.86 and later, and the openstack command asks for an
+    earlier one by default. Servers that have such a flavor already go on with what they have:
+    :func:`parse` does not look.
 
     :raises FlavorInvalid:
     """
     for key in flavor.extra_specs or {}:
         if key.startswith(PREFIX) and key not in KNOWN_SPECS:
             near = ', '.join(difflib.get_close_matches(key, KNOWN_SPECS, cutoff=0.75))
-            raise FlavorInvalid(flavor=str(flavor.name), reason=(
-                f'it has the property {key}, which does not exist{f" ({near} is near)" if near else ""}: remove it (openstack '
-                f'flavor unset --property {key} {flavor.name}) and set the one that is meant; there are {", ".join(KNOWN_SPECS)}'))
+            raise FlavorInvalid(
+                flavor=str(flavor.name),
+                reason=(
+                    f'it has the property {key}, which does not '
+                    f'exist{f" ({near} is near)" if near else ""}: remove it (openstack '
+                    f'flavor unset --property {key} {flavor.name}) and set the one that is meant; '
+                    f'there are {", ".join(KNOWN_SPECS)}'
+                ),
+            )
 
 
 def _claimed(extra_specs: Mapping[str, str]) -> int:
     """Bytes that the flavor has placement reserve in a pool."""
-    return sum(int(value) for key, value in extra_specs.items() if _RESOURCE.fullmatch(key) and value.isdigit()) * units.MIB
+    return (
+        sum(
+            int(value)
+            for key, value in extra_specs.items()
+            if _RESOURCE.fullmatch(key) and value.isdigit()
+        )
+        * units.MIB
+    )
 
 
 def _data_devices(name: str, extra_specs: Mapping[str, str]) -> tuple[DataDevice, ...]:
@@ -96,20 +117,27 @@ def _data_devices(name: str, extra_specs: Mapping[str, str]) -> tuple[DataDevice
         if formats:
             raise FlavorInvalid(flavor=name, reason=f'{FORMAT_SPEC} without {DATA_SPEC}')
         return ()
-    if not re.fullmatch(DATA_PATTERN, text) or (formats and not re.fullmatch(FORMAT_PATTERN, formats)):
+    if not re.fullmatch(DATA_PATTERN, text) or (
+        formats and not re.fullmatch(FORMAT_PATTERN, formats)
+    ):
         raise FlavorInvalid(flavor=name, reason=f'{DATA_SPEC} or {FORMAT_SPEC} is malformed')
     sizes, kinds = text.split(','), (formats or FORMATS[0]).split(',')
     if len(kinds) == 1:
         kinds *= len(sizes)
     if len(kinds) != len(sizes):
-        raise FlavorInvalid(flavor=name, reason=f'{FORMAT_SPEC} has {len(kinds)} entries for {len(sizes)} devices')
-    return tuple(DataDevice(int(size) * units.MIB, kind) for size, kind in zip(sizes, kinds, strict=True))
+        raise FlavorInvalid(
+            flavor=name, reason=f'{FORMAT_SPEC} has {len(kinds)} entries for {len(sizes)} devices'
+        )
+    return tuple(
+        DataDevice(int(size) * units.MIB, kind) for size, kind in zip(sizes, kinds, strict=True)
+    )
 
 
 def parse(flavor: Any) -> PcowFlavor:
     """The persistent memory that a flavor (nova.objects.Flavor) gives a server.
 
-    The root has the flavor's disk size; if that is 0, what ``resources:CUSTOM_PCOW_MB`` leaves beside the data devices.
+    The root has the flavor's disk size; if that is 0, what ``resources:CUSTOM_PCOW_MB`` leaves
+    beside the data devices.
 
     :raises FlavorInvalid: malformed, or the resources do not cover the sizes
     """
@@ -120,18 +148,28 @@ def parse(flavor: Any) -> PcowFlavor:
     except ValueError:
         raise FlavorInvalid(flavor=name, reason=f'{ROOT_SPEC} is true or false') from None
     data = _data_devices(name, extra_specs)
-    traits = frozenset(match[1] for key, value in extra_specs.items()
-                       if (match := _REQUIRED.fullmatch(key)) and value == 'required')
+    traits = frozenset(
+        match[1]
+        for key, value in extra_specs.items()
+        if (match := _REQUIRED.fullmatch(key)) and value == 'required'
+    )
     if not root and not data:
         return PcowFlavor(name, None, (), traits)
     claimed, data_size = _claimed(extra_specs), sum(device.size for device in data)
     root_size = None
     if root:
-        root_size = flavor.root_gb * units.GIB or (claimed - data_size) // units.SLAB_SIZE * units.SLAB_SIZE
+        root_size = (
+            flavor.root_gb * units.GIB or (claimed - data_size) // units.SLAB_SIZE * units.SLAB_SIZE
+        )
     if (root_size or 0) + data_size > claimed or root_size == 0 or (root_size or 0) < 0:
-        raise FlavorInvalid(flavor=name, reason=(
-            f'it takes {((root_size or 0) + data_size) // units.MIB} MiB of pools and claims {claimed // units.MIB}: set its '
-            f'property resources:{RESOURCE_CLASS} to what its root and data devices need'))
+        raise FlavorInvalid(
+            flavor=name,
+            reason=(
+                f'it takes {((root_size or 0) + data_size) // units.MIB} MiB of pools and claims '
+                f'{claimed // units.MIB}: set its '
+                f'property resources:{RESOURCE_CLASS} to what its root and data devices need'
+            ),
+        )
     return PcowFlavor(name, root_size, data, traits)
 
 
@@ -140,11 +178,15 @@ def check_resize(old: PcowFlavor, new: PcowFlavor) -> None:
 
     :raises FlavorInvalid:
     """
+
     def refuse(reason: str) -> None:
         raise FlavorInvalid(flavor=new.name, reason=reason)
 
     if old.root != new.root:
-        refuse('a root cannot move between a disk and persistent memory: make a snapshot, and a new server of it')
+        refuse(
+            'a root cannot move between a disk and persistent memory: make a snapshot, and a new '
+            'server of it'
+        )
     if (new.root_size or 0) < (old.root_size or 0):
         refuse('the root in persistent memory would shrink, and with it what it holds')
     if len(new.data) < len(old.data):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What placement is told of the pools: one resource provider each, below that of the compute node."""
+"""What placement is told of the pools: one resource provider each, below that of the
+compute node.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from pcow_driver.pools import registry
 
 LOG = logging.getLogger(__name__)
 
-NO_LIMIT_RATIO = 10000.0               # placement knows no ratio without limit
+NO_LIMIT_RATIO = 10000.0  # placement knows no ratio without limit
 _MAX_UNIT = 2**31 - 1
 
 
@@ -68,8 +70,8 @@ def traits(pool: pool_module.Pool) -> frozenset[str]:
 def offer(pool: pool_module.Pool) -> Offer:
     """What a pool has now.
 
-    Reserved are what the operator keeps free and what is provisioned beside the claims of servers; everything, if the pool takes
-    nothing new or is so full that guests will soon wait.
+    Reserved are what the operator keeps free and what is provisioned beside the claims of servers;
+    everything, if the pool takes nothing new or is so full that guests will soon wait.
 
     :raises ToolFailed:
     """
@@ -77,7 +79,8 @@ def offer(pool: pool_module.Pool) -> Offer:
     total = now.total // units.MIB
     ratio = settings.overcommit or NO_LIMIT_RATIO
     if settings.overcommit:
-        # in this order: of a server that comes meanwhile more counts as provisioned, and not less, than it claims
+        # in this order: of a server that comes meanwhile more counts as provisioned, and not less,
+        # than it claims
         claimed = sum(map(_claimed, pool.listed()))
         reserved = pool.account().reserved_beside(claimed)
     else:
@@ -85,16 +88,29 @@ def offer(pool: pool_module.Pool) -> Offer:
     reserved = -(-reserved // units.MIB)
     if settings.draining or capacity.judge(now, settings)[0] is capacity.State.CRITICAL:
         reserved = total
-    return Offer(pool.name, {
-        'total': total, 'reserved': min(reserved, total), 'min_unit': 1, 'step_size': 1, 'allocation_ratio': ratio,
-        'max_unit': max(1, min(int((total - reserved) * ratio), _MAX_UNIT))}, traits(pool))
+    return Offer(
+        pool.name,
+        {
+            'total': total,
+            'reserved': min(reserved, total),
+            'min_unit': 1,
+            'step_size': 1,
+            'allocation_ratio': ratio,
+            'max_unit': max(1, min(int((total - reserved) * ratio), _MAX_UNIT)),
+        },
+        traits(pool),
+    )
 
 
 def _claimed(item: pool_module.ListedImage) -> int:
-    """Bytes that a server claims of what is provisioned for its image: the virtual size without the DAX info block."""
+    """Bytes that a server claims of what is provisioned for its image: the virtual size without the
+    DAX info block.
+    """
     if item.summary is None or item.summary.sealed or not item.name.startswith(names.SERVER_PREFIX):
         return 0
-    return item.summary.virtual_size - info_block.data_offset(item.summary.virtual_size, info_block.PageMap.RAM)
+    return item.summary.virtual_size - info_block.data_offset(
+        item.summary.virtual_size, info_block.PageMap.RAM
+    )
 
 
 def provider_name(nodename: str, pool: str) -> str:
@@ -104,8 +120,8 @@ def provider_name(nodename: str, pool: str) -> str:
 def update_provider_tree(tree: Any, nodename: str, *, takes_servers: bool) -> None:
     """Tell placement (nova.compute.provider_tree.ProviderTree) what the pools have now.
 
-    A pool that is not there for the moment, or was taken out of the configuration, keeps its provider, because servers may be
-    on it, and takes no more.
+    A pool that is not there for the moment, or was taken out of the configuration, keeps its
+    provider, because servers may be on it, and takes no more.
 
     :param takes_servers: False: so it is with all of them
     """
@@ -126,26 +142,51 @@ def update_provider_tree(tree: Any, nodename: str, *, takes_servers: bool) -> No
     for uuid in tree.get_provider_uuids_in_tree(nodename):
         provider = tree.data(uuid)
         if provider.name.startswith(provider_name(nodename, '')) and provider.name not in offered:
-            tree.update_inventory(uuid, {key: dict(value, reserved=value['total']) for key, value in provider.inventory.items()})
+            tree.update_inventory(
+                uuid,
+                {
+                    key: dict(value, reserved=value['total'])
+                    for key, value in provider.inventory.items()
+                },
+            )
 
 
-def choose(tree: Any, nodename: str, allocations: Mapping[str, Any] | None, wanted: flavor_module.PcowFlavor) -> pool_module.Pool:
+def choose(
+    tree: Any,
+    nodename: str,
+    allocations: Mapping[str, Any] | None,
+    wanted: flavor_module.PcowFlavor,
+) -> pool_module.Pool:
     """The pool in which placement has reserved space for a server.
 
     :param tree: None: nova-compute has not made it yet
     :raises PlacementMismatch: none, or it has not what the flavor requires
     """
     if tree is None:
-        raise PlacementMismatch(reason='this nova-compute has not told placement yet which pools it has')
-    claimed = {tree.data(uuid).name for uuid, item in (allocations or {}).items()
-               if flavor_module.RESOURCE_CLASS in item.get('resources', {}) and tree.exists(uuid)}
+        raise PlacementMismatch(
+            reason='this nova-compute has not told placement yet which pools it has'
+        )
+    claimed = {
+        tree.data(uuid).name
+        for uuid, item in (allocations or {}).items()
+        if flavor_module.RESOURCE_CLASS in item.get('resources', {}) and tree.exists(uuid)
+    }
     found = [pool for pool in pools() if provider_name(nodename, pool.name) in claimed]
     if len(found) != 1:
-        raise PlacementMismatch(reason=(
-            f'placement reserved {flavor_module.RESOURCE_CLASS} in {len(found)} pools of it; a server lies in one'))
+        raise PlacementMismatch(
+            reason=(
+                f'placement reserved {flavor_module.RESOURCE_CLASS} in {len(found)} pools of it; a '
+                f'server lies in one'
+            )
+        )
     missing = wanted.required_traits - traits(found[0])
     if missing:
-        raise PlacementMismatch(reason=(
-            f'the pool {found[0].name} has not {", ".join(sorted(missing))}; this host has pools of several kinds, so give the '
-            f'flavor resources_PCOW:{flavor_module.RESOURCE_CLASS} and trait_PCOW:... in one group'))
+        raise PlacementMismatch(
+            reason=(
+                f'the pool {found[0].name} has not {", ".join(sorted(missing))}; this host has '
+                f'pools of several kinds, so give the '
+                f'flavor resources_PCOW:{flavor_module.RESOURCE_CLASS} and trait_PCOW:... in one '
+                f'group'
+            )
+        )
     return found[0]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that go on from an image of their root and leave the rest on their host, to be deleted: what is on data devices."""
+"""Servers that go on from an image of their root and leave the rest on their host, to be deleted:
+what is on data devices.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +32,30 @@ def check(instance: Any) -> None:
 
 
 def _check_no_data(instance: Any, way_out: str) -> None:
-    devices = ', '.join(item.role for item in storage.find(instance.uuid) if item.role != storage.ROOT)
-    if not devices and flavor_module.DATA_SPEC in instance.flavor.extra_specs and not inventory.all_there():
+    devices = ', '.join(
+        item.role for item in storage.find(instance.uuid) if item.role != storage.ROOT
+    )
+    if (
+        not devices
+        and flavor_module.DATA_SPEC in instance.flavor.extra_specs
+        and not inventory.all_there()
+    ):
         devices = 'a pool of this host is not there'
     if devices:
-        raise storage.ServerStorageError(reason=(
-            f'what is on its data devices ({devices}) would be lost, because only its root becomes an image: copy that to a '
-            f'volume (openstack server unshelve gives it back to a server that is shelved already), or {way_out}'))
+        raise storage.ServerStorageError(
+            reason=(
+                f'what is on its data devices ({devices}) would be lost, because only its root '
+                f'becomes an image: copy that to a '
+                f'volume (openstack server unshelve gives it back to a server that is shelved '
+                f'already), or {way_out}'
+            )
+        )
 
 
 def _goes_to_another_cell(instance: Any) -> bool:
     if flavor_module.DATA_SPEC not in instance.flavor.extra_specs:
         return False
-    found = objects.Migration.get_by_instance_and_status(nova_context.get_admin_context(), instance.uuid, 'migrating')
+    found = objects.Migration.get_by_instance_and_status(
+        nova_context.get_admin_context(), instance.uuid, 'migrating'
+    )
     return bool(found.cross_cell_move)

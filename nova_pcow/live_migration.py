@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that change their host while they run: QEMU carries what lies in the images themselves, and not what is below them.
+"""Servers that change their host while they run: QEMU carries what lies in the images themselves,
+and not what is below them.
 
-So the new host makes an empty image for each, of the same size and on the very file that it stood on, known by its UUID, before
-QEMU begins there.  Until the server has arrived, these are nothing, and only these are deleted when it does not; those that it
-leaves are deleted when it has.  :mod:`nova_pcow.notes` tells them apart when a service was killed meanwhile.
+So the new host makes an empty image for each, of the same size and on the very file that it stood
+on, known by its UUID, before QEMU begins there. Until the server has arrived, these are nothing,
+and only these are deleted when it does not; those that it leaves are deleted when it has.
+:mod:`nova_pcow.notes` tells them apart when a service was killed meanwhile.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import staging
 from pcow_driver.templates import template_cache
 
-_SERIAL = 'pcow'                       # of the entry among Nova's volumes by which the hosts tell each other
-_PAGE_CACHE = 'page-cache'             # the class whose devices are virtio-pmem
+# of the entry among Nova's volumes by which the hosts tell each other
+_SERIAL = 'pcow'
+_PAGE_CACHE = 'page-cache'  # the class whose devices are virtio-pmem
 
 
 class LiveMigrationRefused(exception.PcowError):
@@ -40,10 +43,10 @@ class Leaving:
     """An image of a server, as its host tells it to the new one."""
 
     role: str
-    pool: str                          # UUID of it
-    persistence: str                   # of its pool
-    size: int                          # virtual, in bytes
-    base: str | None                   # name of what it stands on
+    pool: str  # UUID of it
+    persistence: str  # of its pool
+    size: int  # virtual, in bytes
+    base: str | None  # name of what it stands on
     base_path: str | None
     base_uuid: str | None
 
@@ -57,8 +60,14 @@ class Prepared:
 
 
 def put(migrate_data: Any, value: Any) -> None:
-    """Have Nova take something along in its LibvirtLiveMigrateData, which has no field for it but those of volumes."""
-    others = [item for item in migrate_data.bdms if item.serial != _SERIAL] if 'bdms' in migrate_data else []
+    """Have Nova take something along in its LibvirtLiveMigrateData, which has no field for it but
+    those of volumes.
+    """
+    others = (
+        [item for item in migrate_data.bdms if item.serial != _SERIAL]
+        if 'bdms' in migrate_data
+        else []
+    )
     found = objects.LibvirtLiveMigrateBDMInfo(serial=_SERIAL)
     found.connection_info = value
     migrate_data.bdms = [*others, found]
@@ -70,7 +79,7 @@ def get(migrate_data: Any) -> Any:
     return next((item.connection_info for item in others if item.serial == _SERIAL), None)
 
 
-# ---- on the host of the server ---------------------------------------------------------------------------------------
+# ---- on the host of the server -------------------------------------------------------------------
 
 
 def leaving(uuid: str) -> list[Leaving]:
@@ -84,22 +93,46 @@ def leaving(uuid: str) -> list[Leaving]:
 def _leaving(item: storage.ServerImage) -> Leaving:
     info = image.info(item.path, force_share=True)
     if info.snapshots:
-        raise LiveMigrationRefused(reason=(
-            f'{item.path} has snapshots, which would stay behind ({", ".join(one.name for one in info.snapshots)}): delete them '
-            '(pcowctl snapshot delete), or stop the server and migrate it then (openstack server migrate)'))
+        raise LiveMigrationRefused(
+            reason=(
+                f'{item.path} has snapshots, which would stay behind '
+                f'({", ".join(one.name for one in info.snapshots)}): delete them '
+                '(pcowctl snapshot delete), or stop the server and migrate it then (openstack '
+                'server migrate)'
+            )
+        )
     if info.base_snapshot is not None or info.chain_depth > 2:
-        raise LiveMigrationRefused(reason=(
-            f'{item.path} is a fork of a snapshot, or stands on more than a template, and does not travel: make an image of the '
-            'server'))
-    base = None if info.base_filename is None else os.path.basename(info.base_filename).removesuffix(names.IMAGE_SUFFIX)
-    return Leaving(item.role, item.pool.uuid, item.pool.persistence(), info.virtual_size, base, info.base_path, info.base_uuid)
+        raise LiveMigrationRefused(
+            reason=(
+                f'{item.path} is a fork of a snapshot, or stands on more than a template, and does '
+                f'not travel: make an image of the '
+                'server'
+            )
+        )
+    base = (
+        None
+        if info.base_filename is None
+        else os.path.basename(info.base_filename).removesuffix(names.IMAGE_SUFFIX)
+    )
+    return Leaving(
+        item.role,
+        item.pool.uuid,
+        item.pool.persistence(),
+        info.virtual_size,
+        base,
+        info.base_path,
+        info.base_uuid,
+    )
 
 
 def settle(uuid: str, *, is_here: bool, runs_here: bool) -> None:
-    """Forget of a server on this host that it was arriving, and that it was leaving if it did not leave.
+    """Forget of a server on this host that it was arriving, and that it was leaving if it did not
+    leave.
 
-    :param is_here: this host has a domain of it, which libvirt defines on the new host when a migration has succeeded
-    :param runs_here: that runs, and no migration of it is under way: one that is off may be what libvirt had no time to take away
+    :param is_here: this host has a domain of it, which libvirt defines on the new host when a
+        migration has succeeded
+    :param runs_here: that runs, and no migration of it is under way: one that is off may be what
+        libvirt had no time to take away
     """
     if is_here:
         notes.forget(notes.ARRIVING, uuid=uuid)
@@ -114,16 +147,23 @@ def rewritten(xml: str, uuid: str, prepared: Prepared) -> str:
     """
     domain = etree.fromstring(xml)
     for path in domain.findall('devices/memory/source/path'):
-        role = os.path.basename(path.text).removeprefix(storage.image_name(uuid, '')).removesuffix(names.IMAGE_SUFFIX)
+        role = (
+            os.path.basename(path.text)
+            .removeprefix(storage.image_name(uuid, ''))
+            .removesuffix(names.IMAGE_SUFFIX)
+        )
         if role not in prepared.paths:
-            raise LiveMigrationRefused(reason=f'the device {path.text} has no image on the new host: hard reboot the server')
+            raise LiveMigrationRefused(
+                reason=f'the device {path.text} has no image on the new host: hard reboot the '
+                f'server'
+            )
         path.text = prepared.paths[role]
     for emulator in domain.findall('devices/emulator'):
         emulator.text = prepared.emulator
     return str(etree.tostring(domain, encoding='unicode'))
 
 
-# ---- on the new host -------------------------------------------------------------------------------------------------
+# ---- on the new host -----------------------------------------------------------------------------
 
 
 def arriving(uuid: str) -> list[storage.ServerImage]:
@@ -134,39 +174,63 @@ def arriving(uuid: str) -> list[storage.ServerImage]:
 
 def is_marked(item: storage.ServerImage) -> bool:
     """Whether an image says itself that not all of it has arrived."""
-    return names.ARRIVING_MARK in {one.name for one in image.snapshot_list(item.path, force_share=True)}
+    return names.ARRIVING_MARK in {
+        one.name for one in image.snapshot_list(item.path, force_share=True)
+    }
 
 
 def discard(uuid: str) -> None:
-    """Delete the images that were made for the arrival of a server that is not here, and nothing else of it."""
+    """Delete the images that were made for the arrival of a server that is not here, and nothing
+    else of it.
+    """
     made = arriving(uuid)
-    if storage.delete(uuid, keep=frozenset(item.role for item in storage.find(uuid) if item not in made)):
+    if storage.delete(
+        uuid, keep=frozenset(item.role for item in storage.find(uuid) if item not in made)
+    ):
         notes.forget(notes.ARRIVING, uuid=uuid)
 
 
-def check_arrival(uuid: str, pool: pool_module.Pool, there: list[pool_module.Pool], images: list[Leaving]) -> None:
+def check_arrival(
+    uuid: str, pool: pool_module.Pool, there: list[pool_module.Pool], images: list[Leaving]
+) -> None:
     """Find out what keeps a server from coming to a pool of this host, before anything is made.
 
     :param there: all pools of this host
     :raises PcowError:
     """
     if {item.pool for item in images} & {one.uuid for one in there}:
-        raise LiveMigrationRefused(reason=(
-            'both hosts see the pool of the server, and two QEMUs cannot have one image open: stop the server and migrate it then '
-            '(openstack server migrate), which copies nothing'))
+        raise LiveMigrationRefused(
+            reason=(
+                'both hosts see the pool of the server, and two QEMUs cannot have one image open: '
+                'stop the server and migrate it then '
+                '(openstack server migrate), which copies nothing'
+            )
+        )
     made = arriving(uuid)
     for one in storage.find(uuid):
         if one not in made:
-            raise LiveMigrationRefused(reason=(
-                f'{one.path} of an earlier time of the server is still on the new host: look what it holds, and delete it'))
-    if any((item.persistence == _PAGE_CACHE) != (pool.persistence() == _PAGE_CACHE) for item in images):
-        raise LiveMigrationRefused(reason=(
-            f'the guest has another kind of device than it would have in the pool {pool.name}, of class {pool.persistence()}: '
-            'stop the server and migrate it then (openstack server migrate)'))
+            raise LiveMigrationRefused(
+                reason=(
+                    f'{one.path} of an earlier time of the server is still on the new host: look '
+                    f'what it holds, and delete it'
+                )
+            )
+    if any(
+        (item.persistence == _PAGE_CACHE) != (pool.persistence() == _PAGE_CACHE) for item in images
+    ):
+        raise LiveMigrationRefused(
+            reason=(
+                f'the guest has another kind of device than it would have in the pool {pool.name}, '
+                f'of class {pool.persistence()}: '
+                'stop the server and migrate it then (openstack server migrate)'
+            )
+        )
     pool.check_room(sum(item.size for item in images))
 
 
-def prepare(uuid: str, pool: pool_module.Pool, images: list[Leaving], source_host: str, directory: str) -> dict[str, str]:
+def prepare(
+    uuid: str, pool: pool_module.Pool, images: list[Leaving], source_host: str, directory: str
+) -> dict[str, str]:
     """Make empty images for a server that arrives; their paths by role.
 
     :param source_host: address to copy what they stand on from, unless it is there
@@ -175,7 +239,11 @@ def prepare(uuid: str, pool: pool_module.Pool, images: list[Leaving], source_hos
     """
     notes.put(notes.ARRIVING, uuid, pool.uuid)
     for item in images:
-        with contextlib.nullcontext() if item.base is None else _base(pool, item, source_host, directory) as base:
+        with (
+            contextlib.nullcontext()
+            if item.base is None
+            else _base(pool, item, source_host, directory) as base
+        ):
             _create(pool, storage.image_name(uuid, item.role), item.size, base)
     return {item.role: item.path for item in arriving(uuid)}
 
@@ -194,17 +262,24 @@ def _create(pool: pool_module.Pool, name: str, size: int, base: str | None) -> N
 
 @contextlib.contextmanager
 def _base(pool: pool_module.Pool, item: Leaving, source_host: str, directory: str) -> Iterator[str]:
-    """Name of the very file, by its UUID, that an image stands on; it stays while the context is held.
+    """Name of the very file, by its UUID, that an image stands on; it stays while the context is
+    held.
 
-    The template that a host made itself, of the same Glance image, holds the same and is another file.
+    The template that a host made itself, of the same Glance image, holds the same and is another
+    file.
     """
-    assert item.base is not None and item.base_path is not None    # noqa: S101 - prepare() looked
+    assert item.base is not None and item.base_path is not None  # noqa: S101 - prepare() looked
     own = item.base.removesuffix(f'-{item.base_uuid}')
     name = own if migration_module.has(pool, own, item.base_uuid) else f'{own}-{item.base_uuid}'
     path = item.base_path
     with template_cache.TemplateCache(pool).named(
-            name, lambda: migration_module.copy_base(pool, name, path, source_host, directory)):
+        name, lambda: migration_module.copy_base(pool, name, path, source_host, directory)
+    ):
         if not migration_module.has(pool, name, item.base_uuid):
-            raise LiveMigrationRefused(reason=(
-                f'{pool.image_path(name)} is another file than {path} on {source_host}, on which the server stands: rename it'))
+            raise LiveMigrationRefused(
+                reason=(
+                    f'{pool.image_path(name)} is another file than {path} on {source_host}, on '
+                    f'which the server stands: rename it'
+                )
+            )
         yield name

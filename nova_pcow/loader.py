@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lets Nova find a compute driver outside of its own tree.
 
-Nova imports ``'nova.virt.' + compute_driver`` and nothing else, so ``nova.virt.nova_pcow.driver`` must be importable.  The
-package's ``nova_pcow.pth`` calls :func:`install` when the interpreter starts; until Nova asks for that name nothing happens.
+Nova imports ``'nova.virt.' + compute_driver`` and nothing else, so ``nova.virt.nova_pcow.driver``
+must be importable. The package's ``nova_pcow.pth`` calls :func:`install` when the interpreter
+starts; until Nova asks for that name nothing happens.
 """
 
 from collections.abc import Sequence
@@ -19,8 +20,9 @@ _PACKAGE = _PARENT + __package__
 class AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Imports ``nova.virt.nova_pcow.X`` as a module with the attributes of ``nova_pcow.X``."""
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None = None,
-                  target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if fullname == _PACKAGE or fullname.startswith(_PACKAGE + '.'):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=fullname == _PACKAGE)
         return None

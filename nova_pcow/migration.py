@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers that change their size or their host while they are shut off.
 
-On one host the images stay where they are: a snapshot inside each marks the old size and contents until the resize is
-confirmed or reverted.  To another host each top file travels, and stands there on that host's template of the same contents.
+On one host the images stay where they are: a snapshot inside each marks the old size and contents
+until the resize is confirmed or reverted. To another host each top file travels, and stands there
+on that host's template of the same contents.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ from pcow_driver.virt import domain
 
 LOG = logging.getLogger(__name__)
 
-_TAKEN = '.taken'                      # of an image that has arrived, and whose copy is about to be in the pool, or is
-_KEY = 'pcow'                          # of our entries in the list of disks that Nova hands to the destination
+# of an image that has arrived, and whose copy is about to be in the pool, or is
+_TAKEN = '.taken'
+# of our entries in the list of disks that Nova hands to the destination
+_KEY = 'pcow'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,17 +50,17 @@ class Transferred:
 
     role: str
     path: str
-    base: str | None                   # name of the template that it stands on
-    base_path: str | None              # of that template on the source
-    base_uuid: str | None              # as the image has it
+    base: str | None  # name of the template that it stands on
+    base_path: str | None  # of that template on the source
+    base_uuid: str | None  # as the image has it
 
 
 def mark(uuid: str, migration: int) -> None:
     """Remember size and contents of a server's images before a resize on its host.
 
-    A mark that is there already is of a resize that failed, or was confirmed where it could not be deleted.  A service that ends
-    before this, when Nova has noted the new resize already, reverts that: it must not find the old mark, so each has a name of
-    its own.
+    A mark that is there already is of a resize that failed, or was confirmed where it could not be
+    deleted. A service that ends before this, when Nova has noted the new resize already, reverts
+    that: it must not find the old mark, so each has a name of its own.
 
     :param migration: Nova's id of the resize
     :raises PcowError: then it has marked none
@@ -100,7 +103,8 @@ def _unmark(path: str, name: str) -> None:
 def confirm(uuid: str, found: domain.Domain | None, *, is_here: bool) -> None:
     """Forget what :func:`mark` has remembered; images that were sent to another host are deleted.
 
-    Only their mark tells: without one, an image is the server's own in a pool that its hosts share, also when this is called again.
+    Only their mark tells: without one, an image is the server's own in a pool that its hosts share,
+    also when this is called again.
 
     :param found: the domain of the server, if this host has one
     :param is_here: the server is on this host now
@@ -116,26 +120,44 @@ def confirm(uuid: str, found: domain.Domain | None, *, is_here: bool) -> None:
                 else:
                     image.snapshot_delete(item.path, name)
         return
-    if not marks and not inventory.all_there():        # they lie in one pool
-        raise storage.ServerStorageError(reason=(
-            'a pool of this host is not there (its log says which), and what it may have of the server stays: mount it and delete '
-            f'{storage.image_name(uuid, "*")}'))
-    storage.delete(uuid, keep=frozenset(item.role for item, there in marks.items() if reserved.SENT not in there))
+    if not marks and not inventory.all_there():  # they lie in one pool
+        raise storage.ServerStorageError(
+            reason=(
+                'a pool of this host is not there (its log says which), and what it may have of '
+                'the server stays: mount it and delete '
+                f'{storage.image_name(uuid, "*")}'
+            )
+        )
+    storage.delete(
+        uuid,
+        keep=frozenset(item.role for item, there in marks.items() if reserved.SENT not in there),
+    )
     stays = [item.path for item in storage.find(uuid) if reserved.SENT in marks.get(item, ())]
     if stays:
-        raise storage.ServerStorageError(reason=(
-            f'{", ".join(stays)} was copied to the new host of the server, and cannot be deleted (the log of nova-compute says '
-            'why): delete it by hand'))
+        raise storage.ServerStorageError(
+            reason=(
+                f'{", ".join(stays)} was copied to the new host of the server, and cannot be '
+                f'deleted (the log of nova-compute says '
+                'why): delete it by hand'
+            )
+        )
     for item in storage.find(uuid):
         for name in _resize_marks(item.path):
             try:
                 image.snapshot_delete(item.path, name)
-            except exception.ToolFailed as e:          # the QEMU of the other host has it
-                LOG.warning('%s keeps the snapshot %s until the server is started again: %s', item.path, name, e)
+            except exception.ToolFailed as e:  # the QEMU of the other host has it
+                LOG.warning(
+                    '%s keeps the snapshot %s until the server is started again: %s',
+                    item.path,
+                    name,
+                    e,
+                )
 
 
 def forget(uuid: str, found: domain.Domain | None) -> None:
-    """Delete the marks of a server on this host for which no resize waits; what cannot be deleted stays, for the next time."""
+    """Delete the marks of a server on this host for which no resize waits; what cannot be deleted
+    stays, for the next time.
+    """
     try:
         confirm(uuid, found, is_here=True)
     except exception.PcowError as e:
@@ -143,7 +165,8 @@ def forget(uuid: str, found: domain.Domain | None) -> None:
 
 
 def revert(uuid: str, old: flavor_module.PcowFlavor, migration: int) -> None:
-    """Go back to what :func:`mark` has remembered for this resize, if it was; images that the old flavor has not are deleted.
+    """Go back to what :func:`mark` has remembered for this resize, if it was; images that the old
+    flavor has not are deleted.
 
     :raises PcowError:
     """
@@ -163,18 +186,24 @@ def _snapshots(path: str) -> set[str]:
 
 
 def check_travels(uuid: str) -> None:
-    """Find out what would keep the images of a server from being sent to another host, while it still runs.
+    """Find out what would keep the images of a server from being sent to another host, while it
+    still runs.
 
     :raises PcowError: an image stands on something else than a template
     """
     for item in storage.find(uuid):
         if image.info(item.path, force_share=True).base_snapshot is not None:
-            raise storage.ServerStorageError(reason=(
-                f'{item.path} is a fork of a snapshot, which does not travel: make an image of the server'))
+            raise storage.ServerStorageError(
+                reason=(
+                    f'{item.path} is a fork of a snapshot, which does not travel: make an image of '
+                    f'the server'
+                )
+            )
 
 
 def send(uuid: str, directory: str, host: str | None) -> list[Transferred]:
-    """Copy the top file of each image of a server that is off into its directory on another host, and mark what was sent.
+    """Copy the top file of each image of a server that is off into its directory on another host,
+    and mark what was sent.
 
     They stand on templates (:func:`check_travels`).
 
@@ -187,7 +216,11 @@ def send(uuid: str, directory: str, host: str | None) -> list[Transferred]:
     sent = []
     for item in storage.find(uuid):
         info = image.info(item.path)
-        base = None if info.base_filename is None else os.path.basename(info.base_filename).removesuffix(names.IMAGE_SUFFIX)
+        base = (
+            None
+            if info.base_filename is None
+            else os.path.basename(info.base_filename).removesuffix(names.IMAGE_SUFFIX)
+        )
         target = os.path.join(directory, os.path.basename(item.path))
         libvirt_utils.copy_image(item.path, target, host=host, compression=False)
         sent.append(Transferred(item.role, target, base, info.base_path, info.base_uuid))
@@ -203,47 +236,64 @@ def pack(disk_info: str, sent: list[Transferred]) -> str:
 def unpack(disk_info: str) -> tuple[str, list[Transferred]]:
     """Undo :func:`pack`."""
     disks = json.loads(disk_info)
-    return (json.dumps([item for item in disks if _KEY not in item]),
-            [Transferred(**item[_KEY]) for item in disks if _KEY in item])
+    return (
+        json.dumps([item for item in disks if _KEY not in item]),
+        [Transferred(**item[_KEY]) for item in disks if _KEY in item],
+    )
 
 
-def receive(uuid: str, pool: pool_module.Pool, arrived: list[Transferred], source_host: str, directory: str,
-            template: Callable[[template_cache.TemplateCache, str], Any]) -> None:
-    """Take over what :func:`send` has put into the server's directory; called again, go on where that failed.
+def receive(
+    uuid: str,
+    pool: pool_module.Pool,
+    arrived: list[Transferred],
+    source_host: str,
+    directory: str,
+    template: Callable[[template_cache.TemplateCache, str], Any],
+) -> None:
+    """Take over what :func:`send` has put into the server's directory; called again, go on where
+    that failed.
 
     :param pool: of this host
     :param source_host: address to copy a template from whose image Glance no longer has
     :param directory: the server's own, for the time of such a copy
-    :param template: makes the template of a Glance image, given its cache and the id; a context manager that gives its name
-    :raises PcowError:
+    :param template: makes the template of a Glance image, given its cache and the id; a context
+    manager that gives its name :raises PcowError:
     """
     there = {item.role for item in storage.find(uuid)}
     for item in arrived:
         taken = item.path + _TAKEN
         if item.role in there and not os.path.lexists(item.path):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(taken)           # the last call took it
+                os.unlink(taken)  # the last call took it
             continue
         name = storage.image_name(uuid, item.role)
         # First: who makes an image takes no lock of a template any more (pcow_driver/locks.py).
-        base = None if item.base is None else _provide_base(pool, item, source_host, directory, template)
+        base = (
+            None
+            if item.base is None
+            else _provide_base(pool, item, source_host, directory, template)
+        )
         with staging.building(pool, name) as part:
             source = taken if os.path.lexists(taken) else item.path
             with pool.lock():
                 # Placement has room for it, but nobody else knows that before the image is there.
-                staging.reserve(pool, name, thin=provisioned.whole_size(image.info(source).virtual_size))
+                staging.reserve(
+                    pool, name, thin=provisioned.whole_size(image.info(source).virtual_size)
+                )
             _copy(source, part)
             with pool.lock():
                 if base is not None:
                     image.rebase(part, pool.existing_path(base), unsafe=True)
-                    device.window(part)            # the chain can be read, and is what a device should be
+                    # the chain can be read, and is what a device should be
+                    device.window(part)
                 _set_apart(pool, name, item.path, taken)
                 staging.finish(pool, name, part)
         os.unlink(taken)
 
 
 def _set_apart(pool: pool_module.Pool, name: str, path: str, taken: str) -> None:
-    """What has arrived, before its copy appears: whoever finds both knows that it is no image of an earlier time.
+    """What has arrived, before its copy appears: whoever finds both knows that it is no image of an
+    earlier time.
 
     :raises ImageExists: there is another one
     """
@@ -257,8 +307,8 @@ def _set_apart(pool: pool_module.Pool, name: str, path: str, taken: str) -> None
 def _copy(source: str, target: str, *, sparse: bool = False) -> None:
     """Durable on return: once an image has its name, its source is deleted.
 
-    :param sparse: leave out zeros, which a copy between hosts has where there were holes.  Only of a template: a guest's store to a
-        page that is its own finds no room missing
+    :param sparse: leave out zeros, which a copy between hosts has where there were holes. Only of a
+        template: a guest's store to a page that is its own finds no room missing
     :raises ServerStorageError:
     """
     try:
@@ -268,19 +318,26 @@ def _copy(source: str, target: str, *, sparse: bool = False) -> None:
             libvirt_utils.copy_image(source, target)
     except processutils.ProcessExecutionError as e:
         said = ' '.join(str(e.stderr or e).split())
-        raise storage.ServerStorageError(reason=f'what has arrived cannot be put into the pool: {said}') from e
+        raise storage.ServerStorageError(
+            reason=f'what has arrived cannot be put into the pool: {said}'
+        ) from e
     with open(target, 'rb') as f:
         os.fsync(f.fileno())
 
 
-def _provide_base(pool: pool_module.Pool, item: Transferred, source_host: str, directory: str,
-                  template: Callable[[template_cache.TemplateCache, str], Any]) -> str:
+def _provide_base(
+    pool: pool_module.Pool,
+    item: Transferred,
+    source_host: str,
+    directory: str,
+    template: Callable[[template_cache.TemplateCache, str], Any],
+) -> str:
     """Make sure that the pool has the template that an image stands on; its name.
 
-    Templates of a Glance image hold the same under one name.  Empty file systems do not, each host makes its own: one that
-    comes from another host has its UUID in its name.
+    Templates of a Glance image hold the same under one name. Empty file systems do not, each host
+    makes its own: one that comes from another host has its UUID in its name.
     """
-    assert item.base is not None and item.base_path is not None    # noqa: S101 - receive() looked
+    assert item.base is not None and item.base_path is not None  # noqa: S101 - receive() looked
     name, glance_id = template_cache.common_name(item.base), template_cache.image_id(item.base)
     if glance_id is None and not has(pool, name, item.base_uuid):
         name = f'{name.removesuffix(f"-{item.base_uuid}")}-{item.base_uuid}'
@@ -297,7 +354,9 @@ def _provide_base(pool: pool_module.Pool, item: Transferred, source_host: str, d
     return name
 
 
-def copy_base(pool: pool_module.Pool, name: str, path: str, source_host: str, directory: str) -> None:
+def copy_base(
+    pool: pool_module.Pool, name: str, path: str, source_host: str, directory: str
+) -> None:
     """Copy a template from another host as the very file that it is, with its UUID.
 
     :param directory: of the server, on this host, for the time of the copy
@@ -315,7 +374,7 @@ def copy_base(pool: pool_module.Pool, name: str, path: str, source_host: str, di
                 staging.finish(pool, name, staged)
         template_module.protect(pool, pool.image_path(name))
     except exception.ImageExists:
-        pass                           # another migration brought it
+        pass  # another migration brought it
     finally:
         if os.path.lexists(part):
             os.unlink(part)
@@ -336,17 +395,26 @@ def check_evacuation(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
     """
     missing = storage.missing_roles(uuid, wanted)
     if missing:
-        raise storage.ServerStorageError(reason=(
-            f'{storage.image_name(uuid, missing[0])} is in no pool that this host shares with the one that is down, and an '
-            'evacuation would begin with empty memory: bring that host back, or delete the server'))
+        raise storage.ServerStorageError(
+            reason=(
+                f'{storage.image_name(uuid, missing[0])} is in no pool that this host shares with '
+                f'the one that is down, and an '
+                'evacuation would begin with empty memory: bring that host back, or delete the '
+                'server'
+            )
+        )
     storage.check_not_sent(uuid)
     for item in storage.find(uuid):
         try:
-            image.info(item.path)          # without force_share: fails while a writer has it
+            image.info(item.path)  # without force_share: fails while a writer has it
         except exception.ToolFailed as e:
-            raise storage.ServerStorageError(reason=(
-                f'the server still runs on the host that is said to be down, or its image cannot be read ({e}): end it there '
-                'first')) from None
+            raise storage.ServerStorageError(
+                reason=(
+                    f'the server still runs on the host that is said to be down, or its image '
+                    f'cannot be read ({e}): end it there '
+                    'first'
+                )
+            ) from None
 
 
 def _sizes(wanted: flavor_module.PcowFlavor) -> dict[str, int]:
@@ -357,7 +425,8 @@ def _sizes(wanted: flavor_module.PcowFlavor) -> dict[str, int]:
 
 
 def check_stays(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
-    """Find out what would keep the images of a server from getting the sizes of its new flavor where they are, while it still runs.
+    """Find out what would keep the images of a server from getting the sizes of its new flavor
+    where they are, while it still runs.
 
     :raises PcowError: no room, or the pool is not of the class that the flavor requires
     """
@@ -365,13 +434,18 @@ def check_stays(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
     for item in there:
         missing = wanted.required_traits - inventory.traits(item.pool)
         if missing:
-            raise inventory.PlacementMismatch(reason=(
-                f'it lies in the pool {item.pool.name}, which has not {", ".join(sorted(missing))}, and a resize on its host '
-                'leaves it there: make an image of it and a new server, or have it resized on another host'))
+            raise inventory.PlacementMismatch(
+                reason=(
+                    f'it lies in the pool {item.pool.name}, which has not '
+                    f'{", ".join(sorted(missing))}, and a resize on its host '
+                    'leaves it there: make an image of it and a new server, or have it resized on '
+                    'another host'
+                )
+            )
     now = {item.role: device.window(item.path, force_share=True).size for item in there}
     more = sum(max(0, size - now.get(role, 0)) for role, size in sizes.items())
     if there and more:
-        there[0].pool.check_room(more)         # a server lies in one
+        there[0].pool.check_room(more)  # a server lies in one
 
 
 def grow(uuid: str, wanted: flavor_module.PcowFlavor) -> None:

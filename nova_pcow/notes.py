@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host remembers of live migrations, so that a service that was killed meanwhile mistakes no image for another.
+"""What a host remembers of live migrations, so that a service that was killed meanwhile mistakes no
+image for another.
 
 A note is a file in ``[pcow] state_path``, durable before what it speaks of happens.
 """
@@ -17,8 +18,10 @@ from pcow_driver.common import locks
 
 LOG = logging.getLogger(__name__)
 
-ARRIVING = 'arriving'                  # the server's images here are made for its arrival; says the UUID of their pool
-LEAVING = 'leaving'                    # the server may run on the host that it says, and what is here be old
+# the server's images here are made for its arrival; says the UUID of their pool
+ARRIVING = 'arriving'
+# the server may run on the host that it says, and what is here be old
+LEAVING = 'leaving'
 
 
 def path(kind: str, uuid: str) -> str:

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of the snapshots that the driver itself makes in the images of servers; administrators give theirs other names."""
+"""Names of the snapshots that the driver itself makes in the images of servers; administrators give
+theirs other names.
+"""
 
 PREFIX = 'nova-'
-RESIZE = f'{PREFIX}resize'             # -ID of Nova's migration; until that is confirmed or reverted
-SENT = f'{PREFIX}sent'                 # of an image whose copy is on another host, until the move is confirmed or reverted
-SUSPENDED = f'{PREFIX}suspended'       # what a suspended server resumes from; libvirt knows it as well
-UPLOAD_PREFIX = f'{PREFIX}image-'      # while it is made an image of Glance's
+# -ID of Nova's migration; until that is confirmed or reverted
+RESIZE = f'{PREFIX}resize'
+# of an image whose copy is on another host, until the move is confirmed or reverted
+SENT = f'{PREFIX}sent'
+# what a suspended server resumes from; libvirt knows it as well
+SUSPENDED = f'{PREFIX}suspended'
+UPLOAD_PREFIX = f'{PREFIX}image-'  # while it is made an image of Glance's

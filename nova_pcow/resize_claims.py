@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server that changes its size claims in placement, kept in the pool that its images stay in."""
+"""What a server that changes its size claims in placement, kept in the pool that its images stay
+in.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +25,26 @@ def of_server(context: Any, uuid: str) -> dict[str, Any]:
     :raises PlacementMismatch: placement cannot be asked
     """
     try:
-        return dict(report.report_client_singleton().get_allocs_for_consumer(context, uuid)['allocations'])
+        return dict(
+            report.report_client_singleton().get_allocs_for_consumer(context, uuid)['allocations']
+        )
     except (nova_exception.NovaException, keystone_exception.ClientException) as e:
         raise _not_asked(e) from e
 
 
 def _not_asked(error: Exception) -> inventory.PlacementMismatch:
-    return inventory.PlacementMismatch(reason=f'placement cannot be asked, try again later ({error})')
+    return inventory.PlacementMismatch(
+        reason=f'placement cannot be asked, try again later ({error})'
+    )
 
 
 def follow(context: Any, uuid: str, pool: str, nodename: str) -> None:
-    """Have a server claim in a pool what it claims in another of the same host since its resize began.
+    """Have a server claim in a pool what it claims in another of the same host since its resize
+    began.
 
-    Placement chooses among the pools of a host that fit, but images stay where they are.  What the server had is claimed for
-    the migration, which this leaves alone: Nova gives it back to the server if the resize fails later, or is reverted.
+    Placement chooses among the pools of a host that fit, but images stay where they are. What the
+    server had is claimed for the migration, which this leaves alone: Nova gives it back to the
+    server if the resize fails later, or is reverted.
 
     :param nodename: of the host that goes on with the images
     :raises PlacementMismatch: placement has no room there, or cannot be asked
@@ -46,7 +54,9 @@ def follow(context: Any, uuid: str, pool: str, nodename: str) -> None:
             try:
                 _follow(context, uuid, pool, nodename)
                 return
-            except nova_exception.AllocationUpdateFailed:              # somebody else has changed the claims meanwhile
+            except (
+                nova_exception.AllocationUpdateFailed
+            ):  # somebody else has changed the claims meanwhile
                 if attempt == _ATTEMPTS:
                     raise
     except (nova_exception.NovaException, keystone_exception.ClientException) as e:
@@ -59,7 +69,11 @@ def _follow(context: Any, uuid: str, pool: str, nodename: str) -> None:
     found = client.get_allocs_for_consumer(context, uuid)
     claims = {provider: dict(item['resources']) for provider, item in found['allocations'].items()}
     target = _provider(client, inventory.provider_name(nodename, pool))
-    elsewhere = [resources for provider, resources in claims.items() if key in resources and provider != target]
+    elsewhere = [
+        resources
+        for provider, resources in claims.items()
+        if key in resources and provider != target
+    ]
     if not elsewhere:
         return
     size = sum(resources.pop(key) for resources in elsewhere)
@@ -67,14 +81,24 @@ def _follow(context: Any, uuid: str, pool: str, nodename: str) -> None:
         there = claims.setdefault(target, {})
         there[key] = there.get(key, 0) + size
         payload = {
-            'allocations': {provider: {'resources': resources} for provider, resources in claims.items() if resources},
-            **{name: found[name] for name in ('consumer_generation', 'project_id', 'user_id')}}
+            'allocations': {
+                provider: {'resources': resources}
+                for provider, resources in claims.items()
+                if resources
+            },
+            **{name: found[name] for name in ('consumer_generation', 'project_id', 'user_id')},
+        }
         if client.put_allocations(context, uuid, payload):
             return
-    raise inventory.PlacementMismatch(reason=(
-        f'its images lie in the pool {pool} and stay there, and placement has no room for {units.format_size(size * units.MIB)} in '
-        'it beside the old size, which is given up when the resize is confirmed: free or extend that pool, or have the server '
-        'resized on another host'))
+    raise inventory.PlacementMismatch(
+        reason=(
+            f'its images lie in the pool {pool} and stay there, and placement has no room for '
+            f'{units.format_size(size * units.MIB)} in '
+            'it beside the old size, which is given up when the resize is confirmed: free or '
+            'extend that pool, or have the server '
+            'resized on another host'
+        )
+    )
 
 
 def _provider(client: Any, name: str) -> str | None:

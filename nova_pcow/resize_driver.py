@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of a resize or cold migration on the host that the server leaves, and how they are undone."""
+"""Steps of a resize or cold migration on the host that the server leaves, and how they
+are undone.
+"""
 
 from __future__ import annotations
 
@@ -26,30 +28,43 @@ class ResizeLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
     """See :mod:`nova_pcow.resize_driver`."""
 
     def _mark_or_send(self, instance: Any, dest: str | None, disk_info: str) -> str:
-        """What a resize does with the images when the server is off; Nova's list of disks with what was sent.
+        """What a resize does with the images when the server is off; Nova's list of disks with what
+        was sent.
 
         :param dest: None: the images stay where they are
         """
         directory = libvirt_utils.get_instance_path(instance)
-        shared = os.path.isdir(directory)              # super() renames it, and makes a new one only if it is shared
+        # super() renames it, and makes a new one only if it is shared
+        shared = os.path.isdir(directory)
         try:
             if dest is None:
                 migration_module.mark(instance.uuid, instance.migration_context.migration_id)
                 return disk_info
-            return migration_module.pack(disk_info, migration_module.send(instance.uuid, directory, None if shared else dest))
+            return migration_module.pack(
+                disk_info, migration_module.send(instance.uuid, directory, None if shared else dest)
+            )
         except Exception:
-            self._cleanup_remote_migration(dest, directory, directory + '_resize', shared or dest is None)
+            self._cleanup_remote_migration(
+                dest, directory, directory + '_resize', shared or dest is None
+            )
             raise
 
-    def _start_again(self, context: Any, instance: Any, network_info: Any, block_device_info: Any) -> None:
-        """Nova says of a server whose resize is rolled back that it runs as before, and does not look whether it was stopped."""
+    def _start_again(
+        self, context: Any, instance: Any, network_info: Any, block_device_info: Any
+    ) -> None:
+        """Nova says of a server whose resize is rolled back that it runs as before, and does not
+        look whether it was stopped.
+        """
         if instance.vm_state != vm_states.ACTIVE:
             return
         try:
             if self.get_info(instance).state == power_state.SHUTDOWN:
                 self.power_on(context, instance, network_info, block_device_info)
         except Exception:
-            LOG.exception('The server whose resize failed is off, and could not be started again', instance=instance)
+            LOG.exception(
+                'The server whose resize failed is off, and could not be started again',
+                instance=instance,
+            )
 
     def _destination_sees_pool(self, context: Any, instance: Any) -> bool:
         """Whether the images of a server that changes its host can stay where they are.
@@ -59,18 +74,23 @@ class ResizeLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         host = self._migration(context, instance).dest_compute
         data = self.check_instance_shared_storage_local(context, instance)
         try:
-            return bool(rpcapi.ComputeAPI().check_instance_shared_storage(
-                context, data, instance=instance, host=host))
+            return bool(
+                rpcapi.ComputeAPI().check_instance_shared_storage(
+                    context, data, instance=instance, host=host
+                )
+            )
         except (nova_exception.NovaException, oslo_messaging.MessagingException) as e:
-            raise storage.ServerStorageError(reason=(
-                f'whether {host} sees the pool of the server cannot be told: {e}')) from e
+            raise storage.ServerStorageError(
+                reason=(f'whether {host} sees the pool of the server cannot be told: {e}')
+            ) from e
         finally:
             self.check_instance_shared_storage_cleanup(context, data)
 
     @staticmethod
     def _migration(context: Any, instance: Any) -> Any:
         return objects.Migration.get_by_id(
-            context.elevated(), instance.migration_context.migration_id)
+            context.elevated(), instance.migration_context.migration_id
+        )
 
     def _destination_node(self, context: Any, instance: Any) -> str:
         return str(self._migration(context, instance).dest_node)

@@ -45,7 +45,8 @@ def sees(data: dict[str, Any]) -> bool:
     if inventory.all_there():
         return False
     LOG.warning(
-        'A pool of this host is not there, and may be the pool %s that another host asks for: what is '
+        'A pool of this host is not there, and may be the pool %s that another host asks for: what '
+        'is '
         'in that stays',
         data[_POOL],
     )

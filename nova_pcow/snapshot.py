@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of servers in Glance, taken from a frozen layer while the server runs, and servers that are suspended."""
+"""Images of servers in Glance, taken from a frozen layer while the server runs, and servers that
+are suspended.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ _SUSPEND_XML = f'<domainsnapshot><name>{reserved.SUSPENDED}</name></domainsnapsh
 
 @contextlib.contextmanager
 def frozen(found: domain.Domain, path: str, name: str, *, quiesce: bool) -> Iterator[str | None]:
-    """A snapshot of the root of a running guest that stays for the context; None of one that is off, which needs none.
+    """A snapshot of the root of a running guest that stays for the context; None of one that is
+    off, which needs none.
 
     What an earlier call left behind, because its process was killed, is deleted first.
     """
@@ -48,13 +51,20 @@ def frozen(found: domain.Domain, path: str, name: str, *, quiesce: bool) -> Iter
         try:
             found.snapshot_delete(snapshot, path)
         except exception.PcowError as e:
-            LOG.warning('%s: the snapshot %s stays until the next image is made: %s', found.name, snapshot, e)
+            LOG.warning(
+                '%s: the snapshot %s stays until the next image is made: %s',
+                found.name,
+                snapshot,
+                e,
+            )
 
 
 def export(path: str, snapshot: str | None, target: str, target_format: str) -> None:
-    """Write the data of a device, without the DAX info block in front of it, to the new file ``target``.
+    """Write the data of a device, without the DAX info block in front of it, to the new file
+    ``target``.
 
-    Only its own format is ever given for a file: what a guest wrote to the start of its device is nothing but data.
+    Only its own format is ever given for a file: what a guest wrote to the start of its device is
+    nothing but data.
 
     :param target_format: one of FORMATS
     :raises ToolFailed:
@@ -69,12 +79,17 @@ def _libvirt() -> Any:
 
 
 class SuspendRefused(exception.PcowError):
-    msg_fmt = ('the disk %(disk)s takes no snapshot, and the state of a suspended server is one of all its disks: detach it '
-               'first, or stop the server instead (openstack server stop)')
+    msg_fmt = (
+        'the disk %(disk)s takes no snapshot, and the state of a suspended server is one of all '
+        'its disks: detach it '
+        'first, or stop the server instead (openstack server stop)'
+    )
 
 
 def _check_disks(virtual_domain: Any) -> None:
-    """:raises SuspendRefused: libvirt would refuse it, after what is there of an earlier suspension was given up"""
+    """:raises SuspendRefused: libvirt would refuse it, after what is there of an earlier suspension
+    was given up
+    """
     for item in libvirt_xml.parse(virtual_domain.XMLDesc(0)).findall('devices/disk'):
         if item.find('source') is None or item.find('readonly') is not None:
             continue
@@ -85,19 +100,23 @@ def _check_disks(virtual_domain: Any) -> None:
 
 
 def suspend(virtual_domain: Any, found: domain.Domain) -> None:
-    """Save RAM and devices beside what lies in the images, and end the guest, in one step of libvirt.
+    """Save RAM and devices beside what lies in the images, and end the guest, in one step of
+    libvirt.
 
-    A file of its own (virDomainManagedSave) would lack the images; a snapshot of the whole VM has all at one moment.
+    A file of its own (virDomainManagedSave) would lack the images; a snapshot of the whole VM has
+    all at one moment.
 
     :param virtual_domain: virDomain
     :param found: the same
     :raises libvirtError:
-    :raises PcowError: a disk of it takes no snapshot, or what an earlier one has left in an image cannot be deleted
+    :raises PcowError: a disk of it takes no snapshot, or what an earlier one has left in an image
+        cannot be deleted
     """
     _check_disks(virtual_domain)
     libvirt = _libvirt()
     forget_suspended(virtual_domain)
-    for item in found.images():                # QEMU refuses a snapshot for one of the same name in any image
+    # QEMU refuses a snapshot for one of the same name in any image
+    for item in found.images():
         if reserved.SUSPENDED in {one.name for one in found.snapshot_list(item.path)}:
             found.snapshot_delete(reserved.SUSPENDED, item.path)
     virtual_domain.snapshotCreateXML(_SUSPEND_XML, libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_HALT)
@@ -105,7 +124,9 @@ def suspend(virtual_domain: Any, found: domain.Domain) -> None:
 
 def suspended(virtual_domain: Any) -> Any:
     """The snapshot (virDomainSnapshot) that a suspended server resumes from, or None."""
-    found = [item for item in virtual_domain.listAllSnapshots() if item.getName() == reserved.SUSPENDED]
+    found = [
+        item for item in virtual_domain.listAllSnapshots() if item.getName() == reserved.SUSPENDED
+    ]
     return found[0] if found else None
 
 
@@ -115,7 +136,9 @@ def resume(virtual_domain: Any) -> None:
     :raises libvirtError: then it is still suspended
     """
     libvirt = _libvirt()
-    virtual_domain.revertToSnapshot(suspended(virtual_domain), libvirt.VIR_DOMAIN_SNAPSHOT_REVERT_RUNNING)
+    virtual_domain.revertToSnapshot(
+        suspended(virtual_domain), libvirt.VIR_DOMAIN_SNAPSHOT_REVERT_RUNNING
+    )
     forget_suspended(virtual_domain)
 
 
@@ -131,7 +154,8 @@ def forget_suspended(virtual_domain: Any) -> None:
 
 
 def _drop_suspended(virtual_domain: Any) -> None:
-    """Delete the part of that state which is in images of a domain that is off: libvirt does its disks and knows of no others.
+    """Delete the part of that state which is in images of a domain that is off: libvirt does its
+    disks and knows of no others.
 
     Also in volumes, which the server leaves to others.
     """
@@ -141,17 +165,25 @@ def _drop_suspended(virtual_domain: Any) -> None:
         if not item.path.endswith(names.IMAGE_SUFFIX) or not os.path.exists(item.path):
             continue
         try:
-            if reserved.SUSPENDED in {one.name for one in image.snapshot_list(item.path, force_share=True)}:
+            if reserved.SUSPENDED in {
+                one.name for one in image.snapshot_list(item.path, force_share=True)
+            }:
                 image.snapshot_delete(item.path, reserved.SUSPENDED)
         except exception.PcowError as e:
-            LOG.warning('%s keeps the snapshot %s, of no use any more, until a server that has it is suspended: %s',
-                        item.path, reserved.SUSPENDED, e)
+            LOG.warning(
+                '%s keeps the snapshot %s, of no use any more, until a server that has it is '
+                'suspended: %s',
+                item.path,
+                reserved.SUSPENDED,
+                e,
+            )
 
 
 def forget_all(virtual_domain: Any) -> None:
     """Let libvirt forget the snapshots of a domain, which could not be undefined otherwise.
 
-    The images keep what an administrator has made; the state of a suspended server, which nothing can resume then, goes.
+    The images keep what an administrator has made; the state of a suspended server, which nothing
+    can resume then, goes.
 
     :raises libvirtError:
     """

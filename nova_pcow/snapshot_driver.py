@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs from Nova's libvirt driver for images of servers and suspended servers; see :mod:`nova_pcow.snapshot`."""
+"""What differs from Nova's libvirt driver for images of servers and suspended servers; see
+:mod:`nova_pcow.snapshot`.
+"""
 
 from __future__ import annotations
 
@@ -39,17 +41,26 @@ class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
             raise nova_exception.InvalidDiskFormat(disk_format=image_format)
         name = self._image_api.get(context, image_id)['name']
         metadata = self._create_snapshot_metadata(instance.image_meta, instance, image_format, name)
-        self._host.get_guest(instance)             # InstanceNotFound is told as it is
+        self._host.get_guest(instance)  # InstanceNotFound is told as it is
         update_task_state(task_state=task_states.IMAGE_PENDING_UPLOAD)
         fileutils.ensure_tree(CONF.libvirt.snapshots_directory)
-        with errors.internal(), tempfile.TemporaryDirectory(dir=CONF.libvirt.snapshots_directory) as directory:
+        with (
+            errors.internal(),
+            tempfile.TemporaryDirectory(dir=CONF.libvirt.snapshots_directory) as directory,
+        ):
             target = os.path.join(directory, image_id)
             root = storage.root(instance.uuid)
             with snapshot_module.frozen(
-                    domain.Domain(self._host.get_connection(), instance.name), root.path, image_id,
-                    quiesce=bool(instance.image_meta.properties.get('os_require_quiesce', False))) as frozen:
+                domain.Domain(self._host.get_connection(), instance.name),
+                root.path,
+                image_id,
+                quiesce=bool(instance.image_meta.properties.get('os_require_quiesce', False)),
+            ) as frozen:
                 snapshot_module.export(root.path, frozen, target, image_format)
-            update_task_state(task_state=task_states.IMAGE_UPLOADING, expected_state=task_states.IMAGE_PENDING_UPLOAD)
+            update_task_state(
+                task_state=task_states.IMAGE_UPLOADING,
+                expected_state=task_states.IMAGE_PENDING_UPLOAD,
+            )
             with open(target, 'rb') as f:
                 self._image_api.update(context, image_id, metadata, f)
 
@@ -59,10 +70,22 @@ class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
             return
         virtual = self._host.get_guest(instance)._domain
         with snapshot_module.suspend_errors():
-            snapshot_module.suspend(virtual, domain.Domain(self._host.get_connection(), instance.name))
+            snapshot_module.suspend(
+                virtual, domain.Domain(self._host.get_connection(), instance.name)
+            )
 
-    def resume(self, context: Any, instance: Any, network_info: Any, block_device_info: Any = None, share_info: Any = None) -> None:
-        if not _uses_pcow(instance) or snapshot_module.suspended(self._host.get_guest(instance)._domain) is None:
+    def resume(
+        self,
+        context: Any,
+        instance: Any,
+        network_info: Any,
+        block_device_info: Any = None,
+        share_info: Any = None,
+    ) -> None:
+        if (
+            not _uses_pcow(instance)
+            or snapshot_module.suspended(self._host.get_guest(instance)._domain) is None
+        ):
             super().resume(context, instance, network_info, block_device_info, share_info)
             return
         self.plug_vifs(instance, network_info)
@@ -71,7 +94,9 @@ class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
             snapshot_module.resume(guest._domain)
         guest.sync_guest_time()
 
-    def _undefine_domain(self, instance: Any, keep_vtpm: bool = False, keep_nvram: bool = False) -> None:
+    def _undefine_domain(
+        self, instance: Any, keep_vtpm: bool = False, keep_nvram: bool = False
+    ) -> None:
         """libvirt undefines no domain that has snapshots."""
         if _uses_pcow(instance):
             with contextlib.suppress(nova_exception.InstanceNotFound):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The images of servers: a root on the template of its Glance image and data devices, in one pool of the host."""
+"""The images of servers: a root on the template of its Glance image and data devices, in one pool
+of the host.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,15 @@ LOG = logging.getLogger(__name__)
 
 ROOT = 'root'
 _ROLE = re.compile(r'root|data[0-9]{1,2}')
-_MKFS = {'ext4': ('mkfs.ext4', 'e2fsprogs', ('-q', '-F', '-b', '4096', '-m', '0', '-E', 'lazy_itable_init=0,lazy_journal_init=0')),
-         'xfs': ('mkfs.xfs', 'xfsprogs', ('-q', '-f', '-m', 'reflink=0'))}    # Linux mounts no reflink with DAX for long
+_MKFS = {
+    'ext4': (
+        'mkfs.ext4',
+        'e2fsprogs',
+        ('-q', '-F', '-b', '4096', '-m', '0', '-E', 'lazy_itable_init=0,lazy_journal_init=0'),
+    ),
+    # Linux mounts no reflink with DAX for long
+    'xfs': ('mkfs.xfs', 'xfsprogs', ('-q', '-f', '-m', 'reflink=0')),
+}
 
 
 class ServerStorageError(exception.PcowError):
@@ -61,7 +70,7 @@ class RootSource:
 class ServerImage:
     """One image of a server."""
 
-    role: str                          # 'root', 'data0', 'data1', ...
+    role: str  # 'root', 'data0', 'data1', ...
     pool: pool_module.Pool
     path: str
 
@@ -102,7 +111,9 @@ def missing_roles(uuid: str, wanted: flavor_module.PcowFlavor) -> list[str]:
     return [role for role in roles if role not in there]
 
 
-def create(uuid: str, wanted: flavor_module.PcowFlavor, pool: pool_module.Pool, source: RootSource | None) -> list[str]:
+def create(
+    uuid: str, wanted: flavor_module.PcowFlavor, pool: pool_module.Pool, source: RootSource | None
+) -> list[str]:
     """Make the images of a server that are not there yet; the names of those that were made.
 
     When anything fails, those are deleted again.
@@ -144,18 +155,26 @@ def _create_root(name: str, size: int, pool: pool_module.Pool, source: RootSourc
 @contextlib.contextmanager
 def _template(size: int, pool: pool_module.Pool, source: RootSource) -> Iterator[str]:
     """The template for a root of a size, which is made if it is not there."""
+
     def accept(needed: int) -> None:
         if size < needed:
-            raise ServerImpossible(reason=(
-                f'the image {source.image.id} has {units.format_size(needed)} and the root only '
-                f'{units.format_size(size)}: take a larger flavor'))
+            raise ServerImpossible(
+                reason=(
+                    f'the image {source.image.id} has {units.format_size(needed)} and the root '
+                    f'only '
+                    f'{units.format_size(size)}: take a larger flavor'
+                )
+            )
 
     with template_cache.TemplateCache(pool).template(source.image, source.fetch, accept) as base:
         yield base
 
 
-def prepare_rebuild(uuid: str, wanted: flavor_module.PcowFlavor, pool: pool_module.Pool, source: RootSource | None) -> None:
-    """Find out what would keep a server from beginning anew with other data, while it still has what it has.
+def prepare_rebuild(
+    uuid: str, wanted: flavor_module.PcowFlavor, pool: pool_module.Pool, source: RootSource | None
+) -> None:
+    """Find out what would keep a server from beginning anew with other data, while it still has
+    what it has.
 
     :param source: of the root; may be None if the flavor has none
     :raises PcowError: an image cannot be deleted or made
@@ -166,12 +185,14 @@ def prepare_rebuild(uuid: str, wanted: flavor_module.PcowFlavor, pool: pool_modu
             pass
 
 
-def _create_data(name: str, data: flavor_module.DataDevice, number: int, pool: pool_module.Pool) -> None:
+def _create_data(
+    name: str, data: flavor_module.DataDevice, number: int, pool: pool_module.Pool
+) -> None:
     if data.format not in _MKFS:
         device.create(pool, name, data.size)
         return
-    # One empty file system for all servers: a metadata operation for the next.  The number tells devices of one server apart,
-    # whose file systems must have different UUIDs.
+    # One empty file system for all servers: a metadata operation for the next. The number tells
+    # devices of one server apart, whose file systems must have different UUIDs.
     base = f'format-{data.format}-{data.size // units.MIB}-{number}'
     with template_cache.TemplateCache(pool).named(base, lambda: _build_formatted(base, data, pool)):
         device.create_on(pool, name, base)
@@ -210,7 +231,7 @@ def discard_unfinished(uuid: str, keep: frozenset[str] = frozenset()) -> bool:
             if entry == f'{prefix}{role}{suffix}' and _ROLE.fullmatch(role) and role not in keep:
                 path = os.path.join(pool.path, entry)
                 try:
-                    if staging.is_in_the_making(pool, entry):      # on a host that shares the pool
+                    if staging.is_in_the_making(pool, entry):  # on a host that shares the pool
                         raise exception.ImageInUse(path=path, reason='somebody makes it')
                     with image_locks.alone(path):
                         os.unlink(path)
@@ -223,7 +244,8 @@ def discard_unfinished(uuid: str, keep: frozenset[str] = frozenset()) -> bool:
 
 
 def delete(uuid: str, *, keep: frozenset[str] = frozenset()) -> bool:
-    """Delete the images of a server, and what a killed build or copy of them left; whether all are gone.
+    """Delete the images of a server, and what a killed build or copy of them left; whether all are
+    gone.
 
     What somebody has open stays, a QEMU on another host for instance; what is damaged does not.
     Nobody knows what is in a pool that is not there: then they are not, and Nova asks again.
@@ -250,8 +272,12 @@ def check_deletable(uuid: str) -> None:
     :raises ServerStorageError:
     """
     if not inventory.all_there():
-        raise ServerStorageError(reason=(
-            'a pool of this host is not there (its log says which), and what it may have of the server would stay: mount it'))
+        raise ServerStorageError(
+            reason=(
+                'a pool of this host is not there (its log says which), and what it may have of '
+                'the server would stay: mount it'
+            )
+        )
     _check_childless(uuid)
 
 
@@ -259,8 +285,12 @@ def _check_childless(uuid: str) -> None:
     for item in find(uuid):
         children = item.pool.children(item.name, known_only=True)
         if children:
-            raise ServerStorageError(reason=(
-                f'{item.path} cannot be deleted, because something stands on it ({", ".join(children)}): delete that first'))
+            raise ServerStorageError(
+                reason=(
+                    f'{item.path} cannot be deleted, because something stands on it '
+                    f'({", ".join(children)}): delete that first'
+                )
+            )
 
 
 def check_complete(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
@@ -271,29 +301,49 @@ def check_complete(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
 
 
 def check_not_sent(uuid: str) -> None:
-    """Make sure that a server does not go on with images that were copied to another host: it has, or may have, gone on there.
+    """Make sure that a server does not go on with images that were copied to another host: it has,
+    or may have, gone on there.
 
-    :raises ServerStorageError: one was, and neither a confirmation nor a revert has ended that here; or it left while it ran
+    :raises ServerStorageError: one was, and neither a confirmation nor a revert has ended that
+        here; or it left while it ran
     """
     host = notes.get(notes.LEAVING, uuid)
     if host is not None:
-        raise ServerStorageError(reason=(
-            f'the server has left for {host}, when nova-compute was ended here: it runs there, with its data, and what is here is '
-            f'old; if it does not (virsh list --all), delete {notes.path(notes.LEAVING, uuid)}'))
+        raise ServerStorageError(
+            reason=(
+                f'the server has left for {host}, when nova-compute was ended here: it runs there, '
+                f'with its data, and what is here is '
+                f'old; if it does not (virsh list --all), delete {notes.path(notes.LEAVING, uuid)}'
+            )
+        )
     if notes.get(notes.ARRIVING, uuid) is not None:
-        raise ServerStorageError(reason=(
-            'what is here of the server was made for a live migration to this host that did not come to its end: it is where it '
-            f'was; if its domain is here (virsh list --all), delete {notes.path(notes.ARRIVING, uuid)}'))
+        raise ServerStorageError(
+            reason=(
+                'what is here of the server was made for a live migration to this host that did '
+                'not come to its end: it is where it '
+                f'was; if its domain is here (virsh list --all), delete '
+                f'{notes.path(notes.ARRIVING, uuid)}'
+            )
+        )
     for item in find(uuid):
         marks = {one.name for one in image.snapshot_list(item.path, force_share=True)}
         if names.ARRIVING_MARK in marks:
-            raise ServerStorageError(reason=(
-                f'{item.path} was made for a live migration of the server, and not all of it has arrived: the server is where it '
-                'was, and this is to be deleted'))
+            raise ServerStorageError(
+                reason=(
+                    f'{item.path} was made for a live migration of the server, and not all of it '
+                    f'has arrived: the server is where it '
+                    'was, and this is to be deleted'
+                )
+            )
         if reserved.SENT in marks:
-            raise ServerStorageError(reason=(
-                f'{item.path} was copied to another host, and that was neither confirmed nor reverted here: if the server has run '
-                f'there since, this is old, and to be deleted; else delete its snapshot {reserved.SENT} (pcowctl snapshot delete)'))
+            raise ServerStorageError(
+                reason=(
+                    f'{item.path} was copied to another host, and that was neither confirmed nor '
+                    f'reverted here: if the server has run '
+                    f'there since, this is old, and to be deleted; else delete its snapshot '
+                    f'{reserved.SENT} (pcowctl snapshot delete)'
+                )
+            )
 
 
 def check_none(uuid: str) -> None:
@@ -302,9 +352,14 @@ def check_none(uuid: str) -> None:
     :raises ServerStorageError: an image is there
     """
     for item in find(uuid):
-        raise ServerStorageError(reason=(
-            f'{item.path} of an earlier time of the server could not be deleted, and holds its data: delete what stands on it '
-            '(the log of nova-compute says what), then the server, which has no claim in placement after this, and create it anew'))
+        raise ServerStorageError(
+            reason=(
+                f'{item.path} of an earlier time of the server could not be deleted, and holds its '
+                f'data: delete what stands on it '
+                '(the log of nova-compute says what), then the server, which has no claim in '
+                'placement after this, and create it anew'
+            )
+        )
 
 
 def root(uuid: str) -> ServerImage:
@@ -316,13 +371,18 @@ def root(uuid: str) -> ServerImage:
 
 
 def _not_there(uuid: str, role: str) -> ServerStorageError:
-    return ServerStorageError(reason=(
-        f'the image {image_name(uuid, role)} is in none of the pools {", ".join(nova_conf.CONF.nova_pcow.pools)} of this host: '
-        'mount the pool that has it, or, if a rebuild failed and left none, rebuild the server'))
+    return ServerStorageError(
+        reason=(
+            f'the image {image_name(uuid, role)} is in none of the pools '
+            f'{", ".join(nova_conf.CONF.nova_pcow.pools)} of this host: '
+            'mount the pool that has it, or, if a rebuild failed and left none, rebuild the server'
+        )
+    )
 
 
 def check_class(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
-    """Make sure that a server still has the class that its flavor requires: a pool can come back mounted without DAX, or copied.
+    """Make sure that a server still has the class that its flavor requires: a pool can come back
+    mounted without DAX, or copied.
 
     :raises ServerStorageError:
     """
@@ -331,10 +391,15 @@ def check_class(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
     for item in find(uuid):
         missing = wanted.required_traits - inventory.traits(item.pool)
         if missing:
-            raise ServerStorageError(reason=(
-                f'the pool {item.pool.name} has not {", ".join(sorted(missing))} now, which the flavor of the server requires: '
-                f'what its guest flushes would not be kept as promised. Its data are there: mount {item.pool.path} as it was '
-                '("pcowctl doctor" helps), and start it then'))
+            raise ServerStorageError(
+                reason=(
+                    f'the pool {item.pool.name} has not {", ".join(sorted(missing))} now, which '
+                    f'the flavor of the server requires: '
+                    f'what its guest flushes would not be kept as promised. Its data are there: '
+                    f'mount {item.pool.path} as it was '
+                    '("pcowctl doctor" helps), and start it then'
+                )
+            )
 
 
 def nvdimms(uuid: str, wanted: flavor_module.PcowFlavor) -> list[libvirt_xml.Nvdimm]:
@@ -350,9 +415,16 @@ def nvdimms(uuid: str, wanted: flavor_module.PcowFlavor) -> list[libvirt_xml.Nvd
 def nvdimm(path: str, pool: pool_module.Pool | None, alias: str) -> libvirt_xml.Nvdimm:
     """A device for a domain.
 
-    On page cache an nvdimm could not keep its promise to the guest, and a virtio-pmem, which flushes, can.
+    On page cache an nvdimm could not keep its promise to the guest, and a virtio-pmem, which
+    flushes, can.
 
     :param pool: that it lies in; None: an nvdimm, whatever it is
     """
-    model = libvirt_xml.MODELS[1] if pool is not None and pool.persistence() == 'page-cache' else libvirt_xml.MODELS[0]
-    return libvirt_xml.Nvdimm(path=path, size=image.info(path, force_share=True).virtual_size, alias=alias, model=model)
+    model = (
+        libvirt_xml.MODELS[1]
+        if pool is not None and pool.persistence() == 'page-cache'
+        else libvirt_xml.MODELS[0]
+    )
+    return libvirt_xml.Nvdimm(
+        path=path, size=image.info(path, force_share=True).virtual_size, alias=alias, model=model
+    )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validators of the extra specs ``pcow:*`` for Nova's API: unknown and malformed ones are rejected when they are set."""
+"""Validators of the extra specs ``pcow:*`` for Nova's API: unknown and malformed ones are rejected
+when they are set.
+"""
 
 from nova.api.validation.extra_specs import base
 
@@ -7,21 +9,35 @@ from nova_pcow import flavor
 
 
 def register() -> list[base.ExtraSpecValidator]:
-    """What Nova calls in the module that its entry point ``nova.api.extra_spec_validators`` names."""
+    """What Nova calls in the module that its entry point
+    ``nova.api.extra_spec_validators`` names.
+    """
     return [
         base.ExtraSpecValidator(
             name=flavor.ROOT_SPEC,
-            description='Whether the root of the server is in persistent memory. The root has the disk size of the flavor; if that '
-                        'is 0, what resources:CUSTOM_PCOW_MB leaves beside the data devices.',
-            value={'type': bool, 'description': 'Whether the root is in persistent memory.'}),
+            description='Whether the root of the server is in persistent memory. The root has the '
+            'disk size of the flavor; if that '
+            'is 0, what resources:CUSTOM_PCOW_MB leaves beside the data devices.',
+            value={'type': bool, 'description': 'Whether the root is in persistent memory.'},
+        ),
         base.ExtraSpecValidator(
             name=flavor.DATA_SPEC,
-            description=f'Sizes of additional persistent memory devices, at most {flavor.MAX_DATA_DEVICES}.',
-            value={'type': str, 'description': 'MiB of each device, even numbers with commas between them.',
-                   'pattern': flavor.DATA_PATTERN}),
+            description=f'Sizes of additional persistent memory devices, at most '
+            f'{flavor.MAX_DATA_DEVICES}.',
+            value={
+                'type': str,
+                'description': 'MiB of each device, even numbers with commas between them.',
+                'pattern': flavor.DATA_PATTERN,
+            },
+        ),
         base.ExtraSpecValidator(
             name=flavor.FORMAT_SPEC,
             description='File systems of the additional devices: one for all, or one for each.',
-            value={'type': str, 'description': f'One of {", ".join(flavor.FORMATS)} for each device, with commas between them.',
-                   'pattern': flavor.FORMAT_PATTERN}),
+            value={
+                'type': str,
+                'description': f'One of {", ".join(flavor.FORMATS)} for each device, with commas '
+                f'between them.',
+                'pattern': flavor.FORMAT_PATTERN,
+            },
+        ),
     ]

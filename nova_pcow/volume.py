@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cinder volumes on pcow images as persistent memory of a server, or as a disk of one that has no persistent memory."""
+"""Cinder volumes on pcow images as persistent memory of a server, or as a disk of one that has no
+persistent memory.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from pcow_driver.pools import registry
 from pcow_driver.virt import libvirt_xml
 
 TYPE = 'pcow'
-_IS_DISK = 'pcow_disk'                        # in the data of a connection
+_IS_DISK = 'pcow_disk'  # in the data of a connection
 
 
 def is_pcow(connection_info: Any) -> bool:
@@ -42,11 +44,17 @@ def check_attach(connection_info: Any) -> None:
     """:raises InvalidVolume: a kind that memory cannot be"""
     data = connection_info.get('data', {})
     if connection_info.get('multiattach') or data.get('multiattach'):
-        raise nova_exception.InvalidVolume(reason='a volume in persistent memory is attached to one server at a time')
+        raise nova_exception.InvalidVolume(
+            reason='a volume in persistent memory is attached to one server at a time'
+        )
     if data.get('encrypted'):
-        raise nova_exception.InvalidVolume(reason='a volume in persistent memory is mapped as it is and cannot be encrypted')
+        raise nova_exception.InvalidVolume(
+            reason='a volume in persistent memory is mapped as it is and cannot be encrypted'
+        )
     if data.get('access_mode', 'rw') != 'rw':
-        raise nova_exception.InvalidVolume(reason='a volume in persistent memory cannot be attached read-only')
+        raise nova_exception.InvalidVolume(
+            reason='a volume in persistent memory cannot be attached read-only'
+        )
 
 
 class PcowVolumeDriver(volume.LibvirtBaseVolumeDriver):
@@ -62,35 +70,51 @@ class PcowVolumeDriver(volume.LibvirtBaseVolumeDriver):
         data = connection_info['data']
         data[_IS_DISK] = not flavor.uses_pcow(instance.flavor)
         profile = confinement.profile(self.host, instance)
-        path, volume_id = self._image(connection_info)[0], block_device.get_volume_id(connection_info)
+        path, volume_id = (
+            self._image(connection_info)[0],
+            block_device.get_volume_id(connection_info),
+        )
         with _invalid_volume():
             if data[_IS_DISK]:
                 disk.start(path, volume_id, profile)
             if profile is not None:
-                confinement.let_in(disk.socket_path(volume_id) if data[_IS_DISK] else path, instance)
+                confinement.let_in(
+                    disk.socket_path(volume_id) if data[_IS_DISK] else path, instance
+                )
 
     def disconnect_volume(self, connection_info: Any, instance: Any, force: bool = False) -> None:
         """:raises InternalError: what serves it does not end"""
         with errors.internal():
             disk.stop(block_device.get_volume_id(connection_info))
 
-    def get_config(self, connection_info: Any, disk_info: Any) -> config.MemoryDevice | disk.NbdDisk:
+    def get_config(
+        self, connection_info: Any, disk_info: Any
+    ) -> config.MemoryDevice | disk.NbdDisk:
         """
         :raises InvalidVolume: it does not lie in a pool of this host, or cannot be read
         """
         check_attach(connection_info)
         if connection_info['data'].get(_IS_DISK):
-            return disk.NbdDisk(super().get_config(connection_info, disk_info), block_device.get_volume_id(connection_info))
+            return disk.NbdDisk(
+                super().get_config(connection_info, disk_info),
+                block_device.get_volume_id(connection_info),
+            )
         with _invalid_volume():
-            return config.MemoryDevice(storage.nvdimm(*self._image(connection_info), alias(connection_info)))
+            return config.MemoryDevice(
+                storage.nvdimm(*self._image(connection_info), alias(connection_info))
+            )
 
     @staticmethod
     def _image(connection_info: Any) -> tuple[str, pool_module.Pool]:
         path = str(connection_info['data'].get('device_path'))
         pool = registry.PoolRegistry().find(os.path.dirname(path)) if os.path.isabs(path) else None
         if pool is None or not path.endswith(names.IMAGE_SUFFIX) or os.path.islink(path):
-            raise nova_exception.InvalidVolume(reason=(
-                f'{path} is no image in a pool of this host: memory is where it is, so put the server on the volume\'s host'))
+            raise nova_exception.InvalidVolume(
+                reason=(
+                    f'{path} is no image in a pool of this host: memory is where it is, so put the '
+                    f'server on the volume\'s host'
+                )
+            )
         return path, pool
 
 
@@ -111,9 +135,14 @@ def plugged(domain_xml: str, connection_info: Any) -> libvirt_xml.Nvdimm | None:
 def check_detach(guest_is_active: bool, mountpoint: str) -> None:
     """:raises DeviceDetachFailed: the server has to be stopped first"""
     if guest_is_active:
-        raise nova_exception.DeviceDetachFailed(device=mountpoint, reason=(
-            'persistent memory cannot be taken out of a running server: stop it (openstack server stop), detach the volume, and '
-            'start it again'))
+        raise nova_exception.DeviceDetachFailed(
+            device=mountpoint,
+            reason=(
+                'persistent memory cannot be taken out of a running server: stop it (openstack '
+                'server stop), detach the volume, and '
+                'start it again'
+            ),
+        )
 
 
 def unplug(virtual_domain: Any, connection_info: Any) -> None:
@@ -121,6 +150,7 @@ def unplug(virtual_domain: Any, connection_info: Any) -> None:
 
     :raises libvirtError:
     """
-    found = plugged(virtual_domain.XMLDesc(2), connection_info)      # VIR_DOMAIN_XML_INACTIVE
+    found = plugged(virtual_domain.XMLDesc(2), connection_info)  # VIR_DOMAIN_XML_INACTIVE
     if found is not None:
-        virtual_domain.detachDeviceFlags(config.MemoryDevice(found).to_xml(), 2)      # VIR_DOMAIN_AFFECT_CONFIG
+        # VIR_DOMAIN_AFFECT_CONFIG
+        virtual_domain.detachDeviceFlags(config.MemoryDevice(found).to_xml(), 2)

@@ -21,4 +21,8 @@ def _man_page(path: Path) -> tuple[str, str, str, list[str], int]:
     return (f'man/{path.stem}', path.stem, title.removeprefix(path.stem).lstrip(' -:'), [author], 1)
 
 
-man_pages = [_man_page(path) for path in sorted((Path(__file__).parent / 'man').glob('*.rst')) if path.stem != 'index']
+man_pages = [
+    _man_page(path)
+    for path in sorted((Path(__file__).parent / 'man').glob('*.rst'))
+    if path.stem != 'index'
+]

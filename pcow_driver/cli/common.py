@@ -56,11 +56,14 @@ def split_reference(reference: str) -> tuple[pool.Pool, str]:
     pool_name, slash, name = reference.partition('/')
     if not slash or not pool_name:
         raise exception.InvalidName(kind='image', name=reference, reason='write POOL/NAME')
-    return registry.PoolRegistry().get(pool_name), names.check_name('image', name.removesuffix(names.IMAGE_SUFFIX))
+    return registry.PoolRegistry().get(pool_name), names.check_name(
+        'image', name.removesuffix(names.IMAGE_SUFFIX)
+    )
 
 
 def image_path(reference: str) -> str:
-    """Path of an existing image given as ``POOL/NAME`` or as a path (``./a/b`` for a path that looks like a pool's).
+    """Path of an existing image given as ``POOL/NAME`` or as a path (``./a/b`` for a path that
+    looks like a pool's).
 
     :raises ImageNotFound:
     """

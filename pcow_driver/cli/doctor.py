@@ -11,15 +11,24 @@ from pcow_driver.health import doctor
 
 
 class Doctor(lister.Lister):
-    """Say what this host lacks for pcow, and what to do about it; exit code 1 if something essential is missing."""
+    """Say what this host lacks for pcow, and what to do about it; exit code 1 if something
+    essential is missing.
+    """
 
     _status = 0
 
-    def take_action(self, parsed_args: argparse.Namespace) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    def take_action(
+        self, parsed_args: argparse.Namespace
+    ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
         findings = doctor.diagnose()
         self._status = int(any(finding.status == finding_module.MISSING for finding in findings))
-        return (('check', 'status', 'found', 'what to do'),
-                [(finding.check, finding.status, finding.found, finding.advice) for finding in findings])
+        return (
+            ('check', 'status', 'found', 'what to do'),
+            [
+                (finding.check, finding.status, finding.found, finding.advice)
+                for finding in findings
+            ],
+        )
 
     def run(self, parsed_args: argparse.Namespace) -> int:
         return super().run(parsed_args) or self._status

@@ -24,23 +24,55 @@ class DomainXml(command.Command):
         parser.add_argument('--name', help='Name of the domain; default: that of the image.')
         parser.add_argument('--kernel', required=True, help='Kernel file.')
         parser.add_argument('--initrd', help='Initial RAM disk.')
-        parser.add_argument('--cmdline', default=domain_xml.DEFAULT_CMDLINE, help='Kernel command line; default: %(default)s')
-        parser.add_argument('--memory', type=common.size_argument, default=units.GIB, help='RAM of the guest; default: 1G.')
+        parser.add_argument(
+            '--cmdline',
+            default=domain_xml.DEFAULT_CMDLINE,
+            help='Kernel command line; default: %(default)s',
+        )
+        parser.add_argument(
+            '--memory',
+            type=common.size_argument,
+            default=units.GIB,
+            help='RAM of the guest; default: 1G.',
+        )
         parser.add_argument('--vcpus', type=int, default=1, help='Default: 1.')
-        parser.add_argument('--type', choices=domain_xml.TYPES, default=domain_xml.default_type(),
-                            help="'qemu' is emulation (TCG); default: 'kvm' if this host has /dev/kvm.")
-        parser.add_argument('--emulator', help='QEMU with the pcow backend; default: [pcow] emulator.')
+        parser.add_argument(
+            '--type',
+            choices=domain_xml.TYPES,
+            default=domain_xml.default_type(),
+            help="'qemu' is emulation (TCG); default: 'kvm' if this host has /dev/kvm.",
+        )
+        parser.add_argument(
+            '--emulator', help='QEMU with the pcow backend; default: [pcow] emulator.'
+        )
         parser.add_argument('--machine', default='q35', help='Machine type; default: q35.')
-        parser.add_argument('--serial-file', metavar='FILE', help='Write the console to a file rather than a pty.')
-        parser.add_argument('--carrier-disk', metavar='FILE', help='A small qcow2 disk to hold VM state for virsh snapshots.')
-        parser.add_argument('--network', choices=domain_xml.NETWORKS, default='none', help='Default: none.')
+        parser.add_argument(
+            '--serial-file', metavar='FILE', help='Write the console to a file rather than a pty.'
+        )
+        parser.add_argument(
+            '--carrier-disk',
+            metavar='FILE',
+            help='A small qcow2 disk to hold VM state for virsh snapshots.',
+        )
+        parser.add_argument(
+            '--network', choices=domain_xml.NETWORKS, default='none', help='Default: none.'
+        )
         parser.add_argument('--pmem', action='store_true', help='Write <pmem/>.')
-        parser.add_argument('--device', choices=libvirt_xml.MODELS,
-                            help='How the guest sees the image; default: virtio-pmem if the pool is class page-cache, where an '
-                                 'nvdimm cannot keep its promise that what the guest has flushed is durable, else nvdimm.')
-        parser.add_argument('--volatile', action='store_true',
-                            help='Make it an nvdimm on class page-cache as well: a crash of the host may lose what the guest has '
-                                 'flushed.')
+        parser.add_argument(
+            '--device',
+            choices=libvirt_xml.MODELS,
+            help='How the guest sees the image; default: virtio-pmem if the pool is class '
+            'page-cache, where an '
+            'nvdimm cannot keep its promise that what the guest has flushed is durable, else '
+            'nvdimm.',
+        )
+        parser.add_argument(
+            '--volatile',
+            action='store_true',
+            help='Make it an nvdimm on class page-cache as well: a crash of the host may lose what '
+            'the guest has '
+            'flushed.',
+        )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
@@ -53,20 +85,43 @@ class DomainXml(command.Command):
         path = common.image_path(parsed_args.image)
         info = image.info(path, force_share=True)
         if info.sealed:
-            raise exception.UsageInvalid(reason=(
-                f"{path} is a template, no guest may write to it: 'pcowctl image create' makes an image on it"))
+            raise exception.UsageInvalid(
+                reason=(
+                    f"{path} is a template, no guest may write to it: 'pcowctl image create' makes "
+                    f"an image on it"
+                )
+            )
         page_cache = info.persistence == 'page-cache'
-        model = parsed_args.device or ('virtio-pmem' if page_cache and not parsed_args.volatile else 'nvdimm')
+        model = parsed_args.device or (
+            'virtio-pmem' if page_cache and not parsed_args.volatile else 'nvdimm'
+        )
         if page_cache and model == 'nvdimm' and not parsed_args.volatile:
-            raise exception.UsageInvalid(reason=(
-                f"the pool of {path} is page cache: an nvdimm there loses what the guest has flushed when the host crashes; "
-                "take --device virtio-pmem, or say --volatile if that may be"))
+            raise exception.UsageInvalid(
+                reason=(
+                    f"the pool of {path} is page cache: an nvdimm there loses what the guest has "
+                    f"flushed when the host crashes; "
+                    "take --device virtio-pmem, or say --volatile if that may be"
+                )
+            )
         name = parsed_args.name or os.path.basename(path).removesuffix('.pcow')
         domain = domain_xml.Domain(
-            name=name, memory=parsed_args.memory, kernel=os.path.abspath(parsed_args.kernel),
-            nvdimms=[libvirt_xml.Nvdimm(path=path, size=info.virtual_size, pmem=parsed_args.pmem, model=model)],
-            initrd=absolute(parsed_args.initrd), cmdline=parsed_args.cmdline, vcpus=parsed_args.vcpus, type=parsed_args.type,
-            emulator=absolute(parsed_args.emulator) or tool.find('emulator', build_first=True), machine=parsed_args.machine,
-            serial_file=absolute(parsed_args.serial_file), carrier_disk=absolute(parsed_args.carrier_disk),
-            network=parsed_args.network, volatile=page_cache and parsed_args.volatile)
+            name=name,
+            memory=parsed_args.memory,
+            kernel=os.path.abspath(parsed_args.kernel),
+            nvdimms=[
+                libvirt_xml.Nvdimm(
+                    path=path, size=info.virtual_size, pmem=parsed_args.pmem, model=model
+                )
+            ],
+            initrd=absolute(parsed_args.initrd),
+            cmdline=parsed_args.cmdline,
+            vcpus=parsed_args.vcpus,
+            type=parsed_args.type,
+            emulator=absolute(parsed_args.emulator) or tool.find('emulator', build_first=True),
+            machine=parsed_args.machine,
+            serial_file=absolute(parsed_args.serial_file),
+            carrier_disk=absolute(parsed_args.carrier_disk),
+            network=parsed_args.network,
+            volatile=page_cache and parsed_args.volatile,
+        )
         self.app.stdout.write(domain.to_xml())

@@ -21,12 +21,23 @@ class Garbage(lister.Lister):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument('name', help='Name of the pool.')
-        parser.add_argument('--delete', action='append', default=[], choices=[kind.value for kind in garbage.Kind],
-                            help='Delete what is found of this kind (leak: repair); may be repeated.')
-        parser.add_argument('--dry-run', action='store_true', help='With --delete: say what would be deleted, and delete nothing.')
+        parser.add_argument(
+            '--delete',
+            action='append',
+            default=[],
+            choices=[kind.value for kind in garbage.Kind],
+            help='Delete what is found of this kind (leak: repair); may be repeated.',
+        )
+        parser.add_argument(
+            '--dry-run',
+            action='store_true',
+            help='With --delete: say what would be deleted, and delete nothing.',
+        )
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
+    def take_action(
+        self, parsed_args: argparse.Namespace
+    ) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
         if parsed_args.dry_run and not parsed_args.delete:
             raise exception.UsageInvalid(reason='--dry-run goes with --delete')
         found = registry.PoolRegistry().get(parsed_args.name)
@@ -43,7 +54,15 @@ class Garbage(lister.Lister):
                         done = 'deleted'
                 except exception.PcowError as e:
                     done = f'kept: {e}'
-            rows.append((finding.kind.value, os.path.basename(finding.path), common.Size(finding.size), finding.reason, done))
+            rows.append(
+                (
+                    finding.kind.value,
+                    os.path.basename(finding.path),
+                    common.Size(finding.size),
+                    finding.reason,
+                    done,
+                )
+            )
         return ('kind', 'file', 'size', 'reason', 'done'), iter(rows)
 
 
@@ -51,4 +70,4 @@ def _domain_images() -> domain.Files | None:
     try:
         return domain.all_images()
     except exception.LibvirtFailed:
-        return None                        # then no image is called unused
+        return None  # then no image is called unused

@@ -24,20 +24,50 @@ Rows = tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]
 
 def show_path(path: str) -> Shown:
     info = image.info(path, force_share=True)
-    return (('path', 'uuid', 'format', 'virtual size', 'allocated size', 'data size', 'cluster size', 'template', 'base',
-             'base snapshot', 'chain depth', 'snapshots', 'persistence'),
-            (path, info.uuid, info.format, common.Size(info.virtual_size), common.Size(info.actual_size),
-             common.Size(info.data_size), common.Size(info.cluster_size), info.sealed, info.base_filename or '',
-             info.base_snapshot or '', info.chain_depth, len(info.snapshots), info.persistence))
+    return (
+        (
+            'path',
+            'uuid',
+            'format',
+            'virtual size',
+            'allocated size',
+            'data size',
+            'cluster size',
+            'template',
+            'base',
+            'base snapshot',
+            'chain depth',
+            'snapshots',
+            'persistence',
+        ),
+        (
+            path,
+            info.uuid,
+            info.format,
+            common.Size(info.virtual_size),
+            common.Size(info.actual_size),
+            common.Size(info.data_size),
+            common.Size(info.cluster_size),
+            info.sealed,
+            info.base_filename or '',
+            info.base_snapshot or '',
+            info.chain_depth,
+            len(info.snapshots),
+            info.persistence,
+        ),
+    )
 
 
 def list_rows(pool_name: str | None, *, sealed: bool) -> Rows:
-    """Images or templates of one pool or of all; those that cannot be read are listed with the images.
+    """Images or templates of one pool or of all; those that cannot be read are listed with the
+    images.
 
     What is deleted for its owner and kept for its clones is neither.
     """
     pools = registry.PoolRegistry()
-    chosen: list[pool.Pool] = [pools.get(pool_name)] if pool_name else [pools.get(entry.name) for entry in pools.list()]
+    chosen: list[pool.Pool] = (
+        [pools.get(pool_name)] if pool_name else [pools.get(entry.name) for entry in pools.list()]
+    )
 
     def rows() -> Iterator[tuple[Any, ...]]:
         for found in chosen:
@@ -48,13 +78,35 @@ def list_rows(pool_name: str | None, *, sealed: bool) -> Rows:
                     continue
                 if item.summary is None:
                     if not sealed:
-                        yield found.name, item.name, common.OptionalSize(None), common.OptionalSize(None), '', '', item.error
+                        yield (
+                            found.name,
+                            item.name,
+                            common.OptionalSize(None),
+                            common.OptionalSize(None),
+                            '',
+                            '',
+                            item.error,
+                        )
                 elif item.summary.sealed == sealed:
-                    yield (found.name, item.name, common.OptionalSize(item.summary.virtual_size),
-                           common.OptionalSize(item.summary.actual_size), item.summary.base_filename or '',
-                           item.summary.snapshots, '')
+                    yield (
+                        found.name,
+                        item.name,
+                        common.OptionalSize(item.summary.virtual_size),
+                        common.OptionalSize(item.summary.actual_size),
+                        item.summary.base_filename or '',
+                        item.summary.snapshots,
+                        '',
+                    )
 
-    return ('pool', 'name', 'virtual size', 'allocated size', 'base', 'snapshots', 'problem'), rows()
+    return (
+        'pool',
+        'name',
+        'virtual size',
+        'allocated size',
+        'base',
+        'snapshots',
+        'problem',
+    ), rows()
 
 
 class Create(show.ShowOne):
@@ -63,18 +115,35 @@ class Create(show.ShowOne):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument('image', help=common.POOL_IMAGE_HELP)
-        parser.add_argument('--template', metavar='NAME', help='Template or image of the same pool to stand on.')
-        parser.add_argument('--template-snapshot', metavar='NAME', help='Snapshot of it to stand on.')
-        parser.add_argument('--size', type=common.size_argument,
-                            help='Virtual size, a multiple of 2 MiB; default: that of the template.')
-        parser.add_argument('--cluster-size', type=common.size_argument, help='4k to 2M; default: [pcow] cluster_size.')
+        parser.add_argument(
+            '--template', metavar='NAME', help='Template or image of the same pool to stand on.'
+        )
+        parser.add_argument(
+            '--template-snapshot', metavar='NAME', help='Snapshot of it to stand on.'
+        )
+        parser.add_argument(
+            '--size',
+            type=common.size_argument,
+            help='Virtual size, a multiple of 2 MiB; default: that of the template.',
+        )
+        parser.add_argument(
+            '--cluster-size',
+            type=common.size_argument,
+            help='4k to 2M; default: [pcow] cluster_size.',
+        )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
         found, name = common.split_reference(parsed_args.image)
-        return show_path(found.create_image(
-            name, size=parsed_args.size, base=parsed_args.template, base_snapshot=parsed_args.template_snapshot,
-            cluster_size=parsed_args.cluster_size or conf.CONF.pcow.cluster_size))
+        return show_path(
+            found.create_image(
+                name,
+                size=parsed_args.size,
+                base=parsed_args.template,
+                base_snapshot=parsed_args.template_snapshot,
+                cluster_size=parsed_args.cluster_size or conf.CONF.pcow.cluster_size,
+            )
+        )
 
 
 class List(lister.Lister):
@@ -107,8 +176,11 @@ class Delete(command.Command):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument('image', help=common.POOL_IMAGE_HELP)
-        parser.add_argument('--force', action='store_true',
-                            help='Also if it is damaged, or others of the pool cannot be read.')
+        parser.add_argument(
+            '--force',
+            action='store_true',
+            help='Also if it is damaged, or others of the pool cannot be read.',
+        )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
@@ -117,7 +189,9 @@ class Delete(command.Command):
 
 
 class Check(show.ShowOne):
-    """Check an image for damage; exit code 2 if damage was found and not repaired, 3 if only space is lost."""
+    """Check an image for damage; exit code 2 if damage was found and not repaired, 3 if only space
+    is lost.
+    """
 
     _status = 0
 
@@ -133,11 +207,32 @@ class Check(show.ShowOne):
             self._status = 2
         elif result.leaks > result.leaks_fixed:
             self._status = 3
-        return (('path', 'clean', 'corruptions', 'corruptions fixed', 'leaked slabs', 'leaked slabs fixed', 'lost data',
-                 'slabs', 'slabs used', 'findings'),
-                (result.filename, result.clean, result.corruptions, result.corruptions_fixed, result.leaks,
-                 result.leaks_fixed, common.Size(result.lost_size), result.slabs, result.slabs_used,
-                 '\n'.join(f'{finding.kind}: {finding.message}' for finding in result.findings)))
+        return (
+            (
+                'path',
+                'clean',
+                'corruptions',
+                'corruptions fixed',
+                'leaked slabs',
+                'leaked slabs fixed',
+                'lost data',
+                'slabs',
+                'slabs used',
+                'findings',
+            ),
+            (
+                result.filename,
+                result.clean,
+                result.corruptions,
+                result.corruptions_fixed,
+                result.leaks,
+                result.leaks_fixed,
+                common.Size(result.lost_size),
+                result.slabs,
+                result.slabs_used,
+                '\n'.join(f'{finding.kind}: {finding.message}' for finding in result.findings),
+            ),
+        )
 
     def run(self, parsed_args: argparse.Namespace) -> int:
         return super().run(parsed_args) or self._status
@@ -149,8 +244,12 @@ class Resize(show.ShowOne):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument('image', help=common.IMAGE_HELP)
-        parser.add_argument('size', type=common.size_argument, help='New virtual size, a multiple of 2 MiB.')
-        parser.add_argument('--shrink', action='store_true', help='Allow giving up data beyond the new end.')
+        parser.add_argument(
+            'size', type=common.size_argument, help='New virtual size, a multiple of 2 MiB.'
+        )
+        parser.add_argument(
+            '--shrink', action='store_true', help='Allow giving up data beyond the new end.'
+        )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:

@@ -22,16 +22,25 @@ class _Target:
     """What the arguments name; after resolve() either path or domain_name is set."""
 
     def __init__(self, words: tuple[str, ...]) -> None:
-        self.words = words             # names of the arguments after the image
+        self.words = words  # names of the arguments after the image
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument('--domain', metavar='DOMAIN', help="Work on this libvirt domain's image, whether it runs or not.")
-        parser.add_argument('--device', metavar='DEVICE',
-                            help='Which of its images, if it has several: alias, path or file name.')
+        parser.add_argument(
+            '--domain',
+            metavar='DOMAIN',
+            help="Work on this libvirt domain's image, whether it runs or not.",
+        )
+        parser.add_argument(
+            '--device',
+            metavar='DEVICE',
+            help='Which of its images, if it has several: alias, path or file name.',
+        )
         metavar = ' '.join(('[IMAGE]', *self.words))
-        # one list for all positional arguments: argparse cannot tell an optional first one when options stand in between
-        parser.add_argument('words', nargs='*', metavar=metavar,
-                            help=f'{common.IMAGE_HELP} Left out with --domain.')
+        # one list for all positional arguments: argparse cannot tell an optional first one when
+        # options stand in between
+        parser.add_argument(
+            'words', nargs='*', metavar=metavar, help=f'{common.IMAGE_HELP} Left out with --domain.'
+        )
         rest = ''.join(f' {word}' for word in self.words)
         parser.usage = f'{parser.prog} [options] (IMAGE{rest} | --domain DOMAIN{rest})'
 
@@ -40,7 +49,10 @@ class _Target:
         words = list(parsed_args.words)
         expected = len(self.words) + (parsed_args.domain is None)
         if len(words) != expected:
-            wanted = ' '.join(self.words if parsed_args.domain else ('IMAGE', *self.words)) or 'no further words'
+            wanted = (
+                ' '.join(self.words if parsed_args.domain else ('IMAGE', *self.words))
+                or 'no further words'
+            )
             raise exception.UsageInvalid(reason=f'{len(words)} words given, expected: {wanted}')
         if parsed_args.domain is not None:
             return None, words
@@ -69,8 +81,11 @@ class Create(_SnapshotCommand):
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
-        parser.add_argument('--quiesce', action='store_true',
-                            help="With --domain: have the guest's agent freeze its file systems for the moment.")
+        parser.add_argument(
+            '--quiesce',
+            action='store_true',
+            help="With --domain: have the guest's agent freeze its file systems for the moment.",
+        )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
@@ -91,8 +106,12 @@ class Revert(_SnapshotCommand):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument('--reset', action='store_true', help='Restart the guest if it runs.')
-        parser.add_argument('--image-only', action='store_true', help='With --domain: also to a snapshot of the whole VM, whose '
-                            'disks and RAM stay as they are.')
+        parser.add_argument(
+            '--image-only',
+            action='store_true',
+            help='With --domain: also to a snapshot of the whole VM, whose '
+            'disks and RAM stay as they are.',
+        )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
@@ -101,7 +120,9 @@ class Revert(_SnapshotCommand):
             image.snapshot_revert(path, name)
             return
         with _domain(parsed_args) as found:
-            found.snapshot_revert(name, parsed_args.device, reset=parsed_args.reset, image_only=parsed_args.image_only)
+            found.snapshot_revert(
+                name, parsed_args.device, reset=parsed_args.reset, image_only=parsed_args.image_only
+            )
 
 
 class Delete(_SnapshotCommand):
@@ -116,7 +137,9 @@ class Delete(_SnapshotCommand):
             with _domain(parsed_args) as found:
                 freed = found.snapshot_delete(name, parsed_args.device)
         if freed is not None and self.app_args is not None and self.app_args.verbose_level:
-            self.app.stdout.write(f'Snapshot {name} deleted, {units.format_size(freed)} given back to the pool.\n')
+            self.app.stdout.write(
+                f'Snapshot {name} deleted, {units.format_size(freed)} given back to the pool.\n'
+            )
 
 
 class Rename(_SnapshotCommand):
@@ -143,21 +166,48 @@ class List(lister.Lister):
         self._target.add_to(parser)
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    def take_action(
+        self, parsed_args: argparse.Namespace
+    ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
         path, _words = self._target.resolve(parsed_args)
         if path is not None:
             snapshots = image.snapshot_list(path, force_share=True)
         else:
             with _domain(parsed_args) as found:
                 snapshots = found.snapshot_list(parsed_args.device)
-        return (('id', 'name', 'parent', 'date', 'virtual size', 'data size', 'shared size', 'delete frees', 'VM state size',
-                 'current', 'pinned'),
-                self._rows(snapshots))
+        return (
+            (
+                'id',
+                'name',
+                'parent',
+                'date',
+                'virtual size',
+                'data size',
+                'shared size',
+                'delete frees',
+                'VM state size',
+                'current',
+                'pinned',
+            ),
+            self._rows(snapshots),
+        )
 
     @staticmethod
     def _rows(snapshots: list[model.Snapshot]) -> list[tuple[Any, ...]]:
         by_id = {snapshot.id: snapshot.name for snapshot in snapshots}
-        return [(item.id, item.name, by_id.get(item.parent_id or '', ''), item.date.isoformat(timespec='seconds'),
-                 common.Size(item.virtual_size), common.Size(item.data_size), common.Size(item.shared_size),
-                 common.Size(item.delete_frees), common.Size(item.vm_state_size), item.current, item.pinned)
-                for item in snapshots]
+        return [
+            (
+                item.id,
+                item.name,
+                by_id.get(item.parent_id or '', ''),
+                item.date.isoformat(timespec='seconds'),
+                common.Size(item.virtual_size),
+                common.Size(item.data_size),
+                common.Size(item.shared_size),
+                common.Size(item.delete_frees),
+                common.Size(item.vm_state_size),
+                item.current,
+                item.pinned,
+            )
+            for item in snapshots
+        ]

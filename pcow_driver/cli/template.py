@@ -18,26 +18,51 @@ class Build(show.ShowOne):
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
-        parser.add_argument('source', help='The disk image: a bare file system or a partitioned disk.')
+        parser.add_argument(
+            'source', help='The disk image: a bare file system or a partitioned disk.'
+        )
         parser.add_argument('template', help=common.POOL_IMAGE_HELP)
-        parser.add_argument('--source-format', required=True, choices=('qcow2', 'raw'),
-                            help='Format of the source; it is never guessed.')
-        parser.add_argument('--size', type=common.size_argument,
-                            help='Virtual size; default: just enough. Guests may grow their file system into it.')
-        parser.add_argument('--page-map', choices=[item.value for item in info_block.PageMap], default=info_block.PageMap.RAM.value,
-                            help='Where guests keep 64 bytes per 4 KiB page: in their RAM (default), or in the image, '
-                                 'which then grows by 1.6%% of its size at boot.')
-        parser.add_argument('--cluster-size', type=common.size_argument, help='4k to 2M; default: [pcow] cluster_size.')
+        parser.add_argument(
+            '--source-format',
+            required=True,
+            choices=('qcow2', 'raw'),
+            help='Format of the source; it is never guessed.',
+        )
+        parser.add_argument(
+            '--size',
+            type=common.size_argument,
+            help='Virtual size; default: just enough. Guests may grow their file system into it.',
+        )
+        parser.add_argument(
+            '--page-map',
+            choices=[item.value for item in info_block.PageMap],
+            default=info_block.PageMap.RAM.value,
+            help='Where guests keep 64 bytes per 4 KiB page: in their RAM (default), or in the '
+            'image, '
+            'which then grows by 1.6%% of its size at boot.',
+        )
+        parser.add_argument(
+            '--cluster-size',
+            type=common.size_argument,
+            help='4k to 2M; default: [pcow] cluster_size.',
+        )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> image_commands.Shown:
         from pcow_driver.templates import template  # its inspectors take long to import
 
         found, name = common.split_reference(parsed_args.template)
-        return image_commands.show_path(template.build(
-            found, name, parsed_args.source, parsed_args.source_format, size=parsed_args.size,
-            page_map=info_block.PageMap(parsed_args.page_map),
-            cluster_size=parsed_args.cluster_size or conf.CONF.pcow.cluster_size))
+        return image_commands.show_path(
+            template.build(
+                found,
+                name,
+                parsed_args.source,
+                parsed_args.source_format,
+                size=parsed_args.size,
+                page_map=info_block.PageMap(parsed_args.page_map),
+                cluster_size=parsed_args.cluster_size or conf.CONF.pcow.cluster_size,
+            )
+        )
 
 
 class List(lister.Lister):

@@ -13,7 +13,9 @@ from pcow_driver.copies import transfer
 
 
 class Send(command.Command):
-    """Write an image, or a template, that nobody writes to as a stream for 'image receive' to stdout."""
+    """Write an image, or a template, that nobody writes to as a stream for 'image receive' to
+    stdout.
+    """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -22,7 +24,9 @@ class Send(command.Command):
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
         if os.isatty(sys.stdout.fileno()):
-            raise exception.UsageInvalid(reason="it is not for a terminal: give it to 'image receive', by ssh for instance")
+            raise exception.UsageInvalid(
+                reason="it is not for a terminal: give it to 'image receive', by ssh for instance"
+            )
         transfer.send(common.image_path(parsed_args.image), sys.stdout.buffer)
 
 
@@ -32,9 +36,12 @@ class Receive(command.Command):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument('image', help=common.POOL_IMAGE_HELP)
-        parser.add_argument('--discard', action='store_true',
-                            help='Instead delete it, if it has arrived, and let it fail, if it is on its way; says '
-                                 f'{transfer.KEPT!r} if clones of it need a part, which stays for them.')
+        parser.add_argument(
+            '--discard',
+            action='store_true',
+            help='Instead delete it, if it has arrived, and let it fail, if it is on its way; says '
+            f'{transfer.KEPT!r} if clones of it need a part, which stays for them.',
+        )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:

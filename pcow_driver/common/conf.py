@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the group ``[pcow]``; services register them in their own configuration with :func:`register_opts`."""
+"""Options of the group ``[pcow]``; services register them in their own configuration with
+:func:`register_opts`.
+"""
 
 from oslo_config import cfg
 from oslo_config import types
@@ -9,41 +11,88 @@ from pcow_driver.common import units
 GROUP = cfg.OptGroup('pcow', title='pcow images and pools')
 
 OPTS: list[cfg.Opt] = [
-    cfg.StrOpt('state_path', default='/var/lib/pcow',
-               help='Directory of the list of pools (pools.json) and of the locks that processes of this host share.'),
-    cfg.StrOpt('pools_path', default='/var/lib/pcow/pools',
-               help='Directory in which pcowctl pool create mounts the file systems that it makes.'),
-    cfg.BoolOpt('protect_templates', default=True,
-                help='Give templates the immutable flag (chattr +i) where the file system has it and this user may: nobody then '
-                     'changes or deletes one under its children. Pools in DRAM are left alone.'),
-    cfg.StrOpt('pcow_img', default='pcow-img',
-               help='The pcow-img program: a path, or a name looked for in PATH and then in build/bin of the checkout '
-                    'that this package runs from.'),
-    cfg.StrOpt('pcow_io', default='pcow-io',
-               help='The pcow-io program, looked for like pcow-img.'),
-    cfg.StrOpt('nbdkit', default='nbdkit',
-               help='The nbdkit program, which serves images over NBD.'),
-    cfg.StrOpt('nbdfuse', default='nbdfuse',
-               help='The nbdfuse program of libnbd, which shows what nbdkit serves as a file.'),
-    cfg.StrOpt('nbdkit_plugin', default='nbdkit-pcow-plugin.so',
-               help="The nbdkit plug-in of pcow: a path, or a name looked for in build/bin of the checkout that this package "
-                    'runs from and then in /usr/lib/*/nbdkit/plugins and /usr/lib/nbdkit/plugins.'),
-    cfg.StrOpt('qemu_img', default='qemu-img',
-               help='The qemu-img program, which reads the sources of templates.'),
-    cfg.StrOpt('emulator', default='qemu-system-x86_64',
-               help='QEMU with the pcow backend; a path, or a name looked for in build/bin of the checkout that this '
-                    'package runs from and then in PATH (the distribution has a QEMU of the same name without the '
-                    'backend).'),
-    cfg.StrOpt('libvirt_uri', default='qemu:///system',
-               help='Connection over which running domains are controlled.'),
-    cfg.StrOpt('conversion_dir', default='/var/tmp',  # noqa: S108 - the files in it have random names
-               help='Directory for the sparse raw file that exists while a template is built; it takes as much space '
-                    'as the source holds data.'),
-    cfg.Opt('max_image_size', type=types.String(), default='16T',
-            help='Largest virtual size that a template may get, so that a small hostile source cannot ask for a '
-                 'huge image. Bytes, or a number with k, M, G or T.'),
-    cfg.IntOpt('cluster_size', default=64 * units.KIB, min=units.MIN_CLUSTER_SIZE, max=units.MAX_CLUSTER_SIZE,
-               help='Cluster size of new images in bytes: a power of two from 4 KiB to 2 MiB.'),
+    cfg.StrOpt(
+        'state_path',
+        default='/var/lib/pcow',
+        help='Directory of the list of pools (pools.json) and of the locks that processes of this '
+        'host share.',
+    ),
+    cfg.StrOpt(
+        'pools_path',
+        default='/var/lib/pcow/pools',
+        help='Directory in which pcowctl pool create mounts the file systems that it makes.',
+    ),
+    cfg.BoolOpt(
+        'protect_templates',
+        default=True,
+        help='Give templates the immutable flag (chattr +i) where the file system has it and this '
+        'user may: nobody then '
+        'changes or deletes one under its children. Pools in DRAM are left alone.',
+    ),
+    cfg.StrOpt(
+        'pcow_img',
+        default='pcow-img',
+        help='The pcow-img program: a path, or a name looked for in PATH and then in build/bin of '
+        'the checkout '
+        'that this package runs from.',
+    ),
+    cfg.StrOpt('pcow_io', default='pcow-io', help='The pcow-io program, looked for like pcow-img.'),
+    cfg.StrOpt(
+        'nbdkit', default='nbdkit', help='The nbdkit program, which serves images over NBD.'
+    ),
+    cfg.StrOpt(
+        'nbdfuse',
+        default='nbdfuse',
+        help='The nbdfuse program of libnbd, which shows what nbdkit serves as a file.',
+    ),
+    cfg.StrOpt(
+        'nbdkit_plugin',
+        default='nbdkit-pcow-plugin.so',
+        help="The nbdkit plug-in of pcow: a path, or a name looked for in build/bin of the "
+        "checkout that this package "
+        'runs from and then in /usr/lib/*/nbdkit/plugins and /usr/lib/nbdkit/plugins.',
+    ),
+    cfg.StrOpt(
+        'qemu_img',
+        default='qemu-img',
+        help='The qemu-img program, which reads the sources of templates.',
+    ),
+    cfg.StrOpt(
+        'emulator',
+        default='qemu-system-x86_64',
+        help='QEMU with the pcow backend; a path, or a name looked for in build/bin of the '
+        'checkout that this '
+        'package runs from and then in PATH (the distribution has a QEMU of the same name without '
+        'the '
+        'backend).',
+    ),
+    cfg.StrOpt(
+        'libvirt_uri',
+        default='qemu:///system',
+        help='Connection over which running domains are controlled.',
+    ),
+    cfg.StrOpt(
+        'conversion_dir',
+        default='/var/tmp',  # noqa: S108 - the files in it have random names
+        help='Directory for the sparse raw file that exists while a template is built; it takes as '
+        'much space '
+        'as the source holds data.',
+    ),
+    cfg.Opt(
+        'max_image_size',
+        type=types.String(),
+        default='16T',
+        help='Largest virtual size that a template may get, so that a small hostile source cannot '
+        'ask for a '
+        'huge image. Bytes, or a number with k, M, G or T.',
+    ),
+    cfg.IntOpt(
+        'cluster_size',
+        default=64 * units.KIB,
+        min=units.MIN_CLUSTER_SIZE,
+        max=units.MAX_CLUSTER_SIZE,
+        help='Cluster size of new images in bytes: a power of two from 4 KiB to 2 MiB.',
+    ),
 ]
 
 
@@ -58,8 +107,16 @@ def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
     from oslo_privsep import priv_context
 
     helper = [option for option in priv_context.OPTS if option.name == 'helper_command']
-    return [(GROUP, OPTS),
-            (cfg.OptGroup('pcow_privileged', title='the immutable flag of templates, for services that are not root'), helper)]
+    return [
+        (GROUP, OPTS),
+        (
+            cfg.OptGroup(
+                'pcow_privileged',
+                title='the immutable flag of templates, for services that are not root',
+            ),
+            helper,
+        ),
+    ]
 
 
 CONF = cfg.CONF

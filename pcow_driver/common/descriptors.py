@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Directories that are reached step by step, each from the descriptor of the one above it.
 
-No link is followed, so nobody leads the way elsewhere.  With ``trusted`` it is also refused where somebody else could exchange
-a step after it was looked at: what root then does to the descriptor, or to a name in it, it does to what the path says.
+No link is followed, so nobody leads the way elsewhere. With ``trusted`` it is also refused where
+somebody else could exchange a step after it was looked at: what root then does to the descriptor,
+or to a name in it, it does to what the path says.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import stat
 from pcow_driver.common import exception
 
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_OTHERS = stat.S_IWGRP | stat.S_IWOTH          # an ACL that lets somebody write shows in the bits of the group
+# an ACL that lets somebody write shows in the bits of the group
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def place(descriptor: int) -> str:
@@ -27,7 +29,8 @@ def place(descriptor: int) -> str:
 def directory(path: str, *, trusted: bool = False) -> Iterator[int]:
     """A descriptor (O_PATH) of the directory at an absolute path without links.
 
-    :raises PathRefused: it has a link or something else that is no directory; or with ``trusted``, others may exchange a step
+    :raises PathRefused: it has a link or something else that is no directory; or with ``trusted``,
+        others may exchange a step
     :raises OSError: it is not there, or this user may not go there
     """
     descriptor = _walk(_parts(path), trusted)
@@ -87,7 +90,8 @@ def check(path: str) -> None:
 
 
 def check_for_root(path: str) -> None:
-    """A directory that root works in by its path.  Who is not root has only the rights that its neighbours have, too.
+    """A directory that root works in by its path. Who is not root has only the rights that its
+    neighbours have, too.
 
     :raises PathRefused: others may put something else there
     """
@@ -112,7 +116,9 @@ def _walk(parts: list[str], trusted: bool) -> int:
             try:
                 below = os.open(part, _STEP, dir_fd=descriptor)
             except NotADirectoryError:
-                raise exception.PathRefused(path=path, reason='it is a link, or no directory: give the place itself') from None
+                raise exception.PathRefused(
+                    path=path, reason='it is a link, or no directory: give the place itself'
+                ) from None
             os.close(descriptor)
             descriptor = below
     except BaseException:
@@ -122,18 +128,23 @@ def _walk(parts: list[str], trusted: bool) -> int:
 
 
 def _check_step(descriptor: int, name: str, path: str) -> None:
-    """Whoever may write to a directory may exchange what is in it; in one with the sticky bit, what belongs to him.
+    """Whoever may write to a directory may exchange what is in it; in one with the sticky bit, what
+    belongs to him.
 
     :raises PathRefused:
     """
     above = os.fstat(descriptor)
     trusted = {0, os.geteuid()}
     if above.st_uid not in trusted:
-        raise exception.PathRefused(path=path, reason='the directory above it belongs to another user')
+        raise exception.PathRefused(
+            path=path, reason='the directory above it belongs to another user'
+        )
     if above.st_mode & _OTHERS:
         try:
             owner = os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_uid
         except FileNotFoundError:
-            owner = os.geteuid()               # as it will be, if this user makes it
+            owner = os.geteuid()  # as it will be, if this user makes it
         if not above.st_mode & stat.S_ISVTX or owner not in trusted:
-            raise exception.PathRefused(path=path, reason='others may write to the directory above it (chmod go-w)')
+            raise exception.PathRefused(
+                path=path, reason='others may write to the directory above it (chmod go-w)'
+            )

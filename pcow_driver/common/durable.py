@@ -7,7 +7,8 @@ import contextlib
 import os
 import tempfile
 
-PRIVATE = 0o640                        # of a file that nobody else than its owner and group may read
+# of a file that nobody else than its owner and group may read
+PRIVATE = 0o640
 
 
 def replace(path: str, text: str, *, mode: int = PRIVATE) -> None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors.  ``str(error)`` is one sentence for a person: what is wrong with which thing, and the way out."""
+"""Errors. ``str(error)`` is one sentence for a person: what is wrong with which thing, and the way
+out.
+"""
 
 from typing import Any
 
@@ -7,12 +9,14 @@ from typing import Any
 class PcowError(Exception):
     """Base of all errors of this package.
 
-    ``msg_fmt`` is filled with the keyword arguments, which stay readable as :attr:`details`.  They may be given as one
-    dictionary as well, so that an error that came from another process (oslo.privsep) can be made again of its ``args``.
+    ``msg_fmt`` is filled with the keyword arguments, which stay readable as :attr:`details`. They
+    may be given as one dictionary as well, so that an error that came from another process
+    (oslo.privsep) can be made again of its ``args``.
     """
 
     msg_fmt = '%(reason)s'
-    is_of_host = True                  # another host, or this one later, could do what was asked for
+    # another host, or this one later, could do what was asked for
+    is_of_host = True
 
     def __init__(self, given: dict[str, Any] | None = None, /, **details: Any) -> None:
         self.details = {**(given or {}), **details}
@@ -31,13 +35,18 @@ class PackageMissing(PcowError):
 
 
 class ToolFailed(PcowError):
-    """A program ended with an error; ``details`` has tool, exit_code and message (what it printed)."""
+    """A program ended with an error; ``details`` has tool, exit_code and message (what
+    it printed).
+    """
 
     msg_fmt = '%(message)s'
 
 
 class ToolOutputInvalid(PcowError):
-    msg_fmt = '%(tool)s printed something that this version does not understand (%(reason)s): install matching versions'
+    msg_fmt = (
+        '%(tool)s printed something that this version does not understand (%(reason)s): install '
+        'matching versions'
+    )
 
 
 class InvalidName(PcowError):
@@ -63,7 +72,10 @@ class ImageInUse(PcowError):
 
 
 class ImageProtected(PcowError):
-    msg_fmt = '%(path)s is immutable, as templates are, and this user cannot change that (%(reason)s): become root'
+    msg_fmt = (
+        '%(path)s is immutable, as templates are, and this user cannot change that (%(reason)s): '
+        'become root'
+    )
 
 
 class DeviceInvalid(PcowError):
@@ -106,22 +118,33 @@ class PoolInvalid(PcowError):
 
 
 class PoolNotEmpty(PcowError):
-    msg_fmt = ('the pool %(name)s still holds %(count)d entries (%(entries)s): delete them first, '
-               'or only forget the pool (--forget)')
+    msg_fmt = (
+        'the pool %(name)s still holds %(count)d entries (%(entries)s): delete them first, '
+        'or only forget the pool (--forget)'
+    )
 
 
 class PoolDraining(PcowError):
-    msg_fmt = "the pool %(name)s takes nothing new ('pcowctl pool drain --end %(name)s' changes that): choose another"
+    msg_fmt = (
+        "the pool %(name)s takes nothing new ('pcowctl pool drain --end %(name)s' changes that): "
+        "choose another"
+    )
 
 
 class NoRoom(PcowError):
-    msg_fmt = ('%(size)s more cannot be provisioned in the pool %(name)s: %(provisioned)s of %(limit)s are provisioned already '
-               "(over-commit %(overcommit)g, see 'pcowctl pool set'): delete images, extend the pool, or raise its limit")
+    msg_fmt = (
+        '%(size)s more cannot be provisioned in the pool %(name)s: %(provisioned)s of %(limit)s '
+        'are provisioned already '
+        "(over-commit %(overcommit)g, see 'pcowctl pool set'): delete images, extend the pool, or "
+        "raise its limit"
+    )
 
 
 class NoSpace(PcowError):
-    msg_fmt = ('%(size)s cannot be stored in the pool %(name)s: %(free)s are free beside what is '
-               'kept for guests: delete images, or extend the pool')
+    msg_fmt = (
+        '%(size)s cannot be stored in the pool %(name)s: %(free)s are free beside what is '
+        'kept for guests: delete images, or extend the pool'
+    )
 
 
 class RegionNotFound(PcowError):
@@ -165,7 +188,9 @@ class StillFrozen(DomainInvalid):
 
 
 class QmpFailed(PcowError):
-    """QEMU answered a command with an error; ``details`` has command, error_class and description."""
+    """QEMU answered a command with an error; ``details`` has command, error_class and
+    description.
+    """
 
     msg_fmt = '%(command)s: %(description)s'
 
@@ -175,7 +200,10 @@ class ConfigInvalid(PcowError):
 
 
 class ConversionDirUnusable(PcowError):
-    msg_fmt = '[pcow] conversion_dir %(path)s: %(reason)s: make room in it, let this user write there, or name another directory'
+    msg_fmt = (
+        '[pcow] conversion_dir %(path)s: %(reason)s: make room in it, let this user write there, '
+        'or name another directory'
+    )
 
 
 class PathRefused(PcowError):

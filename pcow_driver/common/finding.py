@@ -10,6 +10,6 @@ NOTHING_TO_DO = 'nothing to do'
 @dataclasses.dataclass(frozen=True)
 class Finding:
     check: str
-    status: str                    # OK, ADVICE: works with limits, MISSING: does not work without
+    status: str  # OK, ADVICE: works with limits, MISSING: does not work without
     found: str
     advice: str = NOTHING_TO_DO

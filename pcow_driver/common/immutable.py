@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The immutable flag of a file (chattr +i, FS_IOC_SETFLAGS), and whether an open file is a template: nothing but system calls."""
+"""The immutable flag of a file (chattr +i, FS_IOC_SETFLAGS), and whether an open file is a
+template: nothing but system calls.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def is_set(path: str) -> bool:
 
 
 def set_flag(path: str, wanted: bool) -> None:
-    """:raises OSError: the file system has no such flag, or this user may not (CAP_LINUX_IMMUTABLE)"""
+    """:raises OSError: the file system has no such flag, or this user may not
+    (CAP_LINUX_IMMUTABLE)
+    """
     with opened(path) as fd:
         set_flag_of(fd, wanted)
 
@@ -62,4 +66,8 @@ def set_flag_of(fd: int, wanted: bool) -> None:
 def is_sealed(fd: int) -> bool:
     """By the header of an open image, which is read without running anything."""
     header = os.pread(fd, _STATE_OFFSET + 1, 0)
-    return header.startswith(_MAGIC) and len(header) > _STATE_OFFSET and bool(header[_STATE_OFFSET] & _SEALED)
+    return (
+        header.startswith(_MAGIC)
+        and len(header) > _STATE_OFFSET
+        and bool(header[_STATE_OFFSET] & _SEALED)
+    )

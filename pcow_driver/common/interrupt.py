@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ending on SIGINT, SIGTERM and SIGHUP, for programs made of this package; libraries and services never install this.
+"""Ending on SIGINT, SIGTERM and SIGHUP, for programs made of this package; libraries and services
+never install this.
 
-The handler raises, so that temporary files and child processes go.  But Python drops an exception that strikes in a
-destructor, or in a hook around fork; so the signal is remembered as well, and looked at around each program that is run.
+The handler raises, so that temporary files and child processes go. But Python drops an exception
+that strikes in a destructor, or in a hook around fork; so the signal is remembered as well, and
+looked at around each program that is run.
 """
 
 from collections.abc import Iterator
@@ -15,7 +17,8 @@ _clearing_up: list[bool] = []
 
 
 def install() -> None:
-    """Let SIGINT raise KeyboardInterrupt, SIGTERM SystemExit(143) and SIGHUP SystemExit(129), and remember each.
+    """Let SIGINT raise KeyboardInterrupt, SIGTERM SystemExit(143) and SIGHUP SystemExit(129), and
+    remember each.
 
     SIGHUP comes when the terminal or the SSH session goes; if it is ignored (nohup), it stays so.
     """
@@ -34,7 +37,9 @@ def check() -> None:
 
 @contextlib.contextmanager
 def clearing_up() -> Iterator[None]:
-    """What is undone in here is not interrupted, by no signal that has come or comes; afterwards they count again."""
+    """What is undone in here is not interrupted, by no signal that has come or comes; afterwards
+    they count again.
+    """
     _clearing_up.append(True)
     try:
         yield

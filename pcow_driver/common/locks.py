@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Locks that all processes, threads and green threads of this host share.
 
-A lock is one on the open description of a file under ``[pcow] state_path``: it ends with the process however that ends, and two
-threads of one process keep each other out as two processes do.  Who has to wait tries again and sleeps in between, which lets
-other green threads run; a system call that waits would stop all of them, the one that has the lock included.  No semaphore of
-the process is involved, so it makes no difference whether eventlet has replaced those.  Locks of POSIX records, as pcow took
-them before, conflict with these.
+A lock is one on the open description of a file under ``[pcow] state_path``: it ends with the
+process however that ends, and two threads of one process keep each other out as two processes do.
+Who has to wait tries again and sleeps in between, which lets other green threads run; a system call
+that waits would stop all of them, the one that has the lock included. No semaphore of the process
+is involved, so it makes no difference whether eventlet has replaced those. Locks of POSIX records,
+as pcow took them before, conflict with these.
 
-A lock's file is there as long as somebody has the lock: who gives it up deletes the file first, and who gets a lock looks
-whether its file is still the one of that name.
+A lock's file is there as long as somebody has the lock: who gives it up deletes the file first, and
+who gets a lock looks whether its file is still the one of that name.
 
-Nobody waits for a lock in a circle, because each takes its locks in one order, which is checked (see ``_ORDER``).
+Nobody waits for a lock in a circle, because each takes its locks in one order, which is checked
+(see ``_ORDER``).
 """
 
 from __future__ import annotations
@@ -31,15 +33,18 @@ from pcow_driver.common import conf
 from pcow_driver.common import exception
 
 _PREFIX = 'pcow-'
-_NEW = '.new-'                         # of a file that nobody can lock yet
-_FILE_MODE = 0o660                     # who may lock writes nothing: the directory says who that is
-_FIRST_RETRY, _RETRY = 0.001, 0.01     # seconds; the latter from some time on
+_NEW = '.new-'  # of a file that nobody can lock yet
+_FILE_MODE = 0o660  # who may lock writes nothing: the directory says who that is
+_FIRST_RETRY, _RETRY = 0.001, 0.01  # seconds; the latter from some time on
 _MAX_NOTE = 100
-_LOCK = struct.Struct('hhqqi4x')       # struct flock
-# First words of the names.  Who has a lock takes only later ones, or of the same kind one of a later name.
+_LOCK = struct.Struct('hhqqi4x')  # struct flock
+# First words of the names. Who has a lock takes only later ones, or of the same kind one of a later
+# name.
 _ORDER = ('export', 'disk', 'template', 'removal', 'build', 'pools', 'pool')
 
-_mine: contextvars.ContextVar[tuple[tuple[int, str], ...]] = contextvars.ContextVar('pcow_locks', default=())
+_mine: contextvars.ContextVar[tuple[tuple[int, str], ...]] = contextvars.ContextVar(
+    'pcow_locks', default=()
+)
 
 
 def state_path() -> str:
@@ -51,7 +56,8 @@ def state_path() -> str:
 def lock(name: str) -> Iterator[None]:
     """Hold the lock of this name.
 
-    :raises StateInvalid: the lock directory cannot be written to, or something that is no lock has the name
+    :raises StateInvalid: the lock directory cannot be written to, or something that is no lock has
+        the name
     :raises InvalidName: it is too long for a file
     """
     with _in_order(_place(name)), contextlib.ExitStack() as stack:
@@ -66,7 +72,8 @@ def lock(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lock_directory(path: str) -> Iterator[None]:
-    """Hold the lock of a directory itself (flock), which programs that do not know ``[pcow] state_path`` can take as well.
+    """Hold the lock of a directory itself (flock), which programs that do not know
+    ``[pcow] state_path`` can take as well.
 
     :raises OSError: this user cannot list it
     """
@@ -83,11 +90,13 @@ def lock_directory(path: str) -> Iterator[None]:
 
 
 def is_held(name: str) -> bool:
-    """Whether somebody holds the lock of this name; also if this user cannot tell.  It is not taken for that."""
+    """Whether somebody holds the lock of this name; also if this user cannot tell. It is not taken
+    for that.
+    """
     try:
         directory = _open_directory()
     except FileNotFoundError:
-        return False                           # nobody ever has
+        return False  # nobody ever has
     except OSError:
         return True
     try:
@@ -103,8 +112,11 @@ def held(prefix: str) -> list[str]:
     except FileNotFoundError:
         return []
     try:
-        return [name.removeprefix(_PREFIX + prefix) for name in sorted(os.listdir(directory))
-                if name.startswith(_PREFIX + prefix) and _is_held(directory, name)]
+        return [
+            name.removeprefix(_PREFIX + prefix)
+            for name in sorted(os.listdir(directory))
+            if name.startswith(_PREFIX + prefix) and _is_held(directory, name)
+        ]
     finally:
         os.close(directory)
 
@@ -121,7 +133,9 @@ def note(name: str, text: str) -> None:
 
 
 def notes(prefix: str) -> dict[str, str]:
-    """What was noted (:func:`note`) of the locks of :func:`held`; ``''`` of those of which this user cannot tell."""
+    """What was noted (:func:`note`) of the locks of :func:`held`; ``''`` of those of which this
+    user cannot tell.
+    """
     found = dict.fromkeys(held(prefix), '')
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         directory = _open_directory()
@@ -135,7 +149,9 @@ def notes(prefix: str) -> dict[str, str]:
 
 
 def collect() -> None:
-    """Delete the files of locks that processes had when they were killed, and those that earlier versions left."""
+    """Delete the files of locks that processes had when they were killed, and those that earlier
+    versions left.
+    """
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         directory = _open_directory()
         stack.callback(os.close, directory)
@@ -153,7 +169,10 @@ def collect() -> None:
 def _in_order(place: tuple[int, str]) -> Iterator[None]:
     mine = _mine.get()
     if mine and place <= mine[-1]:
-        raise AssertionError(f'the lock {place[1]} is taken after {mine[-1][1]}, so that two could wait for each other')
+        raise AssertionError(
+            f'the lock {place[1]} is taken after {mine[-1][1]}, so that two could wait for each '
+            f'other'
+        )
     _mine.set((*mine, place))
     try:
         yield
@@ -174,15 +193,29 @@ def _errors(name: str) -> Iterator[None]:
         yield
     except OSError as e:
         if e.errno == errno.ENAMETOOLONG:
-            raise exception.InvalidName(kind='lock', name=name, reason=(
-                f'it is too long for a file in {directory}; what it is named after needs a shorter name')) from None
+            raise exception.InvalidName(
+                kind='lock',
+                name=name,
+                reason=(
+                    f'it is too long for a file in {directory}; what it is named after needs a '
+                    f'shorter name'
+                ),
+            ) from None
         path = os.path.join(directory, e.filename) if e.filename else directory
         if e.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EINVAL):
-            raise exception.StateInvalid(path=path, reason='a link or something else that is no lock is there; delete it') from None
-        raise exception.StateInvalid(path=path, reason=(
-            f'{e.strerror}; become root, or let root give the directory to the group of the services that work on pools '
-            "('pcowctl host setup --group GROUP'); [pcow] state_path is the same for all of them, or they would not wait for "
-            'each other')) from None
+            raise exception.StateInvalid(
+                path=path, reason='a link or something else that is no lock is there; delete it'
+            ) from None
+        raise exception.StateInvalid(
+            path=path,
+            reason=(
+                f'{e.strerror}; become root, or let root give the directory to the group of the '
+                f'services that work on pools '
+                "('pcowctl host setup --group GROUP'); [pcow] state_path is the same for all of "
+                "them, or they would not wait for "
+                'each other'
+            ),
+        ) from None
 
 
 def _file_name(name: str) -> str:
@@ -199,7 +232,9 @@ def _open_directory(*, make: bool = False) -> int:
 
 
 def _make_directory(state: str, path: str) -> None:
-    """Whoever the state directory was given to may take locks, also when root is the first to take one."""
+    """Whoever the state directory was given to may take locks, also when root is the first to take
+    one.
+    """
     if os.path.lexists(path):
         return
     os.makedirs(state, mode=0o755, exist_ok=True)
@@ -230,14 +265,15 @@ def _acquire(directory: int, name: str) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)                   # somebody gave the lock up and deleted its file
+        os.close(descriptor)  # somebody gave the lock up and deleted its file
 
 
 def _release(directory: int, name: str, descriptor: int) -> None:
     try:
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=directory)
-        # A child that is just being started may have the same open description until it runs its program.
+        # A child that is just being started may have the same open description until it runs its
+        # program.
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
     finally:
         os.close(descriptor)
@@ -245,7 +281,9 @@ def _release(directory: int, name: str, descriptor: int) -> None:
 
 def _open_file(directory: int, name: str, flags: int = os.O_RDWR) -> int:
     """:raises OSError: EINVAL if it is no regular file; a FIFO does not make anybody wait"""
-    descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    descriptor = os.open(
+        name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory
+    )
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, 'it is not a regular file', name)
@@ -253,9 +291,16 @@ def _open_file(directory: int, name: str, flags: int = os.O_RDWR) -> int:
 
 
 def _make_file(directory: int, name: str) -> None:
-    """It appears with its owner and its mode: a lock that root takes first is one that others can wait for at once."""
+    """It appears with its owner and its mode: a lock that root takes first is one that others can
+    wait for at once.
+    """
     new = f'{_NEW}{secrets.token_hex(8)}'
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    descriptor = os.open(
+        new,
+        os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+        0o600,
+        dir_fd=directory,
+    )
     try:
         _give(descriptor, os.fstat(directory), _FILE_MODE)
         with contextlib.suppress(FileExistsError):
@@ -292,7 +337,9 @@ def _take_directory(descriptor: int) -> bool:
 
 def _has_name(directory: int, name: str, descriptor: int) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(name, dir_fd=directory, follow_symlinks=False))
+        return os.path.samestat(
+            os.fstat(descriptor), os.stat(name, dir_fd=directory, follow_symlinks=False)
+        )
     except FileNotFoundError:
         return False
 
@@ -302,7 +349,9 @@ def _is_held(directory: int, name: str) -> bool:
         while True:
             descriptor = _open_file(directory, name, os.O_RDONLY)
             try:
-                answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+                answer = fcntl.fcntl(
+                    descriptor, fcntl.F_OFD_GETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+                )
                 if _LOCK.unpack(answer)[0] != fcntl.F_UNLCK:
                     return True
                 if _has_name(directory, name, descriptor):
@@ -314,9 +363,11 @@ def _is_held(directory: int, name: str) -> bool:
 
 
 def _give(made: int, like: os.stat_result, mode: int) -> None:
-    """What was just made gets owner and group of the directory it is in, as far as this user can do that.
+    """What was just made gets owner and group of the directory it is in, as far as this user can do
+    that.
 
-    :param made: a descriptor: who may write to the directory might put something else under the name
+    :param made: a descriptor: who may write to the directory might put something else under the
+        name
     """
     with contextlib.suppress(OSError):
         os.fchown(made, like.st_uid if os.geteuid() == 0 else -1, like.st_gid)

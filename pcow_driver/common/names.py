@@ -4,15 +4,18 @@
 from pcow_driver.common import exception
 
 IMAGE_SUFFIX = '.pcow'
-MARKER = '.pcow-pool'             # of a directory that is a pool
-SERVER_PREFIX = 'server-'           # of the images that are disks of Nova's servers
-VOLUME_PREFIX = 'volume-'           # of those that are Cinder's volumes
+MARKER = '.pcow-pool'  # of a directory that is a pool
+SERVER_PREFIX = 'server-'  # of the images that are disks of Nova's servers
+VOLUME_PREFIX = 'volume-'  # of those that are Cinder's volumes
 SERVICE_PREFIXES = (SERVER_PREFIX, VOLUME_PREFIX)
-ARRIVING_MARK = '.arriving'        # of an image to which a VM migrates, until all of it is there; see hostmem-pcow-incoming.c
-SNAPSHOT_MARKS = ('.incomplete-', '.loading-', '.migrating-', ARRIVING_MARK)       # see hostmem-pcow-carrier.c
-MAX_NAME_BYTES = 204               # of a new image: of its locks pcow-template-UUID-NAME is the longest, and has 255
-_MAX_EXISTING_BYTES = 240          # of what earlier versions made
-MAX_SNAPSHOT_BYTES = 127           # PCOW_SNAPSHOT_NAME_SIZE without the NUL
+# of an image to which a VM migrates, until all of it is there; see hostmem-pcow-incoming.c
+ARRIVING_MARK = '.arriving'
+# see hostmem-pcow-carrier.c
+SNAPSHOT_MARKS = ('.incomplete-', '.loading-', '.migrating-', ARRIVING_MARK)
+# of a new image: of its locks pcow-template-UUID-NAME is the longest, and has 255
+MAX_NAME_BYTES = 204
+_MAX_EXISTING_BYTES = 240  # of what earlier versions made
+MAX_SNAPSHOT_BYTES = 127  # PCOW_SNAPSHOT_NAME_SIZE without the NUL
 
 
 def shortened(text: str, most: int) -> str:
@@ -75,8 +78,13 @@ def check_snapshot_name(name: str) -> str:
 def check_new_snapshot_name(name: str) -> str:
     """Return ``name`` if somebody may give it to a snapshot.
 
-    :raises InvalidName: also for the names by which QEMU knows what it has to finish, or to take back
+    :raises InvalidName: also for the names by which QEMU knows what it has to finish, or to take
+        back
     """
     if name.startswith(SNAPSHOT_MARKS):
-        _reject('snapshot', name, f'names that begin with {" or ".join(SNAPSHOT_MARKS)} are those of unfinished work')
+        _reject(
+            'snapshot',
+            name,
+            f'names that begin with {" or ".join(SNAPSHOT_MARKS)} are those of unfinished work',
+        )
     return check_snapshot_name(name)

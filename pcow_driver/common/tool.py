@@ -24,18 +24,21 @@ _MAX_MESSAGE = 2000
 
 
 def build_dirs() -> list[Path]:
-    """build/bin of the checkout, seen from an editable install and from build/venv; none of what was installed elsewhere."""
+    """build/bin of the checkout, seen from an editable install and from build/venv; none of what
+    was installed elsewhere.
+    """
     found = []
     checkout, environment = Path(__file__).resolve().parents[2], Path(sys.prefix).resolve()
-    if (checkout / 'qemu-backend').is_dir():       # not site-packages
+    if (checkout / 'qemu-backend').is_dir():  # not site-packages
         found.append(checkout / 'build' / 'bin')
-    if (environment.parent / 'meson' / 'build.ninja').is_file():      # not any environment
+    if (environment.parent / 'meson' / 'build.ninja').is_file():  # not any environment
         found.append(environment.parent / 'bin')
     return found
 
 
 def find(option: str, *, build_first: bool = False) -> str:
-    """Path of the program that ``[pcow] option`` names: as given, then in PATH, then in the checkout's build/bin.
+    """Path of the program that ``[pcow] option`` names: as given, then in PATH, then in the
+    checkout's build/bin.
 
     :param build_first: look in build/bin before PATH
     :raises ToolNotFound:
@@ -53,13 +56,21 @@ def find(option: str, *, build_first: bool = False) -> str:
 
 
 def find_module(option: str, directories: str) -> str:
-    """Path of the loadable module that ``[pcow] option`` names: as given, then in the checkout's build/bin, then in directories.
+    """Path of the loadable module that ``[pcow] option`` names: as given, then in the checkout's
+    build/bin, then in directories.
 
     :param directories: a glob pattern
     :raises ToolNotFound:
     """
     name = str(conf.CONF.pcow[option])
-    places = [name] if '/' in name else [str(place / name) for place in (*build_dirs(), *map(Path, sorted(glob.glob(directories))))]
+    places = (
+        [name]
+        if '/' in name
+        else [
+            str(place / name)
+            for place in (*build_dirs(), *map(Path, sorted(glob.glob(directories))))
+        ]
+    )
     for place in places:
         if os.path.isfile(place):
             return os.path.abspath(place)
@@ -71,7 +82,9 @@ def find_system(name: str, package: str) -> str:
 
     :raises PackageMissing:
     """
-    path = shutil.which(name, path=os.pathsep.join((os.environ.get('PATH', os.defpath), '/usr/sbin', '/sbin')))
+    path = shutil.which(
+        name, path=os.pathsep.join((os.environ.get('PATH', os.defpath), '/usr/sbin', '/sbin'))
+    )
     if path is None:
         raise exception.PackageMissing(tool=name, package=package)
     return path
@@ -79,15 +92,21 @@ def find_system(name: str, package: str) -> str:
 
 def _message(name: str, stdout: str, stderr: str, exit_code: object) -> str:
     """What a failed program said, in one line and without its own name in front."""
-    lines = [line.strip().removeprefix(f'{name}: ') for line in (stderr.strip() or stdout.strip()).splitlines()]
+    lines = [
+        line.strip().removeprefix(f'{name}: ')
+        for line in (stderr.strip() or stdout.strip()).splitlines()
+    ]
     text = '; '.join(line for line in lines if line)
     return text[:_MAX_MESSAGE] or f'{name} ended with exit code {exit_code} and no message'
 
 
-def run(path: str, *args: str, ok_exit_codes: tuple[int, ...] = (0,), cwd: str | None = None) -> str:
+def run(
+    path: str, *args: str, ok_exit_codes: tuple[int, ...] = (0,), cwd: str | None = None
+) -> str:
     """Run a program to its end and return what it printed on stdout.
 
-    The program does not outlive this call, also when the call is left by an exception such as KeyboardInterrupt.
+    The program does not outlive this call, also when the call is left by an exception such as
+    KeyboardInterrupt.
 
     :raises ToolFailed: another exit code than ``ok_exit_codes``
     :raises ToolNotFound: the program went away
@@ -96,10 +115,16 @@ def run(path: str, *args: str, ok_exit_codes: tuple[int, ...] = (0,), cwd: str |
     interrupt.check()
     begun = time.monotonic()
     try:
-        # Not by oslo_concurrency.processutils: for its preexec_fn, Python copies the page tables of the whole service (fork).
-        # That takes 50 ms of one with 300 MB, where vfork takes 2.
-        process = subprocess.Popen((path, *args), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd,
-                                   env=dict(os.environ, LC_ALL='C'))
+        # Not by oslo_concurrency.processutils: for its preexec_fn, Python copies the page tables of
+        # the whole service (fork). That takes 50 ms of one with 300 MB, where vfork takes 2.
+        process = subprocess.Popen(
+            (path, *args),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=cwd,
+            env=dict(os.environ, LC_ALL='C'),
+        )
     except FileNotFoundError:
         raise exception.ToolNotFound(tool=path, option=name.replace('-', '_')) from None
     try:
@@ -110,10 +135,18 @@ def run(path: str, *args: str, ok_exit_codes: tuple[int, ...] = (0,), cwd: str |
             process.kill()
             process.wait()
         raise
-    LOG.debug('%s ended with exit code %d after %.3f s', shlex.join((path, *args)), process.returncode, time.monotonic() - begun)
+    LOG.debug(
+        '%s ended with exit code %d after %.3f s',
+        shlex.join((path, *args)),
+        process.returncode,
+        time.monotonic() - begun,
+    )
     if process.returncode not in ok_exit_codes:
         raise exception.ToolFailed(
-            tool=name, exit_code=process.returncode, message=_message(name, stdout, stderr, process.returncode))
+            tool=name,
+            exit_code=process.returncode,
+            message=_message(name, stdout, stderr, process.returncode),
+        )
     interrupt.check()
     return stdout
 
@@ -127,4 +160,6 @@ def run_json(path: str, *args: str, ok_exit_codes: tuple[int, ...] = (0,)) -> An
     try:
         return json.loads(output)
     except ValueError as e:
-        raise exception.ToolOutputInvalid(tool=os.path.basename(path), reason=f'not JSON: {e}') from None
+        raise exception.ToolOutputInvalid(
+            tool=os.path.basename(path), reason=f'not JSON: {e}'
+        ) from None

@@ -10,7 +10,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 TIB = 1 << 40
 PAGE_SIZE = 4 * KIB
-SLAB_SIZE = 2 * MIB                # virtual sizes are multiples of it
+SLAB_SIZE = 2 * MIB  # virtual sizes are multiples of it
 MIN_CLUSTER_SIZE = PAGE_SIZE
 MAX_CLUSTER_SIZE = SLAB_SIZE
 MAX_VIRTUAL_SIZE = 16 * TIB
@@ -20,13 +20,16 @@ _SIZE = re.compile(r'(\d{1,20})\s*([kmgt]?)(?:i?b)?', re.IGNORECASE | re.ASCII)
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size as people write it: ``4096``, ``64k``, ``10G``, ``2 MiB``; all powers of 1024.
+    """Bytes of a size as people write it: ``4096``, ``64k``, ``10G``, ``2 MiB``; all powers of
+    1024.
 
     :raises InvalidSize: not a size, or zero
     """
     match = _SIZE.fullmatch(text.strip())
     if not match or not int(match[1]):
-        raise exception.InvalidSize(size=repr(text), reason='write a positive number of bytes, or one with k, M, G or T')
+        raise exception.InvalidSize(
+            size=repr(text), reason='write a positive number of bytes, or one with k, M, G or T'
+        )
     return int(match[1]) << _SHIFTS[match[2].lower()]
 
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Directories in ``[pcow] conversion_dir`` for files that exist while something is converted.
 
-Whoever works in one holds a lock on it (flock), which ends with the process however that ends.  A directory without is what a
-killed process left, and as large as what it converted: the next one that makes a directory here deletes it, and so does
-``pcowctl pool garbage --delete work``.  But not within an hour of the last write: versions of pcow that know no such lock may
-still run beside this one.
+Whoever works in one holds a lock on it (flock), which ends with the process however that ends. A
+directory without is what a killed process left, and as large as what it converted: the next one
+that makes a directory here deletes it, and so does ``pcowctl pool garbage --delete work``. But not
+within an hour of the last write: versions of pcow that know no such lock may still run beside this
+one.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ from pcow_driver.common import units
 
 LOG = logging.getLogger(__name__)
 
-_NAME = re.compile(r'pcow-(?P<purpose>[a-z]+)-[A-Za-z0-9_]{8}')       # as tempfile makes them
-_MIN_AGE = 3600                        # seconds since the last write
-EXPORT = 'nbd'                         # the purpose that leaves processes and a mount as well: see :func:`nbd.discard`
+_NAME = re.compile(r'pcow-(?P<purpose>[a-z]+)-[A-Za-z0-9_]{8}')  # as tempfile makes them
+_MIN_AGE = 3600  # seconds since the last write
+# the purpose that leaves processes and a mount as well: see :func:`nbd.discard`
+EXPORT = 'nbd'
 PLAIN = ('template', 'fetch', 'send', 'format')
 
 
@@ -52,7 +54,8 @@ def directory(wanted: str) -> Iterator[str]:
         try:
             shutil.rmtree(path)
         finally:
-            os.close(descriptor)               # what could not be deleted is a later one's to collect
+            # what could not be deleted is a later one's to collect
+            os.close(descriptor)
 
 
 def check_free(size: int) -> None:
@@ -66,8 +69,12 @@ def check_free(size: int) -> None:
         status = os.statvfs(path)
     free = status.f_bavail * status.f_frsize
     if size > free:
-        raise exception.ConversionDirUnusable(path=path, reason=(
-            f'{units.format_size(free)} are free and {units.format_size(size)} may be needed'))
+        raise exception.ConversionDirUnusable(
+            path=path,
+            reason=(
+                f'{units.format_size(free)} are free and {units.format_size(size)} may be needed'
+            ),
+        )
 
 
 @contextlib.contextmanager
@@ -79,9 +86,13 @@ def errors() -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        raise exception.ConversionDirUnusable(path=str(conf.CONF.pcow.conversion_dir), reason=e.strerror or str(e)) from None
+        raise exception.ConversionDirUnusable(
+            path=str(conf.CONF.pcow.conversion_dir), reason=e.strerror or str(e)
+        ) from None
     except exception.PathRefused as e:
-        raise exception.ConversionDirUnusable(path=str(conf.CONF.pcow.conversion_dir), reason=str(e)) from None
+        raise exception.ConversionDirUnusable(
+            path=str(conf.CONF.pcow.conversion_dir), reason=str(e)
+        ) from None
 
 
 def _make(prefix: str) -> tuple[str, int]:
@@ -99,7 +110,9 @@ def _make(prefix: str) -> tuple[str, int]:
 
 
 def _lock(path: str) -> int | None:
-    """A descriptor that holds the lock; None: somebody else has it, or the directory is gone or not this user's."""
+    """A descriptor that holds the lock; None: somebody else has it, or the directory is gone or not
+    this user's.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -108,7 +121,9 @@ def _lock(path: str) -> int | None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         status = os.fstat(descriptor)
         # its name may be another directory's by now
-        if status.st_uid == os.geteuid() and os.path.samestat(status, os.stat(path, follow_symlinks=False)):
+        if status.st_uid == os.geteuid() and os.path.samestat(
+            status, os.stat(path, follow_symlinks=False)
+        ):
             return descriptor
     except OSError:
         pass
@@ -123,7 +138,9 @@ def purpose(path: str) -> str | None:
 
 
 def left_over(*purposes: str) -> Iterator[str]:
-    """Directories of this user, for these purposes, in which nobody works, nor has worked within the last hour."""
+    """Directories of this user, for these purposes, in which nobody works, nor has worked within
+    the last hour.
+    """
     place = str(conf.CONF.pcow.conversion_dir)
     try:
         names = sorted(name for name in os.listdir(place) if purpose(name) in purposes)
@@ -141,7 +158,12 @@ def _last_write(path: str) -> float:
     """To the directory or a file in it; now, if that cannot be told."""
     try:
         with os.scandir(path) as entries:
-            return max([os.stat(path).st_mtime, *(entry.stat(follow_symlinks=False).st_mtime for entry in entries)])
+            return max(
+                [
+                    os.stat(path).st_mtime,
+                    *(entry.stat(follow_symlinks=False).st_mtime for entry in entries),
+                ]
+            )
     except OSError:
         return time.time()
 
@@ -181,6 +203,8 @@ def collect(purposes: Iterable[str] = PLAIN, delete: Callable[[str], None] = dis
         try:
             delete(path)
         except exception.PcowError as e:
-            LOG.warning('%s was left by a process that was killed, and cannot be deleted: %s', path, e)
+            LOG.warning(
+                '%s was left by a process that was killed, and cannot be deleted: %s', path, e
+            )
         else:
             LOG.info('%s was left by a process that was killed, and is deleted', path)

@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images made from others: clones, forks, exports, consistent views, and their way to another host."""
+"""Images made from others: clones, forks, exports, consistent views, and their way to
+another host.
+"""

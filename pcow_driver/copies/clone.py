@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New device images from snapshots and from the present state of others: thin where that is possible, else copied.
+"""New device images from snapshots and from the present state of others: thin where that is
+possible, else copied.
 
-Thin is what stands in the same pool, up to a number of files in its chain; each of them costs an open file and a mapping.
+Thin is what stands in the same pool, up to a number of files in its chain; each of them costs an
+open file and a mapping.
 """
 
 from collections.abc import Sequence
@@ -26,12 +28,22 @@ from pcow_driver.snapshots import attached
 from pcow_driver.snapshots import trash
 
 
-def on_base(source_pool: pool_module.Pool, source: str, pool: pool_module.Pool, name: str, data_size: int, *, max_chain: int,
-            snapshot: str | None = None) -> str:
-    """Make a device of a template, or of a snapshot of another device, which may be in use; return the path of its image.
+def on_base(
+    source_pool: pool_module.Pool,
+    source: str,
+    pool: pool_module.Pool,
+    name: str,
+    data_size: int,
+    *,
+    max_chain: int,
+    snapshot: str | None = None,
+) -> str:
+    """Make a device of a template, or of a snapshot of another device, which may be in use; return
+    the path of its image.
 
     :param data_size: bytes, a multiple of 2 MiB, not less than that of the source
-    :param max_chain: longest chain of files, this one included, that may come out; a longer one is copied into one file
+    :param max_chain: longest chain of files, this one included, that may come out; a longer one is
+        copied into one file
     :param snapshot: what to take; None: the present state, of a template
     :raises ImageNotFound: the source is not there
     :raises ImageExists:
@@ -66,35 +78,51 @@ class Clone:
 
 
 def clone(wanted: Sequence[Clone], *, max_chain: int) -> list[str]:
-    """Make clones, of one moment if they are several; the sources may be in use.  Return the paths of their images.
+    """Make clones, of one moment if they are several; the sources may be in use. Return the paths
+    of their images.
 
     :raises: as :func:`on_base`
     """
     made = []
     with contextlib.ExitStack() as stack:
         sources = {(one.source_pool.uuid, one.source): one.source_pool for one in wanted}
-        for key in sorted(sources):                # in one order, for those who clone the same ones
+        for key in sorted(sources):  # in one order, for those who clone the same ones
             stack.enter_context(trash.lock(sources[key], key[1]))
         for one in wanted:
             if os.path.lexists(one.pool.image_path(one.name)):
                 raise exception.ImageExists(path=one.pool.image_path(one.name))
         try:
             for one in wanted:
-                trash.mark_snapshot(one.source_pool, one.source, one.snapshot)    # first, so that a crash leaves nothing for ever
-                trash.collect_snapshot(one.source_pool, one.source, one.snapshot)     # of an attempt that was cut off
+                # first, so that a crash leaves nothing for ever
+                trash.mark_snapshot(one.source_pool, one.source, one.snapshot)
+                # of an attempt that was cut off
+                trash.collect_snapshot(one.source_pool, one.source, one.snapshot)
                 trash.mark_snapshot(one.source_pool, one.source, one.snapshot)
             attached.snapshot_create_all([(one.source_path, one.snapshot) for one in wanted])
             for one in wanted:
-                made.append(on_base(one.source_pool, one.source, one.pool, one.name, one.data_size, max_chain=max_chain,
-                                    snapshot=one.snapshot))
+                made.append(
+                    on_base(
+                        one.source_pool,
+                        one.source,
+                        one.pool,
+                        one.name,
+                        one.data_size,
+                        max_chain=max_chain,
+                        snapshot=one.snapshot,
+                    )
+                )
         finally:
-            for one in wanted:                     # what was copied, or failed, does not need it any more
+            # what was copied, or failed, does not need it any more
+            for one in wanted:
                 trash.collect_snapshot(one.source_pool, one.source, one.snapshot)
     return made
 
 
-def copy(path: str, pool: pool_module.Pool, name: str, data_size: int, *, snapshot: str | None = None) -> str:
-    """Make a device that stands on nothing, with the content of another image, and return the path of its image.
+def copy(
+    path: str, pool: pool_module.Pool, name: str, data_size: int, *, snapshot: str | None = None
+) -> str:
+    """Make a device that stands on nothing, with the content of another image, and return the path
+    of its image.
 
     :param snapshot: what to copy; also while somebody writes to the image.  None: its present state
     :raises: as :func:`on_base`
@@ -115,17 +143,31 @@ def copy(path: str, pool: pool_module.Pool, name: str, data_size: int, *, snapsh
     return target
 
 
-def _copy_data(path: str, source: device.Window, snapshot: str | None, part: str,
-               data_size: int) -> None:
+def _copy_data(
+    path: str, source: device.Window, snapshot: str | None, part: str, data_size: int
+) -> None:
     """Leave behind what is in front of the data: a page map, of which only the template tells."""
     if data_size < source.size:
         raise exception.InvalidSize(
-            size=data_size, reason=f'the device {path} has {source.size} bytes')
+            size=data_size, reason=f'the device {path} has {source.size} bytes'
+        )
     device.create_file(part, data_size)
-    with nbd.serve(path, window=source, snapshot=snapshot, read_only=True) as uri, \
-            nbd.serve(part, window=device.window(part)) as target:
-        tool.run(tool.find('qemu_img'), 'convert', '-f', 'raw', '-O', 'raw', '-n', '--target-is-zero',
-                 uri, target)
+    with (
+        nbd.serve(path, window=source, snapshot=snapshot, read_only=True) as uri,
+        nbd.serve(part, window=device.window(part)) as target,
+    ):
+        tool.run(
+            tool.find('qemu_img'),
+            'convert',
+            '-f',
+            'raw',
+            '-O',
+            'raw',
+            '-n',
+            '--target-is-zero',
+            uri,
+            target,
+        )
 
 
 def rename(pool: pool_module.Pool, name: str, new_name: str) -> str:
@@ -136,7 +178,10 @@ def rename(pool: pool_module.Pool, name: str, new_name: str) -> str:
     :raises ImageExists: the new name is taken
     :raises ImageInUse: it has children, which know it by its name, or somebody has it open
     """
-    path, target = pool.existing_path(name), pool.image_path(names.check_new_name('image', new_name))
+    path, target = (
+        pool.existing_path(name),
+        pool.image_path(names.check_new_name('image', new_name)),
+    )
     with pool.lock():
         try:
             image.info(path)
@@ -144,8 +189,11 @@ def rename(pool: pool_module.Pool, name: str, new_name: str) -> str:
             raise exception.ImageInUse(path=path, reason=str(e)) from None
         children = pool.children(name)
         if children:
-            raise exception.ImageInUse(path=path, reason=f'images stand on it, and know it by its name: {", ".join(children[:5])}')
-        with image_locks.alone(path):          # nobody opens it under a name that goes
+            raise exception.ImageInUse(
+                path=path,
+                reason=f'images stand on it, and know it by its name: {", ".join(children[:5])}',
+            )
+        with image_locks.alone(path):  # nobody opens it under a name that goes
             protected = immutable.is_set(path)
             if protected:
                 protection.unprotect(path)

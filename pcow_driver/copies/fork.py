@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """New images from snapshots of others: forks, which share the data, and exports, which copy it.
 
-Both work on an image that a running guest writes to: a snapshot never changes, and is not deleted while it is read or while
-an image stands on it.
+Both work on an image that a running guest writes to: a snapshot never changes, and is not deleted
+while it is read or while an image stands on it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ FORMATS = ('raw', 'qcow2', 'pcow')
 
 
 def _pool_of(path: str) -> pool_module.Pool | None:
-    """The pool in the directory of a file, with what this host's operator decided for it if he knows it.
+    """The pool in the directory of a file, with what this host's operator decided for it if he
+    knows it.
 
     :raises PoolInvalid: one should be there
     """
@@ -36,16 +37,22 @@ def _pool_of(path: str) -> pool_module.Pool | None:
 
 
 def _pool_for_marks(path: str) -> pool_module.Pool | None:
-    """None also if the list of pools or the marker is damaged: a guest's data can be copied all the same."""
+    """None also if the list of pools or the marker is damaged: a guest's data can be copied all the
+    same.
+    """
     with contextlib.suppress(exception.PcowError):
         return _pool_of(os.path.realpath(path))
     return None
 
 
 def _snapshot_size(path: str, snapshot: str) -> int:
-    """Virtual size of what stands on a snapshot of an image; if there is none, whoever needs it says so."""
+    """Virtual size of what stands on a snapshot of an image; if there is none, whoever needs it
+    says so.
+    """
     info = image.info(path, force_share=True)
-    return next((one.virtual_size for one in info.snapshots if one.name == snapshot), info.virtual_size)
+    return next(
+        (one.virtual_size for one in info.snapshots if one.name == snapshot), info.virtual_size
+    )
 
 
 def fork(path: str, snapshot: str, name: str) -> str:
@@ -70,8 +77,11 @@ def fork(path: str, snapshot: str, name: str) -> str:
     return target
 
 
-def fork_live(found: domain.Domain, name: str, device: str | None = None, *, quiesce: bool = False) -> str:
-    """Snapshot what a domain holds now and make an image on that; a running guest goes on. Returns the path of the image.
+def fork_live(
+    found: domain.Domain, name: str, device: str | None = None, *, quiesce: bool = False
+) -> str:
+    """Snapshot what a domain holds now and make an image on that; a running guest goes on. Returns
+    the path of the image.
 
     The snapshot is called ``fork-NAME`` and stays: the image stands on it.
 
@@ -83,7 +93,9 @@ def fork_live(found: domain.Domain, name: str, device: str | None = None, *, qui
     target = os.path.join(os.path.dirname(path), name + names.IMAGE_SUFFIX)
     if os.path.lexists(target):
         raise exception.ImageExists(path=target)
-    with temporary_snapshot.snapshot(found, snapshot, device, _pool_for_marks(path), quiesce=quiesce, keep=True):
+    with temporary_snapshot.snapshot(
+        found, snapshot, device, _pool_for_marks(path), quiesce=quiesce, keep=True
+    ):
         return fork(path, snapshot, name)
 
 
@@ -98,14 +110,29 @@ def export(path: str, target: str, target_format: str, *, snapshot: str | None =
     found = _pool_of(target) if target_format == image.FORMAT else None
     if found is not None:
         found.check_room(0)
-    image.convert(path, image.FORMAT, target, target_format, snapshot=snapshot, sealed=target_format == image.FORMAT)
+    image.convert(
+        path,
+        image.FORMAT,
+        target,
+        target_format,
+        snapshot=snapshot,
+        sealed=target_format == image.FORMAT,
+    )
 
 
-def export_domain(found: domain.Domain, target: str, target_format: str, device: str | None = None, *,
-                  snapshot: str | None = None, quiesce: bool = False) -> None:
+def export_domain(
+    found: domain.Domain,
+    target: str,
+    target_format: str,
+    device: str | None = None,
+    *,
+    snapshot: str | None = None,
+    quiesce: bool = False,
+) -> None:
     """Copy the image of a domain, running or not.
 
-    :param snapshot: what to copy.  None: the present state, of a running guest by way of a snapshot for as long as it takes
+    :param snapshot: what to copy. None: the present state, of a running guest by way of a snapshot
+        for as long as it takes
     :raises ImageExists: ``target`` is there already
     """
     path = found.select(device).path
@@ -115,5 +142,7 @@ def export_domain(found: domain.Domain, target: str, target_format: str, device:
         export(path, target, target_format, snapshot=snapshot)
         return
     temporary = f'export-{uuidlib.uuid4().hex[:12]}'
-    with temporary_snapshot.snapshot(found, temporary, device, _pool_for_marks(path), quiesce=quiesce):
+    with temporary_snapshot.snapshot(
+        found, temporary, device, _pool_for_marks(path), quiesce=quiesce
+    ):
         export(path, target, target_format, snapshot=temporary)

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """An image on its way to a pool of another host: as a stream of bytes, for SSH or any other pipe.
 
-What travels is one file without its holes.  It may stand on a template of the image service: a template of one name holds the
-same on every host, so the receiver puts its own below.  What stands on anything else, is sealed itself, or has snapshots that
-others need, is sent as one file that stands on nothing.
+What travels is one file without its holes. It may stand on a template of the image service: a
+template of one name holds the same on every host, so the receiver puts its own below. What stands
+on anything else, is sealed itself, or has snapshots that others need, is sent as one file that
+stands on nothing.
 
-The stream is a line of JSON, which tells how much will come: the receiver sets that aside first, or refuses.  Then come pieces
-(offset and length, 8 bytes each in network order, and the data), then a piece without data whose offset is the size of the
-file, then the SHA-256 of all that.  An image appears at the receiver when the stream has come to its end, was found whole and
-the image undamaged; else nothing is left.
+The stream is a line of JSON, which tells how much will come: the receiver sets that aside first, or
+refuses. Then come pieces (offset and length, 8 bytes each in network order, and the data), then a
+piece without data whose offset is the size of the file, then the SHA-256 of all that. An image
+appears at the receiver when the stream has come to its end, was found whole and the image
+undamaged; else nothing is left.
 """
 
 from __future__ import annotations
@@ -38,12 +40,12 @@ from pcow_driver.snapshots import trash
 from pcow_driver.templates import template
 from pcow_driver.templates import template_cache
 
-KEPT = 'kept'                          # what pcowctl says for a discard that is False
+KEPT = 'kept'  # what pcowctl says for a discard that is False
 _FORMAT = 'pcow-stream-1'
 _PIECE = struct.Struct('>QQ')
 _CHUNK = 1 << 20
 _MAX_HEADER = 4096
-_MAX_SIZE = 1 << 50                    # of a file; more than any pool
+_MAX_SIZE = 1 << 50  # of a file; more than any pool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,21 +55,27 @@ class _Header:
     base: str | None
     sealed: bool
     virtual: int
-    stored: int                            # bytes of the file that are no hole
+    stored: int  # bytes of the file that are no hole
 
     def line(self) -> bytes:
         return json.dumps({'format': _FORMAT, **dataclasses.asdict(self)}).encode() + b'\n'
 
 
 def template_below(path: str) -> str | None:
-    """Name of the template of the image service on which an image stands, so that it can travel without it.
+    """Name of the template of the image service on which an image stands, so that it can travel
+    without it.
 
     :return: None if it is sent as a file that stands on nothing
     """
     info = image.info(path)
-    if info.base_filename is None or info.base_snapshot is not None or info.snapshots or info.chain_depth != 2:
+    if (
+        info.base_filename is None
+        or info.base_snapshot is not None
+        or info.snapshots
+        or info.chain_depth != 2
+    ):
         return None
-    if info.sealed:                            # no other template can be put below it
+    if info.sealed:  # no other template can be put below it
         return None
     name = info.base_filename.removesuffix(names.IMAGE_SUFFIX)
     return None if template_cache.image_id(name) is None else template_cache.common_name(name)
@@ -91,7 +99,11 @@ def send(path: str, stream: IO[bytes]) -> None:
             size = os.fstat(file.fileno()).st_size
             output = _Summed(stream)
             extents = list(_extents(file.fileno(), size))
-            output.write(_Header(base, info.sealed, info.virtual_size, sum(length for _offset, length in extents)).line())
+            output.write(
+                _Header(
+                    base, info.sealed, info.virtual_size, sum(length for _offset, length in extents)
+                ).line()
+            )
             for offset, length in extents:
                 output.write(_PIECE.pack(offset, length))
                 for position in range(offset, offset + length, _CHUNK):
@@ -108,31 +120,38 @@ def receive(pool: pool_module.Pool, name: str, stream: IO[bytes]) -> str:
 
     :raises InvalidName:
     :raises ImageExists:
-    :raises TransferFailed: the stream ends early or is damaged, or the template below is not in this pool
+    :raises TransferFailed: the stream ends early or is damaged, or the template below is not in
+        this pool
     :raises NoRoom: the operator's limits have no room for it
     :raises ToolFailed: what has arrived is no sound image
     """
     with staging.building(pool, name) as part:
         header = _store(pool, name, part, stream)
         with pool.lock():
-            if header.base is not None:        # of the same name; the uuid is this host's
+            if header.base is not None:  # of the same name; the uuid is this host's
                 image.rebase(part, pool.existing_path(header.base), unsafe=True)
             info = image.info(part)
-            if ((info.sealed, info.virtual_size) != (header.sealed, header.virtual)
-                    or (header.base is None) != (info.base_filename is None)):
-                raise exception.TransferFailed(name=name, reason='the image is not what the stream said of it')
-            pool.check_room(0)                 # what it needs was set aside
+            if (info.sealed, info.virtual_size) != (header.sealed, header.virtual) or (
+                header.base is None
+            ) != (info.base_filename is None):
+                raise exception.TransferFailed(
+                    name=name, reason='the image is not what the stream said of it'
+                )
+            pool.check_room(0)  # what it needs was set aside
             if not image.check(part).clean:
-                raise exception.TransferFailed(name=name, reason='the image that has arrived is damaged')
+                raise exception.TransferFailed(
+                    name=name, reason='the image that has arrived is damaged'
+                )
             target = pool.image_path(name)
             staging.finish(pool, name, part)
     if header.sealed:
-        template.protect(pool, target)     # not before: its other name could not be deleted
+        template.protect(pool, target)  # not before: its other name could not be deleted
     return target
 
 
 def discard(pool: pool_module.Pool, name: str) -> bool:
-    """Delete what :func:`receive` has made, or is making: that fails then.  Done also if there is nothing.
+    """Delete what :func:`receive` has made, or is making: that fails then. Done also if there is
+    nothing.
 
     :return: False if clones keep some of it
     :raises ImageInUse: somebody has it open
@@ -169,7 +188,7 @@ def _extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
         try:
             begin = os.lseek(descriptor, end, os.SEEK_DATA)
         except OSError as e:
-            if e.errno == errno.ENXIO:         # nothing but a hole follows
+            if e.errno == errno.ENXIO:  # nothing but a hole follows
                 return
             raise
         end = min(os.lseek(descriptor, begin, os.SEEK_HOLE), size)
@@ -208,7 +227,9 @@ class _Incoming:
 
     def check(self) -> None:
         if self._stream.read(self._sum.digest_size) != self._sum.digest():
-            raise exception.TransferFailed(name=self.name, reason='the data were changed on their way')
+            raise exception.TransferFailed(
+                name=self.name, reason='the data were changed on their way'
+            )
 
 
 def _store(pool: pool_module.Pool, name: str, part: str, stream: IO[bytes]) -> _Header:
@@ -216,7 +237,7 @@ def _store(pool: pool_module.Pool, name: str, part: str, stream: IO[bytes]) -> _
     incoming = _Incoming(name, stream)
     header = _header(name, incoming.line())
     if header.base is not None:
-        pool.existing_path(header.base)        # before anything is stored
+        pool.existing_path(header.base)  # before anything is stored
     _set_aside(pool, name, header)
     try:
         with open(part, 'xb', opener=durable.opener) as file:
@@ -234,13 +255,17 @@ def _store_pieces(incoming: _Incoming, file: IO[bytes], left: int) -> None:
     while True:
         offset, length = _PIECE.unpack(incoming.read(_PIECE.size))
         if offset < end or offset + length > _MAX_SIZE:
-            raise exception.TransferFailed(name=incoming.name, reason='a piece of the stream lies where none can be')
+            raise exception.TransferFailed(
+                name=incoming.name, reason='a piece of the stream lies where none can be'
+            )
         if length == 0:
             file.truncate(offset)
             return
         end, left = offset + length, left - length
         if left < 0:
-            raise exception.TransferFailed(name=incoming.name, reason='more has come than the stream said')
+            raise exception.TransferFailed(
+                name=incoming.name, reason='more has come than the stream said'
+            )
         file.seek(offset)
         for position in range(offset, end, _CHUNK):
             file.write(incoming.read(min(_CHUNK, end - position)))
@@ -256,8 +281,12 @@ def _header(name: str, line: bytes) -> _Header:
             raise ValueError
         if type(header.stored) is not int or not 0 < header.stored <= _MAX_SIZE:
             raise ValueError
-        if header.base is not None and (not isinstance(header.base, str) or template_cache.image_id(header.base) is None):
+        if header.base is not None and (
+            not isinstance(header.base, str) or template_cache.image_id(header.base) is None
+        ):
             raise ValueError
     except (ValueError, LookupError, TypeError, RecursionError):
-        raise exception.TransferFailed(name=name, reason='this is no stream of an image, or of another version') from None
+        raise exception.TransferFailed(
+            name=name, reason='this is no stream of an image, or of another version'
+        ) from None
     return header

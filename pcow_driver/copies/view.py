@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a device holds at one moment, for programs that read it for a while; its guest may go on meanwhile."""
+"""What a device holds at one moment, for programs that read it for a while; its guest may go on
+meanwhile.
+"""
 
 from collections.abc import Iterator
 import contextlib
@@ -27,14 +29,16 @@ _LOCK = '.lock'
 def serve(pool: pool_module.Pool, name: str) -> Iterator[str]:
     """The URI by which NBD clients read the data of a device as it is now, while the block runs.
 
-    It is a snapshot of the image that goes afterwards; if this process is killed, with :func:`collect`.
+    It is a snapshot of the image that goes afterwards; if this process is killed, with
+    :func:`collect`.
 
     :raises ImageNotFound:
     :raises DeviceInvalid: the image has no info block
     :raises ToolFailed: something that is no running domain writes to the image
     """
     path, snapshot = pool.existing_path(name), f'frozen-{uuidlib.uuid4()}'
-    directory = os.path.join(_directory(pool), snapshot[-12:])     # the socket in it cannot have a long path
+    # the socket in it cannot have a long path
+    directory = os.path.join(_directory(pool), snapshot[-12:])
     _make_directory(pool)
     with contextlib.ExitStack() as stack:
         stack.callback(_release, pool, name, snapshot)
@@ -49,7 +53,9 @@ def serve(pool: pool_module.Pool, name: str) -> Iterator[str]:
 
 
 def _make_directory(pool: pool_module.Pool) -> None:
-    """Whoever is first: where the directory above is a group's, the group's services end what he leaves."""
+    """Whoever is first: where the directory above is a group's, the group's services end what he
+    leaves.
+    """
     path = _directory(pool)
     with contextlib.suppress(FileExistsError):
         os.makedirs(path, mode=0o700)
@@ -59,7 +65,9 @@ def _make_directory(pool: pool_module.Pool) -> None:
 
 
 def collect(pool: pool_module.Pool) -> None:
-    """End what processes that were killed left serving; errors are logged.  Their snapshots are marked for removal."""
+    """End what processes that were killed left serving; errors are logged. Their snapshots are
+    marked for removal.
+    """
     with contextlib.suppress(FileNotFoundError):
         for entry in sorted(os.listdir(_directory(pool))):
             if not entry.endswith(_LOCK):
@@ -68,7 +76,7 @@ def collect(pool: pool_module.Pool) -> None:
             try:
                 with _held(path):
                     nbd.stop(path.removesuffix(_LOCK))
-            except (BlockingIOError, PermissionError):      # in use; or of another user, who ends it
+            except (BlockingIOError, PermissionError):  # in use; or of another user, who ends it
                 LOG.debug('%s is in use', path)
             except (exception.PcowError, OSError) as e:
                 LOG.warning('What a killed process left stays: %s', e)
@@ -80,7 +88,12 @@ def _held(path: str) -> Iterator[None]:
 
     :raises BlockingIOError: that process lives
     """
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600), 'wb') as f:
+    with open(
+        os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600
+        ),
+        'wb',
+    ) as f:
         fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
             yield

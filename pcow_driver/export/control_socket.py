@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of an image that nbdkit serves for writing, as the disk of a guest for instance: commands on a socket beside it.
+"""Snapshots of an image that nbdkit serves for writing, as the disk of a guest for instance:
+commands on a socket beside it.
 
 The commands are those of nbdkit-pcow-plugin(1), ``control=true``.
 """
@@ -17,7 +18,8 @@ from pcow_driver.common import exception
 from pcow_driver.common import names
 from pcow_driver.pools import room
 
-_SECONDS = 60.0                        # for an answer: a snapshot waits for the request that is being done
+# for an answer: a snapshot waits for the request that is being done
+_SECONDS = 60.0
 _MAX_ANSWER = 4096
 _SUFFIX = '.control'
 
@@ -71,11 +73,17 @@ class Server:
 
     def snapshot_rename(self, name: str, new_name: str, _device: str | None = None) -> None:
         """:raises ToolFailed: there is none, for instance"""
-        self._command('snapshot-rename', names.check_snapshot_name(name), names.check_new_snapshot_name(new_name))
+        self._command(
+            'snapshot-rename',
+            names.check_snapshot_name(name),
+            names.check_new_snapshot_name(new_name),
+        )
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Requests of its clients wait meanwhile; also if this process is killed, they go on afterwards."""
+        """Requests of its clients wait meanwhile; also if this process is killed, they go on
+        afterwards.
+        """
         self._command('pause')
         try:
             yield
@@ -89,7 +97,7 @@ def find(path: str) -> Server | None:
     connection.settimeout(_SECONDS)
     try:
         _connect(connection, socket_path(os.path.realpath(path)))
-    except OSError:                    # no socket, one of a server that was killed, or not for this user
+    except OSError:  # no socket, one of a server that was killed, or not for this user
         connection.close()
         return None
     return Server(path, connection)
@@ -99,7 +107,7 @@ def _connect(connection: socket.socket, path: str) -> None:
     directory, name = os.path.split(path)
     descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     try:
-        connection.connect(f'/proc/self/fd/{descriptor}/{name}')       # a path of any length
+        connection.connect(f'/proc/self/fd/{descriptor}/{name}')  # a path of any length
     finally:
         os.close(descriptor)
 
@@ -114,7 +122,7 @@ def remove_dead(path: str) -> None:
         return
     with contextlib.ExitStack() as stack:
         connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        connection.setblocking(False)          # a full queue is somebody alive
+        connection.setblocking(False)  # a full queue is somebody alive
         try:
             descriptor = stack.enter_context(descriptors.directory(directory))
             found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
@@ -125,4 +133,4 @@ def remove_dead(path: str) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=descriptor)
         except (OSError, exception.PathRefused):
-            return                     # it is gone, or serves
+            return  # it is gone, or serves

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images over NBD, and as plain files, for programs that cannot map them: qemu-img, backup tools, Cinder's generic paths.
+"""Images over NBD, and as plain files, for programs that cannot map them: qemu-img, backup tools,
+Cinder's generic paths.
 
 nbdkit with the plug-in of pcow serves an image on a Unix socket; its filter shows only the
-:class:`~pcow_driver.pools.device.Window` if that is wanted; nbdfuse shows what the socket serves as a
-file.  One directory holds socket, mount point and pid files of one export, so that any process can end
-it, also one that was started after the death of the one that began it.
+:class:`~pcow_driver.pools.device.Window` if that is wanted; nbdfuse shows what the socket serves as
+a file. One directory holds socket, mount point and pid files of one export, so that any process can
+end it, also one that was started after the death of the one that began it.
 """
 
 from __future__ import annotations
@@ -30,18 +31,38 @@ from pcow_driver.pools import device
 
 FUSE_CONF = '/etc/fuse.conf'
 
-EXPORT = 'export'                      # in a directory of :mod:`workspace`
+EXPORT = 'export'  # in a directory of :mod:`workspace`
 _MOUNT = 'mount'
 _FILE = 'data'
-_CONTROL = 'control'            # a link to the socket beside the image
-_UNIT = 'unit'                  # nbdkit runs in a unit of systemd, see nbd_unit
+_CONTROL = 'control'  # a link to the socket beside the image
+_UNIT = 'unit'  # nbdkit runs in a unit of systemd, see nbd_unit
 # all that is in its directory
-_NAMES = frozenset((nbdkit.SOCKET, _MOUNT, _CONTROL, _UNIT, 'nbdkit.pid', 'nbdkit.log', 'nbdfuse.pid', 'nbdfuse.log'))
+_NAMES = frozenset(
+    (
+        nbdkit.SOCKET,
+        _MOUNT,
+        _CONTROL,
+        _UNIT,
+        'nbdkit.pid',
+        'nbdkit.log',
+        'nbdfuse.pid',
+        'nbdfuse.log',
+    )
+)
 
 
-def start(directory: str, path: str, *, window: device.Window | None = None, snapshot: str | None = None,
-          read_only: bool = False, with_parent: bool = False, peer: str | None = None) -> str:
-    """Serve an image on a socket in ``directory``, which is made if it is missing, and return the URI for NBD clients.
+def start(
+    directory: str,
+    path: str,
+    *,
+    window: device.Window | None = None,
+    snapshot: str | None = None,
+    read_only: bool = False,
+    with_parent: bool = False,
+    peer: str | None = None,
+) -> str:
+    """Serve an image on a socket in ``directory``, which is made if it is missing, and return the
+    URI for NBD clients.
 
     What an earlier export in the directory has left is ended first.
 
@@ -51,7 +72,8 @@ def start(directory: str, path: str, *, window: device.Window | None = None, sna
     :param with_parent: end with the thread that called this, also if that is killed
     :raises ImageNotFound:
     :raises ToolFailed: nbdkit cannot serve it, because somebody else has it open for instance
-    :raises ExportFailed: the directory is not one of an export, or what is left in it cannot be ended
+    :raises ExportFailed: the directory is not one of an export, or what is left in it cannot be
+        ended
     :raises PathRefused: this is root, and others could put another directory in its place
     """
     path = os.path.abspath(path)
@@ -66,7 +88,9 @@ def start(directory: str, path: str, *, window: device.Window | None = None, sna
         os.rmdir(directory)
         raise
     control = not read_only and snapshot is None and os.access(os.path.dirname(path), os.W_OK)
-    export = nbdkit.Export(path, window=window, snapshot=snapshot, read_only=read_only, control=control, peer=peer)
+    export = nbdkit.Export(
+        path, window=window, snapshot=snapshot, read_only=read_only, control=control, peer=peer
+    )
     if control:
         beside = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
         os.symlink(control_socket.socket_path(beside), os.path.join(directory, _CONTROL))
@@ -92,7 +116,9 @@ def start(directory: str, path: str, *, window: device.Window | None = None, sna
 
 
 def root_may_read() -> bool:
-    """Whether root can use the files that this user's :func:`mount` shows, which FUSE keeps from everybody else by default."""
+    """Whether root can use the files that this user's :func:`mount` shows, which FUSE keeps from
+    everybody else by default.
+    """
     if os.geteuid() == 0:
         return True
     with contextlib.suppress(OSError):
@@ -108,14 +134,24 @@ def mount(directory: str) -> str:
 
     :raises ExportFailed: FUSE is not available
     """
-    point, pid_file, log = (os.path.join(directory, name) for name in (_MOUNT, 'nbdfuse.pid', 'nbdfuse.log'))
+    point, pid_file, log = (
+        os.path.join(directory, name) for name in (_MOUNT, 'nbdfuse.pid', 'nbdfuse.log')
+    )
     os.mkdir(point, 0o700)
-    command = [tool.find('nbdfuse'), '-P', pid_file, os.path.join(point, _FILE), '--unix', os.path.join(directory, nbdkit.SOCKET)]
+    command = [
+        tool.find('nbdfuse'),
+        '-P',
+        pid_file,
+        os.path.join(point, _FILE),
+        '--unix',
+        os.path.join(directory, nbdkit.SOCKET),
+    ]
     if os.geteuid() and root_may_read():
         command[1:1] = '-o', 'allow_other'
     with open(log, 'wb') as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
     try:
         nbdkit.wait_ready(process, pid_file)
     except TimeoutError:
@@ -125,47 +161,58 @@ def mount(directory: str) -> str:
 
 
 def stop(directory: str) -> None:
-    """End the export in a directory, if there is one; what was written to it is durable then, and the directory is gone.
+    """End the export in a directory, if there is one; what was written to it is durable then, and
+    the directory is gone.
 
-    :raises ExportFailed: somebody uses the file, a process does not end, or the directory is another one
+    :raises ExportFailed: somebody uses the file, a process does not end, or the directory is
+        another one
     """
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return
-    except OSError:                            # a link, or no directory
+    except OSError:  # a link, or no directory
         raise _no_export(directory) from None
     try:
         _clear(directory, descriptor)
     except (OSError, exception.ToolFailed) as e:
-        raise exception.ExportFailed(path=directory, reason=f'it cannot be taken away: {e}') from None
+        raise exception.ExportFailed(
+            path=directory, reason=f'it cannot be taken away: {e}'
+        ) from None
     finally:
         os.close(descriptor)
 
 
 def _no_export(directory: str) -> exception.ExportFailed:
-    return exception.ExportFailed(path=directory, reason='it is no directory of an export; choose one that is not there yet')
+    return exception.ExportFailed(
+        path=directory, reason='it is no directory of an export; choose one that is not there yet'
+    )
 
 
 def _clear(directory: str, descriptor: int) -> None:
-    """What is in it is believed (which process to end, which socket to take away), so nobody else may have written it."""
+    """What is in it is believed (which process to end, which socket to take away), so nobody else
+    may have written it.
+    """
     status = os.fstat(descriptor)
     if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise exception.ExportFailed(path=directory, reason='it belongs to another user, or others may write to it')
+        raise exception.ExportFailed(
+            path=directory, reason='it belongs to another user, or others may write to it'
+        )
     if not _NAMES.issuperset(os.listdir(descriptor)):
         raise _no_export(directory)
     point = os.path.join(directory, _MOUNT)
     _unmount(directory, point)
     nbdkit.end_process(directory, 'nbdfuse')
     if _UNIT in os.listdir(descriptor) and nbdkit_unit.is_there():
-        nbdkit_unit.stop(directory)               # which can see its process, also if this is in a container
+        # which can see its process, also if this is in a container
+        nbdkit_unit.stop(directory)
     else:
         nbdkit.end(directory)
     with contextlib.suppress(FileNotFoundError):
         os.rmdir(_MOUNT, dir_fd=descriptor)
     try:
         control = os.readlink(_CONTROL, dir_fd=descriptor)
-    except OSError:                            # there is none, or it is no link
+    except OSError:  # there is none, or it is no link
         control = None
     if control is not None:
         control_socket.remove_dead(control)
@@ -175,7 +222,9 @@ def _clear(directory: str, descriptor: int) -> None:
 
 
 def _unmount(directory: str, point: str) -> None:
-    """Also what was left mounted by a process that was killed: every access to that fails, ``os.path.ismount`` says no."""
+    """Also what was left mounted by a process that was killed: every access to that fails,
+    ``os.path.ismount`` says no.
+    """
     options: tuple[str, ...] = ('-u',)
     try:
         if os.lstat(point).st_dev == os.lstat(directory).st_dev:
@@ -183,7 +232,7 @@ def _unmount(directory: str, point: str) -> None:
     except FileNotFoundError:
         return
     except OSError:
-        options = ('-u', '-z')         # whoever has its file open can do nothing with it any more
+        options = ('-u', '-z')  # whoever has its file open can do nothing with it any more
     try:
         tool.run(tool.find_system('fusermount3', 'fuse3'), *options, point)
     except exception.ToolFailed as e:
@@ -191,17 +240,31 @@ def _unmount(directory: str, point: str) -> None:
 
 
 @contextlib.contextmanager
-def serve(path: str, *, window: device.Window | None = None, snapshot: str | None = None,
-          read_only: bool = False) -> Iterator[str]:
+def serve(
+    path: str,
+    *,
+    window: device.Window | None = None,
+    snapshot: str | None = None,
+    read_only: bool = False,
+) -> Iterator[str]:
     """The URI of an image while the block runs; parameters and errors as :func:`start`."""
     with _temporary() as directory:
-        yield start(directory, path, window=window, snapshot=snapshot, read_only=read_only, with_parent=True)
+        yield start(
+            directory, path, window=window, snapshot=snapshot, read_only=read_only, with_parent=True
+        )
 
 
 @contextlib.contextmanager
-def as_file(path: str, *, window: device.Window | None = None, snapshot: str | None = None,
-            read_only: bool = False) -> Iterator[str]:
-    """An image as a plain file while the block runs; parameters and errors as :func:`start` and :func:`mount`."""
+def as_file(
+    path: str,
+    *,
+    window: device.Window | None = None,
+    snapshot: str | None = None,
+    read_only: bool = False,
+) -> Iterator[str]:
+    """An image as a plain file while the block runs; parameters and errors as :func:`start` and
+    :func:`mount`.
+    """
     with _temporary() as directory:
         start(directory, path, window=window, snapshot=snapshot, read_only=read_only)
         yield mount(directory)
@@ -220,7 +283,8 @@ def _temporary() -> Iterator[str]:
 
 
 def discard(path: str) -> None:
-    """Delete a directory of :mod:`workspace` that a killed process left, and end what it served there.
+    """Delete a directory of :mod:`workspace` that a killed process left, and end what it served
+    there.
 
     :raises ImageInUse: somebody works in it
     :raises ExportFailed: as :func:`stop`

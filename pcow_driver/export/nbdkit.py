@@ -21,8 +21,8 @@ from pcow_driver.pools import device
 
 PLUGIN_DIRECTORIES = '/usr/lib/*/nbdkit/plugins'
 
-SOCKET = 'socket'                      # in the directory of an export
-_TIMEOUT = 30                      # seconds
+SOCKET = 'socket'  # in the directory of an export
+_TIMEOUT = 30  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +54,16 @@ class Export:
             parameters.append('readonly=true')
         elif self.control:
             parameters.append('control=true')
-        return (tool.find('nbdkit'), '-U', os.path.join(directory, SOCKET), '-P', os.path.join(directory, 'nbdkit.pid'),
-                *more, tool.find_module('nbdkit_plugin', PLUGIN_DIRECTORIES), *parameters)
+        return (
+            tool.find('nbdkit'),
+            '-U',
+            os.path.join(directory, SOCKET),
+            '-P',
+            os.path.join(directory, 'nbdkit.pid'),
+            *more,
+            tool.find_module('nbdkit_plugin', PLUGIN_DIRECTORIES),
+            *parameters,
+        )
 
     def dump(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -70,29 +78,36 @@ class Export:
             window = fields.pop('window', None)
             export = cls(**fields, window=None if window is None else device.Window(**window))
         except TypeError:
-            raise exception.ExportFailed(path=str(fields.get('path')), reason='the request is of another version') from None
+            raise exception.ExportFailed(
+                path=str(fields.get('path')), reason='the request is of another version'
+            ) from None
         texts = (export.path, export.snapshot or '', export.peer or '')
         numbers = () if export.window is None else dataclasses.astuple(export.window)
-        if not all(isinstance(item, str) and '\0' not in item for item in texts) or not all(type(item) is int for item in numbers):
+        if not all(isinstance(item, str) and '\0' not in item for item in texts) or not all(
+            type(item) is int for item in numbers
+        ):
             raise exception.ExportFailed(path=str(export.path), reason='the request is none')
         return export
 
 
 def wait_written(pid_file: str) -> None:
-    """A daemon's parent ends before it has written this; who ended the export meanwhile would find nobody to end.
+    """A daemon's parent ends before it has written this; who ended the export meanwhile would find
+    nobody to end.
 
     :raises ToolFailed: it was not written in time
     """
     deadline = time.monotonic() + _TIMEOUT
     while not _is_written(pid_file):
         if time.monotonic() > deadline:
-            raise exception.ToolFailed(tool='nbdkit', exit_code=0, message=f'it has not written {pid_file}')
+            raise exception.ToolFailed(
+                tool='nbdkit', exit_code=0, message=f'it has not written {pid_file}'
+            )
         time.sleep(0.002)
 
 
 def _is_written(pid_file: str) -> bool:
     try:
-        return os.path.getsize(pid_file) > 0       # a few bytes, written at once
+        return os.path.getsize(pid_file) > 0  # a few bytes, written at once
     except FileNotFoundError:
         return False
 
@@ -108,12 +123,15 @@ def start_child(directory: str, command: tuple[str, ...]) -> subprocess.Popen[by
     try:
         wait_ready(process, os.path.join(directory, 'nbdkit.pid'))
     except TimeoutError:
-        raise exception.ToolFailed(tool='nbdkit', exit_code=process.returncode, message=said(log, 'nbdkit')) from None
+        raise exception.ToolFailed(
+            tool='nbdkit', exit_code=process.returncode, message=said(log, 'nbdkit')
+        ) from None
     return process
 
 
 def wait_ready(process: subprocess.Popen[bytes], pid_file: str) -> None:
-    """Wait for the pid file, which is written when what is served can be used; somebody else may end the process then.
+    """Wait for the pid file, which is written when what is served can be used; somebody else may
+    end the process then.
 
     :raises TimeoutError: it has ended, or was ended because there was none in time
     """
@@ -127,7 +145,11 @@ def wait_ready(process: subprocess.Popen[bytes], pid_file: str) -> None:
 
 
 def said(log: str, name: str) -> str:
-    lines = [line.removeprefix(f'{name}: error: ') for line in Path(log).read_text(errors='replace').splitlines() if line.strip()]
+    lines = [
+        line.removeprefix(f'{name}: error: ')
+        for line in Path(log).read_text(errors='replace').splitlines()
+        if line.strip()
+    ]
     return '; '.join(lines) or f'{name} ended without a message'
 
 
@@ -147,18 +169,21 @@ def end_process(directory: str, name: str) -> None:
     except (FileNotFoundError, ProcessLookupError, ValueError):
         return
     try:
-        # The number may belong to somebody else by now: ours has the directory in its arguments.  One that is ending has none any
-        # more, but still its sockets and the image for a moment; a thread of the kernel never has any.
+        # The number may belong to somebody else by now: ours has the directory in its arguments.
+        # One that is ending has none any more, but still its sockets and the image for a moment; a
+        # thread of the kernel never has any.
         arguments = Path(f'/proc/{pid}/cmdline').read_bytes()
         if arguments and os.fsencode(directory) not in arguments:
             return
         if arguments:
             signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-        with selectors.DefaultSelector() as selector:      # under eventlet there is no select.poll
+        with selectors.DefaultSelector() as selector:  # under eventlet there is no select.poll
             selector.register(descriptor, selectors.EVENT_READ)
             if not selector.select(_TIMEOUT) and arguments:
-                raise exception.ExportFailed(path=directory, reason=f'{name} (process {pid}) does not end')
+                raise exception.ExportFailed(
+                    path=directory, reason=f'{name} (process {pid}) does not end'
+                )
     except (FileNotFoundError, ProcessLookupError):
-        return                         # it has ended meanwhile
+        return  # it has ended meanwhile
     finally:
         os.close(descriptor)

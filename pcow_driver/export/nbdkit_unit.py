@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """nbdkit outside of the service that wants it: in a unit of systemd of its own, which outlives it.
 
-nova-compute asks on a socket (pcow-nbdkit.socket).  systemd starts ``pcow-nbd-unit`` for each request,
-as root and outside of any container (pcow-nbd@.service), and that becomes the one who asked, with
-its groups, before it reads a word.  So who may ask gets no right from it: what runs is nbdkit with
-pcow's plug-in, as the user who wants it.
+nova-compute asks on a socket (pcow-nbdkit.socket). systemd starts ``pcow-nbd-unit`` for each
+request, as root and outside of any container (pcow-nbd@.service), and that becomes the one who
+asked, with its groups, before it reads a word. So who may ask gets no right from it: what runs is
+nbdkit with pcow's plug-in, as the user who wants it.
 
-The unit ends with nbdkit.  An nbdkit that is killed is started again on a socket with the same owner
+The unit ends with nbdkit. An nbdkit that is killed is started again on a socket with the same owner
 and mode: QEMU connects to it again by itself.
 """
 
@@ -30,10 +30,10 @@ from pcow_driver.export import nbdkit
 SOCKET = '/run/pcow/nbdkit.sock'
 _SECONDS = 60.0
 _MAX_REQUEST = 65536
-_MOST_STARTS, _IN_SECONDS = 5, 60.0            # an nbdkit that is killed more often stays dead
-_CREDENTIALS = struct.Struct('iII')            # struct ucred, unix(7)
-_SO_PEERGROUPS = 59                            # Linux, asm-generic/socket.h
-_MAX_GROUPS = 256                            # Python takes no more
+_MOST_STARTS, _IN_SECONDS = 5, 60.0  # an nbdkit that is killed more often stays dead
+_CREDENTIALS = struct.Struct('iII')  # struct ucred, unix(7)
+_SO_PEERGROUPS = 59  # Linux, asm-generic/socket.h
+_MAX_GROUPS = 256  # Python takes no more
 
 
 def is_there() -> bool:
@@ -88,6 +88,7 @@ def _read_line(connection: socket.socket) -> dict[str, Any]:
 
 # ---- in the unit ---------------------------------------------------------------------------------
 
+
 def _become_peer(connection: socket.socket) -> None:
     """The one who asked, for good; the kernel says who that is.
 
@@ -96,7 +97,7 @@ def _become_peer(connection: socket.socket) -> None:
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _pid, user, group = _CREDENTIALS.unpack(credentials)
     if os.geteuid() != 0 and user == os.geteuid():
-        return                                 # a unit of the user's own
+        return  # a unit of the user's own
     groups = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MAX_GROUPS * 4)
     os.setgroups(struct.unpack(f'{len(groups) // 4}I', groups))
     os.setresgid(group, group, group)
@@ -158,10 +159,10 @@ def main() -> int:
     with socket.socket(fileno=os.dup(0)) as connection:
         connection.settimeout(_SECONDS)
         try:
-            conf.CONF([], project='pcow', default_config_dirs=[])      # which only root may read
+            conf.CONF([], project='pcow', default_config_dirs=[])  # which only root may read
             _become_peer(connection)
             return _serve(connection, _read_line(connection))
         except (exception.PcowError, OSError) as e:
             print(e, file=sys.stderr, flush=True)
             connection.sendall(json.dumps({'error': str(e)}).encode() + b'\n')
-            return 0                           # it was told to whoever can do something about it
+            return 0  # it was told to whoever can do something about it

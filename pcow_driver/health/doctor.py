@@ -42,7 +42,9 @@ APPARMOR_LOCAL = '/etc/apparmor.d/local'
 
 
 def diagnose() -> list[Finding]:
-    """All checks, in an order in which a person would act on them.  Does not raise for what it finds."""
+    """All checks, in an order in which a person would act on them. Does not raise for what it
+    finds.
+    """
     findings: list[Finding] = []
     for check in _CHECKS:
         findings += check()
@@ -69,7 +71,9 @@ def _program(option: str, why: str, **find: bool) -> Iterator[Finding]:
         version = (tool.run(path, '--version').splitlines() or [''])[0]
         yield Finding(name, OK, f'{version} ({path})')
     except exception.PcowError as e:
-        yield Finding(name, MISSING, str(e), f'{why}: run tools/build, or set [pcow] {option} to its path')
+        yield Finding(
+            name, MISSING, str(e), f'{why}: run tools/build, or set [pcow] {option} to its path'
+        )
 
 
 def _check_pcow_img() -> Iterator[Finding]:
@@ -79,12 +83,22 @@ def _check_pcow_img() -> Iterator[Finding]:
 def _check_qemu_img() -> Iterator[Finding]:
     name = str(conf.CONF.pcow.qemu_img)
     for finding in _program('qemu_img', ''):
-        yield finding if finding.status == OK else Finding(
-            name, MISSING, finding.found, "templates are read with it: install qemu-utils ('apt install qemu-utils')")
+        yield (
+            finding
+            if finding.status == OK
+            else Finding(
+                name,
+                MISSING,
+                finding.found,
+                "templates are read with it: install qemu-utils ('apt install qemu-utils')",
+            )
+        )
 
 
 def _check_emulator() -> Iterator[Finding]:
-    found = list(_program('emulator', 'domains need a QEMU with the pcow backend', build_first=True))
+    found = list(
+        _program('emulator', 'domains need a QEMU with the pcow backend', build_first=True)
+    )
     yield from found
     if found[0].status != OK:
         return
@@ -96,8 +110,12 @@ def _check_emulator() -> Iterator[Finding]:
     if re.search(r'^\s*format=', backend, re.MULTILINE):
         yield Finding('pcow backend of QEMU', OK, f'memory-backend-file of {path} has format=')
     else:
-        yield Finding('pcow backend of QEMU', MISSING, f'{path} does not know memory-backend-file,format=pcow',
-                      'run tools/build and set [pcow] emulator to build/bin/qemu-system-x86_64')
+        yield Finding(
+            'pcow backend of QEMU',
+            MISSING,
+            f'{path} does not know memory-backend-file,format=pcow',
+            'run tools/build and set [pcow] emulator to build/bin/qemu-system-x86_64',
+        )
 
 
 def _check_kernel() -> Iterator[Finding]:
@@ -105,11 +123,18 @@ def _check_kernel() -> Iterator[Finding]:
     if _version(release) >= MIN_KERNEL:
         yield Finding('kernel', OK, release)
     else:
-        yield Finding('kernel', ADVICE, release, 'below 6.1 there is no /dev/userfaultfd and pcow is not tested: use 6.1 or later')
+        yield Finding(
+            'kernel',
+            ADVICE,
+            release,
+            'below 6.1 there is no /dev/userfaultfd and pcow is not tested: use 6.1 or later',
+        )
 
 
 def _qemu_user() -> pwd.struct_passwd | None:
-    """As whom libvirt runs QEMU: what its configuration says, else the user that the distribution made for that."""
+    """As whom libvirt runs QEMU: what its configuration says, else the user that the distribution
+    made for that.
+    """
     said = re.search(r'^\s*user\s*=\s*"([^"]+)"', _read(QEMU_CONF) or '', re.MULTILINE)
     for name in (said[1],) if said else QEMU_USERS:
         with contextlib.suppress(KeyError):
@@ -124,7 +149,9 @@ def _has_acl(path: str) -> bool:
         return False
 
 
-_STOPS = 'under KVM a store of which neither KVM nor the instruction tells where it was stops the VM'
+_STOPS = (
+    'under KVM a store of which neither KVM nor the instruction tells where it was stops the VM'
+)
 
 
 def _check_userfaultfd() -> Iterator[Finding]:
@@ -132,8 +159,7 @@ def _check_userfaultfd() -> Iterator[Finding]:
     try:
         status = os.stat(path)
     except OSError:
-        yield Finding(check, ADVICE, f'{path} is not there', (
-            f'{_STOPS}: use kernel 6.1 or later'))
+        yield Finding(check, ADVICE, f'{path} is not there', (f'{_STOPS}: use kernel 6.1 or later'))
         return
     mode = stat.S_IMODE(status.st_mode)
     try:
@@ -142,8 +168,15 @@ def _check_userfaultfd() -> Iterator[Finding]:
         group = str(status.st_gid)
     found = f'{path} has mode {mode:04o}, group {group}'
     if _has_acl(path):
-        yield Finding(check, ADVICE, f'{found}, and an ACL', (
-            f"whether it lets QEMU's user read and write was not judged: 'getfacl {path}' shows it"))
+        yield Finding(
+            check,
+            ADVICE,
+            f'{found}, and an ACL',
+            (
+                f"whether it lets QEMU's user read and write was not judged: 'getfacl {path}' "
+                f"shows it"
+            ),
+        )
         return
     advice = _advice_on(path, status, group)
     yield Finding(check, ADVICE, found, advice) if advice else Finding(check, OK, found)
@@ -151,19 +184,33 @@ def _check_userfaultfd() -> Iterator[Finding]:
 
 def _advice_on(path: str, status: os.stat_result, group: str) -> str | None:
     """What has to be done so that QEMU's user can read and write a device; None: nothing."""
-    rule = f'install etc/udev/rules.d/60-pcow.rules, then: udevadm control --reload; udevadm trigger {path}'
+    rule = (
+        f'install etc/udev/rules.d/60-pcow.rules, then: udevadm control --reload; udevadm trigger '
+        f'{path}'
+    )
     mode, user = status.st_mode, _qemu_user()
-    if mode & 0o006 == 0o006 or (user is not None and user.pw_uid == status.st_uid and mode & 0o600 == 0o600):
+    if mode & 0o006 == 0o006 or (
+        user is not None and user.pw_uid == status.st_uid and mode & 0o600 == 0o600
+    ):
         return None
     if mode & 0o060 != 0o060:
         return f'{_STOPS}: {rule}'
     if user is None:
-        return None if group in _QEMU_GROUPS else (
-            f"QEMU's user is not known here (libvirt is not installed?): see that it is in the group {group}, or {rule}")
+        return (
+            None
+            if group in _QEMU_GROUPS
+            else (
+                f"QEMU's user is not known here (libvirt is not installed?): see that it is in the "
+                f"group {group}, or {rule}"
+            )
+        )
     if status.st_gid in os.getgrouplist(user.pw_name, user.pw_gid):
         return None
-    return (f"QEMU's user {user.pw_name} is not in the group {group}: 'usermod -aG {group} {user.pw_name}' and restart libvirt, "
-            f'or {rule}')
+    return (
+        f"QEMU's user {user.pw_name} is not in the group {group}: 'usermod -aG {group} "
+        f"{user.pw_name}' and restart libvirt, "
+        f'or {rule}'
+    )
 
 
 def _check_map_count() -> Iterator[Finding]:
@@ -172,9 +219,13 @@ def _check_map_count() -> Iterator[Finding]:
     check, found = 'vm.max_map_count', str(count)
     raise_it = 'install etc/sysctl.d/pcow.conf, then: sysctl --system'
     if count < MIN_MAP_COUNT:
-        yield Finding(check, MISSING, found, f'scattered writes fail early below {MIN_MAP_COUNT}: {raise_it}')
+        yield Finding(
+            check, MISSING, found, f'scattered writes fail early below {MIN_MAP_COUNT}: {raise_it}'
+        )
     elif count < WANTED_MAP_COUNT:
-        yield Finding(check, ADVICE, found, f'enough for images of some 64 GiB; for larger ones: {raise_it}')
+        yield Finding(
+            check, ADVICE, found, f'enough for images of some 64 GiB; for larger ones: {raise_it}'
+        )
     else:
         yield Finding(check, OK, found)
 
@@ -187,8 +238,13 @@ def _check_state() -> Iterator[Finding]:
     if os.access(existing, os.W_OK | os.X_OK):
         yield Finding('state directory', OK, path)
     else:
-        yield Finding('state directory', MISSING, f'{existing} cannot be written to by this user',
-                      f"become root, or let root give it to this user or its group ('chown -R OWNER:GROUP {existing}')")
+        yield Finding(
+            'state directory',
+            MISSING,
+            f'{existing} cannot be written to by this user',
+            f"become root, or let root give it to this user or its group ('chown -R OWNER:GROUP "
+            f"{existing}')",
+        )
 
 
 def _check_pools() -> Iterator[Finding]:
@@ -196,32 +252,74 @@ def _check_pools() -> Iterator[Finding]:
     try:
         entries = pools.list()
     except exception.PcowError as e:
-        yield Finding('pools', MISSING, str(e), f'repair {pools.path}, or delete it and run pcowctl pool import for each pool')
+        yield Finding(
+            'pools',
+            MISSING,
+            str(e),
+            f'repair {pools.path}, or delete it and run pcowctl pool import for each pool',
+        )
         return
     if not entries:
-        yield Finding('pools', ADVICE, 'none', (
-            "make one on a mounted fsdax file system, or on tmpfs to try it: 'pcowctl pool create NAME DIR'"))
+        yield Finding(
+            'pools',
+            ADVICE,
+            'none',
+            (
+                "make one on a mounted fsdax file system, or on tmpfs to try it: 'pcowctl pool "
+                "create NAME DIR'"
+            ),
+        )
     for entry in entries:
         check = f'pool {entry.name}'
         try:
             pool = pools.get(entry.name)
         except (exception.PcowError, OSError) as e:
-            yield Finding(check, MISSING, str(e), (
-                f"'pcowctl pool remove --destroy {entry.name}'" if entry.ending is not None else
-                f"mount its file system; if it is gone for good: 'pcowctl pool remove --forget {entry.name}'"))
+            yield Finding(
+                check,
+                MISSING,
+                str(e),
+                (
+                    f"'pcowctl pool remove --destroy {entry.name}'"
+                    if entry.ending is not None
+                    else f"mount its file system; if it is gone for good: 'pcowctl pool remove "
+                    f"--forget {entry.name}'"
+                ),
+            )
             continue
         try:
             capacity, persistence = pool.capacity(), pool.persistence()
         except (exception.PcowError, OSError) as e:
-            yield Finding(check, MISSING, str(e), (
-                'this says nothing of its images: run it as root, see whether it is mounted read-only, install what is missing'))
+            yield Finding(
+                check,
+                MISSING,
+                str(e),
+                (
+                    'this says nothing of its images: run it as root, see whether it is mounted '
+                    'read-only, install what is missing'
+                ),
+            )
             continue
-        found = f'{persistence}, {units.format_size(capacity.free)} of {units.format_size(capacity.total)} free ({pool.path})'
+        found = (
+            f'{persistence}, {units.format_size(capacity.free)} of '
+            f'{units.format_size(capacity.total)} free ({pool.path})'
+        )
         if capacity.free < capacity.total // 20:
-            yield Finding(check, ADVICE, found, (
-                'guests wait when it is full: delete images or snapshots, or make the file system larger'))
+            yield Finding(
+                check,
+                ADVICE,
+                found,
+                (
+                    'guests wait when it is full: delete images or snapshots, or make the file '
+                    'system larger'
+                ),
+            )
         elif persistence == 'volatile':
-            yield Finding(check, ADVICE, found, 'it does not survive the host: for data to keep, make a pool on fsdax')
+            yield Finding(
+                check,
+                ADVICE,
+                found,
+                'it does not survive the host: for data to keep, make a pool on fsdax',
+            )
         else:
             yield Finding(check, OK, found)
         yield from diagnosis.check_pool(pool)
@@ -234,7 +332,12 @@ def _check_libvirt() -> Iterator[Finding]:
             number = connection.getLibVersion()
             version = f'{number // 1000000}.{number // 1000 % 1000}.{number % 1000}'
     except exception.LibvirtFailed as e:
-        yield Finding('libvirt', ADVICE, str(e), 'domains cannot be controlled: start libvirtd, or set [pcow] libvirt_uri')
+        yield Finding(
+            'libvirt',
+            ADVICE,
+            str(e),
+            'domains cannot be controlled: start libvirtd, or set [pcow] libvirt_uri',
+        )
         return
     if _version(version) >= MIN_LIBVIRT:
         yield Finding('libvirt', OK, f'{version} ({conf.CONF.pcow.libvirt_uri})')
@@ -246,46 +349,78 @@ def _check_hook() -> Iterator[Finding]:
     if os.access(HOOK, os.X_OK):
         yield Finding('libvirt hook', OK, HOOK)
     else:
-        yield Finding('libvirt hook', ADVICE, f'{HOOK} is not there or not executable', (
-            "QEMU's user cannot read the bases of images unless file permissions allow it: install "
-            'etc/libvirt/hooks/qemu.d/pcow there with mode 0755, and pcow-img in /usr/local/bin (or set [pcow] pcow_img in '
-            '/etc/pcow/pcow.conf), and restart libvirtd'))
+        yield Finding(
+            'libvirt hook',
+            ADVICE,
+            f'{HOOK} is not there or not executable',
+            (
+                "QEMU's user cannot read the bases of images unless file permissions allow it: "
+                "install "
+                'etc/libvirt/hooks/qemu.d/pcow there with mode 0755, and pcow-img in '
+                '/usr/local/bin (or set [pcow] pcow_img in '
+                '/etc/pcow/pcow.conf), and restart libvirtd'
+            ),
+        )
 
 
 def _qemu_img_of(pid: str) -> str | None:
-    """The qemu-img that a process finds in its PATH; '' if it has no PATH, None if that cannot be told."""
+    """The qemu-img that a process finds in its PATH; '' if it has no PATH, None if that cannot be
+    told.
+    """
     try:
         with open(f'/proc/{pid}/environ', 'rb') as f:
             variables = dict(item.partition(b'=')[::2] for item in f.read().split(b'\0'))
     except OSError:
         return None
-    return shutil.which('qemu-img', path=os.fsdecode(variables.get(b'PATH', os.defpath.encode()))) or ''
+    return (
+        shutil.which('qemu-img', path=os.fsdecode(variables.get(b'PATH', os.defpath.encode())))
+        or ''
+    )
 
 
 def _check_snapshots_while_off() -> Iterator[Finding]:
-    """libvirt runs qemu-img on the disks of a domain that is off, and nothing on its NVDIMMs and virtio-pmem devices."""
+    """libvirt runs qemu-img on the disks of a domain that is off, and nothing on its NVDIMMs and
+    virtio-pmem devices.
+    """
     for pid in filter(str.isdigit, os.listdir('/proc')):
         if (_read(f'/proc/{pid}/comm') or '') in ('libvirtd', 'virtqemud'):
             yield _snapshots_while_off(pid, _qemu_img_of(pid))
 
 
 # What earlier versions of etc/libvirt/bin/qemu-img left out, by a word that is in later ones.
-_LEFT_OUT = {'virtio-pmem': 'that are virtio-pmem devices',
-             'STORAGE_POOLS': 'of domains whose disks are volumes of storage pools'}
+_LEFT_OUT = {
+    'virtio-pmem': 'that are virtio-pmem devices',
+    'STORAGE_POOLS': 'of domains whose disks are volumes of storage pools',
+}
 
 
 def _snapshots_while_off(pid: str, found: str | None) -> Finding:
     """:param found: the qemu-img that libvirt, process ``pid``, runs"""
     check, program = 'snapshots while off', (_read(found) or '') if found else ''
     if 'pcow' not in program[:200]:
-        return Finding(check, ADVICE, f'libvirt (process {pid}) finds {found or "no qemu-img that this user can see"}', (
-            'virsh snapshot-create on a domain that is off would leave its pcow images out: install '
-            'etc/libvirt/bin/qemu-img and etc/libvirt/libvirtd.service.d/pcow.conf, and restart libvirt'))
+        return Finding(
+            check,
+            ADVICE,
+            f'libvirt (process {pid}) finds {found or "no qemu-img that this user can see"}',
+            (
+                'virsh snapshot-create on a domain that is off would leave its pcow images out: '
+                'install '
+                'etc/libvirt/bin/qemu-img and etc/libvirt/libvirtd.service.d/pcow.conf, and '
+                'restart libvirt'
+            ),
+        )
     for word, left_out in _LEFT_OUT.items():
         if word not in program:
-            return Finding(check, ADVICE, f'{found} is of an earlier version', (
-                f'virsh snapshot-create on a domain that is off would leave out images {left_out}: install '
-                'etc/libvirt/bin/qemu-img again'))
+            return Finding(
+                check,
+                ADVICE,
+                f'{found} is of an earlier version',
+                (
+                    f'virsh snapshot-create on a domain that is off would leave out images '
+                    f'{left_out}: install '
+                    'etc/libvirt/bin/qemu-img again'
+                ),
+            )
     return Finding(check, OK, str(found))
 
 
@@ -297,14 +432,20 @@ def _check_apparmor() -> Iterator[Finding]:
 
 
 # What libvirt's profiles forbid, by the file of additions to each.
-_CONFINED = {'abstractions/libvirt-qemu': 'QEMU cannot open /dev/userfaultfd',
-             'usr.sbin.libvirtd': 'libvirtd can run neither the hook, so that QEMU cannot open bases, nor etc/libvirt/bin/qemu-img'}
+_CONFINED = {
+    'abstractions/libvirt-qemu': 'QEMU cannot open /dev/userfaultfd',
+    'usr.sbin.libvirtd': 'libvirtd can run neither the hook, so that QEMU cannot open bases, nor '
+    'etc/libvirt/bin/qemu-img',
+}
 
 
 _OF_EARLIER_VERSIONS: tuple[tuple[Callable[[str], bool], str], ...] = (
     (lambda text: '/*.pcow rw' in text, 'every guest may read and write every image of this host'),
-    (lambda text: 'pcow/libvirt/qemu-img' in text and 'hooks/qemu.d/pcow' not in text,
-     'libvirtd may not run the hook as it has to be, so that guests do not start'))
+    (
+        lambda text: 'pcow/libvirt/qemu-img' in text and 'hooks/qemu.d/pcow' not in text,
+        'libvirtd may not run the hook as it has to be, so that guests do not start',
+    ),
+)
 
 
 def _apparmor_rules(name: str, otherwise: str) -> Finding:
@@ -312,8 +453,12 @@ def _apparmor_rules(name: str, otherwise: str) -> Finding:
     text = _read(path) or ''
     for rule, advice in _OF_EARLIER_VERSIONS:
         if rule(text):
-            return Finding('AppArmor', ADVICE, f'{path} is of an earlier version', (
-                f'{advice}: put etc/apparmor.d/local/{name}-pcow in its place'))
+            return Finding(
+                'AppArmor',
+                ADVICE,
+                f'{path} is of an earlier version',
+                (f'{advice}: put etc/apparmor.d/local/{name}-pcow in its place'),
+            )
     if 'pcow' in text:
         return Finding('AppArmor', OK, path)
     advice = f'{otherwise}: append etc/apparmor.d/local/{name}-pcow to it'
@@ -324,11 +469,31 @@ def _check_kvm() -> Iterator[Finding]:
     if os.access('/dev/kvm', os.R_OK | os.W_OK):
         yield Finding('KVM', OK, '/dev/kvm')
     else:
-        yield Finding('KVM', ADVICE, '/dev/kvm cannot be used by this user', (
-            "guests run in emulation (domain type 'qemu'), slowly: enable virtualisation, join group kvm"))
+        yield Finding(
+            'KVM',
+            ADVICE,
+            '/dev/kvm cannot be used by this user',
+            (
+                "guests run in emulation (domain type 'qemu'), slowly: enable virtualisation, join "
+                "group kvm"
+            ),
+        )
 
 
 _CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
-    _check_pcow_img, _check_qemu_img, _check_emulator, _check_kernel, _check_kvm, _check_userfaultfd, _check_map_count,
-    _check_state, diagnosis.check_kernel_config, diagnosis.check_regions, _check_pools, _check_libvirt, _check_hook,
-    _check_snapshots_while_off, _check_apparmor)
+    _check_pcow_img,
+    _check_qemu_img,
+    _check_emulator,
+    _check_kernel,
+    _check_kvm,
+    _check_userfaultfd,
+    _check_map_count,
+    _check_state,
+    diagnosis.check_kernel_config,
+    diagnosis.check_regions,
+    _check_pools,
+    _check_libvirt,
+    _check_hook,
+    _check_snapshots_while_off,
+    _check_apparmor,
+)

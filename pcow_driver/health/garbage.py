@@ -28,27 +28,30 @@ from pcow_driver.virt import domain
 
 LOG = logging.getLogger(__name__)
 
-_UNFINISHED = re.compile(r'\..*\.(part|partial)')      # what pcow-img and template build write before they rename it
-_MIN_AGE = 3600                        # seconds since the last write; a younger one may be in the making
+# what pcow-img and template build write before they rename it
+_UNFINISHED = re.compile(r'\..*\.(part|partial)')
+# seconds since the last write; a younger one may be in the making
+_MIN_AGE = 3600
 
 
 class Kind(enum.StrEnum):
-    UNFINISHED = 'unfinished'          # a file that an interrupted command left
-    WORK = 'work'                      # files of a conversion that was killed, not in the pool
-    ORPHAN = 'orphan'                  # an image whose base is gone: it cannot be opened
+    UNFINISHED = 'unfinished'  # a file that an interrupted command left
+    WORK = 'work'  # files of a conversion that was killed, not in the pool
+    ORPHAN = 'orphan'  # an image whose base is gone: it cannot be opened
     UNUSED_TEMPLATE = 'unused-template'
-    UNUSED_IMAGE = 'unused-image'      # no domain names it, nothing stands on it, and it is no server's and no volume
-    SNAPSHOT = 'snapshot'              # deleted for its owner, or of a command that was killed
-    LEAK = 'leak'                      # space in an image that nothing refers to
+    # no domain names it, nothing stands on it, and it is no server's and no volume
+    UNUSED_IMAGE = 'unused-image'
+    SNAPSHOT = 'snapshot'  # deleted for its owner, or of a command that was killed
+    LEAK = 'leak'  # space in an image that nothing refers to
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
     kind: Kind
     path: str
-    size: int                          # bytes that would come back
+    size: int  # bytes that would come back
     reason: str
-    snapshot: str | None = None        # of the image
+    snapshot: str | None = None  # of the image
 
 
 def find(pool: pool_module.Pool, domain_images: domain.Files | None) -> list[Finding]:
@@ -64,20 +67,41 @@ def find(pool: pool_module.Pool, domain_images: domain.Files | None) -> list[Fin
         if item.summary is None:
             continue
         size, base = item.summary.actual_size, item.summary.base_filename
-        if base is not None and not os.path.lexists(os.path.join(pool.path, os.path.basename(base))):
-            findings.append(Finding(Kind.ORPHAN, item.path, size, f'its base {base} is gone: bring it back, or delete the image'))
+        if base is not None and not os.path.lexists(
+            os.path.join(pool.path, os.path.basename(base))
+        ):
+            findings.append(
+                Finding(
+                    Kind.ORPHAN,
+                    item.path,
+                    size,
+                    f'its base {base} is gone: bring it back, or delete the image',
+                )
+            )
         elif item.summary.sealed and item.summary.uuid not in used:
-            findings.append(Finding(Kind.UNUSED_TEMPLATE, item.path, size, 'nothing stands on this template'))
-        elif not item.summary.sealed and item.summary.uuid not in used and domain_images is not None \
-                and _why_used(item.path, domain_images) is None:
-            findings.append(Finding(Kind.UNUSED_IMAGE, item.path, size, (
-                'no domain of this libvirt names it and nothing stands on it')))
+            findings.append(
+                Finding(Kind.UNUSED_TEMPLATE, item.path, size, 'nothing stands on this template')
+            )
+        elif (
+            not item.summary.sealed
+            and item.summary.uuid not in used
+            and domain_images is not None
+            and _why_used(item.path, domain_images) is None
+        ):
+            findings.append(
+                Finding(
+                    Kind.UNUSED_IMAGE,
+                    item.path,
+                    size,
+                    ('no domain of this libvirt names it and nothing stands on it'),
+                )
+            )
         findings += _leaks(item)
     return [*findings, *_snapshots(pool, items)]
 
 
 def _why_used(path: str, domain_images: domain.Files) -> str | None:
-    if os.path.basename(path).startswith(names.SERVICE_PREFIXES):      # without a domain here, too
+    if os.path.basename(path).startswith(names.SERVICE_PREFIXES):  # without a domain here, too
         return 'it is of Nova or Cinder, who know whether they need it'
     if path in domain_images:
         return 'a domain of libvirt names it'
@@ -97,8 +121,15 @@ def _unfinished(pool: pool_module.Pool) -> Iterator[Finding]:
         with contextlib.suppress(FileNotFoundError):
             status = os.lstat(path)
             if stat.S_ISREG(status.st_mode) and _why_in_the_making(pool, path) is None:
-                yield Finding(Kind.UNFINISHED, path, status.st_blocks * 512, (
-                    f'an interrupted command left it {(time.time() - status.st_mtime) / 3600:.0f} hours ago'))
+                yield Finding(
+                    Kind.UNFINISHED,
+                    path,
+                    status.st_blocks * 512,
+                    (
+                        f'an interrupted command left it '
+                        f'{(time.time() - status.st_mtime) / 3600:.0f} hours ago'
+                    ),
+                )
 
 
 def _why_in_the_making(pool: pool_module.Pool, path: str) -> str | None:
@@ -115,24 +146,33 @@ def _why_in_the_making(pool: pool_module.Pool, path: str) -> str | None:
 
 def _work() -> Iterator[Finding]:
     for path in workspace.left_over(*workspace.PLAIN, workspace.EXPORT):
-        yield Finding(Kind.WORK, path, workspace.size(path), 'a conversion that was killed left it ([pcow] conversion_dir)')
+        yield Finding(
+            Kind.WORK,
+            path,
+            workspace.size(path),
+            'a conversion that was killed left it ([pcow] conversion_dir)',
+        )
 
 
 def _leaks(item: pool_module.ListedImage) -> Iterator[Finding]:
-    """Without a lock, which a guest that starts meanwhile could not get past; so only if nobody writes, before and after."""
+    """Without a lock, which a guest that starts meanwhile could not get past; so only if nobody
+    writes, before and after.
+    """
     try:
         if image_locks.is_in_use(item.path):
-            return                         # it is looked at when that ends
+            return  # it is looked at when that ends
         result = image.check(item.path, force_share=True)
         if result.leaks and not result.corruptions and not image_locks.is_in_use(item.path):
             yield Finding(Kind.LEAK, item.path, 0, f'{result.leaks} slabs belong to nothing')
     except (exception.PcowError, OSError) as e:
-        LOG.debug('%s is not looked at: %s', item.path, e)     # deleted meanwhile, for instance
+        LOG.debug('%s is not looked at: %s', item.path, e)  # deleted meanwhile, for instance
 
 
 def _snapshots(pool: pool_module.Pool, items: list[pool_module.ListedImage]) -> Iterator[Finding]:
     """What is marked as deleted, and nothing stands on it nor reads it."""
-    bases = {(item.summary.base_uuid, item.summary.base_snapshot_id) for item in items if item.summary}
+    bases = {
+        (item.summary.base_uuid, item.summary.base_snapshot_id) for item in items if item.summary
+    }
     images = {item.name: item.path for item in items if item.summary}
     try:
         marks = trash.marks(pool)
@@ -146,9 +186,20 @@ def _snapshots(pool: pool_module.Pool, items: list[pool_module.ListedImage]) -> 
         try:
             info = image.info(path, force_share=True)
             made = next((one for one in info.snapshots if one.name == mark.snapshot), None)
-            if made is None or ((info.uuid, int(made.id)) not in bases and not image_locks.is_snapshot_in_use(path, int(made.id))):
-                yield Finding(Kind.SNAPSHOT, path, made.delete_frees if made else 0, (
-                    f'its snapshot {mark.snapshot} is deleted, or a command that was killed left it'), mark.snapshot)
+            if made is None or (
+                (info.uuid, int(made.id)) not in bases
+                and not image_locks.is_snapshot_in_use(path, int(made.id))
+            ):
+                yield Finding(
+                    Kind.SNAPSHOT,
+                    path,
+                    made.delete_frees if made else 0,
+                    (
+                        f'its snapshot {mark.snapshot} is deleted, or a command that was killed '
+                        f'left it'
+                    ),
+                    mark.snapshot,
+                )
         except (exception.PcowError, OSError) as e:
             LOG.debug('%s is marked as deleted and not looked at: %s', path, e)
 
@@ -171,8 +222,8 @@ def look_again(pool: pool_module.Pool, finding: Finding) -> None:
 def delete(pool: pool_module.Pool, finding: Finding) -> None:
     """Delete what was found, unless it is needed by now.
 
-    :raises ImageInUse: somebody has it open or makes it, something stands on it, its base is back, a domain names it, or it is
-        of Nova or Cinder
+    :raises ImageInUse: somebody has it open or makes it, something stands on it, its base is back,
+        a domain names it, or it is of Nova or Cinder
     :raises ImageNotFound:
     :raises ToolFailed, QmpFailed: somebody reads the snapshot
     :raises ImageProtected: its immutable flag cannot be taken off
@@ -180,7 +231,7 @@ def delete(pool: pool_module.Pool, finding: Finding) -> None:
     """
     name = os.path.basename(finding.path).removesuffix(names.IMAGE_SUFFIX)
     if finding.kind is Kind.UNFINISHED:
-        with pool.lock():                  # nobody begins to make an image meanwhile
+        with pool.lock():  # nobody begins to make an image meanwhile
             look_again(pool, finding)
             protection.unlink(finding.path)
         return
@@ -189,9 +240,14 @@ def delete(pool: pool_module.Pool, finding: Finding) -> None:
         image.check(finding.path, repair=True)
     elif finding.kind is Kind.SNAPSHOT and finding.snapshot is not None:
         if not trash.delete_snapshot(pool, name, finding.snapshot):
-            raise exception.ImageInUse(path=finding.path, reason=f'something stands on its snapshot {finding.snapshot} by now')
+            raise exception.ImageInUse(
+                path=finding.path,
+                reason=f'something stands on its snapshot {finding.snapshot} by now',
+            )
     elif finding.kind is Kind.WORK:
-        (nbd if workspace.purpose(finding.path) == workspace.EXPORT else workspace).discard(finding.path)
+        (nbd if workspace.purpose(finding.path) == workspace.EXPORT else workspace).discard(
+            finding.path
+        )
     elif finding.kind is Kind.UNUSED_TEMPLATE:
         pool.delete_template(name)
     elif finding.kind is Kind.ORPHAN:

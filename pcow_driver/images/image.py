@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images and chains, through pcow-img.
 
-Paths are handed on as absolute ones, so that no name can be taken for an option or a protocol; formats are always
-given, never guessed.  Every function raises ToolFailed with what pcow-img said, ToolNotFound if it is not there, and
-ToolOutputInvalid if it speaks another dialect.
+Paths are handed on as absolute ones, so that no name can be taken for an option or a protocol;
+formats are always given, never guessed. Every function raises ToolFailed with what pcow-img said,
+ToolNotFound if it is not there, and ToolOutputInvalid if it speaks another dialect.
 """
 
 import contextlib
@@ -27,7 +27,9 @@ def _run(*args: str, ok_exit_codes: tuple[int, ...] = (0,)) -> str:
 
 def _json(*args: str, ok_exit_codes: tuple[int, ...] = (0,)) -> Any:
     command, *rest = args
-    return tool.run_json(tool.find('pcow_img'), command, '--output=json', *rest, ok_exit_codes=ok_exit_codes)
+    return tool.run_json(
+        tool.find('pcow_img'), command, '--output=json', *rest, ok_exit_codes=ok_exit_codes
+    )
 
 
 def _array(value: Any, what: str) -> list[Any]:
@@ -54,7 +56,10 @@ def check_virtual_size(size: int) -> int:
     """
     if size <= 0 or size % units.SLAB_SIZE:
         raise exception.InvalidSize(
-            size=size, reason=f'sizes are multiples of 2 MiB; the next one is {units.round_up(max(size, 1), units.SLAB_SIZE)}')
+            size=size,
+            reason=f'sizes are multiples of 2 MiB; the next one is '
+            f'{units.round_up(max(size, 1), units.SLAB_SIZE)}',
+        )
     if size > units.MAX_VIRTUAL_SIZE:
         raise exception.InvalidSize(size=size, reason='the largest image has 16 TiB')
     return size
@@ -69,8 +74,15 @@ def create(path: str, size: int, *, cluster_size: int | None = None) -> None:
     _create(path, check_virtual_size(size), cluster_size, [], {})
 
 
-def create_overlay(path: str, base: str, *, size: int | None = None, base_snapshot: str | None = None,
-                   base_format: str = FORMAT, cluster_size: int | None = None) -> None:
+def create_overlay(
+    path: str,
+    base: str,
+    *,
+    size: int | None = None,
+    base_snapshot: str | None = None,
+    base_format: str = FORMAT,
+    cluster_size: int | None = None,
+) -> None:
     """Make a thin image on ``base``, which lies in the same directory.
 
     :param size: virtual size in bytes; that of the base if not given
@@ -80,15 +92,20 @@ def create_overlay(path: str, base: str, *, size: int | None = None, base_snapsh
     :raises ImageNotFound: ``base`` is not there
     :raises InvalidSize:
     """
-    virtual_size, arguments = None if size is None else check_virtual_size(size), ['-b', _existing(base), '-F', base_format]
+    virtual_size, arguments = (
+        None if size is None else check_virtual_size(size),
+        ['-b', _existing(base), '-F', base_format],
+    )
     if base_snapshot is None:
         _create(path, virtual_size, cluster_size, arguments, {})
     else:
-        with protection.lifted(base):           # the snapshot is marked in it
+        with protection.lifted(base):  # the snapshot is marked in it
             _create(path, virtual_size, cluster_size, arguments, {'base_snapshot': base_snapshot})
 
 
-def _create(path: str, size: int | None, cluster_size: int | None, args: list[str], options: dict[str, str]) -> None:
+def _create(
+    path: str, size: int | None, cluster_size: int | None, args: list[str], options: dict[str, str]
+) -> None:
     path = os.path.abspath(path)
     if os.path.lexists(path):
         raise exception.ImageExists(path=path)
@@ -107,23 +124,32 @@ def _escape(value: str) -> str:
 def info(path: str, *, image_format: str = FORMAT, force_share: bool = False) -> model.ImageInfo:
     """Describe one image.
 
-    :param force_share: also while somebody writes to it; figures that change meanwhile are then approximate
-    :raises ImageNotFound:
+    :param force_share: also while somebody writes to it; figures that change meanwhile are then
+    approximate :raises ImageNotFound:
     """
-    return model.ImageInfo.from_json(_json('info', *_share(force_share), '-f', image_format, _existing(path)))
+    return model.ImageInfo.from_json(
+        _json('info', *_share(force_share), '-f', image_format, _existing(path))
+    )
 
 
-def chain(path: str, *, image_format: str = FORMAT, force_share: bool = False) -> list[model.ImageInfo]:
+def chain(
+    path: str, *, image_format: str = FORMAT, force_share: bool = False
+) -> list[model.ImageInfo]:
     """Describe an image and its bases, top first.
 
     :raises ImageNotFound:
     """
-    value = _json('info', '--backing-chain', *_share(force_share), '-f', image_format, _existing(path))
+    value = _json(
+        'info', '--backing-chain', *_share(force_share), '-f', image_format, _existing(path)
+    )
     return [model.ImageInfo.from_json(item) for item in _array(value, 'the chain')]
 
 
-def list_directory(directory: str, *, base_uuid: str | None = None) -> dict[str, model.Summary | str]:
-    """What images are in a directory, by file name, or why one cannot be read; all by one program, which takes no lock.
+def list_directory(
+    directory: str, *, base_uuid: str | None = None
+) -> dict[str, model.Summary | str]:
+    """What images are in a directory, by file name, or why one cannot be read; all by one program,
+    which takes no lock.
 
     :param base_uuid: only those that stand on this image, and those that cannot be read
     """
@@ -151,14 +177,21 @@ def _share(force_share: bool) -> list[str]:
 def check(path: str, *, repair: bool = False, force_share: bool = False) -> model.CheckResult:
     """Check one file (not its bases).  Damage is a result, not an error.
 
-    :param force_share: take no lock; what somebody writes to meanwhile may look damaged.  Not with ``repair``
-    :raises ImageNotFound:
+    :param force_share: take no lock; what somebody writes to meanwhile may look damaged. Not with
+    ``repair`` :raises ImageNotFound:
     :raises ImageProtected: a template is to be repaired, and this user may not
     """
     path = _existing(path)
     with protection.lifted(path) if repair else contextlib.nullcontext():
         return model.CheckResult.from_json(
-            _json('check', *_share(force_share), *(['-r', 'all'] if repair else []), path, ok_exit_codes=(0, 2, 3)))
+            _json(
+                'check',
+                *_share(force_share),
+                *(['-r', 'all'] if repair else []),
+                path,
+                ok_exit_codes=(0, 2, 3),
+            )
+        )
 
 
 def map_extents(path: str, *, force_share: bool = False) -> list[model.Extent]:
@@ -175,7 +208,9 @@ def measure(path: str, image_format: str) -> model.Measure:
 
     :raises ImageNotFound:
     """
-    return model.Measure.from_json(_json('measure', '-f', image_format, '-O', FORMAT, _existing(path)))
+    return model.Measure.from_json(
+        _json('measure', '-f', image_format, '-O', FORMAT, _existing(path))
+    )
 
 
 def snapshot_list(path: str, *, force_share: bool = False) -> list[model.Snapshot]:
@@ -188,7 +223,8 @@ def snapshot_list(path: str, *, force_share: bool = False) -> list[model.Snapsho
 
 
 def mark_arriving(path: str) -> None:
-    """Let no VM start with an empty image but one that migrates to it, whose QEMU takes the mark off when it has all arrived.
+    """Let no VM start with an empty image but one that migrates to it, whose QEMU takes the mark
+    off when it has all arrived.
 
     :raises ImageNotFound:
     """
@@ -225,7 +261,8 @@ def snapshot_delete(path: str, name: str) -> int:
 
 
 def snapshot_unpin(path: str, name: str) -> None:
-    """Look that no image stands on the snapshot any more, and let it be deleted; also while somebody writes to the image.
+    """Look that no image stands on the snapshot any more, and let it be deleted; also while
+    somebody writes to the image.
 
     :raises ImageNotFound:
     :raises InvalidName:
@@ -240,14 +277,29 @@ def snapshot_rename(path: str, name: str, new_name: str) -> None:
     :raises ImageNotFound:
     :raises InvalidName:
     """
-    _run('snapshot', '--rename', names.check_snapshot_name(name), names.check_new_snapshot_name(new_name), _existing(path))
+    _run(
+        'snapshot',
+        '--rename',
+        names.check_snapshot_name(name),
+        names.check_new_snapshot_name(new_name),
+        _existing(path),
+    )
 
 
-def convert(source: str, source_format: str, target: str, target_format: str = FORMAT, *,
-            snapshot: str | None = None, cluster_size: int | None = None, sealed: bool = False) -> None:
+def convert(
+    source: str,
+    source_format: str,
+    target: str,
+    target_format: str = FORMAT,
+    *,
+    snapshot: str | None = None,
+    cluster_size: int | None = None,
+    sealed: bool = False,
+) -> None:
     """Copy an image into a new file of another format; sparse stays sparse.
 
-    :param snapshot: snapshot of a pcow ``source`` to copy, rather than its active layer; also while somebody writes to it
+    :param snapshot: snapshot of a pcow ``source`` to copy, rather than its active layer; also while
+        somebody writes to it
     :param sealed: make a template of a pcow ``target``
     :raises ImageNotFound: ``source`` is not there
     :raises ImageExists: ``target`` is there already
@@ -269,15 +321,22 @@ def resize(path: str, size: int, *, shrink: bool = False) -> None:
     :raises ImageNotFound:
     :raises InvalidSize:
     """
-    _run('resize', *(['--shrink'] if shrink else []), _existing(path), str(check_virtual_size(size)))
+    _run(
+        'resize', *(['--shrink'] if shrink else []), _existing(path), str(check_virtual_size(size))
+    )
 
 
 def rebase(path: str, base: str | None, *, base_format: str = FORMAT, unsafe: bool = False) -> None:
-    """Stand on another base (None: on none).  The guest sees no change, unless ``unsafe``: then only the name changes.
+    """Stand on another base (None: on none). The guest sees no change, unless ``unsafe``: then only
+    the name changes.
 
     :raises ImageNotFound:
     """
-    target = ['-b', ''] if base is None else ['-b', os.path.abspath(base) if unsafe else _existing(base), '-F', base_format]
+    target = (
+        ['-b', '']
+        if base is None
+        else ['-b', os.path.abspath(base) if unsafe else _existing(base), '-F', base_format]
+    )
     _run('rebase', *(['-u'] if unsafe else []), *target, _existing(path))
 
 
@@ -296,7 +355,16 @@ def compare(first: str, first_format: str, second: str, second_format: str) -> b
     """
     path = tool.find('pcow_img')
     try:
-        tool.run(path, 'compare', '-f', first_format, '-F', second_format, _existing(first), _existing(second))
+        tool.run(
+            path,
+            'compare',
+            '-f',
+            first_format,
+            '-F',
+            second_format,
+            _existing(first),
+            _existing(second),
+        )
     except exception.ToolFailed as e:
         if e.details['exit_code'] == 1:
             return False
@@ -322,7 +390,8 @@ def unseal(path: str) -> None:
 
 
 def probe(path: str) -> str:
-    """Persistence class of a directory, in which a file can be made, or of a file: ``volatile``, ``page-cache`` or ``pmem``.
+    """Persistence class of a directory, in which a file can be made, or of a file: ``volatile``,
+    ``page-cache`` or ``pmem``.
 
     :raises ToolFailed:
     """

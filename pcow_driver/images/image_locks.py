@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks of image files (doc/source/format.rst, "Locks") for as long as this process wants them, or looked at only."""
+"""Locks of image files (doc/source/format.rst, "Locks") for as long as this process wants them, or
+looked at only.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,17 @@ import time
 
 from pcow_driver.common import exception
 
-_LOCK = struct.Struct('hhqqi4x')       # struct flock
-_IMAGE = 12288                         # byte of the lock on the active layer
-_SNAPSHOT = 1 << 62                    # with the id of its layer added: of the lock on a snapshot
-_WAIT, _PAUSE = 1.0, 0.02              # seconds: who describes an image has it for milliseconds
+_LOCK = struct.Struct('hhqqi4x')  # struct flock
+_IMAGE = 12288  # byte of the lock on the active layer
+_SNAPSHOT = 1 << 62  # with the id of its layer added: of the lock on a snapshot
+_WAIT, _PAUSE = 1.0, 0.02  # seconds: who describes an image has it for milliseconds
 
 
 def is_in_use(path: str, *, writers_only: bool = True) -> bool:
     """Whether somebody has an image open; no lock is taken, so that nobody is kept out meanwhile.
 
-    :param writers_only: leave out who only reads; what is no image yet has no locks but those that its maker holds
-    :raises OSError:
+    :param writers_only: leave out who only reads; what is no image yet has no locks but those that
+    its maker holds :raises OSError:
     """
     wanted, begin, length = (fcntl.F_RDLCK, _IMAGE, 1) if writers_only else (fcntl.F_WRLCK, 0, 0)
     return _is_locked(path, wanted, begin, length)
@@ -42,7 +44,9 @@ def _is_locked(path: str, wanted: int, begin: int, length: int) -> bool:
     # asked of a descriptor, not of this process: the locks are open file description locks
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _LOCK.pack(wanted, os.SEEK_SET, begin, length, 0))
+        answer = fcntl.fcntl(
+            descriptor, fcntl.F_OFD_GETLK, _LOCK.pack(wanted, os.SEEK_SET, begin, length, 0)
+        )
     finally:
         os.close(descriptor)
     return bool(_LOCK.unpack(answer)[0] != fcntl.F_UNLCK)
@@ -68,7 +72,9 @@ def reading_snapshot(path: str, snapshot_id: int) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not _share(descriptor, _SNAPSHOT + snapshot_id):
-            raise exception.ImageInUse(path=path, reason=f'its snapshot {snapshot_id} is being deleted')
+            raise exception.ImageInUse(
+                path=path, reason=f'its snapshot {snapshot_id} is being deleted'
+            )
         yield
     finally:
         os.close(descriptor)
@@ -76,7 +82,9 @@ def reading_snapshot(path: str, snapshot_id: int) -> Iterator[None]:
 
 def _share(descriptor: int, byte: int) -> bool:
     try:
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0))
+        fcntl.fcntl(
+            descriptor, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0)
+        )
     except OSError as e:
         if e.errno not in (errno.EAGAIN, errno.EACCES):
             raise
@@ -102,8 +110,9 @@ def alone(path: str) -> Iterator[None]:
         except FileNotFoundError:
             raise exception.ImageNotFound(path=path) from None
         except OSError as e:
-            raise exception.ImageInUse(path=path, reason=(
-                f'whether somebody has it open cannot be told ({e.strerror})')) from None
+            raise exception.ImageInUse(
+                path=path, reason=(f'whether somebody has it open cannot be told ({e.strerror})')
+            ) from None
         yield
 
 
@@ -132,7 +141,9 @@ def _open_to_lock(path: str) -> tuple[int, int]:
 
 
 def _lock_all(descriptor: int, kind: int) -> bool:
-    """Whether nobody else has any lock; a shared one keeps out writers, and readers are looked for."""
+    """Whether nobody else has any lock; a shared one keeps out writers, and readers are
+    looked for.
+    """
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
     except OSError as e:

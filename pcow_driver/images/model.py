@@ -74,15 +74,16 @@ class Snapshot:
 
     id: str
     name: str
-    parent_id: str | None              # nearest snapshot it descends from
-    date: datetime.datetime            # with time zone UTC
+    parent_id: str | None  # nearest snapshot it descends from
+    date: datetime.datetime  # with time zone UTC
     virtual_size: int
     vm_state_size: int
-    data_size: int                     # guest pages valid in its own layer
-    current: bool                      # the active layer stands on it
-    shared_size: int = 0               # guest pages that it shows and an older snapshot of the file holds
-    delete_frees: int = 0              # what deleting it now would give back
-    pinned: bool = False               # an image was made on it
+    data_size: int  # guest pages valid in its own layer
+    current: bool  # the active layer stands on it
+    # guest pages that it shows and an older snapshot of the file holds
+    shared_size: int = 0
+    delete_frees: int = 0  # what deleting it now would give back
+    pinned: bool = False  # an image was made on it
 
     @classmethod
     def from_json(cls, value: Any) -> Snapshot:
@@ -92,12 +93,19 @@ class Snapshot:
             date = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
         except (OverflowError, ValueError, OSError):
             raise data.error(f'date-sec is {seconds}') from None
-        return cls(id=data.string('id'), name=data.string('name'), parent_id=data.optional_string('parent-id'),
-                   date=date.replace(microsecond=min(nanoseconds // 1000, 999999)),
-                   virtual_size=data.integer('virtual-size', 0), vm_state_size=data.integer('vm-state-size', 0),
-                   data_size=data.integer('data-size', 0), current=data.boolean('current', False),
-                   shared_size=data.integer('shared-size', 0), delete_frees=data.integer('delete-frees', 0),
-                   pinned=data.boolean('pinned', False))
+        return cls(
+            id=data.string('id'),
+            name=data.string('name'),
+            parent_id=data.optional_string('parent-id'),
+            date=date.replace(microsecond=min(nanoseconds // 1000, 999999)),
+            virtual_size=data.integer('virtual-size', 0),
+            vm_state_size=data.integer('vm-state-size', 0),
+            data_size=data.integer('data-size', 0),
+            current=data.boolean('current', False),
+            shared_size=data.integer('shared-size', 0),
+            delete_frees=data.integer('delete-frees', 0),
+            pinned=data.boolean('pinned', False),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,20 +113,20 @@ class ImageInfo:
     """One file of a chain."""
 
     filename: str
-    virtual_size: int                  # what the guest sees
-    actual_size: int                   # blocks that the pool holds for the file
+    virtual_size: int  # what the guest sees
+    actual_size: int  # blocks that the pool holds for the file
     cluster_size: int
-    format: int                        # 1 or 2
+    format: int  # 1 or 2
     uuid: str
     generation: int
-    sealed: bool                       # a template
-    data_size: int                     # guest pages valid in the active layer
-    free_size: int                     # slabs of the file that no layer owns
+    sealed: bool  # a template
+    data_size: int  # guest pages valid in the active layer
+    free_size: int  # slabs of the file that no layer owns
     file_size: int
-    chain_depth: int                   # files, this one included
-    persistence: str                   # one of PERSISTENCE_CLASSES
-    base_filename: str | None          # as recorded in the image
-    base_path: str | None              # where that is
+    chain_depth: int  # files, this one included
+    persistence: str  # one of PERSISTENCE_CLASSES
+    base_filename: str | None  # as recorded in the image
+    base_path: str | None  # where that is
     base_uuid: str | None
     base_snapshot: str | None
     snapshots: tuple[Snapshot, ...]
@@ -130,15 +138,25 @@ class ImageInfo:
             raise data.error(f'format is {data.string("format")!r}')
         own = data.object('format-specific').object('data')
         return cls(
-            filename=data.string('filename'), virtual_size=data.integer('virtual-size'),
-            actual_size=data.integer('actual-size'), cluster_size=data.integer('cluster-size'),
-            format=own.integer('format'), uuid=own.string('uuid'), generation=own.integer('generation'),
-            sealed=own.boolean('sealed'), data_size=own.integer('data-size'), free_size=own.integer('free-size'),
-            file_size=own.integer('file-size'), chain_depth=own.integer('chain-depth'), persistence=own.persistence(),
+            filename=data.string('filename'),
+            virtual_size=data.integer('virtual-size'),
+            actual_size=data.integer('actual-size'),
+            cluster_size=data.integer('cluster-size'),
+            format=own.integer('format'),
+            uuid=own.string('uuid'),
+            generation=own.integer('generation'),
+            sealed=own.boolean('sealed'),
+            data_size=own.integer('data-size'),
+            free_size=own.integer('free-size'),
+            file_size=own.integer('file-size'),
+            chain_depth=own.integer('chain-depth'),
+            persistence=own.persistence(),
             base_filename=data.optional_string('backing-filename'),
-            base_path=data.optional_string('full-backing-filename'), base_uuid=own.optional_string('base-uuid'),
+            base_path=data.optional_string('full-backing-filename'),
+            base_uuid=own.optional_string('base-uuid'),
             base_snapshot=own.optional_string('base-snapshot'),
-            snapshots=tuple(Snapshot.from_json(item) for item in data.array('snapshots')))
+            snapshots=tuple(Snapshot.from_json(item) for item in data.array('snapshots')),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,23 +164,31 @@ class Summary:
     """What the tables of one image say, without its base."""
 
     uuid: str
-    virtual_size: int                  # what the guest sees
-    actual_size: int                   # blocks that the pool holds for the file
-    may_grow: int                      # most that its guest can add to that; 0: a template
-    may_grow_frozen: int               # the same, after a snapshot was taken
-    sealed: bool                       # a template
+    virtual_size: int  # what the guest sees
+    actual_size: int  # blocks that the pool holds for the file
+    may_grow: int  # most that its guest can add to that; 0: a template
+    may_grow_frozen: int  # the same, after a snapshot was taken
+    sealed: bool  # a template
     snapshots: int
     base_filename: str | None
     base_uuid: str | None
-    base_snapshot_id: int              # 0: the active layer of the base
+    base_snapshot_id: int  # 0: the active layer of the base
 
     @classmethod
     def from_json(cls, value: Any) -> Summary:
         data = Reader(value, 'list')
-        return cls(uuid=data.string('uuid'), virtual_size=data.integer('virtual-size'), actual_size=data.integer('actual-size'),
-                   may_grow=data.integer('may-grow'), may_grow_frozen=data.integer('may-grow-frozen'),
-                   sealed=data.boolean('sealed'), snapshots=data.integer('snapshots'), base_filename=data.optional_string('base'),
-                   base_uuid=data.optional_string('base-uuid'), base_snapshot_id=data.integer('base-snapshot-id', 0))
+        return cls(
+            uuid=data.string('uuid'),
+            virtual_size=data.integer('virtual-size'),
+            actual_size=data.integer('actual-size'),
+            may_grow=data.integer('may-grow'),
+            may_grow_frozen=data.integer('may-grow-frozen'),
+            sealed=data.boolean('sealed'),
+            snapshots=data.integer('snapshots'),
+            base_filename=data.optional_string('base'),
+            base_uuid=data.optional_string('base-uuid'),
+            base_snapshot_id=data.integer('base-snapshot-id', 0),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,25 +197,31 @@ class Extent:
 
     start: int
     length: int
-    depth: int                         # file of the chain that holds it, 0 = top
-    present: bool                      # some layer of the chain holds it
-    zero: bool                         # reads as zeros
-    data: bool                         # backed by allocated blocks
-    offset: int | None                 # where in that file
+    depth: int  # file of the chain that holds it, 0 = top
+    present: bool  # some layer of the chain holds it
+    zero: bool  # reads as zeros
+    data: bool  # backed by allocated blocks
+    offset: int | None  # where in that file
     filename: str | None
 
     @classmethod
     def from_json(cls, value: Any) -> Extent:
         data = Reader(value, 'map')
-        return cls(start=data.integer('start'), length=data.integer('length'), depth=data.integer('depth'),
-                   present=data.boolean('present'), zero=data.boolean('zero'), data=data.boolean('data'),
-                   offset=data.integer('offset') if 'offset' in data.fields else None,
-                   filename=data.optional_string('filename'))
+        return cls(
+            start=data.integer('start'),
+            length=data.integer('length'),
+            depth=data.integer('depth'),
+            present=data.boolean('present'),
+            zero=data.boolean('zero'),
+            data=data.boolean('data'),
+            offset=data.integer('offset') if 'offset' in data.fields else None,
+            filename=data.optional_string('filename'),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    kind: str                          # corruption, leak or note
+    kind: str  # corruption, leak or note
     message: str
 
 
@@ -202,7 +234,7 @@ class CheckResult:
     corruptions_fixed: int
     leaks: int
     leaks_fixed: int
-    lost_size: int                     # guest data that repair had to give up
+    lost_size: int  # guest data that repair had to give up
     slabs: int
     slabs_used: int
     findings: tuple[Finding, ...]
@@ -215,11 +247,19 @@ class CheckResult:
     def from_json(cls, value: Any) -> CheckResult:
         data = Reader(value, 'check')
         findings = [Reader(item, 'check.findings') for item in data.array('findings')]
-        return cls(filename=data.string('filename'), corruptions=data.integer('corruptions', 0),
-                   corruptions_fixed=data.integer('corruptions-fixed', 0), leaks=data.integer('leaks', 0),
-                   leaks_fixed=data.integer('leaks-fixed', 0), lost_size=data.integer('lost-size', 0),
-                   slabs=data.integer('slabs', 0), slabs_used=data.integer('slabs-used', 0),
-                   findings=tuple(Finding(item.string('kind'), item.string('message')) for item in findings))
+        return cls(
+            filename=data.string('filename'),
+            corruptions=data.integer('corruptions', 0),
+            corruptions_fixed=data.integer('corruptions-fixed', 0),
+            leaks=data.integer('leaks', 0),
+            leaks_fixed=data.integer('leaks-fixed', 0),
+            lost_size=data.integer('lost-size', 0),
+            slabs=data.integer('slabs', 0),
+            slabs_used=data.integer('slabs-used', 0),
+            findings=tuple(
+                Finding(item.string('kind'), item.string('message')) for item in findings
+            ),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,4 +272,6 @@ class Measure:
     @classmethod
     def from_json(cls, value: Any) -> Measure:
         data = Reader(value, 'measure')
-        return cls(required=data.integer('required'), fully_allocated=data.integer('fully-allocated'))
+        return cls(
+            required=data.integer('required'), fully_allocated=data.integer('fully-allocated')
+        )

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The immutable flag of files (chattr +i): while it is set nobody, root included, changes, renames or deletes them.
+"""The immutable flag of files (chattr +i): while it is set nobody, root included, changes, renames
+or deletes them.
 
-Templates have it where the file system has it, so that no base goes or changes under its children.  Whoever must change
-something about one (an ACL, the mark of a pinned snapshot, its time) takes the flag off and sets it again, holding a lock
-of the directory (flock) that the libvirt hook takes as well.
+Templates have it where the file system has it, so that no base goes or changes under its children.
+Whoever must change something about one (an ACL, the mark of a pinned snapshot, its time) takes the
+flag off and sets it again, holding a lock of the directory (flock) that the libvirt hook takes as
+well.
 """
 
 from __future__ import annotations
@@ -76,7 +78,8 @@ def unprotect(path: str) -> None:
 
 @contextlib.contextmanager
 def lifted(path: str) -> Iterator[None]:
-    """Meanwhile the file can be changed or deleted; if it is still there, it has the flag again afterwards.
+    """Meanwhile the file can be changed or deleted; if it is still there, it has the flag again
+    afterwards.
 
     :raises ImageProtected: this user may not
     """
@@ -92,9 +95,11 @@ def lifted(path: str) -> Iterator[None]:
 
 
 def unlink(path: str) -> None:
-    """Delete one name of a file, whose other names keep the flag; a name that is not there is no error.
+    """Delete one name of a file, whose other names keep the flag; a name that is not there is no
+    error.
 
-    A build that was killed while it gave its file the final name leaves two, and the flag belongs to both.
+    A build that was killed while it gave its file the final name leaves two, and the flag belongs
+    to both.
 
     :raises ImageProtected: this user may not
     """
@@ -117,7 +122,11 @@ def _other_name(path: str, status: os.stat_result) -> str | None:
     directory = os.path.dirname(os.path.abspath(path))
     for name in os.listdir(directory) if status.st_nlink > 1 else ():
         other = os.path.join(directory, name)
-        if name.endswith(names.IMAGE_SUFFIX) and other != os.path.abspath(path) and os.path.samestat(status, os.lstat(other)):
+        if (
+            name.endswith(names.IMAGE_SUFFIX)
+            and other != os.path.abspath(path)
+            and os.path.samestat(status, os.lstat(other))
+        ):
             return other
     return None
 

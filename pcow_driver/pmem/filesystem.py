@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File systems for images: made so that extents are aligned to 2 MiB, mounted with DAX, and looked at afterwards."""
+"""File systems for images: made so that extents are aligned to 2 MiB, mounted with DAX, and looked
+at afterwards.
+"""
 
 from __future__ import annotations
 
@@ -19,35 +21,68 @@ from pcow_driver.common import units
 
 KINDS = ('xfs', 'ext4')
 _LABEL_BYTES = {'xfs': 12, 'ext4': 16}
-MOUNT_OPTIONS = 'dax=always,noatime,nosuid,nodev'     # nothing in a pool is a program or a device
-MIN_XFS_SIZE = 600 * units.MIB             # what is left of it for its log is then above the 64 MiB that mkfs.xfs wants
+MOUNT_OPTIONS = 'dax=always,noatime,nosuid,nodev'  # nothing in a pool is a program or a device
+# what is left of it for its log is then above the 64 MiB that mkfs.xfs wants
+MIN_XFS_SIZE = 600 * units.MIB
 MOUNTINFO = '/proc/self/mountinfo'
-_ESCAPED = re.compile(r'\\([0-7]{3})')         # white space and backslashes in the kernel's lists of mounts
-_MAP_SHARED_VALIDATE, _MAP_SYNC = 0x03, 0x80000    # Linux, include/uapi/asm-generic/mman.h
+# white space and backslashes in the kernel's lists of mounts
+_ESCAPED = re.compile(r'\\([0-7]{3})')
+_MAP_SHARED_VALIDATE, _MAP_SYNC = 0x03, 0x80000  # Linux, include/uapi/asm-generic/mman.h
 _PROBE_SLABS = 8
 _PROBE_SIZE = _PROBE_SLABS * units.SLAB_SIZE
-_MAX_PROBE_FAULTS = 8 * _PROBE_SLABS       # one a slab, and some of Python's own; in pages of 4 KiB it would be 512 a slab
+# one a slab, and some of Python's own; in pages of 4 KiB it would be 512 a slab
+_MAX_PROBE_FAULTS = 8 * _PROBE_SLABS
 
 
 def make_command(kind: str, device: str, label: str) -> tuple[str, ...]:
-    """Allocation in stripes of 2 MiB is what keeps large extents aligned so that the kernel can map them as one entry.
+    """Allocation in stripes of 2 MiB is what keeps large extents aligned so that the kernel can map
+    them as one entry.
 
-    ext4: no lazy initialisation, whose writes would come later, from the kernel's own time.  XFS: reflink off, as file
-    systems with it refuse DAX on some of the kernels that pcow supports.
+    ext4: no lazy initialisation, whose writes would come later, from the kernel's own time. XFS:
+    reflink off, as file systems with it refuse DAX on some of the kernels that pcow supports.
     """
     if kind == 'ext4':
         blocks = units.SLAB_SIZE // units.PAGE_SIZE
-        return ('mkfs.ext4', '-q', '-F', '-b', str(units.PAGE_SIZE), '-m', '0', '-L', names.shortened(label, _LABEL_BYTES[kind]),
-                '-E', f'stride={blocks},stripe_width={blocks},lazy_itable_init=0,lazy_journal_init=0,nodiscard', device)
-    return ('mkfs.xfs', '-q', '-f', '-K', '-b', f'size={units.PAGE_SIZE}', '-d', 'su=2m,sw=1', '-m', 'reflink=0', '-L',
-            names.shortened(label, _LABEL_BYTES[kind]), device)
+        return (
+            'mkfs.ext4',
+            '-q',
+            '-F',
+            '-b',
+            str(units.PAGE_SIZE),
+            '-m',
+            '0',
+            '-L',
+            names.shortened(label, _LABEL_BYTES[kind]),
+            '-E',
+            f'stride={blocks},stripe_width={blocks},lazy_itable_init=0,lazy_journal_init=0,nodiscard',
+            device,
+        )
+    return (
+        'mkfs.xfs',
+        '-q',
+        '-f',
+        '-K',
+        '-b',
+        f'size={units.PAGE_SIZE}',
+        '-d',
+        'su=2m,sw=1',
+        '-m',
+        'reflink=0',
+        '-L',
+        names.shortened(label, _LABEL_BYTES[kind]),
+        device,
+    )
 
 
 def check_size(kind: str, size: int) -> None:
     """:raises UsageInvalid: the file system cannot be that small"""
     if kind == 'xfs' and size < MIN_XFS_SIZE:
-        raise exception.UsageInvalid(reason=(
-            f'XFS needs {units.format_size(MIN_XFS_SIZE)} and there are {units.format_size(size)}: take --fs ext4, or more space'))
+        raise exception.UsageInvalid(
+            reason=(
+                f'XFS needs {units.format_size(MIN_XFS_SIZE)} and there are '
+                f'{units.format_size(size)}: take --fs ext4, or more space'
+            )
+        )
 
 
 def extent_hint_command(directory: str) -> tuple[str, ...]:
@@ -97,12 +132,12 @@ def mount_point(path: str) -> str:
 class Mount:
     """A line of /proc/self/mountinfo, see proc(5)."""
 
-    number: str                        # of the file system, major:minor
+    number: str  # of the file system, major:minor
     at: str
     kind: str
     source: str
-    options: str                       # those of the file system, in the kernel's words
-    id: int = 0                        # of the mount
+    options: str  # those of the file system, in the kernel's words
+    id: int = 0  # of the mount
 
 
 def unescape(text: str) -> str:
@@ -117,8 +152,14 @@ def mounts() -> Iterator[Mount]:
         for line in f:
             before, _dash, after = line.partition(' - ')
             fields, rest = before.split(' '), after.rstrip('\n').split(' ')
-            yield Mount(number=fields[2], at=unescape(fields[4]), kind=rest[0], source=unescape(rest[1]), options=rest[2],
-                        id=int(fields[0]))
+            yield Mount(
+                number=fields[2],
+                at=unescape(fields[4]),
+                kind=rest[0],
+                source=unescape(rest[1]),
+                options=rest[2],
+                id=int(fields[0]),
+            )
 
 
 def mount_at(path: str) -> Mount | None:
@@ -143,8 +184,17 @@ def mounted(path: str) -> tuple[str, str]:
     return (found.kind, found.source) if found else ('', '')
 
 
-_PACKAGES = {'mkfs.ext4': 'e2fsprogs', 'mkfs.xfs': 'xfsprogs', 'xfs_io': 'xfsprogs', 'xfs_growfs': 'xfsprogs',
-             'resize2fs': 'e2fsprogs', 'mount': 'mount', 'umount': 'mount', 'systemctl': 'systemd', 'wipefs': 'util-linux'}
+_PACKAGES = {
+    'mkfs.ext4': 'e2fsprogs',
+    'mkfs.xfs': 'xfsprogs',
+    'xfs_io': 'xfsprogs',
+    'xfs_growfs': 'xfsprogs',
+    'resize2fs': 'e2fsprogs',
+    'mount': 'mount',
+    'umount': 'mount',
+    'systemctl': 'systemd',
+    'wipefs': 'util-linux',
+}
 
 
 def run(command: tuple[str, ...], *, cwd: str | None = None) -> None:
@@ -154,19 +204,22 @@ def run(command: tuple[str, ...], *, cwd: str | None = None) -> None:
     :raises ToolFailed:
     :raises PackageMissing:
     """
-    tool.run(tool.find_system(command[0], _PACKAGES.get(command[0], command[0])), *command[1:], cwd=cwd)
+    tool.run(
+        tool.find_system(command[0], _PACKAGES.get(command[0], command[0])), *command[1:], cwd=cwd
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class Behaviour:
     """How a file system was found to behave."""
 
-    map_sync: bool                     # a store is durable once it has left the CPU caches
-    huge_mappings: bool                # 2 MiB are mapped by one fault
+    map_sync: bool  # a store is durable once it has left the CPU caches
+    huge_mappings: bool  # 2 MiB are mapped by one fault
 
 
 def probe(directory: str) -> Behaviour:
-    """Map a new file, store to it, and count the faults: what mount options promise is not taken for granted.
+    """Map a new file, store to it, and count the faults: what mount options promise is not taken
+    for granted.
 
     :raises ProbeFailed: the file could not be made
     """
@@ -174,12 +227,20 @@ def probe(directory: str) -> Behaviour:
         with tempfile.TemporaryFile(dir=directory) as file:
             os.posix_fallocate(file.fileno(), 0, _PROBE_SIZE)
             try:
-                return Behaviour(True, _faults(file.fileno(), _MAP_SHARED_VALIDATE | _MAP_SYNC) <= _MAX_PROBE_FAULTS)
+                return Behaviour(
+                    True,
+                    _faults(file.fileno(), _MAP_SHARED_VALIDATE | _MAP_SYNC) <= _MAX_PROBE_FAULTS,
+                )
             except OSError:
-                return Behaviour(False, _faults(file.fileno(), mmap.MAP_SHARED) <= _MAX_PROBE_FAULTS)
+                return Behaviour(
+                    False, _faults(file.fileno(), mmap.MAP_SHARED) <= _MAX_PROBE_FAULTS
+                )
     except OSError as e:
-        raise exception.ProbeFailed(path=directory, reason=f'no file of {units.format_size(_PROBE_SIZE)} could be made and '
-                                                           f'mapped there ({e.strerror})') from None
+        raise exception.ProbeFailed(
+            path=directory,
+            reason=f'no file of {units.format_size(_PROBE_SIZE)} could be made and '
+            f'mapped there ({e.strerror})',
+        ) from None
 
 
 def _faults(fd: int, flags: int) -> int:
@@ -187,7 +248,7 @@ def _faults(fd: int, flags: int) -> int:
     with mmap.mmap(fd, _PROBE_SIZE, flags=flags) as memory:
         first = ctypes.c_char.from_buffer(memory)
         skew = -ctypes.addressof(first) % units.SLAB_SIZE
-        del first                          # or the mapping could not be closed
+        del first  # or the mapping could not be closed
         before = resource.getrusage(resource.RUSAGE_SELF)
         for offset in range(skew, skew + (_PROBE_SLABS - 1) * units.SLAB_SIZE, units.PAGE_SIZE):
             memory[offset] = 1

@@ -13,11 +13,13 @@ from pcow_driver.pmem import filesystem
 DIRECTORY = '/etc/systemd/system'
 FSTAB = '/etc/fstab'
 _WANTS = 'multi-user.target.wants'
-_MAX_NAME = 255                        # of a file
+_MAX_NAME = 255  # of a file
 _PLAIN = re.compile(r'[A-Za-z0-9:_.]')
 
-_FIRST_WORDS = '# Written by pcowctl '         # of every unit of ours
-_TEMPLATE = _FIRST_WORDS + """\
+_FIRST_WORDS = '# Written by pcowctl '  # of every unit of ours
+_TEMPLATE = (
+    _FIRST_WORDS
+    + """\
 for the pool {name}; 'pcowctl pool remove --destroy' deletes it.
 [Unit]
 Description=pcow pool {name}
@@ -33,29 +35,47 @@ Options={options}
 [Install]
 WantedBy=multi-user.target
 """
+)
 
 
 def unit_name(directory: str) -> str:
     """Name of the unit for a mount point, by the rules of systemd-escape(1) --path."""
     path = os.path.normpath(directory).strip('/')
-    escaped = ''.join('-' if character == '/' else character if _PLAIN.match(character) and not (character == '.' and at == 0)
-                      else ''.join(f'\\x{byte:02x}' for byte in character.encode())
-                      for at, character in enumerate(path))
+    escaped = ''.join(
+        '-'
+        if character == '/'
+        else character
+        if _PLAIN.match(character) and not (character == '.' and at == 0)
+        else ''.join(f'\\x{byte:02x}' for byte in character.encode())
+        for at, character in enumerate(path)
+    )
     return f'{escaped or "-"}.mount'
 
 
 def check_name(directory: str) -> None:
     """:raises UsageInvalid: a unit for this mount point would have too long a name"""
     if len(unit_name(directory)) > _MAX_NAME:
-        raise exception.UsageInvalid(reason=(
-            f'no systemd unit can be called after {directory} (each byte that is no ASCII letter takes four there): take a shorter '
-            'directory'))
+        raise exception.UsageInvalid(
+            reason=(
+                f'no systemd unit can be called after {directory} (each byte that is no ASCII '
+                f'letter takes four there): take a shorter '
+                'directory'
+            )
+        )
 
 
 def text(name: str, what: str, where: str, kind: str, options: str) -> str:
     """The unit; ``%`` is systemd's own mark and is doubled."""
-    values = {key: value.replace('%', '%%') for key, value in
-              (('name', name), ('what', what), ('where', where), ('kind', kind), ('options', options))}
+    values = {
+        key: value.replace('%', '%%')
+        for key, value in (
+            ('name', name),
+            ('what', what),
+            ('where', where),
+            ('kind', kind),
+            ('options', options),
+        )
+    }
     return _TEMPLATE.format(**values)
 
 
@@ -98,8 +118,11 @@ def mounted_at_boot(directory: str) -> bool:
             entries = [line.split() for line in f if not line.lstrip().startswith('#')]
     except OSError:
         return False
-    return any(len(fields) > 1 and os.path.realpath(filesystem.unescape(fields[1])) == os.path.realpath(directory)
-               for fields in entries)
+    return any(
+        len(fields) > 1
+        and os.path.realpath(filesystem.unescape(fields[1])) == os.path.realpath(directory)
+        for fields in entries
+    )
 
 
 def check_ours(directory: str) -> None:
@@ -109,8 +132,13 @@ def check_ours(directory: str) -> None:
     """
     path, _link = paths(directory)
     if os.path.lexists(path) and not _is_ours(path):
-        raise exception.DeviceRefused(device=directory, reason=(
-            f'{path} mounts something there, and pcowctl did not write it: move it away, or take another directory'))
+        raise exception.DeviceRefused(
+            device=directory,
+            reason=(
+                f'{path} mounts something there, and pcowctl did not write it: move it away, or '
+                f'take another directory'
+            ),
+        )
 
 
 def check_free(directory: str, but: str | None = None) -> None:
@@ -122,9 +150,14 @@ def check_free(directory: str, but: str | None = None) -> None:
     check_ours(directory)
     found = what(directory)
     if found is not None and found != but:
-        raise exception.DeviceRefused(device=directory, reason=(
-            f'a pool ({found}) is mounted there at boot: take another directory, or if that pool is gone for good, '
-            f'"rm {" ".join(path for path in paths(directory) if os.path.lexists(path))}"'))
+        raise exception.DeviceRefused(
+            device=directory,
+            reason=(
+                f'a pool ({found}) is mounted there at boot: take another directory, or if that '
+                f'pool is gone for good, '
+                f'"rm {" ".join(path for path in paths(directory) if os.path.lexists(path))}"'
+            ),
+        )
 
 
 def install(directory: str, content: str) -> None:
@@ -135,7 +168,7 @@ def install(directory: str, content: str) -> None:
     check_free(directory, _what(content))
     path, link = paths(directory)
     os.makedirs(os.path.dirname(link), exist_ok=True)
-    durable.replace(path, content, mode=0o644)         # half a unit would be nobody's
+    durable.replace(path, content, mode=0o644)  # half a unit would be nobody's
     if not os.path.lexists(link):
         os.symlink(path, link)
         durable.sync(os.path.dirname(link))
@@ -147,7 +180,7 @@ def uninstall(directory: str) -> None:
     :raises DeviceRefused: it is somebody else's
     """
     check_ours(directory)
-    for path in reversed(paths(directory)):    # what a kill leaves is still a unit of ours
+    for path in reversed(paths(directory)):  # what a kill leaves is still a unit of ours
         if os.path.lexists(path):
             os.unlink(path)
 

@@ -2,13 +2,13 @@
 """Images that a guest's kernel takes as a persistent memory device of a given size, with DAX.
 
 What an NVDIMM shows is longer than what ``/dev/pmemN`` in the guest shows: the DAX info block
-(:mod:`pcow_driver.images.info_block`) stands in front of the data.  A volume of 4 GiB is therefore an
-image of 4 GiB and 2 MiB; everybody outside the guest who wants the bytes of the device needs the
+(:mod:`pcow_driver.images.info_block`) stands in front of the data. A volume of 4 GiB is therefore
+an image of 4 GiB and 2 MiB; everybody outside the guest who wants the bytes of the device needs the
 :class:`Window` of the image.
 
-The block is the guest's to write, so nothing in it decides about a size or an offset.  What it says
-of the offset counts only where pcow puts data: at :data:`pcow_driver.images.info_block.OFFSET`, or where a
-template has them, which nobody writes to.
+The block is the guest's to write, so nothing in it decides about a size or an offset. What it says
+of the offset counts only where pcow puts data: at :data:`pcow_driver.images.info_block.OFFSET`, or
+where a template has them, which nobody writes to.
 """
 
 import contextlib
@@ -40,7 +40,9 @@ class Window:
     size: int
 
 
-def create(pool: pool_module.Pool, name: str, data_size: int, *, cluster_size: int | None = None) -> str:
+def create(
+    pool: pool_module.Pool, name: str, data_size: int, *, cluster_size: int | None = None
+) -> str:
     """Make an empty device of ``data_size`` bytes and return the path of its image.
 
     :param data_size: a multiple of 2 MiB
@@ -67,9 +69,17 @@ def create_file(path: str, data_size: int, *, cluster_size: int | None = None) -
     write_info_block(path, size)
 
 
-def create_on(pool: pool_module.Pool, name: str, base: str, *, base_snapshot: str | None = None, data_size: int | None = None,
-              cluster_size: int | None = None) -> str:
-    """Make a thin device on another of the pool, a template or a snapshot of an image, and return the path of its image.
+def create_on(
+    pool: pool_module.Pool,
+    name: str,
+    base: str,
+    *,
+    base_snapshot: str | None = None,
+    data_size: int | None = None,
+    cluster_size: int | None = None,
+) -> str:
+    """Make a thin device on another of the pool, a template or a snapshot of an image, and return
+    the path of its image.
 
     :param base: name of the image to stand on; it has an info block
     :param base_snapshot: the snapshot of it
@@ -85,10 +95,14 @@ def create_on(pool: pool_module.Pool, name: str, base: str, *, base_snapshot: st
         if data_size is None:
             data_size = below.size
         if _check_data_size(data_size) < below.size:
-            raise exception.InvalidSize(size=data_size, reason=f'the data of {path} has {below.size} bytes')
+            raise exception.InvalidSize(
+                size=data_size, reason=f'the data of {path} has {below.size} bytes'
+            )
         size = below.offset + data_size
         pool.check_room(size)
-        image.create_overlay(part, path, size=size, base_snapshot=base_snapshot, cluster_size=cluster_size)
+        image.create_overlay(
+            part, path, size=size, base_snapshot=base_snapshot, cluster_size=cluster_size
+        )
         if data_size != told:
             write_info_block(part, size, below.offset)
         target = pool.image_path(name)
@@ -97,7 +111,8 @@ def create_on(pool: pool_module.Pool, name: str, base: str, *, base_snapshot: st
 
 
 def grow(path: str, data_size: int) -> None:
-    """Make a device larger; the guest, which must not be running, finds the new size when it starts.
+    """Make a device larger; the guest, which must not be running, finds the new size when it
+    starts.
 
     A grow that was interrupted is completed by calling this again.
 
@@ -108,9 +123,12 @@ def grow(path: str, data_size: int) -> None:
     """
     now, told = _look(path)
     if _check_data_size(data_size) < now.size:
-        raise exception.InvalidSize(size=data_size, reason=f'the device {path} has {now.size} bytes and does not shrink')
+        raise exception.InvalidSize(
+            size=data_size, reason=f'the device {path} has {now.size} bytes and does not shrink'
+        )
     size = now.offset + data_size
-    # The image first: a block that promises more than there is would keep the guest from using any of it.
+    # The image first: a block that promises more than there is would keep the guest from using any
+    # of it.
     if data_size > now.size:
         image.resize(path, size)
     if data_size != told:
@@ -149,22 +167,28 @@ def check_movable(path: str) -> None:
     :raises DeviceInvalid: its data begin where those of a volume do not
     """
     if window(path).offset != info_block.OFFSET and image.info(path).base_filename is None:
-        raise exception.DeviceInvalid(path=path, reason=(
-            'its data begin where those of a volume cannot (--page-map pmem)'))
+        raise exception.DeviceInvalid(
+            path=path, reason=('its data begin where those of a volume cannot (--page-map pmem)')
+        )
 
 
-def _look(path: str, snapshot: str | None = None, *,
-          force_share: bool = False) -> tuple[Window, int]:
+def _look(
+    path: str, snapshot: str | None = None, *, force_share: bool = False
+) -> tuple[Window, int]:
     """As :func:`window`; with the bytes of data that the info block tells a guest of."""
     path = os.path.abspath(path)
     if not os.path.exists(path):
         raise exception.ImageNotFound(path=path)
     found = info_block.parse(_read_block(path, snapshot, force_share))
     if found is None:
-        raise exception.DeviceInvalid(path=path, reason='it has no DAX info block (it was not made as a template or a device)')
+        raise exception.DeviceInvalid(
+            path=path, reason='it has no DAX info block (it was not made as a template or a device)'
+        )
     size = _virtual_size(image.info(path, force_share=force_share), snapshot)
     if found.data_offset + found.data_size > size or found.data_size == 0:
-        raise exception.DeviceInvalid(path=path, reason='its DAX info block promises more than the image has')
+        raise exception.DeviceInvalid(
+            path=path, reason='its DAX info block promises more than the image has'
+        )
     if found.data_offset != info_block.OFFSET:
         _check_offset(path, snapshot, found.data_offset)
     return Window(found.data_offset, size - found.data_offset), found.data_size
@@ -194,25 +218,36 @@ def _check_offset(path: str, snapshot: str | None, offset: int) -> None:
         allowed = allowed and below is not None and below.data_offset == offset
     most = info_block.data_offset(_virtual_size(bottom, at), info_block.PageMap.PMEM)
     if not allowed or offset % info_block.ALIGNMENT or offset > most:
-        raise exception.DeviceInvalid(path=path, reason=(
-            f'its DAX info block lets the data begin at {offset}, where pcow puts none: whoever has '
-            'the device can write that block'))
+        raise exception.DeviceInvalid(
+            path=path,
+            reason=(
+                f'its DAX info block lets the data begin at {offset}, where pcow puts none: '
+                f'whoever has '
+                'the device can write that block'
+            ),
+        )
 
 
 def write_info_block(path: str, size: int, offset: int | None = None) -> None:
-    """Write the block for an image of ``size`` bytes, whose data begins at ``offset``; durable on return.
+    """Write the block for an image of ``size`` bytes, whose data begins at ``offset``; durable on
+    return.
 
     :raises ConversionDirUnusable:
     """
     block = info_block.info_block(size, info_block.PageMap.RAM, uuidlib.uuid4(), offset=offset)
     with contextlib.ExitStack() as stack:
         with workspace.errors():
-            file = stack.enter_context(tempfile.NamedTemporaryFile(
-                prefix='pcow-info-block-', dir=str(conf.CONF.pcow.conversion_dir), buffering=0))
+            file = stack.enter_context(
+                tempfile.NamedTemporaryFile(
+                    prefix='pcow-info-block-', dir=str(conf.CONF.pcow.conversion_dir), buffering=0
+                )
+            )
             if file.write(block) != len(block):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if re.search(r'\s', file.name):
-            raise exception.ConfigInvalid(reason=f'[pcow] conversion_dir {os.path.dirname(file.name)!r} holds white space')
+            raise exception.ConfigInvalid(
+                reason=f'[pcow] conversion_dir {os.path.dirname(file.name)!r} holds white space'
+            )
         command = f'write -q -f -s {file.name} {info_block.BLOCK_OFFSET} {info_block.BLOCK_SIZE}'
         tool.run(tool.find('pcow_io'), '--no-map', '-c', command, os.path.abspath(path))
 
@@ -227,8 +262,14 @@ def _read_block(path: str, snapshot: str | None, force_share: bool) -> bytes:
     options = ['-U'] if force_share else ['-r']
     if snapshot is not None:
         options += ['-s', snapshot]
-    output = tool.run_json(tool.find('pcow_io'), '--no-map', *options, '-c',
-                           f'read -j {info_block.BLOCK_OFFSET} {info_block.BLOCK_SIZE}', path)
+    output = tool.run_json(
+        tool.find('pcow_io'),
+        '--no-map',
+        *options,
+        '-c',
+        f'read -j {info_block.BLOCK_OFFSET} {info_block.BLOCK_SIZE}',
+        path,
+    )
     data = model.Reader(output, 'read', 'pcow-io')
     try:
         block = bytes.fromhex(data.string('data'))

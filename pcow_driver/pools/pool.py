@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pool: a directory of images on one byte-addressable (or ordinary) file system.
 
-The marker file ``.pcow-pool`` tells a pool from any other directory.  Images are the files ``NAME.pcow``; one that is
-sealed is a template, and what stands on it are its children.
+The marker file ``.pcow-pool`` tells a pool from any other directory. Images are the files
+``NAME.pcow``; one that is sealed is a template, and what stands on it are its children.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class PoolEntry:
     path: str
     uuid: str
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
-    ending: dict[str, Any] | None = None       # what is left to be ended, see registry.Ending; None: nobody began that
+    # what is left to be ended, see registry.Ending; None: nobody began that
+    ending: dict[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,39 +74,46 @@ class ListedImage:
 @dataclasses.dataclass(frozen=True)
 class Pool:
     name: str
-    path: str                      # absolute
+    path: str  # absolute
     uuid: str
-    created: str                   # ISO 8601, UTC
+    created: str  # ISO 8601, UTC
     settings: settings_module.Settings = dataclasses.field(default_factory=settings_module.Settings)
-    made_as: str | None = None     # persistence class when it was made; None: nobody noted it
+    made_as: str | None = None  # persistence class when it was made; None: nobody noted it
 
     def renamed(self, name: str) -> Pool:
         return dataclasses.replace(self, name=name)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold while images appear or disappear: nobody then deletes a base that somebody is about to stand on.
+        """Hold while images appear or disappear: nobody then deletes a base that somebody is about
+        to stand on.
 
         :raises PoolInvalid: it was removed, or is not mounted any more
         """
         with locks.lock(f'pool-{self.uuid}'):
             if open_directory(self.path).uuid != self.uuid:
-                raise exception.PoolInvalid(path=self.path, reason=f'the pool {self.name} was here and another one is now')
+                raise exception.PoolInvalid(
+                    path=self.path, reason=f'the pool {self.name} was here and another one is now'
+                )
             yield
 
     def persistence(self) -> str:
-        """What survives: ``volatile``, ``page-cache`` or ``pmem``, as the file system was found to behave.
+        """What survives: ``volatile``, ``page-cache`` or ``pmem``, as the file system was found to
+        behave.
 
         :raises ToolFailed: not even the marker can be opened
         """
         try:
             return image.probe(self.path)
         except exception.ToolFailed:
-            # A file is made for that, which a read-only or full file system refuses; then one tells that is there already.
+            # A file is made for that, which a read-only or full file system refuses; then one tells
+            # that is there already.
             return image.probe(os.path.join(self.path, names.MARKER))
 
     def has_lost_pmem(self) -> bool:
-        """What guests flush was durable when the pool was made, and is no longer: mounted without DAX, or copied."""
+        """What guests flush was durable when the pool was made, and is no longer: mounted without
+        DAX, or copied.
+        """
         return self.made_as == 'pmem' and self.persistence() != 'pmem'
 
     def capacity(self) -> watermark.Capacity:
@@ -113,7 +121,9 @@ class Pool:
 
     def entries(self) -> list[str]:
         """Names of all files but the marker and what the file system itself keeps in its root."""
-        return sorted(name for name in os.listdir(self.path) if name not in (names.MARKER, 'lost+found'))
+        return sorted(
+            name for name in os.listdir(self.path) if name not in (names.MARKER, 'lost+found')
+        )
 
     def image_path(self, name: str) -> str:
         """Where the image of this name is, or would be.
@@ -137,7 +147,8 @@ class Pool:
         raise exception.ImageNotFound(path=path)
 
     def listed(self, *, base_uuid: str | None = None) -> list[ListedImage]:
-        """All images and templates by name, also those that somebody has open; one program looks at all of them.
+        """All images and templates by name, also those that somebody has open; one program looks at
+        all of them.
 
         :param base_uuid: only those that stand on this image, and those that cannot be read
         """
@@ -146,12 +157,14 @@ class Pool:
             name, path = entry.removesuffix(names.IMAGE_SUFFIX), os.path.join(self.path, entry)
             if isinstance(value, model.Summary):
                 found.append(ListedImage(name, path, value))
-            elif os.path.lexists(path):        # else it was deleted meanwhile
+            elif os.path.lexists(path):  # else it was deleted meanwhile
                 found.append(ListedImage(name, path, None, value))
         return found
 
     def images(self) -> list[PoolImage]:
-        """As :meth:`listed`, with all that there is to say of each; a program looks at each.  Symbolic links are no images."""
+        """As :meth:`listed`, with all that there is to say of each; a program looks at each.
+        Symbolic links are no images.
+        """
         found = []
         for entry in sorted(os.scandir(self.path), key=lambda entry: entry.name):
             if entry.name.startswith('.') or not entry.name.endswith(names.IMAGE_SUFFIX):
@@ -159,9 +172,11 @@ class Pool:
             if entry.is_file(follow_symlinks=False):
                 name = entry.name.removesuffix(names.IMAGE_SUFFIX)
                 try:
-                    found.append(PoolImage(name, entry.path, image.info(entry.path, force_share=True)))
+                    found.append(
+                        PoolImage(name, entry.path, image.info(entry.path, force_share=True))
+                    )
                 except exception.ImageNotFound:
-                    continue           # deleted meanwhile
+                    continue  # deleted meanwhile
                 except exception.ToolFailed as e:
                     found.append(PoolImage(name, entry.path, None, str(e)))
         return found
@@ -170,11 +185,13 @@ class Pool:
         return [item for item in self.images() if item.info and item.info.sealed]
 
     def children(self, name: str, *, known_only: bool = False) -> list[str]:
-        """Names of the images that stand on this one; if it cannot be read itself, of those that name its file as their base.
+        """Names of the images that stand on this one; if it cannot be read itself, of those that
+        name its file as their base.
 
         :param known_only: leave out what cannot be read, rather than raise ImageInUse
         :raises ImageNotFound:
-        :raises ImageInUse: another image cannot be read, so that nobody can tell whether it stands on this one
+        :raises ImageInUse: another image cannot be read, so that nobody can tell whether it stands
+            on this one
         """
         path = self.existing_path(name)
         with contextlib.suppress(exception.ToolFailed):
@@ -186,7 +203,8 @@ class Pool:
     def _children_beside_damage(self, name: str, path: str, known_only: bool) -> list[str]:
         items = {item.name: item for item in self.listed()}
         own = items.get(name)
-        below: set[str] = set()            # with itself: what it stands on cannot stand on it, readable or not
+        # with itself: what it stands on cannot stand on it, readable or not
+        below: set[str] = set()
         at = own
         while at is not None and at.name not in below:
             below.add(at.name)
@@ -196,7 +214,10 @@ class Pool:
         for item in items.values():
             if item.summary is None:
                 if item.name not in below and not known_only:
-                    raise exception.ImageInUse(path=path, reason=f'{item.error}: whether this image stands on it is unknown')
+                    raise exception.ImageInUse(
+                        path=path,
+                        reason=f'{item.error}: whether this image stands on it is unknown',
+                    )
             elif own is not None and own.summary is not None:
                 if item.summary.base_uuid == own.summary.uuid:
                     found.append(item.name)
@@ -204,8 +225,15 @@ class Pool:
                 found.append(item.name)
         return found
 
-    def create_image(self, name: str, *, size: int | None = None, base: str | None = None,
-                     base_snapshot: str | None = None, cluster_size: int | None = None) -> str:
+    def create_image(
+        self,
+        name: str,
+        *,
+        size: int | None = None,
+        base: str | None = None,
+        base_snapshot: str | None = None,
+        cluster_size: int | None = None,
+    ) -> str:
         """Make an image and return its path.
 
         :param size: virtual size in bytes; that of ``base`` if not given
@@ -219,10 +247,17 @@ class Pool:
         with self.lock():
             self.check_room(size, base)
             if base is not None:
-                image.create_overlay(path, self.existing_path(base), size=size, base_snapshot=base_snapshot,
-                                     cluster_size=cluster_size)
+                image.create_overlay(
+                    path,
+                    self.existing_path(base),
+                    size=size,
+                    base_snapshot=base_snapshot,
+                    cluster_size=cluster_size,
+                )
             elif size is None:
-                raise exception.InvalidSize(size='(none)', reason='an image without a base needs a size')
+                raise exception.InvalidSize(
+                    size='(none)', reason='an image without a base needs a size'
+                )
             else:
                 image.create(path, size, cluster_size=cluster_size)
         state, reason = watermark.judge(self.capacity(), self.settings)
@@ -239,11 +274,18 @@ class Pool:
             there = self._blocks_of_parts(name)
             building += max(thin - there, 0)
             building_fixed += max(fixed - there, 0)
-        now = self.capacity()              # afterwards: what guests store meanwhile counts as growth, and not as free either
+        # afterwards: what guests store meanwhile counts as growth, and not as free either
+        now = self.capacity()
         return provisioned.Account(
-            total=now.total, free=now.free, reserved=self.settings.reserved(now.total), overcommit=self.settings.overcommit,
-            held=sum(item.actual_size for item in items), growth=sum(item.may_grow for item in items), building=building,
-            building_fixed=building_fixed)
+            total=now.total,
+            free=now.free,
+            reserved=self.settings.reserved(now.total),
+            overcommit=self.settings.overcommit,
+            held=sum(item.actual_size for item in items),
+            growth=sum(item.may_grow for item in items),
+            building=building,
+            building_fixed=building_fixed,
+        )
 
     def _blocks_of_parts(self, name: str) -> int:
         """What an image that is being built (pcow_driver.pools.staging) takes already."""
@@ -257,7 +299,8 @@ class Pool:
     def check_room(self, size: int | None, base: str | None = None, *, fixed: int = 0) -> None:
         """Refuse what the operator's limits have no room for.
 
-        :param size: virtual size of a new image in bytes, or by how much one grows; that of ``base`` if None
+        :param size: virtual size of a new image in bytes, or by how much one grows; that of
+            ``base`` if None
         :param fixed: blocks of what nobody can fill, as a template
         :raises PoolDraining:
         :raises NoRoom:
@@ -267,11 +310,14 @@ class Pool:
         if not self.settings.overcommit:
             return
         if size is None:
-            size = image.info(self.existing_path(base), force_share=True).virtual_size if base else 0
+            size = (
+                image.info(self.existing_path(base), force_share=True).virtual_size if base else 0
+            )
         self._check_provisioned(provisioned.whole_size(size), fixed)
 
     def check_snapshot_room(self, *files: str) -> None:
-        """Refuse snapshots of images, after which their guests can fill them once more; a draining pool takes them.
+        """Refuse snapshots of images, after which their guests can fill them once more; a draining
+        pool takes them.
 
         :param files: names of the files
         :raises NoRoom:
@@ -285,8 +331,12 @@ class Pool:
         account = self.account()
         if account.lacks(thin, fixed):
             raise exception.NoRoom(
-                name=self.name, size=units.format_size(thin + fixed), provisioned=units.format_size(account.provisioned),
-                limit=units.format_size(account.limit or 0), overcommit=self.settings.overcommit)
+                name=self.name,
+                size=units.format_size(thin + fixed),
+                provisioned=units.format_size(account.provisioned),
+                limit=units.format_size(account.limit or 0),
+                overcommit=self.settings.overcommit,
+            )
 
     def check_free(self, size: int) -> None:
         """Refuse to store what was not provisioned for a guest, and would have guests wait soon.
@@ -297,8 +347,11 @@ class Pool:
         now = self.capacity()
         kept = now.total * max(self.settings.reserve, self.settings.critical) // 100
         if size > now.free - kept:
-            raise exception.NoSpace(name=self.name, size=units.format_size(size),
-                                    free=units.format_size(max(0, now.free - kept)))
+            raise exception.NoSpace(
+                name=self.name,
+                size=units.format_size(size),
+                free=units.format_size(max(0, now.free - kept)),
+            )
 
     def delete_image(self, name: str, *, force: bool = False) -> None:
         """Delete an image.
@@ -333,20 +386,27 @@ class Pool:
         with self.lock():
             path = self.existing_path(name)
             try:
-                info = image.info(path)    # without force_share: fails while a writer has it
+                info = image.info(path)  # without force_share: fails while a writer has it
                 if info.sealed and sealed is False:
                     raise exception.IsATemplate(path=path)
                 if sealed and not info.sealed:
                     raise exception.NotATemplate(path=path)
                 if sealed is None and (info.base_path is None or os.path.lexists(info.base_path)):
-                    raise exception.ImageInUse(path=path, reason=f'its base {info.base_filename or "(none)"} is there')
+                    raise exception.ImageInUse(
+                        path=path, reason=f'its base {info.base_filename or "(none)"} is there'
+                    )
             except exception.ToolFailed as e:
                 if not force:
                     raise exception.ImageInUse(path=path, reason=str(e)) from None
             children = self.children(name, known_only=force)
             if children:
-                raise exception.ImageInUse(path=path, reason=(
-                    f'{len(children)} image(s) stand on it: {", ".join(children[:5])}' + (', ...' if children[5:] else '')))
+                raise exception.ImageInUse(
+                    path=path,
+                    reason=(
+                        f'{len(children)} image(s) stand on it: {", ".join(children[:5])}'
+                        + (', ...' if children[5:] else '')
+                    ),
+                )
             with protection.lifted(path), image_locks.alone(path):
                 os.unlink(path)
 
@@ -359,8 +419,13 @@ def make(name: str, directory: str) -> Pool:
     path = os.path.abspath(directory)
     check_none(path)
     _make_directory(path)
-    pool = Pool(name=name, path=path, uuid=str(uuidlib.uuid4()),
-                created=datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'), made_as=_class_of(path))
+    pool = Pool(
+        name=name,
+        path=path,
+        uuid=str(uuidlib.uuid4()),
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
+        made_as=_class_of(path),
+    )
     write_marker(pool)
     return pool
 
@@ -385,7 +450,9 @@ def _class_of(path: str) -> str | None:
 def check_none(directory: str) -> None:
     """:raises PoolInvalid: it is a pool already"""
     if os.path.lexists(os.path.join(directory, names.MARKER)):
-        raise exception.PoolInvalid(path=directory, reason="it is a pool already; 'pcowctl pool import' makes it known")
+        raise exception.PoolInvalid(
+            path=directory, reason="it is a pool already; 'pcowctl pool import' makes it known"
+        )
 
 
 def write_marker(pool: Pool) -> None:
@@ -394,13 +461,22 @@ def write_marker(pool: Pool) -> None:
     :raises PoolInvalid: the directory is a pool already, or cannot be used
     """
     path = pool.path
-    value = {'format': _MARKER_FORMAT, 'uuid': pool.uuid, 'name': pool.name, 'created': pool.created}
+    value = {
+        'format': _MARKER_FORMAT,
+        'uuid': pool.uuid,
+        'name': pool.name,
+        'created': pool.created,
+    }
     text = json.dumps(value | ({'class': pool.made_as} if pool.made_as else {})) + '\n'
     marker = os.path.join(path, names.MARKER)
     try:
-        fd = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        fd = os.open(
+            marker, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
+        )
     except FileExistsError:
-        raise exception.PoolInvalid(path=path, reason="it is a pool already; 'pcowctl pool import' makes it known") from None
+        raise exception.PoolInvalid(
+            path=path, reason="it is a pool already; 'pcowctl pool import' makes it known"
+        ) from None
     except OSError as e:
         raise exception.PoolInvalid(path=path, reason=str(e.strerror)) from None
     try:
@@ -426,15 +502,22 @@ def open_directory(directory: str) -> Pool:
     """
     path = os.path.abspath(directory)
     try:
-        fd = os.open(os.path.join(path, names.MARKER), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(
+            os.path.join(path, names.MARKER),
+            os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
+        )
         with os.fdopen(fd, encoding='utf-8') as f:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise exception.PoolInvalid(path=path, reason=f'{names.MARKER} is not a file')
             value = json.loads(f.read(_MAX_MARKER_SIZE))
     except FileNotFoundError:
-        raise exception.PoolInvalid(path=path, reason=(
-            f"it has no {names.MARKER}; if its file system is not mounted, mount it, "
-            f"else 'pcowctl pool create' makes a pool")) from None
+        raise exception.PoolInvalid(
+            path=path,
+            reason=(
+                f"it has no {names.MARKER}; if its file system is not mounted, mount it, "
+                f"else 'pcowctl pool create' makes a pool"
+            ),
+        ) from None
     except (OSError, ValueError, RecursionError) as e:
         raise exception.PoolInvalid(path=path, reason=f'{names.MARKER}: {e}') from None
     return _from_marker(path, value)
@@ -442,7 +525,9 @@ def open_directory(directory: str) -> Pool:
 
 def _from_marker(path: str, value: Any) -> Pool:
     if not isinstance(value, dict) or value.get('format') != _MARKER_FORMAT:
-        raise exception.PoolInvalid(path=path, reason=f'{names.MARKER} was written by another version')
+        raise exception.PoolInvalid(
+            path=path, reason=f'{names.MARKER} was written by another version'
+        )
     fields = {key: value.get(key) for key in ('name', 'uuid', 'created')}
     if not all(isinstance(field, str) for field in fields.values()):
         raise exception.PoolInvalid(path=path, reason=f'{names.MARKER} lacks name, uuid or created')
@@ -451,5 +536,10 @@ def _from_marker(path: str, value: Any) -> Pool:
         names.check_name('pool', str(fields['name']))
     except (ValueError, exception.InvalidName) as e:
         raise exception.PoolInvalid(path=path, reason=f'{names.MARKER}: {e}') from None
-    return Pool(name=str(fields['name']), path=path, uuid=uuid, created=str(fields['created']),
-                made_as=value['class'] if isinstance(value.get('class'), str) else None)
+    return Pool(
+        name=str(fields['name']),
+        path=path,
+        uuid=uuid,
+        created=str(fields['created']),
+        made_as=value['class'] if isinstance(value.get('class'), str) else None,
+    )

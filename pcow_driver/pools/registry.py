@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pools that this host knows: names and directories, in ``pools.json`` under ``[pcow] state_path``."""
+"""The pools that this host knows: names and directories, in ``pools.json`` under
+``[pcow] state_path``.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,9 @@ _STATE_FORMAT = 1
 class Ending:
     """What a pool stands on that is being ended, by names that a reboot does not change."""
 
-    source: str                        # what was mounted
-    filesystem: str | None             # UUID; None: it has none
-    namespace: str | None              # UUID of the namespace; None: it stood on none
+    source: str  # what was mounted
+    filesystem: str | None  # UUID; None: it has none
+    namespace: str | None  # UUID of the namespace; None: it stood on none
 
 
 def _settings_are_valid(value: Any) -> bool:
@@ -41,7 +43,9 @@ def _ending_is_valid(value: Any) -> bool:
         fields = dataclasses.asdict(Ending(**value))
     except TypeError:
         return False
-    return isinstance(fields.pop('source'), str) and all(field is None or isinstance(field, str) for field in fields.values())
+    return isinstance(fields.pop('source'), str) and all(
+        field is None or isinstance(field, str) for field in fields.values()
+    )
 
 
 def _has_marker(entry: pool_module.PoolEntry) -> bool:
@@ -59,8 +63,12 @@ class PoolRegistry:
 
         :raises StateInvalid:
         """
-        return [pool_module.PoolEntry(name, item['path'], item['uuid'], item.get('settings', {}), item.get('ending'))
-                for name, item in sorted(self._read().items())]
+        return [
+            pool_module.PoolEntry(
+                name, item['path'], item['uuid'], item.get('settings', {}), item.get('ending')
+            )
+            for name, item in sorted(self._read().items())
+        ]
 
     def entry(self, name: str) -> pool_module.PoolEntry:
         """:raises PoolNotFound:"""
@@ -104,7 +112,8 @@ class PoolRegistry:
         return pool
 
     def import_(self, directory: str, name: str | None = None) -> pool_module.Pool:
-        """Make a directory known that is a pool already, under its own name or another; or where a known pool is now.
+        """Make a directory known that is a pool already, under its own name or another; or where a
+        known pool is now.
 
         :raises PoolExists: the name is taken, or the pool is known
         :raises PoolInvalid: no pool is there
@@ -120,7 +129,9 @@ class PoolRegistry:
                 self._add(pools, pool)
                 return pool
             if os.path.realpath(entry.path) == os.path.realpath(pool.path):
-                raise exception.PoolInvalid(path=directory, reason=f'it is known already, as pool {entry.name}')
+                raise exception.PoolInvalid(
+                    path=directory, reason=f'it is known already, as pool {entry.name}'
+                )
             pools[entry.name]['path'] = pool.path
             self._write(pools)
         return self.get(entry.name)
@@ -134,11 +145,20 @@ class PoolRegistry:
         for entry in self.list():
             if entry.uuid == pool.uuid:
                 if name not in (None, entry.name):
-                    raise exception.PoolInvalid(path=pool.path, reason=f'it is known already, as pool {entry.name}')
-                if os.path.realpath(entry.path) != os.path.realpath(pool.path) and self._is_there(entry):
-                    raise exception.PoolInvalid(path=pool.path, reason=(
-                        f'it is known already, as pool {entry.name}, and is in {entry.path} as well: one of them is a copy, or the '
-                        'same file system mounted once more'))
+                    raise exception.PoolInvalid(
+                        path=pool.path, reason=f'it is known already, as pool {entry.name}'
+                    )
+                if os.path.realpath(entry.path) != os.path.realpath(pool.path) and self._is_there(
+                    entry
+                ):
+                    raise exception.PoolInvalid(
+                        path=pool.path,
+                        reason=(
+                            f'it is known already, as pool {entry.name}, and is in {entry.path} as '
+                            f'well: one of them is a copy, or the '
+                            'same file system mounted once more'
+                        ),
+                    )
                 return entry
         return None
 
@@ -188,7 +208,8 @@ class PoolRegistry:
             self._write(pools)
 
     def begin_end(self, name: str, ending: Ending) -> None:
-        """Let nothing new come into a pool whose ground is taken away; its name stays until that is done.
+        """Let nothing new come into a pool whose ground is taken away; its name stays until that is
+        done.
 
         :param ending: what the same command finds when it has to go on after a kill
         :raises PoolNotFound:
@@ -205,13 +226,19 @@ class PoolRegistry:
 
     @staticmethod
     def _check_empty(pool: pool_module.Pool) -> None:
-        left = pool.entries() or [f'{made}, which is being made' for made in staging.in_the_making(pool)]
+        left = pool.entries() or [
+            f'{made}, which is being made' for made in staging.in_the_making(pool)
+        ]
         if left:
             raise exception.PoolNotEmpty(
-                name=pool.name, count=len(left), entries=', '.join(left[:3]) + (', ...' if left[3:] else ''))
+                name=pool.name,
+                count=len(left),
+                entries=', '.join(left[:3]) + (', ...' if left[3:] else ''),
+            )
 
     def restore(self, pool: pool_module.Pool) -> None:
-        """Undo :meth:`begin_end` (and remove): the pool is there again as it was, with its settings.
+        """Undo :meth:`begin_end` (and remove): the pool is there again as it was, with its
+        settings.
 
         :param pool: as :meth:`get` gave it before
         :raises PoolExists: the name was taken meanwhile
@@ -227,17 +254,29 @@ class PoolRegistry:
     @staticmethod
     def _open(entry: pool_module.PoolEntry) -> pool_module.Pool:
         if not _has_marker(entry):
-            raise exception.PoolInvalid(path=entry.path, reason=(
-                f"its end was begun: 'pcowctl pool remove --destroy {entry.name}' goes on with that"
-                if entry.ending is not None else
-                f'it has no {names.MARKER}: if its file system is not mounted, mount it; if that is in another place now, '
-                f"'pcowctl pool import DIRECTORY'; if it is gone for good, 'pcowctl pool remove --forget {entry.name}'"))
+            raise exception.PoolInvalid(
+                path=entry.path,
+                reason=(
+                    f"its end was begun: 'pcowctl pool remove --destroy {entry.name}' goes on with "
+                    f"that"
+                    if entry.ending is not None
+                    else f'it has no {names.MARKER}: if its file system is not mounted, mount it; '
+                    f'if that is in another place now, '
+                    f"'pcowctl pool import DIRECTORY'; if it is gone for good, 'pcowctl pool "
+                    f"remove --forget {entry.name}'"
+                ),
+            )
         pool = pool_module.open_directory(entry.path)
         settings = settings_module.Settings(**entry.settings)
         if pool.uuid != entry.uuid:
-            raise exception.PoolInvalid(path=entry.path, reason=(
-                f'the pool {entry.name} was here and another one is now; forget the old one with '
-                f"'pcowctl pool remove --forget {entry.name}'"))
+            raise exception.PoolInvalid(
+                path=entry.path,
+                reason=(
+                    f'the pool {entry.name} was here and another one is now; forget the old one '
+                    f'with '
+                    f"'pcowctl pool remove --forget {entry.name}'"
+                ),
+            )
         return dataclasses.replace(pool, name=entry.name, settings=settings)
 
     def check_unknown(self, name: str) -> None:
@@ -250,7 +289,11 @@ class PoolRegistry:
             raise exception.PoolExists(name=name, path=pools[name]['path'])
 
     def _add(self, pools: dict[str, Any], pool: pool_module.Pool) -> None:
-        settings = {} if pool.settings == settings_module.Settings() else {'settings': dataclasses.asdict(pool.settings)}
+        settings = (
+            {}
+            if pool.settings == settings_module.Settings()
+            else {'settings': dataclasses.asdict(pool.settings)}
+        )
         pools[pool.name] = {'path': pool.path, 'uuid': pool.uuid, **settings}
         self._write(pools)
 
@@ -266,16 +309,25 @@ class PoolRegistry:
             raise exception.StateInvalid(path=self.path, reason='it was written by another version')
         pools = state.get('pools')
         if not isinstance(pools, dict) or not all(
-                isinstance(item, dict) and isinstance(item.get('path'), str) and isinstance(item.get('uuid'), str)
-                and _settings_are_valid(item.get('settings', {}))
-                and ('ending' not in item or _ending_is_valid(item['ending']))
-                for item in pools.values()):
-            raise exception.StateInvalid(path=self.path, reason='a pool in it has no path, no uuid or impossible settings')
+            isinstance(item, dict)
+            and isinstance(item.get('path'), str)
+            and isinstance(item.get('uuid'), str)
+            and _settings_are_valid(item.get('settings', {}))
+            and ('ending' not in item or _ending_is_valid(item['ending']))
+            for item in pools.values()
+        ):
+            raise exception.StateInvalid(
+                path=self.path, reason='a pool in it has no path, no uuid or impossible settings'
+            )
         return pools
 
     def _write(self, pools: dict[str, Any]) -> None:
         """Replace the file in one step, so that readers need no lock; durable on return."""
         try:
-            durable.replace(self.path, json.dumps({'format': _STATE_FORMAT, 'pools': pools}, indent=2), mode=0o644)
+            durable.replace(
+                self.path,
+                json.dumps({'format': _STATE_FORMAT, 'pools': pools}, indent=2),
+                mode=0o644,
+            )
         except OSError as e:
             raise exception.StateInvalid(path=self.path, reason=str(e.strerror)) from None

@@ -16,7 +16,8 @@ LOG = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def for_snapshot(path: str) -> Iterator[None]:
-    """A snapshot of an image is made meanwhile, after which its guest can fill it once more; nobody else gets that space.
+    """A snapshot of an image is made meanwhile, after which its guest can fill it once more; nobody
+    else gets that space.
 
     For an image of no pool nothing is provisioned.
 
@@ -32,7 +33,8 @@ def for_snapshot(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept(path: str) -> Iterator[None]:
-    """Nobody is given any space of an image's pool meanwhile: what the image gives up for a moment is its own still.
+    """Nobody is given any space of an image's pool meanwhile: what the image gives up for a moment
+    is its own still.
 
     A revert to a snapshot of a smaller size, and the growth behind it, for instance.
     """

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New images appear in a pool under their name when they are complete; a failed or killed build leaves nothing under it."""
+"""New images appear in a pool under their name when they are complete; a failed or killed build
+leaves nothing under it.
+"""
 
 from collections.abc import Iterator
 import contextlib
@@ -15,12 +17,15 @@ from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import provisioned
 
 # the file, or what pcow-img makes of it until that is complete
-_PART = re.compile(rf'\.{{1,2}}(?P<name>.+){re.escape(names.IMAGE_SUFFIX)}\.part(\.[0-9a-f]{{16}}\.partial)?')
+_PART = re.compile(
+    rf'\.{{1,2}}(?P<name>.+){re.escape(names.IMAGE_SUFFIX)}\.part(\.[0-9a-f]{{16}}\.partial)?'
+)
 
 
 @contextlib.contextmanager
 def building(pool: pool_module.Pool, name: str) -> Iterator[str]:
-    """Path in the pool for the unfinished image ``name``; :func:`publish` gives it its name, and what is left goes away.
+    """Path in the pool for the unfinished image ``name``; :func:`publish` gives it its name, and
+    what is left goes away.
 
     Nobody else builds an image of this name meanwhile.
 
@@ -30,13 +35,15 @@ def building(pool: pool_module.Pool, name: str) -> Iterator[str]:
     target = pool.image_path(names.check_new_name('image', name))
     part = os.path.join(pool.path, f'.{os.path.basename(target)}.part')
     with locks.lock(_lock_name(pool, name)):
-        with pool.lock():                       # past whoever removes the pool, or deletes what killed builds left
+        # past whoever removes the pool, or deletes what killed builds left
+        with pool.lock():
             pass
         if os.path.lexists(target):
             raise exception.ImageExists(path=target)
         with contextlib.ExitStack() as stack:
             stack.callback(protection.unlink, part)
-            protection.unlink(part)              # left by a build that was killed: whoever holds the lock owns the name
+            # left by a build that was killed: whoever holds the lock owns the name
+            protection.unlink(part)
             yield part
 
 
@@ -79,7 +86,9 @@ def is_in_the_making(pool: pool_module.Pool, file_name: str) -> bool:
 
 
 def in_the_making(pool: pool_module.Pool) -> list[str]:
-    """Names of the images that somebody builds now; who holds the pool's lock meanwhile sees all of them."""
+    """Names of the images that somebody builds now; who holds the pool's lock meanwhile sees all of
+    them.
+    """
     return locks.held(_lock_name(pool, ''))
 
 

@@ -18,7 +18,8 @@ _REGION = re.compile(r'region\d{1,6}')
 _NAMESPACE = re.compile(r'namespace\d{1,6}\.\d{1,6}')
 _DIMM = re.compile(r'nmem\d{1,6}')
 _DEVICE = re.compile(r'/dev(/[A-Za-z0-9_][A-Za-z0-9_.:+-]*)+')
-MOUNT_ROOTS = ('/mnt', '/media', '/srv')       # besides [pcow] pools_path: where administrators mount
+# besides [pcow] pools_path: where administrators mount
+MOUNT_ROOTS = ('/mnt', '/media', '/srv')
 
 
 def _named(pattern: re.Pattern[str], kind: str, name: str, example: str) -> str:
@@ -56,11 +57,18 @@ def device(path: str) -> str:
     if '..' in path.split('/') or not real.startswith('/dev/'):
         raise exception.InvalidName(kind='device', name=path, reason='it leads out of /dev')
     # What is there may be changed between this look and the next where others may write: /dev/shm.
-    for directory in {parent for name in (path, real) for parent in Path(name).parents if parent.is_relative_to('/dev')}:
+    for directory in {
+        parent
+        for name in (path, real)
+        for parent in Path(name).parents
+        if parent.is_relative_to('/dev')
+    }:
         with contextlib.suppress(FileNotFoundError):
             found = directory.stat()
             if found.st_uid != 0 or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                raise exception.InvalidName(kind='device', name=path, reason=f'others than root may write to {directory}')
+                raise exception.InvalidName(
+                    kind='device', name=path, reason=f'others than root may write to {directory}'
+                )
     return path
 
 
@@ -72,18 +80,29 @@ def number(value: int, least: int, most: int, what: str) -> int:
 
 
 def mount_point(directory: str) -> str:
-    """A directory, made or not, over which something may be mounted without hiding a part of the system.
+    """A directory, made or not, over which something may be mounted without hiding a part of the
+    system.
 
-    Neither it nor the roots are resolved: whoever may write where they lie would choose what they mean.
+    Neither it nor the roots are resolved: whoever may write where they lie would choose what they
+    mean.
 
     :raises UsageInvalid: it is not below [pcow] pools_path, /mnt, /media or /srv
-    :raises PathRefused: on the way there is a link, or a step that others than root and this user could exchange
+    :raises PathRefused: on the way there is a link, or a step that others than root and this user
+        could exchange
     """
     roots = (os.path.normpath(str(conf.CONF.pcow.pools_path)), *MOUNT_ROOTS)
-    plain = isinstance(directory, str) and os.path.isabs(directory) and os.path.normpath(directory) == directory
+    plain = (
+        isinstance(directory, str)
+        and os.path.isabs(directory)
+        and os.path.normpath(directory) == directory
+    )
     if not plain or '\n' in directory or not any(_is_below(directory, root) for root in roots):
-        raise exception.UsageInvalid(reason=(
-            f'{directory} cannot be a mount point of a pool: take a directory below {", ".join(roots)}, or set [pcow] pools_path'))
+        raise exception.UsageInvalid(
+            reason=(
+                f'{directory} cannot be a mount point of a pool: take a directory below '
+                f'{", ".join(roots)}, or set [pcow] pools_path'
+            )
+        )
     descriptors.check(directory)
     return directory
 

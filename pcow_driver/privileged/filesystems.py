@@ -47,7 +47,15 @@ def uuid(device: str) -> str:
 
 
 def _uuid(device: str) -> str:
-    return tool.run(tool.find_system('blkid', 'util-linux'), '--probe', '--match-tag', 'UUID', '--output', 'value', device).strip()
+    return tool.run(
+        tool.find_system('blkid', 'util-linux'),
+        '--probe',
+        '--match-tag',
+        'UUID',
+        '--output',
+        'value',
+        device,
+    ).strip()
 
 
 @administration.entrypoint
@@ -86,7 +94,8 @@ def remove_directory(directory: str) -> None:
 
 @administration.entrypoint
 def mount(kind: str, device: str, directory: str) -> None:
-    """With DAX.  What is mounted elsewhere already may be mounted here as well: one whose end failed comes back so.
+    """With DAX. What is mounted elsewhere already may be mounted here as well: one whose end failed
+    comes back so.
 
     :raises DeviceRefused: it is no block device (mount(8) would take a file as well)
     :raises ToolFailed: also if another device holds it
@@ -132,14 +141,16 @@ def grow(directory: str) -> None:
     """
     with _mounted(directory, *filesystem.KINDS) as root:
         found = filesystem.mount_of(root)
-        filesystem.run(filesystem.grow_command(found.kind, found.source, '.'), cwd=descriptors.place(root))
+        filesystem.run(
+            filesystem.grow_command(found.kind, found.source, '.'), cwd=descriptors.place(root)
+        )
 
 
 @administration.entrypoint
 def unmount(directory: str) -> None:
     """:raises ToolFailed: somebody uses it"""
     with _mounted(directory, 'tmpfs', *filesystem.KINDS):
-        pass                                   # a descriptor of it would keep it busy
+        pass  # a descriptor of it would keep it busy
     with descriptors.parent(directory, trusted=True) as (above, name):
         filesystem.run(filesystem.umount_command(f'./{name}'), cwd=descriptors.place(above))
 
@@ -155,7 +166,8 @@ def set_extent_hint(directory: str) -> None:
 def give(directory: str, user: int, group: int) -> None:
     """Give a new pool to somebody; nothing may be in it yet.
 
-    :param group: which may write there too, and has what is made there; -1: QEMU passes, as before, and nobody else
+    :param group: which may write there too, and has what is made there; -1: QEMU passes, as before,
+        and nobody else
 
     :raises DeviceRefused:
     """
@@ -166,12 +178,13 @@ def give(directory: str, user: int, group: int) -> None:
             raise exception.DeviceRefused(device=directory, reason='something is in it already')
         os.chown(descriptors.place(root), user, group)
         if group >= 0:
-            os.chmod(descriptors.place(root), 0o2771)      # noqa: S103 - QEMU passes, and nobody lists
+            os.chmod(descriptors.place(root), 0o2771)  # noqa: S103 - QEMU passes, and nobody lists
 
 
 @administration.entrypoint
 def wipe(device: str, uuid: str) -> None:
-    """Take the signatures of an unused device away, so that it is free; done also if it carries none.
+    """Take the signatures of an unused device away, so that it is free; done also if it carries
+    none.
 
     :param uuid: of the file system that may be lost
     :raises DeviceRefused: it is in use, or carries something else
@@ -180,7 +193,9 @@ def wipe(device: str, uuid: str) -> None:
     device_module.check_unused(checks.device(device))
     found = device_module.signature(device)
     if found and not (uuid and uuid == _uuid(device)):
-        raise exception.DeviceRefused(device=device, reason=f'it carries {found}, another file system than is to be wiped')
+        raise exception.DeviceRefused(
+            device=device, reason=f'it carries {found}, another file system than is to be wiped'
+        )
     filesystem.run(filesystem.wipe_command(device))
 
 
@@ -191,8 +206,10 @@ def install_unit(name: str, device: str, directory: str, kind: str) -> None:
     :raises ToolFailed:
     """
     what = 'UUID=' + uuid(device)
-    mount_unit.install(checks.mount_point(directory), mount_unit.text(
-        checks.label(name), what, directory, _kind(kind), filesystem.MOUNT_OPTIONS))
+    mount_unit.install(
+        checks.mount_point(directory),
+        mount_unit.text(checks.label(name), what, directory, _kind(kind), filesystem.MOUNT_OPTIONS),
+    )
 
 
 @administration.entrypoint
@@ -208,16 +225,22 @@ def reload_units() -> None:
 
 def _kind(kind: str) -> str:
     if kind not in filesystem.KINDS:
-        raise exception.UsageInvalid(reason=f'the file system is one of {", ".join(filesystem.KINDS)}, not {kind!r}')
+        raise exception.UsageInvalid(
+            reason=f'the file system is one of {", ".join(filesystem.KINDS)}, not {kind!r}'
+        )
     return kind
 
 
 @contextlib.contextmanager
 def _empty(directory: str) -> Iterator[str]:
-    """A mount point under which nothing would be hidden; a path of it that nobody can lead elsewhere."""
+    """A mount point under which nothing would be hidden; a path of it that nobody can lead
+    elsewhere.
+    """
     with _opened(directory) as (above, found):
         if filesystem.mount_of(found) != filesystem.mount_of(above) or _entries(found):
-            raise exception.DeviceRefused(device=directory, reason='mounting something there would hide what is in it')
+            raise exception.DeviceRefused(
+                device=directory, reason='mounting something there would hide what is in it'
+            )
         yield descriptors.place(found)
 
 
@@ -228,7 +251,9 @@ def _mounted(directory: str, *kinds: str) -> Iterator[int]:
         mount = filesystem.mount_of(found)
         kind = mount.kind if mount != filesystem.mount_of(above) else ''
         if kind not in kinds:
-            raise exception.UsageInvalid(reason=f'{directory} has {kind or "nothing"} mounted, not {" or ".join(kinds)}')
+            raise exception.UsageInvalid(
+                reason=f'{directory} has {kind or "nothing"} mounted, not {" or ".join(kinds)}'
+            )
         yield found
 
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pcow-privsep-helper``: starts the daemon of :mod:`~pcow_driver.privileged.services` for a service that is not root.
+"""``pcow-privsep-helper``: starts the daemon of :mod:`~pcow_driver.privileged.services` for a
+service that is not root.
 
-sudo or rootwrap runs it as root, with whatever arguments the service gives.  So it takes nothing from them but the socket: one
-context, no configuration, and the user is the one who listens at the socket, which the kernel says (SO_PEERCRED).
-oslo.privsep's own ``privsep-helper`` starts any context, with the capabilities that a file of the caller's names.
+sudo or rootwrap runs it as root, with whatever arguments the service gives. So it takes nothing
+from them but the socket: one context, no configuration, and the user is the one who listens at the
+socket, which the kernel says (SO_PEERCRED). oslo.privsep's own ``privsep-helper`` starts any
+context, with the capabilities that a file of the caller's names.
 """
 
 from __future__ import annotations
@@ -23,19 +25,23 @@ from oslo_privsep import capabilities
 from oslo_privsep import comm
 from oslo_privsep import daemon
 
-_CREDENTIALS = struct.Struct('iII')            # struct ucred, unix(7)
+_CREDENTIALS = struct.Struct('iII')  # struct ucred, unix(7)
 
 
 def _connect(path: str) -> tuple[socket.socket, int, int]:
     """The socket, and user and group of who listens there."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
-    _pid, user, group = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    _pid, user, group = _CREDENTIALS.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
     return connection, user, group
 
 
 def _become(user: int, group: int) -> None:
-    """For good, with its groups; what is permitted stays permitted until the daemon gives up all but its own."""
+    """For good, with its groups; what is permitted stays permitted until the daemon gives up all
+    but its own.
+    """
     try:
         groups = os.getgrouplist(pwd.getpwuid(user).pw_name, group)
     except KeyError:
@@ -48,9 +54,15 @@ def _become(user: int, group: int) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog='pcow-privsep-helper', allow_abbrev=False, description=(
-        "Started by a service (see [pcow_privileged] helper_command) by way of sudo or rootwrap: sets the immutable flag of that "
-        "user's templates."))
+    parser = argparse.ArgumentParser(
+        prog='pcow-privsep-helper',
+        allow_abbrev=False,
+        description=(
+            "Started by a service (see [pcow_privileged] helper_command) by way of sudo or "
+            "rootwrap: sets the immutable flag of that "
+            "user's templates."
+        ),
+    )
     parser.add_argument('--privsep_context', required=True, choices=[services.CONTEXT])
     parser.add_argument('--privsep_sock_path', required=True)
     arguments = parser.parse_args(argv)
@@ -63,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
     if user == 0:
         parser.error('root needs no daemon')
     if os.fork() != 0:
-        return 0                               # the caller waits for this
+        return 0  # the caller waits for this
     cfg.CONF([], project='pcow', default_config_files=[], default_config_dirs=[], use_env=False)
     channel = comm.ServerChannel(connection)
     daemon.replace_logging(daemon.PrivsepLogHandler(channel))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans that make a directory known as a pool: one that is none yet, one that is one already, one that was moved."""
+"""Plans that make a directory known as a pool: one that is none yet, one that is one already, one
+that was moved.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from pcow_driver.privileged import filesystems
 from pcow_driver.provision import boot
 from pcow_driver.provision import plan as plan_module
 
-Owner = tuple[int, int]                # user and group (-1: stays)
+Owner = tuple[int, int]  # user and group (-1: stays)
 
 
 def plan_directory(name: str, directory: str, owner: Owner | None = None) -> plan_module.Plan:
@@ -32,8 +34,12 @@ def plan_directory(name: str, directory: str, owner: Owner | None = None) -> pla
     registry.PoolRegistry().check_unknown(name)
     _check_not_hugetlbfs(directory)
     if owner is not None and not (os.path.ismount(directory) and boot.may_be_mounted(directory)):
-        raise exception.UsageInvalid(reason=(
-            f'--owner is for a file system that is mounted where pools are; {directory} gets one afterwards (chown)'))
+        raise exception.UsageInvalid(
+            reason=(
+                f'--owner is for a file system that is mounted where pools are; {directory} gets '
+                f'one afterwards (chown)'
+            )
+        )
     pool.check_none(directory)
     plan = plan_module.Plan()
     mount = boot.not_mounted_at_boot(directory)
@@ -47,7 +53,10 @@ def plan_directory(name: str, directory: str, owner: Owner | None = None) -> pla
 
 
 def add_registration(plan: plan_module.Plan, name: str, directory: str) -> None:
-    plan.add(f'[write {os.path.join(directory, names.MARKER)} and register pool {name}]', lambda: _register(name, directory))
+    plan.add(
+        f'[write {os.path.join(directory, names.MARKER)} and register pool {name}]',
+        lambda: _register(name, directory),
+    )
 
 
 def _register(name: str, directory: str) -> None:
@@ -55,7 +64,10 @@ def _register(name: str, directory: str) -> None:
 
 
 def add_extent_hint(plan: plan_module.Plan, directory: str) -> None:
-    plan.add(plan_module.command_line(*filesystem.extent_hint_command(directory)), lambda: filesystems.set_extent_hint(directory))
+    plan.add(
+        plan_module.command_line(*filesystem.extent_hint_command(directory)),
+        lambda: filesystems.set_extent_hint(directory),
+    )
 
 
 def add_owner(plan: plan_module.Plan, directory: str, owner: Owner | None) -> None:
@@ -63,7 +75,10 @@ def add_owner(plan: plan_module.Plan, directory: str, owner: Owner | None) -> No
     if owner is not None:
         user, group = owner
         shown = f'{user}:{group}' if group >= 0 else str(user)
-        plan.add(plan_module.command_line('chown', shown, directory), lambda: filesystems.give(directory, user, group))
+        plan.add(
+            plan_module.command_line('chown', shown, directory),
+            lambda: filesystems.give(directory, user, group),
+        )
 
 
 def _add_unit(plan: plan_module.Plan, name: str, directory: str) -> bool:
@@ -79,13 +94,18 @@ def _add_unit(plan: plan_module.Plan, name: str, directory: str) -> bool:
 
 def _check_not_hugetlbfs(directory: str) -> None:
     if filesystem.mounted(filesystem.mount_point(directory))[0] == 'hugetlbfs':
-        raise exception.UsageInvalid(reason=(
-            f'{directory} is on hugetlbfs, whose files cannot be written or allocated in pieces: take --memory --huge, which makes '
-            'a pool of pages of 2 MiB on tmpfs'))
+        raise exception.UsageInvalid(
+            reason=(
+                f'{directory} is on hugetlbfs, whose files cannot be written or allocated in '
+                f'pieces: take --memory --huge, which makes '
+                'a pool of pages of 2 MiB on tmpfs'
+            )
+        )
 
 
 def plan_import(directory: str, name: str | None) -> plan_module.Plan:
-    """Make a pool known that exists, or that it is mounted in another place now; and have it mounted at boot.
+    """Make a pool known that exists, or that it is mounted in another place now; and have it
+    mounted at boot.
 
     :param name: on this host; None: as it was made, or as it is known
     :raises PoolExists: the name is taken
@@ -101,16 +121,25 @@ def plan_import(directory: str, name: str | None) -> plan_module.Plan:
         plan.add(f'[register {path} as pool {wanted}]', lambda: _import(path, wanted))
     elif os.path.realpath(entry.path) == os.path.realpath(path):
         if not _add_unit(plan, entry.name, path):
-            raise exception.PoolInvalid(path=path, reason=f'it is known already, as pool {entry.name}')
+            raise exception.PoolInvalid(
+                path=path, reason=f'it is known already, as pool {entry.name}'
+            )
     else:
         known, old = entry.name, entry.path
         mount = filesystem.mount_at(path)
-        if mount and mount.kind in filesystem.KINDS and mount_unit.what(old) is not None and boot.may_be_mounted(old) \
-                and mount_unit.what(old) == f'UUID={filesystems.uuid(mount.source)}':
+        if (
+            mount
+            and mount.kind in filesystem.KINDS
+            and mount_unit.what(old) is not None
+            and boot.may_be_mounted(old)
+            and mount_unit.what(old) == f'UUID={filesystems.uuid(mount.source)}'
+        ):
             kind, source = mount.kind, mount.source
             boot.add_removal(plan, old, lambda: filesystems.install_unit(known, source, old, kind))
         _add_unit(plan, known, path)
-        plan.add(f'[pool {known} is in {path} now, and no longer in {old}]', lambda: _import(path, known))
+        plan.add(
+            f'[pool {known} is in {path} now, and no longer in {old}]', lambda: _import(path, known)
+        )
     return plan
 
 

@@ -17,11 +17,21 @@ _DAX = {'dax', 'dax=always'}
 
 
 def not_mounted_at_boot(directory: str) -> filesystem.Mount | None:
-    """The file system on persistent memory that is mounted there with DAX, if nothing mounts it at boot."""
+    """The file system on persistent memory that is mounted there with DAX, if nothing mounts it at
+    boot.
+    """
     mount = filesystem.mount_at(directory)
-    if mount is None or mount.kind not in filesystem.KINDS or not mount.source.startswith('/dev/pmem'):
+    if (
+        mount is None
+        or mount.kind not in filesystem.KINDS
+        or not mount.source.startswith('/dev/pmem')
+    ):
         return None
-    return None if not _DAX & set(mount.options.split(',')) or mount_unit.mounted_at_boot(directory) else mount
+    return (
+        None
+        if not _DAX & set(mount.options.split(',')) or mount_unit.mounted_at_boot(directory)
+        else mount
+    )
 
 
 def may_be_mounted(directory: str) -> bool:
@@ -33,16 +43,27 @@ def may_be_mounted(directory: str) -> bool:
     return True
 
 
-def add_unit(plan: plan_module.Plan, name: str, device: Callable[[], str], directory: str, kind: str) -> None:
+def add_unit(
+    plan: plan_module.Plan, name: str, device: Callable[[], str], directory: str, kind: str
+) -> None:
     path, _link = mount_unit.paths(directory)
-    plan.add(f'[write and enable {path}, which mounts it at boot]',
-             lambda: filesystems.install_unit(name, device(), directory, kind), lambda: _uninstall(directory))
+    plan.add(
+        f'[write and enable {path}, which mounts it at boot]',
+        lambda: filesystems.install_unit(name, device(), directory, kind),
+        lambda: _uninstall(directory),
+    )
     _add_reload(plan)
 
 
-def add_removal(plan: plan_module.Plan, directory: str, undo: Callable[[], None] | None = None) -> None:
+def add_removal(
+    plan: plan_module.Plan, directory: str, undo: Callable[[], None] | None = None
+) -> None:
     """Of a unit that is there."""
-    plan.add(f'rm {" ".join(mount_unit.paths(directory))}', lambda: filesystems.uninstall_unit(directory), undo)
+    plan.add(
+        f'rm {" ".join(mount_unit.paths(directory))}',
+        lambda: filesystems.uninstall_unit(directory),
+        undo,
+    )
     _add_reload(plan)
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directories that root and the services share on a host, with their owners, groups and modes."""
+"""The directories that root and the services share on a host, with their owners, groups
+and modes.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,18 @@ from pcow_driver.common import descriptors
 from pcow_driver.common import exception
 from pcow_driver.common import locks
 
-_ROOTS = 0o755                                 # nobody else renames what root mounts or reads
-_SHARED = 0o2770                               # what is made there is the group's
-_PASSED = 0o2771                               # and QEMU passes, on its way to the socket of a volume
-_SERVICES = {'locks': _SHARED, 'frozen': _SHARED, 'exports': _SHARED, 'migrations': _SHARED, 'live-migrations': _SHARED,
-             'disks': _PASSED}
+_ROOTS = 0o755  # nobody else renames what root mounts or reads
+_SHARED = 0o2770  # what is made there is the group's
+# and QEMU passes, on its way to the socket of a volume
+_PASSED = 0o2771
+_SERVICES = {
+    'locks': _SHARED,
+    'frozen': _SHARED,
+    'exports': _SHARED,
+    'migrations': _SHARED,
+    'live-migrations': _SHARED,
+    'disks': _PASSED,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,11 +36,12 @@ class Prepared:
     path: str
     group: str
     mode: int
-    done: str                                  # 'made', 'changed' or 'as it was'
+    done: str  # 'made', 'changed' or 'as it was'
 
 
 def set_up(group: str | None) -> Iterator[Prepared]:
-    """Make each directory, or put it right.  What is in them is left alone: services may have put it there.
+    """Make each directory, or put it right. What is in them is left alone: services may have put it
+    there.
 
     :param group: of the services; None: root works on pools alone
     :raises RootNeeded:
@@ -55,7 +65,9 @@ def _gid(group: str | None) -> int:
     try:
         return grp.getgrnam(group).gr_gid if group else 0
     except KeyError:
-        raise exception.UsageInvalid(reason=f"there is no group '{group}': groupadd --system {group}") from None
+        raise exception.UsageInvalid(
+            reason=f"there is no group '{group}': groupadd --system {group}"
+        ) from None
 
 
 def _prepare(path: str, gid: int, mode: int) -> Prepared:

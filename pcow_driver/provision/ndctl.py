@@ -22,15 +22,15 @@ _SYSFS = '/sys/bus/nd/devices'
 
 @dataclasses.dataclass(frozen=True)
 class Namespace:
-    dev: str                           # namespace0.0
-    mode: str                          # fsdax, devdax, sector, raw
+    dev: str  # namespace0.0
+    mode: str  # fsdax, devdax, sector, raw
     size: int
-    uuid: str | None                   # None: without a label
+    uuid: str | None  # None: without a label
     align: int | None
-    map: str | None                    # dev or mem: where struct pages live
-    blockdev: str | None               # pmem0
+    map: str | None  # dev or mem: where struct pages live
+    blockdev: str | None  # pmem0
     enabled: bool
-    badblocks: int                     # sectors of 512 bytes
+    badblocks: int  # sectors of 512 bytes
 
     @property
     def device(self) -> str | None:
@@ -40,13 +40,13 @@ class Namespace:
 
 @dataclasses.dataclass(frozen=True)
 class Region:
-    dev: str                           # region0
-    provider: str                      # ACPI.NFIT, e820, cxl_test, ...: who told the kernel of it
+    dev: str  # region0
+    provider: str  # ACPI.NFIT, e820, cxl_test, ...: who told the kernel of it
     size: int
-    available: int                     # the largest namespace that still fits
-    dimms: tuple[str, ...]             # nmem0, ...: it is interleaved over these
-    align: int                         # sizes of namespaces are multiples of it
-    persistence_domain: str            # cpu_cache, memory_controller, unknown
+    available: int  # the largest namespace that still fits
+    dimms: tuple[str, ...]  # nmem0, ...: it is interleaved over these
+    align: int  # sizes of namespaces are multiples of it
+    persistence_domain: str  # cpu_cache, memory_controller, unknown
     namespaces: tuple[Namespace, ...]  # those with a size
 
     @property
@@ -56,7 +56,7 @@ class Region:
         return kind is not None and kind.isdigit() and int(kind) != _NSTYPE_IO
 
 
-_NSTYPE_IO = 4                         # ND_DEVICE_NAMESPACE_IO, Linux include/uapi/linux/ndctl.h
+_NSTYPE_IO = 4  # ND_DEVICE_NAMESPACE_IO, Linux include/uapi/linux/ndctl.h
 
 
 def _read(path: str) -> str | None:
@@ -81,23 +81,37 @@ def _parse(output: str) -> list[Any]:
 def _namespace(value: Any) -> Namespace:
     data = model.Reader(value, 'namespace', 'ndctl')
     return Namespace(
-        dev=data.string('dev'), mode=data.optional_string('mode') or 'raw', size=data.integer('size', 0),
-        uuid=data.optional_string('uuid'), align=data.integer('align', 0) or None, map=data.optional_string('map'),
-        blockdev=data.optional_string('blockdev'), enabled=data.optional_string('state') != 'disabled',
-        badblocks=data.integer('badblock_count', 0))
+        dev=data.string('dev'),
+        mode=data.optional_string('mode') or 'raw',
+        size=data.integer('size', 0),
+        uuid=data.optional_string('uuid'),
+        align=data.integer('align', 0) or None,
+        map=data.optional_string('map'),
+        blockdev=data.optional_string('blockdev'),
+        enabled=data.optional_string('state') != 'disabled',
+        badblocks=data.integer('badblock_count', 0),
+    )
 
 
 def _region(value: Any, provider: str) -> Region:
     data = model.Reader(value, 'region', 'ndctl')
-    mappings = [model.Reader(item, 'mapping', 'ndctl').string('dimm') for item in data.array('mappings')]
+    mappings = [
+        model.Reader(item, 'mapping', 'ndctl').string('dimm') for item in data.array('mappings')
+    ]
     namespaces = [_namespace(item) for item in data.array('namespaces')]
     available = data.integer('available_size', 0)
     return Region(
-        dev=data.string('dev'), provider=provider, size=data.integer('size'),
-        available=min(available, data.integer('max_available_extent', available)), dimms=tuple(dict.fromkeys(mappings)),
+        dev=data.string('dev'),
+        provider=provider,
+        size=data.integer('size'),
+        available=min(available, data.integer('max_available_extent', available)),
+        dimms=tuple(dict.fromkeys(mappings)),
         align=data.integer('align', 0) or units.SLAB_SIZE,
         persistence_domain=data.optional_string('persistence_domain') or 'unknown',
-        namespaces=tuple(sorted((item for item in namespaces if item.size), key=lambda item: item.dev)))
+        namespaces=tuple(
+            sorted((item for item in namespaces if item.size), key=lambda item: item.dev)
+        ),
+    )
 
 
 def _ndctl(*args: str) -> str:
@@ -125,7 +139,9 @@ def find_region(name: str) -> Region:
     for region in known:
         if region.dev == name:
             return region
-    raise exception.RegionNotFound(name=name, known=', '.join(region.dev for region in known) or 'none')
+    raise exception.RegionNotFound(
+        name=name, known=', '.join(region.dev for region in known) or 'none'
+    )
 
 
 def find_namespace(name: str) -> tuple[Region, Namespace]:
@@ -135,7 +151,9 @@ def find_namespace(name: str) -> tuple[Region, Namespace]:
     for region, item in known:
         if item.dev == name:
             return region, item
-    raise exception.NamespaceNotFound(name=name, known=', '.join(item.dev for _region, item in known) or 'none')
+    raise exception.NamespaceNotFound(
+        name=name, known=', '.join(item.dev for _region, item in known) or 'none'
+    )
 
 
 def of_blockdev(device: str) -> tuple[Region, Namespace] | None:
@@ -150,13 +168,19 @@ def of_blockdev(device: str) -> tuple[Region, Namespace] | None:
 
 def of_uuid(uuid: str) -> Namespace | None:
     """The namespace that has it, under whatever name it is found after a boot."""
-    return next((item for region in regions() for item in region.namespaces if item.uuid == uuid), None)
+    return next(
+        (item for region in regions() for item in region.namespaces if item.uuid == uuid), None
+    )
 
 
 def _check(pattern: re.Pattern[str], kind: str, name: str) -> None:
     if not pattern.fullmatch(name):
-        raise exception.InvalidName(kind=kind, name=name, reason=f"'ndctl list -RN' names them, like {kind}0" + (
-            '.0' if kind == 'namespace' else ''))
+        raise exception.InvalidName(
+            kind=kind,
+            name=name,
+            reason=f"'ndctl list -RN' names them, like {kind}0"
+            + ('.0' if kind == 'namespace' else ''),
+        )
 
 
 def has_label_areas(region: Region) -> bool:
@@ -165,13 +189,21 @@ def has_label_areas(region: Region) -> bool:
 
 
 def labels_are_damaged(region: Region) -> bool:
-    """Something is in the label areas of a region without labels: they hold no namespaces that the kernel understands."""
-    return not region.labelled and any(namespaces.label_area_holds_something(dimm) for dimm in region.dimms)
+    """Something is in the label areas of a region without labels: they hold no namespaces that the
+    kernel understands.
+    """
+    return not region.labelled and any(
+        namespaces.label_area_holds_something(dimm) for dimm in region.dimms
+    )
 
 
 def created(output: str) -> Namespace:
-    """The namespace that create-namespace printed (its sizes are for people: look it up for them)."""
+    """The namespace that create-namespace printed (its sizes are for people: look it up
+    for them).
+    """
     objects = _parse(output)
     if len(objects) != 1:
-        raise exception.ToolOutputInvalid(tool='ndctl', reason='create-namespace named no namespace')
+        raise exception.ToolOutputInvalid(
+            tool='ndctl', reason='create-namespace named no namespace'
+        )
     return find_namespace(model.Reader(objects[0], 'namespace', 'ndctl').string('dev'))[1]

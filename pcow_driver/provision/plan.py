@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that change the host: shown as they would be typed, carried out in order, undone in reverse if one fails."""
+"""Steps that change the host: shown as they would be typed, carried out in order, undone in reverse
+if one fails.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,9 @@ LOG = logging.getLogger(__name__)
 class Step:
     """One change.
 
-    ``show`` gives the shell command that does the same, or a sentence in brackets where there is none; what an earlier step
-    finds out may change it.  ``undo`` takes the change back; it is called only after ``do`` returned, and only because a
-    later step failed.
+    ``show`` gives the shell command that does the same, or a sentence in brackets where there is
+    none; what an earlier step finds out may change it. ``undo`` takes the change back; it is called
+    only after ``do`` returned, and only because a later step failed.
     """
 
     show: Callable[[], str]
@@ -39,11 +41,17 @@ def command_line(*args: str) -> str:
 class Plan:
     steps: list[Step] = dataclasses.field(default_factory=list)
 
-    def add(self, shown: str, do: Callable[[], None], undo: Callable[[], None] | None = None) -> None:
+    def add(
+        self, shown: str, do: Callable[[], None], undo: Callable[[], None] | None = None
+    ) -> None:
         self.steps.append(Step(lambda: shown, do, undo))
 
-    def add_command(self, command: Callable[[], tuple[str, ...]], do: Callable[[tuple[str, ...]], None],
-                    undo: Callable[[], None] | None = None) -> None:
+    def add_command(
+        self,
+        command: Callable[[], tuple[str, ...]],
+        do: Callable[[tuple[str, ...]], None],
+        undo: Callable[[], None] | None = None,
+    ) -> None:
         """A step whose command depends on what earlier steps find out."""
         self.steps.append(Step(lambda: command_line(*command()), lambda: do(command()), undo))
 
@@ -55,7 +63,8 @@ class Plan:
         """Carry everything out.
 
         :param report: gets each step's line before it is done
-        :raises PcowError: a step failed; those before it were undone, newest first, as far as they can be
+        :raises PcowError: a step failed; those before it were undone, newest first, as far as they
+            can be
         """
         with contextlib.ExitStack() as undo:
             for step in self.steps:

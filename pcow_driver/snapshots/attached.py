@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Snapshots of an image that is known by its path, whether a virtual machine has it open or not.
 
-The file is tried first.  If somebody has it, its server does the work if nbdkit serves it for writing; else libvirt is asked
-which running domain has it, and QEMU does.  What else holds an image (a copy, another tool) cannot, and what pcow-img said of it is
-the error.
+The file is tried first. If somebody has it, its server does the work if nbdkit serves it for
+writing; else libvirt is asked which running domain has it, and QEMU does. What else holds an image
+(a copy, another tool) cannot, and what pcow-img said of it is the error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def snapshot_create(path: str, name: str) -> None:
     :raises ImageNotFound:
     :raises InvalidName:
     :raises NoRoom: the operator's limits have no room for what the guest can then write once more
-    :raises ToolFailed: the name exists, or the image is open, and neither in a running domain nor served
+    :raises ToolFailed: the name exists, or the image is open, and neither in a running domain nor
+        served
     :raises QmpFailed: the same, as QEMU says it
     """
     try:
@@ -49,7 +50,8 @@ def snapshot_delete(path: str, name: str) -> None:
 
     :raises ImageNotFound:
     :raises InvalidName:
-    :raises ToolFailed: an image stands on it, it is being read, or the image is open, and neither in a running domain nor served
+    :raises ToolFailed: an image stands on it, it is being read, or the image is open, and neither
+        in a running domain nor served
     :raises QmpFailed: the same, as QEMU says it
     """
     try:
@@ -65,7 +67,8 @@ def snapshot_rename(path: str, name: str, new_name: str) -> None:
     :raises ImageNotFound:
     :raises InvalidName:
     :raises DomainInvalid: it is one of the whole VM
-    :raises ToolFailed: there is none, or the image is open, and neither in a running domain nor served
+    :raises ToolFailed: there is none, or the image is open, and neither in a running domain nor
+        served
     :raises QmpFailed: the same, as QEMU says it
     """
     try:
@@ -87,7 +90,7 @@ def snapshot_create_all(wanted: Sequence[tuple[str, str]]) -> None:
     for _path, name in wanted:
         names.check_snapshot_name(name)
     if len(wanted) == 1:
-        snapshot_create(*wanted[0])        # QEMU pauses the guest itself, for less long
+        snapshot_create(*wanted[0])  # QEMU pauses the guest itself, for less long
         return
     with contextlib.ExitStack() as stack:
         for one in _users([path for path, _name in wanted], stack):
@@ -107,8 +110,12 @@ def snapshot_create_all(wanted: Sequence[tuple[str, str]]) -> None:
             raise
 
 
-def _users(paths: list[str], stack: contextlib.ExitStack) -> list[domain.Domain | control_socket.Server]:
-    """The servers and running domains that have one of the images; no domains if nobody answers for libvirt."""
+def _users(
+    paths: list[str], stack: contextlib.ExitStack
+) -> list[domain.Domain | control_socket.Server]:
+    """The servers and running domains that have one of the images; no domains if nobody answers for
+    libvirt.
+    """
     servers = [server for path in paths if (server := control_socket.find(path))]
     for server in servers:
         stack.callback(server.close)
@@ -117,11 +124,20 @@ def _users(paths: list[str], stack: contextlib.ExitStack) -> list[domain.Domain 
     except exception.LibvirtFailed as e:
         LOG.info('No guest is paused: %s', e)
         return [*servers]
-    return servers + list({found.name: found for path in paths for found, _device in [_find(connection, path)] if found}.values())
+    return servers + list(
+        {
+            found.name: found
+            for path in paths
+            for found, _device in [_find(connection, path)]
+            if found
+        }.values()
+    )
 
 
 @contextlib.contextmanager
-def _user(path: str, refused: exception.PcowError) -> Iterator[tuple[domain.Domain | control_socket.Server, str]]:
+def _user(
+    path: str, refused: exception.PcowError
+) -> Iterator[tuple[domain.Domain | control_socket.Server, str]]:
     """The server or the running domain that has the image, and the path by which it knows it.
 
     :param refused: raised if there is none

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deleting images and snapshots on which others may stand.
 
-What nothing stands on goes at once.  Else it is *marked* and goes with the last that stands on it; for its owner it is
-deleted either way.  A marked image keeps only what its children need and is sealed and protected as templates are, so that
-nobody can use it and its size no longer counts as provisioned.  The marks are symbolic links in ``.deleted`` in the pool,
-whose targets name an image and, if only that is deleted, a snapshot.
+What nothing stands on goes at once. Else it is *marked* and goes with the last that stands on it;
+for its owner it is deleted either way. A marked image keeps only what its children need and is
+sealed and protected as templates are, so that nobody can use it and its size no longer counts as
+provisioned. The marks are symbolic links in ``.deleted`` in the pool, whose targets name an image
+and, if only that is deleted, a snapshot.
 
-Every step can be the last before a crash: a mark is written before anything is changed, everything may be done again, and
-:func:`collect` completes what was interrupted.  Whoever makes an image on a snapshot that is marked already (a clone) holds
-the lock of the image that has the snapshot.
+Every step can be the last before a crash: a mark is written before anything is changed, everything
+may be done again, and :func:`collect` completes what was interrupted. Whoever makes an image on a
+snapshot that is marked already (a clone) holds the lock of the image that has the snapshot.
 """
 
 from __future__ import annotations
@@ -44,11 +45,13 @@ class Mark:
     """Something that is deleted for its owner and still there."""
 
     image: str
-    snapshot: str | None = None    # None: the whole image
+    snapshot: str | None = None  # None: the whole image
 
 
 def lock(pool: pool_module.Pool, name: str) -> contextlib.AbstractContextManager[None]:
-    """Neither the image nor a snapshot of it is removed meanwhile.  Taken before the pool's own lock, never after it."""
+    """Neither the image nor a snapshot of it is removed meanwhile. Taken before the pool's own
+    lock, never after it.
+    """
     return locks.lock(f'removal-{pool.uuid}-{name}')
 
 
@@ -63,14 +66,24 @@ def marks(pool: pool_module.Pool) -> list[Mark]:
                 found.append(_parse(os.readlink(path)))
             except FileNotFoundError:
                 continue
-            except (OSError, ValueError, LookupError, TypeError, RecursionError, exception.PcowError):
+            except (
+                OSError,
+                ValueError,
+                LookupError,
+                TypeError,
+                RecursionError,
+                exception.PcowError,
+            ):
                 LOG.warning('%s is no mark of a deletion and is left alone', path)
     return found
 
 
 def _parse(text: str) -> Mark:
     value = json.loads(text)
-    return Mark(names.check_name('image', str(value[0])), None if value[1] is None else names.check_snapshot_name(str(value[1])))
+    return Mark(
+        names.check_name('image', str(value[0])),
+        None if value[1] is None else names.check_snapshot_name(str(value[1])),
+    )
 
 
 def deleted_images(pool: pool_module.Pool) -> frozenset[str]:
@@ -84,7 +97,9 @@ def mark_snapshot(pool: pool_module.Pool, name: str, snapshot: str) -> None:
 
 
 def collect_snapshot(pool: pool_module.Pool, name: str, snapshot: str) -> None:
-    """Delete a marked snapshot if nothing stands on it; errors are logged.  The caller holds :func:`lock`."""
+    """Delete a marked snapshot if nothing stands on it; errors are logged. The caller holds
+    :func:`lock`.
+    """
     _collect(pool, Mark(name, snapshot))
 
 
@@ -94,7 +109,8 @@ def keep_snapshot(pool: pool_module.Pool, name: str, snapshot: str) -> None:
 
 
 def delete_image(pool: pool_module.Pool, name: str) -> bool:
-    """Delete an image and what was only kept for it, now or when the last image that stands on it goes.
+    """Delete an image and what was only kept for it, now or when the last image that stands on it
+    goes.
 
     :return: whether it is gone; True also if there was none
     :raises InvalidName:
@@ -109,7 +125,8 @@ def delete_image(pool: pool_module.Pool, name: str) -> bool:
 
 
 def delete_snapshot(pool: pool_module.Pool, name: str, snapshot: str) -> bool:
-    """Delete a snapshot of an image, in use or not, now or when the last image that stands on it goes.
+    """Delete a snapshot of an image, in use or not, now or when the last image that stands on it
+    goes.
 
     :return: whether it is gone; True also if there was none
     :raises InvalidName:
@@ -121,14 +138,18 @@ def delete_snapshot(pool: pool_module.Pool, name: str, snapshot: str) -> bool:
 
 
 def collect(pool: pool_module.Pool) -> None:
-    """Delete what is marked and no longer needed, and what processes that were killed left of their locks; errors are logged."""
+    """Delete what is marked and no longer needed, and what processes that were killed left of their
+    locks; errors are logged.
+    """
     locks.collect()
     for name in sorted({mark.image for mark in marks(pool)}):
         _collect_of(pool, name)
 
 
 def _collect_of(pool: pool_module.Pool, name: str | None) -> None:
-    """Collect what is marked of an image, then of that on which it stood, and so on; never with two locks at once."""
+    """Collect what is marked of an image, then of that on which it stood, and so on; never with two
+    locks at once.
+    """
     while name is not None:
         base = None
         try:
@@ -136,7 +157,7 @@ def _collect_of(pool: pool_module.Pool, name: str | None) -> None:
                 for mark in marks(pool):
                     if mark.image == name:
                         base = _collect(pool, mark) or base
-        except exception.InvalidName as e:     # for a lock; nobody else must wait for it
+        except exception.InvalidName as e:  # for a lock; nobody else must wait for it
             LOG.warning('%s: %s is deleted and stays: %s', pool.path, name, e)
         name = base
 
@@ -148,7 +169,7 @@ def _collect(pool: pool_module.Pool, mark: Mark) -> str | None:
             gone, base = _delete_image(pool, mark.image)
             return base if gone else None
         _delete_snapshot(pool, mark.image, mark.snapshot)
-    except (exception.PcowError, OSError) as e:        # OSError: read-only for instance
+    except (exception.PcowError, OSError) as e:  # OSError: read-only for instance
         LOG.warning('%s: %s is deleted and stays for now: %s', pool.path, mark, e)
     return None
 
@@ -196,11 +217,17 @@ def _base(path: str) -> str | None:
         info = image.info(path, force_share=True)
     except exception.ToolFailed:
         return None
-    return None if info.base_filename is None else os.path.basename(info.base_filename).removesuffix(names.IMAGE_SUFFIX)
+    return (
+        None
+        if info.base_filename is None
+        else os.path.basename(info.base_filename).removesuffix(names.IMAGE_SUFFIX)
+    )
 
 
 def _has_children(pool: pool_module.Pool, name: str) -> bool:
-    """Also if that cannot be told, because another image is damaged for instance; but two damaged ones do not keep each other."""
+    """Also if that cannot be told, because another image is damaged for instance; but two damaged
+    ones do not keep each other.
+    """
     try:
         return bool(pool.children(name, known_only=not _readable(pool.existing_path(name))))
     except exception.ImageInUse as e:
@@ -209,8 +236,13 @@ def _has_children(pool: pool_module.Pool, name: str) -> bool:
 
 
 def _stood_on(pool: pool_module.Pool, uuid: str) -> set[int | None]:
-    """Ids of the snapshots of an image on which others stand, 0 for its active layer, and None if an image cannot be read."""
-    return {item.summary.base_snapshot_id if item.summary else None for item in pool.listed(base_uuid=uuid)}
+    """Ids of the snapshots of an image on which others stand, 0 for its active layer, and None if
+    an image cannot be read.
+    """
+    return {
+        item.summary.base_snapshot_id if item.summary else None
+        for item in pool.listed(base_uuid=uuid)
+    }
 
 
 def _reduce(pool: pool_module.Pool, name: str) -> None:
@@ -236,10 +268,14 @@ def _delete_snapshot(pool: pool_module.Pool, name: str, snapshot: str) -> bool:
     found: model.ImageInfo | None = None
     with contextlib.suppress(exception.ImageNotFound):
         found = image.info(path, force_share=True)
-    made = next((one for one in found.snapshots if one.name == snapshot), None) if found is not None else None
+    made = (
+        next((one for one in found.snapshots if one.name == snapshot), None)
+        if found is not None
+        else None
+    )
     if found is not None and made is not None:
         if found.sealed and Mark(name) in marks(pool):
-            return False               # it goes with the image, which keeps only what is needed
+            return False  # it goes with the image, which keeps only what is needed
         try:
             attached.snapshot_delete(path, snapshot)
         except (exception.ToolFailed, exception.QmpFailed):
@@ -283,7 +319,9 @@ def _mark(pool: pool_module.Pool, mark: Mark) -> None:
 
 
 def _make_directory(pool: pool_module.Pool, directory: str) -> None:
-    """Of marks, for whom the pool is: what root marks is collected by the service whose images are in the pool, and the reverse."""
+    """Of marks, for whom the pool is: what root marks is collected by the service whose images are
+    in the pool, and the reverse.
+    """
     try:
         os.mkdir(directory, 0o700)
     except FileExistsError:
@@ -304,4 +342,4 @@ def _unmark(pool: pool_module.Pool, mark: Mark) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         with contextlib.suppress(OSError):
-            os.rmdir(os.path.dirname(path))    # when it was the last
+            os.rmdir(os.path.dirname(path))  # when it was the last

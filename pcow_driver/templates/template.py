@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Templates: a disk image made bootable from persistent memory, as a sealed pcow image that thin images stand on.
+"""Templates: a disk image made bootable from persistent memory, as a sealed pcow image that thin
+images stand on.
 
 Layout of what the guest sees: the DAX info block (:mod:`pcow_driver.images.info_block`) and, from
-``dataoff`` on, the source byte for byte, be it a bare file system or a partitioned disk; the virtual
-size is a multiple of 2 MiB.
+``dataoff`` on, the source byte for byte, be it a bare file system or a partitioned disk; the
+virtual size is a multiple of 2 MiB.
 """
 
 from collections.abc import Callable
@@ -33,30 +34,34 @@ from pcow_driver.pools import staging
 LOG = logging.getLogger(__name__)
 
 SOURCE_FORMATS = ('qcow2', 'raw')
-_QCOW2_CLUSTER = 64 << 10          # of qemu-img, unless it is told another
-# What a raw disk may look like to the inspector: partition tables and ISO file systems are content, not containers.
+_QCOW2_CLUSTER = 64 << 10  # of qemu-img, unless it is told another
+# What a raw disk may look like to the inspector: partition tables and ISO file systems are content,
+# not containers.
 _RAW_CONTENT = ('raw', 'gpt', 'iso')
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    path: str                      # absolute
-    format: str                    # one of SOURCE_FORMATS
-    virtual_size: int              # bytes
+    path: str  # absolute
+    format: str  # one of SOURCE_FORMATS
+    virtual_size: int  # bytes
 
 
 def inspect_source(path: str, source_format: str) -> Source:
     """Check a source before anything else reads it.
 
-    The inspector does not run QEMU's parsers: it refuses images with backing or data files, unknown features, and
-    content of another format than the one that was given.
+    The inspector does not run QEMU's parsers: it refuses images with backing or data files, unknown
+    features, and content of another format than the one that was given.
 
     :raises SourceRejected:
     """
     path = os.path.abspath(path)
     reason = ''
     if source_format not in SOURCE_FORMATS:
-        reason = f'the format {source_format} is not one of {", ".join(SOURCE_FORMATS)}; convert it with qemu-img'
+        reason = (
+            f'the format {source_format} is not one of {", ".join(SOURCE_FORMATS)}; convert it '
+            f'with qemu-img'
+        )
     elif not os.path.isfile(path):
         reason = 'it is not a file'
     else:
@@ -79,7 +84,9 @@ def _inspected_size(path: str, source_format: str) -> int:
     if found is None:
         raise format_inspector.ImageFormatError('its format cannot be told')
     if str(found) not in (_RAW_CONTENT if source_format == 'raw' else (source_format,)):
-        raise format_inspector.ImageFormatError(f'it was given as {source_format} and holds {found}; give the right format')
+        raise format_inspector.ImageFormatError(
+            f'it was given as {source_format} and holds {found}; give the right format'
+        )
     if source_format == 'raw':
         return os.path.getsize(path)
     found.safety_check()
@@ -87,7 +94,8 @@ def _inspected_size(path: str, source_format: str) -> int:
 
 
 def check_source(source: Source) -> None:
-    """Find out whether a qcow2 file is whole: qemu-img would read what a truncated one lacks as zeros.
+    """Find out whether a qcow2 file is whole: qemu-img would read what a truncated one lacks as
+    zeros.
 
     :raises SourceRejected: it is damaged
     :raises ToolFailed: it cannot be opened
@@ -95,36 +103,61 @@ def check_source(source: Source) -> None:
     if source.format != 'qcow2':
         return
     try:
-        tool.run(tool.find('qemu_img'), 'check', '-q', '-f', source.format, source.path, ok_exit_codes=(0, 3))    # 3: leaks
+        # 3: leaks
+        tool.run(
+            tool.find('qemu_img'),
+            'check',
+            '-q',
+            '-f',
+            source.format,
+            source.path,
+            ok_exit_codes=(0, 3),
+        )
     except exception.ToolFailed as e:
         if e.details['exit_code'] != 2:
             raise
         raise exception.SourceRejected(
-            path=source.path, reason="it is damaged or not complete ('qemu-img check' shows details); get it again") from None
+            path=source.path,
+            reason="it is damaged or not complete ('qemu-img check' shows details); get it again",
+        ) from None
 
 
 def virtual_size(source_size: int, page_map: info_block.PageMap, size: int | None = None) -> int:
     """Virtual size of the template of a source of ``source_size`` bytes.
 
-    :param size: wanted virtual size in bytes, rounded up to 2 MiB; the smallest possible if not given
+    :param size: wanted virtual size in bytes, rounded up to 2 MiB; the smallest possible if not
+        given
     :raises InvalidSize: too small for the source, or above ``[pcow] max_image_size``
     """
     needed = info_block.namespace_size(source_size, page_map)
     total = needed if size is None else units.round_up(size, units.SLAB_SIZE)
     limit = min(units.parse_size(str(conf.CONF.pcow.max_image_size)), units.MAX_VIRTUAL_SIZE)
     if total - info_block.data_offset(total, page_map) < source_size:
-        raise exception.InvalidSize(size=total, reason=f'the source and the DAX info block need {needed} bytes')
+        raise exception.InvalidSize(
+            size=total, reason=f'the source and the DAX info block need {needed} bytes'
+        )
     if total > limit:
-        raise exception.InvalidSize(size=total, reason=f'[pcow] max_image_size allows {limit} bytes')
+        raise exception.InvalidSize(
+            size=total, reason=f'[pcow] max_image_size allows {limit} bytes'
+        )
     return total
 
 
-def build(pool: pool_module.Pool, name: str, source_path: str, source_format: str, *, size: int | None = None,
-          page_map: info_block.PageMap = info_block.PageMap.RAM, cluster_size: int | None = None,
-          accept: Callable[[int], None] | None = None) -> str:
+def build(
+    pool: pool_module.Pool,
+    name: str,
+    source_path: str,
+    source_format: str,
+    *,
+    size: int | None = None,
+    page_map: info_block.PageMap = info_block.PageMap.RAM,
+    cluster_size: int | None = None,
+    accept: Callable[[int], None] | None = None,
+) -> str:
     """Make the sealed template ``name`` in a pool from a qcow2 or raw image, and return its path.
 
-    The template appears under its name when it is complete; a failed or interrupted build leaves nothing.
+    The template appears under its name when it is complete; a failed or interrupted build leaves
+    nothing.
 
     :param size: virtual size in bytes; by default just enough for the source
     :param page_map: where guests keep the struct pages
@@ -142,7 +175,8 @@ def build(pool: pool_module.Pool, name: str, source_path: str, source_format: st
     """
     target = pool.image_path(name)
     with staging.building(pool, name) as part, contextlib.ExitStack() as stack:
-        pool.check_room(0)             # for a template nothing is provisioned; but nothing new comes where too much is provisioned
+        # for a template nothing is provisioned; but nothing new comes where too much is provisioned
+        pool.check_room(0)
         source = inspect_source(stack.enter_context(_held(source_path)), source_format)
         total = virtual_size(source.virtual_size, page_map, size)
         if accept is not None:
@@ -151,7 +185,7 @@ def build(pool: pool_module.Pool, name: str, source_path: str, source_format: st
         stored = measure(source.path, source.format, source.virtual_size)
         workspace.check_free(stored)
         if source.format != 'raw':
-            pool.check_free(stored)    # it may be many times what was fetched; zeros in it count
+            pool.check_free(stored)  # it may be many times what was fetched; zeros in it count
         with workspace.directory('template') as directory:
             raw = os.path.join(directory, 'namespace.raw')
             write_namespace(raw, source, total, page_map)
@@ -165,15 +199,17 @@ def build(pool: pool_module.Pool, name: str, source_path: str, source_format: st
         with pool.lock():
             pool.check_room(0)
             staging.finish(pool, name, part)
-    protect(pool, target)              # not before: its other name could not be deleted
+    protect(pool, target)  # not before: its other name could not be deleted
     return target
 
 
 @contextlib.contextmanager
 def _held(path: str) -> Iterator[str]:
-    """A name of the source under which nobody puts, or writes, anything else between the looks at it and the copy.
+    """A name of the source under which nobody puts, or writes, anything else between the looks at
+    it and the copy.
 
-    What others may write to is copied first: its header could name another file after it was accepted.
+    What others may write to is copied first: its header could name another file after it was
+    accepted.
 
     :raises SourceRejected: it is no file that can be read
     """
@@ -197,13 +233,16 @@ def _held(path: str) -> Iterator[str]:
         except exception.SourceRejected as e:
             raise exception.SourceRejected(path=path, reason=e.details['reason']) from None
         except exception.ToolFailed as e:
-            raise exception.ToolFailed(e.details | {'message': str(e.details['message']).replace(held, path)}) from None
+            raise exception.ToolFailed(
+                e.details | {'message': str(e.details['message']).replace(held, path)}
+            ) from None
 
 
 def measure(path: str, image_format: str, size: int) -> int:
     """The bytes of data that an image of ``size`` bytes stores at most, not compressed."""
-    output = tool.run_json(tool.find('qemu_img'), 'measure', '--output=json', '-f', image_format,
-                           '-O', 'qcow2', path)
+    output = tool.run_json(
+        tool.find('qemu_img'), 'measure', '--output=json', '-f', image_format, '-O', 'qcow2', path
+    )
     found = model.Reader(output, 'measure', 'qemu-img')
     # both with the metadata of all of it
     holes = found.integer('fully-allocated') - found.integer('required')
@@ -211,7 +250,9 @@ def measure(path: str, image_format: str, size: int) -> int:
 
 
 def protect(pool: pool_module.Pool, path: str) -> None:
-    """Let nobody change or delete a template, where that can be had; a pool in DRAM ends with the host anyway."""
+    """Let nobody change or delete a template, where that can be had; a pool in DRAM ends with the
+    host anyway.
+    """
     if not immutable.is_set(path) and pool.persistence() != 'volatile':
         protection.protect(path)
 
@@ -221,10 +262,21 @@ def write_namespace(path: str, source: Source, size: int, page_map: info_block.P
     with open(path, 'xb') as f:
         f.truncate(size)
     offset = info_block.data_offset(size, page_map)
-    LOG.info('Copying %s (%s) to a namespace of %s', source.path, source.format, units.format_size(size))
+    LOG.info(
+        'Copying %s (%s) to a namespace of %s', source.path, source.format, units.format_size(size)
+    )
     # -n --target-is-zero: the file is all holes, and zeros of the source stay holes
-    tool.run(tool.find('qemu_img'), 'convert', '-f', source.format, '-n', '--target-is-zero', '--target-image-opts',
-             source.path, f'driver=raw,offset={offset},file.driver=file,file.filename={path.replace(",", ",,")}')
+    tool.run(
+        tool.find('qemu_img'),
+        'convert',
+        '-f',
+        source.format,
+        '-n',
+        '--target-is-zero',
+        '--target-image-opts',
+        source.path,
+        f'driver=raw,offset={offset},file.driver=file,file.filename={path.replace(",", ",,")}',
+    )
     with open(path, 'r+b') as f:
         f.seek(info_block.BLOCK_OFFSET)
         f.write(info_block.info_block(size, page_map, uuidlib.uuid4()))

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Templates of the images of an image service: one for each image and pool, made when it is first needed.
+"""Templates of the images of an image service: one for each image and pool, made when it is first
+needed.
 
-The name of a template has the id of its image and the start of its checksum, so templates of one name hold the same on
-every host.  Its time of modification is when it was last used.  So it is for the templates of empty file systems, which each
-host makes for itself: they age out as well.
+The name of a template has the id of its image and the start of its checksum, so templates of one
+name hold the same on every host. Its time of modification is when it was last used. So it is for
+the templates of empty file systems, which each host makes for itself: they age out as well.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ LOG = logging.getLogger(__name__)
 
 _CHECKSUM_LENGTH = 16
 # at its end, the UUID of one that came from another host, where something stood on the very file
-_NAME = re.compile(r'(?P<common>image-(?P<image_id>[0-9A-Za-z-]{1,128}?)-(?P<checksum>[0-9a-f]{8,16}))'
-                   r'(?:-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})?')
+_NAME = re.compile(
+    r'(?P<common>image-(?P<image_id>[0-9A-Za-z-]{1,128}?)-(?P<checksum>[0-9a-f]{8,16}))'
+    r'(?:-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})?'
+)
 _EMPTY = re.compile(r'format-(?:ext4|xfs)-[0-9]{1,10}-[0-9](?:-[0-9a-f-]{36})?')
 
 
@@ -42,15 +45,17 @@ class SourceImage:
     """An image of the image service."""
 
     id: str
-    checksum: str                      # hexadecimal, of its data
-    format: str                        # as the service says it; qcow2 and raw can become templates
+    checksum: str  # hexadecimal, of its data
+    format: str  # as the service says it; qcow2 and raw can become templates
 
     @property
     def template_name(self) -> str:
         """:raises SourceRejected: id or checksum are not what an image service gives"""
         name = f'image-{self.id}-{self.checksum[:_CHECKSUM_LENGTH]}'
         if not _NAME.fullmatch(name):
-            raise exception.SourceRejected(path=f'image {self.id}', reason='the image service tells no checksum of it')
+            raise exception.SourceRejected(
+                path=f'image {self.id}', reason='the image service tells no checksum of it'
+            )
         return name
 
 
@@ -59,10 +64,10 @@ class CachedTemplate:
     """A template that was made by :meth:`TemplateCache.template` or :meth:`TemplateCache.named`."""
 
     name: str
-    image_id: str | None               # None: an empty file system
-    size: int                          # bytes that it holds in the pool
-    last_used: float                   # seconds since 1970
-    children: int                      # images of the pool that stand on it
+    image_id: str | None  # None: an empty file system
+    size: int  # bytes that it holds in the pool
+    last_used: float  # seconds since 1970
+    children: int  # images of the pool that stand on it
 
 
 def image_id(template_name: str) -> str | None:
@@ -81,22 +86,29 @@ def _fetch(path: str, fetch: Callable[[str], None]) -> None:
     try:
         fetch(path)
     except OSError as e:
-        if e.errno not in (errno.ENOSPC, errno.EDQUOT):        # of the image service, for instance
+        if e.errno not in (errno.ENOSPC, errno.EDQUOT):  # of the image service, for instance
             raise
         with workspace.errors():
             raise
 
 
 class TemplateCache:
-    """The templates of one pool; any number of processes and threads of the host may use them at once."""
+    """The templates of one pool; any number of processes and threads of the host may use them at
+    once.
+    """
 
     def __init__(self, pool: pool_module.Pool) -> None:
         self.pool = pool
 
     @contextlib.contextmanager
-    def template(self, source: SourceImage, fetch: Callable[[str], None],
-                 accept: Callable[[int], None] | None = None) -> Iterator[str]:
-        """Name of the template of an image, which is made if it is not there; it stays while the context is held.
+    def template(
+        self,
+        source: SourceImage,
+        fetch: Callable[[str], None],
+        accept: Callable[[int], None] | None = None,
+    ) -> Iterator[str]:
+        """Name of the template of an image, which is made if it is not there; it stays while the
+        context is held.
 
         :param fetch: writes the image's data to the path that it is given
         :param accept: called with the bytes that a device needs for the image, before anything is
@@ -124,7 +136,7 @@ class TemplateCache:
             if os.path.lexists(path):
                 with protection.lifted(path):
                     os.utime(path)
-                template.protect(self.pool, path)      # a build may have been killed before it did
+                template.protect(self.pool, path)  # a build may have been killed before it did
             else:
                 build()
             yield
@@ -132,23 +144,37 @@ class TemplateCache:
     def _lock(self, name: str) -> contextlib.AbstractContextManager[None]:
         return locks.lock(f'template-{self.pool.uuid}-{name}')
 
-    def _build(self, name: str, source: SourceImage, fetch: Callable[[str], None],
-               accept: Callable[[int], None] | None) -> None:
+    def _build(
+        self,
+        name: str,
+        source: SourceImage,
+        fetch: Callable[[str], None],
+        accept: Callable[[int], None] | None,
+    ) -> None:
         started = time.monotonic()
-        if source.format not in template.SOURCE_FORMATS:     # before it is fetched
-            raise exception.SourceRejected(path=f'image {source.id}', reason=(
-                f'its format is {source.format}; a guest on pcow takes {" or ".join(template.SOURCE_FORMATS)}'))
+        if source.format not in template.SOURCE_FORMATS:  # before it is fetched
+            raise exception.SourceRejected(
+                path=f'image {source.id}',
+                reason=(
+                    f'its format is {source.format}; a guest on pcow takes '
+                    f'{" or ".join(template.SOURCE_FORMATS)}'
+                ),
+            )
         with workspace.directory('fetch') as directory:
             path = os.path.join(directory, 'image')
             _fetch(path, fetch)
             try:
                 template.build(self.pool, name, path, source.format, accept=accept)
             except exception.SourceRejected as e:
-                raise exception.SourceRejected(path=f'image {source.id}', reason=e.details['reason']) from None
+                raise exception.SourceRejected(
+                    path=f'image {source.id}', reason=e.details['reason']
+                ) from None
         LOG.info('Template %s was made in %.1f s', name, time.monotonic() - started)
 
     def entries(self) -> list[CachedTemplate]:
-        """Templates of images and of empty file systems, by name, with how many images stand on each."""
+        """Templates of images and of empty file systems, by name, with how many images stand on
+        each.
+        """
         images = [item for item in self.pool.listed() if item.summary is not None]
         bases = collections.Counter(item.summary.base_uuid for item in images if item.summary)
         found = []
@@ -156,12 +182,21 @@ class TemplateCache:
             ours = _NAME.fullmatch(item.name) or _EMPTY.fullmatch(item.name)
             if ours and item.summary and item.summary.sealed:
                 with contextlib.suppress(FileNotFoundError):
-                    found.append(CachedTemplate(item.name, image_id(item.name), item.summary.actual_size,
-                                                os.stat(item.path).st_mtime, bases[item.summary.uuid]))
+                    found.append(
+                        CachedTemplate(
+                            item.name,
+                            image_id(item.name),
+                            item.summary.actual_size,
+                            os.stat(item.path).st_mtime,
+                            bases[item.summary.uuid],
+                        )
+                    )
         return found
 
     def age_out(self, max_age: float) -> list[str]:
-        """Delete the templates that nothing stands on and that nobody used for ``max_age`` seconds; their names."""
+        """Delete the templates that nothing stands on and that nobody used for ``max_age`` seconds;
+        their names.
+        """
         deleted = []
         for item in self.entries():
             if item.children or time.time() - item.last_used < max_age:
@@ -169,11 +204,15 @@ class TemplateCache:
             try:
                 with self._lock(item.name):
                     if time.time() - os.stat(self.pool.existing_path(item.name)).st_mtime < max_age:
-                        continue           # somebody took it meanwhile
+                        continue  # somebody took it meanwhile
                     self.pool.delete_template(item.name)
             except exception.PcowError as e:
                 LOG.info('Template %s stays: %s', item.name, e)
             else:
                 deleted.append(item.name)
-                LOG.info('Template %s was deleted: nothing stands on it and it was not used for %d s', item.name, max_age)
+                LOG.info(
+                    'Template %s was deleted: nothing stands on it and it was not used for %d s',
+                    item.name,
+                    max_age,
+                )
         return deleted

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Snapshots of the pcow images of a libvirt domain, whether it runs or not.
 
-A running QEMU holds the only writer's lock, so it must do the work itself, told over QMP; otherwise pcow-img works on
-the file.  Which of the two is decided here, call by call.
+A running QEMU holds the only writer's lock, so it must do the work itself, told over QMP; otherwise
+pcow-img works on the file. Which of the two is decided here, call by call.
 """
 
 from __future__ import annotations
@@ -33,8 +33,12 @@ def _import(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as e:
-        raise exception.LibvirtFailed(uri=conf.CONF.pcow.libvirt_uri, reason=(
-            f"{e}; install python3-libvirt, or 'pip install libvirt-python' with libvirt-dev")) from None
+        raise exception.LibvirtFailed(
+            uri=conf.CONF.pcow.libvirt_uri,
+            reason=(
+                f"{e}; install python3-libvirt, or 'pip install libvirt-python' with libvirt-dev"
+            ),
+        ) from None
 
 
 @contextlib.contextmanager
@@ -46,7 +50,8 @@ def connect(uri: str | None = None) -> Iterator[Any]:
     """
     uri = uri or str(conf.CONF.pcow.libvirt_uri)
     libvirt = _import('libvirt')
-    libvirt.registerErrorHandler(lambda _context, _error: None, None)    # it would print what is raised as well
+    # it would print what is raised as well
+    libvirt.registerErrorHandler(lambda _context, _error: None, None)
     try:
         connection = libvirt.open(uri)
         try:
@@ -74,7 +79,7 @@ class Files:
         real = os.path.realpath(path)
         try:
             status = os.stat(real)
-        except OSError:                    # not there now, and the path alone tells
+        except OSError:  # not there now, and the path alone tells
             return {real}
         return {real, (status.st_dev, status.st_ino)}
 
@@ -111,7 +116,11 @@ class Domain:
 
     def images(self) -> list[libvirt_xml.Nvdimm]:
         """Its NVDIMMs that are pcow images, as they are now."""
-        return [nvdimm for nvdimm in libvirt_xml.nvdimms(self._domain.XMLDesc(0)) if nvdimm.path.endswith(names.IMAGE_SUFFIX)]
+        return [
+            nvdimm
+            for nvdimm in libvirt_xml.nvdimms(self._domain.XMLDesc(0))
+            if nvdimm.path.endswith(names.IMAGE_SUFFIX)
+        ]
 
     def select(self, device: str | None = None) -> libvirt_xml.Nvdimm:
         """The image that is meant.
@@ -120,15 +129,22 @@ class Domain:
         :raises DomainInvalid: none or several match
         """
         images = self.images()
-        found = [nvdimm for nvdimm in images
-                 if device is None or device in (nvdimm.alias, nvdimm.path, os.path.basename(nvdimm.path))]
+        found = [
+            nvdimm
+            for nvdimm in images
+            if device is None
+            or device in (nvdimm.alias, nvdimm.path, os.path.basename(nvdimm.path))
+        ]
         if len(found) == 1:
             return found[0]
         if not images:
             reason = f'it has no NVDIMM on a *{names.IMAGE_SUFFIX} file'
         else:
             which = 'name one with --device' if device is None else f'{device} is not one of them'
-            reason = f'it has {len(images)} pcow image(s) ({", ".join(nvdimm.path for nvdimm in images)}): {which}'
+            reason = (
+                f'it has {len(images)} pcow image(s) '
+                f'({", ".join(nvdimm.path for nvdimm in images)}): {which}'
+            )
         raise exception.DomainInvalid(domain=self.name, reason=reason)
 
     def qmp(self, command: str, **arguments: str) -> Any:
@@ -140,25 +156,38 @@ class Domain:
         if arguments:
             request['arguments'] = arguments
         LOG.debug('%s: %s', self.name, request)
-        reply = json.loads(_import('libvirt_qemu').qemuMonitorCommand(self._domain, json.dumps(request), 0))
+        reply = json.loads(
+            _import('libvirt_qemu').qemuMonitorCommand(self._domain, json.dumps(request), 0)
+        )
         if 'error' in reply:
-            error_class, description = str(reply['error'].get('class')), str(reply['error'].get('desc'))
+            error_class, description = (
+                str(reply['error'].get('class')),
+                str(reply['error'].get('desc')),
+            )
             if error_class == 'CommandNotFound':
-                description = 'this QEMU has no pcow backend; let <emulator> in the domain XML name the one that has'
-            raise exception.QmpFailed(command=command, error_class=error_class, description=description)
+                description = (
+                    'this QEMU has no pcow backend; let <emulator> in the domain XML name the one '
+                    'that has'
+                )
+            raise exception.QmpFailed(
+                command=command, error_class=error_class, description=description
+            )
         return reply.get('return')
 
     def query(self) -> list[dict[str, Any]]:
         """What QEMU says of its pcow backends (query-pcow); only while active."""
         return list(self.qmp('query-pcow'))
 
-    def snapshot_create(self, name: str, device: str | None = None, *, quiesce: bool = False) -> None:
+    def snapshot_create(
+        self, name: str, device: str | None = None, *, quiesce: bool = False
+    ) -> None:
         """Freeze the active layer; a running guest is paused for that moment by QEMU.
 
         :param quiesce: have the guest's agent write out and freeze its file systems meanwhile
         :raises DomainInvalid: ``quiesce``, and the guest's agent does not answer, or cannot freeze
         :raises StillFrozen: the same, the snapshot was made, and the agent cannot thaw
-        :raises NoRoom: the operator's limits have no room for what the guest can then write once more
+        :raises NoRoom: the operator's limits have no room for what the guest can then write once
+            more
         """
         names.check_new_snapshot_name(name)
         nvdimm = self.select(device)
@@ -171,30 +200,45 @@ class Domain:
     def snapshot_list(self, device: str | None = None) -> list[model.Snapshot]:
         return image.snapshot_list(self.select(device).path, force_share=self.active())
 
-    def snapshot_revert(self, name: str, device: str | None = None, *, reset: bool = False, image_only: bool = False) -> None:
+    def snapshot_revert(
+        self, name: str, device: str | None = None, *, reset: bool = False, image_only: bool = False
+    ) -> None:
         """Drop what was written since the snapshot.
 
-        :param reset: restart the guest if it is active; its memory would change beneath it otherwise
+        :param reset: restart the guest if it is active; its memory would change beneath it
+            otherwise
         :param image_only: also to a snapshot of the whole VM, whose disks stay as they are
         :raises DomainInvalid: it is active and ``reset`` was not given, or disks would stay behind
         """
         names.check_snapshot_name(name)
         nvdimm = self.select(device)
         if not image_only and self._snapshot_of_libvirt(name) is not None:
-            raise exception.DomainInvalid(domain=self.name, reason=(
-                f"{name} is a snapshot of the whole VM, whose disks this would leave as they are: use virsh snapshot-revert, or "
-                'give --image-only'))
+            raise exception.DomainInvalid(
+                domain=self.name,
+                reason=(
+                    f"{name} is a snapshot of the whole VM, whose disks this would leave as they "
+                    f"are: use virsh snapshot-revert, or "
+                    'give --image-only'
+                ),
+            )
         if not self.active():
             image.snapshot_revert(nvdimm.path, name)
             return
         if not reset:
-            raise exception.DomainInvalid(domain=self.name, reason=(
-                'it is active, and its memory would change beneath it: shut it down first, or give --reset to restart it'))
+            raise exception.DomainInvalid(
+                domain=self.name,
+                reason=(
+                    'it is active, and its memory would change beneath it: shut it down first, or '
+                    'give --reset to restart it'
+                ),
+            )
         with self.paused():
-            self.qmp('pcow-snapshot-revert', id=self._backend(nvdimm), name=name)    # QEMU resets the guest then
+            # QEMU resets the guest then
+            self.qmp('pcow-snapshot-revert', id=self._backend(nvdimm), name=name)
 
     def snapshot_delete(self, name: str, device: str | None = None) -> int | None:
-        """Delete a snapshot; through libvirt if it is one of the whole VM, with its part on the disks.
+        """Delete a snapshot; through libvirt if it is one of the whole VM, with its part on the
+        disks.
 
         :return: bytes given back to the pool; None if libvirt did it
         """
@@ -225,10 +269,18 @@ class Domain:
         names.check_new_snapshot_name(new_name)
         nvdimm = self.select(device)
         if self._snapshot_of_libvirt(name) is not None:
-            raise exception.DomainInvalid(domain=self.name, reason=(
-                f'{name} is a snapshot of the whole VM, which libvirt knows by this name: it cannot be renamed'))
+            raise exception.DomainInvalid(
+                domain=self.name,
+                reason=(
+                    f'{name} is a snapshot of the whole VM, which libvirt knows by this name: it '
+                    f'cannot be renamed'
+                ),
+            )
         if self.active():
-            self.qmp('pcow-snapshot-rename', **{'id': self._backend(nvdimm), 'name': name, 'new-name': new_name})
+            self.qmp(
+                'pcow-snapshot-rename',
+                **{'id': self._backend(nvdimm), 'name': name, 'new-name': new_name},
+            )
         else:
             image.snapshot_rename(nvdimm.path, name, new_name)
 
@@ -247,13 +299,17 @@ class Domain:
     def _quiet(self) -> contextlib.AbstractContextManager[None]:
         """The guest's file systems are frozen; thawed at the end whatever happens."""
         if not self._running():
-            raise exception.DomainInvalid(domain=self.name, reason=(
-                'it does not run, so its agent cannot quiesce it: leave out --quiesce'))
+            raise exception.DomainInvalid(
+                domain=self.name,
+                reason=('it does not run, so its agent cannot quiesce it: leave out --quiesce'),
+            )
         return guest_agent.frozen(self.name, self._domain, _import('libvirt'))
 
     def _snapshot_of_libvirt(self, name: str) -> Any:
         """libvirt's snapshot of that name (virDomainSnapshot), or None."""
-        found = [snapshot for snapshot in self._domain.listAllSnapshots() if snapshot.getName() == name]
+        found = [
+            snapshot for snapshot in self._domain.listAllSnapshots() if snapshot.getName() == name
+        ]
         return found[0] if found else None
 
     def _running(self) -> bool:
@@ -262,5 +318,7 @@ class Domain:
 
     def _backend(self, nvdimm: libvirt_xml.Nvdimm) -> str:
         if nvdimm.backend_id is None:
-            raise exception.DomainInvalid(domain=self.name, reason=f'libvirt gives no alias for {nvdimm.path}')
+            raise exception.DomainInvalid(
+                domain=self.name, reason=f'libvirt gives no alias for {nvdimm.path}'
+            )
         return nvdimm.backend_id

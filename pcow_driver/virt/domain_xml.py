@@ -30,37 +30,44 @@ def default_type() -> str:
 class Domain:
     """What goes into the XML; sizes in bytes.
 
-    An NVDIMM needs ACPI, a NUMA node to sit on, and ``<maxMemory slots>`` with room for it; these are always written, so
-    that more can be plugged in later (out of a running guest they do not come: QEMU cannot unplug them).
+    An NVDIMM needs ACPI, a NUMA node to sit on, and ``<maxMemory slots>`` with room for it; these
+    are always written, so that more can be plugged in later (out of a running guest they do not
+    come: QEMU cannot unplug them).
     """
 
     name: str
-    memory: int                                    # the guest's RAM
+    memory: int  # the guest's RAM
     nvdimms: Sequence[libvirt_xml.Nvdimm]
     kernel: str
     initrd: str | None = None
     cmdline: str = DEFAULT_CMDLINE
     vcpus: int = 1
-    type: str = 'qemu'                             # one of TYPES; 'qemu' is emulation (TCG)
+    type: str = 'qemu'  # one of TYPES; 'qemu' is emulation (TCG)
     emulator: str | None = None
     machine: str = 'q35'
     uuid: str | None = None
-    serial_file: str | None = None                 # console log; a pty if None
-    carrier_disk: str | None = None                # qcow2 file that holds VM state for virsh snapshots
-    network: str = 'none'                          # one of NETWORKS
-    hotplug_memory: int = 64 * units.GIB           # address space kept for later NVDIMMs
-    volatile: bool = False                         # a host crash may lose what the guest flushed: nvdimm on class page-cache
+    serial_file: str | None = None  # console log; a pty if None
+    # qcow2 file that holds VM state for virsh snapshots
+    carrier_disk: str | None = None
+    network: str = 'none'  # one of NETWORKS
+    hotplug_memory: int = 64 * units.GIB  # address space kept for later NVDIMMs
+    # a host crash may lose what the guest flushed: nvdimm on class page-cache
+    volatile: bool = False
 
     def check(self) -> None:
         """:raises XmlInvalid: something in it that libvirt would refuse or misread"""
         if not self.name or '/' in self.name or not self.name.isprintable():
             raise exception.XmlInvalid(reason=f'{self.name!r} is not a domain name')
         if self.type not in TYPES or self.network not in NETWORKS:
-            raise exception.XmlInvalid(reason=f'type {self.type} or network {self.network} is unknown')
+            raise exception.XmlInvalid(
+                reason=f'type {self.type} or network {self.network} is unknown'
+            )
         if self.vcpus < 1:
             raise exception.XmlInvalid(reason=f'{self.vcpus} vCPUs')
         if self.memory < 16 * units.MIB or self.memory % units.MIB:
-            raise exception.XmlInvalid(reason=f'{self.memory} bytes of RAM: give whole MiB, at least 16')
+            raise exception.XmlInvalid(
+                reason=f'{self.memory} bytes of RAM: give whole MiB, at least 16'
+            )
         if not self.nvdimms:
             raise exception.XmlInvalid(reason='it has no pcow image')
         for path in (self.kernel, self.initrd, self.emulator, self.serial_file, self.carrier_disk):
@@ -82,7 +89,8 @@ class Domain:
         if self.initrd is not None:
             ET.SubElement(boot, 'initrd').text = self.initrd
         ET.SubElement(boot, 'cmdline').text = self.cmdline
-        # without it libvirt 9 passes -no-acpi, which QEMU 10 does not know, and the guest finds no NVDIMM
+        # without it libvirt 9 passes -no-acpi, which QEMU 10 does not know, and the guest finds no
+        # NVDIMM
         ET.SubElement(ET.SubElement(domain, 'features'), 'acpi')
         self._add_cpu(domain)
         ET.SubElement(domain, 'on_reboot').text = 'restart'
@@ -101,7 +109,9 @@ class Domain:
     def _add_memory(self, domain: ET.Element) -> None:
         total = self.memory + sum(nvdimm.size for nvdimm in self.nvdimms)
         slots = max(MIN_HOTPLUG_SLOTS, len(self.nvdimms))
-        libvirt_xml.add_size(domain, 'maxMemory', total + self.hotplug_memory).set('slots', str(slots))
+        libvirt_xml.add_size(domain, 'maxMemory', total + self.hotplug_memory).set(
+            'slots', str(slots)
+        )
         libvirt_xml.add_size(domain, 'memory', self.memory)
 
     def _add_cpu(self, domain: ET.Element) -> None:
@@ -109,7 +119,14 @@ class Domain:
         if self.type == 'kvm':
             cpu.set('mode', 'host-passthrough')
         cpus = '0' if self.vcpus == 1 else f'0-{self.vcpus - 1}'
-        ET.SubElement(ET.SubElement(cpu, 'numa'), 'cell', id='0', cpus=cpus, memory=str(self.memory // units.KIB), unit='KiB')
+        ET.SubElement(
+            ET.SubElement(cpu, 'numa'),
+            'cell',
+            id='0',
+            cpus=cpus,
+            memory=str(self.memory // units.KIB),
+            unit='KiB',
+        )
 
     def _add_devices(self, domain: ET.Element) -> None:
         devices = ET.SubElement(domain, 'devices')

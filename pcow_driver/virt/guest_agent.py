@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A guest's file systems, written out and frozen by its agent for the moment of a snapshot.
 
-A guest that stays frozen hangs at its next write.  So it is thawed whatever ends the moment, also where the call that freezes
-was interrupted, or has given up waiting: the agent may have frozen by then.
+A guest that stays frozen hangs at its next write. So it is thawed whatever ends the moment, also
+where the call that freezes was interrupted, or has given up waiting: the agent may have frozen by
+then.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ from pcow_driver.virt import libvirt_xml
 
 LOG = logging.getLogger(__name__)
 
-_NO_AGENT = ('its file systems cannot be frozen, as no agent answers in the guest: install qemu-guest-agent in the guest and give '
-             'the domain a channel org.qemu.guest_agent.0, or leave out --quiesce')
+_NO_AGENT = (
+    'its file systems cannot be frozen, as no agent answers in the guest: install qemu-guest-agent '
+    'in the guest and give '
+    'the domain a channel org.qemu.guest_agent.0, or leave out --quiesce'
+)
 
 
 @contextlib.contextmanager
 def frozen(name: str, domain: Any, libvirt: Any) -> Iterator[None]:
-    """The file systems of a running guest are frozen; thawed at the end whatever happens, which no signal cuts short.
+    """The file systems of a running guest are frozen; thawed at the end whatever happens, which no
+    signal cuts short.
 
     :param domain: virDomain
     :param libvirt: the binding
@@ -40,10 +45,16 @@ def frozen(name: str, domain: Any, libvirt: Any) -> Iterator[None]:
         try:
             domain.fsFreeze()
         except libvirt.libvirtError as e:
-            # An agent that answers so has frozen nothing, or thawed it; if somebody else had it frozen, it stays so for him.
+            # An agent that answers so has frozen nothing, or thawed it; if somebody else had it
+            # frozen, it stays so for him.
             to_thaw = "'guest-fsfreeze-freeze'" not in str(e)
-            raise exception.DomainInvalid(domain=name, reason=(
-                f'its file systems cannot be frozen ({e}): see to the agent in the guest, or leave out --quiesce')) from None
+            raise exception.DomainInvalid(
+                domain=name,
+                reason=(
+                    f'its file systems cannot be frozen ({e}): see to the agent in the guest, or '
+                    f'leave out --quiesce'
+                ),
+            ) from None
         said = 'are frozen'
         yield
         with interrupt.clearing_up():
@@ -51,15 +62,26 @@ def frozen(name: str, domain: Any, libvirt: Any) -> Iterator[None]:
             try:
                 domain.fsThaw()
             except libvirt.libvirtError as e:
-                raise exception.StillFrozen(domain=name, reason=(
-                    f"the snapshot was made, but the guest's file systems are frozen and cannot be thawed ({e}): try "
-                    f"'virsh domfsthaw {name}'")) from None
+                raise exception.StillFrozen(
+                    domain=name,
+                    reason=(
+                        f"the snapshot was made, but the guest's file systems are frozen and "
+                        f"cannot be thawed ({e}): try "
+                        f"'virsh domfsthaw {name}'"
+                    ),
+                ) from None
     except BaseException:
         if to_thaw:
             with interrupt.clearing_up():
                 try:
                     domain.fsThaw()
                 except libvirt.libvirtError as e:
-                    LOG.error("the domain %s: the guest's file systems %s and cannot be thawed (%s): try 'virsh domfsthaw %s'",
-                              name, said, e, name)
+                    LOG.error(
+                        "the domain %s: the guest's file systems %s and cannot be thawed (%s): try "
+                        "'virsh domfsthaw %s'",
+                        name,
+                        said,
+                        e,
+                        name,
+                    )
         raise

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The libvirt ``<memory model='nvdimm'>`` or ``'virtio-pmem'`` element of a pcow image: builder and parser."""
+"""The libvirt ``<memory model='nvdimm'>`` or ``'virtio-pmem'`` element of a pcow image: builder and
+parser.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,26 @@ from pcow_driver.common import exception
 from pcow_driver.common import units
 
 MIN_LABEL_SIZE = 128 * units.KIB
-# What a guest flushes is durable on an nvdimm if its pool is class pmem, on virtio-pmem also if it is class page-cache.
+# What a guest flushes is durable on an nvdimm if its pool is class pmem, on virtio-pmem also if it
+# is class page-cache.
 MODELS = ('nvdimm', 'virtio-pmem')
 # Powers of 1000 and 1024 that libvirt accepts in unit=; a size without a unit is in KiB.
-_UNITS = {'b': 1, 'bytes': 1, 'KB': 1000, 'k': 1 << 10, 'KiB': 1 << 10, 'MB': 1000**2, 'M': 1 << 20, 'MiB': 1 << 20,
-          'GB': 1000**3, 'G': 1 << 30, 'GiB': 1 << 30, 'TB': 1000**4, 'T': 1 << 40, 'TiB': 1 << 40}
+_UNITS = {
+    'b': 1,
+    'bytes': 1,
+    'KB': 1000,
+    'k': 1 << 10,
+    'KiB': 1 << 10,
+    'MB': 1000**2,
+    'M': 1 << 20,
+    'MiB': 1 << 20,
+    'GB': 1000**3,
+    'G': 1 << 30,
+    'GiB': 1 << 30,
+    'TB': 1000**4,
+    'T': 1 << 40,
+    'TiB': 1 << 40,
+}
 
 
 def add_size(parent: ET.Element, tag: str, size: int) -> ET.Element:
@@ -65,19 +82,23 @@ class Nvdimm:
     """
 
     path: str
-    size: int                      # bytes, label area included: the virtual size of the image
-    node: int | None = 0           # guest NUMA node
-    label_size: int | None = None  # at the end of the image; with one, ndctl in the guest makes the namespace
+    size: int  # bytes, label area included: the virtual size of the image
+    node: int | None = 0  # guest NUMA node
+    # at the end of the image; with one, ndctl in the guest makes the namespace
+    label_size: int | None = None
     align_size: int | None = units.SLAB_SIZE
-    pmem: bool = False             # <pmem/>: QEMU must write with libpmem
+    pmem: bool = False  # <pmem/>: QEMU must write with libpmem
     readonly: bool = False
-    alias: str | None = None       # 'ua-...' if chosen by the user
-    shared: bool = True            # as parsed; never False in what is built
-    model: str = MODELS[0]         # virtio-pmem has neither node, label, alignment, <pmem/> nor <readonly/>
+    alias: str | None = None  # 'ua-...' if chosen by the user
+    shared: bool = True  # as parsed; never False in what is built
+    # virtio-pmem has neither node, label, alignment, <pmem/> nor <readonly/>
+    model: str = MODELS[0]
 
     @property
     def backend_id(self) -> str | None:
-        """Id of QEMU's memory backend object, which the QMP commands want; known when the alias is."""
+        """Id of QEMU's memory backend object, which the QMP commands want; known when
+        the alias is.
+        """
         return f'mem{self.alias}' if self.alias else None
 
     def check(self) -> None:
@@ -85,13 +106,25 @@ class Nvdimm:
         if not os.path.isabs(self.path):
             raise exception.XmlInvalid(reason=f'the image path {self.path} is not absolute')
         if self.size <= 0 or self.size % units.SLAB_SIZE:
-            raise exception.XmlInvalid(reason=f'the size {self.size} of {self.path} is not a multiple of 2 MiB')
+            raise exception.XmlInvalid(
+                reason=f'the size {self.size} of {self.path} is not a multiple of 2 MiB'
+            )
         if self.label_size is not None and not MIN_LABEL_SIZE <= self.label_size < self.size:
-            raise exception.XmlInvalid(reason=f'a label area of {self.label_size} bytes is not between 128 KiB and the image')
-        if self.model not in MODELS or (self.model != 'nvdimm' and (self.label_size is not None or self.pmem or self.readonly)):
-            raise exception.XmlInvalid(reason=f'{self.path}: model {self.model} is unknown or has no label, <pmem/> or <readonly/>')
+            raise exception.XmlInvalid(
+                reason=f'a label area of {self.label_size} bytes is not between 128 KiB and the '
+                f'image'
+            )
+        if self.model not in MODELS or (
+            self.model != 'nvdimm' and (self.label_size is not None or self.pmem or self.readonly)
+        ):
+            raise exception.XmlInvalid(
+                reason=f'{self.path}: model {self.model} is unknown or has no label, <pmem/> or '
+                f'<readonly/>'
+            )
         if not self.shared:
-            raise exception.XmlInvalid(reason=f"{self.path} needs access='shared': what the guest stores would be lost")
+            raise exception.XmlInvalid(
+                reason=f"{self.path} needs access='shared': what the guest stores would be lost"
+            )
 
     def to_element(self) -> ET.Element:
         """:raises XmlInvalid: QEMU would not take it"""
@@ -128,18 +161,25 @@ class Nvdimm:
         path = memory.findtext('source/path')
         if not path:
             raise exception.XmlInvalid(reason='an nvdimm has no source path')
-        align, label, node = (memory.find(name) for name in ('source/alignsize', 'target/label/size', 'target/node'))
+        align, label, node = (
+            memory.find(name) for name in ('source/alignsize', 'target/label/size', 'target/node')
+        )
         node_text = None if node is None else (node.text or '').strip()
         if node_text is not None and not (node_text.isascii() and node_text.isdigit()):
             raise exception.XmlInvalid(reason=f'the NUMA node of {path} is {node_text!r}')
         alias = memory.find('alias')
-        return cls(path=path, size=read_size(memory.find('target/size'), f'the size of {path}'),
-                   node=None if node_text is None else int(node_text),
-                   label_size=None if label is None else read_size(label, f'the label size of {path}'),
-                   align_size=None if align is None else read_size(align, f'the alignment of {path}'),
-                   pmem=memory.find('source/pmem') is not None, readonly=memory.find('target/readonly') is not None,
-                   alias=None if alias is None else alias.get('name'), shared=memory.get('access') == 'shared',
-                   model=model)
+        return cls(
+            path=path,
+            size=read_size(memory.find('target/size'), f'the size of {path}'),
+            node=None if node_text is None else int(node_text),
+            label_size=None if label is None else read_size(label, f'the label size of {path}'),
+            align_size=None if align is None else read_size(align, f'the alignment of {path}'),
+            pmem=memory.find('source/pmem') is not None,
+            readonly=memory.find('target/readonly') is not None,
+            alias=None if alias is None else alias.get('name'),
+            shared=memory.get('access') == 'shared',
+            model=model,
+        )
 
 
 def nvdimms(domain_xml: str) -> list[Nvdimm]:
@@ -147,12 +187,16 @@ def nvdimms(domain_xml: str) -> list[Nvdimm]:
 
     :raises XmlInvalid:
     """
-    return [Nvdimm.from_element(element) for element in parse(domain_xml).findall('devices/memory')
-            if element.get('model') in MODELS]
+    return [
+        Nvdimm.from_element(element)
+        for element in parse(domain_xml).findall('devices/memory')
+        if element.get('model') in MODELS
+    ]
 
 
 def has_agent(domain_xml: str) -> bool:
-    """Whether a running domain's guest has its agent's channel open; also if libvirt tells nothing of that.
+    """Whether a running domain's guest has its agent's channel open; also if libvirt tells nothing
+    of that.
 
     :raises XmlInvalid:
     """

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""modules.py ARCHIVE: which file of libpcow calls which, and that no files, nor folders, call in a circle.
+"""modules.py ARCHIVE: which file of libpcow calls which, and that no files, nor folders, call in a
+circle.
 
 --dot prints the folders and their calls for Graphviz, --dot FOLDER the files of one.
 """
@@ -14,20 +15,28 @@ Graph = dict[str, set[str]]
 
 def read(archive: str) -> Graph:
     """The files whose symbols each file needs, as FOLDER/FILE."""
-    output = subprocess.run(['nm', '--extern-only', '--format=posix', archive], check=True, capture_output=True, text=True).stdout
+    output = subprocess.run(
+        ['nm', '--extern-only', '--format=posix', archive],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     needed: dict[str, set[str]] = {}
     owner: dict[str, str] = {}
     file = ''
     for line in output.splitlines():
         words = line.split()
-        if line.endswith(']:'):                # ARCHIVE[ANYTHING/FOLDER_FILE.c.o]:
+        if line.endswith(']:'):  # ARCHIVE[ANYTHING/FOLDER_FILE.c.o]:
             file = re.split(r'[/[]', line)[-1].removesuffix('.c.o]:').replace('_', '/', 1)
             needed[file] = set()
         elif len(words) > 1 and words[1] in 'Uw':
             needed[file].add(words[0])
         elif len(words) > 1:
             owner[words[0]] = file
-    return {file: {owner[name] for name in names if name in owner} - {file} for file, names in needed.items()}
+    return {
+        file: {owner[name] for name in names if name in owner} - {file}
+        for file, names in needed.items()
+    }
 
 
 def of_folders(graph: Graph) -> Graph:
@@ -40,6 +49,7 @@ def of_folders(graph: Graph) -> Graph:
 
 def find_circle(graph: Graph) -> list[str]:
     """What calls itself by way of others."""
+
     def reached(one: str) -> set[str]:
         found: set[str] = set()
         left = set(graph[one])
@@ -48,12 +58,15 @@ def find_circle(graph: Graph) -> list[str]:
             found.add(other)
             left |= graph[other] - found
         return found
+
     return sorted(one for one in graph if one in reached(one))
 
 
 def dot(graph: Graph, names: Iterable[str]) -> str:
     shown = set(names)
-    lines = [f'  "{one}" -> "{other}"' for one in sorted(shown) for other in sorted(graph[one] & shown)]
+    lines = [
+        f'  "{one}" -> "{other}"' for one in sorted(shown) for other in sorted(graph[one] & shown)
+    ]
     return '\n'.join(('digraph libpcow {', *lines, '}'))
 
 
@@ -70,7 +83,9 @@ def main(arguments: list[str]) -> int:
     for circle in circles:
         print('these call each other in a circle:')
         for one in circle:
-            print(f'  {one} calls {", ".join(sorted((graph.get(one) or folders[one]) & set(circle)))}')
+            print(
+                f'  {one} calls {", ".join(sorted((graph.get(one) or folders[one]) & set(circle)))}'
+            )
     print(f'{len(graph)} files in {len(folders)} folders, {sum(map(len, graph.values()))} calls')
     return 1 if circles or len(graph) < 10 else 0
 

@@ -20,27 +20,48 @@ class Ahci(pci.Device):
 
     def __init__(self, vm: qemu.Qemu, place: int, number: int) -> None:
         super().__init__(vm, place, 5, number)
-        self._set(4, 1 << 31)          # AHCI, and no interrupts
+        self._set(4, 1 << 31)  # AHCI, and no interrupts
         self._set(self.PORT + 0x18, 0)
-        self._await(self.PORT + 0x18, 0xc000, 0)
+        self._await(self.PORT + 0x18, 0xC000, 0)
         for register, at in ((0, self.area), (8, self.area + 0x1000)):
             self._set(self.PORT + register, at)
             self._set(self.PORT + register + 4, 0)
-        self._set(self.PORT + 0x18, 0x10)          # receive
-        self._set(self.PORT + 0x18, 0x11)          # start
+        self._set(self.PORT + 0x18, 0x10)  # receive
+        self._set(self.PORT + 0x18, 0x11)  # start
 
     def transfer(self, kind: int, sector: int, buffers: pci.Buffers) -> int:
         """As virtio.Block has it."""
         count = sum(length for _address, length in buffers) // virtio.SECTOR
         write = kind == virtio.BLOCK_OUT
-        command = struct.pack('<BBBBBBBBBBBBBBBBI', 0x27, 0x80, 0x35 if write else 0x25, 0,
-                              sector & 0xff, sector >> 8 & 0xff, sector >> 16 & 0xff, 0x40,
-                              sector >> 24 & 0xff, 0, 0, 0, count & 0xff, count >> 8, 0, 0, 0)
+        command = struct.pack(
+            '<BBBBBBBBBBBBBBBBI',
+            0x27,
+            0x80,
+            0x35 if write else 0x25,
+            0,
+            sector & 0xFF,
+            sector >> 8 & 0xFF,
+            sector >> 16 & 0xFF,
+            0x40,
+            sector >> 24 & 0xFF,
+            0,
+            0,
+            0,
+            count & 0xFF,
+            count >> 8,
+            0,
+            0,
+            0,
+        )
         table = self.area + 0x2000
-        regions = b''.join(struct.pack('<QII', address, 0, length - 1) for address, length in buffers)
+        regions = b''.join(
+            struct.pack('<QII', address, 0, length - 1) for address, length in buffers
+        )
         self._vm.write(table, command.ljust(0x80, b'\0') + regions)
-        self._vm.write(self.area, struct.pack('<IIQ', 5 | write << 6 | len(buffers) << 16, 0, table))
-        self._set(self.PORT + 0x10, 0xffff_ffff)
+        self._vm.write(
+            self.area, struct.pack('<IIQ', 5 | write << 6 | len(buffers) << 16, 0, table)
+        )
+        self._set(self.PORT + 0x10, 0xFFFF_FFFF)
         self._set(self.PORT + 0x38, 1)
         end = time.monotonic() + pci.SECONDS
         while self._get(self.PORT + 0x38) & 1:
@@ -48,7 +69,7 @@ class Ahci(pci.Device):
             if self._get(self.PORT + 0x10) & 1 << 30:
                 self._set(self.PORT + 0x18, 0x10)
                 self._await(self.PORT + 0x18, 0x8000, 0)
-                self._set(self.PORT + 0x30, 0xffff_ffff)
+                self._set(self.PORT + 0x30, 0xFFFF_FFFF)
                 self._set(self.PORT + 0x18, 0x11)
                 return 1
             if time.monotonic() > end:
@@ -66,18 +87,20 @@ class Nvme(pci.Device):
         super().__init__(vm, place, 0, number)
         self._config(0x14, 0)
         self._set(0x14, 0)
-        self._await(0x1c, 1, 0)
+        self._await(0x1C, 1, 0)
         self._vm.write(self.area, bytes(0x6000))
         self._set(0x24, (self.ENTRIES - 1) << 16 | (self.ENTRIES - 1))
         for register, at in ((0x28, self.area), (0x30, self.area + 0x1000)):
             self._set(register, at)
             self._set(register + 4, 0)
         self._set(0x14, 0x0046_0001)
-        self._await(0x1c, 1, 1)
+        self._await(0x1C, 1, 1)
         self._at = [0, 0]
         size = (self.ENTRIES - 1) << 16 | 1
         for opcode, at, flags in ((5, self.area + 0x3000, 1), (1, self.area + 0x2000, 1 << 16 | 1)):
-            if self._command(0, struct.pack('<IIQQQQIIQQ', opcode, 0, 0, 0, at, 0, size, flags, 0, 0)):
+            if self._command(
+                0, struct.pack('<IIQQQQIIQQ', opcode, 0, 0, 0, at, 0, size, flags, 0, 0)
+            ):
                 raise AssertionError('the NVMe disk gives no queue')
 
     def _command(self, queue: int, entry: bytes) -> int:
@@ -101,8 +124,11 @@ class Nvme(pci.Device):
 
     def transfer(self, kind: int, sector: int, buffers: pci.Buffers) -> int:
         """As virtio.Block has it."""
-        pages = [page for address, length in buffers
-                 for page in (address, *range((address | PAGE - 1) + 1, address + length, PAGE))]
+        pages = [
+            page
+            for address, length in buffers
+            for page in (address, *range((address | PAGE - 1) + 1, address + length, PAGE))
+        ]
         second = 0
         if len(pages) == 2:
             second = pages[1]
@@ -111,4 +137,9 @@ class Nvme(pci.Device):
             self._vm.write(second, struct.pack(f'<{len(pages) - 1}Q', *pages[1:]))
         count = sum(length for _address, length in buffers) // virtio.SECTOR
         opcode = 1 if kind == virtio.BLOCK_OUT else 2
-        return self._command(1, struct.pack('<IIQQQQQIIII', opcode, 1, 0, 0, pages[0], second, sector, count - 1, 0, 0, 0))
+        return self._command(
+            1,
+            struct.pack(
+                '<IIQQQQQIIII', opcode, 1, 0, 0, pages[0], second, sector, count - 1, 0, 0, 0
+            ),
+        )

@@ -7,8 +7,15 @@ import struct
 PAGE = 4096
 
 
-def write(path: Path, clusters: int, data: dict[int, bytes], *, cluster_size: int = 65536, base: str = '',
-          bitmaps: dict[int, int] | None = None) -> None:
+def write(
+    path: Path,
+    clusters: int,
+    data: dict[int, bytes],
+    *,
+    cluster_size: int = 65536,
+    base: str = '',
+    bitmaps: dict[int, int] | None = None,
+) -> None:
     """One segment.
 
     :param clusters: virtual size in clusters

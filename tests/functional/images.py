@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running pcow-img, pcow-io and QEMU's tools on images in a directory that goes away with the test."""
+"""Running pcow-img, pcow-io and QEMU's tools on images in a directory that goes away
+with the test.
+"""
 
 import hashlib
 import json
@@ -37,12 +39,12 @@ def digest(path: Path) -> str:
 
 
 def crc32c(data: bytes) -> int:
-    crc = 0xffffffff
+    crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
         for _ in range(8):
-            crc = (crc >> 1) ^ (0x82f63b78 if crc & 1 else 0)
-    return crc ^ 0xffffffff
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
 
 
 def patch(path: Path, offset: int, data: bytes) -> None:
@@ -52,9 +54,11 @@ def patch(path: Path, offset: int, data: bytes) -> None:
 
 
 def patch_record(path: Path, start: int, size: int, offset: int, data: bytes) -> None:
-    """Change bytes of a part of the header that ends with a CRC-32C, which is made right again: forged, not damaged."""
-    content = bytearray(path.read_bytes()[start:start + size])
-    content[offset:offset + len(data)] = data
+    """Change bytes of a part of the header that ends with a CRC-32C, which is made right again:
+    forged, not damaged.
+    """
+    content = bytearray(path.read_bytes()[start : start + size])
+    content[offset : offset + len(data)] = data
     content[-4:] = struct.pack('<I', crc32c(bytes(content[:-4])))
     patch(path, start, bytes(content))
 
@@ -69,26 +73,40 @@ def patch_base(path: Path, offset: int, data: bytes) -> None:
 
 
 class ImageTestCase(testtools.TestCase):
-    """A test with a directory of its own, on memory where there is any (PCOW_TEST_DIR: elsewhere)."""
+    """A test with a directory of its own, on memory where there is any (PCOW_TEST_DIR:
+    elsewhere).
+    """
 
     def setUp(self) -> None:
         super().setUp()
-        parent = os.environ.get('PCOW_TEST_DIR') or ('/dev/shm' if os.access('/dev/shm', os.W_OK) else None)
+        parent = os.environ.get('PCOW_TEST_DIR') or (
+            '/dev/shm' if os.access('/dev/shm', os.W_OK) else None
+        )
         self.directory = Path(tempfile.mkdtemp(prefix='pcow-test-', dir=parent))
         self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
 
     def path(self, name: str) -> Path:
         return self.directory / name
 
-    def run_program(self, name: str, *args: Any, code: int = 0, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    def run_program(
+        self, name: str, *args: Any, code: int = 0, stdin: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Run a program in the test's directory and insist on its exit code.
 
-        stdin is closed unless given.  Whatever a sanitizer says is a failure, also where an error was expected.
+        stdin is closed unless given. Whatever a sanitizer says is a failure, also where an error
+        was expected.
         """
         command = [program(name) if name.startswith('pcow-') else name, *map(str, args)]
         source = {'stdin': subprocess.DEVNULL} if stdin is None else {'input': stdin}
-        result = subprocess.run(command, cwd=self.directory, capture_output=True, text=True, errors='replace',
-                                timeout=TIMEOUT, **source)
+        result = subprocess.run(
+            command,
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            errors='replace',
+            timeout=TIMEOUT,
+            **source,
+        )
         self.assertNotRegex(result.stderr, 'Sanitizer|runtime error', f'{command}')
         self.assertEqual(code, result.returncode, f'{command}: {result.stdout}{result.stderr}')
         return result
@@ -120,8 +138,15 @@ class ImageTestCase(testtools.TestCase):
 
     def start(self, name: str, *args: Any) -> 'subprocess.Popen[str]':
         """Start a program with pipes; it does not outlive the test."""
-        process = subprocess.Popen([program(name), *map(str, args)], cwd=self.directory, text=True, bufsize=1,
-                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = subprocess.Popen(
+            [program(name), *map(str, args)],
+            cwd=self.directory,
+            text=True,
+            bufsize=1,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         self.addCleanup(self._end, process)
         return process
 
@@ -143,16 +168,23 @@ class ImageTestCase(testtools.TestCase):
 
     def assert_same(self, first: Path, first_format: str, second: Path, second_format: str) -> None:
         """The guest reads the same from both, by our own comparison and by QEMU's."""
-        self.assertIn('Images are identical.', self.img('compare', '-f', first_format, '-F', second_format, first, second))
+        self.assertIn(
+            'Images are identical.',
+            self.img('compare', '-f', first_format, '-F', second_format, first, second),
+        )
         raw = []
-        for number, (path, image_format) in enumerate(((first, first_format), (second, second_format))):
+        for number, (path, image_format) in enumerate(
+            ((first, first_format), (second, second_format))
+        ):
             if image_format in ('raw', 'qcow2'):
                 raw.append((path, image_format))
             else:
                 copy = self.path(f'same-{number}.raw')
                 self.img('convert', '-f', image_format, '-O', 'raw', path, copy)
                 raw.append((copy, 'raw'))
-        self.run_program('qemu-img', 'compare', '-f', raw[0][1], '-F', raw[1][1], raw[0][0], raw[1][0])
+        self.run_program(
+            'qemu-img', 'compare', '-f', raw[0][1], '-F', raw[1][1], raw[0][0], raw[1][0]
+        )
         for number in range(2):
             self.path(f'same-{number}.raw').unlink(missing_ok=True)
 

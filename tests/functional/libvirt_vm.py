@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A private libvirtd, unmodified virsh, and a guest that checks its own memory (guest/memory-check.c)."""
+"""A private libvirtd, unmodified virsh, and a guest that checks its own memory
+(guest/memory-check.c).
+"""
 
 from collections.abc import Callable
 import contextlib
@@ -32,7 +34,7 @@ MODULES = ('nfit', 'nd_pmem', 'ext4', 'virtio_pci', 'virtio_console')
 MEMORY = 160 * units.MIB
 PMEM = 64 * units.MIB
 SMALL = 8 * units.MIB
-FILE_SYSTEM = 2 * units.MIB        # where it begins, behind the info block
+FILE_SYSTEM = 2 * units.MIB  # where it begins, behind the info block
 BOOT_SECONDS = 180
 ANSWER_SECONDS = 60
 TIMEOUT = 300
@@ -42,8 +44,14 @@ REPORT = re.compile(rb'check: (?:gen=(\d+) mark=(\S+) ok|(BROKEN [^\r\n]*)|(boot
 
 def run(*words: object) -> str:
     """What a program prints; it must succeed."""
-    done = subprocess.run([*map(str, words)], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT,
-                          check=False)
+    done = subprocess.run(
+        [*map(str, words)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
     if done.returncode:
         raise AssertionError(f'{words}: {done.stdout}{done.stderr}')
     return done.stdout
@@ -55,26 +63,38 @@ def _unmount(path: Path) -> None:
 
 
 def _qemu_ga(cache: guest.Cache) -> dict[str, Path]:
-    """The guest agent of the distribution with the libraries of this machine that it needs, as paths in an initramfs."""
+    """The guest agent of the distribution with the libraries of this machine that it needs, as
+    paths in an initramfs.
+    """
     name = 'qemu-guest-agent'
-    (version,) = re.findall(r'^Version: (.*)$', run('apt-cache', 'show', '--no-all-versions', name), re.MULTILINE)
+    (version,) = re.findall(
+        r'^Version: (.*)$', run('apt-cache', 'show', '--no-all-versions', name), re.MULTILINE
+    )
 
     def make(part: Path) -> None:
         download = part.with_name('download')
         download.mkdir()
         run('dpkg-deb', '-x', apt.download(name, version, download), part)
 
-    program = cache.get(f'{name}-{hashlib.sha256(version.encode()).hexdigest()[:16]}', make) / 'usr/sbin/qemu-ga'
+    program = (
+        cache.get(f'{name}-{hashlib.sha256(version.encode()).hexdigest()[:16]}', make)
+        / 'usr/sbin/qemu-ga'
+    )
     libraries = re.findall(r'(/\S+) \(0x', run('ldd', program))
-    return {'usr/sbin/qemu-ga': program} | {path.lstrip('/'): Path(path).resolve() for path in libraries}
+    return {'usr/sbin/qemu-ga': program} | {
+        path.lstrip('/'): Path(path).resolve() for path in libraries
+    }
 
 
 class Host:
-    """A run of the quickstart's libvirtd, a pool on tmpfs, the parts of the guest.  close() leaves nothing."""
+    """A run of the quickstart's libvirtd, a pool on tmpfs, the parts of the guest. close() leaves
+    nothing.
+    """
 
     def __init__(self) -> None:
         teardown.reap()
-        for left in state.ROOT.glob('*/small'):        # by a test that was killed: what reap() could not delete
+        # by a test that was killed: what reap() could not delete
+        for left in state.ROOT.glob('*/small'):
             if not (left.parent / 'state.json').exists():
                 _unmount(left)
                 teardown.delete(left.parent)
@@ -82,7 +102,7 @@ class Host:
         self.daemon = libvirtd.Libvirtd(self.run.directory)
         self.place = workplace.Workplace(self.run, self.daemon.uri)
         self.directory = self.run.directory
-        self.small = self.directory / 'small'   # a file system with little space
+        self.small = self.directory / 'small'  # a file system with little space
         self.transcript: list[str] | None = None
 
     def start(self) -> None:
@@ -104,7 +124,11 @@ class Host:
         self.kernel, files = guest.prepare_kernel(cache, MODULES)
         program = self.directory / 'memory-check'
         run('cc', '-static', '-O2', '-o', program, GUEST / 'memory-check.c')
-        files |= {'init': GUEST / 'init', 'pcow/busybox': Path('/bin/busybox'), 'pcow/memory-check': program}
+        files |= {
+            'init': GUEST / 'init',
+            'pcow/busybox': Path('/bin/busybox'),
+            'pcow/memory-check': program,
+        }
         files |= _qemu_ga(cache)
         self.initrd = self.directory / 'initrd'
         self.initrd.write_bytes(cpio.archive(files))
@@ -113,10 +137,28 @@ class Host:
         """A sealed base with an empty file system for the guest."""
         raw = self.directory / 'data.qcow2'
         plain = self.directory / 'data.raw'
-        run('/sbin/mkfs.ext4', '-q', '-b', '4096', '-m', '0', '-E', 'lazy_itable_init=0', plain, f'{PMEM // units.MIB - 8}M')
+        run(
+            '/sbin/mkfs.ext4',
+            '-q',
+            '-b',
+            '4096',
+            '-m',
+            '0',
+            '-E',
+            'lazy_itable_init=0',
+            plain,
+            f'{PMEM // units.MIB - 8}M',
+        )
         run('qemu-img', 'convert', '-f', 'raw', '-O', 'qcow2', plain, raw)
         self.base = self.place.image_path('base')
-        self.place.pcowctl('template', 'build', '--source-format', 'qcow2', str(raw), self.place.reference(self.base))
+        self.place.pcowctl(
+            'template',
+            'build',
+            '--source-format',
+            'qcow2',
+            str(raw),
+            self.place.reference(self.base),
+        )
         plain.unlink()
 
     def virsh(self, *words: object) -> str:
@@ -130,14 +172,26 @@ class Host:
         """What virsh says; it must fail."""
         result = self.try_virsh(*words)
         if not result.returncode:
-            raise AssertionError(f'virsh {" ".join(map(str, words))} succeeded: {result.stdout.strip()}')
+            raise AssertionError(
+                f'virsh {" ".join(map(str, words))} succeeded: {result.stdout.strip()}'
+            )
         return result.stderr.strip()
 
     def try_virsh(self, *words: object) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(('virsh', '-q', '-c', self.daemon.uri, *map(str, words)), stdin=subprocess.DEVNULL,
-                              capture_output=True, text=True, timeout=TIMEOUT, env=os.environ | {'LC_ALL': 'C'}, check=False)
+        done = subprocess.run(
+            ('virsh', '-q', '-c', self.daemon.uri, *map(str, words)),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            env=os.environ | {'LC_ALL': 'C'},
+            check=False,
+        )
         if self.transcript is not None:
-            self.transcript += [f'$ virsh {" ".join(map(str, words))}', *(done.stdout + done.stderr).rstrip().splitlines()]
+            self.transcript += [
+                f'$ virsh {" ".join(map(str, words))}',
+                *(done.stdout + done.stderr).rstrip().splitlines(),
+            ]
         return done
 
 
@@ -157,10 +211,19 @@ class Report:
 
 
 class Guest:
-    """A domain with one pcow NVDIMM and, unless without, a qcow2 disk of 1 MiB that takes the VM states."""
+    """A domain with one pcow NVDIMM and, unless without, a qcow2 disk of 1 MiB that takes the VM
+    states.
+    """
 
-    def __init__(self, host: Host, name: str, *, carrier: bool = True, agent: bool = False,
-                 carrier_directory: Path | None = None) -> None:
+    def __init__(
+        self,
+        host: Host,
+        name: str,
+        *,
+        carrier: bool = True,
+        agent: bool = False,
+        carrier_directory: Path | None = None,
+    ) -> None:
         self.host = host
         self.name = f'{host.run.domain_name}-{name}'
         self.image = host.place.image_path(name)
@@ -175,9 +238,15 @@ class Guest:
     def _define(self, agent: bool) -> None:
         size = image.info(str(self.image)).virtual_size
         spec = domain_xml.Domain(
-            name=self.name, memory=MEMORY, nvdimms=[libvirt_xml.Nvdimm(path=str(self.image), size=size)],
-            kernel=str(self.host.kernel), initrd=str(self.host.initrd), cmdline='console=ttyS0 quiet panic=-1',
-            emulator=images.program('qemu-system-x86_64'), carrier_disk=str(self.carrier) if self.carrier else None)
+            name=self.name,
+            memory=MEMORY,
+            nvdimms=[libvirt_xml.Nvdimm(path=str(self.image), size=size)],
+            kernel=str(self.host.kernel),
+            initrd=str(self.host.initrd),
+            cmdline='console=ttyS0 quiet panic=-1',
+            emulator=images.program('qemu-system-x86_64'),
+            carrier_disk=str(self.carrier) if self.carrier else None,
+        )
         element = spec.to_element()
         serial, devices = element.find('devices/serial'), element.find('devices')
         assert serial is not None and devices is not None
@@ -193,8 +262,8 @@ class Guest:
 
     def reports(self) -> list[Report]:
         """What it has said since the last call."""
-        text = self.log.read_bytes()[self._seen:] if self.log.exists() else b''
-        text = text[:text.rfind(b'\n') + 1]
+        text = self.log.read_bytes()[self._seen :] if self.log.exists() else b''
+        text = text[: text.rfind(b'\n') + 1]
         self._seen += len(text)
         found = []
         for generation, mark, broken, booted in REPORT.findall(text):
@@ -208,7 +277,9 @@ class Guest:
         self.reports()
         return self._wait(lambda report: True, seconds)
 
-    def _wait(self, accept: Callable[[Report], bool], seconds: float, terminal: int | None = None) -> Report:
+    def _wait(
+        self, accept: Callable[[Report], bool], seconds: float, terminal: int | None = None
+    ) -> Report:
         limit = time.monotonic() + seconds
         while time.monotonic() < limit:
             if terminal is not None:
@@ -219,7 +290,9 @@ class Guest:
                     return report
             time.sleep(0.02)
         tail = self.log.read_bytes()[-500:].decode(errors='replace') if self.log.exists() else ''
-        raise AssertionError(f'{self.name} said nothing that was waited for within {seconds} s: {tail}')
+        raise AssertionError(
+            f'{self.name} said nothing that was waited for within {seconds} s: {tail}'
+        )
 
     def start(self) -> None:
         self.host.virsh('start', self.name)
@@ -227,13 +300,16 @@ class Guest:
         self._wait(lambda report: not report.booted, ANSWER_SECONDS)
 
     def mark(self, word: str) -> Report:
-        """Have it store a word in RAM and on persistent memory; returns its first report with that."""
+        """Have it store a word in RAM and on persistent memory; returns its first report
+        with that.
+        """
         element = ET.fromstring(self.host.virsh('dumpxml', self.name)).find('devices/serial/source')
         assert element is not None
         terminal = os.open(element.get('path', ''), os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
         try:
             os.write(terminal, f'mark {word}\n'.encode())
-            # QEMU takes what was typed while the terminal is open, and a full terminal would stop the guest: read it empty
+            # QEMU takes what was typed while the terminal is open, and a full terminal would stop
+            # the guest: read it empty
             return self._wait(lambda report: report.mark == word, ANSWER_SECONDS, terminal)
         finally:
             os.close(terminal)
@@ -271,11 +347,18 @@ class Guest:
 
     def carrier_snapshots(self) -> set[str]:
         words = ('info', '-U', '--output=json', self.carrier)
-        return {snapshot['name'] for snapshot in json.loads(run('qemu-img', *words)).get('snapshots', ())}
+        return {
+            snapshot['name']
+            for snapshot in json.loads(run('qemu-img', *words)).get('snapshots', ())
+        }
 
     def known(self) -> tuple[object, ...]:
         """What libvirt, the image and the disk say."""
-        return self.virsh_snapshots(), self.image_tree(), self.carrier_snapshots() if self.carrier else None
+        return (
+            self.virsh_snapshots(),
+            self.image_tree(),
+            self.carrier_snapshots() if self.carrier else None,
+        )
 
     def qmp(self, command: str, **arguments: Any) -> Any:
         request = json.dumps({'execute': command, 'arguments': arguments})

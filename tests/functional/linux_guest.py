@@ -33,20 +33,41 @@ _DONE = re.compile(rb'pcow-done: (\d+)\r?\n')
 def make_file_system(directory: Path, tree: Path, image: Path, size: str = '48M') -> int:
     """Make an image whose content a guest can mount with DAX: ext4 with what is in ``tree``.
 
-    Its tables of inodes are written here and not by the guest's kernel some seconds after the mount.
+    Its tables of inodes are written here and not by the guest's kernel some seconds after the
+    mount.
 
     :param directory: for files in between
     :returns: offset of the file system in the image
     """
     plain, disk, namespace = (directory / name for name in ('plain', 'disk.qcow2', 'namespace'))
-    subprocess.run(['mkfs.ext4', '-q', '-b', '4096', '-m', '0', '-O', '^has_journal', '-E', 'lazy_itable_init=0',
-                    '-d', tree, plain, size],
-                   stdout=subprocess.DEVNULL, check=True)
+    subprocess.run(
+        [
+            'mkfs.ext4',
+            '-q',
+            '-b',
+            '4096',
+            '-m',
+            '0',
+            '-O',
+            '^has_journal',
+            '-E',
+            'lazy_itable_init=0',
+            '-d',
+            tree,
+            plain,
+            size,
+        ],
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
     subprocess.run(['qemu-img', 'convert', '-f', 'raw', '-O', 'qcow2', plain, disk], check=True)
     source = template.inspect_source(str(disk), 'qcow2')
     total = template.virtual_size(source.virtual_size, info_block.PageMap.RAM)
     template.write_namespace(str(namespace), source, total, info_block.PageMap.RAM)
-    subprocess.run([images.program('pcow-img'), 'convert', '-f', 'raw', '-O', 'pcow', namespace, image], check=True)
+    subprocess.run(
+        [images.program('pcow-img'), 'convert', '-f', 'raw', '-O', 'pcow', namespace, image],
+        check=True,
+    )
     for path in (plain, disk, namespace):
         path.unlink()
     return info_block.data_offset(total, info_block.PageMap.RAM)
@@ -57,7 +78,8 @@ class Kernel:
 
     def __init__(self, *package: str, **programs: Path) -> None:
         """
-        :param package: meta package of another kernel than Debian's for clouds, which is built without machine checks
+        :param package: meta package of another kernel than Debian's for clouds, which is built
+            without machine checks
         :param programs: what else lies in /pcow of the guest, by name
         """
         teardown.reap()
@@ -79,23 +101,51 @@ class Kernel:
 class LinuxGuest:
     """Context manager: a booted guest."""
 
-    def __init__(self, kernel: Kernel, directory: Path, *arguments: str, cpus: int = 1, more: str = '') -> None:
+    def __init__(
+        self, kernel: Kernel, directory: Path, *arguments: str, cpus: int = 1, more: str = ''
+    ) -> None:
         """:param more: for the kernel's command line"""
         self._sockets = {name: directory / f'{name}.sock' for name in ('qmp', 'serial')}
         self.log = directory / 'qemu.log'
         self._command = [
-            images.program('qemu-system-x86_64'), '-machine', 'q35,nvdimm=on', '-accel', 'tcg', '-cpu', CPU, '-smp', str(cpus),
-            '-m', f'{MEMORY},slots=2,maxmem=8G', '-nodefaults', '-no-user-config', '-display', 'none', '-no-reboot',
-            '-qmp', f'unix:{self._sockets["qmp"]},server=on,wait=off',
-            '-chardev', f'socket,id=serial,path={self._sockets["serial"]},server=on,wait=on', '-serial', 'chardev:serial',
-            '-kernel', str(kernel.kernel), '-initrd', str(kernel.initrd),
-            '-append', f'console=ttyS0 quiet panic=-1 init_on_alloc=0 {more}', *arguments]
+            images.program('qemu-system-x86_64'),
+            '-machine',
+            'q35,nvdimm=on',
+            '-accel',
+            'tcg',
+            '-cpu',
+            CPU,
+            '-smp',
+            str(cpus),
+            '-m',
+            f'{MEMORY},slots=2,maxmem=8G',
+            '-nodefaults',
+            '-no-user-config',
+            '-display',
+            'none',
+            '-no-reboot',
+            '-qmp',
+            f'unix:{self._sockets["qmp"]},server=on,wait=off',
+            '-chardev',
+            f'socket,id=serial,path={self._sockets["serial"]},server=on,wait=on',
+            '-serial',
+            'chardev:serial',
+            '-kernel',
+            str(kernel.kernel),
+            '-initrd',
+            str(kernel.initrd),
+            '-append',
+            f'console=ttyS0 quiet panic=-1 init_on_alloc=0 {more}',
+            *arguments,
+        ]
         self._open: list[Any] = []
         self._seen = b''
 
     def __enter__(self) -> Self:
         with self.log.open('w') as log:
-            self.process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, text=True)
+            self.process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, text=True
+            )
         try:
             self._serial = qmp.connect(self._sockets['serial'], self.process)
             self._open.append(self._serial)
@@ -110,7 +160,12 @@ class LinuxGuest:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -122,7 +177,10 @@ class LinuxGuest:
         while not (match := pattern.search(self._seen)):
             left = end - time.monotonic()
             if left <= 0:
-                raise AssertionError(f'the guest said nothing that was waited for: {self._seen[-2000:].decode(errors="replace")}')
+                raise AssertionError(
+                    f'the guest said nothing that was waited for: '
+                    f'{self._seen[-2000:].decode(errors="replace")}'
+                )
             self._serial.settimeout(left)
             try:
                 data = self._serial.recv(65536)
@@ -131,9 +189,15 @@ class LinuxGuest:
             except ConnectionResetError:
                 data = b''
             if not data:
-                raise AssertionError(f'QEMU ended: {self.log.read_text()}{self._seen[-2000:].decode(errors="replace")}')
+                raise AssertionError(
+                    f'QEMU ended: '
+                    f'{self.log.read_text()}{self._seen[-2000:].decode(errors="replace")}'
+                )
             self._seen += data
-        text, self._seen = self._seen[:match.start()].decode(errors='replace'), self._seen[match.end():]
+        text, self._seen = (
+            self._seen[: match.start()].decode(errors='replace'),
+            self._seen[match.end() :],
+        )
         return text, match
 
     def send(self, command: str) -> None:

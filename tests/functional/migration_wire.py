@@ -19,14 +19,17 @@ class End(enum.Enum):
 
     PASSED = enum.auto()
     CUT = enum.auto()
-    GIVEN_UP = enum.auto()                     # it comes, but the source has failed by then: it lost the way back
+    # it comes, but the source has failed by then: it lost the way back
+    GIVEN_UP = enum.auto()
 
 
 class Wire:
-    """Between the two QEMUs: keeps back what comes after the VM, a description of it, until it is told what becomes of that."""
+    """Between the two QEMUs: keeps back what comes after the VM, a description of it, until it is
+    told what becomes of that.
+    """
 
     _BEGIN = b'{"configuration"'
-    _PREFIX = 5                                # the kind of section, and its length
+    _PREFIX = 5  # the kind of section, and its length
 
     def __init__(self, source: Path, destination: Path) -> None:
         self._destination = destination
@@ -91,18 +94,18 @@ class Wire:
             if not (data := source.recv(1 << 16)):
                 return
             rest += data
-        destination.sendall(rest[:begin - self._PREFIX])
+        destination.sendall(rest[: begin - self._PREFIX])
         self.at_the_end.set()
         self._told.wait()
         if self._end is End.PASSED:
-            destination.sendall(rest[begin - self._PREFIX:])
+            destination.sendall(rest[begin - self._PREFIX :])
             while data := source.recv(1 << 16):
                 destination.sendall(data)
         elif self._end is End.GIVEN_UP:
-            end = begin + int.from_bytes(rest[begin - 4:begin], 'big')
+            end = begin + int.from_bytes(rest[begin - 4 : begin], 'big')
             while len(rest) < end and (data := source.recv(1 << 16)):
                 rest += data
-            destination.sendall(rest[begin - self._PREFIX:-1])
+            destination.sendall(rest[begin - self._PREFIX : -1])
             source.shutdown(socket.SHUT_WR)
             while source.recv(1 << 16):
                 pass

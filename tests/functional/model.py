@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-GRANULE = 4096                     # that is compared at once
+GRANULE = 4096  # that is compared at once
 
 
 class Content:
@@ -17,9 +17,11 @@ class Content:
         return other
 
     def store(self, offset: int, data: bytes) -> None:
-        self.data[offset:offset + len(data)] = data
+        self.data[offset : offset + len(data)] = data
         end = offset + len(data)
-        self._doubts = [(at, other) for at, other in self._doubts if at < offset or at + len(other) > end]
+        self._doubts = [
+            (at, other) for at, other in self._doubts if at < offset or at + len(other) > end
+        ]
 
     def doubt(self, offset: int, data: bytes) -> None:
         """Each byte is this, or what it was."""
@@ -30,10 +32,12 @@ class Content:
 
         :returns: '' or what is wrong
         """
-        expected = bytes(self.data[offset:offset + len(found)])
+        expected = bytes(self.data[offset : offset + len(found)])
         for at in range(0, len(found), GRANULE):
-            if expected[at:at + GRANULE] != found[at:at + GRANULE]:
-                wrong = self._wrong(offset + at, expected[at:at + GRANULE], found[at:at + GRANULE])
+            if expected[at : at + GRANULE] != found[at : at + GRANULE]:
+                wrong = self._wrong(
+                    offset + at, expected[at : at + GRANULE], found[at : at + GRANULE]
+                )
                 if wrong:
                     return wrong
         self.store(offset, found)
@@ -47,5 +51,7 @@ class Content:
         if all(right):
             return ''
         first = right.index(False)
-        return (f'{right.count(False)} bytes of {GRANULE} from {offset + first:#x} are wrong: '
-                f'{found[first:first + 16].hex()}, not {expected[first:first + 16].hex()}')
+        return (
+            f'{right.count(False)} bytes of {GRANULE} from {offset + first:#x} are wrong: '
+            f'{found[first : first + 16].hex()}, not {expected[first : first + 16].hex()}'
+        )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The all-in-one that the tests of a module share: setUpModule() calls up(), tearDownModule() calls down()."""
+"""The all-in-one that the tests of a module share: setUpModule() calls up(), tearDownModule() calls
+down().
+"""
 
 from collections.abc import Iterator
 import contextlib
@@ -15,17 +17,24 @@ from tools.lib.openstack_aio import settings as settings_module
 
 TOP = Path(__file__).resolve().parents[2]
 STATE = TOP / 'build' / 'openstack-test'
-POOLS = TOP / 'build' / 'openstack-test-pools'        # a file system that a test may fill
+POOLS = TOP / 'build' / 'openstack-test-pools'  # a file system that a test may fill
 POOLS_SIZE = '8g'
-PORT_OFFSET = '700'                            # beside one that somebody has running
+PORT_OFFSET = '700'  # beside one that somebody has running
 UP_SECONDS = 580
 
 
 def tool(*words: str, timeout: float = UP_SECONDS) -> subprocess.CompletedProcess[str]:
     """Run tools/openstack-aio on the bed; what it needs of packages is there (tools/run-tests)."""
     command, *options = words
-    return subprocess.run((sys.executable, '-m', 'tools.lib.openstack_aio', command, '--state', str(STATE), *options),
-                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False, cwd=TOP)
+    return subprocess.run(
+        (sys.executable, '-m', 'tools.lib.openstack_aio', command, '--state', str(STATE), *options),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        cwd=TOP,
+    )
 
 
 def must(*words: str) -> str:
@@ -37,12 +46,15 @@ def must(*words: str) -> str:
 
 class Bed:
     def __init__(self) -> None:
-        tool('down', '--purge')                # of a run that was killed
+        tool('down', '--purge')  # of a run that was killed
         unmount()
         begun = time.monotonic()
         try:
             POOLS.mkdir(parents=True, exist_ok=True)
-            subprocess.run(('mount', '-t', 'tmpfs', '-o', f'size={POOLS_SIZE},mode=755', 'tmpfs', POOLS), check=True)
+            subprocess.run(
+                ('mount', '-t', 'tmpfs', '-o', f'size={POOLS_SIZE},mode=755', 'tmpfs', POOLS),
+                check=True,
+            )
             must('up', '--port-offset', PORT_OFFSET, '--pool', str(POOLS))
             self.up_seconds = time.monotonic() - begun
             must('image')
@@ -60,7 +72,9 @@ class Bed:
 
     @contextlib.contextmanager
     def node2(self) -> Iterator[None]:
-        """For the context there is a second node; afterwards nothing is placed on it.  Once for each bed."""
+        """For the context there is a second node; afterwards nothing is placed on it. Once for each
+        bed.
+        """
         try:
             must('node2')
             yield
@@ -68,8 +82,13 @@ class Bed:
             self.hosts.fail()
             # Nova has been told; Cinder's scheduler would take it for another minute
             for binary, host in self.api.services('cinder'):
-                if (binary, host.partition('@')[0]) == ('cinder-volume', settings_module.NODE2.name):
-                    self.api.call('cinder', 'PUT', '/os-services/disable', {'binary': binary, 'host': host})
+                if (binary, host.partition('@')[0]) == (
+                    'cinder-volume',
+                    settings_module.NODE2.name,
+                ):
+                    self.api.call(
+                        'cinder', 'PUT', '/os-services/disable', {'binary': binary, 'host': host}
+                    )
 
     def pool_images(self) -> list[str]:
         """Images of servers in the pool; templates stay for the next server."""
@@ -78,8 +97,14 @@ class Bed:
 
     def shell(self, command: str) -> str:
         """What a command prints for a user who has sourced openrc; it must succeed."""
-        done = subprocess.run(('bash', '-c', f'. {self.settings.openrc}; {command}'), stdin=subprocess.DEVNULL, capture_output=True,
-                              text=True, timeout=300, check=False)
+        done = subprocess.run(
+            ('bash', '-c', f'. {self.settings.openrc}; {command}'),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
         if done.returncode:
             raise AssertionError(f'{command}: {done.stdout}{done.stderr}')
         return done.stdout

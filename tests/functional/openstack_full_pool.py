@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pool of volumes is full while each operation is asked for through Cinder's API: what becomes of it, and what is left.
+"""The pool of volumes is full while each operation is asked for through Cinder's API: what becomes
+of it, and what is left.
 
-Some minutes, because Cinder's scheduler notices once a minute only that there is room again, so it is not run with the other tests:
-``python -m unittest tests.functional.openstack_full_pool``.
+Some minutes, because Cinder's scheduler notices once a minute only that there is room again, so it
+is not run with the other tests: ``python -m unittest tests.functional.openstack_full_pool``.
 """
 
 from collections.abc import Callable
@@ -25,13 +26,17 @@ from tools.lib.openstack_aio import volumes
 
 _NAME = 'full-pool'
 _MARKER = 0xB4
-_DATA = 32 * units.MIB                         # of the volume, the image and the backup
-_OFFSET = 2 * units.MIB                        # of the data of a volume in its image
+_DATA = 32 * units.MIB  # of the volume, the image and the backup
+_OFFSET = 2 * units.MIB  # of the data of a volume in its image
 # Bytes that are free when these begin, which write as much as there is.
-_FREE = {'create from image': {'gets full': _DATA // 2, 'full': 0}, 'restore': {'gets full': _DATA // 2}}
-_NO_ROOM = 'any available weighted backend'    # the scheduler's words
+_FREE = {
+    'create from image': {'gets full': _DATA // 2, 'full': 0},
+    'restore': {'gets full': _DATA // 2},
+}
+_NO_ROOM = 'any available weighted backend'  # the scheduler's words
 _REPORT_SECONDS = 90
-_DELETED_SECONDS = 3                           # until the scheduler knows what a deletion before has left
+# until the scheduler knows what a deletion before has left
+_DELETED_SECONDS = 3
 _ENDS = ('available', 'error', 'error_extending', 'error_restoring', 'error_deleting')
 
 
@@ -41,7 +46,9 @@ class FullPool(openstack_volumes.Volumes):
     def __init__(self, settings: settings_module.Settings) -> None:
         super().__init__(settings)
         if settings.pool is None or not settings.pool.is_mount():
-            raise servers.ServerFailed(reason=f'{settings.pool} is no tmpfs of the test, which nobody should fill')
+            raise servers.ServerFailed(
+                reason=f'{settings.pool} is no tmpfs of the test, which nobody should fill'
+            )
         self._mount = settings.pool
 
     @contextlib.contextmanager
@@ -58,7 +65,8 @@ class FullPool(openstack_volumes.Volumes):
         subprocess.run(('mount', '-o', f'remount,size={size}', self._mount), check=True)
 
     def run(self) -> dict[str, str]:
-        """What became of each operation, in a pool without a free page and in one that gets full meanwhile.
+        """What became of each operation, in a pool without a free page and in one that gets full
+        meanwhile.
 
         :raises ServerFailed: a volume is lost or changed, or something is left in the pool
         """
@@ -74,12 +82,16 @@ class FullPool(openstack_volumes.Volumes):
         seen = {}
         try:
             for row, operation in {
-                    'create': self._made, 'create from image': lambda: self._made(imageRef=image),
-                    'create from snapshot': lambda: self._made(snapshot_id=snapshot),
-                    'clone': lambda: self._made(source_volid=volume.id),
-                    'snapshot': lambda: self._snapshot(volume), 'revert': lambda: self._revert(volume, snapshot),
-                    'upload': lambda: self._upload(volume), 'restore': lambda: self._restore(backup, spare),
-                    'extend': lambda: self._extend(volume)}.items():
+                'create': self._made,
+                'create from image': lambda: self._made(imageRef=image),
+                'create from snapshot': lambda: self._made(snapshot_id=snapshot),
+                'clone': lambda: self._made(source_volid=volume.id),
+                'snapshot': lambda: self._snapshot(volume),
+                'revert': lambda: self._revert(volume, snapshot),
+                'upload': lambda: self._upload(volume),
+                'restore': lambda: self._restore(backup, spare),
+                'extend': lambda: self._extend(volume),
+            }.items():
                 for what, left in _FREE.get(row, {'full': 0}).items():
                     seen[f'{row}, {what}'] = self._tried(operation, left, volume)
             with self._full(0):
@@ -94,13 +106,16 @@ class FullPool(openstack_volumes.Volumes):
 
     def _tried(self, operation: Callable[[], str], left: int, volume: volumes.Volume) -> str:
         before = self.entries()
-        time.sleep(_DELETED_SECONDS)           # told that the pool is full, it would ask no driver
+        time.sleep(_DELETED_SECONDS)  # told that the pool is full, it would ask no driver
         with self._full(left):
             said = operation()
         self._check(volume)
         if self.entries() != before:
-            raise servers.ServerFailed(reason=f'left in the pool: {self.entries()}, before {before}')
-        again, limit = operation(), time.monotonic() + _REPORT_SECONDS         # with space again: nothing stands in its way
+            raise servers.ServerFailed(
+                reason=f'left in the pool: {self.entries()}, before {before}'
+            )
+        # with space again: nothing stands in its way
+        again, limit = operation(), time.monotonic() + _REPORT_SECONDS
         while _NO_ROOM in again and time.monotonic() < limit:
             time.sleep(2)
             again = operation()
@@ -110,8 +125,12 @@ class FullPool(openstack_volumes.Volumes):
         return said
 
     def _check(self, volume: volumes.Volume) -> None:
-        if 'Pattern verification failed' in self.io(volume, f'read -q -P {_MARKER} {_OFFSET} {_DATA}'):
-            raise servers.ServerFailed(reason=f'volume {volume.id} holds something else than before')
+        if 'Pattern verification failed' in self.io(
+            volume, f'read -q -P {_MARKER} {_OFFSET} {_DATA}'
+        ):
+            raise servers.ServerFailed(
+                reason=f'volume {volume.id} holds something else than before'
+            )
 
     def _outcome(self, what: str, kind: str = 'volumes') -> str:
         """The status in which something ends, and what Cinder tells the user of it."""
@@ -120,20 +139,30 @@ class FullPool(openstack_volumes.Volumes):
         def look() -> str | None:
             status = str(self._call('GET', f'{kind}/{what}')[one]['status'])
             return status if status in _ENDS else None
+
         status = servers.wait(f'end of the request for {kind} {what}', look)
-        told = [item['user_message'] for item in self._call('GET', f'messages?resource_uuid={what}')['messages']]
+        told = [
+            item['user_message']
+            for item in self._call('GET', f'messages?resource_uuid={what}')['messages']
+        ]
         return f'{status} ({told[0]})' if told and status != 'available' else status
 
     def _made(self, **source: str) -> str:
         wanted = {'name': _NAME, 'size': 1, 'volume_type': volumes.TYPE, **source}
-        made = volumes.Volume(self.api, str(self._call('POST', 'volumes', {'volume': wanted})['volume']['id']))
+        made = volumes.Volume(
+            self.api, str(self._call('POST', 'volumes', {'volume': wanted})['volume']['id'])
+        )
         try:
             return self._outcome(made.id)
         finally:
             made.delete()
 
     def _snapshot(self, volume: volumes.Volume) -> str:
-        made = str(self._call('POST', 'snapshots', {'snapshot': {'volume_id': volume.id, 'name': _NAME}})['snapshot']['id'])
+        made = str(
+            self._call('POST', 'snapshots', {'snapshot': {'volume_id': volume.id, 'name': _NAME}})[
+                'snapshot'
+            ]['id']
+        )
         try:
             return self._outcome(made, 'snapshots')
         finally:
@@ -151,17 +180,28 @@ class FullPool(openstack_volumes.Volumes):
         said = self._again(volume, 'revert', snapshot_id=snapshot)
         status = self._call('GET', f'snapshots/{snapshot}')['snapshot']['status']
         if status != 'available':
-            self._call('POST', f'snapshots/{snapshot}/action', {'os-reset_status': {'status': 'available'}})
+            self._call(
+                'POST', f'snapshots/{snapshot}/action', {'os-reset_status': {'status': 'available'}}
+            )
         return said
 
     def _extend(self, volume: volumes.Volume) -> str:
         return self._again(volume, 'os-extend', new_size=volume.show()['size'] + 1)
 
     def _upload(self, volume: volumes.Volume) -> str:
-        image = str(volume.act('os-volume_upload_image', image_name=_NAME, disk_format='qcow2', container_format='bare')
-                    ['os-volume_upload_image']['image_id'])
+        image = str(
+            volume.act(
+                'os-volume_upload_image',
+                image_name=_NAME,
+                disk_format='qcow2',
+                container_format='bare',
+            )['os-volume_upload_image']['image_id']
+        )
         try:
-            return f'{self._outcome(volume.id)}, image {self.api.call("glance", "GET", f"/v2/images/{image}")["status"]}'
+            return (
+                f'{self._outcome(volume.id)}, image '
+                f'{self.api.call("glance", "GET", f"/v2/images/{image}")["status"]}'
+            )
         finally:
             self.api.call('glance', 'DELETE', f'/v2/images/{image}')
 
@@ -179,6 +219,8 @@ class FullPoolTest(unittest.TestCase):
         bed = openstack_bed.Bed()
         self.addCleanup(bed.close)
         seen = FullPool(bed.settings).run()
-        openstack_bed.report('openstack-full-pool.txt', ''.join(f'{row:32} {said}\n' for row, said in seen.items()))
+        openstack_bed.report(
+            'openstack-full-pool.txt', ''.join(f'{row:32} {said}\n' for row, said in seen.items())
+        )
         for row in ('create', 'create from image', 'create from snapshot', 'clone'):
             self.assertIn('error', seen[f'{row}, full'])

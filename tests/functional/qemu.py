@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A QEMU without a guest: the test itself stores to guest memory (qtest protocol) and talks QMP, over sockets in a directory."""
+"""A QEMU without a guest: the test itself stores to guest memory (qtest protocol) and talks QMP,
+over sockets in a directory.
+"""
 
 import functools
 from pathlib import Path
@@ -25,16 +27,35 @@ class Qemu:
     def __init__(self, directory: Path, *arguments: str, accel: str = 'qtest') -> None:
         self._sockets = {name: directory / f'{name}.sock' for name in ('qmp', 'qtest')}
         self._command = [
-            images.program('qemu-system-x86_64'), '-machine', 'q35,nvdimm=on', '-accel', accel, '-m', '128M,slots=2,maxmem=8G',
-            '-nodefaults', '-no-user-config', '-display', 'none',
-            '-qmp', f'unix:{self._sockets["qmp"]},server=on,wait=off',
-            '-qtest', f'unix:{self._sockets["qtest"]},server=on,wait=off', '-qtest-log', 'none',
-            *arguments]
+            images.program('qemu-system-x86_64'),
+            '-machine',
+            'q35,nvdimm=on',
+            '-accel',
+            accel,
+            '-m',
+            '128M,slots=2,maxmem=8G',
+            '-nodefaults',
+            '-no-user-config',
+            '-display',
+            'none',
+            '-qmp',
+            f'unix:{self._sockets["qmp"]},server=on,wait=off',
+            '-qtest',
+            f'unix:{self._sockets["qtest"]},server=on,wait=off',
+            '-qtest-log',
+            'none',
+            *arguments,
+        ]
         self._open: list[Any] = []
 
     def __enter__(self) -> Self:
-        self.process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                                        text=True)
+        self.process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         try:
             self._qmp = qmp.Qmp(qmp.connect(self._sockets['qmp'], self.process))
             self._open.append(self._qmp)
@@ -46,7 +67,12 @@ class Qemu:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -82,7 +108,9 @@ class Qemu:
     def wait_status(self, expected: str) -> str:
         """The run state, when it has become what is expected, or after some time."""
         end = time.monotonic() + qmp.EVENT_SECONDS
-        while (found := str(self.qmp('query-status')['status'])) != expected and time.monotonic() < end:
+        while (
+            found := str(self.qmp('query-status')['status'])
+        ) != expected and time.monotonic() < end:
             time.sleep(0.02)
         return found
 
@@ -93,7 +121,9 @@ class Qemu:
 
     def address(self, device: str) -> int:
         """Where an NVDIMM or a virtio-pmem device lies in guest memory."""
-        device_of = {entry['data']['id']: entry['data'] for entry in self.qmp('query-memory-devices')}
+        device_of = {
+            entry['data']['id']: entry['data'] for entry in self.qmp('query-memory-devices')
+        }
         return int(device_of[device].get('addr') or device_of[device]['memaddr'])
 
     def ask(self, line: str) -> str:
@@ -101,7 +131,9 @@ class Qemu:
         return self.ask_together(line)[0]
 
     def ask_together(self, *lines: str) -> list[str]:
-        """The same for commands that come in one piece, so that QEMU does nothing else in between."""
+        """The same for commands that come in one piece, so that QEMU does nothing else
+        in between.
+        """
         self._qtest.sendall(''.join(f'{line}\n' for line in lines).encode())
         replies = [self._answers.readline().decode().split(maxsplit=1) for _ in lines]
         for reply in replies:
@@ -124,8 +156,14 @@ class Qemu:
 def devices() -> frozenset[str]:
     """The names that -device knows in this build."""
     command = [images.program('qemu-system-x86_64'), '-device', 'help']
-    said = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          timeout=START_SECONDS, check=True).stdout
+    said = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+        check=True,
+    ).stdout
     return frozenset(re.findall(r'^name "([^"]+)"', said, re.MULTILINE))
 
 
@@ -135,9 +173,27 @@ def refused(*arguments: str, fds: tuple[int, ...] = ()) -> str:
     :param fds: file descriptors that it inherits
     """
     result = subprocess.run(
-        [images.program('qemu-system-x86_64'), '-machine', 'q35,nvdimm=on', '-accel', 'qtest', '-m', '128M,slots=2,maxmem=8G',
-         '-nodefaults', '-no-user-config', '-display', 'none', *arguments],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=START_SECONDS, check=False, pass_fds=fds)
+        [
+            images.program('qemu-system-x86_64'),
+            '-machine',
+            'q35,nvdimm=on',
+            '-accel',
+            'qtest',
+            '-m',
+            '128M,slots=2,maxmem=8G',
+            '-nodefaults',
+            '-no-user-config',
+            '-display',
+            'none',
+            *arguments,
+        ],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+        check=False,
+        pass_fds=fds,
+    )
     if result.returncode == 0:
         raise AssertionError('QEMU accepted it')
     return result.stderr

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QEMU's control channel, with nothing but the standard library: tests/vm uses this inside a virtual machine as well."""
+"""QEMU's control channel, with nothing but the standard library: tests/vm uses this inside a
+virtual machine as well.
+"""
 
 import json
 from pathlib import Path
@@ -12,7 +14,9 @@ START_SECONDS = 60
 EVENT_SECONDS = 30
 
 
-def connect(path: Path, process: subprocess.Popen[Any], timeout: float = START_SECONDS) -> socket.socket:
+def connect(
+    path: Path, process: subprocess.Popen[Any], timeout: float = START_SECONDS
+) -> socket.socket:
     """Connect to a socket that a QEMU is about to make.
 
     :raises OSError: it ended, or the socket did not come in time
@@ -37,7 +41,8 @@ class Qmp:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        # For reading alone: one that is written to as well drops what it has read ahead, an event behind a reply for instance.
+        # For reading alone: one that is written to as well drops what it has read ahead, an event
+        # behind a reply for instance.
         self._file = connection.makefile('rb')
         self.events: list[dict[str, Any]] = []
         # A client that connects while the machine starts may see an event first.
@@ -73,7 +78,9 @@ class Qmp:
 
     def run(self, command: str, /, **arguments: Any) -> Any:
         """Result of a command that succeeds; '_' in names of arguments stands for '-'."""
-        reply = self._send(command, {key.replace('_', '-'): value for key, value in arguments.items()})
+        reply = self._send(
+            command, {key.replace('_', '-'): value for key, value in arguments.items()}
+        )
         if 'error' in reply:
             raise AssertionError(f'{command}: {reply["error"]["desc"]}')
         return reply['return']

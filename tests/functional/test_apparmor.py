@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules for AppArmor, compiled in the place where libvirt's profiles include them; nothing is loaded into the kernel."""
+"""The rules for AppArmor, compiled in the place where libvirt's profiles include them; nothing is
+loaded into the kernel.
+"""
 
 from pathlib import Path
 import shutil
@@ -32,9 +34,23 @@ class RulesTest(testtools.TestCase):
         (self.base / 'domain').write_text(DOMAIN)
 
     def parse(self, *options: str, profile: str = 'domain') -> subprocess.CompletedProcess[str]:
-        command = ['/usr/sbin/apparmor_parser', '--skip-cache', '--base', str(self.base), *options, str(self.base / profile)]
-        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors='replace', timeout=60,
-                              check=False)
+        command = [
+            '/usr/sbin/apparmor_parser',
+            '--skip-cache',
+            '--base',
+            str(self.base),
+            *options,
+            str(self.base / profile),
+        ]
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors='replace',
+            timeout=60,
+            check=False,
+        )
 
     def test_rules_are_part_of_a_domains_profile(self) -> None:
         self.local.write_text(RULES.read_text())
@@ -47,14 +63,19 @@ class RulesTest(testtools.TestCase):
         """What is here holds for all of them; with a kernel: tests/vm/confinement.py."""
         for line in RULES.read_text().splitlines():
             rule = line.partition('#')[0]
-            self.assertFalse('.pcow' in rule or 'socket' in rule or '/var/lib' in rule or '/mnt' in rule, line)
+            self.assertFalse(
+                '.pcow' in rule or 'socket' in rule or '/var/lib' in rule or '/mnt' in rule, line
+            )
 
     def test_rules_are_part_of_the_daemons_profile(self) -> None:
         (self.base / 'local/usr.sbin.libvirtd').write_text(DAEMON_RULES.read_text())
         done = self.parse('--skip-kernel-load', profile='usr.sbin.libvirtd')
         self.assertEqual(0, done.returncode, done.stderr)
         text = self.parse('--preprocess', profile='usr.sbin.libvirtd').stdout
-        for rule in ('/usr/local/lib/pcow/libvirt/qemu-img PUxr,', '/etc/libvirt/hooks/qemu.d/pcow PUxr,'):
+        for rule in (
+            '/usr/local/lib/pcow/libvirt/qemu-img PUxr,',
+            '/etc/libvirt/hooks/qemu.d/pcow PUxr,',
+        ):
             self.assertIn(rule, text)
 
     def test_a_mistake_would_be_found(self) -> None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""VMs whose guest tells which memory is free; during a live migration an iothread waits for such hints all the time."""
+"""VMs whose guest tells which memory is free; during a live migration an iothread waits for such
+hints all the time.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,22 @@ from tests.functional import test_qemu_backend as backend
 from tests.functional import virtio
 
 SLOT = 6
-BALLOON = ('-object', 'iothread,id=io0', '-device', f'virtio-balloon-pci,free-page-hint=on,iothread=io0,addr={SLOT}')
+BALLOON = (
+    '-object',
+    'iothread,id=io0',
+    '-device',
+    f'virtio-balloon-pci,free-page-hint=on,iothread=io0,addr={SLOT}',
+)
 
 
 class HintTest(test_live_migration.MigrationTestCase):
     def begin(self, source: qemu.Qemu) -> virtio.Balloon:
         """A migration that does not end by itself, in which the guest has begun to give hints."""
         balloon = virtio.Balloon(source, SLOT)
-        source.qmp('migrate-set-capabilities', capabilities=[{'capability': 'pause-before-switchover', 'state': True}])
+        source.qmp(
+            'migrate-set-capabilities',
+            capabilities=[{'capability': 'pause-before-switchover', 'state': True}],
+        )
         self.migrate(source, max_bandwidth=8 * images.MIB, downtime_limit=1)
         end = time.monotonic() + test_live_migration.SECONDS
         while balloon.command() < 2:
@@ -31,7 +41,10 @@ class HintTest(test_live_migration.MigrationTestCase):
     def test_hints(self) -> None:
         """Of RAM and of an image, which keeps what it has all the same; rounds go on meanwhile."""
         target, model = self.prepare_there(), test_live_migration.Model(1)
-        with self.run_vm(self.image, *BALLOON) as source, self.receive(target, *BALLOON) as destination:
+        with (
+            self.run_vm(self.image, *BALLOON) as source,
+            self.receive(target, *BALLOON) as destination,
+        ):
             model.store(source, 2000)
             balloon = self.begin(source)
             balloon.hint(64 * images.MIB, images.MIB)
@@ -42,7 +55,9 @@ class HintTest(test_live_migration.MigrationTestCase):
                 self.assertLess(time.monotonic(), end, f'there were no rounds: {names}')
                 model.store(source, 50)
                 names.update(source.names())
-            source.qmp('migrate-set-parameters', **{'max-bandwidth': 1 << 40, 'downtime-limit': 1000})
+            source.qmp(
+                'migrate-set-parameters', **{'max-bandwidth': 1 << 40, 'downtime-limit': 1000}
+            )
             while source.qmp('query-migrate')['status'] == 'active':
                 model.store(source, 5)
             source.qmp('migrate-continue', state='pre-switchover')
@@ -72,7 +87,9 @@ class HintTest(test_live_migration.MigrationTestCase):
 
 
 class NothingTest(images.ImageTestCase):
-    """Memory that the guest does not use is a buffer that nobody stores to: it is not copied from the base."""
+    """Memory that the guest does not use is a buffer that nobody stores to: it is not copied from
+    the base.
+    """
 
     def test_hints_and_reports(self) -> None:
         base, top = self.path('base.pcow'), self.path('top.pcow')
@@ -80,8 +97,12 @@ class NothingTest(images.ImageTestCase):
         self.run_program('pcow-io', '-c', f'write -q -P 0x5a 0 {backend.SIZE}', base)
         self.run_program('pcow-img', 'seal', base)
         self.run_program('pcow-img', 'create', '-q', '-b', base, top)
-        options = ('-object', 'iothread,id=io0', '-device',
-                   f'virtio-balloon-pci,free-page-hint=on,free-page-reporting=on,iothread=io0,addr={SLOT}')
+        options = (
+            '-object',
+            'iothread,id=io0',
+            '-device',
+            f'virtio-balloon-pci,free-page-hint=on,free-page-reporting=on,iothread=io0,addr={SLOT}',
+        )
         with qemu.Qemu(self.path('.'), *backend.backend(top), *options) as vm:
             memory = vm.address('nv0')
             hints = virtio.Balloon(vm, SLOT)
@@ -91,7 +112,9 @@ class NothingTest(images.ImageTestCase):
             hints.reset()
             virtio.FreePages(vm, SLOT).report(memory + 32 * images.MIB, 16 * images.MIB)
             (found,) = vm.qmp('query-pcow')
-            self.assertEqual((0, 0), (found['stats']['pages-copied'], found['stats']['pages-zeroed']), found)
+            self.assertEqual(
+                (0, 0), (found['stats']['pages-copied'], found['stats']['pages-zeroed']), found
+            )
             # what is stored to is copied as ever
             vm.write(memory + 8 * images.MIB, b'x')
             (found,) = vm.qmp('query-pcow')

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pcow_driver.pools.device and pcow_driver.export.nbd with the real pcow-img, pcow-io, nbdkit, nbdfuse and qemu-img."""
+"""pcow_driver.pools.device and pcow_driver.export.nbd with the real pcow-img, pcow-io, nbdkit,
+nbdfuse and qemu-img.
+"""
 
 import contextlib
 import dataclasses
@@ -37,8 +39,13 @@ class TestCase(unittest.TestCase):
         self.directory = Path(tempfile.mkdtemp(prefix='pcow-test-', dir=TMPFS))
         self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
         conf.CONF([], default_config_files=[])
-        options = {'pcow_img': BIN / 'pcow-img', 'pcow_io': BIN / 'pcow-io', 'nbdkit_plugin': BIN / 'nbdkit-pcow-plugin.so',
-                   'state_path': self.directory / 'state', 'conversion_dir': self.directory}
+        options = {
+            'pcow_img': BIN / 'pcow-img',
+            'pcow_io': BIN / 'pcow-io',
+            'nbdkit_plugin': BIN / 'nbdkit-pcow-plugin.so',
+            'state_path': self.directory / 'state',
+            'conversion_dir': self.directory,
+        }
         for option, value in options.items():
             conf.CONF.set_override(option, str(value), 'pcow')
             self.addCleanup(conf.CONF.clear_override, option, 'pcow')
@@ -46,7 +53,9 @@ class TestCase(unittest.TestCase):
 
     def io(self, path: str, *commands: str) -> None:
         words = [word for command in commands for word in ('-c', command)]
-        done = subprocess.run([BIN / 'pcow-io', *words, path], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [BIN / 'pcow-io', *words, path], capture_output=True, text=True, check=False
+        )
         self.assertEqual(0, done.returncode, done)
 
     def files(self) -> list[str]:
@@ -62,7 +71,7 @@ class DeviceTest(TestCase):
         raw = self.directory / 'raw'
         image.convert(path, image.FORMAT, str(raw), 'raw')
         content = raw.read_bytes()
-        block = content[info_block.BLOCK_OFFSET:info_block.BLOCK_OFFSET + info_block.BLOCK_SIZE]
+        block = content[info_block.BLOCK_OFFSET : info_block.BLOCK_OFFSET + info_block.BLOCK_SIZE]
         self.assertEqual(info_block.InfoBlock(OFFSET, 64 * MIB), info_block.parse(block))
         self.assertFalse(any(content.replace(block, b'')))
 
@@ -79,10 +88,13 @@ class DeviceTest(TestCase):
     def test_grow_that_was_interrupted(self) -> None:
         path = device.create(self.pool, 'volume', 4 * MIB)
         image.resize(path, 34 * MIB)
-        self.assertEqual(4 * MIB, device._look(path)[1])       # what the guest finds
+        self.assertEqual(4 * MIB, device._look(path)[1])  # what the guest finds
         device.grow(path, 32 * MIB)
         self.assertEqual(32 * MIB, device._look(path)[1])
-        self.assertEqual((34 * MIB, device.Window(OFFSET, 32 * MIB)), (image.info(path).virtual_size, device.window(path)))
+        self.assertEqual(
+            (34 * MIB, device.Window(OFFSET, 32 * MIB)),
+            (image.info(path).virtual_size, device.window(path)),
+        )
 
     def test_on_a_snapshot_and_larger(self) -> None:
         path = device.create(self.pool, 'volume', 8 * MIB)
@@ -90,20 +102,33 @@ class DeviceTest(TestCase):
         image.snapshot_create(path, 's')
         self.io(path, f'write -P 2 {OFFSET} 1M')
         same = device.create_on(self.pool, 'same', 'volume', base_snapshot='s')
-        larger = device.create_on(self.pool, 'larger', 'volume', base_snapshot='s', data_size=16 * MIB)
+        larger = device.create_on(
+            self.pool, 'larger', 'volume', base_snapshot='s', data_size=16 * MIB
+        )
         for made, size in ((same, 8 * MIB), (larger, 16 * MIB)):
             self.assertEqual(device.Window(OFFSET, size), device.window(made))
             self.io(made, f'read -P 1 {OFFSET} 1M')
-        self.assertRaises(exception.InvalidSize, device.create_on, self.pool, 'small', 'volume', base_snapshot='s',
-                          data_size=4 * MIB)
+        self.assertRaises(
+            exception.InvalidSize,
+            device.create_on,
+            self.pool,
+            'small',
+            'volume',
+            base_snapshot='s',
+            data_size=4 * MIB,
+        )
         self.assertRaises(exception.ImageNotFound, device.create_on, self.pool, 'none', 'missing')
-        self.assertRaises(exception.ImageExists, device.create_on, self.pool, 'same', 'volume', base_snapshot='s')
+        self.assertRaises(
+            exception.ImageExists, device.create_on, self.pool, 'same', 'volume', base_snapshot='s'
+        )
         self.assertEqual([names.MARKER, 'larger.pcow', 'same.pcow', 'volume.pcow'], self.files())
 
     def test_on_one_that_is_written_to(self) -> None:
         path = device.create(self.pool, 'volume', 8 * MIB)
         image.snapshot_create(path, 's')
-        writer = subprocess.Popen([BIN / 'pcow-io', path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        writer = subprocess.Popen(
+            [BIN / 'pcow-io', path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.addCleanup(writer.communicate, 'quit\n', timeout=60)
         assert writer.stdin and writer.stdout
         writer.stdin.write('length\n')
@@ -140,11 +165,15 @@ class NbdTest(TestCase):
         os.truncate(self.raw, 32 * MIB)
 
     def qemu_img(self, *args: object) -> str:
-        return subprocess.run(['qemu-img', *map(str, args)], capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            ['qemu-img', *map(str, args)], capture_output=True, text=True, check=True
+        ).stdout
 
     def exports_left(self) -> list[str]:
         left = [str(path) for path in self.directory.glob('pcow-nbd-*')]
-        processes = subprocess.run(['pgrep', '-af', f'nbd.*{self.directory}'], capture_output=True, text=True, check=False).stdout
+        processes = subprocess.run(
+            ['pgrep', '-af', f'nbd.*{self.directory}'], capture_output=True, text=True, check=False
+        ).stdout
         return left + processes.splitlines()
 
     def test_qemu_img_writes_and_reads(self) -> None:
@@ -179,14 +208,18 @@ class NbdTest(TestCase):
         self.assertEqual([], self.exports_left())
         with nbd.as_file(self.path, window=self.window, read_only=True) as after:
             content = Path(after).read_bytes()
-            self.assertEqual((32 * MIB, b'changed'), (len(content), content[MIB:MIB + 7]))
+            self.assertEqual((32 * MIB, b'changed'), (len(content), content[MIB : MIB + 7]))
 
     def test_trim_gives_space_back(self) -> None:
         with nbd.serve(self.path, window=self.window) as uri:
             self.qemu_img('convert', '-n', '-f', 'raw', '-O', 'raw', self.raw, uri)
         full = image.info(self.path).actual_size
         with nbd.serve(self.path, window=self.window) as uri:
-            subprocess.run(['qemu-io', '-f', 'raw', '-d', 'unmap', '-c', 'discard 0 32M', uri], check=True, capture_output=True)
+            subprocess.run(
+                ['qemu-io', '-f', 'raw', '-d', 'unmap', '-c', 'discard 0 32M', uri],
+                check=True,
+                capture_output=True,
+            )
         self.assertLess(image.info(self.path).actual_size, full - 2 * MIB)
 
     def test_what_a_dead_process_left_is_ended(self) -> None:
@@ -214,7 +247,7 @@ class NbdTest(TestCase):
                 while os.lstat(os.path.dirname(file)):
                     time.sleep(0.05)
             nbd.stop(directory)
-            with contextlib.suppress(OSError):     # it tells of the death, too
+            with contextlib.suppress(OSError):  # it tells of the death, too
                 os.close(descriptor)
             self.assertFalse(os.path.lexists(directory))
         self.assertEqual([], self.exports_left())
@@ -227,7 +260,9 @@ class NbdTest(TestCase):
         self.assertEqual([], self.exports_left())
 
     def test_ended_as_soon_as_it_is_served(self) -> None:
-        """A daemon's parent ends before the daemon has said who it is; each that nobody ended would keep the image."""
+        """A daemon's parent ends before the daemon has said who it is; each that nobody ended would
+        keep the image.
+        """
         directory = str(self.directory / 'export')
         for _ in range(20):
             nbd.start(directory, self.path)
@@ -254,10 +289,12 @@ class NbdTest(TestCase):
         while Path(f'/proc/{served}').exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         self.assertFalse(Path(f'/proc/{served}').exists())
-        self.assertFalse(image.check(self.path).corruptions)   # and nobody holds it
+        self.assertFalse(image.check(self.path).corruptions)  # and nobody holds it
 
     def test_file_of_a_killed_process_is_collected(self) -> None:
-        """Its server, its mount and its directory go with the next conversion; not while somebody uses the file."""
+        """Its server, its mount and its directory go with the next conversion; not while somebody
+        uses the file.
+        """
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
@@ -272,7 +309,12 @@ class NbdTest(TestCase):
             file = stream.readline().rstrip()
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-        self.addCleanup(subprocess.run, ['fusermount3', '-q', '-u', os.path.dirname(file)], check=False, stderr=subprocess.DEVNULL)
+        self.addCleanup(
+            subprocess.run,
+            ['fusermount3', '-q', '-u', os.path.dirname(file)],
+            check=False,
+            stderr=subprocess.DEVNULL,
+        )
         for path in self.directory.glob('pcow-nbd-*'):
             for one in (path, path / 'export'):
                 os.utime(one, (time.time() - 7200,) * 2)
@@ -281,7 +323,7 @@ class NbdTest(TestCase):
             self.assertTrue(os.path.exists(file))
         nbd.collect()
         self.assertEqual([], list(self.directory.glob('pcow-nbd-*')))
-        self.assertFalse(image.check(self.path).corruptions)   # and nobody holds it
+        self.assertFalse(image.check(self.path).corruptions)  # and nobody holds it
 
     def test_a_file_in_use_stays(self) -> None:
         directory = str(self.directory / 'export')
@@ -301,12 +343,18 @@ class NbdTest(TestCase):
         self.assertTrue(self.raw.exists())
 
     def test_errors(self) -> None:
-        with self.assertRaises(exception.ImageNotFound), nbd.serve(str(self.directory / 'none.pcow')):
+        with (
+            self.assertRaises(exception.ImageNotFound),
+            nbd.serve(str(self.directory / 'none.pcow')),
+        ):
             pass
         self.raw.write_bytes(b'no image' * 1024)
         with self.assertRaises(exception.ToolFailed), nbd.serve(str(self.raw)):
             pass
-        with self.assertRaises(exception.ToolFailed) as context, nbd.serve(self.path, snapshot='none'):
+        with (
+            self.assertRaises(exception.ToolFailed) as context,
+            nbd.serve(self.path, snapshot='none'),
+        ):
             pass
         self.assertIn("'none'", str(context.exception))
         self.assertEqual([], self.exports_left())
@@ -324,19 +372,31 @@ class GuestTest(TestCase):
         (tree / 'file').write_text('made outside')
         self.assertEqual(OFFSET, linux_guest.make_file_system(self.directory, tree, path, '24M'))
         with nbd.serve(str(path), window=device.window(str(path))) as uri:
-            disk = ('-blockdev', f'nbd,node-name=volume,server.type=unix,server.path={uri.partition("=")[2]}',
-                    '-device', 'virtio-blk-pci,drive=volume')
+            disk = (
+                '-blockdev',
+                f'nbd,node-name=volume,server.type=unix,server.path={uri.partition("=")[2]}',
+                '-device',
+                'virtio-blk-pci,drive=volume',
+            )
             with linux_guest.LinuxGuest(kernel, self.directory, *disk) as guest:
                 self.assertIn('no-pmem', guest.run('ls /dev/pmem0 2>/dev/null || echo no-pmem'))
                 guest.run('mount -t ext4 /dev/vda /mnt')
                 self.assertIn('made outside', guest.run('cat /mnt/file'))
                 guest.run('echo on the disk >/mnt/second && sync && umount /mnt')
                 guest.quit()
-        nvdimm = ('-object', f'memory-backend-file,id=mem0,mem-path={path},share=on', '-device', 'nvdimm,memdev=mem0,id=nv0')
+        nvdimm = (
+            '-object',
+            f'memory-backend-file,id=mem0,mem-path={path},share=on',
+            '-device',
+            'nvdimm,memdev=mem0,id=nv0',
+        )
         with linux_guest.LinuxGuest(kernel, self.directory, *nvdimm) as guest:
             guest.run('mount -t ext4 -o dax=always /dev/pmem0 /mnt')
             self.assertIn('dax=always', guest.run('grep /mnt /proc/mounts'))
             self.assertIn('on the disk', guest.run('cat /mnt/second'))
-            self.assertIn(str(device.window(str(path), force_share=True).size // 512), guest.run('cat /sys/block/pmem0/size'))
+            self.assertIn(
+                str(device.window(str(path), force_share=True).size // 512),
+                guest.run('cat /sys/block/pmem0/size'),
+            )
             guest.quit()
         self.assertEqual(0, image.check(str(path)).corruptions)

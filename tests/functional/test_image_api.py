@@ -32,7 +32,9 @@ class ImageTest(unittest.TestCase):
 
     def io(self, path: str, *commands: str) -> None:
         words = [word for command in commands for word in ('-c', command)]
-        done = subprocess.run([BIN / 'pcow-io', *words, path], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [BIN / 'pcow-io', *words, path], capture_output=True, text=True, check=False
+        )
         self.assertEqual(0, done.returncode, done)
 
     def make_chain(self) -> None:
@@ -44,8 +46,17 @@ class ImageTest(unittest.TestCase):
     def test_info_and_chain(self) -> None:
         self.make_chain()
         top, base = image.chain(self.top)
-        self.assertEqual((8 * MIB, 2, 'base,1.pcow', self.base, base.uuid, 'volatile'),
-                         (top.virtual_size, top.chain_depth, top.base_filename, top.base_path, top.base_uuid, top.persistence))
+        self.assertEqual(
+            (8 * MIB, 2, 'base,1.pcow', self.base, base.uuid, 'volatile'),
+            (
+                top.virtual_size,
+                top.chain_depth,
+                top.base_filename,
+                top.base_path,
+                top.base_uuid,
+                top.persistence,
+            ),
+        )
         self.assertEqual(base, image.info(self.base))
         self.assertEqual('volatile', image.probe(self.directory))
 
@@ -137,8 +148,16 @@ class ImageTest(unittest.TestCase):
         image.snapshot_create(self.top, 'one')
 
     def test_missing(self) -> None:
-        for function in (image.info, image.chain, image.check, image.map_extents, image.commit, image.seal, image.unseal,
-                         image.snapshot_list):
+        for function in (
+            image.info,
+            image.chain,
+            image.check,
+            image.map_extents,
+            image.commit,
+            image.seal,
+            image.unseal,
+            image.snapshot_list,
+        ):
             with self.assertRaises(exception.ImageNotFound):
                 function(self.path('missing.pcow'))
 

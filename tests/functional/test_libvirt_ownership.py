@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A libvirtd that gives files to QEMU's user (dynamic_ownership), as distributions have it, and images on an immutable template."""
+"""A libvirtd that gives files to QEMU's user (dynamic_ownership), as distributions have it, and
+images on an immutable template.
+"""
 
 import json
 import os
@@ -25,15 +27,21 @@ MIB = 1 << 20
 
 
 class OwnershipTest(test_pcowctl.TestCase):
-    """A pool in /var/tmp, which is on a disk, with a chain of an immutable template, an image and a second one."""
+    """A pool in /var/tmp, which is on a disk, with a chain of an immutable template, an image and a
+    second one.
+    """
 
     def setUp(self) -> None:
         super().setUp()
         place = self._temporary('/var/tmp')
-        self.addCleanup(teardown.delete, place)        # runs before what the line above has registered
+        # runs before what the line above has registered
+        self.addCleanup(teardown.delete, place)
         self.pool = place / 'pool'
         self.template = self.make_template()
-        self.assertTrue(immutable.is_set(str(self.template)), 'this test needs a file system with the immutable flag in /var/tmp')
+        self.assertTrue(
+            immutable.is_set(str(self.template)),
+            'this test needs a file system with the immutable flag in /var/tmp',
+        )
         self.ctl('image', 'create', 'p/middle', '--template', 't')
         self.io(self.pool / 'middle.pcow', 'write -P 0x33 6M 4k')
         self.ctl('image', 'create', 'p/vm', '--template', 'middle')
@@ -52,27 +60,49 @@ class OwnershipTest(test_pcowctl.TestCase):
         hooks.mkdir(parents=True)
         shutil.copy(test_pcowctl.HOOK, hooks / 'pcow')
         self.daemon = libvirtd.Libvirtd(self.run_.directory, SETTINGS)
-        # where /dev/kvm is root's alone, libvirt asks QEMU anew whether it can do KVM, some ten times for every command
+        # where /dev/kvm is root's alone, libvirt asks QEMU anew whether it can do KVM, some ten
+        # times for every command
         kvm = self.run_.directory / 'kvm'
         kvm.touch(0)
         setup = (f'[ ! -e /dev/kvm ] || mount --bind {kvm} /dev/kvm',)
-        self.daemon.start(setup=setup, environment={'PATH': f'{test_pcowctl.BIN}:{os.environ["PATH"]}'})
+        self.daemon.start(
+            setup=setup, environment={'PATH': f'{test_pcowctl.BIN}:{os.environ["PATH"]}'}
+        )
 
     def virsh(self, *words: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(('virsh', '-q', '-c', self.daemon.uri, *map(str, words)), stdin=subprocess.DEVNULL, text=True,
-                              capture_output=True, timeout=images.TIMEOUT, env=os.environ | {'LC_ALL': 'C'}, check=False)
+        return subprocess.run(
+            ('virsh', '-q', '-c', self.daemon.uri, *map(str, words)),
+            stdin=subprocess.DEVNULL,
+            text=True,
+            capture_output=True,
+            timeout=images.TIMEOUT,
+            env=os.environ | {'LC_ALL': 'C'},
+            check=False,
+        )
 
     def must(self, *words: object) -> str:
         done = self.virsh(*words)
-        self.assertEqual(0, done.returncode, done.stderr + self.daemon.log.read_text(errors='replace')[-2000:])
+        self.assertEqual(
+            0, done.returncode, done.stderr + self.daemon.log.read_text(errors='replace')[-2000:]
+        )
         return done.stdout
 
     def define(self, name: str, **options: bool) -> str:
-        """A domain with an image and nothing to boot: what its memory holds is looked at from outside."""
+        """A domain with an image and nothing to boot: what its memory holds is looked at from
+        outside.
+        """
         size = self.show('image', 'show', f'p/{name}')['virtual size']
         domain = f'{self.run_.domain_name}-{name}'
-        spec = domain_xml.Domain(name=domain, memory=64 * MIB, kernel='/none', emulator=str(self.emulator), volatile=True,
-                                 nvdimms=[libvirt_xml.Nvdimm(path=str(self.pool / f'{name}.pcow'), size=size, **options)])
+        spec = domain_xml.Domain(
+            name=domain,
+            memory=64 * MIB,
+            kernel='/none',
+            emulator=str(self.emulator),
+            volatile=True,
+            nvdimms=[
+                libvirt_xml.Nvdimm(path=str(self.pool / f'{name}.pcow'), size=size, **options)
+            ],
+        )
         element = spec.to_element()
         boot = element.find('os')
         assert boot is not None
@@ -90,7 +120,11 @@ class OwnershipTest(test_pcowctl.TestCase):
     def guest_byte(self, domain: str, offset: int) -> str:
         """What a CPU of the guest would read there."""
         (device,) = self.monitor(domain, 'query-memory-devices')  # type: ignore[misc]
-        text = self.monitor(domain, 'human-monitor-command', **{'command-line': f'xp /1bx {device["data"]["addr"] + offset:#x}'})
+        text = self.monitor(
+            domain,
+            'human-monitor-command',
+            **{'command-line': f'xp /1bx {device["data"]["addr"] + offset:#x}'},
+        )
         return str(text).split()[-1]
 
     def test_all(self) -> None:
@@ -109,19 +143,28 @@ class OwnershipTest(test_pcowctl.TestCase):
             pid = int((self.run_.directory / 'run/qemu' / f'{domain}.pid').read_text())
             self.assertEqual(user.pw_uid, os.stat(f'/proc/{pid}').st_uid)
             self.assertEqual(user.pw_uid, (self.pool / 'vm.pcow').stat().st_uid)
-            for offset, wanted in ((test_pcowctl.OFFSET, '0x11'), (test_pcowctl.OFFSET + MIB, '0x22'), (6 * MIB, '0x33')):
+            for offset, wanted in (
+                (test_pcowctl.OFFSET, '0x11'),
+                (test_pcowctl.OFFSET + MIB, '0x22'),
+                (6 * MIB, '0x33'),
+            ):
                 self.assertEqual(wanted, self.guest_byte(domain, offset))
             self.must('destroy', domain)
-            self.assertEqual(0, (self.pool / 'vm.pcow').stat().st_uid)         # as it was
+            self.assertEqual(0, (self.pool / 'vm.pcow').stat().st_uid)  # as it was
             for name, status in before.items():
                 now = (self.pool / name).stat()
                 self.assertEqual((status.st_uid, status.st_gid), (now.st_uid, now.st_gid), name)
             self.assertTrue(immutable.is_set(str(self.template)))
             self.assertEqual(digest, images.digest(self.template))
-        self.assertRegex(self.run_program('getfacl', '-cn', self.template).stdout, f'(?m)^user:{user.pw_uid}:r--$')
+        self.assertRegex(
+            self.run_program('getfacl', '-cn', self.template).stdout,
+            f'(?m)^user:{user.pw_uid}:r--$',
+        )
 
     def check_template_itself(self) -> None:
-        """No domain runs on a template: libvirt cannot give it away, and says so; nothing about it is changed."""
+        """No domain runs on a template: libvirt cannot give it away, and says so; nothing about it
+        is changed.
+        """
         digest, before = images.digest(self.template), self.template.stat()
         for readonly in (False, True):
             domain = self.define('t', readonly=readonly)
@@ -130,6 +173,9 @@ class OwnershipTest(test_pcowctl.TestCase):
             self.assertRegex(done.stderr, re.escape(str(self.template)))
             self.must('undefine', domain)
             now = self.template.stat()
-            self.assertEqual((before.st_uid, before.st_gid, before.st_mode), (now.st_uid, now.st_gid, now.st_mode))
+            self.assertEqual(
+                (before.st_uid, before.st_gid, before.st_mode),
+                (now.st_uid, now.st_gid, now.st_mode),
+            )
             self.assertTrue(immutable.is_set(str(self.template)))
             self.assertEqual(digest, images.digest(self.template))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""etc/libvirt/bin/qemu-img with real disks and images, called as libvirt calls it: two of each, and what goes wrong on the way."""
+"""etc/libvirt/bin/qemu-img with real disks and images, called as libvirt calls it: two of each, and
+what goes wrong on the way.
+"""
 
 import os
 from pathlib import Path
@@ -28,20 +30,30 @@ class LibvirtQemuImgTest(images.ImageTestCase):
             vm_state.run('pcow-img', 'create', '-q', image, test_qemu_backend.SIZE)
         self.define(self.disks, self.images)
         directory = str(Path(images.program('pcow-img')).parent)
-        self.useFixture(fixtures.EnvironmentVariable('PATH', os.pathsep.join((directory, os.environ['PATH']))))
+        self.useFixture(
+            fixtures.EnvironmentVariable('PATH', os.pathsep.join((directory, os.environ['PATH'])))
+        )
 
-    def define(self, disks: list[Path], memories: list[Path], *, name: str = 'web1', snapshot: str = '') -> None:
+    def define(
+        self, disks: list[Path], memories: list[Path], *, name: str = 'web1', snapshot: str = ''
+    ) -> None:
         """A domain, or what libvirt keeps of it with a snapshot."""
         domains, snapshots = self.directory / 'domains', self.directory / 'snapshots'
         for directory in (domains, snapshots / name):
             directory.mkdir(parents=True, exist_ok=True)
-        devices = [f"<disk type='file' device='disk'><source file='{disk}'/></disk>" for disk in disks]
+        devices = [
+            f"<disk type='file' device='disk'><source file='{disk}'/></disk>" for disk in disks
+        ]
         # of each model that images can be
-        devices += [f"<memory model='{model}'><source><path>{image}</path></source></memory>"
-                    for model, image in zip(('nvdimm', 'virtio-pmem'), memories, strict=False)]
+        devices += [
+            f"<memory model='{model}'><source><path>{image}</path></source></memory>"
+            for model, image in zip(('nvdimm', 'virtio-pmem'), memories, strict=False)
+        ]
         domain = f"<domain><name>{name}</name><devices>{''.join(devices)}</devices></domain>"
         if snapshot:
-            (snapshots / name / f'{snapshot}.xml').write_text(f'<domainsnapshot><name>{snapshot}</name>{domain}</domainsnapshot>')
+            (snapshots / name / f'{snapshot}.xml').write_text(
+                f'<domainsnapshot><name>{snapshot}</name>{domain}</domainsnapshot>'
+            )
         else:
             (domains / f'{name}.xml').write_text(domain)
         self.useFixture(fixtures.MockPatchObject(program, 'DOMAINS', str(domains)))
@@ -58,7 +70,9 @@ class LibvirtQemuImgTest(images.ImageTestCase):
         return more
 
     def call(self, option: str, name: str) -> list[str]:
-        """For one disk after the other, also after one has failed, as libvirt does for some operations; what was said."""
+        """For one disk after the other, also after one has failed, as libvirt does for some
+        operations; what was said.
+        """
         said = []
         for disk in self.disks:
             try:
@@ -109,7 +123,9 @@ class LibvirtQemuImgTest(images.ImageTestCase):
         """Nothing is deleted, although libvirt goes on with the next disk."""
         self.call('-c', 's')
         child = self.directory / 'child.pcow'
-        vm_state.run('pcow-img', 'create', '-q', '-b', self.images[1].name, '-o', 'base_snapshot=s', child)
+        vm_state.run(
+            'pcow-img', 'create', '-q', '-b', self.images[1].name, '-o', 'base_snapshot=s', child
+        )
         refused, then = self.call('-d', 's')
         self.assertIn(child.name, refused)
         self.assertIn("still has the snapshot 's'", then)
@@ -133,14 +149,19 @@ class LibvirtQemuImgTest(images.ImageTestCase):
             return str(real(*command))
 
         with mock.patch.object(program, 'run', run):
-            self.assertRaises(subprocess.TimeoutExpired, program.serve, ['snapshot', '-c', 's', str(self.disks[0])])
+            self.assertRaises(
+                subprocess.TimeoutExpired,
+                program.serve,
+                ['snapshot', '-c', 's', str(self.disks[0])],
+            )
         self.assert_names()
 
     def test_revert_that_cannot_be(self) -> None:
         self.fill(1)
         self.call('-c', 's')
         self.fill(2)
-        with mock.patch.object(program, 'MOST_APART', -1):       # as if they were of different times
+        # as if they were of different times
+        with mock.patch.object(program, 'MOST_APART', -1):
             refused, then = self.call('-a', 's')
         self.assertIn('do not belong together', refused)
         self.assertIn("was not reverted to 's'", then)
@@ -157,10 +178,27 @@ class LibvirtQemuImgTest(images.ImageTestCase):
         self.fill(2)
         self.assertTrue(program.serve(['snapshot', '-a', 's', str(self.disks[0])]))
         # the second disk is not reverted yet, nor are the images: nobody runs that
-        done = subprocess.run([images.program('qemu-system-x86_64'), '-machine', 'q35,nvdimm=on', '-accel', 'qtest', '-m',
-                               '128M,slots=2,maxmem=8G', '-nodefaults', '-display', 'none',
-                               *test_qemu_backend.backend(self.images[0]), *vm_state.carrier_arguments(self.disks[0])],
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=qemu.START_SECONDS, check=False)
+        done = subprocess.run(
+            [
+                images.program('qemu-system-x86_64'),
+                '-machine',
+                'q35,nvdimm=on',
+                '-accel',
+                'qtest',
+                '-m',
+                '128M,slots=2,maxmem=8G',
+                '-nodefaults',
+                '-display',
+                'none',
+                *test_qemu_backend.backend(self.images[0]),
+                *vm_state.carrier_arguments(self.disks[0]),
+            ],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=qemu.START_SECONDS,
+            check=False,
+        )
         self.assertEqual(1, done.returncode)
         self.assertIn('being reverted to a snapshot when QEMU ended', done.stderr)
         for option, name in (('-a', 'other'), ('-c', 'new'), ('-d', 's'), ('-d', 'other')):
@@ -170,14 +208,25 @@ class LibvirtQemuImgTest(images.ImageTestCase):
         self.assert_names('other', 's')
 
     def test_a_disk_that_may_have_been_reverted(self) -> None:
-        """Killed by the limit of time, or a late error: nothing runs on that disk beside the memory of later."""
+        """Killed by the limit of time, or a late error: nothing runs on that disk beside the memory
+        of later.
+        """
         self.take()
         real = program.run
-        for error, disk, late in ((subprocess.TimeoutExpired('qemu-img', 600), self.disks[0], True),
-                                  (program.Refused('Input/output error'), self.disks[0], False),
-                                  (program.Refused('No space left on device'), self.disks[1], True)):
-            def run(*command: str, error: Exception = error, disk: Path = disk, late: bool = late) -> str:
-                fails = command[0].endswith('/qemu-img') and command[-1] == str(disk) and '-a' in command
+        for error, disk, late in (
+            (subprocess.TimeoutExpired('qemu-img', 600), self.disks[0], True),
+            (program.Refused('Input/output error'), self.disks[0], False),
+            (program.Refused('No space left on device'), self.disks[1], True),
+        ):
+
+            def run(
+                *command: str, error: Exception = error, disk: Path = disk, late: bool = late
+            ) -> str:
+                fails = (
+                    command[0].endswith('/qemu-img')
+                    and command[-1] == str(disk)
+                    and '-a' in command
+                )
                 said = str(real(*command)) if late or not fails else ''
                 if fails:
                     raise error
@@ -228,12 +277,18 @@ class LibvirtQemuImgTest(images.ImageTestCase):
             return str(real(*command))
 
         with mock.patch.object(program, 'run', run):
-            self.assertRaises(subprocess.TimeoutExpired, program.serve, ['snapshot', '-a', 's', str(self.disks[0])])
+            self.assertRaises(
+                subprocess.TimeoutExpired,
+                program.serve,
+                ['snapshot', '-a', 's', str(self.disks[0])],
+            )
         self.assert_holds(2)
         self.assert_names('s')
 
     def test_a_disk_without_it(self) -> None:
-        """It was there when the snapshot was taken: the others and the images are not taken back without it."""
+        """It was there when the snapshot was taken: the others and the images are not taken back
+        without it.
+        """
         self.take()
         for lost in self.disks:
             vm_state.run('qemu-img', 'snapshot', '-d', 's', lost)
@@ -271,7 +326,11 @@ class LibvirtQemuImgTest(images.ImageTestCase):
 
     def test_disks_and_images_that_went_since(self) -> None:
         self.take()
-        for disks, memories in ((self.disks[:1], self.images), (self.disks[1:], self.images[:1]), (self.disks, [])):
+        for disks, memories in (
+            (self.disks[:1], self.images),
+            (self.disks[1:], self.images[:1]),
+            (self.disks, []),
+        ):
             self.fill(2)
             self.define(disks, memories)
             self.assertEqual([], self.call('-a', 's'))
@@ -327,10 +386,15 @@ class LibvirtQemuImgTest(images.ImageTestCase):
         with mock.patch.object(program, 'run', run):
             self.assertRaises(SystemExit, self.call, '-a', 's')
         self.assertTrue(vm_state.disk_holds(disk, 1))
-        with vm_state.Vm(self.directory, *test_qemu_backend.backend(image), *vm_state.carrier_arguments(disk)) as vm:
+        with vm_state.Vm(
+            self.directory, *test_qemu_backend.backend(image), *vm_state.carrier_arguments(disk)
+        ) as vm:
             self.assertEqual((['s'], ['s']), vm.trees())
             vm.quit()
         self.assert_holds(1)
 
     def test_real_program_is_there(self) -> None:
-        self.assertEqual(os.path.realpath(shutil.which('qemu-img') or ''), os.path.realpath(program.real_qemu_img()))
+        self.assertEqual(
+            os.path.realpath(shutil.which('qemu-img') or ''),
+            os.path.realpath(program.real_qemu_img()),
+        )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live migration of a VM with pcow images between two real QEMUs, without a guest: the test stores while it goes on."""
+"""Live migration of a VM with pcow images between two real QEMUs, without a guest: the test stores
+while it goes on.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ class MigrationTestCase(images.ImageTestCase):
 
     def migrate(self, vm: qemu.Qemu, to: str = 'migration', **parameters: Any) -> None:
         """As libvirt does it: the source hears from the destination whether it has all."""
-        vm.qmp('migrate-set-capabilities', capabilities=[{'capability': 'return-path', 'state': True}])
+        vm.qmp(
+            'migrate-set-capabilities', capabilities=[{'capability': 'return-path', 'state': True}]
+        )
         if parameters:
             vm.qmp('migrate-set-parameters', **parameters)
         vm.qmp('migrate', uri=f'unix:{self.directory}/{to}')
@@ -87,28 +91,38 @@ class MigrationTestCase(images.ImageTestCase):
 
     def assert_holds(self, vm: qemu.Qemu, model: Model) -> None:
         for page, data in model.pages.items():
-            self.assertEqual(data, vm.read(vm.address(model.device) + page * 4096, len(data)), f'page {page}')
+            self.assertEqual(
+                data, vm.read(vm.address(model.device) + page * 4096, len(data)), f'page {page}'
+            )
 
 
 class CompletedTest(MigrationTestCase):
     def test_stores_go_on(self) -> None:
-        """Rounds while the test stores; what is in the base does not travel, what was stored does."""
+        """Rounds while the test stores; what is in the base does not travel, what was
+        stored does.
+        """
         target, model = self.prepare_there(), Model(1)
         with self.run_vm(self.image) as source, self.receive(target) as destination:
             model.store(source, 2000)
             source.write(vm_state.RAM, b'ram')
             # A guest does not store after it was stopped; the test would.
-            source.qmp('migrate-set-capabilities', capabilities=[{'capability': 'pause-before-switchover', 'state': True}])
+            source.qmp(
+                'migrate-set-capabilities',
+                capabilities=[{'capability': 'pause-before-switchover', 'state': True}],
+            )
             self.migrate(source, max_bandwidth=8 * images.MIB, downtime_limit=1)
             names: set[str] = set()
             end = time.monotonic() + 120
-            # Each round has a snapshot of its own; that slow, and with that little time to stop in, they do not come to an end.
+            # Each round has a snapshot of its own; that slow, and with that little time to stop in,
+            # they do not come to an end.
             while len(names) < 2:
                 self.assertLess(time.monotonic(), end, f'there were no rounds: {names}')
                 model.store(source, 50)
                 names.update(source.names())
                 self.assertEqual('active', source.qmp('query-migrate')['status'])
-            source.qmp('migrate-set-parameters', **{'max-bandwidth': 1 << 40, 'downtime-limit': 1000})
+            source.qmp(
+                'migrate-set-parameters', **{'max-bandwidth': 1 << 40, 'downtime-limit': 1000}
+            )
             while source.qmp('query-migrate')['status'] == 'active':
                 model.store(source, 5)
             source.qmp('migrate-continue', state='pre-switchover')
@@ -125,7 +139,9 @@ class CompletedTest(MigrationTestCase):
         self.assertLess(self.allocated(target), self.allocated(self.image) + 4 * images.MIB)
 
     def test_stopped(self) -> None:
-        """Byte for byte, with pages of zeros over the base and pages that were stored back as they were."""
+        """Byte for byte, with pages of zeros over the base and pages that were stored back as they
+        were.
+        """
         target = self.prepare_there()
         with self.run_vm(self.image, '-S') as source, self.receive(target) as destination:
             address = source.address('nv0')
@@ -170,23 +186,39 @@ class CompletedTest(MigrationTestCase):
         self.assert_clean(target)
 
     def read_only(self, path: Path) -> tuple[str, ...]:
-        return ('-object', f'memory-backend-file,id=mem0,mem-path={path},share=on,readonly=on',
-                '-device', 'nvdimm,id=nv0,memdev=mem0,unarmed=on')
+        return (
+            '-object',
+            f'memory-backend-file,id=mem0,mem-path={path},share=on,readonly=on',
+            '-device',
+            'nvdimm,id=nv0,memdev=mem0,unarmed=on',
+        )
 
     def test_read_only_image(self) -> None:
         """Nothing of it travels; it has to be the very file."""
         self.copy_base(self.there)
-        for path, status in ((self.there / self.base.name, 'completed'), (self.there / 'other.pcow', 'failed')):
+        for path, status in (
+            (self.there / self.base.name, 'completed'),
+            (self.there / 'other.pcow', 'failed'),
+        ):
             if not path.exists():
                 self.create('there/other.pcow', SIZE)
                 self.img('seal', '-q', path)
-            with (vm_state.Vm(self.here, *self.read_only(self.base)) as source,
-                  vm_state.Vm(self.there, *self.read_only(path), '-incoming', f'unix:{self.directory}/migration')):
+            with (
+                vm_state.Vm(self.here, *self.read_only(self.base)) as source,
+                vm_state.Vm(
+                    self.there,
+                    *self.read_only(path),
+                    '-incoming',
+                    f'unix:{self.directory}/migration',
+                ),
+            ):
                 self.migrate(source)
                 self.assertEqual(status, self.wait(source)['status'], path)
 
     def test_read_only_image_beside_a_file(self) -> None:
-        """The state of a VM goes to a file (virsh save), or over a restart of the host; the image stays what it is."""
+        """The state of a VM goes to a file (virsh save), or over a restart of the host; the image
+        stays what it is.
+        """
         state = self.directory / 'state'
         for mode in ('normal', 'cpr-reboot'):
             with self.subTest(mode=mode):
@@ -196,7 +228,9 @@ class CompletedTest(MigrationTestCase):
                     source.qmp('migrate', uri=f'file:{state}')
                     self.assertEqual('completed', self.wait(source)['status'])
                     source.quit()
-                with vm_state.Vm(self.here, *self.read_only(self.base), '-incoming', 'defer') as destination:
+                with vm_state.Vm(
+                    self.here, *self.read_only(self.base), '-incoming', 'defer'
+                ) as destination:
                     destination.qmp('migrate-set-parameters', mode=mode)
                     destination.qmp('migrate-incoming', uri=f'file:{state}')
                     self.assertEqual('running', destination.wait_status('running'))
@@ -204,7 +238,9 @@ class CompletedTest(MigrationTestCase):
                     destination.quit()
         self.create('here/other.pcow', SIZE)
         other = self.here / 'other.pcow'
-        with vm_state.Vm(self.here, *self.read_only(other), '-incoming', f'file:{state}') as destination:
+        with vm_state.Vm(
+            self.here, *self.read_only(other), '-incoming', f'file:{state}'
+        ) as destination:
             self.assertNotEqual(0, destination.process.wait(SECONDS))
             assert destination.process.stderr is not None
             self.assertIn('belongs to another pcow image', destination.process.stderr.read())
@@ -214,7 +250,9 @@ class RefusedTest(MigrationTestCase):
     def test_before_it_begins(self) -> None:
         with self.run_vm(self.image) as vm:
             for uri in (f'file:{self.directory}/state', 'exec:cat >/dev/null'):
-                self.assertIn('cannot be migrated or saved to a file', vm.qmp_error('migrate', uri=uri))
+                self.assertIn(
+                    'cannot be migrated or saved to a file', vm.qmp_error('migrate', uri=uri)
+                )
             for capability in ('postcopy-ram', 'background-snapshot'):
                 state = {'capability': capability, 'state': True}
                 vm.qmp('migrate-set-capabilities', capabilities=[state])
@@ -247,7 +285,8 @@ class RefusedTest(MigrationTestCase):
         self.assert_clean(self.image)
 
     def test_another_base(self) -> None:
-        self.img('convert', '-O', 'pcow', self.base, self.there / self.base.name)      # the same, but not the file
+        # the same, but not the file
+        self.img('convert', '-O', 'pcow', self.base, self.there / self.base.name)
         target = self.create('there/top.pcow', None, '-b', self.base.name)
         self.fails(target, f"'{target}' stands on another base")
 
@@ -292,7 +331,10 @@ class InterruptedTest(MigrationTestCase):
         self.send_some(source, model)
         model.store(source, 100)
         self.assertEqual(1, len(source.names()))
-        self.assertIn('the VM is being migrated', source.qmp_error('pcow-snapshot-create', id='mem0', name='mine'))
+        self.assertIn(
+            'the VM is being migrated',
+            source.qmp_error('pcow-snapshot-create', id='mem0', name='mine'),
+        )
         self.assertIn('the VM is being migrated', source.hmp('savevm mine'))
 
     def test_cancelled(self) -> None:
@@ -305,10 +347,13 @@ class InterruptedTest(MigrationTestCase):
             self.assertEqual([], source.names())
             self.assert_holds(source, model)
             self.assertEqual(['.arriving'], self.names(target))
-            self.assertIn('has not arrived: the VM is where it was', qemu.refused(*test_qemu_backend.backend(target)))
+            self.assertIn(
+                'has not arrived: the VM is where it was',
+                qemu.refused(*test_qemu_backend.backend(target)),
+            )
             target.unlink()
             self.create('there/top.pcow', None, '-b', self.base.name)
-            self.img('snapshot', '-c', '.arriving', target)    # as who makes it for that may do
+            self.img('snapshot', '-c', '.arriving', target)  # as who makes it for that may do
             self.assertIn('has not arrived', qemu.refused(*test_qemu_backend.backend(target)))
             with self.receive(target) as destination:
                 self.migrate(source, max_bandwidth=1 << 40)
@@ -323,9 +368,19 @@ class InterruptedTest(MigrationTestCase):
         target, spare = self.prepare_there(), self.create('here/spare.pcow', SIZE)
         spare_there = self.create('there/spare.pcow', SIZE)
         with self.run_vm(self.image) as source:
-            source.qmp('object-add', **{'qom-type': 'memory-backend-file', 'id': 'spare', 'mem-path': str(spare),
-                                        'size': SIZE, 'share': True})
-            with self.receive(target, '-object', f'memory-backend-file,id=spare,mem-path={spare_there},share=on'):
+            source.qmp(
+                'object-add',
+                **{
+                    'qom-type': 'memory-backend-file',
+                    'id': 'spare',
+                    'mem-path': str(spare),
+                    'size': SIZE,
+                    'share': True,
+                },
+            )
+            with self.receive(
+                target, '-object', f'memory-backend-file,id=spare,mem-path={spare_there},share=on'
+            ):
                 self.send_some(source, Model(7))
                 source.qmp('object-del', id='spare')
                 time.sleep(0.5)
@@ -349,7 +404,9 @@ class InterruptedTest(MigrationTestCase):
         self.assert_undamaged(target)
 
     def test_source_is_killed(self) -> None:
-        """The destination ends; the image keeps all that was stored, and the snapshot only until the next start."""
+        """The destination ends; the image keeps all that was stored, and the snapshot only until
+        the next start.
+        """
         target, model = self.prepare_there(), Model(6)
         with self.receive(target) as destination:
             with self.run_vm(self.image) as source:

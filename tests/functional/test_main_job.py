@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quickstart for real: libvirt, QEMU with the pcow backend and a Debian guest.  Needs root and what tools/build makes."""
+"""The quickstart for real: libvirt, QEMU with the pcow backend and a Debian guest. Needs root and
+what tools/build makes.
+"""
 
 import json
 import os
@@ -18,7 +20,7 @@ BIN = Path(os.environ.get('PCOW_BIN_DIR') or TOP / 'build/bin').resolve()
 RUNS = Path('/run/pcow-quickstart')
 CACHE = Path(os.environ.get('PCOW_CACHE_DIR', '/var/cache/pcow'))
 MIB = 1 << 20
-FULL_SECONDS = 900                 # the first run of a machine fetches the guest
+FULL_SECONDS = 900  # the first run of a machine fetches the guest
 END_SECONDS = 60
 COMMAND = (sys.executable, '-m', 'tools.lib.quickstart')
 
@@ -29,7 +31,9 @@ def processes_with(mark: str) -> list[str]:
     for entry in Path('/proc').iterdir():
         if entry.name.isdigit():
             try:
-                words = (entry / 'cmdline').read_bytes().replace(b'\0', b' ').decode(errors='replace')
+                words = (
+                    (entry / 'cmdline').read_bytes().replace(b'\0', b' ').decode(errors='replace')
+                )
             except OSError:
                 continue
             if mark in words:
@@ -51,7 +55,9 @@ def session_members(session: int) -> list[int]:
 
 
 def runs_of(pid: int) -> list[str]:
-    """Ids of the runs that a quickstart process made and did not clear up; others may run at the same time."""
+    """Ids of the runs that a quickstart process made and did not clear up; others may run at the
+    same time.
+    """
     found = []
     for path in RUNS.glob('*/state.json'):
         try:
@@ -66,14 +72,24 @@ class MainJobTestCase(unittest.TestCase):
     def setUp(self) -> None:
         for name in ('pcow-img', 'qemu-system-x86_64'):
             self.assertTrue((BIN / name).exists(), f'{BIN} has no {name}: run tools/build')
-        self.environment = os.environ | {'PATH': f'{BIN}:{os.environ["PATH"]}', 'PYTHONUNBUFFERED': '1'}
+        self.environment = os.environ | {
+            'PATH': f'{BIN}:{os.environ["PATH"]}',
+            'PYTHONUNBUFFERED': '1',
+        }
         self.directory = Path(tempfile.mkdtemp(prefix='pcow-test-'))
         self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
 
     def start(self, *args: object) -> subprocess.Popen[str]:
         """Start a quickstart; it is ended with the test."""
-        process = subprocess.Popen([*COMMAND, *map(str, args)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, text=True, cwd=TOP, env=self.environment)
+        process = subprocess.Popen(
+            [*COMMAND, *map(str, args)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=TOP,
+            env=self.environment,
+        )
         self.addCleanup(self.finish, process)
         return process
 
@@ -111,7 +127,8 @@ class TestMainJob(MainJobTestCase):
         self.assertRegex(str(figures['guest_root']), r'^/dev/pmem0 / ext4 \S*\bdax=always\b')
         self.assertEqual({'state': 'before', 'files': ['data', 'state']}, figures['reverted'])
         self.assertLess(figures['overlay_size'], MIB)
-        self.assertGreater(figures['overlay_final_size'], 4 * MIB)     # the data of the snapshot is in it
+        # the data of the snapshot is in it
+        self.assertGreater(figures['overlay_final_size'], 4 * MIB)
         self.assertLess(figures['overlay_final_size'], 64 * MIB)
         self.assertGreater(figures['template_size'], 64 * MIB)
         self.assertLess(figures['template_size'], figures['template_virtual_size'])
@@ -138,7 +155,8 @@ class TestMainJob(MainJobTestCase):
             self.assertEqual(1, len(figures['boot_raw_seconds']))
             self.assert_nothing_left(figures['run'])
         self.assertEqual(['of-the-user'], os.listdir(pool))
-        # of one boot each; the target is 1.1, and a machine that stood still in one of the boots did not in both
+        # of one boot each; the target is 1.1, and a machine that stood still in one of the boots
+        # did not in both
         self.assertLess(min(ratios), 2)
 
     def test_keep_and_stop(self) -> None:
@@ -150,7 +168,13 @@ class TestMainJob(MainJobTestCase):
             name = f'pcow-quickstart-{run_id}'
             uri = f'qemu+unix:///system?socket={RUNS / run_id / "libvirt-sock"}'
             self.assertIn(f"virsh -c '{uri}' console {name}", done.stdout)
-            state = subprocess.run(('virsh', '-c', uri, 'domstate', name), capture_output=True, text=True, check=True, timeout=60)
+            state = subprocess.run(
+                ('virsh', '-c', uri, 'domstate', name),
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=60,
+            )
             self.assertEqual('running', state.stdout.strip())
             self.assertEqual(1, len(processes_with(f'guest={name}')))
         finally:
@@ -170,7 +194,9 @@ class TestInterrupt(MainJobTestCase):
             if line in text:
                 break
         else:
-            self.fail(f'it ended before "{line}": {process.stderr.read() if process.stderr else ""}')
+            self.fail(
+                f'it ended before "{line}": {process.stderr.read() if process.stderr else ""}'
+            )
         time.sleep(delay)
         (run_id,) = runs_of(process.pid)
         children = Path(f'/proc/{process.pid}/task/{process.pid}/children').read_text().split()
@@ -186,7 +212,9 @@ class TestInterrupt(MainJobTestCase):
         self.assert_nothing_left(run_id)
 
     def _left_of(self, session: int) -> list[int]:
-        """What is still there after a moment: one that was killed when its parent had gone is waited for by somebody else."""
+        """What is still there after a moment: one that was killed when its parent had gone is
+        waited for by somebody else.
+        """
         end = time.monotonic() + 5
         while (left := session_members(session)) and time.monotonic() < end:
             time.sleep(0.05)
@@ -224,7 +252,9 @@ class TestBadInput(MainJobTestCase):
     def test_image_with_a_backing_file(self) -> None:
         base, image = self.directory / 'base.qcow2', self.directory / 'image.qcow2'
         for words in ((str(base), '16M'), ('-b', str(base), '-F', 'qcow2', str(image))):
-            subprocess.run(('qemu-img', 'create', '-q', '-f', 'qcow2', *words), check=True, timeout=60)
+            subprocess.run(
+                ('qemu-img', 'create', '-q', '-f', 'qcow2', *words), check=True, timeout=60
+            )
         self.assertIn(str(image), self.refused('--image', image))
 
     def test_missing_files(self) -> None:
@@ -240,5 +270,7 @@ class TestBadInput(MainJobTestCase):
 
     def test_image_without_a_root(self) -> None:
         image = self.directory / 'empty.qcow2'
-        subprocess.run(('qemu-img', 'create', '-q', '-f', 'qcow2', str(image), '16M'), check=True, timeout=60)
+        subprocess.run(
+            ('qemu-img', 'create', '-q', '-f', 'qcow2', str(image), '16M'), check=True, timeout=60
+        )
         self.assertIn('no root file system', self.refused('--image', image))

@@ -23,7 +23,8 @@ mount --bind {work}/fuse /dev/fuse
 printf '%s' {configuration} > {work}/fuse.conf
 mount --bind {work}/fuse.conf /etc/fuse.conf
 install -d -o {user} {work}/exports
-setpriv --reuid {user} --regid {user} --clear-groups --inh-caps=+dac_read_search --ambient-caps=+dac_read_search {service}
+setpriv --reuid {user} --regid {user} --clear-groups --inh-caps=+dac_read_search \
+    --ambient-caps=+dac_read_search {service}
 '''
 _SERVICE = '''
 import sys
@@ -42,7 +43,6 @@ finally:
 
 
 class UsersTest(test_device_nbd.TestCase):
-
     def reads(self, configuration: str) -> bool:
         """Whether root can read the file of another user's export."""
         path = device.create(self.pool, 'volume', 8 << 20)
@@ -51,15 +51,37 @@ class UsersTest(test_device_nbd.TestCase):
         work = self.directory / 'work'
         work.mkdir()
         export = str(work / 'exports' / 'one')
-        service = shlex.join([sys.executable, '-c', _SERVICE, export, path, str(BIN / 'nbdkit-pcow-plugin.so')])
-        script = _MACHINE.format(work=work, user=USER, service=service, configuration=shlex.quote(configuration))
-        with subprocess.Popen(['unshare', '-m', 'sh', '-c', script], cwd=TOP, env=os.environ | {'PYTHONPATH': str(TOP)},
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        service = shlex.join(
+            [sys.executable, '-c', _SERVICE, export, path, str(BIN / 'nbdkit-pcow-plugin.so')]
+        )
+        script = _MACHINE.format(
+            work=work, user=USER, service=service, configuration=shlex.quote(configuration)
+        )
+        with subprocess.Popen(
+            ['unshare', '-m', 'sh', '-c', script],
+            cwd=TOP,
+            env=os.environ | {'PYTHONPATH': str(TOP)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
             assert process.stdin is not None and process.stdout is not None
             shown = process.stdout.readline().strip()
             self.assertTrue(shown, 'the service has not shown a file')
-            done = subprocess.run(['nsenter', '-t', str(process.pid), '-m', 'dd', f'if={shown}', 'of=/dev/null', 'count=1'],
-                                  stderr=subprocess.DEVNULL, check=False)
+            done = subprocess.run(
+                [
+                    'nsenter',
+                    '-t',
+                    str(process.pid),
+                    '-m',
+                    'dd',
+                    f'if={shown}',
+                    'of=/dev/null',
+                    'count=1',
+                ],
+                stderr=subprocess.DEVNULL,
+                check=False,
+            )
             process.stdin.close()
             self.assertEqual(0, process.wait())
         return done.returncode == 0

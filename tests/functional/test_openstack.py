@@ -20,12 +20,35 @@ from tools.lib.openstack_aio import volume_cycle
 
 _bed: openstack_bed.Bed | None = None
 # The rows that a change is likely to break; all of them: tools/openstack-aio life-cycle.
-CI_ROWS = ('create', 'stop_start', 'hard_reboot', 'suspend', 'snapshot', 'resize_down', 'revert_in_place', 'rebuild', 'delete',
-           'data_devices', 'damaged_image', 'no_backend', 'full_disk', 'crowd')
+CI_ROWS = (
+    'create',
+    'stop_start',
+    'hard_reboot',
+    'suspend',
+    'snapshot',
+    'resize_down',
+    'revert_in_place',
+    'rebuild',
+    'delete',
+    'data_devices',
+    'damaged_image',
+    'no_backend',
+    'full_disk',
+    'crowd',
+)
 REFUSED = ('resize_down', 'damaged_image', 'no_backend', 'full_disk')
-TWO_NODES_ROWS = ('create', 'cold_migrate', 'cold_migrate_revert', 'live_migrate', 'live_migrate_snapshot', 'delete', 'evacuate')
+TWO_NODES_ROWS = (
+    'create',
+    'cold_migrate',
+    'cold_migrate_revert',
+    'live_migrate',
+    'live_migrate_snapshot',
+    'delete',
+    'evacuate',
+)
 TWO_NODES_REFUSED = ('live_migrate_snapshot', 'evacuate')
-COMPARED = 5 if os.environ.get('PCOW_TEST_LONG') else 2        # servers from one image, one after the other
+# servers from one image, one after the other
+COMPARED = 5 if os.environ.get('PCOW_TEST_LONG') else 2
 
 
 def setUpModule() -> None:
@@ -39,7 +62,10 @@ def tearDownModule() -> None:
         pools = _bed.close()
         left = processes.Processes(_bed.settings).all()
         if left or pools or openstack_bed.STATE.exists():
-            raise AssertionError(f'down --purge left processes {left}, pools {pools}, directory {openstack_bed.STATE.exists()}')
+            raise AssertionError(
+                f'down --purge left processes {left}, pools {pools}, directory '
+                f'{openstack_bed.STATE.exists()}'
+            )
 
 
 class Case(unittest.TestCase):
@@ -52,13 +78,21 @@ class Case(unittest.TestCase):
         for item in self.bed.api.call('nova', 'GET', '/servers')['servers']:
             servers.Server(self.bed.api, item['id']).delete()
 
-    def _run_rows(self, life: life_cycle.LifeCycle, rows: tuple[str, ...], refused: tuple[str, ...], log: str) -> dict[str, str]:
+    def _run_rows(
+        self, life: life_cycle.LifeCycle, rows: tuple[str, ...], refused: tuple[str, ...], log: str
+    ) -> dict[str, str]:
         """What each row has said."""
         results = life.run(rows, lambda _result: None)
-        text = ''.join(f'{item.row:20} {item.outcome:8} {item.seconds:6.1f} s  {item.words}\n' for item in results)
+        text = ''.join(
+            f'{item.row:20} {item.outcome:8} {item.seconds:6.1f} s  {item.words}\n'
+            for item in results
+        )
         openstack_bed.report(log, text)
-        self.assertEqual({row.replace('_', ' '): 'refused' if row in refused else 'pass' for row in rows},
-                         {item.row: item.outcome for item in results}, text)
+        self.assertEqual(
+            {row.replace('_', ' '): 'refused' if row in refused else 'pass' for row in rows},
+            {item.row: item.outcome for item in results},
+            text,
+        )
         self.assertEqual([], self.bed.pool_images())
         return {item.row: item.words for item in results}
 
@@ -78,7 +112,8 @@ class OpenStackTest(Case):
             self.bed.api.create_flavor('bad', 160, 0, {'pcow:rooot': 'true'})
         self.bed.shell('openstack flavor create --ram 160 misspelt')
         self.addCleanup(self.bed.shell, 'openstack flavor delete misspelt')
-        with self.assertRaisesRegex(AssertionError, "extra spec 'pcow:rooot'"):        # and by the command of a user
+        # and by the command of a user
+        with self.assertRaisesRegex(AssertionError, "extra spec 'pcow:rooot'"):
             self.bed.shell('openstack flavor set --property pcow:rooot=true misspelt')
 
     def test_beside_a_qcow2_disk(self) -> None:
@@ -88,14 +123,19 @@ class OpenStackTest(Case):
         # The template is shared: a further server takes kilobytes until its guest writes.
         self.assertGreater(first.fresh, units.MIB)
         self.assertLess(max(item.fresh for item in others), units.MIB)
-        # While it runs, what QEMU has prepared for its next stores is in it: 2 MiB at a time, more on a busy machine.
+        # While it runs, what QEMU has prepared for its next stores is in it: 2 MiB at a time, more
+        # on a busy machine.
         self.assertLess(max(item.used for item in others), 64 * units.MIB)
 
     def test_life_cycle(self) -> None:
         life = failures.Failures(self.bed.api, two_nodes=False, hosts=self.bed.hosts)
         said = self._run_rows(life, CI_ROWS, REFUSED, 'openstack-life-cycle.txt')
-        for row, words in {'damaged image': 'is damaged or not complete', 'full disk': 'cannot be stored in the pool',
-                           'no backend': 'has no pcow backend|No valid host was found'}.items():     # if placement has heard of it
+        for row, words in {
+            'damaged image': 'is damaged or not complete',
+            'full disk': 'cannot be stored in the pool',
+            # if placement has heard of it
+            'no backend': 'has no pcow backend|No valid host was found',
+        }.items():
             self.assertRegex(said[row], words)
 
     def test_life_cycle_of_a_volume(self) -> None:
@@ -110,8 +150,13 @@ class OpenStackTest(Case):
         self.assertIn('has QoS specs', on.limited())
         on.multiattach()
         said = on.hostile()
-        for name, words in {'backing file': 'safety checks', 'data file': 'safety checks', 'vmdk': 'does not match',
-                            'huge': "doesn't fit", 'damaged': 'safety checks'}.items():
+        for name, words in {
+            'backing file': 'safety checks',
+            'data file': 'safety checks',
+            'vmdk': 'does not match',
+            'huge': "doesn't fit",
+            'damaged': 'safety checks',
+        }.items():
             self.assertIn(words, said[name])
         self.assertEqual(before, on.entries())
 
@@ -125,7 +170,9 @@ class OpenStackTest(Case):
         self.assertIn('cannot be used', openstack_volumes.Volumes(self.bed.settings).missing_pool())
 
     def test_session_of_volumes(self) -> None:
-        openstack_bed.report('volume-session.txt', volume_session.Session(self.bed.api, self.bed.shell).run())
+        openstack_bed.report(
+            'volume-session.txt', volume_session.Session(self.bed.api, self.bed.shell).run()
+        )
 
 
 class TwoNodesTest(Case):
@@ -140,8 +187,13 @@ class TwoNodesTest(Case):
     def test_moves(self) -> None:
         life = failures.Failures(self.bed.api, two_nodes=True, hosts=self.bed.hosts)
         said = self._run_rows(life, TWO_NODES_ROWS, TWO_NODES_REFUSED, 'openstack-two-nodes.txt')
-        self.assertRegex(said['live migrate'], r'(node.) to (node.) in .*; \2 to \1 in .*; nothing stays on the other node')
+        self.assertRegex(
+            said['live migrate'],
+            r'(node.) to (node.) in .*; \2 to \1 in .*; nothing stays on the other node',
+        )
         self.assertRegex(said['live migrate snapshot'], 'would stay behind')
         self.assertRegex(said['evacuate'], 'is in no pool that this host shares')
         self.assertEqual([], self.bed.hosts.images(settings_module.NODE2.name))
-        servers.wait('end of all claims', lambda: True if not any(self.bed.hosts.claims().values()) else None)
+        servers.wait(
+            'end of all claims', lambda: True if not any(self.bed.hosts.claims().values()) else None
+        )

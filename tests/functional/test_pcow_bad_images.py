@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Truncated, bit-flipped, foreign and hostile images: one clear message that names the file, and the file unchanged."""
+"""Truncated, bit-flipped, foreign and hostile images: one clear message that names the file, and
+the file unchanged.
+"""
 
 import json
 import os
@@ -12,7 +14,6 @@ from tests.functional.images import MIB
 
 
 class BadImageTest(images.ImageTestCase):
-
     def refused(self, path, message, *, code=1):
         """Every reader and writer refuses the image, names it, and leaves it as it is."""
         before = images.digest(path)
@@ -23,15 +24,21 @@ class BadImageTest(images.ImageTestCase):
         self.img_fails('convert', '-f', 'pcow', path, 'out.raw', message=message)
         self.img_fails('resize', path, '+2M', message=message)
         self.img_fails('compare', '-f', 'pcow', '-F', 'pcow', path, path, message=message, code=2)
-        self.one_line(self.run_program('pcow-io', '-c', 'read 0 4k', path, code=1), 'pcow-io', message)
+        self.one_line(
+            self.run_program('pcow-io', '-c', 'read 0 4k', path, code=1), 'pcow-io', message
+        )
         self.assertEqual(before, images.digest(path))
         self.assertFalse(self.path('out.raw').exists())
 
     def test_foreign(self):
         self.run_program('qemu-img', 'create', '-q', '-f', 'qcow2', 'q.pcow', '4M')
         self.refused(self.path('q.pcow'), 'q.pcow is not a pcow image')
-        for name, content in (('empty', b''), ('short', b'\x89PCOW\r\n\x1a'), ('noise', os.urandom(4 * MIB)),
-                              ('zeros', bytes(4 * MIB))):
+        for name, content in (
+            ('empty', b''),
+            ('short', b'\x89PCOW\r\n\x1a'),
+            ('noise', os.urandom(4 * MIB)),
+            ('zeros', bytes(4 * MIB)),
+        ):
             path = self.path(f'{name}.pcow')
             path.write_bytes(content)
             self.refused(path, rf'{name}\.pcow .*not a pcow|{name}\.pcow is too short')
@@ -42,7 +49,14 @@ class BadImageTest(images.ImageTestCase):
         self.img_fails('info', self.directory, message='not a regular file|Is a directory')
         os.mkfifo(self.path('fifo.pcow'))
         self.img_fails('info', 'fifo.pcow', message='fifo.pcow.*regular file')
-        self.img_fails('convert', '-f', 'raw', 'fifo.pcow', 'x.pcow', message='fifo.pcow is neither a regular file')
+        self.img_fails(
+            'convert',
+            '-f',
+            'raw',
+            'fifo.pcow',
+            'x.pcow',
+            message='fifo.pcow is neither a regular file',
+        )
         self.img_fails('convert', '-f', 'qcow2', 'fifo.pcow', 'x.pcow', message='fifo.pcow')
         self.img_fails('info', '/dev/null', message='/dev/null.*regular file')
         self.img_fails('check', 'none.pcow', message='none.pcow')
@@ -56,7 +70,9 @@ class BadImageTest(images.ImageTestCase):
             self.refused(path, r'a\.pcow')
 
     def test_shorter_by_whole_slabs(self):
-        """Owners behind the end of file count as nothing; what was there cannot be told from what was never written."""
+        """Owners behind the end of file count as nothing; what was there cannot be told from what
+        was never written.
+        """
         path = self.create('a.pcow')
         self.io(path, 'write -P 1 0 8M')
         with path.open('r+b') as file:
@@ -75,7 +91,9 @@ class BadImageTest(images.ImageTestCase):
         return int(result.stdout)
 
     def test_header_bit_flips(self):
-        """A bit that flips in the fixed header is noticed; check -r all puts the header back from its copy."""
+        """A bit that flips in the fixed header is noticed; check -r all puts the header back from
+        its copy.
+        """
         path = self.create('a.pcow')
         self.io(path, 'write -P 1 0 64k')
         content = path.read_bytes()
@@ -89,7 +107,9 @@ class BadImageTest(images.ImageTestCase):
             self.io(path, 'read -P 1 0 64k')
 
     def test_random_damage(self):
-        """Whatever is in the metadata, every command ends by itself; after a repair that succeeded the image is usable."""
+        """Whatever is in the metadata, every command ends by itself; after a repair that succeeded
+        the image is usable.
+        """
         path = self.create('a.pcow', '32M')
         for name in ('one', 'two'):
             self.io(path, 'write 0 5M')
@@ -99,7 +119,9 @@ class BadImageTest(images.ImageTestCase):
         for number in range(60):
             path.write_bytes(content)
             for _ in range(chance.choice((1, 3, 50))):
-                area = chance.choice(((0, 4096), (64 * KIB, 65 * KIB), (192 * KIB, 193 * KIB), (MIB, MIB + KIB)))
+                area = chance.choice(
+                    ((0, 4096), (64 * KIB, 65 * KIB), (192 * KIB, 193 * KIB), (MIB, MIB + KIB))
+                )
                 offset = chance.randrange(*area)
                 images.patch(path, offset, chance.randbytes(chance.choice((1, 8))))
             for command in ('info', 'map', 'check'):
@@ -124,8 +146,13 @@ class BadImageTest(images.ImageTestCase):
         self.refused(path, r'd\.pcow.*(version|newer)')
 
     def test_forged_sizes(self):
-        for offset, size, values in ((56, 4, (0, 11, 22, 63, 0xffffffff)), (60, 4, (0, 13)), (64, 4, (20, 63)), (68, 4, (0, 40)),
-                                     (12, 4, (0, 512, 1 << 31))):
+        for offset, size, values in (
+            (56, 4, (0, 11, 22, 63, 0xFFFFFFFF)),
+            (60, 4, (0, 13)),
+            (64, 4, (20, 63)),
+            (68, 4, (0, 40)),
+            (12, 4, (0, 512, 1 << 31)),
+        ):
             for value in values:
                 path = self.create('a.pcow')
                 images.patch_header(path, offset, struct.pack('<I', value)[:size])
@@ -134,7 +161,6 @@ class BadImageTest(images.ImageTestCase):
 
 
 class BadBaseTest(images.ImageTestCase):
-
     def setUp(self):
         super().setUp()
         self.base = self.create('base.pcow')
@@ -146,7 +172,9 @@ class BadBaseTest(images.ImageTestCase):
         self.img_fails('map', self.top, message=message)
         self.img_fails('snapshot', '-c', 'x', self.top, message=message)
         self.img_fails('convert', '-f', 'pcow', self.top, 'out.raw', message=message)
-        self.one_line(self.run_program('pcow-io', '-c', 'read 0 4k', self.top, code=1), 'pcow-io', message)
+        self.one_line(
+            self.run_program('pcow-io', '-c', 'read 0 4k', self.top, code=1), 'pcow-io', message
+        )
         self.assertEqual(before, images.digest(self.top))
 
     def refused_and_warned_of(self, message):
@@ -231,7 +259,9 @@ class BadBaseTest(images.ImageTestCase):
         user.stdin.write('length\n')
         user.stdin.flush()
         user.stdout.readline()
-        self.one_line(self.run_program('pcow-io', '-c', 'write 0 4k', self.base, code=1), 'pcow-io', 'in use')
+        self.one_line(
+            self.run_program('pcow-io', '-c', 'write 0 4k', self.base, code=1), 'pcow-io', 'in use'
+        )
         self.io(self.base, 'read -P 1 0 64k', options=('-r',))
 
     def test_forged_names(self):
@@ -243,7 +273,16 @@ class BadBaseTest(images.ImageTestCase):
         top = pool / 'top.pcow'
         self.top.rename(top)
         self.top = top
-        for name in (b'../outside.pcow', str(outside).encode(), b'/etc/passwd', b'.', b'..', b'', b'a/../b', b'x' * 256):
+        for name in (
+            b'../outside.pcow',
+            str(outside).encode(),
+            b'/etc/passwd',
+            b'.',
+            b'..',
+            b'',
+            b'a/../b',
+            b'x' * 256,
+        ):
             images.patch_base(top, 40, name.ljust(256, b'\0')[:256])
             self.refused(r'top\.pcow')
         (pool / 'link.pcow').symlink_to(outside)
@@ -254,7 +293,9 @@ class BadBaseTest(images.ImageTestCase):
         """A name from an image cannot send escape sequences to a terminal."""
         images.patch_base(self.top, 40, b'\x1b]0;owned\x07.pcow'.ljust(256, b'\0'))
         for command in ('info', 'map', 'check'):
-            result = self.run_program('sh', '-c', f'"$0" {command} top.pcow 2>&1; true', images.program('pcow-img'))
+            result = self.run_program(
+                'sh', '-c', f'"$0" {command} top.pcow 2>&1; true', images.program('pcow-img')
+            )
             self.assertNotIn('\x1b', result.stdout)
 
     def test_loop(self):
@@ -275,14 +316,27 @@ class BadBaseTest(images.ImageTestCase):
 
 
 class CheckTest(images.ImageTestCase):
-
     def test_clean(self):
         path = self.create('a.pcow')
         self.io(path, 'write 0 3M')
         result = self.img_json('check', path)
-        self.assertEqual({'filename': str(path), 'format': 'pcow', 'check-errors': 0, 'corruptions': 0, 'corruptions-fixed': 0,
-                          'leaks': 0, 'leaks-fixed': 0, 'lost-size': 0},
-                         {key: value for key, value in result.items() if key not in ('findings', 'slabs', 'slabs-used')})
+        self.assertEqual(
+            {
+                'filename': str(path),
+                'format': 'pcow',
+                'check-errors': 0,
+                'corruptions': 0,
+                'corruptions-fixed': 0,
+                'leaks': 0,
+                'leaks-fixed': 0,
+                'lost-size': 0,
+            },
+            {
+                key: value
+                for key, value in result.items()
+                if key not in ('findings', 'slabs', 'slabs-used')
+            },
+        )
         self.assertGreaterEqual(result['slabs'], result['slabs-used'])
         self.assertIn('No errors were found on the image.', self.img('check', path))
         self.assertEqual('', self.img('check', '-q', path))

@@ -9,25 +9,47 @@ import time
 from tests.functional import images
 
 ROWS = {
-    'first-touch-single', 'first-touch-sequential', 'first-touch-clustered', 'cow-4k', 'cow-4k-scattered', 'cow-64k', 'cow-2m',
-    'steady-read-4k', 'steady-read-4k-scattered', 'steady-read-4k-copied', 'steady-write-4k', 'steady-store-flush', 'open-map',
-    'scattered-writes', 'snapshot-create', 'snapshot-revert', 'freeze-4k', 'freeze-4k-scattered', 'freeze-huge',
-    'freeze-huge-scattered', 'steady-read-4k-huge', 'steady-read-4k-scattered-huge',
-    'steady-read-4k-copied-huge', 'steady-write-4k-huge', 'steady-store-flush-huge',
-    'qcow2-cow-latency', 'qcow2-cow-iops', 'qcow2-expansion-latency',
+    'first-touch-single',
+    'first-touch-sequential',
+    'first-touch-clustered',
+    'cow-4k',
+    'cow-4k-scattered',
+    'cow-64k',
+    'cow-2m',
+    'steady-read-4k',
+    'steady-read-4k-scattered',
+    'steady-read-4k-copied',
+    'steady-write-4k',
+    'steady-store-flush',
+    'open-map',
+    'scattered-writes',
+    'snapshot-create',
+    'snapshot-revert',
+    'freeze-4k',
+    'freeze-4k-scattered',
+    'freeze-huge',
+    'freeze-huge-scattered',
+    'steady-read-4k-huge',
+    'steady-read-4k-scattered-huge',
+    'steady-read-4k-copied-huge',
+    'steady-write-4k-huge',
+    'steady-store-flush-huge',
+    'qcow2-cow-latency',
+    'qcow2-cow-iops',
+    'qcow2-expansion-latency',
 }
 QCOW2_ROWS = {name for name in ROWS if name.startswith('qcow2')}
 HUGE_ROWS = {name for name in ROWS if 'huge' in name}
-# what the project set itself a target for; snapshot-revert is shown, open-map has its target at its full size
+# what the project set itself a target for; snapshot-revert is shown, open-map has its target at its
+# full size
 AIMED_ROWS = ROWS - {'snapshot-revert', 'open-map'}
 TRAP_ROWS = {name for name in ROWS if name.startswith(('first-touch', 'cow'))}
-DEFAULT_ROWS = QCOW2_ROWS | {'scattered-writes'}      # with the engine that QEMU chooses
+DEFAULT_ROWS = QCOW2_ROWS | {'scattered-writes'}  # with the engine that QEMU chooses
 
-DEFAULT_MAPPINGS = 65530                       # vm.max_map_count, unless it was changed
+DEFAULT_MAPPINGS = 65530  # vm.max_map_count, unless it was changed
 
 
 class BenchTest(images.ImageTestCase):
-
     def setUp(self) -> None:
         super().setUp()
         self.pool = self.path('own-pool')
@@ -50,20 +72,34 @@ class BenchTest(images.ImageTestCase):
             self.assertIsInstance(row[key], float, (row['name'], key))
             self.assertGreater(row[key], 0, (row['name'], key))
         # printed numbers are rounded
-        self.assertAlmostEqual(row['pcow_ns'] / row['raw_ns'], row['ratio'], delta=0.01 * row['ratio'])
+        self.assertAlmostEqual(
+            row['pcow_ns'] / row['raw_ns'], row['ratio'], delta=0.01 * row['ratio']
+        )
         self.assertIn('paper_ns', row)
         self.assertIn('target', row)
         if row['name'] in AIMED_ROWS and (row['threads'] == 1 or row['name'] == 'qcow2-cow-iops'):
             self.assertTrue(row['targets'], row)
-        self.assertEqual(all(target['met'] for target in row['targets']) if row['targets'] else None, row['met'])
+        self.assertEqual(
+            all(target['met'] for target in row['targets']) if row['targets'] else None, row['met']
+        )
         for target in row['targets']:
-            met = target['value'] <= target['at-most'] if 'at-most' in target else target['value'] >= target['at-least']
+            met = (
+                target['value'] <= target['at-most']
+                if 'at-most' in target
+                else target['value'] >= target['at-least']
+            )
             self.assertEqual(met, target['met'], row)
         if row['targets']:
             # the first target, in terms of the ratio; printed numbers are rounded
             first = row['targets'][0]
-            reached = first['value'] / first['at-most'] if 'at-most' in first else first['at-least'] / first['value']
-            self.assertAlmostEqual(row['ratio'] / reached, row['target'], delta=0.01 * row['target'])
+            reached = (
+                first['value'] / first['at-most']
+                if 'at-most' in first
+                else first['at-least'] / first['value']
+            )
+            self.assertAlmostEqual(
+                row['ratio'] / reached, row['target'], delta=0.01 * row['target']
+            )
         else:
             self.assertIsNone(row['target'])
 
@@ -75,10 +111,14 @@ class BenchTest(images.ImageTestCase):
 
     def test_all_rows_are_the_default(self):
         usage = self.run_program('pcow-bench', '--help').stdout
-        self.assertEqual(ROWS, set(re.search(r'^Rows:\n((?:  .*\n)+)', usage, re.MULTILINE)[1].split()))
+        self.assertEqual(
+            ROWS, set(re.search(r'^Rows:\n((?:  .*\n)+)', usage, re.MULTILINE)[1].split())
+        )
 
     def check_run(self, wanted):
-        result = json.loads(self.bench('--quick', '--output=json', f'--rows={",".join(wanted)}').stdout)
+        result = json.loads(
+            self.bench('--quick', '--output=json', f'--rows={",".join(wanted)}').stdout
+        )
         self.assertEqual({'rows', 'limits', 'machine', 'run'}, set(result))
         self.assertTrue(result['run']['quick'])
         for row in result['rows']:
@@ -97,30 +137,47 @@ class BenchTest(images.ImageTestCase):
         self.assertEqual(wanted - left_out, {row['name'] for row in result['rows']})
         seen = {(row['name'], row['threads'], row['engine']) for row in result['rows']}
         default = 'signal' if 'engine_minor_skipped' in result['run'] else 'minor'
-        expected = {(name, threads, default if name in DEFAULT_ROWS else 'signal') for name in wanted - left_out
-                    for threads in ((1, 2) if name in TRAP_ROWS else (2,) if name == 'qcow2-cow-iops' else (1,))}
+        expected = {
+            (name, threads, default if name in DEFAULT_ROWS else 'signal')
+            for name in wanted - left_out
+            for threads in (
+                (1, 2) if name in TRAP_ROWS else (2,) if name == 'qcow2-cow-iops' else (1,)
+            )
+        }
         if default == 'minor':
-            expected |= {(name, threads, 'minor') for name in TRAP_ROWS & wanted for threads in (1, 2)}
+            expected |= {
+                (name, threads, 'minor') for name in TRAP_ROWS & wanted for threads in (1, 2)
+            }
         self.assertEqual(expected, seen)
         self.assertEqual(len(seen), len(result['rows']))
 
     def test_the_stores_really_trap(self):
-        rows = json.loads(self.bench('--quick', '--output=json', '--rows=first-touch-single,cow-4k,cow-64k,cow-2m').stdout)['rows']
+        rows = json.loads(
+            self.bench(
+                '--quick', '--output=json', '--rows=first-touch-single,cow-4k,cow-64k,cow-2m'
+            ).stdout
+        )['rows']
         copied = {row['name']: row['details']['pages_copied_per_store'] for row in rows}
         # Of a cluster one page is there before the store that is timed.
-        self.assertEqual({'first-touch-single': 0, 'cow-4k': 1, 'cow-64k': 15, 'cow-2m': 511}, copied)
+        self.assertEqual(
+            {'first-touch-single': 0, 'cow-4k': 1, 'cow-64k': 15, 'cow-2m': 511}, copied
+        )
         for row in rows:
             self.assertGreaterEqual(row['details']['traps_per_store'], 0.9, row['name'])
 
     def test_memory_mappings_stay_in_their_budget(self):
-        result = json.loads(self.bench('--quick', '--output=json', '--rows=scattered-writes').stdout)
+        result = json.loads(
+            self.bench('--quick', '--output=json', '--rows=scattered-writes').stdout
+        )
         (row,) = result['rows']
         details = row['details']
         self.assertEqual(2 << 30, details['image_bytes'])
         self.assertEqual(details['image_bytes'] / (64 << 10), details['stores'])
         self.assertTrue(row['met'], row)
         self.assertGreater(details['vmas_peak_seen'], 0)
-        self.assertLessEqual(max(details['vmas_peak'], details['vmas_peak_seen']), details['vma_budget'])
+        self.assertLessEqual(
+            max(details['vmas_peak'], details['vmas_peak_seen']), details['vma_budget']
+        )
         # where an administrator allows more, there may be room for all
         if result['machine']['max_map_count'] <= DEFAULT_MAPPINGS:
             self.assertGreater(details['slabs_promoted'], 0, details)
@@ -130,11 +187,20 @@ class BenchTest(images.ImageTestCase):
         table = self.bench('--quick', '--rows=cow-4k,open-map', f'--json-file={target}').stdout
         rows = json.loads(target.read_text())['rows']
         # traps are measured with each engine that this machine has
-        self.assertEqual([('cow-4k', 1), ('cow-4k', 2), ('open-map', 1)],
-                         [(row['name'], row['threads']) for row in rows if row['engine'] == 'signal'])
-        self.assertEqual([row['name'] for row in rows], re.findall(r'^(cow-4k|open-map) ', table, re.MULTILINE))
+        self.assertEqual(
+            [('cow-4k', 1), ('cow-4k', 2), ('open-map', 1)],
+            [(row['name'], row['threads']) for row in rows if row['engine'] == 'signal'],
+        )
+        self.assertEqual(
+            [row['name'] for row in rows], re.findall(r'^(cow-4k|open-map) ', table, re.MULTILINE)
+        )
         # no other row
-        self.assertFalse(re.search(r'^(first-touch|steady|snapshot|freeze|scattered|qcow2)', table, re.MULTILINE), table)
+        self.assertFalse(
+            re.search(
+                r'^(first-touch|steady|snapshot|freeze|scattered|qcow2)', table, re.MULTILINE
+            ),
+            table,
+        )
 
     def test_bad_arguments(self):
         for args, message in (
@@ -148,11 +214,18 @@ class BenchTest(images.ImageTestCase):
             (('--soak=1', '--threads=65'), '--threads takes a number from 1 to 64'),
             (('--threads=2',), '--threads and --seed go with --soak'),
             (('--soak=1', '--rows=cow-4k'), '--soak measures nothing'),
-            (('--quick', '--json-file=/nonexistent/bench.json'), 'cannot write /nonexistent/bench.json'),
+            (
+                ('--quick', '--json-file=/nonexistent/bench.json'),
+                'cannot write /nonexistent/bench.json',
+            ),
             (('--size=8T', '--rows=cow-4k'), 'left and .* are needed'),
         ):
             self.one_line(self.bench(*args, code=1), 'pcow-bench', message)
-        self.one_line(self.run_program('pcow-bench', '--pool', self.path('none'), code=1), 'pcow-bench', 'no pool at .*/none')
+        self.one_line(
+            self.run_program('pcow-bench', '--pool', self.path('none'), code=1),
+            'pcow-bench',
+            'no pool at .*/none',
+        )
 
     def test_soak(self):
         target = self.path('soak.json')
@@ -160,14 +233,31 @@ class BenchTest(images.ImageTestCase):
         self.assertTrue(table.startswith('soak: every byte was right\n'), table)
         done = json.loads(target.read_text())['soak']
         self.assertEqual((3, 32 * images.MIB), (done['threads'], done['size']))
-        for key in ('seconds', 'bursts', 'stores', 'loads', 'kernel-writes', 'kernel-reads', 'flushes', 'verifications',
-                    'verified-bytes', 'reopened', 'checks', 'traps', 'pages-copied'):
+        for key in (
+            'seconds',
+            'bursts',
+            'stores',
+            'loads',
+            'kernel-writes',
+            'kernel-reads',
+            'flushes',
+            'verifications',
+            'verified-bytes',
+            'reopened',
+            'checks',
+            'traps',
+            'pages-copied',
+        ):
             self.assertGreater(done[key], 0, key)
         # how often it got to each engine in so short a time is chance
-        self.assertLessEqual({f'{engine}-seconds' for engine in ('signal', 'minor', 'kvm')}, set(done))
+        self.assertLessEqual(
+            {f'{engine}-seconds' for engine in ('signal', 'minor', 'kvm')}, set(done)
+        )
 
     def test_soak_notices_a_wrong_byte(self):
-        process = self.start('pcow-bench', f'--pool={self.pool}', '--soak=600', '--size=32M', '--seed=1')
+        process = self.start(
+            'pcow-bench', f'--pool={self.pool}', '--soak=600', '--size=32M', '--seed=1'
+        )
         base = self.wait_for('soak-base.pcow', process)
         self.wait_for('soak.pcow', process)
         # all of its data, behind the back of everybody; the header is in front of it
@@ -189,7 +279,9 @@ class BenchTest(images.ImageTestCase):
 
     def start_endless(self):
         """A run that goes on until something ends it, when it has made its files and measures."""
-        process = self.start('pcow-bench', f'--pool={self.pool}', '--size=64M', '--repeat=1000', '--rows=cow-4k')
+        process = self.start(
+            'pcow-bench', f'--pool={self.pool}', '--size=64M', '--repeat=1000', '--rows=cow-4k'
+        )
         self.wait_for('base.pcow', process)
         return process
 

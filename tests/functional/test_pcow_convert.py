@@ -16,9 +16,10 @@ from tests.functional.images import MIB
 
 
 class ConvertTest(images.ImageTestCase):
-
     def make_raw(self, name='a.raw', size=64 * MIB + 512 * 3):
-        """A sparse file with data of odd places and sizes, and a size that is no multiple of anything."""
+        """A sparse file with data of odd places and sizes, and a size that is no multiple of
+        anything.
+        """
         chance = random.Random(7)
         path = self.path(name)
         with path.open('wb') as file:
@@ -27,7 +28,7 @@ class ConvertTest(images.ImageTestCase):
                 file.seek(offset)
                 file.write(chance.randbytes(max(0, min(300 * KIB + 17, size - offset))))
             file.seek(2 * MIB)
-            file.write(b'\0' * MIB)            # written, but zeros
+            file.write(b'\0' * MIB)  # written, but zeros
         return path
 
     def make_qcow2(self, raw):
@@ -42,7 +43,9 @@ class ConvertTest(images.ImageTestCase):
         for source in ('raw', 'qcow2', 'pcow'):
             for target in ('raw', 'qcow2', 'pcow'):
                 copy = self.path(f'copy-{source}.{target}')
-                self.assertEqual('', self.img('convert', '-q', '-f', source, '-O', target, f'a.{source}', copy))
+                self.assertEqual(
+                    '', self.img('convert', '-q', '-f', source, '-O', target, f'a.{source}', copy)
+                )
                 self.assertLess(self.allocated(copy), 3 * MIB, 'sparse stays sparse')
                 self.assert_same(raw, 'raw', copy, target)
                 if target == 'qcow2':
@@ -81,12 +84,44 @@ class ConvertTest(images.ImageTestCase):
         raw = self.make_raw()
         self.img('convert', '-q', '-f', 'raw', '-o', 'cluster_size=4k', raw, 'a.pcow')
         self.assertEqual(4096, self.img_json('info', 'a.pcow')['cluster-size'])
-        self.img('convert', '-O', 'qcow2', '-o', 'cluster_size=128k', '-o', 'compat=1.1', 'a.pcow', 'a.qcow2')
-        self.assertIn('"cluster-size": 131072', self.run_program('qemu-img', 'info', '--output=json', 'a.qcow2').stdout)
-        self.img_fails('convert', '-O', 'qcow2', '-o', 'backing_file=/etc/passwd', 'a.pcow', 'x',
-                       message="'backing_file' of -o is not")
-        self.img_fails('convert', '-O', 'raw', '-o', 'cluster_size=4k', 'a.pcow', 'x', message="'cluster_size' of -o is not")
-        self.img_fails('convert', '-o', 'cluster_size=5k', 'a.pcow', 'x.pcow', message='power of two')
+        self.img(
+            'convert',
+            '-O',
+            'qcow2',
+            '-o',
+            'cluster_size=128k',
+            '-o',
+            'compat=1.1',
+            'a.pcow',
+            'a.qcow2',
+        )
+        self.assertIn(
+            '"cluster-size": 131072',
+            self.run_program('qemu-img', 'info', '--output=json', 'a.qcow2').stdout,
+        )
+        self.img_fails(
+            'convert',
+            '-O',
+            'qcow2',
+            '-o',
+            'backing_file=/etc/passwd',
+            'a.pcow',
+            'x',
+            message="'backing_file' of -o is not",
+        )
+        self.img_fails(
+            'convert',
+            '-O',
+            'raw',
+            '-o',
+            'cluster_size=4k',
+            'a.pcow',
+            'x',
+            message="'cluster_size' of -o is not",
+        )
+        self.img_fails(
+            'convert', '-o', 'cluster_size=5k', 'a.pcow', 'x.pcow', message='power of two'
+        )
         self.assertFalse(self.path('x.pcow').exists())
 
     def test_progress(self):
@@ -109,15 +144,35 @@ class ConvertTest(images.ImageTestCase):
         self.qemu_io('a.qcow2', 'write -P 4 0 64k', image_format='qcow2')
         self.img('convert', '-f', 'qcow2', '-l', 'q', 'a.qcow2', 'd.pcow')
         self.io('d.pcow', 'read -P 3 0 64k')
-        self.img_fails('convert', '-f', 'raw', '-l', 'q', 'a.qcow2', 'e.pcow', message='no snapshots')
+        self.img_fails(
+            'convert', '-f', 'raw', '-l', 'q', 'a.qcow2', 'e.pcow', message='no snapshots'
+        )
 
     def test_base(self):
         """Only what differs from the base is kept, also zeros over data."""
         base = self.create('base.pcow', '16M')
         self.io(base, 'write -P 1 0 8M')
         self.img('convert', '-O', 'raw', base, 'a.raw')
-        self.qemu_io('a.raw', 'write -P 2 1M 64k', 'write -P 0 4M 64k', 'write -z -u 6M 1M', 'write -P 3 15M 4k')
-        self.img('convert', '-f', 'raw', '-O', 'pcow', '-B', 'base.pcow', '-F', 'pcow', 'a.raw', 'top.pcow')
+        self.qemu_io(
+            'a.raw',
+            'write -P 2 1M 64k',
+            'write -P 0 4M 64k',
+            'write -z -u 6M 1M',
+            'write -P 3 15M 4k',
+        )
+        self.img(
+            'convert',
+            '-f',
+            'raw',
+            '-O',
+            'pcow',
+            '-B',
+            'base.pcow',
+            '-F',
+            'pcow',
+            'a.raw',
+            'top.pcow',
+        )
         self.assertEqual('base.pcow', self.img_json('info', 'top.pcow')['backing-filename'])
         self.assert_same(self.path('a.raw'), 'raw', self.path('top.pcow'), 'pcow')
         self.assertLess(self.allocated(self.path('top.pcow')), MIB)
@@ -128,7 +183,16 @@ class ConvertTest(images.ImageTestCase):
                 file.truncate(size)
             self.img('convert', '-q', '-f', 'raw', '-B', 'base.pcow', 'a.raw', 'other.pcow')
             self.assert_same(self.path('a.raw'), 'raw', self.path('other.pcow'), 'pcow')
-        self.img_fails('convert', '-O', 'qcow2', '-B', 'base.pcow', 'top.pcow', 'x', message='-B is for new images of format pcow')
+        self.img_fails(
+            'convert',
+            '-O',
+            'qcow2',
+            '-B',
+            'base.pcow',
+            'top.pcow',
+            'x',
+            message='-B is for new images of format pcow',
+        )
         self.img_fails('convert', '-B', 'none.pcow', 'top.pcow', 'x.pcow', message='none.pcow')
 
     def test_into_existing(self):
@@ -136,9 +200,14 @@ class ConvertTest(images.ImageTestCase):
         qcow2 = self.make_qcow2(raw)
         self.img('convert', '-q', '-f', 'raw', raw, 'full.pcow')
         for target, image_format, make in (
-                (self.path('t.raw'), 'raw', ('truncate', '-s', '10M', 't.raw')),
-                (self.path('t.qcow2'), 'qcow2', ('qemu-img', 'create', '-q', '-f', 'qcow2', 't.qcow2', '10M')),
-                (self.path('t.pcow'), 'pcow', None)):
+            (self.path('t.raw'), 'raw', ('truncate', '-s', '10M', 't.raw')),
+            (
+                self.path('t.qcow2'),
+                'qcow2',
+                ('qemu-img', 'create', '-q', '-f', 'qcow2', 't.qcow2', '10M'),
+            ),
+            (self.path('t.pcow'), 'pcow', None),
+        ):
             if make:
                 self.run_program(*make)
                 self.qemu_io(target, 'write -P 0xff 0 10M', image_format=image_format)
@@ -150,7 +219,9 @@ class ConvertTest(images.ImageTestCase):
             self.assertEqual(inode, target.stat().st_ino)
             self.img('compare', '-f', 'raw', '-F', image_format, raw, target)
         self.create('small.pcow', '4M')
-        self.img_fails('convert', '-n', 'full.pcow', 'small.pcow', message='less than the 8388608 of full.pcow')
+        self.img_fails(
+            'convert', '-n', 'full.pcow', 'small.pcow', message='less than the 8388608 of full.pcow'
+        )
         self.img_fails('convert', '-n', 'full.pcow', 'none.raw', message='No such file')
 
     def test_block_device(self):
@@ -159,8 +230,12 @@ class ConvertTest(images.ImageTestCase):
             file.truncate(8 * MIB)
         device = self.run_program('losetup', '--show', '-f', 'disk').stdout.strip()
         self.addCleanup(subprocess.run, ['losetup', '-d', device], check=False)
-        self.run_program('dd', 'if=/dev/urandom', f'of={device}', 'bs=1M', 'count=8', 'oflag=direct')
-        self.img_fails('convert', '-f', 'raw', '-O', 'raw', raw, device, message='not a regular file.*-n')
+        self.run_program(
+            'dd', 'if=/dev/urandom', f'of={device}', 'bs=1M', 'count=8', 'oflag=direct'
+        )
+        self.img_fails(
+            'convert', '-f', 'raw', '-O', 'raw', raw, device, message='not a regular file.*-n'
+        )
         self.img('convert', '-n', '-f', 'raw', '-O', 'raw', raw, device)
         self.img('compare', '-f', 'raw', '-F', 'raw', raw, device)
         self.img('convert', '-f', 'raw', device, 'b.pcow')
@@ -204,7 +279,9 @@ class ConvertTest(images.ImageTestCase):
         # nobody can begin to use what is about to go
         result = self.run_program('pcow-io', '-c', 'write 0 4k', target, code=1)
         self.assertRegex(result.stderr, 'in use')
-        self.img_fails('convert', '-f', 'raw', self.make_raw(size=4 * MIB), target, message='in use')
+        self.img_fails(
+            'convert', '-f', 'raw', self.make_raw(size=4 * MIB), target, message='in use'
+        )
         self.assertEqual((0, ''), self.finish(convert))
         self.assert_same(self.path('large.raw'), 'raw', target, 'pcow')
         self.io(target, 'write -P 1 0 4k')
@@ -214,7 +291,9 @@ class ConvertTest(images.ImageTestCase):
         self.create('t.pcow', '4M')
         code, errors = self.finish(convert)
         self.assertEqual(1, code)
-        self.assertRegex(errors, 't.pcow: cannot put the finished image there: another file has appeared')
+        self.assertRegex(
+            errors, 't.pcow: cannot put the finished image there: another file has appeared'
+        )
         self.assertEqual(4 * MIB, self.img_json('info', 't.pcow')['virtual-size'])
         self.assertEqual([], glob.glob(str(self.path('.*.partial'))))
 
@@ -240,24 +319,62 @@ class ConvertTest(images.ImageTestCase):
         """Nothing that a qcow2 file names is opened."""
         secret = self.path('secret')
         secret.write_bytes(b'S' * MIB)
-        self.run_program('qemu-img', 'create', '-q', '-f', 'qcow2', '-b', secret, '-F', 'raw', 'backed.qcow2')
-        self.run_program('qemu-img', 'create', '-q', '-f', 'qcow2', '-o', 'data_file=secret,data_file_raw=on', 'data.qcow2', '1M')
-        self.img_fails('convert', '-f', 'qcow2', 'backed.qcow2', 'x.pcow', message='has a backing file.*not followed')
-        self.img_fails('convert', '-f', 'qcow2', 'data.qcow2', 'x.pcow', message='external file.*not followed')
-        self.img_fails('compare', '-f', 'qcow2', '-F', 'raw', 'backed.qcow2', secret, message='backing file', code=2)
+        self.run_program(
+            'qemu-img', 'create', '-q', '-f', 'qcow2', '-b', secret, '-F', 'raw', 'backed.qcow2'
+        )
+        self.run_program(
+            'qemu-img',
+            'create',
+            '-q',
+            '-f',
+            'qcow2',
+            '-o',
+            'data_file=secret,data_file_raw=on',
+            'data.qcow2',
+            '1M',
+        )
+        self.img_fails(
+            'convert',
+            '-f',
+            'qcow2',
+            'backed.qcow2',
+            'x.pcow',
+            message='has a backing file.*not followed',
+        )
+        self.img_fails(
+            'convert', '-f', 'qcow2', 'data.qcow2', 'x.pcow', message='external file.*not followed'
+        )
+        self.img_fails(
+            'compare',
+            '-f',
+            'qcow2',
+            '-F',
+            'raw',
+            'backed.qcow2',
+            secret,
+            message='backing file',
+            code=2,
+        )
         self.assertFalse(self.path('x.pcow').exists())
 
     def test_hostile_qcow2(self):
         qcow2 = self.make_qcow2(self.make_raw())
         good = qcow2.read_bytes()
         for name, content, message in (
-                ('short', good[:50], 'not a qcow2 image'), ('version', good[:7] + b'\x09' + good[8:], 'version 9'),
-                ('encrypted', good[:35] + b'\x01' + good[36:], 'encrypted'),
-                ('truncated', good[:len(good) // 2], 'damaged or cut short'), ('huge', good[:24] + b'\x7f' + good[25:], 'x.qcow2')):
+            ('short', good[:50], 'not a qcow2 image'),
+            ('version', good[:7] + b'\x09' + good[8:], 'version 9'),
+            ('encrypted', good[:35] + b'\x01' + good[36:], 'encrypted'),
+            ('truncated', good[: len(good) // 2], 'damaged or cut short'),
+            ('huge', good[:24] + b'\x7f' + good[25:], 'x.qcow2'),
+        ):
             self.path('x.qcow2').write_bytes(content)
-            result = self.run_program('pcow-img', 'convert', '-f', 'qcow2', 'x.qcow2', 'x.pcow', code=1)
+            result = self.run_program(
+                'pcow-img', 'convert', '-f', 'qcow2', 'x.qcow2', 'x.pcow', code=1
+            )
             self.assertRegex(result.stderr, message, name)
-            self.assertEqual(['a.qcow2', 'a.raw', 'x.qcow2'], sorted(os.listdir(self.directory)), name)
+            self.assertEqual(
+                ['a.qcow2', 'a.raw', 'x.qcow2'], sorted(os.listdir(self.directory)), name
+            )
 
     def test_odd_file_names(self):
         """Neither a protocol nor an option of QEMU can be said by a file name."""
@@ -272,28 +389,47 @@ class ConvertTest(images.ImageTestCase):
 
 
 class LibraryTest(images.ImageTestCase):
-    """libnbd is there for qcow2 images alone: its many libraries would take longer to load than most commands run."""
+    """libnbd is there for qcow2 images alone: its many libraries would take longer to load than
+    most commands run.
+    """
 
     def test_only_loaded_for_qcow2(self):
         program = images.program('pcow-img')
-        loaded = subprocess.run([program], env={'LD_TRACE_LOADED_OBJECTS': '1'}, capture_output=True, text=True, check=True,
-                                timeout=images.TIMEOUT).stdout
+        loaded = subprocess.run(
+            [program],
+            env={'LD_TRACE_LOADED_OBJECTS': '1'},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=images.TIMEOUT,
+        ).stdout
         self.assertIn('libc.so', loaded)
         self.assertNotIn('libnbd', loaded)
 
     def test_cannot_be_loaded(self):
         (self.directory / 'libnbd.so.0').touch()
         self.run_program('pcow-img', 'create', '-q', self.path('a.pcow'), '8M')
-        done = subprocess.run([images.program('pcow-img'), 'convert', '-O', 'qcow2', self.path('a.pcow'), self.path('b.qcow2')],
-                              env=dict(os.environ, LD_LIBRARY_PATH=str(self.directory)), capture_output=True, text=True,
-                              check=False, timeout=images.TIMEOUT)
+        done = subprocess.run(
+            [
+                images.program('pcow-img'),
+                'convert',
+                '-O',
+                'qcow2',
+                self.path('a.pcow'),
+                self.path('b.qcow2'),
+            ],
+            env=dict(os.environ, LD_LIBRARY_PATH=str(self.directory)),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=images.TIMEOUT,
+        )
         self.assertEqual(1, done.returncode)
         self.assertIn('package libnbd0', done.stderr)
         self.assertFalse(self.path('b.qcow2').exists())
 
 
 class InterruptedConvertTest(images.ImageTestCase):
-
     def setUp(self):
         super().setUp()
         block = random.Random(1).randbytes(MIB)
@@ -303,12 +439,14 @@ class InterruptedConvertTest(images.ImageTestCase):
         self.img('convert', '-f', 'raw', '-O', 'qcow2', 'big.raw', 'big.qcow2')
 
     def interrupt(self, number, *args, target=None):
-        """Send a signal in the middle of a conversion; a ``target`` that was complete by then is deleted, and made again."""
+        """Send a signal in the middle of a conversion; a ``target`` that was complete by then is
+        deleted, and made again.
+        """
         for _ in range(5):
             process = self.start('pcow-img', 'convert', '-p', *args)
             while '(0.00/100%)' not in process.stdout.read(16):
                 pass
-            process.stdout.read(40)            # some progress was made
+            process.stdout.read(40)  # some progress was made
             process.send_signal(number)
             output, errors = process.communicate(timeout=images.TIMEOUT)
             if process.returncode != 0 or target is None:
@@ -320,8 +458,15 @@ class InterruptedConvertTest(images.ImageTestCase):
     def test_leaves_nothing(self):
         before = sorted(os.listdir(self.directory))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            for source, target in (('raw', 'pcow'), ('qcow2', 'pcow'), ('raw', 'qcow2'), ('qcow2', 'raw')):
-                errors = self.interrupt(number, '-f', source, '-O', target, f'big.{source}', 'x', target=self.path('x'))
+            for source, target in (
+                ('raw', 'pcow'),
+                ('qcow2', 'pcow'),
+                ('raw', 'qcow2'),
+                ('qcow2', 'raw'),
+            ):
+                errors = self.interrupt(
+                    number, '-f', source, '-O', target, f'big.{source}', 'x', target=self.path('x')
+                )
                 self.assertIn('x: interrupted', errors)
                 self.assertEqual(before, sorted(os.listdir(self.directory)))
 
@@ -355,12 +500,14 @@ class InterruptedConvertTest(images.ImageTestCase):
                 if str(self.directory) in (process / 'cmdline').read_text(errors='replace'):
                     found.append(process.name)
             except OSError:
-                continue                       # it has ended
+                continue  # it has ended
         return found
 
     def test_full_pool(self):
         pool = self.mount_pool('64M')
         for target in ('raw', 'qcow2', 'pcow'):
-            result = self.run_program('pcow-img', 'convert', '-f', 'raw', '-O', target, 'big.raw', pool / 'x', code=1)
+            result = self.run_program(
+                'pcow-img', 'convert', '-f', 'raw', '-O', target, 'big.raw', pool / 'x', code=1
+            )
             self.assertRegex(result.stderr, '(?i)space|full')
             self.assertEqual([], os.listdir(pool))

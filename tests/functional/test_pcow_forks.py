@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pcow-img on snapshots of an image that a writer holds: forks, exports, sizes, and what is refused in words."""
+"""pcow-img on snapshots of an image that a writer holds: forks, exports, sizes, and what is refused
+in words.
+"""
 
 import contextlib
 from pathlib import Path
@@ -11,7 +13,6 @@ from tests.functional.images import MIB
 
 
 class TestCase(images.ImageTestCase):
-
     def use(self, path: Path) -> 'subprocess.Popen[str]':
         """A process that holds the image as its writer, as QEMU would."""
         user = self.start('pcow-io', path)
@@ -26,7 +27,9 @@ class TestCase(images.ImageTestCase):
         return user.stdout.readline()
 
     def make(self, name: str = 'a.pcow') -> Path:
-        """Snapshots one (1s in the first 4 MiB), two (2s in the second MiB), and 3s in the first."""
+        """Snapshots one (1s in the first 4 MiB), two (2s in the second MiB), and 3s in
+        the first.
+        """
         path = self.create(name)
         self.io(path, 'write -P 1 0 4M')
         self.img('snapshot', '-c', 'one', path)
@@ -40,17 +43,23 @@ class TestCase(images.ImageTestCase):
 
 
 class ForkTest(TestCase):
-
     def test_of_an_image_in_use(self) -> None:
         path = self.make()
         user = self.use(path)
-        self.img_fails('create', '-b', path, 'top.pcow', message='make the image on a snapshot of it')
+        self.img_fails(
+            'create', '-b', path, 'top.pcow', message='make the image on a snapshot of it'
+        )
         self.img('create', '-q', '-b', path, '-o', 'base_snapshot=one', 'top.pcow')
-        self.assertEqual({'one': True, 'two': False}, {name: entry['pinned'] for name, entry in self.list(path).items()})
+        self.assertEqual(
+            {'one': True, 'two': False},
+            {name: entry['pinned'] for name, entry in self.list(path).items()},
+        )
         self.io('top.pcow', 'read -P 1 0 4M', 'write -P 9 0 64k', 'read -P 9 0 64k')
         self.tell(user, 'write -P 4 0 4M')
         self.io('top.pcow', 'read -P 1 64k 2M')
-        self.assertEqual('one', self.img_json('info', 'top.pcow')['format-specific']['data']['base-snapshot'])
+        self.assertEqual(
+            'one', self.img_json('info', 'top.pcow')['format-specific']['data']['base-snapshot']
+        )
         user.communicate('quit\n')
         self.assert_clean(path, self.path('top.pcow'))
 
@@ -59,8 +68,13 @@ class ForkTest(TestCase):
         self.img('create', '-q', '-b', path, '-o', 'base_snapshot=one', 'top.pcow')
         self.img('create', '-q', '-b', path, '-o', 'base_snapshot=one', 'other.pcow')
         content = images.digest(path)
-        self.img_fails('snapshot', '-d', 'one', path,
-                       message="2 images stand on snapshot 'one': '(top|other).pcow', '(top|other).pcow'")
+        self.img_fails(
+            'snapshot',
+            '-d',
+            'one',
+            path,
+            message="2 images stand on snapshot 'one': '(top|other).pcow', '(top|other).pcow'",
+        )
         self.img_fails('snapshot', '--unpin', 'one', path, message="stand on snapshot 'one'")
         self.assertEqual(content, images.digest(path))
         self.img('snapshot', '-d', 'two', path)
@@ -81,7 +95,9 @@ class ForkTest(TestCase):
         path = self.make()
         self.img('convert', '-B', path, '-o', 'base_snapshot=one', '-l', 'two', path, 'thin.pcow')
         self.io('thin.pcow', 'read -P 2 1M 1M', 'read -P 1 0 1M')
-        self.assertEqual(1 * MIB, self.img_json('info', 'thin.pcow')['format-specific']['data']['data-size'])
+        self.assertEqual(
+            1 * MIB, self.img_json('info', 'thin.pcow')['format-specific']['data']['data-size']
+        )
         self.img_fails('snapshot', '-d', 'one', path, message='thin.pcow')
 
     def test_a_base_edited_under_its_children(self) -> None:
@@ -96,11 +112,12 @@ class ForkTest(TestCase):
 
 
 class ExportTest(TestCase):
-
     def test_while_it_is_in_use(self) -> None:
         path = self.make()
         user = self.use(path)
-        self.img_fails('convert', '-O', 'raw', path, 'x.raw', message='a snapshot of it can be read meanwhile')
+        self.img_fails(
+            'convert', '-O', 'raw', path, 'x.raw', message='a snapshot of it can be read meanwhile'
+        )
         for image_format in ('raw', 'qcow2', 'pcow'):
             options = ['-o', 'sealed=on'] if image_format == 'pcow' else []
             for force in ([], ['-U']):
@@ -110,10 +127,25 @@ class ExportTest(TestCase):
                 self.img('convert', *force, '-l', 'two', '-O', image_format, *options, path, target)
                 raw = self.path('seen.raw')
                 self.img('convert', '-f', image_format, '-O', 'raw', target, raw)
-                self.qemu_io(raw, 'read -P 1 0 1M', 'read -P 2 1M 1M', 'read -P 1 2M 2M', 'read -P 0 4M 12M')
+                self.qemu_io(
+                    raw, 'read -P 1 0 1M', 'read -P 2 1M 1M', 'read -P 1 2M 2M', 'read -P 0 4M 12M'
+                )
         self.assertTrue(self.img_json('info', 'x.pcow')['format-specific']['data']['sealed'])
-        self.img_fails('convert', '-O', 'pcow', '-o', 'sealed=maybe', '-l', 'one', path, 'y.pcow', message="not 'maybe'")
-        self.img_fails('convert', '-O', 'raw', '-l', 'none', path, 'y.raw', message="no snapshot 'none'")
+        self.img_fails(
+            'convert',
+            '-O',
+            'pcow',
+            '-o',
+            'sealed=maybe',
+            '-l',
+            'one',
+            path,
+            'y.pcow',
+            message="not 'maybe'",
+        )
+        self.img_fails(
+            'convert', '-O', 'raw', '-l', 'none', path, 'y.raw', message="no snapshot 'none'"
+        )
         user.communicate('quit\n')
         self.assert_clean(path)
 
@@ -130,11 +162,12 @@ class ExportTest(TestCase):
 
 
 class SizesTest(TestCase):
-
     def test_own_shared_and_freed(self) -> None:
         path = self.make()
-        sizes = {name: [entry[f'{key}'] for key in ('data-size', 'shared-size', 'delete-frees')]
-                 for name, entry in self.list(path).items()}
+        sizes = {
+            name: [entry[f'{key}'] for key in ('data-size', 'shared-size', 'delete-frees')]
+            for name, entry in self.list(path).items()
+        }
         self.assertEqual({'one': [4 * MIB, 0, MIB], 'two': [MIB, 3 * MIB, 0]}, sizes)
 
     def test_delete_says_what_the_pool_got_back(self) -> None:
@@ -145,7 +178,10 @@ class SizesTest(TestCase):
             self.assertEqual(before - self.allocated(path), freed)
             self.assertEqual({'one': MIB, 'two': 64 * KIB}[name], freed)
         self.img('snapshot', '-c', 'words', path)
-        self.assertEqual("Snapshot 'words' deleted, 0 B given back to the pool.\n", self.img('snapshot', '-d', 'words', path))
+        self.assertEqual(
+            "Snapshot 'words' deleted, 0 B given back to the pool.\n",
+            self.img('snapshot', '-d', 'words', path),
+        )
         self.img('snapshot', '-c', 'quiet', path)
         self.assertEqual('', self.img('snapshot', '-q', '-d', 'quiet', path))
 
@@ -156,8 +192,13 @@ class SizesTest(TestCase):
         self.img('create', '-q', '-b', path, '-o', 'base_snapshot=two', 'top.pcow')
         lines = self.img('snapshot', '-l', '--tree', path).splitlines()
         self.assertRegex(lines[0], 'VM SIZE +OWN +SHARED +FREES +DATE +TAG')
-        self.assertEqual(['   one', ' p   two', '*    branch'], [line[-len(tail):] for line, tail in zip(
-            lines[1:], ('   one', ' p   two', '*    branch'), strict=True)])
+        self.assertEqual(
+            ['   one', ' p   two', '*    branch'],
+            [
+                line[-len(tail) :]
+                for line, tail in zip(lines[1:], ('   one', ' p   two', '*    branch'), strict=True)
+            ],
+        )
         self.img_fails('snapshot', '--tree', '--output=json', path, message='parent-id')
         self.img_fails('snapshot', '--tree', '-d', 'one', path, message='goes with -l')
 
@@ -172,7 +213,6 @@ class SizesTest(TestCase):
 
 
 class CopyOnReadTest(TestCase):
-
     def test_switch(self) -> None:
         path = self.create('a.pcow', '16M', '-o', 'copy_on_read=on')
         generation = self.img_json('info', path)['format-specific']['data']['generation']
@@ -193,12 +233,15 @@ class CopyOnReadTest(TestCase):
 
 
 class BadCasesTest(TestCase):
-
     def test_the_wrong_way_to_a_running_vm(self) -> None:
         path = self.make()
         user = self.use(path)
-        for options, words in ((('-a', 'one'), 'pcowctl snapshot revert --reset'), (('-c', 'x'), 'pcowctl snapshot create'),
-                               (('-d', 'one'), 'pcowctl snapshot delete'), (('--rename', 'one', 'x'), 'pcowctl snapshot rename')):
+        for options, words in (
+            (('-a', 'one'), 'pcowctl snapshot revert --reset'),
+            (('-c', 'x'), 'pcowctl snapshot create'),
+            (('-d', 'one'), 'pcowctl snapshot delete'),
+            (('--rename', 'one', 'x'), 'pcowctl snapshot rename'),
+        ):
             self.img_fails('snapshot', *options, path, message=words)
         user.communicate('quit\n')
         self.assertEqual(['one', 'two'], list(self.list(path)))
@@ -206,7 +249,10 @@ class BadCasesTest(TestCase):
     def test_two_at_once(self) -> None:
         """Each of many is done whole or refused in words; none is lost."""
         path = self.make()
-        racers = {f'r{number}': self.start('pcow-img', 'snapshot', '-c', f'r{number}', path) for number in range(12)}
+        racers = {
+            f'r{number}': self.start('pcow-img', 'snapshot', '-c', f'r{number}', path)
+            for number in range(12)
+        }
         done = set()
         for name, racer in racers.items():
             _stdout, stderr = racer.communicate(timeout=images.TIMEOUT)
@@ -230,18 +276,26 @@ class BadCasesTest(TestCase):
                 ballast.write(bytes(4096))
         made = 0
         while True:
-            result = subprocess.run([images.program('pcow-img'), 'snapshot', '-c', f's{made}', str(path)], capture_output=True,
-                                    text=True, check=False)
+            result = subprocess.run(
+                [images.program('pcow-img'), 'snapshot', '-c', f's{made}', str(path)],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
             if result.returncode:
                 break
             made += 1
-        self.one_line(result, 'pcow-img', 'no space for the record of a snapshot; free space in the pool')
+        self.one_line(
+            result, 'pcow-img', 'no space for the record of a snapshot; free space in the pool'
+        )
         self.assertEqual(made, len(self.list(path)))
         self.assertLess(made, 100)
         self.io(path, 'read -P 1 0 1M', options=('-r',))
         self.assert_clean(path)
         # and an image that stands on it would not notice anything
-        self.assertEqual(generation + made, self.img_json('info', path)['format-specific']['data']['generation'])
+        self.assertEqual(
+            generation + made, self.img_json('info', path)['format-specific']['data']['generation']
+        )
         if made:
             self.img('snapshot', '-a', 's0', path)
         (pool / 'ballast').unlink()

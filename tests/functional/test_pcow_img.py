@@ -11,9 +11,23 @@ from tests.functional.images import MIB
 
 
 class CommandLineTest(images.ImageTestCase):
-
-    COMMANDS = ('amend', 'check', 'commit', 'compare', 'convert', 'create', 'info', 'map', 'measure', 'probe',
-                'rebase', 'resize', 'seal', 'snapshot', 'unseal')
+    COMMANDS = (
+        'amend',
+        'check',
+        'commit',
+        'compare',
+        'convert',
+        'create',
+        'info',
+        'map',
+        'measure',
+        'probe',
+        'rebase',
+        'resize',
+        'seal',
+        'snapshot',
+        'unseal',
+    )
 
     def test_help_and_version(self):
         text = self.img('--help')
@@ -28,7 +42,14 @@ class CommandLineTest(images.ImageTestCase):
         self.img_fails('frobnicate', message="'frobnicate' is not known")
         for command in self.COMMANDS:
             code = 2 if command == 'compare' else 1
-            self.img_fails(command, '--no-such-option', 'x', 'y', message="'--no-such-option' is not known", code=code)
+            self.img_fails(
+                command,
+                '--no-such-option',
+                'x',
+                'y',
+                message="'--no-such-option' is not known",
+                code=code,
+            )
             self.img_fails(command, '-Z', 'x', 'y', message="'-Z' is not known", code=code)
             self.img_fails(command, message='expecting', code=code)
             self.img_fails(command, 'a', 'b', 'c', message='expecting', code=code)
@@ -40,7 +61,6 @@ class CommandLineTest(images.ImageTestCase):
 
 
 class CreateTest(images.ImageTestCase):
-
     def test_message_and_size(self):
         text = self.img('create', '-f', 'pcow', '-o', 'cluster_size=4k', 'a.pcow', '1.5G')
         self.assertEqual("Formatting 'a.pcow', fmt=pcow cluster_size=4096 size=1610612736\n", text)
@@ -56,14 +76,32 @@ class CreateTest(images.ImageTestCase):
         self.assertEqual('', self.run_program('pcow-img', 'create', '-q', 'b.pcow', '3M').stderr)
 
     def test_bad_sizes(self):
-        for size, message in (('0', 'out of range'), ('17T', 'out of range'), ('8E', 'too large'), ('-1', 'not known|not a size'),
-                              ('1Q', 'not a size'), ('', 'not a size'), ('1G2', 'not a size'), ('0x', 'not a size'),
-                              ('99999999999999999999', 'too large'), ('nan', 'not a size')):
+        for size, message in (
+            ('0', 'out of range'),
+            ('17T', 'out of range'),
+            ('8E', 'too large'),
+            ('-1', 'not known|not a size'),
+            ('1Q', 'not a size'),
+            ('', 'not a size'),
+            ('1G2', 'not a size'),
+            ('0x', 'not a size'),
+            ('99999999999999999999', 'too large'),
+            ('nan', 'not a size'),
+        ):
             self.img_fails('create', 'a.pcow', size, message=message)
         self.img_fails('create', 'a.pcow', message='needs a size')
         for cluster_size in ('3k', '2k', '4M', '0x', 'x'):
-            self.img_fails('create', '-o', f'cluster_size={cluster_size}', 'a.pcow', '4M', message='cluster.size')
-        self.img_fails('create', '-o', 'colour=red', 'a.pcow', '4M', message="'colour' is not known")
+            self.img_fails(
+                'create',
+                '-o',
+                f'cluster_size={cluster_size}',
+                'a.pcow',
+                '4M',
+                message='cluster.size',
+            )
+        self.img_fails(
+            'create', '-o', 'colour=red', 'a.pcow', '4M', message="'colour' is not known"
+        )
         self.img_fails('create', '-o', 'cluster_size', 'a.pcow', '4M', message='needs a value')
         self.assertEqual([], os.listdir(self.directory))
 
@@ -80,15 +118,29 @@ class CreateTest(images.ImageTestCase):
         text = self.img('create', '-b', 'base.pcow', '-F', 'pcow', 'top.pcow')
         self.assertIn('size=6291456 backing_file=base.pcow backing_fmt=pcow', text)
         info = self.img_json('info', 'top.pcow')
-        self.assertEqual(('base.pcow', 'pcow'), (info['backing-filename'], info['backing-filename-format']))
+        self.assertEqual(
+            ('base.pcow', 'pcow'), (info['backing-filename'], info['backing-filename-format'])
+        )
         # a bare name lies beside the image, also from another directory
         top = self.path('sub')
         top.mkdir()
-        self.run_program('env', '-C', '/', images.program('pcow-img'), 'create', '-q', '-b', 'base.pcow', self.path('other.pcow'))
+        self.run_program(
+            'env',
+            '-C',
+            '/',
+            images.program('pcow-img'),
+            'create',
+            '-q',
+            '-b',
+            'base.pcow',
+            self.path('other.pcow'),
+        )
         self.img('create', '-q', '-b', self.path('base.pcow'), 'absolute.pcow')
         self.img_fails('create', '-b', self.path('base.pcow'), 'sub/top.pcow', message='directory')
         self.img_fails('create', '-b', 'none.pcow', 'x.pcow', message=r'none\.pcow')
-        self.img_fails('create', '-b', 'base.pcow', '-F', 'qcow2', 'x.pcow', message="'qcow2' is not supported")
+        self.img_fails(
+            'create', '-b', 'base.pcow', '-F', 'qcow2', 'x.pcow', message="'qcow2' is not supported"
+        )
         self.img_fails('create', '-F', 'pcow', 'x.pcow', '4M', message='need a base')
         self.assertFalse(self.path('x.pcow').exists())
 
@@ -106,27 +158,36 @@ class CreateTest(images.ImageTestCase):
         self.io(base, 'write -P 2 0 64k')
         self.img('create', '-q', '-b', base, '-o', 'base_snapshot=one,,two', 'top.pcow')
         self.io('top.pcow', 'read -P 1 0 64k')
-        self.assertEqual('one,two', self.img_json('info', 'top.pcow')['format-specific']['data']['base-snapshot'])
+        self.assertEqual(
+            'one,two', self.img_json('info', 'top.pcow')['format-specific']['data']['base-snapshot']
+        )
         self.img_fails('create', '-b', base, '-o', 'base_snapshot=none', 'x.pcow', message="'none'")
 
 
 class InfoTest(images.ImageTestCase):
-
     def test_json(self):
         self.create('base.pcow')
         top = self.create('top.pcow', None, '-b', 'base.pcow')
         self.io(top, 'write 0 64k')
         info = self.img_json('info', top)
         data = info['format-specific']['data']
-        self.assertEqual((str(top), 'pcow', 16 * MIB, 64 * KIB), tuple(
-            info[key] for key in ('filename', 'format', 'virtual-size', 'cluster-size')))
+        self.assertEqual(
+            (str(top), 'pcow', 16 * MIB, 64 * KIB),
+            tuple(info[key] for key in ('filename', 'format', 'virtual-size', 'cluster-size')),
+        )
         self.assertEqual(str(self.path('base.pcow')), info['full-backing-filename'])
         self.assertEqual(self.allocated(top), info['actual-size'])
-        self.assertEqual((2, 64 * KIB, False, 2, 2), tuple(
-            data[key] for key in ('format', 'data-size', 'sealed', 'chain-depth', 'base-format')))
+        self.assertEqual(
+            (2, 64 * KIB, False, 2, 2),
+            tuple(
+                data[key] for key in ('format', 'data-size', 'sealed', 'chain-depth', 'base-format')
+            ),
+        )
         self.assertRegex(data['uuid'], '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$')
         chain = self.img_json('info', '--backing-chain', top)
-        self.assertEqual([str(top), str(self.path('base.pcow'))], [image['filename'] for image in chain])
+        self.assertEqual(
+            [str(top), str(self.path('base.pcow'))], [image['filename'] for image in chain]
+        )
         self.assertEqual(data['base-uuid'], chain[1]['format-specific']['data']['uuid'])
         self.assertNotIn('backing-filename', chain[1])
 
@@ -135,8 +196,16 @@ class InfoTest(images.ImageTestCase):
         self.create('base.pcow')
         self.img('snapshot', '-c', 'first', top)
         text = self.img('info', top)
-        for line in ('file format: pcow', r'virtual size: 16 MiB \(16777216 bytes\)', 'cluster_size: 65536',
-                     'backing file: base.pcow', 'Snapshot list:', '.* first', '    sealed: false', '    chain depth: 2'):
+        for line in (
+            'file format: pcow',
+            r'virtual size: 16 MiB \(16777216 bytes\)',
+            'cluster_size: 65536',
+            'backing file: base.pcow',
+            'Snapshot list:',
+            '.* first',
+            '    sealed: false',
+            '    chain depth: 2',
+        ):
             self.assertRegex(text, f'(?m)^{line}')
 
     def test_same_words_as_qemu_img(self):
@@ -144,7 +213,14 @@ class InfoTest(images.ImageTestCase):
         self.run_program('qemu-img', 'create', '-q', '-f', 'qcow2', 'a.qcow2', '16M')
         self.create('a.pcow')
         theirs = self.run_program('qemu-img', 'info', '--output=json', 'a.qcow2').stdout
-        for key in ('virtual-size', 'filename', 'cluster-size', 'format', 'actual-size', 'format-specific'):
+        for key in (
+            'virtual-size',
+            'filename',
+            'cluster-size',
+            'format',
+            'actual-size',
+            'format-specific',
+        ):
             self.assertIn(f'"{key}":', theirs)
             self.assertIn(key, self.img_json('info', 'a.pcow'))
 
@@ -178,11 +254,12 @@ class InfoTest(images.ImageTestCase):
         name = b'bad\xff.pcow'
         path = os.path.join(os.fsencode(self.directory), name)
         self.run_program('pcow-img', 'create', '-q', os.fsdecode(path), '2M')
-        self.assertTrue(self.img_json('info', os.fsdecode(path))['filename'].endswith('bad\ufffd.pcow'))
+        self.assertTrue(
+            self.img_json('info', os.fsdecode(path))['filename'].endswith('bad\ufffd.pcow')
+        )
 
 
 class MapTest(images.ImageTestCase):
-
     def test_json(self):
         base = self.create('base.pcow')
         self.io(base, 'write 0 64k', 'write 4M 4k')
@@ -197,9 +274,14 @@ class MapTest(images.ImageTestCase):
             self.assertEqual(extent['present'], 'offset' in extent)
             self.assertEqual(extent['present'], 'filename' in extent)
         own = [extent for extent in extents if extent['present'] and extent['depth'] == 0]
-        self.assertEqual([(64 * KIB, 64 * KIB, str(top))], [(e['start'], e['length'], e['filename']) for e in own])
+        self.assertEqual(
+            [(64 * KIB, 64 * KIB, str(top))],
+            [(e['start'], e['length'], e['filename']) for e in own],
+        )
         below = next(extent for extent in extents if extent['depth'] == 1)
-        self.assertEqual((0, 64 * KIB, str(base)), (below['start'], below['length'], below['filename']))
+        self.assertEqual(
+            (0, 64 * KIB, str(base)), (below['start'], below['length'], below['filename'])
+        )
         # the offset is where the byte is
         with top.open('rb') as file:
             file.seek(own[0]['offset'])
@@ -208,11 +290,18 @@ class MapTest(images.ImageTestCase):
     def test_range_and_human(self):
         path = self.create('a.pcow')
         self.io(path, 'write 1M 64k')
-        self.assertEqual([(512 * KIB, 512 * KIB), (MIB, 64 * KIB), (MIB + 64 * KIB, 448 * KIB)], [
-            (e['start'], e['length']) for e in self.img_json('map', '-s', '512k', '-l', '1M', path)])
+        self.assertEqual(
+            [(512 * KIB, 512 * KIB), (MIB, 64 * KIB), (MIB + 64 * KIB, 448 * KIB)],
+            [
+                (e['start'], e['length'])
+                for e in self.img_json('map', '-s', '512k', '-l', '1M', path)
+            ],
+        )
         lines = self.img('map', path).splitlines()
         self.assertEqual(['Offset', 'Length', 'Mapped', 'to', 'File'], lines[0].split())
-        self.assertEqual(['0x100000', '0x10000', str(path)], [lines[1].split()[i] for i in (0, 1, 3)])
+        self.assertEqual(
+            ['0x100000', '0x10000', str(path)], [lines[1].split()[i] for i in (0, 1, 3)]
+        )
         self.img_fails('map', '-s', '16M', path, message='not below the image size')
 
     def test_snapshot(self):
@@ -220,11 +309,12 @@ class MapTest(images.ImageTestCase):
         self.io(path, 'write 0 64k')
         self.img('snapshot', '-c', 's', path)
         self.io(path, 'write 1M 64k')
-        self.assertEqual([0], [e['start'] for e in self.img_json('map', '-S', 's', path) if e['data']])
+        self.assertEqual(
+            [0], [e['start'] for e in self.img_json('map', '-S', 's', path) if e['data']]
+        )
 
 
 class SnapshotTest(images.ImageTestCase):
-
     def list(self, path):
         return self.img_json('snapshot', '-l', path)
 
@@ -244,7 +334,9 @@ class SnapshotTest(images.ImageTestCase):
         self.assertEqual(tree['two']['id'], tree['drei ä']['parent-id'])
         self.assertEqual(tree['one']['id'], tree['branch']['parent-id'])
         self.assertEqual(['branch'], [name for name, entry in tree.items() if entry['current']])
-        self.assertTrue(all(before - 2 <= entry['date-sec'] <= time.time() + 2 for entry in tree.values()))
+        self.assertTrue(
+            all(before - 2 <= entry['date-sec'] <= time.time() + 2 for entry in tree.values())
+        )
         for name, pattern in (('one', 1), ('two', 2), ('drei ä', 3), ('branch', 9)):
             self.io(path, f'read -P {pattern} 0 64k', options=('-s', name))
         self.img('snapshot', '-d', 'two', path)
@@ -261,7 +353,11 @@ class SnapshotTest(images.ImageTestCase):
         self.assertEqual('', self.img('snapshot', '-l', path))
         self.img('snapshot', '-c', 'the name', path)
         text = self.img('snapshot', path)
-        self.assertRegex(text, r'(?m)^Snapshot list:\nID +PARENT +VM SIZE +OWN +SHARED +FREES +DATE +TAG\n1 .* \*  the name$')
+        self.assertRegex(
+            text,
+            r'(?m)^Snapshot list:\nID +PARENT +VM SIZE +OWN +SHARED +FREES +DATE +TAG\n1 .* \*  '
+            r'the name$',
+        )
 
     def test_bad_requests(self):
         path = self.create('a.pcow')
@@ -282,7 +378,6 @@ class SnapshotTest(images.ImageTestCase):
 
 
 class ChangeTest(images.ImageTestCase):
-
     def test_resize(self):
         path = self.create('a.pcow', '8M')
         self.io(path, 'write -P 1 0 8M')
@@ -350,7 +445,9 @@ class ChangeTest(images.ImageTestCase):
         top = self.create('top.pcow', None, '-b', 'one.pcow')
         self.io(top, 'write -P 3 3M 64k')
         self.img('convert', '-O', 'raw', top, 'expected.raw')
-        self.assertRegex(self.img('rebase', '-p', '-b', 'two.pcow', '-F', 'pcow', top), r'\(100\.00/100%\)')
+        self.assertRegex(
+            self.img('rebase', '-p', '-b', 'two.pcow', '-F', 'pcow', top), r'\(100\.00/100%\)'
+        )
         self.assertEqual('two.pcow', self.img_json('info', top)['backing-filename'])
         self.assert_same(top, 'pcow', self.path('expected.raw'), 'raw')
         one.unlink()
@@ -381,14 +478,15 @@ class ChangeTest(images.ImageTestCase):
 
 
 class CompareMeasureTest(images.ImageTestCase):
-
     def test_compare(self):
         one, two = self.create('one.pcow', '16M'), self.create('two.pcow', '20M')
         for path in (one, two):
             self.io(path, 'write -P 1 0 5M')
         text = self.img('compare', one, two)
         self.assertEqual('Warning: Image size mismatch!\nImages are identical.\n', text)
-        self.assertEqual('Strict mode: Image size mismatch!\n', self.img('compare', '-s', one, two, code=1))
+        self.assertEqual(
+            'Strict mode: Image size mismatch!\n', self.img('compare', '-s', one, two, code=1)
+        )
         self.assertEqual('', self.img('compare', '-q', one, two))
         self.io(two, 'write -P 2 18M 4k')
         self.assertIn('Content mismatch at offset 18874368!', self.img('compare', one, two, code=1))
@@ -399,8 +497,12 @@ class CompareMeasureTest(images.ImageTestCase):
     def test_compare_as_qemu_img(self):
         for name in ('a.raw', 'b.raw'):
             self.path(name).write_bytes(os.urandom(512) * 8192)
-        self.assertEqual(self.run_program('qemu-img', 'compare', '-f', 'raw', '-F', 'raw', 'a.raw', 'a.raw').stdout,
-                         self.img('compare', '-f', 'raw', '-F', 'raw', 'a.raw', 'a.raw'))
+        self.assertEqual(
+            self.run_program(
+                'qemu-img', 'compare', '-f', 'raw', '-F', 'raw', 'a.raw', 'a.raw'
+            ).stdout,
+            self.img('compare', '-f', 'raw', '-F', 'raw', 'a.raw', 'a.raw'),
+        )
         self.run_program('qemu-img', 'compare', '-f', 'raw', '-F', 'raw', 'a.raw', 'b.raw', code=1)
         self.img('compare', '-f', 'raw', '-F', 'raw', 'a.raw', 'b.raw', code=1)
 
@@ -408,7 +510,9 @@ class CompareMeasureTest(images.ImageTestCase):
         self.create('a.pcow')
         self.img_fails('compare', 'a.pcow', 'none.pcow', message='none.pcow', code=2)
         self.img_fails('compare', 'a.pcow', 'a.img', message='-F raw', code=2)
-        self.img_fails('compare', '-f', 'vmdk', 'a.pcow', 'a.pcow', message="'vmdk' is not known", code=2)
+        self.img_fails(
+            'compare', '-f', 'vmdk', 'a.pcow', 'a.pcow', message="'vmdk' is not known", code=2
+        )
 
     def test_measure(self):
         path = self.path('a.raw')
@@ -418,14 +522,19 @@ class CompareMeasureTest(images.ImageTestCase):
                 file.seek(offset)
                 file.write(b'x' * 100 * KIB)
         for cluster_size in ('4k', '64k', '2M'):
-            need = self.img_json('measure', '-f', 'raw', '-O', 'pcow', '-o', f'cluster_size={cluster_size}', path)
+            need = self.img_json(
+                'measure', '-f', 'raw', '-O', 'pcow', '-o', f'cluster_size={cluster_size}', path
+            )
             self.img('convert', '-f', 'raw', '-o', f'cluster_size={cluster_size}', path, 'a.pcow')
             self.assertLessEqual(self.allocated(self.path('a.pcow')), need['required'])
             self.assertEqual(66 * MIB, need['fully-allocated'])
         empty = self.img_json('measure', '--size', '1G')
         self.assertLess(empty['required'], 64 * KIB)
         self.assertGreater(empty['fully-allocated'], 1 << 30)
-        self.assertRegex(self.img('measure', '--size', '4M'), r'^required size: \d+\nfully allocated size: \d+\n$')
+        self.assertRegex(
+            self.img('measure', '--size', '4M'),
+            r'^required size: \d+\nfully allocated size: \d+\n$',
+        )
         self.img_fails('measure', '-f', 'raw', '-O', 'qcow2', path, message='qemu-img the others')
         self.img_fails('measure', path, message='-f raw')
         self.img_fails('measure', '-f', 'raw', '--size', '1G', path, message='either')
@@ -438,14 +547,22 @@ class CompareMeasureTest(images.ImageTestCase):
 
 
 class Format1Test(images.ImageTestCase):
-
     def test_read(self):
         path = self.path('old.pcow')
         format1.write(path, 64, {3: b'\x11' * 65536, 40: b'\x22' * 65536})
         info = self.img_json('info', '-f', 'pcow1', path)
-        self.assertEqual(('pcow1', 1, 4 * MIB), (info['format'], info['format-specific']['data']['format'], info['virtual-size']))
-        self.assertEqual([(3 * 65536, 65536), (40 * 65536, 65536)], [
-            (e['start'], e['length']) for e in self.img_json('map', '-f', 'pcow1', path) if e['data']])
+        self.assertEqual(
+            ('pcow1', 1, 4 * MIB),
+            (info['format'], info['format-specific']['data']['format'], info['virtual-size']),
+        )
+        self.assertEqual(
+            [(3 * 65536, 65536), (40 * 65536, 65536)],
+            [
+                (e['start'], e['length'])
+                for e in self.img_json('map', '-f', 'pcow1', path)
+                if e['data']
+            ],
+        )
         self.io(path, 'read -P 0x11 192k 64k', 'read -P 0 0 192k', options=('-f', 'pcow1'))
         self.img('check', '-f', 'pcow1', path, code=63)
         self.img_fails('info', path, message='not a pcow image.*-f')

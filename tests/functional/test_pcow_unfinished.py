@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A revert of a whole VM that ended halfway: nobody changes an image whose next VM would drop that, without a word."""
+"""A revert of a whole VM that ended halfway: nobody changes an image whose next VM would drop that,
+without a word.
+"""
 
 import subprocess
 
@@ -11,7 +13,10 @@ from tests.functional import vm_snapshot_case
 from tests.functional import vm_state
 
 MARK = '.loading-1700000000.000000001-1'
-HALFWAY = rf"a revert of the whole VM ended halfway, \S+a\.pcow has its snapshot as '{MARK}': start the VM to have it finished"
+HALFWAY = (
+    rf"a revert of the whole VM ended halfway, \S+a\.pcow has its snapshot as '{MARK}': start the "
+    rf"VM to have it finished"
+)
 
 
 class HalfwayTest(images.ImageTestCase):
@@ -30,7 +35,12 @@ class HalfwayTest(images.ImageTestCase):
     def test_snapshots(self) -> None:
         for words in (('-a', 'other'), ('-c', 'new')):
             self.img_fails('snapshot', *words, self.image, message=HALFWAY)
-            self.img_fails('snapshot', *words, self.image, message='to take the image as it is, rename that snapshot')
+            self.img_fails(
+                'snapshot',
+                *words,
+                self.image,
+                message='to take the image as it is, rename that snapshot',
+            )
         self.assert_unchanged()
 
     def test_what_else_would_be_lost(self) -> None:
@@ -38,21 +48,39 @@ class HalfwayTest(images.ImageTestCase):
         raw.write_bytes(bytes(2 * images.MIB))
         child = self.create('child.pcow', None, '-b', self.image)
         self.io(child, 'write -P 7 0 64k')
-        for words in (('resize', self.image, '32M'), ('commit', child),
-                      ('convert', '-n', '-f', 'raw', '-O', 'pcow', raw, self.image)):
+        for words in (
+            ('resize', self.image, '32M'),
+            ('commit', child),
+            ('convert', '-n', '-f', 'raw', '-O', 'pcow', raw, self.image),
+        ):
             self.img_fails(*words, message=HALFWAY)
         self.io(child, 'read -P 7 0 64k')
         self.assert_unchanged()
-        for command in ('write -P 9 0 64k', 'write -z 0 64k', 'snapshot revert other', 'snapshot create new', 'resize 32M'):
-            self.assertRegex(self.run_program('pcow-io', '-c', command, self.image, code=1).stderr, HALFWAY)
+        for command in (
+            'write -P 9 0 64k',
+            'write -z 0 64k',
+            'snapshot revert other',
+            'snapshot create new',
+            'resize 32M',
+        ):
+            self.assertRegex(
+                self.run_program('pcow-io', '-c', command, self.image, code=1).stderr, HALFWAY
+            )
         self.io(self.image, 'read -P 2 0 64k')
-        self.assertEqual([MARK, 'other'], [one['name'] for one in self.img_json('snapshot', '-l', self.image)])
+        self.assertEqual(
+            [MARK, 'other'], [one['name'] for one in self.img_json('snapshot', '-l', self.image)]
+        )
 
     def test_served(self) -> None:
         plugin = images.program('nbdkit-pcow-plugin.so')
         for words, code in (((), 1), (('readonly=true',), 0)):
-            done = subprocess.run(['nbdkit', '-U', '-', plugin, f'file={self.image}', *words, '--run', 'true'],
-                                  capture_output=True, text=True, check=False, timeout=images.TIMEOUT)
+            done = subprocess.run(
+                ['nbdkit', '-U', '-', plugin, f'file={self.image}', *words, '--run', 'true'],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=images.TIMEOUT,
+            )
             self.assertEqual(code, done.returncode, done.stderr)
             if code:
                 self.assertRegex(done.stderr, HALFWAY)
@@ -81,7 +109,9 @@ class HalfwayTest(images.ImageTestCase):
 
 class VmTest(vm_snapshot_case.VmSnapshotTestCase):
     def test_reverted_by_hand(self) -> None:
-        """It is refused, so that the start of the VM, which goes back to the other snapshot, drops nothing."""
+        """It is refused, so that the start of the VM, which goes back to the other snapshot, drops
+        nothing.
+        """
         self.save_and_go_on()
         vm_state.run('pcow-img', 'snapshot', '-c', 'other', self.image)
         with self.start() as vm:
@@ -89,8 +119,13 @@ class VmTest(vm_snapshot_case.VmSnapshotTestCase):
             vm.quit()
         mark = f'.loading-{found["date-sec"]}.{found["date-nsec"]:09}-1'
         vm_state.run('pcow-img', 'snapshot', '--rename', 's', mark, self.image)
-        done = subprocess.run([images.program('pcow-img'), 'snapshot', '-a', 'other', str(self.image)], capture_output=True,
-                              text=True, check=False, timeout=images.TIMEOUT)
+        done = subprocess.run(
+            [images.program('pcow-img'), 'snapshot', '-a', 'other', str(self.image)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=images.TIMEOUT,
+        )
         self.assertEqual(1, done.returncode, done)
         self.assertIn('ended halfway', done.stderr)
         vm_state.run('pcow-img', 'snapshot', '--rename', mark, 's', self.image)

@@ -26,7 +26,7 @@ TOP = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ.get('PCOW_BIN_DIR') or TOP / 'build/bin').resolve()
 HOOK = TOP / 'etc/libvirt/hooks/qemu.d/pcow'
 MIB = 1 << 20
-OFFSET = 2 * MIB                   # of the data in a template with its page map in RAM
+OFFSET = 2 * MIB  # of the data in a template with its page map in RAM
 
 
 class TestCase(unittest.TestCase):
@@ -37,9 +37,11 @@ class TestCase(unittest.TestCase):
         self.directory = self._temporary(None)
         self.pool = self._temporary('/dev/shm') / 'pool'
         self.config = self.directory / 'pcow.conf'
-        self.config.write_text(f'[pcow]\nstate_path = {self.directory}/state\nconversion_dir = {self.directory}\n'
-                               f'pcow_img = {BIN}/pcow-img\npcow_io = {BIN}/pcow-io\n'
-                               f'nbdkit_plugin = {BIN}/nbdkit-pcow-plugin.so\nemulator = {BIN}/qemu-system-x86_64\n')
+        self.config.write_text(
+            f'[pcow]\nstate_path = {self.directory}/state\nconversion_dir = {self.directory}\n'
+            f'pcow_img = {BIN}/pcow-img\npcow_io = {BIN}/pcow-io\n'
+            f'nbdkit_plugin = {BIN}/nbdkit-pcow-plugin.so\nemulator = {BIN}/qemu-system-x86_64\n'
+        )
         self.environment = os.environ | {'PATH': f'{BIN}:{os.environ["PATH"]}'}
 
     def _temporary(self, parent: str | None) -> Path:
@@ -49,16 +51,36 @@ class TestCase(unittest.TestCase):
         return directory
 
     def command(self, *args: object) -> list[str]:
-        return [sys.executable, '-m', 'pcow_driver.cli.app', '--config-file', str(self.config), *map(str, args)]
+        return [
+            sys.executable,
+            '-m',
+            'pcow_driver.cli.app',
+            '--config-file',
+            str(self.config),
+            *map(str, args),
+        ]
 
-    def run_program(self, *args: object, exit_code: int = 0, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(list(map(str, args)), capture_output=True, text=True, env=self.environment, cwd=TOP,
-                              stdin=None if 'input' in kwargs else subprocess.DEVNULL, timeout=120, check=False, **kwargs)
+    def run_program(
+        self, *args: object, exit_code: int = 0, **kwargs: Any
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            list(map(str, args)),
+            capture_output=True,
+            text=True,
+            env=self.environment,
+            cwd=TOP,
+            stdin=None if 'input' in kwargs else subprocess.DEVNULL,
+            timeout=120,
+            check=False,
+            **kwargs,
+        )
         self.assertEqual(exit_code, done.returncode, done)
         return done
 
     def status(self, *args: object) -> int:
-        return subprocess.run(list(map(str, args)), env=self.environment, cwd=TOP, capture_output=True, check=False).returncode
+        return subprocess.run(
+            list(map(str, args)), env=self.environment, cwd=TOP, capture_output=True, check=False
+        ).returncode
 
     def ctl(self, *args: object) -> str:
         return self.run_program(*self.command(*args)).stdout
@@ -124,15 +146,24 @@ class LifeTest(TestCase):
         self.assertEqual([], self.show('image', 'list', 'p'))
 
         vm = self.show('image', 'create', 'p/vm', '--template', 'debian')
-        self.assertEqual((34 * MIB, 'debian.pcow', 2), (vm['virtual size'], vm['base'], vm['chain depth']))
+        self.assertEqual(
+            (34 * MIB, 'debian.pcow', 2), (vm['virtual size'], vm['base'], vm['chain depth'])
+        )
         self.assertLess(vm['allocated size'], MIB)
         path = self.pool / 'vm.pcow'
-        self.io(path, f'read -P 0x11 {OFFSET} 64k', f'read -P 0x22 {OFFSET + 30 * MIB} 64k', f'write -P 0xaa {OFFSET} 4k')
+        self.io(
+            path,
+            f'read -P 0x11 {OFFSET} 64k',
+            f'read -P 0x22 {OFFSET + 30 * MIB} 64k',
+            f'write -P 0xaa {OFFSET} 4k',
+        )
         self.ctl('snapshot', 'create', 'p/vm', 's1')
         self.io(path, f'write -P 0xbb {OFFSET} 64k')
         self.ctl('snapshot', 'create', path, 's2')
-        self.assertEqual([('s1', ''), ('s2', 's1')],
-                         [(row['name'], row['parent']) for row in self.show('snapshot', 'list', 'p/vm')])
+        self.assertEqual(
+            [('s1', ''), ('s2', 's1')],
+            [(row['name'], row['parent']) for row in self.show('snapshot', 'list', 'p/vm')],
+        )
         self.ctl('snapshot', 'revert', 'p/vm', 's1')
         self.io(path, f'read -P 0xaa {OFFSET} 4k', f'read -P 0x11 {OFFSET + 4096} 60k')
         self.ctl('snapshot', 'revert', 'p/vm', 's2')
@@ -154,8 +185,13 @@ class LifeTest(TestCase):
 
     def test_pool_on_an_ordinary_file_system(self) -> None:
         made = self.show('pool', 'create', 'disk', self.directory / 'disk')
-        self.assertIn(made['persistence'], ('page-cache', 'volatile' if _on_tmpfs(self.directory) else 'page-cache'))
-        self.assertEqual(2 * MIB, self.show('image', 'create', 'disk/a', '--size', '2M')['virtual size'])
+        self.assertIn(
+            made['persistence'],
+            ('page-cache', 'volatile' if _on_tmpfs(self.directory) else 'page-cache'),
+        )
+        self.assertEqual(
+            2 * MIB, self.show('image', 'create', 'disk/a', '--size', '2M')['virtual size']
+        )
 
     def test_forget_and_import(self) -> None:
         self.make_template()
@@ -171,7 +207,9 @@ class LifeTest(TestCase):
         self.ctl('snapshot', 'create', 'p/a', 'one')
         self.io(self.pool / 'a.pcow', f'write -P 2 {OFFSET} 4k')
         made = self.show('image', 'create', 'p/b', '--template', 'a', '--template-snapshot', 'one')
-        self.assertEqual(('a.pcow', 'one', 3), (made['base'], made['base snapshot'], made['chain depth']))
+        self.assertEqual(
+            ('a.pcow', 'one', 3), (made['base'], made['base snapshot'], made['chain depth'])
+        )
         self.io(self.pool / 'b.pcow', f'read -P 1 {OFFSET} 4k')
         self.assertIn(' b', self.fails('image', 'delete', 'p/a'))
 
@@ -179,16 +217,42 @@ class LifeTest(TestCase):
         self.make_template()
         self.ctl('image', 'create', 'p/vm', '--template', 't')
         kernel = self.make_raw('vmlinuz', 4096)
-        xml = self.ctl('domain-xml', 'p/vm', '--kernel', kernel, '--type', 'qemu', '--emulator', '/opt/qemu', '--memory', '512M')
-        for part in (f'<path>{self.pool}/vm.pcow</path>', '<size unit="KiB">10240</size>', f'<kernel>{kernel}</kernel>',
-                     '<name>vm</name>'):
+        xml = self.ctl(
+            'domain-xml',
+            'p/vm',
+            '--kernel',
+            kernel,
+            '--type',
+            'qemu',
+            '--emulator',
+            '/opt/qemu',
+            '--memory',
+            '512M',
+        )
+        for part in (
+            f'<path>{self.pool}/vm.pcow</path>',
+            '<size unit="KiB">10240</size>',
+            f'<kernel>{kernel}</kernel>',
+            '<name>vm</name>',
+        ):
             self.assertIn(part, xml)
-        self.assertIn('image create', self.fails('domain-xml', 'p/t', '--kernel', kernel, '--emulator', '/opt/qemu'))
-        self.assertIn('/no/kernel', self.fails('domain-xml', 'p/vm', '--kernel', '/no/kernel', '--emulator', '/opt/qemu'))
+        self.assertIn(
+            'image create',
+            self.fails('domain-xml', 'p/t', '--kernel', kernel, '--emulator', '/opt/qemu'),
+        )
+        self.assertIn(
+            '/no/kernel',
+            self.fails('domain-xml', 'p/vm', '--kernel', '/no/kernel', '--emulator', '/opt/qemu'),
+        )
 
 
 def _on_tmpfs(path: Path) -> bool:
-    return subprocess.run(['stat', '-f', '-c', '%T', path], capture_output=True, text=True, check=True).stdout.strip() == 'tmpfs'
+    return (
+        subprocess.run(
+            ['stat', '-f', '-c', '%T', path], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == 'tmpfs'
+    )
 
 
 class TemplateTest(TestCase):
@@ -199,19 +263,35 @@ class TemplateTest(TestCase):
     def _check_content(self, name: str, raw: Path, page_map: info_block.PageMap) -> None:
         content, source = self.guest_view(self.pool / f'{name}.pcow'), raw.read_bytes()
         offset = info_block.data_offset(len(content), page_map)
-        self.assertEqual(info_block.InfoBlock(offset, len(content) - offset),
-                         info_block.parse(content[info_block.BLOCK_OFFSET:info_block.BLOCK_OFFSET + info_block.BLOCK_SIZE]))
-        self.assertEqual(source, content[offset:offset + len(source)])
-        self.assertFalse(any(content[:info_block.BLOCK_OFFSET] + content[info_block.BLOCK_OFFSET + info_block.BLOCK_SIZE:offset]))
-        self.assertFalse(any(content[offset + len(source):]))
+        self.assertEqual(
+            info_block.InfoBlock(offset, len(content) - offset),
+            info_block.parse(
+                content[info_block.BLOCK_OFFSET : info_block.BLOCK_OFFSET + info_block.BLOCK_SIZE]
+            ),
+        )
+        self.assertEqual(source, content[offset : offset + len(source)])
+        self.assertFalse(
+            any(
+                content[: info_block.BLOCK_OFFSET]
+                + content[info_block.BLOCK_OFFSET + info_block.BLOCK_SIZE : offset]
+            )
+        )
+        self.assertFalse(any(content[offset + len(source) :]))
 
     def test_content_is_the_source_behind_the_info_block(self) -> None:
         source = self.make_qcow2('s,1.qcow2', 9 * MIB, at_0=1, at_4128768=2, at_9371648=3)
         raw = self.directory / 's,1.qcow2.raw'
-        for name, args in (('plain', ()), ('large', ('--size', '40M')), ('pmem', ('--page-map', 'pmem')),
-                           ('small-clusters', ('--cluster-size', '4k')), ('ä,b c', ())):
+        for name, args in (
+            ('plain', ()),
+            ('large', ('--size', '40M')),
+            ('pmem', ('--page-map', 'pmem')),
+            ('small-clusters', ('--cluster-size', '4k')),
+            ('ä,b c', ()),
+        ):
             self.ctl('template', 'build', source, f'p/{name}', '--source-format', 'qcow2', *args)
-            self._check_content(name, raw, info_block.PageMap.PMEM if name == 'pmem' else info_block.PageMap.RAM)
+            self._check_content(
+                name, raw, info_block.PageMap.PMEM if name == 'pmem' else info_block.PageMap.RAM
+            )
         self.assertEqual(40 * MIB, self.show('template', 'show', 'p/large')['virtual size'])
         self.ctl('template', 'build', raw, 'p/raw', '--source-format', 'raw')
         self._check_content('raw', raw, info_block.PageMap.RAM)
@@ -233,16 +313,36 @@ class TemplateTest(TestCase):
 
     def test_bad_sources_leave_nothing(self) -> None:
         backed = self.directory / 'backed'
-        self.run_program('qemu-img', 'create', '-q', '-f', 'qcow2', '-b', '/etc/hostname', '-F', 'raw', backed, '8M')
+        self.run_program(
+            'qemu-img',
+            'create',
+            '-q',
+            '-f',
+            'qcow2',
+            '-b',
+            '/etc/hostname',
+            '-F',
+            'raw',
+            backed,
+            '8M',
+        )
         good = self.make_qcow2('good.qcow2', 8 * MIB, at_0=1)
         truncated = self.directory / 'truncated'
         truncated.write_bytes(good.read_bytes()[:300000])
         huge = self.directory / 'huge'
         self.run_program('qemu-img', 'create', '-q', '-f', 'qcow2', huge, '20T')
-        for source, source_format, args in ((backed, 'qcow2', ()), (good, 'raw', ()), (truncated, 'qcow2', ()),
-                                            (huge, 'qcow2', ()), (self.directory / 'missing', 'qcow2', ()),
-                                            (good, 'qcow2', ('--size', '8M')), (good, 'qcow2', ('--cluster-size', '5000'))):
-            self.fails('template', 'build', source, 'p/bad', '--source-format', source_format, *args)
+        for source, source_format, args in (
+            (backed, 'qcow2', ()),
+            (good, 'raw', ()),
+            (truncated, 'qcow2', ()),
+            (huge, 'qcow2', ()),
+            (self.directory / 'missing', 'qcow2', ()),
+            (good, 'qcow2', ('--size', '8M')),
+            (good, 'qcow2', ('--cluster-size', '5000')),
+        ):
+            self.fails(
+                'template', 'build', source, 'p/bad', '--source-format', source_format, *args
+            )
             self.assertEqual([], self.files(), source)
         self.assertEqual([], list(self.directory.glob('pcow-template-*')))
 
@@ -250,13 +350,24 @@ class TemplateTest(TestCase):
         path = self.make_template()
         before = path.stat()
         source = self.directory / 't.qcow2'
-        self.assertIn('exists already', self.fails('template', 'build', source, 'p/t', '--source-format', 'qcow2'))
+        self.assertIn(
+            'exists already',
+            self.fails('template', 'build', source, 'p/t', '--source-format', 'qcow2'),
+        )
         self.assertEqual(before, path.stat())
 
     def test_two_builds_of_one_name(self) -> None:
         source = self.make_qcow2('s.qcow2', 8 * MIB, at_0=1)
-        builds = [subprocess.Popen(self.command('template', 'build', source, 'p/t', '--source-format', 'qcow2'), cwd=TOP,
-                                   env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(3)]
+        builds = [
+            subprocess.Popen(
+                self.command('template', 'build', source, 'p/t', '--source-format', 'qcow2'),
+                cwd=TOP,
+                env=self.environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            for _ in range(3)
+        ]
         self.assertEqual([0, 1, 1], sorted(build.wait(120) for build in builds))
         self.assertEqual(['t.pcow'], self.files())
 
@@ -266,9 +377,19 @@ class TemplateTest(TestCase):
         with open(raw, 'wb') as f:
             for _ in range(400):
                 f.write(content)
-        for number, delay in ((signal.SIGINT, 0.0), (signal.SIGINT, 0.1), (signal.SIGTERM, 0.0), (signal.SIGTERM, 0.15)):
-            build = subprocess.Popen(self.command('template', 'build', raw, 'p/t', '--source-format', 'raw'), cwd=TOP,
-                                     env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        for number, delay in (
+            (signal.SIGINT, 0.0),
+            (signal.SIGINT, 0.1),
+            (signal.SIGTERM, 0.0),
+            (signal.SIGTERM, 0.15),
+        ):
+            build = subprocess.Popen(
+                self.command('template', 'build', raw, 'p/t', '--source-format', 'raw'),
+                cwd=TOP,
+                env=self.environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
             self._wait_until(lambda: any(self.directory.glob('pcow-template-*/*')))
             time.sleep(delay)
             build.send_signal(number)
@@ -301,7 +422,12 @@ class BadCasesTest(TestCase):
         self.assertIn('multiples of 2 MiB', self.fails('image', 'create', 'p/x', '--size', '3M'))
         self.assertIn('needs a size', self.fails('image', 'create', 'p/x'))
         self.assertIn('no image', self.fails('image', 'create', 'p/x', '--template', 'nosuch'))
-        self.assertIn('nosuch', self.fails('image', 'create', 'p/x', '--template', 't', '--template-snapshot', 'nosuch'))
+        self.assertIn(
+            'nosuch',
+            self.fails(
+                'image', 'create', 'p/x', '--template', 't', '--template-snapshot', 'nosuch'
+            ),
+        )
         for name in ('.x', '-x/', 'a/b', '..', 'x' * 250):
             self.fails('image', 'create', f'p/{name}', '--size', '2M')
         self.ctl('snapshot', 'create', 'p/vm', 's1')
@@ -311,10 +437,16 @@ class BadCasesTest(TestCase):
         self.assertEqual(['t.pcow', 'vm.pcow'], self.files())
 
     def test_an_image_that_somebody_writes_to(self) -> None:
-        writer = subprocess.Popen([BIN / 'pcow-io', self.path], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        writer = subprocess.Popen(
+            [BIN / 'pcow-io', self.path], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        )
         try:
             self._wait_for_lock(writer)
-            for command in (('snapshot', 'create', 'p/vm', 's1'), ('image', 'delete', 'p/vm'), ('image', 'resize', 'p/vm', '100M')):
+            for command in (
+                ('snapshot', 'create', 'p/vm', 's1'),
+                ('image', 'delete', 'p/vm'),
+                ('image', 'resize', 'p/vm', '100M'),
+            ):
                 self.assertIn('vm.pcow', self.fails(*command))
             self.assertEqual('vm', self.show('image', 'list', 'p')[0]['name'])
             self.assertEqual([], self.show('snapshot', 'list', 'p/vm'))
@@ -324,11 +456,16 @@ class BadCasesTest(TestCase):
         self.ctl('snapshot', 'create', 'p/vm', 's1')
 
     def _wait_for_lock(self, writer: subprocess.Popen[bytes]) -> None:
-        """Until it has locked the image.  Trying to open it as well would be in its way, and it would give up."""
+        """Until it has locked the image. Trying to open it as well would be in its way, and it
+        would give up.
+        """
         deadline = time.monotonic() + 60
         while writer.poll() is None and time.monotonic() < deadline:
-            with contextlib.suppress(FileNotFoundError):       # one that it closes meanwhile
-                if any('\nlock:' in info.read_text() for info in Path(f'/proc/{writer.pid}/fdinfo').iterdir()):
+            with contextlib.suppress(FileNotFoundError):  # one that it closes meanwhile
+                if any(
+                    '\nlock:' in info.read_text()
+                    for info in Path(f'/proc/{writer.pid}/fdinfo').iterdir()
+                ):
                     return
             time.sleep(0.02)
         self.fail('pcow-io takes no lock')
@@ -354,9 +491,20 @@ class BadCasesTest(TestCase):
         """Whoever comes first: an image never loses the template that it was made on."""
         for turn in range(8):
             self.make_template(f'r{turn}')
-            commands = (('image', 'create', f'p/c{turn}', '--template', f'r{turn}'), ('template', 'delete', f'p/r{turn}'))
-            racers = [subprocess.Popen(self.command(*words), cwd=TOP, env=self.environment, stdout=subprocess.DEVNULL,
-                                       stderr=subprocess.DEVNULL) for words in commands]
+            commands = (
+                ('image', 'create', f'p/c{turn}', '--template', f'r{turn}'),
+                ('template', 'delete', f'p/r{turn}'),
+            )
+            racers = [
+                subprocess.Popen(
+                    self.command(*words),
+                    cwd=TOP,
+                    env=self.environment,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+                for words in commands
+            ]
             created, deleted = (racer.wait(120) == 0 for racer in racers)
             self.assertNotEqual(created, deleted)
             self.assertEqual(created, (self.pool / f'r{turn}.pcow').exists())
@@ -376,16 +524,39 @@ class HookTest(TestCase):
         self.user = pwd.getpwnam('nobody')
 
     def _hook(self, path: object, exit_code: int = 0) -> str:
-        xml = (f"<domain><devices><memory model='nvdimm'><source><path>{path}</path></source></memory></devices>"
-               f"<seclabel type='static' model='dac'><label>+{self.user.pw_uid}:+{self.user.pw_gid}</label></seclabel></domain>")
-        done = self.run_program('/usr/bin/python3', '-I', HOOK, 'vm', 'prepare', 'begin', '-', exit_code=exit_code, input=xml)
+        xml = (
+            f"<domain><devices><memory "
+            f"model='nvdimm'><source><path>{path}</path></source></memory></devices>"
+            f"<seclabel type='static' "
+            f"model='dac'><label>+{self.user.pw_uid}:+{self.user.pw_gid}</label></seclabel></domain>"
+        )
+        done = self.run_program(
+            '/usr/bin/python3',
+            '-I',
+            HOOK,
+            'vm',
+            'prepare',
+            'begin',
+            '-',
+            exit_code=exit_code,
+            input=xml,
+        )
         return done.stderr
 
     def _readable(self, name: str) -> bool:
-        """Whether the user may read the file, tried as that user, who is in QEMU's group and so passes the directory."""
+        """Whether the user may read the file, tried as that user, who is in QEMU's group and so
+        passes the directory.
+        """
         code = 'import sys; open(sys.argv[1], "rb").read(1)'
-        done = subprocess.run(['/usr/bin/python3', '-I', '-c', code, self.pool / name], user=self.user.pw_uid,
-                              group=self.user.pw_gid, extra_groups=['kvm'], capture_output=True, check=False, cwd='/')
+        done = subprocess.run(
+            ['/usr/bin/python3', '-I', '-c', code, self.pool / name],
+            user=self.user.pw_uid,
+            group=self.user.pw_gid,
+            extra_groups=['kvm'],
+            capture_output=True,
+            check=False,
+            cwd='/',
+        )
         return done.returncode == 0
 
     def test_bases_become_readable_and_nothing_else(self) -> None:
@@ -393,8 +564,10 @@ class HookTest(TestCase):
         (self.pool / 'other.pcow').chmod(0o600)
         self.assertFalse(self._readable('t.pcow'))
         self.assertEqual('', self._hook(self.pool / 'vm.pcow'))
-        self.assertEqual({'t.pcow': True, 'middle.pcow': True, 'vm.pcow': False, 'other.pcow': False},
-                         {name: self._readable(name) for name in self.files()})
+        self.assertEqual(
+            {'t.pcow': True, 'middle.pcow': True, 'vm.pcow': False, 'other.pcow': False},
+            {name: self._readable(name) for name in self.files()},
+        )
 
     def test_a_base_that_is_a_link(self) -> None:
         secret = self.directory / 'secret'

@@ -19,7 +19,9 @@ class CopiesTest(test_pcowctl.TestCase):
         self.io(self.path, 'write -P 1 0 1M')
         self.ctl('snapshot', 'create', 'p/vm', 'one')
         self.io(self.path, 'write -P 2 0 64k')
-        self.writer = subprocess.Popen([BIN / 'pcow-io', self.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.writer = subprocess.Popen(
+            [BIN / 'pcow-io', self.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.addCleanup(self._end_writer)
         assert self.writer.stdin and self.writer.stdout
         self.writer.stdin.write('length\n')
@@ -35,7 +37,9 @@ class CopiesTest(test_pcowctl.TestCase):
 
     def test_fork(self) -> None:
         made = self.show('image', 'fork', 'p/vm', 'one', 'p/fork')
-        self.assertEqual(('vm.pcow', 'one', 2), (made['base'], made['base snapshot'], made['chain depth']))
+        self.assertEqual(
+            ('vm.pcow', 'one', 2), (made['base'], made['base snapshot'], made['chain depth'])
+        )
         self.io(self.pool / 'fork.pcow', 'read -P 1 0 1M', 'write -P 3 0 64k')
         self.show('image', 'fork', 'p/vm', 'one', 'bare-name')
         self.assertEqual(['bare-name.pcow', 'fork.pcow', 'vm.pcow'], self.files())
@@ -51,38 +55,58 @@ class CopiesTest(test_pcowctl.TestCase):
 
     def test_bad_forks(self) -> None:
         self.ctl('pool', 'create', 'other', self.directory / 'other')
-        for words, message in ((('p/vm', 'none', 'x'), "no snapshot 'none'"), (('p/vm', 'one', 'vm'), 'exists already'),
-                               (('p/vm', 'one', 'other/x'), 'lies in the pool'), (('p/none', 'one', 'x'), 'no image'),
-                               (('p/vm', 'one', '.x'), 'begins with'), (('p/vm', 'one'), 'expected: IMAGE SNAPSHOT NEW'),
-                               (('--quiesce', 'p/vm', 'one', 'x'), 'go with --live'), (('--live', 'd', 'a', 'b'), 'expected: NEW')):
+        for words, message in (
+            (('p/vm', 'none', 'x'), "no snapshot 'none'"),
+            (('p/vm', 'one', 'vm'), 'exists already'),
+            (('p/vm', 'one', 'other/x'), 'lies in the pool'),
+            (('p/none', 'one', 'x'), 'no image'),
+            (('p/vm', 'one', '.x'), 'begins with'),
+            (('p/vm', 'one'), 'expected: IMAGE SNAPSHOT NEW'),
+            (('--quiesce', 'p/vm', 'one', 'x'), 'go with --live'),
+            (('--live', 'd', 'a', 'b'), 'expected: NEW'),
+        ):
             self.assertIn(message, self.fails('image', 'fork', *words), words)
         self.assertEqual(['vm.pcow'], self.files())
 
     def test_export(self) -> None:
         for image_format in ('raw', 'qcow2', 'pcow'):
             target = self.directory / f'x.{image_format}'
-            self.ctl('image', 'export', '--format', image_format, '--snapshot', 'one', 'p/vm', target)
+            self.ctl(
+                'image', 'export', '--format', image_format, '--snapshot', 'one', 'p/vm', target
+            )
             raw = self.directory / 'seen.raw'
-            self.run_program(BIN / 'pcow-img', 'convert', '-f', image_format, '-O', 'raw', target, raw)
+            self.run_program(
+                BIN / 'pcow-img', 'convert', '-f', image_format, '-O', 'raw', target, raw
+            )
             self.assertEqual(b'\1' * MIB + bytes(7 * MIB), raw.read_bytes())
-            again = self.fails('image', 'export', '--format', image_format, '--snapshot', 'one', 'p/vm', target)
+            again = self.fails(
+                'image', 'export', '--format', image_format, '--snapshot', 'one', 'p/vm', target
+            )
             self.assertIn('exists already', again)
         self.assertTrue(self.show('image', 'show', self.directory / 'x.pcow')['template'])
-        self.assertIn('a snapshot of it can be read meanwhile', self.fails('image', 'export', '--format', 'raw', 'p/vm', 'y'))
+        self.assertIn(
+            'a snapshot of it can be read meanwhile',
+            self.fails('image', 'export', '--format', 'raw', 'p/vm', 'y'),
+        )
         self._end_writer()
         self.ctl('image', 'export', '--format', 'raw', 'p/vm', self.directory / 'now.raw')
         self.assertEqual(b'\2' * 65536, (self.directory / 'now.raw').read_bytes()[:65536])
 
     def test_bad_exports(self) -> None:
-        for words, message in ((('--snapshot', 'none', 'p/vm', 'x'), "no snapshot 'none'"), (('p/vm',), 'expected: IMAGE FILE'),
-                               (('--device', 'd', 'p/vm', 'x'), 'go with --domain'),
-                               (('--domain', 'd', 'a', 'b'), 'expected: FILE'),
-                               (('--quiesce', '--domain', 'd', '--snapshot', 'one', 'x'), 'for the present state')):
+        for words, message in (
+            (('--snapshot', 'none', 'p/vm', 'x'), "no snapshot 'none'"),
+            (('p/vm',), 'expected: IMAGE FILE'),
+            (('--device', 'd', 'p/vm', 'x'), 'go with --domain'),
+            (('--domain', 'd', 'a', 'b'), 'expected: FILE'),
+            (('--quiesce', '--domain', 'd', '--snapshot', 'one', 'x'), 'for the present state'),
+        ):
             self.assertIn(message, self.fails('image', 'export', '--format', 'raw', *words), words)
 
     def test_list_shows_sizes(self) -> None:
         row = self.snapshots()['one']
-        self.assertEqual((0, 65536, False), tuple(row[key] for key in ('shared size', 'delete frees', 'pinned')))
+        self.assertEqual(
+            (0, 65536, False), tuple(row[key] for key in ('shared size', 'delete frees', 'pinned'))
+        )
         # what is absent may be taken ahead of the writer
         self.assertTrue(MIB <= row['data size'] <= 2 * MIB, row)
 

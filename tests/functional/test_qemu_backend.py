@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory backend inside the real QEMU: options, QMP, snapshots, a full pool. What a guest does is in test_main_job.py."""
+"""The memory backend inside the real QEMU: options, QMP, snapshots, a full pool. What a guest does
+is in test_main_job.py.
+"""
 
 from collections.abc import Iterator
 import contextlib
@@ -18,7 +20,7 @@ from tests.functional import images
 from tests.functional import qemu
 
 SIZE = 64 * images.MIB
-_RAM = 128 * images.MIB         # of qemu.Qemu
+_RAM = 128 * images.MIB  # of qemu.Qemu
 _DUMPED = 64 * images.MIB
 _PT_LOAD = 1
 DEVICE = ('-device', 'nvdimm,memdev=mem0,id=nv0')
@@ -29,8 +31,14 @@ def backend(path: Path, more: str = '') -> tuple[str, ...]:
 
 
 def tool(name: str, *arguments: object) -> str:
-    return subprocess.run([images.program(name), *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          timeout=images.TIMEOUT, check=True).stdout
+    return subprocess.run(
+        [images.program(name), *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=images.TIMEOUT,
+        check=True,
+    ).stdout
 
 
 def default_engine() -> str:
@@ -44,15 +52,19 @@ def segments(core: bytes) -> Iterator[tuple[int, bytes]]:
     (program_headers,) = struct.unpack_from('<Q', core, 32)
     size, count = struct.unpack_from('<HH', core, 54)
     for number in range(count):
-        kind, _flags, offset, _virtual, physical, in_file = struct.unpack_from('<IIQQQQ', core, program_headers + number * size)
+        kind, _flags, offset, _virtual, physical, in_file = struct.unpack_from(
+            '<IIQQQQ', core, program_headers + number * size
+        )
         if kind == _PT_LOAD:
-            yield physical, core[offset:offset + in_file]
+            yield physical, core[offset : offset + in_file]
 
 
 class QemuTestCase(testtools.TestCase):
     def setUp(self) -> None:
         super().setUp()
-        self.directory = Path(tempfile.mkdtemp(prefix='pcow-test-', dir=os.environ.get('PCOW_TEST_DIR', '/dev/shm')))
+        self.directory = Path(
+            tempfile.mkdtemp(prefix='pcow-test-', dir=os.environ.get('PCOW_TEST_DIR', '/dev/shm'))
+        )
         self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
         self.image = self.directory / 'vm.pcow'
 
@@ -70,14 +82,18 @@ class MemoryTest(QemuTestCase):
         self.overlay()
         before = images.digest(self.directory / 'base.pcow')
         for engine in ('signal', 'minor', 'auto'):
-            with qemu.Qemu(self.directory, *backend(self.image, f',prealloc=on,pcow-engine={engine}')) as vm:
+            with qemu.Qemu(
+                self.directory, *backend(self.image, f',prealloc=on,pcow-engine={engine}')
+            ) as vm:
                 address = vm.address('nv0')
                 self.assertEqual(0, address % images.SLAB)
                 self.assertEqual(b'\x5a' * 64, vm.read(address + 5000, 64))
                 vm.write(address + 4090, f'over a border, {engine}'.encode())
                 (info,) = vm.qmp('query-pcow')
                 self.assertEqual(engine if engine == 'signal' else default_engine(), info['engine'])
-                self.assertEqual(['vm.pcow', 'base.pcow'], [Path(name).name for name in info['chain']])
+                self.assertEqual(
+                    ['vm.pcow', 'base.pcow'], [Path(name).name for name in info['chain']]
+                )
                 # prealloc, which libvirt always asks for, must not copy the base
                 self.assertLess(info['data-size'], images.MIB)
                 vm.quit()
@@ -87,28 +103,50 @@ class MemoryTest(QemuTestCase):
         self.assertEqual(before, images.digest(self.directory / 'base.pcow'))
 
     def test_dump(self) -> None:
-        """The kernel loads from RAM that is an image: from slabs that nobody has touched yet, and beside scattered stores."""
+        """The kernel loads from RAM that is an image: from slabs that nobody has touched yet, and
+        beside scattered stores.
+        """
         base = self.directory / 'base.pcow'
         tool('pcow-img', 'create', '-q', base, _RAM)
         tool('pcow-io', '-c', f'write -q -P 0x5a {_DUMPED} {images.SLAB}', base)
         tool('pcow-img', 'seal', base)
         for copy_on_read in ('off', 'on'):
             self.image.unlink(missing_ok=True)
-            tool('pcow-img', 'create', '-q', '-o', f'copy_on_read={copy_on_read}', '-b', base, self.image)
+            tool(
+                'pcow-img',
+                'create',
+                '-q',
+                '-o',
+                f'copy_on_read={copy_on_read}',
+                '-b',
+                base,
+                self.image,
+            )
             core = self.directory / 'core'
-            with qemu.Qemu(self.directory, '-object', f'memory-backend-file,id=mem0,mem-path={self.image},share=on,size={_RAM}',
-                           '-machine', 'memory-backend=mem0') as vm:
-                for cluster in range(40):          # of a guest that does not fill what it begins
+            with qemu.Qemu(
+                self.directory,
+                '-object',
+                f'memory-backend-file,id=mem0,mem-path={self.image},share=on,size={_RAM}',
+                '-machine',
+                'memory-backend=mem0',
+            ) as vm:
+                for cluster in range(40):  # of a guest that does not fill what it begins
                     vm.write(_DUMPED + 4 * images.SLAB + cluster * 3 * 65536, b'sparse')
                 for cluster in (3, 9, 20, 26):
                     vm.write(_DUMPED + images.SLAB + cluster * 65536, b'own')
-                vm.qmp('dump-guest-memory', paging=False, protocol=f'file:{core}', begin=_DUMPED, length=2 * images.SLAB)
+                vm.qmp(
+                    'dump-guest-memory',
+                    paging=False,
+                    protocol=f'file:{core}',
+                    begin=_DUMPED,
+                    length=2 * images.SLAB,
+                )
                 vm.quit()
             ((address, content),) = segments(core.read_bytes())
             self.assertEqual((_DUMPED, 2 * images.SLAB), (address, len(content)))
             expected = bytearray(b'\x5a' * images.SLAB + bytes(images.SLAB))
             for cluster in (3, 9, 20, 26):
-                expected[images.SLAB + cluster * 65536:images.SLAB + cluster * 65536 + 3] = b'own'
+                expected[images.SLAB + cluster * 65536 : images.SLAB + cluster * 65536 + 3] = b'own'
             self.assertEqual(bytes(expected), content)
             tool('pcow-img', 'check', self.image)
 
@@ -119,12 +157,24 @@ class MemoryTest(QemuTestCase):
         os.mkfifo(pipe)
         reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
         self.addCleanup(os.close, reader)
-        with qemu.Qemu(self.directory, '-object', f'memory-backend-file,id=mem0,mem-path={self.image},share=on,size={_RAM}',
-                       '-machine', 'memory-backend=mem0') as vm:
+        with qemu.Qemu(
+            self.directory,
+            '-object',
+            f'memory-backend-file,id=mem0,mem-path={self.image},share=on,size={_RAM}',
+            '-machine',
+            'memory-backend=mem0',
+        ) as vm:
             vm.qmp('pcow-snapshot-create', id='mem0', name='s')
             vm.qmp('dump-guest-memory', paging=False, protocol=f'file:{pipe}', detach=True)
-            for command, arguments in (('create', {'name': 't'}), ('revert', {'name': 's'}), ('delete', {'name': 's'})):
-                self.assertIn('is being dumped', vm.qmp_error(f'pcow-snapshot-{command}', id='mem0', **arguments))
+            for command, arguments in (
+                ('create', {'name': 't'}),
+                ('revert', {'name': 's'}),
+                ('delete', {'name': 's'}),
+            ):
+                self.assertIn(
+                    'is being dumped',
+                    vm.qmp_error(f'pcow-snapshot-{command}', id='mem0', **arguments),
+                )
             while vm.qmp('query-dump')['status'] == 'active':
                 with contextlib.suppress(BlockingIOError):
                     while os.read(reader, 1 << 20):
@@ -146,7 +196,9 @@ class MemoryTest(QemuTestCase):
 
 class SnapshotTest(QemuTestCase):
     def rename_error(self, vm: qemu.Qemu, name: str, new_name: str) -> str:
-        return vm.qmp_error('pcow-snapshot-rename', **{'id': 'mem0', 'name': name, 'new-name': new_name})
+        return vm.qmp_error(
+            'pcow-snapshot-rename', **{'id': 'mem0', 'name': name, 'new-name': new_name}
+        )
 
     def test_live_create_revert_delete(self) -> None:
         self.overlay()
@@ -161,7 +213,9 @@ class SnapshotTest(QemuTestCase):
             vm.qmp_error('pcow-snapshot-revert', id='mem0', name='first')
             self.assertEqual(b'two', vm.read(address, 3))
             vm.qmp('stop')
-            self.assertIn('nowhere', vm.qmp_error('pcow-snapshot-revert', id='mem0', name='nowhere'))
+            self.assertIn(
+                'nowhere', vm.qmp_error('pcow-snapshot-revert', id='mem0', name='nowhere')
+            )
             vm.qmp('pcow-snapshot-revert', id='mem0', name='first')
             self.assertEqual(b'one', vm.read(address, 3))
             self.assertEqual(b'\x5a' * 3, vm.read(address + 9 * images.MIB, 3))
@@ -174,7 +228,9 @@ class SnapshotTest(QemuTestCase):
             vm.qmp('pcow-snapshot-rename', **{'id': 'mem0', 'name': 'first', 'new-name': 'erster'})
             self.assertEqual('running', vm.qmp('query-status')['status'])
             (info,) = vm.qmp('query-pcow')
-            self.assertEqual(['erster', 'second'], [snapshot['name'] for snapshot in info['snapshots']])
+            self.assertEqual(
+                ['erster', 'second'], [snapshot['name'] for snapshot in info['snapshots']]
+            )
             vm.qmp('pcow-snapshot-delete', id='mem0', name='second')
             vm.qmp('pcow-snapshot-delete', id='mem0', name='erster')
             self.assertEqual(b'six', vm.read(address, 3))
@@ -234,7 +290,9 @@ class PoolTest(QemuTestCase):
         super().setUp()
         self.pool = self.directory / 'pool'
         self.pool.mkdir()
-        subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=8m', 'pcow-test', self.pool], check=True)
+        subprocess.run(
+            ['mount', '-t', 'tmpfs', '-o', 'size=8m', 'pcow-test', self.pool], check=True
+        )
         self.addCleanup(subprocess.run, ['umount', '-l', self.pool], check=True)
         self.image = self.pool / 'vm.pcow'
         tool('pcow-img', 'create', '-q', self.image, SIZE)
@@ -279,7 +337,10 @@ class LowSpaceTest(PoolTest):
             for offset in range(0, 5 * images.MIB, 4096):
                 vm.write(vm.address('nv0') + offset, b'x')
             event = vm.wait_event('PCOW_POOL_LOW')
-            self.assertEqual(('mem0', True, 50, 8 * images.MIB), (event['id'], event['low'], event['watermark'], event['size']))
+            self.assertEqual(
+                ('mem0', True, 50, 8 * images.MIB),
+                (event['id'], event['low'], event['watermark'], event['size']),
+            )
             self.assertGreater(event['free'], 0)
             self.assertLess(event['free'], 4 * images.MIB)
             self.assertTrue(self.low(vm))
@@ -293,7 +354,11 @@ class LowSpaceTest(PoolTest):
             vm.quit()
             assert vm.process.stderr is not None
             said = vm.process.stderr.read()
-        self.assertRegex(said, r"warning: pcow image '.*vm\.pcow': \d MiB of 8 MiB are free in its pool, less than 50 %")
+        self.assertRegex(
+            said,
+            r"warning: pcow image '.*vm\.pcow': \d MiB of 8 MiB are free in its pool, less than 50 "
+            r"%",
+        )
         self.assertIn('the guest waits when nothing is', said)
 
     def test_warning_of_stores_that_will_fail(self) -> None:
@@ -307,10 +372,18 @@ class LowSpaceTest(PoolTest):
 
     def test_watermark_may_be_changed_while_it_runs(self) -> None:
         with qemu.Qemu(self.directory, *backend(self.image, ',pcow-low=0')) as vm:
-            for value in (100, 0, 100):       # the image holds some of it from the start
+            for value in (100, 0, 100):  # the image holds some of it from the start
                 vm.qmp('qom-set', path='/objects/mem0', property='pcow-low', value=value)
-                self.assertEqual(value, vm.qmp('qom-get', path='/objects/mem0', property='pcow-low'))
-                self.assertEqual((value > 0, value), (lambda e: (e['low'], e['watermark']))(vm.wait_event('PCOW_POOL_LOW')))
-            self.assertIn('percentage', vm.qmp_error('qom-set', path='/objects/mem0', property='pcow-low', value=101))
+                self.assertEqual(
+                    value, vm.qmp('qom-get', path='/objects/mem0', property='pcow-low')
+                )
+                self.assertEqual(
+                    (value > 0, value),
+                    (lambda e: (e['low'], e['watermark']))(vm.wait_event('PCOW_POOL_LOW')),
+                )
+            self.assertIn(
+                'percentage',
+                vm.qmp_error('qom-set', path='/objects/mem0', property='pcow-low', value=101),
+            )
             vm.quit()
         self.assertIn('percentage', qemu.refused(*backend(self.image, ',pcow-low=101')))

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What survives: the flush of virtio-pmem, what the backend promises, and which promise it refuses to make.
+"""What survives: the flush of virtio-pmem, what the backend promises, and which promise it refuses
+to make.
 
-A power failure is a copy of the disk's bytes at that moment: the pool is a file system on a loop device.
+A power failure is a copy of the disk's bytes at that moment: the pool is a file system on a loop
+device.
 """
 
 import json
@@ -55,8 +57,18 @@ class DiskTestCase(backend.QemuTestCase):
 
 class VirtioPmemTest(DiskTestCase):
     def holds(self, pool: Path, offset: int, expected: bytes) -> bool:
-        done = subprocess.run([images.program('pcow-io'), '-r', '-c', f'read -P {expected[0]:#x} {offset} {len(expected)}',
-                               pool / 'vm.pcow'], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [
+                images.program('pcow-io'),
+                '-r',
+                '-c',
+                f'read -P {expected[0]:#x} {offset} {len(expected)}',
+                pool / 'vm.pcow',
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         return done.returncode == 0 and 'verification failed' not in (done.stdout + done.stderr)
 
     def test_flush_reaches_the_disk(self) -> None:
@@ -66,7 +78,11 @@ class VirtioPmemTest(DiskTestCase):
         backend.tool('pcow-img', 'seal', base)
         backend.tool('pcow-img', 'create', '-q', '-b', base, self.image)
         os.sync()
-        stores = {0: b'\x11' * 4096, 5 * images.MIB + 100: b'\x22' * 5000, 20 * images.MIB: b'\x33' * 65536}
+        stores = {
+            0: b'\x11' * 4096,
+            5 * images.MIB + 100: b'\x22' * 5000,
+            20 * images.MIB: b'\x33' * 65536,
+        }
         with qemu.Qemu(self.directory, *image_of(self.image), *VIRTIO_PMEM) as vm:
             pmem = virtio.Pmem(vm, SLOT)
             address, size = pmem.place()
@@ -75,16 +91,24 @@ class VirtioPmemTest(DiskTestCase):
                 vm.write(address + offset, data)
             # the control: without a flush it is not there, or the copy would prove nothing
             before = self.after_power_failure('before')
-            self.assertFalse(all(self.holds(before, offset, data) for offset, data in stores.items()))
+            self.assertFalse(
+                all(self.holds(before, offset, data) for offset, data in stores.items())
+            )
             (info,) = vm.qmp('query-pcow')
-            self.assertEqual('signal', info['engine'])     # of this class of pools, without KVM
+            self.assertEqual('signal', info['engine'])  # of this class of pools, without KVM
             flushes = info['stats']['flushes']
             self.assertEqual(0, pmem.flush())
             (info,) = vm.qmp('query-pcow')
             self.assertEqual(flushes + 1, info['stats']['flushes'])
-            self.assertEqual({'front-end': 'virtio-pmem', 'promise': 'durable',
-                              'guest-flush': ['process-crash', 'host-crash', 'power-loss'],
-                              'host-flush': ['process-crash', 'host-crash', 'power-loss']}, info['durability'])
+            self.assertEqual(
+                {
+                    'front-end': 'virtio-pmem',
+                    'promise': 'durable',
+                    'guest-flush': ['process-crash', 'host-crash', 'power-loss'],
+                    'host-flush': ['process-crash', 'host-crash', 'power-loss'],
+                },
+                info['durability'],
+            )
             after = self.after_power_failure('after')
             for offset, data in stores.items():
                 self.assertTrue(self.holds(after, offset, data), offset)
@@ -121,8 +145,15 @@ class VirtioPmemTest(DiskTestCase):
             vm.write(vm.address('nv0'), b'stays')
             self.assertEqual(0, pmem.flush())
             (info,) = vm.qmp('query-pcow')
-            self.assertEqual({'front-end': 'virtio-pmem', 'promise': 'volatile', 'guest-flush': ['process-crash'],
-                              'host-flush': ['process-crash']}, info['durability'])
+            self.assertEqual(
+                {
+                    'front-end': 'virtio-pmem',
+                    'promise': 'volatile',
+                    'guest-flush': ['process-crash'],
+                    'host-flush': ['process-crash'],
+                },
+                info['durability'],
+            )
             vm.process.kill()
             vm.process.wait()
         self.assertIn('stays', backend.tool('pcow-io', '-r', '-c', 'read -v 0 16', image))
@@ -150,12 +181,16 @@ class GuestTest(DiskTestCase):
         offset = linux_guest.make_file_system(self.directory, tree, self.pool / 'base.pcow', '24M')
         backend.tool('pcow-img', 'create', '-q', '-b', self.pool / 'base.pcow', self.image)
         os.sync()
-        with linux_guest.LinuxGuest(kernel, self.directory, *image_of(self.image), *VIRTIO_PMEM) as guest:
+        with linux_guest.LinuxGuest(
+            kernel, self.directory, *image_of(self.image), *VIRTIO_PMEM
+        ) as guest:
             self.assertEqual('durable', guest.query()['durability']['promise'])
             guest.run('mount -t ext4 -o dax=always /dev/pmem0 /mnt')
             self.assertIn('dax=always', guest.run('grep /mnt /proc/mounts'))
             before = guest.query()['stats']['flushes']
-            guest.run('echo written by the guest > /tmp/text && dd if=/tmp/text of=/mnt/file conv=fsync')
+            guest.run(
+                'echo written by the guest > /tmp/text && dd if=/tmp/text of=/mnt/file conv=fsync'
+            )
             self.assertGreater(guest.query()['stats']['flushes'], before)
             after = self.after_power_failure('after')
             guest.process.kill()
@@ -183,21 +218,42 @@ class PromiseTest(DiskTestCase):
     def test_unless_the_user_asked_for_it(self) -> None:
         process = ['process-crash']
         everything = ['process-crash', 'host-crash', 'power-loss']
-        self.assertEqual({'front-end': 'nvdimm', 'promise': 'volatile', 'guest-flush': process, 'host-flush': everything},
-                         self.promise('-device', 'nvdimm,memdev=mem0,id=nv0,pcow-volatile=on'))
+        self.assertEqual(
+            {
+                'front-end': 'nvdimm',
+                'promise': 'volatile',
+                'guest-flush': process,
+                'host-flush': everything,
+            },
+            self.promise('-device', 'nvdimm,memdev=mem0,id=nv0,pcow-volatile=on'),
+        )
         # as libvirt can be told to pass it on
-        self.assertEqual('volatile', self.promise('-global', 'nvdimm.pcow-volatile=on', *backend.DEVICE)['promise'])
-        self.assertEqual('read-only', self.promise('-device', 'nvdimm,memdev=mem0,id=nv0,unarmed=on')['promise'])
+        self.assertEqual(
+            'volatile',
+            self.promise('-global', 'nvdimm.pcow-volatile=on', *backend.DEVICE)['promise'],
+        )
+        self.assertEqual(
+            'read-only', self.promise('-device', 'nvdimm,memdev=mem0,id=nv0,unarmed=on')['promise']
+        )
         # plain memory promises nothing
-        self.assertEqual({'front-end': 'pc-dimm', 'promise': 'volatile', 'guest-flush': process, 'host-flush': everything},
-                         self.promise('-device', 'pc-dimm,memdev=mem0,id=nv0'))
+        self.assertEqual(
+            {
+                'front-end': 'pc-dimm',
+                'promise': 'volatile',
+                'guest-flush': process,
+                'host-flush': everything,
+            },
+            self.promise('-device', 'pc-dimm,memdev=mem0,id=nv0'),
+        )
 
     def test_nvdimm_in_dram_is_not(self) -> None:
         image = self.directory / 'dram.pcow'
         backend.tool('pcow-img', 'create', '-q', image, backend.SIZE)
         with qemu.Qemu(self.directory, *image_of(image), *backend.DEVICE) as vm:
             (info,) = vm.qmp('query-pcow')
-            self.assertEqual(('volatile', 'volatile'), (info['persistence'], info['durability']['promise']))
+            self.assertEqual(
+                ('volatile', 'volatile'), (info['persistence'], info['durability']['promise'])
+            )
             self.assertEqual('wait', info['full-policy'])
             vm.quit()
 
@@ -206,13 +262,28 @@ class PromiseTest(DiskTestCase):
         self.assertIn('stored data survives: process-crash\n', text)
         # which of the two shows it to a guest, the file does not know
         self.assertIn('flushed data survives, nvdimm: process-crash\n', text)
-        self.assertIn('flushed data survives, virtio-pmem: process-crash, host-crash, power-loss\n', text)
-        found = json.loads(backend.tool('pcow-img', 'info', '--output=json', self.image))['format-specific']['data']
-        self.assertEqual((['process-crash', 'host-crash', 'power-loss'], ['process-crash']),
-                         (found['flushed-survives'], found['nvdimm-flushed-survives']))
+        self.assertIn(
+            'flushed data survives, virtio-pmem: process-crash, host-crash, power-loss\n', text
+        )
+        found = json.loads(backend.tool('pcow-img', 'info', '--output=json', self.image))[
+            'format-specific'
+        ]['data']
+        self.assertEqual(
+            (['process-crash', 'host-crash', 'power-loss'], ['process-crash']),
+            (found['flushed-survives'], found['nvdimm-flushed-survives']),
+        )
         image = self.directory / 'dram.pcow'
         backend.tool('pcow-img', 'create', '-q', image, backend.SIZE)
-        found = json.loads(backend.tool('pcow-img', 'info', '--output=json', image))['format-specific']['data']
-        self.assertEqual([['process-crash']] * 3,
-                         [found[key] for key in ('stored-survives', 'flushed-survives', 'nvdimm-flushed-survives')])
-        self.assertIn('flushed data survives: process-crash\n', backend.tool('pcow-img', 'info', image))
+        found = json.loads(backend.tool('pcow-img', 'info', '--output=json', image))[
+            'format-specific'
+        ]['data']
+        self.assertEqual(
+            [['process-crash']] * 3,
+            [
+                found[key]
+                for key in ('stored-survives', 'flushed-survives', 'nvdimm-flushed-survives')
+            ],
+        )
+        self.assertIn(
+            'flushed data survives: process-crash\n', backend.tool('pcow-img', 'info', image)
+        )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that cannot be accessed: a base cut short behind QEMU's back, a full pool whose policy is to fail."""
+"""Memory that cannot be accessed: a base cut short behind QEMU's back, a full pool whose policy is
+to fail.
+"""
 
 import json
 import os
@@ -22,7 +24,9 @@ SLOT = 6
 
 
 def cut(base: Path) -> None:
-    """Take the last page of an image that is full away, as a storage system that loses a file's end would."""
+    """Take the last page of an image that is full away, as a storage system that loses a file's end
+    would.
+    """
     for extent in json.loads(backend.tool('pcow-img', 'map', '--output=json', base)):
         if extent['start'] + extent['length'] == backend.SIZE:
             os.truncate(base, extent['offset'] + extent['length'] - PAGE)
@@ -32,7 +36,9 @@ def cut(base: Path) -> None:
 
 def check_after_kill(image: Path) -> None:
     """No damage; slabs that had been prepared may be left, which the next writer takes."""
-    done = subprocess.run([images.program('pcow-img'), 'check', image], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [images.program('pcow-img'), 'check', image], capture_output=True, text=True, check=False
+    )
     if done.returncode not in (0, 3):
         raise AssertionError(done.stdout + done.stderr)
 
@@ -74,11 +80,18 @@ class DeviceTest(backend.QemuTestCase):
     def test_requests_of_a_disk(self) -> None:
         disk = self.directory / 'disk.raw'
         disk.write_bytes(b'\x77' * images.MIB)
-        device = ('-blockdev', f'file,node-name=disk,filename={disk}', '-device', f'virtio-blk-pci,drive=disk,addr={SLOT}')
+        device = (
+            '-blockdev',
+            f'file,node-name=disk,filename={disk}',
+            '-device',
+            f'virtio-blk-pci,drive=disk,addr={SLOT}',
+        )
         with qemu.Qemu(self.directory, *backend.backend(self.image), *device) as vm:
             block = virtio.Block(vm, SLOT)
             cut(self.base)
-            self.assertNotEqual(0, block.transfer(virtio.BLOCK_OUT, 0, [(self.last_page(vm), PAGE)]))
+            self.assertNotEqual(
+                0, block.transfer(virtio.BLOCK_OUT, 0, [(self.last_page(vm), PAGE)])
+            )
             self.assertNotEqual(0, block.transfer(virtio.BLOCK_IN, 0, [(self.last_page(vm), PAGE)]))
             self.assertEqual(0, block.transfer(virtio.BLOCK_IN, 0, [(vm.address('nv0'), PAGE)]))
             self.assertEqual(b'\x77' * PAGE, vm.read(vm.address('nv0'), PAGE))
@@ -87,7 +100,9 @@ class DeviceTest(backend.QemuTestCase):
         self.assertEqual(0, vm.process.returncode)
 
     def test_memory_that_qemu_uses_by_a_pointer(self) -> None:
-        """The queue of a device in memory that goes bad: there is no way to report that, so the VM is stopped."""
+        """The queue of a device in memory that goes bad: there is no way to report that, so the VM
+        is stopped.
+        """
         disk = self.directory / 'disk.raw'
         disk.write_bytes(bytes(images.MIB))
         # its ring of requests, empty so far, is on the page that will be lost
@@ -96,7 +111,12 @@ class DeviceTest(backend.QemuTestCase):
         backend.tool('pcow-io', '-c', f'write -q -P 0 {backend.SIZE - PAGE} 4', self.base)
         backend.tool('pcow-img', 'seal', self.base)
         backend.tool('pcow-img', 'create', '-q', '-b', self.base, self.image)
-        device = ('-blockdev', f'file,node-name=disk,filename={disk}', '-device', f'virtio-blk-pci,drive=disk,addr={SLOT}')
+        device = (
+            '-blockdev',
+            f'file,node-name=disk,filename={disk}',
+            '-device',
+            f'virtio-blk-pci,drive=disk,addr={SLOT}',
+        )
         with qemu.Qemu(self.directory, *backend.backend(self.image), *device) as vm:
             area = vm.address('nv0') + backend.SIZE - 3 * PAGE
             block = virtio.Block(vm, SLOT, area, writable=False)
@@ -123,17 +143,28 @@ class SignalTest(backend.QemuTestCase):
             self.assertIn('kept', backend.tool('pcow-io', '-r', '-c', 'read -v 0 16', image))
 
     def test_storm_of_harmless_signals(self) -> None:
-        """Those that the main loop takes, while it stores to the image; other threads of QEMU have them blocked."""
+        """Those that the main loop takes, while it stores to the image; other threads of QEMU have
+        them blocked.
+        """
         self.overlay()
         with qemu.Qemu(self.directory, *backend.backend(self.image)) as vm:
             address = vm.address('nv0')
-            storm = subprocess.Popen(['sh', '-c', f'while kill -IO {vm.process.pid} && kill -ALRM {vm.process.pid}; do :; done'],
-                                     stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            storm = subprocess.Popen(
+                [
+                    'sh',
+                    '-c',
+                    f'while kill -IO {vm.process.pid} && kill -ALRM {vm.process.pid}; do :; done',
+                ],
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
             try:
                 for offset in range(0, backend.SIZE, images.SLAB // 2 + PAGE):
                     vm.write(address + offset, offset.to_bytes(8, 'little'))
                 for offset in range(0, backend.SIZE, images.SLAB // 2 + PAGE):
-                    self.assertEqual(offset.to_bytes(8, 'little') + b'\x5a', vm.read(address + offset, 9))
+                    self.assertEqual(
+                        offset.to_bytes(8, 'little') + b'\x5a', vm.read(address + offset, 9)
+                    )
             finally:
                 storm.kill()
                 storm.wait()
@@ -145,7 +176,7 @@ class GuestTest(backend.QemuTestCase):
     """What a guest sees: a machine check, and nobody else sees anything."""
 
     kernel: ClassVar[linux_guest.Kernel]
-    deaf_kernel: ClassVar[linux_guest.Kernel]        # that does not take machine checks
+    deaf_kernel: ClassVar[linux_guest.Kernel]  # that does not take machine checks
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -160,12 +191,16 @@ class GuestTest(backend.QemuTestCase):
         cls.addClassCleanup(cls.deaf_kernel.close)
 
     def read_page(self, guest: linux_guest.LinuxGuest, page: int) -> tuple[str, int]:
-        return guest.try_run(f'dd if=/dev/pmem0 of=/tmp/out bs={PAGE} skip={page} count=1 iflag=direct')
+        return guest.try_run(
+            f'dd if=/dev/pmem0 of=/tmp/out bs={PAGE} skip={page} count=1 iflag=direct'
+        )
 
     def test_read_of_a_lost_page(self) -> None:
         self.overlay()
         base = self.directory / 'base.pcow'
-        with linux_guest.LinuxGuest(self.kernel, self.directory, *backend.backend(self.image), cpus=2) as guest:
+        with linux_guest.LinuxGuest(
+            self.kernel, self.directory, *backend.backend(self.image), cpus=2
+        ) as guest:
             pages = backend.SIZE // PAGE
             self.assertEqual(0, self.read_page(guest, pages - 1)[1])
             cut(base)
@@ -185,7 +220,9 @@ class GuestTest(backend.QemuTestCase):
     def test_cpu_that_the_guest_does_not_use(self) -> None:
         """It is told of no machine check: it takes none, and would be reset, the others with it."""
         self.overlay()
-        with linux_guest.LinuxGuest(self.kernel, self.directory, *backend.backend(self.image), cpus=2, more='maxcpus=1') as guest:
+        with linux_guest.LinuxGuest(
+            self.kernel, self.directory, *backend.backend(self.image), cpus=2, more='maxcpus=1'
+        ) as guest:
             cut(self.directory / 'base.pcow')
             text, status = self.read_page(guest, backend.SIZE // PAGE - 1)
             self.assertNotEqual(0, status, text)
@@ -198,9 +235,14 @@ class GuestTest(backend.QemuTestCase):
         self.overlay()
         base = self.directory / 'base.pcow'
         whole = base.read_bytes()
-        with linux_guest.LinuxGuest(self.deaf_kernel, self.directory, *backend.backend(self.image)) as guest:
+        with linux_guest.LinuxGuest(
+            self.deaf_kernel, self.directory, *backend.backend(self.image)
+        ) as guest:
             cut(base)
-            guest.send(f'dd if=/dev/pmem0 of=/tmp/out bs={PAGE} skip={backend.SIZE // PAGE - 1} count=1 iflag=direct')
+            guest.send(
+                f'dd if=/dev/pmem0 of=/tmp/out bs={PAGE} skip={backend.SIZE // PAGE - 1} count=1 '
+                f'iflag=direct'
+            )
             guest.monitor.wait_event('PCOW_ERROR')
             guest.monitor.wait_event('STOP')
             self.assertEqual('io-error', guest.monitor.run('query-status')['status'])
@@ -226,12 +268,16 @@ class GuestTest(backend.QemuTestCase):
         (tree / 'data').write_bytes(b'\x5a' * 32 * images.MIB)
         linux_guest.make_file_system(self.directory, tree, pool / 'base.pcow')
         backend.tool('pcow-img', 'create', '-q', '-b', pool / 'base.pcow', image)
-        with linux_guest.LinuxGuest(self.kernel, self.directory, *backend.backend(image, ',pcow-full=fail')) as guest:
+        with linux_guest.LinuxGuest(
+            self.kernel, self.directory, *backend.backend(image, ',pcow-full=fail')
+        ) as guest:
             self.assertEqual('fail', guest.query()['full-policy'])
             guest.run('mount -t ext4 -o dax=always /dev/pmem0 /mnt')
-            # The guest's kernel does not survive a store of its own that fails: what it will write has its pages by now.
+            # The guest's kernel does not survive a store of its own that fails: what it will write
+            # has its pages by now.
             guest.run('touch /mnt/data; sync')
-            # often, as a machine check that comes in the handler of the guest's timer is the end of it
+            # often, as a machine check that comes in the handler of the guest's timer is the end of
+            # it
             text = guest.run('dmesg -n 1; store-pages /mnt/data 200')
             self.assertRegex(text, r'failed at \d+\nstopped\nfirst page: 0x77')
             full = guest.monitor.wait_event('PCOW_POOL_FULL')

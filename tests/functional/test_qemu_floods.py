@@ -14,9 +14,13 @@ from tests.functional import virtio
 PAGE = 4096
 SLOT = 6
 HALF = backend.SIZE // 2
-EVENT_SECOND = 'clock_step 1000000001'         # of the monitor, whose clock the test moves
-RNG = ('-object', 'rng-builtin,id=random',
-       '-device', f'virtio-rng-pci,rng=random,addr={SLOT},ioeventfd=off')
+EVENT_SECOND = 'clock_step 1000000001'  # of the monitor, whose clock the test moves
+RNG = (
+    '-object',
+    'rng-builtin,id=random',
+    '-device',
+    f'virtio-rng-pci,rng=random,addr={SLOT},ioeventfd=off',
+)
 
 
 def stderr_of(vm: qemu.Qemu) -> str:
@@ -60,8 +64,11 @@ class FloodTest(backend.PoolTest):
                 self.fill_pool(vm, 'nv0')
                 for step in (8 * PAGE, PAGE):
                     with self.subTest(engine=engine, step=step):
-                        pages = (at for at in range(HALF, backend.SIZE, step)
-                                 if at % images.SLAB >= images.SLAB // 4)
+                        pages = (
+                            at
+                            for at in range(HALF, backend.SIZE, step)
+                            if at % images.SLAB >= images.SLAB // 4
+                        )
                         buffers = [(address + at, 16) for at in itertools.islice(pages, 700)]
                         random.fill(buffers)
                         self.assertEqual('io-error', vm.wait_status('io-error'))
@@ -69,8 +76,9 @@ class FloodTest(backend.PoolTest):
                         self.assertEqual({bytes(16)}, {vm.read(*buffer) for buffer in buffers})
                 events = self.events(vm, 'PCOW_POOL_FULL')
                 last = events[-1]
-                self.assertEqual(('mem0', 'fail', 1400),
-                                 (last['id'], last['policy'], last['count']))
+                self.assertEqual(
+                    ('mem0', 'fail', 1400), (last['id'], last['policy'], last['count'])
+                )
                 self.assertEqual(2, len(events))
                 self.empty_pool()
                 random.fill(buffers)
@@ -88,8 +96,12 @@ class FloodTest(backend.PoolTest):
     def test_events_of_stores_that_fail(self) -> None:
         other = self.pool / 'other.pcow'
         backend.tool('pcow-img', 'create', '-q', other, backend.SIZE)
-        second = ('-object', f'memory-backend-file,id=mem1,mem-path={other},share=on',
-                  '-device', 'nvdimm,memdev=mem1,id=nv1')
+        second = (
+            '-object',
+            f'memory-backend-file,id=mem1,mem-path={other},share=on',
+            '-device',
+            'nvdimm,memdev=mem1,id=nv1',
+        )
         with qemu.Qemu(self.directory, *backend.backend(self.image), *second) as vm:
             self.fill_pool(vm, 'nv0', 'nv1')
             before = {event['id']: event['count'] for event in self.events(vm, 'PCOW_ERROR')}

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running QEMU, and another one on a snapshot of its image: fork, export and delete while both go on."""
+"""A running QEMU, and another one on a snapshot of its image: fork, export and delete while both go
+on.
+"""
 
 import json
 from pathlib import Path
@@ -43,10 +45,14 @@ class ForkTest(test_qemu_backend.QemuTestCase):
             parent.write(at + 9 * MIB, b'newer')
             self.snapshot(parent, 'point')
             parent.write(at, b'parent')
-            tool('pcow-img', 'create', '-q', '-b', self.image, '-o', 'base_snapshot=point', self.fork)
+            tool(
+                'pcow-img', 'create', '-q', '-b', self.image, '-o', 'base_snapshot=point', self.fork
+            )
             with qemu.Qemu(self.other, *backend(self.fork)) as child:
                 there = child.address('nv0')
-                self.assertEqual((b'common', b'newer'), (child.read(there, 6), child.read(there + 9 * MIB, 5)))
+                self.assertEqual(
+                    (b'common', b'newer'), (child.read(there, 6), child.read(there + 9 * MIB, 5))
+                )
                 child.write(there, b'child!')
                 self.assertEqual(b'parent', parent.read(at, 6))
                 # everything a parent may do below and beside its child
@@ -64,14 +70,22 @@ class ForkTest(test_qemu_backend.QemuTestCase):
                 self.assertTrue(point['pinned'])
                 self.assertEqual(point['data-size'] + point['shared-size'], point['data-size'])
                 # what the child has not looked at yet, and what it has
-                self.assertEqual((b'child!', b'newer'), (child.read(there, 6), child.read(there + 9 * MIB, 5)))
+                self.assertEqual(
+                    (b'child!', b'newer'), (child.read(there, 6), child.read(there + 9 * MIB, 5))
+                )
                 child.write(there + 9 * MIB + 4096, b'copied')
                 self.assertEqual(b'newer', child.read(there + 9 * MIB, 5))
                 child.quit()
-            self.assertEqual((b'parent', b'newest'), (parent.read(at, 6), parent.read(at + 9 * MIB, 6)))
+            self.assertEqual(
+                (b'parent', b'newest'), (parent.read(at, 6), parent.read(at + 9 * MIB, 6))
+            )
             self.fork.unlink()
-            self.assertGreater(parent.qmp('pcow-snapshot-delete', id='mem0', name='point')['freed'], 0)
-            self.assertEqual((b'parent', b'newest'), (parent.read(at, 6), parent.read(at + 9 * MIB, 6)))
+            self.assertGreater(
+                parent.qmp('pcow-snapshot-delete', id='mem0', name='point')['freed'], 0
+            )
+            self.assertEqual(
+                (b'parent', b'newest'), (parent.read(at, 6), parent.read(at + 9 * MIB, 6))
+            )
             parent.quit()
         tool('pcow-img', 'check', self.image)
 
@@ -83,8 +97,8 @@ class ForkTest(test_qemu_backend.QemuTestCase):
             for image_format in ('raw', 'qcow2', 'pcow'):
                 vm.write(at + MIB, b'now!')
                 content = self.exported('then', image_format).read_bytes()
-                self.assertEqual(b'then', content[MIB:MIB + 4])
-                self.assertFalse(any(content[2 * MIB:]))
+                self.assertEqual(b'then', content[MIB : MIB + 4])
+                self.assertFalse(any(content[2 * MIB :]))
             vm.qmp('pcow-snapshot-delete', id='mem0', name='then')
             self.assertEqual(b'now!', vm.read(at + MIB, 4))
             vm.quit()
@@ -108,13 +122,20 @@ class ForkTest(test_qemu_backend.QemuTestCase):
             at = parent.address('nv0')
             parent.write(at, b'point')
             self.snapshot(parent, 'point')
-            tool('pcow-img', 'create', '-q', '-b', self.image, '-o', 'base_snapshot=point', self.fork)
+            tool(
+                'pcow-img', 'create', '-q', '-b', self.image, '-o', 'base_snapshot=point', self.fork
+            )
             parent.write(at, b'other')
             self.snapshot(parent, 'another')
             parent.process.kill()
         with qemu.Qemu(self.other, *backend(self.fork)) as child:
             self.assertEqual(b'point', child.read(child.address('nv0'), 5))
-            names = [entry['name'] for entry in json.loads(tool('pcow-img', 'snapshot', '-l', '--output=json', self.image))]
+            names = [
+                entry['name']
+                for entry in json.loads(
+                    tool('pcow-img', 'snapshot', '-l', '--output=json', self.image)
+                )
+            ]
             self.assertEqual(['point', 'another'], names)
             child.quit()
         shutil.rmtree(self.other)

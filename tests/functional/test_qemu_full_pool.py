@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores of QEMU itself that find the pool full: they fail, for the thread that would wait holds the lock that everybody needs."""
+"""Stores of QEMU itself that find the pool full: they fail, for the thread that would wait holds
+the lock that everybody needs.
+"""
 
 import struct
 
@@ -8,9 +10,9 @@ from tests.functional import qemu
 from tests.functional import test_qemu_backend as backend
 from tests.functional import virtio
 
-DSM_PORT = 0x0a18                  # docs/specs/acpi_nvdimm.rst of QEMU
-DSM_PAGE = 0x100000                # in RAM
-HANDLE = 1                         # of the first NVDIMM
+DSM_PORT = 0x0A18  # docs/specs/acpi_nvdimm.rst of QEMU
+DSM_PAGE = 0x100000  # in RAM
+HANDLE = 1  # of the first NVDIMM
 GET_DATA, SET_DATA = 5, 6
 SUCCESS, INPUT_OUTPUT_ERROR = 0, 4
 
@@ -38,8 +40,15 @@ class LabelTest(backend.PoolTest):
 
     def test_label_of_a_namespace(self) -> None:
         for policy in ('wait', 'fail'):
-            with self.subTest(policy), qemu.Qemu(self.directory, *backend.backend(self.image, f',pcow-full={policy}')[:2],
-                                                 '-device', 'nvdimm,memdev=mem0,id=nv0,label-size=128K') as vm:
+            with (
+                self.subTest(policy),
+                qemu.Qemu(
+                    self.directory,
+                    *backend.backend(self.image, f',pcow-full={policy}')[:2],
+                    '-device',
+                    'nvdimm,memdev=mem0,id=nv0,label-size=128K',
+                ) as vm,
+            ):
                 self.fill(vm)
                 self.assertEqual(INPUT_OUTPUT_ERROR, self.set_label(vm))
                 self.assertEqual('running', vm.wait_status('running'))
@@ -55,7 +64,9 @@ class LabelTest(backend.PoolTest):
 
 
 class PointerTest(backend.PoolTest):
-    """The queue of a device is on the image: its store is lost with pcow-full=fail, and nothing else is."""
+    """The queue of a device is on the image: its store is lost with pcow-full=fail, and nothing
+    else is.
+    """
 
     SLOT = 6
 
@@ -63,17 +74,25 @@ class PointerTest(backend.PoolTest):
         disk = self.directory / 'disk.raw'
         disk.write_bytes(bytes(images.MIB))
         # without ioeventfd the device stores before the next command is looked at
-        device = ('-blockdev', f'file,node-name=disk,filename={disk}',
-                  '-device', f'virtio-blk-pci,drive=disk,addr={self.SLOT},ioeventfd=off')
-        with qemu.Qemu(self.directory, *backend.backend(self.image, ',pcow-full=fail'), *device) as vm:
+        device = (
+            '-blockdev',
+            f'file,node-name=disk,filename={disk}',
+            '-device',
+            f'virtio-blk-pci,drive=disk,addr={self.SLOT},ioeventfd=off',
+        )
+        with qemu.Qemu(
+            self.directory, *backend.backend(self.image, ',pcow-full=fail'), *device
+        ) as vm:
             area = vm.address('nv0') + backend.SIZE // 2
             block = virtio.Block(vm, self.SLOT, area)
-            beside = area + 0x1800         # on the page of the ring that the device stores to
+            beside = area + 0x1800  # on the page of the ring that the device stores to
             vm.write(beside, b'whole')
             vm.qmp('pcow-snapshot-create', id='mem0', name='s')
             for offset in range(0, backend.SIZE // 2, 4096):
                 vm.write(vm.address('nv0') + offset, b'x')
-            self.assertEqual(b'whole'.hex(), vm.ask_together(block.notification, f'read {beside:#x} 5')[1][2:])
+            self.assertEqual(
+                b'whole'.hex(), vm.ask_together(block.notification, f'read {beside:#x} 5')[1][2:]
+            )
             self.assertEqual('fail', vm.wait_event('PCOW_POOL_FULL')['policy'])
             self.assertEqual('io-error', vm.wait_status('io-error'))
             self.assertEqual(b'whole', vm.read(beside, 5))
@@ -89,16 +108,22 @@ class PointerTest(backend.PoolTest):
 class RomTest(backend.PoolTest):
     """RAM is an image, and a reset writes ROMs to it."""
 
-    SIZE = 128 * images.MIB        # of the RAM of qemu.Qemu
+    SIZE = 128 * images.MIB  # of the RAM of qemu.Qemu
     PLACE = 64 * images.MIB
 
     def test_reset(self) -> None:
         image, rom = self.pool / 'ram.pcow', self.directory / 'rom'
         rom.write_bytes(b'firmware' * 512)
         backend.tool('pcow-img', 'create', '-q', image, self.SIZE)
-        with qemu.Qemu(self.directory, '-object', f'memory-backend-file,id=mem0,mem-path={image},share=on,size={self.SIZE}',
-                       '-machine', 'memory-backend=mem0',
-                       '-device', f'loader,file={rom},addr={self.PLACE:#x},force-raw=on') as vm:
+        with qemu.Qemu(
+            self.directory,
+            '-object',
+            f'memory-backend-file,id=mem0,mem-path={image},share=on,size={self.SIZE}',
+            '-machine',
+            'memory-backend=mem0',
+            '-device',
+            f'loader,file={rom},addr={self.PLACE:#x},force-raw=on',
+        ) as vm:
             self.assertEqual(b'firmware', vm.read(self.PLACE, 8))
             vm.qmp('pcow-snapshot-create', id='mem0', name='s')
             for offset in range(0, self.PLACE, 4096):

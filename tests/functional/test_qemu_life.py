@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A memory backend on a pcow image after it was opened: properties set later, a QEMU that leaves its directory, its end."""
+"""A memory backend on a pcow image after it was opened: properties set later, a QEMU that leaves
+its directory, its end.
+"""
 
 import contextlib
 import os
@@ -36,7 +38,9 @@ class PropertyTest(backend.QemuTestCase):
             with qemu.Qemu(self.directory, *backend.backend(self.image, options)) as vm:
                 vm.quit()
                 assert vm.process.stderr is not None
-                self.assertIn('host-nodes and policy are ignored', vm.process.stderr.read(), options)
+                self.assertIn(
+                    'host-nodes and policy are ignored', vm.process.stderr.read(), options
+                )
 
 
 class EndTest(backend.QemuTestCase):
@@ -45,9 +49,21 @@ class EndTest(backend.QemuTestCase):
         backend.tool('pcow-img', 'create', '-q', self.image, _DUMPED)
         backend.tool('pcow-io', '-c', f'write -q -P 0x5a 0 {_DUMPED}', self.image)
         for _ in range(3):
-            with qemu.Qemu(self.directory, '-object', f'memory-backend-file,id=mem0,mem-path={self.image},share=on',
-                           '-machine', 'memory-backend=mem0', '-m', f'{_DUMPED // images.MIB}M') as vm:
-                vm.qmp('dump-guest-memory', paging=False, protocol=f'file:{self.directory}/core', detach=True)
+            with qemu.Qemu(
+                self.directory,
+                '-object',
+                f'memory-backend-file,id=mem0,mem-path={self.image},share=on',
+                '-machine',
+                'memory-backend=mem0',
+                '-m',
+                f'{_DUMPED // images.MIB}M',
+            ) as vm:
+                vm.qmp(
+                    'dump-guest-memory',
+                    paging=False,
+                    protocol=f'file:{self.directory}/core',
+                    detach=True,
+                )
                 while vm.qmp('query-dump')['completed'] < _DUMPED // 4:
                     pass
                 vm.quit()
@@ -61,9 +77,23 @@ class NoCpuTest(backend.QemuTestCase):
         backend.tool('pcow-img', 'create', '-q', self.image, backend.SIZE)
         socket = self.directory / 'qmp.sock'
         process = subprocess.Popen(
-            [images.program('qemu-system-x86_64'), '-machine', 'none', '-accel', 'tcg', '-S', '-nodefaults', '-no-user-config',
-             '-display', 'none', '-qmp', f'unix:{socket},server=on,wait=off', *backend.backend(self.image)[:2]],
-            stdin=subprocess.DEVNULL)
+            [
+                images.program('qemu-system-x86_64'),
+                '-machine',
+                'none',
+                '-accel',
+                'tcg',
+                '-S',
+                '-nodefaults',
+                '-no-user-config',
+                '-display',
+                'none',
+                '-qmp',
+                f'unix:{socket},server=on,wait=off',
+                *backend.backend(self.image)[:2],
+            ],
+            stdin=subprocess.DEVNULL,
+        )
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
         with contextlib.closing(qmp.Qmp(qmp.connect(socket, process))) as monitor:
@@ -87,10 +117,14 @@ class DirectoryTest(test_live_migration.MigrationTestCase):
 
     def daemon(self) -> vm_state.Vm:
         relative = Path(os.path.relpath(self.image))
-        return vm_state.Vm(self.here, *backend.backend(relative), '-daemonize', '-pidfile', str(self.pid_file))
+        return vm_state.Vm(
+            self.here, *backend.backend(relative), '-daemonize', '-pidfile', str(self.pid_file)
+        )
 
     def test_relative_path(self) -> None:
-        """Whatever looks for the image by its name goes on: the look at the pool, and a migration."""
+        """Whatever looks for the image by its name goes on: the look at the pool, and a
+        migration.
+        """
         target = self.prepare_there()
         with self.daemon() as source, self.receive(target) as destination:
             (info,) = source.qmp('query-pcow')
@@ -117,7 +151,10 @@ class DirectoryTest(test_live_migration.MigrationTestCase):
     def test_pool_that_cannot_be_looked_at(self) -> None:
         """It is said once."""
         library = self.directory / 'stale.so'
-        subprocess.run(['cc', '-shared', '-fPIC', '-o', library, Path(__file__).with_name('stale_pool.c')], check=True)
+        subprocess.run(
+            ['cc', '-shared', '-fPIC', '-o', library, Path(__file__).with_name('stale_pool.c')],
+            check=True,
+        )
         vm = self.run_vm(self.image)
         with contextlib.ExitStack() as stack:
             with mock.patch.dict(os.environ, {'LD_PRELOAD': str(library)}):
@@ -125,4 +162,6 @@ class DirectoryTest(test_live_migration.MigrationTestCase):
             time.sleep(3)
             vm.quit()
             assert vm.process.stderr is not None
-            self.assertEqual(1, vm.process.stderr.read().count('free space of its pool cannot be looked at'))
+            self.assertEqual(
+                1, vm.process.stderr.read().count('free space of its pool cannot be looked at')
+            )

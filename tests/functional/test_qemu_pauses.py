@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a snapshot of an image stops the guest: not for a disk that has nothing to do with it, nor for one that is slow."""
+"""How long a snapshot of an image stops the guest: not for a disk that has nothing to do with it,
+nor for one that is slow.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,22 @@ from tests.functional import virtio
 from tests.functional import vm_state
 
 SLOT = 6
-LIMIT = 0.1                    # seconds that a snapshot waits for requests, unless told otherwise
-SLOW_READ = 1.5                # slow_disk.c
-NS = 10 ** 9
-DIRTY = 48 * images.MIB        # 0.7 s of a sync: slow_disk.c
-MUCH = 0.25                    # seconds; much less than what must not be waited for, much more than a busy machine needs
+LIMIT = 0.1  # seconds that a snapshot waits for requests, unless told otherwise
+SLOW_READ = 1.5  # slow_disk.c
+NS = 10**9
+DIRTY = 48 * images.MIB  # 0.7 s of a sync: slow_disk.c
+# seconds; much less than what must not be waited for, much more than a busy machine needs
+MUCH = 0.25
 
 
 class PauseTest(backend.QemuTestCase):
     def setUp(self) -> None:
         super().setUp()
         library = self.directory / 'slow.so'
-        subprocess.run(['cc', '-shared', '-fPIC', '-o', library, Path(__file__).with_name('slow_disk.c')], check=True)
+        subprocess.run(
+            ['cc', '-shared', '-fPIC', '-o', library, Path(__file__).with_name('slow_disk.c')],
+            check=True,
+        )
         self.environment = {'LD_PRELOAD': str(library)}
         self.disk = self.directory / 'disk.slow'
         self.disk.write_bytes(b'd' * images.MIB)
@@ -43,11 +49,20 @@ class PauseTest(backend.QemuTestCase):
         self.addCleanup(vm.__exit__, None, None, None)
         return vm
 
-    def start_with_disk(self, *, iothread: bool = False, more: tuple[str, ...] = ()) -> tuple[vm_state.Vm, virtio.Block, int]:
+    def start_with_disk(
+        self, *, iothread: bool = False, more: tuple[str, ...] = ()
+    ) -> tuple[vm_state.Vm, virtio.Block, int]:
         backend.tool('pcow-img', 'create', '-q', self.image, backend.SIZE)
         thread = ('-object', 'iothread,id=io0') if iothread else ()
-        vm = self.start(*backend.backend(self.image), *thread, *more, '-blockdev', f'file,node-name=disk,filename={self.disk}',
-                        '-device', f'virtio-blk-pci,drive=disk,addr={SLOT}' + (',iothread=io0' if iothread else ''))
+        vm = self.start(
+            *backend.backend(self.image),
+            *thread,
+            *more,
+            '-blockdev',
+            f'file,node-name=disk,filename={self.disk}',
+            '-device',
+            f'virtio-blk-pci,drive=disk,addr={SLOT}' + (',iothread=io0' if iothread else ''),
+        )
         return vm, virtio.Block(vm, SLOT), vm.address('nv0')
 
     def create(self, vm: qemu.Qemu, name: str, **more: int) -> tuple[float, float]:
@@ -60,10 +75,18 @@ class PauseTest(backend.QemuTestCase):
         """A request of a guest to RAM, and one of a job."""
         for iothread in (False, True):
             with self.subTest(iothread=iothread):
-                vm, block, _address = self.start_with_disk(iothread=iothread, more=(
-                    '-blockdev', 'driver=null-co,node-name=source,size=1048576,latency-ns=2000000000',
-                    '-blockdev', 'driver=null-co,node-name=target,size=1048576'))
-                vm.qmp('blockdev-backup', job_id='job', device='source', target='target', sync='full')
+                vm, block, _address = self.start_with_disk(
+                    iothread=iothread,
+                    more=(
+                        '-blockdev',
+                        'driver=null-co,node-name=source,size=1048576,latency-ns=2000000000',
+                        '-blockdev',
+                        'driver=null-co,node-name=target,size=1048576',
+                    ),
+                )
+                vm.qmp(
+                    'blockdev-backup', job_id='job', device='source', target='target', sync='full'
+                )
                 block.post_input(0, [(vm_state.RAM, 4096)])
                 block.notify()
                 time.sleep(0.1)
@@ -80,7 +103,9 @@ class PauseTest(backend.QemuTestCase):
                 self.image.unlink()
 
     def test_disk_that_reads_into_an_image(self) -> None:
-        """The snapshot is refused, and the guest has run on; or it waits as long as it may, and the guest runs meanwhile."""
+        """The snapshot is refused, and the guest has run on; or it waits as long as it may, and the
+        guest runs meanwhile.
+        """
         for iothread in (False, True):
             with self.subTest(iothread=iothread):
                 vm, block, address = self.start_with_disk(iothread=iothread)
@@ -111,8 +136,14 @@ class PauseTest(backend.QemuTestCase):
 
     def test_requests_that_begin_meanwhile(self) -> None:
         """They wait for the snapshot, or for its refusal, and go on."""
-        vm, block, address = self.start_with_disk(more=('-blockdev', 'driver=null-co,read-zeroes=on,node-name=fast,size=1048576',
-                                                        '-device', f'virtio-blk-pci,drive=fast,addr={SLOT + 1}'))
+        vm, block, address = self.start_with_disk(
+            more=(
+                '-blockdev',
+                'driver=null-co,read-zeroes=on,node-name=fast,size=1048576',
+                '-device',
+                f'virtio-blk-pci,drive=fast,addr={SLOT + 1}',
+            )
+        )
         fast = virtio.Block(vm, SLOT + 1)
         for limit in (300, 20000):
             with self.subTest(limit=limit):
@@ -141,8 +172,12 @@ class PauseTest(backend.QemuTestCase):
         self.addCleanup(shutil.rmtree, directory)
         self.image = directory / 'vm.pcow'
         backend.tool('pcow-img', 'create', '-q', self.image, backend.SIZE)
-        vm = self.start('-object', f'memory-backend-file,id=mem0,mem-path={self.image},share=on',
-                        '-device', 'nvdimm,memdev=mem0,id=nv0,pcow-volatile=on')
+        vm = self.start(
+            '-object',
+            f'memory-backend-file,id=mem0,mem-path={self.image},share=on',
+            '-device',
+            'nvdimm,memdev=mem0,id=nv0,pcow-volatile=on',
+        )
         (info,) = vm.qmp('query-pcow')
         if info['persistence'] != 'page-cache':
             self.skipTest(f'{directory} is of class {info["persistence"]}')

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random work on a QEMU with images on a pool that is full now and then: every byte is compared with a model.
+"""Random work on a QEMU with images on a pool that is full now and then: every byte is compared
+with a model.
 
 ``PCOW_TEST_SEED`` is printed, and repeats a run as far as threads and the kernel let it.
 ``PCOW_RANDOM_SECONDS`` is how long it works: hours, by hand.
@@ -26,13 +27,13 @@ from tests.functional.qemu_random import storage
 from tests.functional.qemu_random import world
 
 SECONDS = float(os.environ.get('PCOW_RANDOM_SECONDS', '90'))
-STEPS = 120                            # of one QEMU
+STEPS = 120  # of one QEMU
 TRIES = 20
 # Why a snapshot may be refused, of a slow disk and of a busy machine
 SLOW = 'a disk has not ended its requests'
 BUSY = 'an iothread does not stop in the time'
-RANDOM = 8                             # slot
-MEMORY = 2                             # of the arguments come before those of the images
+RANDOM = 8  # slot
+MEMORY = 2  # of the arguments come before those of the images
 ENGINES = ('minor', 'signal')
 
 
@@ -59,14 +60,23 @@ class RandomTest(storage.StorageWork, network.NetworkWork, display.DisplayWork):
         self.done['machines with RAM on an image' if self.has_ram else 'machines'] += 1
         self.log = [f'engines {self.engines}, RAM on an image: {self.has_ram}']
         ram = world.BEGIN + world.SIZE if self.has_ram else 128 * images.MIB
-        self.more = ('-m', f'{ram // images.MIB}M,slots=8,maxmem=8G', *self.device_arguments(),
-                     '-object', 'rng-builtin,id=random',
-                     '-device', f'virtio-rng-pci,rng=random,addr={RANDOM}',
-                     *vm_state.carrier_arguments(self.carrier))
+        self.more = (
+            '-m',
+            f'{ram // images.MIB}M,slots=8,maxmem=8G',
+            *self.device_arguments(),
+            '-object',
+            'rng-builtin,id=random',
+            '-device',
+            f'virtio-rng-pci,rng=random,addr={RANDOM}',
+            *vm_state.carrier_arguments(self.carrier),
+        )
         return world.Vm(self.directory, *self.arguments())
 
     def arguments(self) -> list[str]:
-        memory = [image.arguments(engine) for image, engine in zip(self.images, self.engines, strict=False)]
+        memory = [
+            image.arguments(engine)
+            for image, engine in zip(self.images, self.engines, strict=False)
+        ]
         return [*self.more[:MEMORY], *itertools.chain.from_iterable(memory), *self.more[MEMORY:]]
 
     def set_up(self) -> None:
@@ -95,7 +105,7 @@ class RandomTest(storage.StorageWork, network.NetworkWork, display.DisplayWork):
             return
         offset, length = self.some(1, 4096)
         self.note(f'rng {image.id} {offset:#x} {length:#x}')
-        before = bytes(image.content.data[offset:offset + length])
+        before = bytes(image.content.data[offset : offset + length])
         self.rng.fill([(self.address(image, offset), length)])
         found = self.load(image, offset, length)
         if self.full:
@@ -141,8 +151,9 @@ class RandomTest(storage.StorageWork, network.NetworkWork, display.DisplayWork):
     def begin_create(self, image: world.Image) -> Callable[[], None]:
         name = self.prepare_create(image)
         content = image.content.copy()
-        self.vm.begin_qmp('pcow-snapshot-create',
-                          **{'id': image.id, 'name': name, 'max-wait': 60000})
+        self.vm.begin_qmp(
+            'pcow-snapshot-create', **{'id': image.id, 'name': name, 'max-wait': 60000}
+        )
 
         def end() -> None:
             error = self.error('pcow-snapshot-create')
@@ -187,7 +198,7 @@ class RandomTest(storage.StorageWork, network.NetworkWork, display.DisplayWork):
             if self.attempt('pcow-snapshot-revert', id=image.id, name=name):
                 image.content = image.snapshots[name].copy()
             self.vm.qmp('cont')
-            self.set_up()                  # it was reset
+            self.set_up()  # it was reset
             self.compare(image, 0, world.SIZE, self.log[-1])
 
     def do_save(self) -> None:
@@ -229,8 +240,15 @@ class RandomTest(storage.StorageWork, network.NetworkWork, display.DisplayWork):
             return
         image = self.create(len(self.images))
         self.note(f'plug {image.id}')
-        self.vm.qmp('object-add', qom_type='memory-backend-file', id=image.id, share=True,
-                    mem_path=str(image.path), size=world.SIZE, **{'pcow-full': image.policy})
+        self.vm.qmp(
+            'object-add',
+            qom_type='memory-backend-file',
+            id=image.id,
+            share=True,
+            mem_path=str(image.path),
+            size=world.SIZE,
+            **{'pcow-full': image.policy},
+        )
         self.vm.qmp('device_add', driver='nvdimm', memdev=image.id, id=image.device)
         self.images.append(image)
 
@@ -259,12 +277,27 @@ class RandomTest(storage.StorageWork, network.NetworkWork, display.DisplayWork):
 
     def live(self, end: float) -> None:
         without_queues: dict[Callable[[], None], int] = {
-            self.do_store: 12, self.do_load: 4, self.do_create: 4, self.do_delete: 3,
-            self.do_flush: 2, self.do_plug: 1, self.do_fill: 2}
+            self.do_store: 12,
+            self.do_load: 4,
+            self.do_create: 4,
+            self.do_delete: 3,
+            self.do_flush: 2,
+            self.do_plug: 1,
+            self.do_fill: 2,
+        }
         work = without_queues | {
-            self.do_transfer: 24, self.do_overlapping: 8, self.do_random: 4, self.do_send: 10,
-            self.do_draw: 8, self.do_answer: 3, self.do_revert: 2, self.do_save: 1,
-            self.do_load_vm: 1, self.do_stop: 1, self.do_reset: 1}
+            self.do_transfer: 24,
+            self.do_overlapping: 8,
+            self.do_random: 4,
+            self.do_send: 10,
+            self.do_draw: 8,
+            self.do_answer: 3,
+            self.do_revert: 2,
+            self.do_save: 1,
+            self.do_load_vm: 1,
+            self.do_stop: 1,
+            self.do_reset: 1,
+        }
         with self.start() as self.vm:
             try:
                 self.set_up()
@@ -305,7 +338,9 @@ class RandomTest(storage.StorageWork, network.NetworkWork, display.DisplayWork):
             self.wrong(self.vm.delete(next(iter(self.states))))
         names, self.states = list(self.states), {}
         for image in self.images:
-            image.snapshots = {name: content for name, content in image.snapshots.items() if name not in names}
+            image.snapshots = {
+                name: content for name, content in image.snapshots.items() if name not in names
+            }
             while image.snapshots:
                 self.do_delete(image)
         left = [image.path for image in self.images]
@@ -323,7 +358,9 @@ class RandomTest(storage.StorageWork, network.NetworkWork, display.DisplayWork):
             while (found := self.vm.qmp('query-migrate'))['status'] not in ('completed', 'failed'):
                 self.assertLess(time.monotonic(), end)
                 time.sleep(0.02)
-            self.wrong(found.get('error-desc', '') or ('' if found['status'] == 'completed' else 'failed'))
+            self.wrong(
+                found.get('error-desc', '') or ('' if found['status'] == 'completed' else 'failed')
+            )
             self.assertEqual('running', target.wait_status('running'))
             self.vm.quit()
             self.vm = target
@@ -343,7 +380,11 @@ class RandomTest(storage.StorageWork, network.NetworkWork, display.DisplayWork):
         """No snapshots, and fewer images: a pool of this size holds no more."""
         for name in self.states:
             for path in (image.path for image in self.images):
-                subprocess.run([images.program('pcow-img'), 'snapshot', '-d', name, path], capture_output=True, check=False)
+                subprocess.run(
+                    [images.program('pcow-img'), 'snapshot', '-d', name, path],
+                    capture_output=True,
+                    check=False,
+                )
             for image in self.images:
                 image.snapshots.pop(name, None)
             subprocess.run(['qemu-img', 'snapshot', '-d', name, self.carrier], check=True)

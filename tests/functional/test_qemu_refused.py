@@ -26,7 +26,12 @@ class RefusedTest(backend.QemuTestCase):
 
     def assert_refused(self, what: str, *device: str, fds: tuple[int, ...] = ()) -> None:
         """The message names the kind of device, and the image."""
-        message = qemu.refused('-object', f'memory-backend-file,id=mem0,mem-path={self.image},share=on', *device, fds=fds)
+        message = qemu.refused(
+            '-object',
+            f'memory-backend-file,id=mem0,mem-path={self.image},share=on',
+            *device,
+            fds=fds,
+        )
         self.assertIn(what, message)
         self.assertIn(f"'{self.image}'", message)
 
@@ -37,7 +42,13 @@ class RefusedTest(backend.QemuTestCase):
         self.addCleanup(server.close)
         server.bind(str(path))
         server.listen()
-        self.assert_refused('vhost-user', '-chardev', f'socket,id=c,path={path}', '-device', 'vhost-user-blk-pci,chardev=c')
+        self.assert_refused(
+            'vhost-user',
+            '-chardev',
+            f'socket,id=c,path={path}',
+            '-device',
+            'vhost-user-blk-pci,chardev=c',
+        )
 
     def serve_features(self, server: socket.socket) -> None:
         """All that a device wants to know before a guest uses it."""
@@ -48,7 +59,9 @@ class RefusedTest(backend.QemuTestCase):
                 requests.read(length)
                 answers = {GET_FEATURES: PROTOCOL_FEATURES | VERSION_1, GET_PROTOCOL_FEATURES: 0}
                 if request in answers:
-                    connection.sendall(struct.pack('<IIIQ', request, VERSION_AND_REPLY, 8, answers[request]))
+                    connection.sendall(
+                        struct.pack('<IIIQ', request, VERSION_AND_REPLY, 8, answers[request])
+                    )
 
     def test_an_image_beside_vhost_user(self) -> None:
         """The other order; the device need not be in use."""
@@ -60,11 +73,21 @@ class RefusedTest(backend.QemuTestCase):
         thread = threading.Thread(target=self.serve_features, args=(server,), daemon=True)
         thread.start()
         # vhost-user wants memory that has a file descriptor
-        ram = ('-object', 'memory-backend-memfd,id=ram,size=128M,share=on', '-machine', 'memory-backend=ram')
+        ram = (
+            '-object',
+            'memory-backend-memfd,id=ram,size=128M,share=on',
+            '-machine',
+            'memory-backend=ram',
+        )
         device = ('-chardev', f'socket,id=c,path={path}', '-device', 'vhost-user-rng-pci,chardev=c')
         with qemu.Qemu(self.directory, *ram, *device) as vm:
-            arguments = {'qom-type': 'memory-backend-file', 'id': 'mem0', 'mem-path': str(self.image), 'share': True,
-                         'size': backend.SIZE}
+            arguments = {
+                'qom-type': 'memory-backend-file',
+                'id': 'mem0',
+                'mem-path': str(self.image),
+                'share': True,
+                'size': backend.SIZE,
+            }
             message = vm.qmp_error('object-add', **arguments)
             self.assertIn('vhost device', message)
             self.assertIn(f"'{self.image}'", message)
@@ -78,7 +101,9 @@ class RefusedTest(backend.QemuTestCase):
         """vsock has no fallback in QEMU."""
         fd = os.open('/dev/null', os.O_RDWR)
         self.addCleanup(os.close, fd)
-        self.assert_refused('vhost=off', '-device', f'vhost-vsock-pci,guest-cid=3,vhostfd={fd}', fds=(fd,))
+        self.assert_refused(
+            'vhost=off', '-device', f'vhost-vsock-pci,guest-cid=3,vhostfd={fd}', fds=(fd,)
+        )
 
     def test_vfio(self) -> None:
         device = self.directory / '0000:00:01.0'

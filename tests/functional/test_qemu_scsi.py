@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A SCSI disk that a VM gets whole (scsi-block, libvirt's device='lun'): the kernel accesses its buffers by SG_IO."""
+"""A SCSI disk that a VM gets whole (scsi-block, libvirt's device='lun'): the kernel accesses its
+buffers by SG_IO.
+"""
 
 from collections.abc import Iterator
 import contextlib
@@ -15,20 +17,25 @@ from tests.functional import test_qemu_errors as errors
 from tests.functional import test_qemu_kernel_access as access
 from tests.functional import virtio
 
-DISK_SIZE = 16 * images.MIB            # sg_disk.c
+DISK_SIZE = 16 * images.MIB  # sg_disk.c
 SLOT = 6
 
 
 class ScsiBlockTest(backend.QemuTestCase):
-    """With a loop device to which sg_disk.c adds SG_IO; whoever has scsi_debug can give its disk to this."""
+    """With a loop device to which sg_disk.c adds SG_IO; whoever has scsi_debug can give its disk to
+    this.
+    """
 
     def setUp(self) -> None:
         super().setUp()
         self.overlay()
         disk, library = self.directory / 'disk.raw', self.directory / 'sg_disk.so'
         disk.write_bytes(access.disk_bytes(0, DISK_SIZE))
-        self.device = Path(subprocess.run(['losetup', '--show', '-f', disk], capture_output=True, text=True,
-                                          check=True).stdout.strip())
+        self.device = Path(
+            subprocess.run(
+                ['losetup', '--show', '-f', disk], capture_output=True, text=True, check=True
+            ).stdout.strip()
+        )
         self.addCleanup(subprocess.run, ['losetup', '-d', str(self.device)], check=True)
         source = Path(__file__).with_name('sg_disk.c')
         subprocess.run(['cc', '-shared', '-fPIC', '-o', library, source], check=True)
@@ -36,14 +43,20 @@ class ScsiBlockTest(backend.QemuTestCase):
 
     @contextlib.contextmanager
     def start(self, more: str = '') -> Iterator[tuple[qemu.Qemu, virtio.Scsi]]:
-        disk = ('-blockdev', f'host_device,node-name=disk,filename={self.device}',
-                '-device', f'virtio-scsi-pci,addr={SLOT}', '-device', 'scsi-block,drive=disk')
+        disk = (
+            '-blockdev',
+            f'host_device,node-name=disk,filename={self.device}',
+            '-device',
+            f'virtio-scsi-pci,addr={SLOT}',
+            '-device',
+            'scsi-block,drive=disk',
+        )
         vm = qemu.Qemu(self.directory, *backend.backend(self.image, more), *disk)
         with contextlib.ExitStack() as stack:
             with mock.patch.dict(os.environ, self.environment):
                 stack.enter_context(vm)
             scsi = virtio.Scsi(vm, SLOT)
-            scsi.transfer(virtio.BLOCK_IN, 0, [(scsi.scratch + 0x1000, 512)])     # "reset occurred"
+            scsi.transfer(virtio.BLOCK_IN, 0, [(scsi.scratch + 0x1000, 512)])  # "reset occurred"
             yield vm, scsi
             vm.quit()
         self.assertEqual(0, vm.process.returncode)
@@ -55,12 +68,20 @@ class ScsiBlockTest(backend.QemuTestCase):
                 address = vm.address('nv0')
                 vm.write(address + 16 * images.MIB, b'\x11' * 16384)
                 vm.qmp('pcow-snapshot-create', id='mem0', name=engine)
-                for sector, offset in ((3, 5 * images.MIB), (9, 16 * images.MIB), (99, 20 * images.MIB - 4096)):
+                for sector, offset in (
+                    (3, 5 * images.MIB),
+                    (9, 16 * images.MIB),
+                    (99, 20 * images.MIB - 4096),
+                ):
                     buffers = [(address + offset, 512), (address + offset + 512, 12288)]
                     self.assertEqual(0, scsi.transfer(virtio.BLOCK_IN, sector, buffers))
-                    self.assertEqual(access.disk_bytes(sector * 512, 12800), vm.read(address + offset, 12800))
+                    self.assertEqual(
+                        access.disk_bytes(sector * 512, 12800), vm.read(address + offset, 12800)
+                    )
                 for sector, offset in ((8192, 40 * images.MIB), (8200, 16 * images.MIB)):
-                    self.assertEqual(0, scsi.transfer(virtio.BLOCK_OUT, sector, [(address + offset, 4096)]))
+                    self.assertEqual(
+                        0, scsi.transfer(virtio.BLOCK_OUT, sector, [(address + offset, 4096)])
+                    )
                     with self.device.open('rb') as file:
                         file.seek(sector * 512)
                         self.assertEqual(vm.read(address + offset, 4096), file.read(4096))

@@ -16,14 +16,17 @@ from tests.functional import test_qemu_backend as backend
 from tests.functional import test_qemu_durability as durability
 from tests.functional import virtio
 
-SECONDS = 2                    # that a flush takes: slow_flush.c
+SECONDS = 2  # that a flush takes: slow_flush.c
 
 
 class SlowFlushTest(durability.DiskTestCase):
     def setUp(self) -> None:
         super().setUp()
         library = self.directory / 'slow.so'
-        subprocess.run(['cc', '-shared', '-fPIC', '-o', library, Path(__file__).with_name('slow_flush.c')], check=True)
+        subprocess.run(
+            ['cc', '-shared', '-fPIC', '-o', library, Path(__file__).with_name('slow_flush.c')],
+            check=True,
+        )
         self.begun = self.directory / 'begun'
         self.environment = {'LD_PRELOAD': str(library), 'SLOW_FLUSH': str(self.begun)}
         backend.tool('pcow-img', 'create', '-q', self.image, backend.SIZE)

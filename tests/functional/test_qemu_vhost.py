@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""virtio-net on a tap with vhost in the kernel, beside an image: the kernel asks before it accesses memory, or QEMU serves it.
+"""virtio-net on a tap with vhost in the kernel, beside an image: the kernel asks before it accesses
+memory, or QEMU serves it.
 
-The tap is one of this machine. Its vhost is a stand-in (vhost_stub.c), as few build machines have /dev/vhost-net.
-``tools/vm-test kvm`` runs a real one.
+The tap is one of this machine. Its vhost is a stand-in (vhost_stub.c), as few build machines have
+/dev/vhost-net. ``tools/vm-test kvm`` runs a real one.
 """
 
 from collections.abc import Iterator
@@ -23,11 +24,12 @@ from tests.functional import virtio
 
 SLOT = 5
 MAC = '52:54:00:70:63:77'
-ETHER_TYPE = 0x88b5                        # for experiments
+ETHER_TYPE = 0x88B5  # for experiments
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
-SET_MEMORY, SET_BACKEND = '0x3', '0x30'    # VHOST_SET_MEM_TABLE: guest memory is the kernel's from here on; VHOST_NET_SET_BACKEND
+# VHOST_SET_MEM_TABLE: guest memory is the kernel's from here on; VHOST_NET_SET_BACKEND
+SET_MEMORY, SET_BACKEND = '0x3', '0x30'
 BUFFER = 2048
-HEADER = 12                                # of virtio-net, before a packet
+HEADER = 12  # of virtio-net, before a packet
 NET = ('-device', f'virtio-net-pci,netdev=net0,addr={SLOT},mac={MAC},disable-legacy=on,romfile=')
 
 
@@ -37,7 +39,10 @@ class VhostTestCase(backend.QemuTestCase):
         if not Path('/dev/net/tun').exists():
             self.skipTest('there is no /dev/net/tun')
         library = self.directory / 'vhost.so'
-        subprocess.run(['cc', '-shared', '-fPIC', '-o', library, Path(__file__).with_name('vhost_stub.c')], check=True)
+        subprocess.run(
+            ['cc', '-shared', '-fPIC', '-o', library, Path(__file__).with_name('vhost_stub.c')],
+            check=True,
+        )
         self.requests = self.directory / 'requests'
         self.environment = {'LD_PRELOAD': str(library), 'VHOST_REQUESTS': str(self.requests)}
         self.tap = f'pcow{os.getpid()}'
@@ -54,8 +59,16 @@ class VhostTestCase(backend.QemuTestCase):
 
     def plug(self, vm: qemu.Qemu, identity: str, image: Path) -> int:
         """:returns: where the guest sees it"""
-        vm.qmp('object-add', **{'qom-type': 'memory-backend-file', 'id': identity, 'mem-path': str(image),
-                                'share': True, 'size': backend.SIZE})
+        vm.qmp(
+            'object-add',
+            **{
+                'qom-type': 'memory-backend-file',
+                'id': identity,
+                'mem-path': str(image),
+                'share': True,
+                'size': backend.SIZE,
+            },
+        )
         vm.qmp('device_add', driver='nvdimm', memdev=identity, id=f'nv-{identity}')
         return vm.address(f'nv-{identity}')
 
@@ -63,14 +76,22 @@ class VhostTestCase(backend.QemuTestCase):
         return self.requests.read_text().split()
 
     def receive(self, vm: qemu.Qemu, net: virtio.Device, address: int, payload: bytes) -> None:
-        """A packet that this machine sends comes to be in guest memory, and nothing behind it changes."""
-        packet = bytes.fromhex(MAC.replace(':', '')) + bytes(6) + struct.pack('>H', ETHER_TYPE) + payload.ljust(100, b'.')
+        """A packet that this machine sends comes to be in guest memory, and nothing behind it
+        changes.
+        """
+        packet = (
+            bytes.fromhex(MAC.replace(':', ''))
+            + bytes(6)
+            + struct.pack('>H', ETHER_TYPE)
+            + payload.ljust(100, b'.')
+        )
         behind = vm.read(address + BUFFER, BUFFER)
         with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sender:
             fcntl.ioctl(sender, SIOCSIFFLAGS, struct.pack('16sH22x', self.tap.encode(), IFF_UP))
             sender.bind((self.tap, 0))
             end, found = time.monotonic() + images.TIMEOUT, b''
-            # this machine's kernel says something of its own there, and what was sent before may still be on its way
+            # this machine's kernel says something of its own there, and what was sent before may
+            # still be on its way
             while found != packet and time.monotonic() < end:
                 if net.served():
                     net.post([], [(address, BUFFER)])
@@ -86,7 +107,9 @@ class FallbackTest(VhostTestCase):
     """With a kernel that cannot ask."""
 
     def test_qemu_serves_it_itself(self) -> None:
-        """Into memory that must be copied first, absent or not, before and after a snapshot; also after the guest stood still."""
+        """Into memory that must be copied first, absent or not, before and after a snapshot; also
+        after the guest stood still.
+        """
         with self.start(*backend.backend(self.image)) as vm:
             net, address = virtio.Device(vm, SLOT), vm.address('nv0')
             self.receive(vm, net, address + 5 * images.MIB, b'a page of the base')
@@ -104,7 +127,9 @@ class FallbackTest(VhostTestCase):
         backend.tool('pcow-img', 'check', self.image)
 
     def test_an_image_comes_later(self) -> None:
-        """Without an image vhost is at work; with it QEMU serves the device, and what the guest has posted is not lost."""
+        """Without an image vhost is at work; with it QEMU serves the device, and what the guest has
+        posted is not lost.
+        """
         with self.start() as vm:
             net = virtio.Device(vm, SLOT)
             self.assertLessEqual({SET_MEMORY, SET_BACKEND}, set(self.requested()))
@@ -135,7 +160,7 @@ class AsksTest(VhostTestCase):
             # where the ring is comes before the kernel looks for it
             self.assertLess(told.index('update'), told.index(SET_BACKEND))
             vm.qmp('pcow-snapshot-create', id='mem0', name='before')
-            self.assertEqual(['invalidate'], self.requested()[len(told):])
+            self.assertEqual(['invalidate'], self.requested()[len(told) :])
             vm.quit()
             assert vm.process.stderr is not None
             self.assertEqual('', vm.process.stderr.read())
@@ -149,19 +174,21 @@ class AsksTest(VhostTestCase):
             self.plug(vm, 'mem1', second)
 
     def test_an_image_comes_later(self) -> None:
-        """The kernel begins anew, and asks; before the guest sees the image, and without a word of it."""
+        """The kernel begins anew, and asks; before the guest sees the image, and without a word of
+        it.
+        """
         with self.start() as vm:
             virtio.Device(vm, SLOT)
             told = self.requested()
             self.assertIn(SET_BACKEND, told)
             self.assertNotIn('update', told)
             self.plug(vm, 'mem0', self.image)
-            told = self.requested()[len(told):]
+            told = self.requested()[len(told) :]
             self.assertLess(told.index('update'), told.index(SET_BACKEND, told.index('update')))
             self.assertIsNone(vm.take_event('STOP'))
             told = self.requested()
             vm.qmp('pcow-snapshot-create', id='mem0', name='before')
-            self.assertEqual(['invalidate'], self.requested()[len(told):])
+            self.assertEqual(['invalidate'], self.requested()[len(told) :])
             vm.quit()
             assert vm.process.stderr is not None
             self.assertEqual('', vm.process.stderr.read())

@@ -18,7 +18,11 @@ def _serve(connection: socket.socket) -> None:
         connection.sendall(b'{"event": "FIRST"}\n{"QMP": {}}\n')
         for line in commands:
             name = json.loads(line)['execute']
-            connection.sendall(''.join(f'{json.dumps(line)}\n' for line in ({'return': {}}, {'event': f'AFTER_{name}'})).encode())
+            connection.sendall(
+                ''.join(
+                    f'{json.dumps(line)}\n' for line in ({'return': {}}, {'event': f'AFTER_{name}'})
+                ).encode()
+            )
 
 
 class ClientTest(unittest.TestCase):

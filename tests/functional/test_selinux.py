@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The module for SELinux, compiled, and linked with Debian's policy: what it names is there, and nothing in it is never allowed.
+"""The module for SELinux, compiled, and linked with Debian's policy: what it names is there, and
+nothing in it is never allowed.
 
 No kernel runs it here.
 """
@@ -34,8 +35,17 @@ class ModuleTest(testtools.TestCase):
 
     def run_tool(self, *words: object) -> str:
         """What a program says; it must succeed."""
-        done = subprocess.run([*map(str, words)], cwd=self.directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, errors='replace', timeout=300, check=False)
+        done = subprocess.run(
+            [*map(str, words)],
+            cwd=self.directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors='replace',
+            timeout=300,
+            check=False,
+        )
         self.assertEqual(0, done.returncode, done.stdout)
         return done.stdout
 
@@ -62,9 +72,13 @@ class ModuleTest(testtools.TestCase):
     def link(self, package: Path) -> str:
         source = self.policy()
         for name in MODULES:
-            (self.directory / f'{name}.pp').write_bytes(bz2.decompress((source / f'{name}.pp.bz2').read_bytes()))
+            (self.directory / f'{name}.pp').write_bytes(
+                bz2.decompress((source / f'{name}.pp.bz2').read_bytes())
+            )
         words = ['semodule_link', '-o', 'linked', *(f'{name}.pp' for name in MODULES), package.name]
-        done = subprocess.run(words, cwd=self.directory, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            words, cwd=self.directory, capture_output=True, text=True, timeout=300, check=False
+        )
         return done.stderr if done.returncode else ''
 
     def test_module(self) -> None:
@@ -72,16 +86,23 @@ class ModuleTest(testtools.TestCase):
         self.run_tool('semodule_expand', 'linked', 'expanded')
 
     def test_mistakes_would_be_found(self) -> None:
-        wrong = SOURCE.read_text().replace('attribute virt_domain;', 'attribute virt_domain;\n    type no_such_type_t;')
+        wrong = SOURCE.read_text().replace(
+            'attribute virt_domain;', 'attribute virt_domain;\n    type no_such_type_t;'
+        )
         self.assertIn('no_such_type_t', self.link(self.package(wrong)))
 
     def test_types_of_files(self) -> None:
         known = {*re.findall(r'^type (\w+);', SOURCE.read_text(), re.MULTILINE), 'virt_image_t'}
         for line in CONTEXTS.read_text().splitlines():
             if not line.startswith('#'):
-                self.assertRegex(line, r'^/\S+\t(?:-c)?\tsystem_u:object_r:\w+:s0$|^/\S+\tsystem_u:object_r:\w+:s0$')
+                self.assertRegex(
+                    line,
+                    r'^/\S+\t(?:-c)?\tsystem_u:object_r:\w+:s0$|^/\S+\tsystem_u:object_r:\w+:s0$',
+                )
                 self.assertIn(line.split(':')[2], known)
 
     def test_no_guest_changes_a_base(self) -> None:
-        (rule,) = re.findall(r'^allow virt_domain pcow_base_t:file (.*);', SOURCE.read_text(), re.MULTILINE)
+        (rule,) = re.findall(
+            r'^allow virt_domain pcow_base_t:file (.*);', SOURCE.read_text(), re.MULTILINE
+        )
         self.assertEqual('{ getattr ioctl lock map open read }', rule)

@@ -20,8 +20,9 @@ from tests.functional import test_device_nbd
 
 MIB = test_device_nbd.MIB
 
-# Between the moments in which a killed process gives up its memory, with its arguments, and its sockets.  This one, whose arguments
-# are the export's directory, the socket and the pid file, stays there for a second: its first thread ends before the others.
+# Between the moments in which a killed process gives up its memory, with its arguments, and its
+# sockets. This one, whose arguments are the export's directory, the socket and the pid file, stays
+# there for a second: its first thread ends before the others.
 DYING = """
 import ctypes, socket, sys, os, threading, time
 listener = socket.socket(socket.AF_UNIX)
@@ -64,7 +65,13 @@ class ServedTest(test_device_nbd.TestCase):
         return Path(control_socket.socket_path(path))
 
     def command(self, *commands: str) -> list[str]:
-        return ['qemu-io', '-f', 'raw', *(word for one in commands for word in ('-c', one)), self.uri]
+        return [
+            'qemu-io',
+            '-f',
+            'raw',
+            *(word for one in commands for word in ('-c', one)),
+            self.uri,
+        ]
 
     def client(self, *commands: str) -> None:
         subprocess.run(self.command(*commands), check=True, capture_output=True, timeout=60)
@@ -75,7 +82,19 @@ class ServedTest(test_device_nbd.TestCase):
     def first_byte(self, snapshot: str | None = None) -> int:
         target = self.directory / 'raw'
         select = ('-l', snapshot) if snapshot else ()
-        subprocess.run([test_device_nbd.BIN / 'pcow-img', 'convert', '-q', '-O', 'raw', *select, self.path, target], check=True)
+        subprocess.run(
+            [
+                test_device_nbd.BIN / 'pcow-img',
+                'convert',
+                '-q',
+                '-O',
+                'raw',
+                *select,
+                self.path,
+                target,
+            ],
+            check=True,
+        )
         with open(target, 'rb') as file:
             return file.read(1)[0]
 
@@ -96,11 +115,15 @@ class ServedTest(test_device_nbd.TestCase):
         nbd.stop(str(self.export('vm')))
         self.assertEqual((2, 3), (self.first_byte('other'), self.first_byte()))
         self.assertFalse(self.socket(self.path).exists())
-        subprocess.run([test_device_nbd.BIN / 'pcow-img', 'check', self.path], check=True, capture_output=True)
+        subprocess.run(
+            [test_device_nbd.BIN / 'pcow-img', 'check', self.path], check=True, capture_output=True
+        )
 
     def test_image_on_a_snapshot_of_it(self) -> None:
         attached.snapshot_create(self.path, 'base')
-        image.create_overlay(str(Path(self.pool.path, 'child.pcow')), self.path, base_snapshot='base')
+        image.create_overlay(
+            str(Path(self.pool.path, 'child.pcow')), self.path, base_snapshot='base'
+        )
         with self.assertRaises(exception.ToolFailed) as found:
             attached.snapshot_delete(self.path, 'base')
         self.assertIn('child.pcow', str(found.exception))
@@ -113,7 +136,7 @@ class ServedTest(test_device_nbd.TestCase):
             writer = subprocess.Popen(self.command('write -q -P 5 0 4k'), stdout=subprocess.DEVNULL)
             self.addCleanup(writer.wait)
             self.assertRaises(subprocess.TimeoutExpired, writer.wait, 1)
-            attached.snapshot_create(self.path, 'while-paused')        # by a connection of its own
+            attached.snapshot_create(self.path, 'while-paused')  # by a connection of its own
         self.assertEqual(0, writer.wait(60))
         # who is killed while it has paused keeps nobody waiting
         server._command('pause')
@@ -127,10 +150,10 @@ class ServedTest(test_device_nbd.TestCase):
         attached.snapshot_create(other, 'taken')
         with self.assertRaises(exception.ToolFailed):
             attached.snapshot_create_all([(self.path, 'taken'), (other, 'taken')])
-        self.assertEqual([], self.names(self.path))                    # all or none
+        self.assertEqual([], self.names(self.path))  # all or none
         attached.snapshot_create_all([(self.path, 'both'), (other, 'both')])
         self.assertEqual((['both'], ['taken', 'both']), (self.names(self.path), self.names(other)))
-        self.client('write -q -P 7 0 4k')                              # nobody waits any more
+        self.client('write -q -P 7 0 4k')  # nobody waits any more
 
     def test_after_a_kill(self) -> None:
         os.kill(int((self.export('vm') / 'nbdkit.pid').read_text()), signal.SIGKILL)
@@ -150,7 +173,11 @@ class ServedTest(test_device_nbd.TestCase):
         pid_file = export / 'nbdkit.pid'
         dying = subprocess.Popen([sys.executable, '-c', DYING, export, path, pid_file])
         self.addCleanup(dying.wait)
-        while not pid_file.exists() or not (pid := pid_file.read_text()) or Path(f'/proc/{pid}/cmdline').read_bytes():
+        while (
+            not pid_file.exists()
+            or not (pid := pid_file.read_text())
+            or Path(f'/proc/{pid}/cmdline').read_bytes()
+        ):
             self.assertIsNone(dying.poll())
         nbd.stop(str(export))
         self.assertFalse(os.path.lexists(path))
@@ -158,7 +185,12 @@ class ServedTest(test_device_nbd.TestCase):
 
     def test_who_may(self) -> None:
         nbd.stop(str(self.export('vm')))
-        for group, mode, given in ((0, 0o600, 0o600), (65534, 0o660, 0o660), (0, 0o666, 0o666), (65534, 0o640, 0o640)):
+        for group, mode, given in (
+            (0, 0o600, 0o600),
+            (65534, 0o660, 0o660),
+            (0, 0o666, 0o666),
+            (65534, 0o640, 0o640),
+        ):
             os.chown(self.path, -1, group)
             os.chmod(self.path, mode)
             nbd.start(str(self.export('vm')), self.path)
@@ -180,7 +212,9 @@ class ServedTest(test_device_nbd.TestCase):
             nbd.stop(str(self.export('vm')))
 
     def test_another_file_under_the_name(self) -> None:
-        """Whoever has the directory of the image puts something else there as soon as there is a socket (S3)."""
+        """Whoever has the directory of the image puts something else there as soon as there is a
+        socket (S3).
+        """
         nbd.stop(str(self.export('vm')))
         os.chmod(self.path, 0o666)
         os.chown(self.path, 65534, 65534)
@@ -190,7 +224,9 @@ class ServedTest(test_device_nbd.TestCase):
             self.socket(self.path).unlink(missing_ok=True)
             link.unlink(missing_ok=True)
             link.symlink_to(victim)
-            swap = subprocess.Popen([sys.executable, '-c', SWAP, link, self.socket(self.path)], stdout=subprocess.PIPE)
+            swap = subprocess.Popen(
+                [sys.executable, '-c', SWAP, link, self.socket(self.path)], stdout=subprocess.PIPE
+            )
             assert swap.stdout is not None
             swap.stdout.readline()
             try:
@@ -199,8 +235,10 @@ class ServedTest(test_device_nbd.TestCase):
                 self.assertEqual(0, swap.wait(), 'it has met no socket')
                 swap.stdout.close()
             nbd.stop(str(self.export('vm')))
-            self.assertEqual((0o600, 0), (stat.S_IMODE(victim.stat().st_mode), victim.stat().st_gid))
-            self.assertTrue(self.socket(self.path).is_symlink())           # not ours to take away
+            self.assertEqual(
+                (0o600, 0), (stat.S_IMODE(victim.stat().st_mode), victim.stat().st_gid)
+            )
+            self.assertTrue(self.socket(self.path).is_symlink())  # not ours to take away
 
     def test_what_is_no_socket_stays(self) -> None:
         nbd.stop(str(self.export('vm')))
@@ -214,15 +252,19 @@ class ServedTest(test_device_nbd.TestCase):
         try:
             self.assertEqual(b'', client.recv(4096))
         except ConnectionResetError:
-            pass                       # it had not read all
+            pass  # it had not read all
 
     def test_bad_commands(self) -> None:
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(30)
             client.connect(str(self.socket(self.path)))
-            for line, words in ((b'dance', b'no such command: dance'), (b'snapshot-create', b'no such command'),
-                                (b'a\tb\tc\td', b'too many words'), (b'snapshot-delete\tnone', b'none'),
-                                (b'snapshot-create\t' + b'x' * 200, b'error')):
+            for line, words in (
+                (b'dance', b'no such command: dance'),
+                (b'snapshot-create', b'no such command'),
+                (b'a\tb\tc\td', b'too many words'),
+                (b'snapshot-delete\tnone', b'none'),
+                (b'snapshot-create\t' + b'x' * 200, b'error'),
+            ):
                 client.sendall(line + b'\n')
                 answer = client.recv(4096)
                 self.assertTrue(answer.startswith(b'error\t') and words in answer, answer)

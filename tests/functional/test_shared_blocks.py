@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image that was copied with shared blocks, on a pool that is full: stores wait or fail, and are no signal."""
+"""An image that was copied with shared blocks, on a pool that is full: stores wait or fail, and are
+no signal.
+"""
 
 import os
 from pathlib import Path
@@ -26,7 +28,10 @@ class SharedBlocksTest(unittest.TestCase):
         self.pool.mkdir()
         with open(disk, 'wb') as file:
             file.truncate(POOL)
-        for command in (['mkfs.xfs', '-q', '-m', 'reflink=1', str(disk)], ['mount', '-o', 'loop', str(disk), str(self.pool)]):
+        for command in (
+            ['mkfs.xfs', '-q', '-m', 'reflink=1', str(disk)],
+            ['mount', '-o', 'loop', str(disk), str(self.pool)],
+        ):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 self.skipTest(f'{command[0]}: {done.stderr.strip()}')
@@ -37,8 +42,13 @@ class SharedBlocksTest(unittest.TestCase):
         subprocess.run(['cp', '--reflink=always', self.image, self.copy], check=True)
 
     def tool(self, name: str, *arguments: object, code: int = 0) -> str:
-        done = subprocess.run([images.program(name), *(str(word) for word in arguments)], capture_output=True, text=True,
-                              check=False, timeout=100)
+        done = subprocess.run(
+            [images.program(name), *(str(word) for word in arguments)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+        )
         self.assertEqual(code, done.returncode, done.stdout + done.stderr)
         return done.stdout + done.stderr
 
@@ -64,7 +74,9 @@ class SharedBlocksTest(unittest.TestCase):
     def test_blocks_become_its_own(self) -> None:
         self.tool('pcow-io', '-c', f'write -P 9 0 {SIZE}', self.copy)
         self.tool('pcow-img', 'snapshot', '-c', 'one', self.copy)
-        found = subprocess.run(['filefrag', '-v', str(self.copy)], capture_output=True, text=True, check=False)
+        found = subprocess.run(
+            ['filefrag', '-v', str(self.copy)], capture_output=True, text=True, check=False
+        )
         if found.returncode == 0:
             self.assertNotIn('shared', found.stdout)
         self.tool('pcow-io', '-r', '-c', f'read -P 7 0 {SIZE}', self.image)

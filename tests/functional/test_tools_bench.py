@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/bench: figures are kept, shown and turned into documentation; the guest is a real one, its benchmark the shortest."""
+"""tools/bench: figures are kept, shown and turned into documentation; the guest is a real one, its
+benchmark the shortest.
+"""
 
 import json
 import os
@@ -26,11 +28,24 @@ class BenchTestCase(testtools.TestCase):
         self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
 
     def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, '-m', 'tools.lib.bench', f'--output-dir={self.directory}', *arguments]
+        return [
+            sys.executable,
+            '-m',
+            'tools.lib.bench',
+            f'--output-dir={self.directory}',
+            *arguments,
+        ]
 
     def bench(self, *arguments: str, timeout: float = images.TIMEOUT) -> str:
-        done = subprocess.run(self.command(*arguments), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout,
-                              cwd=images.TOP, check=False)
+        done = subprocess.run(
+            self.command(*arguments),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=images.TOP,
+            check=False,
+        )
         self.assertEqual(0, done.returncode, done.stdout + done.stderr)
         return done.stdout
 
@@ -47,32 +62,55 @@ class ToolsBenchTest(BenchTestCase):
         self.assertIn((self.directory / 'datapath.txt').read_text(), shown)
         rows = self.kept('datapath')['rows']
         # traps are measured with each engine that this machine has
-        self.assertEqual([('cow-4k', 1), ('cow-4k', 2), ('open-map', 1)],
-                         [(row['name'], row['threads']) for row in rows if row['engine'] == 'signal'])
+        self.assertEqual(
+            [('cow-4k', 1), ('cow-4k', 2), ('open-map', 1)],
+            [(row['name'], row['threads']) for row in rows if row['engine'] == 'signal'],
+        )
         target = self.directory / 'docs'
         self.bench('docs', '--target', str(target))
-        self.assertEqual({'datapath.json', 'datapath.inc', 'datapath.svg'}, {path.name for path in target.iterdir()})
+        self.assertEqual(
+            {'datapath.json', 'datapath.inc', 'datapath.svg'},
+            {path.name for path in target.iterdir()},
+        )
 
     def test_snapshots_beside_qcow2(self) -> None:
         before = set(PLACE.iterdir())
         shown = self.bench('snapshots', '--quick', '--no-vm', '--virtual-size=1G')
         result = self.kept('snapshots')
         rows = {row['name']: row for row in result['rows']}
-        self.assertEqual({f'{part}-{way}-{operation}' for part in ('large', 'sweep-512', 'sweep-4096', 'sweep-65536')
-                          for way in ('open', 'mapped', 'returned', 'command') for operation in ('create', 'revert', 'delete')},
-                         set(rows))
+        self.assertEqual(
+            {
+                f'{part}-{way}-{operation}'
+                for part in ('large', 'sweep-512', 'sweep-4096', 'sweep-65536')
+                for way in ('open', 'mapped', 'returned', 'command')
+                for operation in ('create', 'revert', 'delete')
+            },
+            set(rows),
+        )
         for row in rows.values():
             self.assertGreater(row['pcow_ns'], 0, row)
-            if row['qcow2_ns'] == 0:           # QEMU's own time is taken off, and of a small snapshot nothing may be left
+            # QEMU's own time is taken off, and of a small snapshot nothing may be left
+            if row['qcow2_ns'] == 0:
                 self.assertIsNone(row['ratio'], row)
                 self.assertNotEqual('command', row['way'], row)
-                self.assertTrue(row['part'].startswith('sweep') or row['operation'] == 'revert', row)
+                self.assertTrue(
+                    row['part'].startswith('sweep') or row['operation'] == 'revert', row
+                )
                 continue
             self.assertGreater(row['qcow2_ns'], 0, row)
             self.assertAlmostEqual(row['pcow_ns'] / row['qcow2_ns'], row['ratio'])
-        sizes = [(row['operation'], row['virtual_size'] // images.MIB, row['written'] // images.MIB) for row in result['sizes']]
-        self.assertEqual([(operation, virtual, 16) for virtual in (1024, 8192) for operation in ('create', 'revert', 'delete')],
-                         sizes)
+        sizes = [
+            (row['operation'], row['virtual_size'] // images.MIB, row['written'] // images.MIB)
+            for row in result['sizes']
+        ]
+        self.assertEqual(
+            [
+                (operation, virtual, 16)
+                for virtual in (1024, 8192)
+                for operation in ('create', 'revert', 'delete')
+            ],
+            sizes,
+        )
         self.assertIn('by what was written', shown)
         judged = [rows[f'large-open-{operation}'] for operation in ('create', 'revert', 'delete')]
         self.assertEqual([0.01, 0.01, 0.10], [row['target'] for row in judged])
@@ -80,9 +118,16 @@ class ToolsBenchTest(BenchTestCase):
             if row['ratio'] is not None:
                 self.assertEqual(row['ratio'] <= row['target'], row['met'])
                 self.assertIn('met' if row['met'] else 'MISSED', shown)
-        for floor in (result['freeze_ns'], result['remap_ns'], result['punch_ns'], rows['large-command-create']['start_ns']):
+        for floor in (
+            result['freeze_ns'],
+            result['remap_ns'],
+            result['punch_ns'],
+            rows['large-command-create']['start_ns'],
+        ):
             self.assertGreater(floor, 0)
-        self.assertFalse([path for path in set(PLACE.iterdir()) - before if path.name.startswith('pcow-bench-')])
+        self.assertFalse(
+            [path for path in set(PLACE.iterdir()) - before if path.name.startswith('pcow-bench-')]
+        )
 
     def test_soak(self) -> None:
         self.bench('soak', '--minutes=0.05', '--size=16M', '--threads=2')
@@ -91,8 +136,15 @@ class ToolsBenchTest(BenchTestCase):
         self.assertGreater(values['verified-bytes'], 0)
 
     def test_an_error_of_the_program_is_passed_on(self) -> None:
-        done = subprocess.run(self.command('--rows=nonsense'), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              timeout=images.TIMEOUT, cwd=images.TOP, check=False)
+        done = subprocess.run(
+            self.command('--rows=nonsense'),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=images.TIMEOUT,
+            cwd=images.TOP,
+            check=False,
+        )
         self.assertEqual(1, done.returncode)
         self.assertIn("no row 'nonsense'", done.stderr)
         self.assertNotIn('Traceback', done.stderr)
@@ -106,25 +158,51 @@ class GuestBenchTest(BenchTestCase):
         result = self.kept('guest')
         self.assertEqual('TCG', result['guest']['accelerator'])
         rows = {row['name']: row for row in result['rows']}
-        for name in ('read-4k', 'write-4k', 'read-1m', 'write-1m', 'read-iops', 'write-iops', 'cow-write-4k', 'cow-iops',
-                     'expand-4k', 'redis-set', 'redis-mset'):
+        for name in (
+            'read-4k',
+            'write-4k',
+            'read-1m',
+            'write-1m',
+            'read-iops',
+            'write-iops',
+            'cow-write-4k',
+            'cow-iops',
+            'expand-4k',
+            'redis-set',
+            'redis-mset',
+        ):
             self.assertEqual({'pcow', 'raw', 'qcow2', 'qcow2-tuned'}, set(rows[name]['values']))
             self.assertTrue(all(value > 0 for value in rows[name]['values'].values()), rows[name])
         for row in rows.values():
             self.assertAlmostEqual(row['pcow_ns'] / row['raw_ns'], row['ratio'])
             if row['targets']:
-                self.assertEqual(all(bound['value'] >= bound['at-least'] for bound in row['targets']), row['met'])
-        self.assertFalse([path for path in set(PLACE.iterdir()) - before if path.name.startswith('pcow-bench-')])
+                self.assertEqual(
+                    all(bound['value'] >= bound['at-least'] for bound in row['targets']), row['met']
+                )
+        self.assertFalse(
+            [path for path in set(PLACE.iterdir()) - before if path.name.startswith('pcow-bench-')]
+        )
 
     def test_interrupted(self) -> None:
         before = set(PLACE.iterdir())
-        process = subprocess.Popen(self.command('guest', '--quick'), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, text=True, cwd=images.TOP)
+        process = subprocess.Popen(
+            self.command('guest', '--quick'),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=images.TOP,
+        )
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         deadline = time.monotonic() + GUEST_SECONDS
-        while not (found := [path for path in set(PLACE.iterdir()) - before
-                             if path.name.startswith('pcow-bench-') and (path / 'console.sock').exists()]):
+        while not (
+            found := [
+                path
+                for path in set(PLACE.iterdir()) - before
+                if path.name.startswith('pcow-bench-') and (path / 'console.sock').exists()
+            ]
+        ):
             self.assertIsNone(process.poll())
             self.assertLess(time.monotonic(), deadline)
             time.sleep(0.05)

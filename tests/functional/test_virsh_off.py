@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unmodified virsh and a real libvirtd on domains that are off: whatever their disks are, and whatever was changed since.
+"""Unmodified virsh and a real libvirtd on domains that are off: whatever their disks are, and
+whatever was changed since.
 
-What a guest sees of such snapshots is in test_virsh_snapshots.py, what can go wrong on the way in test_libvirt_qemu_img.py.
+What a guest sees of such snapshots is in test_virsh_snapshots.py, what can go wrong on the way in
+test_libvirt_qemu_img.py.
 """
 
 import os
@@ -18,12 +20,14 @@ from tools.lib.quickstart import teardown
 
 XML = """<domain type='qemu'><name>{name}</name><uuid>{uuid}</uuid>
 <memory unit='MiB'>128</memory><maxMemory slots='4' unit='GiB'>1</maxMemory>
-<cpu><numa><cell id='0' cpus='0' memory='128' unit='MiB'/></numa></cpu><os><type arch='x86_64' machine='q35'>hvm</type></os>
+<cpu><numa><cell id='0' cpus='0' memory='128' unit='MiB'/></numa></cpu>
+  <os><type arch='x86_64' machine='q35'>hvm</type></os>
 <devices><emulator>{emulator}</emulator>{devices}</devices></domain>"""
 DISK = """<disk type='{type}' device='disk'><driver name='qemu' type='qcow2'/><source {source}/>
 <target dev='vd{letter}' bus='virtio'/></disk>"""
 MEMORY = """<memory model='nvdimm' access='shared'><source><path>{path}</path></source>
-<target><size unit='MiB'>64</size><node>0</node><label><size unit='KiB'>128</size></label></target></memory>"""
+<target><size unit='MiB'>64</size><node>0</node>
+  <label><size unit='KiB'>128</size></label></target></memory>"""
 
 
 class VirshOffTest(unittest.TestCase):
@@ -55,19 +59,38 @@ class VirshOffTest(unittest.TestCase):
         self.addCleanup(self.virsh, 'undefine', self.name, '--snapshots-metadata')
 
     def virsh(self, *words: object) -> str:
-        done = subprocess.run(('virsh', '-q', '-c', self.daemon.uri, *map(str, words)), stdin=subprocess.DEVNULL,
-                              capture_output=True, text=True, timeout=images.TIMEOUT, env=os.environ | {'LC_ALL': 'C'}, check=False)
+        done = subprocess.run(
+            ('virsh', '-q', '-c', self.daemon.uri, *map(str, words)),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=images.TIMEOUT,
+            env=os.environ | {'LC_ALL': 'C'},
+            check=False,
+        )
         self.assertEqual(0, done.returncode, f'{words}: {done.stderr}')
         return done.stdout
 
     def define(self, *disks: Path, volumes: bool = False, memory: bool = True) -> None:
         """Each disk keeps its letter, by which libvirt puts them in order."""
-        devices = [DISK.format(type='volume' if volumes else 'file', letter='abc'[self.disks.index(disk)],
-                               source=f"pool='fast' volume='{disk.name}'" if volumes else f"file='{disk}'") for disk in disks]
+        devices = [
+            DISK.format(
+                type='volume' if volumes else 'file',
+                letter='abc'[self.disks.index(disk)],
+                source=f"pool='fast' volume='{disk.name}'" if volumes else f"file='{disk}'",
+            )
+            for disk in disks
+        ]
         devices += [MEMORY.format(path=self.image)] if memory else []
         path = self.directory / 'domain.xml'
-        path.write_text(XML.format(name=self.name, uuid=self.uuid, emulator=images.program('qemu-system-x86_64'),
-                                   devices=''.join(devices)))
+        path.write_text(
+            XML.format(
+                name=self.name,
+                uuid=self.uuid,
+                emulator=images.program('qemu-system-x86_64'),
+                devices=''.join(devices),
+            )
+        )
         self.virsh('define', path)
 
     def fill(self, value: int) -> None:
@@ -87,11 +110,15 @@ class VirshOffTest(unittest.TestCase):
             self.assertLessEqual(set(vm_state.disk_names(disk)), set(names))
 
     def test_an_image_stands_on_one(self) -> None:
-        """libvirt takes no notice of a delete that is refused; the rest goes by hand when the other image is gone."""
+        """libvirt takes no notice of a delete that is refused; the rest goes by hand when the other
+        image is gone.
+        """
         self.define(*self.disks)
         self.virsh('snapshot-create-as', self.name, 's')
         child = self.directory / 'child.pcow'
-        vm_state.run('pcow-img', 'create', '-q', '-b', self.image.name, '-o', 'base_snapshot=s', child)
+        vm_state.run(
+            'pcow-img', 'create', '-q', '-b', self.image.name, '-o', 'base_snapshot=s', child
+        )
         self.virsh('snapshot-delete', self.name, 's')
         self.assertEqual('', self.virsh('snapshot-list', self.name, '--name').strip())
         self.assert_names('s')
@@ -100,8 +127,19 @@ class VirshOffTest(unittest.TestCase):
             self.assertEqual(['s'], vm_state.disk_names(disk))
             # in the namespace in which libvirt's files are those of this libvirtd
             path = f"PATH={os.path.dirname(images.program('pcow-img'))}:/usr/bin"
-            vm_state.run('nsenter', '-t', self.process.pid, '-m', 'env', path,
-                         images.TOP / 'etc/libvirt/bin/qemu-img', 'snapshot', '-d', 's', disk)
+            vm_state.run(
+                'nsenter',
+                '-t',
+                self.process.pid,
+                '-m',
+                'env',
+                path,
+                images.TOP / 'etc/libvirt/bin/qemu-img',
+                'snapshot',
+                '-d',
+                's',
+                disk,
+            )
             self.assertEqual([], vm_state.disk_names(disk))
         self.assert_names()
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unmodified virsh on a running guest whose memory is a pcow image: the guest itself checks its memory after each revert.
+"""Unmodified virsh on a running guest whose memory is a pcow image: the guest itself checks its
+memory after each revert.
 
 PCOW_TRANSCRIPT=FILE writes what was typed and printed in the first test, for the documentation.
 """
@@ -23,7 +24,7 @@ class VirshTestCase(unittest.TestCase):
         super().setUpClass()
         cls.host = libvirt_vm.Host()
         cls.addClassCleanup(cls.host.close)
-        atexit.register(cls.host.close)        # an interrupted run does not get to class cleanups
+        atexit.register(cls.host.close)  # an interrupted run does not get to class cleanups
         cls.host.start()
 
     def guest(self, **options: object) -> libvirt_vm.Guest:
@@ -34,7 +35,9 @@ class VirshTestCase(unittest.TestCase):
         return guest
 
     def assert_trees(self, guest: libvirt_vm.Guest, expected: dict[str, str]) -> None:
-        """libvirt, pcow-img, the carrier disk and QEMU know the same snapshots, with the same parents."""
+        """libvirt, pcow-img, the carrier disk and QEMU know the same snapshots, with the same
+        parents.
+        """
         self.assertEqual(expected, guest.virsh_tree())
         self.assertEqual(expected, guest.image_tree())
         self.assertEqual(set(expected), guest.carrier_snapshots())
@@ -54,7 +57,13 @@ class VirshTestCase(unittest.TestCase):
         self.host.virsh('snapshot-revert', guest.name, name, *more)
         self.assert_goes_on(guest, mark)
 
-    def refused(self, guest: libvirt_vm.Guest, words: tuple[object, ...], *expected: str, state: str = 'running') -> str:
+    def refused(
+        self,
+        guest: libvirt_vm.Guest,
+        words: tuple[object, ...],
+        *expected: str,
+        state: str = 'running',
+    ) -> str:
         """A virsh command that says why it does not work; nothing is different afterwards."""
         before = guest.known()
         message = self.host.virsh_fails(words[0], guest.name, *words[1:])
@@ -76,7 +85,11 @@ class TestSession(VirshTestCase):
     def note(self, guest: libvirt_vm.Guest) -> None:
         """What the guest says now, for the transcript."""
         assert self.host.transcript is not None
-        lines = [line for line in guest.log.read_text(errors='replace').splitlines() if line.startswith('check: gen')]
+        lines = [
+            line
+            for line in guest.log.read_text(errors='replace').splitlines()
+            if line.startswith('check: gen')
+        ]
         self.host.transcript.append(f'the guest says: {lines[-1]}')
 
     def step(self, guest: libvirt_vm.Guest, expected: dict[str, str]) -> None:
@@ -140,7 +153,9 @@ class TestSession(VirshTestCase):
             if line.startswith('$ '):
                 shown = line.split()[2].startswith('snapshot-')
             if shown or line.startswith('the guest says'):
-                lines.append(line.rstrip().replace(domain, 'web1').replace(f'{self.host.directory}/', ''))
+                lines.append(
+                    line.rstrip().replace(domain, 'web1').replace(f'{self.host.directory}/', '')
+                )
         return '\n'.join(lines) + '\n'
 
     def test_the_guest_would_notice(self) -> None:
@@ -154,11 +169,15 @@ class TestSession(VirshTestCase):
         with self.assertRaisesRegex(AssertionError, 'the guest found: BROKEN mark'):
             guest.next_report()
 
-
     def change_memory(self, guest: libvirt_vm.Guest, word: bytes) -> int:
-        """Change one letter of a word wherever it is found in QEMU's mapping of the image; returns how often."""
+        """Change one letter of a word wherever it is found in QEMU's mapping of the image; returns
+        how often.
+        """
         changed = 0
-        with open(f'/proc/{guest.pid()}/maps') as maps, open(f'/proc/{guest.pid()}/mem', 'r+b') as memory:
+        with (
+            open(f'/proc/{guest.pid()}/maps') as maps,
+            open(f'/proc/{guest.pid()}/mem', 'r+b') as memory,
+        ):
             for line in maps:
                 fields = line.split()
                 if fields[-1] == str(guest.image) and 'w' in fields[1]:
@@ -167,7 +186,7 @@ class TestSession(VirshTestCase):
                         memory.seek(address)
                         try:
                             position = memory.read(4096).find(word + b'\0')
-                        except OSError:        # not in the file yet
+                        except OSError:  # not in the file yet
                             continue
                         if position >= 0:
                             memory.seek(address + position)
@@ -222,7 +241,17 @@ class TestStates(VirshTestCase):
 
     def contents(self, guest: libvirt_vm.Guest, *words: str) -> str:
         raw = self.host.directory / 'contents.raw'
-        libvirt_vm.run(images.program('pcow-img'), 'convert', '-f', 'pcow', '-O', 'raw', *words, guest.image, raw)
+        libvirt_vm.run(
+            images.program('pcow-img'),
+            'convert',
+            '-f',
+            'pcow',
+            '-O',
+            'raw',
+            *words,
+            guest.image,
+            raw,
+        )
         digest = images.digest(raw)
         raw.unlink()
         return digest
@@ -231,14 +260,27 @@ class TestStates(VirshTestCase):
         def refused(words: tuple[object, ...], *expected: str) -> None:
             self.refused(guest, words, *expected, state='shut off')
 
-        refused(('snapshot-create-as', 'd', '--disk-only'), 'would leave out', str(guest.image), 'without --disk-only')
-        refused(('snapshot-create-as', 'm', '--memspec', self.host.directory / 'memory'), 'cannot be saved with offline')
+        refused(
+            ('snapshot-create-as', 'd', '--disk-only'),
+            'would leave out',
+            str(guest.image),
+            'without --disk-only',
+        )
+        refused(
+            ('snapshot-create-as', 'm', '--memspec', self.host.directory / 'memory'),
+            'cannot be saved with offline',
+        )
         image = images.program('pcow-img')
         libvirt_vm.run(image, 'snapshot', '-c', 'mine', guest.image)
         refused(('snapshot-create-as', 'mine'), str(guest.image), "has a snapshot 'mine' already")
         libvirt_vm.run(image, 'snapshot', '-d', 'mine', guest.image)
         libvirt_vm.run(image, 'snapshot', '--rename', 'off', 'hidden', guest.image)
-        refused(('snapshot-revert', 'off'), str(guest.image), "has no snapshot 'off'", 'nothing was changed')
+        refused(
+            ('snapshot-revert', 'off'),
+            str(guest.image),
+            "has no snapshot 'off'",
+            'nothing was changed',
+        )
         libvirt_vm.run(image, 'snapshot', '--rename', 'hidden', 'off', guest.image)
 
 
@@ -248,17 +290,38 @@ class TestRefused(VirshTestCase):
         guest.mark('unharmed')
         file = self.host.directory / 'saved'
         moved = ('cannot be migrated or saved to a file', str(guest.image), 'virsh snapshot-create')
-        left_out = ('would leave out the pcow image', str(guest.image), 'virsh snapshot-create without --disk-only')
+        left_out = (
+            'would leave out the pcow image',
+            str(guest.image),
+            'virsh snapshot-create without --disk-only',
+        )
         for words, expected in (
-                (('save', file), moved), (('managedsave',), moved),
-                (('snapshot-create-as', 'm', '--memspec', file), moved),
-                (('snapshot-create-as', 'm', '--memspec', file, '--diskspec', f'vda,snapshot=external,file={file}'), moved),
-                (('snapshot-create-as', 'd', '--disk-only'), left_out),
-                (('snapshot-create-as', 'd', '--disk-only', '--quiesce'), ('agent',)),
-                (('snapshot-create-as', 'd', '--quiesce'), ("'VIR_DOMAIN_SNAPSHOT_CREATE_DISK_ONLY' is required",))):
+            (('save', file), moved),
+            (('managedsave',), moved),
+            (('snapshot-create-as', 'm', '--memspec', file), moved),
+            (
+                (
+                    'snapshot-create-as',
+                    'm',
+                    '--memspec',
+                    file,
+                    '--diskspec',
+                    f'vda,snapshot=external,file={file}',
+                ),
+                moved,
+            ),
+            (('snapshot-create-as', 'd', '--disk-only'), left_out),
+            (('snapshot-create-as', 'd', '--disk-only', '--quiesce'), ('agent',)),
+            (
+                ('snapshot-create-as', 'd', '--quiesce'),
+                ("'VIR_DOMAIN_SNAPSHOT_CREATE_DISK_ONLY' is required",),
+            ),
+        ):
             self.refused(guest, words, *expected)
             self.assert_goes_on(guest, 'unharmed')
-        message = self.host.virsh('qemu-monitor-command', guest.name, '--hmp', f'migrate file:{file}')
+        message = self.host.virsh(
+            'qemu-monitor-command', guest.name, '--hmp', f'migrate file:{file}'
+        )
         self.assertIn('cannot be migrated', message)
         self.assert_goes_on(guest, 'unharmed')
         self.assertFalse(file.exists())
@@ -293,25 +356,42 @@ class TestAllOrNothing(VirshTestCase):
     def test_full_carrier(self) -> None:
         guest = self.guest(carrier_directory=self.host.small)
         guest.mark('kept')
-        self.refused(guest, ('snapshot-create-as', 's'), 'Failed to take snapshot', 'Error while writing VM state')
+        self.refused(
+            guest,
+            ('snapshot-create-as', 's'),
+            'Failed to take snapshot',
+            'Error while writing VM state',
+        )
         self.assert_goes_on(guest, 'kept')
         self.assert_trees(guest, {})
 
     def test_name_on_one_side(self) -> None:
         guest = self.guest()
         self.host.place.pcowctl('snapshot', 'create', '--domain', guest.name, 'image')
-        self.refused(guest, ('snapshot-create-as', 'image'), str(guest.image), "has a snapshot 'image' already",
-                     'delete that one first')
+        self.refused(
+            guest,
+            ('snapshot-create-as', 'image'),
+            str(guest.image),
+            "has a snapshot 'image' already",
+            'delete that one first',
+        )
         self.host.place.pcowctl('snapshot', 'delete', '--domain', guest.name, 'image')
         self.host.virsh('destroy', guest.name)
         libvirt_vm.run('/usr/bin/qemu-img', 'snapshot', '-c', 'disk', guest.carrier)
         guest.start()
         guest.mark('kept')
-        self.refused(guest, ('snapshot-create-as', 'disk'), "has a snapshot 'disk' already", 'delete that one first')
+        self.refused(
+            guest,
+            ('snapshot-create-as', 'disk'),
+            "has a snapshot 'disk' already",
+            'delete that one first',
+        )
         self.assert_goes_on(guest, 'kept')
 
     def test_deleted_behind_the_back_of_libvirt(self) -> None:
-        """libvirt ends the running QEMU before it tries to revert, and nothing can stop it; nothing else is lost."""
+        """libvirt ends the running QEMU before it tries to revert, and nothing can stop it; nothing
+        else is lost.
+        """
         guest = self.guest()
         self.host.virsh('snapshot-create-as', guest.name, 's')
         guest.qmp('pcow-snapshot-delete', id='memnvdimm0', name='s')
@@ -344,7 +424,6 @@ class TestAllOrNothing(VirshTestCase):
         self.host.place.pcowctl('snapshot', 'delete', '--domain', guest.name, 's2')
         self.assert_trees(guest, {})
 
-
     def test_pcowctl_reverts_the_image_alone_on_request_only(self) -> None:
         guest = self.guest()
         guest.mark('then')
@@ -352,7 +431,10 @@ class TestAllOrNothing(VirshTestCase):
         self.host.virsh('destroy', guest.name)
         libvirt_vm.run(images.program('pcow-io'), '-c', 'write -q -P 7 8M 4k', guest.image)
         before = guest.image_snapshots()
-        with self.assertRaisesRegex(exception.ToolFailed, 'snapshot of the whole VM.*use virsh snapshot-revert.*--image-only'):
+        with self.assertRaisesRegex(
+            exception.ToolFailed,
+            'snapshot of the whole VM.*use virsh snapshot-revert.*--image-only',
+        ):
             self.host.place.pcowctl('snapshot', 'revert', '--domain', guest.name, 's')
         self.assertEqual(before, guest.image_snapshots())
         libvirt_vm.run(images.program('pcow-io'), '-c', 'read -q -P 7 8M 4k', guest.image)
@@ -365,22 +447,38 @@ class TestAllOrNothing(VirshTestCase):
         self.assert_trees(guest, {})
 
     def test_an_image_stands_on_it(self) -> None:
-        """libvirt does not hear QEMU's refusal and forgets its part; image and disk keep theirs until it is deleted there."""
+        """libvirt does not hear QEMU's refusal and forgets its part; image and disk keep theirs
+        until it is deleted there.
+        """
         guest = self.guest()
         guest.mark('kept')
         self.host.virsh('snapshot-create-as', guest.name, 's')
         fork = guest.image.with_name('fork.pcow')
-        libvirt_vm.run(images.program('pcow-img'), 'create', '-q', '-b', guest.image, '-o', 'base_snapshot=s', fork)
+        libvirt_vm.run(
+            images.program('pcow-img'),
+            'create',
+            '-q',
+            '-b',
+            guest.image,
+            '-o',
+            'base_snapshot=s',
+            fork,
+        )
         self.addCleanup(fork.unlink, missing_ok=True)
         self.host.virsh('snapshot-delete', guest.name, 's')
-        self.assertEqual(({}, {'s': ''}, {'s'}), (guest.virsh_tree(), guest.image_tree(), guest.carrier_snapshots()))
+        self.assertEqual(
+            ({}, {'s': ''}, {'s'}),
+            (guest.virsh_tree(), guest.image_tree(), guest.carrier_snapshots()),
+        )
         self.assert_goes_on(guest, 'kept')
         said = self.host.virsh('qemu-monitor-command', guest.name, '--hmp', 'delvm s')
         for text in (str(guest.image), "on snapshot 's'", fork.name):
             self.assertIn(text, said)
         self.refused(guest, ('snapshot-create-as', 's'), "has a snapshot 's' already")
         fork.unlink()
-        self.assertEqual('', self.host.virsh('qemu-monitor-command', guest.name, '--hmp', 'delvm s').strip())
+        self.assertEqual(
+            '', self.host.virsh('qemu-monitor-command', guest.name, '--hmp', 'delvm s').strip()
+        )
         self.assert_trees(guest, {})
         self.assert_goes_on(guest, 'kept')
         self.host.virsh('destroy', guest.name)
@@ -389,7 +487,9 @@ class TestAllOrNothing(VirshTestCase):
 
 class TestQuiesce(VirshTestCase):
     def needs_recovery(self, guest: libvirt_vm.Guest, snapshot: str) -> bool:
-        """Whether the journal of the file system in a snapshot has to be replayed: not if it was frozen."""
+        """Whether the journal of the file system in a snapshot has to be replayed: not if it was
+        frozen.
+        """
         raw = self.host.directory / 'snapshot.raw'
         words = ('convert', '-U', '-l', snapshot, '-f', 'pcow', '-O', 'raw', guest.image, raw)
         libvirt_vm.run(images.program('pcow-img'), *words)
@@ -407,20 +507,32 @@ class TestQuiesce(VirshTestCase):
         self.assertEqual('thawed', self.fs_status(guest))
         guest.mark('thawed')
         with self.assertRaisesRegex(exception.ToolFailed, "has a snapshot 'quiet' already"):
-            self.host.place.pcowctl('snapshot', 'create', '--quiesce', '--domain', guest.name, 'quiet')
+            self.host.place.pcowctl(
+                'snapshot', 'create', '--quiesce', '--domain', guest.name, 'quiet'
+            )
         self.assertEqual('thawed', self.fs_status(guest))
         self.host.virsh('suspend', guest.name)
-        with self.assertRaisesRegex(exception.ToolFailed, 'does not run, so its agent cannot quiesce it'):
-            self.host.place.pcowctl('snapshot', 'create', '--quiesce', '--domain', guest.name, 'asleep')
+        with self.assertRaisesRegex(
+            exception.ToolFailed, 'does not run, so its agent cannot quiesce it'
+        ):
+            self.host.place.pcowctl(
+                'snapshot', 'create', '--quiesce', '--domain', guest.name, 'asleep'
+            )
         self.host.virsh('resume', guest.name)
         self.assertEqual({'crash-consistent', 'quiet'}, set(guest.image_tree()))
 
     def fs_status(self, guest: libvirt_vm.Guest) -> str:
-        reply = self.host.virsh('qemu-agent-command', guest.name, '{"execute": "guest-fsfreeze-status"}')
+        reply = self.host.virsh(
+            'qemu-agent-command', guest.name, '{"execute": "guest-fsfreeze-status"}'
+        )
         return re.sub(r'.*"return": *"(\w+)".*', r'\1', reply.strip())
 
     def test_no_agent(self) -> None:
         guest = self.guest()
-        with self.assertRaisesRegex(exception.ToolFailed, 'install qemu-guest-agent in the guest.*or leave out --quiesce'):
-            self.host.place.pcowctl('snapshot', 'create', '--quiesce', '--domain', guest.name, 'quiet')
+        with self.assertRaisesRegex(
+            exception.ToolFailed, 'install qemu-guest-agent in the guest.*or leave out --quiesce'
+        ):
+            self.host.place.pcowctl(
+                'snapshot', 'create', '--quiesce', '--domain', guest.name, 'quiet'
+            )
         self.assertEqual({}, guest.image_tree())

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/vm-test: guests on pcow images under real KVM faults, and the same under TCG.  Needs root and what tools/build makes."""
+"""tools/vm-test: guests on pcow images under real KVM faults, and the same under TCG. Needs root
+and what tools/build makes.
+"""
 
 import json
 import os
@@ -27,10 +29,17 @@ UNREACHABLE = kernels.Unreachable.msg_fmt.partition('%')[0]
 
 
 def left(runs: list[str]) -> set[str]:
-    """Names of what tests.vm and these runs leave in the places where they work; other runs may work there as well."""
+    """Names of what tests.vm and these runs leave in the places where they work; other runs may
+    work there as well.
+    """
     places = (Path('/dev/shm'), main_job.RUNS, CACHE / 'quickstart')
-    return {str(path) for place in places if place.is_dir() for path in place.iterdir()
-            if any(name in path.name for name in ('vm-test', *runs))}
+    return {
+        str(path)
+        for place in places
+        if place.is_dir()
+        for path in place.iterdir()
+        if any(name in path.name for name in ('vm-test', *runs))
+    }
 
 
 class VmTestCase(testtools.TestCase):
@@ -38,9 +47,15 @@ class VmTestCase(testtools.TestCase):
         """Start tests.vm; it is ended with the test."""
         errors = tempfile.TemporaryFile('w+')
         self.addCleanup(errors.close)
-        process = subprocess.Popen([sys.executable, '-m', 'tests.vm', *arguments], cwd=images.TOP, stdin=subprocess.DEVNULL,
-                                   stdout=subprocess.PIPE, stderr=errors, text=True,
-                                   env=os.environ | {'PYTHONUNBUFFERED': '1'} | environment)
+        process = subprocess.Popen(
+            [sys.executable, '-m', 'tests.vm', *arguments],
+            cwd=images.TOP,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=os.environ | {'PYTHONUNBUFFERED': '1'} | environment,
+        )
         self.errors = errors
         self.addCleanup(self.finish, process)
         return process
@@ -73,21 +88,44 @@ class VmTestCase(testtools.TestCase):
 class KvmTest(VmTestCase):
     """Nearly all scenarios; see "Limits" in doc/source/testing.rst."""
 
-    SCENARIOS = ('stores@tmpfs', 'transfers@tmpfs', 'snapshots@tmpfs', 'pool-full@tmpfs', 'full-emulated@tmpfs',
-                 'saved-state@tmpfs', 'live-migration@tmpfs', 'guest-ram@tmpfs', 'vhost@tmpfs', 'vhost-full@tmpfs',
-                 'vhost-vsock@tmpfs', 'stores@pmem', 'transfers@pmem', 'debian@pmem', 'virtio-pmem@tmpfs',
-                 'debian-flush@page-cache')
+    SCENARIOS = (
+        'stores@tmpfs',
+        'transfers@tmpfs',
+        'snapshots@tmpfs',
+        'pool-full@tmpfs',
+        'full-emulated@tmpfs',
+        'saved-state@tmpfs',
+        'live-migration@tmpfs',
+        'guest-ram@tmpfs',
+        'vhost@tmpfs',
+        'vhost-full@tmpfs',
+        'vhost-vsock@tmpfs',
+        'stores@pmem',
+        'transfers@pmem',
+        'debian@pmem',
+        'virtio-pmem@tmpfs',
+        'debian-flush@page-cache',
+    )
     PERSISTENCE = {'tmpfs': 'volatile', 'pmem': 'pmem', 'page-cache': 'page-cache'}
-    MEDIA = ('media-errors@tmpfs', 'media-errors@pmem', 'media-deaf@tmpfs', 'full-fails@tmpfs')        # in another outer machine
-    # What depends on the kernel of the host most: how KVM tells of a store, and what it does with one that it emulates itself.
+    # in another outer machine
+    MEDIA = ('media-errors@tmpfs', 'media-errors@pmem', 'media-deaf@tmpfs', 'full-fails@tmpfs')
+    # What depends on the kernel of the host most: how KVM tells of a store, and what it does with
+    # one that it emulates itself.
     NEWER = ('stores@tmpfs', 'pool-full@tmpfs', 'full-emulated@tmpfs', 'vhost@tmpfs')
     TRIES = 2
-    FEW_WATCHES = 6                            # mostly none; an interrupt that uses another stack may come at any time
-    SHOWN = 8000                               # bytes of an error
+    # mostly none; an interrupt that uses another stack may come at any time
+    FEW_WATCHES = 6
+    SHOWN = 8000  # bytes of an error
 
     def run_scenarios(self, wanted: tuple[str, ...], *more: str) -> dict[str, dict[str, Any]]:
         """Results by scenario@pool, good or bad."""
-        process = self.start('kvm', *(word for name in wanted for word in ('--only', name)), *more, '--output', 'json')
+        process = self.start(
+            'kvm',
+            *(word for name in wanted for word in ('--only', name)),
+            *more,
+            '--output',
+            'json',
+        )
         output, _nothing = process.communicate(timeout=SECONDS)
         self.errors.seek(0)
         errors = self.errors.read()
@@ -100,9 +138,11 @@ class KvmTest(VmTestCase):
         """Results of scenarios that must pass."""
         found: dict[str, dict[str, Any]] = {}
         for number in range(self.TRIES):
-            # Wrong bytes, a guest that starts anew, a crash or an error fail at once: only silence, and packets that a busy machine
-            # lost, are tried again.
-            wanted = tuple(name for name in scenarios if name not in found or found[name].get('silent'))
+            # Wrong bytes, a guest that starts anew, a crash or an error fail at once: only silence,
+            # and packets that a busy machine lost, are tried again.
+            wanted = tuple(
+                name for name in scenarios if name not in found or found[name].get('silent')
+            )
             if not wanted:
                 break
             found |= self.run_scenarios(wanted, *more)
@@ -111,25 +151,30 @@ class KvmTest(VmTestCase):
                     print(f'try {number + 1} of {name}: {found[name]["error"]}', file=sys.stderr)
         for name in scenarios:
             if not found[name]['passed']:
-                self.fail(f'{name}: {found[name].get("error", "")[:self.SHOWN]}')
+                self.fail(f'{name}: {found[name].get("error", "")[: self.SHOWN]}')
             self.assertEqual('kvm', found[name]['accel'])
         return found
 
     def test_scenarios(self) -> None:
         found = self.run_steady(self.SCENARIOS)
         for name in self.SCENARIOS:
-            self.assertEqual(self.PERSISTENCE[name.partition('@')[2]], found[name]['figures']['persistence'])
+            self.assertEqual(
+                self.PERSISTENCE[name.partition('@')[2]], found[name]['figures']['persistence']
+            )
             self.assert_trapped(found[name], 'kvm')
             self.assertRegex(found[name]['kernel'], r'6\.1\.')
         # userfaultfd had nothing to find out: every address came from the instruction
         self.assertEqual(0, found['stores@tmpfs']['figures']['stats']['watches'], found)
-        # but those of an exception with a stack of its own; page tables and other interrupts were guessed (34 watches without that)
+        # but those of an exception with a stack of its own; page tables and other interrupts were
+        # guessed (34 watches without that)
         ram = found['guest-ram@tmpfs']['figures']['ram']
         self.assertLess(ram['watches'], self.FEW_WATCHES, ram)
         self.assertGreater(ram['watches-for-traps'], 0, ram)
 
     def run_on_host(self, suite: str, at_least: tuple[int, int]) -> dict[str, dict[str, Any]]:
-        """Results under the kernel of another Debian suite. What KVM tells of a store, and how, is the host kernel's doing."""
+        """Results under the kernel of another Debian suite. What KVM tells of a store, and how, is
+        the host kernel's doing.
+        """
         found = self.run_steady(self.NEWER, '--host-kernel', suite)
         for name in self.NEWER:
             major, minor = found[name]['kernel'].split('.')[:2]
@@ -140,7 +185,10 @@ class KvmTest(VmTestCase):
         self.assertTrue(found['vhost@tmpfs']['figures']['resizes'], found['vhost@tmpfs'])
         return found
 
-    @unittest.skipUnless(os.environ.get('PCOW_TEST_LONG'), 'between the oldest and the newest: tools/run-tests --long')
+    @unittest.skipUnless(
+        os.environ.get('PCOW_TEST_LONG'),
+        'between the oldest and the newest: tools/run-tests --long',
+    )
     def test_kernel_of_debian_13(self) -> None:
         self.run_on_host('trixie', (6, 12))
 
@@ -160,9 +208,22 @@ class KvmTest(VmTestCase):
 class TcgTest(VmTestCase):
     def test_all(self) -> None:
         found = self.run_all('tcg')
-        self.assertEqual(['stores', 'transfers', 'snapshots', 'pool-full', 'full-emulated', 'saved-state', 'live-migration',
-                          'guest-ram', 'debian', 'virtio-pmem', 'debian-flush'],
-                         [item['name'] for item in found])
+        self.assertEqual(
+            [
+                'stores',
+                'transfers',
+                'snapshots',
+                'pool-full',
+                'full-emulated',
+                'saved-state',
+                'live-migration',
+                'guest-ram',
+                'debian',
+                'virtio-pmem',
+                'debian-flush',
+            ],
+            [item['name'] for item in found],
+        )
         for result in found:
             self.assertEqual('tcg', result['accel'])
             self.assert_trapped(result, backend.default_engine())
@@ -170,10 +231,13 @@ class TcgTest(VmTestCase):
 
 class FsdaxTest(VmTestCase):
     def test_library_on_dax(self) -> None:
-        found = self.run_all('fsdax', '--only', 'test_snapshot@ext4', '--only', 'random@xfs',
-                             '--only', 'journal')
+        found = self.run_all(
+            'fsdax', '--only', 'test_snapshot@ext4', '--only', 'random@xfs', '--only', 'journal'
+        )
         for kind in ('ext4', 'xfs'):
-            results = {result['name']: result['figures'] for result in found if result['pool'] == kind}
+            results = {
+                result['name']: result['figures'] for result in found if result['pool'] == kind
+            }
             self.assertEqual('pmem', results['namespace']['persistence'])
             self.assertIn('dax=always', results['namespace']['mount'])
             if kind == 'xfs':
@@ -184,20 +248,31 @@ class FsdaxTest(VmTestCase):
                 self.assertLess(figures['journal-writes'], figures['pages'] // 100)
 
     def test_pools(self) -> None:
-        """pcowctl from bare regions on; a reboot under systemd; damaged labels.  And the session in the operator guide."""
-        found = {result['name']: result['figures'] for result in self.run_all('fsdax', '--only', 'pools')}
+        """pcowctl from bare regions on; a reboot under systemd; damaged labels. And the session in
+        the operator guide.
+        """
+        found = {
+            result['name']: result['figures'] for result in self.run_all('fsdax', '--only', 'pools')
+        }
         names = ('session', 'other', 'refusals', 'odd', 'killed', 'rebooted', 'damaged')
         self.assertEqual({f'pool-{name}' for name in names}, set(found))
         self.assertGreater(len(found['pool-refusals']['session']), 7)
 
     def test_confinement(self) -> None:
-        """A QEMU that a guest has broken out of, and disks that outlive the service which began them."""
-        found = {result['name']: result['figures'] for result in self.run_all('fsdax', '--only', 'confinement')}
+        """A QEMU that a guest has broken out of, and disks that outlive the service which began
+        them.
+        """
+        found = {
+            result['name']: result['figures']
+            for result in self.run_all('fsdax', '--only', 'confinement')
+        }
         self.assertEqual({'confinement-domains', 'confinement-disk'}, {*found})
         print('\n'.join(found['confinement-domains']['table']), file=sys.stderr)
 
     def test_power_cuts(self) -> None:
-        """One of them loses nothing of the caches, as all of the scenario power, which is for runs by hand."""
+        """One of them loses nothing of the caches, as all of the scenario power, which is for runs
+        by hand.
+        """
         found = self.run_all('fsdax', '--only', 'caches')
         self.assertEqual('power-begin', found[0]['name'])
         losses = [result['figures'] for result in found if result['name'] == 'power-caches']
@@ -210,13 +285,17 @@ class CachesTest(testtools.TestCase):
     """What a power cut takes away."""
 
     def cut(self, eviction: float) -> tuple[caches.Loss, int]:
-        """Cut a memory of 2 MiB of which every line differs from the media but 32; and how many lines are kept."""
+        """Cut a memory of 2 MiB of which every line differs from the media but 32; and how many
+        lines are kept.
+        """
         with tempfile.TemporaryDirectory() as scratch:
             memory = Path(scratch, 'nvdimm')
             memory.write_bytes(bytes(units.MIB))
             caches.begin([memory])
             lines = units.MIB // caches.LINE - 32
-            memory.write_bytes(b'\1' * (lines * caches.LINE) + bytes(32 * caches.LINE) + bytes(units.MIB))
+            memory.write_bytes(
+                b'\1' * (lines * caches.LINE) + bytes(32 * caches.LINE) + bytes(units.MIB)
+            )
             os.truncate(caches.media_of(memory), 2 * units.MIB)
             loss = caches.cut([memory], random.Random(1), eviction)
             self.assertEqual(lines, loss.lost + loss.evicted)
@@ -248,7 +327,14 @@ class CommandTest(VmTestCase):
     def test_kernel_that_cannot_be_had(self) -> None:
         """What has the test above skipped."""
         nowhere = Path(tempfile.gettempdir(), 'no-such-mirror').as_uri()
-        process = self.start('kvm', '--only', 'plain-file', '--host-kernel', 'no-such-suite', PCOW_DEBIAN_MIRROR=nowhere)
+        process = self.start(
+            'kvm',
+            '--only',
+            'plain-file',
+            '--host-kernel',
+            'no-such-suite',
+            PCOW_DEBIAN_MIRROR=nowhere,
+        )
         output, _nothing = process.communicate(timeout=SECONDS)
         self.errors.seek(0)
         message = self.errors.read()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""savevm, loadvm and delvm with pcow images in the real QEMU, without a guest: all of it or nothing.
+"""savevm, loadvm and delvm with pcow images in the real QEMU, without a guest: all of it or
+nothing.
 
 With libvirt and a guest: test_virsh_snapshots.py.
 """
@@ -49,10 +50,14 @@ class TreeTest(vm_snapshot_case.VmSnapshotTestCase):
             for offset in range(0, SIZE, images.MIB):
                 vm.write(vm.address('nv0') + offset, bytes(range(1, 129)) * (images.MIB // 128))
             self.assertEqual('', vm.save('full'))
-            (node,) = [node for node in vm.qmp('query-named-block-nodes') if node['node-name'] == 'disk0']
+            (node,) = [
+                node for node in vm.qmp('query-named-block-nodes') if node['node-name'] == 'disk0'
+            ]
             self.assertLess(node['image']['snapshots'][0]['vm-state-size'], 4 * images.MIB)
             ours, theirs = vm.snapshots()[0], node['image']['snapshots'][0]
-            self.assertEqual((theirs['date-sec'], theirs['date-nsec']), (ours['date-sec'], ours['date-nsec']))
+            self.assertEqual(
+                (theirs['date-sec'], theirs['date-nsec']), (ours['date-sec'], ours['date-nsec'])
+            )
             vm.quit()
 
     def test_at_the_start(self) -> None:
@@ -65,22 +70,34 @@ class TreeTest(vm_snapshot_case.VmSnapshotTestCase):
             vm.quit()
 
     def test_ram_of_the_guest_on_an_image(self) -> None:
-        """RAM blocks are recognised by their backend: RAM itself may lie on an image, and does not travel either."""
+        """RAM blocks are recognised by their backend: RAM itself may lie on an image, and does not
+        travel either.
+        """
         ram = self.directory / 'ram.pcow'
         vm_state.run('pcow-img', 'create', '-q', ram, '128M')
-        more = ('-object', f'memory-backend-file,id=ram0,mem-path={ram},share=on,size=128M', '-machine', 'memory-backend=ram0')
+        more = (
+            '-object',
+            f'memory-backend-file,id=ram0,mem-path={ram},share=on,size=128M',
+            '-machine',
+            'memory-backend=ram0',
+        )
         with self.start(*more) as vm:
             vm.write(vm_state.RAM, b'\x5a' * 8 * images.MIB)
             self.write(vm, b'one')
             self.assertEqual('', vm.save('one'))
-            (node,) = [node for node in vm.qmp('query-named-block-nodes') if node['node-name'] == 'disk0']
+            (node,) = [
+                node for node in vm.qmp('query-named-block-nodes') if node['node-name'] == 'disk0'
+            ]
             self.assertLess(node['image']['snapshots'][0]['vm-state-size'], images.MIB)
             self.write(vm, b'two')
             vm.write(vm_state.RAM + 4 * images.MIB, bytes(4096))
             self.assertEqual('', vm.load('one'))
             self.assert_reads(vm, b'one')
             self.assertEqual(b'\x5a' * 4096, vm.read(vm_state.RAM + 4 * images.MIB, 4096))
-            self.assertEqual([['one'], ['one']], [[s['name'] for s in info['snapshots']] for info in vm.qmp('query-pcow')])
+            self.assertEqual(
+                [['one'], ['one']],
+                [[s['name'] for s in info['snapshots']] for info in vm.qmp('query-pcow')],
+            )
             self.assertEqual('', vm.delete('one'))
             vm.quit()
         with self.start(*more) as vm:
@@ -96,8 +113,10 @@ class RefusalTest(vm_snapshot_case.VmSnapshotTestCase):
         with self.start() as vm:
             vm.qmp('pcow-snapshot-create', id='mem0', name='image')
             before = vm.trees()
-            for name, what in (('image', f"pcow image '{self.image}' has a snapshot 'image' already"),
-                               ('disk', "disk 'disk0' has a snapshot 'disk' already")):
+            for name, what in (
+                ('image', f"pcow image '{self.image}' has a snapshot 'image' already"),
+                ('disk', "disk 'disk0' has a snapshot 'disk' already"),
+            ):
                 for message in (vm.save(name), vm.hmp(f'savevm {name}')):
                     self.assertIn(what, message)
                     self.assertIn('delete that one first', message)
@@ -108,8 +127,13 @@ class RefusalTest(vm_snapshot_case.VmSnapshotTestCase):
                 self.assertIn("has a snapshot 'new' already", message)
             self.assertIn('at most 127 bytes', vm.save('n' * 128))
             self.assertIn('mark', vm.save('.incomplete-1.2-1'))
-            for command, names in (('create', {'name': '.loading-1.2-1'}), ('rename', {'name': 'new', 'new-name': '.loading-1'})):
-                self.assertIn('choose another', vm.qmp_error(f'pcow-snapshot-{command}', id='mem0', **names))
+            for command, names in (
+                ('create', {'name': '.loading-1.2-1'}),
+                ('rename', {'name': 'new', 'new-name': '.loading-1'}),
+            ):
+                self.assertIn(
+                    'choose another', vm.qmp_error(f'pcow-snapshot-{command}', id='mem0', **names)
+                )
             vm.quit()
         self.assert_files_clean()
 
@@ -129,30 +153,60 @@ class RefusalTest(vm_snapshot_case.VmSnapshotTestCase):
             self.write(vm, b'now')
             self.load_is_refused(vm, 's', str(self.image), "has no snapshot 's'")
             vm.qmp('pcow-snapshot-create', id='mem0', name='s')
-            self.load_is_refused(vm, 's', str(self.image), 'do not belong together', 'nothing was changed')
+            self.load_is_refused(
+                vm, 's', str(self.image), 'do not belong together', 'nothing was changed'
+            )
             self.assertEqual((['s'], ['s']), vm.trees())
             self.assertEqual('', vm.delete('s'))
             self.assertEqual(([], []), vm.trees())
             vm.quit()
 
     def test_a_revert_that_was_interrupted(self) -> None:
-        """With its disks it is finished; without them nobody runs what may be of two times, nor takes it into a VM that runs."""
+        """With its disks it is finished; without them nobody runs what may be of two times, nor
+        takes it into a VM that runs.
+        """
         self.save_and_go_on()
-        (found,) = json.loads(vm_state.run('qemu-img', 'info', '--output=json', self.carrier))['snapshots']
+        (found,) = json.loads(vm_state.run('qemu-img', 'info', '--output=json', self.carrier))[
+            'snapshots'
+        ]
         mark = f'.loading-{found["date-sec"]}.{found["date-nsec"]:09}-1'
         vm_state.run('pcow-img', 'snapshot', '--rename', 's', mark, self.image)
-        done = subprocess.run([images.program('qemu-system-x86_64'), '-machine', 'q35,nvdimm=on', '-accel', 'qtest', '-m',
-                               '128M,slots=2,maxmem=8G', '-nodefaults', '-display', 'none',
-                               *test_qemu_backend.backend(self.image)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              timeout=images.TIMEOUT, check=False)
+        done = subprocess.run(
+            [
+                images.program('qemu-system-x86_64'),
+                '-machine',
+                'q35,nvdimm=on',
+                '-accel',
+                'qtest',
+                '-m',
+                '128M,slots=2,maxmem=8G',
+                '-nodefaults',
+                '-display',
+                'none',
+                *test_qemu_backend.backend(self.image),
+            ],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=images.TIMEOUT,
+            check=False,
+        )
         self.assertEqual(1, done.returncode)
         self.assertIn('the VM was being reverted to a snapshot when QEMU ended', done.stderr)
         self.assertIn('1 of 1 disk(s)', done.stderr)
         other = self.directory / 'other.pcow'
         vm_state.run('pcow-img', 'create', '-q', other, SIZE)
         with self.start(image=other) as vm:
-            message = vm.qmp_error('object-add', **{'qom-type': 'memory-backend-file', 'id': 'more', 'mem-path': str(self.image),
-                                                    'size': SIZE, 'share': True})
+            message = vm.qmp_error(
+                'object-add',
+                **{
+                    'qom-type': 'memory-backend-file',
+                    'id': 'more',
+                    'mem-path': str(self.image),
+                    'size': SIZE,
+                    'share': True,
+                },
+            )
             self.assertIn('was being reverted', message)
             self.assertTrue(vm_state.disk_holds(self.carrier, 2))
             self.assertEqual('running', vm.status())
@@ -179,11 +233,20 @@ class RefusalTest(vm_snapshot_case.VmSnapshotTestCase):
             self.write(vm, b'now')
             self.load_is_refused(vm, 's', str(other), 'do not belong together')
             vm.quit()
-        self.assertIn('do not belong together', qemu.refused(
-            *test_qemu_backend.backend(other), *vm_state.carrier_arguments(self.carrier), '-loadvm', 's'))
+        self.assertIn(
+            'do not belong together',
+            qemu.refused(
+                *test_qemu_backend.backend(other),
+                *vm_state.carrier_arguments(self.carrier),
+                '-loadvm',
+                's',
+            ),
+        )
 
     def test_an_image_stands_on_it(self) -> None:
-        """The disk keeps its part as well: what the image refuses to delete is refused before the disk is touched."""
+        """The disk keeps its part as well: what the image refuses to delete is refused before the
+        disk is touched.
+        """
         child = self.directory / 'child.pcow'
         with self.start() as vm:
             self.write(vm, b'then')
@@ -207,9 +270,17 @@ class RefusalTest(vm_snapshot_case.VmSnapshotTestCase):
         with self.start() as vm:
             self.write(vm, b'now')
             messages = [
-                vm.qmp_error('blockdev-snapshot-sync', **{'node-name': 'disk0', 'snapshot-file': str(overlay),
-                                                         'snapshot-node-name': 'overlay', 'format': 'qcow2'}),
-                vm.qmp_error('blockdev-snapshot-internal-sync', device='disk0', name='d')]
+                vm.qmp_error(
+                    'blockdev-snapshot-sync',
+                    **{
+                        'node-name': 'disk0',
+                        'snapshot-file': str(overlay),
+                        'snapshot-node-name': 'overlay',
+                        'format': 'qcow2',
+                    },
+                ),
+                vm.qmp_error('blockdev-snapshot-internal-sync', device='disk0', name='d'),
+            ]
             for message in messages:
                 self.assertIn(f"would leave out the pcow image '{self.image}'", message)
             message = vm.qmp_error('migrate', uri=f'file:{self.directory}/state')
@@ -222,24 +293,42 @@ class RefusalTest(vm_snapshot_case.VmSnapshotTestCase):
 
     def test_overlay_from_before_the_vm_runs(self) -> None:
         """As libvirt makes them for disks that are <transient/>: nothing is left out."""
-        arguments = {'node-name': 'disk0', 'snapshot-file': str(self.directory / 'overlay.qcow2'), 'snapshot-node-name': 'overlay',
-                     'format': 'qcow2'}
+        arguments = {
+            'node-name': 'disk0',
+            'snapshot-file': str(self.directory / 'overlay.qcow2'),
+            'snapshot-node-name': 'overlay',
+            'format': 'qcow2',
+        }
         with self.start('-S') as vm:
             vm.qmp('blockdev-snapshot-sync', **arguments)
             message = vm.qmp_error('blockdev-snapshot-internal-sync', device='overlay', name='d')
             self.assertIn('would leave out the pcow image', message)
             vm.qmp('cont')
             vm.qmp('stop')
-            arguments.update({'node-name': 'overlay', 'snapshot-file': str(self.directory / 'more.qcow2'),
-                              'snapshot-node-name': 'more'})
-            self.assertIn('would leave out the pcow image', vm.qmp_error('blockdev-snapshot-sync', **arguments))
+            arguments.update(
+                {
+                    'node-name': 'overlay',
+                    'snapshot-file': str(self.directory / 'more.qcow2'),
+                    'snapshot-node-name': 'more',
+                }
+            )
+            self.assertIn(
+                'would leave out the pcow image',
+                vm.qmp_error('blockdev-snapshot-sync', **arguments),
+            )
             vm.qmp('system_reset')
-            self.assertEqual('prelaunch', vm.wait_status('prelaunch'))       # once more, and it has run all the same
-            self.assertIn('would leave out the pcow image', vm.qmp_error('blockdev-snapshot-sync', **arguments))
+            # once more, and it has run all the same
+            self.assertEqual('prelaunch', vm.wait_status('prelaunch'))
+            self.assertIn(
+                'would leave out the pcow image',
+                vm.qmp_error('blockdev-snapshot-sync', **arguments),
+            )
             vm.quit()
 
     def test_state_of_another_vm(self) -> None:
-        """What virsh restore does with a file that was saved without the image, or that somebody changed."""
+        """What virsh restore does with a file that was saved without the image, or that somebody
+        changed.
+        """
         with self.start() as vm:
             self.write(vm, b'kept')
             vm.quit()
@@ -260,8 +349,11 @@ class RefusalTest(vm_snapshot_case.VmSnapshotTestCase):
             vm.quit()
 
     def test_read_only_carrier(self) -> None:
-        with vm_state.Vm(self.directory, *test_qemu_backend.backend(self.image),
-                         *vm_state.carrier_arguments(self.carrier, ',read-only=on')) as vm:
+        with vm_state.Vm(
+            self.directory,
+            *test_qemu_backend.backend(self.image),
+            *vm_state.carrier_arguments(self.carrier, ',read-only=on'),
+        ) as vm:
             self.assertNotEqual('', vm.save('s'))
             self.assertEqual(([], []), vm.trees())
             self.assertEqual('running', vm.status())
@@ -269,9 +361,12 @@ class RefusalTest(vm_snapshot_case.VmSnapshotTestCase):
 
 
 class FaultTest(vm_snapshot_case.VmSnapshotTestCase):
-    """The carrier fails once, at its N-th write, for every N until none strikes: then nothing is left of the snapshot."""
+    """The carrier fails once, at its N-th write, for every N until none strikes: then nothing is
+    left of the snapshot.
+    """
 
-    STREAK = 6                     # successes in a row that end a test: how many writes there are varies a little
+    # successes in a row that end a test: how many writes there are varies a little
+    STREAK = 6
 
     def until_none_strikes(self, command: str, before: list[str], after: list[str]) -> None:
         failed = streak = number = 0
@@ -287,7 +382,8 @@ class FaultTest(vm_snapshot_case.VmSnapshotTestCase):
                 vm.quit()
             streak = 0 if message else streak + 1
             failed += bool(message)
-            # the last writes come when the channel of the state is closed: their error had no words, and QEMU did not survive it
+            # the last writes come when the channel of the state is closed: their error had no
+            # words, and QEMU did not survive it
             self.assertNotIn('Operation not permitted', message)
             self.assertIn(images_now, (before, after) if message else (after,), (number, message))
             self.assertEqual(images_now, disks_now, (number, message))
@@ -314,11 +410,15 @@ class FaultTest(vm_snapshot_case.VmSnapshotTestCase):
 
     def assert_together(self, vm: vm_state.Vm, number: int) -> bytes:
         text = vm.read(vm.address('nv0'), 4)
-        self.assertTrue(vm_state.disk_holds(self.carrier, {b'then': 1, b'now.': 2}[text]), (number, text))
+        self.assertTrue(
+            vm_state.disk_holds(self.carrier, {b'then': 1, b'now.': 2}[text]), (number, text)
+        )
         return text
 
     def test_loading(self) -> None:
-        """Image and disk are of one time at the next start; who lets a VM run that could not be loaded finds what he has left."""
+        """Image and disk are of one time at the next start; who lets a VM run that could not be
+        loaded finds what he has left.
+        """
         outcomes = set()
         streak = number = 0
         while streak < self.STREAK:
@@ -348,7 +448,9 @@ class FaultTest(vm_snapshot_case.VmSnapshotTestCase):
 
 class FullPoolTest(vm_snapshot_case.VmSnapshotTestCase):
     def test_full_pool(self) -> None:
-        """A snapshot is possible or refused in words, never by half; with more space everything is possible again."""
+        """A snapshot is possible or refused in words, never by half; with more space everything is
+        possible again.
+        """
         pool = self.directory / 'pool'
         pool.mkdir()
         subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=8m', 'pcow-test', pool], check=True)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A VM state is loaded with the images that it was saved with, on the bases that these had then, and with no others."""
+"""A VM state is loaded with the images that it was saved with, on the bases that these had then,
+and with no others.
+"""
 
 from pathlib import Path
 
@@ -76,7 +78,9 @@ class BasesTest(IdentityTestCase):
         for name in ('first', 'second'):
             vm_state.run('pcow-img', 'snapshot', '-c', name, base)
         self.image.unlink()
-        vm_state.run('pcow-img', 'create', '-q', '-b', base, '-o', 'base_snapshot=first', self.image)
+        vm_state.run(
+            'pcow-img', 'create', '-q', '-b', base, '-o', 'base_snapshot=first', self.image
+        )
         arguments = test_qemu_backend.backend(self.image)
         self.save(arguments)
         vm_state.run('pcow-io', '-c', 'write -q -P 9 0 1M', base)
@@ -95,18 +99,28 @@ class ImagesTest(IdentityTestCase):
         vm_state.run('pcow-img', 'create', '-q', other, SIZE)
 
         def arguments(first: Path, second: Path) -> tuple[str, ...]:
-            more = ('-object', f'memory-backend-file,id=mem1,mem-path={second},share=on',
-                    '-device', 'nvdimm,id=nv1,memdev=mem1,pcow-volatile=on')
+            more = (
+                '-object',
+                f'memory-backend-file,id=mem1,mem-path={second},share=on',
+                '-device',
+                'nvdimm,id=nv1,memdev=mem1,pcow-volatile=on',
+            )
             return (*test_qemu_backend.backend(first), *more)
 
         self.save(arguments(self.image, other))
-        self.assert_refused(arguments(other, self.image), 'belongs to another pcow image', 'UUIDs differ')
+        self.assert_refused(
+            arguments(other, self.image), 'belongs to another pcow image', 'UUIDs differ'
+        )
         self.assert_loads(arguments(self.image, other))
 
     def test_read_only(self) -> None:
         """It takes no snapshot, so that it must be what it was."""
-        arguments = ('-object', f'memory-backend-file,id=mem0,mem-path={self.image},share=on,readonly=on',
-                     '-device', 'nvdimm,id=nv0,memdev=mem0,unarmed=on,pcow-volatile=on')
+        arguments = (
+            '-object',
+            f'memory-backend-file,id=mem0,mem-path={self.image},share=on,readonly=on',
+            '-device',
+            'nvdimm,id=nv0,memdev=mem0,unarmed=on,pcow-volatile=on',
+        )
         self.save(arguments)
         self.assert_loads(arguments)
         vm_state.run('pcow-io', '-c', 'write -q -P 9 0 4k', self.image)

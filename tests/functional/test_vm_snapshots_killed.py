@@ -18,24 +18,28 @@ from tests.functional import vm_state
 
 
 class KillTest(vm_snapshot_case.VmSnapshotTestCase):
-    """kill -9 at a random moment of saving, loading or deleting, under load: everything is as before, or as after, the disk too.
+    """kill -9 at a random moment of saving, loading or deleting, under load: everything is as
+    before, or as after, the disk too.
 
     PCOW_KILL_ROUNDS=N does it N times and prints what became of them.
     """
 
     ROUNDS = int(os.environ.get('PCOW_KILL_ROUNDS', '24'))
-    PAGES = 32                     # that are compared; the load is behind them
-    MOST = 5                       # snapshots at a time
-    # of qcow2: a count that is too high, or a cluster that is nobody else's and does not say so, which costs a copy
-    HARMLESS = re.compile(r'ERROR OFLAG_COPIED.*( refcount=([2-9]|\d\d)|entry=(?!8)[0-9a-f]+ refcount=1)')
+    PAGES = 32  # that are compared; the load is behind them
+    MOST = 5  # snapshots at a time
+    # of qcow2: a count that is too high, or a cluster that is nobody else's and does not say so,
+    # which costs a copy
+    HARMLESS = re.compile(
+        r'ERROR OFLAG_COPIED.*( refcount=([2-9]|\d\d)|entry=(?!8)[0-9a-f]+ refcount=1)'
+    )
 
     def setUp(self) -> None:
         super().setUp()
         seed = os.environ.get('PCOW_KILL_SEED', str(random.SystemRandom().randrange(1 << 32)))
         self.addDetail('seed', content.text_content(seed))
         self.random = random.Random(seed)
-        self.values: dict[str, int] = {}       # of each snapshot: what every page holds
-        self.now = 0                           # the same of the present
+        self.values: dict[str, int] = {}  # of each snapshot: what every page holds
+        self.now = 0  # the same of the present
         self.seconds: dict[str, float] = {}
         self.marks = 0
         self.outcomes: collections.Counter[str] = collections.Counter()
@@ -57,7 +61,10 @@ class KillTest(vm_snapshot_case.VmSnapshotTestCase):
             # it ends with QEMU
             with contextlib.suppress(OSError, ValueError, AssertionError):
                 while True:
-                    vm.write(address + random.randrange(vm_snapshot_case.SIZE // 2 // 4096) * 4096, random.randbytes(4096))
+                    vm.write(
+                        address + random.randrange(vm_snapshot_case.SIZE // 2 // 4096) * 4096,
+                        random.randbytes(4096),
+                    )
 
         thread = threading.Thread(target=stores, daemon=True)
         thread.start()
@@ -73,12 +80,20 @@ class KillTest(vm_snapshot_case.VmSnapshotTestCase):
 
     def check_snapshots(self) -> None:
         for name, value in self.values.items():
-            reads = [item for page in range(self.PAGES) for item in ('-c', f'read -q -P {value} {self.offset(page)} 64')]
+            reads = [
+                item
+                for page in range(self.PAGES)
+                for item in ('-c', f'read -q -P {value} {self.offset(page)} 64')
+            ]
             vm_state.run('pcow-io', '-U', '-s', name, *reads, self.image)
 
     def interrupt(self, vm: vm_state.Vm, command: str, name: str) -> None:
-        """Kill it at some moment from before the command to after its end: QEMU answers when the work is done."""
-        killer = threading.Timer(self.random.uniform(0, 1.5 * self.seconds[command]), vm.process.kill)
+        """Kill it at some moment from before the command to after its end: QEMU answers when the
+        work is done.
+        """
+        killer = threading.Timer(
+            self.random.uniform(0, 1.5 * self.seconds[command]), vm.process.kill
+        )
         killer.start()
         with contextlib.suppress(OSError, AssertionError):
             getattr(vm, command)(name)
@@ -107,7 +122,9 @@ class KillTest(vm_snapshot_case.VmSnapshotTestCase):
                 self.values = before if names == sorted(before) else after
                 present = self.present(vm)
                 self.assertIn(present, possible, number)
-                self.assertTrue(vm_state.disk_holds(self.carrier, present), (number, command, present))
+                self.assertTrue(
+                    vm_state.disk_holds(self.carrier, present), (number, command, present)
+                )
                 self.check_snapshots()
                 if command:
                     happened = present != self.now if command == 'load' else self.values == after
@@ -121,9 +138,13 @@ class KillTest(vm_snapshot_case.VmSnapshotTestCase):
                     self.assertEqual(bytes([self.values[name]]), vm.read(vm_state.RAM, 1))
                     vm.qmp('cont')
                 self.change(vm)
-                choices = ['save'] * (len(self.values) < self.MOST) + ['load', 'delete'] * bool(self.values)
+                choices = ['save'] * (len(self.values) < self.MOST) + ['load', 'delete'] * bool(
+                    self.values
+                )
                 command = self.random.choice(choices)
-                name = f's{number}' if command == 'save' else self.random.choice(sorted(self.values))
+                name = (
+                    f's{number}' if command == 'save' else self.random.choice(sorted(self.values))
+                )
                 before, after = dict(self.values), dict(self.values)
                 possible = {self.now}
                 if command == 'save':
@@ -134,11 +155,17 @@ class KillTest(vm_snapshot_case.VmSnapshotTestCase):
                     del after[name]
                 self.put_under_load(vm)
                 self.interrupt(vm, command, name)
-            self.marks += any(name.startswith(('.incomplete-', '.loading-')) for name in vm_state.image_names(self.image))
+            self.marks += any(
+                name.startswith(('.incomplete-', '.loading-'))
+                for name in vm_state.image_names(self.image)
+            )
             self.assert_no_damage()
         counts = ', '.join(f'{count} {outcome}' for outcome, count in sorted(self.outcomes.items()))
         self.assertEqual(self.ROUNDS, self.outcomes.total())
-        said = f'{self.ROUNDS} times killed: {counts}; {self.marks} left the mark that the next QEMU works off'
+        said = (
+            f'{self.ROUNDS} times killed: {counts}; {self.marks} left the mark that the next QEMU '
+            f'works off'
+        )
         self.addDetail('kills', content.text_content(said))
         if 'PCOW_KILL_ROUNDS' in os.environ:
             print(said, flush=True)
@@ -146,14 +173,27 @@ class KillTest(vm_snapshot_case.VmSnapshotTestCase):
     def assert_no_damage(self) -> None:
         """Space may have leaked, which the next writer takes back; nothing else.
 
-        Of qcow2 less is asked, as QEMU itself gives no more: the counts of clusters may be too high, never too low.
+        Of qcow2 less is asked, as QEMU itself gives no more: the counts of clusters may be too
+        high, never too low.
         """
-        self.assertIn(self.run_check(images.program('pcow-img'), 'check', self.image).returncode, (0, 3))
+        self.assertIn(
+            self.run_check(images.program('pcow-img'), 'check', self.image).returncode, (0, 3)
+        )
         done = self.run_check('qemu-img', 'check', '-f', 'qcow2', self.carrier)
         if done.returncode not in (0, 3):
-            lines = [line for line in done.stdout.splitlines() + done.stderr.splitlines() if line.startswith('ERROR')]
+            lines = [
+                line
+                for line in done.stdout.splitlines() + done.stderr.splitlines()
+                if line.startswith('ERROR')
+            ]
             self.assertEqual([], [line for line in lines if not self.HARMLESS.match(line)])
 
     def run_check(self, *words: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*map(str, words)], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-                              timeout=images.TIMEOUT)
+        return subprocess.run(
+            [*map(str, words)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=images.TIMEOUT,
+        )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""loadvm with pcow images: the disks go where the images go, and a load that failed halfway is not forgotten."""
+"""loadvm with pcow images: the disks go where the images go, and a load that failed halfway is not
+forgotten.
+"""
 
 from collections.abc import Iterator
 import contextlib
@@ -54,7 +56,7 @@ class NameTest(vm_snapshot_case.VmSnapshotTestCase):
 class FailedLoadTest(vm_snapshot_case.VmSnapshotTestCase):
     """Until the snapshot is loaded again, or the VM runs, disks and image count as of two times."""
 
-    MOST = 40                      # writes of a load, of which one fails
+    MOST = 40  # writes of a load, of which one fails
 
     def setUp(self) -> None:
         super().setUp()
@@ -74,7 +76,9 @@ class FailedLoadTest(vm_snapshot_case.VmSnapshotTestCase):
         raise AssertionError('no write that fails stops a load halfway')
 
     def move_to_disk(self) -> None:
-        """The image to ext4, which refuses stores to the pages of an immutable file; tmpfs does not."""
+        """The image to ext4, which refuses stores to the pages of an immutable file; tmpfs does
+        not.
+        """
         disk, place = self.directory / 'disk', self.directory / 'pool'
         subprocess.run(['mkfs.ext4', '-q', '-E', 'lazy_itable_init=0', disk, '256M'], check=True)
         place.mkdir()
@@ -95,13 +99,23 @@ class FailedLoadTest(vm_snapshot_case.VmSnapshotTestCase):
                 for words in ("a load of the snapshot 's' failed halfway", str(self.image), 'cont'):
                     self.assertIn(words, message)
             self.assertIn('failed halfway', vm.save('new'))
-            for name in ('create', 'revert'):      # of the image alone: the next QEMU would undo it
-                self.assertIn('failed halfway', vm.qmp_error(f'pcow-snapshot-{name}', id='mem0', name='other'))
+            for name in ('create', 'revert'):  # of the image alone: the next QEMU would undo it
+                self.assertIn(
+                    'failed halfway', vm.qmp_error(f'pcow-snapshot-{name}', id='mem0', name='other')
+                )
             self.assertIn('failed halfway', vm.delete('nowhere'))
             other = self.directory / 'other.pcow'
             vm_state.run('pcow-img', 'create', '-q', other, vm_snapshot_case.SIZE)
-            vm.qmp('object-add', **{'qom-type': 'memory-backend-file', 'id': 'more', 'mem-path': str(other),
-                                    'size': vm_snapshot_case.SIZE, 'share': True})
+            vm.qmp(
+                'object-add',
+                **{
+                    'qom-type': 'memory-backend-file',
+                    'id': 'more',
+                    'mem-path': str(other),
+                    'size': vm_snapshot_case.SIZE,
+                    'share': True,
+                },
+            )
             vm.qmp('object-del', id='more')
             self.assertEqual(marks, self.marks(vm))
             self.assertEqual(['other', 's'], sorted(vm.disk_names()))
@@ -132,7 +146,9 @@ class FailedLoadTest(vm_snapshot_case.VmSnapshotTestCase):
     def test_a_mark_that_cannot_be_taken_away(self) -> None:
         """The VM, and with it the guest's RAM, stays for another try."""
         self.move_to_disk()
-        self.addCleanup(subprocess.run, ['chattr', '-i', self.image], check=False, stderr=subprocess.DEVNULL)
+        self.addCleanup(
+            subprocess.run, ['chattr', '-i', self.image], check=False, stderr=subprocess.DEVNULL
+        )
         with self.failed_halfway() as vm:
             marks = self.marks(vm)
             vm.write(vm_state.RAM, b'kept')
@@ -162,8 +178,12 @@ class DiskTest(vm_snapshot_case.VmSnapshotTestCase):
     def test_part_of_another_time(self) -> None:
         second = self.directory / 'second.qcow2'
         vm_state.run('qemu-img', 'create', '-q', '-f', 'qcow2', second, '1M')
-        more = ('-blockdev', f'driver=qcow2,node-name=disk1,file.driver=file,file.filename={second}',
-                '-device', 'virtio-blk-pci,drive=disk1')
+        more = (
+            '-blockdev',
+            f'driver=qcow2,node-name=disk1,file.driver=file,file.filename={second}',
+            '-device',
+            'virtio-blk-pci,drive=disk1',
+        )
         with self.start(*more) as vm:
             self.write(vm, b'then')
             vm.write_disk(1)
@@ -212,8 +232,17 @@ class DiskTest(vm_snapshot_case.VmSnapshotTestCase):
             vm.quit()
         vm_state.run('pcow-img', 'snapshot', '--rename', 's', mark, self.image)
         vm_state.run('qemu-img', 'bitmap', '--add', '-f', 'qcow2', self.carrier, 'changes')
-        message = qemu.refused(*test_qemu_backend.backend(self.image), *vm_state.carrier_arguments(self.carrier))
-        for words in (str(self.image), mark, 'cannot be finished', 'pcow-img snapshot --rename', "disk 'disk0'", 'dirty bitmaps'):
+        message = qemu.refused(
+            *test_qemu_backend.backend(self.image), *vm_state.carrier_arguments(self.carrier)
+        )
+        for words in (
+            str(self.image),
+            mark,
+            'cannot be finished',
+            'pcow-img snapshot --rename',
+            "disk 'disk0'",
+            'dirty bitmaps',
+        ):
             self.assertIn(words, message)
         vm_state.run('qemu-img', 'bitmap', '--remove', '-f', 'qcow2', self.carrier, 'changes')
         with self.start() as vm:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names that tell of a snapshot being unfinished: who counts which disks, and whose disks decide."""
+"""The names that tell of a snapshot being unfinished: who counts which disks, and whose disks
+decide.
+"""
 
 from tests.functional import test_qemu_backend
 from tests.functional import vm_snapshot_case
@@ -17,8 +19,13 @@ class MarkTestCase(vm_snapshot_case.VmSnapshotTestCase):
             vm.quit()
         self.mark = f'.{self.KIND}-{found["date-sec"]}.{found["date-nsec"]:09}-1'
         vm_state.run('pcow-img', 'snapshot', '--rename', 's', self.mark, self.image)
-        self.plugged = {'qom-type': 'memory-backend-file', 'id': 'mem0', 'mem-path': str(self.image), 'size': vm_snapshot_case.SIZE,
-                        'share': True}
+        self.plugged = {
+            'qom-type': 'memory-backend-file',
+            'id': 'mem0',
+            'mem-path': str(self.image),
+            'size': vm_snapshot_case.SIZE,
+            'share': True,
+        }
 
     def plug(self, vm: vm_state.Vm) -> None:
         vm.qmp('object-add', **self.plugged)
@@ -31,7 +38,9 @@ class MarkTestCase(vm_snapshot_case.VmSnapshotTestCase):
 
 
 class LoadingMarkTest(MarkTestCase):
-    """A VM was killed while it was reverted, and its image is plugged into one that may have its disks."""
+    """A VM was killed while it was reverted, and its image is plugged into one that may have its
+    disks.
+    """
 
     KIND = 'loading'
 
@@ -53,7 +62,9 @@ class LoadingMarkTest(MarkTestCase):
         self.assertEqual([self.mark], vm_state.image_names(self.image))
 
     def test_qemu_stays(self) -> None:
-        """Without the disks the revert cannot be finished; that is an error of the command alone, also before the VM runs."""
+        """Without the disks the revert cannot be finished; that is an error of the command alone,
+        also before the VM runs.
+        """
         with vm_state.Vm(self.directory, '-S') as vm:
             self.assert_refused(vm)
             vm.qmp('cont')
@@ -63,10 +74,12 @@ class LoadingMarkTest(MarkTestCase):
 
 
 class ForeignMarkTest(MarkTestCase):
-    """A VM was killed while it took or deleted a snapshot, and its image is plugged into another one."""
+    """A VM was killed while it took or deleted a snapshot, and its image is plugged into another
+    one.
+    """
 
     KIND = 'incomplete'
-    MOST = 100                     # snapshots until the disk has to allocate
+    MOST = 100  # snapshots until the disk has to allocate
 
     def test_after_a_reset(self) -> None:
         carrier = self.directory / 'another.qcow2'
@@ -99,14 +112,18 @@ class ForeignMarkTest(MarkTestCase):
         self.assert_files_clean()
 
     def test_own_marks_are_finished(self) -> None:
-        """What this process leaves unfinished it takes back itself, in an image that was plugged as well."""
+        """What this process leaves unfinished it takes back itself, in an image that was plugged as
+        well.
+        """
         with self.start_faulty_without_image() as vm:
             self.plug(vm)
             for number in range(self.MOST):
                 if vm.save(f'n{number}'):
                     break
             self.assertEqual('', vm.save('last'))
-            self.assertEqual({self.mark, 'last', *(f'n{n}' for n in range(number))}, set(vm.names()))
+            self.assertEqual(
+                {self.mark, 'last', *(f'n{n}' for n in range(number))}, set(vm.names())
+            )
             vm.quit()
 
     def start_faulty_without_image(self) -> vm_state.Vm:
@@ -116,26 +133,40 @@ class ForeignMarkTest(MarkTestCase):
         vm_state.run('qemu-img', 'create', '-q', '-f', 'qcow2', carrier, '1M')
         return vm_state.Vm(
             self.directory,
-            '-blockdev', f'driver=qcow2,node-name=disk0,file.driver=blkdebug,file.config={path},'
-                         f'file.image.driver=file,file.image.filename={carrier}',
-            '-device', 'virtio-blk-pci,drive=disk0,id=carrier')
+            '-blockdev',
+            f'driver=qcow2,node-name=disk0,file.driver=blkdebug,file.config={path},'
+            f'file.image.driver=file,file.image.filename={carrier}',
+            '-device',
+            'virtio-blk-pci,drive=disk0,id=carrier',
+        )
 
 
 class CountTest(vm_snapshot_case.VmSnapshotTestCase):
     """A disk below a filter is one disk, whoever else uses it."""
 
-    MOST = 40                      # writes of a load, of which one fails
+    MOST = 40  # writes of a load, of which one fails
 
     def start_filtered(self, number: int) -> vm_state.Vm:
         faulty = self.faulty_disk(number)
         return vm_state.Vm(
-            self.directory, *test_qemu_backend.backend(self.image), '-blockdev', faulty, '-object', 'throttle-group,id=limits',
-            '-blockdev', 'driver=throttle,node-name=filter,throttle-group=limits,file=disk0',
-            '-device', 'virtio-blk-pci,drive=filter,id=carrier,share-rw=on')
+            self.directory,
+            *test_qemu_backend.backend(self.image),
+            '-blockdev',
+            faulty,
+            '-object',
+            'throttle-group,id=limits',
+            '-blockdev',
+            'driver=throttle,node-name=filter,throttle-group=limits,file=disk0',
+            '-device',
+            'virtio-blk-pci,drive=filter,id=carrier,share-rw=on',
+        )
 
     def export(self, vm: vm_state.Vm) -> None:
         """A backup reads it, for one."""
-        vm.qmp('nbd-server-start', addr={'type': 'unix', 'data': {'path': str(self.directory / 'nbd.sock')}})
+        vm.qmp(
+            'nbd-server-start',
+            addr={'type': 'unix', 'data': {'path': str(self.directory / 'nbd.sock')}},
+        )
         vm.qmp('block-export-add', **{'id': 'export', 'type': 'nbd', 'node-name': 'disk0'})
 
     def test_load_that_fails_halfway(self) -> None:
@@ -143,7 +174,9 @@ class CountTest(vm_snapshot_case.VmSnapshotTestCase):
             self.save_and_go_on()
             with self.start_filtered(number) as vm:
                 self.export(vm)
-                if not vm.load('s') or not (marks := [name for name in vm.names() if name.startswith('.loading-')]):
+                if not vm.load('s') or not (
+                    marks := [name for name in vm.names() if name.startswith('.loading-')]
+                ):
                     continue
                 vm.process.kill()
                 vm.process.wait()

@@ -9,8 +9,13 @@ from tests.functional import vm_state
 
 class VirtioPmemTest(vm_snapshot_case.VmSnapshotTestCase):
     def start(self, *more: str, **_: object) -> vm_state.Vm:
-        return vm_state.Vm(self.directory, *durability.image_of(self.image), *durability.VIRTIO_PMEM,
-                           *vm_state.carrier_arguments(self.carrier), *more)
+        return vm_state.Vm(
+            self.directory,
+            *durability.image_of(self.image),
+            *durability.VIRTIO_PMEM,
+            *vm_state.carrier_arguments(self.carrier),
+            *more,
+        )
 
     def flushes(self, vm: vm_state.Vm) -> int:
         (info,) = vm.qmp('query-pcow')

@@ -11,9 +11,29 @@ import unittest
 import zipfile
 
 TOP = Path(__file__).resolve().parents[2]
-PACKAGES = {'cinder_pcow', 'nova_pcow', 'pcow_driver', *(f'pcow_driver/{name}' for name in (
-    'cli', 'common', 'copies', 'export', 'health', 'images', 'pmem', 'pools', 'privileged', 'provision', 'snapshots', 'templates',
-    'virt'))}
+PACKAGES = {
+    'cinder_pcow',
+    'nova_pcow',
+    'pcow_driver',
+    *(
+        f'pcow_driver/{name}'
+        for name in (
+            'cli',
+            'common',
+            'copies',
+            'export',
+            'health',
+            'images',
+            'pmem',
+            'pools',
+            'privileged',
+            'provision',
+            'snapshots',
+            'templates',
+            'virt',
+        )
+    ),
+}
 # Beside Python modules: it makes the compute driver importable as one of Nova's.
 FILES = {'nova_pcow.pth'}
 
@@ -23,14 +43,30 @@ class WheelTest(unittest.TestCase):
         """Made of what git tracks: a build leaves files in its source."""
         work = Path(tempfile.mkdtemp(prefix='pcow-wheel-'))
         self.addCleanup(shutil.rmtree, work)
-        tracked = subprocess.run(('git', 'ls-files', '-z'), cwd=TOP, check=True, capture_output=True, text=True).stdout
+        tracked = subprocess.run(
+            ('git', 'ls-files', '-z'), cwd=TOP, check=True, capture_output=True, text=True
+        ).stdout
         for name in filter(None, tracked.split('\0')):
             if (TOP / name).is_file():
                 (work / 'source' / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(TOP / name, work / 'source' / name)
-        done = subprocess.run((sys.executable, '-m', 'pip', 'wheel', '--disable-pip-version-check', '--no-deps',
-                               '--wheel-dir', work, work / 'source'), env=os.environ | {'PBR_VERSION': '0.1.0'},
-                              capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            (
+                sys.executable,
+                '-m',
+                'pip',
+                'wheel',
+                '--disable-pip-version-check',
+                '--no-deps',
+                '--wheel-dir',
+                work,
+                work / 'source',
+            ),
+            env=os.environ | {'PBR_VERSION': '0.1.0'},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         self.assertEqual(0, done.returncode, done.stdout + done.stderr)
         return next(work.glob('*.whl'))
 
@@ -41,6 +77,11 @@ class WheelTest(unittest.TestCase):
         self.assertEqual(PACKAGES, packages)
         data = {name for name in names if '.data/data/' in name}
         self.assertEqual(FILES, {name for name in names if not name.endswith('.py')} - data)
-        wanted = {line.split('=')[1].strip() for line in (TOP / 'setup.cfg').read_text().splitlines()
-                  if line.startswith('    ') and '= etc/' in line}
-        self.assertEqual({os.path.basename(name) for name in wanted}, {os.path.basename(name) for name in data})
+        wanted = {
+            line.split('=')[1].strip()
+            for line in (TOP / 'setup.cfg').read_text().splitlines()
+            if line.startswith('    ') and '= etc/' in line
+        }
+        self.assertEqual(
+            {os.path.basename(name) for name in wanted}, {os.path.basename(name) for name in data}
+        )

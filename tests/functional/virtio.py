@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A driver of virtio PCI devices for a QEMU without a guest: the test is the guest's kernel, and buffers lie wherever it wants."""
+"""A driver of virtio PCI devices for a QEMU without a guest: the test is the guest's kernel, and
+buffers lie wherever it wants.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,16 @@ import time
 
 from tests.functional import qemu
 
-BAR_AREA = 0xe000_0000                     # PCI hole of q35 without firmware
-QUEUE_AREA = 16 << 20                      # in RAM
+BAR_AREA = 0xE000_0000  # PCI hole of q35 without firmware
+QUEUE_AREA = 16 << 20  # in RAM
 QUEUE_BYTES = 1 << 16
 QUEUE_SIZE = 16
 REQUEST_SECONDS = 60
 
 _CAPABILITY_VENDOR = 9
-_COMMON, _NOTIFY, _DEVICE = 1, 2, 4        # virtio 1.2, 4.1.4
+_COMMON, _NOTIFY, _DEVICE = 1, 2, 4  # virtio 1.2, 4.1.4
 _ACKNOWLEDGE_DRIVER, _FEATURES_OK, _DRIVER_OK = 3, 8, 4
-_VERSION_1 = 1                             # bit 32
+_VERSION_1 = 1  # bit 32
 _NEXT, _WRITE, _INDIRECT = 1, 2, 4
 
 BLOCK_IN, BLOCK_OUT = 0, 1
@@ -46,20 +48,37 @@ class Queue:
         """Of descriptors, of what the driver writes, and of what the device writes."""
         return self._descriptors, self._driver, self._device
 
-    def request(self, readable: Sequence[tuple[int, int]], writable: Sequence[tuple[int, int]]) -> None:
-        """One request of buffers (address, length), first those that the device reads; returns when it has been served."""
+    def request(
+        self, readable: Sequence[tuple[int, int]], writable: Sequence[tuple[int, int]]
+    ) -> None:
+        """One request of buffers (address, length), first those that the device reads; returns when
+        it has been served.
+        """
         self.post(readable, writable)
         self.notify()
         self.wait()
 
-    def post(self, readable: Sequence[tuple[int, int]], writable: Sequence[tuple[int, int]], first: int = 0) -> None:
+    def post(
+        self,
+        readable: Sequence[tuple[int, int]],
+        writable: Sequence[tuple[int, int]],
+        first: int = 0,
+    ) -> None:
         """Put a request into the queue, and tell nobody.
 
         :param first: its first descriptor, for one that comes while another is being served
         """
         chain = [(*buffer, 0) for buffer in readable] + [(*buffer, _WRITE) for buffer in writable]
-        table = b''.join(struct.pack('<QIHH', address, length, flags | (_NEXT if i + 1 < len(chain) else 0), first + i + 1)
-                         for i, (address, length, flags) in enumerate(chain))
+        table = b''.join(
+            struct.pack(
+                '<QIHH',
+                address,
+                length,
+                flags | (_NEXT if i + 1 < len(chain) else 0),
+                first + i + 1,
+            )
+            for i, (address, length, flags) in enumerate(chain)
+        )
         self._vm.write(self._descriptors + 16 * first, table)
         self.post_head(first)
 
@@ -108,10 +127,12 @@ class Queue:
 class Device(Queue):
     """One device and its first queue, by its slot on bus 0 (``-device ...,addr=SLOT``)."""
 
-    queue = 0                              # its number
-    features = 0                           # beside that of virtio 1; of the first 32
+    queue = 0  # its number
+    features = 0  # beside that of virtio 1; of the first 32
 
-    def __init__(self, vm: qemu.Qemu, slot: int, area: int | None = None, writable: bool = True) -> None:
+    def __init__(
+        self, vm: qemu.Qemu, slot: int, area: int | None = None, writable: bool = True
+    ) -> None:
         """:param area: where the queue lies in guest memory; not cleared if it is not writable"""
         super().__init__(vm, self.queue, QUEUE_AREA + slot * QUEUE_BYTES if area is None else area)
         self._slot, self._writable = slot, writable
@@ -127,14 +148,14 @@ class Device(Queue):
 
     def _config(self, offset: int, width: str, value: int | None = None) -> int:
         self._vm.ask(f'outl 0xcf8 {0x8000_0000 | self._slot << 11 | offset & ~3:#x}')
-        port = 0xcfc + offset % 4
+        port = 0xCFC + offset % 4
         if value is not None:
             self._vm.ask(f'out{width} {port:#x} {value:#x}')
             return value
         return int(self._vm.ask(f'in{width} {port:#x}'), 0)
 
     def _find_places(self) -> None:
-        if self._config(0, 'w') == 0xffff:
+        if self._config(0, 'w') == 0xFFFF:
             raise AssertionError(f'no device in slot {self._slot}')
         at = self._config(0x34, 'b')
         while at:
@@ -145,7 +166,7 @@ class Device(Queue):
                     if kind == _NOTIFY:
                         self._notify_multiplier = self._config(at + 16, 'l')
             at = self._config(at + 1, 'b')
-        self._config(4, 'w', 6)            # memory space, bus master
+        self._config(4, 'w', 6)  # memory space, bus master
 
     def _bar(self, number: int) -> int:
         if number not in self._bar_address:
@@ -176,8 +197,11 @@ class Device(Queue):
         self._common(24, 'w', QUEUE_SIZE)
         for register, place in zip((32, 40, 48), queue.places, strict=True):
             self._common(register, 'q', place)
-        queue.enabled(self._places[_NOTIFY] + self._notify_multiplier * int(
-            self._vm.ask(f'readw {self._places[_COMMON] + 30:#x}'), 0))
+        queue.enabled(
+            self._places[_NOTIFY]
+            + self._notify_multiplier
+            * int(self._vm.ask(f'readw {self._places[_COMMON] + 30:#x}'), 0)
+        )
         self._common(28, 'w', 1)
 
     def reset(self) -> None:
@@ -237,7 +261,9 @@ class Scsi(Device):
         :returns: 0 if it went well, else the status of the command or of the device
         """
         blocks = sum(length for _address, length in buffers) // SECTOR
-        command = struct.pack('>BBIBHB', 0x28 if kind == BLOCK_IN else 0x2a, 0, sector, 0, blocks, 0)
+        command = struct.pack(
+            '>BBIBHB', 0x28 if kind == BLOCK_IN else 0x2A, 0, sector, 0, blocks, 0
+        )
         lun = b'\x01\x00\x40' + bytes(5)
         self._vm.write(self.scratch, lun + bytes(11) + command.ljust(32, b'\0') + b'\xff' * 108)
         header, answer = (self.scratch, 51), (self.scratch + 51, 108)
@@ -245,12 +271,16 @@ class Scsi(Device):
             self.request([header], [answer, *buffers])
         else:
             self.request([header, *buffers], [answer])
-        _length, _rest, _qualifier, status, response = struct.unpack('<IIHBB', self._vm.read(answer[0], 12))
+        _length, _rest, _qualifier, status, response = struct.unpack(
+            '<IIHBB', self._vm.read(answer[0], 12)
+        )
         return int(status or response)
 
 
 class Random(Device):
-    """virtio-rng, whose requests may have any number of buffers (virtio 1.2, 2.7.5.3: indirect descriptors)."""
+    """virtio-rng, whose requests may have any number of buffers (virtio 1.2, 2.7.5.3: indirect
+    descriptors).
+    """
 
     features = 1 << 28
 
@@ -261,10 +291,16 @@ class Random(Device):
 
     def post_fill(self, buffers: Sequence[tuple[int, int]]) -> None:
         """A request, of which nobody is told yet."""
-        table = b''.join(struct.pack('<QIHH', address, length, _WRITE | (_NEXT if i + 1 < len(buffers) else 0), i + 1)
-                         for i, (address, length) in enumerate(buffers))
+        table = b''.join(
+            struct.pack(
+                '<QIHH', address, length, _WRITE | (_NEXT if i + 1 < len(buffers) else 0), i + 1
+            )
+            for i, (address, length) in enumerate(buffers)
+        )
         self._vm.write(self.scratch, table)
-        self._vm.write(self._descriptors, struct.pack('<QIHH', self.scratch, len(table), _INDIRECT, 0))
+        self._vm.write(
+            self._descriptors, struct.pack('<QIHH', self.scratch, len(table), _INDIRECT, 0)
+        )
         self.post_head(0)
 
 
@@ -283,9 +319,11 @@ class Pmem(Device):
         return self.answer()
 
     def post_flush(self, number: int = 0) -> None:
-        """A request, of which nobody is told yet; ``number`` tells those apart that are under way together."""
+        """A request, of which nobody is told yet; ``number`` tells those apart that are under way
+        together.
+        """
         place = self.scratch + 8 * number
-        self._vm.write(place, struct.pack('<II', 0, 0xffff_ffff))
+        self._vm.write(place, struct.pack('<II', 0, 0xFFFF_FFFF))
         self.post([(place, 4)], [(place + 4, 4)], 2 * number)
 
     def answer(self, number: int = 0) -> int:
@@ -294,7 +332,9 @@ class Pmem(Device):
 
 
 class Balloon(Device):
-    """The queue of virtio-balloon over which the guest tells of memory that is free (virtio 1.2, 5.5.6.7)."""
+    """The queue of virtio-balloon over which the guest tells of memory that is free (virtio 1.2,
+    5.5.6.7).
+    """
 
     queue = 3
     features = 1 << 3
@@ -314,7 +354,9 @@ class Balloon(Device):
 
 
 class FreePages(Device):
-    """The queue over which the guest reports memory that it does not use, of a virtio-balloon that asks for hints as well."""
+    """The queue over which the guest reports memory that it does not use, of a virtio-balloon that
+    asks for hints as well.
+    """
 
     queue = 4
     features = 1 << 3 | 1 << 5

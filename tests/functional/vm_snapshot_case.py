@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of snapshots of a whole VM share: an image, a qcow2 disk beside it, and a QEMU without a guest that has both."""
+"""What the tests of snapshots of a whole VM share: an image, a qcow2 disk beside it, and a QEMU
+without a guest that has both.
+"""
 
 from pathlib import Path
 
@@ -11,7 +13,7 @@ SIZE = test_qemu_backend.SIZE
 
 
 class VmSnapshotTestCase(test_qemu_backend.QemuTestCase):
-    options: tuple[str, ...] = ()              # more of them for each QEMU
+    options: tuple[str, ...] = ()  # more of them for each QEMU
 
     def setUp(self) -> None:
         super().setUp()
@@ -20,22 +22,41 @@ class VmSnapshotTestCase(test_qemu_backend.QemuTestCase):
         vm_state.run('pcow-img', 'create', '-q', self.image, SIZE)
 
     def start(self, *more: str, carrier: str = '', image: Path | None = None) -> vm_state.Vm:
-        return vm_state.Vm(self.directory, *test_qemu_backend.backend(image or self.image), *self.options,
-                           *vm_state.carrier_arguments(self.carrier, carrier), *more)
+        return vm_state.Vm(
+            self.directory,
+            *test_qemu_backend.backend(image or self.image),
+            *self.options,
+            *vm_state.carrier_arguments(self.carrier, carrier),
+            *more,
+        )
 
     def faulty_disk(self, number: int) -> str:
         """The carrier as a block device that fails once, at that write of a QEMU."""
-        rules = [f'[set-state]\nevent = "pwritev"\nstate = "{state}"\nnew_state = "{state + 1}"\n' for state in range(1, number)]
-        rules.append(f'[inject-error]\nevent = "pwritev"\nstate = "{number}"\nerrno = "5"\nonce = "on"\n')
+        rules = [
+            f'[set-state]\nevent = "pwritev"\nstate = "{state}"\nnew_state = "{state + 1}"\n'
+            for state in range(1, number)
+        ]
+        rules.append(
+            f'[inject-error]\nevent = "pwritev"\nstate = "{number}"\nerrno = "5"\nonce = "on"\n'
+        )
         path = self.directory / 'rules'
         path.write_text('\n'.join(rules))
-        return (f'driver=qcow2,node-name=disk0,file.driver=blkdebug,file.config={path},'
-                f'file.image.driver=file,file.image.filename={self.carrier}')
+        return (
+            f'driver=qcow2,node-name=disk0,file.driver=blkdebug,file.config={path},'
+            f'file.image.driver=file,file.image.filename={self.carrier}'
+        )
 
     def start_faulty(self, number: int) -> vm_state.Vm:
         """The carrier fails once, at that write of this QEMU."""
-        return vm_state.Vm(self.directory, *test_qemu_backend.backend(self.image), *self.options,
-                           '-blockdev', self.faulty_disk(number), '-device', 'virtio-blk-pci,drive=disk0,id=carrier')
+        return vm_state.Vm(
+            self.directory,
+            *test_qemu_backend.backend(self.image),
+            *self.options,
+            '-blockdev',
+            self.faulty_disk(number),
+            '-device',
+            'virtio-blk-pci,drive=disk0,id=carrier',
+        )
 
     def write(self, vm: vm_state.Vm, text: bytes) -> None:
         """To the image and to RAM, which have to stay together."""

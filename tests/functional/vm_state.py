@@ -12,12 +12,16 @@ from tests.functional import images
 from tests.functional import qemu
 
 JOB_SECONDS = 120
-RAM = 0x100000                     # an address in guest RAM that nothing uses
+RAM = 0x100000  # an address in guest RAM that nothing uses
 
 
 def carrier_arguments(path: Path, more: str = '') -> tuple[str, ...]:
-    return ('-blockdev', f'driver=qcow2,node-name=disk0,file.driver=file,file.filename={path}{more}',
-            '-device', 'virtio-blk-pci,drive=disk0,id=carrier')
+    return (
+        '-blockdev',
+        f'driver=qcow2,node-name=disk0,file.driver=file,file.filename={path}{more}',
+        '-device',
+        'virtio-blk-pci,drive=disk0,id=carrier',
+    )
 
 
 class Vm(qemu.Qemu):
@@ -50,7 +54,9 @@ class Vm(qemu.Qemu):
 
     def write_disk(self, value: int) -> None:
         """To the carrier, durable on return, as a guest would."""
-        if message := self.hmp(f'qemu-io -d /machine/peripheral/carrier/virtio-backend "write -q -f -P {value} 0 64k"'):
+        if message := self.hmp(
+            f'qemu-io -d /machine/peripheral/carrier/virtio-backend "write -q -f -P {value} 0 64k"'
+        ):
             raise AssertionError(message)
 
     def quit(self) -> None:
@@ -58,7 +64,10 @@ class Vm(qemu.Qemu):
         with contextlib.suppress(ConnectionResetError):
             self.qmp('quit')
         if self.process.wait(qemu.START_SECONDS):
-            raise AssertionError(f'QEMU ended with {self.process.returncode}: {self.process.stderr and self.process.stderr.read()}')
+            raise AssertionError(
+                f'QEMU ended with {self.process.returncode}: '
+                f'{self.process.stderr and self.process.stderr.read()}'
+            )
 
     def status(self) -> str:
         return str(self.qmp('query-status')['status'])
@@ -71,7 +80,9 @@ class Vm(qemu.Qemu):
         return [str(snapshot['name']) for snapshot in self.snapshots()]
 
     def disk_names(self) -> list[str]:
-        (node,) = [node for node in self.qmp('query-named-block-nodes') if node['node-name'] == 'disk0']
+        (node,) = [
+            node for node in self.qmp('query-named-block-nodes') if node['node-name'] == 'disk0'
+        ]
         return [str(snapshot['name']) for snapshot in node['image'].get('snapshots', ())]
 
     def trees(self) -> tuple[list[str], list[str]]:
@@ -86,13 +97,24 @@ def image_names(path: Path) -> list[str]:
 
 def disk_names(path: Path) -> list[str]:
     """Of a qcow2 file that nobody has open."""
-    return sorted(snapshot['name'] for snapshot in json.loads(run('qemu-img', 'info', '--output=json', path)).get('snapshots', ()))
+    return sorted(
+        snapshot['name']
+        for snapshot in json.loads(run('qemu-img', 'info', '--output=json', path)).get(
+            'snapshots', ()
+        )
+    )
 
 
 def disk_holds(path: Path, value: int) -> bool:
     """The carrier, also while a QEMU has it open that does nothing with it."""
-    done = subprocess.run(['qemu-io', '-r', '-U', '-f', 'qcow2', '-c', f'read -q -P {value} 0 64k', path], stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, timeout=images.TIMEOUT, check=False)
+    done = subprocess.run(
+        ['qemu-io', '-r', '-U', '-f', 'qcow2', '-c', f'read -q -P {value} 0 64k', path],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=images.TIMEOUT,
+        check=False,
+    )
     if done.returncode and 'verification failed' not in done.stdout:
         raise AssertionError(f'{path}: {done.stdout}{done.stderr}')
     return not done.returncode
@@ -100,8 +122,14 @@ def disk_holds(path: Path, value: int) -> bool:
 
 def run(name: str, *arguments: object) -> str:
     program = images.program(name) if name.startswith('pcow-') else name
-    done = subprocess.run([program, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          timeout=images.TIMEOUT, check=False)
+    done = subprocess.run(
+        [program, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=images.TIMEOUT,
+        check=False,
+    )
     if done.returncode:
         raise AssertionError(f'{name} {arguments}: {done.stdout}{done.stderr}')
     return done.stdout

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A file that libvirt's test driver takes for its host (uri: test:// and the path of the file)."""
 
-_NODE = '''<node><domain type='test'><name>vm</name><maxMemory slots='4'>4194304</maxMemory><memory>1048576</memory>
-<vcpu>1</vcpu><os><type>hvm</type></os><cpu><numa><cell id='0' cpus='0' memory='1048576'/></numa></cpu><devices>
+_NODE = '''<node><domain type='test'><name>vm</name><maxMemory slots='4'>4194304</maxMemory>
+  <memory>1048576</memory>
+<vcpu>1</vcpu><os><type>hvm</type></os>
+  <cpu><numa><cell id='0' cpus='0' memory='1048576'/></numa></cpu><devices>
 <memory model='nvdimm' access='shared'><source><path>{0}</path></source>
 <target><size unit='KiB'>67584</size><node>0</node></target></memory></devices></domain></node>'''
 

@@ -12,7 +12,8 @@ from tools.lib.quickstart import teardown
 
 
 def main() -> int:
-    logging.getLogger().addHandler(logging.NullHandler())      # errors are told once, by the lines below
+    # errors are told once, by the lines below
+    logging.getLogger().addHandler(logging.NullHandler())
     try:
         chosen = options.parse(sys.argv[1:])
     except exception.PcowError as e:

@@ -10,11 +10,12 @@ from tests.vm import machine
 
 MIB = 1 << 20
 SIZE = 32 * MIB
-_CLUSTER = '16k'                               # small, so that many stores are the first one to theirs
+# small, so that many stores are the first one to theirs
+_CLUSTER = '16k'
 _BLOCK_OFFSET = 4096
 _LEVELS = {'base': 1, 'middle': 2, 'all': 5}
-CARRIER = 'carrier.qcow2'                      # an empty disk that takes the state of a VM
-RAW = 'all.raw'                                # a file with the same content as the chain
+CARRIER = 'carrier.qcow2'  # an empty disk that takes the state of a VM
+RAW = 'all.raw'  # a file with the same content as the chain
 
 
 def _write_raw(guest: Path, info_block: Path, level: str, path: Path) -> None:
@@ -25,12 +26,18 @@ def _write_raw(guest: Path, info_block: Path, level: str, path: Path) -> None:
 
 
 def make(directory: Path, binaries: Path, guest: Path, info_block: Path) -> None:
-    """Make the chain base.pcow <- middle.pcow <- vm.pcow with the snapshots first and second, RAW and CARRIER.
+    """Make the chain base.pcow <- middle.pcow <- vm.pcow with the snapshots first and second, RAW
+    and CARRIER.
 
     :raises Failure: a tool failed, or the chain is not what it must be
     """
     directory.mkdir()
-    img, io, raw, expected = binaries / 'pcow-img', binaries / 'pcow-io', directory / 'raw', directory / RAW
+    img, io, raw, expected = (
+        binaries / 'pcow-img',
+        binaries / 'pcow-io',
+        directory / 'raw',
+        directory / RAW,
+    )
     base, middle, image = (directory / f'{name}.pcow' for name in ('base', 'middle', 'vm'))
     _write_raw(guest, info_block, 'base', raw)
     machine.run(img, 'convert', '-q', '-f', 'raw', '-O', 'pcow', raw, base)
@@ -56,7 +63,7 @@ def copy_sparse(source: Path, target: Path) -> None:
         while end < size:
             try:
                 begin = os.lseek(reader.fileno(), end, os.SEEK_DATA)
-            except OSError:                    # no data any more
+            except OSError:  # no data any more
                 break
             end = os.lseek(reader.fileno(), begin, os.SEEK_HOLE)
             os.lseek(writer.fileno(), begin, os.SEEK_SET)

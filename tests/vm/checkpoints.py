@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A VM whose RAM and NVDIMM are images, and checkpoints of the whole of it (snapshot-save): what power cuts must leave of them.
+"""A VM whose RAM and NVDIMM are images, and checkpoints of the whole of it (snapshot-save): what
+power cuts must leave of them.
 
-The VM has no guest: who is the guest stores by the qtest protocol, and flushes nothing, as nobody flushes RAM.
+The VM has no guest: who is the guest stores by the qtest protocol, and flushes nothing, as nobody
+flushes RAM.
 """
 
 from __future__ import annotations
@@ -24,14 +26,16 @@ _RAM = Path('/fs/ext4/ram.pcow')
 _NVDIMM = Path('/fs/xfs/nvdimm.pcow')
 _DISK = Path('/fs/ext4/states.qcow2')
 _SIZES = {_RAM: 32 << 20, _NVDIMM: 16 << 20}
-# What a checkpoint's guest fills before it: from here on, with the byte of its number.  More than a flush does line by line, so
-# that it commits, and whole slabs, so that nothing is left to commit in the background.
+# What a checkpoint's guest fills before it: from here on, with the byte of its number. More than a
+# flush does line by line, so that it commits, and whole slabs, so that nothing is left to commit in
+# the background.
 _FILLED = {_RAM: (8 << 20, 10 << 20), _NVDIMM: (2 << 20, 10 << 20)}
 _SECONDS = 300.0
 _BACKENDS = ('ram0', 'mem0')
 _BY_TURNS = 24
-_SETTLE_SECONDS = 1.0                          # until the library has prepared the space that comes next
-_OTHER = 255                                   # a byte that is of no checkpoint
+# until the library has prepared the space that comes next
+_SETTLE_SECONDS = 1.0
+_OTHER = 255  # a byte that is of no checkpoint
 
 
 def name_of(number: int) -> str:
@@ -60,19 +64,41 @@ class Vm:
         self._sockets = {kind: place.logs / f'checkpoints.{kind}' for kind in ('qmp', 'qtest')}
         self._errors = place.logs / 'checkpoints.errors'
         self._command = [
-            str(place.binaries / 'qemu-system-x86_64'), '-machine', 'q35,nvdimm=on,memory-backend=ram0', '-accel', 'qtest',
-            '-m', f'{_SIZES[_RAM] >> 20}M,slots=2,maxmem=1G', '-nodefaults', '-no-user-config', '-display', 'none',
-            '-object', f'memory-backend-file,id=ram0,mem-path={_RAM},size={_SIZES[_RAM]},share=on',
-            '-object', f'memory-backend-file,id=mem0,mem-path={_NVDIMM},share=on', '-device', 'nvdimm,memdev=mem0,id=nv0',
-            '-blockdev', f'driver=qcow2,node-name=disk0,file.driver=file,file.filename={_DISK}',
-            '-device', 'virtio-blk-pci,drive=disk0',
-            '-qmp', f'unix:{self._sockets["qmp"]},server=on,wait=off',
-            '-qtest', f'unix:{self._sockets["qtest"]},server=on,wait=off', '-qtest-log', 'none']
+            str(place.binaries / 'qemu-system-x86_64'),
+            '-machine',
+            'q35,nvdimm=on,memory-backend=ram0',
+            '-accel',
+            'qtest',
+            '-m',
+            f'{_SIZES[_RAM] >> 20}M,slots=2,maxmem=1G',
+            '-nodefaults',
+            '-no-user-config',
+            '-display',
+            'none',
+            '-object',
+            f'memory-backend-file,id=ram0,mem-path={_RAM},size={_SIZES[_RAM]},share=on',
+            '-object',
+            f'memory-backend-file,id=mem0,mem-path={_NVDIMM},share=on',
+            '-device',
+            'nvdimm,memdev=mem0,id=nv0',
+            '-blockdev',
+            f'driver=qcow2,node-name=disk0,file.driver=file,file.filename={_DISK}',
+            '-device',
+            'virtio-blk-pci,drive=disk0',
+            '-qmp',
+            f'unix:{self._sockets["qmp"]},server=on,wait=off',
+            '-qtest',
+            f'unix:{self._sockets["qtest"]},server=on,wait=off',
+            '-qtest-log',
+            'none',
+        ]
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         with open(self._errors, 'wb') as errors:
-            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors)
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors
+            )
         self._open.callback(self._end)
         try:
             self._qmp = qmp.Qmp(qmp.connect(self._sockets['qmp'], self._process, _SECONDS))
@@ -86,7 +112,12 @@ class Vm:
         self._start = {_RAM: 0, _NVDIMM: int(device['data']['addr'])}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._open.close()
 
     def _end(self) -> None:
@@ -97,13 +128,17 @@ class Vm:
         """In pieces: much at a time is stored past the caches."""
         offset, length = _FILLED[path]
         for at in range(offset, offset + length, _PIECE):
-            self._qtest.sendall(f'memset {self._start[path] + at:#x} {_PIECE:#x} {byte:#x}\n'.encode())
+            self._qtest.sendall(
+                f'memset {self._start[path] + at:#x} {_PIECE:#x} {byte:#x}\n'.encode()
+            )
             reply = self._qtest.recv(100)
             if reply != b'OK\n':
                 raise machine.Failure(f'qtest: {reply!r}')
 
     def _store(self, number: int) -> None:
-        """What counts is stored where there is space already: to get some commits all of the file."""
+        """What counts is stored where there is space already: to get some commits all of
+        the file.
+        """
         for path in _FILLED:
             self._fill(path, _OTHER)
         time.sleep(_SETTLE_SECONDS)
@@ -113,7 +148,8 @@ class Vm:
             self._fill(path, _byte(number))
 
     def checkpoint(self, number: int) -> None:
-        """Of the whole VM, by turns as libvirt takes them and by ``savevm``; then of each image alone, which commits least.
+        """Of the whole VM, by turns as libvirt takes them and by ``savevm``; then of each image
+        alone, which commits least.
 
         All are to be durable on return.
         """
@@ -129,7 +165,9 @@ class Vm:
             self._qmp.run('pcow-snapshot-create', id=name, name=_alone(number))
 
     def _save(self, number: int) -> None:
-        self._qmp.run('snapshot-save', job_id='job', tag=name_of(number), vmstate='disk0', devices=['disk0'])
+        self._qmp.run(
+            'snapshot-save', job_id='job', tag=name_of(number), vmstate='disk0', devices=['disk0']
+        )
         end = time.monotonic() + _SECONDS
         while time.monotonic() < end:
             (job,) = [item for item in self._qmp.run('query-jobs') if item['id'] == 'job']
@@ -143,7 +181,9 @@ class Vm:
 
 
 def _names(place: machine.Place, path: Path) -> set[str]:
-    listed = json.loads(machine.run(place.binaries / 'pcow-img', 'snapshot', '-l', '--output=json', path))
+    listed = json.loads(
+        machine.run(place.binaries / 'pcow-img', 'snapshot', '-l', '--output=json', path)
+    )
     return {str(item['name']) for item in listed}
 
 
@@ -151,24 +191,29 @@ def _compare(place: machine.Place, path: Path, name: str, number: int) -> int:
     """Pages that were compared."""
     target = Path('/tmp/checkpoint.raw')
     target.unlink(missing_ok=True)
-    machine.run(place.binaries / 'pcow-img', 'convert', '-f', 'pcow', '-O', 'raw', '-l', name, path, target)
+    machine.run(
+        place.binaries / 'pcow-img', 'convert', '-f', 'pcow', '-O', 'raw', '-l', name, path, target
+    )
     offset, length = _FILLED[path]
     with target.open('rb') as file:
         file.seek(offset)
         data = file.read(length)
     target.unlink()
     expected = bytes([_byte(number)]) * _PAGE
-    wrong = [at for at in range(0, length, _PAGE) if data[at:at + _PAGE] != expected]
+    wrong = [at for at in range(0, length, _PAGE) if data[at : at + _PAGE] != expected]
     if wrong:
-        raise machine.Failure(f'{path}, {name}: {len(wrong)} of {length // _PAGE} pages are not as they were, '
-                              f'the first at {offset + wrong[0]:#x}')
+        raise machine.Failure(
+            f'{path}, {name}: {len(wrong)} of {length // _PAGE} pages are not as they were, '
+            f'the first at {offset + wrong[0]:#x}'
+        )
     return length // _PAGE
 
 
 def verify(place: machine.Place, sure: list[int], unsure: list[int]) -> dict[str, Any]:
     """All that were told of are there, on both images; and what is there is whole, told of or not.
 
-    A name in one image and a mark in the other is for the next QEMU to finish; then it is whole, too.
+    A name in one image and a mark in the other is for the next QEMU to finish; then it is whole,
+    too.
     """
     figures = {'checkpoints': 0, 'checkpoint-pages': 0}
     for path in _SIZES:

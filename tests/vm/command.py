@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """pcowctl as its entry point is called, in a process of its own each time, and what it prints.
 
-A new interpreter that imports everything takes seconds in an emulator: the processes are forks of one that has imported it.
+A new interpreter that imports everything takes seconds in an emulator: the processes are forks of
+one that has imported it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _SECONDS = 300.0
 class Result:
     command: str
     exit_code: int
-    output: str                                # of stdout and stderr as they came
+    output: str  # of stdout and stderr as they came
 
     def dump(self) -> dict[str, object]:
         return dataclasses.asdict(self)
@@ -54,7 +55,9 @@ def _wait(pid: int, words: tuple[str, ...]) -> int:
     raise machine.Failure(f'pcowctl {shlex.join(words)}: no end within {_SECONDS:.0f} s')
 
 
-def run(*words: str, stdout_only: bool = False, prepare: Callable[[], None] | None = None) -> Result:
+def run(
+    *words: str, stdout_only: bool = False, prepare: Callable[[], None] | None = None
+) -> Result:
     """Run it, in a process in which ``prepare`` was called before.
 
     :raises Failure: it did not end in time
@@ -72,7 +75,7 @@ def run(*words: str, stdout_only: bool = False, prepare: Callable[[], None] | No
                 code = app.main(list(words))
             except SystemExit as e:
                 code = e.code if isinstance(e.code, int) else 0 if e.code is None else 1
-            except BaseException:              # as the interpreter would say it
+            except BaseException:  # as the interpreter would say it
                 traceback.print_exc()
                 code = 1
             finally:
@@ -99,7 +102,9 @@ def must_fail(said: str, *words: str) -> Result:
     """
     done = run(*words)
     if done.exit_code == 0 or not re.search(said, done.output) or 'Traceback' in done.output:
-        raise machine.Failure(f'{done.command}: exit code {done.exit_code}, and not {said!r}: {done.output[-3000:]}')
+        raise machine.Failure(
+            f'{done.command}: exit code {done.exit_code}, and not {said!r}: {done.output[-3000:]}'
+        )
     return done
 
 
@@ -109,8 +114,17 @@ def shell(*words: object) -> Result:
     :raises Failure: it fails
     """
     line = [str(word) for word in words]
-    done = subprocess.run(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          timeout=_SECONDS, check=False)
+    done = subprocess.run(
+        line,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
+    )
     if done.returncode:
-        raise machine.Failure(f'{shlex.join(line)}: exit code {done.returncode}: {done.stdout[-3000:]}')
+        raise machine.Failure(
+            f'{shlex.join(line)}: exit code {done.returncode}: {done.stdout[-3000:]}'
+        )
     return Result(shlex.join((os.path.basename(line[0]), *line[1:])), 0, done.stdout)

@@ -32,8 +32,10 @@ from tests.vm import machine
 # What tests/vm/contents.py puts where.
 HOOK = 'etc/libvirt/hooks/qemu.d/pcow'
 HOOK_TARGET = '/etc/libvirt/hooks/qemu.d/pcow'
-RULES = {f'etc/apparmor.d/local/{name}-pcow': f'/etc/apparmor.d/local/{name}'
-         for name in ('usr.sbin.libvirtd', 'abstractions/libvirt-qemu')}
+RULES = {
+    f'etc/apparmor.d/local/{name}-pcow': f'/etc/apparmor.d/local/{name}'
+    for name in ('usr.sbin.libvirtd', 'abstractions/libvirt-qemu')
+}
 PLUGIN = '/usr/lib/x86_64-linux-gnu/nbdkit/plugins/nbdkit-pcow-plugin.so'
 
 _EMULATOR = '/usr/local/bin/qemu-system-x86_64'
@@ -61,15 +63,28 @@ unix_sock_group = "libvirt"
 unix_sock_rw_perms = "0770"
 """
 _MONITOR = 'monitor.sock'
-_DIRECTORIES = ('/var/lib/libvirt/qemu', '/var/cache/libvirt/qemu', '/var/log/libvirt/qemu',
-                '/run/libvirt', '/etc/libvirt/qemu')
+_DIRECTORIES = (
+    '/var/lib/libvirt/qemu',
+    '/var/cache/libvirt/qemu',
+    '/var/log/libvirt/qemu',
+    '/run/libvirt',
+    '/etc/libvirt/qemu',
+)
 _PATH = '/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin'
 
 
 def _run(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*map(str, words)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          errors='replace', timeout=_SECONDS, check=False,
-                          env={'PATH': _PATH, 'LC_ALL': 'C'}, **options)
+    return subprocess.run(
+        [*map(str, words)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors='replace',
+        timeout=_SECONDS,
+        check=False,
+        env={'PATH': _PATH, 'LC_ALL': 'C'},
+        **options,
+    )
 
 
 def _must(*words: object) -> str:
@@ -105,13 +120,16 @@ def _libvirtd() -> Iterator[None]:
     for name in _DIRECTORIES:
         Path(name).mkdir(parents=True, exist_ok=True)
     shutil.chown('/var/lib/libvirt/qemu', _QEMU_USER, _QEMU_GROUP)
-    process = subprocess.Popen(['/usr/sbin/libvirtd'], stdin=subprocess.DEVNULL,
-                               env={'PATH': _PATH})
+    process = subprocess.Popen(
+        ['/usr/sbin/libvirtd'], stdin=subprocess.DEVNULL, env={'PATH': _PATH}
+    )
     try:
         limit = time.monotonic() + _START_SECONDS
         while (answer := _virsh('list')).returncode:
-            _expect(process.poll() is None and time.monotonic() < limit,
-                    f'libvirtd does not start ({process.poll()}): {answer.stderr}{_log()}')
+            _expect(
+                process.poll() is None and time.monotonic() < limit,
+                f'libvirtd does not start ({process.poll()}): {answer.stderr}{_log()}',
+            )
             time.sleep(0.5)
         label = Path(f'/proc/{process.pid}/attr/apparmor/current').read_text().strip()
         _expect(label == 'libvirtd (enforce)', f'libvirtd is confined by {label}')
@@ -122,6 +140,7 @@ def _libvirtd() -> Iterator[None]:
 
 
 # ---- who tries what ------------------------------------------------------------------------------
+
 
 def _become(profile: str | None, user: str) -> None:
     if profile:
@@ -150,7 +169,7 @@ def _opened(path: Path) -> str:
 
 def _connected(path: Path) -> str:
     """'rw': who listens talks to it, or would."""
-    if path.name == _MONITOR:                  # QEMU talks to libvirt: others wait, and block
+    if path.name == _MONITOR:  # QEMU talks to libvirt: others wait, and block
         return 'rw' if os.access(path, os.W_OK) else '-'
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(20)
@@ -172,8 +191,10 @@ def _tried(profile: str | None, user: str, paths: list[Path]) -> list[str]:
             os.close(reading)
             is_socket = [path.is_socket() for path in paths]
             _become(profile, user)
-            found = [(_connected if socket_ else _opened)(path)
-                     for path, socket_ in zip(paths, is_socket, strict=True)]
+            found = [
+                (_connected if socket_ else _opened)(path)
+                for path, socket_ in zip(paths, is_socket, strict=True)
+            ]
             os.write(writing, json.dumps(found).encode())
         finally:
             os._exit(0)
@@ -192,13 +213,17 @@ def _verdict(got: str, without_profile: str, without_mode: str, is_disk: bool) -
         return 'rw'
     if is_disk:
         return 'nbdkit'
-    by = [name for name, other in (('AppArmor', without_profile), ('mode', without_mode))
-          if len(other.strip('-')) > len(got.strip('-'))]
+    by = [
+        name
+        for name, other in (('AppArmor', without_profile), ('mode', without_mode))
+        if len(other.strip('-')) > len(got.strip('-'))
+    ]
     refused = '+'.join(by) or 'AppArmor+mode'
     return f'r, {refused}' if got == 'r' else refused
 
 
 # ---- the host ------------------------------------------------------------------------------------
+
 
 class Guest:
     """A domain with an image on a base, and with a volume that nbdkit serves it."""
@@ -207,12 +232,14 @@ class Guest:
         self.name, self.uuid = name, str(uuid.uuid4())
         self.profile = f'libvirt-{self.uuid}'
         self.image, self.base, self.volume = (
-            _POOL / f'{name}{suffix}.pcow' for suffix in ('', '-base', '-volume'))
+            _POOL / f'{name}{suffix}.pcow' for suffix in ('', '-base', '-volume')
+        )
         self.directory = _DISKS / name
         self.socket = self.directory / 'socket'
 
         self.more, self.more_base = (
-            _POOL / f'{name}-more{suffix}.pcow' for suffix in ('', '-base'))
+            _POOL / f'{name}-more{suffix}.pcow' for suffix in ('', '-base')
+        )
 
     def allowed(self, path: Path) -> str:
         """What its QEMU is to get."""
@@ -231,8 +258,15 @@ class Guest:
 
     def define(self) -> None:
         nvdimm = libvirt_xml.Nvdimm(path=str(self.image), size=_SIZE)
-        spec = domain_xml.Domain(name=self.name, uuid=self.uuid, memory=64 * _MIB, kernel='/none',
-                                 emulator=_EMULATOR, volatile=True, nvdimms=[nvdimm])
+        spec = domain_xml.Domain(
+            name=self.name,
+            uuid=self.uuid,
+            memory=64 * _MIB,
+            kernel='/none',
+            emulator=_EMULATOR,
+            volatile=True,
+            nvdimms=[nvdimm],
+        )
         element = spec.to_element()
         boot = element.find('os')
         assert boot is not None
@@ -287,19 +321,24 @@ def _matrix(guests: list[Guest]) -> list[str]:
     :raises Failure: a QEMU gets more than its own
     """
     files = [*sorted(_POOL.glob('*.pcow')), *sorted(_PROFILES.glob('libvirt-*.pcow')), _SETTINGS]
-    sockets = [*(guest.socket for guest in guests), *sorted(_POOL.glob('.*.control')),
-               *sorted(Path('/var/lib/libvirt/qemu').glob(f'domain-*/{_MONITOR}')),
-               Path('/run/libvirt/libvirt-sock')]
+    sockets = [
+        *(guest.socket for guest in guests),
+        *sorted(_POOL.glob('.*.control')),
+        *sorted(Path('/var/lib/libvirt/qemu').glob(f'domain-*/{_MONITOR}')),
+        Path('/run/libvirt/libvirt-sock'),
+    ]
     paths = files + sockets
     who: list[tuple[str, str | None, str]] = [
-        (f'QEMU {guest.name}', guest.profile, _QEMU_USER) for guest in guests]
+        (f'QEMU {guest.name}', guest.profile, _QEMU_USER) for guest in guests
+    ]
     who += [("QEMU's user", None, _QEMU_USER), ('local user', None, 'nobody')]
     free = _tried(None, 'root', paths)
     rows = [['', *(name for name, _profile, _user in who)]] + [[str(path)] for path in paths]
     wrong: list[str] = []
     for name, profile, user in who:
         got, unconfined, as_root = (
-            _tried(*one, paths) for one in ((profile, user), (None, user), (profile, 'root')))
+            _tried(*one, paths) for one in ((profile, user), (None, user), (profile, 'root'))
+        )
         guest = next((item for item in guests if item.profile == profile), None)
         for number, path in enumerate(paths):
             is_disk = path.parent.parent == _DISKS
@@ -329,8 +368,10 @@ def domains() -> dict[str, Any]:
         _create(one.more_base)
         _create(one.more, one.more_base)
         refused = _plug(one, one.more)
-        _expect(refused.returncode and 'Permission denied' in refused.stderr,
-                f'without its base: {refused}')
+        _expect(
+            refused.returncode and 'Permission denied' in refused.stderr,
+            f'without its base: {refused}',
+        )
         _must(HOOK_TARGET, '--grant', one.more, one.uuid)
         plugged = _plug(one, one.more)
         _expect(not plugged.returncode, plugged.stderr)
@@ -346,16 +387,22 @@ def _check_rule_for_all(one: Guest, other: Guest) -> None:
     with open(_PROFILES / f'{one.profile}.pcow', 'a') as file:
         file.write(f'  {_POOL.parent}/*/*.pcow rwk,\n')
     _must('apparmor_parser', '-r', _PROFILES / one.profile)
-    _expect(_tried(one.profile, _QEMU_USER, [other.image]) == ['rw'],
-            'the test takes for refused what is not')
+    _expect(
+        _tried(one.profile, _QEMU_USER, [other.image]) == ['rw'],
+        'the test takes for refused what is not',
+    )
 
 
 def _check_end(one: Guest, other: Guest) -> None:
     """Of a guest."""
     _must('virsh', '-q', '-c', 'qemu:///system', 'destroy', one.name)
-    _expect(not (_PROFILES / f'{one.profile}.pcow').exists(), 'the rules stay when a guest has ended')
-    _expect(_tried(other.profile, _QEMU_USER, [other.base]) == ['r'],
-            'the end of one guest changed the other one')
+    _expect(
+        not (_PROFILES / f'{one.profile}.pcow').exists(), 'the rules stay when a guest has ended'
+    )
+    _expect(
+        _tried(other.profile, _QEMU_USER, [other.base]) == ['r'],
+        'the end of one guest changed the other one',
+    )
 
 
 def _check_lies(one: Guest, other: Guest) -> None:
@@ -367,4 +414,6 @@ def _check_lies(one: Guest, other: Guest) -> None:
 
 
 ALL: dict[str, Callable[[], dict[str, Any]]] = {
-    'confinement-domains': domains, 'confinement-disk': disk_unit.run}
+    'confinement-domains': domains,
+    'confinement-disk': disk_unit.run,
+}

@@ -24,39 +24,52 @@ from tests.vm import machine
 _NAMES = ('pcow-nbd.socket', 'pcow-nbd@.service')
 UNITS = {f'etc/systemd/system/{name}': f'/etc/systemd/system/{name}' for name in _NAMES}
 PROGRAM = '/usr/local/bin/pcow-nbd-unit'
-PYTHON = ('/usr/bin/env PYTHONPATH=/suite:/suite/site PATH=/usr/local/bin:/usr/bin:/sbin '
-          '/usr/bin/python3 -B -c')
+PYTHON = (
+    '/usr/bin/env PYTHONPATH=/suite:/suite/site PATH=/usr/local/bin:/usr/bin:/sbin '
+    '/usr/bin/python3 -B -c'
+)
 _TEXT = 'import sys; from pcow_driver.export import nbdkit_unit; sys.exit(nbdkit_unit.main())'
 PROGRAM_TEXT = f'#!/bin/sh\nexec {PYTHON} "{_TEXT}"\n'
 
 _USER, _GROUP = 'daemon', 'pcow'
 _PLACE = Path('/var/lib/disk-unit')
 _IMAGE, _DIRECTORY = _PLACE / 'volume.pcow', _PLACE / 'disk'
-_SERVICE = 'pcow-asks.service'                 # in the part of nova-compute
-_LOG = Path('/var/log/disk-unit.log')           # there is no journal
+_SERVICE = 'pcow-asks.service'  # in the part of nova-compute
+_LOG = Path('/var/log/disk-unit.log')  # there is no journal
 _LOG_TEXT = f"""\
 [Service]
 StandardOutput=append:{_LOG}
 StandardError=append:{_LOG}
 """
-_UNIT_TEXT = _LOG_TEXT + f"""\
+_UNIT_TEXT = (
+    _LOG_TEXT
+    + f"""\
 Type=exec
 User={_USER}
 SupplementaryGroups={_GROUP}
 ExecStart={PYTHON} "from pcow_driver.export import nbd; import os, time; \\
     os.path.exists('{_DIRECTORY}') or nbd.start('{_DIRECTORY}', '{_IMAGE}'); time.sleep(10000)"
 """
-_STOP = (f"import grp, os, pwd; from pcow_driver.export import nbd; user = pwd.getpwnam('{_USER}'); "
-         f"os.setgroups([grp.getgrnam('{_GROUP}').gr_gid]); os.setgid(user.pw_gid); "
-         "os.setuid(user.pw_uid); "
-         f"nbd.stop('{_DIRECTORY}')")
+)
+_STOP = (
+    f"import grp, os, pwd; from pcow_driver.export import nbd; user = pwd.getpwnam('{_USER}'); "
+    f"os.setgroups([grp.getgrnam('{_GROUP}').gr_gid]); os.setgid(user.pw_gid); "
+    "os.setuid(user.pw_uid); "
+    f"nbd.stop('{_DIRECTORY}')"
+)
 _SECONDS = 120.0
 _MIB = 1 << 20
 
 
 def _must(*words: object) -> str:
-    done = subprocess.run([*map(str, words)], stdin=subprocess.DEVNULL, capture_output=True,
-                          text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [*map(str, words)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     if done.returncode:
         raise machine.Failure(f'{" ".join(map(str, words))}: {done.stdout}{done.stderr}{_said()}')
     return done.stdout
@@ -107,11 +120,22 @@ class _Qemu:
         # what qemu-io says goes to stdout, and to a terminal at once
         self._output, terminal = os.openpty()
         self._process = subprocess.Popen(
-            ['/usr/local/bin/qemu-system-x86_64', '-machine', 'none', '-nodefaults', '-display', 'none',
-             '-qmp', f'unix:{control},server=on,wait=off', '-blockdev',
-             'driver=nbd,node-name=disk,reconnect-delay=60,server.type=unix,'
-             f'server.path={_DIRECTORY / nbdkit.SOCKET}'],
-            stdin=subprocess.DEVNULL, stdout=terminal)
+            [
+                '/usr/local/bin/qemu-system-x86_64',
+                '-machine',
+                'none',
+                '-nodefaults',
+                '-display',
+                'none',
+                '-qmp',
+                f'unix:{control},server=on,wait=off',
+                '-blockdev',
+                'driver=nbd,node-name=disk,reconnect-delay=60,server.type=unix,'
+                f'server.path={_DIRECTORY / nbdkit.SOCKET}',
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=terminal,
+        )
         os.close(terminal)
         self._channel = qmp.Qmp(qmp.connect(control, self._process))
 
@@ -153,8 +177,10 @@ def _survives() -> dict[str, Any]:
         qemu.io('write -P 0x22 4k 4k')
         away = time.monotonic() - begun
         after = (_DIRECTORY / nbdkit.SOCKET).stat()
-        _expect((before.st_mode, before.st_gid) == (after.st_mode, after.st_gid),
-                'the socket has another owner or mode')
+        _expect(
+            (before.st_mode, before.st_gid) == (after.st_mode, after.st_gid),
+            'the socket has another owner or mode',
+        )
         _expect(_pid() not in (0, pid), 'nbdkit was not started again')
     _must('systemctl', 'stop', _SERVICE)
     _expect(_pid(), 'nbdkit has ended with the service')
@@ -171,8 +197,10 @@ def _dies_without() -> None:
     _expect(not nbdkit_unit.is_there(), f'{nbdkit_unit.SOCKET} is still there')
     _must('systemctl', 'start', _SERVICE)
     pid = _wait('nbdkit', _pid)
-    _expect(_SERVICE in Path(f'/proc/{pid}/cgroup').read_text(),
-            'nbdkit is not in the unit of the service')
+    _expect(
+        _SERVICE in Path(f'/proc/{pid}/cgroup').read_text(),
+        'nbdkit is not in the unit of the service',
+    )
     _must('systemctl', 'stop', _SERVICE)
     _expect(not Path(f'/proc/{pid}').exists(), 'nbdkit has outlived the service without a unit')
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A test guest whose accesses to the image may fail, and what it is told then.  It needs a kernel with machine checks, and so does
-its host."""
+"""A test guest whose accesses to the image may fail, and what it is told then. It needs a kernel
+with machine checks, and so does its host."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from tests.vm import scenarios
 PAGE = 4096
 QUIET_SECONDS = 2.0
 EVENT_SECONDS = 60.0
-KERNEL = 'linux-image-amd64'                   # Debian's kernel for clouds is built without machine checks
-# For the host: QEMU 10.0's SVM does not intercept loads of CR4, so a guest's kernel would see, and keep, that the host takes them.
+# Debian's kernel for clouds is built without machine checks
+KERNEL = 'linux-image-amd64'
+# For the host: QEMU 10.0's SVM does not intercept loads of CR4, so a guest's kernel would see, and
+# keep, that the host takes them.
 OUTER_OPTIONS = 'mce=off'
-CHECKED = 'checked'                            # where that is, for guests, beside the other one
-_DATA_OFFSET = 2 * chain.MIB                   # of the image: what the guest's device begins with
-_AROUND_PAGES = 16                             # that a load's fault maps, from the first one on; a multiple of the images' cluster
+CHECKED = 'checked'  # where that is, for guests, beside the other one
+_DATA_OFFSET = 2 * chain.MIB  # of the image: what the guest's device begins with
+# that a load's fault maps, from the first one on; a multiple of the images' cluster
+_AROUND_PAGES = 16
 _SETTLE_SECONDS = 0.5
 
 
@@ -46,8 +49,8 @@ class Guest:
         return found
 
     def take(self, depth: int | None) -> int:
-        """A page with data in a slab that no other one was taken from, the first of what a fault maps around it, which is what
-        is touched before somebody needs it.
+        """A page with data in a slab that no other one was taken from, the first of what a fault
+        maps around it, which is what is touched before somebody needs it.
 
         :param depth: 0: in the image itself, 1: its base, ...; None: in no file, so without data
         :raises Failure: there is none
@@ -55,7 +58,9 @@ class Guest:
         for extent in self._extents:
             if (extent['depth'] if extent['present'] and extent['data'] else None) != depth:
                 continue
-            for start in range(max(extent['start'], _DATA_OFFSET), extent['start'] + extent['length'], PAGE):
+            for start in range(
+                max(extent['start'], _DATA_OFFSET), extent['start'] + extent['length'], PAGE
+            ):
                 slab = start // (2 * chain.MIB)
                 if start // PAGE % _AROUND_PAGES == 0 and slab not in self._taken:
                     self._taken.add(slab)
@@ -71,11 +76,25 @@ class Guest:
     def drop(self, page: int, access: str = '') -> None:
         """The host's kernel finds out that a page is lost, before anybody accesses it.
 
-        :param access: just before; after stores QEMU prepares slabs, which has the file written and mapped anew
+        :param access: just before; after stores QEMU prepares slabs, which has the file written and
+            mapped anew
         """
         extent = self._map('-s', page, '-l', PAGE)[0]
-        command = [sys.executable, '-B', '-m', 'tests.vm.lose', extent['filename'], str(extent['offset'])]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        command = [
+            sys.executable,
+            '-B',
+            '-m',
+            'tests.vm.lose',
+            extent['filename'],
+            str(extent['offset']),
+        ]
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
             assert process.stdout is not None
             process.stdout.readline()
             if access:
@@ -121,9 +140,17 @@ class Guest:
 
 def checked(context: scenarios.Context) -> scenarios.Context:
     """With the kernel that takes machine checks."""
-    kernel, initrd = (context.place.kernel.with_name(CHECKED) / name for name in ('kernel', 'initrd'))
-    return scenarios.Context(dataclasses.replace(context.place, kernel=kernel, initrd=initrd), context.name, context.directory)
+    kernel, initrd = (
+        context.place.kernel.with_name(CHECKED) / name for name in ('kernel', 'initrd')
+    )
+    return scenarios.Context(
+        dataclasses.replace(context.place, kernel=kernel, initrd=initrd),
+        context.name,
+        context.directory,
+    )
 
 
 def disks(context: scenarios.Context) -> tuple[str, ...]:
-    return context.disk('source', context.source_disk()) + context.disk('model', context.model_disk())
+    return context.disk('source', context.source_disk()) + context.disk(
+        'model', context.model_disk()
+    )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is tried on file systems with DAX, on a namespace of a real kernel.  A scenario returns figures, or raises Failure."""
+"""What is tried on file systems with DAX, on a namespace of a real kernel. A scenario returns
+figures, or raises Failure.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,56 @@ from tests.vm import reflink
 REGIONS = {'ext4': 'region0', 'xfs': 'region1'}
 # Bytes; the third is reflink.REGION, whose files stay, the last one random_work's
 REGION_SIZES = (4 << 30, 4 << 30, 10 << 30, 1 << 30)
-GOLDEN = Path('/suite/golden')                 # images of earlier versions
-# Tests of the library that keep files where they are told to, and that an emulator ends in minutes; why the others are not here
-# is in doc/source/testing.rst.
-UNIT_TESTS = ('test_open', 'test_map', 'test_mappings', 'test_snapshot', 'test_check', 'test_check_layers', 'test_check_lost',
-              'test_fork', 'test_fork_readers', 'test_frozen', 'test_model', 'test_copy_on_read', 'test_format1',
-              'test_format1_chains', 'test_format1_damage', 'test_golden', 'test_remains', 'test_signals', 'test_sizes',
-              'test_whole', 'test_watch')
+GOLDEN = Path('/suite/golden')  # images of earlier versions
+# Tests of the library that keep files where they are told to, and that an emulator ends in minutes;
+# why the others are not here is in doc/source/testing.rst.
+UNIT_TESTS = (
+    'test_open',
+    'test_map',
+    'test_mappings',
+    'test_snapshot',
+    'test_check',
+    'test_check_layers',
+    'test_check_lost',
+    'test_fork',
+    'test_fork_readers',
+    'test_frozen',
+    'test_model',
+    'test_copy_on_read',
+    'test_format1',
+    'test_format1_chains',
+    'test_format1_damage',
+    'test_golden',
+    'test_remains',
+    'test_signals',
+    'test_sizes',
+    'test_whole',
+    'test_watch',
+)
 _ARGUMENTS = {'test_golden': (str(GOLDEN),)}
-# Of the programs; their directories are on the mount.  Those of pcowctl are in tests/vm/pools.py, where there are regions.
-FUNCTIONAL_TESTS = ('test_pcow_img', 'test_pcow_io', 'test_pcow_forks', 'test_pcow_bad_images', 'test_pcow_convert')
-_MKFS = {'ext4': ('mkfs.ext4', '-q', '-F', '-b', '4096', '-m', '0', '-E',
-                  'stride=512,stripe_width=512,lazy_itable_init=0,nodiscard'),
-         'xfs': ('mkfs.xfs', '-q', '-f', '-K', '-d', 'su=2m,sw=1', '-m', 'reflink=0')}
+# Of the programs; their directories are on the mount. Those of pcowctl are in tests/vm/pools.py,
+# where there are regions.
+FUNCTIONAL_TESTS = (
+    'test_pcow_img',
+    'test_pcow_io',
+    'test_pcow_forks',
+    'test_pcow_bad_images',
+    'test_pcow_convert',
+)
+_MKFS = {
+    'ext4': (
+        'mkfs.ext4',
+        '-q',
+        '-F',
+        '-b',
+        '4096',
+        '-m',
+        '0',
+        '-E',
+        'stride=512,stripe_width=512,lazy_itable_init=0,nodiscard',
+    ),
+    'xfs': ('mkfs.xfs', '-q', '-f', '-K', '-d', 'su=2m,sw=1', '-m', 'reflink=0'),
+}
 _TEST_SECONDS = 1500.0
 RANDOM_TEST = 'test_random'
 _RANDOM_SECONDS = '45'
@@ -49,12 +88,16 @@ _NVDIMMS = Path('/sys/bus/nd/devices')
 def _namespace(region: str) -> dict[str, Any]:
     """In fsdax mode, on a region with labels; ndctl's words."""
     dimm = (_NVDIMMS / region / 'mapping0').read_text().split(',')[0]
-    # a new device has an empty label area, and until that is initialised one raw namespace over everything
+    # a new device has an empty label area, and until that is initialised one raw namespace over
+    # everything
     machine.run('ndctl', 'disable-region', region)
     machine.run('ndctl', 'init-labels', '--force', dimm)
     machine.run('ndctl', 'enable-region', region)
-    made: dict[str, Any] = json.loads(machine.run('ndctl', 'create-namespace', '--mode', 'fsdax', '--map', 'mem',
-                                                  '--region', region))
+    made: dict[str, Any] = json.loads(
+        machine.run(
+            'ndctl', 'create-namespace', '--mode', 'fsdax', '--map', 'mem', '--region', region
+        )
+    )
     return made
 
 
@@ -62,13 +105,19 @@ def _mount(device: str, make: tuple[str, ...], kind: str, directory: Path) -> st
     """A new file system, with DAX; the mount's options."""
     machine.run(*make, device)
     machine.run('mount', '-t', kind, '-o', 'dax=always,noatime', device, directory)
-    options = next(line.split()[3] for line in Path('/proc/mounts').read_text().splitlines() if line.split()[1] == str(directory))
+    options = next(
+        line.split()[3]
+        for line in Path('/proc/mounts').read_text().splitlines()
+        if line.split()[1] == str(directory)
+    )
     if 'dax=always' not in options.split(','):
         raise machine.Failure(f'{device} is mounted with {options}')
     return options
 
 
-def _mounted(region: str, make: tuple[str, ...], kind: str, directory: Path) -> tuple[dict[str, Any], str]:
+def _mounted(
+    region: str, make: tuple[str, ...], kind: str, directory: Path
+) -> tuple[dict[str, Any], str]:
     """A namespace and a mount of it."""
     made = _namespace(region)
     return made, _mount(f'/dev/{made["blockdev"]}', make, kind, directory)
@@ -83,7 +132,9 @@ def namespace(place: machine.Place, kind: str) -> dict[str, Any]:
     info = json.loads(machine.run(img, 'info', '--output=json', image))
     persistence = info['format-specific']['data']['persistence']
     if persistence != 'pmem':
-        raise machine.Failure(f'an image on {kind} with DAX is of the class {persistence}, not pmem')
+        raise machine.Failure(
+            f'an image on {kind} with DAX is of the class {persistence}, not pmem'
+        )
     image.unlink()
     return {'namespace': made, 'mount': options, 'persistence': persistence}
 
@@ -92,15 +143,25 @@ def unit_test(name: str, place: machine.Place, _kind: str) -> dict[str, Any]:
     """One of the library's test programs, its files on the mount."""
     before = journal.writes(place)
     try:
-        done = subprocess.run([str(place.binaries / name), *_ARGUMENTS.get(name, ())], stdin=subprocess.DEVNULL,
-                              capture_output=True, text=True, timeout=_TEST_SECONDS,
-                              env=os.environ | {'TMPDIR': str(place.pool)}, check=False)
+        done = subprocess.run(
+            [str(place.binaries / name), *_ARGUMENTS.get(name, ())],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TEST_SECONDS,
+            env=os.environ | {'TMPDIR': str(place.pool)},
+            check=False,
+        )
     except subprocess.TimeoutExpired as e:
         said = b''.join(text for text in (e.stdout, e.stderr) if text)
-        raise machine.Failure(f'{name}: no end within {_TEST_SECONDS:.0f} s\n{said[-4000:].decode(errors="replace")}') from None
+        raise machine.Failure(
+            f'{name}: no end within {_TEST_SECONDS:.0f} s\n{said[-4000:].decode(errors="replace")}'
+        ) from None
     passed = _PASSED.search(done.stdout + done.stderr)
     if done.returncode or not passed or passed[1] == '0':
-        raise machine.Failure(f'{name}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-4000:]}')
+        raise machine.Failure(
+            f'{name}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-4000:]}'
+        )
     return {'tests': int(passed[1]), 'journal-writes': journal.writes(place) - before}
 
 
@@ -110,15 +171,28 @@ def _random_device() -> str:
 
 
 def random_work(place: machine.Place, kind: str) -> dict[str, Any]:
-    """The library's random test on a small file system, for PCOW_RANDOM_SECONDS if that was said."""
+    """The library's random test on a small file system, for PCOW_RANDOM_SECONDS if that
+    was said.
+    """
     seconds = os.environ.get('PCOW_RANDOM_SECONDS', _RANDOM_SECONDS)
-    environment = os.environ | {'PCOW_RANDOM_POOL': str(RANDOM_POOL), 'PCOW_RANDOM_SECONDS': seconds}
+    environment = os.environ | {
+        'PCOW_RANDOM_POOL': str(RANDOM_POOL),
+        'PCOW_RANDOM_SECONDS': seconds,
+    }
     limit = _TEST_SECONDS + float(seconds)
     _mount(_random_device(), _MKFS[kind], kind, RANDOM_POOL)
     try:
-        done = subprocess.run([str(place.binaries / RANDOM_TEST)], stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              errors='replace', timeout=limit, env=environment, check=False)
+        done = subprocess.run(
+            [str(place.binaries / RANDOM_TEST)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors='replace',
+            timeout=limit,
+            env=environment,
+            check=False,
+        )
     except subprocess.TimeoutExpired as e:
         said = (e.stdout or b'')[-4000:].decode(errors='replace')
         raise machine.Failure(f'{RANDOM_TEST}: no end within {limit:.0f} s\n{said}') from None
@@ -136,11 +210,22 @@ def random_work(place: machine.Place, kind: str) -> dict[str, Any]:
 def functional_test(name: str, place: machine.Place, _kind: str) -> dict[str, Any]:
     """A module of tests/functional."""
     before = journal.writes(place)
-    environment = os.environ | {'PCOW_TEST_DIR': str(place.pool), 'PCOW_BIN_DIR': str(place.binaries)}
+    environment = os.environ | {
+        'PCOW_TEST_DIR': str(place.pool),
+        'PCOW_BIN_DIR': str(place.binaries),
+    }
     try:
-        done = subprocess.run([sys.executable, '-B', '-m', 'unittest', f'tests.functional.{name}'], stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors='replace',
-                              timeout=_TEST_SECONDS, env=environment, check=False)
+        done = subprocess.run(
+            [sys.executable, '-B', '-m', 'unittest', f'tests.functional.{name}'],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors='replace',
+            timeout=_TEST_SECONDS,
+            env=environment,
+            check=False,
+        )
     except subprocess.TimeoutExpired as e:
         said = (e.stdout or b'')[-4000:].decode(errors='replace')
         raise machine.Failure(f'{name}: no end within {_TEST_SECONDS:.0f} s\n{said}') from None
@@ -153,11 +238,22 @@ def functional_test(name: str, place: machine.Place, _kind: str) -> dict[str, An
 def bench(place: machine.Place, _kind: str) -> dict[str, Any]:
     """pcow-bench on the mount: only ratios count here, and how often the journal was written."""
     before = journal.writes(place)
-    output = json.loads(machine.run(place.binaries / 'pcow-bench', '--quick', '--size=16M', '--repeat=1',
-                                    f'--pool={place.pool}', '--output=json',
-                                    timeout=_TEST_SECONDS))
-    rows = {row['name']: round(row['pcow_ns'] / row['raw_ns'], 2) for row in output['rows']
-            if row.get('raw_ns') and row.get('pcow_ns')}
+    output = json.loads(
+        machine.run(
+            place.binaries / 'pcow-bench',
+            '--quick',
+            '--size=16M',
+            '--repeat=1',
+            f'--pool={place.pool}',
+            '--output=json',
+            timeout=_TEST_SECONDS,
+        )
+    )
+    rows = {
+        row['name']: round(row['pcow_ns'] / row['raw_ns'], 2)
+        for row in output['rows']
+        if row.get('raw_ns') and row.get('pcow_ns')
+    }
     return {'ratios': rows, 'journal-writes': journal.writes(place) - before}
 
 

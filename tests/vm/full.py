@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A full pool whose policy is to fail (``pcow-full=fail``): a store that needs space is not made to wait, but fails."""
+"""A full pool whose policy is to fail (``pcow-full=fail``): a store that needs space is not made to
+wait, but fails.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,24 @@ from tests.vm import machine
 from tests.vm import scenarios
 from tests.vm import space
 
-_SIZE = 256 * scenarios.MIB                    # of the pool
-_AT = 100                                      # in a page
-# Commands of the test guest that need space for a page, in each of the ways in which a guest stores.
+_SIZE = 256 * scenarios.MIB  # of the pool
+_AT = 100  # in a page
+# Commands of the test guest that need space for a page, in each of the ways in which a guest
+# stores.
 _STORES = ('error-change', 'error-input')
 
 
 def _refuse(guest: failing.Guest, command: str, page: int) -> None:
-    """It fails, with a machine check for its address, and the host is told; the guest goes on, with the memory as it was."""
+    """It fails, with a machine check for its address, and the host is told; the guest goes on, with
+    the memory as it was.
+    """
     guest.check(command, page + _AT, 'failed')
     event = guest.vm.wait_event('PCOW_POOL_FULL', failing.EVENT_SECONDS)
-    if (event['id'], event['policy'], event['offset'] // failing.PAGE * failing.PAGE) != ('mem0', 'fail', page):
+    if (event['id'], event['policy'], event['offset'] // failing.PAGE * failing.PAGE) != (
+        'mem0',
+        'fail',
+        page,
+    ):
         raise guest.vm.failure(f'{command} {page}: PCOW_POOL_FULL came with {event}')
     guest.check('error-load', page + _AT, '')
     guest.check_running()
@@ -35,7 +44,9 @@ def _stop_and_go(vm: machine.Machine) -> None:
 
 
 def fails(context: scenarios.Context) -> dict[str, Any]:
-    """Stores to pages of all origins fail, each with a machine check that the guest survives; when there is space they are made."""
+    """Stores to pages of all origins fail, each with a machine check that the guest survives; when
+    there is space they are made.
+    """
     context = failing.checked(context)
     pool, model = context.directory / 'full', context.model_disk()
     disks = (*context.disk('source', context.source_disk()), *context.disk('model', model))
@@ -48,11 +59,15 @@ def fails(context: scenarios.Context) -> dict[str, Any]:
             if vm.pcow()['full-policy'] != 'fail':
                 raise vm.failure(f'the policy is {vm.pcow()["full-policy"]}')
             guest = failing.Guest(context, image, vm)
-            guest.survey()                     # a page of zeros that was a hole in its file has a block then
+            # a page of zeros that was a hole in its file has a block then
+            guest.survey()
             vm.run_qmp('pcow-snapshot-create', id='mem0', name='frozen')
             # nobody has stored anything, so nothing was prepared that a store could have
             taken = space.take(pool)
-            origins = (*((command, depth) for command in _STORES for depth in (0, 1, 2)), ('error-change', None))
+            origins = (
+                *((command, depth) for command in _STORES for depth in (0, 1, 2)),
+                ('error-change', None),
+            )
             pages = [(command, guest.take(depth)) for command, depth in origins]
             for command, page in pages:
                 _refuse(guest, command, page)
@@ -62,7 +77,7 @@ def fails(context: scenarios.Context) -> dict[str, Any]:
             read = guest.take(1)
             guest.check('error-disk-in', read, 'failed')
             _stop_and_go(vm)
-            guest.survey()                     # nothing was stored, and all can be read
+            guest.survey()  # nothing was stored, and all can be read
             before = vm.pcow()['stats']
             if before['write-traps']:
                 raise vm.failure(f'a store was made: {before}')

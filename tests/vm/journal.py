@@ -19,10 +19,11 @@ _EXT4 = Path('/proc/fs/jbd2')
 _XFS = Path('/sys/fs/xfs')
 _LOG = '/dev/log'
 _TRACING = Path('/sys/kernel/tracing')
-# A store to a mapping with MAP_SYNC that changes the file's extents commits them by way of the file system's fsync.
+# A store to a mapping with MAP_SYNC that changes the file's extents commits them by way of the file
+# system's fsync.
 _EVENTS = {'ext4': 'ext4/ext4_sync_file_enter', 'xfs': 'xfs/xfs_file_fsync'}
 _TRACE_LINE = re.compile(r'^\s*(.+)-\d+\s+(?:\(.*?\)\s+)?\[\d+\]', re.MULTILINE)
-_SLABS = 8                                     # stored to in every step, all pages
+_SLABS = 8  # stored to in every step, all pages
 _PAGES = _SLABS * 512
 _PREPARED = 16
 _RAW_SLABS = 1
@@ -37,12 +38,19 @@ def writes(place: machine.Place) -> int:
         device, directory, kind = line.split()[:3]
         if directory == str(place.pool):
             name = os.path.basename(device)
-            text = (next(_EXT4.glob(f'{name}-*/info')) if kind == 'ext4' else _XFS / name / 'stats/stats').read_text()
+            text = (
+                next(_EXT4.glob(f'{name}-*/info'))
+                if kind == 'ext4'
+                else _XFS / name / 'stats/stats'
+            ).read_text()
             # ext4: "N transactions (...)", XFS: "log N ..." of several lines
             match = re.search(r'^(\d+) transactions|^log (\d+) ', text, re.MULTILINE)
             if match:
                 return int(match[1] or match[2])
-    raise machine.Failure(f'{place.pool} is not mounted, or its file system does not count what it writes to its journal')
+    raise machine.Failure(
+        f'{place.pool} is not mounted, or its file system does not count what it writes to its '
+        f'journal'
+    )
 
 
 @contextlib.contextmanager
@@ -68,8 +76,13 @@ class _Stores:
     def __init__(self, place: machine.Place, kind: str, *arguments: object) -> None:
         self._place = place
         self._kind = kind
-        self._process = subprocess.Popen([str(place.binaries / 'dax_stores'), *map(str, arguments)], stdin=subprocess.PIPE,
-                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            [str(place.binaries / 'dax_stores'), *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         self._answer()
 
     def _pipe(self, pipe: IO[str] | None) -> IO[str]:
@@ -93,8 +106,13 @@ class _Stores:
         before = writes(self._place)
         with traced(self._kind) as threads:
             answer = self.say(command)
-        return {'pages': pages, 'journal-writes': writes(self._place) - before, 'answer': answer,
-                'commits-by-storing-thread': threads.get('dax_stores', 0), 'commits-ahead': threads.get('pcow-ahead', 0)}
+        return {
+            'pages': pages,
+            'journal-writes': writes(self._place) - before,
+            'answer': answer,
+            'commits-by-storing-thread': threads.get('dax_stores', 0),
+            'commits-ahead': threads.get('pcow-ahead', 0),
+        }
 
     def end(self) -> None:
         """:raises Failure: it did not end well"""
@@ -114,7 +132,10 @@ def _check_left_alone(image: Path) -> None:
     :raises Failure: it does something
     """
     said = ''
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as log, contextlib.suppress(BlockingIOError):
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as log,
+        contextlib.suppress(BlockingIOError),
+    ):
         log.bind(_LOG)
         try:
             machine.run('xfs_fsr', '-v', image)
@@ -127,14 +148,17 @@ def _check_left_alone(image: Path) -> None:
 
 
 def commits(place: machine.Place, kind: str) -> dict[str, Any]:
-    """Commits of the journal for first touches and copy-on-write: who stores waits for none, if slabs are prepared.
+    """Commits of the journal for first touches and copy-on-write: who stores waits for none, if
+    slabs are prepared.
 
-    That holds as long as nobody moves blocks of the file: ext4 does not with DAX, on XFS xfs_fsr has to leave the image alone.
+    That holds as long as nobody moves blocks of the file: ext4 does not with DAX, on XFS xfs_fsr
+    has to leave the image alone.
     """
     directory = place.pool / 'journal'
     directory.mkdir()
     figures: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
+
         def start(*arguments: object) -> _Stores:
             stores = _Stores(place, kind, *arguments)
             stack.callback(stores.kill)
@@ -164,10 +188,15 @@ def commits(place: machine.Place, kind: str) -> dict[str, Any]:
         path.unlink()
     directory.rmdir()
     if figures['raw file, never written']['journal-writes'] < _RAW_SLABS * 256:
-        raise machine.Failure(f'stores to unwritten blocks commit nothing here, so that the count says nothing: {figures}')
+        raise machine.Failure(
+            f'stores to unwritten blocks commit nothing here, so that the count says nothing: '
+            f'{figures}'
+        )
     for what in ('first touch', 'second touch', 'copy-on-write'):
         if figures[what]['commits-by-storing-thread']:
-            raise machine.Failure(f'{what}: the storing thread waited for commits of the journal: {figures}')
+            raise machine.Failure(
+                f'{what}: the storing thread waited for commits of the journal: {figures}'
+            )
     if figures['first touch, nothing prepared']['journal-writes'] > _PAGES // 8:
         raise machine.Failure(f'without prepared slabs the journal is written too often: {figures}')
     return figures

@@ -18,10 +18,12 @@ from tools.lib.quickstart import state
 CLOUD = 'linux-image-cloud-amd64'
 _KEYRING = '/usr/share/keyrings/debian-archive-keyring.gpg'
 _BUSYBOX = Path('/bin/busybox')
-# A kernel in several packages, as newer suites have it, is one of each of these, and all of one version.
+# A kernel in several packages, as newer suites have it, is one of each of these, and all of one
+# version.
 _PACKAGE = re.compile(r'linux-(?:image|binary|modules|base)-[0-9]\S*')
 _NAME = re.compile(r'[a-z0-9-]+')
-_VERSION = '1'                                 # of what is made here: raise it when the result changes
+# of what is made here: raise it when the result changes
+_VERSION = '1'
 
 
 class Unreachable(exception.PcowError):
@@ -38,18 +40,31 @@ class _Suite:
     """A state of apt that knows one suite only: the machine's own stays what it is."""
 
     def __init__(self, directory: Path, name: str) -> None:
-        """:raises PcowError: the machine's apt knows no mirror of Debian, or it has no such suite, or does not answer"""
+        """:raises PcowError: the machine's apt knows no mirror of Debian, or it has no such suite,
+        or does not answer
+        """
         for path in ('lists/partial', 'cache/archives/partial'):
             (directory / path).mkdir(parents=True)
         mirror = apt.mirror(name)
         uri = os.environ.get('PCOW_DEBIAN_MIRROR') or mirror.uri
         sources = directory / 'sources.list'
         sources.write_text(f'deb [signed-by={mirror.keyring or _KEYRING}] {uri} {name} main\n')
-        self._options = [word for option in (
-            f'Dir::Etc::sourcelist={sources}', 'Dir::Etc::sourceparts=/dev/null', f'Dir::State::lists={directory}/lists',
-            f'Dir::Cache={directory}/cache', 'Acquire::Languages=none', 'APT::Update::Error-Mode=any', 'APT::Sandbox::User=root',
-            'Acquire::Retries=1', 'Acquire::http::Timeout=30', 'Acquire::https::Timeout=30')
-            for word in ('-o', option)]
+        self._options = [
+            word
+            for option in (
+                f'Dir::Etc::sourcelist={sources}',
+                'Dir::Etc::sourceparts=/dev/null',
+                f'Dir::State::lists={directory}/lists',
+                f'Dir::Cache={directory}/cache',
+                'Acquire::Languages=none',
+                'APT::Update::Error-Mode=any',
+                'APT::Sandbox::User=root',
+                'Acquire::Retries=1',
+                'Acquire::http::Timeout=30',
+                'Acquire::https::Timeout=30',
+            )
+            for word in ('-o', option)
+        ]
         self._run('apt-get', 'update')
 
     def _run(self, program: str, *arguments: str, directory: Path = Path('/')) -> str:
@@ -76,12 +91,21 @@ class _Suite:
 
 def modules_of(tree: Path) -> Path:
     """The directory of its modules in an unpacked kernel."""
-    return next(path for root in ('lib/modules', 'usr/lib/modules') if (tree / root).is_dir() for path in (tree / root).iterdir())
+    return next(
+        path
+        for root in ('lib/modules', 'usr/lib/modules')
+        if (tree / root).is_dir()
+        for path in (tree / root).iterdir()
+    )
 
 
 def kernel_of(tree: Path) -> Path:
     """The file that is booted, which newer suites have beside the modules."""
-    return next(path for directory in (tree / 'boot', modules_of(tree)) for path in directory.glob('vmlinuz*'))
+    return next(
+        path
+        for directory in (tree / 'boot', modules_of(tree))
+        for path in directory.glob('vmlinuz*')
+    )
 
 
 def _make(suite: _Suite, packages: list[str], part: Path) -> None:
@@ -91,7 +115,7 @@ def _make(suite: _Suite, packages: list[str], part: Path) -> None:
     for path in modules.rglob('*.ko.xz'):
         path.with_suffix('').write_bytes(lzma.decompress(path.read_bytes()))
         path.unlink()
-    if modules.parents[2] != part:             # busybox looks there only
+    if modules.parents[2] != part:  # busybox looks there only
         (part / 'lib').mkdir(exist_ok=True)
         (part / 'lib/modules').symlink_to('../usr/lib/modules')
     tool.run(str(_BUSYBOX), 'depmod', '-b', str(part), modules.name)
@@ -109,7 +133,8 @@ def _kept(cache: guest.Cache, prefix: str, reason: object) -> Path:
 
 
 def prepare(run: state.Run, suite: str, meta: str = CLOUD) -> Path:
-    """The tree of a kernel: the newest of that suite or, without a mirror that answers, the one that was taken the last time.
+    """The tree of a kernel: the newest of that suite or, without a mirror that answers, the one
+    that was taken the last time.
 
     :param meta: package that depends on it
     :raises Unreachable: there is neither

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has the kernel lose a page of a file: ``lose FILE OFFSET``, when it reads a line.  A process of its own, as the kernel tells it
-as well."""
+"""Has the kernel lose a page of a file: ``lose FILE OFFSET``, when it reads a line. A process of
+its own, as the kernel tells it as well."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from typing import BinaryIO
 PAGE = 4096
 READY = 'ready'
 _SECTOR = 512
-_FIEMAP = 0xC020660B                           # linux/fs.h: FS_IOC_FIEMAP
-_REQUEST = struct.Struct('=QQIIII')            # linux/fiemap.h: start, length, flags, mapped, room, -
-_EXTENT = struct.Struct('=QQQ32x')             # logical, physical, length
+_FIEMAP = 0xC020660B  # linux/fs.h: FS_IOC_FIEMAP
+# linux/fiemap.h: start, length, flags, mapped, room, -
+_REQUEST = struct.Struct('=QQIIII')
+_EXTENT = struct.Struct('=QQQ32x')  # logical, physical, length
 _SYNC = 1
 _HWPOISON = 100
 
@@ -37,7 +38,9 @@ def _on_device(file: BinaryIO, offset: int) -> int:
 
 
 def _mark_bad(file: BinaryIO, offset: int) -> None:
-    """What the driver of an NVDIMM does when the processor has reported a lost line of it, before others hear of it."""
+    """What the driver of an NVDIMM does when the processor has reported a lost line of it, before
+    others hear of it.
+    """
     device = os.stat(file.fileno()).st_dev
     bad = Path(f'/sys/dev/block/{os.major(device)}:{os.minor(device)}/badblocks')
     bad.write_text(f'{_on_device(file, offset) // _SECTOR} {PAGE // _SECTOR}\n')
@@ -56,7 +59,7 @@ def main() -> None:
     signal.signal(signal.SIGBUS, lambda number, frame: None)
     with open(path, 'rb') as file:
         memory = mmap.mmap(file.fileno(), PAGE, mmap.MAP_SHARED, mmap.PROT_READ, offset=offset)
-        memory[0]                              # the kernel maps no page that it knows to be bad
+        memory[0]  # the kernel maps no page that it knows to be bad
         print(READY, flush=True)
         sys.stdin.readline()
         if uses_dax(path):

@@ -20,12 +20,13 @@ from tests.functional import qmp
 from tests.vm import silence
 
 START_SECONDS = 60.0
-# A machine inside a machine, on a host that does other things as well: a hang is told late, but an answer is never too late.
+# A machine inside a machine, on a host that does other things as well: a hang is told late, but an
+# answer is never too late.
 BOOT_SECONDS = 300.0
 COMMAND_SECONDS = 300.0
 END_SECONDS = 60.0
 _PANIC = re.compile(rb'Kernel panic[^\r\n]*|pcow-guest: error: [^\r\n]*')
-_TAIL = 4000                                   # bytes of a console that an error shows
+_TAIL = 4000  # bytes of a console that an error shows
 
 
 class Failure(Exception):
@@ -40,31 +41,41 @@ class Silence(Failure):
 class Place:
     """Where things are, in the outer machine or on this one."""
 
-    accel: str                                 # of the QEMUs under test
-    binaries: Path                             # pcow-img, pcow-io, qemu-system-x86_64
+    accel: str  # of the QEMUs under test
+    binaries: Path  # pcow-img, pcow-io, qemu-system-x86_64
     kernel: Path
-    initrd: Path                               # of the test guest
-    guest: Path                                # the test guest's program
-    info_block: Path                           # bytes for offset 4096 of a test image
+    initrd: Path  # of the test guest
+    guest: Path  # the test guest's program
+    info_block: Path  # bytes for offset 4096 of a test image
     debian_initrd: Path
-    template: Path                             # a sealed image with a Debian guest
-    chain: Path                                # directory with what chain.make() made
-    pool: Path                                 # directory for images
+    template: Path  # a sealed image with a Debian guest
+    chain: Path  # directory with what chain.make() made
+    pool: Path  # directory for images
     logs: Path
     cpus: int
 
     def dump(self) -> dict[str, Any]:
         """As JSON can hold it."""
-        return {key: str(value) if isinstance(value, Path) else value for key, value in dataclasses.asdict(self).items()}
+        return {
+            key: str(value) if isinstance(value, Path) else value
+            for key, value in dataclasses.asdict(self).items()
+        }
 
     @classmethod
     def load(cls, fields: dict[str, Any]) -> Place:
         """What dump() returned."""
-        values: dict[str, Any] = {key: value if key in ('accel', 'cpus') else Path(value) for key, value in fields.items()}
+        values: dict[str, Any] = {
+            key: value if key in ('accel', 'cpus') else Path(value) for key, value in fields.items()
+        }
         return cls(**values)
 
 
-def run(*command: object, timeout: float = COMMAND_SECONDS, stdin: bytes = b'', accept: tuple[int, ...] = (0,)) -> str:
+def run(
+    *command: object,
+    timeout: float = COMMAND_SECONDS,
+    stdin: bytes = b'',
+    accept: tuple[int, ...] = (0,),
+) -> str:
     """Run a program and return what it prints.
 
     :raises Failure: it failed or did not end in time
@@ -81,40 +92,81 @@ def run(*command: object, timeout: float = COMMAND_SECONDS, stdin: bytes = b'', 
 
 
 class Machine:
-    """Context manager.  ``arguments`` come after what all need; ``command_port``: it is a test guest."""
+    """Context manager. ``arguments`` come after what all need; ``command_port``: it is a test
+    guest.
+    """
 
-    def __init__(self, place: Place, name: str, *arguments: str, command_port: bool = True, memory: str = '384M') -> None:
+    def __init__(
+        self,
+        place: Place,
+        name: str,
+        *arguments: str,
+        command_port: bool = True,
+        memory: str = '384M',
+    ) -> None:
         self.name = name
         self.kvm = place.accel == 'kvm'
         self._log = place.logs / f'{name}.log'
         self._errors = place.logs / f'{name}.errors'
         self._sockets = {kind: place.logs / f'{name}.{kind}' for kind in ('qmp', 'port', 'console')}
-        port = ('-device', 'virtio-serial-pci', '-chardev', f'socket,id=port,path={self._sockets["port"]},server=on,wait=off',
-                '-device', 'virtserialport,chardev=port') if command_port else ()
+        port = (
+            (
+                '-device',
+                'virtio-serial-pci',
+                '-chardev',
+                f'socket,id=port,path={self._sockets["port"]},server=on,wait=off',
+                '-device',
+                'virtserialport,chardev=port',
+            )
+            if command_port
+            else ()
+        )
         self._command = [
-            str(place.binaries / 'qemu-system-x86_64'), '-name', f'guest={name},process={name}',
-            '-machine', 'q35,nvdimm=on', '-accel', 'kvm' if place.accel == 'kvm' else 'tcg,thread=multi',
-            '-cpu', 'host,svm=off' if place.accel == 'kvm' else 'max', '-smp', str(place.cpus),
-            '-m', f'{memory},slots=2,maxmem=16G',
-            '-nodefaults', '-no-user-config', '-display', 'none',
-            '-chardev', f'socket,id=console,path={self._sockets["console"]},server=on,wait=off,logfile={self._log}',
-            '-serial', 'chardev:console',
-            '-qmp', f'unix:{self._sockets["qmp"]},server=on,wait=off',
-            '-kernel', str(place.kernel), *port, *arguments]
+            str(place.binaries / 'qemu-system-x86_64'),
+            '-name',
+            f'guest={name},process={name}',
+            '-machine',
+            'q35,nvdimm=on',
+            '-accel',
+            'kvm' if place.accel == 'kvm' else 'tcg,thread=multi',
+            '-cpu',
+            'host,svm=off' if place.accel == 'kvm' else 'max',
+            '-smp',
+            str(place.cpus),
+            '-m',
+            f'{memory},slots=2,maxmem=16G',
+            '-nodefaults',
+            '-no-user-config',
+            '-display',
+            'none',
+            '-chardev',
+            f'socket,id=console,path={self._sockets["console"]},server=on,wait=off,logfile={self._log}',
+            '-serial',
+            'chardev:console',
+            '-qmp',
+            f'unix:{self._sockets["qmp"]},server=on,wait=off',
+            '-kernel',
+            str(place.kernel),
+            *port,
+            *arguments,
+        ]
         self._command_port = command_port
         self._console: socket.socket | None = None
-        self._console_seen = 0                 # bytes of the console's log that a pattern was found in
+        # bytes of the console's log that a pattern was found in
+        self._console_seen = 0
         self._shell_commands = 0
         self._pending = b''
         self._sent = 0.0
-        self.times: dict[str, float] = {}      # seconds that boots and commands of the guest took
+        self.times: dict[str, float] = {}  # seconds that boots and commands of the guest took
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         if self.kvm:
             silence.record()
         with open(self._errors, 'wb') as errors:
-            self.process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, text=True)
+            self.process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, text=True
+            )
         try:
             self.qmp = qmp.Qmp(self._connect('qmp'))
             self._open.callback(self.qmp.close)
@@ -126,7 +178,12 @@ class Machine:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -141,13 +198,27 @@ class Machine:
             raise self.failure('QEMU did not start') from None
 
     def failure(self, what: str, state: str = '', kind: type[Failure] = Failure) -> Failure:
-        """An exception with what QEMU and the guest's console said last, and the ``state`` in which they were found."""
-        said = self._errors.read_bytes()[-_TAIL:].decode(errors='replace').strip() if self._errors.exists() else ''
-        console = self._log.read_bytes()[-_TAIL:].decode(errors='replace').strip() if self._log.exists() else ''
+        """An exception with what QEMU and the guest's console said last, and the ``state`` in which
+        they were found.
+        """
+        said = (
+            self._errors.read_bytes()[-_TAIL:].decode(errors='replace').strip()
+            if self._errors.exists()
+            else ''
+        )
+        console = (
+            self._log.read_bytes()[-_TAIL:].decode(errors='replace').strip()
+            if self._log.exists()
+            else ''
+        )
         code = self.process.poll()
         ended = f' (QEMU ended with {code})' if code is not None else ''
-        return kind(f'{self.name}: {what}{ended}' + (f'\n--- QEMU:\n{said}' if said else '')
-                    + (f'\n--- console:\n{console}' if console else '') + (f'\n--- state:\n{state}' if state else ''))
+        return kind(
+            f'{self.name}: {what}{ended}'
+            + (f'\n--- QEMU:\n{said}' if said else '')
+            + (f'\n--- console:\n{console}' if console else '')
+            + (f'\n--- state:\n{state}' if state else '')
+        )
 
     def said(self) -> str:
         """What QEMU has printed."""
@@ -161,7 +232,12 @@ class Machine:
         """Why the machine may have ended: events of QEMU and of KVM."""
         with contextlib.suppress(AssertionError, OSError, ValueError):
             self.qmp.run('query-status')
-        return '\n'.join((*(json.dumps(event) for event in self.qmp.events), silence.recorded() if self.kvm else ''))
+        return '\n'.join(
+            (
+                *(json.dumps(event) for event in self.qmp.events),
+                silence.recorded() if self.kvm else '',
+            )
+        )
 
     def _check_alive(self) -> None:
         if self.process.poll() is not None:
@@ -241,7 +317,9 @@ class Machine:
             return self.qmp.wait_event(name, timeout)
         except (AssertionError, OSError) as e:
             others = ', '.join(event['event'] for event in self.qmp.events)
-            raise self._silence(f'{e}; others that came: {others or "none"}; {self.pcow().get("stats")}') from None
+            raise self._silence(
+                f'{e}; others that came: {others or "none"}; {self.pcow().get("stats")}'
+            ) from None
 
     def wait_console(self, pattern: re.Pattern[bytes], timeout: float) -> re.Match[bytes]:
         """Until the console shows something, from where the last call found its own.
@@ -251,7 +329,11 @@ class Machine:
         limit = time.monotonic() + timeout
         while time.monotonic() < limit:
             self._drain()
-            match = pattern.search(self._log.read_bytes(), self._console_seen) if self._log.exists() else None
+            match = (
+                pattern.search(self._log.read_bytes(), self._console_seen)
+                if self._log.exists()
+                else None
+            )
             if match:
                 self._console_seen = match.end()
                 return match
@@ -266,7 +348,9 @@ class Machine:
                 pass
 
     def send_shell(self, command: str) -> tuple[str, str]:
-        """Begin a command in the shell on the console; returns what stands around its output there."""
+        """Begin a command in the shell on the console; returns what stands around its
+        output there.
+        """
         if self._console is None:
             self._console = self._connect('console')
             self._console.setblocking(False)
@@ -275,7 +359,8 @@ class Machine:
         begin, end = f'begin-{self._shell_commands}', f'end-{self._shell_commands}'
         # the quotes keep the echo of this line from looking like its output
         for byte in f'echo "vm-""{begin}"; {command}; echo "vm-""{end}-$?"\n'.encode():
-            self._console.send(bytes([byte]))  # a UART has no flow control: one byte after the other
+            # a UART has no flow control: one byte after the other
+            self._console.send(bytes([byte]))
             self._drain()
             time.sleep(0.0005)
         return begin, end
@@ -286,7 +371,9 @@ class Machine:
         :raises Failure: it fails, or does not end in time
         """
         begin, end = self.send_shell(command)
-        match = self.wait_console(re.compile(rf'vm-{begin}\r?\n(.*?)vm-{end}-(\d+)\r?\n'.encode(), re.DOTALL), timeout)
+        match = self.wait_console(
+            re.compile(rf'vm-{begin}\r?\n(.*?)vm-{end}-(\d+)\r?\n'.encode(), re.DOTALL), timeout
+        )
         output = match[1].decode(errors='replace').replace('\r', '').strip()
         if match[2] != b'0':
             raise self.failure(f'{command!r} failed: {output}')

@@ -20,7 +20,7 @@ from tests.vm import powerrun
 from tests.vm import transcript
 from tools.lib.quickstart import state
 
-_SHOWN = ('pool-session', 'pool-refusals', 'pool-damaged')         # in the documentation
+_SHOWN = ('pool-session', 'pool-refusals', 'pool-damaged')  # in the documentation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,16 +29,24 @@ class Surroundings:
     outside: outer.Outer
     parts: parts_module.Parts
     options: options_module.Options
-    scratch: Path                              # for this scenario alone
+    scratch: Path  # for this scenario alone
     report: outer.Report
 
 
 def _pools(around: Surroundings) -> int:
-    root = contents.pools_tree(around.scratch / 'tree', around.parts, around.options.binaries, parts_module.udev(around.run))
+    root = contents.pools_tree(
+        around.scratch / 'tree',
+        around.parts,
+        around.options.binaries,
+        parts_module.udev(around.run),
+    )
+
     def report(result: dict[str, Any]) -> None:
         if result['name'] in _SHOWN and result['passed']:
             try:
-                transcript.keep(result['name'], result['figures']['session'], write=around.options.write_docs)
+                transcript.keep(
+                    result['name'], result['figures']['session'], write=around.options.write_docs
+                )
             except exception.PcowError as e:
                 result |= {'passed': False, 'error': str(e)}
         around.report(result)
@@ -48,14 +56,18 @@ def _pools(around: Surroundings) -> int:
 
 
 def _power(around: Surroundings, lost_caches: bool = False) -> int:
-    root = contents.fsdax_tree(around.scratch / 'tree', around.options.binaries, around.options.unit_tests)
+    root = contents.fsdax_tree(
+        around.scratch / 'tree', around.options.binaries, around.options.unit_tests
+    )
     return powerrun.run(around.outside, root, around.scratch, around.report, lost_caches)
 
 
 def _confinement(around: Surroundings) -> int:
     """Always on Debian's kernel, which has AppArmor."""
     udev = parts_module.udev(around.run)
-    root = contents.confinement_tree(around.scratch / 'tree', around.parts, around.options.binaries, udev)
+    root = contents.confinement_tree(
+        around.scratch / 'tree', around.parts, around.options.binaries, udev
+    )
     disk = around.scratch / 'outer.ext4'
     root.make_image(disk)
     wanted = [(name, 'pmem') for name in confinement.ALL]
@@ -63,7 +75,9 @@ def _confinement(around: Surroundings) -> int:
     def report(result: dict[str, Any]) -> None:
         if result['passed'] and 'table' in result['figures']:
             try:
-                transcript.keep_table('confinement', result['figures']['table'], write=around.options.write_docs)
+                transcript.keep_table(
+                    'confinement', result['figures']['table'], write=around.options.write_docs
+                )
             except exception.PcowError as e:
                 result |= {'passed': False, 'error': str(e)}
         around.report(result)
@@ -74,6 +88,9 @@ def _confinement(around: Surroundings) -> int:
 
 
 # Each returns the number of results that it must have reported.
-FSDAX: dict[str, Callable[[Surroundings], int]] = {'pools': _pools, 'power': _power,
-                                                 'caches': functools.partial(_power, lost_caches=True),
-                                                 'confinement': _confinement}
+FSDAX: dict[str, Callable[[Surroundings], int]] = {
+    'pools': _pools,
+    'power': _power,
+    'caches': functools.partial(_power, lost_caches=True),
+    'confinement': _confinement,
+}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that loses its content under a guest: pages of images that the host's kernel declares to be lost, as it does after a
-machine check of its own (MADV_HWPOISON)."""
+"""Memory that loses its content under a guest: pages of images that the host's kernel declares to
+be lost, as it does after a machine check of its own (MADV_HWPOISON)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _SNAPSHOTS = 4
 
 
 def _accesses(guest: failing.Guest) -> int:
-    """Loads and stores of the guest, copies by QEMU; returns a page of the active layer that is lost."""
+    """Loads and stores of the guest, copies by QEMU; returns a page of the active layer that is
+    lost.
+    """
     own, stored = guest.take_own(), guest.take_own()
     guest.lose(own)
     guest.check('error-load', own + 100, 'failed')
@@ -49,19 +51,21 @@ def _end(vm: machine.Machine, guest: failing.Guest) -> None:
         vm.run_qmp('system_reset')
     guest.vm = vm
     vm.wait_ready()
-    guest.survey()                             # all stores had the bytes of before
+    guest.survey()  # all stores had the bytes of before
     vm.run_qmp('pcow-snapshot-delete', id='mem0', name='with-errors')
     vm.power_off()
 
 
 def errors(context: scenarios.Context) -> dict[str, Any]:
-    """Pages that are lost, in each layer of a chain: loads, stores, copies, disk requests, a snapshot, a reset."""
+    """Pages that are lost, in each layer of a chain: loads, stores, copies, disk requests, a
+    snapshot, a reset.
+    """
     context = failing.checked(context)
     image, disks = context.image(context.directory), failing.disks(context)
     with context.test_guest(*context.backend(image), *disks) as vm:
         vm.wait_ready()
         guest = failing.Guest(context, image, vm)
-        guest.survey()                         # which maps everything
+        guest.survey()  # which maps everything
         own = _accesses(guest)
         for command in ('error-disk-out', 'error-disk-in'):
             page = guest.take_own()
@@ -89,7 +93,9 @@ def errors(context: scenarios.Context) -> dict[str, Any]:
 def _check_unreadable(context: scenarios.Context, image: Path) -> None:
     """A tool says that it cannot read all of the image, rather than to make zeros of it."""
     try:
-        context.tool('pcow-img', 'convert', '-q', '-O', 'raw', image, context.directory / 'copy.raw')
+        context.tool(
+            'pcow-img', 'convert', '-q', '-O', 'raw', image, context.directory / 'copy.raw'
+        )
     except machine.Failure as e:
         if 'exit code 1' not in str(e):
             raise
@@ -98,7 +104,9 @@ def _check_unreadable(context: scenarios.Context, image: Path) -> None:
 
 
 def deaf(context: scenarios.Context) -> dict[str, Any]:
-    """A guest that takes no machine checks: what it does not access does not matter; when it does, it is stopped and not reset."""
+    """A guest that takes no machine checks: what it does not access does not matter; when it does,
+    it is stopped and not reset.
+    """
     image = context.image(context.directory)
     with context.test_guest(*context.backend(image)) as vm:
         vm.wait_ready()
@@ -127,7 +135,9 @@ def deaf(context: scenarios.Context) -> dict[str, Any]:
 
 
 def _snapshot(vm: machine.Machine) -> int:
-    """Until one is made; how often it could not be, as the kernel tells each file description of lost data once."""
+    """Until one is made; how often it could not be, as the kernel tells each file description of
+    lost data once.
+    """
     for failed in range(_SNAPSHOTS):
         try:
             vm.run_qmp('pcow-snapshot-create', id='mem0', name='with-errors')
@@ -140,7 +150,9 @@ def _snapshot(vm: machine.Machine) -> int:
 
 
 def dropped(context: scenarios.Context) -> dict[str, Any]:
-    """In the page cache a page that is lost is dropped: what the disk has as well is read again, what it has not is lost."""
+    """In the page cache a page that is lost is dropped: what the disk has as well is read again,
+    what it has not is lost.
+    """
     context = failing.checked(context)
     image = context.image(context.directory)
     os.sync()
@@ -189,6 +201,7 @@ def dropped(context: scenarios.Context) -> dict[str, Any]:
 
 def _keeping(scenario: scenarios.Scenario) -> scenarios.Scenario:
     """Bad blocks stay bad, as an emulated NVDIMM mends none: nobody else may get them."""
+
     def run(context: scenarios.Context) -> dict[str, Any]:
         try:
             return scenario(context)
@@ -196,9 +209,14 @@ def _keeping(scenario: scenarios.Scenario) -> scenarios.Scenario:
             if lose.uses_dax(context.directory):
                 for path in context.directory.glob('*.pcow'):
                     os.link(path, context.place.pool / f'bad-{context.name}-{path.name}')
+
     return run
 
 
 # Those for which the host, and guests, have the kernel with machine checks.
 ALL: dict[str, scenarios.Scenario] = {
-    'media-errors': _keeping(errors), 'media-deaf': _keeping(deaf), 'media-dropped': dropped, 'full-fails': full.fails}
+    'media-errors': _keeping(errors),
+    'media-deaf': _keeping(deaf),
+    'media-dropped': dropped,
+    'full-fails': full.fails,
+}

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live migration of a guest whose CPUs store all the time, to another QEMU with a chain of its own."""
+"""Live migration of a guest whose CPUs store all the time, to another QEMU with a chain
+of its own.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _IMAGE = 'live.pcow'
 
 
 def _chain(context: scenarios.Context, name: str) -> Path:
-    """An empty image on the chain that the guest knows; its copies are the very files, with their UUIDs."""
+    """An empty image on the chain that the guest knows; its copies are the very files, with their
+    UUIDs.
+    """
     directory = context.directory / name
     directory.mkdir()
     context.tool('pcow-img', 'create', '-q', '-b', context.image(directory), directory / _IMAGE)
@@ -46,8 +50,13 @@ def live_migration(context: scenarios.Context) -> dict[str, Any]:
         source.wait_ready()
         source.command(f'stores 1 2000 {_GRANULE}')
         source.command('load-start')
-        with context.test_guest(*context.backend(there), '-incoming', address, name=f'{context.name}-there') as vm:
-            source.run_qmp('migrate-set-capabilities', capabilities=[{'capability': 'return-path', 'state': True}])
+        with context.test_guest(
+            *context.backend(there), '-incoming', address, name=f'{context.name}-there'
+        ) as vm:
+            source.run_qmp(
+                'migrate-set-capabilities',
+                capabilities=[{'capability': 'return-path', 'state': True}],
+            )
             source.run_qmp('migrate-set-parameters', max_bandwidth=64 * chain.MIB)
             source.run_qmp('migrate', uri=address)
             found, left = _wait(source), source.pcow()
@@ -61,6 +70,13 @@ def live_migration(context: scenarios.Context) -> dict[str, Any]:
     context.tool('pcow-img', 'check', there)
     if not left['stats']['write-traps']:
         raise machine.Failure(f'no store was trapped, so nothing was shown: {left}')
-    return {'engine': left['engine'], 'persistence': left['persistence'], 'stats': left['stats'], 'times': info['times'],
-            'writes': sum(writes), 'downtime_ms': found['downtime'], 'total_ms': found['total-time'],
-            'transferred': found['ram']['transferred']}
+    return {
+        'engine': left['engine'],
+        'persistence': left['persistence'],
+        'stats': left['stats'],
+        'times': info['times'],
+        'writes': sum(writes),
+        'downtime_ms': found['downtime'],
+        'total_ms': found['total-time'],
+        'transferred': found['ram']['transferred'],
+    }

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest whose RAM is an image, with a network device that vhost in the host's kernel serves: the kernel loads from guest memory
-and stores to it by itself, also to what a snapshot has just frozen."""
+"""A guest whose RAM is an image, with a network device that vhost in the host's kernel serves: the
+kernel loads from guest memory and stores to it by itself, also to what a snapshot has just frozen.
+"""
 
 from __future__ import annotations
 
@@ -31,33 +32,36 @@ if TYPE_CHECKING:
     from tests.vm import scenarios
 
 _TAP = 'pcow-net'
-_GUEST, _HOST = bytes.fromhex('525400706377'), bytes.fromhex('525400706378')       # addresses
-_TYPE = 0x88b5                                 # of Ethernet, for experiments
+_GUEST, _HOST = bytes.fromhex('525400706377'), bytes.fromhex('525400706378')  # addresses
+_TYPE = 0x88B5  # of Ethernet, for experiments
 _HEADER = 14
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _REQUEST, _ANSWER = 0, 1
 _SHORTEST, _LONGEST = 46, 1500
-_WORDS = _LONGEST // 8                         # after the number, which is a word as well
-_NUMBER = 8                                    # bytes
+_WORDS = _LONGEST // 8  # after the number, which is a word as well
+_NUMBER = 8  # bytes
 _MASK = (1 << 64) - 1
 _ONES = sum(1 << 64 * index for index in range(_WORDS))
 
-_PACKETS = 300                                 # of a round
-_WINDOW = 32                                   # packets on their way
-_AGAIN_SECONDS = 2.0                           # after which a packet is sent once more
+_PACKETS = 300  # of a round
+_WINDOW = 32  # packets on their way
+_AGAIN_SECONDS = 2.0  # after which a packet is sent once more
 _POLL_SECONDS = 0.25
-_QUIET_SECONDS = 60.0                          # without any answer
+_QUIET_SECONDS = 60.0  # without any answer
 _SILENT_SECONDS = 2.0
-_LOST = 0.1                                    # of the packets of a round
-_LOST_WITH_QUEUES = 2 * _WINDOW                # more: those in a queue that is made anew, and their answers
-_VHOST_NS = 1000                               # for a packet, at least; in an emulator it is a hundred times that
+_LOST = 0.1  # of the packets of a round
+# more: those in a queue that is made anew, and their answers
+_LOST_WITH_QUEUES = 2 * _WINDOW
+# for a packet, at least; in an emulator it is a hundred times that
+_VHOST_NS = 1000
 _SNAPSHOTS = 3
-_ENTRIES = (128, 256)                          # of each queue; the latter is how it begins
-_VHOST_GET_FEATURES, _RING_RESET = 0x8008af00, 1 << 40
+_ENTRIES = (128, 256)  # of each queue; the latter is how it begins
+_VHOST_GET_FEATURES, _RING_RESET = 0x8008AF00, 1 << 40
 _BOOTING_SECONDS = 0.5
 _POOL_SIZE = 1024 * chain.MIB
-_POOL_LEFT = 8 * chain.MIB                     # when RAM is frozen
-_FILL = 'level 5'                              # stores to as much RAM as the image is large what is there already
+_POOL_LEFT = 8 * chain.MIB  # when RAM is frozen
+# stores to as much RAM as the image is large what is there already
+_FILL = 'level 5'
 _CONTROL_SECONDS = 60.0
 _FALLBACKS = ('falling back', 'vhost cannot be used')
 
@@ -65,9 +69,9 @@ _FALLBACKS = ('falling back', 'vhost cannot be used')
 def _mix(value: int) -> int:
     """The same as in guest/layout.c."""
     value ^= value >> 31
-    value = value * 0x7fb5d329728ea185 & _MASK
+    value = value * 0x7FB5D329728EA185 & _MASK
     value ^= value >> 27
-    value = value * 0x81dadef4bc2dd44d & _MASK
+    value = value * 0x81DADEF4BC2DD44D & _MASK
     return value ^ value >> 33
 
 
@@ -84,12 +88,13 @@ def _payload(number: int, kind: int) -> bytes:
 
 
 def _vhost_time(pid: int) -> int | None:
-    """Nanoseconds for which the thread of the kernel's vhost has run for a QEMU; None: there is none.
+    """Nanoseconds for which the thread of the kernel's vhost has run for a QEMU; None: there is
+    none.
 
     Since Linux 6.4 it is one of QEMU's threads.
     """
     for directory in (*Path('/proc').glob('[0-9]*'), *Path(f'/proc/{pid}/task').iterdir()):
-        with contextlib.suppress(OSError):     # others end at any time
+        with contextlib.suppress(OSError):  # others end at any time
             if (directory / 'comm').read_text().strip() == f'vhost-{pid}':
                 return int((directory / 'schedstat').read_text().split()[0])
     return None
@@ -103,7 +108,7 @@ class _Round:
     lost: int = 0
     late: int = 0
     per_second: float = 0.0
-    vhost_ns: int | None = None                # None: there is no such thread
+    vhost_ns: int | None = None  # None: there is no such thread
 
 
 class Traffic:
@@ -115,7 +120,8 @@ class Traffic:
         self.rounds: dict[str, _Round] = {}
 
     def __enter__(self) -> Self:
-        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)         # of no type, until it is bound
+        # of no type, until it is bound
+        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         fcntl.ioctl(self._socket, _SIOCSIFFLAGS, struct.pack('16sH22x', _TAP.encode(), _IFF_UP))
         self._socket.bind((_TAP, _TYPE))
         return self
@@ -125,9 +131,12 @@ class Traffic:
 
     def _send(self, number: int) -> None:
         try:
-            self._socket.send(_GUEST + _HOST + struct.pack('>H', _TYPE) + _payload(number, _REQUEST))
+            self._socket.send(
+                _GUEST + _HOST + struct.pack('>H', _TYPE) + _payload(number, _REQUEST)
+            )
         except OSError as e:
-            if e.errno != errno.ENOBUFS:       # nobody takes them from the tap: it is sent again later
+            # nobody takes them from the tap: it is sent again later
+            if e.errno != errno.ENOBUFS:
                 raise
 
     def _send_next(self) -> int:
@@ -166,21 +175,33 @@ class Traffic:
         number = int.from_bytes(payload[:_NUMBER], 'little')
         wanted = _payload(number, _ANSWER) if number < self._next else b''
         if header[:12] != _HOST + _GUEST or payload != wanted:
-            at = next((index for index, (byte, other) in enumerate(zip(payload, wanted, strict=False)) if byte != other),
-                      min(len(payload), len(wanted)))
-            raise self._vm.failure(f'answer {number:#x} of {len(payload)} bytes, not {len(wanted)}, is wrong from byte {at} on: '
-                                   f'{header.hex()} {payload[at:at + 32].hex()}, not {wanted[at:at + 32].hex()}')
+            at = next(
+                (
+                    index
+                    for index, (byte, other) in enumerate(zip(payload, wanted, strict=False))
+                    if byte != other
+                ),
+                min(len(payload), len(wanted)),
+            )
+            raise self._vm.failure(
+                f'answer {number:#x} of {len(payload)} bytes, not {len(wanted)}, is wrong from '
+                f'byte {at} on: '
+                f'{header.hex()} {payload[at : at + 32].hex()}, not {wanted[at : at + 32].hex()}'
+            )
         return number
 
     def _answers(self, seconds: float) -> list[int]:
         found: list[int] = []
-        while len(found) < _WINDOW and select.select([self._socket], [], [], 0 if found else seconds)[0]:
+        while (
+            len(found) < _WINDOW
+            and select.select([self._socket], [], [], 0 if found else seconds)[0]
+        ):
             found.append(self._receive())
         return found
 
     def _exchange(self, result: _Round, midway: Callable[[], object] | None) -> None:
         first, end = self._next, self._next + result.packets
-        waiting: dict[int, float] = {}         # when each was sent last
+        waiting: dict[int, float] = {}  # when each was sent last
         again = 0
         begun = heard = time.monotonic()
         while waiting or self._next < end:
@@ -196,21 +217,32 @@ class Traffic:
                     result.late += 1
             now = time.monotonic()
             if now - heard > _QUIET_SECONDS:
-                raise self._vm.failure(f'{len(waiting)} packets have no answer, from {min(waiting)} on',
-                                       silence.describe(self._vm.process.pid, self._vm.qmp, self._vm.kvm))
-            for number in [number for number, sent in waiting.items() if now - sent > _AGAIN_SECONDS]:
+                raise self._vm.failure(
+                    f'{len(waiting)} packets have no answer, from {min(waiting)} on',
+                    silence.describe(self._vm.process.pid, self._vm.qmp, self._vm.kvm),
+                )
+            for number in [
+                number for number, sent in waiting.items() if now - sent > _AGAIN_SECONDS
+            ]:
                 again += 1
                 waiting[number] = now
                 self._send(number)
-        pause = max(_AGAIN_SECONDS, 20 * (time.monotonic() - begun) / result.packets)    # between answers, on a busy machine
-        while again > result.late:             # those that are not lost are on their way still
+        # between answers, on a busy machine
+        pause = max(_AGAIN_SECONDS, 20 * (time.monotonic() - begun) / result.packets)
+        while again > result.late:  # those that are not lost are on their way still
             found = self._answers(pause)
             if not found:
                 break
             result.late += sum(number >= first for number in found)
         result.lost = max(0, again - result.late)
 
-    def round(self, name: str, midway: Callable[[], object] | None = None, command: str = '', more_lost: int = 0) -> None:
+    def round(
+        self,
+        name: str,
+        midway: Callable[[], object] | None = None,
+        command: str = '',
+        more_lost: int = 0,
+    ) -> None:
         """Send packets and get all their answers.
 
         :param midway: called while packets are on their way
@@ -232,7 +264,10 @@ class Traffic:
         self.rounds[name] = result
         if answered < result.packets or result.lost > result.packets * _LOST + more_lost:
             # tried again: of a busy machine as well
-            raise vm.failure(f'{name}: the guest has answered {answered} packets: {self.dump()}', kind=machine.Silence)
+            raise vm.failure(
+                f'{name}: the guest has answered {answered} packets: {self.dump()}',
+                kind=machine.Silence,
+            )
 
     def dump(self) -> dict[str, dict[str, Any]]:
         return {name: dataclasses.asdict(result) for name, result in self.rounds.items()}
@@ -243,16 +278,26 @@ class Traffic:
         :raises Failure: QEMU did it, in one of them
         """
         said = self._vm.said()
-        idle = [name for name, result in self.rounds.items() if (result.vhost_ns or 0) < result.packets * _VHOST_NS]
+        idle = [
+            name
+            for name, result in self.rounds.items()
+            if (result.vhost_ns or 0) < result.packets * _VHOST_NS
+        ]
         if idle or any(words in said for words in _FALLBACKS):
-            raise machine.Failure(f'vhost in the kernel did nothing in {", ".join(idle) or "no round"}: '
-                                  f'{json.dumps(self.dump())}\n--- QEMU:\n{said.strip()}')
+            raise machine.Failure(
+                f'vhost in the kernel did nothing in {", ".join(idle) or "no round"}: '
+                f'{json.dumps(self.dump())}\n--- QEMU:\n{said.strip()}'
+            )
 
 
 def device() -> tuple[str, ...]:
     """Arguments for QEMU."""
-    return ('-netdev', f'tap,id=net0,ifname={_TAP},script=no,downscript=no,vhost=on',
-            '-device', f'virtio-net-pci,netdev=net0,mac={_GUEST.hex(":")},disable-legacy=on,romfile=')
+    return (
+        '-netdev',
+        f'tap,id=net0,ifname={_TAP},script=no,downscript=no,vhost=on',
+        '-device',
+        f'virtio-net-pci,netdev=net0,mac={_GUEST.hex(":")},disable-legacy=on,romfile=',
+    )
 
 
 def _snapshot(vm: machine.Machine, name: str, *backends: str) -> None:
@@ -267,7 +312,9 @@ def _stop_and_go(vm: machine.Machine) -> None:
 
 
 def _resets_queues() -> bool:
-    """Whether the kernel's vhost lets a guest make a single queue anew; Linux 6.1 does not, 6.12 does."""
+    """Whether the kernel's vhost lets a guest make a single queue anew; Linux 6.1 does not, 6.12
+    does.
+    """
     descriptor = os.open('/dev/vhost-net', os.O_RDWR)
     try:
         features = fcntl.ioctl(descriptor, _VHOST_GET_FEATURES, bytes(8))
@@ -290,16 +337,23 @@ def _resize(vm: machine.Machine, traffic: Traffic, entries: int) -> None:
 def vhost(context: scenarios.Context) -> dict[str, Any]:
     """What the kernel loads from RAM and stores there for the network is right, to the byte.
 
-    At first, after a reset with frozen RAM and a revert, after live snapshots while the guest stores as well, after its driver has
-    made the queues anew, and after it was stopped.
+    At first, after a reset with frozen RAM and a revert, after live snapshots while the guest
+    stores as well, after its driver has made the queues anew, and after it was stopped.
     """
     if context.place.accel != 'kvm':
         raise machine.Failure('only the outer machine is sure to have vhost')
-    image, (path, memory) = context.image(context.directory), ram.prepare(context, context.directory)
-    with context.test_guest(*context.backend(image), *memory, *device()) as vm, Traffic(vm) as traffic:
+    image, (path, memory) = (
+        context.image(context.directory),
+        ram.prepare(context, context.directory),
+    )
+    with (
+        context.test_guest(*context.backend(image), *memory, *device()) as vm,
+        Traffic(vm) as traffic,
+    ):
         vm.wait_ready()
         traffic.round('begin', functools.partial(_snapshot, vm, 'early', 'mem0'))
-        # with packets on their way to RAM that is frozen; the boot after it is interrupted by the revert, to save the time
+        # with packets on their way to RAM that is frozen; the boot after it is interrupted by the
+        # revert, to save the time
         vm.command('net-start')
         _snapshot(vm, 'before-reset', 'ram0')
         traffic.send()
@@ -326,8 +380,15 @@ def vhost(context: scenarios.Context) -> dict[str, Any]:
     for each in (image, path):
         context.check_image(each)
     traffic.check_vhost()
-    return {'engine': info['engine'], 'persistence': info['persistence'], 'stats': info['stats'], 'times': info['times'],
-            'ram': counters, 'resizes': resizes, 'rounds': traffic.dump()}
+    return {
+        'engine': info['engine'],
+        'persistence': info['persistence'],
+        'stats': info['stats'],
+        'times': info['times'],
+        'ram': counters,
+        'resizes': resizes,
+        'rounds': traffic.dump(),
+    }
 
 
 def _control(vm: machine.Machine) -> float:
@@ -345,7 +406,9 @@ def _control(vm: machine.Machine) -> float:
 
 
 def vhost_full(context: scenarios.Context) -> dict[str, Any]:
-    """RAM on a pool that is full for a while after a snapshot: packets wait, QEMU does not, and no byte is wrong later."""
+    """RAM on a pool that is full for a while after a snapshot: packets wait, QEMU does not, and no
+    byte is wrong later.
+    """
     if context.place.accel != 'kvm':
         raise machine.Failure('only the outer machine is sure to have vhost')
     pool = context.directory / 'full'
@@ -353,7 +416,10 @@ def vhost_full(context: scenarios.Context) -> dict[str, Any]:
     space.mount(pool, f'size={_POOL_SIZE}')
     try:
         image, (path, memory) = context.image(context.directory), ram.prepare(context, pool)
-        with context.test_guest(*context.backend(image), *memory, *device()) as vm, Traffic(vm) as traffic:
+        with (
+            context.test_guest(*context.backend(image), *memory, *device()) as vm,
+            Traffic(vm) as traffic,
+        ):
             vm.wait_ready()
             traffic.round('begin')
             vm.command('net-start')
@@ -361,7 +427,7 @@ def vhost_full(context: scenarios.Context) -> dict[str, Any]:
             used = (found.f_blocks - found.f_bfree) * found.f_frsize
             space.mount(pool, f'remount,size={used + _POOL_LEFT}')
             vm.run_qmp('pcow-snapshot-create', id='ram0', name='frozen')
-            vm.send(_FILL)                     # what is left, and what was prepared
+            vm.send(_FILL)  # what is left, and what was prepared
             taken = space.take(pool)
             event = vm.wait_event('PCOW_POOL_FULL', machine.COMMAND_SECONDS)
             if event['id'] != 'ram0':
@@ -373,7 +439,7 @@ def vhost_full(context: scenarios.Context) -> dict[str, Any]:
             taken.unlink()
             vm.wait_event('PCOW_POOL_RESUMED', machine.COMMAND_SECONDS)
             vm.result(_FILL)
-            vm.command('net-stop')             # what waited had no wrong byte either
+            vm.command('net-stop')  # what waited had no wrong byte either
             vm.command('read')
             traffic.round('room')
             _snapshot(vm, 'last')
@@ -385,7 +451,14 @@ def vhost_full(context: scenarios.Context) -> dict[str, Any]:
         for each in (image, path):
             context.check_image(each)
         traffic.check_vhost()
-        return {'engine': info['engine'], 'persistence': info['persistence'], 'stats': info['stats'], 'times': info['times'],
-                'ram': counters, 'rounds': traffic.dump(), 'control_seconds': seconds}
+        return {
+            'engine': info['engine'],
+            'persistence': info['persistence'],
+            'stats': info['stats'],
+            'times': info['times'],
+            'ram': counters,
+            'rounds': traffic.dump(),
+            'control_seconds': seconds,
+        }
     finally:
         space.unmount(pool)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the machines are made of: the kernel and the Debian guest of the quickstart, and the test guest."""
+"""What the machines are made of: the kernel and the Debian guest of the quickstart, and the test
+guest.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,19 @@ from tools.lib.quickstart import state
 
 _SOURCES = Path(__file__).parent / 'guest'
 _CFLAGS = ('-std=gnu11', '-static', '-O2', '-Wall', '-Wextra', '-Werror', '-pthread')
-TEST_MODULES = ('virtio_pci', 'virtio_console', 'virtio_blk', 'virtio_net', 'af_packet', 'vmw_vsock_virtio_transport', 'nfit',
-                'virtio_pmem', 'nd_pmem', 'dax_pmem', 'device_dax')
+TEST_MODULES = (
+    'virtio_pci',
+    'virtio_console',
+    'virtio_blk',
+    'virtio_net',
+    'af_packet',
+    'vmw_vsock_virtio_transport',
+    'nfit',
+    'virtio_pmem',
+    'nd_pmem',
+    'dax_pmem',
+    'device_dax',
+)
 _DEVDAX_SIGNATURE = b'NVDIMM_DAX_INFO\0'
 _CHECKSUM_SIZE = 8
 
@@ -30,16 +43,19 @@ _CHECKSUM_SIZE = 8
 @dataclasses.dataclass(frozen=True)
 class Parts:
     kernel: Path
-    modules: Path                              # directory of the kernel's modules, with modules.dep
-    image: Path                                # Debian's root file system, qcow2
+    modules: Path  # directory of the kernel's modules, with modules.dep
+    image: Path  # Debian's root file system, qcow2
     debian_initrd: Path
-    guest: Path                                # the test guest's program, which needs no library
-    initrd: Path                               # of the test guest
+    guest: Path  # the test guest's program, which needs no library
+    initrd: Path  # of the test guest
     info_block: Path
 
 
-def modules_in_order(directory: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> list[Path]:
-    """Modules with those that they need, each after what it needs; what the kernel has built in is left out.
+def modules_in_order(
+    directory: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> list[Path]:
+    """Modules with those that they need, each after what it needs; what the kernel has built in is
+    left out.
 
     :param optional: those of ``names`` that some kernels have not
     :raises PcowError: a module is not there
@@ -53,11 +69,20 @@ def modules_in_order(directory: Path, names: tuple[str, ...], optional: tuple[st
     for name in names:
         if f'{name.replace("_", "-")}.ko' in builtin or f'{name}.ko' in builtin:
             continue
-        match = next((item for item in needs if Path(item).name in (f'{name}.ko', f'{name.replace("_", "-")}.ko')), None)
+        match = next(
+            (
+                item
+                for item in needs
+                if Path(item).name in (f'{name}.ko', f'{name.replace("_", "-")}.ko')
+            ),
+            None,
+        )
         if match is None:
             if name in optional:
                 continue
-            raise exception.PcowError(reason=f'{directory} has no module {name}: this kernel cannot run the tests')
+            raise exception.PcowError(
+                reason=f'{directory} has no module {name}: this kernel cannot run the tests'
+            )
         found += [item for item in (*reversed(needs[match]), match) if item not in found]
     return [directory / item for item in found]
 
@@ -65,11 +90,16 @@ def modules_in_order(directory: Path, names: tuple[str, ...], optional: tuple[st
 def devdax_block(size: int) -> bytes:
     """Info block that makes an NVDIMM without labels a character device /dev/dax0.0 in the guest.
 
-    It differs from the one that pcow_driver.images.info_block makes for file systems by its name only.
+    It differs from the one that pcow_driver.images.info_block makes for file systems by its name
+    only.
     """
-    block = info_block.info_block(size, info_block.PageMap.RAM, uuid.UUID(int=0x7063_6f77_0000_4000_8000_0000_0000_0001))
-    body = (_DEVDAX_SIGNATURE + block[len(_DEVDAX_SIGNATURE):])[:-_CHECKSUM_SIZE]
-    return body + info_block.fletcher64(body + bytes(_CHECKSUM_SIZE)).to_bytes(_CHECKSUM_SIZE, 'little')
+    block = info_block.info_block(
+        size, info_block.PageMap.RAM, uuid.UUID(int=0x7063_6F77_0000_4000_8000_0000_0000_0001)
+    )
+    body = (_DEVDAX_SIGNATURE + block[len(_DEVDAX_SIGNATURE) :])[:-_CHECKSUM_SIZE]
+    return body + info_block.fletcher64(body + bytes(_CHECKSUM_SIZE)).to_bytes(
+        _CHECKSUM_SIZE, 'little'
+    )
 
 
 def compile_guest(target: Path) -> None:
@@ -110,19 +140,24 @@ def with_kernel(run: state.Run, parts: Parts, package: str) -> Parts:
 
     :raises PcowError:
     """
-    kernel, _files = quickstart_guest.prepare_kernel(quickstart_guest.Cache(run), quickstart_guest.MODULES, package)
+    kernel, _files = quickstart_guest.prepare_kernel(
+        quickstart_guest.Cache(run), quickstart_guest.MODULES, package
+    )
     modules, initrd = _modules_of(kernel), run.directory / f'{package}.initrd'
     _write_initrd(initrd, parts.guest, modules)
     return dataclasses.replace(parts, kernel=kernel, modules=modules, initrd=initrd)
 
 
 def with_host_kernel(run: state.Run, parts: Parts, suite: str, package: str) -> Parts:
-    """The same with the kernel of another suite of Debian; for the outer machine, as the guests' modules are those of before.
+    """The same with the kernel of another suite of Debian; for the outer machine, as the guests'
+    modules are those of before.
 
     :raises PcowError:
     """
     tree = kernels.prepare(run, suite, package)
-    return dataclasses.replace(parts, kernel=kernels.kernel_of(tree), modules=kernels.modules_of(tree))
+    return dataclasses.replace(
+        parts, kernel=kernels.kernel_of(tree), modules=kernels.modules_of(tree)
+    )
 
 
 def prepare(run: state.Run) -> Parts:
@@ -132,9 +167,18 @@ def prepare(run: state.Run) -> Parts:
     """
     guest, _cache = quickstart_guest.prepare(run, None, None, None, modules=debian.MODULES)
     modules = _modules_of(guest.kernel)
-    program, initrd, block = (run.directory / name for name in ('guest', 'guest.initrd', 'info-block'))
+    program, initrd, block = (
+        run.directory / name for name in ('guest', 'guest.initrd', 'info-block')
+    )
     compile_guest(program)
     _write_initrd(initrd, program, modules)
     block.write_bytes(devdax_block(chain.SIZE))
-    return Parts(kernel=guest.kernel, modules=modules, image=guest.image, debian_initrd=guest.initrd, guest=program, initrd=initrd,
-                 info_block=block)
+    return Parts(
+        kernel=guest.kernel,
+        modules=modules,
+        image=guest.image,
+        debian_initrd=guest.initrd,
+        guest=program,
+        initrd=initrd,
+        info_block=block,
+    )

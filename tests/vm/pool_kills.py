@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools whose making or end was killed, that are mounted twice, or that were moved: inside the machine, on persistent memory."""
+"""Pools whose making or end was killed, that are mounted twice, or that were moved: inside the
+machine, on persistent memory.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from tests.vm import machine
 
 POOLS = Path('/var/lib/pcow/pools')
 NAME = 'killed'
-_CLONE_NEWNS = 0x00020000                      # Linux, include/uapi/linux/sched.h
+_CLONE_NEWNS = 0x00020000  # Linux, include/uapi/linux/sched.h
 
 
 def _expect(condition: object, what: object) -> None:
@@ -38,10 +40,13 @@ def _killed(after: int, *words: str) -> None:
                 step.do()
             os.kill(os.getpid(), signal.SIGKILL)
 
-        plan.Plan.run = run                    # type: ignore[method-assign,assignment]
+        plan.Plan.run = run  # type: ignore[method-assign,assignment]
 
     done = command.run(*words, prepare=prepare)
-    _expect(done.exit_code == -signal.SIGKILL, f'{done.command} was not killed: {done.exit_code} {done.output}')
+    _expect(
+        done.exit_code == -signal.SIGKILL,
+        f'{done.command} was not killed: {done.exit_code} {done.output}',
+    )
 
 
 def _steps(*words: str) -> list[str]:
@@ -63,14 +68,19 @@ def _is_gone() -> None:
 def made(region: str) -> None:
     """Killed between mount and unit, the pool is finished by the command that the refusal names."""
     create, directory = _create(region), str(POOLS / NAME)
-    mounted = next(number for number, line in enumerate(_steps(*create)) if line.startswith('mount ')) + 1
+    mounted = (
+        next(number for number, line in enumerate(_steps(*create)) if line.startswith('mount ')) + 1
+    )
     _killed(mounted, *create)
     command.must_fail(f"'pcowctl pool create NAME {directory}' finishes", *create)
     done = command.must('pool', 'create', NAME, directory)
     for wanted in ('xfs_io', 'mounts it at boot', 'pmem'):
         _expect(wanted in done.output, done.output)
     uuid = machine.run('blkid', '-o', 'value', '-s', 'UUID', _device(directory)).strip()
-    _expect(mount_unit.what(directory) == f'UUID={uuid}' and mount_unit.mounted_at_boot(directory), 'no unit mounts it')
+    _expect(
+        mount_unit.what(directory) == f'UUID={uuid}' and mount_unit.mounted_at_boot(directory),
+        'no unit mounts it',
+    )
 
 
 def _device(directory: str) -> str:
@@ -81,7 +91,8 @@ def _device(directory: str) -> str:
 
 
 def ended(region: str) -> int:
-    """Killed after the unmount, and between the wiping and the end of the namespace: the end goes on.
+    """Killed after the unmount, and between the wiping and the end of the namespace: the end goes
+    on.
 
     (After each step: tests/unit/pcow_driver/provision/test_plans.py, in DRAM.)
     """
@@ -144,7 +155,10 @@ def moved() -> None:
         machine.run('mount', '-t', 'xfs', '-o', 'dax=always', device, here)
         command.must_fail('pool import DIRECTORY', 'pool', 'show', NAME)
         command.must('pool', 'import', here)
-        _expect(mount_unit.what(there) is None and mount_unit.mounted_at_boot(here), f'the unit is not that of {here}')
+        _expect(
+            mount_unit.what(there) is None and mount_unit.mounted_at_boot(here),
+            f'the unit is not that of {here}',
+        )
         command.must_fail('over-commit', 'image', 'create', f'{NAME}/huge', '--size', '8G')
 
 

@@ -14,8 +14,8 @@ from tests.vm import pools
 from tests.vm import tree
 
 _REGIONS = (2 * units.GIB, 2 * units.GIB, units.GIB + 6 * units.MIB)
-_RESERVED = f' memmap={pools.RESERVED // units.MIB}M!4G'          # the machine has RAM there
-_DAMAGED = 2                                   # the region whose labels are written over
+_RESERVED = f' memmap={pools.RESERVED // units.MIB}M!4G'  # the machine has RAM there
+_DAMAGED = 2  # the region whose labels are written over
 _BOOTS = (('session', 'other', 'refusals', 'odd', 'killed'), ('rebooted',), ('damaged', 'rebooted'))
 NAMES = tuple(f'pool-{name}' for boot in _BOOTS for name in boot)
 

@@ -19,7 +19,8 @@ from tests.vm import space
 from tests.vm import vsock
 
 MIB = chain.MIB
-_GRANULE_SHARED = 8192                         # bytes of one thread's, between those of others: they meet in every slab
+# bytes of one thread's, between those of others: they meet in every slab
+_GRANULE_SHARED = 8192
 _GRANULE_OWN = 2 * MIB
 _DISK = 16 * MIB
 
@@ -31,7 +32,7 @@ class Context:
         self.place = place
         self.name = name
         self.directory = directory
-        self.device = 'nvdimm'                 # that shows the image to the guest
+        self.device = 'nvdimm'  # that shows the image to the guest
 
     def image(self, directory: Path) -> Path:
         """A chain of images for the test guest."""
@@ -47,17 +48,33 @@ class Context:
         :param more: properties of the backend, with a comma in front
         """
         more += f',size={size}' if size else ''
-        volatile = ',pcow-volatile=on' if self.device == 'nvdimm' else ''            # the pool may be page cache
-        return ('-object', f'memory-backend-file,id=mem0,mem-path={image},share=on{more}',
-                '-device', f'{self.device},memdev=mem0,id=nv0{volatile}')
+        # the pool may be page cache
+        volatile = ',pcow-volatile=on' if self.device == 'nvdimm' else ''
+        return (
+            '-object',
+            f'memory-backend-file,id=mem0,mem-path={image},share=on{more}',
+            '-device',
+            f'{self.device},memdev=mem0,id=nv0{volatile}',
+        )
 
     def disk(self, name: str, path: Path, aio: str = 'threads') -> tuple[str, ...]:
-        return ('-blockdev', f'driver=raw,node-name={name},file.driver=file,file.filename={path},file.aio={aio}',
-                '-device', f'virtio-blk-pci,drive={name}')
+        return (
+            '-blockdev',
+            f'driver=raw,node-name={name},file.driver=file,file.filename={path},file.aio={aio}',
+            '-device',
+            f'virtio-blk-pci,drive={name}',
+        )
 
     def test_guest(self, *arguments: str, name: str = '') -> machine.Machine:
-        return machine.Machine(self.place, name or self.name, '-initrd', str(self.place.initrd),
-                               '-append', 'console=ttyS0 quiet panic=-1 mitigations=off', *arguments)
+        return machine.Machine(
+            self.place,
+            name or self.name,
+            '-initrd',
+            str(self.place.initrd),
+            '-append',
+            'console=ttyS0 quiet panic=-1 mitigations=off',
+            *arguments,
+        )
 
     def model_disk(self) -> Path:
         """Where the test guest saves what must be in the image."""
@@ -83,8 +100,12 @@ class Context:
 
 def figures(info: dict[str, Any], **more: Any) -> dict[str, Any]:
     """What is reported of query-pcow's answer."""
-    return {'engine': info['engine'], 'persistence': info['persistence'], 'stats': info['stats'],
-            'times': info['times']} | more
+    return {
+        'engine': info['engine'],
+        'persistence': info['persistence'],
+        'stats': info['stats'],
+        'times': info['times'],
+    } | more
 
 
 def _check_traps(info: dict[str, Any]) -> None:
@@ -111,7 +132,9 @@ def plain_file(context: Context) -> dict[str, Any]:
     """The same guest on a raw file: what fails here is not pcow's fault."""
     image = context.directory / 'plain.raw'
     chain.copy_sparse(context.place.chain / chain.RAW, image)
-    with context.test_guest(*context.backend(image, chain.SIZE), *_disks(context, context.model_disk())) as vm:
+    with context.test_guest(
+        *context.backend(image, chain.SIZE), *_disks(context, context.model_disk())
+    ) as vm:
         vm.wait_ready()
         kinds = _all_stores(vm)
         vm.command('transfers 4 100')
@@ -120,7 +143,9 @@ def plain_file(context: Context) -> dict[str, Any]:
 
 
 def stores(context: Context) -> dict[str, Any]:
-    """All kinds of stores, from several CPUs, to base-backed, frozen and absent memory; then all bytes."""
+    """All kinds of stores, from several CPUs, to base-backed, frozen and absent memory; then all
+    bytes.
+    """
     image, model = context.image(context.directory), context.model_disk()
     with context.test_guest(*context.backend(image), *_disks(context, model)) as vm:
         vm.wait_ready()
@@ -133,7 +158,9 @@ def stores(context: Context) -> dict[str, Any]:
 
 
 def transfers(context: Context) -> dict[str, Any]:
-    """Disk I/O straight into and out of the memory, by a thread pool and by io_uring; loads come first."""
+    """Disk I/O straight into and out of the memory, by a thread pool and by io_uring; loads come
+    first.
+    """
     image, model = context.image(context.directory), context.model_disk()
     with context.test_guest(*context.backend(image), *_disks(context, model)) as vm:
         vm.wait_ready()
@@ -162,7 +189,9 @@ def _numbers(text: str) -> list[int]:
 
 def _check_order(earlier: list[int], later: list[int], what: str) -> None:
     if any(first > second for first, second in zip(earlier, later, strict=True)):
-        raise machine.Failure(f'{what}: the earlier snapshot is at {earlier}, the later one at {later}')
+        raise machine.Failure(
+            f'{what}: the earlier snapshot is at {earlier}, the later one at {later}'
+        )
 
 
 def _revert(vm: machine.Machine, name: str) -> None:
@@ -172,7 +201,9 @@ def _revert(vm: machine.Machine, name: str) -> None:
     vm.wait_ready()
 
 
-def _check_snapshots(context: Context, image: Path, names: list[str], before: list[int]) -> list[int]:
+def _check_snapshots(
+    context: Context, image: Path, names: list[str], before: list[int]
+) -> list[int]:
     """Each shows one moment, and each a later one than those before; returns the last one's."""
     raw = context.directory / 'snapshot.raw'
     for name in names:
@@ -184,7 +215,9 @@ def _check_snapshots(context: Context, image: Path, names: list[str], before: li
 
 
 def snapshots(context: Context) -> dict[str, Any]:
-    """Live snapshots while all CPUs write, reverts to some of them: each must show one moment of every writer."""
+    """Live snapshots while all CPUs write, reverts to some of them: each must show one moment of
+    every writer.
+    """
     image, model = context.image(context.directory), context.model_disk()
     pauses: list[int] = []
     names = [f'live-{number}' for number in range(1, 7)]
@@ -217,11 +250,20 @@ def snapshots(context: Context) -> dict[str, Any]:
         vm.command('save')
         vm.power_off()
     context.check_image(image, model)
-    _check_order(_check_snapshots(context, image, [names[0], *names[2:]], [0] * len(last)), last, 'the last snapshot')
+    _check_order(
+        _check_snapshots(context, image, [names[0], *names[2:]], [0] * len(last)),
+        last,
+        'the last snapshot',
+    )
     # its first write was the last one of the snapshot once more
     begin = [number - 1 for number in fifth]
     _check_order(_check_snapshots(context, image, ['branch'], begin), branch_end, 'the branch')
-    listed = [item['name'] for item in json.loads(context.tool('pcow-img', 'snapshot', '-l', '--output', 'json', image))]
+    listed = [
+        item['name']
+        for item in json.loads(
+            context.tool('pcow-img', 'snapshot', '-l', '--output', 'json', image)
+        )
+    ]
     wanted = {'first', 'second', *names, 'branch'} - {names[1]}
     if set(listed) != wanted:
         raise machine.Failure(f'the image has the snapshots {listed}, not {sorted(wanted)}')
@@ -230,12 +272,16 @@ def snapshots(context: Context) -> dict[str, Any]:
 
 
 def pool_full(context: Context) -> dict[str, Any]:
-    """A pool that fills up while all CPUs write: the VM can be stopped and goes on when there is space."""
+    """A pool that fills up while all CPUs write: the VM can be stopped and goes on when there is
+    space.
+    """
     return _fill_pool(context, 'fill 5')
 
 
 def full_emulated(context: Context) -> dict[str, Any]:
-    """The same with stores that the accelerator makes: of instructions that KVM emulates, by a pointer in a helper of TCG."""
+    """The same with stores that the accelerator makes: of instructions that KVM emulates, by a
+    pointer in a helper of TCG.
+    """
     return _fill_pool(context, 'device-copy' if context.place.accel == 'kvm' else 'fpu-store')
 
 
@@ -290,8 +336,12 @@ def saved_state(context: Context) -> dict[str, Any]:
     image = context.image(context.directory)
     carrier = context.directory / chain.CARRIER
     chain.copy_sparse(context.place.chain / chain.CARRIER, carrier)
-    disk = ('-blockdev', f'driver=qcow2,node-name=carrier,file.driver=file,file.filename={carrier}',
-            '-device', 'virtio-blk-pci,drive=carrier')
+    disk = (
+        '-blockdev',
+        f'driver=qcow2,node-name=carrier,file.driver=file,file.filename={carrier}',
+        '-device',
+        'virtio-blk-pci,drive=carrier',
+    )
     with context.test_guest(*context.backend(image), *disk) as vm:
         vm.wait_ready()
         vm.command(f'stores 1 2000 {_GRANULE_SHARED}')
@@ -305,7 +355,8 @@ def saved_state(context: Context) -> dict[str, Any]:
         vm.command('read')
         _job(vm, 'snapshot-load', 'load', tag='state', vmstate='carrier', devices=['carrier'])
         time.sleep(0.3)
-        vm.command('load-stop')                # the threads run again, and each knows what it has written
+        # the threads run again, and each knows what it has written
+        vm.command('load-stop')
         vm.command('load-adopt')
         vm.command('read')
         vm.command(f'stores 3 2000 {_GRANULE_SHARED}')

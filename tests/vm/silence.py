@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest that says nothing is doing: looked at twice, so that it can be told whether it runs, waits or spins."""
+"""What a guest that says nothing is doing: looked at twice, so that it can be told whether it runs,
+waits or spins.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,24 @@ from typing import Any
 
 from tests.functional import qmp
 
-_APART = 2.0                                   # seconds between the two looks
+_APART = 2.0  # seconds between the two looks
 _TRACING = Path('/sys/kernel/debug/tracing')
-_TRACED = 0.5                                  # seconds
+_TRACED = 0.5  # seconds
 _TRACE_LINES = 60
 _EVENTS = ('kvm_inj_exception', 'kvm_userspace_exit', 'kvm_emulate_insn')
-_SHUTDOWN = 8                                  # KVM_EXIT_SHUTDOWN: the processor gives up, and the machine is reset
-_KERNEL_LOG = 6000                             # bytes
-_STATISTICS = ('exits', 'halt_exits', 'irq_injections', 'irq_window_exits', 'mmio_exits', 'request_irq_exits', 'pf_taken',
-               'pf_fixed')
+# KVM_EXIT_SHUTDOWN: the processor gives up, and the machine is reset
+_SHUTDOWN = 8
+_KERNEL_LOG = 6000  # bytes
+_STATISTICS = (
+    'exits',
+    'halt_exits',
+    'irq_injections',
+    'irq_window_exits',
+    'mmio_exits',
+    'request_irq_exits',
+    'pf_taken',
+    'pf_fixed',
+)
 
 
 def _read(path: Path) -> str:
@@ -36,7 +47,10 @@ def _threads(pid: int) -> Iterator[str]:
     for task in sorted(tasks.iterdir() if tasks.is_dir() else (), key=lambda path: int(path.name)):
         fields = _read(task / 'stat').rpartition(')')[2].split()
         spent = f'{fields[0]} user {fields[11]} system {fields[12]}' if len(fields) > 12 else '?'
-        stack = ' < '.join(line.partition('] ')[2].partition('+')[0] for line in _read(task / 'stack').splitlines()[:8])
+        stack = ' < '.join(
+            line.partition('] ')[2].partition('+')[0]
+            for line in _read(task / 'stack').splitlines()[:8]
+        )
         where = f'system call {_read(task / "syscall")}; {stack or _read(task / "wchan")}'
         yield f'{task.name} {_read(task / "comm")}: {spent}; {where}'
 
@@ -44,19 +58,27 @@ def _threads(pid: int) -> Iterator[str]:
 def _kvm_statistics() -> Iterator[str]:
     """Counters of each vCPU, if debugfs is mounted."""
     for directory in sorted(Path('/sys/kernel/debug/kvm').glob('*-*/vcpu*')):
-        yield f'{directory.name}: ' + ', '.join(f'{name} {_read(directory / name)}' for name in _STATISTICS)
+        yield f'{directory.name}: ' + ', '.join(
+            f'{name} {_read(directory / name)}' for name in _STATISTICS
+        )
     for directory in sorted(Path('/sys/kernel/debug/kvm').glob('*-*')):
-        yield ', '.join(f'{path.name} {_read(path)}' for path in sorted(directory.iterdir()) if path.is_file())
+        yield ', '.join(
+            f'{path.name} {_read(path)}' for path in sorted(directory.iterdir()) if path.is_file()
+        )
 
 
 def record() -> None:
-    """Have the kernel note the few events of KVM that tell why a guest was reset; it costs nothing that could be measured."""
-    with contextlib.suppress(OSError):         # a kernel without tracepoints
+    """Have the kernel note the few events of KVM that tell why a guest was reset; it costs nothing
+    that could be measured.
+    """
+    with contextlib.suppress(OSError):  # a kernel without tracepoints
         for name in _EVENTS:
             (_TRACING / f'events/kvm/{name}/enable').write_text('1')
         (_TRACING / 'tracing_on').write_text('1')
         # what comes after a reset would push out what was before; the kernel takes it once
-        (_TRACING / 'events/kvm/kvm_userspace_exit/trigger').write_text(f'traceoff if reason == {_SHUTDOWN}')
+        (_TRACING / 'events/kvm/kvm_userspace_exit/trigger').write_text(
+            f'traceoff if reason == {_SHUTDOWN}'
+        )
 
 
 def recorded() -> str:
@@ -108,7 +130,8 @@ def _look(pid: int, channel: qmp.Qmp) -> Iterator[str]:
 
 
 def describe(pid: int, channel: qmp.Qmp, kvm: bool) -> str:
-    """Threads of QEMU, counters of KVM, registers of the guest, all twice; then the log of the kernel that it runs on.
+    """Threads of QEMU, counters of KVM, registers of the guest, all twice; then the log of the
+    kernel that it runs on.
 
     :param pid: of the QEMU
     :param kvm: it runs under KVM, in the outer machine, whose tracepoints are nobody else's
@@ -117,4 +140,8 @@ def describe(pid: int, channel: qmp.Qmp, kvm: bool) -> str:
     for pause in (_APART, 0.0):
         looks.append('\n'.join(_look(pid, channel)))
         time.sleep(pause)
-    return '\n--- a moment later:\n'.join(looks) + (_trace() if kvm else '') + f'\n--- kernel log:\n{_kernel_log()}'
+    return (
+        '\n--- a moment later:\n'.join(looks)
+        + (_trace() if kvm else '')
+        + f'\n--- kernel log:\n{_kernel_log()}'
+    )

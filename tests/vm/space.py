@@ -14,16 +14,20 @@ from typing import Self
 from tests.vm import chain
 from tests.vm import machine
 
-FAIL = ',pcow-full=fail'                       # for a backend: a store that needs space fails
+FAIL = ',pcow-full=fail'  # for a backend: a store that needs space fails
 _PIECES = (chain.MIB, 4096)
-_LARGE_PIECE = 64 * chain.MIB                  # the first of fallocate()
-_POOL_SIZE = 1 << 30                           # at most, of a pool on tmpfs
+_LARGE_PIECE = 64 * chain.MIB  # the first of fallocate()
+_POOL_SIZE = 1 << 30  # at most, of a pool on tmpfs
 _ANSWER_SECONDS = 60.0
 
 
 def mount(directory: Path, options: str) -> None:
     """A pool on tmpfs."""
-    subprocess.run(['mount', '-t', 'tmpfs', '-o', options, 'pcow-vm-test', str(directory)], check=True, stdin=subprocess.DEVNULL)
+    subprocess.run(
+        ['mount', '-t', 'tmpfs', '-o', options, 'pcow-vm-test', str(directory)],
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
 
 
 def unmount(directory: Path) -> None:
@@ -45,10 +49,11 @@ def take(pool: Path) -> Path:
 
 
 class Pool:
-    """A directory for images whose space can be taken, without much writing, and given back: a context manager.
+    """A directory for images whose space can be taken, without much writing, and given back: a
+    context manager.
 
-    In a directory on tmpfs it is another tmpfs, whose size changes. Elsewhere blocks are allocated, so the file system
-    must be one that nobody else needs.
+    In a directory on tmpfs it is another tmpfs, whose size changes. Elsewhere blocks are allocated,
+    so the file system must be one that nobody else needs.
     """
 
     def __init__(self, parent: Path) -> None:
@@ -62,7 +67,12 @@ class Pool:
             mount(self.directory, f'size={_POOL_SIZE}')
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._in_memory:
             unmount(self.directory)
         else:
@@ -72,7 +82,10 @@ class Pool:
         """All but a little: somebody who works ahead may take some at the same time."""
         if self._in_memory:
             found = os.statvfs(self.directory)
-            mount(self.directory, f'remount,size={(found.f_blocks - found.f_bfree) * found.f_frsize + 2 * chain.MIB}')
+            mount(
+                self.directory,
+                f'remount,size={(found.f_blocks - found.f_bfree) * found.f_frsize + 2 * chain.MIB}',
+            )
             return
         with open(self._taken, 'wb') as file:
             end = 0
@@ -93,7 +106,9 @@ class Pool:
 
 
 def check_answers(vm: machine.Machine) -> float:
-    """A VM whose guest waits for space can be asked, stopped and continued; returns the seconds that it took."""
+    """A VM whose guest waits for space can be asked, stopped and continued; returns the seconds
+    that it took.
+    """
     begun = time.monotonic()
     statuses = [vm.run_qmp('query-status')['status']]
     for change in ('stop', 'cont'):
@@ -101,5 +116,7 @@ def check_answers(vm: machine.Machine) -> float:
         statuses.append(vm.run_qmp('query-status')['status'])
     answered = time.monotonic() - begun
     if statuses != ['running', 'paused', 'running'] or answered > _ANSWER_SECONDS:
-        raise vm.failure(f'a VM that waits for space had the states {statuses}, in {answered:.1f} s')
+        raise vm.failure(
+            f'a VM that waits for space had the states {statuses}, in {answered:.1f} s'
+        )
     return round(answered, 3)

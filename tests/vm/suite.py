@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs scenarios and writes a line of JSON for each: {"name", "accel", "pool", "kernel" (the host's), "passed",
-"seconds", "figures" or "error" and "silent"}."""
+"""Runs scenarios and writes a line of JSON for each: {"name", "accel", "pool", "kernel" (the
+host's), "passed", "seconds", "figures" or "error" and "silent"}."""
 
 from __future__ import annotations
 
@@ -30,7 +30,13 @@ _CONFINEMENT_SCENARIO = 'confinement-'
 def run_one(name: str, pool: str, place: machine.Place) -> dict[str, Any]:
     """A scenario in a directory that is gone afterwards."""
     begun = time.monotonic()
-    result: dict[str, Any] = {'name': name, 'accel': place.accel, 'pool': pool, 'kernel': os.uname().release, 'passed': False}
+    result: dict[str, Any] = {
+        'name': name,
+        'accel': place.accel,
+        'pool': pool,
+        'kernel': os.uname().release,
+        'passed': False,
+    }
     directory = place.pool / f'vm-test-{name}'
     try:
         scenario = (scenarios.ALL | media.ALL).get(name)
@@ -51,7 +57,7 @@ def run_one(name: str, pool: str, place: machine.Place) -> dict[str, Any]:
     except machine.Failure as e:
         result['error'] = str(e)
         result['silent'] = isinstance(e, machine.Silence)
-    except Exception:                          # a mistake of the test is told the same way
+    except Exception:  # a mistake of the test is told the same way
         result['error'] = traceback.format_exc()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -59,7 +65,11 @@ def run_one(name: str, pool: str, place: machine.Place) -> dict[str, Any]:
     return result
 
 
-def run_all(wanted: list[tuple[str, str]], places: dict[str, machine.Place], report: Callable[[dict[str, Any]], None]) -> bool:
+def run_all(
+    wanted: list[tuple[str, str]],
+    places: dict[str, machine.Place],
+    report: Callable[[dict[str, Any]], None],
+) -> bool:
     """Run (scenario, pool) pairs one after the other; whether all passed."""
     passed = True
     for name, pool in wanted:
@@ -79,6 +89,7 @@ def main() -> int:
     os.environ.update(plan['environment'])
     places = {pool: machine.Place.load(fields) for pool, fields in plan['places'].items()}
     with open(arguments.output, 'w', buffering=1) as output:
+
         def report(result: dict[str, Any]) -> None:
             output.write(json.dumps(result) + '\n')
 

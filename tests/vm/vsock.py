@@ -23,22 +23,25 @@ if TYPE_CHECKING:
 
 _CID, _PORT = 77, 1234
 _CHUNK = 65536
-_AHEAD = 512 * 1024                            # bytes whose answer is not here yet, at most: more than fits into the queues
-_ROUND = 4 * chain.MIB                         # there, and back
+# bytes whose answer is not here yet, at most: more than fits into the queues
+_AHEAD = 512 * 1024
+_ROUND = 4 * chain.MIB  # there, and back
 _SNAPSHOTS = 4
-_QUIET_SECONDS = 60.0                          # without any byte
+_QUIET_SECONDS = 60.0  # without any byte
 _POLL_SECONDS = 0.25
 _CONNECT_SECONDS = 60.0
 _PLUS_ONE = bytes((value + 1) % 256 for value in range(256))
 
 
 class Stream:
-    """A connection to the guest, which sends back what it gets, each byte with one added; context manager."""
+    """A connection to the guest, which sends back what it gets, each byte with one added; context
+    manager.
+    """
 
     def __init__(self, vm: machine.Machine) -> None:
         self._vm = vm
         self._seed = 0
-        self.rates: dict[str, float] = {}      # MiB in a second, in each direction
+        self.rates: dict[str, float] = {}  # MiB in a second, in each direction
 
     def __enter__(self) -> Self:
         self._vm.command(f'vsock-start {_PORT}')
@@ -47,7 +50,7 @@ class Stream:
             self._socket = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)
             try:
                 self._socket.connect((_CID, _PORT))
-            except TimeoutError:               # Linux waits for 2 s only
+            except TimeoutError:  # Linux waits for 2 s only
                 self._socket.close()
                 if time.monotonic() > limit:
                     raise self._failure('the guest takes no connection') from None
@@ -60,7 +63,9 @@ class Stream:
         self._socket.close()
 
     def _failure(self, what: str) -> machine.Failure:
-        return self._vm.failure(what, silence.describe(self._vm.process.pid, self._vm.qmp, self._vm.kvm))
+        return self._vm.failure(
+            what, silence.describe(self._vm.process.pid, self._vm.qmp, self._vm.kvm)
+        )
 
     def _receive(self, wanted: bytes, at: int) -> int:
         """How many bytes came, which are those of ``wanted`` from ``at`` on.
@@ -70,11 +75,17 @@ class Stream:
         data = self._socket.recv(_CHUNK)
         if not data:
             raise self._failure(f'the guest has hung up after {at} bytes')
-        if data != wanted[at:at + len(data)]:
-            wrong = next(index for index, byte in enumerate(data) if wanted[at + index:at + index + 1] != bytes([byte]))
+        if data != wanted[at : at + len(data)]:
+            wrong = next(
+                index
+                for index, byte in enumerate(data)
+                if wanted[at + index : at + index + 1] != bytes([byte])
+            )
             begin = at + wrong
-            raise self._vm.failure(f'round {self._seed}: byte {begin} is wrong: {data[wrong:wrong + 32].hex()}, not '
-                                   f'{wanted[begin:begin + 32].hex()}')
+            raise self._vm.failure(
+                f'round {self._seed}: byte {begin} is wrong: {data[wrong : wrong + 32].hex()}, not '
+                f'{wanted[begin : begin + 32].hex()}'
+            )
         return len(data)
 
     def round(self, name: str, midway: Callable[[], object] | None = None) -> None:
@@ -94,9 +105,11 @@ class Stream:
                 midway = None
                 heard = time.monotonic()
             may_send = sent < _ROUND and sent - received < _AHEAD
-            readable, writable, _other = select.select([self._socket], [self._socket] if may_send else [], [], _POLL_SECONDS)
+            readable, writable, _other = select.select(
+                [self._socket], [self._socket] if may_send else [], [], _POLL_SECONDS
+            )
             if writable:
-                sent += self._socket.send(data[sent:sent + _CHUNK])
+                sent += self._socket.send(data[sent : sent + _CHUNK])
             if readable:
                 received += self._receive(wanted, received)
                 heard = time.monotonic()
@@ -128,10 +141,15 @@ def _stop_and_go(vm: machine.Machine) -> None:
 
 
 def vhost_vsock(context: scenarios.Context) -> dict[str, Any]:
-    """What the kernel loads from RAM and stores there for a socket is right, to the byte, as in scenario vhost."""
+    """What the kernel loads from RAM and stores there for a socket is right, to the byte, as in
+    scenario vhost.
+    """
     if context.place.accel != 'kvm':
         raise machine.Failure('only the outer machine is sure to have vhost')
-    image, (path, memory) = context.image(context.directory), ram.prepare(context, context.directory)
+    image, (path, memory) = (
+        context.image(context.directory),
+        ram.prepare(context, context.directory),
+    )
     with context.test_guest(*context.backend(image), *memory, *device()) as vm:
         vm.wait_ready()
         with Stream(vm) as stream:
@@ -147,5 +165,11 @@ def vhost_vsock(context: scenarios.Context) -> dict[str, Any]:
         info = vm.power_off()
     for each in (image, path):
         context.check_image(each)
-    return {'engine': info['engine'], 'persistence': info['persistence'], 'stats': info['stats'], 'times': info['times'],
-            'ram': counters, 'rates': stream.rates}
+    return {
+        'engine': info['engine'],
+        'persistence': info['persistence'],
+        'stats': info['stats'],
+        'times': info['times'],
+        'ram': counters,
+        'rates': stream.rates,
+    }

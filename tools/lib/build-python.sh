@@ -12,7 +12,7 @@ build_python() {
     # The system's python3, not whatever comes first in PATH: its packages are the ones that apt has just installed.
     run "$build/logs/venv.log" /usr/bin/python3 -m venv "$venv"
     run "$build/logs/pip.log" "$venv/bin/pip" install --disable-pip-version-check \
-        'meson>=1.5' 'pycotap==1.3.1' 'ruff>=0.6' 'mypy>=1.11' -r "$top/test-requirements.txt"
+        'meson>=1.5' 'pycotap==1.3.1' 'ruff==0.17.*' 'mypy>=1.11' -r "$top/test-requirements.txt"
     # pbr asks git for the version; a tree without history (an archive) has none.
     git -C "$top" rev-parse HEAD >/dev/null 2>&1 || export PBR_VERSION=${PBR_VERSION:-0.1.0}
     run "$build/logs/pip-pcow.log" "$venv/bin/pip" install --disable-pip-version-check -e "$top[libvirt,bench]"

@@ -8,7 +8,7 @@ import dataclasses
 from tests.functional.qemu_random import world
 from tests.functional.qtest_devices import virtio_gpu
 
-GPU = 12                               # slot
+GPU = 12  # slot
 
 
 @dataclasses.dataclass
@@ -17,8 +17,8 @@ class Picture:
     kind: int
     width: int
     height: int
-    backing: list[world.Piece]         # which the device keeps mapped
-    data: bytearray                    # that it has loaded
+    backing: list[world.Piece]  # which the device keeps mapped
+    data: bytearray  # that it has loaded
 
     @property
     def pixels(self) -> bytes:
@@ -38,7 +38,7 @@ class Screen:
     """Of a VM whose state was saved."""
 
     picture: Picture | None
-    sent: int                          # commands
+    sent: int  # commands
 
 
 class DisplayWork(world.World):
@@ -58,7 +58,7 @@ class DisplayWork(world.World):
         self.gpu = virtio_gpu.Gpu(self.vm, GPU)
         answer = (self.gpu.scratch + 0x4000, virtio_gpu.DISPLAY_INFO_BYTES)
         begin = self.gpu.display_info(0, [answer])
-        self.displays = self.vm.read(*answer)[len(begin):]
+        self.displays = self.vm.read(*answer)[len(begin) :]
 
     def do_draw(self) -> None:
         if not self.with_gpu:
@@ -98,7 +98,7 @@ class DisplayWork(world.World):
         self.gpu.transfer(picture.resource, rectangle, 4 * (y * picture.width + x))
         for row in range(y, y + height):
             at = 4 * (row * picture.width + x)
-            picture.data[at:at + 4 * width] = source[at:at + 4 * width]
+            picture.data[at : at + 4 * width] = source[at : at + 4 * width]
         if picture is self.picture:
             self.gpu.flush(picture.resource, rectangle)
             self.look(self.log[-1])
@@ -114,8 +114,10 @@ class DisplayWork(world.World):
         if found != expected:
             pairs = enumerate(zip(found, expected, strict=False))
             first = next((at for at, (a, b) in pairs if a != b), 0)
-            self.wrong(f'the screen after {about}: {found[first:first + 16].hex()} at {first} of '
-                       f'{len(found)}, not {expected[first:first + 16].hex()} of {len(expected)}')
+            self.wrong(
+                f'the screen after {about}: {found[first : first + 16].hex()} at {first} of '
+                f'{len(found)}, not {expected[first : first + 16].hex()} of {len(expected)}'
+            )
 
     def redraw(self, about: str) -> None:
         """All of the picture, whose backing holds something else than before."""

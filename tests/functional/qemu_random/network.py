@@ -9,8 +9,8 @@ from tests.functional.qemu_random import world
 from tests.functional.qtest_devices import e1000
 from tests.functional.qtest_devices import virtio_net
 
-NET, E1000 = 10, 11                    # slots
-SHORTEST = 64                          # frame
+NET, E1000 = 10, 11  # slots
+SHORTEST = 64  # frame
 
 
 class NetworkWork(world.World):
@@ -23,8 +23,12 @@ class NetworkWork(world.World):
         if not self.with_network:
             return more
         for name, slot in (('virtio-net-pci', NET), ('e1000', E1000)):
-            more += ['-netdev', f'hubport,id=n{slot},hubid=0',
-                     '-device', f'{name},addr={slot:#x},netdev=n{slot},romfile=']
+            more += [
+                '-netdev',
+                f'hubport,id=n{slot},hubid=0',
+                '-device',
+                f'{name},addr={slot:#x},netdev=n{slot},romfile=',
+            ]
         return more
 
     def set_up(self) -> None:

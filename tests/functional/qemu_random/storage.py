@@ -16,12 +16,12 @@ from tests.functional.qtest_devices import pci
 from tests.functional.qtest_devices import usb_storage
 
 DISK_SIZE = images.MIB
-BAD_SECTOR = 1000                      # of the first disk
+BAD_SECTOR = 1000  # of the first disk
 BLOCK, SCSI, NVME, XHCI = 6, 7, 9, 13  # slots
 AHCI = 31 << 3 | 2
-NUMBERS = {'blk': 0, 'scsi': 1, 'nvme': 2, 'ahci': 3, 'usb': 4}        # of the disks
-ALIGNMENT = {'ahci': -2, 'nvme': -4}   # of a buffer
-SLOW = 'x-iops-total=2'                # of the machine's time, see world.Vm
+NUMBERS = {'blk': 0, 'scsi': 1, 'nvme': 2, 'ahci': 3, 'usb': 4}  # of the disks
+ALIGNMENT = {'ahci': -2, 'nvme': -4}  # of a buffer
+SLOW = 'x-iops-total=2'  # of the machine's time, see world.Vm
 
 
 class Disk(Protocol):
@@ -37,7 +37,7 @@ def below(child: str, node: str) -> str:
 class StorageWork(world.World, abc.ABC):
     def setUp(self) -> None:
         super().setUp()
-        self.under_way = False         # a request of a slow disk
+        self.under_way = False  # a request of a slow disk
         self.with_usb = self.built('qemu-xhci', 'usb-storage')
         self.disks = [model.Content(self.random.randbytes(DISK_SIZE)) for _ in NUMBERS]
         self.paths = [self.directory / f'disk{number}.raw' for number in NUMBERS.values()]
@@ -46,7 +46,7 @@ class StorageWork(world.World, abc.ABC):
 
     def device_arguments(self) -> list[str]:
         choose = self.random.choice
-        self.with_nvme = choose((True, False))         # which cannot be saved
+        self.with_nvme = choose((True, False))  # which cannot be saved
         self.slow = {number for number in NUMBERS.values() if self.random.random() < 0.3}
         io, thread = choose(('threads', 'io_uring', 'native')), choose(('', ',iothread=io0'))
         self.note(f'{io}{thread}, nvme {self.with_nvme}, slow {self.slow}')
@@ -61,12 +61,23 @@ class StorageWork(world.World, abc.ABC):
                 more += ['-object', f'throttle-group,id=slow{number},{SLOW}']
                 node = f'driver=throttle,throttle-group=slow{number},' + below('file', node)
             more += ['-blockdev', f'{node},node-name=d{number}']
-        more += ['-device', f'virtio-blk-pci,drive=d0,addr={BLOCK}{thread}',
-                 '-device', f'virtio-scsi-pci,id=scsi,addr={SCSI}{thread}',
-                 '-device', 'scsi-hd,drive=d1,bus=scsi.0', '-device', 'ide-hd,drive=d3,bus=ide.0']
+        more += [
+            '-device',
+            f'virtio-blk-pci,drive=d0,addr={BLOCK}{thread}',
+            '-device',
+            f'virtio-scsi-pci,id=scsi,addr={SCSI}{thread}',
+            '-device',
+            'scsi-hd,drive=d1,bus=scsi.0',
+            '-device',
+            'ide-hd,drive=d3,bus=ide.0',
+        ]
         if self.with_usb:
-            more += ['-device', f'qemu-xhci,id=xhci,addr={XHCI:#x}',
-                     '-device', 'usb-storage,drive=d4,bus=xhci.0']
+            more += [
+                '-device',
+                f'qemu-xhci,id=xhci,addr={XHCI:#x}',
+                '-device',
+                'usb-storage,drive=d4,bus=xhci.0',
+            ]
         if self.with_nvme:
             more += ['-device', f'nvme,drive=d2,serial=x,addr={NVME}']
         return more
@@ -77,8 +88,11 @@ class StorageWork(world.World, abc.ABC):
         self.scsi = virtio.Scsi(self.vm, SCSI)
         # It says that it was reset
         self.scsi.transfer(virtio.BLOCK_IN, 0, [(self.scsi.scratch + 0x1000, 512)])
-        self.devices: dict[str, Disk] = {'blk': self.block, 'scsi': self.scsi,
-                                         'ahci': disks.Ahci(self.vm, AHCI, 0)}
+        self.devices: dict[str, Disk] = {
+            'blk': self.block,
+            'scsi': self.scsi,
+            'ahci': disks.Ahci(self.vm, AHCI, 0),
+        }
         if self.with_usb:
             self.devices['usb'] = self.usb = usb_storage.UsbStorage(self.vm, XHCI << 3, 2)
         if self.with_nvme:
@@ -105,22 +119,23 @@ class StorageWork(world.World, abc.ABC):
         if kind == 'usb' and direction == virtio.BLOCK_IN and self.would_wait([image]):
             return
         bad = number == 0 and sector <= BAD_SECTOR < sector + length // 512
-        self.note(f'{kind} {direction} sector {sector} '
-                  f'{world.Piece(image, offset, length)} bad {bad}')
+        self.note(
+            f'{kind} {direction} sector {sector} {world.Piece(image, offset, length)} bad {bad}'
+        )
         self.done[f'{kind} {direction}'] += 1
         status = self.devices[kind].transfer(direction, sector, buffers)
         disk = self.disks[number]
         if direction == virtio.BLOCK_IN:
-            if kind == 'usb':          # the others fail the request
+            if kind == 'usb':  # the others fail the request
                 self.go_on()
             if status and not (self.full or bad):
                 self.wrong(f'{self.log[-1]} failed with {status}')
-            data = bytes(disk.data[512 * sector:512 * sector + length])
+            data = bytes(disk.data[512 * sector : 512 * sector + length])
             well = not status and not (self.full and kind == 'usb')
             self.stored(image, offset, data, well, self.log[-1])
             return
-        data = bytes(image.content.data[offset:offset + length])
-        if status and not bad:                 # also in a full pool: it loads
+        data = bytes(image.content.data[offset : offset + length])
+        if status and not bad:  # also in a full pool: it loads
             self.wrong(f'{self.log[-1]} failed with {status}')
         if status:
             disk.doubt(512 * sector, data)
@@ -139,12 +154,12 @@ class StorageWork(world.World, abc.ABC):
         kind = self.random.choice(('blk', 'blk', 'usb' if self.with_usb else 'blk'))
         if kind == 'usb' and self.would_wait([image]):
             return
-        data = bytes(self.disks[NUMBERS[kind]].data[512 * sector:512 * sector + length])
+        data = bytes(self.disks[NUMBERS[kind]].data[512 * sector : 512 * sector + length])
         about = f'{kind} under way, sector {sector} {world.Piece(image, offset, length)}'
         self.note(about)
         buffers = [(self.address(image, offset), length)]
         self.under_way = NUMBERS[kind] in self.slow
-        if self.under_way:             # it has the next one wait
+        if self.under_way:  # it has the next one wait
             self.devices[kind].transfer(virtio.BLOCK_IN, 0, [(self.block.scratch + 0x1000, 512)])
         if kind == 'usb':
             self.usb.begin(virtio.BLOCK_IN, sector, buffers)

@@ -21,11 +21,11 @@ from tests.functional import qemu
 from tests.functional import test_qemu_backend as backend
 from tests.functional import vm_state
 
-SIZE = 8 * images.MIB                  # of an image, or of what is compared of RAM
-BEGIN = 24 * images.MIB                # of that in RAM: the queues of devices are below
+SIZE = 8 * images.MIB  # of an image, or of what is compared of RAM
+BEGIN = 24 * images.MIB  # of that in RAM: the queues of devices are below
 POOL_MIB = 256
-SNAPSHOTS = 3                          # of one image at the same time
-TICK_NS = 10_000_000                   # that pass for the machine between two looks
+SNAPSHOTS = 3  # of one image at the same time
+TICK_NS = 10_000_000  # that pass for the machine between two looks
 
 
 class Vm(vm_state.Vm):
@@ -54,8 +54,10 @@ class Image:
         self.snapshots: dict[str, model.Content] = {}
 
     def arguments(self, engine: str) -> tuple[str, ...]:
-        memory = (f'memory-backend-file,id={self.id},mem-path={self.path},share=on,'
-                  f'pcow-full={self.policy},pcow-engine={engine}')
+        memory = (
+            f'memory-backend-file,id={self.id},mem-path={self.path},share=on,'
+            f'pcow-full={self.policy},pcow-engine={engine}'
+        )
         if self.is_ram:
             memory += f',size={self.begin + SIZE}'
             return '-object', memory, '-machine', f'memory-backend={self.id}'
@@ -74,8 +76,11 @@ class Piece:
         return f'{self.image.id} {self.offset:#x} {self.length:#x}'
 
     def meets(self, other: Piece) -> bool:
-        return (self.image is other.image and self.offset < other.offset + other.length
-                and other.offset < self.offset + self.length)
+        return (
+            self.image is other.image
+            and self.offset < other.offset + other.length
+            and other.offset < self.offset + self.length
+        )
 
 
 class World(backend.QemuTestCase):
@@ -91,16 +96,26 @@ class World(backend.QemuTestCase):
         self.done: collections.Counter[str] = collections.Counter()
         self.pool = self.directory / 'pool'
         self.pool.mkdir()
-        subprocess.run(['mount', '-t', 'tmpfs', '-o', f'size={POOL_MIB}m', 'pcow-test', self.pool],
-                       check=True)
+        subprocess.run(
+            ['mount', '-t', 'tmpfs', '-o', f'size={POOL_MIB}m', 'pcow-test', self.pool], check=True
+        )
         self.addCleanup(lambda: subprocess.run(['umount', '-l', self.pool], check=True))
         self.base = self.random.randbytes(SIZE // 2) + bytes(SIZE // 2)
         for begin in (0, BEGIN):
             raw = self.directory / 'base.raw'
             raw.write_bytes(bytes(begin) + self.base)
-            backend.tool('pcow-img', 'convert', '-q', '-f', 'raw', '-o', 'sealed=on', raw,
-                         self.pool / f'base{begin}.pcow')
-        self.absent: set[str] = set()          # devices
+            backend.tool(
+                'pcow-img',
+                'convert',
+                '-q',
+                '-f',
+                'raw',
+                '-o',
+                'sealed=on',
+                raw,
+                self.pool / f'base{begin}.pcow',
+            )
+        self.absent: set[str] = set()  # devices
         self.made = 0
         self.full = False
         self.addresses: dict[str, int] = {}
@@ -161,17 +176,20 @@ class World(backend.QemuTestCase):
         return base64.b64decode(self.vm.ask(line))
 
     def compare(self, image: Image, offset: int, length: int, about: str) -> None:
-        self.wrong((lost := image.content.adopt(offset, self.load(image, offset, length)))
-                   and f'{image.id} after {about}: {lost}')
+        self.wrong(
+            (lost := image.content.adopt(offset, self.load(image, offset, length)))
+            and f'{image.id} after {about}: {lost}'
+        )
 
     def compare_all(self, about: str) -> None:
         for image in self.images:
             self.compare(image, 0, SIZE, about)
             for name, content in image.snapshots.items():
                 copy = self.directory / 'copy.raw'
-                vm_state.run('pcow-img', 'convert', '-q', '-U', '-O', 'raw', '-l', name, image.path,
-                             copy)
-                lost = content.adopt(0, copy.read_bytes()[image.begin:])
+                vm_state.run(
+                    'pcow-img', 'convert', '-q', '-U', '-O', 'raw', '-l', name, image.path, copy
+                )
+                lost = content.adopt(0, copy.read_bytes()[image.begin :])
                 self.wrong(lost and f'{image.id} {name} after {about}: {lost}')
 
     def some(self, granule: int = 1, most: int = 65536) -> tuple[int, int]:
@@ -203,8 +221,9 @@ class World(backend.QemuTestCase):
 
     def bytes_in(self, pieces: Sequence[Piece]) -> bytes:
         """What the model has there."""
-        return b''.join(piece.image.content.data[piece.offset:piece.offset + piece.length]
-                        for piece in pieces)
+        return b''.join(
+            piece.image.content.data[piece.offset : piece.offset + piece.length] for piece in pieces
+        )
 
     def stored(self, image: Image, offset: int, data: bytes, well: bool, about: str) -> None:
         """A store that must have been made, or may have been."""
@@ -218,7 +237,7 @@ class World(backend.QemuTestCase):
         """The same of a buffer in several places."""
         at = 0
         for piece in pieces:
-            self.stored(piece.image, piece.offset, data[at:at + piece.length], well, about)
+            self.stored(piece.image, piece.offset, data[at : at + piece.length], well, about)
             at += piece.length
 
     def would_wait(self, images_: Sequence[Image]) -> bool:

@@ -9,15 +9,15 @@ import time
 from tests.functional import qemu
 from tests.functional.qtest_devices import pci
 
-LONGEST = 12000                        # frame
-BUFFER = 2048                          # of one receive descriptor; a frame fills all but the last
+LONGEST = 12000  # frame
+BUFFER = 2048  # of one receive descriptor; a frame fills all but the last
 _ENTRIES = 16
 _RCTL, _TCTL = 0x100, 0x400
-_RECEIVE, _TRANSMIT = 0x2800, 0x3800   # registers of the rings: base, length, head, tail
+_RECEIVE, _TRANSMIT = 0x2800, 0x3800  # registers of the rings: base, length, head, tail
 _LENGTH, _HEAD, _TAIL = 8, 0x10, 0x18
-_PROMISCUOUS = 0x8018                  # unicast, multicast, broadcast
+_PROMISCUOUS = 0x8018  # unicast, multicast, broadcast
 _LONG, _STRIP_CRC, _ENABLE = 1 << 5, 1 << 26, 2
-_END, _REPORT = 1, 8                   # of a packet; in the status when it is done
+_END, _REPORT = 1, 8  # of a packet; in the status when it is done
 _DONE = 1
 # In which QEMU's model takes no packets after a change of the receiver's control
 _SETTLE_NS = 1_000_000_001
@@ -62,9 +62,13 @@ class E1000(pci.Device):
     def send(self, buffers: pci.Buffers) -> None:
         """A frame, of which a part is in each buffer; it ends when all have been loaded."""
         commands = [0] * (len(buffers) - 1) + [_END | _REPORT]
-        self._post(_TRANSMIT, [
-            struct.pack('<QHBBI', address, length, 0, command, 0)
-            for (address, length), command in zip(buffers, commands, strict=True)])
+        self._post(
+            _TRANSMIT,
+            [
+                struct.pack('<QHBBI', address, length, 0, command, 0)
+                for (address, length), command in zip(buffers, commands, strict=True)
+            ],
+        )
         self._wait(_TRANSMIT)
 
     def post_receive(self, buffers: pci.Buffers) -> None:
@@ -77,5 +81,6 @@ class E1000(pci.Device):
         entry = self._wait(_RECEIVE)
         length, status = struct.unpack_from('<H', entry, 8)[0], entry[12]
         if length != self._length or not status & 2:
-            raise AssertionError(f'a frame ends with {length} bytes, not {self._length}, and '
-                                 f'{entry.hex()}')
+            raise AssertionError(
+                f'a frame ends with {length} bytes, not {self._length}, and {entry.hex()}'
+            )

@@ -8,10 +8,10 @@ import time
 
 from tests.functional import qemu
 
-Buffers = Sequence[tuple[int, int]]    # addresses and lengths
-AREA = 8 << 20                         # of their queues, in RAM
+Buffers = Sequence[tuple[int, int]]  # addresses and lengths
+AREA = 8 << 20  # of their queues, in RAM
 AREA_BYTES = 1 << 20
-BAR_AREA = 0xe800_0000
+BAR_AREA = 0xE800_0000
 SECONDS = 60
 
 
@@ -24,11 +24,12 @@ class Device:
         self._registers = BAR_AREA + number * (1 << 20)
         self.area = AREA + number * AREA_BYTES
         self._config(0x10 + 4 * bar, self._registers)
-        self._config(4, 6)             # memory space, bus master
+        self._config(4, 6)  # memory space, bus master
 
     def _config(self, offset: int, value: int) -> None:
-        self._vm.ask_together(f'outl 0xcf8 {0x8000_0000 | self._place << 8 | offset:#x}',
-                              f'outl 0xcfc {value:#x}')
+        self._vm.ask_together(
+            f'outl 0xcf8 {0x8000_0000 | self._place << 8 | offset:#x}', f'outl 0xcfc {value:#x}'
+        )
 
     def _get(self, offset: int) -> int:
         return int(self._vm.ask(f'readl {self._registers + offset:#x}'), 0)
@@ -38,7 +39,7 @@ class Device:
 
     def _set_long(self, offset: int, value: int) -> None:
         """A register of 64 bits, the low half first."""
-        self._set(offset, value & 0xffff_ffff)
+        self._set(offset, value & 0xFFFF_FFFF)
         self._set(offset + 4, value >> 32)
 
     def _await(self, offset: int, mask: int, value: int) -> int:

@@ -10,7 +10,7 @@ from tests.functional import virtio
 from tests.functional.qtest_devices import pci
 from tests.functional.qtest_devices import xhci
 
-_IN, _OUT = 3, 4                       # endpoints 1 to the host and 2 to the device
+_IN, _OUT = 3, 4  # endpoints 1 to the host and 2 to the device
 _COMMAND, _STATUS = b'USBC', b'USBS'
 
 
@@ -22,7 +22,7 @@ class UsbStorage:
         self._host = xhci.Xhci(vm, place, number, {_IN: xhci.BULK_IN, _OUT: xhci.BULK_OUT})
         self._scratch = self._host.area + 0x10000
         self._tag = 0
-        for _ in range(2):             # the first one hears that the device was reset
+        for _ in range(2):  # the first one hears that the device was reset
             self._begin(virtio.BLOCK_OUT, bytes(6), [])
             status = self.end()
         if status:
@@ -32,8 +32,9 @@ class UsbStorage:
         self._tag += 1
         total = sum(length for _address, length in buffers)
         flags, endpoint = (0x80, _IN) if kind == virtio.BLOCK_IN else (0, _OUT)
-        wrapper = struct.pack('<4sIIBBB16s', _COMMAND, self._tag, total, flags, 0, len(command),
-                              command)
+        wrapper = struct.pack(
+            '<4sIIBBB16s', _COMMAND, self._tag, total, flags, 0, len(command), command
+        )
         self._vm.write(self._scratch, wrapper)
         self._host.finish(self._host.begin(_OUT, [(self._scratch, len(wrapper))]))
         self._data = self._host.begin(endpoint, buffers) if buffers else None
@@ -41,7 +42,7 @@ class UsbStorage:
     def begin(self, kind: int, sector: int, buffers: pci.Buffers) -> None:
         """A transfer that may be under way for a while."""
         blocks = sum(length for _address, length in buffers) // virtio.SECTOR
-        operation = 0x28 if kind == virtio.BLOCK_IN else 0x2a
+        operation = 0x28 if kind == virtio.BLOCK_IN else 0x2A
         self._begin(kind, struct.pack('>BBIBHB', operation, 0, sector, 0, blocks, 0), buffers)
 
     def end(self) -> int:

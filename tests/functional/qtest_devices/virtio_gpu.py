@@ -10,7 +10,7 @@ from tests.functional.qtest_devices import pci
 
 # A format, and where in its four bytes red, green and blue are: all with one byte that nobody sees
 FORMATS = {2: (2, 1, 0), 4: (1, 2, 3), 68: (3, 2, 1), 134: (0, 1, 2)}
-DISPLAY_INFO_BYTES = 24 + 16 * 24      # of the answer
+DISPLAY_INFO_BYTES = 24 + 16 * 24  # of the answer
 Rectangle = tuple[int, int, int, int]  # x, y, width, height
 
 _DISPLAY_INFO, _CREATE, _UNREF, _SCANOUT, _FLUSH, _TRANSFER, _ATTACH = range(0x100, 0x107)

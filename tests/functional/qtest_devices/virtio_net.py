@@ -10,8 +10,8 @@ from tests.functional import qemu
 from tests.functional import virtio
 from tests.functional.qtest_devices import pci
 
-HEADER = 12                            # bytes before a frame
-_TRANSMIT_AREA = 0x4000                # behind the queue that receives
+HEADER = 12  # bytes before a frame
+_TRANSMIT_AREA = 0x4000  # behind the queue that receives
 
 
 def header(buffers: int) -> bytes:

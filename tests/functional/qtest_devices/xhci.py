@@ -9,9 +9,9 @@ import time
 from tests.functional import qemu
 from tests.functional.qtest_devices import pci
 
-SUCCESS, SHORT_PACKET = 1, 13          # completion codes
-CONTROL, BULK_OUT, BULK_IN = 4, 2, 6   # types of endpoints
-_ENTRIES = 64                          # of a ring
+SUCCESS, SHORT_PACKET = 1, 13  # completion codes
+CONTROL, BULK_OUT, BULK_IN = 4, 2, 6  # types of endpoints
+_ENTRIES = 64  # of a ring
 _SUPER_SPEED = 4
 # Of control and bulk, by speed
 _LARGEST_PACKET = {1: (64, 64), 3: (64, 512), _SUPER_SPEED: (512, 1024)}
@@ -55,14 +55,15 @@ class Xhci(pci.Device):
         super().__init__(vm, place, 0, number)
         self._config(0x14, 0)
         lengths = self._get(0)
-        self._operation, self._doorbells = lengths & 0xff, self._get(0x14)
+        self._operation, self._doorbells = lengths & 0xFF, self._get(0x14)
         self._events = self.area + 0x3000
         self._taken = 0
         self._begin(self._get(0x18) + 0x20)
         port, speed = self._reset_port(self._get(4) >> 24)
         self._slot = self._do(0, _ENABLE_SLOT) >> 24
-        self._rings = {number: Ring(vm, self.area + 0x8000 + 0x1000 * number)
-                       for number in (1, *endpoints)}
+        self._rings = {
+            number: Ring(vm, self.area + 0x8000 + 0x1000 * number) for number in (1, *endpoints)
+        }
         self._context = self.area + 0x4000
         vm.write(self.area + 8 * self._slot, struct.pack('<Q', self._context))
         sizes = _LARGEST_PACKET[speed]
@@ -97,7 +98,7 @@ class Xhci(pci.Device):
             register = self._operation + _PORTS + 0x10 * number
             if self._get(register) & 1:
                 self._set(register, 1 << 9 | 1 << 4)
-                return number + 1, self._await(register, 2, 2) >> 10 & 0xf
+                return number + 1, self._await(register, 2, 2) >> 10 & 0xF
         raise AssertionError('no USB device')
 
     def _input(self, endpoints: dict[int, tuple[int, int]], port: int, speed: int) -> None:
@@ -106,8 +107,14 @@ class Xhci(pci.Device):
         contexts = bytearray(struct.pack('<II', 0, added).ljust(32 * 33, b'\0'))
         struct.pack_into('<II', contexts, 32, speed << 20 | max(endpoints) << 27, port << 16)
         for number, (kind, size) in endpoints.items():
-            struct.pack_into('<IIQ', contexts, 32 + 32 * number, 0, 3 << 1 | kind << 3 | size << 16,
-                             self._rings[number].address | _CYCLE)
+            struct.pack_into(
+                '<IIQ',
+                contexts,
+                32 + 32 * number,
+                0,
+                3 << 1 | kind << 3 | size << 16,
+                self._rings[number].address | _CYCLE,
+            )
         self._vm.write(self._inputs, bytes(contexts))
 
     def _ring_doorbell(self, slot: int, endpoint: int) -> None:
@@ -138,14 +145,15 @@ class Xhci(pci.Device):
             self._taken += 1
             following = self._events + 16 * (self._taken % _ENTRIES)
             self._set_long(self._interrupter + 0x18, following | 8)
-            if control >> 10 & 0x3f == kind and parameter == place:
+            if control >> 10 & 0x3F == kind and parameter == place:
                 return status, control
         raise AssertionError('the xHCI controller does not answer')
 
     def _set_configuration(self) -> None:
         request = struct.pack('<BBHHH', 0, 9, 1, 0, 0)
-        self._rings[1].put(int.from_bytes(request, 'little'), len(request),
-                           _SETUP << 10 | _IMMEDIATE)
+        self._rings[1].put(
+            int.from_bytes(request, 'little'), len(request), _SETUP << 10 | _IMMEDIATE
+        )
         place = self._rings[1].put(0, 0, _STATUS << 10 | _TO_HOST | _REPORT)
         self._ring_doorbell(self._slot, 1)
         self.finish(place)
@@ -169,5 +177,6 @@ class Xhci(pci.Device):
         """
         status, _control = self._event(_TRANSFER_EVENT, place)
         if status >> 24 != SUCCESS:
-            raise AssertionError(f'a USB transfer ended with {status >> 24}, without '
-                                 f'{status & 0xffffff} bytes')
+            raise AssertionError(
+                f'a USB transfer ended with {status >> 24}, without {status & 0xFFFFFF} bytes'
+            )

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program: many operations of the real driver at once, by green threads or by those of the system.
+"""A program: many operations of the real driver at once, by green threads or by those of the
+system.
 
-Something stands still if the hub of the green threads does not come round, or no operation ends; then the program ends with
-the stacks of all threads.  Its arguments are a directory, ``green`` or ``native``, a seed, and how long it goes on in seconds.
+Something stands still if the hub of the green threads does not come round, or no operation ends;
+then the program ends with the stacks of all threads. Its arguments are a directory, ``green`` or
+``native``, a seed, and how long it goes on in seconds.
 """
 
 import sys
@@ -34,20 +36,32 @@ from pcow_driver.common import conf
 
 DIRECTORY, MODE, SEED, SECONDS = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 WORKERS = 8
-STANDS_STILL = 10                      # seconds in which the hub comes round, on a machine that is busy
+# seconds in which the hub comes round, on a machine that is busy
+STANDS_STILL = 10
 NO_OPERATION_ENDS = 60
 GROUP, HOST = 'pcow-backend', f'host-{os.getpid()}@pcow-backend'
-# What Cinder hears of when two operations on one volume meet: it keeps them apart by the status of the volume.
-REFUSALS = (cinder_exception.VolumeIsBusy, cinder_exception.SnapshotIsBusy, cinder_exception.VolumeBackendAPIException)
+# What Cinder hears of when two operations on one volume meet: it keeps them apart by the status of
+# the volume.
+REFUSALS = (
+    cinder_exception.VolumeIsBusy,
+    cinder_exception.SnapshotIsBusy,
+    cinder_exception.VolumeBackendAPIException,
+)
 
 
 def make_driver() -> driver.PcowDriver:
     cfg.CONF([], project='cinder', default_config_files=[])
     conf.register_opts(cfg.CONF)
-    for name, value in {'state_path': os.path.join(DIRECTORY, 'state'), 'conversion_dir': DIRECTORY,
-                        'libvirt_uri': f'test://{DIRECTORY}/none'}.items():
+    for name, value in {
+        'state_path': os.path.join(DIRECTORY, 'state'),
+        'conversion_dir': DIRECTORY,
+        'libvirt_uri': f'test://{DIRECTORY}/none',
+    }.items():
         cfg.CONF.set_override(name, value, 'pcow')
-    made = driver.PcowDriver(host=HOST, configuration=configuration.Configuration(cinder_driver.volume_opts, config_group=GROUP))
+    made = driver.PcowDriver(
+        host=HOST,
+        configuration=configuration.Configuration(cinder_driver.volume_opts, config_group=GROUP),
+    )
     made.do_setup(None)
     made.check_for_setup_error()
     return made
@@ -68,8 +82,17 @@ class Volumes:
     def record(self) -> Any:
         identity = str(uuid.uuid4())
         return types.SimpleNamespace(
-            id=identity, name=f'volume-{identity}', size=1, host=f'{HOST}#one', encryption_key_id=None, multiattach=False,
-            volume_type_id=None, volume_type=None, migration_status=None, status='available')
+            id=identity,
+            name=f'volume-{identity}',
+            size=1,
+            host=f'{HOST}#one',
+            encryption_key_id=None,
+            multiattach=False,
+            volume_type_id=None,
+            volume_type=None,
+            migration_status=None,
+            status='available',
+        )
 
     def create(self, chance: random.Random) -> None:
         volume = self.record()
@@ -83,7 +106,9 @@ class Volumes:
 
     def snapshot(self, chance: random.Random) -> None:
         identity, volume = str(uuid.uuid4()), chance.choice(self.volumes)
-        snapshot = types.SimpleNamespace(id=identity, name=f'_snapshot-{identity}', volume=volume, volume_id=volume.id)
+        snapshot = types.SimpleNamespace(
+            id=identity, name=f'_snapshot-{identity}', volume=volume, volume_id=volume.id
+        )
         self.driver.create_snapshot(snapshot)
         self.snapshots.append(snapshot)
 
@@ -111,10 +136,19 @@ class Volumes:
     def work(self, seed: int, until: float) -> None:
         chance = random.Random(seed)
         operations: list[Callable[[random.Random], None]] = [
-            self.create, self.clone, self.snapshot, self.delete, self.delete_snapshot, self.stats, *[self.from_snapshot] * 6]
+            self.create,
+            self.clone,
+            self.snapshot,
+            self.delete,
+            self.delete_snapshot,
+            self.stats,
+            *[self.from_snapshot] * 6,
+        ]
         while time.monotonic() < until:
-            operation = chance.choice(operations if len(self.volumes) < 16 else [self.delete, self.delete_snapshot])
-            with contextlib.suppress(IndexError, ValueError):      # there is nothing of the kind
+            operation = chance.choice(
+                operations if len(self.volumes) < 16 else [self.delete, self.delete_snapshot]
+            )
+            with contextlib.suppress(IndexError, ValueError):  # there is nothing of the kind
                 try:
                     operation(chance)
                     self.done[operation.__name__] += 1
@@ -146,7 +180,9 @@ def main() -> None:
             failed.append(e)
             raise
 
-    threads = [threading.Thread(target=run, args=(SEED * WORKERS + number,)) for number in range(WORKERS)]
+    threads = [
+        threading.Thread(target=run, args=(SEED * WORKERS + number,)) for number in range(WORKERS)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -158,8 +194,11 @@ def main() -> None:
     finally:
         volumes.over = True
         watcher.join()
-    print(f'{MODE}: {sum(volumes.done.values())} done {dict(volumes.done)}, {sum(volumes.refused.values())} refused '
-          f'{dict(volumes.refused)}')
+    print(
+        f'{MODE}: {sum(volumes.done.values())} done {dict(volumes.done)}, '
+        f'{sum(volumes.refused.values())} refused '
+        f'{dict(volumes.refused)}'
+    )
     sys.exit(1 if failed else 0)
 
 

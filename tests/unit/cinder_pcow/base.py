@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cinder's own test base with our driver under its real volume manager, and real pools and programs under the driver."""
+"""Cinder's own test base with our driver under its real volume manager, and real pools and programs
+under the driver.
+"""
 
 import contextlib
 import os
@@ -36,22 +38,37 @@ FILL = 0xA5
 
 
 class PcowTestCase(test.TestCase):
-    """``self.driver`` has the pools ``one`` and ``two``; ``self.manager`` is the volume manager that runs it."""
+    """``self.driver`` has the pools ``one`` and ``two``; ``self.manager`` is the volume manager
+    that runs it.
+    """
 
     def setUp(self) -> None:
         super().setUp()
         conf.register_opts(CONF)
         self.directory = tempfile.mkdtemp(prefix='pcow-test-cinder-', dir='/dev/shm')
         self.addCleanup(shutil.rmtree, self.directory)
-        for name, value in {'state_path': os.path.join(self.directory, 'state'), 'conversion_dir': self.directory,
-                            'libvirt_uri': f'test://{self.directory}/none'}.items():
+        for name, value in {
+            'state_path': os.path.join(self.directory, 'state'),
+            'conversion_dir': self.directory,
+            'libvirt_uri': f'test://{self.directory}/none',
+        }.items():
             CONF.set_override(name, value, 'pcow')
             self.addCleanup(CONF.clear_override, name, 'pcow')
         os.mkdir(CONF.pcow.state_path)
-        self.pools = {name: registry.PoolRegistry().create(name, os.path.join(self.directory, name)) for name in ('one', 'two')}
-        self.flags(host=socket.gethostname(), image_conversion_dir=os.path.join(self.directory, 'conversion'))
-        self.context = context.RequestContext(fake_constants.USER_ID, fake_constants.PROJECT_ID, is_admin=True)
-        self.type_id = volume_types.create(self.context, 'pcow-pmem', {'volume_backend_name': 'pcow'})['id']
+        self.pools = {
+            name: registry.PoolRegistry().create(name, os.path.join(self.directory, name))
+            for name in ('one', 'two')
+        }
+        self.flags(
+            host=socket.gethostname(),
+            image_conversion_dir=os.path.join(self.directory, 'conversion'),
+        )
+        self.context = context.RequestContext(
+            fake_constants.USER_ID, fake_constants.PROJECT_ID, is_admin=True
+        )
+        self.type_id = volume_types.create(
+            self.context, 'pcow-pmem', {'volume_backend_name': 'pcow'}
+        )['id']
         self.driver = self.make_driver()
         self.manager = manager.VolumeManager(host=HOST, service_name=GROUP)
         self.manager.driver = self.driver
@@ -92,19 +109,39 @@ class PcowTestCase(test.TestCase):
         return made
 
     def snapshot_record(self, volume: objects.Volume) -> objects.Snapshot:
-        made = utils.create_snapshot(self.context, volume.id, volume_size=volume.size, status=fields.SnapshotStatus.AVAILABLE,
-                                     volume_type_id=volume.volume_type_id)
-        self.assertEqual(volume.id, made.volume.id)            # loads it
+        made = utils.create_snapshot(
+            self.context,
+            volume.id,
+            volume_size=volume.size,
+            status=fields.SnapshotStatus.AVAILABLE,
+            volume_type_id=volume.volume_type_id,
+        )
+        self.assertEqual(volume.id, made.volume.id)  # loads it
         return made
 
     def path(self, volume: objects.Volume, pool: str = 'one') -> str:
         return self.pools[pool].image_path(volume.name)
 
-    def write(self, volume: objects.Volume, offset: int, fill: int = FILL, length: int = 65536, *, pool: str = 'one') -> None:
+    def write(
+        self,
+        volume: objects.Volume,
+        offset: int,
+        fill: int = FILL,
+        length: int = 65536,
+        *,
+        pool: str = 'one',
+    ) -> None:
         """Into the data of a volume."""
         self.io(self.path(volume, pool), f'write -q -P {fill} {offset + (2 << 20)} {length}')
 
-    def check_content(self, volume: objects.Volume, content: dict[int, int], length: int = 65536, *, pool: str = 'one') -> None:
+    def check_content(
+        self,
+        volume: objects.Volume,
+        content: dict[int, int],
+        length: int = 65536,
+        *,
+        pool: str = 'one',
+    ) -> None:
         """What the data of a volume holds, by offset."""
         for offset, fill in content.items():
             self.io(self.path(volume, pool), f'read -q -P {fill} {offset + (2 << 20)} {length}')

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools of a backend: what the scheduler is told, what happens when one is missing or full, and what is refused."""
+"""Pools of a backend: what the scheduler is told, what happens when one is missing or full, and
+what is refused.
+"""
 
 import os
 from pathlib import Path
@@ -21,7 +23,6 @@ from tests.unit.cinder_pcow import base
 
 
 class StatsTest(base.PcowTestCase):
-
     def test_capacity_per_pool(self) -> None:
         self.volume(size=7, pool='two')
         registry.PoolRegistry().set('one', overcommit=3.0, reserve=10)
@@ -30,38 +31,61 @@ class StatsTest(base.PcowTestCase):
         self.assertEqual('pcow', stats['volume_backend_name'])
         one, two = stats['pools']
         status = os.statvfs(self.pools['one'].path)
-        self.assertAlmostEqual(status.f_blocks * status.f_frsize / units.GIB, one['total_capacity_gb'], 1)
-        self.assertEqual(('one', 3.0, 10), (
-            one['pool_name'], one['max_over_subscription_ratio'], one['reserved_percentage']))
-        self.assertEqual(('two', 20.0, 0), (
-            two['pool_name'], two['max_over_subscription_ratio'], two['reserved_percentage']))
+        self.assertAlmostEqual(
+            status.f_blocks * status.f_frsize / units.GIB, one['total_capacity_gb'], 1
+        )
+        self.assertEqual(
+            ('one', 3.0, 10),
+            (one['pool_name'], one['max_over_subscription_ratio'], one['reserved_percentage']),
+        )
+        self.assertEqual(
+            ('two', 20.0, 0),
+            (two['pool_name'], two['max_over_subscription_ratio'], two['reserved_percentage']),
+        )
         # with what others have in the same file system, as often as the rest is provisioned
-        self.assertAlmostEqual(self.pools['one'].account().fixed * 3 / units.GIB, one['provisioned_capacity_gb'], delta=2)
+        self.assertAlmostEqual(
+            self.pools['one'].account().fixed * 3 / units.GIB,
+            one['provisioned_capacity_gb'],
+            delta=2,
+        )
         self.assertLessEqual(7, two['provisioned_capacity_gb'])
         for pool in (one, two):
             self.assertTrue(pool['thin_provisioning_support'])
-            self.assertFalse(pool['QoS_support'] or pool['multiattach'] or pool['online_extend_support'])
+            self.assertFalse(
+                pool['QoS_support'] or pool['multiattach'] or pool['online_extend_support']
+            )
             self.assertEqual('volatile', pool['pcow_persistence'])
 
     def test_a_draining_pool_offers_nothing(self) -> None:
         registry.PoolRegistry().set('one', draining=True)
         self.assertEqual(0, self.driver.get_volume_stats(True)['pools'][0]['free_capacity_gb'])
-        error = self.assertRaises(exception.VolumeBackendAPIException, self.driver.create_volume, self.record())
+        error = self.assertRaises(
+            exception.VolumeBackendAPIException, self.driver.create_volume, self.record()
+        )
         self.assertIn('takes nothing new', str(error))
 
     def test_only_the_pools_that_are_configured(self) -> None:
         made = self.make_driver(pcow_pools=['two'])
-        self.assertEqual(['two'], [pool['pool_name'] for pool in made.get_volume_stats(True)['pools']])
-        error = self.assertRaises(exception.VolumeBackendAPIException, made.create_volume, self.record())
+        self.assertEqual(
+            ['two'], [pool['pool_name'] for pool in made.get_volume_stats(True)['pools']]
+        )
+        error = self.assertRaises(
+            exception.VolumeBackendAPIException, made.create_volume, self.record()
+        )
         self.assertIn('pcow_pools', str(error))
 
     def test_a_pool_that_cinder_cannot_name(self) -> None:
         """Its names of places are HOST@BACKEND#POOL."""
         registry.PoolRegistry().create('a#b', os.path.join(self.directory, 'a#b'))
         with mock.patch.object(backend.LOG, 'error') as error:
-            self.assertEqual(['one', 'two'], [pool['pool_name'] for pool in self.driver.get_volume_stats(True)['pools']])
+            self.assertEqual(
+                ['one', 'two'],
+                [pool['pool_name'] for pool in self.driver.get_volume_stats(True)['pools']],
+            )
         self.assertIn('a#b', str(error.call_args))
-        made = self.assertRaises(exception.VolumeBackendAPIException, self.make_driver, pcow_pools=['a#b'])
+        made = self.assertRaises(
+            exception.VolumeBackendAPIException, self.make_driver, pcow_pools=['a#b']
+        )
         self.assertIn("a '#'", str(made))
 
     def test_pool_of_a_volume_is_found(self) -> None:
@@ -81,7 +105,9 @@ class WarningsTest(base.PcowTestCase):
         return ' '.join(str(call.args[0]) for call in warning.call_args_list)
 
     def test_backups_on_other_hosts(self) -> None:
-        """Cinder asks any cinder-backup, which cannot attach what is memory of another host, unless it is told not to."""
+        """Cinder asks any cinder-backup, which cannot attach what is memory of another host, unless
+        it is told not to.
+        """
         self.assertIn('backup_use_same_host', self.warnings())
         self.flags(backup_use_same_host=True)
         self.assertEqual('', self.warnings())
@@ -89,14 +115,16 @@ class WarningsTest(base.PcowTestCase):
     def test_a_service_that_is_not_root(self) -> None:
         self.flags(backup_use_same_host=True)
         conf = os.path.join(self.directory, 'fuse.conf')
-        with mock.patch.object(os, 'geteuid', return_value=64055), mock.patch.object(nbd, 'FUSE_CONF', conf):
+        with (
+            mock.patch.object(os, 'geteuid', return_value=64055),
+            mock.patch.object(nbd, 'FUSE_CONF', conf),
+        ):
             self.assertIn('user_allow_other', self.warnings())
             Path(conf).write_text('user_allow_other\n')
             self.assertEqual('', self.warnings())
 
 
 class MissingPoolTest(base.PcowTestCase):
-
     def test_no_pool_at_start_up(self) -> None:
         with self.away(self.pools['one']), self.away(self.pools['two']):
             error = self.assertRaises(exception.VolumeBackendAPIException, self.make_driver)
@@ -108,10 +136,16 @@ class MissingPoolTest(base.PcowTestCase):
         volume = self.volume()
         with self.away(self.pools['one']):
             late = self.make_driver()
-            self.assertEqual(['two'], [pool['pool_name'] for pool in late.get_volume_stats(True)['pools']])
-            error = self.assertRaises(exception.VolumeBackendAPIException, late.delete_volume, volume)
+            self.assertEqual(
+                ['two'], [pool['pool_name'] for pool in late.get_volume_stats(True)['pools']]
+            )
+            error = self.assertRaises(
+                exception.VolumeBackendAPIException, late.delete_volume, volume
+            )
             self.assertIn(self.pools['one'].path, str(error))
-        self.assertEqual(['one', 'two'], [pool['pool_name'] for pool in late.get_volume_stats(True)['pools']])
+        self.assertEqual(
+            ['one', 'two'], [pool['pool_name'] for pool in late.get_volume_stats(True)['pools']]
+        )
         late.delete_volume(volume)
         self.assertEqual([], self.files())
 
@@ -135,7 +169,7 @@ class OwnFileSystemCase(base.PcowTestCase):
         self.addCleanup(subprocess.run, ['umount', '-l', self.mount], check=True)
         pools = registry.PoolRegistry()
         self.pools['small'] = pools.create('small', os.path.join(self.mount, 'pool'))
-        pools.set('small', overcommit=0.0)     # volumes are of 1 GiB at least
+        pools.set('small', overcommit=0.0)  # volumes are of 1 GiB at least
 
 
 class ReadOnlyPoolTest(OwnFileSystemCase):
@@ -152,8 +186,13 @@ class ReadOnlyPoolTest(OwnFileSystemCase):
         self.read_only()
         for pools in (self.pools_of(self.driver), self.pools_of(self.make_driver())):
             self.assertEqual(['one', 'small', 'two'], sorted(pools))
-            self.assertEqual((0, 1, 'volatile'), tuple(
-                pools['small'][key] for key in ('free_capacity_gb', 'provisioned_capacity_gb', 'pcow_persistence')))
+            self.assertEqual(
+                (0, 1, 'volatile'),
+                tuple(
+                    pools['small'][key]
+                    for key in ('free_capacity_gb', 'provisioned_capacity_gb', 'pcow_persistence')
+                ),
+            )
             self.assertLess(0, pools['one']['free_capacity_gb'])
         self.assertEqual('small', self.driver.get_pool(volume))
 
@@ -191,21 +230,24 @@ class FullPoolTest(OwnFileSystemCase):
         snapshot = self.snapshot(volume)
         before = self.files('small')
         self.fill()
-        for operation in (lambda: self.driver.create_volume(self.record(pool='small')),
-                          lambda: self.driver.create_volume_from_snapshot(self.record(pool='small'), snapshot),
-                          lambda: self.driver.create_cloned_volume(self.record(pool='small', size=2), volume)):
+        for operation in (
+            lambda: self.driver.create_volume(self.record(pool='small')),
+            lambda: self.driver.create_volume_from_snapshot(self.record(pool='small'), snapshot),
+            lambda: self.driver.create_cloned_volume(self.record(pool='small', size=2), volume),
+        ):
             error = self.assertRaises(exception.VolumeBackendAPIException, operation)
             self.assertIn('pool', str(error))
             self.assertEqual(before, self.files('small'))
         self.check_content(volume, {0: 1}, pool='small')
-        self.assertEqual([snapshot.name], [one.name for one in self.info(volume, 'small').snapshots])
+        self.assertEqual(
+            [snapshot.name], [one.name for one in self.info(volume, 'small').snapshots]
+        )
         self.driver.delete_snapshot(snapshot)
         self.driver.delete_volume(volume)
         self.assertEqual([], self.files('small'))
 
 
 class RefusalsTest(base.PcowTestCase):
-
     def refused(self, word: str, **values: Any) -> None:
         volume = self.record(**values)
         error = self.assertRaises(exception.InvalidVolume, self.driver.create_volume, volume)
@@ -213,7 +255,9 @@ class RefusalsTest(base.PcowTestCase):
         self.assertEqual([], self.files())
 
     def test_encryption(self) -> None:
-        self.refused('encrypt in the guest', encryption_key_id='0c3ad7bf-4a4b-4a35-9ee3-9c7e3dc7a5b2')
+        self.refused(
+            'encrypt in the guest', encryption_key_id='0c3ad7bf-4a4b-4a35-9ee3-9c7e3dc7a5b2'
+        )
 
     def test_multi_attach(self) -> None:
         made = volume_types.create(self.context, 'shared', {'multiattach': '<is> True'})
@@ -221,6 +265,8 @@ class RefusalsTest(base.PcowTestCase):
 
     def test_quality_of_service(self) -> None:
         made = volume_types.create(self.context, 'limited', {})
-        qos = qos_specs.create(self.context, 'slow', {'consumer': 'back-end', 'total_iops_sec': '5'})
+        qos = qos_specs.create(
+            self.context, 'slow', {'consumer': 'back-end', 'total_iops_sec': '5'}
+        )
         qos_specs.associate_qos_with_type(self.context, qos['id'], made['id'])
         self.refused('QoS', volume_type_id=made['id'])

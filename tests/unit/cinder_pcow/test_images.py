@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes of images and images of volumes; the image service is a directory, everything else is real."""
+"""Volumes of images and images of volumes; the image service is a directory, everything else is
+real.
+"""
 
 import hashlib
 import os
@@ -33,8 +35,16 @@ class ImageService:
         image_id = str(uuidlib.uuid4())
         (self.directory / image_id).write_bytes(data)
         self.images[image_id] = {
-            'id': image_id, 'disk_format': disk_format, 'container_format': 'bare', 'size': len(data), 'status': 'active',
-            'checksum': hashlib.md5(data, usedforsecurity=False).hexdigest(), 'properties': {}, 'min_disk': 0, **values}
+            'id': image_id,
+            'disk_format': disk_format,
+            'container_format': 'bare',
+            'size': len(data),
+            'status': 'active',
+            'checksum': hashlib.md5(data, usedforsecurity=False).hexdigest(),
+            'properties': {},
+            'min_disk': 0,
+            **values,
+        }
         return self.images[image_id]
 
     def show(self, _context: Any, image_id: str) -> dict[str, Any]:
@@ -44,18 +54,20 @@ class ImageService:
         self.downloads += 1
         data.write((self.directory / image_id).read_bytes())
 
-    def update(self, _context: Any, image_id: str, _meta: Any, data: Any = None, **_kwargs: Any) -> None:
+    def update(
+        self, _context: Any, image_id: str, _meta: Any, data: Any = None, **_kwargs: Any
+    ) -> None:
         with open(self.directory / image_id, 'wb') as f:
             while chunk := data.read(1 << 20):
                 f.write(chunk)
 
 
 class ImagesTest(base.PcowTestCase):
-
     def setUp(self) -> None:
         super().setUp()
         self.service = ImageService(os.path.join(self.directory, 'glance'))
-        privsep.sys_admin_pctxt.set_client_mode(False)         # we are root, so nothing needs a daemon that is
+        # we are root, so nothing needs a daemon that is
+        privsep.sys_admin_pctxt.set_client_mode(False)
         self.addCleanup(privsep.sys_admin_pctxt.set_client_mode, True)
 
     def raw(self, size: int = 16 * MIB) -> Path:
@@ -68,12 +80,17 @@ class ImagesTest(base.PcowTestCase):
 
     def qcow2(self, size: int = 16 * MIB, *options: str) -> Path:
         path = Path(self.directory, 'disk.qcow2')
-        subprocess.run(['qemu-img', 'convert', '-f', 'raw', '-O', 'qcow2', *options, self.raw(size), path], check=True)
+        subprocess.run(
+            ['qemu-img', 'convert', '-f', 'raw', '-O', 'qcow2', *options, self.raw(size), path],
+            check=True,
+        )
         return path
 
     def clone(self, meta: dict[str, Any], **values: Any) -> Any:
         volume = self.record(**values)
-        self.assertEqual((None, True), self.driver.clone_image(self.context, volume, None, meta, self.service))
+        self.assertEqual(
+            (None, True), self.driver.clone_image(self.context, volume, None, meta, self.service)
+        )
         return volume
 
     def test_the_second_volume_of_an_image_reads_nothing(self) -> None:
@@ -82,7 +99,9 @@ class ImagesTest(base.PcowTestCase):
             volumes = [self.clone(meta), self.clone(meta, size=3)]
             self.assertEqual(1, self.service.downloads)
             for volume in volumes:
-                self.check_content(volume, {0: 0, MIB: 0x11, 16 * MIB: 0, volume.size * units.GIB - 65536: 0})
+                self.check_content(
+                    volume, {0: 0, MIB: 0x11, 16 * MIB: 0, volume.size * units.GIB - 65536: 0}
+                )
                 self.assertEqual(2, self.info(volume).chain_depth)
                 self.assertLess(self.info(volume).actual_size, MIB)
                 self.driver.delete_volume(volume)
@@ -95,8 +114,15 @@ class ImagesTest(base.PcowTestCase):
         self.assertEqual(2, self.service.downloads)
 
     def refused(self, meta: dict[str, Any], *words: str) -> None:
-        error = self.assertRaises(exception.ImageUnacceptable, self.driver.clone_image, self.context, self.record(), None, meta,
-                                  self.service)
+        error = self.assertRaises(
+            exception.ImageUnacceptable,
+            self.driver.clone_image,
+            self.context,
+            self.record(),
+            None,
+            meta,
+            self.service,
+        )
         for word in words:
             self.assertIn(word, str(error))
         self.assertEqual([], self.files())
@@ -105,12 +131,40 @@ class ImagesTest(base.PcowTestCase):
         secret = Path(self.directory, 'secret')
         secret.write_bytes(b'\x77' * MIB)
         path = Path(self.directory, 'hostile')
-        subprocess.run(['qemu-img', 'create', '-q', '-f', 'qcow2', '-u', '-b', secret, '-F', 'raw', path, '16M'], check=True)
+        subprocess.run(
+            [
+                'qemu-img',
+                'create',
+                '-q',
+                '-f',
+                'qcow2',
+                '-u',
+                '-b',
+                secret,
+                '-F',
+                'raw',
+                path,
+                '16M',
+            ],
+            check=True,
+        )
         self.refused(self.service.add(path, 'qcow2'), 'backing_file')
         self.refused(self.service.add(path, 'raw'), 'it was given as raw and holds qcow2')
         path.unlink()
-        subprocess.run(['qemu-img', 'create', '-q', '-f', 'qcow2', '-o', f'data_file={path}.data,data_file_raw=on', path, '16M'],
-                       check=True)
+        subprocess.run(
+            [
+                'qemu-img',
+                'create',
+                '-q',
+                '-f',
+                'qcow2',
+                '-o',
+                f'data_file={path}.data,data_file_raw=on',
+                path,
+                '16M',
+            ],
+            check=True,
+        )
         self.refused(self.service.add(path, 'qcow2'), 'data_file')
         subprocess.run(['qemu-img', 'create', '-q', '-f', 'vmdk', path, '16M'], check=True)
         self.refused(self.service.add(path, 'vmdk'), 'qcow2 or raw')
@@ -132,34 +186,62 @@ class ImagesTest(base.PcowTestCase):
     def test_too_large_for_the_volume_also_when_the_template_is_there(self) -> None:
         meta = self.service.add(self.qcow2(units.GIB + 2 * MIB), 'qcow2')
         self.clone(meta, size=2)
-        error = self.assertRaises(exception.ImageUnacceptable, self.driver.clone_image, self.context, self.record(), None, meta,
-                                  self.service)
+        error = self.assertRaises(
+            exception.ImageUnacceptable,
+            self.driver.clone_image,
+            self.context,
+            self.record(),
+            None,
+            meta,
+            self.service,
+        )
         self.assertIn('choose a size of 2 GiB', str(error))
 
     def test_conversion_may_be_forbidden(self) -> None:
         self.flags(image_conversion_disable=True)
         meta = self.service.add(self.qcow2(), 'qcow2')
-        self.assertRaises(exception.ImageConversionNotAllowed, self.driver.clone_image, self.context, self.record(), None, meta,
-                          self.service)
+        self.assertRaises(
+            exception.ImageConversionNotAllowed,
+            self.driver.clone_image,
+            self.context,
+            self.record(),
+            None,
+            meta,
+            self.service,
+        )
         self.clone(self.service.add(self.raw(), 'raw'))
 
     def test_what_cinder_has_to_fetch_itself(self) -> None:
         for values in ({'container_format': 'compressed'}, {'properties': {'img_signature': 'x'}}):
-            self.assertEqual((None, False), self.driver.clone_image(
-                self.context, self.record(), None, self.service.add(self.raw(), 'raw', **values), self.service))
+            self.assertEqual(
+                (None, False),
+                self.driver.clone_image(
+                    self.context,
+                    self.record(),
+                    None,
+                    self.service.add(self.raw(), 'raw', **values),
+                    self.service,
+                ),
+            )
         self.mock_object(image_utils, 'verify_glance_image_signature', return_value=True)
         volume = self.volume()
-        self.driver.copy_image_to_volume(self.context, volume, self.service, self.service.add(self.qcow2(), 'qcow2')['id'])
+        self.driver.copy_image_to_volume(
+            self.context, volume, self.service, self.service.add(self.qcow2(), 'qcow2')['id']
+        )
         self.check_content(volume, {0: 0, MIB: 0x11, 16 * MIB: 0})
 
     def test_another_image_in_a_volume_that_has_data(self) -> None:
-        """Reimage, and Nova's rebuild of a server whose root is a volume: nothing of the old data is left, as in a new volume."""
+        """Reimage, and Nova's rebuild of a server whose root is a volume: nothing of the old data
+        is left, as in a new volume.
+        """
         volume = self.volume()
         filled = (0, MIB, 8 * MIB, 16 * MIB, units.GIB - 65536)
         for offset in filled:
             self.write(volume, offset, 0x55)
         for meta in (self.service.add(self.raw(), 'raw'), self.service.add(self.qcow2(), 'qcow2')):
-            self.driver.copy_image_to_volume(self.context, volume, self.service, meta['id'], disable_sparse=True)
+            self.driver.copy_image_to_volume(
+                self.context, volume, self.service, meta['id'], disable_sparse=True
+            )
             self.check_content(volume, dict.fromkeys(filled, 0) | {MIB: 0x11})
             self.write(volume, 8 * MIB, 0x55)
         self.assertLess(self.info(volume).actual_size, 16 * MIB)
@@ -176,14 +258,24 @@ class ImagesTest(base.PcowTestCase):
         source.write_bytes(header)
         self.io(self.path(volume), f'write -q -s {source} {2 << 20} 65536')
         for disk_format in ('raw', 'qcow2'):
-            meta = {'id': f'upload-{disk_format}', 'disk_format': disk_format, 'container_format': 'bare'}
+            meta = {
+                'id': f'upload-{disk_format}',
+                'disk_format': disk_format,
+                'container_format': 'bare',
+            }
             self.driver.copy_volume_to_image(self.context, volume, self.service, meta)
             path = self.service.directory / meta['id']
-            output = subprocess.run(['qemu-img', 'info', '-f', disk_format, '--output=json', path], check=True, capture_output=True,
-                                    text=True).stdout
+            output = subprocess.run(
+                ['qemu-img', 'info', '-f', disk_format, '--output=json', path],
+                check=True,
+                capture_output=True,
+                text=True,
+            ).stdout
             self.assertIn(f'"virtual-size": {units.GIB}', output)
             raw = Path(self.directory, 'again')
-            subprocess.run(['qemu-img', 'convert', '-f', disk_format, '-O', 'raw', path, raw], check=True)
+            subprocess.run(
+                ['qemu-img', 'convert', '-f', disk_format, '-O', 'raw', path, raw], check=True
+            )
             with open(raw, 'rb') as f:
                 self.assertEqual(header, f.read(65536))
                 f.seek(MIB)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cinder-volume is killed in the middle of each operation and started again: no volume is lost, none is leaked.
+"""cinder-volume is killed in the middle of each operation and started again: no volume is lost,
+none is leaked.
 
-The operation runs in a process of its own, which is killed after a part of the time that it takes undisturbed; programs that
-it has started go on, as those of a real service do.  Then a new driver starts, what Cinder and its user do next is done, and
-in the end the pools must be as before.  PCOW_TEST_KILLS is the number of kills of each operation.
+The operation runs in a process of its own, which is killed after a part of the time that it takes
+undisturbed; programs that it has started go on, as those of a real service do. Then a new driver
+starts, what Cinder and its user do next is done, and in the end the pools must be as before.
+PCOW_TEST_KILLS is the number of kills of each operation.
 """
 
 from collections.abc import Callable
@@ -38,13 +40,16 @@ class KillCase(base.PcowTestCase):
         self.at_rest = (self.files(), self.files('two'))
 
     def run_killed(self, operation: Callable[[], object], delay: float | None) -> float:
-        """Run it in another process; None: to its end.  Return how long it took, or until it was killed."""
+        """Run it in another process; None: to its end. Return how long it took, or until it was
+        killed.
+        """
         begun = time.monotonic()
         pid = os.fork()
         if pid == 0:
             status = 1
             try:
-                hubs.use_hub()                 # the parent's must not be told of the child's descriptors
+                # the parent's must not be told of the child's descriptors
+                hubs.use_hub()
                 os.setsid()
                 operation()
                 status = 0
@@ -63,7 +68,9 @@ class KillCase(base.PcowTestCase):
         return took
 
     def wait_for_orphans(self, session: int) -> None:
-        """pcow-img and qemu-img end by themselves; nbdkit and nbdfuse serve until they are told to end, and are not waited for."""
+        """pcow-img and qemu-img end by themselves; nbdkit and nbdfuse serve until they are told to
+        end, and are not waited for.
+        """
         for _ in range(200):
             left = []
             for entry in Path('/proc').glob('[0-9]*/stat'):
@@ -79,20 +86,30 @@ class KillCase(base.PcowTestCase):
             time.sleep(0.05)
         self.fail(f'left running: {left}')
 
-    def each_kill(self, prepare: Callable[[], Any], operation: Callable[[Any], object],
-                  afterwards: Callable[[Any], object]) -> None:
-        """``prepare`` gives what ``operation`` works on; ``afterwards`` checks it and brings the pools back."""
+    def each_kill(
+        self,
+        prepare: Callable[[], Any],
+        operation: Callable[[Any], object],
+        afterwards: Callable[[Any], object],
+    ) -> None:
+        """``prepare`` gives what ``operation`` works on; ``afterwards`` checks it and brings the
+        pools back.
+        """
         subject = prepare()
         took = self.run_killed(lambda: operation(subject), None)
         afterwards(subject)
         for number in range(KILLS):
             subject = prepare()
-            self.run_killed(lambda subject=subject: operation(subject), took * (number + 0.5) / KILLS)    # type: ignore[misc]
+            self.run_killed(
+                lambda subject=subject: operation(subject), took * (number + 0.5) / KILLS
+            )  # type: ignore[misc]
             self.driver = self.make_driver()
             afterwards(subject)
             self.assertEqual(self.at_rest, (self.files(), self.files('two')), f'kill {number}')
             self.check_content(self.parent, {0: 2})
-            self.assertEqual([self.before.name], [one.name for one in self.info(self.parent).snapshots])
+            self.assertEqual(
+                [self.before.name], [one.name for one in self.info(self.parent).snapshots]
+            )
             self.check_pools()
 
     def exists(self, volume: Any, pool: str = 'one') -> bool:
@@ -118,22 +135,32 @@ class KillCase(base.PcowTestCase):
 
 
 class KillTest(KillCase):
-
     def test_create(self) -> None:
-        self.each_kill(self.record, lambda volume: self.driver.create_volume(volume),
-                       lambda volume: self.retry_and_delete(volume, self.driver.create_volume, 0))
+        self.each_kill(
+            self.record,
+            lambda volume: self.driver.create_volume(volume),
+            lambda volume: self.retry_and_delete(volume, self.driver.create_volume, 0),
+        )
 
     def test_clone(self) -> None:
         def clone(volume: Any) -> None:
             self.driver.create_cloned_volume(volume, self.parent)
 
-        self.each_kill(lambda: self.record(size=2), clone, lambda volume: self.retry_and_delete(volume, clone, 2))
+        self.each_kill(
+            lambda: self.record(size=2),
+            clone,
+            lambda volume: self.retry_and_delete(volume, clone, 2),
+        )
 
     def test_create_from_snapshot(self) -> None:
         def create(volume: Any) -> None:
             self.driver.create_volume_from_snapshot(volume, self.before)
 
-        self.each_kill(lambda: self.record(size=2), create, lambda volume: self.retry_and_delete(volume, create, 1))
+        self.each_kill(
+            lambda: self.record(size=2),
+            create,
+            lambda volume: self.retry_and_delete(volume, create, 1),
+        )
 
     def test_create_from_image(self) -> None:
         service = test_images.ImageService(os.path.join(self.directory, 'glance'))
@@ -160,12 +187,18 @@ class KillTest(KillCase):
         self.each_kill(self.volume, lambda volume: self.driver.extend_volume(volume, 3), afterwards)
 
     def test_snapshot(self) -> None:
-        self.each_kill(lambda: self.snapshot_record(self.parent), lambda snapshot: self.driver.create_snapshot(snapshot),
-                       lambda snapshot: self.driver.delete_snapshot(snapshot))
+        self.each_kill(
+            lambda: self.snapshot_record(self.parent),
+            lambda snapshot: self.driver.create_snapshot(snapshot),
+            lambda snapshot: self.driver.delete_snapshot(snapshot),
+        )
 
     def test_delete_snapshot(self) -> None:
-        self.each_kill(lambda: self.snapshot(self.parent), lambda snapshot: self.driver.delete_snapshot(snapshot),
-                       lambda snapshot: self.driver.delete_snapshot(snapshot))
+        self.each_kill(
+            lambda: self.snapshot(self.parent),
+            lambda snapshot: self.driver.delete_snapshot(snapshot),
+            lambda snapshot: self.driver.delete_snapshot(snapshot),
+        )
 
     def test_delete_snapshot_under_a_volume(self) -> None:
         def prepare() -> Any:
@@ -182,8 +215,11 @@ class KillTest(KillCase):
         self.each_kill(prepare, lambda subject: self.driver.delete_snapshot(subject[0]), afterwards)
 
     def test_delete(self) -> None:
-        self.each_kill(self.volume, lambda volume: self.driver.delete_volume(volume),
-                       lambda volume: self.driver.delete_volume(volume))
+        self.each_kill(
+            self.volume,
+            lambda volume: self.driver.delete_volume(volume),
+            lambda volume: self.driver.delete_volume(volume),
+        )
 
     def test_delete_under_a_volume_and_then_that(self) -> None:
         def prepare() -> Any:
@@ -226,7 +262,11 @@ class KillTest(KillCase):
             self.driver.delete_snapshot(snapshot)
             self.driver.delete_volume(volume)
 
-        self.each_kill(prepare, lambda subject: self.driver.revert_to_snapshot(self.context, *subject), afterwards)
+        self.each_kill(
+            prepare,
+            lambda subject: self.driver.revert_to_snapshot(self.context, *subject),
+            afterwards,
+        )
 
     def test_migrate(self) -> None:
         stats = {item['pool_name']: item for item in self.driver.get_volume_stats(True)['pools']}
@@ -238,16 +278,22 @@ class KillTest(KillCase):
             return volume
 
         def afterwards(volume: Any) -> None:
-            self.driver.update_provider_info([volume], [])     # as the manager does when it starts
+            self.driver.update_provider_info([volume], [])  # as the manager does when it starts
             self.assertEqual(1, self.exists(volume) + self.exists(volume, 'two'))
             self.driver.migrate_volume(self.context, volume, target)
             self.check_content(volume, {0: 6}, pool='two')
             self.driver.delete_volume(volume)
 
-        self.each_kill(prepare, lambda volume: self.driver.migrate_volume(self.context, volume, target), afterwards)
+        self.each_kill(
+            prepare,
+            lambda volume: self.driver.migrate_volume(self.context, volume, target),
+            afterwards,
+        )
 
     def test_migrate_beside_a_clone(self) -> None:
-        """What the clone needs stays under the name of the volume in the old pool, which the database names until the end."""
+        """What the clone needs stays under the name of the volume in the old pool, which the
+        database names until the end.
+        """
         stats = {item['pool_name']: item for item in self.driver.get_volume_stats(True)['pools']}
         target = {'host': f'{base.HOST}#two', 'capabilities': stats['two']}
 
@@ -262,7 +308,11 @@ class KillTest(KillCase):
             self.driver.delete_volume(volume)
             self.driver.delete_volume(clone)
 
-        self.each_kill(self.cloned, lambda subject: self.driver.migrate_volume(self.context, subject[0], target), afterwards)
+        self.each_kill(
+            self.cloned,
+            lambda subject: self.driver.migrate_volume(self.context, subject[0], target),
+            afterwards,
+        )
 
     def test_manage(self) -> None:
         reference = {'source-name': 'web1'}
@@ -278,23 +328,31 @@ class KillTest(KillCase):
             self.check_content(volume, {0: 7})
             self.driver.delete_volume(volume)
 
-        self.each_kill(prepare, lambda volume: self.driver.existing.manage(volume, reference), afterwards)         # no database
+        # no database
+        self.each_kill(
+            prepare, lambda volume: self.driver.existing.manage(volume, reference), afterwards
+        )
 
     def test_upload_and_file(self) -> None:
         service = test_images.ImageService(os.path.join(self.directory, 'glance'))
         meta = {'id': 'upload', 'disk_format': 'qcow2', 'container_format': 'bare'}
 
         def attach(volume: Any) -> None:
-            connection = self.driver.initialize_connection(volume, {'host': base.HOST.partition('@')[0]})
+            connection = self.driver.initialize_connection(
+                volume, {'host': base.HOST.partition('@')[0]}
+            )
             Path(connection['data']['device_path']).read_bytes()[:1]
 
         def afterwards(volume: Any) -> None:
             self.driver.terminate_connection(volume, None, force=True)
             self.driver.delete_volume(volume)
 
-        self.assertIsNotNone(self.parent.volume_type)          # the child has no database
+        self.assertIsNotNone(self.parent.volume_type)  # the child has no database
         self.assertEqual({}, self.parent.glance_metadata)
-        self.each_kill(lambda: self.parent,
-                       lambda volume: self.driver.copy_volume_to_image(self.context, volume, service, meta), lambda volume: None)
+        self.each_kill(
+            lambda: self.parent,
+            lambda volume: self.driver.copy_volume_to_image(self.context, volume, service, meta),
+            lambda volume: None,
+        )
         self.each_kill(self.volume, attach, afterwards)
         image.check(self.path(self.parent))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cinder-volume does many operations at once, as green threads or as threads of the system, beside other services of the host.
+"""cinder-volume does many operations at once, as green threads or as threads of the system, beside
+other services of the host.
 
 PCOW_TEST_AT_ONCE is for how many seconds.
 """
@@ -20,7 +21,8 @@ SECONDS = float(os.environ.get('PCOW_TEST_AT_ONCE', '3'))
 PROGRAM = Path(__file__).with_name('at_once.py')
 
 
-# One changes a template as :func:`pcow_driver.images.image.create_overlay` does, while a program runs; the other comes meanwhile.
+# One changes a template as :func:`pcow_driver.images.image.create_overlay` does, while a program
+# runs; the other comes meanwhile.
 ONE_AFTER_THE_OTHER = """
 import eventlet
 eventlet.monkey_patch()
@@ -37,7 +39,6 @@ for thread in threads:
 
 
 class ManyAtOnceTest(unittest.TestCase):
-
     def run_programs(self, *modes: str) -> None:
         """Each in a process of its own, on one pool."""
         directory = tempfile.mkdtemp(prefix='pcow-test-at-once-', dir='/dev/shm')
@@ -46,21 +47,38 @@ class ManyAtOnceTest(unittest.TestCase):
         conf.CONF.set_override('state_path', os.path.join(directory, 'state'), 'pcow')
         self.addCleanup(conf.CONF.clear_override, 'state_path', 'pcow')
         pool = registry.PoolRegistry().create('one', os.path.join(directory, 'one'))
-        programs = [subprocess.Popen(
-            [sys.executable, PROGRAM, directory, mode, str(number), str(SECONDS)], cwd=base.TOP, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, env=dict(os.environ, PYTHONPATH=str(base.TOP), PYTHONWARNINGS='ignore'))
-            for number, mode in enumerate(modes)]
+        programs = [
+            subprocess.Popen(
+                [sys.executable, PROGRAM, directory, mode, str(number), str(SECONDS)],
+                cwd=base.TOP,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=dict(os.environ, PYTHONPATH=str(base.TOP), PYTHONWARNINGS='ignore'),
+            )
+            for number, mode in enumerate(modes)
+        ]
         said = [program.communicate(timeout=SECONDS + 300)[0] for program in programs]
-        self.assertEqual([0] * len(modes), [program.returncode for program in programs], '\n'.join(said))
+        self.assertEqual(
+            [0] * len(modes), [program.returncode for program in programs], '\n'.join(said)
+        )
         print(*said, sep='')
         self.assertEqual([], pool.entries())
         self.assertEqual([], os.listdir(os.path.join(directory, 'state', 'locks')))
 
     def test_flag_of_a_template(self) -> None:
-        """Who waits for the lock of the directory does not keep the one who has it from going on."""
+        """Who waits for the lock of the directory does not keep the one who has it from
+        going on.
+        """
         with tempfile.NamedTemporaryFile(suffix='.pcow', delete=False) as file:
-            done = subprocess.run([sys.executable, '-c', ONE_AFTER_THE_OTHER, file.name], cwd=base.TOP, capture_output=True,
-                                  text=True, check=False, env=dict(os.environ, PYTHONWARNINGS='ignore'))
+            done = subprocess.run(
+                [sys.executable, '-c', ONE_AFTER_THE_OTHER, file.name],
+                cwd=base.TOP,
+                capture_output=True,
+                text=True,
+                check=False,
+                env=dict(os.environ, PYTHONWARNINGS='ignore'),
+            )
         self.assertEqual(0, done.returncode, done.stderr)
         self.assertFalse(os.path.exists(file.name))
 

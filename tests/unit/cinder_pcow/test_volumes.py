@@ -16,7 +16,6 @@ GIB = units.GIB
 
 
 class VolumesTest(base.PcowTestCase):
-
     def test_a_volume_is_a_device_of_exactly_its_size(self) -> None:
         volume = self.volume(size=3)
         self.assertEqual(device.Window(2 << 20, 3 * GIB), device.window(self.path(volume)))
@@ -30,7 +29,9 @@ class VolumesTest(base.PcowTestCase):
     def test_create_twice_is_refused_and_the_first_stays(self) -> None:
         volume = self.volume()
         self.write(volume, 0)
-        error = self.assertRaises(exception.VolumeBackendAPIException, self.driver.create_volume, volume)
+        error = self.assertRaises(
+            exception.VolumeBackendAPIException, self.driver.create_volume, volume
+        )
         self.assertIn('exists already', str(error))
         self.check_content(volume, {0: base.FILL})
 
@@ -47,8 +48,10 @@ class VolumesTest(base.PcowTestCase):
         path, size = self.path(volume), GIB + (2 << 20)
         device.write_info_block(path, size, GIB)
         clone = self.record(size=2)
-        for call in ((self.driver.extend_volume, volume, 2),
-                     (self.driver.create_cloned_volume, clone, volume)):
+        for call in (
+            (self.driver.extend_volume, volume, 2),
+            (self.driver.create_cloned_volume, clone, volume),
+        ):
             error = self.assertRaises(exception.VolumeBackendAPIException, *call)
             self.assertIn('where pcow puts none', str(error))
         self.assertEqual(size, image.info(path).virtual_size)
@@ -58,14 +61,18 @@ class VolumesTest(base.PcowTestCase):
         pools = registry.PoolRegistry()
         total = self.pools['one'].capacity().total
         pools.set('one', overcommit=2.5 * GIB / total)
-        error = self.assertRaises(exception.VolumeBackendAPIException, self.driver.extend_volume, volume, 3)
+        error = self.assertRaises(
+            exception.VolumeBackendAPIException, self.driver.extend_volume, volume, 3
+        )
         self.assertIn('cannot be provisioned in the pool one', str(error))
         self.assertEqual(GIB, device.window(self.path(volume)).size)
         self.driver.extend_volume(volume, 2)
-        self.driver.extend_volume(volume, 2)           # again, as after a crash
+        self.driver.extend_volume(volume, 2)  # again, as after a crash
         self.assertEqual(2 * GIB, device.window(self.path(volume)).size)
         pools.set('one', overcommit=0.0, draining=True)
-        error = self.assertRaises(exception.VolumeBackendAPIException, self.driver.extend_volume, volume, 3)
+        error = self.assertRaises(
+            exception.VolumeBackendAPIException, self.driver.extend_volume, volume, 3
+        )
         self.assertIn('takes nothing new', str(error))
         self.driver.extend_volume(volume, 2)
 
@@ -120,7 +127,7 @@ class VolumesTest(base.PcowTestCase):
         self.check_content(clone, {0: 1})
         self.assertLess(self.info(clone).actual_size, 1 << 20)
         self.driver.delete_volume(clone)
-        self.assertEqual((), self.info(volume).snapshots)     # that of the clone went with it
+        self.assertEqual((), self.info(volume).snapshots)  # that of the clone went with it
         self.assertEqual([f'{volume.name}.pcow'], self.files())
 
     def test_clone_in_another_pool_is_a_copy(self) -> None:
@@ -165,7 +172,7 @@ class DependentsTest(base.PcowTestCase):
     def test_snapshot_under_a_volume(self) -> None:
         self.driver.delete_snapshot(self.parent_snapshot)
         self.check_content(self.child, {0: 1, 8 << 20: 0})
-        self.driver.delete_snapshot(self.parent_snapshot)      # again, as after a crash
+        self.driver.delete_snapshot(self.parent_snapshot)  # again, as after a crash
         self.driver.delete_volume(self.child)
         self.assertEqual((), self.info(self.parent).snapshots)
         self.check_content(self.parent, {0: 1, 8 << 20: 2})
@@ -175,10 +182,11 @@ class DependentsTest(base.PcowTestCase):
         self.driver.delete_snapshot(self.parent_snapshot)
         before = self.info(self.parent).actual_size
         self.driver.delete_volume(self.parent)
-        self.assertLess(self.info(self.parent).actual_size, before)    # what only the deleted volume saw is gone
+        # what only the deleted volume saw is gone
+        self.assertLess(self.info(self.parent).actual_size, before)
         self.assertTrue(self.info(self.parent).sealed)
         self.check_content(self.child, {0: 1, 8 << 20: 0})
-        self.driver.delete_volume(self.parent)                 # again, as after a crash
+        self.driver.delete_volume(self.parent)  # again, as after a crash
         self.write(self.child, 0, 3)
         self.check_content(self.child, {0: 3})
         self.driver.delete_volume(self.child)
@@ -215,7 +223,8 @@ class DependentsTest(base.PcowTestCase):
     def test_the_start_completes_what_was_cut_off(self) -> None:
         self.driver.delete_snapshot(self.parent_snapshot)
         self.driver.delete_volume(self.parent)
-        os.unlink(self.path(self.child))                       # as if the service died right after that
+        # as if the service died right after that
+        os.unlink(self.path(self.child))
         self.make_driver()
         self.assertEqual([], self.files())
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nova's functional test base (real API, scheduler, placement and compute in one process, on a libvirt that only keeps XML),
-with real pools, templates and images beneath."""
+"""Nova's functional test base (real API, scheduler, placement and compute in one process, on a
+libvirt that only keeps XML), with real pools, templates and images beneath."""
 
 import json
 import os
@@ -31,8 +31,8 @@ IMAGE_SIZE = 64 * units.MIB
 IMAGE = '155d900f-4e14-4e4c-a73d-069cbf4541e6'
 _SHARED_CONTEXT = "Can't upgrade a READER transaction to a WRITER"
 _ASK_SECONDS = 0.05
-_ASK_TIMES = 40                                 # as often as Nova's helper
-KERNEL = 'a2459075-d96c-40d5-893e-577ff92e721c'           # any other image
+_ASK_TIMES = 40  # as often as Nova's helper
+KERNEL = 'a2459075-d96c-40d5-893e-577ff92e721c'  # any other image
 
 
 class PoolFixture(fixtures.Fixture):
@@ -41,7 +41,7 @@ class PoolFixture(fixtures.Fixture):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def _setUp(self) -> None:      # noqa: N802 - the name is given by fixtures
+    def _setUp(self) -> None:  # noqa: N802 - the name is given by fixtures
         directory = tempfile.mkdtemp(prefix='pcow-test-nova-', dir='/dev/shm')
         self.addCleanup(shutil.rmtree, directory)
         self.pool: pool_module.Pool = registry.PoolRegistry().create(self.name, directory)
@@ -55,7 +55,11 @@ class ServersTestCase(base.ServersTestBase):
 
     def setUp(self) -> None:
         # where the wheel has it; nova.tests looks where a checkout of Nova has it
-        nova.conf.CONF.set_override('api_paste_config', str(Path(nova.__file__).parents[4] / 'etc/nova/api-paste.ini'), 'wsgi')
+        nova.conf.CONF.set_override(
+            'api_paste_config',
+            str(Path(nova.__file__).parents[4] / 'etc/nova/api-paste.ini'),
+            'wsgi',
+        )
         super().setUp()
         self.directory = Path(self.useFixture(fixtures.TempDir()).path)
         emulator = self.directory / 'qemu'
@@ -63,31 +67,70 @@ class ServersTestCase(base.ServersTestBase):
         emulator.write_text('#!/bin/sh\necho "  format=<string> - live migration"\n')
         emulator.chmod(0o755)
         programs = Path(os.environ.get('PCOW_BIN_DIR', TOP / 'build/bin'))
-        for group, options in (('pcow', {
-                'state_path': str(self.directory / 'state'), 'conversion_dir': str(self.directory), 'emulator': str(emulator),
-                'pcow_img': str(programs / 'pcow-img'), 'pcow_io': str(programs / 'pcow-io')}), ('nova_pcow', {'pools': ['fast']})):
+        for group, options in (
+            (
+                'pcow',
+                {
+                    'state_path': str(self.directory / 'state'),
+                    'conversion_dir': str(self.directory),
+                    'emulator': str(emulator),
+                    'pcow_img': str(programs / 'pcow-img'),
+                    'pcow_io': str(programs / 'pcow-io'),
+                },
+            ),
+            ('nova_pcow', {'pools': ['fast']}),
+        ):
             for name, value in options.items():
                 (conf if group == 'pcow' else nova_conf).CONF.set_override(name, value, group)
-                self.addCleanup((conf if group == 'pcow' else nova_conf).CONF.clear_override, name, group)
+                self.addCleanup(
+                    (conf if group == 'pcow' else nova_conf).CONF.clear_override, name, group
+                )
         self.pool = self.useFixture(PoolFixture('fast')).pool
-        self.useFixture(fixtures.MonkeyPatch('nova.tests.fixtures.libvirt.Domain.listAllSnapshots', lambda domain: [], ))
-        self.useFixture(fixtures.MonkeyPatch(
-            'nova.tests.fixtures.libvirt.Connection.lookupByName',
-            lambda connection, name: next(item for item in connection.listAllDomains(3) if item.name() == name)))
+        self.useFixture(
+            fixtures.MonkeyPatch(
+                'nova.tests.fixtures.libvirt.Domain.listAllSnapshots', lambda domain: []
+            )
+        )
+        self.useFixture(
+            fixtures.MonkeyPatch(
+                'nova.tests.fixtures.libvirt.Connection.lookupByName',
+                lambda connection, name: next(
+                    item for item in connection.listAllDomains(3) if item.name() == name
+                ),
+            )
+        )
         self.defined: dict[str, str] = {}
         create = guest.Guest.create
-        self.useFixture(fixtures.MockPatch('nova.virt.libvirt.guest.Guest.create', side_effect=lambda xml, host: (
-            self.defined.update({xml.partition('<uuid>')[2].partition('<')[0]: xml}), create(xml, host))[1]))
+        self.useFixture(
+            fixtures.MockPatch(
+                'nova.virt.libvirt.guest.Guest.create',
+                side_effect=lambda xml, host: (
+                    self.defined.update({xml.partition('<uuid>')[2].partition('<')[0]: xml}),
+                    create(xml, host),
+                )[1],
+            )
+        )
         self.source = self._make_source()
         self.fetched: list[str] = []
-        self.set_image(disk_format='qcow2', checksum='0123456789abcdef0123', kernel_id=KERNEL, ramdisk_id=KERNEL)
+        self.set_image(
+            disk_format='qcow2',
+            checksum='0123456789abcdef0123',
+            kernel_id=KERNEL,
+            ramdisk_id=KERNEL,
+        )
         self.useFixture(fixtures.MockPatch('nova.virt.images.fetch', side_effect=self._fetch))
 
-    def _wait_for_server_parameter(self, server: Any, expected: Any, max_retries: int = 10, *args: Any, **kwargs: Any) -> Any:
-        """As Nova's, which asks twice in a second and for five: oftener, and longer on a busy machine."""
+    def _wait_for_server_parameter(
+        self, server: Any, expected: Any, max_retries: int = 10, *args: Any, **kwargs: Any
+    ) -> Any:
+        """As Nova's, which asks twice in a second and for five: oftener, and longer on a busy
+        machine.
+        """
         brief = types.SimpleNamespace(sleep=lambda _seconds: time.sleep(_ASK_SECONDS))
         with mock.patch('nova.tests.functional.integrated_helpers.time', brief):
-            return super()._wait_for_server_parameter(server, expected, max_retries * _ASK_TIMES, *args, **kwargs)
+            return super()._wait_for_server_parameter(
+                server, expected, max_retries * _ASK_TIMES, *args, **kwargs
+            )
 
     def _setup_compute_service(self) -> None:
         self.flags(compute_driver='nova_pcow.driver.PcowLibvirtDriver')
@@ -121,17 +164,27 @@ class ServersTestCase(base.ServersTestBase):
         return str(self._create_flavor(disk=disk, extra_spec=specs | {'resources:DISK_GB': '0'}))
 
     def make_misspelt_flavor(self) -> str:
-        """As the openstack command makes one by default: at a microversion at which the API checks no extra specs."""
+        """As the openstack command makes one by default: at a microversion at which the API checks
+        no extra specs.
+        """
         with mock.patch.object(self.api_fixture.admin_api, 'microversion', '2.61'):
             return self.make_flavor(rooot='true')
 
     def boot(self, flavor: str, state: str = 'ACTIVE', **arguments: Any) -> Any:
         def build() -> Any:
-            return self._create_server(image_uuid=IMAGE, flavor_id=flavor, networks='none', expected_state=state, **arguments)
+            return self._create_server(
+                image_uuid=IMAGE,
+                flavor_id=flavor,
+                networks='none',
+                expected_state=state,
+                **arguments,
+            )
+
         try:
             return build()
         except AssertionError:
-            # services of one process share a context of Nova's database, which is for one thread: rarely, on a slow machine
+            # services of one process share a context of Nova's database, which is for one thread:
+            # rarely, on a slow machine
             if state != 'ACTIVE' or _SHARED_CONTEXT not in self.stdlog.logger.output:
                 raise
         for server in self.api.get_servers(search_opts={'status': 'error'}):
@@ -157,9 +210,14 @@ class ServersTestCase(base.ServersTestBase):
 
     def event_words(self, server: Any, action: str) -> str:
         """What the events of an action say."""
-        (found,) = [item for item in self.api.get_instance_actions(server['id']) if item['action'] == action]
-        return json.dumps(self.admin_api.api_get(
-            f'/servers/{server["id"]}/os-instance-actions/{found["request_id"]}').body)
+        (found,) = [
+            item for item in self.api.get_instance_actions(server['id']) if item['action'] == action
+        ]
+        return json.dumps(
+            self.admin_api.api_get(
+                f'/servers/{server["id"]}/os-instance-actions/{found["request_id"]}'
+            ).body
+        )
 
     def fault(self, server: Any) -> str:
         return json.dumps(self.api.get_server(server['id'])['fault'])
@@ -169,7 +227,9 @@ class Writer:
     """Somebody who has an image open for writing."""
 
     def __init__(self, path: str) -> None:
-        self._process = subprocess.Popen((tool.find('pcow_io'), path), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(
+            (tool.find('pcow_io'), path), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(b'write -P 1 8M 4k\n')
         self._process.stdin.flush()

@@ -26,30 +26,58 @@ class CompatTest(base.BaseTestCase):
     def test_overrides(self) -> None:
         """Every method that exists in Nova's driver takes the same parameters here."""
         checked = 0
-        ours_of_all = [one for one in driver.PcowLibvirtDriver.__mro__ if one.__module__.startswith('nova_pcow.')]
+        ours_of_all = [
+            one
+            for one in driver.PcowLibvirtDriver.__mro__
+            if one.__module__.startswith('nova_pcow.')
+        ]
         for name, method in [item for one in ours_of_all for item in vars(one).items()]:
             original = getattr(libvirt_driver.LibvirtDriver, name, None)
             if not inspect.isfunction(method) or not inspect.isfunction(original):
                 continue
-            ours, theirs = (list(inspect.signature(item).parameters.values()) for item in (method, original))
+            ours, theirs = (
+                list(inspect.signature(item).parameters.values()) for item in (method, original)
+            )
             named = [item for item in ours if item.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-            if len(named) < len(ours):         # what some releases do not have is passed on
-                ours, theirs = named, theirs[:len(named)]
-            self.assertEqual([(item.name, item.default) for item in theirs], [(item.name, item.default) for item in ours], name)
+            if len(named) < len(ours):  # what some releases do not have is passed on
+                ours, theirs = named, theirs[: len(named)]
+            self.assertEqual(
+                [(item.name, item.default) for item in theirs],
+                [(item.name, item.default) for item in ours],
+                name,
+            )
             checked += 1
         self.assertGreater(checked, 20)
 
     def test_loading(self) -> None:
         loader.install()
         loader.install()
-        self.assertEqual(1, len([finder for finder in sys.meta_path if isinstance(finder, loader.AliasFinder)]))
-        self.assertIs(driver.PcowLibvirtDriver, importutils.import_class('nova.virt.nova_pcow.driver.PcowLibvirtDriver'))
+        self.assertEqual(
+            1, len([finder for finder in sys.meta_path if isinstance(finder, loader.AliasFinder)])
+        )
+        self.assertIs(
+            driver.PcowLibvirtDriver,
+            importutils.import_class('nova.virt.nova_pcow.driver.PcowLibvirtDriver'),
+        )
         self.assertRaises(ImportError, importutils.import_class, 'nova.virt.nova_pcow.driver.Other')
 
     def test_extra_specs(self) -> None:
-        for name, value in (('pcow:root', 'true'), ('pcow:data_mb', '128,2'), ('pcow:data_format', 'none,xfs')):
+        for name, value in (
+            ('pcow:root', 'true'),
+            ('pcow:data_mb', '128,2'),
+            ('pcow:data_format', 'none,xfs'),
+        ):
             nova_validators.validate(name, value)
-        for name, value in (('pcow:root', 'maybe'), ('pcow:data_mb', '3'), ('pcow:data_mb', '0'), ('pcow:data_mb', '2, 4'),
-                            ('pcow:data_mb', ','.join(['2'] * 9)), ('pcow:data_format', 'ext3'), ('pcow:rooot', 'true')):
+        for name, value in (
+            ('pcow:root', 'maybe'),
+            ('pcow:data_mb', '3'),
+            ('pcow:data_mb', '0'),
+            ('pcow:data_mb', '2, 4'),
+            ('pcow:data_mb', ','.join(['2'] * 9)),
+            ('pcow:data_format', 'ext3'),
+            ('pcow:rooot', 'true'),
+        ):
             with self.subTest(name=name, value=value):
-                self.assertRaises(nova_exception.ValidationError, nova_validators.validate, name, value)
+                self.assertRaises(
+                    nova_exception.ValidationError, nova_validators.validate, name, value
+                )

@@ -27,12 +27,16 @@ from tests.unit.nova_pcow import base
 
 ID = '0b3f1f3a-6c0e-4d0f-8a3b-54b8a1c1d2e3'
 _SERVER = '6f0c1c52-5d1e-4c0b-9a3f-2b7e4f90d1a6'
-_CAPABILITIES = '<capabilities><host><secmodel><model>{}</model><doi>0</doi></secmodel></host></capabilities>'
+_CAPABILITIES = (
+    '<capabilities><host><secmodel><model>{}</model><doi>0</doi></secmodel></host></capabilities>'
+)
 _DISK = {'type': 'disk', 'dev': 'vdb', 'bus': 'virtio'}
 
 
 def _instance(**extra_specs: str) -> Any:
-    return types.SimpleNamespace(uuid=_SERVER, flavor=types.SimpleNamespace(extra_specs=extra_specs))
+    return types.SimpleNamespace(
+        uuid=_SERVER, flavor=types.SimpleNamespace(extra_specs=extra_specs)
+    )
 
 
 class DiskTest(base.ServersTestCase):
@@ -42,8 +46,11 @@ class DiskTest(base.ServersTestCase):
         conf.CONF.set_override('nbdkit_plugin', str(programs / 'nbdkit-pcow-plugin.so'), 'pcow')
         self.addCleanup(conf.CONF.clear_override, 'nbdkit_plugin', 'pcow')
         self.path = device.create(self.pool, f'volume-{ID}', 8 * units.MIB)
-        self.connection: dict[str, Any] = {'driver_volume_type': 'pcow', 'serial': ID,
-                                           'data': {'volume_id': ID, 'device_path': self.path, 'access_mode': 'rw'}}
+        self.connection: dict[str, Any] = {
+            'driver_volume_type': 'pcow',
+            'serial': ID,
+            'data': {'volume_id': ID, 'device_path': self.path, 'access_mode': 'rw'},
+        }
         host = mock.Mock(find_secret=mock.Mock(return_value=None))
         self.capabilities = host.get_connection.return_value.getCapabilities
         self.capabilities.return_value = _CAPABILITIES.format('none')
@@ -59,13 +66,28 @@ class DiskTest(base.ServersTestCase):
         return tool.run(tool.find('pcow_io'), '--no-map', '-c', command, self.path)
 
     def test_data(self) -> None:
-        """Of the device, without the info block; durable when it is disconnected, and nobody else writes meanwhile."""
+        """Of the device, without the info block; durable when it is disconnected, and nobody else
+        writes meanwhile.
+        """
         xml = self.connected()
         source = etree.fromstring(xml).find('source')
-        self.assertEqual(('network', 'nbd'), (etree.fromstring(xml).get('type'), source.get('protocol')))
-        self.assertEqual(('unix', None), (source.find('host').get('transport'), source.find('host').get('name')))
+        self.assertEqual(
+            ('network', 'nbd'), (etree.fromstring(xml).get('type'), source.get('protocol'))
+        )
+        self.assertEqual(
+            ('unix', None), (source.find('host').get('transport'), source.find('host').get('name'))
+        )
         uri = f'nbd+unix:///?socket={source.find("host").get("socket")}'
-        said = tool.run(tool.find_system('qemu-io', 'qemu-utils'), '-f', 'raw', '-c', 'write -P 7 0 1M', '-c', 'length', uri)
+        said = tool.run(
+            tool.find_system('qemu-io', 'qemu-utils'),
+            '-f',
+            'raw',
+            '-c',
+            'write -P 7 0 1M',
+            '-c',
+            'length',
+            uri,
+        )
         self.assertIn('8 MiB', said)
         self.assertRaises(exception.ToolFailed, self.io, f'write -P 1 {2 * units.MIB} 1M')
         self.driver.disconnect_volume(self.connection, _instance())
@@ -77,13 +99,17 @@ class DiskTest(base.ServersTestCase):
         self.assertEqual(self.connected(), self.connected())
 
     def test_what_nova_reads_back(self) -> None:
-        """To detach it from a running server, Nova gives libvirt what it has read: without help that has no socket."""
+        """To detach it from a running server, Nova gives libvirt what it has read: without help
+        that has no socket.
+        """
         xml = self.connected()
         found = vconfig.LibvirtConfigGuestDisk()
         found.parse_str(xml)
         wanted, seen = (etree.fromstring(text) for text in (xml, disk.complete(found, ID).to_xml()))
         for place in ('source/host', 'target', 'alias', 'serial'):
-            self.assertEqual(etree.tostring(wanted.find(place)).strip(), etree.tostring(seen.find(place)).strip())
+            self.assertEqual(
+                etree.tostring(wanted.find(place)).strip(), etree.tostring(seen.find(place)).strip()
+            )
 
     def test_other_disks_stay_what_they_are(self) -> None:
         found = vconfig.LibvirtConfigGuestDisk()
@@ -115,10 +141,15 @@ class DiskTest(base.ServersTestCase):
         nova_conf.CONF.set_override('qemu_group', 'nogroup', 'nova_pcow')
         self.addCleanup(nova_conf.CONF.clear_override, 'qemu_group', 'nova_pcow')
         socket = etree.fromstring(self.connected()).find('source/host').get('socket')
-        self.assertEqual((0o660, 0o710), tuple(os.stat(path).st_mode & 0o777 for path in (socket, os.path.dirname(socket))))
+        self.assertEqual(
+            (0o660, 0o710),
+            tuple(os.stat(path).st_mode & 0o777 for path in (socket, os.path.dirname(socket))),
+        )
 
     def test_while_nbdkit_is_away_the_guest_waits(self) -> None:
-        self.assertEqual('60', etree.fromstring(self.connected()).find('source/reconnect').get('delay'))
+        self.assertEqual(
+            '60', etree.fromstring(self.connected()).find('source/reconnect').get('delay')
+        )
 
     def _confined(self, instance: Any, hook: str = '#!/bin/sh\necho "$@" >"$0.called"\n') -> Path:
         """What the hook was called with, on a host whose libvirt uses AppArmor."""
@@ -127,7 +158,10 @@ class DiskTest(base.ServersTestCase):
         path.write_text(hook)
         path.chmod(0o755)
         context = nova_privsep.sys_admin_pctxt
-        for target, name, value in ((confinement, 'HOOK', str(path)), (context, 'client_mode', False)):
+        for target, name, value in (
+            (confinement, 'HOOK', str(path)),
+            (context, 'client_mode', False),
+        ):
             patcher = mock.patch.object(target, name, value)
             patcher.start()
             self.addCleanup(patcher.stop)
@@ -140,8 +174,16 @@ class DiskTest(base.ServersTestCase):
         socket = disk.socket_path(ID)
         self.assertEqual(f'--grant {socket} {_SERVER}\n', called.read_text())
         uri = f'nbd+unix:///?socket={socket}'
-        error = self.assertRaises(exception.ToolFailed, tool.run, tool.find_system('qemu-io', 'qemu-utils'), '-f', 'raw',
-                                  '-c', 'length', uri)
+        error = self.assertRaises(
+            exception.ToolFailed,
+            tool.run,
+            tool.find_system('qemu-io', 'qemu-utils'),
+            '-f',
+            'raw',
+            '-c',
+            'length',
+            uri,
+        )
         self.assertIn("can't open device", str(error))
 
     def test_a_volume_in_memory_comes_with_its_bases(self) -> None:
@@ -149,6 +191,10 @@ class DiskTest(base.ServersTestCase):
         self.assertEqual(f'--grant {self.path} {_SERVER}\n', called.read_text())
 
     def test_what_the_hook_says_is_told(self) -> None:
-        error = self.assertRaises(nova_exception.InvalidVolume, self._confined, _instance(**{'pcow:root': 'true'}),
-                                  '#!/bin/sh\necho "pcow: its base is another one" >&2; exit 1\n')
+        error = self.assertRaises(
+            nova_exception.InvalidVolume,
+            self._confined,
+            _instance(**{'pcow:root': 'true'}),
+            '#!/bin/sh\necho "pcow: its base is another one" >&2; exit 1\n',
+        )
         self.assertIn('its base is another one', str(error))

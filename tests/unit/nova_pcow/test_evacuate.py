@@ -31,14 +31,23 @@ class EvacuateTest(base.ServersTestCase):
         self.api.put_service_force_down(self.computes['host1'].service_ref.uuid, True)
 
     def evacuate(self, state: str) -> Any:
-        with contextlib.suppress(client.OpenStackApiException):      # casts are calls here: the API hears what compute raises
+        # casts are calls here: the API hears what compute raises
+        with contextlib.suppress(client.OpenStackApiException):
             self.api.post_server_action(self.server['id'], {'evacuate': {}})
         self._wait_for_migration_status(self.server, [state])
         return self._wait_for_server_parameter(self.server, {'OS-EXT-STS:task_state': None})
 
     def words(self) -> str:
-        (found,) = [item for item in self.api.get_instance_actions(self.server['id']) if item['action'] == 'evacuate']
-        return json.dumps(self.api.api_get(f'/servers/{self.server["id"]}/os-instance-actions/{found["request_id"]}').body)
+        (found,) = [
+            item
+            for item in self.api.get_instance_actions(self.server['id'])
+            if item['action'] == 'evacuate'
+        ]
+        return json.dumps(
+            self.api.api_get(
+                f'/servers/{self.server["id"]}/os-instance-actions/{found["request_id"]}'
+            ).body
+        )
 
     def check_refused(self, words: str) -> None:
         before = self.claims(self.server)
@@ -57,10 +66,22 @@ class EvacuateTest(base.ServersTestCase):
         self.assertIn(provider['uuid'], self.claims(self.server))
 
     def test_libvirt_fails(self) -> None:
-        """On a host that does not see the directories of servers: Nova takes away the one that it made."""
+        """On a host that does not see the directories of servers: Nova takes away the one that it
+        made.
+        """
         before = image.info(self.root).uuid
-        with mock.patch.object(libvirt_driver.LibvirtDriver, '_create_image', new=mock.Mock(return_value=(True, True))), \
-                mock.patch.object(guest.Guest, 'create', new=mock.Mock(side_effect=libvirtError('the monitor is gone'))):
+        with (
+            mock.patch.object(
+                libvirt_driver.LibvirtDriver,
+                '_create_image',
+                new=mock.Mock(return_value=(True, True)),
+            ),
+            mock.patch.object(
+                guest.Guest,
+                'create',
+                new=mock.Mock(side_effect=libvirtError('the monitor is gone')),
+            ),
+        ):
             self.evacuate('failed')
         self.assertIn('the monitor is gone', self.words())
         self.assertEqual(before, image.info(self.root).uuid)

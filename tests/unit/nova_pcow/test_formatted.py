@@ -35,8 +35,8 @@ class FormattedTest(base.TestCase):
         path = os.path.join(self.pool.path, name)
         before = os.stat(path).st_ino
         os.utime(path, (0, 0))
-        self.assertEqual([], self.cache.age_out(3600))         # something stands on it
-        self.assertEqual(name, self.make(_SERVERS[1]))         # and this is a use
+        self.assertEqual([], self.cache.age_out(3600))  # something stands on it
+        self.assertEqual(name, self.make(_SERVERS[1]))  # and this is a use
         self.assertEqual(before, os.stat(path).st_ino)
         for server in _SERVERS:
             storage.delete(server)

@@ -65,9 +65,14 @@ class ServerTest(base.TestCase):
     def setUp(self) -> None:
         super().setUp()
         self.pool = registry.PoolRegistry().create('fast', str(self.directory / 'fast'))
-        self.paths = [device.create(self.pool, f'server-{_UUID}-{role}', 8 * units.MIB) for role in ('root', 'data0')]
-        devices = ''.join(libvirt_xml.Nvdimm(path=path, size=10 * units.MIB, alias=f'ua-pcow-{number}').to_xml()
-                          for number, path in enumerate(self.paths))
+        self.paths = [
+            device.create(self.pool, f'server-{_UUID}-{role}', 8 * units.MIB)
+            for role in ('root', 'data0')
+        ]
+        devices = ''.join(
+            libvirt_xml.Nvdimm(path=path, size=10 * units.MIB, alias=f'ua-pcow-{number}').to_xml()
+            for number, path in enumerate(self.paths)
+        )
         self.domain = _Domain(f'<domain><devices>{devices}</devices></domain>')
         self.server = self.find(_UUID)
 
@@ -98,7 +103,7 @@ class ServerTest(base.TestCase):
         self.assertEqual(['ua-pcow-0', 'ua-pcow-1'], self.server.revert('before'))
         self.check(0x11)
         self.write(0x33)
-        self.server.revert('before')                   # as often as one likes
+        self.server.revert('before')  # as often as one likes
         self.check(0x11)
 
     def test_size_of_the_flavor_is_kept(self) -> None:
@@ -109,11 +114,17 @@ class ServerTest(base.TestCase):
         self.assertEqual([16, 8], [device.window(path).size // units.MIB for path in self.paths])
 
     def test_size_is_kept_by_a_revert_that_was_killed(self) -> None:
-        """Behind the revert, before the image grew again: libvirt knows the size that the server has."""
+        """Behind the revert, before the image grew again: libvirt knows the size that the server
+        has.
+        """
         self.changed()
         device.grow(self.paths[0], 16 * units.MIB)
-        self.domain.xml = self.domain.xml.replace(f"<size unit='KiB'>{10 << 10}</size>", f"<size unit='KiB'>{18 << 10}</size>", 1)
-        self.domain.xml = self.domain.xml.replace(f'<size unit="KiB">{10 << 10}</size>', f'<size unit="KiB">{18 << 10}</size>', 1)
+        self.domain.xml = self.domain.xml.replace(
+            f"<size unit='KiB'>{10 << 10}</size>", f"<size unit='KiB'>{18 << 10}</size>", 1
+        )
+        self.domain.xml = self.domain.xml.replace(
+            f'<size unit="KiB">{10 << 10}</size>', f'<size unit="KiB">{18 << 10}</size>', 1
+        )
         server = self.find(_UUID)
         with mock.patch.object(device, 'grow', side_effect=KeyboardInterrupt):
             self.assertRaises(KeyboardInterrupt, server.revert, 'before')
@@ -141,7 +152,7 @@ class ServerTest(base.TestCase):
     def test_snapshot_that_fails_half_way(self) -> None:
         tool.run(tool.find('pcow_io'), '-c', 'write -q 0 4k', self.paths[1])
         with open(self.paths[1], 'r+b') as f:
-            f.write(bytes(8192))                       # no header
+            f.write(bytes(8192))  # no header
         server = self.server
         self.assertRaises(exception.PcowError, server.snapshot, 'one')
         self.assertEqual([], image.snapshot_list(self.paths[0]))
@@ -159,7 +170,9 @@ class ServerTest(base.TestCase):
         image.snapshot_create(self.paths[1], 'nova-sent')
         self.refused('it was copied to another host')
         image.snapshot_delete(self.paths[1], 'nova-sent')
-        self.domain.xml = self.domain.xml.replace('<devices>', '<devices><disk><source file="/x/disk.rescue"/></disk>')
+        self.domain.xml = self.domain.xml.replace(
+            '<devices>', '<devices><disk><source file="/x/disk.rescue"/></disk>'
+        )
         self.refused('rescue mode')
 
     def test_running(self) -> None:

@@ -23,14 +23,18 @@ from tests.unit.nova_pcow import base
 
 
 class InventoryTest(fixtures.TestWithFixtures, unittest.TestCase):
-
     def setUp(self) -> None:
         super().setUp()
         self.directory = Path(self.useFixture(fixtures.TempDir()).path)
         programs = Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin'))
         for options, group, values in (
-                (conf.CONF, 'pcow', {'state_path': str(self.directory), 'pcow_img': str(programs / 'pcow-img')}),
-                (nova_conf.CONF, 'nova_pcow', {'pools': ['sick', 'well']})):
+            (
+                conf.CONF,
+                'pcow',
+                {'state_path': str(self.directory), 'pcow_img': str(programs / 'pcow-img')},
+            ),
+            (nova_conf.CONF, 'nova_pcow', {'pools': ['sick', 'well']}),
+        ):
             for name, value in values.items():
                 options.set_override(name, value, group)
                 self.addCleanup(options.clear_override, name, group)
@@ -61,7 +65,7 @@ class InventoryTest(fixtures.TestWithFixtures, unittest.TestCase):
     def test_arrival_is_durable(self) -> None:
         with mock.patch('os.fsync', wraps=os.fsync) as synced:
             arrival.note(str(self.directory), arrival.Arrival('there', []))
-            self.assertEqual(2, synced.call_count)             # the file, and its directory
+            self.assertEqual(2, synced.call_count)  # the file, and its directory
             self.assertEqual(arrival.Arrival('there', []), arrival.noted(str(self.directory)))
             arrival.forget(str(self.directory))
             self.assertEqual(3, synced.call_count)
@@ -70,8 +74,12 @@ class InventoryTest(fixtures.TestWithFixtures, unittest.TestCase):
         """As ext4 is after an error."""
         self.run_program('mount', '-o', 'remount,ro', self.directory / 'sick')
         told = self.told()
-        self.assertEqual((64, 64), tuple(told['node_pcow_sick'][key] for key in ('total', 'reserved')))
-        self.assertEqual((64, 1), tuple(told['node_pcow_well'][key] for key in ('total', 'reserved')))
+        self.assertEqual(
+            (64, 64), tuple(told['node_pcow_sick'][key] for key in ('total', 'reserved'))
+        )
+        self.assertEqual(
+            (64, 1), tuple(told['node_pcow_well'][key] for key in ('total', 'reserved'))
+        )
 
     def test_it_cannot_be_looked_at(self) -> None:
         with sick_pool.sick('sick'):

@@ -31,7 +31,9 @@ class LeftoversTestCase(two_hosts.TwoHostsTestCase):
         self.driver = self.computes['host2'].driver
 
     def leave(self, size: int = 16 * units.MIB) -> None:
-        """What a live migration to host2 leaves if nova-compute, or the host, ends in the midst of it."""
+        """What a live migration to host2 leaves if nova-compute, or the host, ends in the midst of
+        it.
+        """
         with self.on('host2'):
             notes.put(notes.ARRIVING, self.server['id'], self.pools['host2'].uuid)
             os.mkdir(self.directory_left())
@@ -71,14 +73,18 @@ class CleaningTest(LeftoversTestCase):
         instance.save()
 
     def test_server_that_is_where_it_was(self) -> None:
-        """Its directory is nobody's, too, and goes with the server: should the hosts share it by now, it would be its own."""
+        """Its directory is nobody's, too, and goes with the server: should the hosts share it by
+        now, it would be its own.
+        """
         part = Path(self.pools['host2'].path, f'.server-{self.server["id"]}-data0.pcow.part')
         part.touch()
         self.clean()
         self.assertEqual([], self.files('host2'))
         self.assertFalse(part.exists())
         self.assertEqual((True, True), (self.directory_left().exists(), self.noted()))
-        self.assertEqual(self.before, {path.name: image.info(str(path)).uuid for path in self.files('host1')})
+        self.assertEqual(
+            self.before, {path.name: image.info(str(path)).uuid for path in self.files('host1')}
+        )
         self._delete_server(self.server)
         self.clean()
         self.assertEqual((False, False), (self.directory_left().exists(), self.noted()))
@@ -87,7 +93,9 @@ class CleaningTest(LeftoversTestCase):
         self._delete_server(self.server)
         self.assertEqual(2, len(self.files('host2')))
         self.clean()
-        self.assertEqual(([], False, False), (self.files('host2'), self.directory_left().exists(), self.noted()))
+        self.assertEqual(
+            ([], False, False), (self.files('host2'), self.directory_left().exists(), self.noted())
+        )
 
     def test_start_of_the_service(self) -> None:
         os.rmdir(self.directory_left())
@@ -101,8 +109,14 @@ class CleaningTest(LeftoversTestCase):
 
     def test_server_whose_state_was_reset_meanwhile(self) -> None:
         move = objects.Migration(
-            self.admin, instance_uuid=self.server['id'], source_compute='host1', source_node='host1', dest_compute='host2',
-            status='preparing', migration_type='live-migration')
+            self.admin,
+            instance_uuid=self.server['id'],
+            source_compute='host1',
+            source_node='host1',
+            dest_compute='host2',
+            status='preparing',
+            migration_type='live-migration',
+        )
         move.create()
         self.check_stays()
         move.status = 'error'
@@ -178,18 +192,29 @@ class NextTest(LeftoversTestCase):
         self.flags(shelved_offload_time=0)
         with mock.patch.object(self.computes['host1'].driver, 'snapshot'):
             self.api.post_server_action(self.server['id'], {'shelve': None})
-        self._wait_for_server_parameter(self.server, {'status': 'SHELVED_OFFLOADED', 'OS-EXT-STS:task_state': None})
+        self._wait_for_server_parameter(
+            self.server, {'status': 'SHELVED_OFFLOADED', 'OS-EXT-STS:task_state': None}
+        )
         shelved = self.glance.images[self.instance().system_metadata['shelved_image_id']]
         shelved.update(disk_format='qcow2', checksum='fedcba98765432100123')
 
     def unshelve(self) -> Any:
-        with contextlib.suppress(client.OpenStackApiException):      # casts are calls here: the API hears what compute raises
+        # casts are calls here: the API hears what compute raises
+        with contextlib.suppress(client.OpenStackApiException):
             self.api.post_server_action(self.server['id'], {'unshelve': {'host': 'host2'}})
         return self._wait_for_server_parameter(self.server, {'OS-EXT-STS:task_state': None})
 
     def unshelve_words(self) -> str:
-        (found, *_earlier) = [item for item in self.api.get_instance_actions(self.server['id']) if item['action'] == 'unshelve']
-        return str(self.api.api_get(f'/servers/{self.server["id"]}/os-instance-actions/{found["request_id"]}').body)
+        (found, *_earlier) = [
+            item
+            for item in self.api.get_instance_actions(self.server['id'])
+            if item['action'] == 'unshelve'
+        ]
+        return str(
+            self.api.api_get(
+                f'/servers/{self.server["id"]}/os-instance-actions/{found["request_id"]}'
+            ).body
+        )
 
     def test_unshelving(self) -> None:
         self.leave()
@@ -209,7 +234,10 @@ class NextTest(LeftoversTestCase):
         with contextlib.closing(base.Writer(str(root))):
             self.assertEqual('SHELVED_OFFLOADED', self.unshelve()['status'])
         self.assertTrue(root.exists())
-        self.assertIn(f'{root} was left by a live migration to this host that was cut short', self.unshelve_words())
+        self.assertIn(
+            f'{root} was left by a live migration to this host that was cut short',
+            self.unshelve_words(),
+        )
         self.assertEqual('ACTIVE', self.unshelve()['status'])
 
     def test_unshelving_with_an_image_without_mark(self) -> None:

@@ -30,16 +30,25 @@ from tests.unit.pcow_driver import base
 
 _UUID = '0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11'
 _OTHER = '0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c12'
-_IMAGE = template_cache.SourceImage('11111111-2222-3333-4444-555555555555', '0123456789abcdef', 'raw')
-_FLAVOR = flavor.PcowFlavor('small', 16 * units.MIB, (flavor.DataDevice(4 * units.MIB, 'none'),), frozenset())
+_IMAGE = template_cache.SourceImage(
+    '11111111-2222-3333-4444-555555555555', '0123456789abcdef', 'raw'
+)
+_FLAVOR = flavor.PcowFlavor(
+    'small', 16 * units.MIB, (flavor.DataDevice(4 * units.MIB, 'none'),), frozenset()
+)
 
 
 class LiveMigrationTest(base.TestCase):
-    """The images of a server on two hosts, which have a pool each; copies between them are made as on one file system."""
+    """The images of a server on two hosts, which have a pool each; copies between them are made as
+    on one file system.
+    """
 
     def setUp(self) -> None:
         super().setUp()
-        self.pools = {name: registry.PoolRegistry().create(name, str(self.directory / name)) for name in ('here', 'there')}
+        self.pools = {
+            name: registry.PoolRegistry().create(name, str(self.directory / name))
+            for name in ('here', 'there')
+        }
         self.addCleanup(nova_conf.CONF.clear_override, 'pools', 'nova_pcow')
         self.instance = self.directory / 'instance'
         self.instance.mkdir()
@@ -50,10 +59,18 @@ class LiveMigrationTest(base.TestCase):
         self.on('here')
         self.create(_UUID)
 
-    def copy(self, source: str, target: str, host: str | None = None, receive: bool = False, compression: bool = True) -> None:
+    def copy(
+        self,
+        source: str,
+        target: str,
+        host: str | None = None,
+        receive: bool = False,
+        compression: bool = True,
+    ) -> None:
         if host is not None:
             self.copied.append(os.path.basename(source))
-        Path(target).write_bytes(Path(source).read_bytes())        # as scp does: what was a hole takes space
+        # as scp does: what was a hole takes space
+        Path(target).write_bytes(Path(source).read_bytes())
 
     def create(self, uuid: str) -> None:
         storage.create(uuid, _FLAVOR, self.pools['here'], storage.RootSource(_IMAGE, self.fetch))
@@ -72,7 +89,9 @@ class LiveMigrationTest(base.TestCase):
     def path(self, role: str, uuid: str = _UUID) -> str:
         return next(item.path for item in storage.find(uuid) if item.role == role)
 
-    def prepare(self, uuid: str = _UUID, source: str = 'here', target: str = 'there') -> list[storage.ServerImage]:
+    def prepare(
+        self, uuid: str = _UUID, source: str = 'here', target: str = 'there'
+    ) -> list[storage.ServerImage]:
         self.on(source)
         images = live_migration.leaving(uuid)
         pool = self.on(target)
@@ -95,8 +114,11 @@ class LiveMigrationTest(base.TestCase):
         self.assertTrue(storage.delete(uuid))
         self.on(target)
         notes.forget(notes.ARRIVING, uuid=uuid)
-        for role, offset, size, byte in (('root', 0, units.MIB, 0x5a), ('root', 8 * units.MIB, 64 * units.KIB, 0x11),
-                                         ('data0', 0, 64 * units.KIB, 0x22)):
+        for role, offset, size, byte in (
+            ('root', 0, units.MIB, 0x5A),
+            ('root', 8 * units.MIB, 64 * units.KIB, 0x11),
+            ('data0', 0, 64 * units.KIB, 0x22),
+        ):
             self.assertTrue(holds(self.path(role, uuid), offset, size, byte))
 
     def templates(self, host: str) -> list[str]:
@@ -106,13 +128,25 @@ class LiveMigrationTest(base.TestCase):
         before = [image.info(item.path) for item in storage.find(_UUID)]
         for old, item in zip(before, self.prepare(), strict=True):
             new = image.info(item.path)
-            self.assertEqual((old.virtual_size, old.base_uuid, 0, [names.ARRIVING_MARK]),
-                             (new.virtual_size, new.base_uuid, new.data_size, [one.name for one in new.snapshots]))
+            self.assertEqual(
+                (old.virtual_size, old.base_uuid, 0, [names.ARRIVING_MARK]),
+                (
+                    new.virtual_size,
+                    new.base_uuid,
+                    new.data_size,
+                    [one.name for one in new.snapshots],
+                ),
+            )
             self.assertNotEqual(old.uuid, new.uuid)
-        self.assertEqual((self.pools['there'].uuid, 2), (notes.get(notes.ARRIVING, _UUID), len(live_migration.arriving(_UUID))))
+        self.assertEqual(
+            (self.pools['there'].uuid, 2),
+            (notes.get(notes.ARRIVING, _UUID), len(live_migration.arriving(_UUID))),
+        )
 
     def test_there_and_back(self) -> None:
-        """The template goes along once, under a name that tells which it is, and stands for others beside the host's own."""
+        """The template goes along once, under a name that tells which it is, and stands for others
+        beside the host's own.
+        """
         self.create(_OTHER)
         (own,) = self.templates('here')
         with template_cache.TemplateCache(self.pools['there']).template(_IMAGE, self.fetch):
@@ -122,14 +156,19 @@ class LiveMigrationTest(base.TestCase):
         uuid = image.info(self.pools['here'].existing_path(own)).uuid
         self.assertEqual([own, f'{own}-{uuid}'], self.templates('there'))
         self.assertEqual([f'{own}.pcow'], self.copied)
-        sizes = [image.info(self.pools[host].existing_path(name)).actual_size // units.MIB
-                 for host, name in (('here', own), ('there', f'{own}-{uuid}'))]
+        sizes = [
+            image.info(self.pools[host].existing_path(name)).actual_size // units.MIB
+            for host, name in (('here', own), ('there', f'{own}-{uuid}'))
+        ]
         self.assertEqual(sizes[0], sizes[1])
         self.assertEqual(_IMAGE.id, template_cache.image_id(f'{own}-{uuid}'))
         self.arrive(source='there', target='here')
         self.arrive(_OTHER, source='there', target='here')
         self.assertEqual([own], self.templates('here'))
-        self.assertEqual([own, f'{own}-{uuid}'], sorted(template_cache.TemplateCache(self.pools['there']).age_out(-1)))
+        self.assertEqual(
+            [own, f'{own}-{uuid}'],
+            sorted(template_cache.TemplateCache(self.pools['there']).age_out(-1)),
+        )
 
     def test_copy_of_a_template_is_as_good_as_its_own_for_a_cold_migration(self) -> None:
         self.arrive()
@@ -142,7 +181,7 @@ class LiveMigrationTest(base.TestCase):
                 yield name
 
         migration.receive(_UUID, self.on('here'), sent, '', str(self.instance), template)
-        self.assertTrue(holds(self.path('root'), 0, units.MIB, 0x5a))
+        self.assertTrue(holds(self.path('root'), 0, units.MIB, 0x5A))
         self.assertEqual(1, len(self.templates('here')))
 
     def test_something_else_has_the_name(self) -> None:
@@ -156,27 +195,44 @@ class LiveMigrationTest(base.TestCase):
 
     def test_snapshots_would_stay_behind(self) -> None:
         image.snapshot_create(self.path('data0'), 'before-upgrade')
-        error = self.assertRaises(live_migration.LiveMigrationRefused, live_migration.leaving, _UUID)
-        self.assertIn('data0.pcow has snapshots, which would stay behind (before-upgrade): delete them', str(error))
+        error = self.assertRaises(
+            live_migration.LiveMigrationRefused, live_migration.leaving, _UUID
+        )
+        self.assertIn(
+            'data0.pcow has snapshots, which would stay behind (before-upgrade): delete them',
+            str(error),
+        )
 
     def test_fork_of_a_snapshot(self) -> None:
         image.snapshot_create(self.path('root'), 's')
         name = storage.image_name(_OTHER, 'root')
-        device.create_on(self.pools['here'], name, storage.image_name(_UUID, 'root'), base_snapshot='s')
-        error = self.assertRaises(live_migration.LiveMigrationRefused, live_migration.leaving, _OTHER)
+        device.create_on(
+            self.pools['here'], name, storage.image_name(_UUID, 'root'), base_snapshot='s'
+        )
+        error = self.assertRaises(
+            live_migration.LiveMigrationRefused, live_migration.leaving, _OTHER
+        )
         self.assertIn('is a fork of a snapshot', str(error))
 
     def check_refused(self, words: str) -> None:
         self.on('here')
         images = live_migration.leaving(_UUID)
         pool = self.on('there')
-        error = self.assertRaises(exception.PcowError, live_migration.check_arrival, _UUID, pool, [pool], images)
+        error = self.assertRaises(
+            exception.PcowError, live_migration.check_arrival, _UUID, pool, [pool], images
+        )
         self.assertIn(words, str(error))
 
     def test_shared_pool(self) -> None:
         images, pool = live_migration.leaving(_UUID), self.pools['there']
-        error = self.assertRaises(live_migration.LiveMigrationRefused, live_migration.check_arrival, _UUID, pool,
-                                  list(self.pools.values()), images)
+        error = self.assertRaises(
+            live_migration.LiveMigrationRefused,
+            live_migration.check_arrival,
+            _UUID,
+            pool,
+            list(self.pools.values()),
+            images,
+        )
         self.assertIn('both hosts see the pool of the server', str(error))
 
     def test_pool_without_room(self) -> None:
@@ -185,8 +241,14 @@ class LiveMigrationTest(base.TestCase):
         self.check_refused('more cannot be provisioned in the pool there')
 
     def test_pool_of_another_class(self) -> None:
-        with mock.patch.object(pool_module.Pool, 'persistence', lambda pool: 'page-cache' if pool.name == 'there' else 'volatile'):
-            self.check_refused('another kind of device than it would have in the pool there, of class page-cache')
+        with mock.patch.object(
+            pool_module.Pool,
+            'persistence',
+            lambda pool: 'page-cache' if pool.name == 'there' else 'volatile',
+        ):
+            self.check_refused(
+                'another kind of device than it would have in the pool there, of class page-cache'
+            )
 
     def test_image_that_is_still_there(self) -> None:
         """Whatever it holds; but not one that is of a migration which failed."""
@@ -196,20 +258,30 @@ class LiveMigrationTest(base.TestCase):
         pool = self.on('there')
         live_migration.check_arrival(_UUID, pool, [pool], images)
         notes.forget(notes.ARRIVING, uuid=_UUID)
-        live_migration.check_arrival(_UUID, pool, [pool], images)      # each says it itself
+        live_migration.check_arrival(_UUID, pool, [pool], images)  # each says it itself
         self.assertEqual(2, len(live_migration.arriving(_UUID)))
         for item in live_migration.arriving(_UUID):
-            image.snapshot_delete(item.path, names.ARRIVING_MARK)      # as QEMU does when all has arrived
-        self.check_refused(f'{names.SERVER_PREFIX}{_UUID}-root.pcow of an earlier time of the server is still on the new host')
+            # as QEMU does when all has arrived
+            image.snapshot_delete(item.path, names.ARRIVING_MARK)
+        self.check_refused(
+            f'{names.SERVER_PREFIX}{_UUID}-root.pcow of an earlier time of the server is still on '
+            f'the new host'
+        )
         self.assertEqual([], live_migration.arriving(_UUID))
 
     def test_server_that_left_when_the_service_was_killed(self) -> None:
-        """Nobody goes on with what it left, unless libvirt still has its domain, which goes when it has arrived."""
+        """Nobody goes on with what it left, unless libvirt still has its domain, which goes when it
+        has arrived.
+        """
         notes.put(notes.LEAVING, _UUID, 'host2')
         live_migration.settle(_UUID, is_here=True, runs_here=False)
         error = self.assertRaises(storage.ServerStorageError, storage.nvdimms, _UUID, _FLAVOR)
-        self.assertIn(f'it runs there, with its data, and what is here is old; if it does not (virsh list --all), delete '
-                      f'{notes.path(notes.LEAVING, _UUID)}', str(error))
+        self.assertIn(
+            f'it runs there, with its data, and what is here is old; if it does not (virsh list '
+            f'--all), delete '
+            f'{notes.path(notes.LEAVING, _UUID)}',
+            str(error),
+        )
         live_migration.settle(_UUID, is_here=True, runs_here=True)
         self.assertEqual(2, len(storage.nvdimms(_UUID, _FLAVOR)))
 
@@ -220,10 +292,21 @@ class LiveMigrationTest(base.TestCase):
 
     def test_domain_on_the_new_host(self) -> None:
         devices: list[Any] = storage.nvdimms(_UUID, _FLAVOR)
-        xml = f'<domain><devices><emulator>/old/qemu</emulator>{"".join(one.to_xml() for one in devices)}</devices></domain>'
-        prepared = live_migration.Prepared({'root': '/there/a.pcow', 'data0': '/there/b.pcow'}, '/new/qemu')
-        expected = xml.replace('/old/', '/new/').replace(devices[0].path, '/there/a.pcow').replace(devices[1].path, '/there/b.pcow')
-        self.assertEqual(expected.replace(' />', '/>'), live_migration.rewritten(xml, _UUID, prepared))
+        elements = ''.join(one.to_xml() for one in devices)
+        xml = f'<domain><devices><emulator>/old/qemu</emulator>{elements}</devices></domain>'
+        prepared = live_migration.Prepared(
+            {'root': '/there/a.pcow', 'data0': '/there/b.pcow'}, '/new/qemu'
+        )
+        expected = (
+            xml.replace('/old/', '/new/')
+            .replace(devices[0].path, '/there/a.pcow')
+            .replace(devices[1].path, '/there/b.pcow')
+        )
+        self.assertEqual(
+            expected.replace(' />', '/>'), live_migration.rewritten(xml, _UUID, prepared)
+        )
         del prepared.paths['data0']
-        error = self.assertRaises(live_migration.LiveMigrationRefused, live_migration.rewritten, xml, _UUID, prepared)
+        error = self.assertRaises(
+            live_migration.LiveMigrationRefused, live_migration.rewritten, xml, _UUID, prepared
+        )
         self.assertIn('data0.pcow has no image on the new host', str(error))

@@ -30,31 +30,55 @@ from tests.unit.nova_pcow import base as nova_base
 from tests.unit.pcow_driver import base
 
 _UUID = '0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11'
-_IMAGE = template_cache.SourceImage('11111111-2222-3333-4444-555555555555', '0123456789abcdef', 'raw')
-_SMALL = flavor.PcowFlavor('small', 16 * units.MIB, (flavor.DataDevice(4 * units.MIB, 'none'),), frozenset())
-_LARGE = flavor.PcowFlavor('large', 32 * units.MIB, (flavor.DataDevice(8 * units.MIB, 'none'),
-                                                     flavor.DataDevice(2 * units.MIB, 'none')), frozenset())
+_IMAGE = template_cache.SourceImage(
+    '11111111-2222-3333-4444-555555555555', '0123456789abcdef', 'raw'
+)
+_SMALL = flavor.PcowFlavor(
+    'small', 16 * units.MIB, (flavor.DataDevice(4 * units.MIB, 'none'),), frozenset()
+)
+_LARGE = flavor.PcowFlavor(
+    'large',
+    32 * units.MIB,
+    (flavor.DataDevice(8 * units.MIB, 'none'), flavor.DataDevice(2 * units.MIB, 'none')),
+    frozenset(),
+)
 
 
 def write(path: str, offset: int, size: int, byte: int) -> None:
     """Store to the data of a device as a guest would."""
-    tool.run(tool.find('pcow_io'), '-c', f'write -q -P {byte} {device.window(path).offset + offset} {size}', path)
+    tool.run(
+        tool.find('pcow_io'),
+        '-c',
+        f'write -q -P {byte} {device.window(path).offset + offset} {size}',
+        path,
+    )
 
 
 def holds(path: str, offset: int, size: int, byte: int) -> bool:
     try:
-        tool.run(tool.find('pcow_io'), '-r', '-c', f'read -q -P {byte} {device.window(path).offset + offset} {size}', path)
+        tool.run(
+            tool.find('pcow_io'),
+            '-r',
+            '-c',
+            f'read -q -P {byte} {device.window(path).offset + offset} {size}',
+            path,
+        )
     except exception.ToolFailed:
         return False
     return True
 
 
 class MigrationTest(base.TestCase):
-    """The images of a server on two hosts, which have a pool each; copies between them are made as on a shared directory."""
+    """The images of a server on two hosts, which have a pool each; copies between them are made as
+    on a shared directory.
+    """
 
     def setUp(self) -> None:
         super().setUp()
-        self.pools = {name: registry.PoolRegistry().create(name, str(self.directory / name)) for name in ('here', 'there')}
+        self.pools = {
+            name: registry.PoolRegistry().create(name, str(self.directory / name))
+            for name in ('here', 'there')
+        }
         self.addCleanup(nova_conf.CONF.clear_override, 'pools', 'nova_pcow')
         self.instance = self.directory / 'instance'
         self.instance.mkdir()
@@ -92,7 +116,7 @@ class MigrationTest(base.TestCase):
         yield ''
 
     def check_contents(self) -> None:
-        self.assertTrue(holds(self.path('root'), 0, units.MIB, 0x5a))
+        self.assertTrue(holds(self.path('root'), 0, units.MIB, 0x5A))
         self.assertTrue(holds(self.path('root'), 8 * units.MIB, 64 * units.KIB, 0x11))
         self.assertTrue(holds(self.path('data0'), 0, 64 * units.KIB, 0x22))
 
@@ -109,11 +133,15 @@ class MigrationTest(base.TestCase):
             migration.check_stays(_UUID, _LARGE)
             registry.PoolRegistry().set('here', overcommit=0.0001)
             self.assertRaises(exception.NoRoom, migration.check_stays, _UUID, _LARGE)
-            migration.check_stays(_UUID, _SMALL)       # only its memory or processors change
+            migration.check_stays(_UUID, _SMALL)  # only its memory or processors change
             registry.PoolRegistry().set('here', overcommit=0, draining=True)
             self.assertRaises(exception.PoolDraining, migration.check_stays, _UUID, _LARGE)
-            wanted = dataclasses.replace(_SMALL, required_traits=frozenset({'CUSTOM_PCOW', 'CUSTOM_PCOW_PMEM'}))
-            error = self.assertRaises(inventory.PlacementMismatch, migration.check_stays, _UUID, wanted)
+            wanted = dataclasses.replace(
+                _SMALL, required_traits=frozenset({'CUSTOM_PCOW', 'CUSTOM_PCOW_PMEM'})
+            )
+            error = self.assertRaises(
+                inventory.PlacementMismatch, migration.check_stays, _UUID, wanted
+            )
             self.assertIn('lies in the pool here, which has not CUSTOM_PCOW_PMEM', str(error))
 
     def test_size_is_not_the_guests_to_choose(self) -> None:
@@ -135,7 +163,9 @@ class MigrationTest(base.TestCase):
     def test_resize_and_confirm(self) -> None:
         self.resize()
         migration.confirm(_UUID, None, is_here=True)
-        self.assertEqual([[], [], []], [image.snapshot_list(item.path) for item in storage.find(_UUID)])
+        self.assertEqual(
+            [[], [], []], [image.snapshot_list(item.path) for item in storage.find(_UUID)]
+        )
         self.assertEqual([32, 8, 2], self.sizes())
         self.check_contents()
 
@@ -150,7 +180,9 @@ class MigrationTest(base.TestCase):
 
     def test_revert_that_was_interrupted(self) -> None:
         self.resize()
-        with mock.patch.object(image, 'snapshot_delete', side_effect=exception.ToolFailed(message='killed')):
+        with mock.patch.object(
+            image, 'snapshot_delete', side_effect=exception.ToolFailed(message='killed')
+        ):
             self.assertRaises(exception.ToolFailed, migration.revert, _UUID, _SMALL, 7)
         migration.revert(_UUID, _SMALL, 7)
         self.assertEqual([16, 4], self.sizes())
@@ -166,13 +198,17 @@ class MigrationTest(base.TestCase):
         self.assertTrue(holds(self.path('root'), 8 * units.MIB, 64 * units.KIB, 0x33))
 
     def test_revert_of_a_resize_that_ended_before_its_mark(self) -> None:
-        """The service was killed while the server still ran; the mark of an earlier resize is not that one's."""
+        """The service was killed while the server still ran; the mark of an earlier resize is not
+        that one's.
+        """
         migration.mark(_UUID, 6)
         write(self.path('root'), 8 * units.MIB, 64 * units.KIB, 0x33)
         migration.revert(_UUID, _SMALL, 7)
         self.assertTrue(holds(self.path('root'), 8 * units.MIB, 64 * units.KIB, 0x33))
         migration.mark(_UUID, 8)
-        self.assertEqual(['nova-resize-8'], [one.name for one in image.snapshot_list(self.path('root'))])
+        self.assertEqual(
+            ['nova-resize-8'], [one.name for one in image.snapshot_list(self.path('root'))]
+        )
         migration.forget(_UUID, None)
         self.assertEqual([], image.snapshot_list(self.path('root')))
 
@@ -194,14 +230,14 @@ class MigrationTest(base.TestCase):
         disks, arrived = migration.unpack(migration.pack('[{"path": "/x/disk"}]', sent))
         self.assertEqual(('[{"path": "/x/disk"}]', sent), (disks, arrived))
         there = self.on('there')
-        migration.receive(_UUID, there, arrived, '', str(self.instance), template)    # type: ignore[arg-type]
+        migration.receive(_UUID, there, arrived, '', str(self.instance), template)  # type: ignore[arg-type]
         self.assertEqual([], os.listdir(self.instance))
 
     def test_move_to_a_host_that_makes_the_template(self) -> None:
         self.move(self.template)
         self.assertEqual(2, self.fetches)
         self.check_contents()
-        shutil.rmtree(self.pools['here'].path)         # nothing of it is needed any more
+        shutil.rmtree(self.pools['here'].path)  # nothing of it is needed any more
         self.check_contents()
         self.assertEqual([16, 4], self.sizes())
 
@@ -214,8 +250,14 @@ class MigrationTest(base.TestCase):
         self.check_contents()
 
     def test_move_after_the_image_was_deleted(self) -> None:
-        def copy(source: str, target: str, host: str | None = None, receive: bool = False, compression: bool = True) -> None:
-            del host, receive, compression             # there is one file system here
+        def copy(
+            source: str,
+            target: str,
+            host: str | None = None,
+            receive: bool = False,
+            compression: bool = True,
+        ) -> None:
+            del host, receive, compression  # there is one file system here
             shutil.copyfile(source, target)
 
         with mock.patch.object(libvirt_utils, 'copy_image', copy):
@@ -224,15 +266,23 @@ class MigrationTest(base.TestCase):
 
     def test_move_of_a_formatted_device(self) -> None:
         """The empty file systems of two hosts have one name, and differ."""
-        formatted = dataclasses.replace(_SMALL, data=(_SMALL.data[0], flavor.DataDevice(64 * units.MIB, 'ext4')))
+        formatted = dataclasses.replace(
+            _SMALL, data=(_SMALL.data[0], flavor.DataDevice(64 * units.MIB, 'ext4'))
+        )
         other = '00000000-0000-4000-8000-000000000001'
-        storage.create(other, dataclasses.replace(formatted, root_size=None), self.on('there'), None)
+        storage.create(
+            other, dataclasses.replace(formatted, root_size=None), self.on('there'), None
+        )
         storage.create(_UUID, formatted, self.on('here'), None)
         write(self.path('data1'), 32 * units.MIB, 64 * units.KIB, 0x55)
         before = self.directory / 'before'
         shutil.copytree(self.pools['here'].path, before)
         self.move(self.template)
-        self.assertTrue(image.compare(str(before / Path(self.path('data1')).name), 'pcow', self.path('data1'), 'pcow'))
+        self.assertTrue(
+            image.compare(
+                str(before / Path(self.path('data1')).name), 'pcow', self.path('data1'), 'pcow'
+            )
+        )
         self.check_contents()
         unchanged = next(item.path for item in storage.find(other) if item.role == 'data1')
         self.assertEqual('format-ext4-64-1.pcow', image.info(unchanged).base_filename)
@@ -255,11 +305,15 @@ class MigrationTest(base.TestCase):
         self.check_contents()
 
     def test_confirm_in_a_shared_pool_again(self) -> None:
-        """The first call deleted the marks and died; the images are those of the server on its new host."""
+        """The first call deleted the marks and died; the images are those of the server on its new
+        host.
+        """
         migration.mark(_UUID, 7)
         for _time in range(2):
             migration.confirm(_UUID, None, is_here=False)
-            self.assertEqual([[], []], [image.snapshot_list(item.path) for item in storage.find(_UUID)])
+            self.assertEqual(
+                [[], []], [image.snapshot_list(item.path) for item in storage.find(_UUID)]
+            )
         self.check_contents()
 
     def test_confirm_in_a_shared_pool_while_it_runs_elsewhere(self) -> None:
@@ -268,7 +322,9 @@ class MigrationTest(base.TestCase):
         with contextlib.closing(nova_base.Writer(self.path('root'))):
             migration.confirm(_UUID, None, is_here=False)
             migration.forget(_UUID, None)
-        self.assertEqual(['nova-resize-7'], [one.name for one in image.snapshot_list(self.path('root'))])
+        self.assertEqual(
+            ['nova-resize-7'], [one.name for one in image.snapshot_list(self.path('root'))]
+        )
         self.assertEqual([], image.snapshot_list(self.path('data0')))
         migration.forget(_UUID, None)
         self.assertEqual([], image.snapshot_list(self.path('root')))
@@ -276,7 +332,10 @@ class MigrationTest(base.TestCase):
     def test_move_that_was_reverted(self) -> None:
         """Nothing of it is left that a confirmation of the next could take for its own."""
         migration.send(_UUID, str(self.instance), None)
-        self.assertEqual({'nova-sent'}, {one.name for item in storage.find(_UUID) for one in image.snapshot_list(item.path)})
+        self.assertEqual(
+            {'nova-sent'},
+            {one.name for item in storage.find(_UUID) for one in image.snapshot_list(item.path)},
+        )
         migration.revert(_UUID, _SMALL, 7)
         storage.check_not_sent(_UUID)
         migration.confirm(_UUID, None, is_here=False)
@@ -284,19 +343,28 @@ class MigrationTest(base.TestCase):
         self.assertEqual([[], []], [image.snapshot_list(item.path) for item in storage.find(_UUID)])
 
     def test_nobody_goes_on_with_what_was_sent(self) -> None:
-        """The server may have, on the other host; a start of the server, or its next resize, cannot know."""
+        """The server may have, on the other host; a start of the server, or its next resize, cannot
+        know.
+        """
         migration.send(_UUID, str(self.instance), None)
         migration.forget(_UUID, None)
-        for use in (lambda: storage.check_not_sent(_UUID), lambda: migration.check_evacuation(_UUID, _SMALL)):
+        for use in (
+            lambda: storage.check_not_sent(_UUID),
+            lambda: migration.check_evacuation(_UUID, _SMALL),
+        ):
             error = self.assertRaises(storage.ServerStorageError, use)
             self.assertIn('if the server has run there since, this is old', str(error))
 
     def test_confirm_a_move_when_something_stands_on_the_old_root(self) -> None:
         image.snapshot_create(self.path('root'), 's')
-        device.create_on(self.pools['here'], 'fork', storage.image_name(_UUID, 'root'), base_snapshot='s')
+        device.create_on(
+            self.pools['here'], 'fork', storage.image_name(_UUID, 'root'), base_snapshot='s'
+        )
         self.move(self.template)
         self.on('here')
-        error = self.assertRaises(storage.ServerStorageError, migration.confirm, _UUID, None, is_here=False)
+        error = self.assertRaises(
+            storage.ServerStorageError, migration.confirm, _UUID, None, is_here=False
+        )
         self.assertIn(f'{self.path("root")} was copied to the new host', str(error))
         self.assertEqual(['root'], [item.role for item in storage.find(_UUID)])
         self.pools['here'].delete_image('fork')
@@ -329,7 +397,9 @@ class MigrationTest(base.TestCase):
         self.assertEqual(set(), {os.stat(path).st_ino for path in (*files, base)} - synced)
 
     def test_delete_after_a_build_was_killed(self) -> None:
-        """Between the link to its name and the end of the other one; and in the middle of a copy."""
+        """Between the link to its name and the end of the other one; and in the middle
+        of a copy.
+        """
         directory = Path(self.pools['here'].path)
         os.link(self.path('root'), directory / f'.server-{_UUID}-root.pcow.part')
         (directory / f'.server-{_UUID}-data7.pcow.part').write_bytes(b'half')
@@ -340,12 +410,25 @@ class MigrationTest(base.TestCase):
 
     def test_pool_that_is_full_when_a_copy_arrives(self) -> None:
         sent = migration.send(_UUID, str(self.instance), None)
-        there, full = self.on('there'), processutils.ProcessExecutionError(stderr='cp: No space left on device\n')
+        there, full = (
+            self.on('there'),
+            processutils.ProcessExecutionError(stderr='cp: No space left on device\n'),
+        )
         with mock.patch.object(libvirt_utils, 'copy_image', side_effect=full):
             error = self.assertRaises(
-                storage.ServerStorageError, migration.receive, _UUID, there, sent, '', str(self.instance), self.template)
-        self.assertEqual('what has arrived cannot be put into the pool: cp: No space left on device', str(error))
-        for _time in range(2):             # the second has nothing to do
+                storage.ServerStorageError,
+                migration.receive,
+                _UUID,
+                there,
+                sent,
+                '',
+                str(self.instance),
+                self.template,
+            )
+        self.assertEqual(
+            'what has arrived cannot be put into the pool: cp: No space left on device', str(error)
+        )
+        for _time in range(2):  # the second has nothing to do
             migration.receive(_UUID, there, sent, '', str(self.instance), self.template)
         self.check_contents()
 
@@ -361,7 +444,10 @@ class MigrationTest(base.TestCase):
 
         with mock.patch.object(libvirt_utils, 'copy_image', copy):
             migration.receive(_UUID, self.on('there'), sent, '', str(self.instance), self.template)
-        self.assertEqual([(18 + 2) * units.MIB, (18 + 2 + 6 + 2) * units.MIB], [provisioned - before for provisioned in seen])
+        self.assertEqual(
+            [(18 + 2) * units.MIB, (18 + 2 + 6 + 2) * units.MIB],
+            [provisioned - before for provisioned in seen],
+        )
 
     def killed_at(self, step: str, *, after: bool) -> None:
         """A call that ends there, and those that go on."""
@@ -374,12 +460,25 @@ class MigrationTest(base.TestCase):
                 real(*args)
             raise KeyboardInterrupt
 
-        with mock.patch(f'nova_pcow.migration.{"staging." if step == "finish" else ""}{step}', killed):
-            self.assertRaises(KeyboardInterrupt, migration.receive, _UUID, there, sent, '', str(self.instance), self.template)
+        with mock.patch(
+            f'nova_pcow.migration.{"staging." if step == "finish" else ""}{step}', killed
+        ):
+            self.assertRaises(
+                KeyboardInterrupt,
+                migration.receive,
+                _UUID,
+                there,
+                sent,
+                '',
+                str(self.instance),
+                self.template,
+            )
         for _time in range(2):
             migration.receive(_UUID, there, sent, '', str(self.instance), self.template)
         self.check_contents()
-        self.assertEqual([], [path for item in sent for path in self.instance.glob(f'{Path(item.path).name}*')])
+        self.assertEqual(
+            [], [path for item in sent for path in self.instance.glob(f'{Path(item.path).name}*')]
+        )
 
     def test_killed_before_it_is_set_apart(self) -> None:
         self.killed_at('_set_apart', after=False)
@@ -394,6 +493,15 @@ class MigrationTest(base.TestCase):
         sent = migration.send(_UUID, str(self.instance), None)
         os.truncate(sent[0].path, 8192)
         there = self.on('there')
-        self.assertRaises(exception.PcowError, migration.receive, _UUID, there, sent, '', str(self.instance), self.template)
+        self.assertRaises(
+            exception.PcowError,
+            migration.receive,
+            _UUID,
+            there,
+            sent,
+            '',
+            str(self.instance),
+            self.template,
+        )
         self.assertEqual([], storage.find(_UUID))
         self.assertEqual([], [name for name in there.entries() if Path(name).suffix == '.part'])

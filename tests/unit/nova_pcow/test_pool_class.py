@@ -22,7 +22,9 @@ class PoolClassTest(base.TestCase):
         super().setUp()
         nova_conf.CONF.set_override('pools', ['fast'], 'nova_pcow')
         self.addCleanup(nova_conf.CONF.clear_override, 'pools', 'nova_pcow')
-        storage.create(_UUID, _ANY, registry.PoolRegistry().create('fast', str(self.directory / 'fast')), None)
+        storage.create(
+            _UUID, _ANY, registry.PoolRegistry().create('fast', str(self.directory / 'fast')), None
+        )
 
     def test_required(self) -> None:
         for persistence in ('page-cache', 'volatile'):

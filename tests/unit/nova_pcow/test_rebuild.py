@@ -23,9 +23,14 @@ from pcow_driver.images import image
 from pcow_driver.pools import device
 from tests.unit.nova_pcow import base
 
-_OTHER = '76fa36fc-c930-4bf3-8c8a-ea2a2420deb6'        # of nova.tests' image service
-_PUBLIC_KEY = base64.b64encode(b''.join(
-    struct.pack('>I', len(part)) + part for part in (b'ssh-rsa', b'\1\0\1', b'\0' + b'\xc1' * 384))).decode()     # of 3072 bits
+_OTHER = '76fa36fc-c930-4bf3-8c8a-ea2a2420deb6'  # of nova.tests' image service
+_PUBLIC_KEY = base64.b64encode(
+    b''.join(
+        # of 3072 bits
+        struct.pack('>I', len(part)) + part
+        for part in (b'ssh-rsa', b'\1\0\1', b'\0' + b'\xc1' * 384)
+    )
+).decode()
 
 
 class RebuildTest(base.ServersTestCase):
@@ -39,11 +44,27 @@ class RebuildTest(base.ServersTestCase):
         self.glance.images[_OTHER] = copy.deepcopy(self.glance.images[base.IMAGE]) | {'id': _OTHER}
         self.glance.images[_OTHER]['properties']['os_command_line'] = 'of the other image'
         for name in ('first', 'second'):
-            self.api.post_keypair({'keypair': {'name': name, 'type': 'ssh', 'public_key': f'ssh-rsa {_PUBLIC_KEY} {name}'}})
+            self.api.post_keypair(
+                {
+                    'keypair': {
+                        'name': name,
+                        'type': 'ssh',
+                        'public_key': f'ssh-rsa {_PUBLIC_KEY} {name}',
+                    }
+                }
+            )
         server = self._build_server(
-            image_uuid=base.IMAGE, flavor_id=self.make_flavor(1088, root='true', data_mb='64'), networks='none')
-        self.server = self._wait_for_state_change(self.api.post_server({'server': server | {'key_name': 'first'}}), 'ACTIVE')
-        self.paths = [self.pool.existing_path(f'server-{self.server["id"]}-{role}') for role in ('root', 'data0')]
+            image_uuid=base.IMAGE,
+            flavor_id=self.make_flavor(1088, root='true', data_mb='64'),
+            networks='none',
+        )
+        self.server = self._wait_for_state_change(
+            self.api.post_server({'server': server | {'key_name': 'first'}}), 'ACTIVE'
+        )
+        self.paths = [
+            self.pool.existing_path(f'server-{self.server["id"]}-{role}')
+            for role in ('root', 'data0')
+        ]
         self.uuids = self.find_uuids()
         self.before = self.instance()
         self.before_claims = self.claims(self.server)
@@ -53,19 +74,44 @@ class RebuildTest(base.ServersTestCase):
 
     def instance(self) -> Any:
         found = objects.Instance.get_by_uuid(context.get_admin_context(), self.server['id'])
-        properties = {key: value for key, value in found.system_metadata.items() if key.startswith('image_')}
-        requested = objects.RequestSpec.get_by_instance_uuid(context.get_admin_context(), self.server['id']).image
-        return (found.image_ref, found.kernel_id, found.ramdisk_id, found.os_type, found.architecture, found.vm_mode, properties,
-                found.host, found.vm_state, found.key_name, found.key_data, [item.public_key for item in found.keypairs],
-                found.trusted_certs and found.trusted_certs.ids, requested.id, requested.properties.get('os_command_line'))
+        properties = {
+            key: value for key, value in found.system_metadata.items() if key.startswith('image_')
+        }
+        requested = objects.RequestSpec.get_by_instance_uuid(
+            context.get_admin_context(), self.server['id']
+        ).image
+        return (
+            found.image_ref,
+            found.kernel_id,
+            found.ramdisk_id,
+            found.os_type,
+            found.architecture,
+            found.vm_mode,
+            properties,
+            found.host,
+            found.vm_state,
+            found.key_name,
+            found.key_data,
+            [item.public_key for item in found.keypairs],
+            found.trusted_certs and found.trusted_certs.ids,
+            requested.id,
+            requested.properties.get('os_command_line'),
+        )
 
     def rebuild(self, **arguments: Any) -> str:
         """The words of a refusal, if it was refused."""
-        with contextlib.suppress(client.OpenStackApiException):      # casts are calls here: the API hears what compute raises
-            self.api.post_server_action(self.server['id'], {'rebuild': {'imageRef': _OTHER} | arguments})
+        # casts are calls here: the API hears what compute raises
+        with contextlib.suppress(client.OpenStackApiException):
+            self.api.post_server_action(
+                self.server['id'], {'rebuild': {'imageRef': _OTHER} | arguments}
+            )
         self.server = self._wait_for_server_parameter(self.server, {'OS-EXT-STS:task_state': None})
         found = self.api.get_instance_actions(self.server['id'])[0]
-        return json.dumps(self.api.api_get(f'/servers/{self.server["id"]}/os-instance-actions/{found["request_id"]}').body)
+        return json.dumps(
+            self.api.api_get(
+                f'/servers/{self.server["id"]}/os-instance-actions/{found["request_id"]}'
+            ).body
+        )
 
     def check_refused(self, words: str, **arguments: Any) -> None:
         self.assertIn(words, self.rebuild(**arguments))
@@ -92,7 +138,8 @@ class RebuildTest(base.ServersTestCase):
         properties.update(kernel)
         self.test_begins_anew()
         self.before, self.uuids = self.instance(), self.find_uuids()
-        self.glance.images[_OTHER].update(disk_format='vmdk', checksum='fedcba98765432100123')      # has no template
+        # has no template
+        self.glance.images[_OTHER].update(disk_format='vmdk', checksum='fedcba98765432100123')
         self.check_refused('its format is vmdk')
 
     def test_damaged_image(self) -> None:
@@ -113,7 +160,8 @@ class RebuildTest(base.ServersTestCase):
         error = nova_exception.ImageNotAuthorized(image_id=_OTHER)
         with mock.patch.object(driver._image_api, 'get', side_effect=error):
             self.check_refused('Not authorized for image')
-        self.source.unlink()                   # what fetches it has an OSError then, as of a file system that is full
+        # what fetches it has an OSError then, as of a file system that is full
+        self.source.unlink()
         self.check_refused('No such file or directory')
 
     def test_preserve_ephemeral(self) -> None:
@@ -122,17 +170,24 @@ class RebuildTest(base.ServersTestCase):
     def test_other_key(self) -> None:
         """And certificates: they are as large as they are, and in as many pieces as it takes."""
         instance = objects.Instance.get_by_uuid(context.get_admin_context(), self.server['id'])
-        instance.trusted_certs = objects.TrustedCerts(ids=[str(uuid.uuid4()) for _number in range(20)])
+        instance.trusted_certs = objects.TrustedCerts(
+            ids=[str(uuid.uuid4()) for _number in range(20)]
+        )
         rebuild.keep_image(instance)
         instance.save()
         self.before = self.instance()
         self.glance.images[_OTHER]['disk_format'] = 'vmdk'
-        self.check_refused('its format is vmdk', key_name='second', trusted_image_certificates=['other'])
+        self.check_refused(
+            'its format is vmdk', key_name='second', trusted_image_certificates=['other']
+        )
         self.check_refused('its format is vmdk', key_name=None, trusted_image_certificates=None)
 
     def break_rebuild(self) -> None:
         """When all that the server had is deleted."""
-        with mock.patch('nova.virt.libvirt.guest.Guest.launch', side_effect=nova_exception.InternalError('no such luck')):
+        with mock.patch(
+            'nova.virt.libvirt.guest.Guest.launch',
+            side_effect=nova_exception.InternalError('no such luck'),
+        ):
             self.rebuild()
         self.assertEqual('ERROR', self.server['status'])
         self.assertEqual([], self.images())
@@ -146,12 +201,17 @@ class RebuildTest(base.ServersTestCase):
         self.assertEqual(self.before_claims, self.claims(self.server))
         self.assertEqual({}, self.noted())
         instance = objects.Instance.get_by_uuid(context.get_admin_context(), self.server['id'])
-        self.assertEqual([], [key for key in instance.system_metadata if key.startswith('pcow-claim')])
+        self.assertEqual(
+            [], [key for key in instance.system_metadata if key.startswith('pcow-claim')]
+        )
 
     def break_rebuild_and_claim(self) -> None:
         """As :meth:`break_rebuild`, and it is not back yet, because placement is away."""
-        with mock.patch.object(report.SchedulerReportClient, 'put_allocations',
-                               side_effect=nova_exception.PlacementAPIConnectFailure):
+        with mock.patch.object(
+            report.SchedulerReportClient,
+            'put_allocations',
+            side_effect=nova_exception.PlacementAPIConnectFailure,
+        ):
             self.break_rebuild()
         self.assertEqual({}, self.claims(self.server))
 
@@ -181,14 +241,21 @@ class RebuildTest(base.ServersTestCase):
             self.api.post_server_action(self.server['id'], {'reboot': {'type': 'HARD'}})
         self._wait_for_server_parameter(self.server, {'OS-EXT-STS:task_state': None})
         self.assertIn('rebuild the server', self.fault(self.server))
-        self.assertEqual(_OTHER, self.api.get_server(self.server['id'])['image']['id'])       # what it is to begin anew with
+        # what it is to begin anew with
+        self.assertEqual(_OTHER, self.api.get_server(self.server['id'])['image']['id'])
         self.test_begins_anew()
 
     def test_reboot_of_what_was_killed_while_it_was_rebuilt(self) -> None:
         """It has the new root then, which goes with the new kernel."""
-        with mock.patch('nova_pcow.storage.discard'), mock.patch('nova_pcow.storage.delete', return_value=True) as delete:
+        with (
+            mock.patch('nova_pcow.storage.discard'),
+            mock.patch('nova_pcow.storage.delete', return_value=True) as delete,
+        ):
             delete.side_effect = lambda *_args, **_kwargs: self.delete_once()
-            with mock.patch('nova.virt.libvirt.guest.Guest.launch', side_effect=nova_exception.InternalError('killed')):
+            with mock.patch(
+                'nova.virt.libvirt.guest.Guest.launch',
+                side_effect=nova_exception.InternalError('killed'),
+            ):
                 self.rebuild()
         self.assertTrue(set(self.uuids).isdisjoint(self.find_uuids()))
         self.server = self._reboot_server(self.server, hard=True)
@@ -204,8 +271,10 @@ class RebuildTest(base.ServersTestCase):
 
     def refuse_by_scheduler(self) -> None:
         """Nova tells no host, and takes back a part of what its API has changed."""
-        with mock.patch('nova.conductor.manager.ComputeTaskManager._schedule_instances',
-                        side_effect=nova_exception.NoValidHost(reason='')):
+        with mock.patch(
+            'nova.conductor.manager.ComputeTaskManager._schedule_instances',
+            side_effect=nova_exception.NoValidHost(reason=''),
+        ):
             self.rebuild(key_name='second')
         self.assertEqual('ERROR', self.server['status'])
         self.assertEqual(self.uuids, self.find_uuids())
@@ -228,7 +297,10 @@ class RebuildTest(base.ServersTestCase):
     def test_reboot_without_conductor(self) -> None:
         """One of a cell has no way to the requests."""
         self.refuse_by_scheduler()
-        with mock.patch('nova.objects.RequestSpec.save', side_effect=oslo_messaging.RemoteError('CantStartEngineError')):
+        with mock.patch(
+            'nova.objects.RequestSpec.save',
+            side_effect=oslo_messaging.RemoteError('CantStartEngineError'),
+        ):
             self.server = self._reboot_server(self.server, hard=True)
         self.assertEqual(self.before[:-2], self.instance()[:-2])
 
@@ -236,7 +308,11 @@ class RebuildTest(base.ServersTestCase):
         """When nobody knows what the server has begun with."""
         instance = objects.Instance.get_by_uuid(context.get_admin_context(), self.server['id'])
         instance.kernel_id = ''
-        instance.system_metadata = {key: value for key, value in instance.system_metadata.items() if not key.startswith('pcow:')}
+        instance.system_metadata = {
+            key: value
+            for key, value in instance.system_metadata.items()
+            if not key.startswith('pcow:')
+        }
         instance.save()
         with contextlib.suppress(client.OpenStackApiException):
             self.api.post_server_action(self.server['id'], {'reboot': {'type': 'HARD'}})
@@ -245,20 +321,28 @@ class RebuildTest(base.ServersTestCase):
 
     def test_reboot_keeps_what_an_operator_has_changed(self) -> None:
         instance = objects.Instance.get_by_uuid(context.get_admin_context(), self.server['id'])
-        instance.system_metadata['image_os_distro'] = 'debian'         # nova-manage image_property set
+        # nova-manage image_property set
+        instance.system_metadata['image_os_distro'] = 'debian'
         instance.save()
         self._reboot_server(self.server, hard=True)
         instance.refresh()
         self.assertEqual('debian', instance.system_metadata['image_os_distro'])
 
     def test_unshelved(self) -> None:
-        """It does not begin with the image that Nova makes, and deletes again, in order to shelve it."""
+        """It does not begin with the image that Nova makes, and deletes again, in order to shelve
+        it.
+        """
         nova_conf.CONF.set_override('shelve_drops_data', True, 'nova_pcow')
         self.addCleanup(nova_conf.CONF.clear_override, 'shelve_drops_data', 'nova_pcow')
         with mock.patch('nova_pcow.driver.PcowLibvirtDriver.snapshot'):
             self.server = self._shelve_server(self.server)
         shelved = self.glance.images[self.server_image()]
-        shelved.update({key: self.glance.images[base.IMAGE][key] for key in ('disk_format', 'checksum', 'size')})
+        shelved.update(
+            {
+                key: self.glance.images[base.IMAGE][key]
+                for key in ('disk_format', 'checksum', 'size')
+            }
+        )
         self._unshelve_server(self.server)
         self.uuids, self.before_claims = self.find_uuids(), self.claims(self.server)
         self.glance.images[_OTHER]['disk_format'] = 'vmdk'
@@ -274,8 +358,11 @@ class RebuildTest(base.ServersTestCase):
     def test_claim_that_comes_back_later(self) -> None:
         """While placement is away, or something else is being done with the server."""
         self.glance.images[_OTHER]['disk_format'] = 'vmdk'
-        with mock.patch.object(report.SchedulerReportClient, 'put_allocations',
-                               side_effect=nova_exception.PlacementAPIConnectFailure):
+        with mock.patch.object(
+            report.SchedulerReportClient,
+            'put_allocations',
+            side_effect=nova_exception.PlacementAPIConnectFailure,
+        ):
             self.rebuild()
         self.assertEqual({}, self.claims(self.server))
         self._run_periodics()

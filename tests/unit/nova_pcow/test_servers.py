@@ -38,9 +38,13 @@ class CreateTest(base.ServersTestCase):
     def test_root(self) -> None:
         server = self.boot(self.make_flavor(root='true'))
         self.assertEqual(units.GIB, device.window(self.root(server)).size)
-        self.assertEqual(f'image-{base.IMAGE}-0123456789abcdef.pcow', image.info(self.root(server)).base_filename)
+        self.assertEqual(
+            f'image-{base.IMAGE}-0123456789abcdef.pcow', image.info(self.root(server)).base_filename
+        )
         (nvdimm,) = libvirt_xml.nvdimms(self.xml(server))
-        self.assertEqual((self.root(server), 'ua-pcow-root', True), (nvdimm.path, nvdimm.alias, nvdimm.shared))
+        self.assertEqual(
+            (self.root(server), 'ua-pcow-root', True), (nvdimm.path, nvdimm.alias, nvdimm.shared)
+        )
         xml = self.xml(server)
         self.assertIn('root=/dev/pmem0 rootflags=dax=always rw console=', xml)
         self.assertIn(f'<emulator>{self.directory}/qemu</emulator>', xml)
@@ -54,17 +58,27 @@ class CreateTest(base.ServersTestCase):
 
     def test_template_is_made_once(self) -> None:
         flavor = self.make_flavor(root='true')
-        servers = [self._build_server(image_uuid=base.IMAGE, flavor_id=flavor, networks='none') for _number in range(4)]
+        servers = [
+            self._build_server(image_uuid=base.IMAGE, flavor_id=flavor, networks='none')
+            for _number in range(4)
+        ]
         for server in [self.api.post_server({'server': server}) for server in servers]:
             self._wait_for_state_change(server, 'ACTIVE')
         self.assertEqual([base.IMAGE], self.fetched)
         self.assertEqual(4, len(self.images()))
 
     def test_data_devices(self) -> None:
-        server = self.boot(self.make_flavor(1200, root='true', data_mb='64,32', data_format='ext4,none'))
+        server = self.boot(
+            self.make_flavor(1200, root='true', data_mb='64,32', data_format='ext4,none')
+        )
         devices = libvirt_xml.nvdimms(self.xml(server))
-        self.assertEqual(['ua-pcow-root', 'ua-pcow-data0', 'ua-pcow-data1'], [item.alias for item in devices])
-        self.assertEqual([64 * units.MIB, 32 * units.MIB], [device.window(item.path).size for item in devices[1:]])
+        self.assertEqual(
+            ['ua-pcow-root', 'ua-pcow-data0', 'ua-pcow-data1'], [item.alias for item in devices]
+        )
+        self.assertEqual(
+            [64 * units.MIB, 32 * units.MIB],
+            [device.window(item.path).size for item in devices[1:]],
+        )
         self.assertEqual('format-ext4-64-0.pcow', image.info(devices[1].path).base_filename)
 
     def test_delete(self) -> None:
@@ -86,15 +100,20 @@ class CreateTest(base.ServersTestCase):
         image.snapshot_create(self.root(server), 'nova-resize-7')
         image.snapshot_create(self.root(server), 'before-upgrade')
         self._start_server(server)
-        self.assertEqual(['before-upgrade'], [one.name for one in image.snapshot_list(self.root(server))])
+        self.assertEqual(
+            ['before-upgrade'], [one.name for one in image.snapshot_list(self.root(server))]
+        )
 
     def test_root_that_was_copied_to_another_host(self) -> None:
-        """Where the server may have gone on: neither a start nor a confirmation that fails leads to a server with the old one."""
+        """Where the server may have gone on: neither a start nor a confirmation that fails leads to
+        a server with the old one.
+        """
         server = self.boot(self.make_flavor(root='true'))
         root = self.root(server)
         self._stop_server(server)
         image.snapshot_create(root, 'nova-sent')
-        with contextlib.suppress(client.OpenStackApiException):      # casts are calls here: the API hears what compute raises
+        # casts are calls here: the API hears what compute raises
+        with contextlib.suppress(client.OpenStackApiException):
             self.api.post_server_action(server['id'], {'os-start': None})
         found = self._wait_for_server_parameter(server, {'OS-EXT-STS:task_state': None})
         self.assertNotEqual('ACTIVE', found['status'])
@@ -104,7 +123,13 @@ class CreateTest(base.ServersTestCase):
         instance.old_flavor = instance.new_flavor = instance.flavor
         instance.host = 'another'
         driver = self.computes['compute1'].driver
-        error = self.assertRaises(nova_exception.InternalError, driver._cleanup_resize, context.get_admin_context(), instance, [])
+        error = self.assertRaises(
+            nova_exception.InternalError,
+            driver._cleanup_resize,
+            context.get_admin_context(),
+            instance,
+            [],
+        )
         self.assertIn(f'{root} was copied to the new host', str(error))
         self.assertRaises(nova_exception.InstanceNotFound, driver._host.get_guest, instance)
 
@@ -112,16 +137,31 @@ class CreateTest(base.ServersTestCase):
         """A server that was promised persistent memory is not started without."""
         conf.CONF.set_override('protect_templates', False, 'pcow')
         self.addCleanup(conf.CONF.clear_override, 'protect_templates', 'pcow')
-        required = str(self._create_flavor(disk=1, extra_spec={
-            'pcow:root': 'true', 'resources:CUSTOM_PCOW_MB': '1024', 'trait:CUSTOM_PCOW_PMEM': 'required'}))
+        required = str(
+            self._create_flavor(
+                disk=1,
+                extra_spec={
+                    'pcow:root': 'true',
+                    'resources:CUSTOM_PCOW_MB': '1024',
+                    'trait:CUSTOM_PCOW_PMEM': 'required',
+                },
+            )
+        )
         with mock.patch('pcow_driver.images.image.probe', return_value='pmem'):
             self._run_periodics()
             server = self.boot(required)
         driver, admin = self.computes['compute1'].driver, context.get_admin_context()
-        instance = objects.Instance.get_by_uuid(admin, server['id'], expected_attrs=['flavor', 'system_metadata'])
+        instance = objects.Instance.get_by_uuid(
+            admin, server['id'], expected_attrs=['flavor', 'system_metadata']
+        )
         with mock.patch.object(libvirt_driver.LibvirtDriver, '_hard_reboot') as hard_reboot:
-            error = self.assertRaises(nova_exception.InternalError, driver._hard_reboot, admin, instance, [], [])
-        self.assertIn('the pool fast has not CUSTOM_PCOW_PMEM now, which the flavor of the server requires', str(error))
+            error = self.assertRaises(
+                nova_exception.InternalError, driver._hard_reboot, admin, instance, [], []
+            )
+        self.assertIn(
+            'the pool fast has not CUSTOM_PCOW_PMEM now, which the flavor of the server requires',
+            str(error),
+        )
         hard_reboot.assert_not_called()
 
     def test_delete_while_the_pool_is_not_there(self) -> None:
@@ -141,7 +181,6 @@ class CreateTest(base.ServersTestCase):
         self.assertEqual([], libvirt_xml.nvdimms(self.xml(server)))
         self.assertNotIn('emulator', self.xml(server))
         self.assertEqual([], self.images())
-
 
     def test_server_that_has_a_misspelt_extra_spec(self) -> None:
         """Since the API was not asked to check: it goes on with what it has."""
@@ -176,7 +215,9 @@ class RefusedTest(base.ServersTestCase):
 
     def test_format(self) -> None:
         self.set_image(disk_format='vmdk')
-        self.check(self.make_flavor(root='true'), 'its format is vmdk; a guest on pcow takes qcow2 or raw')
+        self.check(
+            self.make_flavor(root='true'), 'its format is vmdk; a guest on pcow takes qcow2 or raw'
+        )
         self.assertEqual([], self.fetched)
 
     def test_hostile_image(self) -> None:
@@ -191,10 +232,12 @@ class RefusedTest(base.ServersTestCase):
     def test_image_larger_than_the_root(self) -> None:
         tool.run(tool.find('qemu_img'), 'resize', '-f', 'qcow2', str(self.source), '2G')
         self.check(self.make_flavor(root='true'), 'has 2 GiB and the root only 1 GiB')
-        self.assertEqual([], self.pool.templates())    # it was looked at before it was converted
+        self.assertEqual([], self.pool.templates())  # it was looked at before it was converted
 
     def test_claim_too_small(self) -> None:
-        self.check(self.make_flavor(root='true', data_mb='64'), 'takes 1088 MiB of pools and claims 1024')
+        self.check(
+            self.make_flavor(root='true', data_mb='64'), 'takes 1088 MiB of pools and claims 1024'
+        )
 
     def test_emulator_without_backend(self) -> None:
         (self.directory / 'qemu').write_text('#!/bin/sh\necho "  mem-path=<string>"\n')
@@ -203,13 +246,18 @@ class RefusedTest(base.ServersTestCase):
     def test_pool_that_is_provisioned_in_full(self) -> None:
         """More than placement knows of was provisioned meanwhile."""
         registry.PoolRegistry().set('fast', overcommit=0.0001)
-        self.check(self.make_flavor(root='true'), 'more cannot be provisioned in the pool fast',
-                   is_of_host=True)
+        self.check(
+            self.make_flavor(root='true'),
+            'more cannot be provisioned in the pool fast',
+            is_of_host=True,
+        )
 
     def test_libvirt_fails(self) -> None:
         """When the images are made already."""
-        for error, words in ((nova_exception.HypervisorUnavailable(), 'Connection to the hypervisor is broken'),
-                             (libvirtError('the monitor is gone'), 'the monitor is gone')):
+        for error, words in (
+            (nova_exception.HypervisorUnavailable(), 'Connection to the hypervisor is broken'),
+            (libvirtError('the monitor is gone'), 'the monitor is gone'),
+        ):
             with mock.patch.object(guest.Guest, 'create', new=mock.Mock(side_effect=error)):
                 self.check(self.make_flavor(root='true'), words, is_of_host=True)
 
@@ -219,14 +267,19 @@ class RefusedTest(base.ServersTestCase):
 
     def test_misspelt_extra_spec(self) -> None:
         """That the API was not asked to check: not an ordinary disk without a word."""
-        self.check(self.make_misspelt_flavor(), 'has the property pcow:rooot, which does not exist (pcow:root is near)')
+        self.check(
+            self.make_misspelt_flavor(),
+            'has the property pcow:rooot, which does not exist (pcow:root is near)',
+        )
 
 
 class InventoryTest(base.ServersTestCase):
     def setUp(self) -> None:
         super().setUp()
         # a file system of its own: what others hold in it is reserved
-        subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=4g', 'none', self.pool.path], check=True)
+        subprocess.run(
+            ['mount', '-t', 'tmpfs', '-o', 'size=4g', 'none', self.pool.path], check=True
+        )
         self.addCleanup(subprocess.run, ['umount', '-l', self.pool.path], check=True)
         pool_module.write_marker(self.pool)
 
@@ -236,11 +289,17 @@ class InventoryTest(base.ServersTestCase):
 
     def inventory(self, pool: str) -> Any:
         provider = self.provider(f'compute1_pcow_{pool}')
-        return self.placement.get(f'/resource_providers/{provider["uuid"]}/inventories').body['inventories']['CUSTOM_PCOW_MB']
+        return self.placement.get(f'/resource_providers/{provider["uuid"]}/inventories').body[
+            'inventories'
+        ]['CUSTOM_PCOW_MB']
 
     def traits(self, pool: str) -> set[str]:
         provider = self.provider(f'compute1_pcow_{pool}')
-        return set(self.placement.get(f'/resource_providers/{provider["uuid"]}/traits', version='1.6').body['traits'])
+        return set(
+            self.placement.get(
+                f'/resource_providers/{provider["uuid"]}/traits', version='1.6'
+            ).body['traits']
+        )
 
     def test_pool(self) -> None:
         registry.PoolRegistry().set('fast', overcommit=3, reserve=10)
@@ -272,10 +331,12 @@ class InventoryTest(base.ServersTestCase):
         self.assertEqual(1, len([line for line in logs.output if 'has no pcow backend' in line]))
         found = self.inventory('fast')
         self.assertEqual((found['total'], before), (found['reserved'], self.claims(server)))
-        self.assertIn('No valid host', self.fault(self.boot(self.make_flavor(root='true'), 'ERROR')))
+        self.assertIn(
+            'No valid host', self.fault(self.boot(self.make_flavor(root='true'), 'ERROR'))
+        )
         (self.directory / 'qemu').write_text(working)
         self._run_periodics()
-        self.assertLess(self.inventory('fast')['reserved'], 64)        # by the template
+        self.assertLess(self.inventory('fast')['reserved'], 64)  # by the template
 
     def test_images_of_others_are_reserved(self) -> None:
         registry.PoolRegistry().set('fast', overcommit=2)
@@ -285,12 +346,17 @@ class InventoryTest(base.ServersTestCase):
         self.assertEqual(258 + 1, self.inventory('fast')['reserved'])
 
     def test_claims_of_servers_are_not_reserved_twice(self) -> None:
-        """But what their devices take beside the claim is: 2 MiB for the info block and 2 MiB of metadata; and the template."""
+        """But what their devices take beside the claim is: 2 MiB for the info block and 2 MiB of
+        metadata; and the template.
+        """
         registry.PoolRegistry().set('fast', overcommit=0.5)
         self.start()
         self.boot(self.make_flavor(1088, root='true', data_mb='64'))
         self._run_periodics()
-        self.assertEqual(-(-(16 * units.MIB + self.pool.account().fixed) // units.MIB), self.inventory('fast')['reserved'])
+        self.assertEqual(
+            -(-(16 * units.MIB + self.pool.account().fixed) // units.MIB),
+            self.inventory('fast')['reserved'],
+        )
 
     def test_pool_that_goes_away(self) -> None:
         self.start()
@@ -301,7 +367,7 @@ class InventoryTest(base.ServersTestCase):
         self.assertEqual(found['total'], found['reserved'])
         marker.with_name('.away').rename(marker)
         self._run_periodics()
-        self.assertLess(self.inventory('fast')['reserved'], 64)        # by the template
+        self.assertLess(self.inventory('fast')['reserved'], 64)  # by the template
 
     def test_pool_that_is_taken_out(self) -> None:
         """It takes nothing new and keeps the claims of the servers on it."""
@@ -315,11 +381,19 @@ class InventoryTest(base.ServersTestCase):
         self.assertIn(self.provider('compute1_pcow_fast')['uuid'], claims)
         nova_conf.CONF.set_override('pools', ['fast'], 'nova_pcow')
         self._run_periodics()
-        self.assertLess(self.inventory('fast')['reserved'], 64)        # by the template
+        self.assertLess(self.inventory('fast')['reserved'], 64)  # by the template
 
     def test_required_class(self) -> None:
         """Nobody gets DRAM who asked for persistence."""
         self.start()
-        flavor = str(self._create_flavor(disk=1, extra_spec={
-            'pcow:root': 'true', 'resources:CUSTOM_PCOW_MB': '1024', 'trait:CUSTOM_PCOW_PMEM': 'required'}))
+        flavor = str(
+            self._create_flavor(
+                disk=1,
+                extra_spec={
+                    'pcow:root': 'true',
+                    'resources:CUSTOM_PCOW_MB': '1024',
+                    'trait:CUSTOM_PCOW_PMEM': 'required',
+                },
+            )
+        )
         self.assertIn('No valid host', self.fault(self.boot(flavor, 'ERROR')))

@@ -245,4 +245,3 @@ class SharedTest(base.ServersTestCase):
         self.assertEqual('host1', server['OS-EXT-SRV-ATTR:host'])
         words = self.event_words(self.server, 'migrate')
         self.assertIn('whether host2 sees the pool of the server cannot be told', words)
-

@@ -19,7 +19,9 @@ from tests.unit.nova_pcow import base
 
 
 class ShelveTest(base.ServersTestCase):
-    """A server leaves its host for good; its images must, too, because nothing leads back to them then."""
+    """A server leaves its host for good; its images must, too, because nothing leads back to them
+    then.
+    """
 
     ADMIN_API = True
 
@@ -34,7 +36,8 @@ class ShelveTest(base.ServersTestCase):
         self._wait_for_state_change(self.server, 'SHELVED')
 
     def offload(self) -> Any:
-        with contextlib.suppress(client.OpenStackApiException):      # casts are calls here: the API hears what compute raises
+        # casts are calls here: the API hears what compute raises
+        with contextlib.suppress(client.OpenStackApiException):
             self.api.post_server_action(self.server['id'], {'shelveOffload': None})
         return self._wait_for_server_parameter(self.server, {'OS-EXT-STS:task_state': None})
 
@@ -42,11 +45,17 @@ class ShelveTest(base.ServersTestCase):
         claims = self.claims(self.server)
         with mock.patch('nova.network.neutron.API.unbind_ports') as unbind:
             found = self.offload()
-        unbind.assert_not_called()             # nothing is changed
+        unbind.assert_not_called()  # nothing is changed
         self.assertEqual(('SHELVED', 'compute1'), (found['status'], found['OS-EXT-SRV-ATTR:host']))
         self.assertEqual(claims, self.claims(self.server))
-        (action,) = [item for item in self.api.get_instance_actions(self.server['id']) if item['action'] == 'shelveOffload'][:1]
-        body = self.api.api_get(f'/servers/{self.server["id"]}/os-instance-actions/{action["request_id"]}').body
+        (action,) = [
+            item
+            for item in self.api.get_instance_actions(self.server['id'])
+            if item['action'] == 'shelveOffload'
+        ][:1]
+        body = self.api.api_get(
+            f'/servers/{self.server["id"]}/os-instance-actions/{action["request_id"]}'
+        ).body
         self.assertIn(words, str(body))
 
     def check_offloaded(self) -> None:
@@ -92,13 +101,18 @@ class ShelveDataTest(base.ServersTestCase):
 
     def boot_with_data(self) -> Any:
         server = self.boot(self.make_flavor(2048, root='true', data_mb='64,32'))
-        self.before = [image.info(self.pool.existing_path(f'server-{server["id"]}-{role}')).uuid for role in ('data0', 'data1')]
+        self.before = [
+            image.info(self.pool.existing_path(f'server-{server["id"]}-{role}')).uuid
+            for role in ('data0', 'data1')
+        ]
         return server
 
     def act(self, server: Any, action: str) -> tuple[str, mock.Mock]:
         """The status afterwards, and how often an image was made of the server."""
-        with mock.patch('nova_pcow.driver.PcowLibvirtDriver.snapshot') as snapshot, \
-                contextlib.suppress(client.OpenStackApiException):
+        with (
+            mock.patch('nova_pcow.driver.PcowLibvirtDriver.snapshot') as snapshot,
+            contextlib.suppress(client.OpenStackApiException),
+        ):
             self.api.post_server_action(server['id'], {action: None})
         found = self._wait_for_server_parameter(server, {'OS-EXT-STS:task_state': None})
         return str(found['status']), snapshot
@@ -109,14 +123,23 @@ class ShelveDataTest(base.ServersTestCase):
         self.assertEqual(status, found)
         off.assert_not_called()
         snapshot.assert_not_called()
-        (began,) = [item for item in self.api.get_instance_actions(server['id']) if item['action'] == action][:1]
-        body = self.api.api_get(f'/servers/{server["id"]}/os-instance-actions/{began["request_id"]}').body
+        (began,) = [
+            item for item in self.api.get_instance_actions(server['id']) if item['action'] == action
+        ][:1]
+        body = self.api.api_get(
+            f'/servers/{server["id"]}/os-instance-actions/{began["request_id"]}'
+        ).body
         self.assertIn('what is on its data devices (data0, data1) would be lost', str(body))
         self.check_data(server)
 
     def check_data(self, server: Any) -> None:
-        self.assertEqual(self.before, [
-            image.info(self.pool.existing_path(f'server-{server["id"]}-{role}')).uuid for role in ('data0', 'data1')])
+        self.assertEqual(
+            self.before,
+            [
+                image.info(self.pool.existing_path(f'server-{server["id"]}-{role}')).uuid
+                for role in ('data0', 'data1')
+            ],
+        )
 
     def test_server_that_runs(self) -> None:
         self.check_refused(self.boot_with_data(), 'shelve', 'ACTIVE')
@@ -127,7 +150,9 @@ class ShelveDataTest(base.ServersTestCase):
         self.check_refused(server, 'shelve', 'SHUTOFF')
 
     def test_server_that_was_shelved_before(self) -> None:
-        """By an older driver, or when that was allowed: its data are there until it is offloaded."""
+        """By an older driver, or when that was allowed: its data are there until it is
+        offloaded.
+        """
         server = self.boot_with_data()
         nova_conf.CONF.set_override('shelve_drops_data', True, 'nova_pcow')
         self.assertEqual('SHELVED', self.act(server, 'shelve')[0])
@@ -162,12 +187,25 @@ class ShelveDataTest(base.ServersTestCase):
         instance.task_state = 'resize_migrating'
         instance.save()
         move = objects.Migration(
-            admin, instance_uuid=instance.uuid, source_compute='compute1', source_node='compute1', dest_compute='other',
-            status='pre-migrating', migration_type='resize', cross_cell_move=True)
+            admin,
+            instance_uuid=instance.uuid,
+            source_compute='compute1',
+            source_node='compute1',
+            dest_compute='other',
+            status='pre-migrating',
+            migration_type='resize',
+            cross_cell_move=True,
+        )
         move.create()
         with mock.patch('nova.virt.libvirt.driver.LibvirtDriver.power_off') as off:
             error = self.assertRaises(
                 dispatcher.ExpectedException,
-                self.computes['compute1'].manager.prep_snapshot_based_resize_at_source, admin, instance, move)
-        self.assertIn('what is on its data devices (data0, data1) would be lost', str(error.exc_info[1]))
+                self.computes['compute1'].manager.prep_snapshot_based_resize_at_source,
+                admin,
+                instance,
+                move,
+            )
+        self.assertIn(
+            'what is on its data devices (data0, data1) would be lost', str(error.exc_info[1])
+        )
         off.assert_not_called()

@@ -21,7 +21,19 @@ class SnapshotTest(base.ServersTestCase):
         root = Path(self.pool.existing_path(f'server-{server["id"]}-root'))
         os.rename(root, root.with_suffix('.away'))
         context = nova_context.get_admin_context()
-        instance = objects.Instance.get_by_uuid(context, server['id'], expected_attrs=['flavor', 'system_metadata'])
+        instance = objects.Instance.get_by_uuid(
+            context, server['id'], expected_attrs=['flavor', 'system_metadata']
+        )
         driver = self.computes['compute1'].driver
-        error = self.assertRaises(nova_exception.InternalError, driver.snapshot, context, instance, base.IMAGE, mock.Mock())
-        self.assertIn(f'{root.stem} is in none of the pools fast of this host: mount the pool that has it', str(error))
+        error = self.assertRaises(
+            nova_exception.InternalError,
+            driver.snapshot,
+            context,
+            instance,
+            base.IMAGE,
+            mock.Mock(),
+        )
+        self.assertIn(
+            f'{root.stem} is in none of the pools fast of this host: mount the pool that has it',
+            str(error),
+        )

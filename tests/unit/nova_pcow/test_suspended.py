@@ -39,20 +39,26 @@ class Suspended(test_domain.RecordedDomain):
 
 
 class SuspendedTest(base.TestCase):
-    """What a suspended server would have resumed from goes from all its images, those of volumes too."""
+    """What a suspended server would have resumed from goes from all its images, those of volumes
+    too.
+    """
 
     def setUp(self) -> None:
         super().setUp()
         test_domain.record_libvirt(self)
         self.useFixture(fixtures.MockPatch('nova_pcow.snapshot._libvirt'))
         pool = registry.PoolRegistry().create('fast', str(self.directory / 'fast'))
-        self.paths = [device.create(pool, name, 16 * units.MIB) for name in ('server-x-root', 'volume-y')]
+        self.paths = [
+            device.create(pool, name, 16 * units.MIB) for name in ('server-x-root', 'volume-y')
+        ]
         for path in self.paths:
             image.snapshot_create(path, 'kept')
             image.snapshot_create(path, reserved.SUSPENDED)
 
     def names(self) -> list[list[str]]:
-        return [[one.name for one in image.snapshot_list(path, force_share=True)] for path in self.paths]
+        return [
+            [one.name for one in image.snapshot_list(path, force_share=True)] for path in self.paths
+        ]
 
     def test_given_up(self) -> None:
         """By a hard reboot."""
@@ -73,7 +79,9 @@ class SuspendedTest(base.TestCase):
         self.assertEqual([['kept', reserved.SUSPENDED]] * 2, self.names())
 
     def test_image_that_is_open(self) -> None:
-        """The others are done, and the server is deleted or rebooted all the same; the next suspension deletes it."""
+        """The others are done, and the server is deleted or rebooted all the same; the next
+        suspension deletes it.
+        """
         writer = nova_base.Writer(self.paths[0])
         self.addCleanup(writer.close)
         with self.assertLogs('nova_pcow.snapshot', 'WARNING') as logs:
@@ -82,7 +90,9 @@ class SuspendedTest(base.TestCase):
         self.assertEqual([['kept', reserved.SUSPENDED], ['kept']], self.names())
 
     def test_left_by_an_earlier_suspension(self) -> None:
-        """Of another server, or of this one where the deletion failed: a new one is not refused for it."""
+        """Of another server, or of this one where the deletion failed: a new one is not refused for
+        it.
+        """
         image.snapshot_delete(self.paths[0], reserved.SUSPENDED)
         running = Suspended(self.paths)
         running.snapshots.clear()
@@ -90,24 +100,39 @@ class SuspendedTest(base.TestCase):
         snapshot.suspend(running, domain.Domain(running, 'x'))
         (deleted, created) = running.calls
         self.assertEqual('create', created)
-        self.assertEqual(('pcow-snapshot-delete', reserved.SUSPENDED), (deleted['execute'], deleted['arguments']['name']))
+        self.assertEqual(
+            ('pcow-snapshot-delete', reserved.SUSPENDED),
+            (deleted['execute'], deleted['arguments']['name']),
+        )
         refused = exception.QmpFailed(command='x', error_class='y', description='no')
         with mock.patch.object(domain.Domain, 'snapshot_delete', side_effect=refused):
-            self.assertRaises(exception.QmpFailed, snapshot.suspend, running, domain.Domain(running, 'x'))
+            self.assertRaises(
+                exception.QmpFailed, snapshot.suspend, running, domain.Domain(running, 'x')
+            )
 
     def test_disk_without_snapshots(self) -> None:
         """libvirt would refuse it late and in its own words; nothing is changed."""
         running = Suspended(self.paths)
         running.active = True
-        carrier = '<disk device="disk"><driver name="qemu" type="qcow2"/><source file="/i/disk"/><target dev="vda"/></disk>'
-        cdrom = ('<disk device="cdrom"><driver type="raw"/><source file="/i/disk.config"/><target dev="sda"/><readonly/></disk>'
-                 '<disk device="cdrom"><target dev="sdb"/></disk>')
+        carrier = (
+            '<disk device="disk"><driver name="qemu" type="qcow2"/><source file="/i/disk"/><target '
+            'dev="vda"/></disk>'
+        )
+        cdrom = (
+            '<disk device="cdrom"><driver type="raw"/><source file="/i/disk.config"/><target '
+            'dev="sda"/><readonly/></disk>'
+            '<disk device="cdrom"><target dev="sdb"/></disk>'
+        )
         raw = '<driver type="raw"/><source dev="/dev/sdx"/>'
-        for disk, words in ((f'<disk type="block" device="disk">{raw}<target dev="vdb"/></disk>', 'vdb (raw)'),
-                            (f'<disk type="network" device="lun">{raw}<target dev="vdc"/></disk>', 'vdc (raw)'),
-                            ('<disk><source file="/i/disk.config"/><target dev="vdz"/></disk>', 'vdz (raw)')):
+        for disk, words in (
+            (f'<disk type="block" device="disk">{raw}<target dev="vdb"/></disk>', 'vdb (raw)'),
+            (f'<disk type="network" device="lun">{raw}<target dev="vdc"/></disk>', 'vdc (raw)'),
+            ('<disk><source file="/i/disk.config"/><target dev="vdz"/></disk>', 'vdz (raw)'),
+        ):
             running.disks = carrier + disk + cdrom
-            with self.assertRaisesRegex(exception.PcowError, re.escape(f'the disk {words} takes no snapshot')):
+            with self.assertRaisesRegex(
+                exception.PcowError, re.escape(f'the disk {words} takes no snapshot')
+            ):
                 snapshot.suspend(running, domain.Domain(running, 'x'))
         self.assertEqual((1, []), (len(running.snapshots), running.calls))
         running.disks = carrier + cdrom

@@ -13,6 +13,13 @@ class WarningsTest(base.BaseTestCase):
         environment = {key: value for key, value in os.environ.items() if key != 'PYTHONWARNINGS'}
 
         def said(*words: str) -> str:
-            return subprocess.run((sys.executable, *words), capture_output=True, text=True, check=True, env=environment).stderr
+            return subprocess.run(
+                (sys.executable, *words),
+                capture_output=True,
+                text=True,
+                check=True,
+                env=environment,
+            ).stderr
+
         self.assertIn('Eventlet is deprecated', said('-c', 'import eventlet'))
         self.assertEqual('', said('-m', 'pcow_driver.cli.app', '--version'))

@@ -28,7 +28,9 @@ LIBVIRT_DRIVER = 'nova.virt.libvirt.driver.LibvirtDriver.'
 
 
 class TwoHostsTestCase(base.ServersTestCase):
-    """Two hosts with a pool and a directory of servers each, in one process: what a host's driver does sees what is its own."""
+    """Two hosts with a pool and a directory of servers each, in one process: what a host's driver
+    does sees what is its own.
+    """
 
     ADMIN_API = True
 
@@ -40,13 +42,24 @@ class TwoHostsTestCase(base.ServersTestCase):
         self.now = 'host1'
         with self.on('host2'):
             self.pools: dict[str, pool_module.Pool] = {
-                'host1': self.pool, 'host2': self.useFixture(base.PoolFixture('other')).pool}
+                'host1': self.pool,
+                'host2': self.useFixture(base.PoolFixture('other')).pool,
+            }
         for name, value in (('get_instance_disk_info', '[]'), ('_create_images_and_backing', None)):
             self.useFixture(fixtures.MockPatch(LIBVIRT_DRIVER + name, return_value=value))
-        self.useFixture(fixtures.MonkeyPatch(                    # the libvirt here has not all of it
-            'nova.virt.libvirt.guest.Guest.get_xml_desc', lambda guest, **_options: self.defined[guest.uuid]))
-        self.useFixture(fixtures.MonkeyPatch('nova.tests.fixtures.libvirt.Domain.migrateToURI3', self.migrate))
-        self.useFixture(fixtures.MockPatch('nova.virt.libvirt.utils.copy_image', side_effect=self.copy))
+        # the libvirt here has not all of it
+        self.useFixture(
+            fixtures.MonkeyPatch(
+                'nova.virt.libvirt.guest.Guest.get_xml_desc',
+                lambda guest, **_options: self.defined[guest.uuid],
+            )
+        )
+        self.useFixture(
+            fixtures.MonkeyPatch('nova.tests.fixtures.libvirt.Domain.migrateToURI3', self.migrate)
+        )
+        self.useFixture(
+            fixtures.MockPatch('nova.virt.libvirt.utils.copy_image', side_effect=self.copy)
+        )
         self.outcome = 'arrives'
         for host in HOSTS:
             with self.on(host):
@@ -74,13 +87,18 @@ class TwoHostsTestCase(base.ServersTestCase):
         driver = self.computes[host].driver
         for name in dir(type(driver)):
             method = getattr(driver, name)
-            if not name.startswith('__') and name != '_live_migration_operation' and callable(method):
+            if (
+                not name.startswith('__')
+                and name != '_live_migration_operation'
+                and callable(method)
+            ):
                 setattr(driver, name, self.wrapped(host, method))
 
     def wrapped(self, host: str, method: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             with self.on(host):
                 return method(*args, **kwargs)
+
         return call
 
     def files(self, host: str) -> list[Path]:
@@ -91,7 +109,9 @@ class TwoHostsTestCase(base.ServersTestCase):
 
     def copy(self, source: str, target: str, host: str | None = None, **_options: Any) -> None:
         if host is not None and self.outcome == 'no copy':
-            raise libvirt_utils.processutils.ProcessExecutionError(stderr='Host key verification failed.\n')
+            raise libvirt_utils.processutils.ProcessExecutionError(
+                stderr='Host key verification failed.\n'
+            )
         tool.run('/bin/cp', source, target)
 
     def migrate(self, domain: Any, _destination: str, params: dict[str, Any], flags: int) -> None:
@@ -102,16 +122,27 @@ class TwoHostsTestCase(base.ServersTestCase):
             there = Path(self.pools['host2'].path, path.name)
             self.assertIn(f'<path>{there}</path>', new_xml)
             old, new = image.info(str(path)), image.info(str(there))
-            self.assertEqual((old.base_uuid, old.virtual_size, 0), (new.base_uuid, new.virtual_size, new.data_size))
+            self.assertEqual(
+                (old.base_uuid, old.virtual_size, 0),
+                (new.base_uuid, new.virtual_size, new.data_size),
+            )
             self.assertEqual([names.ARRIVING_MARK], [one.name for one in new.snapshots])
         self.assertEqual('host2', notes.get(notes.LEAVING, self.server['id']))
         if self.outcome == 'pool is full':
             raise fakelibvirt.make_libvirtError(
-                fakelibvirt.libvirtError, 'its pool is full, make room and migrate again', error_code=1, error_domain=10)
+                fakelibvirt.libvirtError,
+                'its pool is full, make room and migrate again',
+                error_code=1,
+                error_domain=10,
+            )
         if self.outcome == 'killed':
             domain._state = fakelibvirt.VIR_DOMAIN_SHUTOFF
             raise fakelibvirt.make_libvirtError(
-                fakelibvirt.libvirtError, 'QEMU unexpectedly closed the monitor', error_code=1, error_domain=10)
+                fakelibvirt.libvirtError,
+                'QEMU unexpectedly closed the monitor',
+                error_code=1,
+                error_domain=10,
+            )
         for path in self.files('host2'):
             image.snapshot_delete(str(path), names.ARRIVING_MARK)
         self.computes['host2'].driver._host.get_connection().createXML(new_xml, 0)
@@ -119,9 +150,12 @@ class TwoHostsTestCase(base.ServersTestCase):
         domain.complete_job()
 
     def live_migrate(self, state: str) -> Any:
-        with contextlib.suppress(client.OpenStackApiException):      # casts are calls here: the API hears what compute raises
-            self.api.post_server_action(self.server['id'], {'os-migrateLive': {'host': 'host2', 'block_migration': 'auto'}})
-        for _attempt in range(3):          # five seconds each, which a machine that is busy exceeds
+        # casts are calls here: the API hears what compute raises
+        with contextlib.suppress(client.OpenStackApiException):
+            self.api.post_server_action(
+                self.server['id'], {'os-migrateLive': {'host': 'host2', 'block_migration': 'auto'}}
+            )
+        for _attempt in range(3):  # five seconds each, which a machine that is busy exceeds
             with contextlib.suppress(self.failureException):
                 self._wait_for_migration_status(self.server, [state])
                 break
@@ -129,8 +163,16 @@ class TwoHostsTestCase(base.ServersTestCase):
         return self._wait_for_server_parameter(self.server, {'OS-EXT-STS:task_state': None})
 
     def words(self) -> str:
-        (found,) = [item for item in self.api.get_instance_actions(self.server['id']) if item['action'] == 'live-migration']
-        return json.dumps(self.api.api_get(f'/servers/{self.server["id"]}/os-instance-actions/{found["request_id"]}').body)
+        (found,) = [
+            item
+            for item in self.api.get_instance_actions(self.server['id'])
+            if item['action'] == 'live-migration'
+        ]
+        return json.dumps(
+            self.api.api_get(
+                f'/servers/{self.server["id"]}/os-instance-actions/{found["request_id"]}'
+            ).body
+        )
 
     def check_stayed(self, state: str, words: str) -> None:
         before = self.claims(self.server)
@@ -138,8 +180,16 @@ class TwoHostsTestCase(base.ServersTestCase):
         self.assertIn(words, self.words())
         self.assertEqual(('ACTIVE', 'host1'), (found['status'], found['OS-EXT-SRV-ATTR:host']))
         self.assertEqual(before, self.claims(self.server))
-        self.assertEqual(self.before, {path.name: image.info(str(path)).uuid for path in self.files('host1')})
+        self.assertEqual(
+            self.before, {path.name: image.info(str(path)).uuid for path in self.files('host1')}
+        )
         self.assertFalse(self.instance().cleaned)
         for host in HOSTS:
             with self.on(host):
-                self.assertEqual([None, None], [notes.get(kind, self.server['id']) for kind in (notes.LEAVING, notes.ARRIVING)])
+                self.assertEqual(
+                    [None, None],
+                    [
+                        notes.get(kind, self.server['id'])
+                        for kind in (notes.LEAVING, notes.ARRIVING)
+                    ],
+                )

@@ -18,7 +18,8 @@ from oslotest import base
 
 from pcow_driver.common import conf
 
-os.environ.setdefault('OS_LOG_CAPTURE', '1')     # oslotest: show the log of tests that fail, not of all
+# oslotest: show the log of tests that fail, not of all
+os.environ.setdefault('OS_LOG_CAPTURE', '1')
 
 TOP = Path(__file__).resolve().parents[3]
 
@@ -42,7 +43,9 @@ def load_script(path: Path) -> ModuleType:
 @contextlib.contextmanager
 def opened(path: str, program: Path) -> Iterator[None]:
     """Somebody has an image open for writing meanwhile, as QEMU has; ``program`` is pcow-io."""
-    with subprocess.Popen([program, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [program, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write('read 0 4k\n')
         process.stdin.flush()
@@ -57,8 +60,12 @@ class TestCase(base.BaseTestCase):
         self.directory = Path(self.useFixture(fixtures.TempDir()).path)
         self.configuration = self.useFixture(config_fixture.Config(conf.CONF))
         conf.CONF([], project='pcow', default_config_files=[])
-        self.configure(state_path=str(self.directory / 'state'), conversion_dir=str(self.directory),
-                       protect_templates=False)     # or the directory could not be deleted afterwards
+        self.configure(
+            state_path=str(self.directory / 'state'),
+            conversion_dir=str(self.directory),
+            # or the directory could not be deleted afterwards
+            protect_templates=False,
+        )
 
     def configure(self, **options: Any) -> None:
         self.configuration.config(group='pcow', **options)

@@ -20,27 +20,59 @@ from tools.lib.bench.guest import disks
 from tools.lib.bench.guest import figures
 
 MACHINE = {'cpu': 'A CPU', 'cores': 2, 'memory': 1 << 34, 'kernel': 'Linux 6.1 x86_64'}
-ROW = {'name': 'cow-4k', 'threads': 1, 'engine': 'signal',
-       'limit_ns': 2000.0, 'raw_ns': 1000.0, 'paper_ns': None, 'pcow_ns': 8000.0,
-       'ratio': 8.0, 'limit_ratio': 4.0, 'paper_ratio': None, 'target': 7.0, 'met': False, 'details': {},
-       'targets': [{'what': 'pcow/raw', 'value': 8.0, 'at-most': 7.0, 'met': False},
-                   {'what': 'ns', 'value': 8000.0, 'at-most': 9000.0, 'met': True},
-                   {'what': 'qcow2/pcow', 'value': 12.0, 'at-least': 10.0, 'met': True}]}
+ROW = {
+    'name': 'cow-4k',
+    'threads': 1,
+    'engine': 'signal',
+    'limit_ns': 2000.0,
+    'raw_ns': 1000.0,
+    'paper_ns': None,
+    'pcow_ns': 8000.0,
+    'ratio': 8.0,
+    'limit_ratio': 4.0,
+    'paper_ratio': None,
+    'target': 7.0,
+    'met': False,
+    'details': {},
+    'targets': [
+        {'what': 'pcow/raw', 'value': 8.0, 'at-most': 7.0, 'met': False},
+        {'what': 'ns', 'value': 8000.0, 'at-most': 9000.0, 'met': True},
+        {'what': 'qcow2/pcow', 'value': 12.0, 'at-least': 10.0, 'met': True},
+    ],
+}
 
 
 class TableTest(testtools.TestCase):
     def test_numbers(self) -> None:
-        for ns, text in ((None, '-'), (float('nan'), '-'), (3.14159, '3.14 ns'), (999.4, '999 ns'), (1234.0, '1.23 us'),
-                         (45.6e6, '45.6 ms'), (7.89e9, '7.89 s'), (7.89e12, '7890 s')):
+        for ns, text in (
+            (None, '-'),
+            (float('nan'), '-'),
+            (3.14159, '3.14 ns'),
+            (999.4, '999 ns'),
+            (1234.0, '1.23 us'),
+            (45.6e6, '45.6 ms'),
+            (7.89e9, '7.89 s'),
+            (7.89e12, '7890 s'),
+        ):
             self.assertEqual(text, table.time_text(ns))
         for value, text in ((None, '-'), (0.5, '0.50'), (12.34, '12.3'), (123.4, '123')):
             self.assertEqual(text, table.ratio_text(value))
 
     def test_terminal_and_documentation(self) -> None:
-        shown = table.Table('Title', ('a', 'long heading'), [('1', '-'), ('twenty', '2')], 'A note.')
-        self.assertEqual('Title\n\na       long heading\n--------------------\n1       -\ntwenty  2\n\nA note.\n', shown.text())
-        self.assertEqual('.. list-table:: Title\n   :header-rows: 1\n\n   * - a\n     - long heading\n   * - 1\n     - \\-\n'
-                         '   * - twenty\n     - 2\n\nA note.\n', shown.rst())
+        shown = table.Table(
+            'Title', ('a', 'long heading'), [('1', '-'), ('twenty', '2')], 'A note.'
+        )
+        self.assertEqual(
+            'Title\n\na       long heading\n--------------------\n1       -\ntwenty  2\n\nA '
+            'note.\n',
+            shown.text(),
+        )
+        self.assertEqual(
+            '.. list-table:: Title\n   :header-rows: 1\n\n   * - a\n     - long heading\n   * - '
+            '1\n     - \\-\n'
+            '   * - twenty\n     - 2\n\nA note.\n',
+            shown.rst(),
+        )
 
 
 class DispatchTest(base.TestCase):
@@ -60,9 +92,14 @@ class DispatchTest(base.TestCase):
 
     def test_the_default_benchmark(self) -> None:
         known = {'datapath': None, 'guest': None}
-        for given, meant in (([], ['datapath']), (['--quick'], ['datapath', '--quick']), (['guest'], ['guest']),
-                             (['--output-dir', 'x', '--rows=a'], ['--output-dir', 'x', 'datapath', '--rows=a']),
-                             (['--output-dir=x', 'docs'], ['--output-dir=x', 'docs']), (['-h'], ['-h'])):
+        for given, meant in (
+            ([], ['datapath']),
+            (['--quick'], ['datapath', '--quick']),
+            (['guest'], ['guest']),
+            (['--output-dir', 'x', '--rows=a'], ['--output-dir', 'x', 'datapath', '--rows=a']),
+            (['--output-dir=x', 'docs'], ['--output-dir=x', 'docs']),
+            (['-h'], ['-h']),
+        ):
             self.assertEqual(meant, bench._with_default(given, known))
 
     def test_docs_from_kept_figures(self) -> None:
@@ -71,12 +108,18 @@ class DispatchTest(base.TestCase):
         store.keep(self.directory / 'kept', 'datapath', known['datapath'], result)
         text = (self.directory / 'kept' / 'datapath.txt').read_text()
         self.assertIn('A CPU, 2 cores, 16 GiB of memory', text)
-        self.assertIn('pcow/raw 8.00, at most 7.00: MISSED; time 8.00 us, at most 9.00 us: met; '
-                      'qcow2/pcow 12.0, at least 10.0: met', text)
+        self.assertIn(
+            'pcow/raw 8.00, at most 7.00: MISSED; time 8.00 us, at most 9.00 us: met; '
+            'qcow2/pcow 12.0, at least 10.0: met',
+            text,
+        )
         target = self.directory / 'docs'
         code, out, _err = self.bench('docs', '--target', str(target))
         self.assertEqual(0, code)
-        self.assertEqual({'datapath.json', 'datapath.inc', 'datapath.svg'}, {path.name for path in target.iterdir()})
+        self.assertEqual(
+            {'datapath.json', 'datapath.inc', 'datapath.svg'},
+            {path.name for path in target.iterdir()},
+        )
         self.assertEqual(3, len(out.splitlines()))
         self.assertEqual(result, json.loads((target / 'datapath.json').read_text()))
         self.assertIn('   * - cow-4k', (target / 'datapath.inc').read_text())
@@ -90,7 +133,9 @@ class DispatchTest(base.TestCase):
         published = bench.TOP / 'doc' / 'source' / '_static' / 'benchmarks'
         for name, benchmark in bench.benchmarks().items():
             result = json.loads((published / f'{name}.json').read_text())
-            self.assertEqual(store.shown(benchmark, result), (published / f'{name}.inc').read_text(), name)
+            self.assertEqual(
+                store.shown(benchmark, result), (published / f'{name}.inc').read_text(), name
+            )
 
     def test_docs_without_figures(self) -> None:
         code, _out, err = self.bench('docs', '--target', str(self.directory / 'docs'))
@@ -104,7 +149,10 @@ class DispatchTest(base.TestCase):
             self.assertRegex(err, r'^bench: .*datapath.json holds no figures of tools/bench')
 
     def test_bad_arguments(self) -> None:
-        for arguments, message in ((('soak', '--minutes=0'), '--minutes 0'), (('guest', '--rounds=0'), '--rounds 0')):
+        for arguments, message in (
+            (('soak', '--minutes=0'), '--minutes 0'),
+            (('guest', '--rounds=0'), '--rounds 0'),
+        ):
             code, _out, err = self.bench(*arguments)
             self.assertEqual(1, code)
             self.assertIn(message, err)
@@ -113,22 +161,39 @@ class DispatchTest(base.TestCase):
 class GuestFiguresTest(testtools.TestCase):
     @staticmethod
     def document(name: str, index: int) -> str:
-        direction = 'write' if any(word in name for word in ('write', 'cow', 'snapshot', 'expand')) else 'read'
+        direction = (
+            'write'
+            if any(word in name for word in ('write', 'cow', 'snapshot', 'expand'))
+            else 'read'
+        )
         empty = {'io_bytes': 0, 'total_ios': 0, 'iops': 0, 'bw_bytes': 0, 'clat_ns': {}}
-        full = {'io_bytes': 4096, 'total_ios': 1, 'iops': 100.0 * index, 'bw_bytes': 1000.0 * index,
-                'clat_ns': {'percentile': {'50.000000': 10.0 * index}}}
+        full = {
+            'io_bytes': 4096,
+            'total_ios': 1,
+            'iops': 100.0 * index,
+            'bw_bytes': 1000.0 * index,
+            'clat_ns': {'percentile': {'50.000000': 10.0 * index}},
+        }
         sync: dict[str, Any] = {'total_ios': 0}
         if name.endswith('mapped') and direction == 'write':
             sync = {'total_ios': 1, 'lat_ns': {'percentile': {'50.000000': 7.0}}}
-        job = {'jobname': name, 'error': 0, 'read': empty, 'write': empty, 'sync': sync} | {direction: full}
+        job = {'jobname': name, 'error': 0, 'read': empty, 'write': empty, 'sync': sync} | {
+            direction: full
+        }
         return f'fio: a remark {index}\n' + json.dumps({'jobs': [job]})
 
     def turn(self, factor: int = 1, leave_out: str = '') -> str:
-        documents = '\n'.join(self.document(name, factor * (number + 1)) for number, name in enumerate(figures.FIO)
-                              if name != leave_out)
-        redis = ('"test","rps"\n"PING_INLINE","900"\n"SET","500.5"\n"GET","800"\n"INCR","400"\n"LPUSH","300"\n"LPOP","200"\n'
-                 '"LPUSH (needed to benchmark LRANGE)","1"\n"LRANGE_100 (first 100 elements)","90"\n'
-                 '"LRANGE_300 (first 300 elements)","80"\n"LRANGE_500 (first 500 elements)","70"\n"MSET (10 keys)","100"\n')
+        documents = '\n'.join(
+            self.document(name, factor * (number + 1))
+            for number, name in enumerate(figures.FIO)
+            if name != leave_out
+        )
+        redis = (
+            '"test","rps"\n"PING_INLINE","900"\n"SET","500.5"\n"GET","800"\n"INCR","400"\n"LPUSH","300"\n"LPOP","200"\n'
+            '"LPUSH (needed to benchmark LRANGE)","1"\n"LRANGE_100 (first 100 elements)","90"\n'
+            '"LRANGE_300 (first 300 elements)","80"\n"LRANGE_500 (first 500 elements)","70"\n"MSET '
+            '(10 keys)","100"\n'
+        )
         return base64.encodebytes(gzip.compress(f'{documents}\n---\n{redis}'.encode())).decode()
 
     def test_a_turn(self) -> None:
@@ -137,41 +202,75 @@ class GuestFiguresTest(testtools.TestCase):
         names = list(figures.FIO)
         self.assertEqual(10.0 * (names.index('read-4k') + 1), values['read-4k'])
         # what makes the write durable is part of it
-        self.assertEqual(10.0 * (names.index('write-4k-mapped') + 1) + 7.0, values['write-4k-mapped'])
+        self.assertEqual(
+            10.0 * (names.index('write-4k-mapped') + 1) + 7.0, values['write-4k-mapped']
+        )
         self.assertEqual(1000.0 * (names.index('read-1m') + 1), values['read-1m'])
         self.assertEqual(100.0 * (names.index('cow-iops') + 1), values['cow-iops'])
-        self.assertEqual((500.5, 300.0, 100.0), (values['redis-set'], values['redis-lpush'], values['redis-mset']))
+        self.assertEqual(
+            (500.5, 300.0, 100.0),
+            (values['redis-set'], values['redis-lpush'], values['redis-mset']),
+        )
         self.assertEqual((900.0, 80.0), (values['redis-ping_inline'], values['redis-lrange_300']))
 
     def test_what_is_missing_is_told(self) -> None:
-        error = self.assertRaises(exception.PcowError, figures.of_turn, self.turn(leave_out='cow-iops'))
+        error = self.assertRaises(
+            exception.PcowError, figures.of_turn, self.turn(leave_out='cow-iops')
+        )
         self.assertIn('measured no cow-iops', str(error))
         for text in ('', 'not base64!', base64.b64encode(b'not gzip').decode()):
             self.assertRaises(exception.PcowError, figures.of_turn, text)
 
     def test_rows(self) -> None:
         one, two, twenty = (figures.of_turn(self.turn(factor)) for factor in (1, 2, 20))
-        rows = figures.rows({'pcow': [one, twenty, one], 'raw': [one, one], 'qcow2': [twenty], 'qcow2-tuned': [twenty, two, one]})
+        rows = figures.rows(
+            {
+                'pcow': [one, twenty, one],
+                'raw': [one, one],
+                'qcow2': [twenty],
+                'qcow2-tuned': [twenty, two, one],
+            }
+        )
         by_name = {row['name']: row for row in rows}
-        self.assertEqual([measure.name for measure in figures.MEASURES], [row['name'] for row in rows])
+        self.assertEqual(
+            [measure.name for measure in figures.MEASURES], [row['name'] for row in rows]
+        )
         cow = by_name['cow-write-4k']
-        self.assertEqual((1.0, 20.0, 2.0, False), (cow['ratio'], cow['qcow2_ratio'], cow['qcow2_tuned_ratio'], cow['met']))
+        self.assertEqual(
+            (1.0, 20.0, 2.0, False),
+            (cow['ratio'], cow['qcow2_ratio'], cow['qcow2_tuned_ratio'], cow['met']),
+        )
         self.assertEqual([True, False], [bound['met'] for bound in cow['targets']])
-        # more is better, and one good turn makes no median: pcow did as many as raw, the qcow2s 20 times and twice as many
+        # more is better, and one good turn makes no median: pcow did as many as raw, the qcow2s 20
+        # times and twice as many
         self.assertAlmostEqual(1 / 20, by_name['cow-iops']['qcow2_ratio'])
         self.assertAlmostEqual(1 / 2, by_name['cow-iops']['qcow2_tuned_ratio'])
         self.assertAlmostEqual(1.0, by_name['cow-iops']['ratio'])
         self.assertIsNone(by_name['read-4k']['met'])
         module = bench.benchmarks()['guest']
-        result = {'rows': rows, 'machine': MACHINE, 'guest': {
-            'rounds': 1, 'operations': 5, 'devices': {'pcow': '', 'raw': '', 'qcow2': '', 'qcow2-tuned': ''}}}
+        result = {
+            'rows': rows,
+            'machine': MACHINE,
+            'guest': {
+                'rounds': 1,
+                'operations': 5,
+                'devices': {'pcow': '', 'raw': '', 'qcow2': '', 'qcow2-tuned': ''},
+            },
+        }
         (shown,) = module.tables(result)
         self.assertEqual(len(rows), len(shown.rows))
         self.assertEqual({len(shown.columns)}, {len(row) for row in shown.rows})
         # where there are several turns, the least and the most of them stand beside the median
         cells = next(row for row in shown.rows if row[0] == figures.FIO['cow-iops'].title)[2:6]
-        self.assertEqual(('1100/s (1100/s to 22000/s)', '1100/s (1100/s to 1100/s)', '22000/s', '2200/s (1100/s to 22000/s)'),
-                         cells)
+        self.assertEqual(
+            (
+                '1100/s (1100/s to 22000/s)',
+                '1100/s (1100/s to 1100/s)',
+                '22000/s',
+                '2200/s (1100/s to 22000/s)',
+            ),
+            cells,
+        )
         (bars,) = module.plots(result).values()
         self.assertIsInstance(bars, plot.Bars)
         self.assertEqual({len(bars.groups)}, {len(values) for values in bars.series.values()})
@@ -179,8 +278,13 @@ class GuestFiguresTest(testtools.TestCase):
     def test_what_is_published_follows_from_its_turns(self) -> None:
         published = bench.TOP / 'doc' / 'source' / '_static' / 'benchmarks'
         result = store.load(published / 'guest.json')
-        turns = {device: [{row['name']: row['turns'][device][number] for row in result['rows']}
-                          for number in range(result['guest']['rounds'])] for device in result['guest']['devices']}
+        turns = {
+            device: [
+                {row['name']: row['turns'][device][number] for row in result['rows']}
+                for number in range(result['guest']['rounds'])
+            ]
+            for device in result['guest']['devices']
+        }
         self.assertEqual(figures.rows(turns), result['rows'])
 
     def test_the_file_system_has_room(self) -> None:

@@ -17,10 +17,15 @@ class SampleTest(base.TestCase):
         for name in ('pcow', 'nova_pcow', 'cinder_pcow'):
             options = cfg.ConfigOpts()
             generator.register_cli_opts(options)
-            options([], default_config_files=[str(base.TOP / f'etc/oslo-config-generator/{name}.conf')])
+            options(
+                [], default_config_files=[str(base.TOP / f'etc/oslo-config-generator/{name}.conf')]
+            )
             output = io.StringIO()
             generator.generate(options, output)
-            self.assertEqual((base.TOP / f'etc/pcow/{name}.conf.sample').read_text(encoding='utf-8'), output.getvalue())
+            self.assertEqual(
+                (base.TOP / f'etc/pcow/{name}.conf.sample').read_text(encoding='utf-8'),
+                output.getvalue(),
+            )
 
 
 class PackageTest(base.TestCase):
@@ -36,8 +41,14 @@ class PackageTest(base.TestCase):
             self.assertTrue((base.TOP / line.split('=')[1].strip()).is_file(), line)
 
     def test_every_command_is_reachable(self) -> None:
-        """Each module of cli, and Nova's, has its commands among the entry points, and each entry point can be loaded."""
-        entries = dict(line.split(' = ') for line in self.setup_cfg['entry_points']['pcowctl'].splitlines() if line)
+        """Each module of cli, and Nova's, has its commands among the entry points, and each entry
+        point can be loaded.
+        """
+        entries = dict(
+            line.split(' = ')
+            for line in self.setup_cfg['entry_points']['pcowctl'].splitlines()
+            if line
+        )
         loaded = set()
         for target in entries.values():
             module, _colon, name = target.partition(':')
@@ -45,8 +56,14 @@ class PackageTest(base.TestCase):
             self.assertTrue(command.__doc__)
             loaded.add(module)
         helpers = {'__init__', 'app', 'common'}
-        modules = {path.stem for path in Path(pcow_driver.__file__).parent.joinpath('cli').glob('*.py')} - helpers
-        self.assertEqual({f'pcow_driver.cli.{name}' for name in modules} | {'nova_pcow.cli'}, loaded)
+        modules = {
+            path.stem for path in Path(pcow_driver.__file__).parent.joinpath('cli').glob('*.py')
+        } - helpers
+        self.assertEqual(
+            {f'pcow_driver.cli.{name}' for name in modules} | {'nova_pcow.cli'}, loaded
+        )
 
     def test_group(self) -> None:
-        self.assertEqual(['pcow', 'pcow_privileged'], [group.name for group, _options in conf.list_opts()])
+        self.assertEqual(
+            ['pcow', 'pcow_privileged'], [group.name for group, _options in conf.list_opts()]
+        )

@@ -35,7 +35,9 @@ class ParseTest(base.TestCase):
 
     def test_user_of_the_domain(self) -> None:
         for label in ('nobody:nogroup', f'+{NOBODY.pw_uid}:+0', f'{NOBODY.pw_uid}'):
-            xml = XML.format('/x', f"<seclabel type='static' model='dac'><label>{label}</label></seclabel>")
+            xml = XML.format(
+                '/x', f"<seclabel type='static' model='dac'><label>{label}</label></seclabel>"
+            )
             self.assertEqual(NOBODY, hook.qemu_user(xml, '/no/such/file'))
 
     def test_user_of_the_configuration(self) -> None:
@@ -62,8 +64,10 @@ class BasesTest(base.TestCase):
 
     def _bases(self, *filenames: object) -> list[str]:
         uuids = [f'493aeedc-b05d-49b5-84cc-{number:012}' for number in range(len(filenames) + 2)]
-        chain = [{'filename': name, 'format-specific': {'data': {'uuid': uuid, 'base-uuid': base_uuid}}}
-                 for name, uuid, base_uuid in zip(('x', *filenames), uuids, uuids[1:], strict=False)]
+        chain = [
+            {'filename': name, 'format-specific': {'data': {'uuid': uuid, 'base-uuid': base_uuid}}}
+            for name, uuid, base_uuid in zip(('x', *filenames), uuids, uuids[1:], strict=False)
+        ]
         self._change(chain)
         (self.directory / 'chain.json').write_text(json.dumps(chain))
         program = self.script('pcow-img', f'#!/bin/sh\ncat {self.directory}/chain.json\n')
@@ -73,7 +77,10 @@ class BasesTest(base.TestCase):
     def test_in_the_same_directory(self) -> None:
         directory = os.path.realpath(self.directory)
         self.assertEqual([], self._bases())
-        self.assertEqual([f'{directory}/a.pcow', f'{directory}/b.pcow'], self._bases('a.pcow', str(self.directory / 'b.pcow')))
+        self.assertEqual(
+            [f'{directory}/a.pcow', f'{directory}/b.pcow'],
+            self._bases('a.pcow', str(self.directory / 'b.pcow')),
+        )
 
     def test_nowhere_else(self) -> None:
         (self.directory / 'sub').mkdir()
@@ -82,14 +89,18 @@ class BasesTest(base.TestCase):
             self.assertIn(name, str(error))
 
     def test_only_the_base_that_was_recorded(self) -> None:
-        """A guest that has broken out writes another name, or that nobody shall compare, but it does not know the UUID."""
+        """A guest that has broken out writes another name, or that nobody shall compare, but it
+        does not know the UUID.
+        """
         other, none = '00000000-1111-2222-3333-444444444444', hook.NO_UUID
         for number, change in enumerate(({'base-uuid': other}, {'base-uuid': none}, None)):
+
             def write(chain: list[dict[str, Any]], change: dict[str, str] | None = change) -> None:
                 data = chain[0]['format-specific']['data']
                 data.update(change or {})
                 if change is None:
                     del data['base-uuid']
+
             self._change = write  # type: ignore[method-assign]
             error = self.assertRaises(hook.HookError, self._bases, f'{number}.pcow')
             self.assertIn('is not the one that it was made on', str(error))
@@ -98,6 +109,7 @@ class BasesTest(base.TestCase):
         def write(chain: list[dict[str, Any]]) -> None:
             chain[0]['format-specific']['data']['base-uuid'] = hook.NO_UUID
             del chain[1]['format-specific']['data']['uuid']
+
         self._change = write  # type: ignore[method-assign]
         path = self.directory / 'old.pcow'
         path.touch(0o640)
@@ -110,7 +122,14 @@ class BasesTest(base.TestCase):
             program = self.script('pcow-img', f"#!/bin/sh\necho '{text}'\n")
             self.assertRaises(hook.HookError, hook.bases, program, str(self.directory / 'vm.pcow'))
         program = self.script('pcow-img', '#!/bin/sh\necho broken >&2; exit 1\n')
-        self.assertIn('broken', str(self.assertRaises(hook.HookError, hook.bases, program, str(self.directory / 'vm.pcow'))))
+        self.assertIn(
+            'broken',
+            str(
+                self.assertRaises(
+                    hook.HookError, hook.bases, program, str(self.directory / 'vm.pcow')
+                )
+            ),
+        )
 
 
 class GrantTest(base.TestCase):
@@ -142,13 +161,18 @@ class GrantTest(base.TestCase):
     def test_the_kernel_sees_it_so(self) -> None:
         os.chmod(self.path, 0o600)
         hook.grant_read(self.path, NOBODY)
-        self.assertEqual(0o640, stat.S_IMODE(os.stat(self.path).st_mode))     # the mask shows as the group's permissions
+        # the mask shows as the group's permissions
+        self.assertEqual(0o640, stat.S_IMODE(os.stat(self.path).st_mode))
         self.assertEqual(0, self._acl()[hook.GROUP_OBJ, hook.NO_ID])
 
     def test_other_entries_stay(self) -> None:
         hook.grant_read(self.path, pwd.getpwnam('daemon'))
         hook.grant_read(self.path, NOBODY)
-        users = {number: permissions for (tag, number), permissions in self._acl().items() if tag == hook.USER}
+        users = {
+            number: permissions
+            for (tag, number), permissions in self._acl().items()
+            if tag == hook.USER
+        }
         self.assertEqual({pwd.getpwnam('daemon').pw_uid: 4, NOBODY.pw_uid: 4}, users)
 
     def test_nothing_where_all_may_read(self) -> None:
@@ -164,7 +188,9 @@ class GrantTest(base.TestCase):
             setxattr.assert_not_called()
             selinux.mkdir()
             hook.grant_read(self.path, pwd.getpwnam('root'))
-            setxattr.assert_called_once_with(mock.ANY, 'security.selinux', b'system_u:object_r:pcow_base_t:s0\0')
+            setxattr.assert_called_once_with(
+                mock.ANY, 'security.selinux', b'system_u:object_r:pcow_base_t:s0\0'
+            )
 
     def test_links_and_devices_are_refused(self) -> None:
         link = str(self.directory / 'link.pcow')
@@ -178,7 +204,13 @@ class GrantTest(base.TestCase):
 
 class MainTest(base.TestCase):
     def _run(self, *args: str, xml: str = '') -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, '-I', '-B', HOOK, *args], input=xml, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            [sys.executable, '-I', '-B', HOOK, *args],
+            input=xml,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
     def test_needs_only_the_standard_library_and_ignores_what_is_not_its_business(self) -> None:
         self.useFixture(fixtures.EnvironmentVariable('PATH', ''))
@@ -201,20 +233,32 @@ class ProfileTest(base.TestCase):
         super().setUp()
         self.profile = 'libvirt-6f0c1c52-5d1e-4c0b-9a3f-2b7e4f90d1a6'
         self.path, self.own = self.directory / self.profile, self.directory / f'{self.profile}.pcow'
-        self.path.write_text(f'profile {self.profile} {{\n  #include <libvirt/{self.profile}.files>\n}}\n')
+        self.path.write_text(
+            f'profile {self.profile} {{\n  #include <libvirt/{self.profile}.files>\n}}\n'
+        )
         parser = self.script('parser', '#!/bin/sh\ncat "$2" >>"$2.loaded"\n')
-        for name, value in (('PROFILES', str(self.directory)), ('PARSER', parser), ('uses_apparmor', lambda: True),
-                            ('bases', lambda _program, _image: ['/pool/base.pcow']), ('pcow_img', lambda: 'x')):
+        for name, value in (
+            ('PROFILES', str(self.directory)),
+            ('PARSER', parser),
+            ('uses_apparmor', lambda: True),
+            ('bases', lambda _program, _image: ['/pool/base.pcow']),
+            ('pcow_img', lambda: 'x'),
+        ):
             self.useFixture(fixtures.MockPatchObject(hook, name, value))
 
     def test_what_a_domain_may_open(self) -> None:
         hook.confine(self.profile, hook.rules(['/pool/vm.pcow'], ['/disks/1/socket']))
-        self.assertEqual('  "/pool/base.pcow" rk,\n  "/pool/vm.pcow" rwk,\n  "/disks/1/socket" rw,\n', self.own.read_text())
+        self.assertEqual(
+            '  "/pool/base.pcow" rk,\n  "/pool/vm.pcow" rwk,\n  "/disks/1/socket" rw,\n',
+            self.own.read_text(),
+        )
         line = f'\n  include if exists <libvirt/{self.profile}.pcow>\n}}\n'
         self.assertTrue(self.path.read_text().endswith(line), self.path.read_text())
         hook.confine(self.profile, hook.rules(['/pool/other.pcow'], []))
         self.assertEqual(1, self.path.read_text().count('include if'))
-        self.assertEqual('  "/pool/base.pcow" rk,\n  "/pool/other.pcow" rwk,\n', self.own.read_text())
+        self.assertEqual(
+            '  "/pool/base.pcow" rk,\n  "/pool/other.pcow" rwk,\n', self.own.read_text()
+        )
 
     def test_nobody_else_may_read_the_rules_or_hold_the_lock(self) -> None:
         hook.confine(self.profile, hook.rules(['/pool/vm.pcow'], []))
@@ -224,7 +268,10 @@ class ProfileTest(base.TestCase):
     def test_what_is_plugged_in_is_added(self) -> None:
         hook.confine(self.profile, hook.rules(['/pool/vm.pcow'], []))
         hook.confine(self.profile, hook.rules(['/pool/more.pcow'], []), keep=True)
-        self.assertEqual('  "/pool/base.pcow" rk,\n  "/pool/vm.pcow" rwk,\n  "/pool/more.pcow" rwk,\n', self.own.read_text())
+        self.assertEqual(
+            '  "/pool/base.pcow" rk,\n  "/pool/vm.pcow" rwk,\n  "/pool/more.pcow" rwk,\n',
+            self.own.read_text(),
+        )
 
     def test_no_name_is_a_pattern(self) -> None:
         for name in ('*', 'a?', '[a]', '{a,b}', '@{HOME}', 'a"', 'a\n  /** rw,', 'a\\', '^', 'ä'):
@@ -233,17 +280,27 @@ class ProfileTest(base.TestCase):
 
     def test_no_other_profile_is_changed(self) -> None:
         for label in ('libvirtd', '../x', 'libvirt-6f0c1c52', f'{self.profile}/../x'):
-            seclabel = f"<seclabel type='dynamic' model='apparmor' relabel='yes'><label>{label}</label></seclabel>"
+            seclabel = (
+                f"<seclabel type='dynamic' model='apparmor' "
+                f"relabel='yes'><label>{label}</label></seclabel>"
+            )
             self.assertIsNone(hook.profile_of(XML.format('/x', seclabel)))
         for kind, wanted in (('dynamic', self.profile), ('static', None)):
-            seclabel = f"<seclabel type='{kind}' model='apparmor' relabel='yes'><label>{self.profile}</label></seclabel>"
+            seclabel = (
+                f"<seclabel type='{kind}' model='apparmor' "
+                f"relabel='yes'><label>{self.profile}</label></seclabel>"
+            )
             self.assertEqual(wanted, hook.profile_of(XML.format('/x', seclabel)))
         self.assertRaises(hook.HookError, hook.grant, '/pool/vm.pcow', '../x')
 
     def test_sockets(self) -> None:
-        disk = ("<domain><devices><disk type='network'><source protocol='nbd'><host transport='unix' socket='/disks/1/socket'/>"
-                "</source></disk><disk type='network'><source protocol='nbd'><host name='h' port='1'/></source></disk>"
-                '</devices></domain>')
+        disk = (
+            "<domain><devices><disk type='network'><source protocol='nbd'><host transport='unix' "
+            "socket='/disks/1/socket'/>"
+            "</source></disk><disk type='network'><source protocol='nbd'><host name='h' "
+            "port='1'/></source></disk>"
+            '</devices></domain>'
+        )
         self.assertEqual(['/disks/1/socket'], hook.sockets(disk))
 
     def test_a_domain_that_has_ended(self) -> None:
@@ -255,6 +312,10 @@ class ProfileTest(base.TestCase):
     def test_what_the_parser_says_is_told(self) -> None:
         parser = self.script('parser', '#!/bin/sh\necho bad rule >&2; exit 1\n')
         self.useFixture(fixtures.MockPatchObject(hook, 'PARSER', parser))
-        self.assertIn('bad rule', str(self.assertRaises(hook.HookError, hook.confine, self.profile, [])))
+        self.assertIn(
+            'bad rule', str(self.assertRaises(hook.HookError, hook.confine, self.profile, []))
+        )
         self.path.write_text('')
-        self.assertIn('is no profile', str(self.assertRaises(hook.HookError, hook.confine, self.profile, [])))
+        self.assertIn(
+            'is no profile', str(self.assertRaises(hook.HookError, hook.confine, self.profile, []))
+        )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The all-in-one without its services: options, settings, configuration, finding and ending processes."""
+"""The all-in-one without its services: options, settings, configuration, finding and ending
+processes.
+"""
 
 import configparser
 from pathlib import Path
@@ -35,9 +37,13 @@ class Case(base.TestCase):
 
 class OptionsTest(Case):
     def test_unusable(self) -> None:
-        for words in (('up', '--port-offset', '20000'), ('up', '--pool', str(self.directory / 'none')),
-                      ('up', '--volume-backend', 'pcow', '--no-volume-backend'), ('status', '--state', '/' + 'x' * 80),
-                      ('logs', '--lines', '0')):
+        for words in (
+            ('up', '--port-offset', '20000'),
+            ('up', '--pool', str(self.directory / 'none')),
+            ('up', '--volume-backend', 'pcow', '--no-volume-backend'),
+            ('status', '--state', '/' + 'x' * 80),
+            ('logs', '--lines', '0'),
+        ):
             self.assertRaises(exception.UsageInvalid, options.parse, words)
 
     def test_volume_backends_once_each(self) -> None:
@@ -61,11 +67,14 @@ class SettingsTest(Case):
 
 class ConfigurationTest(Case):
     def test_ini(self) -> None:
-        text = configuration.to_ini({'DEFAULT': {'debug': True, 'service_plugins': ''}, 'api': {'workers': 1}})
+        text = configuration.to_ini(
+            {'DEFAULT': {'debug': True, 'service_plugins': ''}, 'api': {'workers': 1}}
+        )
         self.assertEqual('[DEFAULT]\ndebug = true\nservice_plugins =\n\n[api]\nworkers = 1\n', text)
 
     def test_nodes_have_their_own_nova(self) -> None:
-        self.configure(emulator=sys.executable)          # not run here, and no QEMU need have been built
+        # not run here, and no QEMU need have been built
+        self.configure(emulator=sys.executable)
         made = configuration.Configuration(self.settings, environment.base())
         found = []
         for node in (settings.NODE1, settings.NODE2):
@@ -73,8 +82,13 @@ class ConfigurationTest(Case):
             parser = configparser.RawConfigParser(strict=False)
             parser.read(made.file('nova', node))
             found.append(parser)
-        for section, option in (('DEFAULT', 'host'), ('DEFAULT', 'my_ip'), ('DEFAULT', 'state_path'),
-                                ('libvirt', 'connection_uri'), ('nova_sys_admin', 'helper_command')):
+        for section, option in (
+            ('DEFAULT', 'host'),
+            ('DEFAULT', 'my_ip'),
+            ('DEFAULT', 'state_path'),
+            ('libvirt', 'connection_uri'),
+            ('nova_sys_admin', 'helper_command'),
+        ):
             self.assertNotEqual(found[0][section][option], found[1][section][option], option)
         self.assertEqual(0o600, made.file('nova').stat().st_mode & 0o777)
 
@@ -101,19 +115,28 @@ class SshTest(Case):
 class TempestTest(Case):
     def test_output(self) -> None:
         found = tempest.Found()
-        for line in ('{0} tempest.api.T.test_a [0.1s] ... ok', '{0} tempest.api.T.test_b [1.5s] ... FAILED',
-                     '{0} setUpClass (tempest.api.U) [0.0s] ... FAILED',
-                     '{0} tempest.api.T.test_c ... SKIPPED: Skipped until bug 1',
-                     '{0} setUpClass (tempest.api.V) ... SKIPPED: Skipped until bug 1',
-                     '{0} tempest.api.T.test_d [0.0s] ... SKIPPED',
-                     'Traceback ... ok', ''):
+        for line in (
+            '{0} tempest.api.T.test_a [0.1s] ... ok',
+            '{0} tempest.api.T.test_b [1.5s] ... FAILED',
+            '{0} setUpClass (tempest.api.U) [0.0s] ... FAILED',
+            '{0} tempest.api.T.test_c ... SKIPPED: Skipped until bug 1',
+            '{0} setUpClass (tempest.api.V) ... SKIPPED: Skipped until bug 1',
+            '{0} tempest.api.T.test_d [0.0s] ... SKIPPED',
+            'Traceback ... ok',
+            '',
+        ):
             found.take(line)
         self.assertEqual(1, found.passed)
         self.assertEqual(['tempest.api.T.test_b', 'setUpClass (tempest.api.U)'], found.failed)
         self.assertEqual({'Skipped until bug 1': 2, 'no reason is told': 1}, dict(found.skipped))
-        self.assertEqual('1 passed, 2 failed, 3 skipped (tests, or classes of them)', tempest.table(found).splitlines()[0])
+        self.assertEqual(
+            '1 passed, 2 failed, 3 skipped (tests, or classes of them)',
+            tempest.table(found).splitlines()[0],
+        )
         found.left_out = {'no network': r'\.floating_ips\.'}
-        self.assertEqual(r'left out no network: \.floating_ips\.', tempest.table(found).splitlines()[-1])
+        self.assertEqual(
+            r'left out no network: \.floating_ips\.', tempest.table(found).splitlines()[-1]
+        )
 
     def test_suites(self) -> None:
         self.assertEqual(set(options.TEMPEST_SUITES), set(tempest.SUITES))
@@ -122,12 +145,25 @@ class TempestTest(Case):
     def test_left_out(self) -> None:
         self.assertLessEqual(set(tempest.LEFT_OUT), set(tempest.SUITES))
         expression = '|'.join(tempest.LEFT_OUT['scenario'].values())
-        for name, out in (('test_minimum_basic.TestMinimumBasicScenario.test_minimum_basic_scenario', True),
-                          ('test_server_volume_attachment.TestServerVolumeAttachmentScenario.test_server_detach_rules', True),
-                          ('test_volume_boot_pattern.TestVolumeBootPatternV346.test_instance_boot_after_snapshot_deletion', True),
-                          ('test_server_basic_ops.TestServerBasicOps.test_server_basic_ops', False),
-                          ('test_volume_migrate_attached.TestVolumeMigrateRetypeAttached.test_volume_retype_attached', False)):
-            self.assertEqual(out, re.search(expression, f'tempest.scenario.{name}[id-1]') is not None, name)
+        for name, out in (
+            ('test_minimum_basic.TestMinimumBasicScenario.test_minimum_basic_scenario', True),
+            (
+                'test_server_volume_attachment.TestServerVolumeAttachmentScenario.test_server_detach_rules',
+                True,
+            ),
+            (
+                'test_volume_boot_pattern.TestVolumeBootPatternV346.test_instance_boot_after_snapshot_deletion',
+                True,
+            ),
+            ('test_server_basic_ops.TestServerBasicOps.test_server_basic_ops', False),
+            (
+                'test_volume_migrate_attached.TestVolumeMigrateRetypeAttached.test_volume_retype_attached',
+                False,
+            ),
+        ):
+            self.assertEqual(
+                out, re.search(expression, f'tempest.scenario.{name}[id-1]') is not None, name
+            )
 
 
 class ProcessesTest(Case):
@@ -150,7 +186,9 @@ class ProcessesTest(Case):
     def test_a_process_whose_program_is_being_loaded(self) -> None:
         """It shows no environment for a moment; this one loads programs all the time."""
         again = 'exec /bin/sh -c "$0" "$0"'
-        self.processes.start('service', ('/bin/sh', '-c', 'setsid /bin/sh -c "$0" "$0" & exit 0', again)).wait()
+        self.processes.start(
+            'service', ('/bin/sh', '-c', 'setsid /bin/sh -c "$0" "$0" & exit 0', again)
+        ).wait()
         found = self._all_of_one()
         for _ in range(50):
             self.assertEqual(found, self.processes.all())
@@ -169,7 +207,12 @@ class ProcessesTest(Case):
         self.assertIsNone(other.poll())
 
     def test_failure_tells_the_end_of_the_log(self) -> None:
-        error = self.assertRaises(exception.PcowError, self.processes.run, 'made', ('/bin/sh', '-c', 'echo no such table; exit 1'))
+        error = self.assertRaises(
+            exception.PcowError,
+            self.processes.run,
+            'made',
+            ('/bin/sh', '-c', 'echo no such table; exit 1'),
+        )
         self.assertIn('made failed: no such table', str(error))
         self.processes.start('api', ('/bin/sh', '-c', 'echo bad option >&2')).wait()
         error = self.assertRaises(exception.PcowError, self.processes.check, 'api')
@@ -184,6 +227,11 @@ class ProcessesTest(Case):
 class ReaperTest(Case):
     def test_waits_for_what_the_program_leaves(self) -> None:
         script = '(sleep 0.2; echo child) & exit 3'
-        done = subprocess.run((sys.executable, str(_REAPER), '/bin/sh', '-c', script), capture_output=True, text=True, check=False,
-                              timeout=30)
+        done = subprocess.run(
+            (sys.executable, str(_REAPER), '/bin/sh', '-c', script),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+        )
         self.assertEqual((3, 'child\n'), (done.returncode, done.stdout))

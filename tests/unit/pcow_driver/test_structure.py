@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages of pcow_driver import only those that its docstring has above them, and no two modules import each other."""
+"""Packages of pcow_driver import only those that its docstring has above them, and no two modules
+import each other.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -16,7 +18,9 @@ _TOP = Path(pcow_driver.__file__).parent
 def imported(path: Path) -> Iterator[str]:
     """Modules of pcow_driver that a file imports, wherever in it: ``common.units``."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.ImportFrom) or not (node.module or '').startswith('pcow_driver'):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or '').startswith(
+            'pcow_driver'
+        ):
             continue
         for item in node.names:
             parts = [*str(node.module).split('.'), item.name]
@@ -34,10 +38,14 @@ def modules() -> dict[str, set[str]]:
 class StructureTest(base.TestCase):
     def setUp(self) -> None:
         super().setUp()
-        self.order = re.findall(r'^\* :mod:`~pcow_driver\.(\w+)`', pcow_driver.__doc__ or '', re.MULTILINE)
+        self.order = re.findall(
+            r'^\* :mod:`~pcow_driver\.(\w+)`', pcow_driver.__doc__ or '', re.MULTILINE
+        )
 
     def test_every_package_has_its_place(self) -> None:
-        self.assertEqual(sorted(path.parent.name for path in _TOP.glob('*/__init__.py')), sorted(self.order))
+        self.assertEqual(
+            sorted(path.parent.name for path in _TOP.glob('*/__init__.py')), sorted(self.order)
+        )
         self.assertEqual(['__init__.py'], [path.name for path in _TOP.glob('*.py')])
 
     def test_imports_go_one_way(self) -> None:
@@ -50,7 +58,8 @@ class StructureTest(base.TestCase):
 
     def test_no_circles(self) -> None:
         graph = modules()
-        order = [*graphlib.TopologicalSorter(graph).static_order()]        # raises CycleError, which names them
+        # raises CycleError, which names them
+        order = [*graphlib.TopologicalSorter(graph).static_order()]
         self.assertLess(order.index('common.exception'), order.index('pools.pool'))
         graph['common.units'].add('pools.pool')
         self.assertRaises(graphlib.CycleError, graphlib.TopologicalSorter(graph).prepare)

@@ -15,31 +15,51 @@ from tools.lib.bench import commands
 from tools.lib.bench import store
 
 TOP = Path(__file__).resolve().parents[3]
-DEFAULT = 'datapath'                           # what is meant when no benchmark is named
+DEFAULT = 'datapath'  # what is meant when no benchmark is named
 
 
 def benchmarks() -> dict[str, Any]:
     """The modules of :mod:`tools.lib.bench.commands`, by name."""
-    return {item.name: importlib.import_module(f'{commands.__name__}.{item.name}')
-            for item in pkgutil.iter_modules(commands.__path__)}
+    return {
+        item.name: importlib.import_module(f'{commands.__name__}.{item.name}')
+        for item in pkgutil.iter_modules(commands.__path__)
+    }
 
 
 def _parser(known: dict[str, Any]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog='tools/bench', description='Measure pcow, and show figures.', epilog=f'Without a '
-                                     f'benchmark, {DEFAULT} is meant. Each writes DIR/NAME.json and DIR/NAME.txt.')
-    parser.add_argument('--output-dir', type=Path, default=TOP / 'build' / 'bench', metavar='DIR',
-                        help='where figures are kept (default: build/bench)')
+    parser = argparse.ArgumentParser(
+        prog='tools/bench',
+        description='Measure pcow, and show figures.',
+        epilog=f'Without a '
+        f'benchmark, {DEFAULT} is meant. Each writes DIR/NAME.json and DIR/NAME.txt.',
+    )
+    parser.add_argument(
+        '--output-dir',
+        type=Path,
+        default=TOP / 'build' / 'bench',
+        metavar='DIR',
+        help='where figures are kept (default: build/bench)',
+    )
     words = parser.add_subparsers(dest='word', required=True, metavar='BENCHMARK')
     for name, module in known.items():
         module.add_arguments(words.add_parser(name, help=module.HELP, description=module.HELP))
-    docs = words.add_parser('docs', help='write the kept figures as the tables and plots of the documentation')
-    docs.add_argument('--target', type=Path, default=TOP / 'doc' / 'source' / '_static' / 'benchmarks', metavar='DIR',
-                      help='default: doc/source/_static/benchmarks')
+    docs = words.add_parser(
+        'docs', help='write the kept figures as the tables and plots of the documentation'
+    )
+    docs.add_argument(
+        '--target',
+        type=Path,
+        default=TOP / 'doc' / 'source' / '_static' / 'benchmarks',
+        metavar='DIR',
+        help='default: doc/source/_static/benchmarks',
+    )
     return parser
 
 
 def _with_default(arguments: list[str], known: dict[str, Any]) -> list[str]:
-    """The arguments with the benchmark that is meant: the first word that is neither --output-dir nor its value names it."""
+    """The arguments with the benchmark that is meant: the first word that is neither --output-dir
+    nor its value names it.
+    """
     at = 0
     while at < len(arguments) and arguments[at].startswith('--output-dir'):
         at += 1 if '=' in arguments[at] else 2
@@ -58,7 +78,8 @@ def _publish(known: dict[str, Any], kept: Path, target: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    logging.getLogger().addHandler(logging.NullHandler())      # errors are told once, by the line below
+    # errors are told once, by the line below
+    logging.getLogger().addHandler(logging.NullHandler())
     known = benchmarks()
     options = _parser(known).parse_args(_with_default(arguments, known))
     interrupt.install()

@@ -18,10 +18,10 @@ class Bars:
     """Groups of bars side by side; a missing value (None) leaves its place empty."""
 
     title: str
-    unit: str                                  # of the values, under the axis
+    unit: str  # of the values, under the axis
     groups: tuple[str, ...]
     series: dict[str, tuple[float | None, ...]]  # by side; one value for each group
-    log: bool = False                          # logarithmic axis
+    log: bool = False  # logarithmic axis
 
     def draw(self, path: Path) -> None:
         """Write the SVG; the same figures give the same file.
@@ -30,19 +30,32 @@ class Bars:
         """
         try:
             import matplotlib
+
             matplotlib.use('svg')
             from matplotlib import pyplot
         except ImportError:
-            raise exception.PcowError(reason='matplotlib is not installed: run tools/build, or pip install pcow[bench]') from None
-        # Fixed names inside the file, and text as text: small, and no change in git without a change of figures.
-        with matplotlib.rc_context({'svg.hashsalt': 'pcow', 'svg.fonttype': 'none', 'font.size': 9}):
-            figure, axes = pyplot.subplots(figsize=(8, 0.5 + 0.2 * len(self.groups) * (len(self.series) + 1)))
+            raise exception.PcowError(
+                reason='matplotlib is not installed: run tools/build, or pip install pcow[bench]'
+            ) from None
+        # Fixed names inside the file, and text as text: small, and no change in git without a
+        # change of figures.
+        with matplotlib.rc_context(
+            {'svg.hashsalt': 'pcow', 'svg.fonttype': 'none', 'font.size': 9}
+        ):
+            figure, axes = pyplot.subplots(
+                figsize=(8, 0.5 + 0.2 * len(self.groups) * (len(self.series) + 1))
+            )
             height = _GROUP_WIDTH / len(self.series)
             others = iter(_OTHER_COLOURS * len(self.series))
             for number, (side, values) in enumerate(self.series.items()):
-                places = [group - _GROUP_WIDTH / 2 + (number + 0.5) * height for group in range(len(values))]
+                places = [
+                    group - _GROUP_WIDTH / 2 + (number + 0.5) * height
+                    for group in range(len(values))
+                ]
                 shown = [value or 0.0 for value in values]
-                axes.barh(places, shown, height, label=side, color=_COLOURS.get(side) or next(others))
+                axes.barh(
+                    places, shown, height, label=side, color=_COLOURS.get(side) or next(others)
+                )
             axes.set_yticks(range(len(self.groups)), self.groups)
             axes.invert_yaxis()
             axes.set_xscale('log' if self.log else 'linear')

@@ -33,13 +33,18 @@ def run(arguments: list[str]) -> dict[str, Any]:
     :raises ToolFailed: it did not get to the end
     """
     with tempfile.NamedTemporaryFile(suffix='.json') as file:
-        with subprocess.Popen((path(), f'--json-file={file.name}', *arguments), stdin=subprocess.DEVNULL,
-                              stdout=subprocess.DEVNULL) as process:
+        with subprocess.Popen(
+            (path(), f'--json-file={file.name}', *arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        ) as process:
             try:
                 code = process.wait()
             except BaseException:
-                process.terminate()            # it takes its files away
+                process.terminate()  # it takes its files away
                 raise
         if code:
-            raise exception.ToolFailed(tool=NAME, exit_code=code, message=f'{NAME} did not get to the end')
+            raise exception.ToolFailed(
+                tool=NAME, exit_code=code, message=f'{NAME} did not get to the end'
+            )
         return dict(json.loads(Path(file.name).read_text()))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where figures are kept: DIR/NAME.json and DIR/NAME.txt, and what the documentation shows of them."""
+"""Where figures are kept: DIR/NAME.json and DIR/NAME.txt, and what the documentation
+shows of them.
+"""
 
 import json
 from pathlib import Path
@@ -29,7 +31,12 @@ def write(path: Path, text: str) -> None:
 
 def text(benchmark: Benchmark, result: dict[str, Any]) -> str:
     """All tables for a terminal."""
-    return '\n'.join([machine.sentence(result['machine']) + '\n', *(item.text() for item in benchmark.tables(result))])
+    return '\n'.join(
+        [
+            machine.sentence(result['machine']) + '\n',
+            *(item.text() for item in benchmark.tables(result)),
+        ]
+    )
 
 
 def keep(directory: Path, name: str, benchmark: Benchmark, result: dict[str, Any]) -> None:
@@ -45,8 +52,12 @@ def load(path: Path) -> dict[str, Any]:
         if isinstance(result['rows'], list) and isinstance(result['machine'], dict):
             return dict(result)
     except (OSError, ValueError, KeyError, TypeError) as e:
-        raise exception.PcowError(reason=f'{path} holds no figures of tools/bench ({e}): delete it and measure again') from None
-    raise exception.PcowError(reason=f'{path} holds no figures of tools/bench: delete it and measure again')
+        raise exception.PcowError(
+            reason=f'{path} holds no figures of tools/bench ({e}): delete it and measure again'
+        ) from None
+    raise exception.PcowError(
+        reason=f'{path} holds no figures of tools/bench: delete it and measure again'
+    )
 
 
 def shown(benchmark: Benchmark, result: dict[str, Any]) -> str:
@@ -58,7 +69,10 @@ def shown(benchmark: Benchmark, result: dict[str, Any]) -> str:
 def publish(directory: Path, name: str, benchmark: Benchmark, result: dict[str, Any]) -> list[Path]:
     """Write NAME.json, NAME.inc (tables) and the plots to ``directory`` of the documentation."""
     directory.mkdir(parents=True, exist_ok=True)
-    written = {f'{name}.json': json.dumps(result, indent=1) + '\n', f'{name}.inc': shown(benchmark, result)}
+    written = {
+        f'{name}.json': json.dumps(result, indent=1) + '\n',
+        f'{name}.inc': shown(benchmark, result),
+    }
     for file, content in written.items():
         write(directory / file, content)
     paths = [directory / file for file in written]

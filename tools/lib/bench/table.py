@@ -30,13 +30,16 @@ def ratio_text(value: float | None) -> str:
 class Table:
     title: str
     columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]                # as many cells as columns
-    note: str = ''                             # a paragraph under the table
+    rows: list[tuple[str, ...]]  # as many cells as columns
+    note: str = ''  # a paragraph under the table
 
     def text(self) -> str:
         lines = [self.columns, *self.rows]
         widths = [max(len(line[column]) for line in lines) for column in range(len(self.columns))]
-        shown = ['  '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+        shown = [
+            '  '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        ]
         shown.insert(1, '-' * len(shown[0]))
         return '\n'.join([self.title, '', *shown, *(['', self.note] if self.note else [])]) + '\n'
 

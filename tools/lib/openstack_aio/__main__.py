@@ -31,22 +31,37 @@ _LINES_OF_EACH = 3
 def _existing(chosen: argparse.Namespace) -> settings_module.Settings:
     found = settings_module.Settings.load(chosen.state)
     if found is None:
-        raise exception.PcowError(reason=f'there is no all-in-one in {chosen.state}: run tools/openstack-aio up')
+        raise exception.PcowError(
+            reason=f'there is no all-in-one in {chosen.state}: run tools/openstack-aio up'
+        )
     return found
 
 
 def _up(chosen: argparse.Namespace) -> int:
-    settings = settings_module.Settings.load(chosen.state) or settings_module.Settings.create(chosen.state)
+    settings = settings_module.Settings.load(chosen.state) or settings_module.Settings.create(
+        chosen.state
+    )
     offset = settings.port_offset if chosen.port_offset is None else chosen.port_offset
     if offset != settings.port_offset and (settings.state / 'databases').exists():
-        raise exception.UsageInvalid(reason=f'--port-offset {offset}: the databases in {settings.state} name the ports with offset '
-                                            f'{settings.port_offset}; run tools/openstack-aio down --purge first')
-    wanted = dataclasses.replace(settings, port_offset=offset, compute_driver=chosen.compute_driver, debug=chosen.debug,
-                                 volume_backends=chosen.volume_backends, pool=chosen.pool)
+        raise exception.UsageInvalid(
+            reason=f'--port-offset {offset}: the databases in {settings.state} name the ports with '
+            f'offset '
+            f'{settings.port_offset}; run tools/openstack-aio down --purge first'
+        )
+    wanted = dataclasses.replace(
+        settings,
+        port_offset=offset,
+        compute_driver=chosen.compute_driver,
+        debug=chosen.debug,
+        volume_backends=chosen.volume_backends,
+        pool=chosen.pool,
+    )
     with allinone.locked(wanted):
         machine = allinone.AllInOne(wanted)
         if machine.processes.all() and wanted != settings:
-            raise exception.UsageInvalid(reason='it runs with other options: run tools/openstack-aio down first')
+            raise exception.UsageInvalid(
+                reason='it runs with other options: run tools/openstack-aio down first'
+            )
         if not machine.is_up():
             machine.up()
         machine.say(f'up; now: . {os.path.relpath(wanted.openrc)}')
@@ -70,7 +85,11 @@ def _status(chosen: argparse.Namespace) -> int:
     names = machine.processes.names()
     for name in names:
         pid = machine.processes.pid(name)
-        state = f'running  pid {pid}' if pid else f'ENDED    {processes.log_tail(machine.processes.log(name), 1)}'
+        state = (
+            f'running  pid {pid}'
+            if pid
+            else f'ENDED    {processes.log_tail(machine.processes.log(name), 1)}'
+        )
         print(f'{name:24} {state}')
     if not machine.is_up():
         print('some of it does not run: tools/openstack-aio up starts it' if names else 'down')
@@ -86,12 +105,14 @@ def _logs(chosen: argparse.Namespace) -> int:
     if chosen.service:
         paths = [path for path in paths if path.stem == chosen.service]
         if not paths:
-            raise exception.PcowError(reason=f'there is no log of {chosen.service}; there are those of '
-                                             f'{", ".join(sorted(path.stem for path in settings.logs.glob("*.log")))}')
+            raise exception.PcowError(
+                reason=f'there is no log of {chosen.service}; there are those of '
+                f'{", ".join(sorted(path.stem for path in settings.logs.glob("*.log")))}'
+            )
     for path in paths:
         lines = path.read_text(errors='replace').splitlines()
         print(f'==> {path} <==')
-        print('\n'.join(lines[-(chosen.lines or (_LINES if chosen.service else _LINES_OF_EACH)):]))
+        print('\n'.join(lines[-(chosen.lines or (_LINES if chosen.service else _LINES_OF_EACH)) :]))
     return 0
 
 
@@ -103,7 +124,9 @@ def _node2(chosen: argparse.Namespace) -> int:
         if not machine.is_up():
             raise exception.PcowError(reason='it is not up: run tools/openstack-aio up')
         if wanted != settings and machine.has_node2():
-            raise exception.UsageInvalid(reason='node2 runs with other pools: run tools/openstack-aio down first')
+            raise exception.UsageInvalid(
+                reason='node2 runs with other pools: run tools/openstack-aio down first'
+            )
         wanted.save()
         machine.node2(chosen.compute_driver or settings.compute_driver)
         machine.say('node2 is up')
@@ -125,8 +148,11 @@ def _life_cycle(chosen: argparse.Namespace) -> int:
         raise exception.PcowError(reason='it is not up: run tools/openstack-aio up')
     rows = _rows(chosen.row, volume_cycle.ROWS if chosen.volume else failures.ROWS)
     machine.image(debian=False)
-    life = volume_cycle.VolumeCycle(machine.api, machine.has_node2()) if chosen.volume else failures.Failures(
-        machine.api, machine.has_node2(), hosts_module.Hosts(machine))
+    life = (
+        volume_cycle.VolumeCycle(machine.api, machine.has_node2())
+        if chosen.volume
+        else failures.Failures(machine.api, machine.has_node2(), hosts_module.Hosts(machine))
+    )
     return _status_of(life.run(rows, _say))
 
 
@@ -138,7 +164,9 @@ def _volume_kills(chosen: argparse.Namespace) -> int:
     known = volume_kills.ROWS
     if settings_module.NODE2.name not in machine.api.hypervisors():
         known = tuple(name for name in known if name != 'migrate')
-    return _status_of(volume_kills.VolumeKills(machine, chosen.kills).run(_rows(chosen.row, known), _say))
+    return _status_of(
+        volume_kills.VolumeKills(machine, chosen.kills).run(_rows(chosen.row, known), _say)
+    )
 
 
 def _rows(wanted: list[str] | None, known: tuple[str, ...]) -> tuple[str, ...]:
@@ -171,13 +199,25 @@ def _tempest(chosen: argparse.Namespace) -> int:
     if not machine.is_up():
         raise exception.PcowError(reason='it is not up: run tools/openstack-aio up')
     machine.image(debian=False)
-    found = tempest.Tempest(machine.settings, machine.api).run(chosen.suite, chosen.only, machine.say)
+    found = tempest.Tempest(machine.settings, machine.api).run(
+        chosen.suite, chosen.only, machine.say
+    )
     print(tempest.table(found))
     return 1 if found.failed or not found.passed else 0
 
 
-_COMMANDS = {'up': _up, 'down': _down, 'status': _status, 'logs': _logs, 'node2': _node2, 'image': _image,
-             'life-cycle': _life_cycle, 'volume-kills': _volume_kills, 'times': _times, 'tempest': _tempest}
+_COMMANDS = {
+    'up': _up,
+    'down': _down,
+    'status': _status,
+    'logs': _logs,
+    'node2': _node2,
+    'image': _image,
+    'life-cycle': _life_cycle,
+    'volume-kills': _volume_kills,
+    'times': _times,
+    'tempest': _tempest,
+}
 
 
 def _hang_up(_number: int, _frame: object) -> None:
@@ -185,7 +225,8 @@ def _hang_up(_number: int, _frame: object) -> None:
 
 
 def main() -> int:
-    logging.getLogger().addHandler(logging.NullHandler())      # errors are told once, by the lines below
+    # errors are told once, by the lines below
+    logging.getLogger().addHandler(logging.NullHandler())
     interrupt.install()
     signal.signal(signal.SIGHUP, _hang_up)
     try:

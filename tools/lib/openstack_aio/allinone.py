@@ -45,7 +45,9 @@ def locked(settings: settings_module.Settings) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise exception.PcowError(reason=f'another command is at work on {settings.state}: wait for it') from None
+            raise exception.PcowError(
+                reason=f'another command is at work on {settings.state}: wait for it'
+            ) from None
         yield
 
 
@@ -55,7 +57,9 @@ class AllInOne:
         self.processes = processes_module.Processes(settings)
         self.base = environment_module.base()
         self.configuration = configuration_module.Configuration(settings, self.base)
-        self.services = services_module.Services(settings, self.base, self.configuration, self.processes)
+        self.services = services_module.Services(
+            settings, self.base, self.configuration, self.processes
+        )
         self.infrastructure = infrastructure_module.Infrastructure(settings, self.processes)
         self.api = api_module.Api(settings)
         self._begun = time.monotonic()
@@ -87,15 +91,29 @@ class AllInOne:
     def _start(self) -> None:
         node = self.compute_node(settings_module.NODE1)
         submit = self._workers.submit
-        libvirt = submit(self._step, 'libvirt and pools', node.start_libvirtd, functools.partial(self._make_pools, node))
-        broker = submit(self._step, 'RabbitMQ', self.infrastructure.start_rabbitmq, self.infrastructure.wait_rabbitmq)
-        self._step('MariaDB', self.infrastructure.start_mariadb, self.infrastructure.create_databases)
+        libvirt = submit(
+            self._step,
+            'libvirt and pools',
+            node.start_libvirtd,
+            functools.partial(self._make_pools, node),
+        )
+        broker = submit(
+            self._step,
+            'RabbitMQ',
+            self.infrastructure.start_rabbitmq,
+            self.infrastructure.wait_rabbitmq,
+        )
+        self._step(
+            'MariaDB', self.infrastructure.start_mariadb, self.infrastructure.create_databases
+        )
         made = self.settings.state / 'databases'
         work: list[futures.Future[None]] = []
         if not made.exists() or made.read_text() != environment_module.key():
             keystone = submit(self._step, 'keystone: database', self.services.make_keystone)
             nova = submit(self._step, 'nova: databases', self.services.make_nova)
-            others = submit(self._step, 'placement, glance, cinder: databases', self.services.make_others)
+            others = submit(
+                self._step, 'placement, glance, cinder: databases', self.services.make_others
+            )
             neutron = submit(self._step, 'neutron: database', self.services.make_neutron)
             _all([keystone])
             self._serve('keystone')
@@ -114,13 +132,16 @@ class AllInOne:
         begun = datetime.datetime.now(datetime.UTC)
         started = self._start_agents(node)
         _all(work)
-        # Neutron 29 cannot list ports before any other request has loaded its models (port_forwardings).
+        # Neutron 29 cannot list ports before any other request has loaded its models
+        # (port_forwardings).
         self.api.call('neutron', 'GET', '/v2.0/networks')
         self._make_volume_types()
         self._wait_ready(node, started, begun)
 
     def compute_node(self, node: settings_module.Node) -> node_module.ComputeNode:
-        return node_module.ComputeNode(self.settings, self.processes, node, pools.places(self.settings, node))
+        return node_module.ComputeNode(
+            self.settings, self.processes, node, pools.places(self.settings, node)
+        )
 
     def _make_pools(self, node: node_module.ComputeNode) -> None:
         if pools.wanted(self.settings):
@@ -158,8 +179,12 @@ class AllInOne:
             if name not in there:
                 self.api.create_volume_type(name, backend)
 
-    def _wait_ready(self, node: node_module.ComputeNode, started: set[str], begun: datetime.datetime) -> None:
-        """Wait until every agent has reported, those that were started now since then, and the node has its place in nova."""
+    def _wait_ready(
+        self, node: node_module.ComputeNode, started: set[str], begun: datetime.datetime
+    ) -> None:
+        """Wait until every agent has reported, those that were started now since then, and the node
+        has its place in nova.
+        """
         wanted = {(agent.project, agent.name) for agent in self.services.agents() if not agent.node}
         limit = time.monotonic() + _READY_SECONDS
         discovered = False
@@ -168,11 +193,22 @@ class AllInOne:
             for name in self.processes.names():
                 self.processes.check(name)
             reports = {service: self.api.services(service) for service in ('nova', 'cinder')}
-            missing = {name for service, name in wanted
-                       if not any(binary == name for binary, _host in _fresh(reports[service], started, begun))}
-            missing |= {f'{name} of {host}' for service, name, host in self._wanted_of_node(node.node)
-                        if (name, host) not in _fresh(reports[service], started, begun)}
-            if f'nova-compute of {node.node.name}' not in missing and node.node.name not in self.api.hypervisors():
+            missing = {
+                name
+                for service, name in wanted
+                if not any(
+                    binary == name for binary, _host in _fresh(reports[service], started, begun)
+                )
+            }
+            missing |= {
+                f'{name} of {host}'
+                for service, name, host in self._wanted_of_node(node.node)
+                if (name, host) not in _fresh(reports[service], started, begun)
+            }
+            if (
+                f'nova-compute of {node.node.name}' not in missing
+                and node.node.name not in self.api.hypervisors()
+            ):
                 if not discovered:
                     self.services.discover_hosts()
                     discovered = True
@@ -180,13 +216,19 @@ class AllInOne:
             if not missing:
                 # a backend that cannot be used has a service that is up, and no pool
                 usable = self.api.volume_pools()
-                missing |= {f'pool of {host} (its reason is in the log of cinder-volume)' for host in self._volume_hosts(node.node)
-                            if not any(pool.startswith(f'{host}#') for pool in usable)}
+                missing |= {
+                    f'pool of {host} (its reason is in the log of cinder-volume)'
+                    for host in self._volume_hosts(node.node)
+                    if not any(pool.startswith(f'{host}#') for pool in usable)
+                }
             if not missing:
                 return
             time.sleep(0.5)
         logs = ', '.join(sorted(missing))
-        raise exception.PcowError(reason=f'not ready within {_READY_SECONDS:.0f} s: {logs}; look into {self.settings.logs}')
+        raise exception.PcowError(
+            reason=f'not ready within {_READY_SECONDS:.0f} s: {logs}; look into '
+            f'{self.settings.logs}'
+        )
 
     def _wanted_of_node(self, node: settings_module.Node) -> list[tuple[str, str, str]]:
         """Agents of a node: service, name, and the host that they report as."""
@@ -197,10 +239,15 @@ class AllInOne:
         return wanted
 
     def _volume_hosts(self, node: settings_module.Node) -> list[str]:
-        """Names of the volume backends of a node among cinder's services; a node that shares the pools has none."""
+        """Names of the volume backends of a node among cinder's services; a node that shares the
+        pools has none.
+        """
         if self.settings.shared_pools and node != settings_module.NODE1:
             return []
-        return [f'{node.name}@{configuration_module.volume_type(name)}' for name in self.settings.volume_backends]
+        return [
+            f'{node.name}@{configuration_module.volume_type(name)}'
+            for name in self.settings.volume_backends
+        ]
 
     def _check_ports(self) -> None:
         """:raises PcowError: a port is taken by something else"""
@@ -208,15 +255,26 @@ class AllInOne:
         for name in names:
             port = self.settings.port(name)
             owner = {'rabbitmq-distribution': 'rabbitmq', 'sshd': ssh.SERVICE}.get(
-                name, name if name in _LISTENERS else self.services.api_name(name))
+                name, name if name in _LISTENERS else self.services.api_name(name)
+            )
             if self.processes.pid(owner) is None and processes_module.port_open(port):
-                raise exception.PcowError(reason=f'port {port} ({name}) is in use on this machine: give another --port-offset')
+                raise exception.PcowError(
+                    reason=f'port {port} ({name}) is in use on this machine: give another '
+                    f'--port-offset'
+                )
 
     def _write_openrc(self) -> None:
-        values = {'OS_AUTH_URL': self.settings.url('keystone'), 'OS_USERNAME': 'admin', 'OS_PASSWORD': self.settings.password,
-                  'OS_PROJECT_NAME': 'admin', 'OS_USER_DOMAIN_ID': 'default', 'OS_PROJECT_DOMAIN_ID': 'default',
-                  'OS_IDENTITY_API_VERSION': '3', 'OS_COMPUTE_API_VERSION': api_module.NOVA_VERSION,
-                  'OS_REGION_NAME': settings_module.REGION}
+        values = {
+            'OS_AUTH_URL': self.settings.url('keystone'),
+            'OS_USERNAME': 'admin',
+            'OS_PASSWORD': self.settings.password,
+            'OS_PROJECT_NAME': 'admin',
+            'OS_USER_DOMAIN_ID': 'default',
+            'OS_PROJECT_DOMAIN_ID': 'default',
+            'OS_IDENTITY_API_VERSION': '3',
+            'OS_COMPUTE_API_VERSION': api_module.NOVA_VERSION,
+            'OS_REGION_NAME': settings_module.REGION,
+        }
         programs = self.settings.state / 'bin'
         programs.mkdir(exist_ok=True)
         for name in ('openstack', 'nova-manage', 'cinder-manage'):
@@ -229,7 +287,8 @@ class AllInOne:
     # Images
 
     def image(self, debian: bool) -> list[str]:
-        """Put a guest into Glance, and flavors into Nova; returns the names of the image and of the flavors.
+        """Put a guest into Glance, and flavors into Nova; returns the names of the image and of the
+        flavors.
 
         :raises PcowError:
         """
@@ -238,12 +297,22 @@ class AllInOne:
         name = 'debian' if debian else 'pcow-guest'
         kernel = self.api.upload_image(f'{name}-kernel', files.kernel, 'aki')
         ramdisk = self.api.upload_image(f'{name}-ramdisk', files.initrd, 'ari')
-        self.api.upload_image(name, files.image, 'qcow2', kernel_id=kernel, ramdisk_id=ramdisk,
-                              os_command_line=guest_module.KERNEL_ARGUMENTS)
+        self.api.upload_image(
+            name,
+            files.image,
+            'qcow2',
+            kernel_id=kernel,
+            ramdisk_id=ramdisk,
+            os_command_line=guest_module.KERNEL_ARGUMENTS,
+        )
         size = 'small' if debian else 'tiny'
         memory, disk = (512, 4) if debian else (160, 1)
         # what the flavor claims of the pool is not claimed of the host's disks as well
-        specs = {'pcow:root': 'true', 'resources:CUSTOM_PCOW_MB': str(disk * units.KIB), 'resources:DISK_GB': '0'}
+        specs = {
+            'pcow:root': 'true',
+            'resources:CUSTOM_PCOW_MB': str(disk * units.KIB),
+            'resources:DISK_GB': '0',
+        }
         self.api.create_flavor(f'pcow.{size}', memory, disk, specs)
         self.api.create_flavor(f'disk.{size}', memory, disk, {})
         return [name, f'pcow.{size}', f'disk.{size}']
@@ -251,7 +320,8 @@ class AllInOne:
     # Second node
 
     def node2(self, compute_driver: str) -> None:
-        """Add a second node with the agents that the first one has as a node, as far as it is not there.
+        """Add a second node with the agents that the first one has as a node, as far as it is not
+        there.
 
         :raises PcowError:
         """
@@ -277,9 +347,15 @@ class AllInOne:
             raise
 
     def _node2_agents(self) -> list[services_module.Agent]:
-        """One cinder-volume serves a pool: a second node that shares the pools has nothing of Cinder's."""
+        """One cinder-volume serves a pool: a second node that shares the pools has nothing of
+        Cinder's.
+        """
         agents = [agent for agent in self.services.agents() if agent.node]
-        return [agent for agent in agents if agent.project == 'nova'] if self.settings.shared_pools else agents
+        return (
+            [agent for agent in agents if agent.project == 'nova']
+            if self.settings.shared_pools
+            else agents
+        )
 
     def kill_and_start(self, name: str, ready: str) -> None:
         """SIGKILL for an agent of the first node, as a crash would end it, and a new one.
@@ -302,20 +378,30 @@ class AllInOne:
 
     def has_node2(self) -> bool:
         """Whether it runs."""
-        return self.processes.pid(self.compute_node(settings_module.NODE2).service('nova-compute')) is not None
+        return (
+            self.processes.pid(self.compute_node(settings_module.NODE2).service('nova-compute'))
+            is not None
+        )
 
     def end_node2(self) -> None:
         """As if its power failed: nothing of it runs any more, its servers neither."""
         node = self.compute_node(settings_module.NODE2)
         with _undisturbed():
-            self.processes.end_node(*map(node.service, (*(agent.name for agent in self._node2_agents()), 'libvirtd', ssh.SERVICE)))
+            self.processes.end_node(
+                *map(
+                    node.service,
+                    (*(agent.name for agent in self._node2_agents()), 'libvirtd', ssh.SERVICE),
+                )
+            )
 
     def on_node(self, name: str, *command: str) -> str:
         """Run a program on a compute node and return what it prints.
 
         :raises ToolFailed:
         """
-        (node,) = (node for node in (settings_module.NODE1, settings_module.NODE2) if node.name == name)
+        (node,) = (
+            node for node in (settings_module.NODE1, settings_module.NODE2) if node.name == name
+        )
         return self.compute_node(node).run(*command)
 
     # Down
@@ -347,7 +433,9 @@ class AllInOne:
     def is_up(self) -> bool:
         """Whether all of it runs."""
         names = self.processes.names()
-        wanted = {agent.name for agent in self.services.agents()} | {self.services.api_name(name) for name in _apis()}
+        wanted = {agent.name for agent in self.services.agents()} | {
+            self.services.api_name(name) for name in _apis()
+        }
         return wanted <= set(names) and all(self.processes.pid(name) is not None for name in names)
 
 
@@ -361,10 +449,16 @@ def _all(work: list[futures.Future[None]]) -> None:
         future.result()
 
 
-def _fresh(reports: dict[tuple[str, str], str], started: set[str], begun: datetime.datetime) -> set[tuple[str, str]]:
+def _fresh(
+    reports: dict[tuple[str, str], str], started: set[str], begun: datetime.datetime
+) -> set[tuple[str, str]]:
     """Agents whose last report counts: an old one of an agent that was started again does not."""
-    return {(name, host) for (name, host), when in reports.items()
-            if name not in started or (when and datetime.datetime.fromisoformat(when).replace(tzinfo=datetime.UTC) > begun)}
+    return {
+        (name, host)
+        for (name, host), when in reports.items()
+        if name not in started
+        or (when and datetime.datetime.fromisoformat(when).replace(tzinfo=datetime.UTC) > begun)
+    }
 
 
 @contextlib.contextmanager
@@ -376,5 +470,3 @@ def _undisturbed() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-
-

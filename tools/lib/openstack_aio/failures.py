@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of the life cycle in which something of the host fails: no server is left half made, and none that runs is lost."""
+"""Rows of the life cycle in which something of the host fails: no server is left half made, and
+none that runs is lost.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,9 @@ from tools.lib.openstack_aio import whole_life
 
 _NODE1, _NODE2 = settings_module.NODE1.name, settings_module.NODE2.name
 _CLAIMS_TOO_LITTLE = 'pcow.life-claims-too-little'
-_NO_ROOM = units.MIB                           # the template alone takes more
-_SOME_ROOM = 5 * units.MIB                     # for the template, and not for what one guest writes when it boots
+_NO_ROOM = units.MIB  # the template alone takes more
+# for the template, and not for what one guest writes when it boots
+_SOME_ROOM = 5 * units.MIB
 _ENOUGH = 512 * units.MIB
 
 
@@ -28,7 +31,9 @@ class Failures(live_life.LiveLife):
         return f'raw: {words}'
 
     def host_reboot(self) -> str:
-        """The second node ends with a server on it, and starts again; Nova starts the server with it."""
+        """The second node ends with a server on it, and starts again; Nova starts the server with
+        it.
+        """
         server = self._create('life-cycle-reboot', life_cycle.IMAGE, host=_NODE2)
         before = server.wait_root(lambda root: root.boots == 1)
         self.hosts.reboot()
@@ -46,7 +51,9 @@ class Failures(live_life.LiveLife):
         return self._no_half_server(life_cycle.IMAGE, _CLAIMS_TOO_LITTLE)
 
     def rebuild_without_kernel(self) -> str:
-        """Raises what Nova says: the server goes on, with its data and its claims, and boots with its own kernel."""
+        """Raises what Nova says: the server goes on, with its data and its claims, and boots with
+        its own kernel.
+        """
         image = self.api.upload_image('life-cycle-no-kernel', self.hosts.image_file(), 'qcow2')
         self._images.append(image)
         before, claims = self._alive(), self.hosts.claims()
@@ -68,10 +75,15 @@ class Failures(live_life.LiveLife):
             return self._no_half_server(life_cycle.IMAGE)
 
     def full_disk_under_servers(self) -> str:
-        """The file system of the pool is full while guests boot: they wait; one is deleted, one goes on when there is room."""
+        """The file system of the pool is full while guests boot: they wait; one is deleted, one
+        goes on when there is room.
+        """
         with self.hosts.small_pool(_SOME_ROOM):
             before = self._traces()
-            made = [self._create(f'life-cycle-{number}', life_cycle.IMAGE, host=_NODE1) for number in (1, 2)]
+            made = [
+                self._create(f'life-cycle-{number}', life_cycle.IMAGE, host=_NODE1)
+                for number in (1, 2)
+            ]
             servers.wait('full pool', lambda: True if self.hosts.free_bytes() < units.MIB else None)
             if any('root ' in server.console() for server in made):
                 raise servers.ServerFailed(reason='a guest has booted without room for its data')
@@ -84,18 +96,25 @@ class Failures(live_life.LiveLife):
             made[1].wait_root(lambda root: root.boots == 2)
             made[1].delete()
             self._check_traces(before)
-        return (f'both {", ".join(sorted(set(states)))} and waiting for room; one was deleted, one went on when the pool had '
-                'grown, data intact; nothing is left')
+        return (
+            f'both {", ".join(sorted(set(states)))} and waiting for room; one was deleted, one '
+            f'went on when the pool had '
+            'grown, data intact; nothing is left'
+        )
 
     def libvirt_down(self) -> str:
-        """The libvirt daemon of the host is killed: a new server cannot be, the one that runs goes on."""
+        """The libvirt daemon of the host is killed: a new server cannot be, the one that runs goes
+        on.
+        """
         before = self._traces()
         running = self._create('life-cycle-runs', life_cycle.IMAGE, host=_NODE1)
         root = running.wait_root(lambda root: root.boots == 1)
         with_it = self._traces()
         self.hosts.kill_libvirtd()
         try:
-            server = servers.Server.create(self.api, 'life-cycle-failure', life_cycle.FLAVOR, life_cycle.IMAGE, host=_NODE1)
+            server = servers.Server.create(
+                self.api, 'life-cycle-failure', life_cycle.FLAVOR, life_cycle.IMAGE, host=_NODE1
+            )
             self._made.append(server)
             server.wait_status('ERROR')
             words = str(server.show()['fault']['message'])
@@ -103,7 +122,10 @@ class Failures(live_life.LiveLife):
             self.hosts.start_libvirtd()
         server.delete()
         self._check_traces(with_it)
-        servers.wait('nova-compute that takes servers', lambda: True if self.hosts.takes_servers(_NODE1) else None)
+        servers.wait(
+            'nova-compute that takes servers',
+            lambda: True if self.hosts.takes_servers(_NODE1) else None,
+        )
         seen = running.wait_alive(lambda _boot, seconds: seconds > 0)
         running.wait_alive(lambda boot, seconds: boot == seen[0] and seconds > seen[1])
         running.act('reboot', {'type': 'HARD'})
@@ -113,13 +135,26 @@ class Failures(live_life.LiveLife):
         running.delete()
         self._create('life-cycle-after', life_cycle.IMAGE, host=_NODE1).delete()
         self._check_traces(before)
-        raise life_cycle.Refused(reason=f'{words}; the server that ran went on, and new ones can be made when libvirt is back')
+        raise life_cycle.Refused(
+            reason=f'{words}; the server that ran went on, and new ones can be made when libvirt '
+            f'is back'
+        )
 
 
 _AFTER = {
-    'snapshot': ('snapshot_raw',), 'cold_migrate_revert': ('live_migrate', 'live_migrate_snapshot'),
-    'revert_in_place': ('rebuild_without_kernel',), 'data_devices': ('live_migrate_data',),
-    'full_pool': ('wrong_flavor', 'no_backend', 'full_disk', 'full_disk_under_servers', 'live_migrate_full_pool',
-                  'live_migrate_killed', 'libvirt_down'),
-    'crowd': ('host_reboot',)}
+    'snapshot': ('snapshot_raw',),
+    'cold_migrate_revert': ('live_migrate', 'live_migrate_snapshot'),
+    'revert_in_place': ('rebuild_without_kernel',),
+    'data_devices': ('live_migrate_data',),
+    'full_pool': (
+        'wrong_flavor',
+        'no_backend',
+        'full_disk',
+        'full_disk_under_servers',
+        'live_migrate_full_pool',
+        'live_migrate_killed',
+        'libvirt_down',
+    ),
+    'crowd': ('host_reboot',),
+}
 ROWS = tuple(name for row in whole_life.ROWS for name in (row, *_AFTER.get(row, ())))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests for the all-in-one: Debian, or a few MiB that boot in a second and tell on their console whether their data are intact."""
+"""Guests for the all-in-one: Debian, or a few MiB that boot in a second and tell on their console
+whether their data are intact.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,20 @@ def _make_image(part: Path) -> None:
             (tree / 'bin' / name).symlink_to('busybox')
     shutil.copy(_FILES / 'pcow-guest', tree / 'sbin/pcow-guest')
     (tree / 'sbin/pcow-guest').chmod(0o755)
-    tool.run(tool.find_system('mkfs.ext4', 'e2fsprogs'), '-q', '-b', '4096', '-m', '0', '-d', str(tree),
-             '-E', 'lazy_itable_init=0,lazy_journal_init=0,nodiscard,root_owner=0:0', str(raw), f'{ROOT_SIZE // units.MIB}M')
+    tool.run(
+        tool.find_system('mkfs.ext4', 'e2fsprogs'),
+        '-q',
+        '-b',
+        '4096',
+        '-m',
+        '0',
+        '-d',
+        str(tree),
+        '-E',
+        'lazy_itable_init=0,lazy_journal_init=0,nodiscard,root_owner=0:0',
+        str(raw),
+        f'{ROOT_SIZE // units.MIB}M',
+    )
     tool.run(tool.find('qemu_img'), 'convert', '-f', 'raw', '-O', 'qcow2', str(raw), str(part))
 
 
@@ -54,11 +68,15 @@ def prepare(debian: bool) -> quickstart_guest.Guest:
         if not _BUSYBOX.exists():
             raise exception.PcowError(reason=f'{_BUSYBOX} is missing: install busybox-static')
         cache = quickstart_guest.Cache(run)
-        key = hashlib.sha256(b'1'.join(path.read_bytes() for path in (_BUSYBOX, *sorted(_FILES.iterdir())))).hexdigest()[:16]
+        key = hashlib.sha256(
+            b'1'.join(path.read_bytes() for path in (_BUSYBOX, *sorted(_FILES.iterdir())))
+        ).hexdigest()[:16]
         image = cache.get(f'openstack-guest-{key}.qcow2', _make_image)
         kernel, modules = quickstart_guest.prepare_kernel(cache, MODULES)
         files = {'init': _FILES / 'init', 'pcow/busybox': _BUSYBOX, **modules}
-        ramdisk = cache.get(f'openstack-initrd-{key}-{kernel.name}', lambda part: _make_ramdisk(part, files))
+        ramdisk = cache.get(
+            f'openstack-initrd-{key}-{kernel.name}', lambda part: _make_ramdisk(part, files)
+        )
         return quickstart_guest.Guest(image, kernel, ramdisk)
     finally:
         teardown.tear_down(run)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of a server, step by step on the running all-in-one; the guest checks its own data after each."""
+"""The life of a server, step by step on the running all-in-one; the guest checks its own data after
+each.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from tools.lib.openstack_aio import settings as settings_module
 
 IMAGE = 'pcow-guest'
 FLAVOR = 'pcow.life'
-_FLAVORS = {FLAVOR: (192, 2), 'pcow.life-larger': (224, 3), 'pcow.life-smaller': (160, 1)}   # MiB of memory, GiB of the root
+# MiB of memory, GiB of the root
+_FLAVORS = {FLAVOR: (192, 2), 'pcow.life-larger': (224, 3), 'pcow.life-smaller': (160, 1)}
 _LARGER, _SMALLER = tuple(_FLAVORS)[1:]
 _NODES = (settings_module.NODE1.name, settings_module.NODE2.name)
 
@@ -23,13 +26,14 @@ _NODES = (settings_module.NODE1.name, settings_module.NODE2.name)
 @dataclasses.dataclass(frozen=True)
 class Result:
     row: str
-    outcome: str                               # pass, refused, FAILED
+    outcome: str  # pass, refused, FAILED
     seconds: float
     words: str
 
 
 class LifeCycle:
-    """One server, taken through all of it.  Rows are the methods named in ROWS; each returns what it saw.
+    """One server, taken through all of it. Rows are the methods named in ROWS; each returns what it
+    saw.
 
     :param flavor: name of one whose root is the guest's
     """
@@ -75,7 +79,9 @@ class LifeCycle:
 
     def _went_on(self, before: tuple[str, int]) -> str:
         """The guest goes on with what it did, without a boot."""
-        after = self.server.wait_alive(lambda boot, seconds: boot != before[0] or seconds > before[1] + 1)
+        after = self.server.wait_alive(
+            lambda boot, seconds: boot != before[0] or seconds > before[1] + 1
+        )
         if after[0] != before[0]:
             raise servers.ServerFailed(reason=f'the guest has booted: {before}, {after}')
         return f'the guest went on at second {after[1]}, no boot'
@@ -126,7 +132,9 @@ class LifeCycle:
         return self._went_on(before)
 
     def suspend_again(self) -> str:
-        """A hard reboot gives up what the server would resume from, in all its parts: the next suspension has the name."""
+        """A hard reboot gives up what the server would resume from, in all its parts: the next
+        suspension has the name.
+        """
         self.server.act('suspend')
         self.server.wait_status('SUSPENDED')
         words = self._reboot('HARD')
@@ -157,7 +165,9 @@ class LifeCycle:
         found = copy.wait_root(lambda root: True)
         copy.delete()
         if found.sum != self.root.sum or found.boots != self.root.boots + 1:
-            raise servers.ServerFailed(reason=f'the server of the snapshot has other data: {self.root}, {found}')
+            raise servers.ServerFailed(
+                reason=f'the server of the snapshot has other data: {self.root}, {found}'
+            )
         return f'image in {took:.1f} s, {words}; a server of it has the data'
 
     def shelve(self) -> str:
@@ -179,21 +189,35 @@ class LifeCycle:
         before, flavor = self._alive(), servers.find_flavor(self.api, _SMALLER)
         try:
             self.server.act('resize', {'flavorRef': flavor})
-            servers.wait('end of the resize', lambda: True if self.server.show()['OS-EXT-STS:task_state'] is None else None)
+            servers.wait(
+                'end of the resize',
+                lambda: True if self.server.show()['OS-EXT-STS:task_state'] is None else None,
+            )
         except exception.PcowError as e:
             words = str(e)
         else:
             words = self.server.fault()
         status = str(self.server.show()['status'])
         if status != 'ACTIVE':
-            raise servers.ServerFailed(reason=f'a smaller flavor is not refused, or the server does not go on: status {status}')
+            raise servers.ServerFailed(
+                reason=f'a smaller flavor is not refused, or the server does not go on: status '
+                f'{status}'
+            )
         self._went_on(before)
         raise Refused(reason=words)
 
     def _make_flavors(self) -> None:
         for name, (memory, root) in _FLAVORS.items():
-            self.api.create_flavor(name, memory, root, {
-                'pcow:root': 'true', 'resources:CUSTOM_PCOW_MB': str(root * units.KIB), 'resources:DISK_GB': '0'})
+            self.api.create_flavor(
+                name,
+                memory,
+                root,
+                {
+                    'pcow:root': 'true',
+                    'resources:CUSTOM_PCOW_MB': str(root * units.KIB),
+                    'resources:DISK_GB': '0',
+                },
+            )
 
     def _resize(self, flavor: str) -> None:
         self.server.act('resize', {'flavorRef': servers.find_flavor(self.api, flavor)})
@@ -217,7 +241,9 @@ class LifeCycle:
         self.server.act('revertResize')
         self.server.wait_status('ACTIVE')
         if self.server.host() != before:
-            raise servers.ServerFailed(reason=f'it is on {self.server.host()} and not back on {before}')
+            raise servers.ServerFailed(
+                reason=f'it is on {self.server.host()} and not back on {before}'
+            )
         after = self.server.wait_root(lambda found: found.boots > root.boots)
         if after.sum != root.sum:
             raise servers.ServerFailed(reason=f'the data are others than before: {root}, {after}')
@@ -240,7 +266,9 @@ class LifeCycle:
         words = self.rebuild()
         self.server.act('rebuild', {'imageRef': image})
         self.server.wait_status('ACTIVE')
-        self._root = self.server.wait_root(lambda root: root.sum == kept.sum and root.boots == kept.boots + 1)
+        self._root = self.server.wait_root(
+            lambda root: root.sum == kept.sum and root.boots == kept.boots + 1
+        )
         return f'{words}; rebuilt with the image of before, it has those again'
 
     def delete(self) -> str:
@@ -250,7 +278,9 @@ class LifeCycle:
     # All of it
 
     def run(self, rows: tuple[str, ...], say: Callable[[Result], None]) -> list[Result]:
-        """Take the rows in their order; those that need two nodes only with both.  What they made is deleted."""
+        """Take the rows in their order; those that need two nodes only with both. What they made is
+        deleted.
+        """
         results = []
         try:
             for row in rows:
@@ -263,7 +293,14 @@ class LifeCycle:
                     outcome, words = 'refused', str(e)
                 except exception.PcowError as e:
                     outcome, words = 'FAILED', str(e)
-                results.append(Result(row.replace('_', ' '), outcome, time.monotonic() - begun, ' '.join(words.split())))
+                results.append(
+                    Result(
+                        row.replace('_', ' '),
+                        outcome,
+                        time.monotonic() - begun,
+                        ' '.join(words.split()),
+                    )
+                )
                 say(results[-1])
         finally:
             self.clean()
@@ -286,7 +323,34 @@ class Refused(exception.PcowError):
     """What the row asks for is refused, as it should be; the message has the words of Nova."""
 
 
-ROWS = ('create', 'stop_start', 'soft_reboot', 'hard_reboot', 'pause', 'suspend', 'suspend_again', 'rescue', 'snapshot', 'shelve',
-        'resize_up', 'resize_down', 'cold_migrate', 'cold_migrate_revert', 'rebuild_to_snapshot', 'rebuild', 'delete')
-NEED_TWO_NODES = ('cold_migrate', 'cold_migrate_revert', 'live_migrate', 'live_migrate_data', 'live_migrate_snapshot',
-                  'live_migrate_full_pool', 'live_migrate_killed', 'host_reboot', 'evacuate', 'cold_migrate_attached')
+ROWS = (
+    'create',
+    'stop_start',
+    'soft_reboot',
+    'hard_reboot',
+    'pause',
+    'suspend',
+    'suspend_again',
+    'rescue',
+    'snapshot',
+    'shelve',
+    'resize_up',
+    'resize_down',
+    'cold_migrate',
+    'cold_migrate_revert',
+    'rebuild_to_snapshot',
+    'rebuild',
+    'delete',
+)
+NEED_TWO_NODES = (
+    'cold_migrate',
+    'cold_migrate_revert',
+    'live_migrate',
+    'live_migrate_data',
+    'live_migrate_snapshot',
+    'live_migrate_full_pool',
+    'live_migrate_killed',
+    'host_reboot',
+    'evacuate',
+    'cold_migrate_attached',
+)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compute node: host name and mounts of its own, a libvirt daemon in them, and the services that need both."""
+"""A compute node: host name and mounts of its own, a libvirt daemon in them, and the services that
+need both.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,13 @@ _REAPER = Path(__file__).with_name('reaper.py')
 
 
 class ComputeNode:
-    def __init__(self, settings: settings_module.Settings, processes: processes_module.Processes,
-                 node: settings_module.Node, pools: Mapping[str, Path]) -> None:
+    def __init__(
+        self,
+        settings: settings_module.Settings,
+        processes: processes_module.Processes,
+        node: settings_module.Node,
+        pools: Mapping[str, Path],
+    ) -> None:
         self.node = node
         self._pools = pools
         self._settings = settings
@@ -34,12 +41,17 @@ class ComputeNode:
         first, count = settings_module.MIGRATION_PORTS
         first += settings.port_offset
         # libvirt takes no migration_address that it knows as loopback, and does without one
-        address = '' if node.address == settings_module.LOOPBACK else f'migration_address = "{node.address}"\n'
+        address = (
+            ''
+            if node.address == settings_module.LOOPBACK
+            else f'migration_address = "{node.address}"\n'
+        )
         self.libvirtd = libvirtd.Libvirtd(
             self._directory,
             f'{address}migration_port_min = {first}\nmigration_port_max = {first + count - 1}\n',
             # libvirt migrates to no host that has the identity of its own
-            f'host_uuid = "{uuid.uuid5(uuid.NAMESPACE_DNS, f"{node.name}.{settings.id}")}"\n')
+            f'host_uuid = "{uuid.uuid5(uuid.NAMESPACE_DNS, f"{node.name}.{settings.id}")}"\n',
+        )
 
     def service(self, name: str) -> str:
         """Name of one of its services among all of the machine."""
@@ -57,8 +69,11 @@ class ComputeNode:
         beside = self._processes.pid(self.service('nova-compute'))
         launcher = _namespaces(beside) if beside is not None else ('unshare', '--mount', '--uts')
         process = self.libvirtd.start(
-            self._places(), ('hostname ' + shlex.quote(self.node.name),),
-            (*launcher, sys.executable, str(_REAPER)), {'TMPDIR': str(self._settings.temporary)})
+            self._places(),
+            ('hostname ' + shlex.quote(self.node.name),),
+            (*launcher, sys.executable, str(_REAPER)),
+            {'TMPDIR': str(self._settings.temporary)},
+        )
         self._processes.note(name, process.pid)
 
     def kill_libvirtd(self) -> None:
@@ -70,18 +85,25 @@ class ComputeNode:
         self._processes.check(name)
         pid = int((self._directory / 'libvirtd.pid').read_text())
         os.kill(pid, signal.SIGKILL)
-        teardown.end([pid])                    # waits for it
-        self._processes.forget(name)           # what waits for its virtual machines may go on
+        teardown.end([pid])  # waits for it
+        self._processes.forget(name)  # what waits for its virtual machines may go on
 
     def _places(self) -> dict[str, Path]:
-        """Where the nodes see something else than the machine, and the second one something else than the first."""
+        """Where the nodes see something else than the machine, and the second one something else
+        than the first.
+        """
         both = {ssh.PLACE: self.ssh.client}
         if self.node == settings_module.NODE1:
             return both
         own = {self._settings.instances: 'instances'}
-        if not self._settings.shared_pools:            # else one list of pools, and locks that exclude the other node's processes
+        # else one list of pools, and locks that exclude the other node's processes
+        if not self._settings.shared_pools:
             own[self._settings.pcow_state] = 'pcow'
-        return both | {str(place): self._directory / name for place, name in own.items()} | dict(self._pools)
+        return (
+            both
+            | {str(place): self._directory / name for place, name in own.items()}
+            | dict(self._pools)
+        )
 
     def start_sshd(self) -> None:
         """Let the other node come in, if that is not so already."""
@@ -100,7 +122,9 @@ class ComputeNode:
 
         :raises ToolFailed:
         """
-        return tool.run('/usr/bin/env', f'TMPDIR={self._settings.temporary}', *self._enter(), *command)
+        return tool.run(
+            '/usr/bin/env', f'TMPDIR={self._settings.temporary}', *self._enter(), *command
+        )
 
     def _enter(self) -> tuple[str, ...]:
         """:raises PcowError: the node is not there"""

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pools of the compute nodes, each registered with pcowctl on its node as an operator would do it."""
+"""The pools of the compute nodes, each registered with pcowctl on its node as an operator would do
+it.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +38,32 @@ def directory(settings: settings_module.Settings) -> Path:
     """
     parent = settings.pool
     if parent is None:
-        parent = next((Path(place) for place in _TMPFS if Path(place).is_dir() and image.probe(place) == _VOLATILE), None)
+        parent = next(
+            (
+                Path(place)
+                for place in _TMPFS
+                if Path(place).is_dir() and image.probe(place) == _VOLATILE
+            ),
+            None,
+        )
         if parent is None:
-            raise exception.PcowError(reason=f'none of {", ".join(_TMPFS)} is a tmpfs: give --pool DIR')
+            raise exception.PcowError(
+                reason=f'none of {", ".join(_TMPFS)} is a tmpfs: give --pool DIR'
+            )
     return parent / f'pcow-openstack-{settings.id}'
 
 
-def configuration(settings: settings_module.Settings, node: settings_module.Node) -> dict[str, object]:
+def configuration(
+    settings: settings_module.Settings, node: settings_module.Node
+) -> dict[str, object]:
     """Group [pcow] of the services and of pcowctl on a node."""
-    return {'state_path': settings.pcow_state, 'conversion_dir': settings.data / 'conversion',
-            'pcow_img': tool.find('pcow_img', build_first=True), 'emulator': tool.find('emulator', build_first=True),
-            'libvirt_uri': settings.libvirt_uri(node)}
+    return {
+        'state_path': settings.pcow_state,
+        'conversion_dir': settings.data / 'conversion',
+        'pcow_img': tool.find('pcow_img', build_first=True),
+        'emulator': tool.find('emulator', build_first=True),
+        'libvirt_uri': settings.libvirt_uri(node),
+    }
 
 
 def prepare(settings: settings_module.Settings) -> None:
@@ -56,9 +73,14 @@ def prepare(settings: settings_module.Settings) -> None:
     """
     for name in _NAMES:
         (directory(settings) / name).mkdir(parents=True, exist_ok=True, mode=0o711)
-        (directory(settings) / f'{settings_module.NODE2.name}-{name}').mkdir(exist_ok=True, mode=0o711)
-    for place, name in ((settings.state, 'pcow.conf'), (settings.node(settings_module.NODE1), 'pcow.conf'),
-                        (settings.node(settings_module.NODE2), f'pcow-{settings_module.NODE2.name}.conf')):
+        (directory(settings) / f'{settings_module.NODE2.name}-{name}').mkdir(
+            exist_ok=True, mode=0o711
+        )
+    for place, name in (
+        (settings.state, 'pcow.conf'),
+        (settings.node(settings_module.NODE1), 'pcow.conf'),
+        (settings.node(settings_module.NODE2), f'pcow-{settings_module.NODE2.name}.conf'),
+    ):
         programs = place / 'bin'
         programs.mkdir(parents=True, exist_ok=True)
         words = (str(settings.venv / 'bin/pcowctl'), '--config-file', str(settings.etc / name))
@@ -80,19 +102,28 @@ def register(settings: settings_module.Settings, node: node_module.ComputeNode) 
     :raises ToolFailed:
     """
     base = directory(settings)
-    configuration_file = ('--config-file', str(settings.etc / ('pcow.conf' if node.node == settings_module.NODE1 else
-                                                               f'pcow-{node.node.name}.conf')))
+    configuration_file = (
+        '--config-file',
+        str(
+            settings.etc
+            / ('pcow.conf' if node.node == settings_module.NODE1 else f'pcow-{node.node.name}.conf')
+        ),
+    )
     command = (str(settings.venv / 'bin/pcowctl'), *configuration_file, 'pool')
-    known = {entry.get('name', entry.get('Name')) for entry in json.loads(node.run(*command, 'list', '-f', 'json'))}
+    known = {
+        entry.get('name', entry.get('Name'))
+        for entry in json.loads(node.run(*command, 'list', '-f', 'json'))
+    }
     for name in _NAMES:
         own = places(settings, node.node).get(str(base / name), base / name)
         if (own / names.MARKER).exists() and name in known:
             continue
-        if name in known:                      # it was on a tmpfs, and the host was started again
+        if name in known:  # it was on a tmpfs, and the host was started again
             node.run(*command, 'remove', name)
         node.run(*command, 'create', name, str(base / name))
 
 
 def purge(settings: settings_module.Settings) -> None:
     if wanted(settings):
-        teardown.delete(directory(settings))   # its templates are immutable where the file system has that
+        # its templates are immutable where the file system has that
+        teardown.delete(directory(settings))

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program and waits for all that it leaves behind, as init does: usage: reaper.py PROGRAM [ARGUMENT...].
+"""Runs a program and waits for all that it leaves behind, as init does: usage: reaper.py PROGRAM
+[ARGUMENT...].
 
-A virtual machine that ended counts as running for libvirt until somebody has waited for it, and in a container nobody may.
+A virtual machine that ended counts as running for libvirt until somebody has waited for it, and in
+a container nobody may.
 """
 
 import contextlib
@@ -37,7 +39,7 @@ def main() -> int:
         except ChildProcessError:
             return code
         if pid == child:
-            code = os.waitstatus_to_exitcode(status) & 0xff
+            code = os.waitstatus_to_exitcode(status) & 0xFF
 
 
 if __name__ == '__main__':

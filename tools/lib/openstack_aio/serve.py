@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves an API on the loopback interface: usage: serve.py MODULE PORT [ARGUMENT OF THE SERVICE...].
+"""Serves an API on the loopback interface: usage: serve.py MODULE PORT [ARGUMENT OF THE
+SERVICE...].
 
 Runs in the Python environments of OpenStack, which need not know this package.
 """
@@ -7,16 +8,24 @@ Runs in the Python environments of OpenStack, which need not know this package.
 import importlib
 import sys
 
-MAX_BODY = 1 << 40                             # bytes: an image is uploaded in one request
+MAX_BODY = 1 << 40  # bytes: an image is uploaded in one request
 
 
 def main() -> None:
     module, port = sys.argv[1], int(sys.argv[2])
-    sys.argv = [module, *sys.argv[3:]]         # the service reads its own arguments from there when it is imported
+    # the service reads its own arguments from there when it is imported
+    sys.argv = [module, *sys.argv[3:]]
     application = importlib.import_module(module).application
     waitress = importlib.import_module('waitress')
-    waitress.serve(application, host='127.0.0.1', port=port, threads=4, ident=module, channel_timeout=300,
-                   max_request_body_size=MAX_BODY)
+    waitress.serve(
+        application,
+        host='127.0.0.1',
+        port=port,
+        threads=4,
+        ident=module,
+        channel_timeout=300,
+        max_request_body_size=MAX_BODY,
+    )
 
 
 if __name__ == '__main__':

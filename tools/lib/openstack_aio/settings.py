@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was chosen for an all-in-one, kept in its state directory, and the places and addresses that follow from it."""
+"""What was chosen for an all-in-one, kept in its state directory, and the places and addresses that
+follow from it.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +15,51 @@ from pcow_driver.common import exception
 FILE = 'settings.json'
 LOOPBACK = '127.0.0.1'
 REGION = 'RegionOne'
-MAX_STATE_PATH = 70                            # characters: the sockets below it must fit into 107
+MAX_STATE_PATH = 70  # characters: the sockets below it must fit into 107
 MAX_PORT_OFFSET = 10000
 
 PCOW_COMPUTE_DRIVER = 'nova_pcow.driver.PcowLibvirtDriver'
 STOCK_COMPUTE_DRIVER = 'libvirt.LibvirtDriver'
 PCOW_BACKEND = 'pcow'
 
-PORTS = {'keystone': 5000, 'placement': 8778, 'glance': 9292, 'nova': 8774, 'cinder': 8776, 'neutron': 9696,
-         'rabbitmq': 5673, 'rabbitmq-distribution': 25673, 'epmd': 4370, 'sshd': 2222}
-MIGRATION_PORTS = (49152, 64)                  # the first one, and how many
+PORTS = {
+    'keystone': 5000,
+    'placement': 8778,
+    'glance': 9292,
+    'nova': 8774,
+    'cinder': 8776,
+    'neutron': 9696,
+    'rabbitmq': 5673,
+    'rabbitmq-distribution': 25673,
+    'epmd': 4370,
+    'sshd': 2222,
+}
+MIGRATION_PORTS = (49152, 64)  # the first one, and how many
 # Service types of the catalog, and what follows the port in the URL of their endpoints.
-SERVICE_TYPES = {'placement': ('placement', ''), 'glance': ('image', ''), 'nova': ('compute', '/v2.1'),
-                 'cinder': ('block-storage', '/v3'), 'neutron': ('network', '')}
-_DATABASES = ('keystone', 'placement', 'glance', 'nova_api', 'nova_cell0', 'nova_cell1', 'cinder', 'neutron')
+SERVICE_TYPES = {
+    'placement': ('placement', ''),
+    'glance': ('image', ''),
+    'nova': ('compute', '/v2.1'),
+    'cinder': ('block-storage', '/v3'),
+    'neutron': ('network', ''),
+}
+_DATABASES = (
+    'keystone',
+    'placement',
+    'glance',
+    'nova_api',
+    'nova_cell0',
+    'nova_cell1',
+    'cinder',
+    'neutron',
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """A compute node: its own host name, libvirt, instances and pools, as far as its processes can see."""
+    """A compute node: its own host name, libvirt, instances and pools, as far as its processes can
+    see.
+    """
 
     name: str
     address: str
@@ -51,9 +79,9 @@ class Settings:
     port_offset: int = 0
     compute_driver: str = STOCK_COMPUTE_DRIVER
     volume_backends: tuple[str, ...] = ()
-    pool: Path | None = None                   # directory with the pcow pools; None: one on tmpfs
+    pool: Path | None = None  # directory with the pcow pools; None: one on tmpfs
     debug: bool = False
-    shared_pools: bool = False                 # the second node sees the pools of the first one
+    shared_pools: bool = False  # the second node sees the pools of the first one
 
     @classmethod
     def create(cls, state: Path) -> Settings:
@@ -62,8 +90,10 @@ class Settings:
         :raises UsageInvalid: the path of its directory is too long
         """
         if len(str(state)) > MAX_STATE_PATH:
-            raise exception.UsageInvalid(reason=f'the state directory {state} has too long a path for the sockets in it: '
-                                                f'give --state DIR with at most {MAX_STATE_PATH} characters')
+            raise exception.UsageInvalid(
+                reason=f'the state directory {state} has too long a path for the sockets in it: '
+                f'give --state DIR with at most {MAX_STATE_PATH} characters'
+            )
         return cls(state=state, id=secrets.token_hex(4), password=secrets.token_hex(12))
 
     @classmethod
@@ -75,18 +105,30 @@ class Settings:
         path = state / FILE
         try:
             value = json.loads(path.read_text())
-            return cls(state=state, id=str(value['id']), password=str(value['password']), port_offset=int(value['port_offset']),
-                       compute_driver=str(value['compute_driver']), volume_backends=tuple(map(str, value['volume_backends'])),
-                       pool=Path(value['pool']) if value['pool'] else None, debug=bool(value['debug']),
-                       shared_pools=bool(value.get('shared_pools')))
+            return cls(
+                state=state,
+                id=str(value['id']),
+                password=str(value['password']),
+                port_offset=int(value['port_offset']),
+                compute_driver=str(value['compute_driver']),
+                volume_backends=tuple(map(str, value['volume_backends'])),
+                pool=Path(value['pool']) if value['pool'] else None,
+                debug=bool(value['debug']),
+                shared_pools=bool(value.get('shared_pools')),
+            )
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as e:
-            raise exception.PcowError(reason=f'{path} is damaged ({e}): delete the directory {state}') from None
+            raise exception.PcowError(
+                reason=f'{path} is damaged ({e}): delete the directory {state}'
+            ) from None
 
     def save(self) -> None:
         self.state.mkdir(parents=True, exist_ok=True, mode=0o755)
-        value = dataclasses.asdict(self) | {'state': str(self.state), 'pool': str(self.pool) if self.pool else None}
+        value = dataclasses.asdict(self) | {
+            'state': str(self.state),
+            'pool': str(self.pool) if self.pool else None,
+        }
         part = self.state / f'.{FILE}'
         part.touch(mode=0o600)
         part.write_text(json.dumps(value, indent=1) + '\n')
@@ -156,7 +198,9 @@ class Settings:
         return f'rabbit://openstack:{self.password}@{LOOPBACK}:{self.port("rabbitmq")}/'
 
     def database_url(self, name: str) -> str:
-        return f'mysql+pymysql://root@localhost/{name}?unix_socket={self.database_socket}&charset=utf8'
+        return (
+            f'mysql+pymysql://root@localhost/{name}?unix_socket={self.database_socket}&charset=utf8'
+        )
 
     @property
     def databases(self) -> tuple[str, ...]:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long servers from one image take, on persistent memory and on Nova's own disk, in the same run."""
+"""How long servers from one image take, on persistent memory and on Nova's own disk, in the same
+run.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from tools.lib.openstack_aio import settings as settings_module
 
 FLAVORS = ('pcow.tiny', 'disk.tiny')
 _IMAGE = 'times-guest'
-_SHOWN = (1, 2, 10)                            # of the servers, beside the last one
+_SHOWN = (1, 2, 10)  # of the servers, beside the last one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,16 +24,20 @@ class Measured:
     """One server; seconds, bytes."""
 
     flavor: str
-    number: int                                # from 1
-    active: float                              # from the request until Nova says ACTIVE
-    booted: float                              # until the guest has said what its root holds
-    fresh: int                                 # what it took of the pool, or of the directory of its disk, when it was ACTIVE
-    used: int                                  # and when it had booted, with 4 MiB of data of its own
-    snapshot: float | None                     # createImage, until the image is active; of the last server alone
+    number: int  # from 1
+    active: float  # from the request until Nova says ACTIVE
+    booted: float  # until the guest has said what its root holds
+    # what it took of the pool, or of the directory of its disk, when it was ACTIVE
+    fresh: int
+    # and when it had booted, with 4 MiB of data of its own
+    used: int
+    # createImage, until the image is active; of the last server alone
+    snapshot: float | None
 
 
 def measure(api: api_module.Api, hosts: hosts_module.Hosts, count: int) -> list[Measured]:
-    """Make servers of both kinds by turns, each when the one before has booted, from an image that no host has seen yet.
+    """Make servers of both kinds by turns, each when the one before has booted, from an image that
+    no host has seen yet.
 
     :raises PcowError:
     """
@@ -57,11 +63,19 @@ def measure(api: api_module.Api, hosts: hosts_module.Hosts, count: int) -> list[
     return found
 
 
-def _one(api: api_module.Api, hosts: hosts_module.Hosts, flavor: str, number: int, image: str,
-         made: list[servers.Server]) -> tuple[servers.Server, Measured]:
+def _one(
+    api: api_module.Api,
+    hosts: hosts_module.Hosts,
+    flavor: str,
+    number: int,
+    image: str,
+    made: list[servers.Server],
+) -> tuple[servers.Server, Measured]:
     pmem = flavor == FLAVORS[0]
     before, begun = hosts.pool_bytes(), time.monotonic()
-    server = servers.Server.create(api, f'times-{number}', flavor, image, host=settings_module.NODE1.name)
+    server = servers.Server.create(
+        api, f'times-{number}', flavor, image, host=settings_module.NODE1.name
+    )
     made.append(server)
     server.wait_status('ACTIVE')
     active = time.monotonic() - begun
@@ -80,6 +94,9 @@ def table(found: list[Measured]) -> str:
         for item in found:
             if item.flavor == flavor and (item.number in _SHOWN or item.number == last):
                 snapshot = '' if item.snapshot is None else f'{item.snapshot:.1f} s'
-                lines.append(f'{item.flavor:10} {item.number:6} {item.active:7.1f} s {item.booted:7.1f} s '
-                             f'{units.format_size(item.fresh):>18} {units.format_size(item.used):>12} {snapshot:>9}')
+                lines.append(
+                    f'{item.flavor:10} {item.number:6} {item.active:7.1f} s {item.booted:7.1f} s '
+                    f'{units.format_size(item.fresh):>18} {units.format_size(item.used):>12} '
+                    f'{snapshot:>9}'
+                )
     return '\n'.join(lines)

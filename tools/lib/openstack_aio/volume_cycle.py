@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Cinder volume as a further NVDIMM of a server, and a disk of another, step by step; the guests check what it holds."""
+"""A Cinder volume as a further NVDIMM of a server, and a disk of another, step by step; the guests
+check what it holds.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ _NAME = 'volume-cycle'
 _TYPE = 'volume-cycle'
 _FLAVOR = 'pcow.tiny-volumes'
 _DISK_FLAVOR = 'disk.tiny-volumes'
-_MEMORY = 320                                  # MiB; the guest's kernel takes 16 of them for each GiB of persistent memory
+# MiB; the guest's kernel takes 16 of them for each GiB of persistent memory
+_MEMORY = 320
 _MIB_OF_ONE_GIB = 1024
 
 
@@ -26,9 +29,9 @@ class VolumeCycle(life_cycle.LifeCycle):
     def __init__(self, api: api_module.Api, two_nodes: bool) -> None:
         super().__init__(api, two_nodes, _FLAVOR)
         self._volume: volumes.Volume | None = None
-        self._other: volumes.Volume | None = None      # made of the snapshot
-        self._fresh: volumes.Volume | None = None      # written to as a disk
-        self._restored: volumes.Volume | None = None   # of the backup
+        self._other: volumes.Volume | None = None  # made of the snapshot
+        self._fresh: volumes.Volume | None = None  # written to as a disk
+        self._restored: volumes.Volume | None = None  # of the backup
         self._backup: str | None = None
         self._snapshot: str | None = None
         self._device: servers.Device | None = None
@@ -48,13 +51,20 @@ class VolumeCycle(life_cycle.LifeCycle):
     def _intact(self) -> str:
         """After a boot the guest finds the volume in the same place with the same content."""
         wanted = self.device
-        found = self.server.wait_device(lambda item: item.sum == wanted.sum and item.state == 'intact')
+        found = self.server.wait_device(
+            lambda item: item.sum == wanted.sum and item.state == 'intact'
+        )
         if found.name != wanted.name or self.root.device != '/dev/pmem0':
-            raise servers.ServerFailed(reason=f'the devices have other names than before: root {self.root.device}, {found.name}')
+            raise servers.ServerFailed(
+                reason=f'the devices have other names than before: root {self.root.device}, '
+                f'{found.name}'
+            )
         return f'volume intact on {found.name}'
 
     def create(self) -> str:
-        self.api.create_flavor(_FLAVOR, _MEMORY, 0, {'pcow:root': 'true', 'resources:CUSTOM_PCOW_MB': '130'})
+        self.api.create_flavor(
+            _FLAVOR, _MEMORY, 0, {'pcow:root': 'true', 'resources:CUSTOM_PCOW_MB': '130'}
+        )
         return super().create()
 
     def create_volume(self) -> str:
@@ -100,7 +110,9 @@ class VolumeCycle(life_cycle.LifeCycle):
         raise life_cycle.Refused(reason=words)
 
     def extend_attached(self) -> str:
-        """Raises what Cinder says: this row is refused, by the scheduler, after the API has taken the request."""
+        """Raises what Cinder says: this row is refused, by the scheduler, after the API has taken
+        the request.
+        """
         before = self._alive()
         size = self.volume.show()['size']
         self.volume.act('os-extend', new_size=size + 1)
@@ -108,13 +120,17 @@ class VolumeCycle(life_cycle.LifeCycle):
         self._went_on(before)
         if self.volume.show()['size'] != size:
             raise servers.ServerFailed(reason='an attached volume is extended')
-        raise life_cycle.Refused(reason=servers.wait('message', lambda: self.volume.messages() or None)[-1])
+        raise life_cycle.Refused(
+            reason=servers.wait('message', lambda: self.volume.messages() or None)[-1]
+        )
 
     def _new_volume(self, name: str) -> volumes.Volume:
         """One on the server's host: memory does not reach another."""
         made = volumes.Volume.create(self.api, name, 1, near=self.server)
         if made.host() != self.server.host():
-            raise servers.ServerFailed(reason=f'the volume is on {made.host()}, and its server on {self.server.host()}')
+            raise servers.ServerFailed(
+                reason=f'the volume is on {made.host()}, and its server on {self.server.host()}'
+            )
         return made
 
     def backup_attached(self) -> str:
@@ -130,7 +146,9 @@ class VolumeCycle(life_cycle.LifeCycle):
         before = self._alive()
         self.api.create_volume_type(_TYPE, settings_module.PCOW_BACKEND)
         self.volume.act('os-retype', new_type=_TYPE, migration_policy='never')
-        servers.wait('other type', lambda: True if self.volume.show()['volume_type'] == _TYPE else None)
+        servers.wait(
+            'other type', lambda: True if self.volume.show()['volume_type'] == _TYPE else None
+        )
         self.volume.wait_status('in-use')
         return self._went_on(before)
 
@@ -140,7 +158,9 @@ class VolumeCycle(life_cycle.LifeCycle):
         self.server.act('migrate')
         self.server.wait_status('ACTIVE')
         if self.server.host() != host:
-            raise servers.ServerFailed(reason=f'it is on {self.server.host()}, and its volume on {host}')
+            raise servers.ServerFailed(
+                reason=f'it is on {self.server.host()}, and its volume on {host}'
+            )
         self._went_on(before)
         raise life_cycle.Refused(reason=self.server.fault())
 
@@ -164,9 +184,13 @@ class VolumeCycle(life_cycle.LifeCycle):
         return '2 GiB'
 
     def as_disk(self) -> str:
-        """The volume, and a new one, as disks of a server without persistent memory; taken out while that runs."""
+        """The volume, and a new one, as disks of a server without persistent memory; taken out
+        while that runs.
+        """
         self.api.create_flavor(_DISK_FLAVOR, _MEMORY, 1, {})
-        server = self._create(f'{_NAME}-disk', life_cycle.IMAGE, _DISK_FLAVOR, host=self.server.host())
+        server = self._create(
+            f'{_NAME}-disk', life_cycle.IMAGE, _DISK_FLAVOR, host=self.server.host()
+        )
         server.wait_root(lambda root: root.boots == 1)
         self._fresh = self._new_volume(f'{_NAME}-4')
         for volume in (self.volume, self._fresh):
@@ -187,15 +211,26 @@ class VolumeCycle(life_cycle.LifeCycle):
         before = server.wait_alive(lambda _boot, _seconds: True)
         server.wait_alive(lambda boot, seconds: boot == before[0] and seconds > before[1] + 1)
         server.delete()
-        return (f'{known.name} and {new.name} intact, also after a hard reboot; a snapshot of {new.name} and a volume of that, '
-                'deleted before it; detached from the running guest, which went on')
+        return (
+            f'{known.name} and {new.name} intact, also after a hard reboot; a snapshot of '
+            f'{new.name} and a volume of that, '
+            'deleted before it; detached from the running guest, which went on'
+        )
 
-    def _snapshot_of_disk(self, server: servers.Server, volume: volumes.Volume, device: servers.Device) -> None:
-        """One is made and deleted while the guest runs, and a volume of it holds what the disk does."""
+    def _snapshot_of_disk(
+        self, server: servers.Server, volume: volumes.Volume, device: servers.Device
+    ) -> None:
+        """One is made and deleted while the guest runs, and a volume of it holds what the disk
+        does.
+        """
         snapshot = volume.snapshot(f'{_NAME}-disk')
         copy = volumes.Volume.create(self.api, f'{_NAME}-5', 1, snapshot_id=snapshot)
         copy.attach(server)
-        server.wait_device(lambda item: item.name != device.name and (item.sum, item.state) == (device.sum, 'intact'))
+        server.wait_device(
+            lambda item: (
+                item.name != device.name and (item.sum, item.state) == (device.sum, 'intact')
+            )
+        )
         copy.detach(server)
         copy.wait_status('available')
         copy.delete()
@@ -204,20 +239,26 @@ class VolumeCycle(life_cycle.LifeCycle):
     def attach_again(self) -> str:
         wanted = self.device
         self.volume.attach(self.server)
-        found = self.server.wait_device(lambda item: item.state == 'intact' and item.sum == wanted.sum)
+        found = self.server.wait_device(
+            lambda item: item.state == 'intact' and item.sum == wanted.sum
+        )
         if found.size != 2 * _MIB_OF_ONE_GIB:
             raise servers.ServerFailed(reason=f'the guest sees {found}')
         return f'{found.name}, {found.size} MiB, intact'
 
     def volume_of_snapshot(self) -> str:
-        """A volume of the snapshot that was taken while the first one was attached, beside that one."""
+        """A volume of the snapshot that was taken while the first one was attached, beside that
+        one.
+        """
         if self._snapshot is None:
             raise servers.ServerFailed(reason='there is no snapshot')
         self._other = volumes.Volume.create(self.api, f'{_NAME}-2', 1, snapshot_id=self._snapshot)
         self._other.attach(self.server)
         found = self.server.wait_device(lambda item: item.name == 'pmem2')
         if found.state != 'intact' or found.sum != self.device.sum:
-            raise servers.ServerFailed(reason=f'the snapshot holds something else: {found}, the volume {self.device}')
+            raise servers.ServerFailed(
+                reason=f'the snapshot holds something else: {found}, the volume {self.device}'
+            )
         return f'{found.name} has what the volume had'
 
     def volume_of_backup(self) -> str:
@@ -226,17 +267,25 @@ class VolumeCycle(life_cycle.LifeCycle):
         self._restored.attach(self.server)
         found = self.server.wait_device(lambda item: item.name == 'pmem3')
         if found.state != 'intact' or found.sum != self.device.sum:
-            raise servers.ServerFailed(reason=f'the backup holds something else: {found}, the volume {self.device}')
+            raise servers.ServerFailed(
+                reason=f'the backup holds something else: {found}, the volume {self.device}'
+            )
         return f'{found.name} has what the volume had'
 
     def delete_all(self) -> str:
-        """The server with its volumes attached, then snapshot and volumes, the one that another stands on first."""
+        """The server with its volumes attached, then snapshot and volumes, the one that another
+        stands on first.
+        """
         self.server.delete()
         self._delete_volumes()
         return 'gone'
 
     def _delete_volumes(self) -> None:
-        mine = [volume for volume in (self._volume, self._other, self._fresh, self._restored) if volume is not None]
+        mine = [
+            volume
+            for volume in (self._volume, self._other, self._fresh, self._restored)
+            if volume is not None
+        ]
         for volume in mine:
             volume.wait_status('available')
         if self._snapshot is not None:
@@ -256,7 +305,24 @@ class VolumeCycle(life_cycle.LifeCycle):
         self._delete_volumes()
 
 
-ROWS = ('create', 'create_volume', 'attach', 'snapshot_attached', 'manage_snapshot_attached', 'detach_running',
-        'extend_attached', 'backup_attached', 'retype_attached', 'cold_migrate_attached', 'reboot', 'detach_stopped', 'extend',
-        'as_disk', 'attach_again', 'volume_of_snapshot', 'volume_of_backup', 'delete_all')
+ROWS = (
+    'create',
+    'create_volume',
+    'attach',
+    'snapshot_attached',
+    'manage_snapshot_attached',
+    'detach_running',
+    'extend_attached',
+    'backup_attached',
+    'retype_attached',
+    'cold_migrate_attached',
+    'reboot',
+    'detach_stopped',
+    'extend',
+    'as_disk',
+    'attach_again',
+    'volume_of_snapshot',
+    'volume_of_backup',
+    'delete_all',
+)
 REFUSED = ('detach_running', 'extend_attached', 'cold_migrate_attached')

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cinder-volume is killed in the middle of each operation that a user asks for through the API, and started again.
+"""cinder-volume is killed in the middle of each operation that a user asks for through the API, and
+started again.
 
-Each operation runs undisturbed once, which tells how long it takes; then it is killed after parts of that time.  Afterwards
-comes what a user, or an administrator where Cinder keeps a volume locked, does next, and in the end no volume may be lost or
-changed and nothing be left in the pools.
+Each operation runs undisturbed once, which tells how long it takes; then it is killed after parts
+of that time. Afterwards comes what a user, or an administrator where Cinder keeps a volume locked,
+does next, and in the end no volume may be lost or changed and nothing be left in the pools.
 """
 
 from __future__ import annotations
@@ -30,34 +31,63 @@ from tools.lib.openstack_aio import settings as settings_module
 from tools.lib.openstack_aio import volumes
 
 _NAME = 'volume-kills'
-_DATA_OFFSET = 2 * units.MIB                   # of a volume in its image
+_DATA_OFFSET = 2 * units.MIB  # of a volume in its image
 _FILL = 0x5A
 _FILLED = 4 * units.MIB
-_NEW = 0xA5                                    # what is written after the snapshot
-_BUSY = ('creating', 'deleting', 'downloading', 'uploading', 'extending', 'reverting', 'backing-up', 'restoring-backup',
-         'restoring', 'maintenance')
-_SETTLE_SECONDS = 4.0                          # a status that does not change for so long after the start stays
+_NEW = 0xA5  # what is written after the snapshot
+_BUSY = (
+    'creating',
+    'deleting',
+    'downloading',
+    'uploading',
+    'extending',
+    'reverting',
+    'backing-up',
+    'restoring-backup',
+    'restoring',
+    'maintenance',
+)
+# a status that does not change for so long after the start stays
+_SETTLE_SECONDS = 4.0
 ROWS: tuple[str, ...] = (
-    'create', 'create_from_image', 'create_from_snapshot', 'clone', 'extend', 'snapshot', 'delete_snapshot', 'revert', 'delete',
-    'upload', 'backup', 'restore', 'migrate')
+    'create',
+    'create_from_image',
+    'create_from_snapshot',
+    'clone',
+    'extend',
+    'snapshot',
+    'delete_snapshot',
+    'revert',
+    'delete',
+    'upload',
+    'backup',
+    'restore',
+    'migrate',
+)
 
 
 class VolumeKills:
-    """The rows are the methods of the operations' names: each prepares, and gives the request and what follows."""
+    """The rows are the methods of the operations' names: each prepares, and gives the request and
+    what follows.
+    """
 
     def __init__(self, machine: allinone.AllInOne, kills: int) -> None:
         self._machine = machine
         self.api = machine.api
         self._kills = kills
-        self._directories = [pools.directory(machine.settings) / name
-                             for name in (pools.CINDER, f'{settings_module.NODE2.name}-{pools.CINDER}')]
+        self._directories = [
+            pools.directory(machine.settings) / name
+            for name in (pools.CINDER, f'{settings_module.NODE2.name}-{pools.CINDER}')
+        ]
         self._image = ''
         self._parent = ''
         self._snapshot = ''
         self._near: servers.Server | None = None
         self._at_rest: list[list[str]] = []
 
-    def run(self, rows: tuple[str, ...], say: Callable[[life_cycle.Result], None]) -> list[life_cycle.Result]:
+    def run(
+        self, rows: tuple[str, ...], say: Callable[[life_cycle.Result], None]
+    ) -> list[life_cycle.Result]:
         """The outcome of each row, which ``say`` is told as soon as it is there.
 
         :raises PcowError: what the rows work on cannot be made
@@ -71,7 +101,11 @@ class VolumeKills:
                     outcome = 'pass'
                 except exception.PcowError as e:
                     seen, outcome = str(e), 'FAILED'
-                results.append(life_cycle.Result(row.replace('_', ' '), outcome, time.monotonic() - begun, seen))
+                results.append(
+                    life_cycle.Result(
+                        row.replace('_', ' '), outcome, time.monotonic() - begun, seen
+                    )
+                )
                 say(results[-1])
         return results
 
@@ -81,13 +115,16 @@ class VolumeKills:
     def _only_first_node(self) -> Iterator[None]:
         """New volumes are where the service is killed: beside a server there.
 
-        Disabling the other node's service would be simpler, but Cinder 29.0.0 answers that it is and changes nothing.
+        Disabling the other node's service would be simpler, but Cinder 29.0.0 answers that it is
+        and changes nothing.
         """
         if settings_module.NODE2.name not in self.api.hypervisors():
             yield
             return
         image, flavor, _disk_flavor = self._machine.image(debian=False)
-        self._near = servers.Server.create(self.api, _NAME, flavor, image, host=settings_module.NODE1.name)
+        self._near = servers.Server.create(
+            self.api, _NAME, flavor, image, host=settings_module.NODE1.name
+        )
         try:
             self._near.wait_status('ACTIVE')
             yield
@@ -120,8 +157,11 @@ class VolumeKills:
 
     def _entries(self) -> list[list[str]]:
         """What is in the pools, templates excepted: they stay for the next volume."""
-        return [sorted(path.name for path in directory.iterdir() if not path.name.startswith('image-'))
-                for directory in self._directories if directory.is_dir()]
+        return [
+            sorted(path.name for path in directory.iterdir() if not path.name.startswith('image-'))
+            for directory in self._directories
+            if directory.is_dir()
+        ]
 
     def _path(self, volume: str) -> Path:
         for directory in self._directories:
@@ -135,8 +175,12 @@ class VolumeKills:
 
     def _check(self, volume: str, fill: int) -> None:
         """:raises ServerFailed: the volume holds something else"""
-        if 'Pattern verification failed' in self._io(volume, f'read -q -P {fill} {_DATA_OFFSET} {_FILLED}'):
-            raise servers.ServerFailed(reason=f'volume {volume} holds something else than it should')
+        if 'Pattern verification failed' in self._io(
+            volume, f'read -q -P {fill} {_DATA_OFFSET} {_FILLED}'
+        ):
+            raise servers.ServerFailed(
+                reason=f'volume {volume} holds something else than it should'
+            )
 
     def _io(self, volume: str, command: str) -> str:
         return tool.run(tool.find('pcow_io'), '--no-map', '-c', command, str(self._path(volume)))
@@ -151,31 +195,42 @@ class VolumeKills:
             status = self._once(operation, took * (number + 0.5) / self._kills)[1]
             seen[status] = seen.get(status, 0) + 1
         return f'{self._kills} kills in {took:.1f} s; afterwards: ' + ', '.join(
-            f'{status} {count}x' for status, count in sorted(seen.items()))
+            f'{status} {count}x' for status, count in sorted(seen.items())
+        )
 
-    def _once(self, operation: Callable[[], Iterator[str]], delay: float | None) -> tuple[float, str]:
-        """Run it, killed after ``delay`` seconds or to its end; how long it took, and the status in which it was left."""
+    def _once(
+        self, operation: Callable[[], Iterator[str]], delay: float | None
+    ) -> tuple[float, str]:
+        """Run it, killed after ``delay`` seconds or to its end; how long it took, and the status in
+        which it was left.
+        """
         steps = operation()
-        next(steps)                            # prepares
+        next(steps)  # prepares
         begun = time.monotonic()
-        what = next(steps)                     # asks for it
+        what = next(steps)  # asks for it
         if delay is None:
             self._settled(what, 0)
         else:
             time.sleep(max(0.0, begun + delay - time.monotonic()))
-            self._machine.kill_and_start('cinder-volume', 'Driver initialization completed successfully')
+            self._machine.kill_and_start(
+                'cinder-volume', 'Driver initialization completed successfully'
+            )
         took = time.monotonic() - begun
         status = self._settled(what, _SETTLE_SECONDS if delay is not None else 0)
-        for _rest in steps:                    # what follows
+        for _rest in steps:  # what follows
             pass
         left = self._entries()
         if left != self._at_rest:
-            raise servers.ServerFailed(reason=f'killed after {delay} s: the pools hold {left}, before {self._at_rest}')
+            raise servers.ServerFailed(
+                reason=f'killed after {delay} s: the pools hold {left}, before {self._at_rest}'
+            )
         self._check(self._parent, _NEW)
         return took, status
 
     def _settled(self, what: str, patience: float) -> str:
-        """The status of KIND/ID that it keeps; a busy one if it has not changed for ``patience`` seconds (0: not at all)."""
+        """The status of KIND/ID that it keeps; a busy one if it has not changed for ``patience``
+        seconds (0: not at all).
+        """
         limit, since, last = time.monotonic() + servers.SECONDS, time.monotonic(), ''
         while time.monotonic() < limit:
             status = self._status(what)
@@ -189,7 +244,10 @@ class VolumeKills:
 
     def _status(self, what: str) -> str:
         kind, name = what.split('/')
-        found = {item['id']: item for item in self.api.call('cinder', 'GET', f'/{self.api.project()}/{kind}/detail')[kind]}
+        found = {
+            item['id']: item
+            for item in self.api.call('cinder', 'GET', f'/{self.api.project()}/{kind}/detail')[kind]
+        }
         if name not in found:
             return 'gone'
         migration = found[name].get('migration_status')
@@ -217,8 +275,12 @@ class VolumeKills:
 
     def _unlock(self, what: str) -> None:
         """What an administrator does with a status that nobody ends."""
-        values = {'status': 'available'} | ({'migration_status': 'none'} if what.startswith('volumes/') else {})
-        self.api.call('cinder', 'POST', f'/{self.api.project()}/{what}/action', {'os-reset_status': values})
+        values = {'status': 'available'} | (
+            {'migration_status': 'none'} if what.startswith('volumes/') else {}
+        )
+        self.api.call(
+            'cinder', 'POST', f'/{self.api.project()}/{what}/action', {'os-reset_status': values}
+        )
 
     def _volume(self, **source: str) -> str:
         wanted = {'name': _NAME, 'size': 1, 'volume_type': volumes.TYPE, **source}
@@ -287,12 +349,16 @@ class VolumeKills:
 
     def snapshot(self) -> Iterator[str]:
         yield ''
-        what = 'snapshots/' + self._post('snapshots', snapshot={'volume_id': self._parent, 'name': _NAME})
+        what = 'snapshots/' + self._post(
+            'snapshots', snapshot={'volume_id': self._parent, 'name': _NAME}
+        )
         yield what
         self._delete(what)
 
     def delete_snapshot(self) -> Iterator[str]:
-        what = 'snapshots/' + self._post('snapshots', snapshot={'volume_id': self._parent, 'name': _NAME})
+        what = 'snapshots/' + self._post(
+            'snapshots', snapshot={'volume_id': self._parent, 'name': _NAME}
+        )
         self._settled(what, 0)
         yield ''
         self.api.call('cinder', 'DELETE', f'/{self.api.project()}/{what}')
@@ -302,7 +368,9 @@ class VolumeKills:
     def revert(self) -> Iterator[str]:
         made = self._on_copy()
         what = f'volumes/{made}'
-        snapshot = 'snapshots/' + self._post('snapshots', snapshot={'volume_id': made, 'name': _NAME})
+        snapshot = 'snapshots/' + self._post(
+            'snapshots', snapshot={'volume_id': made, 'name': _NAME}
+        )
         self._settled(snapshot, 0)
         self._write(made, _NEW)
         wanted = {'revert': {'snapshot_id': snapshot.partition('/')[2]}}
@@ -329,12 +397,24 @@ class VolumeKills:
     def upload(self) -> Iterator[str]:
         yield ''
         what = f'volumes/{self._parent}'
-        image = self.api.call('cinder', 'POST', f'/{self.api.project()}/{what}/action', {'os-volume_upload_image': {
-            'image_name': f'{_NAME}-upload', 'disk_format': 'qcow2', 'container_format': 'bare'}})
+        image = self.api.call(
+            'cinder',
+            'POST',
+            f'/{self.api.project()}/{what}/action',
+            {
+                'os-volume_upload_image': {
+                    'image_name': f'{_NAME}-upload',
+                    'disk_format': 'qcow2',
+                    'container_format': 'bare',
+                }
+            },
+        )
         yield what
         if self._status(what) != 'available':
             self._unlock(what)
-        self.api.call('glance', 'DELETE', f'/v2/images/{image["os-volume_upload_image"]["image_id"]}')
+        self.api.call(
+            'glance', 'DELETE', f'/v2/images/{image["os-volume_upload_image"]["image_id"]}'
+        )
 
     def backup(self) -> Iterator[str]:
         """cinder-backup waits for cinder-volume, which is the one that is killed."""
@@ -347,7 +427,9 @@ class VolumeKills:
         self._delete(what)
 
     def restore(self) -> Iterator[str]:
-        backup = 'backups/' + self._post('backups', backup={'volume_id': self._parent, 'name': _NAME})
+        backup = 'backups/' + self._post(
+            'backups', backup={'volume_id': self._parent, 'name': _NAME}
+        )
         self._settled(backup, 0)
         made = self._made()
         what, request = f'volumes/{made}', {'restore': {'volume_id': made}}

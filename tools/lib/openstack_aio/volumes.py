@@ -18,7 +18,14 @@ class Volume:
         self.id = uuid
 
     @classmethod
-    def create(cls, api: api_module.Api, name: str, size: int, near: servers.Server | None = None, **source: str) -> Volume:
+    def create(
+        cls,
+        api: api_module.Api,
+        name: str,
+        size: int,
+        near: servers.Server | None = None,
+        **source: str,
+    ) -> Volume:
         """Make a volume, and wait until it can be used.
 
         :param size: GiB
@@ -42,11 +49,13 @@ class Volume:
 
     def wait_status(self, status: str) -> None:
         """:raises ServerFailed: it gets no such status in time, or an error"""
+
         def look() -> bool | None:
             found = str(self.show()['status'])
             if found.startswith('error') and found != status:
                 raise servers.ServerFailed(reason=f'volume {self.id}: status {found}')
             return True if found == status else None
+
         servers.wait(f'status {status} of volume {self.id}', look)
 
     def act(self, action: str, **values: Any) -> Any:
@@ -55,29 +64,54 @@ class Volume:
 
     def messages(self) -> list[str]:
         """What Cinder tells its user about requests that failed later, the newest last."""
-        found = self.api.call('cinder', 'GET', f'{self._path("messages")}?resource_uuid={self.id}')['messages']
-        return [str(message['user_message']) for message in sorted(found, key=lambda message: str(message['created_at']))]
+        found = self.api.call('cinder', 'GET', f'{self._path("messages")}?resource_uuid={self.id}')[
+            'messages'
+        ]
+        return [
+            str(message['user_message'])
+            for message in sorted(found, key=lambda message: str(message['created_at']))
+        ]
 
     def snapshot(self, name: str) -> str:
         """Make a snapshot, also while it is attached, and return its ID."""
-        made = str(_post(self.api, 'snapshots', snapshot={'volume_id': self.id, 'name': name, 'force': True})['snapshot']['id'])
+        made = str(
+            _post(
+                self.api, 'snapshots', snapshot={'volume_id': self.id, 'name': name, 'force': True}
+            )['snapshot']['id']
+        )
         self._wait_snapshot(made)
         return made
 
     def _wait_snapshot(self, snapshot: str) -> None:
         def look() -> bool | None:
-            status = self.api.call('cinder', 'GET', f'{self._path("snapshots")}/{snapshot}')['snapshot']['status']
+            status = self.api.call('cinder', 'GET', f'{self._path("snapshots")}/{snapshot}')[
+                'snapshot'
+            ]['status']
             if status.startswith('error'):
-                raise servers.ServerFailed(reason=f'snapshot {snapshot} of volume {self.id}: status {status}')
+                raise servers.ServerFailed(
+                    reason=f'snapshot {snapshot} of volume {self.id}: status {status}'
+                )
             return True if status == 'available' else None
+
         servers.wait(f'snapshot {snapshot} of volume {self.id}', look)
 
     def manage_snapshot(self, snapshot: str) -> str:
         """Have Cinder forget a snapshot, and give it that again; returns its new ID."""
-        self.api.call('cinder', 'POST', f'{self._path("snapshots")}/{snapshot}/action', {'os-unmanage': {}})
+        self.api.call(
+            'cinder', 'POST', f'{self._path("snapshots")}/{snapshot}/action', {'os-unmanage': {}}
+        )
         self._wait_gone('snapshots', snapshot)
-        made = str(_post(self.api, 'os-snapshot-manage', snapshot={
-            'volume_id': self.id, 'name': 'managed', 'ref': {'source-name': f'snapshot-{snapshot}'}})['snapshot']['id'])
+        made = str(
+            _post(
+                self.api,
+                'os-snapshot-manage',
+                snapshot={
+                    'volume_id': self.id,
+                    'name': 'managed',
+                    'ref': {'source-name': f'snapshot-{snapshot}'},
+                },
+            )['snapshot']['id']
+        )
         self._wait_snapshot(made)
         return made
 
@@ -88,7 +122,11 @@ class Volume:
 
     def backup(self, name: str) -> str:
         """Make a backup, also while it is attached, and return its ID."""
-        made = str(_post(self.api, 'backups', backup={'volume_id': self.id, 'name': name, 'force': True})['backup']['id'])
+        made = str(
+            _post(self.api, 'backups', backup={'volume_id': self.id, 'name': name, 'force': True})[
+                'backup'
+            ]['id']
+        )
         self._wait_backup(made)
         return made
 
@@ -104,11 +142,17 @@ class Volume:
             if found['status'] == 'error':
                 raise servers.ServerFailed(reason=f'backup {backup}: {found["fail_reason"]}')
             return True if found['status'] == 'available' else None
+
         servers.wait(f'backup {backup}', look)
 
     def attach(self, server: servers.Server) -> None:
         """:raises PcowError: Nova or Cinder refuses"""
-        self.api.call('nova', 'POST', f'/servers/{server.id}/os-volume_attachments', {'volumeAttachment': {'volumeId': self.id}})
+        self.api.call(
+            'nova',
+            'POST',
+            f'/servers/{server.id}/os-volume_attachments',
+            {'volumeAttachment': {'volumeId': self.id}},
+        )
         self.wait_status('in-use')
 
     def detach(self, server: servers.Server) -> None:
@@ -125,15 +169,21 @@ class Volume:
 
     def _wait_gone(self, kind: str, uuid: str) -> None:
         def look() -> bool | None:
-            found = {item['id']: item['status'] for item in self.api.call('cinder', 'GET', f'{self._path(kind)}/detail')[kind]}
+            found = {
+                item['id']: item['status']
+                for item in self.api.call('cinder', 'GET', f'{self._path(kind)}/detail')[kind]
+            }
             if found.get(uuid, '').startswith('error'):
                 raise servers.ServerFailed(reason=f'{kind} {uuid}: status {found[uuid]}')
             return True if uuid not in found else None
+
         servers.wait(f'end of {kind} {uuid}', look)
 
 
 def hints(near: servers.Server | None) -> dict[str, Any]:
-    """What a request for a volume says beside it, so that it is made on the host of a server (InstanceLocalityFilter)."""
+    """What a request for a volume says beside it, so that it is made on the host of a server
+    (InstanceLocalityFilter).
+    """
     return {'OS-SCH-HNT:scheduler_hints': {'local_to_instance': near.id}} if near else {}
 
 
@@ -143,7 +193,12 @@ def delete_backup(api: api_module.Api, backup: str) -> None:
     api.call('cinder', 'DELETE', f'{path}/{backup}')
 
     def look() -> bool | None:
-        return True if backup not in {item['id'] for item in api.call('cinder', 'GET', path)['backups']} else None
+        return (
+            True
+            if backup not in {item['id'] for item in api.call('cinder', 'GET', path)['backups']}
+            else None
+        )
+
     servers.wait(f'end of backup {backup}', look)
 
 

@@ -23,7 +23,8 @@ def _stop() -> int:
 
 
 def main() -> int:
-    logging.getLogger().addHandler(logging.NullHandler())      # errors are told once, by the lines below
+    # errors are told once, by the lines below
+    logging.getLogger().addHandler(logging.NullHandler())
     try:
         chosen = options.parse(sys.argv[1:])
         teardown.reap()

@@ -13,14 +13,17 @@ from pcow_driver.common import exception
 from pcow_driver.common import tool
 
 _SOURCES = Path('/etc/apt')
-_ONE_LINE = re.compile(r'deb\s+(?:\[(?P<options>[^]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)\s+(?P<components>.+)')
+_ONE_LINE = re.compile(
+    r'deb\s+(?:\[(?P<options>[^]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)\s+(?P<components>.+)'
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Mirror:
     uri: str
     suites: tuple[str, ...]
-    keyring: str | None = None                 # file of the keys that sign it; None: the distribution's own
+    # file of the keys that sign it; None: the distribution's own
+    keyring: str | None = None
 
 
 def _keyring(value: str) -> str | None:
@@ -32,7 +35,9 @@ def parse_list(text: str) -> Iterator[Mirror]:
     for line in text.splitlines():
         match = _ONE_LINE.fullmatch(line.partition('#')[0].strip())
         if match and 'main' in match['components'].split():
-            options = dict(item.split('=', 1) for item in (match['options'] or '').split() if '=' in item)
+            options = dict(
+                item.split('=', 1) for item in (match['options'] or '').split() if '=' in item
+            )
             yield Mirror(match['uri'], (match['suite'],), _keyring(options.get('signed-by', '')))
 
 
@@ -41,13 +46,23 @@ def parse_deb822(text: str) -> Iterator[Mirror]:
     lines = '\n'.join(line for line in text.splitlines() if not line.startswith('#'))
     for stanza in re.split(r'\n[ \t]*\n', lines):
         unfolded = re.sub(r'\n[ \t]+', ' ', stanza)
-        fields = {key.strip().lower(): value.strip() for key, colon, value in
-                  (line.partition(':') for line in unfolded.splitlines()) if colon}
-        if fields.get('enabled', 'yes').lower() in ('no', 'false', '0') or 'deb' not in fields.get('types', '').split():
+        fields = {
+            key.strip().lower(): value.strip()
+            for key, colon, value in (line.partition(':') for line in unfolded.splitlines())
+            if colon
+        }
+        if (
+            fields.get('enabled', 'yes').lower() in ('no', 'false', '0')
+            or 'deb' not in fields.get('types', '').split()
+        ):
             continue
         if 'main' in fields.get('components', '').split():
             for uri in fields.get('uris', '').split():
-                yield Mirror(uri, tuple(fields.get('suites', '').split()), _keyring(fields.get('signed-by', '')))
+                yield Mirror(
+                    uri,
+                    tuple(fields.get('suites', '').split()),
+                    _keyring(fields.get('signed-by', '')),
+                )
 
 
 def mirrors(directory: Path = _SOURCES) -> Iterator[Mirror]:
@@ -63,14 +78,19 @@ def mirror(suite: str, directory: Path = _SOURCES) -> Mirror:
 
     :raises PcowError: there is none
     """
-    found = [item for item in mirrors(directory) if item.uri.split(':')[0] in ('http', 'https', 'file')]
+    found = [
+        item for item in mirrors(directory) if item.uri.split(':')[0] in ('http', 'https', 'file')
+    ]
     for item in found:
         if suite in item.suites:
             return item
-    for item in found:                         # a machine of another release: its mirror has this one as well
+    # a machine of another release: its mirror has this one as well
+    for item in found:
         if item.uri.rstrip('/').endswith('/debian'):
             return item
-    raise exception.PcowError(reason=f"{directory} names no mirror with Debian's {suite}: add one, or give --image FILE")
+    raise exception.PcowError(
+        reason=f"{directory} names no mirror with Debian's {suite}: add one, or give --image FILE"
+    )
 
 
 def proxy_environment() -> dict[str, str]:
@@ -78,7 +98,9 @@ def proxy_environment() -> dict[str, str]:
     text = tool.run('/usr/bin/apt-config', 'dump')
     found = {}
     for scheme in ('http', 'https'):
-        match = re.search(rf'^Acquire::{scheme}::Proxy "([^"]+)";$', text, re.MULTILINE | re.IGNORECASE)
+        match = re.search(
+            rf'^Acquire::{scheme}::Proxy "([^"]+)";$', text, re.MULTILINE | re.IGNORECASE
+        )
         if match and match[1].upper() != 'DIRECT':
             found[f'{scheme}_proxy'] = match[1]
     return found
@@ -96,7 +118,8 @@ def _field(text: str, name: str) -> str:
 
 
 def kernel_package(meta: str = 'linux-image-cloud-amd64') -> tuple[str, str]:
-    """Name and version of the package with Debian's cloud kernel, or that of another meta package, as apt would install it.
+    """Name and version of the package with Debian's cloud kernel, or that of another meta package,
+    as apt would install it.
 
     :raises ToolFailed: apt does not know it
     """
@@ -127,10 +150,19 @@ def download(name: str, version: str, directory: Path) -> Path:
 
     :raises ToolFailed:
     """
-    command = ('/usr/bin/env', '-C', str(directory), 'apt-get', 'download', '-o', 'APT::Sandbox::User=root', f'{name}={version}')
+    command = (
+        '/usr/bin/env',
+        '-C',
+        str(directory),
+        'apt-get',
+        'download',
+        '-o',
+        'APT::Sandbox::User=root',
+        f'{name}={version}',
+    )
     try:
         tool.run(*command)
-    except exception.ToolFailed:               # the lists are older than the mirror
+    except exception.ToolFailed:  # the lists are older than the mirror
         tool.run('/usr/bin/apt-get', 'update')
         tool.run(*command)
     return next(directory.glob('*.deb'))

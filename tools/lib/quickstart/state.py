@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run has made outside itself, on disk, so that anybody can take it away: the run itself, the next one, --stop.
+"""What a run has made outside itself, on disk, so that anybody can take it away: the run itself,
+the next one, --stop.
 
 Every run owns the directory ``/run/pcow-quickstart/ID``.  A path is noted here before it is made.
 """
@@ -20,9 +21,16 @@ _FILE = 'state.json'
 
 
 def start_time(pid: int) -> int | None:
-    """When a process began, in clock ticks since the boot: with the pid it names a process for good.  None: it ended."""
+    """When a process began, in clock ticks since the boot: with the pid it names a process for
+    good. None: it ended.
+    """
     try:
-        fields = Path(f'/proc/{pid}/stat').read_text(encoding='utf-8', errors='replace').rpartition(')')[2].split()
+        fields = (
+            Path(f'/proc/{pid}/stat')
+            .read_text(encoding='utf-8', errors='replace')
+            .rpartition(')')[2]
+            .split()
+        )
     except OSError:
         return None
     return None if fields[0] == 'Z' else int(fields[19])
@@ -35,7 +43,7 @@ class Run:
         self.id = run_id
         self.directory = ROOT / run_id
         self.kept = False
-        self.paths: list[str] = []             # files and directories to delete
+        self.paths: list[str] = []  # files and directories to delete
         self.owner = [os.getpid(), start_time(os.getpid()) or 0]
 
     @classmethod
@@ -44,17 +52,25 @@ class Run:
         try:
             run.directory.mkdir(parents=True, mode=0o700)
         except OSError as e:
-            raise exception.PcowError(reason=f'{run.directory} cannot be made ({e.strerror}): run this as root') from None
+            raise exception.PcowError(
+                reason=f'{run.directory} cannot be made ({e.strerror}): run this as root'
+            ) from None
         run.save()
         return run
 
     @classmethod
     def load(cls, run_id: str) -> Run:
-        """:raises ValueError: its file is not there or incomplete; there is nothing but the directory then"""
+        """:raises ValueError: its file is not there or incomplete; there is nothing but the
+        directory then
+        """
         run = cls(run_id)
         try:
             value = json.loads((run.directory / _FILE).read_text())
-            run.kept, run.paths, run.owner = bool(value['kept']), list(value['paths']), list(value['owner'])
+            run.kept, run.paths, run.owner = (
+                bool(value['kept']),
+                list(value['paths']),
+                list(value['owner']),
+            )
         except (OSError, KeyError, TypeError) as e:
             raise ValueError(str(e)) from None
         return run
@@ -66,7 +82,9 @@ class Run:
 
     def save(self) -> None:
         part = self.directory / f'.{_FILE}'
-        part.write_text(json.dumps({'owner': self.owner, 'kept': self.kept, 'paths': self.paths}) + '\n')
+        part.write_text(
+            json.dumps({'owner': self.owner, 'kept': self.kept, 'paths': self.paths}) + '\n'
+        )
         part.replace(self.directory / _FILE)
 
     def note(self, path: Path | str) -> None:

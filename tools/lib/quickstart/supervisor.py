@@ -19,11 +19,13 @@ from tools.lib.quickstart import teardown
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_CHILD_SUBREAPER = 36
-_PATIENCE = 5.0                                # seconds for the child to end by itself
+_PATIENCE = 5.0  # seconds for the child to end by itself
 
 
 def _child(run: state.Run, job: Callable[[state.Run], None], program: str) -> int:
-    """The job, in a session of its own: what it starts can be ended as one group, and Ctrl-C reaches the parent only."""
+    """The job, in a session of its own: what it starts can be ended as one group, and Ctrl-C
+    reaches the parent only.
+    """
     try:
         job(run)
         return 0
@@ -39,9 +41,11 @@ def _child(run: state.Run, job: Callable[[state.Run], None], program: str) -> in
 
 
 def _ended(pid: int, patience: float) -> bool:
-    """Whether a child ended, waiting for it a while.  It stays a zombie, so that its number names nothing else.
+    """Whether a child ended, waiting for it a while. It stays a zombie, so that its number names
+    nothing else.
 
-    Daemons that came to this process are waited for on the way: libvirtd counts on QEMU's zombies going away.
+    Daemons that came to this process are waited for on the way: libvirtd counts on QEMU's zombies
+    going away.
     """
     limit = time.monotonic() + patience
     while time.monotonic() < limit:
@@ -56,14 +60,16 @@ def _ended(pid: int, patience: float) -> bool:
 
 
 def supervise(job: Callable[[state.Run], None], program: str = 'quickstart') -> int:
-    """Run ``job`` and return the exit code; afterwards nothing of it is left, unless it set ``run.kept``.
+    """Run ``job`` and return the exit code; afterwards nothing of it is left, unless it set
+    ``run.kept``.
 
     :param program: whose name stands in front of messages
     """
     received: list[int] = []
     for number in _SIGNALS:
         signal.signal(number, lambda number, _frame: received.append(number))
-    # Daemons of the child (libvirtd, QEMU) become children of this process, which can then wait for their end.
+    # Daemons of the child (libvirtd, QEMU) become children of this process, which can then wait for
+    # their end.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     run = state.Run.create()
     pid = os.fork()
@@ -83,19 +89,24 @@ def supervise(job: Callable[[state.Run], None], program: str = 'quickstart') -> 
         teardown.tear_down(run)
     _reap_orphans()
     if received:
-        print(f'{program}: interrupted ({signal.Signals(received[0]).name}); nothing is left', file=sys.stderr)
+        print(
+            f'{program}: interrupted ({signal.Signals(received[0]).name}); nothing is left',
+            file=sys.stderr,
+        )
         return 128 + received[0]
     return code
 
 
 def _watch(pid: int, received: list[int]) -> int:
-    """Wait for the child; end it with all that it started when a signal has come.  Return its exit code as a shell would."""
+    """Wait for the child; end it with all that it started when a signal has come. Return its exit
+    code as a shell would.
+    """
     while not _ended(pid, 0.2):
         if received:
             _kill_group(pid, signal.SIGTERM)
             _ended(pid, _PATIENCE)
             break
-    _kill_group(pid, signal.SIGKILL)           # also what a failed step left running
+    _kill_group(pid, signal.SIGKILL)  # also what a failed step left running
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return code if code >= 0 else 128 - code
 

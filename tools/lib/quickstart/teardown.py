@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes away what a run left: its QEMU, its libvirtd with the mounts in its namespace, its files."""
+"""Takes away what a run left: its QEMU, its libvirtd with the mounts in its namespace,
+its files.
+"""
 
 import contextlib
 import os
@@ -15,11 +17,13 @@ from pcow_driver.images import protection
 from tools.lib.quickstart import state
 
 LOG = logging.getLogger(__name__)
-_PATIENCE = 10.0                               # seconds between SIGTERM and SIGKILL
+_PATIENCE = 10.0  # seconds between SIGTERM and SIGKILL
 
 
 def _processes(run: state.Run) -> tuple[list[int], list[int]]:
-    """Pids of the run's QEMUs and of its libvirtd: its random name stands in their command lines."""
+    """Pids of the run's QEMUs and of its libvirtd: its random name stands in their
+    command lines.
+    """
     guests, daemons = [], []
     guest_mark = f'guest={run.domain_name}'.encode()
     # or in that of the shell that is about to become one
@@ -73,7 +77,7 @@ def tear_down(run: state.Run) -> None:
     guests, daemons = _processes(run)
     end(guests)
     end(daemons)
-    end(_processes(run)[0])                    # one that libvirtd was starting meanwhile
+    end(_processes(run)[0])  # one that libvirtd was starting meanwhile
     for path in reversed(run.paths):
         delete(Path(path))
     delete(run.directory)
@@ -82,10 +86,14 @@ def tear_down(run: state.Run) -> None:
 
 
 def reap() -> None:
-    """Clear up after runs whose process was killed.  What cannot be cleared up is told and does not stand in anybody's way."""
+    """Clear up after runs whose process was killed. What cannot be cleared up is told and does not
+    stand in anybody's way.
+    """
     for run in state.all_runs():
         if run.abandoned():
             try:
                 tear_down(run)
             except (OSError, exception.PcowError) as e:
-                LOG.warning('the quickstart %s was killed and cannot be cleared up after: %s', run.id, e)
+                LOG.warning(
+                    'the quickstart %s was killed and cannot be cleared up after: %s', run.id, e
+                )

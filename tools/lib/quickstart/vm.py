@@ -25,9 +25,10 @@ class Vm:
 
     def __init__(self, connection: Any, spec: domain_xml.Domain, log: Path) -> None:
         self.name = spec.name
-        self.root = ''                         # what the guest said of its root file system: its line of /proc/mounts
+        # what the guest said of its root file system: its line of /proc/mounts
+        self.root = ''
         self._log = log
-        self._seen = 0                         # bytes of the log that expect() has gone past
+        self._seen = 0  # bytes of the log that expect() has gone past
         self._commands = 0
         self._terminal: int | None = None
         element = spec.to_element()
@@ -49,7 +50,9 @@ class Vm:
         path = ET.fromstring(self._domain.XMLDesc(0)).find('devices/serial/source')
         if path is None or not path.get('path'):
             raise exception.PcowError(reason=f'{self.name} has no console')
-        self._terminal = os.open(str(path.get('path')), os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._terminal = os.open(
+            str(path.get('path')), os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
+        )
         return took
 
     def expect(self, pattern: re.Pattern[bytes], timeout: float) -> re.Match[bytes]:
@@ -61,21 +64,25 @@ class Vm:
         checked = time.monotonic()
         while time.monotonic() < limit:
             self._drain()
-            text = self._log.read_bytes()[self._seen:] if self._log.exists() else b''
+            text = self._log.read_bytes()[self._seen :] if self._log.exists() else b''
             match = pattern.search(text)
             if match:
                 self._seen += match.end()
                 return match
             failed = FAILED.search(text)
             if failed:
-                raise exception.PcowError(reason=f'the guest {self.name} gave up: '
-                                                 f'{(failed[1] or failed[2]).decode(errors="replace")}')
+                raise exception.PcowError(
+                    reason=f'the guest {self.name} gave up: '
+                    f'{(failed[1] or failed[2]).decode(errors="replace")}'
+                )
             if time.monotonic() - checked > 1:
                 checked = time.monotonic()
                 if not self._domain.isActive():
                     raise exception.PcowError(reason=f'the guest {self.name} ended: {self._tail()}')
             time.sleep(_POLL)
-        raise exception.PcowError(reason=f'the guest {self.name} did not answer within {timeout:.0f} s: {self._tail()}')
+        raise exception.PcowError(
+            reason=f'the guest {self.name} did not answer within {timeout:.0f} s: {self._tail()}'
+        )
 
     def run(self, command: str) -> str:
         """Run a shell command in the guest and return what it prints.
@@ -88,12 +95,18 @@ class Vm:
         begin, end = f'begin-{self._commands}', f'end-{self._commands}'
         # the quotes keep the echo of this line from looking like its output
         line = f'echo "pcow-""{begin}"; {command}; echo "pcow-""{end}-$?"\n'
-        for byte in line.encode():             # a UART has no flow control: one byte after the other
+        # a UART has no flow control: one byte after the other
+        for byte in line.encode():
             self._write(bytes([byte]))
-        match = self.expect(re.compile(rf'pcow-{begin}\r?\n(.*?)pcow-{end}-(\d+)\r?\n'.encode(), re.DOTALL), _COMMAND_SECONDS)
+        match = self.expect(
+            re.compile(rf'pcow-{begin}\r?\n(.*?)pcow-{end}-(\d+)\r?\n'.encode(), re.DOTALL),
+            _COMMAND_SECONDS,
+        )
         output = match[1].decode(errors='replace').replace('\r', '').strip()
         if match[2] != b'0':
-            raise exception.PcowError(reason=f'in the guest {self.name}, {command!r} failed: {output}')
+            raise exception.PcowError(
+                reason=f'in the guest {self.name}, {command!r} failed: {output}'
+            )
         return output
 
     def power_off(self) -> None:
@@ -131,11 +144,13 @@ class Vm:
             try:
                 if not os.read(self._terminal, 65536):
                     return
-            except OSError:                    # empty (EAGAIN), or the guest is off (EIO)
+            except OSError:  # empty (EAGAIN), or the guest is off (EIO)
                 return
 
     def _tail(self) -> str:
         if not self._log.exists():
             return 'its console is empty'
         lines = self._log.read_bytes().decode(errors='replace').split('\n')
-        return '; '.join(line.strip() for line in lines[-4:] if line.strip()) or 'its console is empty'
+        return (
+            '; '.join(line.strip() for line in lines[-4:] if line.strip()) or 'its console is empty'
+        )

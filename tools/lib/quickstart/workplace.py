@@ -25,14 +25,18 @@ class Workplace:
     def __init__(self, run: state.Run, libvirt_uri: str) -> None:
         self.run = run
         self.pool_name = f'quickstart-{run.id}'
-        self.pool = Path()                     # set by make_pool()
-        self.scratch = Path()                  # for the raw file: same file system as the pool
+        self.pool = Path()  # set by make_pool()
+        self.scratch = Path()  # for the raw file: same file system as the pool
         self.config = run.directory / 'pcow.conf'
-        conversion = Path(os.environ.get('PCOW_CACHE_DIR', '/var/cache/pcow')) / f'.conversion-{run.id}'
+        conversion = (
+            Path(os.environ.get('PCOW_CACHE_DIR', '/var/cache/pcow')) / f'.conversion-{run.id}'
+        )
         run.note(conversion)
         conversion.mkdir(parents=True, mode=0o700)
-        self.config.write_text(f'[pcow]\nstate_path = {run.directory / "pcow"}\nlibvirt_uri = {libvirt_uri}\n'
-                               f'conversion_dir = {conversion}\n')
+        self.config.write_text(
+            f'[pcow]\nstate_path = {run.directory / "pcow"}\nlibvirt_uri = {libvirt_uri}\n'
+            f'conversion_dir = {conversion}\n'
+        )
 
     def pcowctl(self, *words: str) -> str:
         """Run pcowctl and return what it prints.
@@ -56,7 +60,9 @@ class Workplace:
         try:
             self.scratch.mkdir(mode=0o711)
         except OSError as e:
-            raise exception.PcowError(reason=f'{parent} cannot be written to: {e.strerror}') from None
+            raise exception.PcowError(
+                reason=f'{parent} cannot be written to: {e.strerror}'
+            ) from None
         self.pool = directory or self.scratch / 'pool'
         if (self.pool / names.MARKER).exists():
             return self.pcowctl_json('pool', 'import', str(self.pool), '--name', self.pool_name)

@@ -19,11 +19,19 @@ class PcowCtlTest(base.TestCase):
     def setUp(self) -> None:
         super().setUp()
         self.config = self.directory / 'pcow.conf'
-        self.config.write_text(f'[pcow]\nstate_path = {self.directory}/state\npcow_img = /no/such/pcow-img\n')
+        self.config.write_text(
+            f'[pcow]\nstate_path = {self.directory}/state\npcow_img = /no/such/pcow-img\n'
+        )
 
     def _run(self, *args: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, '-m', 'pcow_driver.cli.app', '--config-file', str(self.config), *args], cwd=base.TOP,
-                              capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+        return subprocess.run(
+            [sys.executable, '-m', 'pcow_driver.cli.app', '--config-file', str(self.config), *args],
+            cwd=base.TOP,
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
 
     def _fails(self, *args: str, exit_code: int = 1) -> str:
         done = self._run(*args)
@@ -37,8 +45,12 @@ class PcowCtlTest(base.TestCase):
         self.assertIn('POOL/NAME', self._fails('image', 'delete', 'image'))
         self.assertIn('/no/such.pcow', self._fails('snapshot', 'list', '/no/such.pcow'))
         self.assertIn('expected: IMAGE NAME', self._fails('snapshot', 'create', 'only-a-name'))
-        self.assertIn('expected: NAME', self._fails('snapshot', 'create', '--domain', 'vm', 'image', 'name'))
-        self.assertIn('--domain', self._fails('snapshot', 'create', '--device', 'x', 'image', 'name'))
+        self.assertIn(
+            'expected: NAME', self._fails('snapshot', 'create', '--domain', 'vm', 'image', 'name')
+        )
+        self.assertIn(
+            '--domain', self._fails('snapshot', 'create', '--device', 'x', 'image', 'name')
+        )
         self.assertIn('--delete', self._fails('pool', 'garbage', '--dry-run', 'p'))
 
     def test_missing_program(self) -> None:
@@ -46,8 +58,12 @@ class PcowCtlTest(base.TestCase):
         self.assertIn('[pcow] pcow_img', self._fails('image', 'create', 'p/vm', '--size', '2M'))
 
     def test_pool_check(self) -> None:
-        """Whatever fails, the exit code is none of 'enough' and 'low', and what was found of the others is said."""
-        self.config.write_text(f'[pcow]\nstate_path = {self.directory}/state\npcow_img = {PROGRAM}\n')
+        """Whatever fails, the exit code is none of 'enough' and 'low', and what was found of the
+        others is said.
+        """
+        self.config.write_text(
+            f'[pcow]\nstate_path = {self.directory}/state\npcow_img = {PROGRAM}\n'
+        )
         pools = registry.PoolRegistry()
         pools.create('gone', str(self.directory / 'gone'))
         pools.create('p', str(self.directory / 'p'))
@@ -75,13 +91,21 @@ class PcowCtlTest(base.TestCase):
         made = registry.PoolRegistry().create('p', str(self.directory / 'p'))
         marker = self.directory / 'p/.pcow-pool'
         marker.write_text(json.dumps(json.loads(marker.read_text()) | {'class': 'pmem'}))
-        probe = self.script('pcow-img', (
-            f'#!/bin/sh\n[ "$1" = probe ] || exec {PROGRAM} "$@"\necho \'{{"persistence": "page-cache"}}\'\n'))
+        probe = self.script(
+            'pcow-img',
+            (
+                f'#!/bin/sh\n[ "$1" = probe ] || exec {PROGRAM} "$@"\necho '
+                f'\'{{"persistence": "page-cache"}}\'\n'
+            ),
+        )
         self.config.write_text(f'[pcow]\nstate_path = {self.directory}/state\npcow_img = {probe}\n')
         figures = self.directory / 'pcow.prom'
         done = self._run('pool', 'check', '--prometheus', str(figures))
         self.assertEqual(2, done.returncode, done.stderr)
-        self.assertIn(f'CRITICAL p: {made.path} was class pmem when it was made, and is page-cache now', done.stdout)
+        self.assertIn(
+            f'CRITICAL p: {made.path} was class pmem when it was made, and is page-cache now',
+            done.stdout,
+        )
         self.assertIn('pcow_pool_state{pool="p"} 2\n', figures.read_text())
 
     def test_a_name_that_is_not_utf8(self) -> None:
@@ -89,10 +113,25 @@ class PcowCtlTest(base.TestCase):
         made = registry.PoolRegistry().create('p', str(self.directory / 'p'))
         with open(os.fsencode(made.path) + b'/v\xff.pcow', 'wb'):
             pass
-        self.config.write_text(f'[pcow]\nstate_path = {self.directory}/state\npcow_img = {PROGRAM}\n')
+        self.config.write_text(
+            f'[pcow]\nstate_path = {self.directory}/state\npcow_img = {PROGRAM}\n'
+        )
         strict = {**os.environ, 'PYTHONIOENCODING': 'utf-8:strict'}
-        done = subprocess.run([sys.executable, '-m', 'pcow_driver.cli.app', '--config-file', str(self.config), 'pool', 'check'],
-                              cwd=base.TOP, capture_output=True, check=False, env=strict)
+        done = subprocess.run(
+            [
+                sys.executable,
+                '-m',
+                'pcow_driver.cli.app',
+                '--config-file',
+                str(self.config),
+                'pool',
+                'check',
+            ],
+            cwd=base.TOP,
+            capture_output=True,
+            check=False,
+            env=strict,
+        )
         self.assertNotIn(b'codec', done.stderr)
         self.assertIn(b'cannot be read: v\xff\n', done.stdout)
 
@@ -107,14 +146,20 @@ class PcowCtlTest(base.TestCase):
         self.assertEqual((0, []), (done.returncode, json.loads(done.stdout)), done.stderr)
 
     def test_bad_sizes_and_unknown_options(self) -> None:
-        for args in (('image', 'create', 'p/vm', '--size', 'big'), ('template', 'build', 'x', 'p/t'), ('pool', 'create')):
+        for args in (
+            ('image', 'create', 'p/vm', '--size', 'big'),
+            ('template', 'build', 'x', 'p/t'),
+            ('pool', 'create'),
+        ):
             self.assertEqual(2, self._run(*args).returncode)
 
     def test_doctor_says_what_to_do(self) -> None:
         done = self._run('doctor', '-f', 'json')
         self.assertEqual(1, done.returncode, done.stderr)
         findings = json.loads(done.stdout)
-        self.assertIn('missing', {row['status'] for row in findings if row['check'] == '/no/such/pcow-img'})
+        self.assertIn(
+            'missing', {row['status'] for row in findings if row['check'] == '/no/such/pcow-img'}
+        )
         for row in findings:
             self.assertEqual(row['status'] == 'ok', row['what to do'] == 'nothing to do', row)
             self.assertNotEqual('', row['found'])

@@ -28,7 +28,7 @@ class AccessTest(base.TestCase):
         for directory in (self.directory, *self.directory.parents):
             if directory.stat().st_mode & 0o077 == 0:
                 directory.chmod(0o755)
-        mask = os.umask(0)                     # nothing depends on it
+        mask = os.umask(0)  # nothing depends on it
         self.addCleanup(os.umask, mask)
         self.pool = registry.PoolRegistry().create('p', str(self.directory / 'p'))
 
@@ -44,8 +44,14 @@ class AccessTest(base.TestCase):
         stream = io.BytesIO()
         transfer.send(volume, stream)
         stream.seek(0)
-        return [built, volume, vm, transfer.receive(self.pool, 'received', stream), str(self.directory / 'out.raw'),
-                str(self.directory / 'out.pcow')]
+        return [
+            built,
+            volume,
+            vm,
+            transfer.receive(self.pool, 'received', stream),
+            str(self.directory / 'out.raw'),
+            str(self.directory / 'out.pcow'),
+        ]
 
     def test_modes(self) -> None:
         for path in self.made():
@@ -55,13 +61,16 @@ class AccessTest(base.TestCase):
         volume = device.create(self.pool, 'volume', 4 << 20)
 
         def run(groups: str, *command: str) -> bytes:
-            return subprocess.run(['setpriv', '--reuid=nobody', '--regid=nogroup', groups, *command], check=False,
-                                  capture_output=True).stderr
+            return subprocess.run(
+                ['setpriv', '--reuid=nobody', '--regid=nogroup', groups, *command],
+                check=False,
+                capture_output=True,
+            ).stderr
 
         self.assertIn(b'Permission denied', run('--clear-groups', 'cat', volume))
         self.assertIn(b'Permission denied', run('--clear-groups', 'stat', volume))
         self.assertIn(b'Permission denied', run(f'--groups={access.QEMU_GROUP}', 'cat', volume))
-        os.chown(volume, 65534, -1)            # as libvirt does
+        os.chown(volume, 65534, -1)  # as libvirt does
         self.assertEqual(b'', run(f'--groups={access.QEMU_GROUP}', 'cat', volume))
 
     def test_source_of_another_user(self) -> None:
@@ -74,7 +83,9 @@ class AccessTest(base.TestCase):
             os.chown(source, 65534 if foreign else 0, -1)
             inspect = template.inspect_source
 
-            def change(path: str, source_format: str, *, inspect: Any = inspect, foreign: bool = foreign) -> template.Source:
+            def change(
+                path: str, source_format: str, *, inspect: Any = inspect, foreign: bool = foreign
+            ) -> template.Source:
                 found: template.Source = inspect(path, source_format)
                 if foreign:
                     source.write_bytes(secret.read_bytes())
@@ -86,10 +97,14 @@ class AccessTest(base.TestCase):
                 path = template.build(self.pool, f't{foreign}', str(source), 'raw')
             fork.export(path, str(self.directory / f'out{foreign}'), 'raw')
             content = (self.directory / f'out{foreign}').read_bytes()
-            self.assertEqual((True, False), (b'publicpublic' in content, b'secretsecret' in content))
+            self.assertEqual(
+                (True, False), (b'publicpublic' in content, b'secretsecret' in content)
+            )
         fifo = self.directory / 'fifo'
         os.mkfifo(fifo)
-        self.assertRaises(exception.SourceRejected, template.build, self.pool, 'f', str(fifo), 'raw')
+        self.assertRaises(
+            exception.SourceRejected, template.build, self.pool, 'f', str(fifo), 'raw'
+        )
 
     def test_no_such_group(self) -> None:
         with mock.patch.object(access, 'QEMU_GROUP', 'no-such-group'):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was written is there after a power cut: the file first, then its name, then the directory."""
+"""What was written is there after a power cut: the file first, then its name, then the
+directory.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,8 @@ class DurableTest(base.TestCase):
         pools = registry.PoolRegistry()
         pools.create('p', str(self.directory / 'p'))
         self.watch.check(self, Path(pools.path))
-        self.assertIn(('fsync', str(self.directory / 'p')), self.watch.seen)         # the marker's name
+        # the marker's name
+        self.assertIn(('fsync', str(self.directory / 'p')), self.watch.seen)
 
     def test_nothing_is_left_of_what_fails(self) -> None:
         with mock.patch('os.replace', side_effect=OSError(28, 'full')):
@@ -64,10 +67,14 @@ class DurableTest(base.TestCase):
 
 class BuildDirTest(base.TestCase):
     def test_installed(self) -> None:
-        """Programs are not looked for in site-packages/build/bin, nor in bin beside the environment: who owns /opt/bin?"""
+        """Programs are not looked for in site-packages/build/bin, nor in bin beside the
+        environment: who owns /opt/bin?
+        """
         installed = self.directory / 'opt/venv/lib/python3/site-packages/pcow_driver/common/tool.py'
         for directory in ('opt/bin', 'opt/venv/lib/python3/site-packages/build/bin'):
             (self.directory / directory).mkdir(parents=True)
-        with mock.patch.object(tool, '__file__', str(installed)), \
-                mock.patch.object(sys, 'prefix', str(self.directory / 'opt/venv')):
+        with (
+            mock.patch.object(tool, '__file__', str(installed)),
+            mock.patch.object(sys, 'prefix', str(self.directory / 'opt/venv')),
+        ):
             self.assertEqual([], tool.build_dirs())

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks between threads and processes, whose files come and go, in a directory to which others may write."""
+"""Locks between threads and processes, whose files come and go, in a directory to which others may
+write.
+"""
 
 import fcntl
 import os
@@ -15,18 +17,20 @@ from pcow_driver.copies import view
 from pcow_driver.pools import registry
 from tests.unit.pcow_driver import base
 
-HEAD = ('import sys, time\n'
-        'from pcow_driver.common import conf, locks\n'
-        'conf.CONF([], default_config_files=[])\n'
-        'conf.CONF.set_override("state_path", sys.argv[1], "pcow")\n')
-COUNT = HEAD + ('for _ in range(30):\n'
-                '    with locks.lock("counter"):\n'
-                '        number = int(open(sys.argv[2]).read())\n'
-                '        time.sleep(0.0005)\n'
-                '        open(sys.argv[2], "w").write(str(number + 1))\n')
-KEEP = HEAD + ('with locks.lock(sys.argv[2]):\n'
-               '    print("mine", flush=True)\n'
-               '    time.sleep(60)\n')
+HEAD = (
+    'import sys, time\n'
+    'from pcow_driver.common import conf, locks\n'
+    'conf.CONF([], default_config_files=[])\n'
+    'conf.CONF.set_override("state_path", sys.argv[1], "pcow")\n'
+)
+COUNT = HEAD + (
+    'for _ in range(30):\n'
+    '    with locks.lock("counter"):\n'
+    '        number = int(open(sys.argv[2]).read())\n'
+    '        time.sleep(0.0005)\n'
+    '        open(sys.argv[2], "w").write(str(number + 1))\n'
+)
+KEEP = HEAD + ('with locks.lock(sys.argv[2]):\n    print("mine", flush=True)\n    time.sleep(60)\n')
 
 
 class LocksTest(base.TestCase):
@@ -41,8 +45,12 @@ class LocksTest(base.TestCase):
         return sorted(os.listdir(self.locks))
 
     def program(self, code: str, *args: str) -> subprocess.Popen[str]:
-        return subprocess.Popen([sys.executable, '-c', code, str(self.state), *args], cwd=base.TOP, stdout=subprocess.PIPE,
-                                text=True)
+        return subprocess.Popen(
+            [sys.executable, '-c', code, str(self.state), *args],
+            cwd=base.TOP,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def keeper(self, name: str) -> subprocess.Popen[str]:
         """Another process that has a lock."""
@@ -77,7 +85,9 @@ class LocksTest(base.TestCase):
             self.assertTrue(locks.is_held('build-b'))
 
     def test_one_at_a_time(self) -> None:
-        """Threads and processes count with a file that each of them deletes: nobody has a lock that another one has, too."""
+        """Threads and processes count with a file that each of them deletes: nobody has a lock that
+        another one has, too.
+        """
         counter = self.directory / 'counter'
         counter.write_text('0')
         programs = [self.program(COUNT, str(counter)) for _ in range(3)]
@@ -115,23 +125,30 @@ class LocksTest(base.TestCase):
 
     def test_lock_of_an_earlier_version(self) -> None:
         """Those were locks of POSIX records."""
-        code = ('import fcntl, sys, time\n'
-                'file = open(sys.argv[1] + "/locks/pcow-pools", "a")\n'
-                'fcntl.lockf(file, fcntl.LOCK_EX)\n'
-                'print("mine", flush=True)\n'
-                'time.sleep(60)\n')
+        code = (
+            'import fcntl, sys, time\n'
+            'file = open(sys.argv[1] + "/locks/pcow-pools", "a")\n'
+            'fcntl.lockf(file, fcntl.LOCK_EX)\n'
+            'print("mine", flush=True)\n'
+            'time.sleep(60)\n'
+        )
         program = self.program(code)
-        self.addCleanup(program.stdout.close)          # type: ignore[union-attr]
+        self.addCleanup(program.stdout.close)  # type: ignore[union-attr]
         self.addCleanup(program.wait)
         self.addCleanup(program.kill)
-        self.assertEqual('mine\n', program.stdout.readline())      # type: ignore[union-attr]
+        self.assertEqual('mine\n', program.stdout.readline())  # type: ignore[union-attr]
         self.assertTrue(locks.is_held('pools'))
         locks.collect()
         self.assertEqual(['pcow-pools'], self.files())
 
     def test_order(self) -> None:
         """Two that take two locks in different orders would wait for each other."""
-        with locks.lock('removal-a'), locks.lock('removal-b'), locks.lock('build-a'), locks.lock('pool-x'):
+        with (
+            locks.lock('removal-a'),
+            locks.lock('removal-b'),
+            locks.lock('build-a'),
+            locks.lock('pool-x'),
+        ):
             for name in ('pools', 'removal-c', 'pool-x', 'pool-a'):
                 self.assertRaises(AssertionError, locks.lock(name).__enter__)
             with locks.lock_directory(str(self.directory)):
@@ -139,8 +156,20 @@ class LocksTest(base.TestCase):
         self.assertEqual([], self.files())
 
     def refused(self, name: str) -> str:
-        done = subprocess.run([sys.executable, '-c', HEAD + 'with locks.lock(sys.argv[2]): pass', str(self.state), name],
-                              cwd=base.TOP, capture_output=True, text=True, check=False, timeout=20)
+        done = subprocess.run(
+            [
+                sys.executable,
+                '-c',
+                HEAD + 'with locks.lock(sys.argv[2]): pass',
+                str(self.state),
+                name,
+            ],
+            cwd=base.TOP,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
+        )
         self.assertIn('StateInvalid', done.stderr)
         return done.stderr
 
@@ -150,7 +179,7 @@ class LocksTest(base.TestCase):
         (self.locks / 'pcow-pools').symlink_to(victim)
         self.refused('pools')
         self.assertFalse(os.path.lexists(victim))
-        self.assertTrue(locks.is_held('pools'))        # nobody can tell
+        self.assertTrue(locks.is_held('pools'))  # nobody can tell
         victim.write_text('')
         self.refused('pools')
         self.assertEqual(0o644, victim.stat().st_mode & 0o777)

@@ -38,30 +38,50 @@ class RunTest(base.TestCase):
         self.assertEqual('a b|-x||', tool.run(program, 'a b', '-x', ''))
 
     def test_failure_is_one_line_without_the_programs_name(self) -> None:
-        program = self.script('pcow-img', '#!/bin/sh\necho "pcow-img: x.pcow: bad" >&2; echo "try again" >&2; exit 3\n')
+        program = self.script(
+            'pcow-img',
+            '#!/bin/sh\necho "pcow-img: x.pcow: bad" >&2; echo "try again" >&2; exit 3\n',
+        )
         error = self.assertRaises(exception.ToolFailed, tool.run, program)
         self.assertEqual('x.pcow: bad; try again', str(error))
         self.assertEqual(3, error.details['exit_code'])
         self.assertEqual('', tool.run(program, ok_exit_codes=(0, 3)))
 
     def test_silent_failure(self) -> None:
-        self.assertIn('exit code 7', str(self.assertRaises(
-            exception.ToolFailed, tool.run, self.script('silent', '#!/bin/sh\nexit 7\n'))))
+        self.assertIn(
+            'exit code 7',
+            str(
+                self.assertRaises(
+                    exception.ToolFailed, tool.run, self.script('silent', '#!/bin/sh\nexit 7\n')
+                )
+            ),
+        )
 
     def test_json(self) -> None:
-        self.assertEqual({'a': 1}, tool.run_json(self.script('json', '#!/bin/sh\necho \'{"a": 1}\'\n')))
-        self.assertRaises(exception.ToolOutputInvalid, tool.run_json, self.script('text', '#!/bin/sh\necho hello\n'))
+        self.assertEqual(
+            {'a': 1}, tool.run_json(self.script('json', '#!/bin/sh\necho \'{"a": 1}\'\n'))
+        )
+        self.assertRaises(
+            exception.ToolOutputInvalid,
+            tool.run_json,
+            self.script('text', '#!/bin/sh\necho hello\n'),
+        )
 
     def test_gone(self) -> None:
         self.assertRaises(exception.ToolNotFound, tool.run, str(self.directory / 'gone'))
 
     def test_child_ends_with_an_interrupted_caller(self) -> None:
         pid_file = self.directory / 'pid'
-        program = self.script('long', f'#!/bin/sh\necho $$ > {pid_file}.new; mv {pid_file}.new {pid_file}; exec sleep 100\n')
-        code = ('import signal, sys\n'
-                'signal.signal(signal.SIGTERM, lambda *args: sys.exit(5))\n'
-                'from pcow_driver.common import tool\n'
-                f'tool.run({program!r})\n')
+        program = self.script(
+            'long',
+            f'#!/bin/sh\necho $$ > {pid_file}.new; mv {pid_file}.new {pid_file}; exec sleep 100\n',
+        )
+        code = (
+            'import signal, sys\n'
+            'signal.signal(signal.SIGTERM, lambda *args: sys.exit(5))\n'
+            'from pcow_driver.common import tool\n'
+            f'tool.run({program!r})\n'
+        )
         caller = subprocess.Popen([sys.executable, '-c', code], cwd=base.TOP)
         self.addCleanup(caller.kill)
         child = int(self._wait_for(pid_file))

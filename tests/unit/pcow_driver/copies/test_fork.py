@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forks and exports of a domain: which snapshots are made for them, and which go again.
 
-Recorded, as in test_domain; tests/functional/test_qemu_forks.py does it with QEMU, test_pcowctl_copies.py with pcow-img.
+Recorded, as in test_domain; tests/functional/test_qemu_forks.py does it with QEMU,
+test_pcowctl_copies.py with pcow-img.
 """
 
 from pcow_driver.common import exception
@@ -21,14 +22,19 @@ class CopiesTest(base.TestCase):
         self.set_exit_code(0)
 
     def set_exit_code(self, code: int) -> None:
-        self.configure(pcow_img=self.script('pcow-img', f'#!/bin/sh\necho "$@" >> {self.log}\nexit {code}\n'))
+        self.configure(
+            pcow_img=self.script('pcow-img', f'#!/bin/sh\necho "$@" >> {self.log}\nexit {code}\n')
+        )
 
     def make(self, *, active: bool) -> tuple[test_domain.RecordedDomain, domain.Domain]:
         recorded = test_domain.RecordedDomain([str(self.image)], active)
         return recorded, domain.Domain(recorded, 'vm')
 
     def commands(self, recorded: test_domain.RecordedDomain) -> list[tuple[str, str]]:
-        return [(call['execute'].removeprefix('pcow-snapshot-'), call['arguments']['name']) for call in recorded.calls]
+        return [
+            (call['execute'].removeprefix('pcow-snapshot-'), call['arguments']['name'])
+            for call in recorded.calls
+        ]
 
     def words(self) -> list[str]:
         return self.log.read_text().split() if self.log.exists() else []

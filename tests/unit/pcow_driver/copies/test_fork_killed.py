@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots that forks and exports make for themselves in a pool: none stays for ever, however the command ends."""
+"""Snapshots that forks and exports make for themselves in a pool: none stays for ever, however the
+command ends.
+"""
 
 from collections.abc import Callable
 import json
@@ -27,7 +29,9 @@ class _Guest(domain.Domain):
     def active(self) -> bool:
         return True
 
-    def snapshot_create(self, name: str, device: str | None = None, *, quiesce: bool = False) -> None:
+    def snapshot_create(
+        self, name: str, device: str | None = None, *, quiesce: bool = False
+    ) -> None:
         image.snapshot_create(self.select(device).path, name)
 
     def snapshot_delete(self, name: str, device: str | None = None) -> int | None:
@@ -49,11 +53,15 @@ class KilledTest(base.TestCase):
         return [one.name for one in image.snapshot_list(self.path)]
 
     def killed(self, function: Callable[..., Any], *args: Any, at: str) -> None:
-        """Call it in a process that gets SIGKILL when it calls this function of the module ``image``."""
+        """Call it in a process that gets SIGKILL when it calls this function of the module
+        ``image``.
+        """
         process = os.fork()
         if process == 0:
             try:
-                with mock.patch.object(image, at, lambda *_args, **_kwargs: os.kill(os.getpid(), signal.SIGKILL)):
+                with mock.patch.object(
+                    image, at, lambda *_args, **_kwargs: os.kill(os.getpid(), signal.SIGKILL)
+                ):
                     function(*args)
             finally:
                 os._exit(0)
@@ -65,8 +73,8 @@ class KilledTest(base.TestCase):
 
     def test_export(self) -> None:
         self.killed(fork.export_domain, self.guest, self.target, 'raw', at='convert')
-        snapshot, = self.snapshots()
-        found, = self.find()
+        (snapshot,) = self.snapshots()
+        (found,) = self.find()
         self.assertEqual((self.path, True), (found.path, snapshot in found.reason))
         garbage.delete(self.pool, found)
         self.assertEqual(([], []), (self.snapshots(), self.find()))
@@ -89,7 +97,14 @@ class KilledTest(base.TestCase):
         """Whoever shares the pool may write there; the others' marks are collected all the same."""
         self.killed(fork.fork_live, self.guest, 'new', at='create_overlay')
         directory = os.path.join(self.pool.path, trash.DIRECTORY)
-        hostile: tuple[object, ...] = (['a' * 240, None], ['a\0b', None], ['../x', None], ['vm', '../x'], {}, [None, None])
+        hostile: tuple[object, ...] = (
+            ['a' * 240, None],
+            ['a\0b', None],
+            ['../x', None],
+            ['vm', '../x'],
+            {},
+            [None, None],
+        )
         for number, text in enumerate(('[' * 4000, *map(json.dumps, hostile))):
             os.symlink(text, os.path.join(directory, f'-{number}'))
         trash.collect(self.pool)
@@ -117,13 +132,18 @@ class KilledTest(base.TestCase):
             seen.extend(self.snapshots())
 
         nobody = exception.LibvirtFailed(uri='', reason='nobody answers')
-        with mock.patch.object(image, 'convert', convert), mock.patch.object(domain, 'connect', side_effect=nobody):
+        with (
+            mock.patch.object(image, 'convert', convert),
+            mock.patch.object(domain, 'connect', side_effect=nobody),
+        ):
             fork.export_domain(self.guest, self.target, 'raw')
         self.assertEqual(1, len(seen))
         self.assertEqual(([], []), (self.snapshots(), trash.marks(self.pool)))
 
     def test_interrupted(self) -> None:
-        """As by Ctrl-C: no program is run any more but those that clear up; also where there is no pool."""
+        """As by Ctrl-C: no program is run any more but those that clear up; also where there is no
+        pool.
+        """
         for directory in (self.pool.path, str(self.directory)):
             path = os.path.join(directory, 'other.pcow')
             image.create(path, 2 << 20)
@@ -133,7 +153,10 @@ class KilledTest(base.TestCase):
                 interrupt._received.append(signal.SIGTERM)
                 interrupt.check()
 
-            with mock.patch.object(interrupt, '_received', []), mock.patch.object(image, 'convert', convert):
+            with (
+                mock.patch.object(interrupt, '_received', []),
+                mock.patch.object(image, 'convert', convert),
+            ):
                 self.assertRaises(SystemExit, fork.export_domain, guest, self.target, 'raw')
             self.assertEqual((), image.info(path).snapshots, directory)
 
@@ -144,17 +167,30 @@ class KilledTest(base.TestCase):
         for path in (self.path, other):
             guest = _Guest(test_domain.RecordedDomain([path], True), 'vm')
 
-            def create(name: str, device: str | None = None, *, quiesce: bool = False, path: str = path) -> None:
+            def create(
+                name: str, device: str | None = None, *, quiesce: bool = False, path: str = path
+            ) -> None:
                 image.snapshot_create(path, name)
                 raise exception.StillFrozen(domain='vm', reason='cannot be thawed')
 
             with mock.patch.object(guest, 'snapshot_create', create):
-                self.assertRaises(exception.StillFrozen, fork.export_domain, guest, self.target, 'raw', quiesce=True)
+                self.assertRaises(
+                    exception.StillFrozen,
+                    fork.export_domain,
+                    guest,
+                    self.target,
+                    'raw',
+                    quiesce=True,
+                )
             self.assertEqual(([], []), (image.snapshot_list(path), trash.marks(self.pool)), path)
 
     def test_marks_that_cannot_be_made(self) -> None:
         """As for somebody who may read the image and use libvirt, and not write to the pool."""
-        with mock.patch.object(trash, 'mark_snapshot', side_effect=exception.PoolInvalid(path='p', reason='Permission denied')):
+        with mock.patch.object(
+            trash,
+            'mark_snapshot',
+            side_effect=exception.PoolInvalid(path='p', reason='Permission denied'),
+        ):
             fork.export_domain(self.guest, self.target, 'raw')
         self.assertTrue(os.path.exists(self.target))
         self.assertEqual([], self.snapshots())
@@ -167,4 +203,6 @@ class KilledTest(base.TestCase):
         os.chmod(self.pool.path, 0o2770)
         self.killed(fork.export_domain, self.guest, self.target, 'raw', at='convert')
         status = os.stat(os.path.join(self.pool.path, trash.DIRECTORY))
-        self.assertEqual((1234, 4321, 0o770), (status.st_uid, status.st_gid, status.st_mode & 0o777))
+        self.assertEqual(
+            (1234, 4321, 0o770), (status.st_uid, status.st_gid, status.st_mode & 0o777)
+        )

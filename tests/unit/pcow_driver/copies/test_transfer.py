@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Templates as streams; volumes that go to other hosts are in tests/unit/cinder_pcow/test_transfer.py."""
+"""Templates as streams; volumes that go to other hosts are in
+tests/unit/cinder_pcow/test_transfer.py.
+"""
 
 import io
 import os
@@ -17,16 +19,25 @@ OF_THE_SERVICE = 'image-6d0f2b5e-7c1a-4e39-9b54-0a1f6c3d8e27-0123456789abcdef'
 
 
 class SealedTest(base.TestCase):
-    """A sealed image arrives sealed, with what its guest would see, as one file that stands on nothing."""
+    """A sealed image arrives sealed, with what its guest would see, as one file that stands on
+    nothing.
+    """
 
     def setUp(self) -> None:
         super().setUp()
         self.programs = Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin'))
         self.configure(pcow_img=str(self.programs / 'pcow-img'))
-        self.here, self.there = (registry.PoolRegistry().create(name, str(self.directory / name)) for name in ('here', 'there'))
+        self.here, self.there = (
+            registry.PoolRegistry().create(name, str(self.directory / name))
+            for name in ('here', 'there')
+        )
 
     def io(self, path: str, *commands: str) -> None:
-        tool.run(str(self.programs / 'pcow-io'), *(word for command in commands for word in ('-c', command)), path)
+        tool.run(
+            str(self.programs / 'pcow-io'),
+            *(word for command in commands for word in ('-c', command)),
+            path,
+        )
 
     def arrives(self, path: str) -> None:
         image.seal(path)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ends an export believes nothing that somebody else may have written, and takes away only sockets of its own."""
+"""What ends an export believes nothing that somebody else may have written, and takes away only
+sockets of its own.
+"""
 
 import os
 from pathlib import Path
@@ -40,17 +42,26 @@ class StopTest(base.TestCase):
             self.export.chmod(mode)
             error = self.assertRaises(exception.ExportFailed, nbd.stop, str(self.export))
             self.assertIn('others may write', str(error))
-        self.assertTrue(self.control.is_symlink() and (self.directory / '.vm.pcow.control').is_socket())
+        self.assertTrue(
+            self.control.is_symlink() and (self.directory / '.vm.pcow.control').is_socket()
+        )
 
     def test_what_is_no_socket_stays(self) -> None:
         """As in S2: a file refuses connections, too."""
-        for target in (self.victim, self.directory / 'none/.x.control', '/dev/null', self.socket('other')[0]):
+        for target in (
+            self.victim,
+            self.directory / 'none/.x.control',
+            '/dev/null',
+            self.socket('other')[0],
+        ):
             self.control.symlink_to(target)
             nbd.stop(str(self.export))
             self.assertFalse(self.export.exists())
             self.export.mkdir(0o700)
         self.assertEqual('precious', self.victim.read_text())
-        self.assertTrue((self.directory / 'other').is_socket() and stat.S_ISCHR(os.stat('/dev/null').st_mode))
+        self.assertTrue(
+            (self.directory / 'other').is_socket() and stat.S_ISCHR(os.stat('/dev/null').st_mode)
+        )
 
     def test_links_on_the_way(self) -> None:
         path, _made = self.socket('.vm.pcow.control')
@@ -61,7 +72,7 @@ class StopTest(base.TestCase):
         self.assertTrue(path.is_socket())
         os.chown(path, 65534, 65534)
         control_socket.remove_dead(str(path))
-        self.assertTrue(path.is_socket())              # somebody else's
+        self.assertTrue(path.is_socket())  # somebody else's
         os.chown(path, os.geteuid(), 0)
         control_socket.remove_dead(str(path))
         self.assertFalse(path.exists())
@@ -84,13 +95,21 @@ class StopTest(base.TestCase):
         self.assertTrue(path.is_socket())
 
     def test_root_works_where_nobody_else_writes(self) -> None:
-        """Another directory under the name of the export, or of a conversion, would have root write through links of its owner."""
+        """Another directory under the name of the export, or of a conversion, would have root write
+        through links of its owner.
+        """
         place = self.directory / 'open'
         place.mkdir()
         place.chmod(0o777)
         (self.directory / 'vm.pcow').touch()
-        self.configure(conversion_dir=str(place), nbdkit_plugin=self.script('plugin.so', ''), nbdkit='/bin/false')
-        error = self.assertRaises(exception.PathRefused, nbd.start, str(place / 'export'), str(self.directory / 'vm.pcow'))
+        self.configure(
+            conversion_dir=str(place),
+            nbdkit_plugin=self.script('plugin.so', ''),
+            nbdkit='/bin/false',
+        )
+        error = self.assertRaises(
+            exception.PathRefused, nbd.start, str(place / 'export'), str(self.directory / 'vm.pcow')
+        )
         self.assertIn('chmod go-w', str(error))
         with self.assertRaisesRegex(exception.ConversionDirUnusable, 'chmod go-w'):
             with workspace.directory('nbd'):

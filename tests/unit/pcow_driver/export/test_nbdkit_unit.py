@@ -43,12 +43,15 @@ class Systemd:
                 connection, _address = self._socket.accept()
             except OSError:
                 return
-            self.started.append(subprocess.Popen([sys.executable, '-c', _PROGRAM], cwd=base.TOP,
-                                                 stdin=connection.fileno()))
+            self.started.append(
+                subprocess.Popen(
+                    [sys.executable, '-c', _PROGRAM], cwd=base.TOP, stdin=connection.fileno()
+                )
+            )
             connection.close()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):     # it was closed before
+        with contextlib.suppress(OSError):  # it was closed before
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         for process in self.started:
@@ -141,8 +144,14 @@ class UnitTest(base.TestCase):
         link = self.directory / 'link'
         link.symlink_to('/')
         start = {'start': str(self.directory), 'path': self.path}
-        requests = [{}, {'stop': 'x'}, {'stop': str(link)}, start | {'path': 3},
-                    start | {'program': '/bin/sh'}, start | {'window': {'offset': 'x', 'size': 1}}]
+        requests = [
+            {},
+            {'stop': 'x'},
+            {'stop': str(link)},
+            start | {'path': 3},
+            start | {'program': '/bin/sh'},
+            start | {'window': {'offset': 'x', 'size': 1}},
+        ]
         if os.geteuid() == 0:
             requests += [{'stop': str(other)}, start | {'start': str(other)}]
         for request in requests:
@@ -160,10 +169,12 @@ class UnitTest(base.TestCase):
                 seen.append(self.pid())
                 raise TimeoutError('timed out')
             return answer
+
         with mock.patch.object(nbdkit_unit, '_read_line', late):
             error = self.assertRaises(exception.ToolFailed, nbd.start, self.export, self.path)
         self.assertIn('timed out', str(error))
-        self.assertEqual(2, len(self.systemd.started))         # it was asked to end what it had begun
+        # it was asked to end what it had begun
+        self.assertEqual(2, len(self.systemd.started))
         self.assertFalse(os.path.exists(self.export))
         self.assertEqual(0, self.systemd.started[0].wait(_SECONDS))
 

@@ -33,7 +33,9 @@ class DoctorTestCase(base.TestCase):
     def substitute(self, name: str, value: object) -> None:
         self.useFixture(fixtures.MonkeyPatch(f'pcow_driver.{name}', value))
 
-    def one(self, check: Callable[[], Iterator[Finding]], status: str, found: str, advice: str = '.') -> None:
+    def one(
+        self, check: Callable[[], Iterator[Finding]], status: str, found: str, advice: str = '.'
+    ) -> None:
         """The check finds one thing."""
         (finding,) = check()
         self.assertEqual(status, finding.status, str(finding))
@@ -49,27 +51,43 @@ class HostTest(DoctorTestCase):
             self.assertEqual(finding.status == OK, finding.advice == NOTHING_TO_DO, str(finding))
 
     def test_kernel_options(self) -> None:
-        all_set = {name: 'y' for name, _why in (*diagnosis._PMEM_OPTIONS, *diagnosis._OTHER_OPTIONS)}
+        all_set = {
+            name: 'y' for name, _why in (*diagnosis._PMEM_OPTIONS, *diagnosis._OTHER_OPTIONS)
+        }
         self.substitute('provision.diagnosis._kernel_config', lambda: all_set)
         self.one(diagnosis.check_kernel_config, OK, 'USERFAULTFD')
-        self.substitute('provision.diagnosis._kernel_config', lambda: all_set | {'USERFAULTFD': 'n'})
-        self.one(diagnosis.check_kernel_config, ADVICE, 'CONFIG_USERFAULTFD is not set', 'use a kernel with it')
+        self.substitute(
+            'provision.diagnosis._kernel_config', lambda: all_set | {'USERFAULTFD': 'n'}
+        )
+        self.one(
+            diagnosis.check_kernel_config,
+            ADVICE,
+            'CONFIG_USERFAULTFD is not set',
+            'use a kernel with it',
+        )
         self.substitute('provision.diagnosis._kernel_config', lambda: None)
         self.one(diagnosis.check_kernel_config, ADVICE, 'no /boot/config', 'checks of pools')
 
     def test_snapshots_while_off(self) -> None:
         """Also a program of ours that is installed is too old if it leaves some images out."""
         ours = (base.TOP / 'etc/libvirt/bin/qemu-img').read_text()
-        for text, status, advice in ((ours, OK, ''), ('ELF', ADVICE, 'install'),
-                                     (ours.replace('virtio-pmem', ''), ADVICE, 'virtio-pmem devices: install'),
-                                     (ours.replace('STORAGE_POOLS', ''), ADVICE, 'of storage pools: install')):
+        for text, status, advice in (
+            (ours, OK, ''),
+            ('ELF', ADVICE, 'install'),
+            (ours.replace('virtio-pmem', ''), ADVICE, 'virtio-pmem devices: install'),
+            (ours.replace('STORAGE_POOLS', ''), ADVICE, 'of storage pools: install'),
+        ):
             finding = doctor._snapshots_while_off('7', self.script('qemu-img', text))
             self.assertEqual(status, finding.status, str(finding))
             self.assertIn(advice, finding.advice)
         self.assertEqual(ADVICE, doctor._snapshots_while_off('7', None).status)
 
     def test_map_count(self) -> None:
-        for value, status, advice in ((1000, MISSING, 'sysctl'), (65530, ADVICE, 'sysctl'), (1 << 20, OK, '.')):
+        for value, status, advice in (
+            (1000, MISSING, 'sysctl'),
+            (65530, ADVICE, 'sysctl'),
+            (1 << 20, OK, '.'),
+        ):
             self.substitute('health.doctor._read', lambda _path, value=value: str(value))
             self.one(doctor._check_map_count, status, str(value), advice)
 
@@ -84,7 +102,9 @@ class HostTest(DoctorTestCase):
         self.one(doctor._check_userfaultfd, OK, 'mode 0666')
 
     def test_userfaultfd_of_a_group(self) -> None:
-        """Of any group that QEMU's user is in; and what is not known is not advised on as if it were."""
+        """Of any group that QEMU's user is in; and what is not known is not advised on as if it
+        were.
+        """
         device = self.directory / 'userfaultfd'
         device.touch()
         device.chmod(0o660)
@@ -95,7 +115,12 @@ class HostTest(DoctorTestCase):
         os.chown(device, 0, own.pw_gid)
         self.one(doctor._check_userfaultfd, OK, 'nogroup|nobody')
         os.chown(device, 0, other.gr_gid)
-        self.one(doctor._check_userfaultfd, ADVICE, 'group daemon', "not in the group daemon: 'usermod -aG daemon nobody'")
+        self.one(
+            doctor._check_userfaultfd,
+            ADVICE,
+            'group daemon',
+            "not in the group daemon: 'usermod -aG daemon nobody'",
+        )
         device.chmod(0o640)
         self.one(doctor._check_userfaultfd, ADVICE, 'mode 0640', 'udevadm')
         os.chown(device, own.pw_uid, other.gr_gid)
@@ -113,9 +138,18 @@ class HostTest(DoctorTestCase):
         device.touch()
         device.chmod(0o600)
         self.substitute('health.doctor.USERFAULTFD', str(device))
-        entries = ((0x01, 6, -1), (0x02, 6, pwd.getpwnam('nobody').pw_uid), (0x04, 0, -1), (0x10, 6, -1), (0x20, 0, -1))
-        os.setxattr(device, 'system.posix_acl_access', struct.pack('<I', 2) + b''.join(
-            struct.pack('<HHi', *entry) for entry in entries))       # user:nobody:rw-
+        entries = (
+            (0x01, 6, -1),
+            (0x02, 6, pwd.getpwnam('nobody').pw_uid),
+            (0x04, 0, -1),
+            (0x10, 6, -1),
+            (0x20, 0, -1),
+        )
+        os.setxattr(
+            device,
+            'system.posix_acl_access',
+            struct.pack('<I', 2) + b''.join(struct.pack('<HHi', *entry) for entry in entries),
+        )  # user:nobody:rw-
         self.one(doctor._check_userfaultfd, ADVICE, 'an ACL', f'getfacl {device}')
 
     def test_hook(self) -> None:
@@ -139,7 +173,9 @@ class HostTest(DoctorTestCase):
         rules = base.TOP / 'etc/apparmor.d/local'
         for number, name in enumerate(('abstractions/libvirt-qemu', 'usr.sbin.libvirtd')):
             found = list(doctor._check_apparmor())[number]
-            self.assertEqual((ADVICE, f'{local}/{name} does not mention pcow'), (found.status, found.found))
+            self.assertEqual(
+                (ADVICE, f'{local}/{name} does not mention pcow'), (found.status, found.found)
+            )
             self.assertIn(f'append etc/apparmor.d/local/{name}-pcow', found.advice)
             (local / name).write_text((rules / f'{name}-pcow').read_text())
         self.assertEqual([OK, OK], [found.status for found in doctor._check_apparmor()])
@@ -156,30 +192,61 @@ class RegionTest(DoctorTestCase):
         super().setUp()
         self.substitute('provision.ndctl._SYSFS', str(self.directory / 'sys'))
         self.substitute('provision.diagnosis._BUS', str(self.directory))
-        self.useFixture(fixtures.EnvironmentVariable('PATH', f'{self.directory}:{os.environ["PATH"]}'))
+        self.useFixture(
+            fixtures.EnvironmentVariable('PATH', f'{self.directory}:{os.environ["PATH"]}')
+        )
 
-    def findings(self, *regions: dict[str, object], provider: str = 'ACPI.NFIT', labels: str = '',
-                 nstype: int = 5) -> list[Finding]:
-        listed = [{'provider': provider, 'regions': [
-            {'dev': f'region{number}', 'size': 1024 * _MIB, 'align': 16 * _MIB, 'available_size': 0,
-             'mappings': [{'dimm': f'nmem{number}'}], 'persistence_domain': 'memory_controller', 'namespaces': [], **region}
-            for number, region in enumerate(regions)]}]
+    def findings(
+        self,
+        *regions: dict[str, object],
+        provider: str = 'ACPI.NFIT',
+        labels: str = '',
+        nstype: int = 5,
+    ) -> list[Finding]:
+        listed = [
+            {
+                'provider': provider,
+                'regions': [
+                    {
+                        'dev': f'region{number}',
+                        'size': 1024 * _MIB,
+                        'align': 16 * _MIB,
+                        'available_size': 0,
+                        'mappings': [{'dimm': f'nmem{number}'}],
+                        'persistence_domain': 'memory_controller',
+                        'namespaces': [],
+                        **region,
+                    }
+                    for number, region in enumerate(regions)
+                ],
+            }
+        ]
         (self.directory / 'listed').write_text(json.dumps(listed))
         for number in range(len(regions)):
             path = self.directory / f'sys/region{number}/nstype'
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(f'{nstype}\n')
-        self.script('ndctl', f'#!/bin/sh\ncase "$*" in list*) cat {self.directory}/listed ;;\n'
-                             f'*--json*) echo "[1]" ;;\n*--output*) printf \'{labels}\' >"$3" ;;\nesac\n')
+        self.script(
+            'ndctl',
+            f'#!/bin/sh\ncase "$*" in list*) cat {self.directory}/listed ;;\n'
+            f'*--json*) echo "[1]" ;;\n*--output*) printf \'{labels}\' >"$3" ;;\nesac\n',
+        )
         return list(diagnosis.check_regions())
 
     def test_promises(self) -> None:
-        for provider, domain, said in (('ACPI.NFIT', 'memory_controller', 'ADR'), ('ACPI.NFIT', 'cpu_cache', 'eADR'),
-                                       ('ACPI.NFIT', 'unknown', 'does not say'), ('e820', 'unknown', 'memmap=.*'),
-                                       ('ramdax', 'unknown', 'ramdax driver'), ('CXL', 'cpu_cache', r'CXL memory device \(CXL\)')):
+        for provider, domain, said in (
+            ('ACPI.NFIT', 'memory_controller', 'ADR'),
+            ('ACPI.NFIT', 'cpu_cache', 'eADR'),
+            ('ACPI.NFIT', 'unknown', 'does not say'),
+            ('e820', 'unknown', 'memmap=.*'),
+            ('ramdax', 'unknown', 'ramdax driver'),
+            ('CXL', 'cpu_cache', r'CXL memory device \(CXL\)'),
+        ):
             (finding,) = self.findings({'persistence_domain': domain}, provider=provider)
             self.assertRegex(finding.found, said)
-            self.assertEqual(provider in ('e820', 'ramdax'), 'survives kexec' in finding.found, str(finding))
+            self.assertEqual(
+                provider in ('e820', 'ramdax'), 'survives kexec' in finding.found, str(finding)
+            )
 
     def test_label_areas(self) -> None:
         (finding,) = self.findings({}, nstype=4, labels='rubbish')
@@ -200,13 +267,30 @@ class RegionTest(DoctorTestCase):
         self.assertEqual(('interleave', ADVICE), (finding.check, finding.status))
         self.assertIn('region0, region1', finding.found)
         self.assertIn('firmware', finding.advice)
-        self.assertEqual([], [item for item in self.findings({}, {'size': 512 * _MIB}) if item.check == 'interleave'])
+        self.assertEqual(
+            [],
+            [
+                item
+                for item in self.findings({}, {'size': 512 * _MIB})
+                if item.check == 'interleave'
+            ],
+        )
 
     def test_namespaces(self) -> None:
-        whole = {'dev': 'namespace0.0', 'mode': 'fsdax', 'size': 512 * _MIB, 'align': 2 * _MIB, 'blockdev': 'pmem0'}
+        whole = {
+            'dev': 'namespace0.0',
+            'mode': 'fsdax',
+            'size': 512 * _MIB,
+            'align': 2 * _MIB,
+            'blockdev': 'pmem0',
+        }
         for changes, status, said in (
-                ({}, OK, ''), ({'mode': 'raw'}, ADVICE, 'pool create'), ({'state': 'disabled'}, ADVICE, 'enable-namespace'),
-                ({'badblock_count': 3}, ADVICE, 'clear-errors'), ({'align': 4096}, ADVICE, '--align 2M')):
+            ({}, OK, ''),
+            ({'mode': 'raw'}, ADVICE, 'pool create'),
+            ({'state': 'disabled'}, ADVICE, 'enable-namespace'),
+            ({'badblock_count': 3}, ADVICE, 'clear-errors'),
+            ({'align': 4096}, ADVICE, '--align 2M'),
+        ):
             _region, finding = self.findings({'namespaces': [whole | changes]})
             self.assertEqual(status, finding.status, str(finding))
             self.assertIn(said, finding.advice)
@@ -253,8 +337,11 @@ class MappingTest(DoctorTestCase):
         self.assertIn('class pmem when it was made', finding.found)
 
     def test_huge_mappings(self) -> None:
-        for behaviour, status, found in ((filesystem.Behaviour(True, True), OK, '2 MiB, MAP_SYNC'),
-                                         (filesystem.Behaviour(True, False), ADVICE, '4 KiB, MAP_SYNC'), (None, ADVICE, 'full')):
+        for behaviour, status, found in (
+            (filesystem.Behaviour(True, True), OK, '2 MiB, MAP_SYNC'),
+            (filesystem.Behaviour(True, False), ADVICE, '4 KiB, MAP_SYNC'),
+            (None, ADVICE, 'full'),
+        ):
             (finding,) = self.findings('pmem', behaviour)
             self.assertEqual(status, finding.status, str(finding))
             self.assertIn(found, finding.found)

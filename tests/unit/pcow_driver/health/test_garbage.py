@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What "pcowctl pool garbage" finds and deletes; pool, images and libvirt (its test driver, with a domain in a file) are real."""
+"""What "pcowctl pool garbage" finds and deletes; pool, images and libvirt (its test driver, with a
+domain in a file) are real.
+"""
 
 import os
 from pathlib import Path
@@ -40,12 +42,16 @@ class UnusedImageTest(base.TestCase):
 
     def test_found_and_deleted(self) -> None:
         path = self.make('mine')
-        self.assertEqual([(garbage.Kind.UNUSED_IMAGE, path)], [(one.kind, one.path) for one in self.find()])
+        self.assertEqual(
+            [(garbage.Kind.UNUSED_IMAGE, path)], [(one.kind, one.path) for one in self.find()]
+        )
         garbage.delete(self.pool, self.find()[0])
         self.assertEqual([], self.pool.entries())
 
     def test_what_belongs_to_cinder_and_nova(self) -> None:
-        """A detached volume, and a server that waits elsewhere for its confirmation, are in no domain of this host."""
+        """A detached volume, and a server that waits elsewhere for its confirmation, are in no
+        domain of this host.
+        """
         self.make('volume-6d0f2b5e-7c1a-4e39-9b54-0a1f6c3d8e27')
         self.make('server-6d0f2b5e-7c1a-4e39-9b54-0a1f6c3d8e27-root')
         self.assertEqual([], self.find())
@@ -57,7 +63,7 @@ class UnusedImageTest(base.TestCase):
     def test_pool_that_is_mounted_in_another_place_as_well(self) -> None:
         """A domain names the image by a path there."""
         path = self.make('mine')
-        found, = self.find()
+        (found,) = self.find()
         elsewhere = self.directory / 'elsewhere.pcow'
         os.link(path, elsewhere)
         self.name(str(elsewhere))
@@ -66,10 +72,10 @@ class UnusedImageTest(base.TestCase):
 
     def test_needed_by_now(self) -> None:
         path = self.make('mine')
-        found, = self.find()
+        (found,) = self.find()
         self.name(path)
         self.assertRaises(exception.ImageInUse, garbage.delete, self.pool, found)
-        self.node.unlink()                             # nobody knows
+        self.node.unlink()  # nobody knows
         self.assertRaises(exception.LibvirtFailed, garbage.delete, self.pool, found)
         self.name('/no/such.pcow')
         os.utime(path)
@@ -97,8 +103,10 @@ class WorkTest(base.TestCase):
         super().setUp()
         self.place = self.directory / 'conversion'
         self.place.mkdir()
-        self.configure(conversion_dir=str(self.place),
-                       pcow_img=str(Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin')) / 'pcow-img'))
+        self.configure(
+            conversion_dir=str(self.place),
+            pcow_img=str(Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin')) / 'pcow-img'),
+        )
         self.pool = registry.PoolRegistry().create('p', str(self.directory / 'p'))
 
     @staticmethod
@@ -107,8 +115,12 @@ class WorkTest(base.TestCase):
             os.utime(one, (time.time() - 7200,) * 2)
 
     def start(self) -> tuple[subprocess.Popen[str], Path]:
-        process = subprocess.Popen([sys.executable, '-c', _CONVERTS, str(self.place)], stdout=subprocess.PIPE, text=True,
-                                   cwd=base.TOP)
+        process = subprocess.Popen(
+            [sys.executable, '-c', _CONVERTS, str(self.place)],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=base.TOP,
+        )
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
         assert process.stdout is not None
@@ -121,10 +133,13 @@ class WorkTest(base.TestCase):
         self.assertRaises(exception.ImageInUse, workspace.discard, str(path))
         process.kill()
         process.wait()
-        self.assertEqual([], garbage.find(self.pool, None))            # a version that knows no lock may be at work
+        # a version that knows no lock may be at work
+        self.assertEqual([], garbage.find(self.pool, None))
         self.age(path)
-        found, = garbage.find(self.pool, None)
-        self.assertEqual((garbage.Kind.WORK, str(path), 1 << 20), (found.kind, found.path, found.size))
+        (found,) = garbage.find(self.pool, None)
+        self.assertEqual(
+            (garbage.Kind.WORK, str(path), 1 << 20), (found.kind, found.path, found.size)
+        )
         garbage.delete(self.pool, found)
         self.assertEqual([], list(self.place.iterdir()))
 
@@ -142,8 +157,16 @@ class WorkTest(base.TestCase):
         (self.place / 'pcow-template-link5678').symlink_to(self.directory)
         (self.place / 'pcow-template-x').mkdir()
         with workspace.directory('send') as mine:
-            self.assertEqual({used, others, Path(mine), self.place / 'pcow-template-link5678', self.place / 'pcow-template-x'},
-                             set(self.place.iterdir()))
+            self.assertEqual(
+                {
+                    used,
+                    others,
+                    Path(mine),
+                    self.place / 'pcow-template-link5678',
+                    self.place / 'pcow-template-x',
+                },
+                set(self.place.iterdir()),
+            )
         self.assertFalse(left.exists() or os.path.exists(mine))
 
     def test_two_at_once(self) -> None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images whose base is gone: they are news for whoever has them, and deleted only if nobody does."""
+"""Images whose base is gone: they are news for whoever has them, and deleted only if
+nobody does.
+"""
 
 import os
 from pathlib import Path
@@ -34,13 +36,19 @@ class OrphanTest(base.TestCase):
         path = self.pool.create_image(name, base='base')
         os.utime(path, (time.time() - age,) * 2)
         self.base.rename(self.kept)
-        found, = (one for one in garbage.find(self.pool, domain.all_images()) if one.kind is garbage.Kind.ORPHAN)
+        (found,) = (
+            one
+            for one in garbage.find(self.pool, domain.all_images())
+            if one.kind is garbage.Kind.ORPHAN
+        )
         self.assertEqual(path, found.path)
         return path, found
 
     def kept_because(self, found: garbage.Finding, reason: str) -> None:
         for action in (garbage.look_again, garbage.delete):
-            self.assertIn(reason, str(self.assertRaises(exception.ImageInUse, action, self.pool, found)))
+            self.assertIn(
+                reason, str(self.assertRaises(exception.ImageInUse, action, self.pool, found))
+            )
         self.assertTrue(os.path.exists(found.path))
 
     def test_deleted(self) -> None:
@@ -54,7 +62,7 @@ class OrphanTest(base.TestCase):
         subprocess.run([self.programs / 'pcow-img', 'seal', '-q', path], check=True)
         os.utime(path, (time.time() - 7200,) * 2)
         self.base.rename(self.kept)
-        found, = garbage.find(self.pool, domain.all_images())
+        (found,) = garbage.find(self.pool, domain.all_images())
         garbage.delete(self.pool, found)
         self.assertEqual([], self.pool.entries())
 
@@ -64,14 +72,17 @@ class OrphanTest(base.TestCase):
         with base.opened(path, self.programs / 'pcow-io'):
             os.utime(path, (time.time() - 7200,) * 2)
             self.base.rename(self.kept)
-            found, = garbage.find(self.pool, domain.all_images())
+            (found,) = garbage.find(self.pool, domain.all_images())
             self.assertRaises(exception.ImageInUse, garbage.delete, self.pool, found)
         self.assertTrue(os.path.exists(path))
 
     def test_base_is_back(self) -> None:
         path, found = self.orphan('mine')
         self.kept.rename(self.base)
-        self.assertIn('is there', str(self.assertRaises(exception.ImageInUse, garbage.delete, self.pool, found)))
+        self.assertIn(
+            'is there',
+            str(self.assertRaises(exception.ImageInUse, garbage.delete, self.pool, found)),
+        )
         self.assertTrue(os.path.exists(path))
 
     def test_young(self) -> None:
@@ -96,6 +107,13 @@ class OrphanTest(base.TestCase):
         self.pool.create_image('above', base='mine')
         os.utime(path, (time.time() - 7200,) * 2)
         self.base.rename(self.kept)
-        found, = (one for one in garbage.find(self.pool, domain.all_images()) if one.kind is garbage.Kind.ORPHAN)
-        self.assertIn('stand on it', str(self.assertRaises(exception.ImageInUse, garbage.delete, self.pool, found)))
+        (found,) = (
+            one
+            for one in garbage.find(self.pool, domain.all_images())
+            if one.kind is garbage.Kind.ORPHAN
+        )
+        self.assertIn(
+            'stand on it',
+            str(self.assertRaises(exception.ImageInUse, garbage.delete, self.pool, found)),
+        )
         self.assertTrue(os.path.exists(path))

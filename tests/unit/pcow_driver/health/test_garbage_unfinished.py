@@ -39,7 +39,10 @@ class UnfinishedTest(_PoolTest):
             self.make(name)
         self.make('.young.pcow.part', age=60)
         found = garbage.find(self.pool, None)
-        self.assertEqual(['.vm.pcow.part', '.x.raw.0123456789abcdef.partial'], [os.path.basename(one.path) for one in found])
+        self.assertEqual(
+            ['.vm.pcow.part', '.x.raw.0123456789abcdef.partial'],
+            [os.path.basename(one.path) for one in found],
+        )
         for one in found:
             garbage.delete(self.pool, one)
         self.assertEqual(['.young.pcow.part'], self.pool.entries())
@@ -54,7 +57,7 @@ class UnfinishedTest(_PoolTest):
 
     def test_a_build_that_began_meanwhile(self) -> None:
         self.make('.vm.pcow.part')
-        found, = garbage.find(self.pool, None)
+        (found,) = garbage.find(self.pool, None)
         with staging.building(self.pool, 'vm') as part:
             path = self.make(os.path.basename(part))
             self.assertRaises(exception.ImageInUse, garbage.delete, self.pool, found)
@@ -63,7 +66,11 @@ class UnfinishedTest(_PoolTest):
     def test_a_conversion_that_pauses(self) -> None:
         path = self.make('.x.pcow.0123456789abcdef.partial')
         with open(path, 'r+b') as file:
-            fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack('hhqqi4x', fcntl.F_WRLCK, os.SEEK_SET, 12288, 1, 0))
+            fcntl.fcntl(
+                file,
+                fcntl.F_OFD_SETLK,
+                struct.pack('hhqqi4x', fcntl.F_WRLCK, os.SEEK_SET, 12288, 1, 0),
+            )
             self.assertEqual([], self.find())
         self.assertEqual([path.name], self.find())
 
@@ -73,20 +80,32 @@ class LookTest(_PoolTest):
         """A guest that starts meanwhile can open its image for writing."""
         log = self.directory / 'log'
         self.pool.create_image('vm', size=2 << 20)
-        self.configure(pcow_img=self.script('pcow-img', f'#!/bin/sh\necho "$@" >> {log}\nexec {self.programs}/pcow-img "$@"\n'))
+        self.configure(
+            pcow_img=self.script(
+                'pcow-img', f'#!/bin/sh\necho "$@" >> {log}\nexec {self.programs}/pcow-img "$@"\n'
+            )
+        )
         self.assertEqual([], self.find())
         commands = log.read_text().splitlines()
         self.assertEqual({'list', 'check'}, {command.split()[0] for command in commands})
-        self.assertEqual([], [command for command in commands if not {'-U', 'list'} & set(command.split())])
+        self.assertEqual(
+            [], [command for command in commands if not {'-U', 'list'} & set(command.split())]
+        )
 
     def test_an_image_that_cannot_be_looked_at_hides_no_other(self) -> None:
         for name in ('first', 'second'):
             self.pool.create_image(name, size=2 << 20)
             with trash.lock(self.pool, name):
                 trash.mark_snapshot(self.pool, name, 'gone')
-        self.configure(pcow_img=self.script('pcow-img', (
-            '#!/bin/sh\ncase "$*" in info*/first.pcow) echo damaged >&2; exit 1;; esac\n'
-            f'exec {self.programs}/pcow-img "$@"\n')))
+        self.configure(
+            pcow_img=self.script(
+                'pcow-img',
+                (
+                    '#!/bin/sh\ncase "$*" in info*/first.pcow) echo damaged >&2; exit 1;; esac\n'
+                    f'exec {self.programs}/pcow-img "$@"\n'
+                ),
+            )
+        )
         self.assertEqual(['second.pcow'], self.find())
 
     def test_in_use(self) -> None:
@@ -99,5 +118,10 @@ class LookTest(_PoolTest):
     def test_deleted_meanwhile(self) -> None:
         """Between the list of images and the check of one."""
         self.pool.create_image('vm', size=2 << 20)
-        self.configure(pcow_img=self.script('pcow-img', f'#!/bin/sh\n{self.programs}/pcow-img "$@"\nrm {self.pool.path}/vm.pcow\n'))
+        self.configure(
+            pcow_img=self.script(
+                'pcow-img',
+                f'#!/bin/sh\n{self.programs}/pcow-img "$@"\nrm {self.pool.path}/vm.pcow\n',
+            )
+        )
         self.assertEqual([], self.find())

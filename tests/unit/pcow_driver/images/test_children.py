@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands on an image protects it, also when images of the pool are damaged; pool and images are real."""
+"""What stands on an image protects it, also when images of the pool are damaged; pool and images
+are real.
+"""
 
 import os
 from pathlib import Path
@@ -28,9 +30,12 @@ class ChildrenTest(base.TestCase):
     def test_force_beside_a_damaged_image(self) -> None:
         self.pool.create_image('another', size=2 << 20)
         self.damage('another')
-        error = self.assertRaises(exception.ImageInUse, self.pool.delete_image, 'parent', force=True)
+        error = self.assertRaises(
+            exception.ImageInUse, self.pool.delete_image, 'parent', force=True
+        )
         self.assertIn('1 image(s) stand on it: fork', str(error))
-        self.assertRaises(exception.ImageInUse, self.pool.delete_image, 'fork')    # the damaged one may stand on it
+        # the damaged one may stand on it
+        self.assertRaises(exception.ImageInUse, self.pool.delete_image, 'fork')
         self.pool.delete_image('fork', force=True)
         self.pool.delete_image('parent', force=True)
         self.assertEqual(['another.pcow'], self.pool.entries())
@@ -47,7 +52,7 @@ class ChildrenTest(base.TestCase):
         self.pool.create_image('grandchild', base='fork')
         self.damage('parent')
         self.assertFalse(trash.delete_image(self.pool, 'parent'))
-        self.assertFalse(trash.delete_image(self.pool, 'parent'))    # again, as after a crash
+        self.assertFalse(trash.delete_image(self.pool, 'parent'))  # again, as after a crash
         self.assertEqual({'parent'}, trash.deleted_images(self.pool))
         self.assertFalse(trash.delete_image(self.pool, 'fork'))
         self.assertTrue(trash.delete_image(self.pool, 'grandchild'))

@@ -77,7 +77,9 @@ class ImageLocksTest(base.TestCase):
         timer.join()
 
     def test_owner_of_the_pool_alone(self) -> None:
-        """Of a file that he may not write to he may delete the name; readers are seen all the same."""
+        """Of a file that he may not write to he may delete the name; readers are seen
+        all the same.
+        """
         image.snapshot_create(self.path, 's')
         (snapshot,) = image.snapshot_list(self.path)
         plain = os.open

@@ -20,20 +20,46 @@ def recorded(name: str) -> Any:
 class ImageInfoTest(base.TestCase):
     def test_chain(self) -> None:
         top, bottom = (model.ImageInfo.from_json(item) for item in recorded('chain.json'))
-        self.assertEqual(('/pool/c.pcow', 4 << 20, 12288, 65536, 2, False, 2, 'volatile'), (
-            top.filename, top.virtual_size, top.actual_size, top.cluster_size, top.format, top.sealed, top.chain_depth,
-            top.persistence))
-        self.assertEqual(('a,b.pcow', '/pool/a,b.pcow', bottom.uuid, 'one'),
-                         (top.base_filename, top.base_path, top.base_uuid, top.base_snapshot))
+        self.assertEqual(
+            ('/pool/c.pcow', 4 << 20, 12288, 65536, 2, False, 2, 'volatile'),
+            (
+                top.filename,
+                top.virtual_size,
+                top.actual_size,
+                top.cluster_size,
+                top.format,
+                top.sealed,
+                top.chain_depth,
+                top.persistence,
+            ),
+        )
+        self.assertEqual(
+            ('a,b.pcow', '/pool/a,b.pcow', bottom.uuid, 'one'),
+            (top.base_filename, top.base_path, top.base_uuid, top.base_snapshot),
+        )
         self.assertIsNone(bottom.base_uuid)
-        self.assertEqual([('1', None, False), ('2', '1', True)], [(s.id, s.parent_id, s.current) for s in bottom.snapshots])
-        self.assertEqual(datetime.datetime(2026, 11, 21, 4, 42, 3, 757984, datetime.UTC), bottom.snapshots[0].date)
+        self.assertEqual(
+            [('1', None, False), ('2', '1', True)],
+            [(s.id, s.parent_id, s.current) for s in bottom.snapshots],
+        )
+        self.assertEqual(
+            datetime.datetime(2026, 11, 21, 4, 42, 3, 757984, datetime.UTC),
+            bottom.snapshots[0].date,
+        )
 
     def test_every_missing_or_wrong_field_is_named(self) -> None:
         good = recorded('chain.json')[0]
-        for path in (('filename',), ('format',), ('virtual-size',), ('actual-size',), ('format-specific',),
-                     ('format-specific', 'data'), ('format-specific', 'data', 'uuid'), ('format-specific', 'data', 'sealed'),
-                     ('format-specific', 'data', 'persistence')):
+        for path in (
+            ('filename',),
+            ('format',),
+            ('virtual-size',),
+            ('actual-size',),
+            ('format-specific',),
+            ('format-specific', 'data'),
+            ('format-specific', 'data', 'uuid'),
+            ('format-specific', 'data', 'sealed'),
+            ('format-specific', 'data', 'persistence'),
+        ):
             for wrong in (..., [1]):
                 value = copy.deepcopy(good)
                 parent = value
@@ -43,14 +69,21 @@ class ImageInfoTest(base.TestCase):
                     del parent[path[-1]]
                 else:
                     parent[path[-1]] = wrong
-                error = self.assertRaises(exception.ToolOutputInvalid, model.ImageInfo.from_json, value)
+                error = self.assertRaises(
+                    exception.ToolOutputInvalid, model.ImageInfo.from_json, value
+                )
                 self.assertIn(path[-1], str(error))
 
     def test_refuses_foreign_values(self) -> None:
         good = recorded('chain.json')[0]
         changes: tuple[dict[str, Any], ...] = (
-            {'format': 'qcow2'}, {'virtual-size': -1}, {'virtual-size': True}, {'virtual-size': '4M'},
-            {'snapshots': {}}, {'snapshots': [3]})
+            {'format': 'qcow2'},
+            {'virtual-size': -1},
+            {'virtual-size': True},
+            {'virtual-size': '4M'},
+            {'snapshots': {}},
+            {'snapshots': [3]},
+        )
         for change in changes:
             self.assertRaises(exception.ToolOutputInvalid, model.ImageInfo.from_json, good | change)
         values: tuple[Any, ...] = (None, [], 'x', {})
@@ -66,16 +99,26 @@ class OtherOutputTest(base.TestCase):
     def test_map(self) -> None:
         extents = [model.Extent.from_json(item) for item in recorded('map.json')]
         self.assertEqual(69206016, sum(extent.length for extent in extents))
-        self.assertEqual((False, None, None), (extents[0].present, extents[0].offset, extents[0].filename))
-        self.assertEqual((True, 2101248, '/pool/tpl.pcow'), (extents[1].present, extents[1].offset, extents[1].filename))
+        self.assertEqual(
+            (False, None, None), (extents[0].present, extents[0].offset, extents[0].filename)
+        )
+        self.assertEqual(
+            (True, 2101248, '/pool/tpl.pcow'),
+            (extents[1].present, extents[1].offset, extents[1].filename),
+        )
 
     def test_check(self) -> None:
         clean = model.CheckResult.from_json(recorded('check.json'))
         self.assertTrue(clean.clean)
-        leaking = model.CheckResult.from_json(recorded('check.json') | {
-            'leaks': 2, 'leaks-fixed': 1, 'findings': [{'kind': 'leak', 'message': 'slab 3'}]})
+        leaking = model.CheckResult.from_json(
+            recorded('check.json')
+            | {'leaks': 2, 'leaks-fixed': 1, 'findings': [{'kind': 'leak', 'message': 'slab 3'}]}
+        )
         self.assertFalse(leaking.clean)
         self.assertEqual((model.Finding('leak', 'slab 3'),), leaking.findings)
 
     def test_measure(self) -> None:
-        self.assertEqual(model.Measure(90112, 75497472), model.Measure.from_json({'required': 90112, 'fully-allocated': 75497472}))
+        self.assertEqual(
+            model.Measure(90112, 75497472),
+            model.Measure.from_json({'required': 90112, 'fully-allocated': 75497472}),
+        )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Templates cannot be deleted or changed under their children, by root neither; with the real flag of a real file system."""
+"""Templates cannot be deleted or changed under their children, by root neither; with the real flag
+of a real file system.
+"""
 
 import dataclasses
 import io
@@ -43,7 +45,11 @@ class ImmutableTest(base.TestCase):
     def setUp(self) -> None:
         super().setUp()
         programs = Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin'))
-        self.configure(protect_templates=True, pcow_img=str(programs / 'pcow-img'), pcow_io=str(programs / 'pcow-io'))
+        self.configure(
+            protect_templates=True,
+            pcow_img=str(programs / 'pcow-img'),
+            pcow_io=str(programs / 'pcow-io'),
+        )
         self.place = Path(tempfile.mkdtemp(prefix='pcow-test-immutable-', dir='/var/tmp'))
         self.addCleanup(clear, self.place)
         self.source = self.place / 'source.raw'
@@ -54,7 +60,10 @@ class ImmutableTest(base.TestCase):
         try:
             immutable.set_flag(str(self.place / 'try'), True)
         except OSError as e:
-            self.fail(f'the unit tests need root and a file system with the immutable flag in /var/tmp: {e}')
+            self.fail(
+                f'the unit tests need root and a file system with the immutable flag in /var/tmp: '
+                f'{e}'
+            )
         self.pool = registry.PoolRegistry().create('p', str(self.place / 'pool'))
 
     def build(self) -> Path:
@@ -76,14 +85,18 @@ class ImmutableTest(base.TestCase):
         self.assertEqual([], self.pool.entries())
 
     def test_second_name_that_a_killed_build_left(self) -> None:
-        """It was killed between the final name and the end of the first one; the flag came later, and belongs to both."""
+        """It was killed between the final name and the end of the first one; the flag came later,
+        and belongs to both.
+        """
         path = self.build()
         part = path.with_name('.t.pcow.part')
         with protection.lifted(str(path)):
             os.link(path, part)
             os.utime(path, (time.time() - 7200,) * 2)
         self.assertRaises(PermissionError, part.unlink)
-        found, = (one for one in garbage.find(self.pool, None) if one.kind is garbage.Kind.UNFINISHED)
+        (found,) = (
+            one for one in garbage.find(self.pool, None) if one.kind is garbage.Kind.UNFINISHED
+        )
         garbage.delete(self.pool, found)
         self.assertEqual(['t.pcow'], self.pool.entries())
         self.assertTrue(immutable.is_set(str(path)))
@@ -93,7 +106,7 @@ class ImmutableTest(base.TestCase):
             immutable.set_flag(str(part), True)
         garbage.delete(self.pool, found)
         self.assertEqual([], self.pool.entries())
-        protection.unlink(str(part))            # gone already
+        protection.unlink(str(part))  # gone already
 
     def test_deleted_image_that_others_stand_on(self) -> None:
         """It stays for them, as well protected as a template, and goes with the last of them."""
@@ -102,7 +115,8 @@ class ImmutableTest(base.TestCase):
         for name in ('one', 'two'):
             self.pool.create_image(name, base='vm')
         path = Path(self.pool.image_path('vm'))
-        for _again in range(2):                        # as whoever completes an interrupted deletion
+        # as whoever completes an interrupted deletion
+        for _again in range(2):
             self.assertFalse(trash.delete_image(self.pool, 'vm'))
             self.assertTrue(immutable.is_set(str(path)))
             self.assertRaises(PermissionError, path.unlink)
@@ -124,7 +138,9 @@ class ImmutableTest(base.TestCase):
         self.assertFalse(immutable.is_set(template.build(pool, 't', str(self.source), 'raw')))
 
     def test_cache_of_templates(self) -> None:
-        """It notes when a template was used, protects one that is not, and deletes it when nobody needs it."""
+        """It notes when a template was used, protects one that is not, and deletes it when nobody
+        needs it.
+        """
         cache = template_cache.TemplateCache(self.pool)
         source = template_cache.SourceImage('0' * 8, 'a' * 16, 'raw')
 
@@ -134,7 +150,7 @@ class ImmutableTest(base.TestCase):
         with cache.template(source, fetch) as name:
             path = self.pool.image_path(name)
         self.assertTrue(immutable.is_set(path))
-        protection.unprotect(path)              # as if the build had been killed before it did that
+        protection.unprotect(path)  # as if the build had been killed before it did that
         os.utime(path, (1, 1))
         with cache.template(source, fetch):
             self.assertTrue(immutable.is_set(path))
@@ -149,20 +165,30 @@ class ImmutableTest(base.TestCase):
         stream = io.BytesIO()
         transfer.send(str(self.build()), stream)
         stream.seek(0)
-        path = transfer.receive(registry.PoolRegistry().create('q', str(self.place / 'q')), 't', stream)
+        path = transfer.receive(
+            registry.PoolRegistry().create('q', str(self.place / 'q')), 't', stream
+        )
         self.assertTrue(immutable.is_set(path))
-        self.assertEqual(['t.pcow'], sorted(item.name for item in (self.place / 'q').iterdir() if item.name != names.MARKER))
+        self.assertEqual(
+            ['t.pcow'],
+            sorted(item.name for item in (self.place / 'q').iterdir() if item.name != names.MARKER),
+        )
 
     def test_purge_of_an_all_in_one(self) -> None:
-        settings = dataclasses.replace(settings_module.Settings.create(self.place / 'state'), pool=self.place,
-                                       volume_backends=(settings_module.PCOW_BACKEND,))
+        settings = dataclasses.replace(
+            settings_module.Settings.create(self.place / 'state'),
+            pool=self.place,
+            volume_backends=(settings_module.PCOW_BACKEND,),
+        )
         pools.directory(settings).mkdir()
-        pool = registry.PoolRegistry().create('cinder', str(pools.directory(settings) / pools.CINDER))
+        pool = registry.PoolRegistry().create(
+            'cinder', str(pools.directory(settings) / pools.CINDER)
+        )
         path = template.build(pool, 't', str(self.source), 'raw')
         self.assertTrue(immutable.is_set(path))
         pools.purge(settings)
         self.assertFalse(pools.directory(settings).exists())
-        pools.purge(settings)                  # one that was never up
+        pools.purge(settings)  # one that was never up
 
     def test_hook_of_libvirt(self) -> None:
         """An ACL cannot be set on an immutable file: the hook takes the flag off meanwhile."""
@@ -180,7 +206,9 @@ class ImmutableTest(base.TestCase):
         self.assertEqual(HOOK.READ, HOOK.read_acl(fd)[HOOK.USER, user.pw_uid])
 
     def test_several_at_once(self) -> None:
-        """Hooks, the cache, and a clone's snapshot: everybody ends with the flag set and without an error."""
+        """Hooks, the cache, and a clone's snapshot: everybody ends with the flag set and without an
+        error.
+        """
         path = str(self.build())
         errors: list[Exception] = []
 
@@ -223,7 +251,9 @@ class ImmutableTest(base.TestCase):
         self.assertFalse(immutable.is_set(str(self.place / 'pool' / names.MARKER)))
 
     def test_what_a_killed_quickstart_left(self) -> None:
-        """In a pool of the user's, and in one it made; the next run is not stopped by one that cannot be cleared up."""
+        """In a pool of the user's, and in one it made; the next run is not stopped by one that
+        cannot be cleared up.
+        """
         path = self.build()
         own = self.place / 'own'
         own.mkdir()
@@ -231,7 +261,7 @@ class ImmutableTest(base.TestCase):
         immutable.set_flag(str(own / 't.pcow'), True)
         with mock.patch.object(state, 'ROOT', self.place / 'runs'):
             run = state.Run.create()
-            run.owner = [os.getpid(), 1]           # a process that ended: this pid began later
+            run.owner = [os.getpid(), 1]  # a process that ended: this pid began later
             run.note(path)
             run.note(own)
             stuck = state.Run.create()

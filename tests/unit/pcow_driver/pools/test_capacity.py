@@ -20,16 +20,33 @@ from tests.unit.pcow_driver import base
 
 class SettingsTest(base.TestCase):
     def test_limits(self) -> None:
-        held = provisioned.Account(total=1000, free=600, reserved=100, overcommit=2, held=150, growth=850, building=0,
-                                building_fixed=0)
+        held = provisioned.Account(
+            total=1000,
+            free=600,
+            reserved=100,
+            overcommit=2,
+            held=150,
+            growth=850,
+            building=0,
+            building_fixed=0,
+        )
         self.assertEqual((250, 1000, 1300), (held.fixed, held.provisioned, held.limit))
-        self.assertEqual((False, True, False, True), (held.lacks(300), held.lacks(301), held.lacks(0, 150), held.lacks(0, 151)))
+        self.assertEqual(
+            (False, True, False, True),
+            (held.lacks(300), held.lacks(301), held.lacks(0, 150), held.lacks(0, 151)),
+        )
         self.assertEqual(100 + 250 + (1000 - 400) // 2, held.reserved_beside(400))
         self.assertIsNone(dataclasses.replace(held, overcommit=0).limit)
         self.assertFalse(dataclasses.replace(held, overcommit=0).lacks(1 << 60))
 
     def test_impossible_values(self) -> None:
-        for values in ({'overcommit': -1.0}, {'reserve': 100}, {'reserve': -1}, {'low': 5, 'critical': 6}, {'low': 101}):
+        for values in (
+            {'overcommit': -1.0},
+            {'reserve': 100},
+            {'reserve': -1},
+            {'low': 5, 'critical': 6},
+            {'low': 101},
+        ):
             self.assertRaises(exception.UsageInvalid, settings_module.Settings(**values).check)
 
     def test_kept_in_the_registry(self) -> None:
@@ -39,7 +56,9 @@ class SettingsTest(base.TestCase):
         pools.set('fast', overcommit=3.0, draining=True)
         pools.set('fast', low=50)
         self.assertEqual(
-            settings_module.Settings(overcommit=3.0, low=50, draining=True), registry.PoolRegistry().get('fast').settings)
+            settings_module.Settings(overcommit=3.0, low=50, draining=True),
+            registry.PoolRegistry().get('fast').settings,
+        )
         self.assertRaises(exception.UsageInvalid, pools.set, 'fast', low=2)
         self.assertEqual(50, pools.get('fast').settings.low)
         self.assertRaises(exception.PoolNotFound, pools.set, 'slow', low=2)
@@ -67,11 +86,30 @@ class RoomTest(base.TestCase):
 
 class StateTest(base.TestCase):
     def _usage(self, total: int, free: int) -> capacity.PoolUsage:
-        state, reason = capacity.judge(watermark.Capacity(total=total, free=free), settings_module.Settings(low=20, critical=5))
-        account = provisioned.Account(total=total, free=free, reserved=0, overcommit=0, held=0, growth=0, building=0,
-                                   building_fixed=0)
-        return capacity.PoolUsage(name='p"\\', total=total, free=free, reserved=0, images=(), unreadable=(), account=account,
-                                  state=state, reason=reason)
+        state, reason = capacity.judge(
+            watermark.Capacity(total=total, free=free), settings_module.Settings(low=20, critical=5)
+        )
+        account = provisioned.Account(
+            total=total,
+            free=free,
+            reserved=0,
+            overcommit=0,
+            held=0,
+            growth=0,
+            building=0,
+            building_fixed=0,
+        )
+        return capacity.PoolUsage(
+            name='p"\\',
+            total=total,
+            free=free,
+            reserved=0,
+            images=(),
+            unreadable=(),
+            account=account,
+            state=state,
+            reason=reason,
+        )
 
     def test_thresholds(self) -> None:
         for free, state in ((1000, 0), (200, 0), (199, 1), (50, 1), (49, 2), (0, 2)):
@@ -79,7 +117,9 @@ class StateTest(base.TestCase):
 
     def test_prometheus(self) -> None:
         text = capacity.prometheus([self._usage(1000, 10)])
-        self.assertIn('# TYPE pcow_pool_free_bytes gauge\npcow_pool_free_bytes{pool="p\\"\\\\"} 10\n', text)
+        self.assertIn(
+            '# TYPE pcow_pool_free_bytes gauge\npcow_pool_free_bytes{pool="p\\"\\\\"} 10\n', text
+        )
         self.assertIn('pcow_pool_state{pool="p\\"\\\\"} 2\n', text)
         self.assertEqual(text, text.strip() + '\n')
 
@@ -102,7 +142,9 @@ class StateTest(base.TestCase):
         found.create_image('vm', size=2 * units.MIB)
         listed = found.listed()
         os.unlink(found.existing_path('vm'))
-        self.useFixture(fixtures.MonkeyPatch('pcow_driver.pools.pool.Pool.listed', lambda _pool: listed))
+        self.useFixture(
+            fixtures.MonkeyPatch('pcow_driver.pools.pool.Pool.listed', lambda _pool: listed)
+        )
         self.assertEqual(((), ()), (capacity.usage(found).images, capacity.usage(found).unreadable))
 
     def test_read_only(self) -> None:
@@ -117,7 +159,9 @@ class StateTest(base.TestCase):
         self.assertIs(capacity.State.CRITICAL, capacity.judge(found.capacity(), found.settings)[0])
 
     def test_log(self) -> None:
-        """Whoever makes an image in a pool that runs low has it in his log: Nova's and Cinder's services do."""
+        """Whoever makes an image in a pool that runs low has it in his log: Nova's and Cinder's
+        services do.
+        """
         programs = Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin'))
         self.configure(pcow_img=str(programs / 'pcow-img'))
         pools = registry.PoolRegistry()
@@ -126,4 +170,6 @@ class StateTest(base.TestCase):
         pools.set('fast', low=0, critical=0).create_image('one', size=2 << 20)
         self.assertNotIn('free', log.output)
         pools.set('fast', low=100, critical=0).create_image('two', size=2 << 20)
-        self.assertRegex(log.output, r'Pool fast has .* free \(.* %\), less than 100 %: free space or extend it')
+        self.assertRegex(
+            log.output, r'Pool fast has .* free \(.* %\), less than 100 %: free space or extend it'
+        )

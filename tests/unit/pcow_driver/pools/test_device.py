@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest writes in front of its data decides about nothing; pool, images and tools are real."""
+"""What a guest writes in front of its data decides about nothing; pool, images and tools
+are real.
+"""
 
 import os
 from pathlib import Path
@@ -133,7 +135,9 @@ class GuestWritesTest(base.TestCase):
         self.assertEqual(device.Window(info_block.OFFSET, GIB), device.window(path))
         self.assertRaises(exception.InvalidSize, device.grow, path, 4 * MIB)
         device.grow(path, GIB)
-        self.assertEqual((GIB + info_block.OFFSET, GIB), (image.info(path).virtual_size, self.told(path)))
+        self.assertEqual(
+            (GIB + info_block.OFFSET, GIB), (image.info(path).virtual_size, self.told(path))
+        )
         self.write(path, info_block.OFFSET, 2 * MIB)
         image.snapshot_create(path, 's')
         cloned = clone.on_base(
@@ -155,7 +159,9 @@ class GuestWritesTest(base.TestCase):
         self.assertEqual(32 * MIB, device.window(path).size)
 
     def test_page_map_in_the_template(self) -> None:
-        """The offset is that of the template, also where it was made before, and in copies of it."""
+        """The offset is that of the template, also where it was made before, and in
+        copies of it.
+        """
         self.make_template('t', info_block.PageMap.PMEM)
         offset = info_block.data_offset(
             image.info(self.pool.existing_path('t')).virtual_size, info_block.PageMap.PMEM
@@ -171,7 +177,9 @@ class GuestWritesTest(base.TestCase):
         self.check_refused('volume-1')
 
     def test_copy_of_one_with_a_page_map(self) -> None:
-        """It has its data where a volume has them, as nothing but the template could tell otherwise."""
+        """It has its data where a volume has them, as nothing but the template could tell
+        otherwise.
+        """
         self.make_template('t', info_block.PageMap.PMEM)
         path = device.create_on(self.pool, 'volume-1', 't')
         device.check_movable(path)  # it stands on the template

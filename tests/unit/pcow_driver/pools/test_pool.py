@@ -27,11 +27,21 @@ class MarkerTest(base.TestCase):
         self.assertEqual(self.made, pool.open_directory(self.path))
 
     def test_hostile_markers(self) -> None:
-        for text in ('', '{', 'null', '[]', '{"format": 2}', '{"format": 1, "name": "a", "created": "x"}',
-                     '{"format": 1, "name": "a", "created": "x", "uuid": "../../etc"}',
-                     '{"format": 1, "name": "../a", "created": "x", "uuid": "6d0f2b5e-7c1a-4e39-9b54-0a1f6c3d8e27"}',
-                     '{"format": 1, "name": 3, "created": "x", "uuid": "6d0f2b5e-7c1a-4e39-9b54-0a1f6c3d8e27"}',
-                     ' ' * (1 << 20) + '{}', '[' * 60000):
+        for text in (
+            '',
+            '{',
+            'null',
+            '[]',
+            '{"format": 2}',
+            '{"format": 1, "name": "a", "created": "x"}',
+            '{"format": 1, "name": "a", "created": "x", "uuid": "../../etc"}',
+            '{"format": 1, "name": "../a", "created": "x", "uuid": '
+            '"6d0f2b5e-7c1a-4e39-9b54-0a1f6c3d8e27"}',
+            '{"format": 1, "name": 3, "created": "x", "uuid": '
+            '"6d0f2b5e-7c1a-4e39-9b54-0a1f6c3d8e27"}',
+            ' ' * (1 << 20) + '{}',
+            '[' * 60000,
+        ):
             with open(self.marker, 'w') as f:
                 f.write(text)
             self.assertRaises(exception.PoolInvalid, pool.open_directory, self.path)
@@ -71,7 +81,9 @@ class PoolTest(base.TestCase):
             self.assertRaises(exception.ImageNotFound, self.pool.existing_path, name)
 
     def test_long_names(self) -> None:
-        """Those that are there are as good as others; no new one is made to which the name of a lock would not fit."""
+        """Those that are there are as good as others; no new one is made to which the name of a
+        lock would not fit.
+        """
         longest, long, old = 'x' * 204, 'x' * 205, 'x' * 240
         Path(self.pool.image_path(old)).touch()
         self.assertEqual(self.pool.image_path(old), self.pool.existing_path(old))
@@ -79,9 +91,16 @@ class PoolTest(base.TestCase):
             self.assertEqual([longest], staging.in_the_making(self.pool))
         with template_cache.TemplateCache(self.pool)._lock(longest), trash.lock(self.pool, longest):
             pass
-        for make, arguments in ((staging.building(self.pool, long).__enter__, ()), (self.pool.create_image, (long,)),
-                                (clone.rename, (self.pool, old, long)), (fork.fork, (self.pool.image_path(old), 's', long))):
-            self.assertIn('more than 204 bytes', str(self.assertRaises(exception.InvalidName, make, *arguments)))
+        for make, arguments in (
+            (staging.building(self.pool, long).__enter__, ()),
+            (self.pool.create_image, (long,)),
+            (clone.rename, (self.pool, old, long)),
+            (fork.fork, (self.pool.image_path(old), 's', long)),
+        ):
+            self.assertIn(
+                'more than 204 bytes',
+                str(self.assertRaises(exception.InvalidName, make, *arguments)),
+            )
         self.assertRaises(exception.InvalidName, self.pool.create_image, long, size=2 << 20)
 
     def test_capacity(self) -> None:
@@ -95,14 +114,17 @@ class RemovedTest(base.TestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.configure(pcow_img=self.script('pcow-img', f'#!/bin/sh\necho "$@" >> {self.directory}/log\n'))
+        self.configure(
+            pcow_img=self.script('pcow-img', f'#!/bin/sh\necho "$@" >> {self.directory}/log\n')
+        )
         self.pools = registry.PoolRegistry()
         self.pool = self.pools.create('p', str(self.directory / 'p'))
 
     def nothing_is_made(self) -> None:
         self.assertRaises(exception.PoolInvalid, self.pool.create_image, 'vm', size=2 << 20)
         self.assertRaises(exception.PoolInvalid, staging.building(self.pool, 'vm').__enter__)
-        self.assertNotIn('create', (self.directory / 'log').read_text())       # probed it was, when the pool was made
+        # probed it was, when the pool was made
+        self.assertNotIn('create', (self.directory / 'log').read_text())
 
     def test_removed(self) -> None:
         self.pools.remove('p')
@@ -121,5 +143,7 @@ class RemovedTest(base.TestCase):
     def test_stays_while_an_image_is_made(self) -> None:
         """A template has nothing in its pool as long as qemu-img writes."""
         with staging.building(self.pool, 'vm'), staging.building(self.pool, 'vm-2'):
-            self.assertIn('vm-2', str(self.assertRaises(exception.PoolNotEmpty, self.pools.remove, 'p')))
+            self.assertIn(
+                'vm-2', str(self.assertRaises(exception.PoolNotEmpty, self.pools.remove, 'p'))
+            )
         self.pools.remove('p')

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With over-commit 1.0 every guest can fill its image, whatever else the pool has come to hold: by random work on a small one.
+"""With over-commit 1.0 every guest can fill its image, whatever else the pool has come to hold: by
+random work on a small one.
 
-PCOW_TEST_PROMISES is the number of pools, of which each has a seed of its own, from PCOW_TEST_SEED on.
+PCOW_TEST_PROMISES is the number of pools, of which each has a seed of its own, from PCOW_TEST_SEED
+on.
 """
 
 import os
@@ -25,7 +27,10 @@ from pcow_driver.templates import template
 from tests.unit.pcow_driver import base
 
 MIB = units.MIB
-POOLS, SEED = int(os.environ.get('PCOW_TEST_PROMISES', '2')), int(os.environ.get('PCOW_TEST_SEED', '1'))
+POOLS, SEED = (
+    int(os.environ.get('PCOW_TEST_PROMISES', '2')),
+    int(os.environ.get('PCOW_TEST_SEED', '1')),
+)
 STEPS = 30
 
 
@@ -33,8 +38,11 @@ class ProvisionedTest(base.TestCase):
     def setUp(self) -> None:
         super().setUp()
         programs = Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin'))
-        self.configure(pcow_img=str(programs / 'pcow-img'), pcow_io=str(programs / 'pcow-io'),
-                       libvirt_uri=f'test://{self.directory}/none')
+        self.configure(
+            pcow_img=str(programs / 'pcow-img'),
+            pcow_io=str(programs / 'pcow-io'),
+            libvirt_uri=f'test://{self.directory}/none',
+        )
         self.made = 0
 
     def make_pool(self, name: str) -> pool_module.Pool:
@@ -57,8 +65,19 @@ class ProvisionedTest(base.TestCase):
         if not fillable or chance.randrange(4) == 0:
             chance.choice((self.create, self.create, self.template, self.file))(pool, chance)
         else:
-            chance.choice((self.store, self.store, self.store, self.snapshot, self.delete_snapshot, self.from_snapshot, self.clone,
-                           self.delete, self.extend))(pool, chance, chance.choice(fillable))
+            chance.choice(
+                (
+                    self.store,
+                    self.store,
+                    self.store,
+                    self.snapshot,
+                    self.delete_snapshot,
+                    self.from_snapshot,
+                    self.clone,
+                    self.delete,
+                    self.extend,
+                )
+            )(pool, chance, chance.choice(fillable))
 
     def create(self, pool: pool_module.Pool, chance: random.Random) -> None:
         device.create(pool, self.new_name(), chance.choice((4, 10, 20)) * MIB)
@@ -74,32 +93,61 @@ class ProvisionedTest(base.TestCase):
         if account.limit is not None and account.limit - account.provisioned > 4 * MIB:
             Path(pool.path, f'file-{self.new_name()}').write_bytes(bytes(3 * MIB))
 
-    def store(self, _pool: pool_module.Pool, chance: random.Random, one: pool_module.PoolImage) -> None:
+    def store(
+        self, _pool: pool_module.Pool, chance: random.Random, one: pool_module.PoolImage
+    ) -> None:
         assert one.info is not None
         offset = chance.randrange(0, one.info.virtual_size, 4096)
-        self.write(one.path, offset, min(chance.choice((1, 16, 500, 1500)) * 4096, one.info.virtual_size - offset))
+        self.write(
+            one.path,
+            offset,
+            min(chance.choice((1, 16, 500, 1500)) * 4096, one.info.virtual_size - offset),
+        )
 
-    def snapshot(self, _pool: pool_module.Pool, _chance: random.Random, one: pool_module.PoolImage) -> None:
+    def snapshot(
+        self, _pool: pool_module.Pool, _chance: random.Random, one: pool_module.PoolImage
+    ) -> None:
         attached.snapshot_create(one.path, f's{self.new_name()}')
 
-    def delete_snapshot(self, pool: pool_module.Pool, chance: random.Random, one: pool_module.PoolImage) -> None:
+    def delete_snapshot(
+        self, pool: pool_module.Pool, chance: random.Random, one: pool_module.PoolImage
+    ) -> None:
         if one.info and one.info.snapshots:
             trash.delete_snapshot(pool, one.name, chance.choice(one.info.snapshots).name)
 
-    def from_snapshot(self, pool: pool_module.Pool, chance: random.Random, one: pool_module.PoolImage) -> None:
+    def from_snapshot(
+        self, pool: pool_module.Pool, chance: random.Random, one: pool_module.PoolImage
+    ) -> None:
         if one.info and one.info.snapshots:
             snapshot = chance.choice(one.info.snapshots).name
             size = device.window(one.path, snapshot=snapshot).size
-            clone.on_base(pool, one.name, pool, self.new_name(), size, max_chain=chance.choice((1, 16)), snapshot=snapshot)
+            clone.on_base(
+                pool,
+                one.name,
+                pool,
+                self.new_name(),
+                size,
+                max_chain=chance.choice((1, 16)),
+                snapshot=snapshot,
+            )
 
-    def clone(self, pool: pool_module.Pool, chance: random.Random, one: pool_module.PoolImage) -> None:
+    def clone(
+        self, pool: pool_module.Pool, chance: random.Random, one: pool_module.PoolImage
+    ) -> None:
         size = device.window(one.path).size
-        clone.clone([clone.Clone(pool, one.name, pool, self.new_name(), size)], max_chain=chance.choice((1, 16)))
+        clone.clone(
+            [clone.Clone(pool, one.name, pool, self.new_name(), size)],
+            max_chain=chance.choice((1, 16)),
+        )
 
-    def delete(self, pool: pool_module.Pool, _chance: random.Random, one: pool_module.PoolImage) -> None:
+    def delete(
+        self, pool: pool_module.Pool, _chance: random.Random, one: pool_module.PoolImage
+    ) -> None:
         trash.delete_image(pool, one.name)
 
-    def extend(self, pool: pool_module.Pool, _chance: random.Random, one: pool_module.PoolImage) -> None:
+    def extend(
+        self, pool: pool_module.Pool, _chance: random.Random, one: pool_module.PoolImage
+    ) -> None:
         device.extend(pool, one.name, device.window(one.path).size + 2 * MIB)
 
     def check_figures(self, pool: pool_module.Pool) -> None:
@@ -108,17 +156,32 @@ class ProvisionedTest(base.TestCase):
         used = (status.f_blocks - status.f_bavail) * status.f_frsize
         self.assertEqual(used, usage.allocated + usage.others)
         self.assertEqual(used, usage.account.fixed + usage.account.held)
-        self.assertLess(usage.others, MIB + sum(os.lstat(entry).st_blocks * 512 for entry in os.scandir(pool.path)
-                                                if not entry.name.endswith('.pcow')))
+        self.assertLess(
+            usage.others,
+            MIB
+            + sum(
+                os.lstat(entry).st_blocks * 512
+                for entry in os.scandir(pool.path)
+                if not entry.name.endswith('.pcow')
+            ),
+        )
         room = status.f_bavail * status.f_frsize - usage.account.growth
         self.assertGreaterEqual(room, 0)
         self.assertEqual(room, (usage.limit or 0) - usage.provisioned)
-        self.assertEqual(room, usage.total - usage.account.reserved_beside(claimed=0))      # what placement lets be claimed
+        # what placement lets be claimed
+        self.assertEqual(room, usage.total - usage.account.reserved_beside(claimed=0))
 
     def fill(self, pool: pool_module.Pool, chance: random.Random) -> None:
-        """All guests write all that they can, once more where they have written already, in pieces."""
+        """All guests write all that they can, once more where they have written already,
+        in pieces.
+        """
         items = [item for item in pool.listed() if item.summary and not item.summary.sealed]
-        pieces = [(item.path, offset) for item in items if item.summary for offset in range(0, item.summary.virtual_size, 2 * MIB)]
+        pieces = [
+            (item.path, offset)
+            for item in items
+            if item.summary
+            for offset in range(0, item.summary.virtual_size, 2 * MIB)
+        ]
         chance.shuffle(pieces)
         for path, offset in pieces:
             self.write(path, offset, 2 * MIB)
@@ -201,17 +264,22 @@ class ProvisionedTest(base.TestCase):
         self.assertEqual(before, pool.account().provisioned)
 
     def test_template_that_is_being_made(self) -> None:
-        """What nobody can fill takes its space from the rest, as often as over-commit says: also before it is there."""
+        """What nobody can fill takes its space from the rest, as often as over-commit says: also
+        before it is there.
+        """
         self.make_pool('p')
         registry.PoolRegistry().set('p', overcommit=20.0)
         pool = registry.PoolRegistry().get('p')
         left = (pool.account().limit or 0) - pool.account().provisioned
-        size = (left - 20 * 60 * MIB) // units.SLAB_SIZE * units.SLAB_SIZE       # and its metadata are too much
+        # and its metadata are too much
+        size = (left - 20 * 60 * MIB) // units.SLAB_SIZE * units.SLAB_SIZE
         with staging.building(pool, 't') as part:
             with pool.lock():
                 pool.check_room(0, fixed=60 * MIB)
                 staging.reserve(pool, 't', fixed=60 * MIB)
-            self.assertEqual(left - 20 * 60 * MIB, (pool.account().limit or 0) - pool.account().provisioned)
+            self.assertEqual(
+                left - 20 * 60 * MIB, (pool.account().limit or 0) - pool.account().provisioned
+            )
             self.assertRaises(exception.NoRoom, device.create, pool, 'v', size)
             Path(part).write_bytes(os.urandom(60 * MIB))
             pool.check_room(0)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever makes an image or enlarges one keeps to what the operator decided for the pool; pool and images are real."""
+"""Whatever makes an image or enlarges one keeps to what the operator decided for the pool; pool and
+images are real.
+"""
 
 import os
 from pathlib import Path
@@ -26,10 +28,14 @@ class RoomTest(base.TestCase):
         programs = Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin'))
         self.configure(pcow_img=str(programs / 'pcow-img'))
         self.config = self.directory / 'pcow.conf'
-        self.config.write_text(f'[pcow]\nstate_path = {self.directory}/state\npcow_img = {programs}/pcow-img\n')
+        self.config.write_text(
+            f'[pcow]\nstate_path = {self.directory}/state\npcow_img = {programs}/pcow-img\n'
+        )
         self.pools = registry.PoolRegistry()
         (self.directory / 'p').mkdir()
-        subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=1g', 'none', self.directory / 'p'], check=True)
+        subprocess.run(
+            ['mount', '-t', 'tmpfs', '-o', 'size=1g', 'none', self.directory / 'p'], check=True
+        )
         self.addCleanup(subprocess.run, ['umount', '-l', self.directory / 'p'], check=True)
         self.pool = self.pools.create('p', str(self.directory / 'p'))
         self.path = self.pool.create_image('vm', size=8 * MIB)
@@ -48,8 +54,24 @@ class RoomTest(base.TestCase):
 
     def resize(self, size: int, *args: str) -> str:
         """What pcowctl says of it."""
-        done = subprocess.run([sys.executable, '-m', 'pcow_driver.cli.app', '--config-file', str(self.config), 'image', 'resize',
-                               *args, 'p/vm', str(size)], cwd=base.TOP, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [
+                sys.executable,
+                '-m',
+                'pcow_driver.cli.app',
+                '--config-file',
+                str(self.config),
+                'image',
+                'resize',
+                *args,
+                'p/vm',
+                str(size),
+            ],
+            cwd=base.TOP,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         return done.stderr
 
     def test_fork(self) -> None:
@@ -74,12 +96,14 @@ class RoomTest(base.TestCase):
 
     def test_template(self) -> None:
         self.drain()
-        self.assertRaises(exception.PoolDraining, template.build, self.pool, 't', '/no/such/file', 'raw')
+        self.assertRaises(
+            exception.PoolDraining, template.build, self.pool, 't', '/no/such/file', 'raw'
+        )
         self.pool = self.pools.set('p', draining=False)
         self.leave(0)
         self.assertRaises(exception.NoRoom, template.build, self.pool, 't', str(self.source), 'raw')
         self.leave(8 * MIB)
-        template.build(self.pool, 't', str(self.source), 'raw')      # promises nothing
+        template.build(self.pool, 't', str(self.source), 'raw')  # promises nothing
 
     def test_export_into_the_pool(self) -> None:
         self.drain()
@@ -94,6 +118,7 @@ class RoomTest(base.TestCase):
         def reserve() -> None:
             with self.pool.lock():
                 entered.set()
+
         other = threading.Thread(target=reserve)
         with room.kept(self.path):
             other.start()
@@ -101,7 +126,7 @@ class RoomTest(base.TestCase):
         other.join()
         self.assertTrue(entered.is_set())
         self.pools.remove('p', forget=True)
-        with room.kept(self.path):             # of no pool that is known
+        with room.kept(self.path):  # of no pool that is known
             pass
 
     def test_resize(self) -> None:

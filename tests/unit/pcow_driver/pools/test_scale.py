@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P7: what is done to one image of a pool does not cost more programs in a pool of many, and all of them are listed by one."""
+"""P7: what is done to one image of a pool does not cost more programs in a pool of many, and all of
+them are listed by one.
+"""
 
 from collections.abc import Callable
 import os
@@ -20,7 +22,8 @@ from pcow_driver.templates import template_cache
 from tests.unit.pcow_driver import base
 
 MANY = int(os.environ.get('PCOW_TEST_IMAGES', '1000'))
-LISTED_IN = 4                          # seconds of processors for 5,000 images; it takes 0.4, and took minutes
+# seconds of processors for 5,000 images; it takes 0.4, and took minutes
+LISTED_IN = 4
 
 
 class ScaleTest(base.TestCase):
@@ -42,9 +45,17 @@ class ScaleTest(base.TestCase):
         with open(path, 'rb') as file:
             size = os.fstat(file.fileno()).st_size
             start = file.read(256 << 10)
-        pages = [(offset, page) for offset in range(0, len(start), 4096) if any(page := start[offset:offset + 4096])]
+        pages = [
+            (offset, page)
+            for offset in range(0, len(start), 4096)
+            if any(page := start[offset : offset + 4096])
+        ]
         for number in range(count):
-            copy = os.open(os.path.join(self.pool.path, f'copy-{number}.pcow'), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            copy = os.open(
+                os.path.join(self.pool.path, f'copy-{number}.pcow'),
+                os.O_WRONLY | os.O_CREAT | os.O_EXCL,
+                0o600,
+            )
             for offset, page in pages:
                 os.pwrite(copy, page, offset)
             os.truncate(copy, size)
@@ -67,17 +78,20 @@ class ScaleTest(base.TestCase):
     def all_counts(self, pool: pool_module.Pool) -> list[int]:
         path = device.create(pool, 'base', 4 * units.MIB)
         image.snapshot_create(path, 's')
-        return [self.counted(operation) for operation in (
-            lambda: device.create(pool, 'empty', 4 * units.MIB),
-            lambda: device.create_on(pool, 'child', 'base', base_snapshot='s'),
-            lambda: trash.delete_snapshot(pool, 'base', 's'),    # marked
-            lambda: trash.delete_image(pool, 'base'),            # kept for its child
-            lambda: trash.delete_image(pool, 'empty'),
-            lambda: trash.delete_image(pool, 'child'),           # the base goes, too
-            lambda: pool.listed(),
-            lambda: capacity.usage(pool, with_shared=False),
-            lambda: template_cache.TemplateCache(pool).entries(),
-        )]
+        return [
+            self.counted(operation)
+            for operation in (
+                lambda: device.create(pool, 'empty', 4 * units.MIB),
+                lambda: device.create_on(pool, 'child', 'base', base_snapshot='s'),
+                lambda: trash.delete_snapshot(pool, 'base', 's'),  # marked
+                lambda: trash.delete_image(pool, 'base'),  # kept for its child
+                lambda: trash.delete_image(pool, 'empty'),
+                lambda: trash.delete_image(pool, 'child'),  # the base goes, too
+                lambda: pool.listed(),
+                lambda: capacity.usage(pool, with_shared=False),
+                lambda: template_cache.TemplateCache(pool).entries(),
+            )
+        ]
 
     def test_programs(self) -> None:
         before = self.all_counts(self.pool)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hostile trees against what root does below the pools: links, FIFOs, sockets, mounts, and renames in a loop by another process.
+"""Hostile trees against what root does below the pools: links, FIFOs, sockets, mounts, and renames
+in a loop by another process.
 
 PCOW_FUZZ_SECONDS makes it longer.
 """
@@ -36,7 +37,8 @@ while True:
     name, other = random.choice(names), random.choice(names)
     try:
         match random.randrange(8):
-            case 0: os.symlink(random.choice([outside, f'{outside}/victim', '/', '..', other]), name)
+            case 0:
+                os.symlink(random.choice([outside, f'{outside}/victim', '/', '..', other]), name)
             case 1: os.mkdir(name)
             case 2: os.mkfifo(name)
             case 3: os.rename(name, other)
@@ -74,17 +76,38 @@ class FuzzTest(base.TestCase):
         found = []
         for path in (self.outside, *sorted(self.outside.iterdir())):
             status = path.lstat()
-            found.append((path.name, status.st_ino, status.st_uid, status.st_gid, status.st_mode, status.st_size, status.st_dev))
+            found.append(
+                (
+                    path.name,
+                    status.st_ino,
+                    status.st_uid,
+                    status.st_gid,
+                    status.st_mode,
+                    status.st_size,
+                    status.st_dev,
+                )
+            )
         return found
 
     def call(self, chosen: random.Random) -> None:
-        path = str(self.place.joinpath(*chosen.choices(('p', 'q', 'pools', 'x'), k=chosen.randint(1, 3))))
-        function, *arguments = chosen.choice((
-            (filesystems.make_directory, path), (filesystems.remove_directory, path),
-            (filesystems.mount_memory, 'p', 1 << 20, path, False), (filesystems.unmount, path), (filesystems.grow, path),
-            (filesystems.resize_memory, path, 2 << 20), (filesystems.give, path, 65534, 65534),
-            (filesystems.set_extent_hint, path), (nbd.stop, path), (nbd.stop, str(self.place / 'export')),
-            (immutable.is_set, path)))
+        path = str(
+            self.place.joinpath(*chosen.choices(('p', 'q', 'pools', 'x'), k=chosen.randint(1, 3)))
+        )
+        function, *arguments = chosen.choice(
+            (
+                (filesystems.make_directory, path),
+                (filesystems.remove_directory, path),
+                (filesystems.mount_memory, 'p', 1 << 20, path, False),
+                (filesystems.unmount, path),
+                (filesystems.grow, path),
+                (filesystems.resize_memory, path, 2 << 20),
+                (filesystems.give, path, 65534, 65534),
+                (filesystems.set_extent_hint, path),
+                (nbd.stop, path),
+                (nbd.stop, str(self.place / 'export')),
+                (immutable.is_set, path),
+            )
+        )
         try:
             function(*arguments)
         except (exception.PcowError, OSError):
@@ -102,7 +125,9 @@ class FuzzTest(base.TestCase):
         return calls
 
     def attack(self) -> subprocess.Popen[bytes]:
-        attacker = subprocess.Popen([sys.executable, '-c', _ATTACKER, self.place, self.outside], stdout=subprocess.PIPE)
+        attacker = subprocess.Popen(
+            [sys.executable, '-c', _ATTACKER, self.place, self.outside], stdout=subprocess.PIPE
+        )
         assert attacker.stdout is not None
         attacker.stdout.readline()
         self.addCleanup(attacker.stdout.close)

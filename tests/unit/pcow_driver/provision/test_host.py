@@ -30,28 +30,52 @@ class HostTest(base.TestCase):
 
     def check(self) -> None:
         gid = grp.getgrnam(_GROUP).gr_gid
-        for name, expected in {'.': (0, 0, 0o755), 'pools': (0, 0, 0o755), 'locks': (0, gid, 0o2770), 'frozen': (0, gid, 0o2770),
-                               'exports': (0, gid, 0o2770), 'migrations': (0, gid, 0o2770), 'live-migrations': (0, gid, 0o2770),
-                               'disks': (0, gid, 0o2771)}.items():
+        for name, expected in {
+            '.': (0, 0, 0o755),
+            'pools': (0, 0, 0o755),
+            'locks': (0, gid, 0o2770),
+            'frozen': (0, gid, 0o2770),
+            'exports': (0, gid, 0o2770),
+            'migrations': (0, gid, 0o2770),
+            'live-migrations': (0, gid, 0o2770),
+            'disks': (0, gid, 0o2771),
+        }.items():
             found = (self.state / name).stat()
-            self.assertEqual(expected, (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)), name)
+            self.assertEqual(
+                expected, (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)), name
+            )
 
     def as_service(self, *command: object) -> int:
-        return subprocess.run(['setpriv', '--reuid=nobody', f'--regid={_GROUP}', '--clear-groups', *map(str, command)],
-                              check=False, capture_output=True).returncode
+        return subprocess.run(
+            [
+                'setpriv',
+                '--reuid=nobody',
+                f'--regid={_GROUP}',
+                '--clear-groups',
+                *map(str, command),
+            ],
+            check=False,
+            capture_output=True,
+        ).returncode
 
     def test_made_and_put_right(self) -> None:
         self.assertEqual({'made'}, set(self.set_up().values()))
         self.check()
         self.assertEqual({'as it was'}, set(self.set_up().values()))
         os.chown(self.state, 0, grp.getgrnam(_GROUP).gr_gid)
-        self.state.chmod(0o2775)                                 # as of a host that was set up for an earlier version
+        # as of a host that was set up for an earlier version
+        self.state.chmod(0o2775)
         (self.state / 'exports').chmod(0o700)
-        self.assertEqual({'state', 'exports'}, {name for name, done in self.set_up().items() if done == 'changed'})
+        self.assertEqual(
+            {'state', 'exports'},
+            {name for name, done in self.set_up().items() if done == 'changed'},
+        )
         self.check()
 
     def test_what_is_there_is_left_alone(self) -> None:
-        """A service can move a file of root's into its directories, from any that it may write to."""
+        """A service can move a file of root's into its directories, from any that it may
+        write to.
+        """
         self.set_up()
         secret = self.state / 'exports' / 'secret'
         secret.touch(mode=0o600)
@@ -83,12 +107,27 @@ class HostTest(base.TestCase):
         (self.directory / 'lib').chmod(0o777)
         with self.assertRaisesRegex(exception.PathRefused, 'chmod go-w'):
             self.set_up()
-        with mock.patch.object(os, 'geteuid', return_value=1000), self.assertRaisesRegex(exception.RootNeeded, 'sudo pcowctl'):
+        with (
+            mock.patch.object(os, 'geteuid', return_value=1000),
+            self.assertRaisesRegex(exception.RootNeeded, 'sudo pcowctl'),
+        ):
             self.set_up()
 
     def test_command(self) -> None:
         config = self.directory / 'pcow.conf'
         config.write_text(f'[pcow]\nstate_path = {self.state}\npools_path = {self.state}/pools\n')
-        command = [sys.executable, '-m', 'pcow_driver.cli.app', '--config-file', str(config), 'host', 'setup', '--group', _GROUP]
-        done = subprocess.run([*command, '-f', 'value'], cwd=base.TOP, capture_output=True, text=True, check=True)
+        command = [
+            sys.executable,
+            '-m',
+            'pcow_driver.cli.app',
+            '--config-file',
+            str(config),
+            'host',
+            'setup',
+            '--group',
+            _GROUP,
+        ]
+        done = subprocess.run(
+            [*command, '-f', 'value'], cwd=base.TOP, capture_output=True, text=True, check=True
+        )
         self.assertIn(f'{self.state}/locks {_GROUP} 2770 made\n', done.stdout)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of pools that exist, with real mounts in DRAM: what is refused, shown only, undone, and done again after a kill."""
+"""Plans of pools that exist, with real mounts in DRAM: what is refused, shown only, undone, and
+done again after a kill.
+"""
 
 from collections.abc import Iterator
 import contextlib
@@ -26,8 +28,10 @@ class DestroyTest(base.TestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.configure(pools_path=str(self.directory), pcow_img=str(
-            Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin')) / 'pcow-img'))
+        self.configure(
+            pools_path=str(self.directory),
+            pcow_img=str(Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin')) / 'pcow-img'),
+        )
         self.path = self.directory / 'quick'
         self.addCleanup(subprocess.run, ['umount', '-q', self.path], check=False)
         provision.plan_memory('quick', str(self.path), 32 << 20).run()
@@ -43,10 +47,18 @@ class DestroyTest(base.TestCase):
 
     def test_not_mounted(self) -> None:
         """An unmounted pool looks empty; whoever forgets it should know."""
-        self.useFixture(fixtures.MonkeyPatch('pcow_driver.pmem.mount_unit.DIRECTORY', str(self.directory / 'units')))
-        mount_unit.install(str(self.path), mount_unit.text('quick', 'x', str(self.path), 'xfs', 'noatime'))
+        self.useFixture(
+            fixtures.MonkeyPatch(
+                'pcow_driver.pmem.mount_unit.DIRECTORY', str(self.directory / 'units')
+            )
+        )
+        mount_unit.install(
+            str(self.path), mount_unit.text('quick', 'x', str(self.path), 'xfs', 'noatime')
+        )
         subprocess.run(['umount', self.path], check=True)
-        error = self.assertRaises(exception.PoolInvalid, dismantle.plan_remove, 'quick', forget=False)
+        error = self.assertRaises(
+            exception.PoolInvalid, dismantle.plan_remove, 'quick', forget=False
+        )
         self.assertIn('systemctl start', str(error))
         dismantle.plan_remove('quick', forget=True).run()
         self.assertEqual([], self.pools.list())
@@ -77,22 +89,30 @@ class DestroyTest(base.TestCase):
         refused: list[bool] = []
 
         def take_name() -> None:
-            self.assertRaises(exception.PoolExists, self.pools.create, 'quick', str(self.directory / 'new'))
+            self.assertRaises(
+                exception.PoolExists, self.pools.create, 'quick', str(self.directory / 'new')
+            )
             refused.append(True)
 
-        plan_of_it.steps.insert(plan_of_it.steps.index(unmount), plan.Step(lambda: 'meanwhile', take_name))
+        plan_of_it.steps.insert(
+            plan_of_it.steps.index(unmount), plan.Step(lambda: 'meanwhile', take_name)
+        )
         with self.use():
             self.assertRaises(exception.ToolFailed, plan_of_it.run)
         self.assertEqual(([True], str(self.path)), (refused, self.pools.get('quick').path))
 
     def test_killed_after_each_step(self) -> None:
-        """The same command goes on with what is left; without it nobody takes the pool for a usable one."""
+        """The same command goes on with what is left; without it nobody takes the pool for a usable
+        one.
+        """
         steps = len(dismantle.plan_destroy('quick').steps)
         for done in range(1, steps):
             for step in dismantle.plan_destroy('quick').steps[:done]:
                 step.do()
             self.assertRaises(exception.PoolInvalid, self.pools.get, 'quick')
-            error = self.assertRaises(exception.PoolInvalid, dismantle.plan_remove, 'quick', forget=False)
+            error = self.assertRaises(
+                exception.PoolInvalid, dismantle.plan_remove, 'quick', forget=False
+            )
             self.assertIn('--destroy quick', str(error))
             dismantle.plan_destroy('quick').run()
             self.assertFalse(self.path.is_mount())
@@ -103,7 +123,10 @@ class DestroyTest(base.TestCase):
         for step in dismantle.plan_destroy('quick').steps[:2]:
             step.do()
         subprocess.run(['mount', '-t', 'tmpfs', 'other', self.path], check=True)
-        self.assertIn('not what the pool was on', str(self.assertRaises(exception.PoolInvalid, dismantle.plan_destroy, 'quick')))
+        self.assertIn(
+            'not what the pool was on',
+            str(self.assertRaises(exception.PoolInvalid, dismantle.plan_destroy, 'quick')),
+        )
         subprocess.run(['umount', self.path], check=True)
         subprocess.run(['mount', '-t', 'tmpfs', 'pcow-quick', self.path], check=True)
         (self.path / 'vm.pcow').touch()
@@ -129,7 +152,9 @@ class DryRunTest(base.TestCase):
         self.pools.create('p', str(self.directory / 'p'))
 
     def ctl(self, *words: str) -> int:
-        (self.directory / 'pcow.conf').write_text(f'[pcow]\nstate_path = {self.directory / "state"}\n')
+        (self.directory / 'pcow.conf').write_text(
+            f'[pcow]\nstate_path = {self.directory / "state"}\n'
+        )
         return app.main(['--config-file', str(self.directory / 'pcow.conf'), *words])
 
     def test_remove(self) -> None:
@@ -140,14 +165,16 @@ class DryRunTest(base.TestCase):
         self.assertIn('.pcow-pool', line)
         (self.directory / 'p/vm.pcow').touch()
         self.assertRaises(exception.PoolNotEmpty, dismantle.plan_remove, 'p', forget=False)
-        self.assertRaises(SystemExit, self.ctl, 'pool', 'remove', 'p', '--forget', '--destroy')      # argparse
+        # argparse
+        self.assertRaises(SystemExit, self.ctl, 'pool', 'remove', 'p', '--forget', '--destroy')
         self.assertEqual(0, self.ctl('pool', 'remove', 'p', '--forget'))
         self.assertEqual([], self.pools.list())
 
     def test_set_and_drain(self) -> None:
         before = self.pools.get('p')
         self.assertEqual(0, self.ctl('pool', 'set', 'p', '--overcommit', '2', '--dry-run'))
-        self.assertEqual(1, self.ctl('pool', 'set', 'p', '--low', '2', '--dry-run'))         # below critical
+        # below critical
+        self.assertEqual(1, self.ctl('pool', 'set', 'p', '--low', '2', '--dry-run'))
         self.assertEqual(1, self.ctl('pool', 'set', 'nosuch', '--low', '50', '--dry-run'))
         self.assertEqual(0, self.ctl('pool', 'drain', 'p', '--dry-run'))
         self.assertEqual(before, self.pools.get('p'))
@@ -164,11 +191,16 @@ class DryRunTest(base.TestCase):
         self.pools.create('q', str(self.directory / 'q'))
         self.pools.remove('p', forget=True)
         self.assertRaises(exception.PoolExists, adopt.plan_import, str(self.directory / 'p'), 'q')
-        self.assertRaises(exception.PoolInvalid, adopt.plan_import, str(self.directory), 'new')     # no pool is there
+        # no pool is there
+        self.assertRaises(exception.PoolInvalid, adopt.plan_import, str(self.directory), 'new')
 
     def test_create(self) -> None:
-        for words in ((str(self.directory / 'q'),), ('/mnt/pcow-test-dry', '--memory', '--size', '32M')):
+        for words in (
+            (str(self.directory / 'q'),),
+            ('/mnt/pcow-test-dry', '--memory', '--size', '32M'),
+        ):
             self.assertEqual(0, self.ctl('pool', 'create', 'q', *words, '--dry-run'))
         self.assertEqual(['p'], [entry.name for entry in self.pools.list()])
         self.assertFalse((self.directory / 'q').exists() or os.path.exists('/mnt/pcow-test-dry'))
-        self.assertEqual(1, self.ctl('pool', 'create', 'q', str(self.directory / 'p'), '--dry-run'))      # it is one
+        # it is one
+        self.assertEqual(1, self.ctl('pool', 'create', 'q', str(self.directory / 'p'), '--dry-run'))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be seen without persistent memory; the rest runs on emulated NVDIMMs in a VM (tools/vm-test fsdax)."""
+"""What can be seen without persistent memory; the rest runs on emulated NVDIMMs in a VM
+(tools/vm-test fsdax).
+"""
 
 import mmap
 import os
@@ -28,8 +30,14 @@ class RequestTest(base.TestCase):
         self.configure(pools_path=str(self.directory))
 
     def _refused(self, error: type[Exception], **changes: object) -> str:
-        wanted = {'name': 'p', 'directory': str(self.directory / 'mnt'), 'filesystem': 'xfs', 'device': '/dev/null', **changes}
-        return str(self.assertRaises(error, provision.plan_create, provision.Request(**wanted)))     # type: ignore[arg-type]
+        wanted = {
+            'name': 'p',
+            'directory': str(self.directory / 'mnt'),
+            'filesystem': 'xfs',
+            'device': '/dev/null',
+            **changes,
+        }
+        return str(self.assertRaises(error, provision.plan_create, provision.Request(**wanted)))  # type: ignore[arg-type]
 
     def test_refused(self) -> None:
         self.assertIn('not a block device', self._refused(exception.DeviceRefused))
@@ -48,14 +56,23 @@ class RequestTest(base.TestCase):
         """Each byte that is no ASCII letter takes four in the name of a unit."""
         for name in ('privileged.filesystems.check_formattable', 'pmem.block_device.check_dax'):
             self.useFixture(fixtures.MonkeyPatch(f'pcow_driver.{name}', lambda *_args: None))
-        self.assertIn('shorter', self._refused(exception.UsageInvalid, directory=str(self.directory / ('ü' * 60))))
+        self.assertIn(
+            'shorter',
+            self._refused(exception.UsageInvalid, directory=str(self.directory / ('ü' * 60))),
+        )
 
 
 class FilesystemTest(base.TestCase):
     def test_hugetlbfs_is_no_place_for_images(self) -> None:
         """As a mount of it was seen to behave: write(2) gives EINVAL there."""
-        self.useFixture(fixtures.MonkeyPatch('pcow_driver.pmem.filesystem.mounted', lambda _path: ('hugetlbfs', 'none')))
-        error = self.assertRaises(exception.UsageInvalid, adopt.plan_directory, 'p', str(self.directory / 'p'))
+        self.useFixture(
+            fixtures.MonkeyPatch(
+                'pcow_driver.pmem.filesystem.mounted', lambda _path: ('hugetlbfs', 'none')
+            )
+        )
+        error = self.assertRaises(
+            exception.UsageInvalid, adopt.plan_directory, 'p', str(self.directory / 'p')
+        )
         self.assertIn('--memory --huge', str(error))
 
     def test_labels_are_cut_at_whole_letters(self) -> None:
@@ -65,7 +82,9 @@ class FilesystemTest(base.TestCase):
                 command = filesystem.make_command(kind, 'device', f'pcow-{name}')
                 label = command[command.index('-L') + 1]
                 self.assertLessEqual(len(label.encode()), most)
-                self.assertTrue(f'pcow-{name}'.startswith(label) and len(label.encode()) > most - 4, label)
+                self.assertTrue(
+                    f'pcow-{name}'.startswith(label) and len(label.encode()) > most - 4, label
+                )
         path = self.directory / 'device'
         for kind in filesystem.KINDS:
             with path.open('wb') as f:
@@ -73,10 +92,17 @@ class FilesystemTest(base.TestCase):
             filesystem.run(filesystem.make_command(kind, str(path), 'pcow-größere Dinge'))
 
     def test_names_that_are_not_utf8(self) -> None:
-        """Any user can have something mounted whose name is none: the kernel shows its bytes as they are."""
+        """Any user can have something mounted whose name is none: the kernel shows its bytes as
+        they are.
+        """
         mountinfo = self.directory / 'mountinfo'
-        mountinfo.write_bytes(b'36 35 0:40 / /tmp/\xff rw - fuse fuse rw\n37 35 0:41 / /mnt/a\\040b rw - tmpfs pcow-b rw\n')
-        self.useFixture(fixtures.MonkeyPatch('pcow_driver.pmem.filesystem.MOUNTINFO', str(mountinfo)))
+        mountinfo.write_bytes(
+            b'36 35 0:40 / /tmp/\xff rw - fuse fuse rw\n37 35 0:41 / /mnt/a\\040b rw - tmpfs '
+            b'pcow-b rw\n'
+        )
+        self.useFixture(
+            fixtures.MonkeyPatch('pcow_driver.pmem.filesystem.MOUNTINFO', str(mountinfo))
+        )
         self.assertEqual(('tmpfs', 'pcow-b'), filesystem.mounted('/mnt/a b'))
         self.assertEqual(('fuse', 'fuse'), filesystem.mounted(os.fsdecode(b'/tmp/\xff')))
 
@@ -100,11 +126,19 @@ class DeviceTest(base.TestCase):
             self.assertFalse(block_device.is_blank(str(path)), offset)
 
     def test_data_in_the_middle(self) -> None:
-        """Of a large device pages all over it are looked at, and where file systems keep copies of their super blocks."""
+        """Of a large device pages all over it are looked at, and where file systems keep copies of
+        their super blocks.
+        """
         path = self.directory / 'device'
         size = 1 << 40
-        for offset, length in (((64 << 20) + 64, 4), (256 << 30, 8), ((128 << 20) + 1080, 2), (81 * (32 << 20) + 1080, 2),
-                               ((8 << 20) * 9 + 1024 + 56, 2), (700 << 30, 128 << 20)):
+        for offset, length in (
+            ((64 << 20) + 64, 4),
+            (256 << 30, 8),
+            ((128 << 20) + 1080, 2),
+            (81 * (32 << 20) + 1080, 2),
+            ((8 << 20) * 9 + 1024 + 56, 2),
+            (700 << 30, 128 << 20),
+        ):
             with path.open('wb') as f:
                 f.truncate(size)
             self.assertTrue(block_device.is_blank(str(path)))
@@ -115,8 +149,11 @@ class DeviceTest(base.TestCase):
 
     def test_file_system_whose_super_block_was_wiped(self) -> None:
         path = self.directory / 'device'
-        for command in (('/sbin/mkfs.ext4', '-q', '-F', '-b', '4096'), ('/sbin/mkfs.ext4', '-q', '-F', '-b', '1024'),
-                        ('/sbin/mkfs.xfs', '-q', '-f')):
+        for command in (
+            ('/sbin/mkfs.ext4', '-q', '-F', '-b', '4096'),
+            ('/sbin/mkfs.ext4', '-q', '-F', '-b', '1024'),
+            ('/sbin/mkfs.xfs', '-q', '-f'),
+        ):
             with path.open('wb') as f:
                 f.truncate(1 << 30)
             subprocess.run([*command, path], check=True)
@@ -137,7 +174,8 @@ class DeviceTest(base.TestCase):
         path.write_bytes(bytes(20 << 20))
         self.assertIsNone(block_device.signature(str(path)))
         with path.open('r+b') as f:
-            f.write(b'XFSB' + bytes(3) + b'\x10')       # blkid wants more of XFS; swap needs only its mark
+            # blkid wants more of XFS; swap needs only its mark
+            f.write(b'XFSB' + bytes(3) + b'\x10')
             f.seek(4086)
             f.write(b'SWAPSPACE2')
             f.seek(1024)
@@ -154,8 +192,11 @@ class UsersTest(base.TestCase):
         self.dax.mkdir(parents=True)
         (self.directory / 'bus/dax1.0/namespace').write_text('namespace1.0\n')
         self.useFixture(fixtures.MonkeyPatch('pcow_driver.pmem.users._BUS', self.directory / 'bus'))
-        (self.directory / 'proc').mkdir()      # nobody else's business: who else has it open changes nothing here
-        self.useFixture(fixtures.MonkeyPatch('pcow_driver.pmem.users._PROC', self.directory / 'proc'))
+        # nobody else's business: who else has it open changes nothing here
+        (self.directory / 'proc').mkdir()
+        self.useFixture(
+            fixtures.MonkeyPatch('pcow_driver.pmem.users._PROC', self.directory / 'proc')
+        )
         self.can_see(os.getpid())
 
     def is_device(self, number: int) -> None:
@@ -171,7 +212,10 @@ class UsersTest(base.TestCase):
         error = self.assertRaises(exception.DeviceRefused, namespaces.check_unused, 'namespace1.0')
         self.assertIn(f'/dev/dax1.0 is in use by process {os.getpid()} (', str(error))
         namespaces.check_unused('namespace1.1')
-        for function, arguments in ((namespaces.destroy, ()), (namespaces.reconfigure, (2 << 20, False))):
+        for function, arguments in (
+            (namespaces.destroy, ()),
+            (namespaces.reconfigure, (2 << 20, False)),
+        ):
             self.assertRaises(exception.DeviceRefused, function, 'namespace1.0', *arguments)
         os.close(slave)
         namespaces.check_unused('namespace1.0')
@@ -182,7 +226,9 @@ class UsersTest(base.TestCase):
         descriptor = os.open('/dev/zero', os.O_RDWR)
         with mmap.mmap(descriptor, 4096, flags=mmap.MAP_PRIVATE):
             os.close(descriptor)
-            error = self.assertRaises(exception.DeviceRefused, namespaces.check_unused, 'namespace1.0')
+            error = self.assertRaises(
+                exception.DeviceRefused, namespaces.check_unused, 'namespace1.0'
+            )
         self.assertIn(str(os.getpid()), str(error))
 
     def test_process_that_cannot_be_looked_at(self) -> None:
@@ -195,7 +241,9 @@ class UsersTest(base.TestCase):
                 directory.chmod(0o755)
             os.seteuid(65534)
             try:
-                error = self.assertRaises(exception.DeviceRefused, users.check_unused, 'namespace1.0')
+                error = self.assertRaises(
+                    exception.DeviceRefused, users.check_unused, 'namespace1.0'
+                )
             finally:
                 os.seteuid(0)
                 other.kill()
@@ -242,15 +290,19 @@ class PlanTest(base.TestCase):
     def test_undone_after_an_interrupt(self) -> None:
         """A step that undoes runs programs, which nothing new may do after one."""
         marker = self.directory / 'undone'
-        code = ('import signal\n'
-                'from pcow_driver.common import interrupt, tool\n'
-                'from pcow_driver.provision import plan\n'
-                'interrupt.install()\n'
-                'made = plan.Plan()\n'
-                f'made.add("one", lambda: None, lambda: tool.run("/usr/bin/touch", "{marker}"))\n'
-                'made.add("two", lambda: signal.raise_signal(signal.SIGINT))\n'
-                'made.run()\n')
-        done = subprocess.run([sys.executable, '-c', code], cwd=base.TOP, capture_output=True, check=False, timeout=60)
+        code = (
+            'import signal\n'
+            'from pcow_driver.common import interrupt, tool\n'
+            'from pcow_driver.provision import plan\n'
+            'interrupt.install()\n'
+            'made = plan.Plan()\n'
+            f'made.add("one", lambda: None, lambda: tool.run("/usr/bin/touch", "{marker}"))\n'
+            'made.add("two", lambda: signal.raise_signal(signal.SIGINT))\n'
+            'made.run()\n'
+        )
+        done = subprocess.run(
+            [sys.executable, '-c', code], cwd=base.TOP, capture_output=True, check=False, timeout=60
+        )
         self.assertEqual(-signal.SIGINT, done.returncode, str(done.stderr))
         self.assertTrue(marker.exists())
 
@@ -266,17 +318,34 @@ class PlanTest(base.TestCase):
 class PromiseTest(base.TestCase):
     @staticmethod
     def _region(provider: str, domain: str) -> ndctl.Region:
-        return ndctl.Region(dev='region0', provider=provider, size=1, available=0, dimms=('nmem0',), align=1,
-                            persistence_domain=domain, namespaces=())
+        return ndctl.Region(
+            dev='region0',
+            provider=provider,
+            size=1,
+            available=0,
+            dimms=('nmem0',),
+            align=1,
+            persistence_domain=domain,
+            namespaces=(),
+        )
 
     def test_power_loss_is_promised_only_where_it_is_kept(self) -> None:
         for persistence, region, kept in (
-                ('volatile', None, False), ('page-cache', None, False), ('pmem', None, False),
-                ('pmem', self._region('e820', 'unknown'), False), ('pmem', self._region('ramdax', 'memory_controller'), False),
-                ('pmem', self._region('ACPI.NFIT', 'unknown'), False),
-                ('pmem', self._region('ACPI.NFIT', 'memory_controller'), True),
-                ('pmem', self._region('ACPI.NFIT', 'cpu_cache'), True), ('pmem', self._region('CXL', 'memory_controller'), True)):
-            self.assertEqual(kept, durability.of(persistence, region).survives.startswith('power loss'), f'{persistence} {region}')
+            ('volatile', None, False),
+            ('page-cache', None, False),
+            ('pmem', None, False),
+            ('pmem', self._region('e820', 'unknown'), False),
+            ('pmem', self._region('ramdax', 'memory_controller'), False),
+            ('pmem', self._region('ACPI.NFIT', 'unknown'), False),
+            ('pmem', self._region('ACPI.NFIT', 'memory_controller'), True),
+            ('pmem', self._region('ACPI.NFIT', 'cpu_cache'), True),
+            ('pmem', self._region('CXL', 'memory_controller'), True),
+        ):
+            self.assertEqual(
+                kept,
+                durability.of(persistence, region).survives.startswith('power loss'),
+                f'{persistence} {region}',
+            )
 
     def test_cxl_is_named(self) -> None:
         self.assertIn('CXL', durability.of('pmem', self._region('cxl_test', 'cpu_cache')).note)

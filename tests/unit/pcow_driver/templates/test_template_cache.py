@@ -22,7 +22,9 @@ from pcow_driver.templates import template
 from pcow_driver.templates import template_cache
 from tests.unit.pcow_driver import base
 
-_SOURCE = template_cache.SourceImage('11111111-2222-3333-4444-555555555555', '0123456789abcdef' * 4, 'raw')
+_SOURCE = template_cache.SourceImage(
+    '11111111-2222-3333-4444-555555555555', '0123456789abcdef' * 4, 'raw'
+)
 
 
 class TemplateCacheTest(base.TestCase):
@@ -47,7 +49,9 @@ class TemplateCacheTest(base.TestCase):
 
     def test_built_once_by_all_who_ask(self) -> None:
         names: list[str] = []
-        threads = [threading.Thread(target=lambda: names.append(self.use())) for _number in range(4)]
+        threads = [
+            threading.Thread(target=lambda: names.append(self.use())) for _number in range(4)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -66,7 +70,10 @@ class TemplateCacheTest(base.TestCase):
             self.fetch(path)
             raise OSError('the service is gone')
 
-        with self.assertRaisesRegex(OSError, 'the service is gone'), self.cache.template(_SOURCE, fail):
+        with (
+            self.assertRaisesRegex(OSError, 'the service is gone'),
+            self.cache.template(_SOURCE, fail),
+        ):
             self.fail('entered')
         self.assertEqual([], self.pool.entries())
         self.use()
@@ -75,19 +82,28 @@ class TemplateCacheTest(base.TestCase):
         """32 MiB of data in a file of some KiB."""
         with open(f'{path}.raw', 'wb') as f:
             f.write(b'A' * (32 * units.MIB))
-        tool.run(tool.find('qemu_img'), 'convert', '-c', '-f', 'raw', '-O', 'qcow2', f'{path}.raw',
-                 path)
+        tool.run(
+            tool.find('qemu_img'), 'convert', '-c', '-f', 'raw', '-O', 'qcow2', f'{path}.raw', path
+        )
         os.unlink(f'{path}.raw')
         self.assertLess(os.path.getsize(path), units.MIB)
 
-    def check_refused_bomb(self, error: type[Exception], words: str, pool: pool_module.Pool,
-                           accept: Callable[[int], None] | None = None) -> None:
+    def check_refused_bomb(
+        self,
+        error: type[Exception],
+        words: str,
+        pool: pool_module.Pool,
+        accept: Callable[[int], None] | None = None,
+    ) -> None:
         """Nothing is converted, not even to the directory for that."""
         cache = template_cache.TemplateCache(pool)
         source = template_cache.SourceImage(_SOURCE.id, _SOURCE.checksum, 'qcow2')
         write = template.write_namespace
-        with mock.patch.object(template, 'write_namespace', wraps=write) as written, \
-                self.assertRaisesRegex(error, words), cache.template(source, self.bomb, accept):
+        with (
+            mock.patch.object(template, 'write_namespace', wraps=write) as written,
+            self.assertRaisesRegex(error, words),
+            cache.template(source, self.bomb, accept),
+        ):
             self.fail('entered')
         written.assert_not_called()
         self.assertEqual([], pool.entries())
@@ -100,17 +116,21 @@ class TemplateCacheTest(base.TestCase):
             raise exception.InvalidSize(size=size, reason='too large for the flavor')
 
         self.check_refused_bomb(exception.InvalidSize, 'too large for', self.pool, accept)
-        self.use()                         # the same, when the template is there
-        with self.assertRaises(exception.InvalidSize), \
-                self.cache.template(_SOURCE, self.fetch, accept):
+        self.use()  # the same, when the template is there
+        with (
+            self.assertRaises(exception.InvalidSize),
+            self.cache.template(_SOURCE, self.fetch, accept),
+        ):
             self.fail('entered')
         self.assertEqual([32 * units.MIB, 8 * units.MIB], sizes)
 
     def test_image_that_the_pool_cannot_take(self) -> None:
-        kept = dataclasses.replace(self.pool, settings=settings_module.Settings(low=100, critical=100))
+        kept = dataclasses.replace(
+            self.pool, settings=settings_module.Settings(low=100, critical=100)
+        )
         self.check_refused_bomb(exception.NoSpace, 'in the pool fast: 0 B are free', kept)
         source = self.directory / 'source'
-        self.fetch(str(source))            # not compressed: looked at when its zeros are known
+        self.fetch(str(source))  # not compressed: looked at when its zeros are known
         self.assertRaises(exception.NoSpace, template.build, kept, 't', str(source), 'raw')
         self.assertEqual([], kept.entries())
 
@@ -131,15 +151,20 @@ class TemplateCacheTest(base.TestCase):
 
     def check_conversion_dir(self, words: str) -> None:
         error = self.assertRaises(exception.ConversionDirUnusable, self.use)
-        self.assertEqual(f'[pcow] conversion_dir {words}: make room in it, let this user write there, or name another directory',
-                         str(error))
+        self.assertEqual(
+            f'[pcow] conversion_dir {words}: make room in it, let this user write there, or name '
+            f'another directory',
+            str(error),
+        )
         self.assertEqual([], self.pool.entries())
 
     def test_conversion_dir(self) -> None:
         """In words that reach the fault of a server."""
         self.configure(conversion_dir='/nowhere')
         self.check_conversion_dir('/nowhere: No such file or directory')
-        error = self.assertRaises(exception.ConversionDirUnusable, device.create, self.pool, 'x', units.MIB * 4)
+        error = self.assertRaises(
+            exception.ConversionDirUnusable, device.create, self.pool, 'x', units.MIB * 4
+        )
         self.assertIn('[pcow] conversion_dir /nowhere: No such', str(error))
         self.assertEqual([], self.pool.entries())
 
@@ -151,9 +176,11 @@ class TemplateCacheTest(base.TestCase):
             self.check_conversion_dir(f'{self.directory}: No space left on device')
 
     def test_refused(self) -> None:
-        for source, words in ((template_cache.SourceImage(_SOURCE.id, '', 'raw'), 'tells no checksum'),
-                              (template_cache.SourceImage('../x', '0123456789', 'raw'), 'tells no checksum'),
-                              (template_cache.SourceImage(_SOURCE.id, '0123456789', 'vmdk'), 'its format is vmdk')):
+        for source, words in (
+            (template_cache.SourceImage(_SOURCE.id, '', 'raw'), 'tells no checksum'),
+            (template_cache.SourceImage('../x', '0123456789', 'raw'), 'tells no checksum'),
+            (template_cache.SourceImage(_SOURCE.id, '0123456789', 'vmdk'), 'its format is vmdk'),
+        ):
             error = self.assertRaises(exception.SourceRejected, self.use, source)
             self.assertIn(words, str(error))
         self.assertEqual(0, self.fetches)
@@ -171,7 +198,9 @@ class TemplateCacheTest(base.TestCase):
         self.assertEqual(['other.pcow'], self.pool.entries())
 
     def test_age_of_empty_file_systems(self) -> None:
-        """Also of those that came from another host; templates of other names are not the cache's."""
+        """Also of those that came from another host; templates of other names are not
+        the cache's.
+        """
         made = self.pool.existing_path(self.use())
         names = ['format-ext4-64-0', 'format-xfs-2-7-0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11']
         for name in (*names, 'format-ext4', 'format-ext4-64-0-mine'):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who does the work, QEMU or pcow-img.
 
-The connection here is a stand-in that records what it is told; real libvirt and QEMU do the same in tests/functional.
+The connection here is a stand-in that records what it is told; real libvirt and QEMU do the same in
+tests/functional.
 """
 
 import json
@@ -15,8 +16,10 @@ from pcow_driver.common import exception
 from pcow_driver.virt import domain
 from tests.unit.pcow_driver import base
 
-NVDIMM = ("<memory model='nvdimm' access='shared'><source><path>{0}</path></source>"
-          "<target><size unit='KiB'>67584</size><node>0</node></target><alias name='{1}'/></memory>")
+NVDIMM = (
+    "<memory model='nvdimm' access='shared'><source><path>{0}</path></source>"
+    "<target><size unit='KiB'>67584</size><node>0</node></target><alias name='{1}'/></memory>"
+)
 
 
 class RecordedDomain:
@@ -69,7 +72,11 @@ class DomainTest(base.TestCase):
         self.image = self.directory / 'vm.pcow'
         self.image.write_text('')
         self.log = self.directory / 'log'
-        self.configure(pcow_img=self.script('pcow-img', f'#!/bin/sh\necho "$@" >> {self.log}\necho \'{{"freed": 4096}}\'\n'))
+        self.configure(
+            pcow_img=self.script(
+                'pcow-img', f'#!/bin/sh\necho "$@" >> {self.log}\necho \'{{"freed": 4096}}\'\n'
+            )
+        )
 
     def _domain(self, *paths: str, active: bool) -> tuple[RecordedDomain, domain.Domain]:
         recorded = RecordedDomain(list(paths) or [str(self.image)], active)
@@ -93,13 +100,17 @@ class DomainTest(base.TestCase):
         self.assertEqual(4096, found.snapshot_delete('s2'))
         self.assertEqual([], recorded.calls)
         commands = ('-c s1', '-a s1', '--rename s1 s2', '--output=json -d s2')
-        self.assertEqual([f'snapshot {words} {self.image}' for words in commands],
-                         self.log.read_text().splitlines())
+        self.assertEqual(
+            [f'snapshot {words} {self.image}' for words in commands],
+            self.log.read_text().splitlines(),
+        )
 
     def test_qemu_cannot_see_whether_images_stand_on_a_snapshot(self) -> None:
         """pcow-img looks in its place, then QEMU is asked again."""
         recorded, found = self._domain(active=True)
-        recorded.reply = {'error': {'class': 'GenericError', 'desc': "run 'pcow-img snapshot --unpin'"}}
+        recorded.reply = {
+            'error': {'class': 'GenericError', 'desc': "run 'pcow-img snapshot --unpin'"}
+        }
         self.assertRaises(exception.QmpFailed, found.snapshot_delete, 's1')
         self.assertEqual([self._command('delete')] * 2, recorded.calls)
         self.assertEqual([f'snapshot --unpin s1 {self.image}'], self.log.read_text().splitlines())
@@ -131,10 +142,14 @@ class DomainTest(base.TestCase):
     def test_qemu_without_the_backend(self) -> None:
         recorded, found = self._domain(active=True)
         recorded.reply = {'error': {'class': 'CommandNotFound', 'desc': 'x'}}
-        self.assertIn('<emulator>', str(self.assertRaises(exception.QmpFailed, found.snapshot_create, 's1')))
+        self.assertIn(
+            '<emulator>', str(self.assertRaises(exception.QmpFailed, found.snapshot_create, 's1'))
+        )
 
     def test_select(self) -> None:
-        _recorded, found = self._domain('/pool/a.pcow', '/pool/disk.raw', '/pool/b.pcow', active=True)
+        _recorded, found = self._domain(
+            '/pool/a.pcow', '/pool/disk.raw', '/pool/b.pcow', active=True
+        )
         for device in ('nvdimm2', '/pool/b.pcow', 'b.pcow'):
             self.assertEqual('memnvdimm2', found.select(device).backend_id)
         for wrong in (None, 'nvdimm1', 'c.pcow', ''):

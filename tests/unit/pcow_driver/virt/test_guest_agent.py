@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots with --quiesce: however freeze, snapshot and signals end, the guest's file systems do not stay frozen unsaid."""
+"""Snapshots with --quiesce: however freeze, snapshot and signals end, the guest's file systems do
+not stay frozen unsaid.
+"""
 
 import logging
 import signal
@@ -18,7 +20,10 @@ from tests.unit.pcow_driver.virt import test_domain
 
 CHANNEL = "<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'{}/></channel>"
 LOST = 'Guest agent not available for now'
-ANSWERED = "unable to execute QEMU agent command 'guest-fsfreeze-freeze': Command guest-fsfreeze-freeze has been disabled"
+ANSWERED = (
+    "unable to execute QEMU agent command 'guest-fsfreeze-freeze': Command guest-fsfreeze-freeze "
+    "has been disabled"
+)
 
 
 class LibvirtError(Exception):
@@ -31,12 +36,16 @@ class _Guest(test_domain.RecordedDomain):
     def __init__(self, path: str) -> None:
         super().__init__([path], True)
         self.frozen = False
-        self.after_freeze: BaseException | None = None     # it has frozen, and then this comes
-        self.during_thaw: BaseException | int | None = None    # a number: that signal
+        self.after_freeze: BaseException | None = None  # it has frozen, and then this comes
+        self.during_thaw: BaseException | int | None = None  # a number: that signal
         self.state_of_agent = " state='connected'"
 
     def XMLDesc(self, flags: int) -> str:  # noqa: N802
-        return super().XMLDesc(flags).replace('</devices>', CHANNEL.format(self.state_of_agent) + '</devices>')
+        return (
+            super()
+            .XMLDesc(flags)
+            .replace('</devices>', CHANNEL.format(self.state_of_agent) + '</devices>')
+        )
 
     def fsFreeze(self) -> int:  # noqa: N802
         self.calls.append('freeze')
@@ -72,7 +81,7 @@ class FrozenTest(base.TestCase):
     def fails(self, error: type[BaseException]) -> str:
         try:
             self.create()
-        except error as e:                     # assertRaises lets KeyboardInterrupt end the tests
+        except error as e:  # assertRaises lets KeyboardInterrupt end the tests
             return str(e)
         raise AssertionError('it did not fail')
 
@@ -117,7 +126,9 @@ class FrozenTest(base.TestCase):
             if state is None:
                 self.useFixture(fixtures.MockPatch(f'{__name__}.CHANNEL', ''))
             self.guest.state_of_agent = state or ''
-            self.assertIn('install qemu-guest-agent in the guest', self.fails(exception.DomainInvalid))
+            self.assertIn(
+                'install qemu-guest-agent in the guest', self.fails(exception.DomainInvalid)
+            )
         self.assertEqual([], self.commands())
 
     def test_libvirt_that_tells_no_state(self) -> None:
@@ -140,7 +151,10 @@ class FrozenTest(base.TestCase):
     def test_snapshot_that_fails(self) -> None:
         self.guest.reply = {'error': {'class': 'GenericError', 'desc': 'the pool is full'}}
         self.assertIn('the pool is full', self.fails(exception.QmpFailed))
-        self.assertEqual((['freeze', 'pcow-snapshot-create', 'thaw'], False), (self.commands(), self.guest.frozen))
+        self.assertEqual(
+            (['freeze', 'pcow-snapshot-create', 'thaw'], False),
+            (self.commands(), self.guest.frozen),
+        )
 
     def test_snapshot_and_thaw_fail(self) -> None:
         """Both are said; whoever called knows that there is no snapshot."""

@@ -9,8 +9,16 @@ from pcow_driver.virt import libvirt_xml
 from tests.unit.pcow_driver import base
 
 PLAIN = libvirt_xml.Nvdimm(path='/pool/vm.pcow', size=66 * units.MIB)
-FULL = libvirt_xml.Nvdimm(path='/pool/a & <b>.pcow', size=4 * units.GIB, node=1, label_size=128 * units.KIB,
-                          align_size=units.GIB, pmem=True, readonly=True, alias='ua-root')
+FULL = libvirt_xml.Nvdimm(
+    path='/pool/a & <b>.pcow',
+    size=4 * units.GIB,
+    node=1,
+    label_size=128 * units.KIB,
+    align_size=units.GIB,
+    pmem=True,
+    readonly=True,
+    alias='ua-root',
+)
 
 # As libvirt 9.0 gives it back for a running domain.
 FROM_LIBVIRT = """<domain type='qemu' id='1'><name>x</name><devices>
@@ -25,7 +33,9 @@ FROM_LIBVIRT = """<domain type='qemu' id='1'><name>x</name><devices>
 class NvdimmTest(base.TestCase):
     def test_round_trip(self) -> None:
         for nvdimm in (PLAIN, FULL, dataclasses.replace(PLAIN, node=None, align_size=None)):
-            self.assertEqual(nvdimm, libvirt_xml.Nvdimm.from_element(ET.fromstring(nvdimm.to_xml())))
+            self.assertEqual(
+                nvdimm, libvirt_xml.Nvdimm.from_element(ET.fromstring(nvdimm.to_xml()))
+            )
 
     def test_is_always_shared(self) -> None:
         self.assertEqual('shared', PLAIN.to_element().get('access'))
@@ -42,25 +52,45 @@ class NvdimmTest(base.TestCase):
         self.assertFalse(found.shared)
 
     def test_units(self) -> None:
-        for text, size in (("unit='MiB'>66", 66 << 20), ("unit='b'>4096", 4096), ("unit='GB'>1", 10**9), (">64", 64 << 10)):
+        for text, size in (
+            ("unit='MiB'>66", 66 << 20),
+            ("unit='b'>4096", 4096),
+            ("unit='GB'>1", 10**9),
+            (">64", 64 << 10),
+        ):
             (found,) = libvirt_xml.nvdimms(FROM_LIBVIRT.replace("unit='KiB'>67584", text))
             self.assertEqual(size, found.size)
 
     def test_refuses_to_build(self) -> None:
-        for change in ({'path': 'vm.pcow'}, {'size': 0}, {'size': 3 * units.MIB}, {'label_size': 4096},
-                       {'label_size': 66 * units.MIB}):
+        for change in (
+            {'path': 'vm.pcow'},
+            {'size': 0},
+            {'size': 3 * units.MIB},
+            {'label_size': 4096},
+            {'label_size': 66 * units.MIB},
+        ):
             self.assertRaises(exception.XmlInvalid, dataclasses.replace(PLAIN, **change).to_xml)
 
     def test_refuses_to_parse(self) -> None:
-        for old, new in (("unit='KiB'>67584", "unit='ells'>67584"), ('67584', '-1'), ('67584', '²'), ('<node>0', '<node>x'),
-                         ('<path>/pool/vm.pcow</path>', ''), ('</domain>', '')):
-            self.assertRaises(exception.XmlInvalid, libvirt_xml.nvdimms, FROM_LIBVIRT.replace(old, new))
+        for old, new in (
+            ("unit='KiB'>67584", "unit='ells'>67584"),
+            ('67584', '-1'),
+            ('67584', '²'),
+            ('<node>0', '<node>x'),
+            ('<path>/pool/vm.pcow</path>', ''),
+            ('</domain>', ''),
+        ):
+            self.assertRaises(
+                exception.XmlInvalid, libvirt_xml.nvdimms, FROM_LIBVIRT.replace(old, new)
+            )
 
 
 class DomainTest(base.TestCase):
     def setUp(self) -> None:
         super().setUp()
-        self.domain = domain_xml.Domain(name='vm', memory=units.GIB, nvdimms=[PLAIN], kernel='/boot/vmlinuz')
+        self.domain = domain_xml.Domain(
+            name='vm', memory=units.GIB, nvdimms=[PLAIN], kernel='/boot/vmlinuz'
+        )
 
     def _root(self, **changes: object) -> ET.Element:
         return ET.fromstring(dataclasses.replace(self.domain, **changes).to_xml())  # type: ignore[arg-type]
@@ -75,7 +105,9 @@ class DomainTest(base.TestCase):
         self.assertEqual((64 << 20) + (1 << 20) + 66 * 1024, int(maximum.text or ''))
         cell = root.find('cpu/numa/cell')
         assert cell is not None
-        self.assertEqual({'id': '0', 'cpus': '0-1', 'memory': '1048576', 'unit': 'KiB'}, cell.attrib)
+        self.assertEqual(
+            {'id': '0', 'cpus': '0-1', 'memory': '1048576', 'unit': 'KiB'}, cell.attrib
+        )
         self.assertEqual([PLAIN], libvirt_xml.nvdimms(ET.tostring(root, encoding='unicode')))
 
     def test_defaults_bring_no_disk_and_no_network(self) -> None:
@@ -89,20 +121,43 @@ class DomainTest(base.TestCase):
         self.assertEqual('pty', console.get('type'))
 
     def test_options(self) -> None:
-        root = self._root(type='qemu', emulator='/opt/qemu', initrd='/boot/i', cmdline='a "b" <c>', serial_file='/tmp/log',
-                          carrier_disk='/pool/state.qcow2', network='user', uuid='6d0f2b5e-7c1a-4e39-9b54-0a1f6c3d8e27')
+        root = self._root(
+            type='qemu',
+            emulator='/opt/qemu',
+            initrd='/boot/i',
+            cmdline='a "b" <c>',
+            serial_file='/tmp/log',
+            carrier_disk='/pool/state.qcow2',
+            network='user',
+            uuid='6d0f2b5e-7c1a-4e39-9b54-0a1f6c3d8e27',
+        )
         self.assertEqual('qemu', root.get('type'))
-        self.assertEqual(['/opt/qemu', '/boot/i', 'a "b" <c>'],
-                         [root.findtext(name) for name in ('devices/emulator', 'os/initrd', 'os/cmdline')])
-        for path, attribute, value in (('devices/serial/source', 'path', '/tmp/log'), ('devices/disk/driver', 'type', 'qcow2'),
-                                       ('devices/disk/source', 'file', '/pool/state.qcow2'), ('devices/interface', 'type', 'user')):
+        self.assertEqual(
+            ['/opt/qemu', '/boot/i', 'a "b" <c>'],
+            [root.findtext(name) for name in ('devices/emulator', 'os/initrd', 'os/cmdline')],
+        )
+        for path, attribute, value in (
+            ('devices/serial/source', 'path', '/tmp/log'),
+            ('devices/disk/driver', 'type', 'qcow2'),
+            ('devices/disk/source', 'file', '/pool/state.qcow2'),
+            ('devices/interface', 'type', 'user'),
+        ):
             element = root.find(path)
             assert element is not None
             self.assertEqual(value, element.get(attribute))
 
     def test_refuses(self) -> None:
         changes: tuple[dict[str, object], ...] = (
-            {'name': ''}, {'name': 'a/b'}, {'type': 'xen'}, {'network': 'bridge'}, {'vcpus': 0}, {'memory': 1 << 20},
-            {'memory': units.GIB + 1}, {'nvdimms': []}, {'kernel': 'vmlinuz'}, {'initrd': './i'})
+            {'name': ''},
+            {'name': 'a/b'},
+            {'type': 'xen'},
+            {'network': 'bridge'},
+            {'vcpus': 0},
+            {'memory': 1 << 20},
+            {'memory': units.GIB + 1},
+            {'nvdimms': []},
+            {'kernel': 'vmlinuz'},
+            {'initrd': './i'},
+        )
         for change in changes:
             self.assertRaises(exception.XmlInvalid, self._root, **change)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fio and Redis inside a guest, on pcow, on a raw NVDIMM and on qcow2, as in figures 6, 7 and 9 of the paper.
+"""fio and Redis inside a guest, on pcow, on a raw NVDIMM and on qcow2, as in figures 6, 7 and 9 of
+the paper.
 
-One guest with all devices; they take turns, each first by turns.  The guest runs under TCG: its times are not those of a
-machine, only their ratios say something.
+One guest with all devices; they take turns, each first by turns. The guest runs under TCG: its
+times are not those of a machine, only their ratios say something.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tools.lib.quickstart import teardown
 HELP = 'fio and Redis in a guest, on pcow, raw and qcow2 (minutes; as root)'
 _PACKAGES = ('fio', 'redis-server', 'redis-tools')
 _MODULES = ('virtio_pci', 'virtio_blk')
-_MEMORY = 1024                                 # MiB
+_MEMORY = 1024  # MiB
 _BOOT_SECONDS = 300.0
 _COMMAND_SECONDS = 60.0
 _TURN_SECONDS = 600.0
@@ -38,7 +39,9 @@ _PLACE = Path('/dev/shm')  # noqa: S108 - the directory made there is the run's 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('--quick', action='store_true', help='one short round; its numbers mean little')
+    parser.add_argument(
+        '--quick', action='store_true', help='one short round; its numbers mean little'
+    )
     parser.add_argument('--rounds', type=int, help='turns of each device (default 3)')
 
 
@@ -51,18 +54,50 @@ def _scale(options: argparse.Namespace) -> disks.Scale:
     return disks.Scale(options.rounds, scale.operations, scale.steady, scale.cow)
 
 
-def _command(run: state.Run, guest: quickstart_guest.Guest, root: Path, root_size: int, devices: list[disks.Device]) -> list[str]:
-    return [tool.find('emulator', build_first=True), '-name', f'guest={run.domain_name}-bench', '-nodefaults', '-no-user-config',
-            '-display', 'none', '-machine', 'q35,nvdimm=on', '-accel', 'tcg,thread=multi', '-cpu', 'max', '-smp', '2',
-            '-m', f'{_MEMORY}M,slots=4,maxmem=32G', '-kernel', str(guest.kernel), '-initrd', str(guest.initrd),
-            '-append', f'console=ttyS0 quiet panic=-1 rw pcow.init=shell mitigations=off pcow.modules={",".join(_MODULES)}',
-            *disks.nvdimm('root', root, root_size, share=False), *(word for device in devices for word in device.arguments)]
+def _command(
+    run: state.Run,
+    guest: quickstart_guest.Guest,
+    root: Path,
+    root_size: int,
+    devices: list[disks.Device],
+) -> list[str]:
+    return [
+        tool.find('emulator', build_first=True),
+        '-name',
+        f'guest={run.domain_name}-bench',
+        '-nodefaults',
+        '-no-user-config',
+        '-display',
+        'none',
+        '-machine',
+        'q35,nvdimm=on',
+        '-accel',
+        'tcg,thread=multi',
+        '-cpu',
+        'max',
+        '-smp',
+        '2',
+        '-m',
+        f'{_MEMORY}M,slots=4,maxmem=32G',
+        '-kernel',
+        str(guest.kernel),
+        '-initrd',
+        str(guest.initrd),
+        '-append',
+        f'console=ttyS0 quiet panic=-1 rw pcow.init=shell mitigations=off '
+        f'pcow.modules={",".join(_MODULES)}',
+        *disks.nvdimm('root', root, root_size, share=False),
+        *(word for device in devices for word in device.arguments),
+    ]
 
 
 def _mount(guest: console.Guest, devices: list[disks.Device]) -> None:
     for device in devices:
         path = f'/mnt/{device.name}'
-        guest.run(f'mkdir -p {path} && mount -t ext4 -o {device.mount_options} {device.node} {path}', _COMMAND_SECONDS)
+        guest.run(
+            f'mkdir -p {path} && mount -t ext4 -o {device.mount_options} {device.node} {path}',
+            _COMMAND_SECONDS,
+        )
 
 
 def _fill(guest: console.Guest, devices: list[disks.Device], scale: disks.Scale) -> None:
@@ -76,16 +111,25 @@ def _fill(guest: console.Guest, devices: list[disks.Device], scale: disks.Scale)
         guest.run(f'umount /mnt/{device.name}', _COMMAND_SECONDS)
 
 
-def _turns(guest: console.Guest, devices: list[disks.Device], scale: disks.Scale) -> dict[str, list[dict[str, float]]]:
+def _turns(
+    guest: console.Guest, devices: list[disks.Device], scale: disks.Scale
+) -> dict[str, list[dict[str, float]]]:
     turns: dict[str, list[dict[str, float]]] = {device.name: [] for device in devices}
     _mount(guest, devices)
     for number in range(scale.rounds):
         first = number % len(devices)
         for device in [*devices[first:], *devices[:first]]:
             begun = time.monotonic()
-            text = guest.run(f'sh /mnt/{device.name}/measure /mnt/{device.name} {number} {scale.operations}', _TURN_SECONDS)
+            text = guest.run(
+                f'sh /mnt/{device.name}/measure /mnt/{device.name} {number} {scale.operations}',
+                _TURN_SECONDS,
+            )
             turns[device.name].append(figures.of_turn(text))
-            print(f'round {number + 1} of {scale.rounds}: {device.title}, {time.monotonic() - begun:.0f} s', flush=True)
+            print(
+                f'round {number + 1} of {scale.rounds}: {device.title}, '
+                f'{time.monotonic() - begun:.0f} s',
+                flush=True,
+            )
     guest.run('sync', _COMMAND_SECONDS)
     return turns
 
@@ -103,7 +147,9 @@ def _measure(run: state.Run, directory: Path, scale: disks.Scale) -> dict[str, A
     disks.take_snapshots(directory, devices)
     with console.Guest(command, directory) as machine_in_guest:
         machine_in_guest.wait_ready(_BOOT_SECONDS)
-        versions = machine_in_guest.run('uname -r; fio --version; redis-server --version | cut -d" " -f3', _COMMAND_SECONDS)
+        versions = machine_in_guest.run(
+            'uname -r; fio --version; redis-server --version | cut -d" " -f3', _COMMAND_SECONDS
+        )
         turns = _turns(machine_in_guest, devices, scale)
         (used,) = machine_in_guest.qmp('query-pcow', {})
         emulator = machine_in_guest.qmp('query-version', {})['qemu']
@@ -111,12 +157,24 @@ def _measure(run: state.Run, directory: Path, scale: disks.Scale) -> dict[str, A
     disks.prove(directory, devices)
     found = image.check(str(directory / 'top.pcow'))
     if found.corruptions:
-        raise exception.PcowError(reason='pcow-img check finds corruptions in the image after the run')
-    return {'rows': figures.rows(turns), 'machine': machine.describe(),
-            'guest': {'accelerator': 'TCG', 'engine': used['engine'], 'qemu': version, 'cpus': 2,
-                      'memory': _MEMORY * units.MIB, 'software': versions.split(),
-                      'rounds': scale.rounds, 'operations': scale.operations,
-                      'devices': {device.name: device.title for device in devices}}}
+        raise exception.PcowError(
+            reason='pcow-img check finds corruptions in the image after the run'
+        )
+    return {
+        'rows': figures.rows(turns),
+        'machine': machine.describe(),
+        'guest': {
+            'accelerator': 'TCG',
+            'engine': used['engine'],
+            'qemu': version,
+            'cpus': 2,
+            'memory': _MEMORY * units.MIB,
+            'software': versions.split(),
+            'rounds': scale.rounds,
+            'operations': scale.operations,
+            'devices': {device.name: device.title for device in devices},
+        },
+    }
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -151,23 +209,64 @@ def tables(result: dict[str, Any]) -> list[table.Table]:
     devices = result['guest']['devices']
     rows = []
     for row in result['rows']:
-        bounds = '; '.join(f'{bound["what"]} {table.ratio_text(bound["value"])}, at least {table.ratio_text(bound["at-least"])}: '
-                           f'{"met" if bound["met"] else "MISSED"}' for bound in row['targets'])
-        rows.append((row['title'], row['figure'] or '-',
-                     *(_with_spread(row['values'][device], row['turns'][device], row['unit']) for device in devices),
-                     table.ratio_text(1 / row['ratio']), table.ratio_text(row['qcow2_ratio']),
-                     table.ratio_text(row['qcow2_tuned_ratio']), bounds or '-'))
-    return [table.Table(
-        'In a guest (TCG: only the ratios count)',
-        ('what', 'figure', *devices, 'pcow by raw', 'times better than qcow2', 'than qcow2-tuned', 'target'), rows,
-        f'{result["guest"]["rounds"]} turns of each device with {result["guest"]["operations"]} operations of 4 KiB in each job: '
-        'the median of the turns, in brackets the least and the most of them. A time of a turn is itself a median, a rate is that '
-        'of the whole turn. Ratios are of speed, of the medians.')]
+        bounds = '; '.join(
+            f'{bound["what"]} {table.ratio_text(bound["value"])}, at least '
+            f'{table.ratio_text(bound["at-least"])}: '
+            f'{"met" if bound["met"] else "MISSED"}'
+            for bound in row['targets']
+        )
+        rows.append(
+            (
+                row['title'],
+                row['figure'] or '-',
+                *(
+                    _with_spread(row['values'][device], row['turns'][device], row['unit'])
+                    for device in devices
+                ),
+                table.ratio_text(1 / row['ratio']),
+                table.ratio_text(row['qcow2_ratio']),
+                table.ratio_text(row['qcow2_tuned_ratio']),
+                bounds or '-',
+            )
+        )
+    return [
+        table.Table(
+            'In a guest (TCG: only the ratios count)',
+            (
+                'what',
+                'figure',
+                *devices,
+                'pcow by raw',
+                'times better than qcow2',
+                'than qcow2-tuned',
+                'target',
+            ),
+            rows,
+            f'{result["guest"]["rounds"]} turns of each device with '
+            f'{result["guest"]["operations"]} operations of 4 KiB in each job: '
+            'the median of the turns, in brackets the least and the most of them. A time of a turn '
+            'is itself a median, a rate is that '
+            'of the whole turn. Ratios are of speed, of the medians.',
+        )
+    ]
 
 
 def plots(result: dict[str, Any]) -> dict[str, plot.Bars]:
     groups = tuple(row['title'] for row in result['rows'])
     raw = [row['raw_ns'] for row in result['rows']]
-    speed = {name: tuple(raw_ns / (row['values'][name] if row['unit'] == 'ns' else 1e9 / row['values'][name])
-                         for raw_ns, row in zip(raw, result['rows'], strict=True)) for name in ('pcow', 'qcow2', 'qcow2-tuned')}
-    return {'guest': plot.Bars('Speed in a guest, raw NVDIMM = 1', 'speed by speed of raw', groups, dict(speed), log=True)}
+    speed = {
+        name: tuple(
+            raw_ns / (row['values'][name] if row['unit'] == 'ns' else 1e9 / row['values'][name])
+            for raw_ns, row in zip(raw, result['rows'], strict=True)
+        )
+        for name in ('pcow', 'qcow2', 'qcow2-tuned')
+    }
+    return {
+        'guest': plot.Bars(
+            'Speed in a guest, raw NVDIMM = 1',
+            'speed by speed of raw',
+            groups,
+            dict(speed),
+            log=True,
+        )
+    }

@@ -21,7 +21,7 @@ _READY = re.compile(rb'pcow-guest: ready')
 _FAILED = re.compile(rb'pcow-guest: error: ([^\r\n]*)|(Kernel panic[^\r\n]*)')
 _START_SECONDS = 30.0
 _QMP_SECONDS = 120.0
-_TAIL = 2000                                   # bytes of the console that an error shows
+_TAIL = 2000  # bytes of the console that an error shows
 _PR_SET_PDEATHSIG = 1
 
 
@@ -34,28 +34,45 @@ class Guest:
 
     def __init__(self, command: list[str], directory: Path) -> None:
         self._sockets = {name: directory / f'{name}.sock' for name in ('console', 'qmp')}
-        self._command = [*command, '-chardev', f'socket,id=console,path={self._sockets["console"]},server=on,wait=off',
-                         '-serial', 'chardev:console', '-qmp', f'unix:{self._sockets["qmp"]},server=on,wait=off']
+        self._command = [
+            *command,
+            '-chardev',
+            f'socket,id=console,path={self._sockets["console"]},server=on,wait=off',
+            '-serial',
+            'chardev:console',
+            '-qmp',
+            f'unix:{self._sockets["qmp"]},server=on,wait=off',
+        ]
         self._errors = directory / 'qemu.log'
-        self._text = b''                       # what the console said and no command has taken yet
+        self._text = b''  # what the console said and no command has taken yet
         self._commands = 0
 
     def __enter__(self) -> Self:
         with open(self._errors, 'wb') as errors:
-            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors,
-                                             preexec_fn=_end_with_parent)
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                preexec_fn=_end_with_parent,
+            )
         try:
             self._console = self._connect('console')
             self._monitor = self._connect('qmp')
             self._answers = self._monitor.makefile('rb')
-            self._answers.readline()                           # the greeting
+            self._answers.readline()  # the greeting
             self.qmp('qmp_capabilities', {})
         except BaseException:
             self._end()
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._answers.close()
         self._monitor.close()
         self._console.close()
@@ -76,7 +93,10 @@ class Guest:
             except OSError:
                 connection.close()
                 time.sleep(0.02)
-        raise exception.PcowError(reason=f'QEMU did not start: {self._errors.read_text(errors="replace").strip()[-_TAIL:]}')
+        raise exception.PcowError(
+            reason=f'QEMU did not start: '
+            f'{self._errors.read_text(errors="replace").strip()[-_TAIL:]}'
+        )
 
     def wait_ready(self, timeout: float) -> None:
         """:raises PcowError: no shell in ``timeout`` seconds"""
@@ -87,7 +107,9 @@ class Guest:
 
         :raises PcowError: QEMU refuses it
         """
-        self._monitor.sendall(json.dumps({'execute': command, 'arguments': arguments}).encode() + b'\n')
+        self._monitor.sendall(
+            json.dumps({'execute': command, 'arguments': arguments}).encode() + b'\n'
+        )
         answer: dict[str, Any] = {'event': None}
         while 'event' in answer:
             answer = json.loads(self._answers.readline())
@@ -104,8 +126,10 @@ class Guest:
         begin, end = f'begin-{self._commands}', f'end-{self._commands}'
         # the quotes keep the echo of this line from looking like its output
         for byte in f'echo "pcow-""{begin}"; {command}; echo "pcow-""{end}-$?"\n'.encode():
-            self._console.sendall(bytes([byte]))               # a UART has no flow control
-        match = self._expect(re.compile(rf'pcow-{begin}\r?\n(.*?)pcow-{end}-(\d+)\r?\n'.encode(), re.DOTALL), timeout)
+            self._console.sendall(bytes([byte]))  # a UART has no flow control
+        match = self._expect(
+            re.compile(rf'pcow-{begin}\r?\n(.*?)pcow-{end}-(\d+)\r?\n'.encode(), re.DOTALL), timeout
+        )
         output = match[1].decode(errors='replace').replace('\r', '').strip()
         if match[2] != b'0':
             raise exception.PcowError(reason=f'in the guest, {command!r} failed: {output[-_TAIL:]}')
@@ -116,11 +140,13 @@ class Guest:
         while time.monotonic() < limit:
             match = pattern.search(self._text)
             if match:
-                self._text = self._text[match.end():]
+                self._text = self._text[match.end() :]
                 return match
             failed = _FAILED.search(self._text)
             if failed:
-                raise exception.PcowError(reason=f'the guest gave up: {(failed[1] or failed[2]).decode(errors="replace")}')
+                raise exception.PcowError(
+                    reason=f'the guest gave up: {(failed[1] or failed[2]).decode(errors="replace")}'
+                )
             try:
                 data = self._console.recv(65536)
             except TimeoutError:
@@ -129,4 +155,6 @@ class Guest:
                 break
             self._text += data
         said = self._errors.read_text(errors='replace') + self._text.decode(errors='replace')
-        raise exception.PcowError(reason=f'the guest did not answer in {timeout:.0f} s: {" ".join(said[-_TAIL:].split())}')
+        raise exception.PcowError(
+            reason=f'the guest did not answer in {timeout:.0f} s: {" ".join(said[-_TAIL:].split())}'
+        )

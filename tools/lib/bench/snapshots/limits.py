@@ -15,7 +15,7 @@ from tools.lib.bench.snapshots import sides
 
 _PROT_READ = 1
 _MAP_FIXED = 0x10
-_PUNCH_HOLE = 3                                # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+_PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 
 
 @contextlib.contextmanager
@@ -31,7 +31,8 @@ def _raw_file(work: sides.Work) -> Iterator[int]:
 
 
 def punch(work: sides.Work) -> float:
-    """Seconds that a raw file takes for holes in the places that the rounds of ``work`` write between two operations.
+    """Seconds that a raw file takes for holes in the places that the rounds of ``work`` write
+    between two operations.
 
     :raises OSError: fallocate() is refused
     """
@@ -42,14 +43,18 @@ def punch(work: sides.Work) -> float:
             os.pwrite(descriptor, bytes([pattern]) * length, offset)
         begun = time.perf_counter()
         for offset, length, _pattern in extents:
-            if libc.fallocate(descriptor, _PUNCH_HOLE, ctypes.c_int64(offset), ctypes.c_int64(length)):
+            if libc.fallocate(
+                descriptor, _PUNCH_HOLE, ctypes.c_int64(offset), ctypes.c_int64(length)
+            ):
                 raise OSError(ctypes.get_errno(), 'fallocate')
         return time.perf_counter() - begun
 
 
 @contextlib.contextmanager
 def _stored_to(work: sides.Work) -> Iterator[tuple[int, int]]:
-    """Descriptor and address of a raw file, mapped as a whole and stored to where the rounds of ``work`` do."""
+    """Descriptor and address of a raw file, mapped as a whole and stored to where the rounds of
+    ``work`` do.
+    """
     with _raw_file(work) as descriptor, mmap.mmap(descriptor, work.virtual_size) as memory:
         for offset, length, _pattern in work.extents(work.changed, 0):
             for page in range(offset, offset + length, 4 * units.KIB):
@@ -65,7 +70,9 @@ def freeze(work: sides.Work) -> float:
     libc = ctypes.CDLL(None, use_errno=True)
     with _stored_to(work) as (_descriptor, address):
         begun = time.perf_counter()
-        failed = libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(work.virtual_size), _PROT_READ)
+        failed = libc.mprotect(
+            ctypes.c_void_p(address), ctypes.c_size_t(work.virtual_size), _PROT_READ
+        )
         took = time.perf_counter() - begun
         if failed:
             raise OSError(ctypes.get_errno(), 'mprotect')
@@ -73,7 +80,8 @@ def freeze(work: sides.Work) -> float:
 
 
 def remap(work: sides.Work) -> float:
-    """Seconds that mapping something else takes in the place of what a raw file has stored to: the same blocks here.
+    """Seconds that mapping something else takes in the place of what a raw file has stored to: the
+    same blocks here.
 
     :raises OSError: mmap() is refused
     """
@@ -82,8 +90,14 @@ def remap(work: sides.Work) -> float:
     with _stored_to(work) as (descriptor, address):
         begun = time.perf_counter()
         for offset, length, _pattern in work.extents(work.changed, 0):
-            found = libc.mmap(ctypes.c_void_p(address + offset), ctypes.c_size_t(length), _PROT_READ, mmap.MAP_SHARED | _MAP_FIXED,
-                              descriptor, ctypes.c_int64(offset))
+            found = libc.mmap(
+                ctypes.c_void_p(address + offset),
+                ctypes.c_size_t(length),
+                _PROT_READ,
+                mmap.MAP_SHARED | _MAP_FIXED,
+                descriptor,
+                ctypes.c_int64(offset),
+            )
             if found != address + offset:
                 raise OSError(ctypes.get_errno(), 'mmap')
         return time.perf_counter() - begun

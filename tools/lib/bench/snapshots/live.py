@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of a running guest through virsh: its NVDIMM a pcow image, beside the same on a raw file.
+"""Snapshots of a running guest through virsh: its NVDIMM a pcow image, beside the same on a raw
+file.
 
-QEMU copies a raw NVDIMM into the state of the VM; the guest stands still meanwhile, from the beginning to the end of the
-command.
+QEMU copies a raw NVDIMM into the state of the VM; the guest stands still meanwhile, from the
+beginning to the end of the command.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ MEMORY = 512 * units.MIB
 _BOOT_SECONDS = 300.0
 _BETWEEN_SECONDS = 1.0
 # all of a file on the NVDIMM under DAX is stored to, again and again
-_STORES = '(while :; do dd if=/dev/zero of=/root/data bs=64k count=1024 conv=notrunc 2>/dev/null; done) & echo $! >/run/stores'
+_STORES = (
+    '(while :; do dd if=/dev/zero of=/root/data bs=64k count=1024 conv=notrunc 2>/dev/null; done) '
+    '& echo $! >/run/stores'
+)
 _CMDLINE = 'console=ttyS0 quiet panic=-1 rw'
 
 
@@ -45,7 +49,14 @@ class _Bench:
         self.place.make_pool(None)
         made, _cache = guest.prepare(self.run, None, None, None)
         template = self.place.image_path('template')
-        self.place.pcowctl('template', 'build', '--source-format', 'qcow2', str(made.image), self.place.reference(template))
+        self.place.pcowctl(
+            'template',
+            'build',
+            '--source-format',
+            'qcow2',
+            str(made.image),
+            self.place.reference(template),
+        )
         self.daemon.start()
         size = image.info(str(template)).virtual_size
         result: dict[str, Any] = {'ram': MEMORY, 'nvdimm': size, 'sides': {}}
@@ -76,11 +87,20 @@ class _Bench:
             image.create_overlay(str(path), str(template))
         return path
 
-    def _machine(self, connection: Any, kind: str, path: Path, size: int, carrier: Path, made: guest.Guest) -> vm.Vm:
+    def _machine(
+        self, connection: Any, kind: str, path: Path, size: int, carrier: Path, made: guest.Guest
+    ) -> vm.Vm:
         spec = domain_xml.Domain(
-            name=f'{self.run.domain_name}-{kind}', memory=MEMORY, nvdimms=[libvirt_xml.Nvdimm(path=str(path), size=size)],
-            kernel=str(made.kernel), initrd=str(made.initrd), cmdline=_CMDLINE, type='qemu',
-            emulator=tool.find('emulator', build_first=True), carrier_disk=str(carrier))
+            name=f'{self.run.domain_name}-{kind}',
+            memory=MEMORY,
+            nvdimms=[libvirt_xml.Nvdimm(path=str(path), size=size)],
+            kernel=str(made.kernel),
+            initrd=str(made.initrd),
+            cmdline=_CMDLINE,
+            type='qemu',
+            emulator=tool.find('emulator', build_first=True),
+            carrier_disk=str(carrier),
+        )
         machine = vm.Vm(connection, spec, self.run.directory / f'{kind}.console')
         machine.boot(_BOOT_SECONDS)
         machine.run('head -c 67108864 /dev/urandom >/root/data; sync')
@@ -101,12 +121,16 @@ class _Bench:
         return times
 
     def _pauses(self, connection: Any, name: str) -> list[float]:
-        """Seconds that a snapshot of the image alone holds the running guest, as QEMU measures it."""
+        """Seconds that a snapshot of the image alone holds the running guest, as QEMU
+        measures it.
+        """
         found = domain.Domain(connection, name)
         pauses = []
         for number in range(self.rounds):
-            pauses.append(found.qmp('pcow-snapshot-create', id='memnvdimm0', name=f'p{number}')['pause'] / 1e9)
-            time.sleep(_BETWEEN_SECONDS)       # for stores to what the last one has frozen
+            pauses.append(
+                found.qmp('pcow-snapshot-create', id='memnvdimm0', name=f'p{number}')['pause'] / 1e9
+            )
+            time.sleep(_BETWEEN_SECONDS)  # for stores to what the last one has frozen
         for number in range(self.rounds):
             found.snapshot_delete(f'p{number}')
         return pauses

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two sides of the comparison: the same writes and the same snapshot operations on a qcow2 and on a pcow image.
+"""The two sides of the comparison: the same writes and the same snapshot operations on a qcow2 and
+on a pcow image.
 
-Each operation is timed twice: as a command, from start to end, and inside a process that has the image open, as a virtual
-machine has it.
+Each operation is timed twice: as a command, from start to end, and inside a process that has the
+image open, as a virtual machine has it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pcow_driver.common import tool
 from pcow_driver.common import units
 
 OPERATIONS = ('create', 'revert', 'delete')
-EXTENT = 2 * units.MIB                         # what is written at a time
+EXTENT = 2 * units.MIB  # what is written at a time
 _SECONDS = 600.0
 _START_SECONDS = 60.0
 _OPTIONS = {'create': '-c', 'revert': '-a', 'delete': '-d'}
@@ -38,8 +39,9 @@ class Work:
     directory: Path
     virtual_size: int
     cluster_size: int
-    written: int                               # before the first snapshot, spread over the whole image
-    changed: int                               # between two operations
+    # before the first snapshot, spread over the whole image
+    written: int
+    changed: int  # between two operations
     rounds: int
 
     def extents(self, amount: int, pattern: int) -> list[tuple[int, int, int]]:
@@ -50,7 +52,7 @@ class Work:
         return [(number * step * stride, EXTENT, pattern) for number in range(count)]
 
 
-Times = dict[str, list[float]]                 # seconds of each round, by operation
+Times = dict[str, list[float]]  # seconds of each round, by operation
 
 
 def command(*words: str) -> float:
@@ -61,11 +63,20 @@ def command(*words: str) -> float:
     :raises ToolFailed:
     """
     begun = time.perf_counter()
-    done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                          check=False, close_fds=False)
+    done = subprocess.run(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        close_fds=False,
+    )
     took = time.perf_counter() - begun
     if done.returncode:
-        raise exception.ToolFailed(tool=Path(words[0]).name, exit_code=done.returncode, message=done.stderr.strip())
+        raise exception.ToolFailed(
+            tool=Path(words[0]).name, exit_code=done.returncode, message=done.stderr.strip()
+        )
     return took
 
 
@@ -98,11 +109,15 @@ class Side:
         raise TypeError(type(self).__name__)
 
     def command_times(self) -> Times:
-        """Seconds of the commands; ``list`` is starting, opening and ending alone, ``start`` a program that does nothing."""
+        """Seconds of the commands; ``list`` is starting, opening and ending alone, ``start`` a
+        program that does nothing.
+        """
         times: Times = {operation: [] for operation in (*OPERATIONS, 'list', 'start')}
         for number in range(self.work.rounds):
             for operation in OPERATIONS:
-                times[operation].append(command(self.program(), 'snapshot', _OPTIONS[operation], 's', str(self.path)))
+                times[operation].append(
+                    command(self.program(), 'snapshot', _OPTIONS[operation], 's', str(self.path))
+                )
                 times['list'].append(command(self.program(), 'snapshot', '-l', str(self.path)))
                 times['start'].append(command('/bin/true'))
                 self._change(number)
@@ -130,8 +145,9 @@ class Side:
     def all_times(self) -> dict[str, Times]:
         """Times of each way.
 
-        ``open``: in a process that has the image open; ``mapped``: and all that was written is in the VM's memory map;
-        ``returned``: as ``open``, until the pool has got back what was dropped; ``command``: from start to end of a program.
+        ``open``: in a process that has the image open; ``mapped``: and all that was written is in
+        the VM's memory map; ``returned``: as ``open``, until the pool has got back what was
+        dropped; ``command``: from start to end of a program.
         """
         raise TypeError(type(self).__name__)
 
@@ -156,8 +172,14 @@ class _PcowIo:
     def __init__(self, path: Path, *options: str, reclaim: bool = False) -> None:
         program = Path(tool.find('pcow_img')).with_name('pcow-io')
         self._reclaim = reclaim
-        self._process = subprocess.Popen((str(program), *options, str(path)), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                         stderr=subprocess.STDOUT, text=True, bufsize=1)
+        self._process = subprocess.Popen(
+            (str(program), *options, str(path)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            bufsize=1,
+        )
 
     def _tell(self, line: str) -> str:
         if self._process.stdin is None or self._process.stdout is None:
@@ -186,7 +208,9 @@ class _PcowIo:
         if self._process.stdin is not None:
             self._process.stdin.close()
         if self._process.wait(_SECONDS):
-            raise exception.ToolFailed(tool='pcow-io', exit_code=self._process.returncode, message='pcow-io failed')
+            raise exception.ToolFailed(
+                tool='pcow-io', exit_code=self._process.returncode, message='pcow-io failed'
+            )
         if self._process.stdout is not None:
             self._process.stdout.close()
 
@@ -198,8 +222,15 @@ class Pcow(Side):
         return tool.find('pcow_img')
 
     def create(self) -> None:
-        tool.run(self.program(), 'create', '-q', '-o', f'cluster_size={max(self.work.cluster_size, 4096)}', str(self.path),
-                 str(self.work.virtual_size))
+        tool.run(
+            self.program(),
+            'create',
+            '-q',
+            '-o',
+            f'cluster_size={max(self.work.cluster_size, 4096)}',
+            str(self.path),
+            str(self.work.virtual_size),
+        )
 
     def session(self) -> Session:
         return _PcowIo(self.path)
@@ -208,8 +239,12 @@ class Pcow(Side):
         return self.session_times(_PcowIo(self.path, '--no-map'))
 
     def all_times(self) -> dict[str, Times]:
-        return {'open': self.open_times(), 'mapped': self.session_times(self.session()),
-                'returned': self.session_times(_PcowIo(self.path, '--no-map', reclaim=True)), 'command': self.command_times()}
+        return {
+            'open': self.open_times(),
+            'mapped': self.session_times(self.session()),
+            'returned': self.session_times(_PcowIo(self.path, '--no-map', reclaim=True)),
+            'command': self.command_times(),
+        }
 
 
 class Qemu:
@@ -218,14 +253,32 @@ class Qemu:
     def __init__(self, directory: Path, *arguments: str) -> None:
         self._path = directory / 'qmp'
         self._process = subprocess.Popen(
-            (tool.find('emulator', build_first=True), '-machine', 'q35', '-accel', 'qtest', '-m', '16M',
-             '-nodefaults', '-no-user-config', '-display', 'none', '-qmp', f'unix:{self._path},server=on,wait=off', *arguments),
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            (
+                tool.find('emulator', build_first=True),
+                '-machine',
+                'q35',
+                '-accel',
+                'qtest',
+                '-m',
+                '16M',
+                '-nodefaults',
+                '-no-user-config',
+                '-display',
+                'none',
+                '-qmp',
+                f'unix:{self._path},server=on,wait=off',
+                *arguments,
+            ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         self._socket = socket.socket(socket.AF_UNIX)
         try:
             self._connect()
             self._answers = self._socket.makefile('rb')
-            self.qmp('qmp_capabilities')       # its greeting is passed over
+            self.qmp('qmp_capabilities')  # its greeting is passed over
         except BaseException:
             self._kill()
             raise
@@ -245,7 +298,11 @@ class Qemu:
     def _failed(self) -> exception.ToolFailed:
         self._kill()
         said = self._process.stderr.read() if self._process.stderr is not None else ''
-        return exception.ToolFailed(tool='QEMU', exit_code=self._process.returncode, message=said.strip() or 'QEMU does not answer')
+        return exception.ToolFailed(
+            tool='QEMU',
+            exit_code=self._process.returncode,
+            message=said.strip() or 'QEMU does not answer',
+        )
 
     def _kill(self) -> None:
         if self._process.poll() is None:
@@ -266,7 +323,11 @@ class Qemu:
                 raise self._failed()
             reply = json.loads(line)
             if 'error' in reply:
-                raise exception.QmpFailed(command=name, error_class=reply['error']['class'], description=reply['error']['desc'])
+                raise exception.QmpFailed(
+                    command=name,
+                    error_class=reply['error']['class'],
+                    description=reply['error']['desc'],
+                )
             if 'return' in reply:
                 return reply['return']
 
@@ -299,22 +360,33 @@ class Qemu:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
 def carrier(path: Path, discard: bool = False) -> tuple[str, ...]:
-    """QEMU's options for a qcow2 disk.  ``discard``: clusters that become free leave the file, which is no default."""
+    """QEMU's options for a qcow2 disk. ``discard``: clusters that become free leave the file, which
+    is no default.
+    """
     how = ',discard=unmap,file.discard=unmap' if discard else ''
-    return ('-blockdev', f'driver=qcow2,node-name=disk0,file.driver=file,file.filename={path}{how}',
-            '-device', 'virtio-blk-pci,drive=disk0,id=disk')
+    return (
+        '-blockdev',
+        f'driver=qcow2,node-name=disk0,file.driver=file,file.filename={path}{how}',
+        '-device',
+        'virtio-blk-pci,drive=disk0,id=disk',
+    )
 
 
 class _QemuDisk:
     """A QEMU that has the qcow2 file as its disk.
 
-    There is no command that reverts a disk alone: loadvm does, and the state of a machine of 16 MiB with it; ``baseline``
-    seconds, what the same takes with an empty disk, are taken off.
+    There is no command that reverts a disk alone: loadvm does, and the state of a machine of 16 MiB
+    with it; ``baseline`` seconds, what the same takes with an empty disk, are taken off.
     """
 
     def __init__(self, path: Path, baseline: float, discard: bool) -> None:
@@ -323,7 +395,10 @@ class _QemuDisk:
 
     def write(self, extents: list[tuple[int, int, int]]) -> None:
         for offset, length, pattern in extents:
-            said = self._qemu.hmp(f'qemu-io -d /machine/peripheral/disk/virtio-backend "write -q -P {pattern} {offset} {length}"')
+            said = self._qemu.hmp(
+                f'qemu-io -d /machine/peripheral/disk/virtio-backend "write -q -P {pattern} '
+                f'{offset} {length}"'
+            )
             if said:
                 raise exception.ToolFailed(tool='QEMU', exit_code=1, message=said)
 
@@ -380,5 +455,9 @@ class Qcow2(Side):
 
     def all_times(self) -> dict[str, Times]:
         times = self.open_times()
-        return {'open': times, 'mapped': times, 'returned': self.session_times(self._session(discard=True)),
-                'command': self.command_times()}
+        return {
+            'open': times,
+            'mapped': times,
+            'returned': self.session_times(self._session(discard=True)),
+            'command': self.command_times(),
+        }
