@@ -176,6 +176,7 @@ static int build(struct pcow_image *image, struct pcow_error *error)
     if (reserve_memory(chain))
         return no_memory(image, error);
     note_reach(chain);
+    __atomic_store_n(&chain->mixed, false, __ATOMIC_RELEASE);
     for (unsigned level = 1; level <= chain->levels; level++) {
         struct pcow_image *file = chain->file[level];
 

@@ -59,6 +59,7 @@ struct chain {
     uint8_t *claim;                                /* by guest slab; 1 while somebody changes it */
     struct sparse_set used;                        /* guest slabs that have, or had, a list, or were claimed: all others are as they were at first */
     bool format1;                                  /* a file of format 1 is among them */
+    bool mixed;                                    /* a merge has failed since the lists were built, see chain_is_mixed() */
     struct page_index *index;                      /* by guest slab */
     slab_ref *index_memory;
     unsigned indexes;                              /* that have memory */
@@ -108,6 +109,20 @@ void chain_release(struct chain *chain, uint64_t guest_slab);
 
 /* Take a slab of the top file off the list of its guest slab. The claim is held, and nobody looks anything up without it meanwhile. */
 void chain_unlink(struct pcow_image *image, uint64_t guest_slab, uint64_t slab);
+
+/*
+ * A merge that fails leaves slabs of two layers among each other, and later merges may give some of
+ * them to the active layer: until the lists are built anew nothing is known of their order.
+ */
+static inline bool chain_is_mixed(const struct chain *chain)
+{
+    return __atomic_load_n(&chain->mixed, __ATOMIC_ACQUIRE);
+}
+
+static inline void chain_set_mixed(struct chain *chain)
+{
+    __atomic_store_n(&chain->mixed, true, __ATOMIC_RELEASE);
+}
 
 /* The first own slab of a list from this reference on; 0: none. */
 slab_ref chain_next_own(const struct pcow_image *image, slab_ref ref);

@@ -23,14 +23,16 @@ static bool is_own(const struct pcow_image *image, slab_ref ref)
 }
 
 /*
- * May there be own slabs behind this one, which is not? Those of the active layer are in front, but for what a merge gives it: they lie among those
- * of the layer that is merged, its parent. What comes behind is older, however long the list is.
+ * May there be own slabs behind this one, which is not? Those of the active layer are in front, but
+ * for what a merge gives it: they lie among those of the layer that is merged, its parent. What
+ * comes behind is older, however long the list is. After a merge that has failed any may be behind
+ * any: what it had given before may have become the active layer's since, by another merge.
  */
 static bool may_be_followed(const struct pcow_image *image, slab_ref ref)
 {
     uint32_t merging = __atomic_load_n(&image->merging, __ATOMIC_ACQUIRE);
 
-    return merging && image->slabs[slab_ref_slab(ref)].layer == merging;
+    return (merging && image->slabs[slab_ref_slab(ref)].layer == merging) || chain_is_mixed(image->chain);
 }
 
 slab_ref chain_next_own(const struct pcow_image *image, slab_ref ref)
@@ -73,8 +75,7 @@ struct place chain_find(const struct pcow_image *image, uint64_t guest_slab, uns
         uint64_t slab = slab_ref_slab(ref);
 
         if (ref == from) {
-            end = index_run_end(chain, guest_slab, page, end);
-            ref = index_page(chain, guest_slab, page);
+            end = index_run_end(chain, guest_slab, page, end, &ref);
             if (ref)
                 put_place(image, ref, page, &place);
             break;
@@ -132,6 +133,7 @@ static unsigned count_begins(uint64_t word, uint64_t last)
 static unsigned count_by_index(const struct chain *chain, uint64_t guest_slab, const struct page_set *left)
 {
     unsigned pieces = 0, page = 0;
+    slab_ref found;
 
     while (page < PAGES_PER_SLAB) {
         unsigned end = page_set_run_end(left, page, PAGES_PER_SLAB);
@@ -139,7 +141,7 @@ static unsigned count_by_index(const struct chain *chain, uint64_t guest_slab, c
         if (!page_set_has(left, page))
             page = end;
         for (; page < end; pieces++)
-            page = index_run_end(chain, guest_slab, page, end);
+            page = index_run_end(chain, guest_slab, page, end, &found);
     }
     return pieces;
 }

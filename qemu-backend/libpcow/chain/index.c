@@ -6,9 +6,9 @@
 #define MOST_INDEXES 16384u            /* 64 MiB of addresses: their lists hold a million slabs. Beyond, lists are walked over */
 #define INDEX_SIZE (PAGES_PER_SLAB * sizeof(slab_ref))
 
-static void *reserve(uint64_t size)
+static void *reserve(uint64_t size, int access)
 {
-    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *memory = mmap(NULL, size, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
     return memory == MAP_FAILED ? NULL : memory;
 }
@@ -20,8 +20,8 @@ static uint64_t size_of_all(const struct chain *chain)
 
 bool index_init(struct chain *chain)
 {
-    chain->index = reserve(size_of_all(chain));
-    chain->index_memory = reserve(MOST_INDEXES * INDEX_SIZE);
+    chain->index = reserve(size_of_all(chain), PROT_READ | PROT_WRITE);
+    chain->index_memory = reserve(MOST_INDEXES * INDEX_SIZE, PROT_NONE);
     return chain->index && chain->index_memory;
 }
 
@@ -44,8 +44,13 @@ static bool has_memory(struct chain *chain, struct page_index *index)
     unsigned used = __atomic_load_n(&chain->indexes, __ATOMIC_RELAXED);
 
     while (!index->page && used < MOST_INDEXES)
-        if (__atomic_compare_exchange_n(&chain->indexes, &used, used + 1, true, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
-            index->page = chain->index_memory + (size_t)used * PAGES_PER_SLAB;
+        if (__atomic_compare_exchange_n(&chain->indexes, &used, used + 1, true, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
+            slab_ref *page = chain->index_memory + (size_t)used * PAGES_PER_SLAB;
+
+            if (mprotect(page, INDEX_SIZE, PROT_READ | PROT_WRITE))
+                return false;          /* no memory, or no mapping is left */
+            index->page = page;
+        }
     return index->page;
 }
 
@@ -95,7 +100,7 @@ void index_update(const struct pcow_image *image, uint64_t guest_slab)
     unsigned steps = 0;
 
     /* Slabs of the active layer lie among others then, and get pages. */
-    if (chain->ragged || chain->format1 || __atomic_load_n(&image->merging, __ATOMIC_ACQUIRE))
+    if (chain->ragged || chain->format1 || __atomic_load_n(&image->merging, __ATOMIC_ACQUIRE) || chain_is_mixed(chain))
         return;
     while (first && slab_ref_level(first) == chain->levels && image->slabs[slab_ref_slab(first)].layer == image_active(image))
         first = next_ref(chain, first);
@@ -107,11 +112,10 @@ void index_update(const struct pcow_image *image, uint64_t guest_slab)
         }
 }
 
-unsigned index_run_end(const struct chain *chain, uint64_t guest_slab, unsigned page, unsigned end)
+unsigned index_run_end(const struct chain *chain, uint64_t guest_slab, unsigned page, unsigned end, slab_ref *found)
 {
-    slab_ref found = index_page(chain, guest_slab, page);
-
-    while (++page < end && index_page(chain, guest_slab, page) == found)
+    *found = index_page(chain, guest_slab, page);
+    while (++page < end && index_page(chain, guest_slab, page) == *found)
         ;
     return page;
 }

@@ -6,7 +6,7 @@
  *
  * Invariant: what is behind `from` does not change while the index stands. Slabs of the active layer are in front of it; those of
  * older layers lose no page that anybody sees. Whoever gives a slab to another layer, or takes one off the list, forgets the index
- * before.
+ * before. None is built while slabs of the active layer may lie behind others: during a merge, and after one that has failed.
  *
  * Concurrency: an index is built and forgotten under the claim of its guest slab. Lookups may run without it: a page's entry is
  * replaced only by that of a newer slab which a walk down the list would have found as well.
@@ -18,7 +18,10 @@
 
 #define LONG_LIST 64u                  /* slabs that are walked over before an index is worth its 4 KiB */
 
-/* Memory for the indexes of a chain; false: there is none. What is never used takes address space alone. */
+/*
+ * Memory for the indexes of a chain; false: there is none. What is never used takes address space
+ * alone, also where all memory is locked (mlockall(2)): it may not be accessed before it is used.
+ */
 bool index_init(struct chain *chain);
 void index_free(struct chain *chain);
 /* Bytes that the indexes take; chain may be NULL. */
@@ -46,7 +49,7 @@ static inline slab_ref index_page(const struct chain *chain, uint64_t guest_slab
     return __atomic_load_n(&chain->index[guest_slab].page[page], __ATOMIC_RELAXED);
 }
 
-/* Behind the last page from this one on that the index finds in the same slab; end at most. */
-unsigned index_run_end(const struct chain *chain, uint64_t guest_slab, unsigned page, unsigned end);
+/* Behind the last page from this one on that the index finds in the same slab, *found; end at most. */
+unsigned index_run_end(const struct chain *chain, uint64_t guest_slab, unsigned page, unsigned end, slab_ref *found);
 
 #endif

@@ -298,7 +298,9 @@ int pcow_snapshot_revert(pcow_image *image, const char *name, struct pcow_error 
 /* The snapshot is locked: nobody reads it, and no image stands on it. */
 static int delete(pcow_image *image, struct layer *layer, uint64_t *freed, struct pcow_error *error)
 {
-    uint64_t before = image->remains_size, state = (layer->state_size + PCOW_PAGE_SIZE - 1) & ~(PCOW_PAGE_SIZE - 1);
+    /* Traps leave remains as well meanwhile, which count with those of the snapshot. */
+    uint64_t before = __atomic_load_n(&image->remains_size, __ATOMIC_RELAXED);
+    uint64_t state = (layer->state_size + PCOW_PAGE_SIZE - 1) & ~(PCOW_PAGE_SIZE - 1);
     uint32_t id = layer->id;
     unsigned flags = layer->flags;
     int ret = image_begin_change(image, error);
@@ -325,7 +327,7 @@ static int delete(pcow_image *image, struct layer *layer, uint64_t *freed, struc
     if (!ret)
         ret = header_write_copy(image, error);
     if (freed)
-        *freed = image->remains_size - before + state;
+        *freed = __atomic_load_n(&image->remains_size, __ATOMIC_RELAXED) - before + state;
     return ret;
 }
 

@@ -367,8 +367,12 @@ static int merge(struct pcow_image *image, uint32_t hidden_id, uint32_t child_id
     ret = ret || !merge.shadow ? error_set(error, -ENOMEM, "out of memory") : merge_slabs(&merge, error);
     free(merge.shadow);
     free(merge.childs.slab);
-    if (ret)
+    if (ret) {
+        /* Before another layer becomes the active one, or is merged into it. */
+        if (image->chain)
+            chain_set_mixed(image->chain);
         return ret;
+    }
     if (hidden->parent_limit < child->parent_limit) {
         ret = layer_store_word(image, child, offsetof(struct layer_record, parent_limit), hidden->parent_limit, error);
         if (ret)

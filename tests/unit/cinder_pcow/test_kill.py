@@ -9,6 +9,7 @@ PCOW_TEST_KILLS is the number of kills of each operation.
 """
 
 from collections.abc import Callable
+import functools
 import os
 from pathlib import Path
 import signal
@@ -100,9 +101,8 @@ class KillCase(base.PcowTestCase):
         afterwards(subject)
         for number in range(KILLS):
             subject = prepare()
-            self.run_killed(
-                lambda subject=subject: operation(subject), took * (number + 0.5) / KILLS
-            )  # type: ignore[misc]
+            moment = took * (number + 0.5) / KILLS
+            self.run_killed(functools.partial(operation, subject), moment)
             self.driver = self.make_driver()
             afterwards(subject)
             self.assertEqual(self.at_rest, (self.files(), self.files('two')), f'kill {number}')

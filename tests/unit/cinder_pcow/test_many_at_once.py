@@ -28,6 +28,7 @@ import eventlet
 eventlet.monkey_patch()
 import faulthandler, sys
 from oslo_concurrency import processutils
+from pcow_driver.images import protection
 faulthandler.dump_traceback_later(20, exit=True)
 def first():
     with protection.lifted(sys.argv[1]):

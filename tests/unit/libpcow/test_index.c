@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "chain/chain.h"
 #include "chain/index.h"
@@ -251,12 +252,51 @@ static void test_used_again(void **state)
     end(&model);
 }
 
+static uint64_t resident(void)
+{
+    FILE *file = fopen("/proc/self/statm", "r");
+    unsigned long long size, pages;
+
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "%llu %llu", &size, &pages), 2);
+    fclose(file);
+    return pages * 4096;
+}
+
+/* As QEMU's mem-lock=on does it: memory that is mapped is there at once. */
+static void test_locked_memory(void **state)
+{
+    struct model model;
+    uint64_t before;
+
+    (void)state;
+    if (mlockall(MCL_FUTURE))
+        skip();
+    begin(&model);
+    pcow_map_destroy(model.map);
+    pcow_close(model.image);
+    model.image = must_open(scratch("image"), PCOW_OPEN_WRITE);
+    before = resident();
+    MUST(pcow_map_create(model.image, NULL, &model.map, &error));
+    print_message("%llu KiB\n", (unsigned long long)(resident() - before) >> 10);
+    assert_true(resident() - before < 8 * MIB);
+    for (unsigned i = 0; i < LONG_LIST + 1; i++) {
+        store_page(&model, i, i + 1);
+        create(&model);
+    }
+    map_again(&model);
+    assert_int_not_equal(model.image->chain->index[0].from, 0);
+    munlockall();
+    end(&model);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_given, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_used_again, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_random, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_locked_memory, scratch_setup, scratch_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
