@@ -75,7 +75,7 @@ static int look(struct observer *observer, const struct observation *observation
 {
     struct model *model = (struct model *)observer;
 
-    if (observation->what != OBSERVED_SYNC || !model->map || !pthread_equal(pthread_self(), model->owner))
+    if (observation->what != OBSERVED_SYNC || !pthread_equal(pthread_self(), model->owner) || !model->map)
         return 0;
     model->syncs++;
     if (model->store_at && model->syncs >= model->store_at && !some_slab_is_claimed(model)) {
