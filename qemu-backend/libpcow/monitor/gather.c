@@ -66,7 +66,7 @@ int gather_slab(struct pcow_map *map, uint64_t guest_slab)
     vmas_begin(map, slab);
     vmas_add(map, 1 - (int)slab->pieces);
     slab->pieces = 1;
-    slab->behind = 0;
+    slab->behind = BEHIND_NOT;
     __atomic_fetch_add(&map->gathered, 1u - slab->gathered, __ATOMIC_RELAXED);
     slab->gathered = 1;
     __atomic_store_n(&slab->watched, WATCHED_NOT, __ATOMIC_RELAXED);

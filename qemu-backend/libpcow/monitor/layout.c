@@ -120,7 +120,7 @@ static void remember(struct pcow_map *map, uint64_t guest_slab, unsigned pieces)
 
     set_pieces(map, slab, pieces);
     gather_forget(map, guest_slab);
-    slab->behind = 0;
+    slab->behind = BEHIND_NOT;
     __atomic_store_n(&slab->minor, MINOR_NOT, __ATOMIC_SEQ_CST);
     if (!slab->cold && map->image->file.writable && map->image->view == image_active(map->image))
         chain_own_backed(map->image, guest_slab, &own);
@@ -249,7 +249,15 @@ void layout_make_cold(struct pcow_map *map, uint64_t guest_slab)
     __atomic_store_n(&slab->watched, WATCHED_NOT, __ATOMIC_RELAXED);
     /* What could not be unmapped goes on to trap as it did. */
     __atomic_store_n(&slab->minor, unmapped || !slab->minor ? MINOR_NOT : MINOR_FROZEN, __ATOMIC_SEQ_CST);
-    slab->behind = !unmapped;
+    slab->behind = unmapped ? BEHIND_NOT : BEHIND_FROZEN;
+}
+
+static void fall_behind(struct pcow_map *map, uint64_t guest_slab)
+{
+    struct slab_map *slab = &map->slabs[guest_slab];
+
+    if (slab->behind == BEHIND_NOT)
+        slab->behind = BEHIND;
 }
 
 int layout_catch_up(struct pcow_map *map, uint64_t guest_slab)
@@ -281,7 +289,7 @@ static void forget_pages(struct pcow_map *map, uint64_t guest_slab, unsigned fir
     struct slab_map *slab = &map->slabs[guest_slab];
     bool withdrawn = false;
 
-    slab->behind = 1;
+    fall_behind(map, guest_slab);
     /* Around a lost page it takes several system calls: those before the one that failed have mapped what is in no set. */
     if (map->lost)
         __atomic_store_n(&map->unknown, true, __ATOMIC_SEQ_CST);
@@ -357,7 +365,7 @@ int layout_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsign
     int ret;
 
     /* Whatever comes of it: only who has mapped what is own takes this back. */
-    map->slabs[guest_slab].behind = 1;
+    fall_behind(map, guest_slab);
     ret = chain_own(map->image, guest_slab, first, count, NULL, &copies, &zeroed);
     __atomic_fetch_add(&map->stats.pages_copied, copies, __ATOMIC_RELAXED);
     __atomic_fetch_add(&map->stats.pages_zeroed, zeroed, __ATOMIC_RELAXED);
@@ -392,12 +400,12 @@ int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, un
     if (is_one_piece(map, guest_slab)) {
         set_pieces(map, slab, 1);
         gather_forget(map, guest_slab);
-        slab->behind = 0;
+        slab->behind = BEHIND_NOT;
         minor_is_whole(map, guest_slab);
         if (map->image->file.huge && largest < pages)
             map_whole(map, guest_slab);
-    } else if (slab->behind) {
-        slab->behind = is_behind(map, guest_slab);
+    } else if (slab->behind == BEHIND) {
+        slab->behind = is_behind(map, guest_slab) ? BEHIND : BEHIND_NOT;
     }
     return 0;
 }

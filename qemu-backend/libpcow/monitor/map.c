@@ -329,6 +329,8 @@ int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
         map->slabs[v].queued = 0;
         if (map->slabs[v].minor)
             __atomic_store_n(&map->slabs[v].minor, MINOR_FROZEN, __ATOMIC_SEQ_CST);
+        if (map->slabs[v].behind)
+            map->slabs[v].behind = BEHIND_FROZEN;
         map->slabs[v].loaded = 0;
         map->slabs[v].grown = 0;
         map->slabs[v].run = 0;

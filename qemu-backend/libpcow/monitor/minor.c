@@ -234,7 +234,7 @@ bool minor_begin(struct pcow_map *map, uint64_t guest_slab, bool at_once)
     vmas_add(map, 1 - (int)slab->pieces);
     slab->pieces = 1;
     gather_forget(map, guest_slab);
-    slab->behind = 0;                  /* nothing of an older layer is mapped */
+    slab->behind = BEHIND_NOT;                  /* nothing of an older layer is mapped */
     count_gain(map, -COST);
     density_forget(&map->density, map->address + (guest_slab << SLAB_BITS), PCOW_SLAB_SIZE);
     let_in_own(map, guest_slab);

@@ -87,7 +87,7 @@ struct slab_map {
     uint8_t queued;                    /* the thread is asked to copy the rest */
     uint8_t grown;                     /* traps that came to a cluster a second time (saturates) */
     uint16_t run_end, run;             /* the window of the last trap: page after it, pages; to notice a sequence */
-    uint8_t behind;                    /* pages may be own that are mapped to where an older layer holds them, or not at all */
+    uint8_t behind;                    /* enum behind */
     uint8_t watched;                   /* enum watched: what is not in writable may be under watch instead of mapped */
     uint8_t minor;                     /* enum minor; atomic */
     uint8_t gathered;                  /* see gather_slab() */
@@ -148,6 +148,13 @@ struct pcow_map {
     pthread_mutex_t watch_lock;        /* of pcow_map_watch() against itself */
     bool watching;                     /* the store is still looked for */
     uint64_t watch_found;              /* offset + 1 of a store that could not be served; 0: none */
+};
+
+/* Pages may have become own and be mapped to where an older layer holds them, or not at all. Only who maps all of the slab takes it back. */
+enum behind {
+    BEHIND_NOT,
+    BEHIND,                            /* own pages of the active layer, which tell whether they are still */
+    BEHIND_FROZEN,                     /* and of layers that were frozen since, which do not */
 };
 
 enum minor {

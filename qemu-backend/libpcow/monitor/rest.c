@@ -70,7 +70,7 @@ int layout_map_rest(struct pcow_map *map, uint64_t guest_slab)
     vmas_add(map, 1 - (int)slab->pieces);
     slab->pieces = 1;
     gather_forget(map, guest_slab);
-    slab->behind = 0;
+    slab->behind = BEHIND_NOT;
     __atomic_store_n(&slab->minor, MINOR_NOT, __ATOMIC_SEQ_CST);
     for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
         __atomic_store_n(&slab->writable.word[w], ~UINT64_C(0), __ATOMIC_RELEASE);

@@ -186,6 +186,39 @@ static void test_behind_ends(void **state)
     must_be_clean(path_in_pool("top.pcow"));
 }
 
+/* Nor does one of the layer above take it back once they are frozen, although it has none of these. */
+static void test_behind_and_frozen(void **state)
+{
+    (void)state;
+    FOR_EACH_ENGINE(engine) {
+        unsigned char *bytes = malloc(SIZE), *memory;
+        pcow_image *image = make_image();
+        pcow_map *map = must_map_by(image, engine, 0);
+
+        assert_non_null(bytes);
+        memory = pcow_map_address(map);
+        memory[0] = 0x33;
+        assert_int_equal(memory[100 * 4096], 0x22);
+        chain_claim(map->image->chain, 0);
+        assert_int_equal(layout_own(map, 0, 100, 20, NULL), 0);
+        chain_release(map->image->chain, 0);
+        MUST(pcow_snapshot_create(image, "s3", &error));
+        memory[300 * 4096] = 0x44;
+        MUST(pcow_snapshot_delete(image, "s2", NULL, &error));
+        MUST(pcow_reclaim(image, NULL, &error));
+        MUST(pcow_read(image, 0, bytes, SIZE, &error));
+        for (uint64_t i = 0; i < SIZE; i += 512)
+            if (memory[i] != bytes[i])
+                fail_msg("engine %d: byte %llu is %02x in the image, and the guest loads %02x", (int)engine,
+                         (unsigned long long)i, bytes[i], memory[i]);
+        pcow_map_destroy(map);
+        pcow_close(image);
+        must_be_clean(path_in_pool("top.pcow"));
+        unlink(path_in_pool("top.pcow"));
+        free(bytes);
+    }
+}
+
 #define POOL_TEST(name) cmocka_unit_test_setup_teardown(name, pool_setup, pool_unmount)
 
 int main(void)
@@ -193,6 +226,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         POOL_TEST(test_half_own),
         POOL_TEST(test_behind_ends),
+        POOL_TEST(test_behind_and_frozen),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
