@@ -16,7 +16,7 @@ import struct
 _FS_IOC_GETFLAGS, _FS_IOC_SETFLAGS = 0x80086601, 0x40086602
 _FS_IMMUTABLE_FL = 0x10
 _FLAGS = struct.Struct('i')
-# doc/source/format.rst
+# doc/source/reference/format.rst
 _MAGIC, _STATE_OFFSET, _SEALED = b'\x89PCOW\r\n\x1a', 552, 1
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks of image files (doc/source/format.rst, "Locks") for as long as this process wants them, or
+"""Locks of image files (doc/source/reference/format.rst, "Locks") for as long as this process wants them, or
 looked at only.
 """
 

@@ -15,7 +15,7 @@ import dataclasses
 
 from pcow_driver.common import units
 
-# slabs whose metadata are in one slab, see doc/source/format.rst
+# slabs whose metadata are in one slab, see doc/source/reference/format.rst
 _GROUP = (1 << 14) - 1
 
 

@@ -13,7 +13,7 @@ from tools.lib.quickstart import teardown
 
 MIB = 1 << 20
 BIN = test_pcowctl.BIN
-# of the first data slab, in the owner table of an image (doc/source/format.rst)
+# of the first data slab, in the owner table of an image (doc/source/reference/format.rst)
 OWNER = (64 << 10) + 8
 WAY_OUT = 'immutable.*chattr -i'
 

@@ -86,7 +86,7 @@ class VmTestCase(testtools.TestCase):
 
 
 class KvmTest(VmTestCase):
-    """Nearly all scenarios; see "Limits" in doc/source/testing.rst."""
+    """Nearly all scenarios; see "Limits" in doc/source/contributor/testing.rst."""
 
     SCENARIOS = (
         'stores@tmpfs',

@@ -24,7 +24,7 @@ REGIONS = {'ext4': 'region0', 'xfs': 'region1'}
 REGION_SIZES = (4 << 30, 4 << 30, 10 << 30, 1 << 30)
 GOLDEN = Path('/suite/golden')  # images of earlier versions
 # Tests of the library that keep files where they are told to, and that an emulator ends in minutes;
-# why the others are not here is in doc/source/testing.rst.
+# why the others are not here is in doc/source/contributor/testing.rst.
 UNIT_TESTS = (
     'test_open',
     'test_map',

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The bytes of format 2, as doc/source/format.rst specifies them. Nothing here allocates or does I/O. */
+/* The bytes of format 2, as doc/source/reference/format.rst specifies them. Nothing here allocates or does I/O. */
 #ifndef PCOW_FORMAT_FORMAT2_H
 #define PCOW_FORMAT_FORMAT2_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
  * Format 1: the image format of "Towards Virtual Machine Image Management for Persistent Memory" (MSST 2019), Tables I and II, as
- * its published tool writes it. Read-only. Specified at the end of doc/source/format.rst.
+ * its published tool writes it. Read-only. Specified at the end of doc/source/reference/format.rst.
  */
 #ifndef PCOW_FORMAT1_FORMAT1_H
 #define PCOW_FORMAT1_FORMAT1_H

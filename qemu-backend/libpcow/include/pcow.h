@@ -19,7 +19,7 @@
  * and such), so that any handler may store to a map, except in the thread of a create or a revert. Who waits for space takes them.
  * Processes: a child that was forked may close what it inherited, which leaves the file alone, and read from it; it must not touch the memory of
  * a map: a store there, or a load that would trap, is SIGSEGV.
- * The format is specified in doc/source/format.rst.
+ * The format is specified in doc/source/reference/format.rst.
  */
 #ifndef PCOW_H
 #define PCOW_H

@@ -12,7 +12,7 @@
 #include "report.h"
 #include "size.h"
 
-/* Of the file format, doc/source/format.rst. */
+/* Of the file format, doc/source/reference/format.rst. */
 #define SLABS_IN_GROUP 16384                   /* the first one of each holds metadata */
 #define TABLE_ENTRY_SIZE 8
 #define PAGE_BITMAP_SIZE 64

@@ -16,7 +16,7 @@ _PAGES = base.TOP / 'doc/source'
 def _commands() -> Iterator[tuple[str, list[str]]]:
     """Where it stands, and its words."""
     for page in sorted(
-        (*_PAGES.glob('*.rst'), base.TOP / 'README.rst', *base.TOP.glob('devstack/*.rst'))
+        (*_PAGES.glob('[!m]*/*.rst'), base.TOP / 'README.rst', *base.TOP.glob('devstack/*.rst'))
     ):
         for match in _LINE.finditer(page.read_text(encoding='utf-8')):
             words = shlex.split(_REDIRECTION.sub('', match['words']), comments=True)
