@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks of image files (doc/source/reference/format.rst, "Locks") for as long as this process wants them, or
-looked at only.
+"""Locks of image files (doc/source/reference/format.rst, "Locks") for as long as this process wants
+them, or looked at only.
 """
 
 from __future__ import annotations

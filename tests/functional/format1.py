@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing images of format 1, the published prototype's, as doc/source/reference/format.rst describes it."""
+"""Writing images of format 1, the published prototype's, as doc/source/reference/format.rst
+describes it.
+"""
 
 from pathlib import Path
 import struct
