@@ -2,10 +2,11 @@
 /*
  * The media of NVDIMMs, apart from the caches before it.  See nvdimm-media.h.
  *
- * A line that is written back waits, with the bytes it has at that moment, until a fence: a later store to it is not part of it,
- * and without a fence it is lost, which is the worst that a CPU may do.  The list is one for all CPUs, since a thread may write
- * back on one and fence on another; a fence of any CPU so settles what all wrote back.  Where the list is full its oldest half
- * goes to the media unfenced, as a CPU may do as well.
+ * A line that is written back waits, with the bytes it has at that moment, until a fence: a later
+ * store to it is not part of it, and without a fence it is lost, which is the worst that a CPU may
+ * do. The list is one for all CPUs, since a thread may write back on one and fence on another; a
+ * fence of any CPU so settles what all wrote back. Where the list is full its oldest half goes to
+ * the media unfenced, as a CPU may do as well.
  */
 #include "qemu/osdep.h"
 #include "qapi/error.h"
@@ -45,7 +46,9 @@ bool nvdimm_media_add(void *base, uint64_t size, const char *path, Error **errp)
     int fd;
 
     if (!tcg_enabled()) {
-        error_setg(errp, "x-media works with -accel tcg only: no other accelerator tells of flushed lines");
+        error_setg(
+            errp,
+            "x-media works with -accel tcg only: no other accelerator tells of flushed lines");
         return false;
     }
     if (state.used == MAX_MEDIA) {
@@ -57,7 +60,8 @@ bool nvdimm_media_add(void *base, uint64_t size, const char *path, Error **errp)
         return false;
     }
     if (fstat(fd, &about) || (uint64_t)about.st_size != size) {
-        error_setg(errp, "x-media: %s has %" PRIu64 " bytes, the memory %" PRIu64, path, (uint64_t)about.st_size, size);
+        error_setg(errp, "x-media: %s has %" PRIu64 " bytes, the memory %" PRIu64, path,
+                   (uint64_t)about.st_size, size);
         close(fd);
         return false;
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * LD_PRELOAD: a loop device that takes SCSI commands, as a disk with SG_IO does: the kernel itself moves the data between
- * the buffers of the command and the disk.
+ * LD_PRELOAD: a loop device that takes SCSI commands, as a disk with SG_IO does: the kernel itself
+ * moves the data between the buffers of the command and the disk.
  */
 #define _GNU_SOURCE
 #include <endian.h>
@@ -31,7 +31,8 @@ static void answer(const sg_io_hdr_t *header, const void *data, size_t length)
 
 static int transfer(int fd, sg_io_hdr_t *header, int is_read)
 {
-    struct iovec one = {header->dxferp, header->dxfer_len}, *buffers = header->iovec_count ? header->dxferp : &one;
+    struct iovec one = {header->dxferp, header->dxfer_len},
+                 *buffers = header->iovec_count ? header->dxferp : &one;
     int count = header->iovec_count ? header->iovec_count : 1;
     uint32_t block;
     ssize_t moved;

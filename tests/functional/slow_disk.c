@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * LD_PRELOAD: a disk whose file is named *.slow takes its time to read. And fdatasync() of a pcow image takes as long as its dirty
- * pages would on a slow disk, also in the main thread.
+ * LD_PRELOAD: a disk whose file is named *.slow takes its time to read. And fdatasync() of a pcow
+ * image takes as long as its dirty pages would on a slow disk, also in the main thread.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -30,7 +30,8 @@ static int has_suffix(int fd, const char *suffix)
 
     snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
     length = readlink(link, path, sizeof(path));
-    return length > (ssize_t)strlen(suffix) && !memcmp(path + length - strlen(suffix), suffix, strlen(suffix));
+    return length > (ssize_t)strlen(suffix)
+           && !memcmp(path + length - strlen(suffix), suffix, strlen(suffix));
 }
 
 static void wait_ns(uint64_t ns)

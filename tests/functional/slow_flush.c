@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * LD_PRELOAD: a disk that is slow to flush pcow images, for every thread but the main one, and tells of it by the file
- * $SLOW_FLUSH; and an end of the process that takes longer still, so that whoever is left behind in a flush goes on with it.
+ * LD_PRELOAD: a disk that is slow to flush pcow images, for every thread but the main one, and
+ * tells of it by the file $SLOW_FLUSH; and an end of the process that takes longer still, so that
+ * whoever is left behind in a flush goes on with it.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -30,7 +31,8 @@ int fdatasync(int fd)
 
     snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
     length = readlink(link, path, sizeof(path));
-    if (length > (ssize_t)strlen(suffix) && !memcmp(path + length - strlen(suffix), suffix, strlen(suffix)))
+    if (length > (ssize_t)strlen(suffix)
+        && !memcmp(path + length - strlen(suffix), suffix, strlen(suffix)))
         be_slow();
     return (int)syscall(SYS_fdatasync, fd);
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * LD_PRELOAD: a /dev/vhost-net that agrees to everything and does nothing, so that QEMU comes to where it would start it.
- * The numbers of the requests are appended to the file $VHOST_REQUESTS, one a line. With $VHOST_ASKS it is one that asks where memory
- * is; what it is told is noted there as well, "update" or "invalidate".
+ * LD_PRELOAD: a /dev/vhost-net that agrees to everything and does nothing, so that QEMU comes to
+ * where it would start it. The numbers of the requests are appended to the file $VHOST_REQUESTS,
+ * one a line. With $VHOST_ASKS it is one that asks where memory is; what it is told is noted there
+ * as well, "update" or "invalidate".
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -37,14 +38,17 @@ static int open_real(const char *name, const char *path, int flags, mode_t mode)
 
     if (strcmp(path, "/dev/vhost-net"))
         return real(path, flags, mode);
-    if (!getenv("VHOST_ASKS") || socketpair(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends))
+    if (!getenv("VHOST_ASKS")
+        || socketpair(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends))
         return real("/dev/null", flags, mode);
-    return vhost = ends[0];                    /* from which nothing can be read, as the other end says nothing */
+    /* from which nothing can be read, as the other end says nothing */
+    return vhost = ends[0];
 }
 
 ssize_t write(int fd, const void *data, size_t length)
 {
-    ssize_t (*real)(int, const void *, size_t) = (ssize_t (*)(int, const void *, size_t))dlsym(RTLD_NEXT, "write");
+    ssize_t (*real)(int, const void *, size_t) =
+        (ssize_t(*)(int, const void *, size_t))dlsym(RTLD_NEXT, "write");
     const struct vhost_msg *message = data;
 
     if (fd != vhost || vhost < 0)
@@ -82,7 +86,8 @@ int open64(const char *path, int flags, ...)
 
 int ioctl(int fd, unsigned long request, ...)
 {
-    int (*real)(int, unsigned long, ...) = (int (*)(int, unsigned long, ...))dlsym(RTLD_NEXT, "ioctl");
+    int (*real)(int, unsigned long, ...) =
+        (int (*)(int, unsigned long, ...))dlsym(RTLD_NEXT, "ioctl");
     va_list arguments;
     void *argument;
     char number[32];

@@ -34,7 +34,8 @@ static void push(struct chain *chain, struct slab *slab, uint64_t guest_slab, sl
         chain->end = guest_slab + 1;
 }
 
-static void push_layer(struct chain *chain, struct pcow_image *image, unsigned level, const uint64_t *slabs, size_t count)
+static void push_layer(struct chain *chain, struct pcow_image *image, unsigned level,
+                       const uint64_t *slabs, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         struct slab *slab = &image->slabs[slabs[i]];
@@ -49,7 +50,8 @@ static size_t path_of(const struct pcow_image *image, const struct layer **path)
 {
     size_t length = 0;
 
-    for (const struct layer *layer = layer_find(image, image->view); layer; layer = layer->parent ? layer_find(image, layer->parent) : NULL)
+    for (const struct layer *layer = layer_find(image, image->view); layer;
+         layer = layer->parent ? layer_find(image, layer->parent) : NULL)
         path[length++] = layer;
     /* Parents have lower ids (checked at load), so this ends. Turn it round: oldest first. */
     for (size_t i = 0; i < length / 2; i++) {
@@ -95,7 +97,8 @@ static int reserve_memory(struct chain *chain)
 
         /* A change of the tree may add a layer, and a slab for its record. */
         layers = !file->format1 && file->layer_count + 4 > layers ? file->layer_count + 4 : layers;
-        slabs = !file->format1 && image_slab_count(file) + 4 > slabs ? image_slab_count(file) + 4 : slabs;
+        slabs = !file->format1 && image_slab_count(file) + 4 > slabs ? image_slab_count(file) + 4
+                                                                     : slabs;
     }
     if (layers <= memory->layers && slabs <= memory->slabs)
         return 0;
@@ -112,7 +115,10 @@ static int reserve_memory(struct chain *chain)
     return 0;
 }
 
-/* Put the file's slabs on the lists, oldest layer first (counting sort by position on the path). The memory is reserved. */
+/*
+ * Put the file's slabs on the lists, oldest layer first (counting sort by position on the path).
+ * The memory is reserved.
+ */
 static void push_file(struct chain *chain, struct pcow_image *image, unsigned level)
 {
     const struct layer **path = chain->memory.path;
@@ -122,7 +128,9 @@ static void push_file(struct chain *chain, struct pcow_image *image, unsigned le
     memset(start, 0, (length + 1) * sizeof *start);
     for (int pass = 0; pass < 2; pass++) {
         for (uint64_t p = 1; p < image_slab_count(image); p++) {
-            size_t at = image->slabs[p].kind == OWNER_DATA ? position(path, length, image->slabs[p].layer) : length;
+            size_t at = image->slabs[p].kind == OWNER_DATA
+                            ? position(path, length, image->slabs[p].layer)
+                            : length;
 
             if (at == length)
                 continue;
@@ -137,7 +145,8 @@ static void push_file(struct chain *chain, struct pcow_image *image, unsigned le
     /* start[i] is now the end of position i. */
     for (size_t i = 0; i < length; i++) {
         cut(chain, path[i]->parent_limit);
-        push_layer(chain, image, level, sorted + (i ? start[i - 1] : 0), start[i] - (i ? start[i - 1] : 0));
+        push_layer(chain, image, level, sorted + (i ? start[i - 1] : 0),
+                   start[i] - (i ? start[i - 1] : 0));
     }
 }
 
@@ -153,7 +162,10 @@ static int no_memory(const struct pcow_image *image, struct pcow_error *error)
     return error_set(error, -ENOMEM, "out of memory for the index of %s", image->file.path);
 }
 
-/* Slabs are cut off where a file ends, see cut(); this is about the rest of the slab that it ends in, which a file of format 1 may share. */
+/*
+ * Slabs are cut off where a file ends, see cut(); this is about the rest of the slab that it ends
+ * in, which a file of format 1 may share.
+ */
 static void note_reach(struct chain *chain)
 {
     uint64_t reach = UINT64_MAX;
@@ -212,12 +224,14 @@ struct chain *chain_get(struct pcow_image *image, struct pcow_error *error)
     level = chain->levels;
     for (struct pcow_image *file = image; file; file = file->base)
         chain->file[level--] = file;
-    chain->incomplete = image_base_record(chain->file[1]) != NULL || format1_base_name(chain->file[1], base_name) != NULL;
+    chain->incomplete = image_base_record(chain->file[1]) != NULL
+                        || format1_base_name(chain->file[1], base_name) != NULL;
     chain->guest_slabs = slabs_of(image->size);
     chain->head = calloc(chain->guest_slabs + 1, sizeof *chain->head);
     chain->claim = calloc(chain->guest_slabs + 1, sizeof *chain->claim);
     image->chain = chain;
-    if (!chain->head || !chain->claim || !sparse_set_init(&chain->used, chain->guest_slabs) || !index_init(chain))
+    if (!chain->head || !chain->claim || !sparse_set_init(&chain->used, chain->guest_slabs)
+        || !index_init(chain))
         goto failed;
     if (build(image, error) == 0)
         return chain;
@@ -259,7 +273,8 @@ struct chain *chain_set_aside(struct pcow_image *image)
     for (unsigned level = 1; level <= chain->levels; level++) {
         const struct pcow_image *file = chain->file[level];
 
-        for (uint64_t v = 0; file->format1 && v < chain->guest_slabs && v < slabs_of(file->size); v++)
+        for (uint64_t v = 0; file->format1 && v < chain->guest_slabs && v < slabs_of(file->size);
+             v++)
             forget_list(chain, v);
         for (uint64_t p = 1; !file->format1 && p < image_slab_count(file); p++)
             if (file->slabs[p].kind == OWNER_DATA && file->slabs[p].number < chain->guest_slabs)
@@ -291,7 +306,8 @@ void chain_unlink(struct pcow_image *image, uint64_t guest_slab, uint64_t slab)
     struct chain *chain = image->chain;
 
     index_forget(chain, guest_slab);
-    for (slab_ref *at = &chain->head[guest_slab]; *at; at = &chain->file[slab_ref_level(*at)]->slabs[slab_ref_slab(*at)].next)
+    for (slab_ref *at = &chain->head[guest_slab]; *at;
+         at = &chain->file[slab_ref_level(*at)]->slabs[slab_ref_slab(*at)].next)
         if (slab_ref_level(*at) == chain->levels && slab_ref_slab(*at) == slab) {
             __atomic_store_n(at, image->slabs[slab].next, __ATOMIC_RELEASE);
             return;
@@ -300,9 +316,13 @@ void chain_unlink(struct pcow_image *image, uint64_t guest_slab, uint64_t slab)
 
 void chain_claim(struct chain *chain, uint64_t guest_slab)
 {
-    /* Before it is claimed: who looks at the claims of all that is used, as a freeze does, misses none. */
+    /*
+     * Before it is claimed: who looks at the claims of all that is used, as a freeze does, misses
+     * none.
+     */
     sparse_set_add(&chain->used, guest_slab);
-    for (unsigned spins = 0; __atomic_exchange_n(&chain->claim[guest_slab], 1, __ATOMIC_ACQUIRE); spins++) {
+    for (unsigned spins = 0; __atomic_exchange_n(&chain->claim[guest_slab], 1, __ATOMIC_ACQUIRE);
+         spins++) {
         static const struct timespec moment = {0, 20000};
 
         if (spins < 64)

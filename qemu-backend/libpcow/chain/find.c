@@ -8,8 +8,8 @@
 #include "format1/format1.h"
 
 /*
- * Own slabs are not always in front of those of older layers: while a snapshot is deleted its slabs become the child's one by one, and after an
- * error some stay what they were.
+ * Own slabs are not always in front of those of older layers: while a snapshot is deleted its slabs
+ * become the child's one by one, and after an error some stay what they were.
  */
 static bool in_top(const struct pcow_image *image, slab_ref ref)
 {
@@ -18,8 +18,8 @@ static bool in_top(const struct pcow_image *image, slab_ref ref)
 
 static bool is_own(const struct pcow_image *image, slab_ref ref)
 {
-    return in_top(image, ref)
-        && image->slabs[slab_ref_slab(ref)].layer == image_active(image) && image->view == image_active(image);
+    return in_top(image, ref) && image->slabs[slab_ref_slab(ref)].layer == image_active(image)
+           && image->view == image_active(image);
 }
 
 /*
@@ -32,7 +32,8 @@ static bool may_be_followed(const struct pcow_image *image, slab_ref ref)
 {
     uint32_t merging = __atomic_load_n(&image->merging, __ATOMIC_ACQUIRE);
 
-    return (merging && image->slabs[slab_ref_slab(ref)].layer == merging) || chain_is_mixed(image->chain);
+    return (merging && image->slabs[slab_ref_slab(ref)].layer == merging)
+           || chain_is_mixed(image->chain);
 }
 
 slab_ref chain_next_own(const struct pcow_image *image, slab_ref ref)
@@ -51,11 +52,14 @@ static unsigned reach_in_slab(const struct chain *chain, unsigned level, uint64_
 {
     uint64_t first = guest_slab * PAGES_PER_SLAB, reach = chain->reach[level];
 
-    return reach >= first + PAGES_PER_SLAB ? PAGES_PER_SLAB : reach > first ? (unsigned)(reach - first) : 0;
+    return reach >= first + PAGES_PER_SLAB ? PAGES_PER_SLAB
+           : reach > first                 ? (unsigned)(reach - first)
+                                           : 0;
 }
 
 /* Of a page that a slab holds. */
-static void put_place(const struct pcow_image *image, slab_ref ref, unsigned page, struct place *place)
+static void put_place(const struct pcow_image *image, slab_ref ref, unsigned page,
+                      struct place *place)
 {
     place->present = true;
     place->level = slab_ref_level(ref);
@@ -63,10 +67,12 @@ static void put_place(const struct pcow_image *image, slab_ref ref, unsigned pag
     place->own = is_own(image, ref);
 }
 
-struct place chain_find(const struct pcow_image *image, uint64_t guest_slab, unsigned page, unsigned max_pages)
+struct place chain_find(const struct pcow_image *image, uint64_t guest_slab, unsigned page,
+                        unsigned max_pages)
 {
     const struct chain *chain = image->chain;
-    struct place place = {.pages = max_pages < PAGES_PER_SLAB - page ? max_pages : PAGES_PER_SLAB - page};
+    struct place place = {.pages = max_pages < PAGES_PER_SLAB - page ? max_pages
+                                                                     : PAGES_PER_SLAB - page};
     unsigned end = page + place.pages;
     slab_ref from = index_from(chain, guest_slab);
 
@@ -89,7 +95,8 @@ struct place chain_find(const struct pcow_image *image, uint64_t guest_slab, uns
         }
         if (file->format1) {
             unsigned run = 1;
-            bool found = format1_find(file, guest_slab * PAGES_PER_SLAB + page, &place.offset, &run);
+            bool found =
+                format1_find(file, guest_slab * PAGES_PER_SLAB + page, &place.offset, &run);
 
             end = page + run < end ? page + run : end;
             if (found) {
@@ -114,7 +121,8 @@ struct place chain_find(const struct pcow_image *image, uint64_t guest_slab, uns
 }
 
 /* One after the other: as often as it takes to walk the list down to where each begins. */
-static unsigned count_by_looking(const struct pcow_image *image, uint64_t guest_slab, unsigned pages)
+static unsigned count_by_looking(const struct pcow_image *image, uint64_t guest_slab,
+                                 unsigned pages)
 {
     unsigned pieces = 0;
 
@@ -123,14 +131,18 @@ static unsigned count_by_looking(const struct pcow_image *image, uint64_t guest_
     return pieces;
 }
 
-/* Pieces that begin in this word of a set, all of whose pages lie in one slab. last: its last page before, in the same place of the word. */
+/*
+ * Pieces that begin in this word of a set, all of whose pages lie in one slab. last: its last page
+ * before, in the same place of the word.
+ */
 static unsigned count_begins(uint64_t word, uint64_t last)
 {
     return (unsigned)__builtin_popcountll(word & ~(word << 1 | last));
 }
 
 /* Of the pages that are left: pieces begin where there was none before, or one in another slab. */
-static unsigned count_by_index(const struct chain *chain, uint64_t guest_slab, const struct page_set *left)
+static unsigned count_by_index(const struct chain *chain, uint64_t guest_slab,
+                               const struct page_set *left)
 {
     unsigned pieces = 0, page = 0;
     slab_ref found;
@@ -151,7 +163,8 @@ unsigned chain_count_pieces(const struct pcow_image *image, uint64_t guest_slab,
     const struct chain *chain = image->chain;
     struct page_set left = {{0}};
     unsigned pieces = 0;
-    slab_ref from = index_from(chain, guest_slab), ref = __atomic_load_n(&chain->head[guest_slab], __ATOMIC_ACQUIRE);
+    slab_ref from = index_from(chain, guest_slab),
+             ref = __atomic_load_n(&chain->head[guest_slab], __ATOMIC_ACQUIRE);
 
     page_set_add_range(&left, 0, pages);
     for (;; ref = ref ? chain->file[slab_ref_level(ref)]->slabs[slab_ref_slab(ref)].next : 0) {
@@ -164,7 +177,9 @@ unsigned chain_count_pieces(const struct pcow_image *image, uint64_t guest_slab,
             return count_by_looking(image, guest_slab, pages);
         /* What no slab has is a piece wherever it is one run. */
         for (unsigned w = 0; w < PAGE_SET_WORDS; w++) {
-            uint64_t found = left.word[w] & (file ? page_set_word(&file->valid[slab_ref_slab(ref)], w) : UINT64_MAX);
+            uint64_t found =
+                left.word[w]
+                & (file ? page_set_word(&file->valid[slab_ref_slab(ref)], w) : UINT64_MAX);
 
             pieces += count_begins(found, last);
             last = found >> 63;
@@ -176,11 +191,13 @@ unsigned chain_count_pieces(const struct pcow_image *image, uint64_t guest_slab,
     }
 }
 
-static void own_pages(const struct pcow_image *image, uint64_t guest_slab, bool backed, struct page_set *own)
+static void own_pages(const struct pcow_image *image, uint64_t guest_slab, bool backed,
+                      struct page_set *own)
 {
     memset(own, 0, sizeof *own);
-    for (slab_ref ref = chain_next_own(image, __atomic_load_n(&image->chain->head[guest_slab], __ATOMIC_ACQUIRE)); ref;
-         ref = chain_next_own(image, image->slabs[slab_ref_slab(ref)].next)) {
+    for (slab_ref ref = chain_next_own(
+             image, __atomic_load_n(&image->chain->head[guest_slab], __ATOMIC_ACQUIRE));
+         ref; ref = chain_next_own(image, image->slabs[slab_ref_slab(ref)].next)) {
         if (backed && !slab_is_backed(image, slab_ref_slab(ref)))
             continue;
         for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
@@ -198,7 +215,8 @@ void chain_own_backed(const struct pcow_image *image, uint64_t guest_slab, struc
     own_pages(image, guest_slab, true, own);
 }
 
-int chain_back(struct pcow_image *image, uint64_t guest_slab, unsigned first, unsigned count, bool *changed)
+int chain_back(struct pcow_image *image, uint64_t guest_slab, unsigned first, unsigned count,
+               bool *changed)
 {
     int ret = 0;
 

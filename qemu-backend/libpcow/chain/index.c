@@ -35,7 +35,9 @@ void index_free(struct chain *chain)
 
 uint64_t index_memory(const struct chain *chain)
 {
-    return chain ? (uint64_t)__atomic_load_n(&chain->indexes, __ATOMIC_RELAXED) * (INDEX_SIZE + sizeof *chain->index) : 0;
+    return chain ? (uint64_t)__atomic_load_n(&chain->indexes, __ATOMIC_RELAXED)
+                       * (INDEX_SIZE + sizeof *chain->index)
+                 : 0;
 }
 
 /* Its memory, which it keeps while the chain is there. */
@@ -44,7 +46,8 @@ static bool has_memory(struct chain *chain, struct page_index *index)
     unsigned used = __atomic_load_n(&chain->indexes, __ATOMIC_RELAXED);
 
     while (!index->page && used < MOST_INDEXES)
-        if (__atomic_compare_exchange_n(&chain->indexes, &used, used + 1, true, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
+        if (__atomic_compare_exchange_n(&chain->indexes, &used, used + 1, true, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_RELAXED)) {
             slab_ref *page = chain->index_memory + (size_t)used * PAGES_PER_SLAB;
 
             if (mprotect(page, INDEX_SIZE, PROT_READ | PROT_WRITE))
@@ -60,7 +63,8 @@ static slab_ref next_ref(const struct chain *chain, slab_ref ref)
 }
 
 /* Take the pages that a slab holds out of those that are left. True: there are some still. */
-static bool note_pages(const struct chain *chain, slab_ref *page, slab_ref ref, struct page_set *left)
+static bool note_pages(const struct chain *chain, slab_ref *page, slab_ref ref,
+                       struct page_set *left)
 {
     const struct page_set *valid = &chain->file[slab_ref_level(ref)]->valid[slab_ref_slab(ref)];
     uint64_t any = 0;
@@ -71,12 +75,16 @@ static bool note_pages(const struct chain *chain, slab_ref *page, slab_ref ref, 
         left->word[w] &= ~found;
         any |= left->word[w];
         for (; found; found &= found - 1)
-            __atomic_store_n(&page[w * 64 + (unsigned)__builtin_ctzll(found)], ref, __ATOMIC_RELAXED);
+            __atomic_store_n(&page[w * 64 + (unsigned)__builtin_ctzll(found)], ref,
+                             __ATOMIC_RELAXED);
     }
     return any;
 }
 
-/* Let it count from this slab on. What it says of the list from its old slab on, if the list has that, stays right. */
+/*
+ * Let it count from this slab on. What it says of the list from its old slab on, if the list has
+ * that, stays right.
+ */
 static void build(const struct chain *chain, struct page_index *index, slab_ref from)
 {
     struct page_set left = {{0}};
@@ -100,9 +108,11 @@ void index_update(const struct pcow_image *image, uint64_t guest_slab)
     unsigned steps = 0;
 
     /* Slabs of the active layer lie among others then, and get pages. */
-    if (chain->ragged || chain->format1 || __atomic_load_n(&image->merging, __ATOMIC_ACQUIRE) || chain_is_mixed(chain))
+    if (chain->ragged || chain->format1 || __atomic_load_n(&image->merging, __ATOMIC_ACQUIRE)
+        || chain_is_mixed(chain))
         return;
-    while (first && slab_ref_level(first) == chain->levels && image->slabs[slab_ref_slab(first)].layer == image_active(image))
+    while (first && slab_ref_level(first) == chain->levels
+           && image->slabs[slab_ref_slab(first)].layer == image_active(image))
         first = next_ref(chain, first);
     for (slab_ref ref = first; ref && ref != from; ref = next_ref(chain, ref))
         if (++steps > LONG_LIST) {
@@ -112,7 +122,8 @@ void index_update(const struct pcow_image *image, uint64_t guest_slab)
         }
 }
 
-unsigned index_run_end(const struct chain *chain, uint64_t guest_slab, unsigned page, unsigned end, slab_ref *found)
+unsigned index_run_end(const struct chain *chain, uint64_t guest_slab, unsigned page, unsigned end,
+                       slab_ref *found)
 {
     *found = index_page(chain, guest_slab, page);
     while (++page < end && index_page(chain, guest_slab, page) == *found)

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Copying bytes in and out of the chain, for tools. The guest does not come this way: see monitor/. */
+/*
+ * Copying bytes in and out of the chain, for tools. The guest does not come this way: see monitor/.
+ */
 #include <errno.h>
 #include <string.h>
 
@@ -14,24 +16,31 @@ struct position {
 
 static struct position position_of(uint64_t offset)
 {
-    return (struct position){offset >> SLAB_BITS, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB), (unsigned)(offset % PCOW_PAGE_SIZE)};
+    return (struct position){offset >> SLAB_BITS,
+                             (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB),
+                             (unsigned)(offset % PCOW_PAGE_SIZE)};
 }
 
-static int check_range(const struct pcow_image *image, uint64_t offset, uint64_t length, struct pcow_error *error)
+static int check_range(const struct pcow_image *image, uint64_t offset, uint64_t length,
+                       struct pcow_error *error)
 {
     if (offset > image->size || length > image->size - offset)
-        return error_set(error, -EINVAL, "%s: offset %llu and length %llu reach beyond its end (%llu)", image->file.path,
-                         (unsigned long long)offset, (unsigned long long)length, (unsigned long long)image->size);
+        return error_set(error, -EINVAL,
+                         "%s: offset %llu and length %llu reach beyond its end (%llu)",
+                         image->file.path, (unsigned long long)offset, (unsigned long long)length,
+                         (unsigned long long)image->size);
     return 0;
 }
 
 /* What is refused must not count as a change of the image. */
-static int begin_write(struct pcow_image *image, uint64_t offset, uint64_t length, struct pcow_error *error)
+static int begin_write(struct pcow_image *image, uint64_t offset, uint64_t length,
+                       struct pcow_error *error)
 {
     int ret = image_check_writable(image, error);
 
     if (ret == 0 && image->map)
-        ret = error_set(error, -EBUSY, "%s is mapped; store to its memory, or unmap it before", image->file.path);
+        ret = error_set(error, -EBUSY, "%s is mapped; store to its memory, or unmap it before",
+                        image->file.path);
     if (ret == 0)
         ret = check_range(image, offset, length, error);
     if (ret == 0 && !chain_get(image, error))
@@ -41,10 +50,12 @@ static int begin_write(struct pcow_image *image, uint64_t offset, uint64_t lengt
 
 static int no_base(const struct pcow_image *image, struct pcow_error *error)
 {
-    return error_set(error, -ENOLINK, "%s: the data lies in its base, which was not opened", image->file.path);
+    return error_set(error, -ENOLINK, "%s: the data lies in its base, which was not opened",
+                     image->file.path);
 }
 
-int pcow_read(pcow_image *image, uint64_t offset, void *buffer, size_t length, struct pcow_error *error)
+int pcow_read(pcow_image *image, uint64_t offset, void *buffer, size_t length,
+              struct pcow_error *error)
 {
     struct chain *chain = chain_get(image, error);
     char *to = buffer;
@@ -62,7 +73,8 @@ int pcow_read(pcow_image *image, uint64_t offset, void *buffer, size_t length, s
 
             ret = file_read(&file->file, place.offset + at.in_page, to, piece);
             if (ret)
-                return error_set_errno(error, ret == -ENODATA ? -EIO : ret, "cannot read %s", file->file.path);
+                return error_set_errno(error, ret == -ENODATA ? -EIO : ret, "cannot read %s",
+                                       file->file.path);
         } else if (chain->incomplete) {
             return no_base(image, error);
         } else {
@@ -78,7 +90,9 @@ int pcow_read(pcow_image *image, uint64_t offset, void *buffer, size_t length, s
 static int write_error(const struct pcow_image *image, int code, struct pcow_error *error)
 {
     if (code == -ENOSPC)
-        return error_set(error, code, "%s: the pool is full; free space or extend it, then try again", image->file.path);
+        return error_set(error, code,
+                         "%s: the pool is full; free space or extend it, then try again",
+                         image->file.path);
     if (code == -ENOLINK)
         return no_base(image, error);
     return error_set_errno(error, code, "cannot write to %s", image->file.path);
@@ -105,11 +119,15 @@ static int overwrite(struct pcow_image *image, struct position at, const char *f
     return 0;
 }
 
-/* Write inside one guest slab. Partly covered pages are brought in first, so that what is around the data is kept. */
+/*
+ * Write inside one guest slab. Partly covered pages are brought in first, so that what is around
+ * the data is kept.
+ */
 static int write_slab(struct pcow_image *image, struct position at, const char *from, size_t length)
 {
     unsigned first_whole = at.page + (at.in_page != 0);
-    unsigned end = at.page + (unsigned)((at.in_page + length + PCOW_PAGE_SIZE - 1) / PCOW_PAGE_SIZE);
+    unsigned end =
+        at.page + (unsigned)((at.in_page + length + PCOW_PAGE_SIZE - 1) / PCOW_PAGE_SIZE);
     unsigned end_whole = at.page + (unsigned)((at.in_page + length) / PCOW_PAGE_SIZE);
     struct page_set edges = {{0}};
     int ret = 0;
@@ -125,14 +143,19 @@ static int write_slab(struct pcow_image *image, struct position at, const char *
         size_t skip = (first_whole - at.page) * PCOW_PAGE_SIZE - at.in_page;
         struct page_set own;
 
-        /* New whole pages get their data before they become valid; those that were valid are overwritten. */
+        /*
+         * New whole pages get their data before they become valid; those that were valid are
+         * overwritten.
+         */
         chain_own_pages(image, at.guest_slab, &own);
-        ret = chain_own(image, at.guest_slab, first_whole, end_whole - first_whole, from + skip, NULL, NULL);
+        ret = chain_own(image, at.guest_slab, first_whole, end_whole - first_whole, from + skip,
+                        NULL, NULL);
         for (unsigned page = first_whole; page < end_whole && ret == 0;) {
             unsigned run_end = page_set_run_end(&own, page, end_whole);
 
             if (page_set_has(&own, page))
-                ret = overwrite(image, (struct position){at.guest_slab, page, 0}, from + skip + (page - first_whole) * PCOW_PAGE_SIZE,
+                ret = overwrite(image, (struct position){at.guest_slab, page, 0},
+                                from + skip + (page - first_whole) * PCOW_PAGE_SIZE,
                                 (run_end - page) * PCOW_PAGE_SIZE);
             page = run_end;
         }
@@ -145,13 +168,15 @@ static int write_slab(struct pcow_image *image, struct position at, const char *
     if (ret == 0 && end_whole < end && (end - 1 != at.page || !at.in_page)) {
         size_t skip = (end - 1 - at.page) * PCOW_PAGE_SIZE - at.in_page;
 
-        ret = overwrite(image, (struct position){at.guest_slab, end - 1, 0}, from + skip, length - skip);
+        ret = overwrite(image, (struct position){at.guest_slab, end - 1, 0}, from + skip,
+                        length - skip);
     }
     chain_release(image->chain, at.guest_slab);
     return ret;
 }
 
-int pcow_write(pcow_image *image, uint64_t offset, const void *buffer, size_t length, struct pcow_error *error)
+int pcow_write(pcow_image *image, uint64_t offset, const void *buffer, size_t length,
+               struct pcow_error *error)
 {
     const char *from = buffer;
     int ret = begin_write(image, offset, length, error);
@@ -173,7 +198,8 @@ int pcow_write(pcow_image *image, uint64_t offset, const void *buffer, size_t le
     return ret;
 }
 
-static int write_pages(struct pcow_image *image, uint64_t guest_slab, const struct page_set *pages, const void *data)
+static int write_pages(struct pcow_image *image, uint64_t guest_slab, const struct page_set *pages,
+                       const void *data)
 {
     int ret;
 
@@ -183,7 +209,8 @@ static int write_pages(struct pcow_image *image, uint64_t guest_slab, const stru
     return ret;
 }
 
-int chain_write_pages(struct pcow_image *image, uint64_t guest_slab, const struct page_set *pages, const void *data, struct pcow_error *error)
+int chain_write_pages(struct pcow_image *image, uint64_t guest_slab, const struct page_set *pages,
+                      const void *data, struct pcow_error *error)
 {
     int ret = begin_write(image, guest_slab << SLAB_BITS, 0, error);
 
@@ -248,8 +275,9 @@ int pcow_write_zeroes(pcow_image *image, uint64_t offset, uint64_t length, struc
             piece = PCOW_PAGE_SIZE - at.in_page < length ? PCOW_PAGE_SIZE - at.in_page : length;
             ret = pcow_write(image, offset, zeros, piece, error);
         } else {
-            piece = PCOW_SLAB_SIZE - offset % PCOW_SLAB_SIZE < length ? PCOW_SLAB_SIZE - offset % PCOW_SLAB_SIZE
-                                                                      : length / PCOW_PAGE_SIZE * PCOW_PAGE_SIZE;
+            piece = PCOW_SLAB_SIZE - offset % PCOW_SLAB_SIZE < length
+                        ? PCOW_SLAB_SIZE - offset % PCOW_SLAB_SIZE
+                        : length / PCOW_PAGE_SIZE * PCOW_PAGE_SIZE;
             ret = zero_slab(image, at, (unsigned)(piece / PCOW_PAGE_SIZE));
             if (ret == -ENOSPC && reclaim_for_space(image))
                 ret = zero_slab(image, at, (unsigned)(piece / PCOW_PAGE_SIZE));
@@ -279,7 +307,8 @@ int pcow_flush(pcow_image *image, struct pcow_error *error)
     return ret ? error_set_errno(error, ret, "cannot flush %s", image->file.path) : 0;
 }
 
-int pcow_get_extent(pcow_image *image, uint64_t offset, uint64_t length, struct pcow_extent *extent, struct pcow_error *error)
+int pcow_get_extent(pcow_image *image, uint64_t offset, uint64_t length, struct pcow_extent *extent,
+                    struct pcow_error *error)
 {
     struct chain *chain = chain_get(image, error);
     int ret = chain ? check_range(image, offset, length, error) : -ENOMEM;
@@ -292,7 +321,8 @@ int pcow_get_extent(pcow_image *image, uint64_t offset, uint64_t length, struct 
         struct position at = position_of(offset);
         struct place place = chain_find(image, at.guest_slab, at.page, PAGES_PER_SLAB);
         uint64_t piece = place.pages * PCOW_PAGE_SIZE - at.in_page;
-        uint64_t file_offset = place.offset + at.in_page, used = place.present ? 0 : chain_next_used(chain, at.guest_slab);
+        uint64_t file_offset = place.offset + at.in_page,
+                 used = place.present ? 0 : chain_next_used(chain, at.guest_slab);
 
         /* Over what nothing was ever stored to, in one step. */
         if (used > at.guest_slab + 1)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Copy-on-write and expansion: making pages valid in the active layer. This runs in signal handlers: no allocation, no lock
- * but the claim of the guest slab, and only system calls that are safe there.
+ * Copy-on-write and expansion: making pages valid in the active layer. This runs in signal
+ * handlers: no allocation, no lock but the claim of the guest slab, and only system calls that are
+ * safe there.
  */
 #include <errno.h>
 #include <string.h>
@@ -14,12 +15,16 @@
 
 #define PIECE 512u                     /* on the stack of a signal handler */
 
-/* A file slab of the active layer for this guest slab: the first on the list, or a new one that has no owner yet. */
+/*
+ * A file slab of the active layer for this guest slab: the first on the list, or a new one that has
+ * no owner yet.
+ */
 static int target_slab(struct pcow_image *image, uint64_t guest_slab, uint64_t *slab, bool *is_new)
 {
     slab_ref head = image->chain->head[guest_slab];
 
-    if (head && slab_ref_level(head) == image->chain->levels && image->slabs[slab_ref_slab(head)].layer == image_active(image)) {
+    if (head && slab_ref_level(head) == image->chain->levels
+        && image->slabs[slab_ref_slab(head)].layer == image_active(image)) {
         *slab = slab_ref_slab(head);
         *is_new = false;
         return slab_allocate_tables(image, *slab);
@@ -29,13 +34,15 @@ static int target_slab(struct pcow_image *image, uint64_t guest_slab, uint64_t *
 }
 
 /* Zeros: blocks that are allocated and hold nothing. */
-static int fill_with_zeros(struct pcow_image *image, uint64_t slab, uint64_t offset, uint64_t length, bool new_slab)
+static int fill_with_zeros(struct pcow_image *image, uint64_t slab, uint64_t offset,
+                           uint64_t length, bool new_slab)
 {
     /*
-     * The blocks of a page that is not valid may hold the remains of an interrupted copy, or of a page that a merge has taken
-     * away. slab_take() has already emptied a slab it handed out.
+     * The blocks of a page that is not valid may hold the remains of an interrupted copy, or of a
+     * page that a merge has taken away. slab_take() has already emptied a slab it handed out.
      */
-    bool suspect = !new_slab && slab_is_suspect(image, slab) && !file_is_hole(&image->file, offset, length);
+    bool suspect =
+        !new_slab && slab_is_suspect(image, slab) && !file_is_hole(&image->file, offset, length);
     int ret = 0;
 
     if (suspect && image->file.persist.persistence == PCOW_PERSISTENCE_PMEM) {
@@ -52,20 +59,29 @@ static int fill_with_zeros(struct pcow_image *image, uint64_t slab, uint64_t off
 }
 
 /*
- * A system call for one page is cheaper than a page fault on its source, and dearer than loads for which there is none. It is also the way out where
- * a load fails that would have had to take a block, see copy_by_reading().
+ * A system call for one page is cheaper than a page fault on its source, and dearer than loads for
+ * which there is none. It is also the way out where a load fails that would have had to take a
+ * block, see copy_by_reading().
  */
-static int copy_page(struct pcow_image *image, void *window, const void *source, struct file *from_file, uint64_t from)
+static int copy_page(struct pcow_image *image, void *window, const void *source,
+                     struct file *from_file, uint64_t from)
 {
-    if (file_is_filled(from_file, from) && persist_copy(&image->file.persist, window, source, PCOW_PAGE_SIZE) == 0) {
+    if (file_is_filled(from_file, from)
+        && persist_copy(&image->file.persist, window, source, PCOW_PAGE_SIZE) == 0) {
         persist_fence(&image->file.persist);
         return 0;
     }
-    return file_read(from_file, from, window, PCOW_PAGE_SIZE) ? -EIO : persist_range(&image->file.persist, window, PCOW_PAGE_SIZE);
+    return file_read(from_file, from, window, PCOW_PAGE_SIZE)
+               ? -EIO
+               : persist_range(&image->file.persist, window, PCOW_PAGE_SIZE);
 }
 
-/* Into blocks that are there, through the window: no lock of the file system, and no system call for what a page table has already. */
-static int copy_to_prepared(struct pcow_image *image, uint64_t to, struct file *from_file, uint64_t from, const void *data, size_t length)
+/*
+ * Into blocks that are there, through the window: no lock of the file system, and no system call
+ * for what a page table has already.
+ */
+static int copy_to_prepared(struct pcow_image *image, uint64_t to, struct file *from_file,
+                            uint64_t from, const void *data, size_t length)
 {
     void *window = file_address_settled(&image->file, to);
     const void *source = data ? data : file_address(from_file, from);
@@ -76,8 +92,9 @@ static int copy_to_prepared(struct pcow_image *image, uint64_t to, struct file *
     if (!data && length == PCOW_PAGE_SIZE && !image->file.persist.observer)
         return copy_page(image, window, source, from_file, from);
     /*
-     * What is unreadable is SIGBUS in the copy, see pcow_serve_sigbus(). To ask the kernel before (MADV_POPULATE_READ) takes 0.17 us a page
-     * that is mapped already, about as long as copying it.
+     * What is unreadable is SIGBUS in the copy, see pcow_serve_sigbus(). To ask the kernel before
+     * (MADV_POPULATE_READ) takes 0.17 us a page that is mapped already, about as long as copying
+     * it.
      */
     ret = persist_copy(&image->file.persist, window, source, length);
     persist_fence(&image->file.persist);
@@ -85,10 +102,12 @@ static int copy_to_prepared(struct pcow_image *image, uint64_t to, struct file *
 }
 
 /*
- * Not through a mapping of the source: on tmpfs a load from a hole, as a page of zeros may be, takes a block. A full pool has none, which is an unreadable
- * source to the kernel if it looks at that first (Linux 6.1 does). Reading takes none, and what is unreadable stays so.
+ * Not through a mapping of the source: on tmpfs a load from a hole, as a page of zeros may be,
+ * takes a block. A full pool has none, which is an unreadable source to the kernel if it looks at
+ * that first (Linux 6.1 does). Reading takes none, and what is unreadable stays so.
  */
-static int copy_by_reading(struct pcow_image *image, uint64_t to, struct file *from_file, uint64_t from, uint64_t length)
+static int copy_by_reading(struct pcow_image *image, uint64_t to, struct file *from_file,
+                           uint64_t from, uint64_t length)
 {
     char piece[PIECE];
     int ret = 0;
@@ -102,7 +121,8 @@ static int copy_by_reading(struct pcow_image *image, uint64_t to, struct file *f
 }
 
 /* Of pages that are not valid yet nothing can be lost: what is written can be read again. */
-static int fill_run(struct pcow_image *image, uint64_t slab, unsigned page, const struct place *from, const char *data, bool new_slab)
+static int fill_run(struct pcow_image *image, uint64_t slab, unsigned page,
+                    const struct place *from, const char *data, bool new_slab)
 {
     uint64_t to = (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE;
     uint64_t length = from->pages * PCOW_PAGE_SIZE;
@@ -143,7 +163,8 @@ static void push_slab(struct pcow_image *image, uint64_t guest_slab, uint64_t sl
     __atomic_store_n(head, slab_ref_make(image->chain->levels, slab), __ATOMIC_RELEASE);
 }
 
-static int publish(struct pcow_image *image, uint64_t guest_slab, uint64_t slab, bool is_new, const struct page_set *filled)
+static int publish(struct pcow_image *image, uint64_t guest_slab, uint64_t slab, bool is_new,
+                   const struct page_set *filled)
 {
     struct page_set valid = image->valid[slab];
     int ret;
@@ -153,7 +174,8 @@ static int publish(struct pcow_image *image, uint64_t guest_slab, uint64_t slab,
     ret = slab_store_valid(image, slab, &valid, true);
     if (ret || !is_new)
         return ret;
-    ret = slab_publish(image, slab, (struct owner){OWNER_DATA, image_active(image), (uint32_t)guest_slab}, true);
+    ret = slab_publish(image, slab,
+                       (struct owner){OWNER_DATA, image_active(image), (uint32_t)guest_slab}, true);
     if (!ret)
         push_slab(image, guest_slab, slab);
     return ret;
@@ -188,16 +210,23 @@ struct filling {
     uint64_t copies, zeros;
 };
 
-/* Pages of zeros without blocks. What the blocks hold is gone before the pages count: the caller settles that. */
+/*
+ * Pages of zeros without blocks. What the blocks hold is gone before the pages count: the caller
+ * settles that.
+ */
 static int empty_run(struct pcow_image *image, uint64_t offset, uint64_t length)
 {
     lost_forget(&image->file, offset, length);
-    return file_is_hole(&image->file, offset, length) ? 0 : file_punch(&image->file, offset, length);
+    return file_is_hole(&image->file, offset, length) ? 0
+                                                      : file_punch(&image->file, offset, length);
 }
 
-/* Of the pages from one on that are wanted and not own, those that have one source; *end: behind them. */
-static int fill_from(struct pcow_image *image, uint64_t guest_slab, unsigned page, unsigned *end, const struct wanted *wanted,
-                     struct filling *filling)
+/*
+ * Of the pages from one on that are wanted and not own, those that have one source; *end: behind
+ * them.
+ */
+static int fill_from(struct pcow_image *image, uint64_t guest_slab, unsigned page, unsigned *end,
+                     const struct wanted *wanted, struct filling *filling)
 {
     struct place from = chain_find(image, guest_slab, page, *end - page);
     int ret;
@@ -210,12 +239,15 @@ static int fill_from(struct pcow_image *image, uint64_t guest_slab, unsigned pag
     prepared_run(image, filling->slab, page, end);
     from.pages = *end - page;
     filling->all_prepared &= page_set_has(&image->prepared[filling->slab], page) && !wanted->zeros;
-    filling->hides |= !wanted->zeros && (from.present || (wanted->data && image->chain->head[guest_slab]));
+    filling->hides |=
+        !wanted->zeros && (from.present || (wanted->data && image->chain->head[guest_slab]));
     if (wanted->zeros)
-        ret = empty_run(image, (filling->slab << SLAB_BITS) + page * PCOW_PAGE_SIZE, from.pages * PCOW_PAGE_SIZE);
+        ret = empty_run(image, (filling->slab << SLAB_BITS) + page * PCOW_PAGE_SIZE,
+                        from.pages * PCOW_PAGE_SIZE);
     else
         ret = fill_run(image, filling->slab, page, &from,
-                       wanted->data ? wanted->data + (page - wanted->first) * PCOW_PAGE_SIZE : NULL, filling->is_new);
+                       wanted->data ? wanted->data + (page - wanted->first) * PCOW_PAGE_SIZE : NULL,
+                       filling->is_new);
     if (ret) {
         /* Half a run may have been written: these blocks must not be taken for zeros later. */
         remains_discard(image, filling->slab, page, from.pages);
@@ -229,9 +261,10 @@ static int fill_from(struct pcow_image *image, uint64_t guest_slab, unsigned pag
 }
 
 /*
- * Pages that hide older ones must be complete on the medium before they are valid. Where nothing was below, a page lost
- * in a crash reads as the zeros that were there before. In class pmem what is prepared is on the medium, and what was copied to it
- * was flushed: a trap waits for no commit of the file system, not even for one that others will need.
+ * Pages that hide older ones must be complete on the medium before they are valid. Where nothing
+ * was below, a page lost in a crash reads as the zeros that were there before. In class pmem what
+ * is prepared is on the medium, and what was copied to it was flushed: a trap waits for no commit
+ * of the file system, not even for one that others will need.
  */
 static int put_on_medium(struct pcow_image *image, const struct filling *filling, uint64_t failures)
 {
@@ -243,7 +276,8 @@ static int put_on_medium(struct pcow_image *image, const struct filling *filling
     return ret;
 }
 
-static int own(struct pcow_image *image, uint64_t guest_slab, const struct wanted *wanted, uint64_t *copied, uint64_t *zeroed)
+static int own(struct pcow_image *image, uint64_t guest_slab, const struct wanted *wanted,
+               uint64_t *copied, uint64_t *zeroed)
 {
     struct filling filling = {.all_prepared = true};
     uint64_t failures = failures_count(&image->file.persist.failures);
@@ -296,8 +330,8 @@ static int own(struct pcow_image *image, uint64_t guest_slab, const struct wante
     return published ? published : ret;
 }
 
-int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, unsigned count, const void *data,
-              uint64_t *copied, uint64_t *zeroed)
+int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, unsigned count,
+              const void *data, uint64_t *copied, uint64_t *zeroed)
 {
     struct wanted wanted = {.data = data, .first = first};
 
@@ -305,7 +339,8 @@ int chain_own(struct pcow_image *image, uint64_t guest_slab, unsigned first, uns
     return own(image, guest_slab, &wanted, copied, zeroed);
 }
 
-int chain_own_set(struct pcow_image *image, uint64_t guest_slab, const struct page_set *pages, const void *data)
+int chain_own_set(struct pcow_image *image, uint64_t guest_slab, const struct page_set *pages,
+                  const void *data)
 {
     struct wanted wanted = {.pages = *pages, .data = data};
 
@@ -321,10 +356,12 @@ int chain_own_zeros(struct pcow_image *image, uint64_t guest_slab, const struct 
 
 static bool is_own_from(const struct pcow_image *image, const struct slab *slab, const void *first)
 {
-    return slab->kind == OWNER_DATA && slab->layer == image_active(image) && slab->number >= *(const uint64_t *)first;
+    return slab->kind == OWNER_DATA && slab->layer == image_active(image)
+           && slab->number >= *(const uint64_t *)first;
 }
 
-int chain_drop_own_from(struct pcow_image *image, uint64_t first_guest_slab, struct pcow_error *error)
+int chain_drop_own_from(struct pcow_image *image, uint64_t first_guest_slab,
+                        struct pcow_error *error)
 {
     int ret = reclaim_release(image, is_own_from, &first_guest_slab);
 

@@ -17,8 +17,12 @@ static int empty_free(struct pcow_image *image, uint64_t slab)
 {
     int ret;
 
-    if (__atomic_fetch_or(&image->used[slab / 64], slab_bit(slab), __ATOMIC_ACQ_REL) & slab_bit(slab)) {
-        /* Taken since, and emptied by who did; or its last owner has marked it, and is about to let it go. */
+    if (__atomic_fetch_or(&image->used[slab / 64], slab_bit(slab), __ATOMIC_ACQ_REL)
+        & slab_bit(slab)) {
+        /*
+         * Taken since, and emptied by who did; or its last owner has marked it, and is about to let
+         * it go.
+         */
         if (__atomic_load_n(&image->remains[slab / 64], __ATOMIC_ACQUIRE) & slab_bit(slab))
             __atomic_store_n(&image->remains_due, true, __ATOMIC_RELEASE);
         return 0;
@@ -31,7 +35,10 @@ static int empty_free(struct pcow_image *image, uint64_t slab)
     return ret;
 }
 
-/* Slabs of guest slabs beyond the end of what the guest sees have a claim too, one of those that there are. False: nobody needs one. */
+/*
+ * Slabs of guest slabs beyond the end of what the guest sees have a claim too, one of those that
+ * there are. False: nobody needs one.
+ */
 static bool claim_of(const struct pcow_image *image, uint64_t guest_slab, uint64_t *claim)
 {
     const struct chain *chain = image->chain;
@@ -92,7 +99,8 @@ static bool empty_marked(struct pcow_image *image, uint64_t slab)
 
     if (owner.kind != OWNER_NONE && owner.kind != OWNER_DATA)
         return false;
-    ret = owner.kind == OWNER_NONE ? empty_free(image, slab) : empty_owned(image, slab, owner.number);
+    ret =
+        owner.kind == OWNER_NONE ? empty_free(image, slab) : empty_owned(image, slab, owner.number);
     if (ret)
         __atomic_store_n(&image->remains_error, ret, __ATOMIC_RELAXED);
     return true;
@@ -105,16 +113,19 @@ static uint64_t find_marked(const struct pcow_image *image, uint64_t from, uint6
         uint64_t bits = __atomic_load_n(&image->remains[p / 64], __ATOMIC_ACQUIRE) >> p % 64;
 
         if (bits)
-            return p + (unsigned)__builtin_ctzll(bits) < end ? p + (unsigned)__builtin_ctzll(bits) : end;
+            return p + (unsigned)__builtin_ctzll(bits) < end ? p + (unsigned)__builtin_ctzll(bits)
+                                                             : end;
     }
     return end;
 }
 
 /*
- * Of how many slabs from *next on the marks are to be looked at: one round for each time that something is marked, and steps go on where the
- * last one ended. What the file system does not take stays marked: it must not keep the thread at it for ever, nor from what lies behind.
+ * Of how many slabs from *next on the marks are to be looked at: one round for each time that
+ * something is marked, and steps go on where the last one ended. What the file system does not take
+ * stays marked: it must not keep the thread at it for ever, nor from what lies behind.
  */
-static uint64_t begin_round(struct pcow_image *image, unsigned limit, uint64_t slabs, uint64_t *next)
+static uint64_t begin_round(struct pcow_image *image, unsigned limit, uint64_t slabs,
+                            uint64_t *next)
 {
     uint64_t left;
 
@@ -125,7 +136,10 @@ static uint64_t begin_round(struct pcow_image *image, unsigned limit, uint64_t s
         return slabs;
     }
     if (__atomic_load_n(&image->remains_due, __ATOMIC_RELAXED)) {
-        /* In this order, as somebody may ask meanwhile whether there is anything, and a mark after it begins another round. */
+        /*
+         * In this order, as somebody may ask meanwhile whether there is anything, and a mark after
+         * it begins another round.
+         */
         __atomic_store_n(&image->remains_left, slabs, __ATOMIC_RELEASE);
         (void)__atomic_exchange_n(&image->remains_due, false, __ATOMIC_ACQ_REL);
     }
@@ -164,14 +178,16 @@ bool reclaim(struct pcow_image *image, unsigned limit)
 }
 
 /* What was prepared in a slab that has an owner and is not used. Returns pages. */
-static unsigned trim_owned(struct pcow_image *image, uint64_t slab, keep_prepared_fn *keep, void *opaque)
+static unsigned trim_owned(struct pcow_image *image, uint64_t slab, keep_prepared_fn *keep,
+                           void *opaque)
 {
     struct slab owner = slab_peek(image, slab);
     uint64_t guest_slab = owner.number;
     struct interrupts interrupts;
     unsigned pages = 0;
 
-    if (owner.kind != OWNER_DATA || page_set_empty(&image->prepared[slab]) || !image->chain || guest_slab >= image->chain->guest_slabs)
+    if (owner.kind != OWNER_DATA || page_set_empty(&image->prepared[slab]) || !image->chain
+        || guest_slab >= image->chain->guest_slabs)
         return 0;
     interrupts = interrupts_disable();
     if (__atomic_exchange_n(&image->chain->claim[guest_slab], 1, __ATOMIC_ACQUIRE) == 0) {
@@ -195,10 +211,12 @@ uint64_t reclaim_prepared(struct pcow_image *image, keep_prepared_fn *keep, void
 
 bool reclaim_frozen(struct pcow_image *image, uint64_t *next)
 {
-    for (unsigned looked_at = 0; looked_at < MAX_LOOKED_AT && *next < image_slab_count(image); looked_at++) {
+    for (unsigned looked_at = 0; looked_at < MAX_LOOKED_AT && *next < image_slab_count(image);
+         looked_at++) {
         uint64_t slab = (*next)++;
 
-        if (slab_peek(image, slab).layer != image_active(image) && trim_owned(image, slab, NULL, NULL) > 0)
+        if (slab_peek(image, slab).layer != image_active(image)
+            && trim_owned(image, slab, NULL, NULL) > 0)
             break;
     }
     return *next < image_slab_count(image);
@@ -249,6 +267,10 @@ int pcow_reclaim(pcow_image *image, uint64_t *reclaimed, struct pcow_error *erro
     after = allocated_size(image);
     if (reclaimed)
         *reclaimed = before > after ? before - after : 0;
-    return ret ? error_set_errno(error, ret, "%s: blocks that are no longer used cannot be given back to the pool; whoever writes to the image "
-                                 "next tries again", image->file.path) : 0;
+    return ret ? error_set_errno(error, ret,
+                                 "%s: blocks that are no longer used cannot be given back to the "
+                                 "pool; whoever writes to the image "
+                                 "next tries again",
+                                 image->file.path)
+               : 0;
 }

@@ -6,31 +6,32 @@
 #include "image/image.h"
 
 /*
- * Punch out what is marked, in at most limit slabs (0: all). True if anything was. With a limit, which only one thread may give, it goes
- * on where it ended the last time. What others are working on is passed over and stays due; what the file system does not take stays
- * marked, and is tried again when all is gone through anew. The tables of layers are not looked at. Async-signal-safe.
+ * Punch out what is marked, in at most limit slabs (0: all). True if anything was. With a limit,
+ * which only one thread may give, it goes on where it ended the last time. What others are working
+ * on is passed over and stays due; what the file system does not take stays marked, and is tried
+ * again when all is gone through anew. The tables of layers are not looked at. Async-signal-safe.
  */
 bool reclaim(struct pcow_image *image, unsigned limit);
 /*
- * slabs_release() for who may have guests that store meanwhile: what is punched out beside it is never a slab that somebody has taken since. No
- * claim is held.
+ * slabs_release() for who may have guests that store meanwhile: what is punched out beside it is
+ * never a slab that somebody has taken since. No claim is held.
  */
 int reclaim_release(struct pcow_image *image, slab_condition *condition, const void *opaque);
 /* Asked under the claim: is what is prepared in this slab soon used? */
 typedef bool keep_prepared_fn(void *opaque, uint64_t guest_slab, uint64_t slab);
 /*
- * Give back what is prepared in slabs that have an owner, and is not used, but for what keep (may be NULL) wants kept. Returns pages. No
- * claim is held. Async-signal-safe if keep is.
+ * Give back what is prepared in slabs that have an owner, and is not used, but for what keep (may
+ * be NULL) wants kept. Returns pages. No claim is held. Async-signal-safe if keep is.
  */
 uint64_t reclaim_prepared(struct pcow_image *image, keep_prepared_fn *keep, void *opaque);
 /*
- * The same for slabs of layers that are frozen, from *next on and up to the first that had any; a few thousand are looked at. True if it
- * was not the last slab.
+ * The same for slabs of layers that are frozen, from *next on and up to the first that had any; a
+ * few thousand are looked at. True if it was not the last slab.
  */
 bool reclaim_frozen(struct pcow_image *image, uint64_t *next);
 /*
- * The pool is full: give back all of that, and the slabs that are ready. True if there was something, so that a second try makes sense. No
- * claim is held. Async-signal-safe.
+ * The pool is full: give back all of that, and the slabs that are ready. True if there was
+ * something, so that a second try makes sense. No claim is held. Async-signal-safe.
  */
 bool reclaim_for_space(struct pcow_image *image);
 /* Remains again, and with what a former writer has left in free slabs. */

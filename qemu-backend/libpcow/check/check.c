@@ -25,26 +25,30 @@ static int run(struct check *check)
 
 static void count_slabs(struct check *check)
 {
-    check->result->slabs = check->slab_count - (check->slab_count + SLABS_PER_GROUP - 1) / SLABS_PER_GROUP;
+    check->result->slabs =
+        check->slab_count - (check->slab_count + SLABS_PER_GROUP - 1) / SLABS_PER_GROUP;
     for (size_t i = 0; i < check->count; i++)
         check->result->slabs_used += check->slabs[i].owner.kind != OWNER_NONE;
 }
 
-int pcow_check(const char *path, unsigned flags, pcow_finding_fn finding, void *opaque, struct pcow_check_result *result,
-               struct pcow_error *error)
+int pcow_check(const char *path, unsigned flags, pcow_finding_fn finding, void *opaque,
+               struct pcow_check_result *result, struct pcow_error *error)
 {
     return check_file(path, flags, NULL, finding, opaque, result, error);
 }
 
-int check_file(const char *path, unsigned flags, struct observer *observer, pcow_finding_fn finding, void *opaque,
-               struct pcow_check_result *result, struct pcow_error *error)
+int check_file(const char *path, unsigned flags, struct observer *observer, pcow_finding_fn finding,
+               void *opaque, struct pcow_check_result *result, struct pcow_error *error)
 {
     struct check *check;
     int ret;
 
     memset(result, 0, sizeof *result);
     if (flags & PCOW_CHECK_REPAIR && flags & PCOW_CHECK_FORCE_SHARE)
-        return error_set(error, -EINVAL, "%s cannot be repaired without its lock (-U); stop what uses it and leave -U out", path);
+        return error_set(
+            error, -EINVAL,
+            "%s cannot be repaired without its lock (-U); stop what uses it and leave -U out",
+            path);
     check = calloc(1, sizeof *check);
     if (!check)
         return error_set(error, -ENOMEM, "out of memory");
@@ -55,7 +59,9 @@ int check_file(const char *path, unsigned flags, struct observer *observer, pcow
     check->result = result;
     check->error = error;
     ret = file_open(&check->file, AT_FDCWD, path, path,
-                    (check->repair ? FILE_WRITE : 0) | (flags & PCOW_CHECK_FORCE_SHARE ? FILE_FORCE_SHARE : 0), observer, error);
+                    (check->repair ? FILE_WRITE : 0)
+                        | (flags & PCOW_CHECK_FORCE_SHARE ? FILE_FORCE_SHARE : 0),
+                    observer, error);
     if (!ret) {
         /* Readers of a snapshot do not hold the image, and what is repaired may be moved. */
         ret = check->repair ? lock_everything(&check->file, error) : 0;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Checking and repairing one file, from its bytes and not through pcow_open(), which refuses what is damaged. Each step finds what is
- * wrong with one structure, says so, and puts it right in memory, so that the next step does not stumble over it; with
- * PCOW_CHECK_REPAIR it also puts it right in the file, by the same kind of stores as every other update: a repair that is
- * interrupted is simply done again.
+ * Checking and repairing one file, from its bytes and not through pcow_open(), which refuses what
+ * is damaged. Each step finds what is wrong with one structure, says so, and puts it right in
+ * memory, so that the next step does not stumble over it; with PCOW_CHECK_REPAIR it also puts it
+ * right in the file, by the same kind of stores as every other update: a repair that is interrupted
+ * is simply done again.
  */
 #ifndef PCOW_CHECK_CHECK_H
 #define PCOW_CHECK_CHECK_H
@@ -12,7 +13,10 @@
 
 #define CHECK_MAX_TABLE (MAX_LAYERS / LAYER_TABLE_SLOTS + 1)
 
-/* A file slab that has an owner word; OWNER_NONE: it could not be used, or it was freed by this check. */
+/*
+ * A file slab that has an owner word; OWNER_NONE: it could not be used, or it was freed by this
+ * check.
+ */
 struct check_slab {
     uint64_t slab;
     struct owner owner;
@@ -59,20 +63,28 @@ struct check {
 
     struct check_layer *layers;           /* by ascending id, one for each id */
     size_t layer_count, layer_capacity;
-    uint32_t *lost_slots;                 /* records that hold something but whose id cannot be read */
+    /* records that hold something but whose id cannot be read */
+    uint32_t *lost_slots;
     size_t lost_count;
     bool *slot_taken;
     uint32_t slot_limit;                  /* slots that have a place */
 };
 
 /* check.c: pcow_check(), seen by an observer (NULL: none) */
-int check_file(const char *path, unsigned flags, struct observer *observer, pcow_finding_fn finding, void *opaque,
-               struct pcow_check_result *result, struct pcow_error *error);
+int check_file(const char *path, unsigned flags, struct observer *observer, pcow_finding_fn finding,
+               void *opaque, struct pcow_check_result *result, struct pcow_error *error);
 
-/* ---- report.c: findings, reading, writing ------------------------------------------------------------------------ */
+/*
+ * ---- report.c: findings, reading, writing
+ * ------------------------------------------------------------------------
+ */
 
-/* Damage. repairable: it is (being) put right; the message says so, and it counts as fixed in repair mode. */
-void check_corruption(struct check *check, bool repairable, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/*
+ * Damage. repairable: it is (being) put right; the message says so, and it counts as fixed in
+ * repair mode.
+ */
+void check_corruption(struct check *check, bool repairable, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 void check_leak(struct check *check, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void check_note(struct check *check, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void check_end_of_findings(struct check *check);
@@ -88,13 +100,19 @@ int check_raise_generation(struct check *check);
 /* Store a word of the header. */
 int check_set_header_word(struct check *check, size_t field, uint64_t value);
 
-/* ---- header.c ------------------------------------------------------------------------------------------------------ */
+/*
+ * ---- header.c
+ * ------------------------------------------------------------------------------------------------------
+ */
 
 int check_header(struct check *check);
 /* At the end, when the words are settled. */
 int check_header_copy(struct check *check);
 
-/* ---- owners.c ------------------------------------------------------------------------------------------------------ */
+/*
+ * ---- owners.c
+ * ------------------------------------------------------------------------------------------------------
+ */
 
 int check_length(struct check *check);
 int check_owners(struct check *check);
@@ -105,7 +123,10 @@ int check_free_slab(struct check *check, uint64_t slab, bool lost);
 /* The same for one of the list, which is marked OWNER_NONE. */
 int check_drop_slab(struct check *check, struct check_slab *slab, bool lost);
 
-/* ---- records.c: layer records as they are read and written ------------------------------------------------------ */
+/*
+ * ---- records.c: layer records as they are read and written
+ * ------------------------------------------------------
+ */
 
 int check_records(struct check *check);
 struct check_layer *check_find_layer(const struct check *check, uint32_t id);
@@ -119,15 +140,24 @@ int check_write_record(struct check *check, const struct layer *layer);
 /* The first slot that nothing uses, marked as used; -ENOSPC. */
 int check_take_slot(struct check *check, uint32_t *slot);
 
-/* ---- rebuild.c: layers that must exist but have no record; the active layer --------------------------------------- */
+/*
+ * ---- rebuild.c: layers that must exist but have no record; the active layer
+ * ---------------------------------------
+ */
 
 int check_rebuild(struct check *check);
 
-/* ---- tree.c: which layers are alive, and the fields of their records ---------------------------------------------- */
+/*
+ * ---- tree.c: which layers are alive, and the fields of their records
+ * ----------------------------------------------
+ */
 
 int check_tree(struct check *check);
 
-/* ---- slabs.c ------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- slabs.c
+ * -------------------------------------------------------------------------------------------------------
+ */
 
 int check_dead_slabs(struct check *check);
 int check_overlaps(struct check *check);

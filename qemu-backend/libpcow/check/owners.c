@@ -18,8 +18,11 @@ int check_length(struct check *check)
     check->slab_count = rounded >> SLAB_BITS;
     if (rounded == check->length)
         return 0;
-    check_corruption(check, true, "the length of the file, %llu bytes, is not a multiple of 2 MiB: it was cut short, or something was "
-                     "appended", (unsigned long long)check->length);
+    check_corruption(check, true,
+                     "the length of the file, %llu bytes, is not a multiple of 2 MiB: it was cut "
+                     "short, or something was "
+                     "appended",
+                     (unsigned long long)check->length);
     if (!check->repair)
         return 0;
     ret = file_set_size(&check->file, rounded);
@@ -33,7 +36,8 @@ int check_add_slab(struct check *check, uint64_t slab, struct owner owner)
         struct check_slab *grown = realloc(check->slabs, capacity * sizeof *grown);
 
         if (!grown)
-            return error_set(check->error, -ENOMEM, "out of memory for the slab table of %s", check->file.path);
+            return error_set(check->error, -ENOMEM, "out of memory for the slab table of %s",
+                             check->file.path);
         check->slabs = grown;
         check->capacity = capacity;
     }
@@ -61,8 +65,8 @@ int check_free_slab(struct check *check, uint64_t slab, bool lost)
         bytes = page_set_count(&valid) * PCOW_PAGE_SIZE;
         if (check->repair && bytes) {
             check->result->lost_size += bytes;
-            check_note(check, "file slab %llu: %llu bytes of guest data were given up", (unsigned long long)slab,
-                       (unsigned long long)bytes);
+            check_note(check, "file slab %llu: %llu bytes of guest data were given up",
+                       (unsigned long long)slab, (unsigned long long)bytes);
         }
     }
     ret = check_store64(check, owner_offset(slab), 0);
@@ -91,7 +95,10 @@ static bool owner_is_possible(struct owner owner)
     return false;
 }
 
-/* An owner word that cannot count. The slab stays on the list without owner, so that its blocks are not found again as a leak. */
+/*
+ * An owner word that cannot count. The slab stays on the list without owner, so that its blocks are
+ * not found again as a leak.
+ */
 static int drop_word(struct check *check, uint64_t slab, bool lost)
 {
     int ret = slab < check->slab_count ? check_add_slab(check, slab, (struct owner){0}) : 0;
@@ -104,22 +111,31 @@ static int check_word(struct check *check, uint64_t slab, uint64_t word)
     struct owner owner = owner_decode(word);
 
     if (!word_is_valid(word)) {
-        check_corruption(check, true, "the owner word of file slab %llu is damaged: whose data it holds is lost", (unsigned long long)slab);
+        check_corruption(check, true,
+                         "the owner word of file slab %llu is damaged: whose data it holds is lost",
+                         (unsigned long long)slab);
         return drop_word(check, slab, true);
     }
     if (slab_is_group_head(slab) || !owner_is_possible(owner)) {
-        check_corruption(check, true, "the owner word of file slab %llu is impossible (kind %u, layer %u, number %u)",
-                         (unsigned long long)slab, (unsigned)owner.kind, owner.layer, owner.number);
+        check_corruption(
+            check, true,
+            "the owner word of file slab %llu is impossible (kind %u, layer %u, number %u)",
+            (unsigned long long)slab, (unsigned)owner.kind, owner.layer, owner.number);
         return drop_word(check, slab, !slab_is_group_head(slab));
     }
     if (slab >= check->slab_count) {
-        check_corruption(check, true, "file slab %llu (guest bytes from %llu of layer %u) lies behind the end of file: it was cut short",
-                         (unsigned long long)slab, (unsigned long long)owner.number << SLAB_BITS, owner.layer);
+        check_corruption(check, true,
+                         "file slab %llu (guest bytes from %llu of layer %u) lies behind the end "
+                         "of file: it was cut short",
+                         (unsigned long long)slab, (unsigned long long)owner.number << SLAB_BITS,
+                         owner.layer);
         return drop_word(check, slab, owner.kind == OWNER_DATA);
     }
     if (owner.kind == OWNER_TABLE && check->table[owner.number]) {
-        check_corruption(check, true, "file slabs %llu and %llu both say that they are layer table %u; the first counts",
-                         (unsigned long long)check->table[owner.number], (unsigned long long)slab, owner.number);
+        check_corruption(
+            check, true,
+            "file slabs %llu and %llu both say that they are layer table %u; the first counts",
+            (unsigned long long)check->table[owner.number], (unsigned long long)slab, owner.number);
         return drop_word(check, slab, false);
     }
     if (owner.kind == OWNER_TABLE)
@@ -135,7 +151,8 @@ static int check_cut_slab(struct check *check, struct check_slab *slab)
     int ret;
 
     if (slab->owner.kind == OWNER_STATE) {
-        check_corruption(check, true, "the file ends inside file slab %llu, which holds VM state of layer %u",
+        check_corruption(check, true,
+                         "the file ends inside file slab %llu, which holds VM state of layer %u",
                          (unsigned long long)slab->slab, slab->owner.layer);
         return check_drop_slab(check, slab, false);
     }
@@ -146,8 +163,11 @@ static int check_cut_slab(struct check *check, struct check_slab *slab)
         lost += page_set_has(&valid, page);
     if (ret || !lost)
         return ret;
-    check_corruption(check, true, "the file ends inside file slab %llu: %u pages of the guest from byte %llu on (layer %u) are lost",
-                     (unsigned long long)slab->slab, lost, ((unsigned long long)slab->owner.number << SLAB_BITS) + first * PCOW_PAGE_SIZE,
+    check_corruption(check, true,
+                     "the file ends inside file slab %llu: %u pages of the guest from byte %llu on "
+                     "(layer %u) are lost",
+                     (unsigned long long)slab->slab, lost,
+                     ((unsigned long long)slab->owner.number << SLAB_BITS) + first * PCOW_PAGE_SIZE,
                      slab->owner.layer);
     ret = check_raise_generation(check);
     for (unsigned w = first / 64; w < PAGE_SET_WORDS && ret == 0; w++) {
@@ -170,7 +190,10 @@ int check_owners(struct check *check)
         return error_set(check->error, -ENOMEM, "out of memory");
     for (uint64_t first = 0; first < check->slab_count && ret == 0; first += SLABS_PER_GROUP) {
         ret = check_read(check, owner_offset(first), words, SLABS_PER_GROUP * sizeof *words);
-        /* Also the words behind the end of file: they tell that it was cut, and would count again when it grows. */
+        /*
+         * Also the words behind the end of file: they tell that it was cut, and would count again
+         * when it grows.
+         */
         for (uint64_t i = 0; i < SLABS_PER_GROUP && ret == 0; i++)
             if (words[i])
                 ret = check_word(check, first + i, words[i]);

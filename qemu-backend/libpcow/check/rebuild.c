@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Which layer is the active one, and layers that others need but whose record is gone. A layer exists for certain if it is active,
- * if it is the parent of one that exists, or if it owns slabs and no record says that it is dead: records are written before
- * and freed before the slabs, so an owner that nobody knows means a lost record and not an interrupted operation.
+ * Which layer is the active one, and layers that others need but whose record is gone. A layer
+ * exists for certain if it is active, if it is the parent of one that exists, or if it owns slabs
+ * and no record says that it is dead: records are written before and freed before the slabs, so an
+ * owner that nobody knows means a lost record and not an interrupted operation.
  */
 #include "check/check.h"
 
@@ -22,7 +23,10 @@ static bool is_frozen(const struct check_layer *found)
     return found->layer.state == LAYER_SNAPSHOT || found->layer.state == LAYER_HIDDEN;
 }
 
-/* An open layer for an active_layer that cannot be believed: the oldest, or the one that an interrupted snapshot put on it. */
+/*
+ * An open layer for an active_layer that cannot be believed: the oldest, or the one that an
+ * interrupted snapshot put on it.
+ */
 static struct check_layer *guess_active(const struct check *check)
 {
     struct check_layer *guess = NULL;
@@ -50,13 +54,16 @@ static int put_active(struct check *check)
             next = check->layers[i].layer.id + 1;
     }
     if (next > MAX_LAYER_ID)
-        return error_set(check->error, -ENOSPC, "%s: no layer id is left for a new active layer; read the snapshots with "
-                         "pcow-img convert", check->file.path);
+        return error_set(check->error, -ENOSPC,
+                         "%s: no layer id is left for a new active layer; read the snapshots with "
+                         "pcow-img convert",
+                         check->file.path);
     made.layer.id = (uint32_t)next;
     made.layer.state = LAYER_OPEN;
     ret = check_take_slot(check, &made.layer.slot);
     if (ret)
-        return error_set(check->error, ret, "%s: no layer record is free for a new active layer", check->file.path);
+        return error_set(check->error, ret, "%s: no layer record is free for a new active layer",
+                         check->file.path);
     ret = check_set_header_word(check, offsetof(struct header, next_layer_id), next + 1);
     if (!ret)
         ret = check_add_layer(check, &made);
@@ -78,19 +85,30 @@ static int settle_active(struct check *check)
     struct check_layer *guess = guess_active(check);
     int ret;
 
-    /* No record at all: it is made anew below, unless another open layer is the better candidate. */
+    /*
+     * No record at all: it is made anew below, unless another open layer is the better candidate.
+     */
     if (named ? named->layer.state == LAYER_OPEN : !guess || owns_slabs(check, active_id(check)))
         return 0;
-    check_corruption(check, true, "the header names layer %u as the active one, but that %s; %s", active_id(check),
-                     !named ? "has no record" : named->layer.state == LAYER_FREE ? "is deleted" : "is a snapshot",
-                     guess ? "the open layer is taken" : "an empty layer is put on the newest snapshot");
+    check_corruption(check, true, "the header names layer %u as the active one, but that %s; %s",
+                     active_id(check),
+                     !named                             ? "has no record"
+                     : named->layer.state == LAYER_FREE ? "is deleted"
+                                                        : "is a snapshot",
+                     guess ? "the open layer is taken"
+                           : "an empty layer is put on the newest snapshot");
     ret = check_raise_generation(check);
     if (ret)
         return ret;
-    return guess ? check_set_header_word(check, offsetof(struct header, active_layer), guess->layer.id) : put_active(check);
+    return guess ? check_set_header_word(check, offsetof(struct header, active_layer),
+                                         guess->layer.id)
+                 : put_active(check);
 }
 
-/* ---- ids that must exist ------------------------------------------------------------------------------------------- */
+/*
+ * ---- ids that must exist
+ * -------------------------------------------------------------------------------------------
+ */
 
 struct ids {
     uint32_t *id;
@@ -121,12 +139,16 @@ static int compare_ids(const void *left, const void *right)
     return a < b ? -1 : a > b;
 }
 
-/* The owner of a slab was never given out: unless the count of ids is what was lost, the owner word is wrong. */
+/*
+ * The owner of a slab was never given out: unless the count of ids is what was lost, the owner word
+ * is wrong.
+ */
 static int check_new_id(struct check *check, struct check_slab *slab, struct ids *ids)
 {
     if (slab->owner.layer < word_value(check->header.next_layer_id) || check->ids_uncertain)
         return add_id(check, ids, slab->owner.layer);
-    check_corruption(check, true, "file slab %llu belongs to layer %u, an id that was never given out",
+    check_corruption(check, true,
+                     "file slab %llu belongs to layer %u, an id that was never given out",
                      (unsigned long long)slab->slab, slab->owner.layer);
     return check_drop_slab(check, slab, slab->owner.kind == OWNER_DATA);
 }
@@ -156,11 +178,14 @@ static int find_missing(struct check *check, struct ids *ids)
     return ret;
 }
 
-/* ---- making them ----------------------------------------------------------------------------------------------------- */
+/*
+ * ---- making them
+ * -----------------------------------------------------------------------------------------------------
+ */
 
 /*
- * Whether an image stands on a layer that is made again, its lost state word would have told. So it is pinned: a delete then looks for those
- * that do.
+ * Whether an image stands on a layer that is made again, its lost state word would have told. So it
+ * is pinned: a delete then looks for those that do.
  */
 
 /* The one record whose id cannot be read belongs to the one layer that has none. */
@@ -175,7 +200,9 @@ static int adopt_lost_record(struct check *check, uint32_t id, struct check_laye
     record.state = layer_state_word(id, LAYER_SNAPSHOT, LAYER_PINNED, 0);
     made->damage = check_decode(&record, slot, &made->layer);
     check->lost_count = 0;
-    check_corruption(check, true, "the state word of layer record %u is damaged; it is the record of layer %u", slot, id);
+    check_corruption(check, true,
+                     "the state word of layer record %u is damaged; it is the record of layer %u",
+                     slot, id);
     return 0;
 }
 
@@ -189,8 +216,11 @@ static int make_layer(struct check *check, uint32_t id, bool only)
         ret = adopt_lost_record(check, id, &made);
     } else if (!ret) {
         if (check_take_slot(check, &made.layer.slot))
-            return error_set(check->error, -ENOSPC, "%s: no layer record is free for the lost layer %u", check->file.path, id);
-        check_corruption(check, true, "%s layer %u has no record; %s", active ? "the active" : "the", id,
+            return error_set(check->error, -ENOSPC,
+                             "%s: no layer record is free for the lost layer %u", check->file.path,
+                             id);
+        check_corruption(check, true, "%s layer %u has no record; %s",
+                         active ? "the active" : "the", id,
                          active ? "one is made for it" : "it is made a snapshot, 'recovered-<id>'");
     }
     made.rewrite = true;
@@ -206,8 +236,11 @@ static int drop_lost_records(struct check *check)
     for (size_t i = 0; i < check->lost_count && ret == 0; i++) {
         uint32_t slot = check->lost_slots[i];
 
-        check_corruption(check, true, "layer record %u is damaged and nothing tells whose it is; if it was a snapshot without data of its "
-                         "own, that is gone", slot);
+        check_corruption(check, true,
+                         "layer record %u is damaged and nothing tells whose it is; if it was a "
+                         "snapshot without data of its "
+                         "own, that is gone",
+                         slot);
         check->slot_taken[slot] = false;
         ret = check_store64(check, check_record_offset(check, slot), 0);
     }
@@ -223,10 +256,12 @@ static int revive_parents(struct check *check)
     /* From the newest down: a parent has a lower id, so those that it needs in turn come later. */
     for (size_t i = check->layer_count; i-- > 0;) {
         struct check_layer *child = &check->layers[i];
-        struct check_layer *found = child->layer.parent ? check_find_layer(check, child->layer.parent) : NULL;
+        struct check_layer *found =
+            child->layer.parent ? check_find_layer(check, child->layer.parent) : NULL;
         int ret;
 
-        if (!found || is_frozen(found) || (!is_frozen(child) && child->layer.id != active_id(check)))
+        if (!found || is_frozen(found)
+            || (!is_frozen(child) && child->layer.id != active_id(check)))
             continue;
         if (found == active) {
             /* Nothing can stand on what is still written to. */
@@ -236,12 +271,15 @@ static int revive_parents(struct check *check)
         }
         if (found->layer.state == LAYER_OPEN && found->layer.id == parent_of_active)
             continue;
-        check_corruption(check, true, "layer %u stands on layer %u, whose record says that it was deleted", child->layer.id, found->layer.id);
+        check_corruption(check, true,
+                         "layer %u stands on layer %u, whose record says that it was deleted",
+                         child->layer.id, found->layer.id);
         ret = check_raise_generation(check);
         if (!ret && check->slot_taken[found->layer.slot] && found->layer.state == LAYER_FREE)
             ret = check_take_slot(check, &found->layer.slot);
         if (ret)
-            return error_set_errno(check->error, ret, "%s: cannot make layer %u again", check->file.path, found->layer.id);
+            return error_set_errno(check->error, ret, "%s: cannot make layer %u again",
+                                   check->file.path, found->layer.id);
         check->slot_taken[found->layer.slot] = true;
         found->layer.state = LAYER_SNAPSHOT;
         found->layer.flags |= LAYER_PINNED;

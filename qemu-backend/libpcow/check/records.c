@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Layer records: all slots are read, also those that layer_slots does not count, because that number may be wrong. */
+/*
+ * Layer records: all slots are read, also those that layer_slots does not count, because that
+ * number may be wrong.
+ */
 #include "check/check.h"
 
 #include <errno.h>
@@ -23,7 +26,8 @@ struct check_layer *check_find_layer(const struct check *check, uint32_t id)
         else
             high = middle;
     }
-    return low < check->layer_count && check->layers[low].layer.id == id ? &check->layers[low] : NULL;
+    return low < check->layer_count && check->layers[low].layer.id == id ? &check->layers[low]
+                                                                         : NULL;
 }
 
 int check_add_layer(struct check *check, const struct check_layer *layer)
@@ -33,7 +37,8 @@ int check_add_layer(struct check *check, const struct check_layer *layer)
         struct check_layer *grown = realloc(check->layers, capacity * sizeof *grown);
 
         if (!grown)
-            return error_set(check->error, -ENOMEM, "out of memory for the layers of %s", check->file.path);
+            return error_set(check->error, -ENOMEM, "out of memory for the layers of %s",
+                             check->file.path);
         check->layers = grown;
         check->layer_capacity = capacity;
     }
@@ -43,7 +48,8 @@ int check_add_layer(struct check *check, const struct check_layer *layer)
 
 static int compare_layers(const void *left, const void *right)
 {
-    const struct layer *a = &((const struct check_layer *)left)->layer, *b = &((const struct check_layer *)right)->layer;
+    const struct layer *a = &((const struct check_layer *)left)->layer,
+                       *b = &((const struct check_layer *)right)->layer;
 
     if (a->id != b->id)
         return a->id < b->id ? -1 : 1;
@@ -66,12 +72,14 @@ uint64_t check_record_offset(const struct check *check, uint32_t slot)
     table = slot / LAYER_TABLE_SLOTS + 1;
     if (table > CHECK_MAX_TABLE || !check->table[table])
         return 0;
-    return (check->table[table] << SLAB_BITS) + (uint64_t)(slot % LAYER_TABLE_SLOTS) * LAYER_RECORD_SIZE;
+    return (check->table[table] << SLAB_BITS)
+           + (uint64_t)(slot % LAYER_TABLE_SLOTS) * LAYER_RECORD_SIZE;
 }
 
 unsigned check_decode(const struct layer_record *record, uint32_t slot, struct layer *layer)
 {
-    uint64_t state = word_value(record->state), size = word_value(record->virtual_size), limit = word_value(record->parent_limit);
+    uint64_t state = word_value(record->state), size = word_value(record->virtual_size),
+             limit = word_value(record->parent_limit);
     unsigned damage = 0;
 
     memset(layer, 0, sizeof *layer);
@@ -84,21 +92,25 @@ unsigned check_decode(const struct layer_record *record, uint32_t slot, struct l
         damage |= DAMAGED_PARENT;
     else
         layer->parent = (uint32_t)word_value(record->parent);
-    if (!word_is_valid(record->virtual_size) || size == 0 || size % PCOW_SLAB_SIZE || size > PCOW_MAX_VIRTUAL_SIZE)
+    if (!word_is_valid(record->virtual_size) || size == 0 || size % PCOW_SLAB_SIZE
+        || size > PCOW_MAX_VIRTUAL_SIZE)
         damage |= DAMAGED_SIZE;
     else
         layer->virtual_size = size;
-    if (!word_is_valid(record->parent_limit) || limit % PCOW_SLAB_SIZE || limit > PCOW_MAX_VIRTUAL_SIZE)
+    if (!word_is_valid(record->parent_limit) || limit % PCOW_SLAB_SIZE
+        || limit > PCOW_MAX_VIRTUAL_SIZE)
         damage |= DAMAGED_LIMIT;
     else
         layer->parent_limit = limit;
-    if (!word_is_valid(record->state_size) || word_value(record->state_size) > PCOW_MAX_VIRTUAL_SIZE)
+    if (!word_is_valid(record->state_size)
+        || word_value(record->state_size) > PCOW_MAX_VIRTUAL_SIZE)
         damage |= DAMAGED_STATE_SIZE;
     else
         layer->state_size = word_value(record->state_size);
     layer->date_seconds = record->date_seconds;
     layer->date_nanoseconds = record->date_nanoseconds;
-    if (record->crc != layer_record_crc(record) || !snapshot_name_is_valid(record->name, sizeof record->name))
+    if (record->crc != layer_record_crc(record)
+        || !snapshot_name_is_valid(record->name, sizeof record->name))
         damage |= DAMAGED_NAME;
     else
         memcpy(layer->name, record->name, sizeof layer->name);
@@ -115,7 +127,8 @@ int check_write_record(struct check *check, const struct layer *layer)
         {offsetof(struct layer_record, parent_limit), layer->parent_limit},
         {offsetof(struct layer_record, state_size), layer->state_size},
     };
-    struct layer_record record = {.date_seconds = layer->date_seconds, .date_nanoseconds = layer->date_nanoseconds};
+    struct layer_record record = {.date_seconds = layer->date_seconds,
+                                  .date_nanoseconds = layer->date_nanoseconds};
     int ret = 0;
 
     memcpy(record.name, layer->name, sizeof record.name);
@@ -124,7 +137,10 @@ int check_write_record(struct check *check, const struct layer *layer)
         ret = check_store64(check, offset + word[i].field, word_encode(word[i].value));
     if (!ret)
         ret = check_store(check, offset + from, (const char *)&record + from, sizeof record - from);
-    return ret ? ret : check_store64(check, offset, layer_state_word(layer->id, layer->state, layer->flags, layer->sequence));
+    return ret ? ret
+               : check_store64(
+                   check, offset,
+                   layer_state_word(layer->id, layer->state, layer->flags, layer->sequence));
 }
 
 int check_take_slot(struct check *check, uint32_t *slot)
@@ -144,11 +160,15 @@ static int replace_table(struct check *check, uint32_t number)
     struct owner owner = {.kind = OWNER_TABLE, .number = number};
     int ret;
 
-    check_corruption(check, true, "layer table %u is missing, and with it the records of up to %u snapshots", number, LAYER_TABLE_SLOTS);
+    check_corruption(check, true,
+                     "layer table %u is missing, and with it the records of up to %u snapshots",
+                     number, LAYER_TABLE_SLOTS);
     if (!check->repair)
         return 0;
     if (slab >= MAX_FILE_SLABS)
-        return error_set(check->error, -EFBIG, "%s has no room for another layer table; convert it with pcow-img convert", check->file.path);
+        return error_set(check->error, -EFBIG,
+                         "%s has no room for another layer table; convert it with pcow-img convert",
+                         check->file.path);
     ret = file_set_size(&check->file, (slab + 1) << SLAB_BITS);
     if (ret)
         return error_set_errno(check->error, ret, "cannot extend %s", check->file.path);
@@ -161,7 +181,9 @@ static int replace_table(struct check *check, uint32_t number)
 static int check_tables(struct check *check)
 {
     uint64_t slots = word_value(check->header.layer_slots);
-    uint32_t needed = slots > LAYER_TABLE_0_SLOTS ? (uint32_t)(slots - LAYER_TABLE_0_SLOTS - 1) / LAYER_TABLE_SLOTS + 1 : 0;
+    uint32_t needed = slots > LAYER_TABLE_0_SLOTS
+                          ? (uint32_t)(slots - LAYER_TABLE_0_SLOTS - 1) / LAYER_TABLE_SLOTS + 1
+                          : 0;
     int ret = 0;
 
     for (uint32_t number = CHECK_MAX_TABLE; number > needed; number--)
@@ -231,7 +253,8 @@ static int load_records(struct check *check)
 }
 
 /* Of two records of one layer, as layers_load() does: the one with the higher sequence counts. */
-static int drop_duplicate(struct check *check, struct check_layer *kept, const struct check_layer *other)
+static int drop_duplicate(struct check *check, struct check_layer *kept,
+                          const struct check_layer *other)
 {
     const struct check_layer *loser = other;
     bool renamed = kept->layer.sequence != other->layer.sequence;
@@ -247,10 +270,12 @@ static int drop_duplicate(struct check *check, struct check_layer *kept, const s
         loser = kept;
     slot = loser->layer.slot;
     if (renamed)
-        check_leak(check, "record %u is what an interrupted rename left of the old name of layer %u", slot, kept->layer.id);
+        check_leak(check,
+                   "record %u is what an interrupted rename left of the old name of layer %u", slot,
+                   kept->layer.id);
     else
-        check_corruption(check, true, "records %u and %u both describe layer %u; the second counts", kept->layer.slot, other->layer.slot,
-                         kept->layer.id);
+        check_corruption(check, true, "records %u and %u both describe layer %u; the second counts",
+                         kept->layer.slot, other->layer.slot, kept->layer.id);
     if (loser == kept)
         *kept = *other;
     check->slot_taken[slot] = false;

@@ -11,7 +11,8 @@
 /* A file that is damaged all over would otherwise be described for hours. */
 #define MAX_SHOWN 1000u
 
-static void tell(struct check *check, enum pcow_finding_kind kind, const char *suffix, const char *format, va_list args)
+static void tell(struct check *check, enum pcow_finding_kind kind, const char *suffix,
+                 const char *format, va_list args)
 {
     char message[1024];
     size_t used;
@@ -37,7 +38,10 @@ void check_corruption(struct check *check, bool repairable, const char *format, 
     if (check->repair && repairable)
         check->result->corruptions_fixed++;
     va_start(args, format);
-    tell(check, PCOW_FINDING_CORRUPTION, !repairable ? "" : check->repair ? "; repaired" : "; pcow-img check -r all repairs it",
+    tell(check, PCOW_FINDING_CORRUPTION,
+         !repairable     ? ""
+         : check->repair ? "; repaired"
+                         : "; pcow-img check -r all repairs it",
          format, args);
     va_end(args);
 }
@@ -50,7 +54,9 @@ void check_leak(struct check *check, const char *format, ...)
     if (check->repair)
         check->result->leaks_fixed++;
     va_start(args, format);
-    tell(check, PCOW_FINDING_LEAK, check->repair ? "; given back" : "; harmless, pcow-img check -r leaks gives it back", format, args);
+    tell(check, PCOW_FINDING_LEAK,
+         check->repair ? "; given back" : "; harmless, pcow-img check -r leaks gives it back",
+         format, args);
     va_end(args);
 }
 
@@ -75,23 +81,29 @@ void check_end_of_findings(struct check *check)
 
 int check_read(struct check *check, uint64_t offset, void *buffer, size_t length)
 {
-    size_t there = offset >= check->file.size ? 0 : check->file.size - offset < length ? check->file.size - offset : length;
+    size_t there = offset >= check->file.size           ? 0
+                   : check->file.size - offset < length ? check->file.size - offset
+                                                        : length;
     int ret = there ? file_read(&check->file, offset, buffer, there) : 0;
 
     /* -ENODATA: without a lock, somebody may cut the file short meanwhile. */
     if (ret == -ENODATA)
         there = 0;
     else if (ret)
-        return error_set_errno(check->error, ret, "cannot read %zu bytes at offset %llu of %s; if it is a media error, "
-                               "clear it first (ndctl clear-errors) or restore the file", length, (unsigned long long)offset,
-                               check->file.path);
+        return error_set_errno(
+            check->error, ret,
+            "cannot read %zu bytes at offset %llu of %s; if it is a media error, "
+            "clear it first (ndctl clear-errors) or restore the file",
+            length, (unsigned long long)offset, check->file.path);
     memset((char *)buffer + there, 0, length - there);
     return 0;
 }
 
 static int store_error(const struct check *check, int ret, uint64_t offset)
 {
-    return ret ? error_set_errno(check->error, ret, "cannot repair %s at offset %llu", check->file.path, (unsigned long long)offset) : 0;
+    return ret ? error_set_errno(check->error, ret, "cannot repair %s at offset %llu",
+                                 check->file.path, (unsigned long long)offset)
+               : 0;
 }
 
 int check_store64(struct check *check, uint64_t offset, uint64_t word)
@@ -101,7 +113,9 @@ int check_store64(struct check *check, uint64_t offset, uint64_t word)
 
 int check_store(struct check *check, uint64_t offset, const void *from, size_t length)
 {
-    return check->repair ? store_error(check, file_store(&check->file, offset, from, length), offset) : 0;
+    return check->repair
+               ? store_error(check, file_store(&check->file, offset, from, length), offset)
+               : 0;
 }
 
 int check_punch(struct check *check, uint64_t offset, uint64_t length)
@@ -122,5 +136,6 @@ int check_raise_generation(struct check *check)
     if (!check->repair || check->generation_raised)
         return 0;
     check->generation_raised = true;
-    return check_set_header_word(check, offsetof(struct header, generation), word_value(check->header.generation) + 1);
+    return check_set_header_word(check, offsetof(struct header, generation),
+                                 word_value(check->header.generation) + 1);
 }

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What the layers own: slabs of the dead, pages held twice, VM state, and blocks that belong to nobody. */
+/*
+ * What the layers own: slabs of the dead, pages held twice, VM state, and blocks that belong to
+ * nobody.
+ */
 #include "check/check.h"
 
 #include <errno.h>
@@ -17,19 +20,25 @@ int check_dead_slabs(struct check *check)
         struct check_slab *slab = &check->slabs[i];
         const struct check_layer *found = check_find_layer(check, slab->owner.layer);
 
-        if (slab->owner.kind == OWNER_NONE || slab->owner.kind == OWNER_TABLE || (found && found->alive))
+        if (slab->owner.kind == OWNER_NONE || slab->owner.kind == OWNER_TABLE
+            || (found && found->alive))
             continue;
-        check_leak(check, "file slab %llu belongs to layer %u, which is deleted", (unsigned long long)slab->slab, slab->owner.layer);
+        check_leak(check, "file slab %llu belongs to layer %u, which is deleted",
+                   (unsigned long long)slab->slab, slab->owner.layer);
         ret = check_drop_slab(check, slab, false);
     }
     return ret;
 }
 
-/* ---- two file slabs of one layer and one guest slab, or one piece of VM state ---------------------------------------- */
+/*
+ * ---- two file slabs of one layer and one guest slab, or one piece of VM state
+ * ----------------------------------------
+ */
 
 static int by_owner(const void *left, const void *right)
 {
-    const struct check_slab *a = *(struct check_slab *const *)left, *b = *(struct check_slab *const *)right;
+    const struct check_slab *a = *(struct check_slab *const *)left,
+                            *b = *(struct check_slab *const *)right;
 
     if (a->owner.layer != b->owner.layer)
         return a->owner.layer < b->owner.layer ? -1 : 1;
@@ -39,7 +48,8 @@ static int by_owner(const void *left, const void *right)
 }
 
 /* Those of one kind by owner; the caller frees the list. */
-static int sort_by_owner(struct check *check, enum owner_kind kind, struct check_slab ***sorted, size_t *count)
+static int sort_by_owner(struct check *check, enum owner_kind kind, struct check_slab ***sorted,
+                         size_t *count)
 {
     *count = 0;
     *sorted = malloc((check->count + 1) * sizeof **sorted);
@@ -58,25 +68,32 @@ static bool same_owner(const struct check_slab *a, const struct check_slab *b)
 }
 
 /* Take pages out of a slab: first they stop to be valid, then their blocks go. */
-static int clear_pages(struct check *check, uint64_t slab, const struct page_set *valid, const struct page_set *pages)
+static int clear_pages(struct check *check, uint64_t slab, const struct page_set *valid,
+                       const struct page_set *pages)
 {
     int ret = check_raise_generation(check);
 
     for (unsigned w = 0; w < PAGE_SET_WORDS && ret == 0; w++)
         if (valid->word[w] & pages->word[w])
-            ret = check_store64(check, bitmap_offset(slab) + w * sizeof(uint64_t), valid->word[w] & ~pages->word[w]);
+            ret = check_store64(check, bitmap_offset(slab) + w * sizeof(uint64_t),
+                                valid->word[w] & ~pages->word[w]);
     for (unsigned page = 0; page < PAGES_PER_SLAB && ret == 0;) {
         unsigned end = page_set_run_end(pages, page, PAGES_PER_SLAB);
 
         if (page_set_has(pages, page))
-            ret = check_punch(check, (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE, (end - page) * PCOW_PAGE_SIZE);
+            ret = check_punch(check, (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE,
+                              (end - page) * PCOW_PAGE_SIZE);
         page = end;
     }
     return ret;
 }
 
-/* first to last - 1 have one owner. Lookup begins with the highest file slab, so that one's pages are what the guest sees. */
-static int check_group(struct check *check, struct check_slab *const *first, struct check_slab *const *last)
+/*
+ * first to last - 1 have one owner. Lookup begins with the highest file slab, so that one's pages
+ * are what the guest sees.
+ */
+static int check_group(struct check *check, struct check_slab *const *first,
+                       struct check_slab *const *last)
 {
     struct page_set seen = {{0}};
 
@@ -93,9 +110,13 @@ static int check_group(struct check *check, struct check_slab *const *first, str
         }
         if (page_set_empty(&twice))
             continue;
-        check_corruption(check, true, "layer %u holds %u pages of the 2 MiB from guest byte %llu on twice; those in file slab %llu are "
-                         "hidden by others", slab->owner.layer, page_set_count(&twice),
-                         (unsigned long long)slab->owner.number << SLAB_BITS, (unsigned long long)slab->slab);
+        check_corruption(check, true,
+                         "layer %u holds %u pages of the 2 MiB from guest byte %llu on twice; "
+                         "those in file slab %llu are "
+                         "hidden by others",
+                         slab->owner.layer, page_set_count(&twice),
+                         (unsigned long long)slab->owner.number << SLAB_BITS,
+                         (unsigned long long)slab->slab);
         ret = clear_pages(check, slab->slab, &valid, &twice);
         if (ret)
             return ret;
@@ -119,7 +140,10 @@ int check_overlaps(struct check *check)
     return ret;
 }
 
-/* ---- VM state ---------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- VM state
+ * ----------------------------------------------------------------------------------------------------------
+ */
 
 /* Are pieces 0 to needed - 1 there? */
 static bool state_is_whole(struct check_slab *const *sorted, size_t count, uint64_t needed)
@@ -133,28 +157,39 @@ static bool state_is_whole(struct check_slab *const *sorted, size_t count, uint6
 }
 
 /* The pieces of one layer, by number. */
-static int check_pieces(struct check *check, struct check_layer *found, struct check_slab *const *sorted, size_t count)
+static int check_pieces(struct check *check, struct check_layer *found,
+                        struct check_slab *const *sorted, size_t count)
 {
-    uint64_t needed = (found->layer.state_size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS, previous = UINT64_MAX;
+    uint64_t needed = (found->layer.state_size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS,
+             previous = UINT64_MAX;
     int ret = 0;
 
     if (found->layer.state != LAYER_SNAPSHOT)
         needed = 0;
     if (!state_is_whole(sorted, count, needed)) {
-        check_corruption(check, true, "the VM state of snapshot '%s' is not whole and is given up; its memory can still be used",
+        check_corruption(check, true,
+                         "the VM state of snapshot '%s' is not whole and is given up; its memory "
+                         "can still be used",
                          found->layer.name);
         found->layer.state_size = needed = 0;
-        ret = check_store64(check, check_record_offset(check, found->layer.slot) + offsetof(struct layer_record, state_size), 0);
+        ret = check_store64(check,
+                            check_record_offset(check, found->layer.slot)
+                                + offsetof(struct layer_record, state_size),
+                            0);
     }
     for (size_t i = 0; i < count && ret == 0; i++) {
         struct check_slab *slab = sorted[i];
 
         if (slab->owner.number >= needed) {
-            check_leak(check, "file slab %llu holds VM state of layer %u behind its end", (unsigned long long)slab->slab, found->layer.id);
+            check_leak(check, "file slab %llu holds VM state of layer %u behind its end",
+                       (unsigned long long)slab->slab, found->layer.id);
             ret = check_drop_slab(check, slab, false);
         } else if (slab->owner.number == previous) {
-            check_corruption(check, true, "file slab %llu holds a piece of the VM state of snapshot '%s' for the second time; "
-                             "the first counts", (unsigned long long)slab->slab, found->layer.name);
+            check_corruption(check, true,
+                             "file slab %llu holds a piece of the VM state of snapshot '%s' for "
+                             "the second time; "
+                             "the first counts",
+                             (unsigned long long)slab->slab, found->layer.name);
             ret = check_drop_slab(check, slab, false);
         } else {
             previous = slab->owner.number;
@@ -183,7 +218,10 @@ int check_state(struct check *check)
     return ret;
 }
 
-/* ---- blocks of free slabs ---------------------------------------------------------------------------------------------- */
+/*
+ * ---- blocks of free slabs
+ * ----------------------------------------------------------------------------------------------
+ */
 
 /* Some file systems call everything data: then there is nothing to be learnt. */
 static bool holes_are_known(const struct check *check)
@@ -221,7 +259,10 @@ int check_free_blocks(struct check *check)
         int ret;
 
         if (data < 0)
-            return errno == ENXIO ? 0 : error_set_errno(check->error, -errno, "cannot look for blocks in %s", check->file.path);
+            return errno == ENXIO
+                       ? 0
+                       : error_set_errno(check->error, -errno, "cannot look for blocks in %s",
+                                         check->file.path);
         slab = (uint64_t)data >> SLAB_BITS;
         if (slab >= check->slab_count)
             return 0;

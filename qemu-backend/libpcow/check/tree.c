@@ -19,9 +19,12 @@ static void mark_alive(struct check *check)
         struct check_layer *found = &check->layers[i];
 
         found->alive = found->layer.state == LAYER_SNAPSHOT || found->layer.state == LAYER_HIDDEN
-            || (found->layer.state == LAYER_OPEN && (found->layer.id == active || found->layer.id == parent));
+                       || (found->layer.state == LAYER_OPEN
+                           && (found->layer.id == active || found->layer.id == parent));
         if (found->alive && found->layer.state == LAYER_OPEN && found->layer.id != active) {
-            check_note(check, "taking snapshot '%s' was interrupted after it took effect; the next writer finishes it",
+            check_note(check,
+                       "taking snapshot '%s' was interrupted after it took effect; the next writer "
+                       "finishes it",
                        found->damage & DAMAGED_NAME ? "?" : found->layer.name);
             found->layer.state = LAYER_SNAPSHOT;
             found->rewrite |= check->repair;
@@ -34,16 +37,22 @@ static int free_damaged(struct check *check, struct check_layer *found)
 {
     if (found->layer.state != LAYER_OPEN || !(found->damage & DAMAGED_ALL & ~DAMAGED_NAME))
         return 0;
-    check_corruption(check, true, "the record of layer %u, which an interrupted operation left, is damaged", found->layer.id);
-    found->layer = (struct layer){.id = found->layer.id, .slot = found->layer.slot, .state = LAYER_FREE};
+    check_corruption(check, true,
+                     "the record of layer %u, which an interrupted operation left, is damaged",
+                     found->layer.id);
+    found->layer =
+        (struct layer){.id = found->layer.id, .slot = found->layer.slot, .state = LAYER_FREE};
     return check_write_record(check, &found->layer);
 }
 
-/* ---- parents ------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- parents
+ * -------------------------------------------------------------------------------------------------------
+ */
 
 /*
- * A layer that lost its parent: if exactly one older layer has no child, it stands on that one (a row of snapshots); else only the
- * base shows below it.
+ * A layer that lost its parent: if exactly one older layer has no child, it stands on that one (a
+ * row of snapshots); else only the base shows below it.
  */
 static int settle_parents(struct check *check)
 {
@@ -54,7 +63,9 @@ static int settle_parents(struct check *check)
         return error_set(check->error, -ENOMEM, "out of memory");
     for (size_t i = 0; i < check->layer_count; i++) {
         const struct check_layer *found = &check->layers[i];
-        const struct check_layer *parent = found->alive && found->layer.parent ? check_find_layer(check, found->layer.parent) : NULL;
+        const struct check_layer *parent = found->alive && found->layer.parent
+                                               ? check_find_layer(check, found->layer.parent)
+                                               : NULL;
 
         if (parent)
             has_child[parent - check->layers] = true;
@@ -70,11 +81,15 @@ static int settle_parents(struct check *check)
                 childless = sum = 0;
             }
             if (found->layer.parent)
-                check_corruption(check, true, "layer %u has lost its parent; in the row of snapshots it was layer %u",
-                                 found->layer.id, found->layer.parent);
+                check_corruption(
+                    check, true,
+                    "layer %u has lost its parent; in the row of snapshots it was layer %u",
+                    found->layer.id, found->layer.parent);
             else
-                check_corruption(check, true, "layer %u has lost its parent; it stands on %s now, compare it with a backup",
-                                 found->layer.id, word_value(check->header.base_slot) ? "the base" : "nothing");
+                check_corruption(
+                    check, true,
+                    "layer %u has lost its parent; it stands on %s now, compare it with a backup",
+                    found->layer.id, word_value(check->header.base_slot) ? "the base" : "nothing");
             found->rewrite = true;
         }
         /* Nothing stands on the active layer. */
@@ -87,7 +102,10 @@ static int settle_parents(struct check *check)
     return 0;
 }
 
-/* ---- sizes ----------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- sizes
+ * -----------------------------------------------------------------------------------------------------------
+ */
 
 /* Of each layer, where its data and its VM state end, by the slabs that it owns. */
 static void find_ends(struct check *check)
@@ -121,38 +139,49 @@ static uint64_t largest_size(const struct check *check)
 
 static void settle_sizes(struct check *check, struct check_layer *found, uint64_t largest)
 {
-    const struct check_layer *parent = found->layer.parent ? check_find_layer(check, found->layer.parent) : NULL;
+    const struct check_layer *parent =
+        found->layer.parent ? check_find_layer(check, found->layer.parent) : NULL;
 
     if (found->damage & DAMAGED_SIZE) {
         /* With nothing below it, any other layer is the best hint. */
         found->layer.virtual_size = parent ? parent->layer.virtual_size : largest;
         if (found->layer.virtual_size < found->data_end)
             found->layer.virtual_size = found->data_end;
-        check_corruption(check, true, "layer %u has lost its virtual size; by its data and its neighbours it is %llu bytes, "
-                         "use pcow-img resize if it was another", found->layer.id, (unsigned long long)found->layer.virtual_size);
+        check_corruption(
+            check, true,
+            "layer %u has lost its virtual size; by its data and its neighbours it is %llu bytes, "
+            "use pcow-img resize if it was another",
+            found->layer.id, (unsigned long long)found->layer.virtual_size);
         found->rewrite = true;
     }
     if (found->damage & DAMAGED_LIMIT) {
         found->layer.parent_limit = found->layer.virtual_size;
         if (parent && parent->layer.virtual_size < found->layer.parent_limit)
             found->layer.parent_limit = parent->layer.virtual_size;
-        check_corruption(check, true, "layer %u has lost its parent_limit; %llu is taken, which is right unless the image was resized",
+        check_corruption(check, true,
+                         "layer %u has lost its parent_limit; %llu is taken, which is right unless "
+                         "the image was resized",
                          found->layer.id, (unsigned long long)found->layer.parent_limit);
         found->rewrite = true;
     }
     if (found->damage & DAMAGED_STATE_SIZE) {
         found->layer.state_size = found->layer.state == LAYER_SNAPSHOT ? found->state_end : 0;
-        check_corruption(check, true, "layer %u has lost the length of its VM state; %llu bytes are kept", found->layer.id,
-                         (unsigned long long)found->layer.state_size);
+        check_corruption(check, true,
+                         "layer %u has lost the length of its VM state; %llu bytes are kept",
+                         found->layer.id, (unsigned long long)found->layer.state_size);
         found->rewrite = true;
     }
 }
 
-/* ---- names ----------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- names
+ * -----------------------------------------------------------------------------------------------------------
+ */
 
 static int compare_names(const void *left, const void *right)
 {
-    const struct check_layer *a = *(const struct check_layer *const *)left, *b = *(const struct check_layer *const *)right;
+    const struct check_layer *a = *(const struct check_layer *const *)left,
+                             *b = *(const struct check_layer *const *)right;
     int order = strcmp(a->layer.name, b->layer.name);
 
     return order ? order : a->layer.id < b->layer.id ? -1 : a->layer.id > b->layer.id;
@@ -173,7 +202,8 @@ static bool name_is_taken(struct check_layer *const *sorted, size_t count, const
     return low < count && strcmp(sorted[low]->layer.name, name) == 0;
 }
 
-static void recovered_name(struct check_layer *const *sorted, size_t count, const struct layer *layer, char name[PCOW_SNAPSHOT_NAME_SIZE])
+static void recovered_name(struct check_layer *const *sorted, size_t count,
+                           const struct layer *layer, char name[PCOW_SNAPSHOT_NAME_SIZE])
 {
     memset(name, 0, PCOW_SNAPSHOT_NAME_SIZE);
     snprintf(name, PCOW_SNAPSHOT_NAME_SIZE, "recovered-%u", layer->id);
@@ -193,17 +223,22 @@ static int settle_names(struct check *check)
         return error_set(check->error, -ENOMEM, "out of memory");
     }
     for (size_t i = 0; i < check->layer_count; i++)
-        if (check->layers[i].layer.state == LAYER_SNAPSHOT && !(check->layers[i].damage & DAMAGED_NAME))
+        if (check->layers[i].layer.state == LAYER_SNAPSHOT
+            && !(check->layers[i].damage & DAMAGED_NAME))
             sorted[count++] = &check->layers[i];
     qsort(sorted, count, sizeof *sorted, compare_names);
-    /* The names stay as they are until all new ones are found, or the search above would not find its way. */
+    /*
+     * The names stay as they are until all new ones are found, or the search above would not find
+     * its way.
+     */
     for (size_t i = 1; i < count; i++)
         if (strcmp(sorted[i]->layer.name, sorted[i - 1]->layer.name) == 0) {
             char *name = fresh[sorted[i] - check->layers];
 
             recovered_name(sorted, count, &sorted[i]->layer, name);
-            check_corruption(check, true, "snapshots %u and %u have one name, '%s'; the second becomes '%s'", sorted[i - 1]->layer.id,
-                             sorted[i]->layer.id, sorted[i]->layer.name, name);
+            check_corruption(
+                check, true, "snapshots %u and %u have one name, '%s'; the second becomes '%s'",
+                sorted[i - 1]->layer.id, sorted[i]->layer.id, sorted[i]->layer.name, name);
         }
     for (size_t i = 0; i < check->layer_count; i++) {
         struct check_layer *found = &check->layers[i];
@@ -211,7 +246,8 @@ static int settle_names(struct check *check)
         /* An open layer needs no name; for the others open() wants a whole description. */
         if (found->alive && found->damage & DAMAGED_NAME && found->layer.state != LAYER_OPEN) {
             recovered_name(sorted, count, &found->layer, fresh[i]);
-            check_corruption(check, true, "the name of snapshot %u is damaged; it becomes '%s'", found->layer.id, fresh[i]);
+            check_corruption(check, true, "the name of snapshot %u is damaged; it becomes '%s'",
+                             found->layer.id, fresh[i]);
         }
         if (fresh[i][0]) {
             memcpy(found->layer.name, fresh[i], sizeof found->layer.name);
@@ -223,11 +259,15 @@ static int settle_names(struct check *check)
     return 0;
 }
 
-/* ---- counters, and writing what has changed -------------------------------------------------------------------------- */
+/*
+ * ---- counters, and writing what has changed
+ * --------------------------------------------------------------------------
+ */
 
 static int settle_counters(struct check *check)
 {
-    uint64_t next = word_value(check->header.next_layer_id), slots = word_value(check->header.layer_slots);
+    uint64_t next = word_value(check->header.next_layer_id),
+             slots = word_value(check->header.layer_slots);
     uint64_t highest_id = 0, highest_slot = 0;
     int ret = 0;
 
@@ -240,12 +280,13 @@ static int settle_counters(struct check *check)
             highest_slot = found->layer.slot;
     }
     if (highest_id >= next) {
-        check_corruption(check, true, "next_layer_id is %llu, but layer %llu exists", (unsigned long long)next, (unsigned long long)highest_id);
+        check_corruption(check, true, "next_layer_id is %llu, but layer %llu exists",
+                         (unsigned long long)next, (unsigned long long)highest_id);
         ret = check_set_header_word(check, offsetof(struct header, next_layer_id), highest_id + 1);
     }
     if (!ret && highest_slot >= slots) {
-        check_corruption(check, true, "layer_slots is %llu, but record %llu is in use", (unsigned long long)slots,
-                         (unsigned long long)highest_slot);
+        check_corruption(check, true, "layer_slots is %llu, but record %llu is in use",
+                         (unsigned long long)slots, (unsigned long long)highest_slot);
         ret = check_set_header_word(check, offsetof(struct header, layer_slots), highest_slot + 1);
     }
     return ret;
@@ -264,11 +305,13 @@ static int free_hidden(struct check *check)
         if (!found->alive)
             continue;
         if (found->layer.state == LAYER_HIDDEN && !has_child[i]) {
-            check_leak(check, "layer %u was being deleted when that was interrupted", found->layer.id);
+            check_leak(check, "layer %u was being deleted when that was interrupted",
+                       found->layer.id);
             found->alive = found->rewrite = false;
             found->layer.state = LAYER_FREE;
-            ret = check_store64(check, check_record_offset(check, found->layer.slot),
-                                layer_state_word(found->layer.id, LAYER_FREE, 0, found->layer.sequence));
+            ret = check_store64(
+                check, check_record_offset(check, found->layer.slot),
+                layer_state_word(found->layer.id, LAYER_FREE, 0, found->layer.sequence));
             continue;
         }
         parent = found->layer.parent ? check_find_layer(check, found->layer.parent) : NULL;

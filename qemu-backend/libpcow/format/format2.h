@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The bytes of format 2, as doc/source/reference/format.rst specifies them. Nothing here allocates or does I/O. */
+/*
+ * The bytes of format 2, as doc/source/reference/format.rst specifies them. Nothing here allocates
+ * or does I/O.
+ */
 #ifndef PCOW_FORMAT_FORMAT2_H
 #define PCOW_FORMAT_FORMAT2_H
 
@@ -46,7 +49,10 @@
 #define MAX_LAYER_ID ((1u << LAYER_ID_BITS) - 1)
 #define MAX_GUEST_SLABS (PCOW_MAX_VIRTUAL_SIZE >> SLAB_BITS)
 
-/* ---- checked words -------------------------------------------------------------------------------------------- */
+/*
+ * ---- checked words
+ * --------------------------------------------------------------------------------------------
+ */
 
 #define WORD_VALUE_MASK ((UINT64_C(1) << 56) - 1)
 
@@ -66,7 +72,10 @@ static inline uint64_t word_value(uint64_t word)
     return word & WORD_VALUE_MASK;
 }
 
-/* ---- header ------------------------------------------------------------------------------------------------------ */
+/*
+ * ---- header
+ * ------------------------------------------------------------------------------------------------------
+ */
 
 enum header_state { HEADER_SEALED = 1, HEADER_COPY_ON_READ = 2 };
 enum base_flags { BASE_UNCHECKED = 1 };
@@ -111,22 +120,30 @@ struct header {
 
 static_assert(sizeof(struct base_record) == 512, "base record");
 static_assert(sizeof(struct header) == HEADER_SIZE, "header");
-static_assert(offsetof(struct header, crc) == 508 && offsetof(struct header, active_layer) == 512, "header fields");
+static_assert(offsetof(struct header, crc) == 508 && offsetof(struct header, active_layer) == 512,
+              "header fields");
 static_assert(offsetof(struct header, base) == 1024, "base records");
 
 /*
- * Is this a header that this library can use?  0, or -EMEDIUMTYPE (not ours), -ENOTSUP (version, incompatible feature),
- * -EBADMSG (damaged).  path only names the file in the message.
+ * Is this a header that this library can use? 0, or -EMEDIUMTYPE (not ours), -ENOTSUP (version,
+ * incompatible feature), -EBADMSG (damaged). path only names the file in the message.
  */
 int header_validate(const struct header *header, const char *path, struct pcow_error *error);
 uint32_t header_crc(const struct header *header);
 uint32_t base_record_crc(const struct base_record *record);
 /* 0 or -EBADMSG: crc, name. */
-int base_record_validate(const struct base_record *record, const char *path, struct pcow_error *error);
-/* A file name that may be looked up in the directory of the image: not empty, no '/', not "." or "..". */
+int base_record_validate(const struct base_record *record, const char *path,
+                         struct pcow_error *error);
+/*
+ * A file name that may be looked up in the directory of the image: not empty, no '/', not "." or
+ * "..".
+ */
 bool base_name_is_safe(const char *name, size_t size);
 
-/* ---- layers ------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- layers
+ * -------------------------------------------------------------------------------------------------------
+ */
 
 enum layer_state { LAYER_FREE, LAYER_OPEN, LAYER_SNAPSHOT, LAYER_HIDDEN };
 enum layer_flags { LAYER_PINNED = 1 };
@@ -148,16 +165,21 @@ struct layer_record {
 static_assert(sizeof(struct layer_record) == LAYER_RECORD_SIZE, "layer record");
 static_assert(offsetof(struct layer_record, crc) == 252, "layer record crc");
 
-static inline uint64_t layer_state_word(uint32_t id, enum layer_state state, unsigned flags, unsigned sequence)
+static inline uint64_t layer_state_word(uint32_t id, enum layer_state state, unsigned flags,
+                                        unsigned sequence)
 {
-    return word_encode((uint64_t)id | (uint64_t)state << 28 | (uint64_t)(flags & 0xff) << 32 | (uint64_t)(sequence & 0xff) << 40);
+    return word_encode((uint64_t)id | (uint64_t)state << 28 | (uint64_t)(flags & 0xff) << 32
+                       | (uint64_t)(sequence & 0xff) << 40);
 }
 
 uint32_t layer_record_crc(const struct layer_record *record);
 /* A snapshot name: not empty, NUL-terminated, no control characters. */
 bool snapshot_name_is_valid(const char *name, size_t size);
 
-/* ---- slab table ----------------------------------------------------------------------------------------------------- */
+/*
+ * ---- slab table
+ * -----------------------------------------------------------------------------------------------------
+ */
 
 enum owner_kind { OWNER_NONE, OWNER_DATA, OWNER_STATE, OWNER_TABLE };
 
@@ -171,7 +193,8 @@ struct owner {
 
 static inline uint64_t owner_encode(struct owner owner)
 {
-    return word_encode((uint64_t)owner.number | (uint64_t)owner.layer << OWNER_NUMBER_BITS | (uint64_t)owner.kind << 54);
+    return word_encode((uint64_t)owner.number | (uint64_t)owner.layer << OWNER_NUMBER_BITS
+                       | (uint64_t)owner.kind << 54);
 }
 
 static inline struct owner owner_decode(uint64_t word)
@@ -193,12 +216,14 @@ static inline uint64_t slab_group_offset(uint64_t slab)
 
 static inline uint64_t owner_offset(uint64_t slab)
 {
-    return slab_group_offset(slab) + SLAB_TABLE_OFFSET + (slab % SLABS_PER_GROUP) * sizeof(uint64_t);
+    return slab_group_offset(slab) + SLAB_TABLE_OFFSET
+           + (slab % SLABS_PER_GROUP) * sizeof(uint64_t);
 }
 
 static inline uint64_t bitmap_offset(uint64_t slab)
 {
-    return slab_group_offset(slab) + BITMAP_OFFSET + (slab % SLABS_PER_GROUP) * sizeof(struct page_set);
+    return slab_group_offset(slab) + BITMAP_OFFSET
+           + (slab % SLABS_PER_GROUP) * sizeof(struct page_set);
 }
 
 static inline bool slab_is_group_head(uint64_t slab)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * The file is scanned once; what remains is a table of pieces, sorted by guest cluster and, within one, newest first. A piece that
- * newer ones hide completely is dropped, so the table is never longer than what can be read through it.
+ * The file is scanned once; what remains is a table of pieces, sorted by guest cluster and, within
+ * one, newest first. A piece that newer ones hide completely is dropped, so the table is never
+ * longer than what can be read through it.
  */
 #include "format1/format1.h"
 
@@ -45,7 +46,10 @@ struct format1 {
     char base[NAME_SIZE + 1];
 };
 
-/* ---- the table ------------------------------------------------------------------------------------------------------ */
+/*
+ * ---- the table
+ * ------------------------------------------------------------------------------------------------------
+ */
 
 static int compare_pieces(const void *left, const void *right)
 {
@@ -83,7 +87,10 @@ static void compact(struct format1 *format1)
 static int add_piece(struct format1 *format1, struct piece piece)
 {
     if (format1->count == format1->capacity) {
-        /* A hostile file can name one cluster millions of times with few blocks; memory follows what is kept. */
+        /*
+         * A hostile file can name one cluster millions of times with few blocks; memory follows
+         * what is kept.
+         */
         compact(format1);
         if (format1->count >= format1->capacity / 2) {
             size_t capacity = format1->capacity ? format1->capacity * 2 : 1024;
@@ -115,57 +122,86 @@ static size_t find_cluster(const struct format1 *format1, uint64_t cluster)
     return low;
 }
 
-/* ---- scanning ------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- scanning
+ * -------------------------------------------------------------------------------------------------------
+ */
 
-static int check_super(const struct pcow_image *image, struct format1 *format1, const struct super *super, struct pcow_error *error)
+static int check_super(const struct pcow_image *image, struct format1 *format1,
+                       const struct super *super, struct pcow_error *error)
 {
     const char *path = image->file.path;
-    uint64_t cluster_size = super->cluster_size < COPY_UNIT ? (uint64_t)super->cluster_size * 1024 : super->cluster_size;
+    uint64_t cluster_size = super->cluster_size < COPY_UNIT ? (uint64_t)super->cluster_size * 1024
+                                                            : super->cluster_size;
 
     if (cluster_size == 0 || cluster_size % COPY_UNIT)
-        return error_set(error, -EBADMSG, "%s: impossible cluster size %u; the image (format 1) is damaged", path, super->cluster_size);
+        return error_set(error, -EBADMSG,
+                         "%s: impossible cluster size %u; the image (format 1) is damaged", path,
+                         super->cluster_size);
     if (super->max_cluster_n == 0)
-        return error_set(error, -EBADMSG, "%s: has no clusters at all (max_cluster_n is 0); the image (format 1) is damaged", path);
+        return error_set(
+            error, -EBADMSG,
+            "%s: has no clusters at all (max_cluster_n is 0); the image (format 1) is damaged",
+            path);
     if (super->max_cluster_n > PCOW_MAX_VIRTUAL_SIZE / cluster_size)
-        return error_set(error, -EBADMSG, "%s: %u clusters of %llu bytes are more than the largest image (16 TiB); "
-                         "the image (format 1) is damaged", path, super->max_cluster_n, (unsigned long long)cluster_size);
-    if (format1->supers && (cluster_size != format1->cluster_size || super->max_cluster_n != format1->clusters))
-        return error_set(error, -EBADMSG, "%s: snapshot %u has another cluster size or virtual size than the image; "
-                         "the image (format 1) is damaged", path, format1->supers);
+        return error_set(error, -EBADMSG,
+                         "%s: %u clusters of %llu bytes are more than the largest image (16 TiB); "
+                         "the image (format 1) is damaged",
+                         path, super->max_cluster_n, (unsigned long long)cluster_size);
+    if (format1->supers
+        && (cluster_size != format1->cluster_size || super->max_cluster_n != format1->clusters))
+        return error_set(error, -EBADMSG,
+                         "%s: snapshot %u has another cluster size or virtual size than the image; "
+                         "the image (format 1) is damaged",
+                         path, format1->supers);
     format1->cluster_size = cluster_size;
     format1->clusters = super->max_cluster_n;
     format1->entries = (cluster_size - TOP_SIZE) / sizeof(uint64_t);
     return 0;
 }
 
-static int check_entry(const struct pcow_image *image, const struct format1 *format1, struct piece piece, uint64_t segment,
-                       uint64_t number, struct pcow_error *error)
+static int check_entry(const struct pcow_image *image, const struct format1 *format1,
+                       struct piece piece, uint64_t segment, uint64_t number,
+                       struct pcow_error *error)
 {
     const char *path = image->file.path;
     uint64_t pages = format1->cluster_size / COPY_UNIT;
 
     if (piece.cluster == LOST_CLUSTER)
-        /* The prototype's final_cow() sets the low 32 bits of the entry instead of clearing the high ones. */
-        return error_set(error, -EBADMSG, "%s: entry %llu of segment %llu has lost its guest address (all ones: a known defect of the "
-                         "prototype when it closes an image); use a copy made before that", path, (unsigned long long)number,
-                         (unsigned long long)segment);
+        /*
+         * The prototype's final_cow() sets the low 32 bits of the entry instead of clearing the
+         * high ones.
+         */
+        return error_set(error, -EBADMSG,
+                         "%s: entry %llu of segment %llu has lost its guest address (all ones: a "
+                         "known defect of the "
+                         "prototype when it closes an image); use a copy made before that",
+                         path, (unsigned long long)number, (unsigned long long)segment);
     if (piece.cluster >= format1->clusters)
-        return error_set(error, -EBADMSG, "%s: entry %llu of segment %llu names cluster %u of a guest that has %u; "
-                         "the image (format 1) is damaged", path, (unsigned long long)number, (unsigned long long)segment,
+        return error_set(error, -EBADMSG,
+                         "%s: entry %llu of segment %llu names cluster %u of a guest that has %u; "
+                         "the image (format 1) is damaged",
+                         path, (unsigned long long)number, (unsigned long long)segment,
                          piece.cluster, format1->clusters);
     if (piece.bitmap && (pages > BITMAP_PAGES || (uint64_t)piece.bitmap >> pages))
-        return error_set(error, -EBADMSG, "%s: entry %llu of segment %llu says that pages 0x%x were copied, but a cluster has %llu; "
-                         "the image (format 1) is damaged", path, (unsigned long long)number, (unsigned long long)segment,
+        return error_set(error, -EBADMSG,
+                         "%s: entry %llu of segment %llu says that pages 0x%x were copied, but a "
+                         "cluster has %llu; "
+                         "the image (format 1) is damaged",
+                         path, (unsigned long long)number, (unsigned long long)segment,
                          piece.bitmap, (unsigned long long)pages);
     if (piece.offset + format1->cluster_size > image->file.size)
-        return error_set(error, -EBADMSG, "%s: the data of guest cluster %u lies beyond the end of file (%llu bytes); the file was cut "
-                         "short, put a whole copy back", path, piece.cluster, (unsigned long long)image->file.size);
+        return error_set(error, -EBADMSG,
+                         "%s: the data of guest cluster %u lies beyond the end of file (%llu "
+                         "bytes); the file was cut "
+                         "short, put a whole copy back",
+                         path, piece.cluster, (unsigned long long)image->file.size);
     return 0;
 }
 
 /* One meta cluster and the places of its data. */
-static int scan_segment(const struct pcow_image *image, struct format1 *format1, uint64_t meta, uint64_t segment, bool last,
-                        uint32_t *counter, struct pcow_error *error)
+static int scan_segment(const struct pcow_image *image, struct format1 *format1, uint64_t meta,
+                        uint64_t segment, bool last, uint32_t *counter, struct pcow_error *error)
 {
     const char *path = image->file.path;
     uint64_t entry[512];
@@ -175,10 +211,13 @@ static int scan_segment(const struct pcow_image *image, struct format1 *format1,
         uint64_t batch = *counter - j < 512 ? *counter - j : 512;
 
         if (*counter > format1->entries)
-            return error_set(error, -EBADMSG, "%s: segment %llu says that it has %u clusters, but %llu is the most; "
-                             "the image (format 1) is damaged", path, (unsigned long long)segment, *counter,
+            return error_set(error, -EBADMSG,
+                             "%s: segment %llu says that it has %u clusters, but %llu is the most; "
+                             "the image (format 1) is damaged",
+                             path, (unsigned long long)segment, *counter,
                              (unsigned long long)format1->entries);
-        ret = file_read(&image->file, meta + TOP_SIZE + j * sizeof entry[0], entry, batch * sizeof entry[0]);
+        ret = file_read(&image->file, meta + TOP_SIZE + j * sizeof entry[0], entry,
+                        batch * sizeof entry[0]);
         for (uint64_t i = 0; ret == 0 && i < batch; i++, j++) {
             struct piece piece = {
                 .offset = meta + format1->cluster_size * (1 + j),
@@ -195,31 +234,40 @@ static int scan_segment(const struct pcow_image *image, struct format1 *format1,
         }
     }
     if (ret)
-        return ret == -ENODATA ? error_set(error, -EBADMSG, "%s: meta cluster %llu lies beyond the end of file (%llu bytes); the file was "
-                                           "cut short, put a whole copy back", path, (unsigned long long)segment,
-                                           (unsigned long long)image->file.size)
-                               : error_set_errno(error, ret, "cannot read meta cluster %llu of %s", (unsigned long long)segment, path);
+        return ret == -ENODATA ? error_set(
+                   error, -EBADMSG,
+                   "%s: meta cluster %llu lies beyond the end of file (%llu bytes); the file was "
+                   "cut short, put a whole copy back",
+                   path, (unsigned long long)segment, (unsigned long long)image->file.size)
+                               : error_set_errno(error, ret, "cannot read meta cluster %llu of %s",
+                                                 (unsigned long long)segment, path);
     if (!last && *counter != format1->entries)
-        return error_set(error, -EBADMSG, "%s: segment %llu has %u clusters, but only the last one may have fewer than %llu; "
-                         "the image (format 1) is damaged", path, (unsigned long long)segment, *counter,
-                         (unsigned long long)format1->entries);
+        return error_set(
+            error, -EBADMSG,
+            "%s: segment %llu has %u clusters, but only the last one may have fewer than %llu; "
+            "the image (format 1) is damaged",
+            path, (unsigned long long)segment, *counter, (unsigned long long)format1->entries);
     return 0;
 }
 
 /* The segments of one super cluster; *end is where the next super cluster would begin. */
-static int scan_super(const struct pcow_image *image, struct format1 *format1, uint64_t offset, const struct super *super, uint64_t *end,
-                      struct pcow_error *error)
+static int scan_super(const struct pcow_image *image, struct format1 *format1, uint64_t offset,
+                      const struct super *super, uint64_t *end, struct pcow_error *error)
 {
     uint64_t c = format1->cluster_size, segment_size = c * (1 + format1->entries);
     uint32_t counter = 0;
 
     /* Also keeps every product below from overflowing: nothing is larger than the file. */
     if (super->cur_segment_num > (image->file.size - offset) / segment_size)
-        return error_set(error, -EBADMSG, "%s: segment %u lies beyond the end of file (%llu bytes); the file was cut short, "
-                         "put a whole copy back", image->file.path, super->cur_segment_num, (unsigned long long)image->file.size);
+        return error_set(
+            error, -EBADMSG,
+            "%s: segment %u lies beyond the end of file (%llu bytes); the file was cut short, "
+            "put a whole copy back",
+            image->file.path, super->cur_segment_num, (unsigned long long)image->file.size);
     for (uint64_t i = 0; i <= super->cur_segment_num; i++) {
         uint64_t meta = offset + c + segment_size * i;
-        int ret = scan_segment(image, format1, meta, i, i == super->cur_segment_num, &counter, error);
+        int ret =
+            scan_segment(image, format1, meta, i, i == super->cur_segment_num, &counter, error);
 
         if (ret)
             return ret;
@@ -252,27 +300,40 @@ static int scan(struct pcow_image *image, struct format1 *format1, struct pcow_e
         format1->supers++;
     }
     if (format1->supers == 0)
-        return error_set(error, -EMEDIUMTYPE, "%s is not a pcow image of format 1 (no magic number); name its format with -f", path);
+        return error_set(
+            error, -EMEDIUMTYPE,
+            "%s is not a pcow image of format 1 (no magic number); name its format with -f", path);
     compact(format1);
     return 0;
 }
 
-static int check_base(const struct pcow_image *image, const struct format1 *format1, struct pcow_error *error)
+static int check_base(const struct pcow_image *image, const struct format1 *format1,
+                      struct pcow_error *error)
 {
     const char *path = image->file.path;
 
     if (image->open_flags & PCOW_OPEN_NO_BASE || !format1->base[0])
         return 0;
     if (strlen(format1->base) == NAME_SIZE)
-        return error_set(error, -EBADMSG, "%s: the name of its base fills all 48 bytes, so it may have been cut off; "
-                         "record a shorter one with the tool that made the image", path);
+        return error_set(
+            error, -EBADMSG,
+            "%s: the name of its base fills all 48 bytes, so it may have been cut off; "
+            "record a shorter one with the tool that made the image",
+            path);
     if (!base_name_is_safe(format1->base, NAME_SIZE))
-        return error_set(error, -EBADMSG, "%s: format 1 recorded a path as the name of its base; refused. Put the base in the same "
-                         "directory and record its plain file name with the tool that made the image (pcow-img rebase IMAGE NAME)", path);
+        return error_set(error, -EBADMSG,
+                         "%s: format 1 recorded a path as the name of its base; refused. Put the "
+                         "base in the same "
+                         "directory and record its plain file name with the tool that made the "
+                         "image (pcow-img rebase IMAGE NAME)",
+                         path);
     return 0;
 }
 
-/* ---- interface ------------------------------------------------------------------------------------------------------ */
+/*
+ * ---- interface
+ * ------------------------------------------------------------------------------------------------------
+ */
 
 int format1_load(struct pcow_image *image, struct pcow_error *error)
 {
@@ -336,7 +397,8 @@ void format1_get_info(const struct pcow_image *image, struct pcow_info *info)
         if (piece->bitmap)
             info->data_size += (uint64_t)__builtin_popcount(piece->bitmap & ~seen) * COPY_UNIT;
         else
-            info->data_size += format1->cluster_size - (uint64_t)__builtin_popcount(seen) * COPY_UNIT;
+            info->data_size +=
+                format1->cluster_size - (uint64_t)__builtin_popcount(seen) * COPY_UNIT;
         seen |= piece->bitmap;
     }
 }
@@ -351,7 +413,10 @@ bool format1_has_slab(const struct pcow_image *image, uint64_t guest_slab)
     return at < format1->count && format1->piece[at].cluster <= last;
 }
 
-/* The piece that a page (of its cluster) is read from; count if none. at: first piece of the cluster. */
+/*
+ * The piece that a page (of its cluster) is read from; count if none. at: first piece of the
+ * cluster.
+ */
 static size_t find_page(const struct format1 *format1, size_t at, uint64_t cluster, unsigned page)
 {
     for (; at < format1->count && format1->piece[at].cluster == cluster; at++) {

@@ -17,7 +17,9 @@
 #include "util/signals.h"
 #include "util/map_at.h"
 
-/* Sparse and free: growing in steps keeps the fault path from extending the file at every new slab. */
+/*
+ * Sparse and free: growing in steps keeps the fault path from extending the file at every new slab.
+ */
 #define GROW_STEP (UINT64_C(64) << SLAB_BITS)
 #define WRITE_PIECE (UINT64_C(128) << 10)
 
@@ -42,12 +44,15 @@ int file_read(const struct file *file, uint64_t offset, void *buffer, size_t len
 }
 
 /* Also where the file was mapped before, no lost page of it shows for a moment. */
-static int map_around_lost(const struct file *file, uint8_t *address, uint64_t offset, uint64_t end, int protection, int flags)
+static int map_around_lost(const struct file *file, uint8_t *address, uint64_t offset, uint64_t end,
+                           int protection, int flags)
 {
     while (offset < end) {
         uint64_t lost = lost_next(file, offset, end);
 
-        int ret = lost > offset ? map_at(address, lost - offset, protection, flags, file->fd, (off_t)offset) : 0;
+        int ret = lost > offset
+                      ? map_at(address, lost - offset, protection, flags, file->fd, (off_t)offset)
+                      : 0;
 
         if (!ret && lost < end)
             ret = lost_cover(file, address + (lost - offset), PCOW_PAGE_SIZE, lost, PROT_NONE);
@@ -59,15 +64,21 @@ static int map_around_lost(const struct file *file, uint8_t *address, uint64_t o
     return 0;
 }
 
-int file_map(const struct file *file, void *address, size_t length, uint64_t offset, enum file_map_for what, int fixed)
+int file_map(const struct file *file, void *address, size_t length, uint64_t offset,
+             enum file_map_for what, int fixed)
 {
-    int ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_MAP, .address = address, .offset = offset, .length = length});
+    int ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_MAP,
+                                                                   .address = address,
+                                                                   .offset = offset,
+                                                                   .length = length});
     bool plain = what == FILE_MAP_LOADS || (what == FILE_MAP_SETTLED && file->persist.fixed_blocks);
 
     if (ret)
         return ret;
     return map_around_lost(file, address, offset, offset + length,
-                           what == FILE_MAP_LATER ? PROT_NONE : what == FILE_MAP_LOADS ? PROT_READ : PROT_READ | PROT_WRITE,
+                           what == FILE_MAP_LATER   ? PROT_NONE
+                           : what == FILE_MAP_LOADS ? PROT_READ
+                                                    : PROT_READ | PROT_WRITE,
                            fixed | (plain ? MAP_SHARED : file->persist.map_flags));
 }
 
@@ -78,7 +89,8 @@ static void note_change(struct file *file)
 
 int file_set_size(struct file *file, uint64_t size)
 {
-    int ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_TRUNCATE, .length = size});
+    int ret = persist_observe(&file->persist,
+                              (struct observation){.what = OBSERVED_TRUNCATE, .length = size});
 
     if (ret)
         return ret;
@@ -105,7 +117,10 @@ int file_grow(struct file *file, uint64_t size)
     }
     if (size > __atomic_load_n(&file->size, __ATOMIC_ACQUIRE)) {
         size = (size + GROW_STEP - 1) / GROW_STEP * GROW_STEP;
-        /* Under the claim only: two ftruncate() calls in the wrong order would cut off slabs in use. */
+        /*
+         * Under the claim only: two ftruncate() calls in the wrong order would cut off slabs in
+         * use.
+         */
         ret = file_set_size(file, size);
     }
     __atomic_store_n(&file->growing, false, __ATOMIC_RELEASE);
@@ -115,7 +130,9 @@ int file_grow(struct file *file, uint64_t size)
 
 int file_allocate(const struct file *file, uint64_t offset, uint64_t length)
 {
-    int ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_ALLOCATE, .offset = offset, .length = length});
+    int ret = persist_observe(
+        &file->persist,
+        (struct observation){.what = OBSERVED_ALLOCATE, .offset = offset, .length = length});
 
     if (ret)
         return ret;
@@ -131,22 +148,28 @@ int file_allocate(const struct file *file, uint64_t offset, uint64_t length)
 int file_allocate_holes(const struct file *file, uint64_t offset, uint64_t length)
 {
     /*
-     * SEEK_HOLE looks on until it finds one. Over the pages of a file on tmpfs that takes 10 ns for each, 40 ms for 16 GiB; fallocate() there
-     * looks at the range alone, and asks for no space that is there. Other file systems look at extents, but may want free space for nothing.
+     * SEEK_HOLE looks on until it finds one. Over the pages of a file on tmpfs that takes 10 ns for
+     * each, 40 ms for 16 GiB; fallocate() there looks at the range alone, and asks for no space
+     * that is there. Other file systems look at extents, but may want free space for nothing.
      */
-    if (file->persist.persistence != PCOW_PERSISTENCE_VOLATILE && !file_has_hole(file, offset, length))
+    if (file->persist.persistence != PCOW_PERSISTENCE_VOLATILE
+        && !file_has_hole(file, offset, length))
         return 0;
     return file_allocate(file, offset, length);
 }
 
 int file_allocate_metadata(const struct file *file, uint64_t offset, uint64_t length)
 {
-    uint64_t first = offset & ~(PCOW_PAGE_SIZE - 1), end = (offset + length + PCOW_PAGE_SIZE - 1) & ~(PCOW_PAGE_SIZE - 1);
+    uint64_t first = offset & ~(PCOW_PAGE_SIZE - 1),
+             end = (offset + length + PCOW_PAGE_SIZE - 1) & ~(PCOW_PAGE_SIZE - 1);
     int ret = file_unshare(file, first, end - first);
 
     if (file->persist.persistence != PCOW_PERSISTENCE_VOLATILE)
         return ret ? ret : file_allocate_holes(file, first, end - first);
-    /* On tmpfs a page is there or not, and to ask that costs less than to have it allocated once more. */
+    /*
+     * On tmpfs a page is there or not, and to ask that costs less than to have it allocated once
+     * more.
+     */
     for (; first < end && !ret; first += PCOW_PAGE_SIZE)
         if (lseek(file->fd, (off_t)first, SEEK_DATA) != (off_t)first)
             ret = file_allocate(file, first, PCOW_PAGE_SIZE);
@@ -155,12 +178,15 @@ int file_allocate_metadata(const struct file *file, uint64_t offset, uint64_t le
 
 int file_punch(struct file *file, uint64_t offset, uint64_t length)
 {
-    int ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_PUNCH, .offset = offset, .length = length});
+    int ret = persist_observe(
+        &file->persist,
+        (struct observation){.what = OBSERVED_PUNCH, .offset = offset, .length = length});
 
     if (ret)
         return ret;
     do {
-        ret = fallocate(file->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)length);
+        ret = fallocate(file->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
+                        (off_t)length);
     } while (ret && errno == EINTR);
     note_change(file);
     if (ret)
@@ -179,7 +205,10 @@ int file_allocate_written(const struct file *file, uint64_t offset, uint64_t len
         return ret;
     for (unsigned i = 0; i < WRITE_PIECE / PCOW_PAGE_SIZE; i++)
         pages[i] = (struct iovec){(void *)(uintptr_t)zeros, sizeof zeros};
-    /* All of it was allocated as one extent; it is written in pieces, as nobody can read the file meanwhile. */
+    /*
+     * All of it was allocated as one extent; it is written in pieces, as nobody can read the file
+     * meanwhile.
+     */
     while (length > 0) {
         unsigned count = (unsigned)((length < WRITE_PIECE ? length : WRITE_PIECE) / PCOW_PAGE_SIZE);
         ssize_t put = pwritev(file->fd, pages, (int)count, (off_t)offset);
@@ -188,7 +217,8 @@ int file_allocate_written(const struct file *file, uint64_t offset, uint64_t len
             continue;
         if (put <= 0)
             return put == 0 || errno == EDQUOT ? -ENOSPC : -errno;
-        put -= put % (ssize_t)PCOW_PAGE_SIZE;   /* zeros over zeros: a part of a page is written again */
+        /* zeros over zeros: a part of a page is written again */
+        put -= put % (ssize_t)PCOW_PAGE_SIZE;
         offset += (uint64_t)put;
         length -= (uint64_t)put;
     }
@@ -212,7 +242,10 @@ bool file_has_hole(const struct file *file, uint64_t offset, uint64_t length)
 int file_write(const struct file *file, uint64_t offset, const void *from, size_t length)
 {
     const char *at = from;
-    int ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_WRITE, .offset = offset, .from = from, .length = length});
+    int ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_WRITE,
+                                                                   .offset = offset,
+                                                                   .from = from,
+                                                                   .length = length});
 
     if (ret)
         return ret;
@@ -233,9 +266,10 @@ int file_write(const struct file *file, uint64_t offset, const void *from, size_
 int file_write_data(struct file *file, uint64_t offset, const void *from, size_t length)
 {
     /*
-     * One system call allocates, copies, and reports a full pool or an unreadable source as an error, not as a signal. In class pmem, too:
-     * stores through the window would cost a commit of the journal for every page whose block was never written, this costs one for
-     * everything up to the next file_settle(). The kernel writes past the caches of the CPU there.
+     * One system call allocates, copies, and reports a full pool or an unreadable source as an
+     * error, not as a signal. In class pmem, too: stores through the window would cost a commit of
+     * the journal for every page whose block was never written, this costs one for everything up to
+     * the next file_settle(). The kernel writes past the caches of the CPU there.
      */
     int ret = file_write(file, offset, from, length);
 
@@ -256,7 +290,10 @@ int file_overwrite(struct file *file, uint64_t offset, const void *from, size_t 
     to = file_address(file, offset);
     if (!to)
         return -errno;
-    /* A page that was made to read as zeros has no block; and those that are shared with a copy of the file are none of its own. */
+    /*
+     * A page that was made to read as zeros has no block; and those that are shared with a copy of
+     * the file are none of its own.
+     */
     ret = file_unshare(file, offset, length);
     if (!ret)
         ret = file_allocate(file, offset, length);
@@ -303,7 +340,9 @@ int file_commit(struct file *file)
         return ret;
     /* What was counted before the call is on the medium, and not before the call is over. */
     committed = __atomic_load_n(&file->committed, __ATOMIC_SEQ_CST);
-    while (committed < changes && !__atomic_compare_exchange_n(&file->committed, &committed, changes, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+    while (committed < changes
+           && !__atomic_compare_exchange_n(&file->committed, &committed, changes, true,
+                                           __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         ;
     return 0;
 }
@@ -315,28 +354,37 @@ uint64_t file_begin_flush(const struct file *file)
 
 int file_end_flush(struct file *file, uint64_t told)
 {
-    uint64_t count = failures_await(&file->persist.failures), last = __atomic_load_n(&file->told, __ATOMIC_SEQ_CST);
+    uint64_t count = failures_await(&file->persist.failures),
+             last = __atomic_load_n(&file->told, __ATOMIC_SEQ_CST);
 
     if (count == told)
         return 0;
-    while (last < count && !__atomic_compare_exchange_n(&file->told, &last, count, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+    while (last < count
+           && !__atomic_compare_exchange_n(&file->told, &last, count, true, __ATOMIC_SEQ_CST,
+                                           __ATOMIC_SEQ_CST))
         ;
     return -EIO;
 }
 
 int file_settle(struct file *file)
 {
-    return __atomic_load_n(&file->committed, __ATOMIC_SEQ_CST) < __atomic_load_n(&file->changes, __ATOMIC_SEQ_CST) ? file_commit(file) : 0;
+    return __atomic_load_n(&file->committed, __ATOMIC_SEQ_CST)
+                   < __atomic_load_n(&file->changes, __ATOMIC_SEQ_CST)
+               ? file_commit(file)
+               : 0;
 }
 
 int file_put_on_medium(struct file *file, const void *where, size_t length, uint64_t since)
 {
     int ret = persist_range(&file->persist, where, length);
 
-    return ret || file->persist.persistence != PCOW_PERSISTENCE_PAGE_CACHE ? ret : file_check_since(file, since);
+    return ret || file->persist.persistence != PCOW_PERSISTENCE_PAGE_CACHE
+               ? ret
+               : file_check_since(file, since);
 }
 
-int file_store64_at(struct file *file, uint64_t *where, uint64_t offset, uint64_t value, bool lazily)
+int file_store64_at(struct file *file, uint64_t *where, uint64_t offset, uint64_t value,
+                    bool lazily)
 {
     uint64_t old = *where, since = failures_count(&file->persist.failures);
     int ret;
@@ -347,7 +395,10 @@ int file_store64_at(struct file *file, uint64_t *where, uint64_t offset, uint64_
     }
     persist_word(&file->persist, where, value);
     ret = file_put_on_medium(file, where, sizeof *where, since);
-    /* What is reported as failed must not take effect later. If that cannot be stored either, the file system takes nothing more. */
+    /*
+     * What is reported as failed must not take effect later. If that cannot be stored either, the
+     * file system takes nothing more.
+     */
     if (ret && file_prepare_store(file, where, NULL, offset, sizeof *where) == 0)
         persist_word(&file->persist, where, old);
     return ret;
@@ -378,7 +429,9 @@ int file_sync_range(struct file *file, uint64_t offset, size_t length, uint64_t 
 
     if (!where)
         return -errno;
-    return file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE ? file_put_on_medium(file, where, length, since) : 0;
+    return file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE
+               ? file_put_on_medium(file, where, length, since)
+               : 0;
 }
 
 int file_store_lazily(struct file *file, uint64_t offset, const void *from, size_t length)
@@ -388,7 +441,9 @@ int file_store_lazily(struct file *file, uint64_t offset, const void *from, size
     if (!where)
         return -errno;
     persist_bytes(&file->persist, where, from, length);
-    return file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE ? 0 : persist_range(&file->persist, where, length);
+    return file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE
+               ? 0
+               : persist_range(&file->persist, where, length);
 }
 
 int file_store(struct file *file, uint64_t offset, const void *from, size_t length)

@@ -25,14 +25,18 @@ static int take_lock(const struct file *file, struct pcow_error *error)
     if (fcntl(file->fd, F_OFD_SETLK, &lock) == 0)
         return 0;
     if (errno == EAGAIN || errno == EACCES)
-        return error_set(error, -EBUSY, file->writable
-                         ? "%s is in use (by a VM, another tool, or images based on it); stop that first"
-                         : "%s is open for writing elsewhere; stop the VM or tool that uses it, or look without a lock (-U)",
-                         file->path);
+        return error_set(
+            error, -EBUSY,
+            file->writable
+                ? "%s is in use (by a VM, another tool, or images based on it); stop that first"
+                : "%s is open for writing elsewhere; stop the VM or tool that uses it, or look "
+                  "without a lock (-U)",
+            file->path);
     return error_set_errno(error, -errno, "cannot lock %s", file->path);
 }
 
-static int finish_open(struct file *file, unsigned flags, struct observer *observer, struct pcow_error *error)
+static int finish_open(struct file *file, unsigned flags, struct observer *observer,
+                       struct pcow_error *error)
 {
     struct stat st;
     int ret;
@@ -40,7 +44,8 @@ static int finish_open(struct file *file, unsigned flags, struct observer *obser
     if (fstat(file->fd, &st))
         return error_set_errno(error, -errno, "cannot stat %s", file->path);
     if (!S_ISREG(st.st_mode))
-        return error_set(error, -EMEDIUMTYPE, "%s is not a regular file; images are files in a pool", file->path);
+        return error_set(error, -EMEDIUMTYPE,
+                         "%s is not a regular file; images are files in a pool", file->path);
     if ((uint64_t)st.st_size > MAX_FILE_SLABS << SLAB_BITS)
         return error_set(error, -EFBIG, "%s is larger than an image can be", file->path);
     if (!(flags & FILE_FORCE_SHARE) && (ret = take_lock(file, error)))
@@ -52,18 +57,21 @@ static int finish_open(struct file *file, unsigned flags, struct observer *obser
     persist_init(&file->persist, persist_classify(file->fd), observer);
     if (file->writable)
         persist_find_fixed_blocks(&file->persist, file->fd);
-    file->may_share = file->writable && file->persist.persistence != PCOW_PERSISTENCE_VOLATILE && file_may_share(file->fd);
+    file->may_share = file->writable && file->persist.persistence != PCOW_PERSISTENCE_VOLATILE
+                      && file_may_share(file->fd);
     /* tmpfs tells by the block size whether it was mounted for huge pages. */
-    file->huge = file->persist.persistence == PCOW_PERSISTENCE_PMEM || (uint64_t)st.st_blksize >= PCOW_SLAB_SIZE;
-    return persist_observe(&file->persist, (struct observation){.what = OBSERVED_OPEN, .path = file->path});
+    file->huge = file->persist.persistence == PCOW_PERSISTENCE_PMEM
+                 || (uint64_t)st.st_blksize >= PCOW_SLAB_SIZE;
+    return persist_observe(&file->persist,
+                           (struct observation){.what = OBSERVED_OPEN, .path = file->path});
 }
 
 static bool is_immutable(int directory, const char *name)
 {
     int fd = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK), flags = 0;
     struct stat st;
-    bool found = fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && ioctl(fd, FS_IOC_GETFLAGS, &flags) == 0
-                 && flags & FS_IMMUTABLE_FL;
+    bool found = fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode)
+                 && ioctl(fd, FS_IOC_GETFLAGS, &flags) == 0 && flags & FS_IMMUTABLE_FL;
 
     if (fd >= 0)
         close(fd);
@@ -74,12 +82,13 @@ bool file_is_replaced(const struct file *file, int directory, const char *name, 
 {
     struct stat open_file, named;
 
-    return fstat(file->fd, &open_file) || fstatat(directory, name, &named, flags & FILE_NO_FOLLOW ? AT_SYMLINK_NOFOLLOW : 0)
-        || open_file.st_dev != named.st_dev || open_file.st_ino != named.st_ino;
+    return fstat(file->fd, &open_file)
+           || fstatat(directory, name, &named, flags & FILE_NO_FOLLOW ? AT_SYMLINK_NOFOLLOW : 0)
+           || open_file.st_dev != named.st_dev || open_file.st_ino != named.st_ino;
 }
 
-static int open_once(struct file *file, int directory, const char *name, const char *shown_path, unsigned flags, struct observer *observer,
-                     struct pcow_error *error)
+static int open_once(struct file *file, int directory, const char *name, const char *shown_path,
+                     unsigned flags, struct observer *observer, struct pcow_error *error)
 {
     int ret, saved_errno;
 
@@ -90,14 +99,18 @@ static int open_once(struct file *file, int directory, const char *name, const c
     if (!file->path)
         return error_set(error, -ENOMEM, "out of memory");
     /* O_NONBLOCK: a FIFO put in place of an image must not hang us. */
-    file->fd = openat(directory, name, (file->writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOCTTY | O_NONBLOCK
-                      | (flags & FILE_NO_FOLLOW ? O_NOFOLLOW : 0));
+    file->fd = openat(directory, name,
+                      (file->writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOCTTY | O_NONBLOCK
+                          | (flags & FILE_NO_FOLLOW ? O_NOFOLLOW : 0));
     saved_errno = errno;
     if (file->fd >= 0)
         ret = finish_open(file, flags, observer, error);
     else if (saved_errno == EPERM && file->writable && is_immutable(directory, name))
-        ret = error_set(error, -EPERM, "%s is immutable (lsattr shows i), as the templates of pools are: make an image on it with pcow-img "
-                        "create -b, or take the flag off first with chattr -i", shown_path);
+        ret = error_set(error, -EPERM,
+                        "%s is immutable (lsattr shows i), as the templates of pools are: make an "
+                        "image on it with pcow-img "
+                        "create -b, or take the flag off first with chattr -i",
+                        shown_path);
     else
         ret = error_set_errno(error, -saved_errno, "cannot open %s", shown_path);
     if (ret)
@@ -105,12 +118,13 @@ static int open_once(struct file *file, int directory, const char *name, const c
     return ret;
 }
 
-int file_open(struct file *file, int directory, const char *name, const char *shown_path, unsigned flags, struct observer *observer,
-              struct pcow_error *error)
+int file_open(struct file *file, int directory, const char *name, const char *shown_path,
+              unsigned flags, struct observer *observer, struct pcow_error *error)
 {
     /*
-     * Who replaces a file by renaming another over it holds its lock. So once the lock is ours, the name stays; but before that it may have
-     * become another file's, and what was locked is nobody's any more.
+     * Who replaces a file by renaming another over it holds its lock. So once the lock is ours, the
+     * name stays; but before that it may have become another file's, and what was locked is
+     * nobody's any more.
      */
     for (unsigned i = 0; i < MAX_REPLACED; i++) {
         int ret = open_once(file, directory, name, shown_path, flags, observer, error);
@@ -119,10 +133,12 @@ int file_open(struct file *file, int directory, const char *name, const char *sh
             return ret;
         file_close(file);
     }
-    return error_set(error, -EBUSY, "%s is replaced again and again; try when that is over", shown_path);
+    return error_set(error, -EBUSY, "%s is replaced again and again; try when that is over",
+                     shown_path);
 }
 
-int file_adopt(struct file *file, int fd, const char *path, struct observer *observer, struct pcow_error *error)
+int file_adopt(struct file *file, int fd, const char *path, struct observer *observer,
+               struct pcow_error *error)
 {
     int ret;
 
@@ -130,7 +146,8 @@ int file_adopt(struct file *file, int fd, const char *path, struct observer *obs
     file->fd = fd;
     file->writable = true;
     file->path = strdup(path);
-    ret = file->path ? finish_open(file, FILE_WRITE, observer, error) : error_set(error, -ENOMEM, "out of memory");
+    ret = file->path ? finish_open(file, FILE_WRITE, observer, error)
+                     : error_set(error, -ENOMEM, "out of memory");
     if (ret)
         file_close(file);
     return ret;

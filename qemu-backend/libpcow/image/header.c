@@ -15,14 +15,18 @@ bool image_is_inherited(const struct pcow_image *image)
 
 int image_error_inherited(const struct pcow_image *image, struct pcow_error *error)
 {
-    return error_set(error, -EPERM, "%s was opened by process %d, which may be using it, and not by this child of it; open it here", image->file.path,
-                     (int)image->process);
+    return error_set(error, -EPERM,
+                     "%s was opened by process %d, which may be using it, and not by this child of "
+                     "it; open it here",
+                     image->file.path, (int)image->process);
 }
 
 int image_check_writable(const struct pcow_image *image, struct pcow_error *error)
 {
     if (image->format1)
-        return error_set(error, -EROFS, "%s has format 1, which is read-only; convert it with pcow-img convert -f pcow1 -O pcow",
+        return error_set(error, -EROFS,
+                         "%s has format 1, which is read-only; convert it with pcow-img convert -f "
+                         "pcow1 -O pcow",
                          image->file.path);
     if (!image->file.writable)
         return error_set(error, -EROFS, "%s is open read-only", image->file.path);
@@ -31,7 +35,8 @@ int image_check_writable(const struct pcow_image *image, struct pcow_error *erro
     return 0;
 }
 
-int header_store_word(struct pcow_image *image, size_t field, uint64_t value, struct pcow_error *error)
+int header_store_word(struct pcow_image *image, size_t field, uint64_t value,
+                      struct pcow_error *error)
 {
     uint64_t word = word_encode(value);
     int ret = file_store64(&image->file, field, word);
@@ -47,7 +52,9 @@ int header_write_copy(struct pcow_image *image, struct pcow_error *error)
     /* Only check -r reads it, and takes no word of it that is torn: any later flush will do. */
     int ret = file_store_lazily(&image->file, HEADER_COPY_OFFSET, &image->header, HEADER_SIZE);
 
-    return ret ? error_set_errno(error, ret, "%s: cannot update the copy of the header", image->file.path) : 0;
+    return ret ? error_set_errno(error, ret, "%s: cannot update the copy of the header",
+                                 image->file.path)
+               : 0;
 }
 
 /* Metadata is stored through mappings: none of it may share blocks with a copy of the file. */
@@ -72,9 +79,14 @@ int image_begin_change(struct pcow_image *image, struct pcow_error *error)
         return ret;
     ret = unshare_metadata(image);
     if (ret)
-        return error_set_errno(error, ret, "%s shares blocks with a copy of it, and the pool has no space for its own", image->file.path);
-    /* Before the first change: an image that was based on the old content must see that it is gone. */
-    ret = header_store_word(image, offsetof(struct header, generation), word_value(image->header.generation) + 1, error);
+        return error_set_errno(
+            error, ret, "%s shares blocks with a copy of it, and the pool has no space for its own",
+            image->file.path);
+    /*
+     * Before the first change: an image that was based on the old content must see that it is gone.
+     */
+    ret = header_store_word(image, offsetof(struct header, generation),
+                            word_value(image->header.generation) + 1, error);
     if (ret == 0)
         image->changed = true;
     return ret;
@@ -87,7 +99,8 @@ const struct base_record *image_base_record(const struct pcow_image *image)
     return image->format1 || slot == 0 ? NULL : &image->header.base[slot - 1];
 }
 
-int header_set_base(struct pcow_image *image, const struct base_record *record, struct pcow_error *error)
+int header_set_base(struct pcow_image *image, const struct base_record *record,
+                    struct pcow_error *error)
 {
     uint64_t slot = 0;
     int ret = lock_tree(&image->file, true, error);
@@ -97,7 +110,8 @@ int header_set_base(struct pcow_image *image, const struct base_record *record, 
     if (record) {
         /* The record not in use is written and made durable; then one store switches. */
         slot = word_value(image->header.base_slot) == 1 ? 2 : 1;
-        ret = file_store(&image->file, offsetof(struct header, base) + (slot - 1) * sizeof *record, record, sizeof *record);
+        ret = file_store(&image->file, offsetof(struct header, base) + (slot - 1) * sizeof *record,
+                         record, sizeof *record);
         if (ret)
             error_set_errno(error, ret, "%s: cannot write the name of its base", image->file.path);
         else

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * An open image in memory: the header, the layers, and for every slab of the file who owns it and which pages are valid.
- * These copies in DRAM are what everything looks at; a change goes to the file first, in the order that the format
- * specification gives, and then here.
+ * An open image in memory: the header, the layers, and for every slab of the file who owns it and
+ * which pages are valid. These copies in DRAM are what everything looks at; a change goes to the
+ * file first, in the order that the format specification gives, and then here.
  */
 #ifndef PCOW_IMAGE_IMAGE_H
 #define PCOW_IMAGE_IMAGE_H
@@ -29,7 +29,10 @@ struct layer {
     char name[PCOW_SNAPSHOT_NAME_SIZE];
 };
 
-/* A file slab: its owner, and the next older file slab for the same guest slab in the chain (see chain/chain.h). */
+/*
+ * A file slab: its owner, and the next older file slab for the same guest slab in the chain (see
+ * chain/chain.h).
+ */
 struct slab {
     uint64_t next;                    /* slab_ref, 0: none */
     uint32_t layer;                   /* 0 if free */
@@ -37,51 +40,83 @@ struct slab {
     uint32_t kind : 2;                /* enum owner_kind */
 };
 
-/* Layer, number and kind are next to each other and change with one store, so that who looks without a claim sees one owner. */
+/*
+ * Layer, number and kind are next to each other and change with one store, so that who looks
+ * without a claim sees one owner.
+ */
 typedef uint64_t __attribute__((may_alias)) owner_word;
 
-_Static_assert(offsetof(struct slab, layer) % 8 == 0 && sizeof(struct slab) == offsetof(struct slab, layer) + 8, "one word");
+_Static_assert(offsetof(struct slab, layer) % 8 == 0
+                   && sizeof(struct slab) == offsetof(struct slab, layer) + 8,
+               "one word");
 
 struct pcow_image {
     struct file file;
     pid_t process;                    /* that opened it, see image_is_inherited() */
     int directory;                    /* where it lies, and its base */
-    bool elsewhere;                   /* that is not certain: who stands on it may lie in another one */
+    /* that is not certain: who stands on it may lie in another one */
+    bool elsewhere;
     unsigned open_flags;
     struct header header;             /* as in the file, kept current */
     struct layer *layers;             /* alive ones, by ascending id */
     size_t layer_count, layer_capacity;
     struct layer_names *names;        /* of snapshots; built on first use, see names.c */
-    struct state_index *state;        /* of the VM state that was asked for last; NULL: none, see snapshot/state.c */
+    /* of the VM state that was asked for last; NULL: none, see snapshot/state.c */
+    struct state_index *state;
     uint64_t slot_used[MAX_LAYERS / 64]; /* one bit a record slot: holds a layer of the list */
-    uint32_t stale_record;            /* slot + 1 of the old record that an interrupted or failed rename left; 0: none */
-    uint32_t unfinished_layer;        /* id: has become a snapshot, which its record does not say yet, as that could not be stored; 0: none */
-    uint32_t merging;                 /* id: hidden layer of which slabs became, or are becoming, the active layer's one by one; 0: none. Atomic */
+    /* slot + 1 of the old record that an interrupted or failed rename left; 0: none */
+    uint32_t stale_record;
+    /*
+     * id: has become a snapshot, which its record does not say yet, as that could not be stored; 0:
+     * none
+     */
+    uint32_t unfinished_layer;
+    /*
+     * id: hidden layer of which slabs became, or are becoming, the active layer's one by one; 0:
+     * none. Atomic
+     */
+    uint32_t merging;
     bool freed_records;               /* there were records that are free and tell of a layer */
     uint32_t view;                    /* layer that is seen: the active one, or a snapshot */
     uint64_t size;                    /* virtual size of the view */
     bool changed;                     /* generation was raised by this writer */
 
-    /* Indexed by file slab. Writers reserve address space for the largest file, so that the fault path never allocates. */
-    uint64_t slab_count;              /* entries that may be in use (end of file at open for readers) */
+    /*
+     * Indexed by file slab. Writers reserve address space for the largest file, so that the fault
+     * path never allocates.
+     */
+    /* entries that may be in use (end of file at open for readers) */
+    uint64_t slab_count;
     struct slab *slabs;
     struct page_set *valid;
     uint64_t *used;                   /* one bit a slab: taken */
-    struct page_set *prepared;        /* writers: pages whose blocks are known to be there, with zeros until they are valid; see prepare.h */
+    /*
+     * writers: pages whose blocks are known to be there, with zeros until they are valid; see
+     * prepare.h
+     */
+    struct page_set *prepared;
     struct prepared_ring *ready;      /* prepared slabs; NULL: not mapped for writing */
-    uint64_t *remains;                /* writers: one bit a slab whose blocks are to be given back, see remains.h */
+    /* writers: one bit a slab whose blocks are to be given back, see remains.h */
+    uint64_t *remains;
     uint64_t remains_size;            /* bytes that were left so since it was opened; grows only */
     bool remains_due;                 /* a bit was set since a round through all began */
-    uint64_t remains_next;            /* where a round goes on that is made in steps, by one thread, */
+    /* where a round goes on that is made in steps, by one thread, */
+    uint64_t remains_next;
     uint64_t remains_left;            /* and over how many slabs still */
     int remains_error;                /* why some could not be given back */
-    uint64_t stored_again;            /* failures after which the metadata was written once more; atomic, see store_again.c */
-    bool complete;                    /* writers: every table was loaded, so a slab without an owner is free */
-    uint64_t *tables_ready;           /* one bit for each 64 slabs: the pages of their owner words and bitmaps have blocks */
-    uint64_t *backed;                 /* writers: one bit a slab: every valid page is known to have a block, see slab_back() */
+    /* failures after which the metadata was written once more; atomic, see store_again.c */
+    uint64_t stored_again;
+    /* writers: every table was loaded, so a slab without an owner is free */
+    bool complete;
+    /* one bit for each 64 slabs: the pages of their owner words and bitmaps have blocks */
+    uint64_t *tables_ready;
+    /* writers: one bit a slab: every valid page is known to have a block, see slab_back() */
+    uint64_t *backed;
     uint64_t slab_capacity;
-    uint64_t slabs_reached;           /* entries of slabs, valid and prepared that may be accessed; grows only */
-    uint64_t slabs_at_open;           /* a free slab below may hold blocks of an interrupted operation */
+    /* entries of slabs, valid and prepared that may be accessed; grows only */
+    uint64_t slabs_reached;
+    /* a free slab below may hold blocks of an interrupted operation */
+    uint64_t slabs_at_open;
     uint64_t free_hint;               /* no free slab below; a hint */
     uint64_t table[MAX_LAYER_TABLE + 1]; /* file slab of each further layer table, 0: none */
 
@@ -93,11 +128,15 @@ struct pcow_image {
 
 /* image/layers.c: layers in memory and in the file; layers_load.c reads them */
 /*
- * Before a writer frees the slabs of layers that are not alive: a deletion leaves a record that tells of it, until the slabs are free. Slabs
- * whose layer has no record at all are of a snapshot whose record a media error took: -EBADMSG.
+ * Before a writer frees the slabs of layers that are not alive: a deletion leaves a record that
+ * tells of it, until the slabs are free. Slabs whose layer has no record at all are of a snapshot
+ * whose record a media error took: -EBADMSG.
  */
 int layers_check_owners(const struct pcow_image *image, struct pcow_error *error);
-/* Versions before this check left a record that tells of a deletion of each snapshot that they renamed, and that lives. */
+/*
+ * Versions before this check left a record that tells of a deletion of each snapshot that they
+ * renamed, and that lives.
+ */
 int layers_clear_outdated(struct pcow_image *image, struct pcow_error *error);
 struct layer *layer_find(const struct pcow_image *image, uint32_t id);
 uint32_t image_active(const struct pcow_image *image);
@@ -105,24 +144,37 @@ unsigned layer_children(const struct pcow_image *image, uint32_t id, uint32_t *o
 bool layers_make_room(struct pcow_image *image);     /* for one more in the list */
 struct layer *layer_insert(struct pcow_image *image, const struct layer *layer);
 void layer_remove(struct pcow_image *image, uint32_t id);
-/* Keep the record of a removed layer until the next writer: it still owns slabs, and an owner without any record counts as damage. */
+/*
+ * Keep the record of a removed layer until the next writer: it still owns slabs, and an owner
+ * without any record counts as damage.
+ */
 void layer_hold_slot(struct pcow_image *image, uint32_t slot);
 /* A layer has another record now. */
 void layer_move(struct pcow_image *image, struct layer *layer, uint32_t slot);
-uint64_t layer_record_offset(const struct pcow_image *image, uint32_t slot);     /* 0: no such slot */
+/* 0: no such slot */
+uint64_t layer_record_offset(const struct pcow_image *image, uint32_t slot);
 int layers_load(struct pcow_image *image, struct pcow_error *error);
 /* Write the whole record of a layer (state word last, as its commit). */
-int layer_write_record(struct pcow_image *image, const struct layer *layer, struct pcow_error *error);
-int layer_write_description(struct pcow_image *image, const struct layer *layer, struct pcow_error *error);
-int layer_store_state(struct pcow_image *image, const struct layer *layer, struct pcow_error *error);
-int layer_store_word(struct pcow_image *image, const struct layer *layer, size_t field, uint64_t value, struct pcow_error *error);
+int layer_write_record(struct pcow_image *image, const struct layer *layer,
+                       struct pcow_error *error);
+int layer_write_description(struct pcow_image *image, const struct layer *layer,
+                            struct pcow_error *error);
+int layer_store_state(struct pcow_image *image, const struct layer *layer,
+                      struct pcow_error *error);
+int layer_store_word(struct pcow_image *image, const struct layer *layer, size_t field,
+                     uint64_t value, struct pcow_error *error);
 /*
- * A new id and a record slot whose blocks exist, both durable as used; the first change of the image if there was none yet. keep_spare: make sure that one more slot has blocks, so
- * that a revert, which gives space back, still works when the pool is full.
+ * A new id and a record slot whose blocks exist, both durable as used; the first change of the
+ * image if there was none yet. keep_spare: make sure that one more slot has blocks, so that a
+ * revert, which gives space back, still works when the pool is full.
  */
-int layer_reserve(struct pcow_image *image, bool keep_spare, uint32_t *id, uint32_t *slot, struct pcow_error *error);
+int layer_reserve(struct pcow_image *image, bool keep_spare, uint32_t *id, uint32_t *slot,
+                  struct pcow_error *error);
 
-/* image/names.c: a snapshot by its name; to be told when a layer becomes one, and before it is none any more or is renamed */
+/*
+ * image/names.c: a snapshot by its name; to be told when a layer becomes one, and before it is none
+ * any more or is renamed
+ */
 struct layer *layer_find_name(struct pcow_image *image, const char *name);
 void layer_name_add(struct pcow_image *image, const struct layer *layer);
 void layer_name_remove(struct pcow_image *image, const struct layer *layer);
@@ -141,17 +193,23 @@ static inline uint64_t image_slab_count(const struct pcow_image *image)
     return __atomic_load_n(&image->slab_count, __ATOMIC_ACQUIRE);
 }
 
-/* Reserve the tables, of which the first entries can be used; format 1 uses image->slabs with one for each guest slab. Freed by slabs_unload(). */
+/*
+ * Reserve the tables, of which the first entries can be used; format 1 uses image->slabs with one
+ * for each guest slab. Freed by slabs_unload().
+ */
 int slabs_reserve(struct pcow_image *image, uint64_t capacity, uint64_t reached);
 /* Those of this slab can be used, too: 0 or -ENOMEM. Async-signal-safe. */
 int slabs_reach(struct pcow_image *image, uint64_t slab);
 int slabs_load(struct pcow_image *image, struct pcow_error *error);
 void slabs_unload(struct pcow_image *image);
-/* Take a free slab with an empty bitmap and without blocks; it has no owner yet. Async-signal-safe. */
+/*
+ * Take a free slab with an empty bitmap and without blocks; it has no owner yet. Async-signal-safe.
+ */
 int slab_take(struct pcow_image *image, uint64_t *slab);
 /*
- * Its owner word and its bitmap are stored through a mapping, and their pages get blocks before, once: 0 or -ENOSPC. Of a slab that was taken they
- * have some; whoever is about to change another one may ask for them while nothing has changed yet. Async-signal-safe.
+ * Its owner word and its bitmap are stored through a mapping, and their pages get blocks before,
+ * once: 0 or -ENOSPC. Of a slab that was taken they have some; whoever is about to change another
+ * one may ask for them while nothing has changed yet. Async-signal-safe.
  */
 int slab_allocate_tables(struct pcow_image *image, uint64_t slab);
 /* They have some, or nothing was stored there since the image was opened. */
@@ -162,26 +220,34 @@ static inline bool slab_has_tables(const struct pcow_image *image, uint64_t slab
     return __atomic_load_n(&image->tables_ready[page / 64], __ATOMIC_ACQUIRE) >> page % 64 & 1;
 }
 /*
- * Publish the owner of a taken slab (the commit point of an allocation). Async-signal-safe. lazily, here and below: in class
- * page-cache do not sync. An allocation may: whichever of owner and bitmap is lost in a host crash, the page reads as before
- * the store, which was not flushed. Moving a slab between layers may not.
+ * Publish the owner of a taken slab (the commit point of an allocation). Async-signal-safe. lazily,
+ * here and below: in class page-cache do not sync. An allocation may: whichever of owner and bitmap
+ * is lost in a host crash, the page reads as before the store, which was not flushed. Moving a slab
+ * between layers may not.
  */
 int slab_publish(struct pcow_image *image, uint64_t slab, struct owner owner, bool lazily);
 /*
- * Slabs of the range [1, slab count) for which it is true become free: their owner words are cleared, and durable together. Their blocks
- * are left, see remains.h. On failure those of the group that failed keep their owners; a crash before the next flush may still free them.
+ * Slabs of the range [1, slab count) for which it is true become free: their owner words are
+ * cleared, and durable together. Their blocks are left, see remains.h. On failure those of the
+ * group that failed keep their owners; a crash before the next flush may still free them.
  */
-typedef bool slab_condition(const struct pcow_image *image, const struct slab *slab, const void *opaque);
+typedef bool slab_condition(const struct pcow_image *image, const struct slab *slab,
+                            const void *opaque);
 /*
- * hold: called around the moment in which a slab with data of a guest slab becomes free, so that nobody punches out its pages then who has seen
- * whose it was: somebody may take it at once.
+ * hold: called around the moment in which a slab with data of a guest slab becomes free, so that
+ * nobody punches out its pages then who has seen whose it was: somebody may take it at once.
  */
 typedef void slab_hold(struct pcow_image *image, uint64_t guest_slab, bool begin);
-int slabs_release(struct pcow_image *image, slab_condition *condition, const void *opaque, slab_hold *hold);
+int slabs_release(struct pcow_image *image, slab_condition *condition, const void *opaque,
+                  slab_hold *hold);
 /* Replace the valid set (every word is a store of its own). Async-signal-safe. */
-int slab_store_valid(struct pcow_image *image, uint64_t slab, const struct page_set *valid, bool lazily);
+int slab_store_valid(struct pcow_image *image, uint64_t slab, const struct page_set *valid,
+                     bool lazily);
 void slab_untake(struct pcow_image *image, uint64_t slab);
-/* Layer, number and kind of a slab of which it is not certain that no trap changes its owner now; next is not given. Async-signal-safe. */
+/*
+ * Layer, number and kind of a slab of which it is not certain that no trap changes its owner now;
+ * next is not given. Async-signal-safe.
+ */
 static inline struct slab slab_peek(const struct pcow_image *image, uint64_t slab)
 {
     struct slab peeked = {0};
@@ -189,15 +255,22 @@ static inline struct slab slab_peek(const struct pcow_image *image, uint64_t sla
     *(owner_word *)&peeked.layer = __atomic_load_n((const owner_word *)&image->slabs[slab].layer, __ATOMIC_ACQUIRE);
     return peeked;
 }
-/* Whether it holds data of this guest slab. Under that one's claim the answer stays true. Async-signal-safe. */
+/*
+ * Whether it holds data of this guest slab. Under that one's claim the answer stays true.
+ * Async-signal-safe.
+ */
 static inline bool slab_holds(const struct pcow_image *image, uint64_t slab, uint64_t guest_slab)
 {
     struct slab owner = slab_peek(image, slab);
 
     return owner.kind == OWNER_DATA && owner.number == guest_slab;
 }
-/* Whether it is of this kind and layer; of the active layer there may be more of them the next moment. */
-static inline bool slab_is_of(const struct pcow_image *image, uint64_t slab, enum owner_kind kind, uint32_t layer)
+/*
+ * Whether it is of this kind and layer; of the active layer there may be more of them the next
+ * moment.
+ */
+static inline bool slab_is_of(const struct pcow_image *image, uint64_t slab, enum owner_kind kind,
+                              uint32_t layer)
 {
     struct slab owner = slab_peek(image, slab);
 
@@ -206,10 +279,11 @@ static inline bool slab_is_of(const struct pcow_image *image, uint64_t slab, enu
 /* Its blocks may be gone, or hold something: nothing is known of them any more. */
 void slab_forget_prepared(struct pcow_image *image, uint64_t slab);
 /*
- * A valid page need not have a block: it was zeroed, or the file was copied by a tool that leaves out zeros. A store to it through a mapping
- * would take one, and a full pool then is SIGBUS, or, under KVM, a vCPU that tries for ever. So nothing is mapped for stores before this has
- * given the valid pages [first, first + count) blocks. With all 512 of them, the slab is backed from then on. -ENOSPC: not all have one.
- * The claim of its guest slab is held. Async-signal-safe.
+ * A valid page need not have a block: it was zeroed, or the file was copied by a tool that leaves
+ * out zeros. A store to it through a mapping would take one, and a full pool then is SIGBUS, or,
+ * under KVM, a vCPU that tries for ever. So nothing is mapped for stores before this has given the
+ * valid pages [first, first + count) blocks. With all 512 of them, the slab is backed from then on.
+ * -ENOSPC: not all have one. The claim of its guest slab is held. Async-signal-safe.
  */
 int slab_back(struct pcow_image *image, uint64_t slab, unsigned first, unsigned count);
 bool slab_is_backed(const struct pcow_image *image, uint64_t slab);
@@ -218,9 +292,11 @@ void slab_forget_backed(struct pcow_image *image, uint64_t slab);
 
 /* image/header.c */
 int image_begin_change(struct pcow_image *image, struct pcow_error *error);
-int header_store_word(struct pcow_image *image, size_t field, uint64_t value, struct pcow_error *error);
+int header_store_word(struct pcow_image *image, size_t field, uint64_t value,
+                      struct pcow_error *error);
 int header_write_copy(struct pcow_image *image, struct pcow_error *error);
-int header_set_base(struct pcow_image *image, const struct base_record *record, struct pcow_error *error);
+int header_set_base(struct pcow_image *image, const struct base_record *record,
+                    struct pcow_error *error);
 const struct base_record *image_base_record(const struct pcow_image *image);   /* NULL: no base */
 static inline bool image_copies_on_read(const struct pcow_image *image)
 {
@@ -228,17 +304,24 @@ static inline bool image_copies_on_read(const struct pcow_image *image)
 }
 
 /*
- * image/store_again.c: file_sync() of what was stored lazily as well, though an earlier sync may have failed. For all who rely on more than
- * they have just written. Async-signal-safe.
+ * image/store_again.c: file_sync() of what was stored lazily as well, though an earlier sync may
+ * have failed. For all who rely on more than they have just written. Async-signal-safe.
  */
 int image_sync(struct pcow_image *image);
 /* Something failed since: a sync of a part, or one by hand, is not enough. */
 bool image_must_store_again(const struct pcow_image *image);
 
-/* In a child of the process that opened it: it shares the file and the lock, and knows nothing of what its parent does to them. */
+/*
+ * In a child of the process that opened it: it shares the file and the lock, and knows nothing of
+ * what its parent does to them.
+ */
 bool image_is_inherited(const struct pcow_image *image);
-int image_error_inherited(const struct pcow_image *image, struct pcow_error *error);      /* -EPERM */
-/* A read-only image, or a format 1 one, may not be changed: -EROFS; nor one that was inherited: -EPERM. */
+/* -EPERM */
+int image_error_inherited(const struct pcow_image *image, struct pcow_error *error);
+/*
+ * A read-only image, or a format 1 one, may not be changed: -EROFS; nor one that was inherited:
+ * -EPERM.
+ */
 int image_check_writable(const struct pcow_image *image, struct pcow_error *error);
 
 #endif

@@ -112,7 +112,8 @@ uint64_t layer_record_offset(const struct pcow_image *image, uint32_t slot)
     uint32_t number = slot / LAYER_TABLE_SLOTS + 1;
     uint64_t slab = number <= MAX_LAYER_TABLE ? image->table[number] : 0;
 
-    return slab ? (slab << SLAB_BITS) + (uint64_t)(slot % LAYER_TABLE_SLOTS) * LAYER_RECORD_SIZE : 0;
+    return slab ? (slab << SLAB_BITS) + (uint64_t)(slot % LAYER_TABLE_SLOTS) * LAYER_RECORD_SIZE
+                : 0;
 }
 
 static void describe(const struct layer *layer, struct layer_record *record)
@@ -123,31 +124,42 @@ static void describe(const struct layer *layer, struct layer_record *record)
     record->crc = layer_record_crc(record);
 }
 
-int layer_write_description(struct pcow_image *image, const struct layer *layer, struct pcow_error *error)
+int layer_write_description(struct pcow_image *image, const struct layer *layer,
+                            struct pcow_error *error)
 {
     const size_t from = offsetof(struct layer_record, date_seconds);
     struct layer_record record = {0};
     int ret;
 
     describe(layer, &record);
-    ret = file_store(&image->file, layer_record_offset(image, layer->slot) + from, (const char *)&record + from, sizeof record - from);
-    return ret ? error_set_errno(error, ret, "%s: cannot write layer record %u", image->file.path, layer->slot) : 0;
+    ret = file_store(&image->file, layer_record_offset(image, layer->slot) + from,
+                     (const char *)&record + from, sizeof record - from);
+    return ret ? error_set_errno(error, ret, "%s: cannot write layer record %u", image->file.path,
+                                 layer->slot)
+               : 0;
 }
 
-int layer_store_word(struct pcow_image *image, const struct layer *layer, size_t field, uint64_t value, struct pcow_error *error)
+int layer_store_word(struct pcow_image *image, const struct layer *layer, size_t field,
+                     uint64_t value, struct pcow_error *error)
 {
-    int ret = file_store64(&image->file, layer_record_offset(image, layer->slot) + field, word_encode(value));
+    int ret = file_store64(&image->file, layer_record_offset(image, layer->slot) + field,
+                           word_encode(value));
 
-    return ret ? error_set_errno(error, ret, "%s: cannot update layer %u", image->file.path, layer->id) : 0;
+    return ret ? error_set_errno(error, ret, "%s: cannot update layer %u", image->file.path,
+                                 layer->id)
+               : 0;
 }
 
 int layer_store_state(struct pcow_image *image, const struct layer *layer, struct pcow_error *error)
 {
-    return layer_store_word(image, layer, offsetof(struct layer_record, state),
-                            word_value(layer_state_word(layer->id, layer->state, layer->flags, layer->sequence)), error);
+    return layer_store_word(
+        image, layer, offsetof(struct layer_record, state),
+        word_value(layer_state_word(layer->id, layer->state, layer->flags, layer->sequence)),
+        error);
 }
 
-int layer_write_record(struct pcow_image *image, const struct layer *layer, struct pcow_error *error)
+int layer_write_record(struct pcow_image *image, const struct layer *layer,
+                       struct pcow_error *error)
 {
     const size_t from = offsetof(struct layer_record, parent);
     uint64_t offset = layer_record_offset(image, layer->slot), state;
@@ -161,16 +173,19 @@ int layer_write_record(struct pcow_image *image, const struct layer *layer, stru
 
     describe(layer, &record);
     /*
-     * An interrupted operation may have left a record here that is not free, only dead. It must not be read with half of the new
-     * fields: a parent that is younger than the layer makes an image unusable.
+     * An interrupted operation may have left a record here that is not free, only dead. It must not
+     * be read with half of the new fields: a parent that is younger than the layer makes an image
+     * unusable.
      */
     if (!ret && word_value(state) >> 28 & 0xf)
         ret = file_store64(&image->file, offset, 0);
     /* Nothing of this counts before the state does, so it may arrive in any order. */
     if (!ret)
-        ret = file_store(&image->file, offset + from, (const char *)&record + from, sizeof record - from);
+        ret = file_store(&image->file, offset + from, (const char *)&record + from,
+                         sizeof record - from);
     if (ret)
-        return error_set_errno(error, ret, "%s: cannot write layer record %u", image->file.path, layer->slot);
+        return error_set_errno(error, ret, "%s: cannot write layer record %u", image->file.path,
+                               layer->slot);
     return layer_store_state(image, layer, error);
 }
 
@@ -181,7 +196,9 @@ static uint32_t find_free_slot(const struct pcow_image *image, uint32_t from, ui
         uint64_t unused = ~image->slot_used[from / 64] >> from % 64;
 
         if (unused)
-            return from + (uint32_t)__builtin_ctzll(unused) < slots ? from + (uint32_t)__builtin_ctzll(unused) : slots;
+            return from + (uint32_t)__builtin_ctzll(unused) < slots
+                       ? from + (uint32_t)__builtin_ctzll(unused)
+                       : slots;
         from = (from / 64 + 1) * 64;
     }
     return slots;
@@ -199,7 +216,9 @@ static int add_table(struct pcow_image *image, uint32_t number, struct pcow_erro
         if (ret)
             slab_untake(image, slab);
     }
-    return ret ? error_set_errno(error, ret, "%s: cannot add a table for snapshots", image->file.path) : 0;
+    return ret ? error_set_errno(error, ret, "%s: cannot add a table for snapshots",
+                                 image->file.path)
+               : 0;
 }
 
 static int allocate_record(struct pcow_image *image, uint32_t slot, struct pcow_error *error)
@@ -212,10 +231,14 @@ static int allocate_record(struct pcow_image *image, uint32_t slot, struct pcow_
             return ret;
     }
     ret = file_allocate_metadata(&image->file, layer_record_offset(image, slot), LAYER_RECORD_SIZE);
-    return ret ? error_set_errno(error, ret, "%s: no space for the record of a snapshot; free space in the pool", image->file.path) : 0;
+    return ret ? error_set_errno(
+               error, ret, "%s: no space for the record of a snapshot; free space in the pool",
+               image->file.path)
+               : 0;
 }
 
-int layer_reserve(struct pcow_image *image, bool keep_spare, uint32_t *id, uint32_t *slot, struct pcow_error *error)
+int layer_reserve(struct pcow_image *image, bool keep_spare, uint32_t *id, uint32_t *slot,
+                  struct pcow_error *error)
 {
     uint64_t next = word_value(image->header.next_layer_id);
     uint32_t slots = (uint32_t)word_value(image->header.layer_slots);
@@ -223,11 +246,15 @@ int layer_reserve(struct pcow_image *image, bool keep_spare, uint32_t *id, uint3
     int ret;
 
     if (next > MAX_LAYER_ID)
-        return error_set(error, -ENOSPC, "%s: all %u layer ids were used; pcow-img convert makes a copy that starts anew",
-                         image->file.path, MAX_LAYER_ID);
+        return error_set(
+            error, -ENOSPC,
+            "%s: all %u layer ids were used; pcow-img convert makes a copy that starts anew",
+            image->file.path, MAX_LAYER_ID);
     candidate = find_free_slot(image, 0, slots);
     if (candidate >= MAX_LAYERS)
-        return error_set(error, -ENOSPC, "%s: has %u snapshots, the most an image can have; delete some", image->file.path, MAX_LAYERS);
+        return error_set(error, -ENOSPC,
+                         "%s: has %u snapshots, the most an image can have; delete some",
+                         image->file.path, MAX_LAYERS);
     ret = allocate_record(image, candidate, error);
     spare = candidate < slots ? find_free_slot(image, candidate + 1, slots) : slots + 1;
     if (!ret && keep_spare && spare < MAX_LAYERS)

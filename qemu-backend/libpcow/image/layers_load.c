@@ -7,10 +7,11 @@
 #include "image/image.h"
 #include "util/error.h"
 
-static int decode(struct pcow_image *image, const struct layer_record *record, uint32_t slot, struct layer *layer,
-                  struct pcow_error *error)
+static int decode(struct pcow_image *image, const struct layer_record *record, uint32_t slot,
+                  struct layer *layer, struct pcow_error *error)
 {
-    const uint64_t words[] = {record->state, record->parent, record->virtual_size, record->parent_limit, record->state_size};
+    const uint64_t words[] = {record->state, record->parent, record->virtual_size,
+                              record->parent_limit, record->state_size};
     uint64_t state = word_value(record->state);
 
     memset(layer, 0, sizeof *layer);
@@ -18,7 +19,8 @@ static int decode(struct pcow_image *image, const struct layer_record *record, u
         return 0;
     for (unsigned i = 0; i < sizeof words / sizeof words[0]; i++)
         if (!word_is_valid(words[i]))
-            return error_set(error, -EBADMSG, "%s: layer record %u is damaged (word %u); try pcow-img check -r all",
+            return error_set(error, -EBADMSG,
+                             "%s: layer record %u is damaged (word %u); try pcow-img check -r all",
                              image->file.path, slot, i);
     layer->id = (uint32_t)state & MAX_LAYER_ID;
     layer->state = (enum layer_state)(state >> 28 & 0xf);
@@ -37,18 +39,25 @@ static int decode(struct pcow_image *image, const struct layer_record *record, u
     if (layer->state > LAYER_HIDDEN || layer->id == 0 || layer->parent >= layer->id
         || layer->virtual_size % PCOW_SLAB_SIZE || layer->virtual_size > PCOW_MAX_VIRTUAL_SIZE
         || layer->parent_limit % PCOW_SLAB_SIZE || layer->state_size > PCOW_MAX_VIRTUAL_SIZE)
-        return error_set(error, -EBADMSG, "%s: layer record %u is impossible (id %u, parent %u, size %llu); "
-                         "try pcow-img check -r all", image->file.path, slot, layer->id, layer->parent,
+        return error_set(error, -EBADMSG,
+                         "%s: layer record %u is impossible (id %u, parent %u, size %llu); "
+                         "try pcow-img check -r all",
+                         image->file.path, slot, layer->id, layer->parent,
                          (unsigned long long)layer->virtual_size);
     if (layer->state != LAYER_OPEN
-        && (record->crc != layer_record_crc(record) || !snapshot_name_is_valid(layer->name, sizeof layer->name)))
-        return error_set(error, -EBADMSG, "%s: the name of layer %u is damaged; try pcow-img check -r all",
+        && (record->crc != layer_record_crc(record)
+            || !snapshot_name_is_valid(layer->name, sizeof layer->name)))
+        return error_set(error, -EBADMSG,
+                         "%s: the name of layer %u is damaged; try pcow-img check -r all",
                          image->file.path, layer->id);
     layer->name[sizeof layer->name - 1] = 0;
     return 0;
 }
 
-/* Drop what is not alive: open layers that are neither active nor the active one's parent (an interrupted operation). */
+/*
+ * Drop what is not alive: open layers that are neither active nor the active one's parent (an
+ * interrupted operation).
+ */
 static void keep_alive(struct pcow_image *image)
 {
     uint32_t active = image_active(image);
@@ -74,7 +83,10 @@ static int by_id(const void *left, const void *right)
     return a->slot < b->slot ? -1 : a->slot > b->slot;
 }
 
-/* By id. Two records of one layer are an interrupted rename: the one with the higher sequence counts, the other is remembered. */
+/*
+ * By id. Two records of one layer are an interrupted rename: the one with the higher sequence
+ * counts, the other is remembered.
+ */
 static void sort_layers(struct pcow_image *image)
 {
     size_t kept = 0;
@@ -99,14 +111,17 @@ static void sort_layers(struct pcow_image *image)
 #define BATCH 256u                     /* divides the number of slots of every table */
 
 /* The records from slot on, a multiple of BATCH. */
-static int read_batch(const struct pcow_image *image, uint32_t slot, struct layer_record *records, struct pcow_error *error)
+static int read_batch(const struct pcow_image *image, uint32_t slot, struct layer_record *records,
+                      struct pcow_error *error)
 {
     uint64_t offset = layer_record_offset(image, slot);
     int ret = offset ? file_read(&image->file, offset, records, BATCH * sizeof *records) : -ENODATA;
 
     if (ret == -ENODATA)
         ret = -EBADMSG;
-    return ret ? error_set_errno(error, ret, "%s: cannot read layer record %u", image->file.path, slot) : 0;
+    return ret ? error_set_errno(error, ret, "%s: cannot read layer record %u", image->file.path,
+                                 slot)
+               : 0;
 }
 
 /* All records; -EBADMSG if one cannot be used. */
@@ -126,8 +141,10 @@ static int read_records(struct pcow_image *image, uint32_t slots, struct pcow_er
         if (ret || layer.state == LAYER_FREE)
             continue;
         if (layer.id >= word_value(image->header.next_layer_id))
-            ret = error_set(error, -EBADMSG, "%s: layer %u has an id that was never given out; try pcow-img check -r all",
-                            image->file.path, layer.id);
+            ret = error_set(
+                error, -EBADMSG,
+                "%s: layer %u has an id that was never given out; try pcow-img check -r all",
+                image->file.path, layer.id);
         else if (!layers_make_room(image))
             ret = error_set(error, -ENOMEM, "out of memory");
         else
@@ -139,11 +156,16 @@ static int read_records(struct pcow_image *image, uint32_t slots, struct pcow_er
 
 int layers_load(struct pcow_image *image, struct pcow_error *error)
 {
-    uint64_t slots = word_value(image->header.layer_slots), active = word_value(image->header.active_layer);
+    uint64_t slots = word_value(image->header.layer_slots),
+             active = word_value(image->header.active_layer);
     int ret;
 
-    if (slots == 0 || slots > MAX_LAYERS || active > MAX_LAYER_ID || word_value(image->header.next_layer_id) > MAX_LAYER_ID + 1)
-        return error_set(error, -EBADMSG, "%s: the header has impossible counts of layers; try pcow-img check -r all", image->file.path);
+    if (slots == 0 || slots > MAX_LAYERS || active > MAX_LAYER_ID
+        || word_value(image->header.next_layer_id) > MAX_LAYER_ID + 1)
+        return error_set(
+            error, -EBADMSG,
+            "%s: the header has impossible counts of layers; try pcow-img check -r all",
+            image->file.path);
     ret = read_records(image, (uint32_t)slots, error);
     if (ret)
         return ret;
@@ -152,13 +174,16 @@ int layers_load(struct pcow_image *image, struct pcow_error *error)
     for (size_t i = 0; i < image->layer_count; i++)
         layer_hold_slot(image, image->layers[i].slot);
     if (!layer_find(image, image_active(image)))
-        return error_set(error, -EBADMSG, "%s: the active layer %u has no record; try pcow-img check -r all",
+        return error_set(error, -EBADMSG,
+                         "%s: the active layer %u has no record; try pcow-img check -r all",
                          image->file.path, image_active(image));
     for (size_t i = 0; i < image->layer_count; i++) {
         struct layer *layer = &image->layers[i];
 
-        if (layer->parent && (!layer_find(image, layer->parent) || layer->parent == image_active(image)))
-            return error_set(error, -EBADMSG, "%s: layer %u has lost its parent %u; try pcow-img check -r all",
+        if (layer->parent
+            && (!layer_find(image, layer->parent) || layer->parent == image_active(image)))
+            return error_set(error, -EBADMSG,
+                             "%s: layer %u has lost its parent %u; try pcow-img check -r all",
                              image->file.path, layer->id, layer->parent);
         if (layer->id == image_active(image))
             layer->state = LAYER_OPEN;
@@ -166,20 +191,25 @@ int layers_load(struct pcow_image *image, struct pcow_error *error)
             /* Parent of the active layer: snapshot create got as far as its commit point. */
             layer->state = LAYER_SNAPSHOT;
             if (!snapshot_name_is_valid(layer->name, sizeof layer->name))
-                return error_set(error, -EBADMSG, "%s: the name of layer %u is damaged; try pcow-img check -r all",
+                return error_set(error, -EBADMSG,
+                                 "%s: the name of layer %u is damaged; try pcow-img check -r all",
                                  image->file.path, layer->id);
         }
     }
     return 0;
 }
 
-/* ---- slabs of layers that are not alive ----------------------------------------------------------------------------- */
+/*
+ * ---- slabs of layers that are not alive
+ * -----------------------------------------------------------------------------
+ */
 
 static bool has_unknown_owner(const struct pcow_image *image, uint64_t slab)
 {
     const struct slab *owner = &image->slabs[slab];
 
-    return (owner->kind == OWNER_DATA || owner->kind == OWNER_STATE) && !layer_find(image, owner->layer);
+    return (owner->kind == OWNER_DATA || owner->kind == OWNER_STATE)
+           && !layer_find(image, owner->layer);
 }
 
 static int compare_ids(const void *left, const void *right)
@@ -190,7 +220,8 @@ static int compare_ids(const void *left, const void *right)
 }
 
 /* The ids in all records, whatever their state; the caller frees them. */
-static int read_ids(const struct pcow_image *image, uint32_t **ids, size_t *count, struct pcow_error *error)
+static int read_ids(const struct pcow_image *image, uint32_t **ids, size_t *count,
+                    struct pcow_error *error)
 {
     uint32_t slots = (uint32_t)word_value(image->header.layer_slots);
     struct layer_record *records = malloc(BATCH * sizeof *records);
@@ -230,8 +261,11 @@ int layers_clear_outdated(struct pcow_image *image, struct pcow_error *error)
         if (slot % BATCH == 0 && (ret = read_batch(image, slot, records, error)))
             break;
         state = word_value(records[slot % BATCH].state);
-        layer = state & MAX_LAYER_ID && (state >> 28 & 0xf) == LAYER_FREE ? layer_find(image, (uint32_t)state & MAX_LAYER_ID) : NULL;
-        if (layer && layer->slot != slot && (ret = file_store64(&image->file, layer_record_offset(image, slot), 0)))
+        layer = state & MAX_LAYER_ID && (state >> 28 & 0xf) == LAYER_FREE
+                    ? layer_find(image, (uint32_t)state & MAX_LAYER_ID)
+                    : NULL;
+        if (layer && layer->slot != slot
+            && (ret = file_store64(&image->file, layer_record_offset(image, slot), 0)))
             error_set_errno(error, ret, "%s: cannot clear layer record %u", image->file.path, slot);
     }
     free(records);
@@ -251,9 +285,13 @@ int layers_check_owners(const struct pcow_image *image, struct pcow_error *error
         return 0;
     ret = read_ids(image, &ids, &id_count, error);
     for (; slab < count && ret == 0; slab++)
-        if (has_unknown_owner(image, slab) && !bsearch(&image->slabs[slab].layer, ids, id_count, sizeof *ids, compare_ids))
-            ret = error_set(error, -EBADMSG, "%s: file slab %llu belongs to layer %u, which has no record, not even of its deletion: a "
-                            "snapshot whose record is lost; bring it back with pcow-img check -r all before the image is written to",
+        if (has_unknown_owner(image, slab)
+            && !bsearch(&image->slabs[slab].layer, ids, id_count, sizeof *ids, compare_ids))
+            ret = error_set(error, -EBADMSG,
+                            "%s: file slab %llu belongs to layer %u, which has no record, not even "
+                            "of its deletion: a "
+                            "snapshot whose record is lost; bring it back with pcow-img check -r "
+                            "all before the image is written to",
                             image->file.path, (unsigned long long)slab, image->slabs[slab].layer);
     free(ids);
     return ret;

@@ -8,7 +8,10 @@
 #include "util/error.h"
 
 #define INTERVAL_NS 200000L            /* between two tries */
-/* A change of the tree may have to hold up a VM: it waits for readers that are loading tables, which takes milliseconds. */
+/*
+ * A change of the tree may have to hold up a VM: it waits for readers that are loading tables,
+ * which takes milliseconds.
+ */
 #define CHANGE_WAIT_MS 2000u
 /* A reader waits for a deletion that merges a large layer. */
 #define READ_WAIT_MS 60000u
@@ -44,7 +47,10 @@ int lock_tree(const struct file *file, bool exclusive, struct pcow_error *error)
 {
     uint64_t deadline = now_ms() + (exclusive ? CHANGE_WAIT_MS : READ_WAIT_MS);
     short type = exclusive ? F_WRLCK : F_RDLCK;
-    /* Through the gate one at a time if it is for a change: readers that follow each other closely cannot keep it out. */
+    /*
+     * Through the gate one at a time if it is for a change: readers that follow each other closely
+     * cannot keep it out.
+     */
     int ret = wait_lock(file, type, LOCK_GATE_OFFSET, deadline);
 
     if (!ret)
@@ -52,8 +58,11 @@ int lock_tree(const struct file *file, bool exclusive, struct pcow_error *error)
     if (ret || !exclusive)
         set_lock(file, F_UNLCK, LOCK_GATE_OFFSET, 1);
     if (ret == -EBUSY)
-        return error_set(error, ret, exclusive ? "%s: others are opening its snapshots just now; try again"
-                         : "%s: its tree of snapshots is being changed; try again when that is done", file->path);
+        return error_set(
+            error, ret,
+            exclusive ? "%s: others are opening its snapshots just now; try again"
+                      : "%s: its tree of snapshots is being changed; try again when that is done",
+            file->path);
     return ret ? error_set_errno(error, ret, "cannot lock the snapshots of %s", file->path) : 0;
 }
 
@@ -81,7 +90,9 @@ int lock_everything(const struct file *file, struct pcow_error *error)
         return ret;
     ret = set_lock(file, F_WRLCK, LOCK_SNAPSHOTS_OFFSET, (off_t)MAX_LAYER_ID + 1);
     if (ret == -EBUSY)
-        return error_set(error, ret, "%s: a snapshot of it is in use (by an export, or by an image that stands on it); stop that first",
+        return error_set(error, ret,
+                         "%s: a snapshot of it is in use (by an export, or by an image that stands "
+                         "on it); stop that first",
                          file->path);
     return ret ? error_set_errno(error, ret, "cannot lock the snapshots of %s", file->path) : 0;
 }

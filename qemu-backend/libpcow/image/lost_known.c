@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Blocks that the driver of an NVDIMM knows to be bad: from before, or found by a scrub. Which pages of a file they are is asked of its file
- * system.
+ * Blocks that the driver of an NVDIMM knows to be bad: from before, or found by a scrub. Which
+ * pages of a file they are is asked of its file system.
  */
 #include <errno.h>
 #include <linux/fiemap.h>
@@ -34,7 +34,8 @@ static void read_list(const struct file *file, struct known *known)
     known->count = 0;
     if (fstat(file->fd, &status))
         return;
-    snprintf(path, sizeof path, "/sys/dev/block/%u:%u/badblocks", major(status.st_dev), minor(status.st_dev));
+    snprintf(path, sizeof path, "/sys/dev/block/%u:%u/badblocks", major(status.st_dev),
+             minor(status.st_dev));
     list = fopen(path, "re");
     if (!list)
         return;
@@ -45,7 +46,8 @@ static void read_list(const struct file *file, struct known *known)
     fclose(list);
 }
 
-static int add_extent(struct file *file, const struct known *known, const struct fiemap_extent *extent)
+static int add_extent(struct file *file, const struct known *known,
+                      const struct fiemap_extent *extent)
 {
     uint64_t end = extent->fe_physical + extent->fe_length;
 
@@ -53,10 +55,12 @@ static int add_extent(struct file *file, const struct known *known, const struct
     if (extent->fe_flags & (FIEMAP_EXTENT_UNWRITTEN | FIEMAP_EXTENT_UNKNOWN))
         return 0;
     for (unsigned i = 0; i < known->count; i++) {
-        uint64_t from = known->from[i] > extent->fe_physical ? known->from[i] : extent->fe_physical, to = known->to[i] < end ? known->to[i] : end;
+        uint64_t from = known->from[i] > extent->fe_physical ? known->from[i] : extent->fe_physical,
+                 to = known->to[i] < end ? known->to[i] : end;
         uint64_t page = (from - extent->fe_physical + extent->fe_logical) & ~(PCOW_PAGE_SIZE - 1);
 
-        for (; from < to && page < to - extent->fe_physical + extent->fe_logical; page += PCOW_PAGE_SIZE) {
+        for (; from < to && page < to - extent->fe_physical + extent->fe_logical;
+             page += PCOW_PAGE_SIZE) {
             int ret = page ? lost_add(file, page) : 0;
 
             if (ret)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Snapshots by name: a hash table with open addressing, so that the time of a snapshot does not grow with their number. It is
- * built when it is first asked, and holds ids, because layers move in memory.
+ * Snapshots by name: a hash table with open addressing, so that the time of a snapshot does not
+ * grow with their number. It is built when it is first asked, and holds ids, because layers move in
+ * memory.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,8 @@
 #define REMOVED UINT32_MAX             /* ids have 28 bits */
 
 struct layer_names {
-    size_t capacity, filled;           /* capacity: a power of two; filled: the removed ones included */
+    /* capacity: a power of two; filled: the removed ones included */
+    size_t capacity, filled;
     uint32_t id[];
 };
 
@@ -54,10 +56,13 @@ static struct layer_names *build(const struct pcow_image *image)
 }
 
 /* Where the name is; capacity if it is not there. */
-static size_t find(const struct pcow_image *image, const struct layer_names *names, const char *name)
+static size_t find(const struct pcow_image *image, const struct layer_names *names,
+                   const char *name)
 {
-    for (size_t at = hash(name) & (names->capacity - 1); names->id[at] != EMPTY; at = (at + 1) & (names->capacity - 1)) {
-        const struct layer *layer = names->id[at] == REMOVED ? NULL : layer_find(image, names->id[at]);
+    for (size_t at = hash(name) & (names->capacity - 1); names->id[at] != EMPTY;
+         at = (at + 1) & (names->capacity - 1)) {
+        const struct layer *layer =
+            names->id[at] == REMOVED ? NULL : layer_find(image, names->id[at]);
 
         if (layer && layer->state == LAYER_SNAPSHOT && strcmp(layer->name, name) == 0)
             return at;

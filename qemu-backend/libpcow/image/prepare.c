@@ -41,7 +41,8 @@ void prepare_end(struct pcow_image *image)
 unsigned prepared_count(const struct pcow_image *image)
 {
     const struct prepared_ring *ring = image->ready;
-    uint64_t head = __atomic_load_n(&ring->head, __ATOMIC_ACQUIRE), tail = __atomic_load_n(&ring->tail, __ATOMIC_ACQUIRE);
+    uint64_t head = __atomic_load_n(&ring->head, __ATOMIC_ACQUIRE),
+             tail = __atomic_load_n(&ring->tail, __ATOMIC_ACQUIRE);
 
     return tail > head ? (unsigned)(tail - head) : 0;
 }
@@ -55,13 +56,15 @@ bool prepared_pop(struct pcow_image *image, uint64_t *slab)
         uint64_t found;
 
         /*
-         * The tail first: a place is filled before tail passes it and emptied after head did, so what is read then is right if head has not
-         * moved. Read before, it may be the nothing of a place that is filled meanwhile.
+         * The tail first: a place is filled before tail passes it and emptied after head did, so
+         * what is read then is right if head has not moved. Read before, it may be the nothing of a
+         * place that is filled meanwhile.
          */
         if (__atomic_load_n(&ring->tail, __ATOMIC_ACQUIRE) <= head)
             return false;
         found = __atomic_load_n(&ring->slot[head % PREPARED_MAX], __ATOMIC_ACQUIRE);
-        if (__atomic_compare_exchange_n(&ring->head, &head, head + 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+        if (__atomic_compare_exchange_n(&ring->head, &head, head + 1, false, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_ACQUIRE)) {
             __atomic_store_n(&ring->slot[head % PREPARED_MAX], 0, __ATOMIC_RELEASE);
             *slab = found;
             return true;
@@ -70,8 +73,9 @@ bool prepared_pop(struct pcow_image *image, uint64_t *slab)
 }
 
 /*
- * Into the page table of the window, with blocks that read as zeros: what the first store would otherwise have to wait for. The blocks
- * are allocated. By touching and not with MADV_POPULATE_WRITE: that holds the lock that a trap's mmap() needs, for all of the range.
+ * Into the page table of the window, with blocks that read as zeros: what the first store would
+ * otherwise have to wait for. The blocks are allocated. By touching and not with
+ * MADV_POPULATE_WRITE: that holds the lock that a trap's mmap() needs, for all of the range.
  */
 static int touch(struct pcow_image *image, uint64_t offset, uint64_t length)
 {
@@ -93,7 +97,8 @@ static int touch(struct pcow_image *image, uint64_t offset, uint64_t length)
 static void set_prepared(struct pcow_image *image, uint64_t slab, unsigned first, unsigned count)
 {
     for (unsigned page = first; page < first + count; page++)
-        __atomic_fetch_or(&image->prepared[slab].word[page / 64], UINT64_C(1) << (page % 64), __ATOMIC_RELEASE);
+        __atomic_fetch_or(&image->prepared[slab].word[page / 64], UINT64_C(1) << (page % 64),
+                          __ATOMIC_RELEASE);
 }
 
 /* The blocks of a slab. Class pmem: as one extent, which the kernel can map as one entry. */
@@ -193,13 +198,15 @@ unsigned prepared_trim(struct pcow_image *image, uint64_t slab)
     if (page_set_empty(&image->prepared[slab]))
         return 0;
     for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
-        unused.word[w] = page_set_word(&image->prepared[slab], w) & ~page_set_word(&image->valid[slab], w);
+        unused.word[w] =
+            page_set_word(&image->prepared[slab], w) & ~page_set_word(&image->valid[slab], w);
     slab_forget_prepared(image, slab);
     for (unsigned page = 0; page < PAGES_PER_SLAB;) {
         unsigned end = page_set_run_end(&unused, page, PAGES_PER_SLAB);
 
         if (page_set_has(&unused, page)) {
-            file_punch(&image->file, (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE, (end - page) * PCOW_PAGE_SIZE);
+            file_punch(&image->file, (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE,
+                       (end - page) * PCOW_PAGE_SIZE);
             pages += end - page;
         }
         page = end;

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Prepared slabs: file slabs that are taken, whose blocks are allocated and read as zeros, whose metadata pages exist, and whose pages
- * are in the window's page table. The thread of the monitor makes them (monitor/ahead.c); the fault path takes one without a
- * lock and without a system call, and then stores into it through the window.
+ * Prepared slabs: file slabs that are taken, whose blocks are allocated and read as zeros, whose
+ * metadata pages exist, and whose pages are in the window's page table. The thread of the monitor
+ * makes them (monitor/ahead.c); the fault path takes one without a lock and without a system call,
+ * and then stores into it through the window.
  *
- * image->prepared says page by page where blocks are known to be there, and to hold zeros as long as the page is not valid. In class pmem they
- * are settled (see image/file.h), also when it is valid. A prepared slab has no owner word, so after a crash it is a free slab like any other. What never becomes valid is
- * given back: punched out when the map goes, when it has been idle, and before a store is told that the pool is full.
+ * image->prepared says page by page where blocks are known to be there, and to hold zeros as long
+ * as the page is not valid. In class pmem they are settled (see image/file.h), also when it is
+ * valid. A prepared slab has no owner word, so after a crash it is a free slab like any other. What
+ * never becomes valid is given back: punched out when the map goes, when it has been idle, and
+ * before a store is told that the pool is full.
  */
 #ifndef PCOW_IMAGE_PREPARE_H
 #define PCOW_IMAGE_PREPARE_H
@@ -15,7 +18,9 @@
 
 #define PREPARED_MAX 256u              /* power of two; slabs that may be ready at one time (512 MiB) */
 
-/* Ready slabs, first in, first out: one producer (the thread), many consumers. 0: an empty place. */
+/*
+ * Ready slabs, first in, first out: one producer (the thread), many consumers. 0: an empty place.
+ */
 struct prepared_ring {
     uint64_t slot[PREPARED_MAX];
     uint64_t head, tail;               /* counts; the place is the count modulo the size */
@@ -38,12 +43,16 @@ int prepare_one(struct pcow_image *image);
 unsigned prepared_drop(struct pcow_image *image, unsigned keep);
 
 /*
- * Prepare pages [first, first + count) of a slab that are not valid, in two steps: give them blocks, and count them as prepared. The claim of
- * the guest slab is held in each. Class pmem: after a commit in between.
+ * Prepare pages [first, first + count) of a slab that are not valid, in two steps: give them
+ * blocks, and count them as prepared. The claim of the guest slab is held in each. Class pmem:
+ * after a commit in between.
  */
 int prepare_blocks(struct pcow_image *image, uint64_t slab, unsigned first, unsigned count);
 int prepare_pages(struct pcow_image *image, uint64_t slab, unsigned first, unsigned count);
-/* Give the blocks of pages back that are prepared and not valid; returns pages. The claim is held, or nobody else uses the slab. */
+/*
+ * Give the blocks of pages back that are prepared and not valid; returns pages. The claim is held,
+ * or nobody else uses the slab.
+ */
 unsigned prepared_trim(struct pcow_image *image, uint64_t slab);
 /* Is the page prepared, and how many from it on (at most to end) have the same answer? */
 bool prepared_run(const struct pcow_image *image, uint64_t slab, unsigned page, unsigned *end);

@@ -17,7 +17,8 @@ void remains_leave(struct pcow_image *image, uint64_t slab, unsigned pages)
 
 void remains_discard(struct pcow_image *image, uint64_t slab, unsigned page, unsigned pages)
 {
-    if (file_punch(&image->file, (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE, pages * PCOW_PAGE_SIZE))
+    if (file_punch(&image->file, (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE,
+                   pages * PCOW_PAGE_SIZE))
         mark(image, slab);
 }
 
@@ -34,7 +35,8 @@ void remains_keep(struct pcow_image *image, uint64_t slab)
 
 bool remains_are_due(const struct pcow_image *image)
 {
-    return __atomic_load_n(&image->remains_due, __ATOMIC_ACQUIRE) || __atomic_load_n(&image->remains_left, __ATOMIC_ACQUIRE) > 0;
+    return __atomic_load_n(&image->remains_due, __ATOMIC_ACQUIRE)
+           || __atomic_load_n(&image->remains_left, __ATOMIC_ACQUIRE) > 0;
 }
 
 static bool is_used(const struct pcow_image *image, uint64_t slab)
@@ -71,10 +73,12 @@ int remains_empty_pages(struct pcow_image *image, uint64_t slab, bool holes)
     int ret = 0;
 
     for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
-        kept.word[w] = page_set_word(&image->valid[slab], w) | page_set_word(&image->prepared[slab], w);
+        kept.word[w] =
+            page_set_word(&image->valid[slab], w) | page_set_word(&image->prepared[slab], w);
     for (unsigned page = 0; page < PAGES_PER_SLAB && ret == 0;) {
         unsigned end = page_set_run_end(&kept, page, PAGES_PER_SLAB);
-        uint64_t offset = (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE, length = (end - page) * PCOW_PAGE_SIZE;
+        uint64_t offset = (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE,
+                 length = (end - page) * PCOW_PAGE_SIZE;
 
         if (!page_set_has(&kept, page) && (holes || !file_is_hole(&image->file, offset, length)))
             ret = file_punch(&image->file, offset, length);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Blocks that a file shares with a copy of it (cp --reflink, which is what cp does on XFS). The first store to one takes another block from the pool;
- * through a mapping a full pool is SIGBUS then, as with a hole. So they are made the file's own before anything is mapped for stores.
+ * Blocks that a file shares with a copy of it (cp --reflink, which is what cp does on XFS). The
+ * first store to one takes another block from the pool; through a mapping a full pool is SIGBUS
+ * then, as with a hole. So they are made the file's own before anything is mapped for stores.
  */
 #include "image/file.h"
 
@@ -24,13 +25,18 @@ bool file_may_share(int fd)
 {
     struct statfs fs;
 
-    /* btrfs shares, too, but a store to a block of its own takes a new one as well: nothing helps there. */
+    /*
+     * btrfs shares, too, but a store to a block of its own takes a new one as well: nothing helps
+     * there.
+     */
     return fstatfs(fd, &fs) == 0 && (uint32_t)fs.f_type == XFS_SUPER_MAGIC;
 }
 
 static int unshare(const struct file *file, uint64_t offset, uint64_t length)
 {
-    int ret = persist_observe(&file->persist, (struct observation){.what = OBSERVED_ALLOCATE, .offset = offset, .length = length});
+    int ret = persist_observe(
+        &file->persist,
+        (struct observation){.what = OBSERVED_ALLOCATE, .offset = offset, .length = length});
 
     if (ret)
         return ret;
@@ -43,12 +49,15 @@ static int unshare(const struct file *file, uint64_t offset, uint64_t length)
 }
 
 /* The part of the extent that lies in the range, if others have it as well. */
-static int unshare_extent(const struct file *file, const struct fiemap_extent *extent, uint64_t offset, uint64_t end)
+static int unshare_extent(const struct file *file, const struct fiemap_extent *extent,
+                          uint64_t offset, uint64_t end)
 {
     uint64_t from = extent->fe_logical > offset ? extent->fe_logical : offset;
-    uint64_t to = extent->fe_logical + extent->fe_length < end ? extent->fe_logical + extent->fe_length : end;
+    uint64_t to =
+        extent->fe_logical + extent->fe_length < end ? extent->fe_logical + extent->fe_length : end;
 
-    return extent->fe_flags & FIEMAP_EXTENT_SHARED && from < to ? unshare(file, from, to - from) : 0;
+    return extent->fe_flags & FIEMAP_EXTENT_SHARED && from < to ? unshare(file, from, to - from)
+                                                                : 0;
 }
 
 int file_unshare(const struct file *file, uint64_t offset, uint64_t length)
@@ -69,7 +78,8 @@ int file_unshare(const struct file *file, uint64_t offset, uint64_t length)
 
             if (ret)
                 return ret;
-            if (extent->fe_flags & FIEMAP_EXTENT_LAST || extent->fe_logical + extent->fe_length <= at)
+            if (extent->fe_flags & FIEMAP_EXTENT_LAST
+                || extent->fe_logical + extent->fe_length <= at)
                 return 0;
             at = extent->fe_logical + extent->fe_length;
         }

@@ -13,22 +13,26 @@ static void lower_hint(struct pcow_image *image, uint64_t slab)
 {
     uint64_t hint = __atomic_load_n(&image->free_hint, __ATOMIC_SEQ_CST);
 
-    while (slab < hint && !__atomic_compare_exchange_n(&image->free_hint, &hint, slab, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+    while (slab < hint
+           && !__atomic_compare_exchange_n(&image->free_hint, &hint, slab, true, __ATOMIC_SEQ_CST,
+                                           __ATOMIC_SEQ_CST))
         ;
 }
 
 /*
- * From hint, as it was before the look, up to the slab all were seen in use. What became free since is either lowered for by who did it, if he sees
- * this, or seen here.
+ * From hint, as it was before the look, up to the slab all were seen in use. What became free since
+ * is either lowered for by who did it, if he sees this, or seen here.
  */
 static void raise_hint(struct pcow_image *image, uint64_t hint, uint64_t slab)
 {
     uint64_t first = hint;
 
-    if (!__atomic_compare_exchange_n(&image->free_hint, &hint, slab, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+    if (!__atomic_compare_exchange_n(&image->free_hint, &hint, slab, false, __ATOMIC_SEQ_CST,
+                                     __ATOMIC_SEQ_CST))
         return;
     for (uint64_t p = first; p < slab; p = (p / 64 + 1) * 64) {
-        uint64_t free = ~__atomic_load_n(&image->used[p / 64], __ATOMIC_SEQ_CST) >> p % 64 << p % 64;
+        uint64_t free = ~__atomic_load_n(&image->used[p / 64], __ATOMIC_SEQ_CST) >> p % 64
+                                                                                        << p % 64;
 
         if (free && p / 64 * 64 + (unsigned)__builtin_ctzll(free) < slab) {
             lower_hint(image, p / 64 * 64 + (unsigned)__builtin_ctzll(free));
@@ -84,13 +88,16 @@ static void raise_slab_count(struct pcow_image *image, uint64_t count)
 {
     uint64_t seen = __atomic_load_n(&image->slab_count, __ATOMIC_RELAXED);
 
-    while (seen < count && !__atomic_compare_exchange_n(&image->slab_count, &seen, count, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+    while (seen < count
+           && !__atomic_compare_exchange_n(&image->slab_count, &seen, count, true, __ATOMIC_RELEASE,
+                                           __ATOMIC_RELAXED))
         ;
 }
 
 /*
- * The first store to a block costs a commit of the file system's journal: now, mostly in the thread that prepares slabs, rather than in a
- * trap. Others may be storing into the same page, so nothing is written over.
+ * The first store to a block costs a commit of the file system's journal: now, mostly in the thread
+ * that prepares slabs, rather than in a trap. Others may be storing into the same page, so nothing
+ * is written over.
  */
 static int touch_table(struct pcow_image *image, uint64_t offset)
 {
@@ -146,7 +153,8 @@ int slab_back(struct pcow_image *image, uint64_t slab, unsigned first, unsigned 
     ret = slab_allocate_tables(image, slab);
     for (unsigned page = first; page < first + count && ret == 0;) {
         unsigned end = page_set_run_end(&image->valid[slab], page, first + count);
-        uint64_t offset = (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE, length = (end - page) * PCOW_PAGE_SIZE;
+        uint64_t offset = (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE,
+                 length = (end - page) * PCOW_PAGE_SIZE;
 
         if (page_set_has(&image->valid[slab], page)) {
             ret = file_unshare(&image->file, offset, length);
@@ -166,7 +174,9 @@ static int clear_bitmap(struct pcow_image *image, uint64_t slab)
     static const struct page_set empty;
     struct page_set *valid = file_address(&image->file, bitmap_offset(slab));
     uint64_t since = failures_count(&image->file.persist.failures);
-    int ret = valid ? file_prepare_store(&image->file, valid, NULL, bitmap_offset(slab), sizeof *valid) : -errno;
+    int ret =
+        valid ? file_prepare_store(&image->file, valid, NULL, bitmap_offset(slab), sizeof *valid)
+              : -errno;
 
     if (ret)
         return ret;
@@ -190,8 +200,12 @@ int slab_take(struct pcow_image *image, uint64_t *slab)
     ret = file_grow(&image->file, (p + 1) << SLAB_BITS);
     if (!ret)
         ret = slab_allocate_tables(image, p);
-    /* Data that was dropped, or of a page that never became valid: it must not come up again as what the guest finds in new memory. */
-    if (!ret && slab_is_suspect(image, p) && !file_is_hole(&image->file, p << SLAB_BITS, PCOW_SLAB_SIZE))
+    /*
+     * Data that was dropped, or of a page that never became valid: it must not come up again as
+     * what the guest finds in new memory.
+     */
+    if (!ret && slab_is_suspect(image, p)
+        && !file_is_hole(&image->file, p << SLAB_BITS, PCOW_SLAB_SIZE))
         ret = file_punch(&image->file, p << SLAB_BITS, PCOW_SLAB_SIZE);
     lost_forget(&image->file, p << SLAB_BITS, PCOW_SLAB_SIZE);
     /* Its owner word relies on the end of file and on the hole. */
@@ -218,7 +232,8 @@ int slab_take(struct pcow_image *image, uint64_t *slab)
 /* With one store, see slab_peek(). */
 static void set_owner(struct slab *slab, struct slab owner)
 {
-    __atomic_store_n((owner_word *)&slab->layer, *(const owner_word *)&owner.layer, __ATOMIC_RELEASE);
+    __atomic_store_n((owner_word *)&slab->layer, *(const owner_word *)&owner.layer,
+                     __ATOMIC_RELEASE);
 }
 
 /* Where its owner word or bitmap is stored to; NULL with errno set. */
@@ -228,7 +243,8 @@ static void *table_address(struct pcow_image *image, uint64_t slab, uint64_t off
     void *where = ret ? NULL : file_address_settled(&image->file, offset);
 
     if (where)
-        ret = file_prepare_store(&image->file, where, NULL, offset, sizeof(uint64_t));      /* a bitmap is a line of one page */
+        /* a bitmap is a line of one page */
+        ret = file_prepare_store(&image->file, where, NULL, offset, sizeof(uint64_t));
     if (ret)
         errno = -ret;
     return ret ? NULL : where;
@@ -237,17 +253,22 @@ static void *table_address(struct pcow_image *image, uint64_t slab, uint64_t off
 int slab_publish(struct pcow_image *image, uint64_t slab, struct owner owner, bool lazily)
 {
     uint64_t *where = table_address(image, slab, owner_offset(slab));
-    int ret = where ? file_store64_at(&image->file, where, owner_offset(slab), owner_encode(owner), lazily) : -errno;
+    int ret = where ? file_store64_at(&image->file, where, owner_offset(slab), owner_encode(owner),
+                                      lazily)
+                    : -errno;
 
     if (ret)
         return ret;
-    set_owner(&image->slabs[slab], (struct slab){.layer = owner.layer, .number = owner.number & ((1u << 30) - 1), .kind = (unsigned)owner.kind & 3});
+    set_owner(&image->slabs[slab], (struct slab){.layer = owner.layer,
+                                                 .number = owner.number & ((1u << 30) - 1),
+                                                 .kind = (unsigned)owner.kind & 3});
     if (owner.kind == OWNER_TABLE)
         image->table[owner.number] = slab;
     return 0;
 }
 
-int slab_store_valid(struct pcow_image *image, uint64_t slab, const struct page_set *valid, bool lazily)
+int slab_store_valid(struct pcow_image *image, uint64_t slab, const struct page_set *valid,
+                     bool lazily)
 {
     struct page_set *where = table_address(image, slab, bitmap_offset(slab));
     uint64_t since = failures_count(&image->file.persist.failures);
@@ -291,22 +312,25 @@ static void set_free(struct pcow_image *image, uint64_t slab, slab_hold *hold)
 }
 
 /*
- * What could not be released stays what it is in memory, and in the file too: the layer may be one that goes on, and what is stored to a slab
- * that is its own there is not told again who owns it.
+ * What could not be released stays what it is in memory, and in the file too: the layer may be one
+ * that goes on, and what is stored to a slab that is its own there is not told again who owns it.
  */
 static void restore_owners(struct pcow_image *image, uint64_t from, uint64_t to)
 {
     for (uint64_t p = from; p < to; p++) {
         const struct slab owner = slab_peek(image, p);
-        uint64_t word = owner_encode((struct owner){(enum owner_kind)owner.kind, owner.layer, owner.number});
-        uint64_t *where = owner.kind != OWNER_NONE ? table_address(image, p, owner_offset(p)) : NULL;
+        uint64_t word =
+            owner_encode((struct owner){(enum owner_kind)owner.kind, owner.layer, owner.number});
+        uint64_t *where =
+            owner.kind != OWNER_NONE ? table_address(image, p, owner_offset(p)) : NULL;
 
         if (where && *where != word)
             file_store64_at(&image->file, where, owner_offset(p), word, true);
     }
 }
 
-static bool fulfils(const struct pcow_image *image, uint64_t slab, slab_condition *condition, const void *opaque)
+static bool fulfils(const struct pcow_image *image, uint64_t slab, slab_condition *condition,
+                    const void *opaque)
 {
     struct slab owner = slab_peek(image, slab);
 
@@ -314,8 +338,8 @@ static bool fulfils(const struct pcow_image *image, uint64_t slab, slab_conditio
 }
 
 /* The slabs [first, end) of one group, whose owner words lie together. */
-static int release_in_group(struct pcow_image *image, uint64_t first, uint64_t end, slab_condition *condition, const void *opaque,
-                            slab_hold *hold)
+static int release_in_group(struct pcow_image *image, uint64_t first, uint64_t end,
+                            slab_condition *condition, const void *opaque, slab_hold *hold)
 {
     uint64_t from = 0, to = 0, since = failures_count(&image->file.persist.failures);
     int ret = 0;
@@ -329,7 +353,8 @@ static int release_in_group(struct pcow_image *image, uint64_t first, uint64_t e
             to = p + 1;
         }
     if (!ret && to)
-        ret = file_sync_range(&image->file, owner_offset(from), (to - from) * sizeof(uint64_t), since);
+        ret = file_sync_range(&image->file, owner_offset(from), (to - from) * sizeof(uint64_t),
+                              since);
     if (ret)
         restore_owners(image, from, to);
     for (uint64_t p = from; p < to && ret == 0; p++)
@@ -338,13 +363,15 @@ static int release_in_group(struct pcow_image *image, uint64_t first, uint64_t e
     return ret;
 }
 
-int slabs_release(struct pcow_image *image, slab_condition *condition, const void *opaque, slab_hold *hold)
+int slabs_release(struct pcow_image *image, slab_condition *condition, const void *opaque,
+                  slab_hold *hold)
 {
     uint64_t count = image_slab_count(image);
     int ret = 0;
 
     for (uint64_t group = 0; group < count && ret == 0; group += SLABS_PER_GROUP)
-        ret = release_in_group(image, group + 1, group + SLABS_PER_GROUP < count ? group + SLABS_PER_GROUP : count, condition, opaque,
-                               hold);
+        ret = release_in_group(image, group + 1,
+                               group + SLABS_PER_GROUP < count ? group + SLABS_PER_GROUP : count,
+                               condition, opaque, hold);
     return ret;
 }

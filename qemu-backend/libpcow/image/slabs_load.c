@@ -26,7 +26,8 @@ static int make_accessible(void *table, size_t entry, uint64_t count)
 
 int slabs_reach(struct pcow_image *image, uint64_t slab)
 {
-    uint64_t count = (slab / SLABS_PER_GROUP + 1) * SLABS_PER_GROUP, seen = __atomic_load_n(&image->slabs_reached, __ATOMIC_ACQUIRE);
+    uint64_t count = (slab / SLABS_PER_GROUP + 1) * SLABS_PER_GROUP,
+             seen = __atomic_load_n(&image->slabs_reached, __ATOMIC_ACQUIRE);
     int ret;
 
     if (slab < seen)
@@ -38,7 +39,9 @@ int slabs_reach(struct pcow_image *image, uint64_t slab)
     if (!ret)
         ret = make_accessible(image->prepared, sizeof *image->prepared, count);
     /* Another thread may have come further. */
-    while (!ret && seen < count && !__atomic_compare_exchange_n(&image->slabs_reached, &seen, count, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+    while (!ret && seen < count
+           && !__atomic_compare_exchange_n(&image->slabs_reached, &seen, count, true,
+                                           __ATOMIC_RELEASE, __ATOMIC_RELAXED))
         ;
     return ret;
 }
@@ -58,7 +61,10 @@ static size_t tables_ready_size(const struct pcow_image *image)
 int slabs_reserve(struct pcow_image *image, uint64_t capacity, uint64_t reached)
 {
     image->slab_capacity = capacity ? capacity : 1;
-    /* Locked memory (mlockall(), QEMU's mem-lock=on) is filled as far as it is accessible: so that is no more than what is in use. */
+    /*
+     * Locked memory (mlockall(), QEMU's mem-lock=on) is filled as far as it is accessible: so that
+     * is no more than what is in use.
+     */
     image->slabs = reserve(image->slab_capacity * sizeof *image->slabs, PROT_NONE);
     image->valid = reserve(image->slab_capacity * sizeof *image->valid, PROT_NONE);
     image->used = reserve_bits(bits_size(image));
@@ -106,8 +112,11 @@ static void mark_used(struct pcow_image *image, uint64_t slab)
     __atomic_fetch_or(&image->used[slab / 64], UINT64_C(1) << (slab % 64), __ATOMIC_ACQ_REL);
 }
 
-/* The bitmaps of the data slabs among these of one group. What lies side by side is read at once. */
-static int load_bitmaps(struct pcow_image *image, uint64_t first, uint64_t count, struct pcow_error *error)
+/*
+ * The bitmaps of the data slabs among these of one group. What lies side by side is read at once.
+ */
+static int load_bitmaps(struct pcow_image *image, uint64_t first, uint64_t count,
+                        struct pcow_error *error)
 {
     for (uint64_t p = first, end; p < first + count; p = end) {
         int ret;
@@ -118,15 +127,18 @@ static int load_bitmaps(struct pcow_image *image, uint64_t first, uint64_t count
             end++;
             continue;
         }
-        ret = file_read(&image->file, bitmap_offset(p), &image->valid[p], (end - p) * sizeof image->valid[p]);
+        ret = file_read(&image->file, bitmap_offset(p), &image->valid[p],
+                        (end - p) * sizeof image->valid[p]);
         if (ret)
-            return error_set_errno(error, ret, "%s: cannot read the page bitmaps from %llu on", image->file.path, (unsigned long long)p);
+            return error_set_errno(error, ret, "%s: cannot read the page bitmaps from %llu on",
+                                   image->file.path, (unsigned long long)p);
     }
     return 0;
 }
 
 /* Read the owner words of one group, and the bitmaps of its slabs that have an owner. */
-static int load_group(struct pcow_image *image, uint64_t first, uint64_t count, uint64_t *words, struct pcow_error *error)
+static int load_group(struct pcow_image *image, uint64_t first, uint64_t count, uint64_t *words,
+                      struct pcow_error *error)
 {
     int ret = file_read(&image->file, owner_offset(first), words, count * sizeof *words);
 
@@ -138,14 +150,19 @@ static int load_group(struct pcow_image *image, uint64_t first, uint64_t count, 
         struct owner owner = owner_decode(words[i]);
 
         if (!word_is_valid(words[i]))
-            return error_set(error, -EBADMSG, "%s: the owner of file slab %llu is damaged; try pcow-img check -r all",
-                             image->file.path, (unsigned long long)p);
+            return error_set(
+                error, -EBADMSG,
+                "%s: the owner of file slab %llu is damaged; try pcow-img check -r all",
+                image->file.path, (unsigned long long)p);
         if (words[i] == 0)
             continue;
-        if (i == 0 || owner.kind == OWNER_NONE || (owner.kind == OWNER_DATA && owner.number >= MAX_GUEST_SLABS)
+        if (i == 0 || owner.kind == OWNER_NONE
+            || (owner.kind == OWNER_DATA && owner.number >= MAX_GUEST_SLABS)
             || (owner.kind == OWNER_TABLE && (owner.number == 0 || owner.number > MAX_LAYER_TABLE)))
-            return error_set(error, -EBADMSG, "%s: the owner of file slab %llu is impossible; try pcow-img check -r all",
-                             image->file.path, (unsigned long long)p);
+            return error_set(
+                error, -EBADMSG,
+                "%s: the owner of file slab %llu is impossible; try pcow-img check -r all",
+                image->file.path, (unsigned long long)p);
         image->slabs[p].layer = owner.layer;
         image->slabs[p].number = owner.number;
         image->slabs[p].kind = (unsigned)owner.kind & 3;
@@ -160,7 +177,9 @@ int slabs_load(struct pcow_image *image, struct pcow_error *error)
 {
     uint64_t *words;
     /* A writer's tables may grow to the largest file; pages that are never touched cost nothing. */
-    int ret = slabs_reserve(image, image->file.writable ? MAX_FILE_SLABS : image->file.size >> SLAB_BITS, image->file.size >> SLAB_BITS);
+    int ret =
+        slabs_reserve(image, image->file.writable ? MAX_FILE_SLABS : image->file.size >> SLAB_BITS,
+                      image->file.size >> SLAB_BITS);
 
     if (ret)
         return error_set(error, ret, "out of memory for the tables of %s", image->file.path);
@@ -172,7 +191,8 @@ int slabs_load(struct pcow_image *image, struct pcow_error *error)
     for (uint64_t first = 0; first < image->slab_count && ret == 0; first += SLABS_PER_GROUP) {
         uint64_t rest = image->slab_count - first;
 
-        ret = load_group(image, first, rest < SLABS_PER_GROUP ? rest : SLABS_PER_GROUP, words, error);
+        ret =
+            load_group(image, first, rest < SLABS_PER_GROUP ? rest : SLABS_PER_GROUP, words, error);
     }
     free(words);
     return ret;

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Class page-cache leaves words of metadata (which pages are valid, whose a slab is) to the next flush. A page of them that the kernel could not
- * write counts as written from then on, and no sync tries it again: what relies on its words would be missing after a crash, however often it was
- * flushed since. So after a failure all of them are made dirty once more, until a sync after which there was none.
+ * Class page-cache leaves words of metadata (which pages are valid, whose a slab is) to the next
+ * flush. A page of them that the kernel could not write counts as written from then on, and no sync
+ * tries it again: what relies on its words would be missing after a crash, however often it was
+ * flushed since. So after a failure all of them are made dirty once more, until a sync after which
+ * there was none.
  */
 #include <errno.h>
 
@@ -27,7 +29,8 @@ static int touch_metadata(struct pcow_image *image)
 
     for (uint64_t p = 1; p < image_slab_count(image) && !ret; p++)
         /* What this writer has stored: the others are on the medium, and may be without blocks. */
-        if (__atomic_load_n(&image->slabs[p].layer, __ATOMIC_ACQUIRE) && slab_has_tables(image, p)) {
+        if (__atomic_load_n(&image->slabs[p].layer, __ATOMIC_ACQUIRE)
+            && slab_has_tables(image, p)) {
             ret = touch(image, owner_offset(p));
             if (!ret)
                 ret = touch(image, bitmap_offset(p));
@@ -38,7 +41,8 @@ static int touch_metadata(struct pcow_image *image)
 bool image_must_store_again(const struct pcow_image *image)
 {
     return image->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE
-        && failures_count(&image->file.persist.failures) != __atomic_load_n(&image->stored_again, __ATOMIC_SEQ_CST);
+           && failures_count(&image->file.persist.failures)
+                  != __atomic_load_n(&image->stored_again, __ATOMIC_SEQ_CST);
 }
 
 int image_sync(struct pcow_image *image)

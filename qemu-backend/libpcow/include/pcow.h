@@ -2,24 +2,27 @@
 /*
  * libpcow: virtual machine images for byte-addressable storage.
  *
- * An image is one file; it holds a tree of layers (snapshots) and may stand on a base image, which may stand on another:
- * the chain.  The guest sees the active layer of the top image over its ancestors.  Three ways in:
+ * An image is one file; it holds a tree of layers (snapshots) and may stand on a base image, which
+ * may stand on another: the chain. The guest sees the active layer of the top image over its
+ * ancestors. Three ways in:
  *
  *   pcow_open() + pcow_read()/pcow_write()   copy bytes in and out (tools),
  *   pcow_open() + pcow_map()                 the chain as a range of memory, loads and stores at memory speed (QEMU),
  *   pcow_check()                             a file that may be damaged.
  *
  * Units: every offset, length and size is in bytes unless its name says otherwise.
- * Errors: functions return 0 (or a count) on success and a negative errno on failure; *error, which may be NULL, then holds
- * the same errno and one sentence that names the file and the way out.
- * Threads: calls on one image must be serialised by the caller, except pcow_map_resolve(), pcow_map_settle(), pcow_map_flush(),
- * pcow_map_next_event() and pcow_map_get_stats(), which any thread may call while the map exists, and the stores of the guest.
- * A call that comes beside a snapshot create or a revert waits until that is over.
- * Signals: while the library has claimed a part of an image it has them blocked in its thread, but those that tell of an instruction (SIGSEGV, SIGBUS
- * and such), so that any handler may store to a map, except in the thread of a create or a revert. Who waits for space takes them.
- * Processes: a child that was forked may close what it inherited, which leaves the file alone, and read from it; it must not touch the memory of
- * a map: a store there, or a load that would trap, is SIGSEGV.
- * The format is specified in doc/source/reference/format.rst.
+ * Errors: functions return 0 (or a count) on success and a negative errno on failure; *error, which
+ * may be NULL, then holds the same errno and one sentence that names the file and the way out.
+ * Threads: calls on one image must be serialised by the caller, except pcow_map_resolve(),
+ * pcow_map_settle(), pcow_map_flush(), pcow_map_next_event() and pcow_map_get_stats(), which any
+ * thread may call while the map exists, and the stores of the guest. A call that comes beside a
+ * snapshot create or a revert waits until that is over. Signals: while the library has claimed a
+ * part of an image it has them blocked in its thread, but those that tell of an instruction
+ * (SIGSEGV, SIGBUS and such), so that any handler may store to a map, except in the thread of a
+ * create or a revert. Who waits for space takes them. Processes: a child that was forked may close
+ * what it inherited, which leaves the file alone, and read from it; it must not touch the memory of
+ * a map: a store there, or a load that would trap, is SIGSEGV. The format is specified in
+ * doc/source/reference/format.rst.
  */
 #ifndef PCOW_H
 #define PCOW_H
@@ -50,71 +53,102 @@ struct pcow_error {
 };
 
 typedef struct pcow_image pcow_image;          /* an open image with its chain of bases */
-typedef struct pcow_map pcow_map;              /* the image monitor: an open image mapped into this process */
+/* the image monitor: an open image mapped into this process */
+typedef struct pcow_map pcow_map;
 
-/* Progress of long work; done goes from 0 to total (bytes).  Return non-zero to cancel (-ECANCELED). */
+/*
+ * Progress of long work; done goes from 0 to total (bytes). Return non-zero to cancel (-ECANCELED).
+ */
 typedef int (*pcow_progress_fn)(void *opaque, uint64_t done, uint64_t total);
 
 const char *pcow_version(void);
 
-/* ---- what survives which failure --------------------------------------------------------------------------------- */
+/*
+ * ---- what survives which failure
+ * ---------------------------------------------------------------------------------
+ */
 
 enum pcow_persistence {
-    PCOW_PERSISTENCE_VOLATILE,                 /* DRAM (tmpfs, hugetlbfs, memfd): survives a process, not the host */
-    PCOW_PERSISTENCE_PAGE_CACHE,               /* an ordinary file system: durable after pcow_map_flush()/msync */
-    PCOW_PERSISTENCE_PMEM,                     /* fsdax with MAP_SYNC: durable once flushed from the CPU caches */
+    /* DRAM (tmpfs, hugetlbfs, memfd): survives a process, not the host */
+    PCOW_PERSISTENCE_VOLATILE,
+    /* an ordinary file system: durable after pcow_map_flush()/msync */
+    PCOW_PERSISTENCE_PAGE_CACHE,
+    /* fsdax with MAP_SYNC: durable once flushed from the CPU caches */
+    PCOW_PERSISTENCE_PMEM,
 };
 
-const char *pcow_persistence_name(enum pcow_persistence persistence);   /* "volatile", "page-cache", "pmem" */
+/* "volatile", "page-cache", "pmem" */
+const char *pcow_persistence_name(enum pcow_persistence persistence);
 
 enum pcow_survives {                           /* failures, as a set */
-    PCOW_SURVIVES_PROCESS = 1 << 0,            /* the end of the process that mapped the image, of whatever kind */
+    /* the end of the process that mapped the image, of whatever kind */
+    PCOW_SURVIVES_PROCESS = 1 << 0,
     PCOW_SURVIVES_HOST = 1 << 1,               /* a crash or reset of the host */
-    PCOW_SURVIVES_POWER = 1 << 2,              /* loss of power, as far as platform and disk keep what they say they keep */
+    /* loss of power, as far as platform and disk keep what they say they keep */
+    PCOW_SURVIVES_POWER = 1 << 2,
 };
 
 /* What stored data survives; flushed: that pcow_map_flush() or pcow_flush() covered since. */
 unsigned pcow_persistence_survives(enum pcow_persistence persistence, bool flushed);
 
-/* Class of the file system that holds path (a file or a directory; probed with an unlinked file). */
-int pcow_probe_persistence(const char *path, enum pcow_persistence *persistence, struct pcow_error *error);
+/*
+ * Class of the file system that holds path (a file or a directory; probed with an unlinked file).
+ */
+int pcow_probe_persistence(const char *path, enum pcow_persistence *persistence,
+                           struct pcow_error *error);
 
-/* ---- images ------------------------------------------------------------------------------------------------------ */
+/*
+ * ---- images
+ * ------------------------------------------------------------------------------------------------------
+ */
 
 struct pcow_create_options {
     uint64_t virtual_size;                     /* 0: that of the base */
-    uint64_t cluster_size;                     /* power of two, 4 KiB to 2 MiB; 0: PCOW_DEFAULT_CLUSTER_SIZE */
-    const char *base;                          /* path of the base image, in the same directory; NULL: none */
-    const char *base_snapshot;                 /* snapshot of the base to stand on; NULL: its active layer */
+    /* power of two, 4 KiB to 2 MiB; 0: PCOW_DEFAULT_CLUSTER_SIZE */
+    uint64_t cluster_size;
+    /* path of the base image, in the same directory; NULL: none */
+    const char *base;
+    /* snapshot of the base to stand on; NULL: its active layer */
+    const char *base_snapshot;
     bool copy_on_read;                         /* see pcow_set_copy_on_read() */
-    bool base_unchecked;                       /* record the base by name without opening it (as qemu-img create -u); needs virtual_size */
+    /* record the base by name without opening it (as qemu-img create -u); needs virtual_size */
+    bool base_unchecked;
 };
 
 /*
  * Make a new image.  Fails with -EEXIST if path exists.  A failed call leaves no file.
- * -EINVAL size or cluster size out of range; -EBUSY the base has a writer; -EXDEV the base is in another directory.
+ * -EINVAL size or cluster size out of range; -EBUSY the base has a writer; -EXDEV the base is in
+ * another directory.
  */
-int pcow_create(const char *path, const struct pcow_create_options *options, struct pcow_error *error);
+int pcow_create(const char *path, const struct pcow_create_options *options,
+                struct pcow_error *error);
 
 enum pcow_open_flags {
-    PCOW_OPEN_WRITE = 1 << 0,                  /* exclusive: -EBUSY while anybody else has the image open */
-    PCOW_OPEN_FORCE_SHARE = 1 << 1,            /* read-only without a lock; what a writer changes meanwhile may be seen half;
+    /* exclusive: -EBUSY while anybody else has the image open */
+    PCOW_OPEN_WRITE = 1 << 0,
+    PCOW_OPEN_FORCE_SHARE =
+        1 << 1, /* read-only without a lock; what a writer changes meanwhile may be seen half;
                                                   not for a snapshot: that is always seen whole */
-    PCOW_OPEN_NO_BASE = 1 << 2,                /* do not open the base; reads below the image return -ENOLINK */
-    PCOW_OPEN_FORMAT_1 = 1 << 3,               /* the file is format 1 (the format is never guessed); read-only */
+    /* do not open the base; reads below the image return -ENOLINK */
+    PCOW_OPEN_NO_BASE = 1 << 2,
+    /* the file is format 1 (the format is never guessed); read-only */
+    PCOW_OPEN_FORMAT_1 = 1 << 3,
 };
 
 /*
- * Open path and its chain.  snapshot: NULL for the active layer, or the name of a snapshot to read (not with WRITE).  A snapshot can
- * be read while somebody writes to the image; it is not deleted until it is closed.
- * -EMEDIUMTYPE not a pcow image; -ENOTSUP unknown feature or version; -EBADMSG damaged, see pcow_check();
- * -EBUSY locked; -ENOENT base or snapshot missing; -ESTALE base changed since; -EROFS sealed image opened for writing.
+ * Open path and its chain. snapshot: NULL for the active layer, or the name of a snapshot to read
+ * (not with WRITE). A snapshot can be read while somebody writes to the image; it is not deleted
+ * until it is closed. -EMEDIUMTYPE not a pcow image; -ENOTSUP unknown feature or version; -EBADMSG
+ * damaged, see pcow_check(); -EBUSY locked; -ENOENT base or snapshot missing; -ESTALE base changed
+ * since; -EROFS sealed image opened for writing.
  */
-int pcow_open(const char *path, unsigned flags, const char *snapshot, pcow_image **image, struct pcow_error *error);
+int pcow_open(const char *path, unsigned flags, const char *snapshot, pcow_image **image,
+              struct pcow_error *error);
 void pcow_close(pcow_image *image);            /* NULL is allowed; the map must be gone */
 /*
- * For a server that goes into the background: the process that opened the image has ended or is about to, without having changed it since, and
- * this child of it goes on in its place. Not of an image that is mapped.
+ * For a server that goes into the background: the process that opened the image has ended or is
+ * about to, without having changed it since, and this child of it goes on in its place. Not of an
+ * image that is mapped.
  */
 void pcow_adopt(pcow_image *image);
 
@@ -127,7 +161,8 @@ struct pcow_info {
     uint64_t allocated_size;                   /* blocks that the file system holds for it */
     uint64_t data_size;                        /* guest pages valid in the active layer */
     uint64_t free_size;                        /* slabs of the file that no layer owns */
-    uint64_t generation;                       /* grows whenever the image is changed by a new writer */
+    /* grows whenever the image is changed by a new writer */
+    uint64_t generation;
     uint64_t incompatible_features, read_only_compatible_features, compatible_features;
     bool sealed;                               /* a template: no writer may open it */
     bool copy_on_read;                         /* see pcow_set_copy_on_read() */
@@ -143,42 +178,56 @@ struct pcow_info {
 
 void pcow_get_info(const pcow_image *image, struct pcow_info *info);
 
-/* What the tables of an image say, without its base and the bitmaps of its pages: quick to find out of all images of a pool. */
+/*
+ * What the tables of an image say, without its base and the bitmaps of its pages: quick to find out
+ * of all images of a pool.
+ */
 struct pcow_summary {
     uint8_t uuid[PCOW_UUID_SIZE];
     uint64_t virtual_size;
     uint64_t allocated_size;                   /* blocks that the file system holds for it */
-    uint64_t may_grow;                         /* most that stores to the active layer can add to that; 0 if it is sealed */
+    /* most that stores to the active layer can add to that; 0 if it is sealed */
+    uint64_t may_grow;
     uint64_t may_grow_frozen;                  /* the same, after a snapshot was taken */
     bool sealed;
     unsigned snapshots;
     bool has_base;
     unsigned base_format;
     uint8_t base_uuid[PCOW_UUID_SIZE];
-    uint32_t base_layer;                       /* id of the snapshot that it stands on; 0: the active layer of the base */
+    /* id of the snapshot that it stands on; 0: the active layer of the base */
+    uint32_t base_layer;
     char base_name[PCOW_BASE_NAME_SIZE];
 };
 
 /*
- * Look at the file of this name in an open directory, no link, taking no lock: what a writer changes meanwhile may be seen half, but not
- * the base. header_only: not even the layers are looked at; virtual_size, snapshots and what may grow are 0. Errors as of pcow_open();
- * -ENOENT: it is not there.
+ * Look at the file of this name in an open directory, no link, taking no lock: what a writer
+ * changes meanwhile may be seen half, but not the base. header_only: not even the layers are looked
+ * at; virtual_size, snapshots and what may grow are 0. Errors as of pcow_open(); -ENOENT: it is not
+ * there.
  */
-int pcow_summarize(int directory, const char *name, bool header_only, struct pcow_summary *summary, struct pcow_error *error);
+int pcow_summarize(int directory, const char *name, bool header_only, struct pcow_summary *summary,
+                   struct pcow_error *error);
 const char *pcow_path(const pcow_image *image);
 /*
- * The open file, whatever its name is by now: to look at its file system, or to open it once more as /proc/self/fd/N. Borrowed.
+ * The open file, whatever its name is by now: to look at its file system, or to open it once more
+ * as /proc/self/fd/N. Borrowed.
  */
 int pcow_fd(const pcow_image *image);
 uint64_t pcow_size(const pcow_image *image);   /* virtual size of what is open */
 pcow_image *pcow_base(pcow_image *image);      /* borrowed; NULL at the bottom of the chain */
 
 /* Read what the guest would read.  offset + length <= pcow_size().  Returns 0. */
-int pcow_read(pcow_image *image, uint64_t offset, void *buffer, size_t length, struct pcow_error *error);
-/* Write to the active layer; durable after pcow_flush().  -ENOSPC: pool full, what was there is unchanged page by page; -EBUSY: mapped. */
-int pcow_write(pcow_image *image, uint64_t offset, const void *buffer, size_t length, struct pcow_error *error);
+int pcow_read(pcow_image *image, uint64_t offset, void *buffer, size_t length,
+              struct pcow_error *error);
+/*
+ * Write to the active layer; durable after pcow_flush(). -ENOSPC: pool full, what was there is
+ * unchanged page by page; -EBUSY: mapped.
+ */
+int pcow_write(pcow_image *image, uint64_t offset, const void *buffer, size_t length,
+               struct pcow_error *error);
 /* Make a range read as zeros and give its space back where whole pages are covered. */
-int pcow_write_zeroes(pcow_image *image, uint64_t offset, uint64_t length, struct pcow_error *error);
+int pcow_write_zeroes(pcow_image *image, uint64_t offset, uint64_t length,
+                      struct pcow_error *error);
 int pcow_flush(pcow_image *image, struct pcow_error *error);
 
 struct pcow_extent {
@@ -186,34 +235,50 @@ struct pcow_extent {
     bool present;                              /* some layer of the chain holds it */
     bool zero;                                 /* reads as zeros */
     bool data;                                 /* backed by allocated blocks */
-    unsigned depth;                            /* file of the chain that holds it, 0 = top (as qemu-img map) */
+    /* file of the chain that holds it, 0 = top (as qemu-img map) */
+    unsigned depth;
     uint64_t file_offset;                      /* where in that file; valid if present */
-    const char *path;                          /* that file; NULL if not present; lives as long as the image */
+    /* that file; NULL if not present; lives as long as the image */
+    const char *path;
 };
 
 /* The extent that begins at offset; at most length bytes long, at least one page. */
-int pcow_get_extent(pcow_image *image, uint64_t offset, uint64_t length, struct pcow_extent *extent, struct pcow_error *error);
+int pcow_get_extent(pcow_image *image, uint64_t offset, uint64_t length, struct pcow_extent *extent,
+                    struct pcow_error *error);
 
 /* Grow, or shrink with allow_shrink (data beyond the end is given up).  Not while mapped. */
-int pcow_resize(pcow_image *image, uint64_t virtual_size, bool allow_shrink, struct pcow_error *error);
+int pcow_resize(pcow_image *image, uint64_t virtual_size, bool allow_shrink,
+                struct pcow_error *error);
 /*
- * Stand on another base (NULL: on none).  Unless unsafe, pages that would read differently are copied into the image
- * first, so that the guest sees no change.  unsafe: only the name is recorded; close the image afterwards.  Not while mapped.
+ * Stand on another base (NULL: on none). Unless unsafe, pages that would read differently are
+ * copied into the image first, so that the guest sees no change. unsafe: only the name is recorded;
+ * close the image afterwards. Not while mapped.
  */
 int pcow_rebase(pcow_image *image, const char *base, const char *base_snapshot, bool unsafe,
                 pcow_progress_fn progress, void *opaque, struct pcow_error *error);
-/* Copy the active layer into the base, which must be writable, and empty the layer.  -EINVAL if the image has snapshots. */
-int pcow_commit(pcow_image *image, pcow_progress_fn progress, void *opaque, struct pcow_error *error);
-/* Seal: no writer may open the image any more (a template).  The image must be open for writing; clearing needs pcow_unseal(). */
+/*
+ * Copy the active layer into the base, which must be writable, and empty the layer. -EINVAL if the
+ * image has snapshots.
+ */
+int pcow_commit(pcow_image *image, pcow_progress_fn progress, void *opaque,
+                struct pcow_error *error);
+/*
+ * Seal: no writer may open the image any more (a template). The image must be open for writing;
+ * clearing needs pcow_unseal().
+ */
 int pcow_seal(pcow_image *image, struct pcow_error *error);
 int pcow_unseal(const char *path, struct pcow_error *error);
 /*
- * A switch of the image, kept in it: where a map finds data in an older layer or a base, the first load copies the slab (2 MiB) into the
- * active layer, as a store would.  Costs that copy and its space once; then the slab is one mapping.  For maps made from now on.
+ * A switch of the image, kept in it: where a map finds data in an older layer or a base, the first
+ * load copies the slab (2 MiB) into the active layer, as a store would. Costs that copy and its
+ * space once; then the slab is one mapping. For maps made from now on.
  */
 int pcow_set_copy_on_read(pcow_image *image, bool on, struct pcow_error *error);
 
-/* ---- snapshots: a tree of layers inside one file ------------------------------------------------------------------ */
+/*
+ * ---- snapshots: a tree of layers inside one file
+ * ------------------------------------------------------------------
+ */
 
 struct pcow_snapshot {
     uint32_t id;                               /* unique in the image for ever */
@@ -226,78 +291,107 @@ struct pcow_snapshot {
     uint64_t data_size;                        /* guest pages valid in its own layer */
     bool current;                              /* the active layer stands on it */
     bool pinned;                               /* an image was made on it */
-    uint64_t shared_size;                      /* guest pages that it shows and another layer of the file holds */
-    uint64_t delete_frees;                     /* guest pages and VM state that only it keeps: given back when it is deleted now */
+    /* guest pages that it shows and another layer of the file holds */
+    uint64_t shared_size;
+    /* guest pages and VM state that only it keeps: given back when it is deleted now */
+    uint64_t delete_frees;
 };
 
 /* The tree in order of creation; free with free().  count snapshots, none hidden. */
-int pcow_snapshot_list(pcow_image *image, struct pcow_snapshot **list, size_t *count, struct pcow_error *error);
-/* The oldest one whose name begins so; false if there is none. Faster than the list, which adds up sizes. */
-bool pcow_snapshot_find_prefix(const pcow_image *image, const char *prefix, char name[PCOW_SNAPSHOT_NAME_SIZE]);
+int pcow_snapshot_list(pcow_image *image, struct pcow_snapshot **list, size_t *count,
+                       struct pcow_error *error);
 /*
- * O(1): freeze the active layer under this name and put an empty one on it.  With a map attached nobody may be storing to
- * it during the call (vCPUs and I/O stopped), nor loading where a load may trap and allocate (copy-on-read, an image in very many
- * pieces): its range is write-protected on return.  -EEXIST name taken.
+ * The oldest one whose name begins so; false if there is none. Faster than the list, which adds up
+ * sizes.
+ */
+bool pcow_snapshot_find_prefix(const pcow_image *image, const char *prefix,
+                               char name[PCOW_SNAPSHOT_NAME_SIZE]);
+/*
+ * O(1): freeze the active layer under this name and put an empty one on it. With a map attached
+ * nobody may be storing to it during the call (vCPUs and I/O stopped), nor loading where a load may
+ * trap and allocate (copy-on-read, an image in very many pieces): its range is write-protected on
+ * return. -EEXIST name taken.
  */
 int pcow_snapshot_create(pcow_image *image, const char *name, struct pcow_error *error);
-/* The same with a date of the caller's choice: what belongs together in several files can carry the same one. */
-int pcow_snapshot_create_at(pcow_image *image, const char *name, int64_t date_seconds, uint32_t date_nanoseconds,
-                            struct pcow_error *error);
 /*
- * Drop the active layer and put an empty one on the snapshot; other branches stay.  -ENOENT.  With a map attached nobody may be
- * accessing it during the call.  Space: see pcow_reclaim().
+ * The same with a date of the caller's choice: what belongs together in several files can carry the
+ * same one.
+ */
+int pcow_snapshot_create_at(pcow_image *image, const char *name, int64_t date_seconds,
+                            uint32_t date_nanoseconds, struct pcow_error *error);
+/*
+ * Drop the active layer and put an empty one on the snapshot; other branches stay. -ENOENT. With a
+ * map attached nobody may be accessing it during the call. Space: see pcow_reclaim().
  */
 int pcow_snapshot_revert(pcow_image *image, const char *name, struct pcow_error *error);
 /*
- * Metadata merge, no guest data copied; *freed (may be NULL): bytes of guest pages and VM state that nothing shows any more, and whose
- * blocks go back to the pool (see pcow_reclaim()).  -EBUSY: somebody reads the snapshot, or a file in the directory stands on it.
+ * Metadata merge, no guest data copied; *freed (may be NULL): bytes of guest pages and VM state
+ * that nothing shows any more, and whose blocks go back to the pool (see pcow_reclaim()). -EBUSY:
+ * somebody reads the snapshot, or a file in the directory stands on it.
  */
-int pcow_snapshot_delete(pcow_image *image, const char *name, uint64_t *freed, struct pcow_error *error);
+int pcow_snapshot_delete(pcow_image *image, const char *name, uint64_t *freed,
+                         struct pcow_error *error);
 /*
- * Revert, delete and resize commit and return; the blocks of what was dropped go back to the pool soon after: by the thread of the map, if
- * there is one, else when the image is closed, in any case before a full pool is reported.  This does it now, with what a killed writer has
- * left of that kind; *reclaimed (may be NULL): bytes that the file became smaller by.
+ * Revert, delete and resize commit and return; the blocks of what was dropped go back to the pool
+ * soon after: by the thread of the map, if there is one, else when the image is closed, in any case
+ * before a full pool is reported. This does it now, with what a killed writer has left of that
+ * kind; *reclaimed (may be NULL): bytes that the file became smaller by.
  */
 int pcow_reclaim(pcow_image *image, uint64_t *reclaimed, struct pcow_error *error);
 /* Whether pcow_snapshot_delete() would be refused now (-EBUSY, -ENOENT); changes nothing. */
 int pcow_snapshot_check_delete(pcow_image *image, const char *name, struct pcow_error *error);
-int pcow_snapshot_rename(pcow_image *image, const char *name, const char *new_name, struct pcow_error *error);
+int pcow_snapshot_rename(pcow_image *image, const char *name, const char *new_name,
+                         struct pcow_error *error);
 /*
- * An image was made on the snapshot, so it is kept.  If no file in the directory stands on it any more, it need not be: look,
- * and remember that.  Also while somebody writes to the image.  pcow_snapshot_delete() does this itself if it may list the directory.
+ * An image was made on the snapshot, so it is kept. If no file in the directory stands on it any
+ * more, it need not be: look, and remember that. Also while somebody writes to the image.
+ * pcow_snapshot_delete() does this itself if it may list the directory.
  */
 int pcow_snapshot_unpin(const char *path, const char *name, struct pcow_error *error);
-/* VM state (device state, RAM) kept with a snapshot: written in any order, then made visible with its length. */
-int pcow_snapshot_write_state(pcow_image *image, const char *name, uint64_t offset, const void *buffer, size_t length,
-                              struct pcow_error *error);
-int pcow_snapshot_set_state_size(pcow_image *image, const char *name, uint64_t size, struct pcow_error *error);
-int pcow_snapshot_read_state(pcow_image *image, const char *name, uint64_t offset, void *buffer, size_t length,
-                             struct pcow_error *error);
+/*
+ * VM state (device state, RAM) kept with a snapshot: written in any order, then made visible with
+ * its length.
+ */
+int pcow_snapshot_write_state(pcow_image *image, const char *name, uint64_t offset,
+                              const void *buffer, size_t length, struct pcow_error *error);
+int pcow_snapshot_set_state_size(pcow_image *image, const char *name, uint64_t size,
+                                 struct pcow_error *error);
+int pcow_snapshot_read_state(pcow_image *image, const char *name, uint64_t offset, void *buffer,
+                             size_t length, struct pcow_error *error);
 
-/* ---- the image monitor -------------------------------------------------------------------------------------------- */
+/*
+ * ---- the image monitor
+ * --------------------------------------------------------------------------------------------
+ */
 
 enum pcow_engine {
     PCOW_ENGINE_AUTO,                          /* signal */
-    PCOW_ENGINE_SIGNAL,                        /* write protection and SIGSEGV: stores of user-mode code (TCG, device models) */
-    PCOW_ENGINE_KVM,                           /* as signal; a virtual machine monitor serves the vCPUs, see pcow_map_is_accessible() */
+    /* write protection and SIGSEGV: stores of user-mode code (TCG, device models) */
+    PCOW_ENGINE_SIGNAL,
+    /* as signal; a virtual machine monitor serves the vCPUs, see pcow_map_is_accessible() */
+    PCOW_ENGINE_KVM,
     /*
-     * As signal, with quicker traps where stores are scattered: one mapping for such a slab, into which pages are let by userfaultfd. A system call
-     * that accesses the range gets EFAULT if pcow_map_resolve() was not called before, and some traps are SIGBUS: see pcow_serve_sigbus(). In class
-     * volatile on Linux 5.19 or later, and where SIGBUS is served; signal elsewhere.
+     * As signal, with quicker traps where stores are scattered: one mapping for such a slab, into
+     * which pages are let by userfaultfd. A system call that accesses the range gets EFAULT if
+     * pcow_map_resolve() was not called before, and some traps are SIGBUS: see pcow_serve_sigbus().
+     * In class volatile on Linux 5.19 or later, and where SIGBUS is served; signal elsewhere.
      */
     PCOW_ENGINE_MINOR,
 };
 
 enum pcow_full_policy {
-    PCOW_FULL_WAIT,                            /* a store that finds the pool full waits until there is space; loads never do */
+    /* a store that finds the pool full waits until there is space; loads never do */
+    PCOW_FULL_WAIT,
     PCOW_FULL_FAIL,                            /* it gets SIGBUS, see pcow_serve_sigbus() */
 };
 
 enum pcow_event_kind {
-    PCOW_EVENT_POOL_FULL = 1,                  /* a store is waiting (or failed) for want of space */
+    /* a store is waiting (or failed) for want of space */
+    PCOW_EVENT_POOL_FULL = 1,
     PCOW_EVENT_POOL_RESUMED,                   /* space appeared, the store went on */
     PCOW_EVENT_ERROR,                          /* a store could not be served for another reason */
-    PCOW_EVENT_WITHDRAWN,                      /* slabs could not be mapped again: what was made accessible (anywhere) may not be */
+    /* slabs could not be mapped again: what was made accessible (anywhere) may not be */
+    PCOW_EVENT_WITHDRAWN,
 };
 
 struct pcow_event {
@@ -309,87 +403,117 @@ struct pcow_event {
 struct pcow_map_options {
     enum pcow_engine engine;
     enum pcow_full_policy full_policy;
-    unsigned vma_budget;                       /* memory mappings it may use; 0: all such maps together, three quarters of vm.max_map_count */
-    unsigned prepared_slabs;                   /* slabs kept prepared at least, also when idle, if so many can be used; 0: as the rate asks */
-    bool serves_sigbus;                        /* the program has a handler that asks pcow_serve_sigbus(); engine minor needs that, or that there is none */
+    /* memory mappings it may use; 0: all such maps together, three quarters of vm.max_map_count */
+    unsigned vma_budget;
+    /* slabs kept prepared at least, also when idle, if so many can be used; 0: as the rate asks */
+    unsigned prepared_slabs;
+    /*
+     * the program has a handler that asks pcow_serve_sigbus(); engine minor needs that, or that
+     * there is none
+     */
+    bool serves_sigbus;
 };
 
 /*
- * Map the chain; one map per image, and the image must stay open until pcow_map_destroy().  Read-only images map read-only; of one in more
- * pieces than vma_budget has room for, slabs (2 MiB) are not mapped at first, and their first load, which traps, copies them to memory.
+ * Map the chain; one map per image, and the image must stay open until pcow_map_destroy().
+ * Read-only images map read-only; of one in more pieces than vma_budget has room for, slabs (2 MiB)
+ * are not mapped at first, and their first load, which traps, copies them to memory.
  */
-int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, pcow_map **map, struct pcow_error *error);
+int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, pcow_map **map,
+                    struct pcow_error *error);
 void pcow_map_destroy(pcow_map *map);
 void *pcow_map_address(const pcow_map *map);   /* 2 MiB aligned, pcow_size() bytes */
 /*
- * An access that cannot be served gets SIGBUS, at the instruction: si_code SI_QUEUE, si_pid this process, si_value its address, si_errno the
- * reason. Whoever serves SIGBUS asks this first: true if the library met the error itself, in memory that it was reading for somebody, and
- * goes on with -EIO; or if it was a trap of engine minor, or in class page-cache a store to a page that has its block, for whose neighbours the file
- * system had no space, which is served. Async-signal-safe. context: a ucontext_t. Where there is no handler when a map
- * is created, the library installs one that does this and nothing else, until the last map goes. A handler has SA_NODEFER, as there may be another
- * SIGBUS meanwhile. A thread that stores to a map (engine minor: or loads), or calls pcow_map_resolve(), _prepare() or _trap(), must not have SIGBUS blocked, and
- * must not be cancellable at any instruction (PTHREAD_CANCEL_ASYNCHRONOUS): glibc ends it in a system call of the trap even where that is
- * forbidden, and what the trap had claimed stays so. One that is cancelled in the usual way in a trap, or in a call of pcow_map_...(), ends after it.
- * In other calls of this library no thread may be cancelled: they hold locks, memory and files.
+ * An access that cannot be served gets SIGBUS, at the instruction: si_code SI_QUEUE, si_pid this
+ * process, si_value its address, si_errno the reason. Whoever serves SIGBUS asks this first: true
+ * if the library met the error itself, in memory that it was reading for somebody, and goes on with
+ * -EIO; or if it was a trap of engine minor, or in class page-cache a store to a page that has its
+ * block, for whose neighbours the file system had no space, which is served. Async-signal-safe.
+ * context: a ucontext_t. Where there is no handler when a map is created, the library installs one
+ * that does this and nothing else, until the last map goes. A handler has SA_NODEFER, as there may
+ * be another SIGBUS meanwhile. A thread that stores to a map (engine minor: or loads), or calls
+ * pcow_map_resolve(), _prepare() or _trap(), must not have SIGBUS blocked, and must not be
+ * cancellable at any instruction (PTHREAD_CANCEL_ASYNCHRONOUS): glibc ends it in a system call of
+ * the trap even where that is forbidden, and what the trap had claimed stays so. One that is
+ * cancelled in the usual way in a trap, or in a call of pcow_map_...(), ends after it. In other
+ * calls of this library no thread may be cancelled: they hold locks, memory and files.
  */
 bool pcow_serve_sigbus(const siginfo_t *info, void *context);
-/* Is this SIGBUS a trap of engine minor? Who does not ask pcow_serve_sigbus() then has to call pcow_map_trap(). Async-signal-safe. */
+/*
+ * Is this SIGBUS a trap of engine minor? Who does not ask pcow_serve_sigbus() then has to call
+ * pcow_map_trap(). Async-signal-safe.
+ */
 bool pcow_is_trap(const siginfo_t *info);
 /*
- * Serve an access as a trap would be, but for -ENOSPC instead of waiting; -EIO: it cannot be read. For user-mode code, which can trap again, not for
- * the kernel. Async-signal-safe.
+ * Serve an access as a trap would be, but for -ENOSPC instead of waiting; -EIO: it cannot be read.
+ * For user-mode code, which can trap again, not for the kernel. Async-signal-safe.
  */
 int pcow_map_trap(pcow_map *map, uint64_t offset, bool write);
 
 /*
- * Make a range accessible for the kernel (system calls, DMA) before it touches it: what a trap would do, done in advance.
- * Returns -ENOSPC instead of waiting. Pages that may be stored to stay so until a snapshot or a revert, or PCOW_EVENT_WITHDRAWN.
+ * Make a range accessible for the kernel (system calls, DMA) before it touches it: what a trap
+ * would do, done in advance. Returns -ENOSPC instead of waiting. Pages that may be stored to stay
+ * so until a snapshot or a revert, or PCOW_EVENT_WITHDRAWN.
  */
-int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write, struct pcow_error *error);
+int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write,
+                     struct pcow_error *error);
 /*
- * The same for user-mode code, which will not find the pool full then. With engine minor it may trap all the same; and in class page-cache, where
- * what the page cache has of the file was dropped and read anew by somebody since, which makes the first store want space for more than its page.
+ * The same for user-mode code, which will not find the pool full then. With engine minor it may
+ * trap all the same; and in class page-cache, where what the page cache has of the file was dropped
+ * and read anew by somebody since, which makes the first store want space for more than its page.
  */
-int pcow_map_prepare(pcow_map *map, uint64_t offset, uint64_t length, bool write, struct pcow_error *error);
+int pcow_map_prepare(pcow_map *map, uint64_t offset, uint64_t length, bool write,
+                     struct pcow_error *error);
 
 /*
- * Wait until nobody is about to map the range anew. A system call that loads from it may have returned EFAULT for that reason (a watch
- * begins in steps, see pcow_map_watch()), and may be repeated after this; if it fails again and again, it has another one.
+ * Wait until nobody is about to map the range anew. A system call that loads from it may have
+ * returned EFAULT for that reason (a watch begins in steps, see pcow_map_watch()), and may be
+ * repeated after this; if it fails again and again, it has another one.
  */
 void pcow_map_settle(pcow_map *map, uint64_t offset, uint64_t length);
 /*
- * Whether the page at offset may be loaded from (stored to) without EFAULT; class page-cache: now. With engine minor: only where pcow_map_resolve() was called for its
- * slab (2 MiB), as what nobody asks for may become inaccessible again. A KVM vCPU that stores where it may not comes back with a
- * bare EFAULT: guess the address, ask this, call pcow_map_resolve() and run the vCPU again. Any thread.
+ * Whether the page at offset may be loaded from (stored to) without EFAULT; class page-cache: now.
+ * With engine minor: only where pcow_map_resolve() was called for its slab (2 MiB), as what nobody
+ * asks for may become inaccessible again. A KVM vCPU that stores where it may not comes back with a
+ * bare EFAULT: guess the address, ask this, call pcow_map_resolve() and run the vCPU again. Any
+ * thread.
  */
 bool pcow_map_is_accessible(const pcow_map *map, uint64_t offset, bool write);
 /*
- * When no guess fits: until the next store to a page that may not be stored to, have userfaultfd watch all such pages; it knows the
- * address, and the store is served. Loads of them are slower meanwhile. Any thread. -EPERM and others: userfaultfd is not available.
+ * When no guess fits: until the next store to a page that may not be stored to, have userfaultfd
+ * watch all such pages; it knows the address, and the store is served. Loads of them are slower
+ * meanwhile. Any thread. -EPERM and others: userfaultfd is not available.
  */
 int pcow_map_watch(pcow_map *map, struct pcow_error *error);
-/* Where the last watch found a store that it could not serve (pool full, media error): pcow_map_resolve() it. False if none. */
+/*
+ * Where the last watch found a store that it could not serve (pool full, media error):
+ * pcow_map_resolve() it. False if none.
+ */
 bool pcow_map_watch_found(const pcow_map *map, uint64_t *offset);
 /*
- * Make what was stored to a range durable, as far as the persistence class can: page-cache, msync() of what is mapped for stores, or
- * fdatasync() when that is much; pmem, flush of its cache lines, or fdatasync() when they are many; volatile, nothing.
- * -EIO: data was lost of which no flush had told when this one began; what is stored from now on is another matter.
+ * Make what was stored to a range durable, as far as the persistence class can: page-cache, msync()
+ * of what is mapped for stores, or fdatasync() when that is much; pmem, flush of its cache lines,
+ * or fdatasync() when they are many; volatile, nothing. -EIO: data was lost of which no flush had
+ * told when this one began; what is stored from now on is another matter.
  */
 int pcow_map_flush(pcow_map *map, uint64_t offset, uint64_t length, struct pcow_error *error);
 /*
- * Map the slabs of a range anew, as the image has them: after the caller had put memory of his own over a page, for instance to let an
- * access to an unreadable one end.
+ * Map the slabs of a range anew, as the image has them: after the caller had put memory of his own
+ * over a page, for instance to let an access to an unreadable one end.
  */
 int pcow_map_restore(pcow_map *map, uint64_t offset, uint64_t length, struct pcow_error *error);
 /*
- * Where the guest sees what lies at an address of the process. The kernel tells of memory that has lost its content (BUS_MCEERR_AO) by one
- * of the addresses that it is mapped at, which may be one of the library's own. False: the guest does not see it.
+ * Where the guest sees what lies at an address of the process. The kernel tells of memory that has
+ * lost its content (BUS_MCEERR_AO) by one of the addresses that it is mapped at, which may be one
+ * of the library's own. False: the guest does not see it.
  */
 bool pcow_map_find(const pcow_map *map, const void *address, uint64_t *offset);
 /*
- * The kernel has told that the page which the guest sees at this offset is lost (BUS_MCEERR_AO, BUS_MCEERR_AR), and may forget it: in class
- * page-cache it shows what the disk has in its place. From this call on, until the file is closed, every access fails as one that cannot be
- * served does, the library's own as well. In class volatile the kernel keeps it, and this does nothing. For one thread at a time.
+ * The kernel has told that the page which the guest sees at this offset is lost (BUS_MCEERR_AO,
+ * BUS_MCEERR_AR), and may forget it: in class page-cache it shows what the disk has in its place.
+ * From this call on, until the file is closed, every access fails as one that cannot be served
+ * does, the library's own as well. In class volatile the kernel keeps it, and this does nothing.
+ * For one thread at a time.
  */
 int pcow_map_lose(pcow_map *map, uint64_t offset, struct pcow_error *error);
 /* For poll(); readable while pcow_map_next_event() has something to say. */
@@ -400,8 +524,10 @@ struct pcow_map_stats {
     enum pcow_engine engine;                   /* the one in force */
     uint64_t write_traps, read_traps;          /* accesses that had to be resolved */
     uint64_t pages_copied, pages_zeroed;       /* copy-on-write, expansion (4 KiB each) */
-    uint64_t slabs_promoted;                   /* slabs copied whole to stay inside the VMA budget */
-    uint64_t slabs_prepared;                   /* by the thread that works ahead, since the map was made */
+    /* slabs copied whole to stay inside the VMA budget */
+    uint64_t slabs_promoted;
+    /* by the thread that works ahead, since the map was made */
+    uint64_t slabs_prepared;
     uint64_t slabs_missed;                     /* wanted before one was ready */
     uint64_t slabs_completed;                  /* hot slabs copied whole in the background */
     unsigned slabs_queued;                     /* guest slabs that wait for that thread */
@@ -410,12 +536,16 @@ struct pcow_map_stats {
     uint64_t flushes;                          /* calls of pcow_map_flush() */
     uint64_t watches;                          /* calls of pcow_map_watch() */
     unsigned vmas, vma_budget;                 /* upper bound of mappings in use, and the limit */
-    size_t memory;                             /* bytes of DRAM that the monitor itself uses, with such copies of read-only images */
+    /* bytes of DRAM that the monitor itself uses, with such copies of read-only images */
+    size_t memory;
 };
 
 void pcow_map_get_stats(const pcow_map *map, struct pcow_map_stats *stats);
 
-/* ---- check --------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- check
+ * ---------------------------------------------------------------------------------------------------------
+ */
 
 enum pcow_check_flags {
     PCOW_CHECK_REPAIR = 1 << 0,
@@ -438,11 +568,11 @@ struct pcow_check_result {
 typedef void (*pcow_finding_fn)(void *opaque, enum pcow_finding_kind kind, const char *message);
 
 /*
- * Check one file (not its bases).  Returns 0 if the check could be carried out, whatever it found: see *result.
- * -EMEDIUMTYPE if neither the header nor its copy is one of ours.
+ * Check one file (not its bases). Returns 0 if the check could be carried out, whatever it found:
+ * see *result. -EMEDIUMTYPE if neither the header nor its copy is one of ours.
  */
-int pcow_check(const char *path, unsigned flags, pcow_finding_fn finding, void *opaque, struct pcow_check_result *result,
-               struct pcow_error *error);
+int pcow_check(const char *path, unsigned flags, pcow_finding_fn finding, void *opaque,
+               struct pcow_check_result *result, struct pcow_error *error);
 
 #ifdef __cplusplus
 }

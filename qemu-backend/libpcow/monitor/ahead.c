@@ -20,7 +20,10 @@
 #define MAX_OPENED 512u                /* slabs (1 GiB) handed out with prepared pages, before those not in use are trimmed */
 #define MAX_GIVEN_BACK 8u              /* slabs whose remains are punched out before somebody else may have a turn */
 
-/* ---- called by others ----------------------------------------------------------------------------------------------- */
+/*
+ * ---- called by others
+ * -----------------------------------------------------------------------------------------------
+ */
 
 static void wake(struct ahead *ahead)
 {
@@ -43,7 +46,9 @@ static bool is_hot(const struct slab_map *slab)
     return layout_is_hot(slab, HOT_SHARE) && !page_set_full(&slab->writable);
 }
 
-/* In the top file: a revert may have taken that away, and what shows then is in the file of a base. */
+/*
+ * In the top file: a revert may have taken that away, and what shows then is in the file of a base.
+ */
 static bool is_own_slab(const struct pcow_map *map, slab_ref head)
 {
     return head && slab_ref_level(head) == map->image->chain->levels;
@@ -58,7 +63,9 @@ void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied, bool c
     slab->recent = 1;
     if (!__atomic_load_n(&ahead->running, __ATOMIC_RELAXED))
         return;
-    if (is_own_slab(map, head) && ((comes_back && copied) || (slab->faults == 1 && !page_set_full(&map->image->prepared[slab_ref_slab(head)])))) {
+    if (is_own_slab(map, head)
+        && ((comes_back && copied)
+            || (slab->faults == 1 && !page_set_full(&map->image->prepared[slab_ref_slab(head)])))) {
         enqueue(ahead, guest_slab);
         wake(ahead);
     } else if (copied && !slab->queued && is_hot(slab)) {
@@ -66,20 +73,25 @@ void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied, bool c
         enqueue(ahead, guest_slab);
         wake(ahead);
     } else if (slab->faults == 1 && copied && ahead_queued(map) < AHEAD_QUEUE_SIZE / 2) {
-        /* For its source only. To wake the thread takes longer than that may save: the first one does, and it looks for more, see rest(). */
+        /*
+         * For its source only. To wake the thread takes longer than that may save: the first one
+         * does, and it looks for more, see rest().
+         */
         enqueue(ahead, guest_slab);
         __atomic_fetch_add(&ahead->guesses, 1, __ATOMIC_SEQ_CST);
         if (!__atomic_load_n(&ahead->expecting, __ATOMIC_SEQ_CST))
             wake(ahead);
     }
-    if (slab->faults == 1 && prepared_count(map->image) <= __atomic_load_n(&ahead->lead, __ATOMIC_RELAXED) / 2
+    if (slab->faults == 1
+        && prepared_count(map->image) <= __atomic_load_n(&ahead->lead, __ATOMIC_RELAXED) / 2
         && __atomic_load_n(&ahead->sleeping, __ATOMIC_RELAXED))
         wake(ahead);
 }
 
 unsigned ahead_queued(const struct pcow_map *map)
 {
-    uint32_t waiting = __atomic_load_n(&map->ahead.queue_tail, __ATOMIC_RELAXED) - __atomic_load_n(&map->ahead.queue_head, __ATOMIC_RELAXED);
+    uint32_t waiting = __atomic_load_n(&map->ahead.queue_tail, __ATOMIC_RELAXED)
+                       - __atomic_load_n(&map->ahead.queue_head, __ATOMIC_RELAXED);
 
     return waiting < AHEAD_QUEUE_SIZE ? waiting : AHEAD_QUEUE_SIZE;
 }
@@ -99,7 +111,10 @@ bool ahead_has_frozen(const struct pcow_map *map)
     return __atomic_load_n(&map->ahead.froze, __ATOMIC_ACQUIRE);
 }
 
-/* ---- the thread ----------------------------------------------------------------------------------------------------- */
+/*
+ * ---- the thread
+ * -----------------------------------------------------------------------------------------------------
+ */
 
 /* True if there may be more to do. */
 static bool refill(struct pcow_map *map)
@@ -125,7 +140,8 @@ static bool refill(struct pcow_map *map)
 /* Some were forgotten, nobody knows which: a trap may ask for any of them again. */
 static void forget_queued(struct pcow_map *map)
 {
-    uint64_t slabs = (map->size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS;        /* a revert may have the chain in pieces */
+    /* a revert may have the chain in pieces */
+    uint64_t slabs = (map->size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS;
 
     for (uint64_t v = 0; v < slabs; v++) {
         if (!__atomic_load_n(&map->slabs[v].queued, __ATOMIC_RELAXED))
@@ -144,11 +160,13 @@ static bool serve_queue(struct pcow_map *map)
     uint32_t head = ahead->queue_head, tail = __atomic_load_n(&ahead->queue_tail, __ATOMIC_RELAXED);
 
     if (tail - head > AHEAD_QUEUE_SIZE) {
-        head = tail - AHEAD_QUEUE_SIZE;                /* forgotten: they are served on a trap, as without a thread */
+        /* forgotten: they are served on a trap, as without a thread */
+        head = tail - AHEAD_QUEUE_SIZE;
         __atomic_store_n(&ahead->forgot, true, __ATOMIC_RELAXED);
     }
     while (head != tail) {
-        uint32_t found = __atomic_exchange_n(&ahead->queue[head++ % AHEAD_QUEUE_SIZE], 0, __ATOMIC_ACQUIRE);
+        uint32_t found =
+            __atomic_exchange_n(&ahead->queue[head++ % AHEAD_QUEUE_SIZE], 0, __ATOMIC_ACQUIRE);
         bool hot, grown, minor, complete;
         slab_ref first;
 
@@ -163,7 +181,8 @@ static bool serve_queue(struct pcow_map *map)
         grown = map->slabs[found - 1].grown > 0;
         minor = map->slabs[found - 1].minor;
         first = map->image->chain->head[found - 1];
-        complete = !is_own_slab(map, first) || page_set_full(&map->image->prepared[slab_ref_slab(first)]);
+        complete =
+            !is_own_slab(map, first) || page_set_full(&map->image->prepared[slab_ref_slab(first)]);
         chain_release(map->image->chain, found - 1);
         turnstile_release(map);
         if (hot) {
@@ -171,7 +190,10 @@ static bool serve_queue(struct pcow_map *map)
         } else {
             if (!complete && ahead->opened < MAX_OPENED)
                 ahead_complete_blocks(map, found - 1);
-            /* Of a slab in minor mode a page here and there is copied: to fill the page table for them takes longer than it saves. */
+            /*
+             * Of a slab in minor mode a page here and there is copied: to fill the page table for
+             * them takes longer than it saves.
+             */
             if (grown || !minor)
                 ahead_touch_source(map, found - 1, grown);
         }
@@ -239,7 +261,11 @@ static bool rest(struct pcow_map *map, uint32_t seen)
     if (!expecting && __atomic_load_n(&ahead->guesses, __ATOMIC_SEQ_CST) != guesses)
         return true;
     __atomic_store_n(&ahead->sleeping, 1, __ATOMIC_SEQ_CST);
-    ret = syscall(SYS_futex, &ahead->wakeups, FUTEX_WAIT_PRIVATE, seen, expecting ? &soon : something ? &idle : NULL, NULL, 0);
+    ret = syscall(SYS_futex, &ahead->wakeups, FUTEX_WAIT_PRIVATE, seen,
+                  expecting   ? &soon
+                  : something ? &idle
+                              : NULL,
+                  NULL, 0);
     if (ret < 0 && errno == ETIMEDOUT && !expecting) {
         uint64_t count = accesses_served(map);
 
@@ -250,7 +276,10 @@ static bool rest(struct pcow_map *map, uint32_t seen)
     return true;
 }
 
-/* Some of what snapshot operations and crashes have left, so that nobody waits for long. True if there may be more. */
+/*
+ * Some of what snapshot operations and crashes have left, so that nobody waits for long. True if
+ * there may be more.
+ */
 static bool give_back_remains(struct pcow_map *map)
 {
     struct pcow_image *image = map->image;
@@ -267,7 +296,10 @@ static bool give_back_remains(struct pcow_map *map)
     return false;
 }
 
-/* A slab at a time: the next snapshot, and who serves faults, may be waiting. True if there may be more. */
+/*
+ * A slab at a time: the next snapshot, and who serves faults, may be waiting. True if there may be
+ * more.
+ */
 static bool give_back_frozen(struct pcow_map *map)
 {
     struct ahead *ahead = &map->ahead;
@@ -290,7 +322,10 @@ static bool give_back_frozen(struct pcow_map *map)
     return false;
 }
 
-/* While it runs, each change of a page table that a snapshot operation makes has to interrupt its CPU, for which the VM stands still. */
+/*
+ * While it runs, each change of a page table that a snapshot operation makes has to interrupt its
+ * CPU, for which the VM stands still.
+ */
 static void wait_for_operations(struct pcow_map *map)
 {
     turnstile_take(map);
@@ -304,14 +339,20 @@ static void *run(void *opaque)
     bool looked = false;
 
     pthread_setname_np(pthread_self(), "pcow-ahead");
-    /* Waking up must not interrupt who stores, least of all a vCPU with a real-time policy, which would be inherited. */
+    /*
+     * Waking up must not interrupt who stores, least of all a vCPU with a real-time policy, which
+     * would be inherited.
+     */
     pthread_setschedparam(pthread_self(), SCHED_BATCH, &(struct sched_param){0});
     remains_find(map->image, false);
     while (!ahead_is_stopping(ahead)) {
         uint32_t seen = __atomic_load_n(&ahead->wakeups, __ATOMIC_SEQ_CST);
         bool more = false;
 
-        /* Of a former writer that was killed: in slabs that are owned too, once the image turns out to be stored to. */
+        /*
+         * Of a former writer that was killed: in slabs that are owned too, once the image turns out
+         * to be stored to.
+         */
         if (!looked && (ahead->lead_min > 0 || accesses_served(map) > 0)) {
             remains_find(map->image, true);
             looked = true;
@@ -338,7 +379,10 @@ void ahead_start(struct pcow_map *map, unsigned lead_min)
         return;
     pthread_mutex_init(&ahead->busy, NULL);
     lead_begin(ahead, lead_min);
-    /* Signals are for the program's own threads; but an error in memory that it copies must not be the end of the process. */
+    /*
+     * Signals are for the program's own threads; but an error in memory that it copies must not be
+     * the end of the process.
+     */
     sigfillset(&all);
     sigdelset(&all, SIGBUS);
     pthread_sigmask(SIG_SETMASK, &all, &before);

@@ -27,26 +27,32 @@ struct pcow_map;
 struct ahead {
     pthread_t thread;
     bool running, stop;
-    pthread_mutex_t busy;              /* held by the thread while it looks at the chain, and during snapshot operations */
+    /* held by the thread while it looks at the chain, and during snapshot operations */
+    pthread_mutex_t busy;
     uint32_t waiting;                  /* others that want it */
     uint32_t wakeups;                  /* the futex */
     uint32_t sleeping;
     uint32_t queue[AHEAD_QUEUE_SIZE];  /* guest slab + 1; 0: empty */
     uint32_t queue_head, queue_tail;
-    uint32_t guesses, seen_guesses;    /* slabs that were queued because more copies may follow, and how many at the last look */
+    /* slabs that were queued because more copies may follow, and how many at the last look */
+    uint32_t guesses, seen_guesses;
     bool expecting;                    /* the thread looks for more of them by itself */
     unsigned lead, lead_min;           /* slabs to keep ready: now, and never less */
     uint64_t seen_taken, seen_missed;  /* of the ring, at the last look */
-    unsigned takers;                   /* guest slabs that had no slab of the active layer when they were counted, */
+    /* guest slabs that had no slab of the active layer when they were counted, */
+    unsigned takers;
     uint64_t takers_since_ns, takers_taken;    /* which was then; slabs that were taken before */
     uint64_t rate_since_ns, rate_taken;
     uint64_t idle_accesses;            /* how many had been served at the last look for idleness */
     uint64_t idle_taken;               /* slabs taken when everything was given back */
-    bool holding;                      /* something was prepared since the last time that everything was given back */
+    /* something was prepared since the last time that everything was given back */
+    bool holding;
     bool forgot;                       /* slabs were dropped from the queue, nobody knows which */
-    bool froze;                        /* slabs with prepared pages have become those of a snapshot, which nobody will use any more */
+    /* slabs with prepared pages have become those of a snapshot, which nobody will use any more */
+    bool froze;
     uint64_t frozen_next;              /* the next slab to look at for that */
-    unsigned opened;                   /* slabs with prepared pages that were handed out since the last trim */
+    /* slabs with prepared pages that were handed out since the last trim */
+    unsigned opened;
     uint64_t prepared, completed;      /* statistics: slabs prepared, slabs copied whole */
 };
 
@@ -57,8 +63,9 @@ void ahead_stop(struct pcow_map *map);
 void ahead_end(struct pcow_map *map);
 
 /*
- * After a trap was served in this guest slab, perhaps with a copy; its claim is held. comes_back: for the first time to a cluster that another
- * trap has begun, so that larger copies will follow. Async-signal-safe.
+ * After a trap was served in this guest slab, perhaps with a copy; its claim is held. comes_back:
+ * for the first time to a cluster that another trap has begun, so that larger copies will follow.
+ * Async-signal-safe.
  */
 void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied, bool comes_back);
 
@@ -67,7 +74,10 @@ unsigned ahead_queued(const struct pcow_map *map);
 
 /* There is something to do. Async-signal-safe. */
 void ahead_wake(struct pcow_map *map);
-/* A layer was frozen: what is prepared in its slabs is to be given back. / Is that still to be done? */
+/*
+ * A layer was frozen: what is prepared in its slabs is to be given back. / Is that still to be
+ * done?
+ */
 void ahead_froze(struct pcow_map *map);
 bool ahead_has_frozen(const struct pcow_map *map);
 
@@ -76,20 +86,30 @@ static inline bool ahead_is_stopping(const struct ahead *ahead)
     return __atomic_load_n(&ahead->stop, __ATOMIC_ACQUIRE);
 }
 
-/* ---- turnstile.c ------------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- turnstile.c
+ * -------------------------------------------------------------------------------------------------------------
+ */
 
 /* Keep the thread away from chain and layers / let it go on. */
 void turnstile_hold(struct pcow_map *map);
 void turnstile_release(struct pcow_map *map);
 /*
- * What the thread itself calls before a step, instead of turnstile_hold(): whoever waits is first. A mutex alone goes to who comes by while the one that
- * it has woken is on its way, and the next step begins at once: a snapshot, with the guest stopped, waited for several of them.
+ * What the thread itself calls before a step, instead of turnstile_hold(): whoever waits is first.
+ * A mutex alone goes to who comes by while the one that it has woken is on its way, and the next
+ * step begins at once: a snapshot, with the guest stopped, waited for several of them.
  */
 void turnstile_take(struct pcow_map *map);
-/* Accesses of the guest that had to be served. What a KVM vCPU does never traps here: for that and for devices the program asks. */
+/*
+ * Accesses of the guest that had to be served. What a KVM vCPU does never traps here: for that and
+ * for devices the program asks.
+ */
 uint64_t accesses_served(const struct pcow_map *map);
 
-/* ---- lead.c: by the thread, how many slabs should be ready ------------------------------------------------------------------- */
+/*
+ * ---- lead.c: by the thread, how many slabs should be ready
+ * -------------------------------------------------------------------
+ */
 
 void lead_begin(struct ahead *ahead, unsigned lead_min);
 /* From how fast they are taken, and how many still can be. */
@@ -97,15 +117,19 @@ void lead_judge(struct pcow_map *map);
 /* Nothing happened for a while: as few as when it began. */
 void lead_give_back(struct ahead *ahead);
 
-/* ---- ahead_slab.c: by the thread, to one guest slab, which is claimed for a few pages at a time ------------------------------- */
+/*
+ * ---- ahead_slab.c: by the thread, to one guest slab, which is claimed for a few pages at a time
+ * -------------------------------
+ */
 
 /* Prepare what is not valid in the file slab that it was given without. */
 void ahead_complete_blocks(struct pcow_map *map, uint64_t guest_slab);
 /* A hot slab: make the rest own, and then it is one mapping. */
 void ahead_complete_pages(struct pcow_map *map, uint64_t guest_slab);
 /*
- * Where the next copies will come from: into the page table of that file's window, so that they need not wait for it. expected: that there will
- * be any is more than a guess, so what is on a disk is read, too.
+ * Where the next copies will come from: into the page table of that file's window, so that they
+ * need not wait for it. expected: that there will be any is more than a guess, so what is on a disk
+ * is read, too.
  */
 void ahead_touch_source(struct pcow_map *map, uint64_t guest_slab, bool expected);
 

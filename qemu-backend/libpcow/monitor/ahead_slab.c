@@ -12,15 +12,20 @@
 
 typedef int prepare_fn(struct pcow_image *image, uint64_t slab, unsigned first, unsigned count);
 
-/* What has to be done to the pages that are not valid and not prepared; only if the guest slab's file slab is the one that is meant. */
-static int complete_chunk(struct pcow_map *map, uint64_t guest_slab, unsigned first, uint64_t *meant, prepare_fn *prepare)
+/*
+ * What has to be done to the pages that are not valid and not prepared; only if the guest slab's
+ * file slab is the one that is meant.
+ */
+static int complete_chunk(struct pcow_map *map, uint64_t guest_slab, unsigned first,
+                          uint64_t *meant, prepare_fn *prepare)
 {
     struct pcow_image *image = map->image;
     slab_ref head = image->chain->head[guest_slab];
     uint64_t p = slab_ref_slab(head);
     int ret = 0;
 
-    if (!head || slab_ref_level(head) != image->chain->levels || image->slabs[p].layer != image_active(image) || (*meant && *meant != p))
+    if (!head || slab_ref_level(head) != image->chain->levels
+        || image->slabs[p].layer != image_active(image) || (*meant && *meant != p))
         return -ESTALE;
     *meant = p;
     for (unsigned page = first; page < first + CHUNK && ret == 0;) {
@@ -34,7 +39,8 @@ static int complete_chunk(struct pcow_map *map, uint64_t guest_slab, unsigned fi
 }
 
 /* A chunk at a time, as a trap may wait for the slab. */
-static int complete_chunks(struct pcow_map *map, uint64_t guest_slab, uint64_t *meant, prepare_fn *prepare)
+static int complete_chunks(struct pcow_map *map, uint64_t guest_slab, uint64_t *meant,
+                           prepare_fn *prepare)
 {
     int ret = 0;
 
@@ -51,7 +57,10 @@ static int complete_chunks(struct pcow_map *map, uint64_t guest_slab, uint64_t *
     return ret;
 }
 
-/* Half done: some pages have blocks and do not count as prepared, so nothing else would give them back. */
+/*
+ * Half done: some pages have blocks and do not count as prepared, so nothing else would give them
+ * back.
+ */
 static void undo_blocks(struct pcow_map *map, uint64_t guest_slab, uint64_t p)
 {
     struct pcow_image *image = map->image;
@@ -82,7 +91,8 @@ void ahead_touch_source(struct pcow_map *map, uint64_t guest_slab, bool expected
 {
     struct pcow_image *image = map->image;
 
-    for (unsigned page = 0; page < layout_pages(map, guest_slab) && !ahead_is_stopping(&map->ahead);) {
+    for (unsigned page = 0;
+         page < layout_pages(map, guest_slab) && !ahead_is_stopping(&map->ahead);) {
         const uint8_t *source = NULL;
         struct place place;
 
@@ -95,10 +105,12 @@ void ahead_touch_source(struct pcow_map *map, uint64_t guest_slab, bool expected
                 source = file_address(file, place.offset);
         }
         /*
-         * By loads: without the lock that a trap's mmap() needs, and most of them find what the fault of another has brought in. Whether it
-         * can be read is found out, and told, by who copies it.
+         * By loads: without the lock that a trap's mmap() needs, and most of them find what the
+         * fault of another has brought in. Whether it can be read is found out, and told, by who
+         * copies it.
          */
-        for (unsigned i = 0; source && i < place.pages && copy_touch(source + i * PCOW_PAGE_SIZE); i++)
+        for (unsigned i = 0; source && i < place.pages && copy_touch(source + i * PCOW_PAGE_SIZE);
+             i++)
             ;
         if (source)
             file_note_filled(&image->chain->file[place.level]->file, place.offset);
@@ -114,14 +126,16 @@ void ahead_complete_pages(struct pcow_map *map, uint64_t guest_slab)
     uint64_t copied = 0;
     int ret = 0;
 
-    for (unsigned page = 0; page < pages && ret == 0 && !ahead_is_stopping(&map->ahead); page += CHUNK) {
+    for (unsigned page = 0; page < pages && ret == 0 && !ahead_is_stopping(&map->ahead);
+         page += CHUNK) {
         bool room = prepare_room(map->image) > 0;
 
         turnstile_take(map);
         chain_claim(map->image->chain, guest_slab);
         ret = slab->cold || slab->watched || !slab->queued ? -ESTALE : !room ? -ENOSPC : 0;
         if (!ret)
-            ret = layout_own(map, guest_slab, page, pages - page < CHUNK ? pages - page : CHUNK, &copied);
+            ret = layout_own(map, guest_slab, page, pages - page < CHUNK ? pages - page : CHUNK,
+                             &copied);
         if (!ret && page + CHUNK >= pages) {
             ret = layout_map_slab(map, guest_slab);
             if (!ret)

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* A bounded queue from fault handlers to the main loop: many producers, one consumer, no locks; when full, events are dropped. */
+/*
+ * A bounded queue from fault handlers to the main loop: many producers, one consumer, no locks;
+ * when full, events are dropped.
+ */
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -31,10 +34,15 @@ void events_post(struct event_queue *queue, enum pcow_event_kind kind, int error
     uint32_t at = __atomic_load_n(&queue->tail, __ATOMIC_ACQUIRE);
 
     do {
-        /* Signed: the head may have passed a tail that is no longer the tail, which is not a full queue. */
-        if ((int32_t)(at - __atomic_load_n(&queue->head, __ATOMIC_ACQUIRE)) >= (int32_t)EVENT_QUEUE_SIZE)
+        /*
+         * Signed: the head may have passed a tail that is no longer the tail, which is not a full
+         * queue.
+         */
+        if ((int32_t)(at - __atomic_load_n(&queue->head, __ATOMIC_ACQUIRE))
+            >= (int32_t)EVENT_QUEUE_SIZE)
             return;
-    } while (!__atomic_compare_exchange_n(&queue->tail, &at, at + 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
+    } while (!__atomic_compare_exchange_n(&queue->tail, &at, at + 1, false, __ATOMIC_ACQ_REL,
+                                          __ATOMIC_ACQUIRE));
     queue->event[at % EVENT_QUEUE_SIZE] = (struct pcow_event){kind, error, offset};
     __atomic_store_n(&queue->ready[at % EVENT_QUEUE_SIZE], at + 1, __ATOMIC_RELEASE);
     events_wake(queue);
@@ -49,7 +57,10 @@ bool events_next(struct event_queue *queue, struct pcow_event *event)
     if (__atomic_load_n(&queue->ready[at % EVENT_QUEUE_SIZE], __ATOMIC_ACQUIRE) != at + 1) {
         ignored = read(queue->fd, &count, sizeof count);
         (void)ignored;
-        /* One may have come between the look and the read; without this it would wait for the next one. */
+        /*
+         * One may have come between the look and the read; without this it would wait for the next
+         * one.
+         */
         if (__atomic_load_n(&queue->ready[at % EVENT_QUEUE_SIZE], __ATOMIC_ACQUIRE) != at + 1)
             return false;
     }

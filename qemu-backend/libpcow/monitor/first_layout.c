@@ -25,7 +25,8 @@ int layout_begin(struct pcow_map *map, struct pcow_error *error)
     if (ret == -EEXIST) {
         reserve_release(map);
         vmas_add(map, -(int)map->vmas);
-        for (uint64_t v = chain_next_used(chain, 0); v < chain->guest_slabs; v = chain_next_used(chain, v + 1))
+        for (uint64_t v = chain_next_used(chain, 0); v < chain->guest_slabs;
+             v = chain_next_used(chain, v + 1))
             memset(&map->slabs[v], 0, sizeof map->slabs[v]);
         map->slabs_counted = 0;
         ret = reserve_range(map, error);

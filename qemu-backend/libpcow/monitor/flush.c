@@ -2,9 +2,10 @@
 /*
  * Making the guest's stores durable when it asks for it (virtio-pmem, pcow_map_flush()).
  *
- * Only own pages that are mapped for stores can hold what is not durable: everything older was made so when it was frozen, or is
- * counted by frozen and not by flushed (or unknown). Within one flush, data and metadata may reach the medium in any order: a page whose bit or owner is
- * missing reads as before the stores that this flush covers.
+ * Only own pages that are mapped for stores can hold what is not durable: everything older was made
+ * so when it was frozen, or is counted by frozen and not by flushed (or unknown). Within one flush,
+ * data and metadata may reach the medium in any order: a page whose bit or owner is missing reads
+ * as before the stores that this flush covers.
  */
 #include <errno.h>
 
@@ -13,17 +14,22 @@
 #include "util/error.h"
 
 /*
- * Class page-cache: each msync() is a commit of the file system's journal and a flush of the device. Up to so many pieces they beat one
- * fdatasync(), which writes everything that is dirty in the file and finds it without help.
+ * Class page-cache: each msync() is a commit of the file system's journal and a flush of the
+ * device. Up to so many pieces they beat one fdatasync(), which writes everything that is dirty in
+ * the file and finds it without help.
  */
 #define MAX_PIECES 2u
 /*
- * Class pmem: each line of the pages costs a flush instruction, dirty or not. Beyond this many bytes fdatasync() is cheaper: the
- * kernel knows the pages that were stored to since the last one, and write-protects them again.
+ * Class pmem: each line of the pages costs a flush instruction, dirty or not. Beyond this many
+ * bytes fdatasync() is cheaper: the kernel knows the pages that were stored to since the last one,
+ * and write-protects them again.
  */
 #define MAX_LINE_FLUSH (UINT64_C(8) << 20)
 
-/* The first guest slab from the one of this offset on that can hold stores; a revert may have the chain apart. */
+/*
+ * The first guest slab from the one of this offset on that can hold stores; a revert may have the
+ * chain apart.
+ */
 static uint64_t next_used(const struct pcow_map *map, uint64_t offset)
 {
     const struct chain *chain = __atomic_load_n(&map->image->chain, __ATOMIC_ACQUIRE);
@@ -43,8 +49,12 @@ static int flush_piece(const struct pcow_map *map, uint64_t offset, uint64_t len
     return persist_range(&map->image->file.persist, map->address + offset, length);
 }
 
-/* Count the pieces of [offset, end) that are mapped for stores, and call flush for each of them if it is not NULL. */
-static int walk_writable(const struct pcow_map *map, uint64_t offset, uint64_t end, struct walk *walk, flush_piece_fn *flush)
+/*
+ * Count the pieces of [offset, end) that are mapped for stores, and call flush for each of them if
+ * it is not NULL.
+ */
+static int walk_writable(const struct pcow_map *map, uint64_t offset, uint64_t end,
+                         struct walk *walk, flush_piece_fn *flush)
 {
     while (offset < end) {
         uint64_t guest_slab = next_used(map, offset), from = guest_slab << SLAB_BITS;
@@ -56,7 +66,8 @@ static int walk_writable(const struct pcow_map *map, uint64_t offset, uint64_t e
             offset = from;
 
         uint64_t last = end - from < PCOW_SLAB_SIZE ? end - from : PCOW_SLAB_SIZE;
-        unsigned page = (unsigned)((offset - from) / PCOW_PAGE_SIZE), pages = (unsigned)((last + PCOW_PAGE_SIZE - 1) / PCOW_PAGE_SIZE);
+        unsigned page = (unsigned)((offset - from) / PCOW_PAGE_SIZE),
+                 pages = (unsigned)((last + PCOW_PAGE_SIZE - 1) / PCOW_PAGE_SIZE);
 
         while (page < pages) {
             unsigned run_end = page_set_run_end(writable, page, pages);
@@ -85,36 +96,54 @@ void flush_frozen(struct pcow_map *map)
 /* There may be stores in pages that are in no set. */
 static bool needs_all(const pcow_map *map)
 {
-    return __atomic_load_n(&map->flushed, __ATOMIC_SEQ_CST) != __atomic_load_n(&map->frozen, __ATOMIC_SEQ_CST)
-        || __atomic_load_n(&map->unknown, __ATOMIC_SEQ_CST) || image_must_store_again(map->image);
+    return __atomic_load_n(&map->flushed, __ATOMIC_SEQ_CST)
+               != __atomic_load_n(&map->frozen, __ATOMIC_SEQ_CST)
+           || __atomic_load_n(&map->unknown, __ATOMIC_SEQ_CST)
+           || image_must_store_again(map->image);
 }
 
 static int flush_all(pcow_map *map)
 {
     /* Before the commit: what is frozen meanwhile is for the next one. */
     uint64_t frozen = __atomic_load_n(&map->frozen, __ATOMIC_SEQ_CST), flushed;
-    /* Class pmem has no metadata that waits for a flush, and its data is in the mapping: image_sync() would leave that out. */
-    int ret = image_must_store_again(map->image) ? image_sync(map->image) : file_commit(&map->image->file);
+    /*
+     * Class pmem has no metadata that waits for a flush, and its data is in the mapping:
+     * image_sync() would leave that out.
+     */
+    int ret = image_must_store_again(map->image) ? image_sync(map->image)
+                                                 : file_commit(&map->image->file);
 
     if (ret)
         return ret;
-    /* Not before it is over: a flush that comes meanwhile would find nothing to do, and say that is on the medium which is not. */
+    /*
+     * Not before it is over: a flush that comes meanwhile would find nothing to do, and say that is
+     * on the medium which is not.
+     */
     flushed = __atomic_load_n(&map->flushed, __ATOMIC_SEQ_CST);
-    while (flushed < frozen && !__atomic_compare_exchange_n(&map->flushed, &flushed, frozen, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+    while (flushed < frozen
+           && !__atomic_compare_exchange_n(&map->flushed, &flushed, frozen, true, __ATOMIC_SEQ_CST,
+                                           __ATOMIC_SEQ_CST))
         ;
     return 0;
 }
 
-/* Owner word and valid set of the file slabs that hold a range; allocations leave them to the next flush. */
+/*
+ * Owner word and valid set of the file slabs that hold a range; allocations leave them to the next
+ * flush.
+ */
 static int flush_metadata(pcow_map *map, uint64_t offset, uint64_t end)
 {
     const struct chain *chain = __atomic_load_n(&map->image->chain, __ATOMIC_ACQUIRE);
     struct file *file = &map->image->file;
 
-    /* A revert has it apart. What was stored before that is gone, and nobody stores before it is there again. */
+    /*
+     * A revert has it apart. What was stored before that is gone, and nobody stores before it is
+     * there again.
+     */
     if (!chain)
         return flush_all(map);
-    for (uint64_t v = next_used(map, offset); v << SLAB_BITS < end; v = chain_next_used(chain, v + 1)) {
+    for (uint64_t v = next_used(map, offset); v << SLAB_BITS < end;
+         v = chain_next_used(chain, v + 1)) {
         slab_ref head = __atomic_load_n(&chain->head[v], __ATOMIC_ACQUIRE);
         uint64_t slab = slab_ref_slab(head);
         void *owner, *valid;
@@ -136,15 +165,17 @@ static int flush_metadata(pcow_map *map, uint64_t offset, uint64_t end)
 }
 
 /*
- * A page is mapped for stores before it is in the set, and another thread may have stored to it in between. Whoever holds the claim of a slab
- * enters what he has mapped before he gives it back; what is mapped after that holds no store that this flush covers.
+ * A page is mapped for stores before it is in the set, and another thread may have stored to it in
+ * between. Whoever holds the claim of a slab enters what he has mapped before he gives it back;
+ * what is mapped after that holds no store that this flush covers.
  */
 void flush_await_mapped(struct pcow_map *map, uint64_t offset, uint64_t end)
 {
     struct interrupts interrupts = interrupts_disable();
 
     gate_enter(map);
-    for (uint64_t v = next_used(map, offset); v << SLAB_BITS < end; v = next_used(map, (v + 1) << SLAB_BITS)) {
+    for (uint64_t v = next_used(map, offset); v << SLAB_BITS < end;
+         v = next_used(map, (v + 1) << SLAB_BITS)) {
         chain_claim(map->image->chain, v);
         chain_release(map->image->chain, v);
     }
@@ -164,10 +195,15 @@ static int flush_range(pcow_map *map, uint64_t offset, uint64_t end)
         return flush_all(map);
     flush_await_mapped(map, offset, end);
     walk_writable(map, offset, end, &walk, NULL);
-    if (persistence == PCOW_PERSISTENCE_PMEM ? walk.bytes > MAX_LINE_FLUSH : walk.pieces > MAX_PIECES || offset >> SLAB_BITS != (end - 1) >> SLAB_BITS)
+    if (persistence == PCOW_PERSISTENCE_PMEM
+            ? walk.bytes > MAX_LINE_FLUSH
+            : walk.pieces > MAX_PIECES || offset >> SLAB_BITS != (end - 1) >> SLAB_BITS)
         return flush_all(map);
     ret = walk_writable(map, offset, end, &walk, flush_piece);
-    /* A snapshot since then has emptied the sets that were walked over; or a mapping could not be replaced, and there is a hole in the range (-ENOMEM). */
+    /*
+     * A snapshot since then has emptied the sets that were walked over; or a mapping could not be
+     * replaced, and there is a hole in the range (-ENOMEM).
+     */
     if ((!ret || ret == -ENOMEM) && needs_all(map))
         return flush_all(map);
     /* In class pmem metadata is durable when it is published. */

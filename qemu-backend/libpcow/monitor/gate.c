@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Snapshot create and revert change what every trap relies on: which layer is active, what is mapped for stores, the chain. Nobody stores to the range
- * meanwhile, but any thread may call pcow_map_resolve() and others of that kind, and a load may trap. They come in here first: the operation waits
- * until all have left, and they until it is over. A delete leaves the gate open: it claims one guest slab after the other.
+ * Snapshot create and revert change what every trap relies on: which layer is active, what is
+ * mapped for stores, the chain. Nobody stores to the range meanwhile, but any thread may call
+ * pcow_map_resolve() and others of that kind, and a load may trap. They come in here first: the
+ * operation waits until all have left, and they until it is over. A delete leaves the gate open: it
+ * claims one guest slab after the other.
  */
 #include <time.h>
 

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Slabs that lie in more pieces than there are mappings for, and that cannot become one piece in the file: of an image that is open for reading only, or
- * on a full pool. What the slab shows is gathered in memory of its own, of which nobody sees anything before all of it is there. It does not become
- * stale: only what is mapped for stores changes, and that is mapped over the copy. Of an image that is open for reading nobody writes to the file
- * (who opened it without its lock, PCOW_OPEN_FORCE_SHARE, is promised nothing), and what a snapshot shows stays.
+ * Slabs that lie in more pieces than there are mappings for, and that cannot become one piece in
+ * the file: of an image that is open for reading only, or on a full pool. What the slab shows is
+ * gathered in memory of its own, of which nobody sees anything before all of it is there. It does
+ * not become stale: only what is mapped for stores changes, and that is mapped over the copy. Of an
+ * image that is open for reading nobody writes to the file (who opened it without its lock,
+ * PCOW_OPEN_FORCE_SHARE, is promised nothing), and what a snapshot shows stays.
  */
 #include <errno.h>
 #include <sys/mman.h>
@@ -20,18 +22,22 @@ static int read_slab(const struct pcow_map *map, uint64_t guest_slab, uint8_t *t
         struct place place = chain_find(map->image, guest_slab, page, pages - page);
 
         if (place.present)
-            ret = file_read(&map->image->chain->file[place.level]->file, place.offset, to + page * PCOW_PAGE_SIZE,
-                            place.pages * PCOW_PAGE_SIZE);
+            ret = file_read(&map->image->chain->file[place.level]->file, place.offset,
+                            to + page * PCOW_PAGE_SIZE, place.pages * PCOW_PAGE_SIZE);
         page += place.pages;
     }
     return ret;
 }
 
-/* One mapping takes the place of what is there at once: who traps meanwhile finds it there when he gets the claim. */
+/*
+ * One mapping takes the place of what is there at once: who traps meanwhile finds it there when he
+ * gets the claim.
+ */
 static int gather(struct pcow_map *map, uint64_t guest_slab)
 {
     size_t length = layout_pages(map, guest_slab) * PCOW_PAGE_SIZE;
-    uint8_t *copy = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    uint8_t *copy = mmap(NULL, length, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     int ret;
 
     if (copy == MAP_FAILED)
@@ -39,7 +45,9 @@ static int gather(struct pcow_map *map, uint64_t guest_slab)
     ret = read_slab(map, guest_slab, copy);
     if (!ret
         && (mprotect(copy, length, PROT_READ)
-            || mremap(copy, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, map->address + (guest_slab << SLAB_BITS)) == MAP_FAILED))
+            || mremap(copy, length, length, MREMAP_MAYMOVE | MREMAP_FIXED,
+                      map->address + (guest_slab << SLAB_BITS))
+                   == MAP_FAILED))
         ret = -errno;
     if (ret)
         munmap(copy, length);
@@ -58,8 +66,9 @@ int gather_slab(struct pcow_map *map, uint64_t guest_slab)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
     /*
-     * For a page that cannot be read, or for want of memory, nobody must suffer who loads another one: then it takes the mappings after
-     * all, and who loads that page is told by the kernel, or by resolve().
+     * For a page that cannot be read, or for want of memory, nobody must suffer who loads another
+     * one: then it takes the mappings after all, and who loads that page is told by the kernel, or
+     * by resolve().
      */
     if (!is_too_much(map, guest_slab) || gather(map, guest_slab))
         return layout_map_slab(map, guest_slab);
@@ -70,7 +79,9 @@ int gather_slab(struct pcow_map *map, uint64_t guest_slab)
     __atomic_fetch_add(&map->gathered, 1u - slab->gathered, __ATOMIC_RELAXED);
     slab->gathered = 1;
     __atomic_store_n(&slab->watched, WATCHED_NOT, __ATOMIC_RELAXED);
-    /* Who has a system call load from it looks at this without the claim: not before it is there. */
+    /*
+     * Who has a system call load from it looks at this without the claim: not before it is there.
+     */
     __atomic_store_n(&slab->cold, 0, __ATOMIC_RELEASE);
     return 0;
 }

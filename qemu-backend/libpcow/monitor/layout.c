@@ -10,7 +10,10 @@
 #include "util/error.h"
 #include "util/map_at.h"
 
-/* Were all these pages handed out as prepared ones, and nothing is known to have happened to their blocks since? */
+/*
+ * Were all these pages handed out as prepared ones, and nothing is known to have happened to their
+ * blocks since?
+ */
 static bool is_settled(const struct pcow_image *image, uint64_t offset, size_t length)
 {
     for (uint64_t end = offset + length; offset < end;) {
@@ -23,26 +26,36 @@ static bool is_settled(const struct pcow_image *image, uint64_t offset, size_t l
     return true;
 }
 
-static int map_file(void *address, size_t length, const struct pcow_image *file, uint64_t offset, bool write, int fixed)
+static int map_file(void *address, size_t length, const struct pcow_image *file, uint64_t offset,
+                    bool write, int fixed)
 {
     bool settled = write && file->file.persist.fixed_blocks && is_settled(file, offset, length);
-    int ret = file_map(&file->file, address, length, offset, !write ? FILE_MAP_LOADS : settled ? FILE_MAP_SETTLED : FILE_MAP_STORES, fixed);
+    int ret = file_map(&file->file, address, length, offset,
+                       !write    ? FILE_MAP_LOADS
+                       : settled ? FILE_MAP_SETTLED
+                                 : FILE_MAP_STORES,
+                       fixed);
 
     if (ret)
         return ret;
     /*
-     * Without readahead the page cache holds single pages. A store to one page of a larger folio makes the file system reserve blocks for all
-     * of it. What others read is another matter: see layout_prepare_store().
+     * Without readahead the page cache holds single pages. A store to one page of a larger folio
+     * makes the file system reserve blocks for all of it. What others read is another matter: see
+     * layout_prepare_store().
      */
     if (file->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE)
         madvise(address, length, MADV_RANDOM);
     return 0;
 }
 
-/* Private and read-only: loads see the kernel's zero page, without a trap and without memory; stores trap. */
+/*
+ * Private and read-only: loads see the kernel's zero page, without a trap and without memory;
+ * stores trap.
+ */
 static int map_absent(void *address, size_t length, int fixed)
 {
-    return map_at(address, length, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | fixed, -1, 0);
+    return map_at(address, length, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | fixed,
+                  -1, 0);
 }
 
 /* A stretch of the range that one mapping can serve. */
@@ -65,19 +78,25 @@ static int map_piece(struct pcow_map *map, const struct piece *piece)
     fixed = reserve_next(map, piece->from, piece->to, file && file->file.lost_pages.any);
     if (fixed < 0)
         return fixed;
-    ret = file ? map_file(address, length, file, piece->offset, piece->store, fixed) : map_absent(address, length, fixed);
+    ret = file ? map_file(address, length, file, piece->offset, piece->store, fixed)
+               : map_absent(address, length, fixed);
     if (!ret)
         reserve_taken(map, piece->to);
     return ret;
 }
 
-/* Own pages that may have no blocks are mapped as those of an older layer are, and the first store traps, see resolve_write(). */
+/*
+ * Own pages that may have no blocks are mapped as those of an older layer are, and the first store
+ * traps, see resolve_write().
+ */
 static bool may_store(const struct pcow_map *map, const struct place *place)
 {
-    return place->own && map->image->file.writable && slab_is_backed(map->image, place->offset >> SLAB_BITS);
+    return place->own && map->image->file.writable
+           && slab_is_backed(map->image, place->offset >> SLAB_BITS);
 }
 
-static bool continues(const struct pcow_map *map, const struct piece *piece, const struct place *place)
+static bool continues(const struct pcow_map *map, const struct piece *piece,
+                      const struct place *place)
 {
     unsigned level = place->present ? place->level : 0;
 
@@ -105,7 +124,9 @@ void layout_recount(struct pcow_map *map, uint64_t guest_slab)
         set_pieces(map, slab, layout_count_pieces(map, guest_slab));
 }
 
-/* Whoever relies on pages that were mapped for stores (a kernel that asked once) has to ask again. */
+/*
+ * Whoever relies on pages that were mapped for stores (a kernel that asked once) has to ask again.
+ */
 static void withdraw(struct pcow_map *map)
 {
     __atomic_store_n(&map->withdrawn, true, __ATOMIC_SEQ_CST);
@@ -127,7 +148,10 @@ static void remember(struct pcow_map *map, uint64_t guest_slab, unsigned pieces)
     lost_take_out(map, guest_slab, &own);
     /* Looked at without the claim, so no page may disappear from it for a moment. */
     for (unsigned w = 0; w < PAGE_SET_WORDS; w++) {
-        /* Stored to, and now mapped for loads: a page that was backed alone, in a slab of which others are not. */
+        /*
+         * Stored to, and now mapped for loads: a page that was backed alone, in a slab of which
+         * others are not.
+         */
         if (slab->writable.word[w] & ~own.word[w]) {
             flush_frozen(map);
             withdrawn = true;
@@ -181,7 +205,8 @@ static uint64_t count_used(const struct chain *chain)
 {
     uint64_t count = 0;
 
-    for (uint64_t v = chain_next_used(chain, 0); v < chain->guest_slabs; v = chain_next_used(chain, v + 1))
+    for (uint64_t v = chain_next_used(chain, 0); v < chain->guest_slabs;
+         v = chain_next_used(chain, v + 1))
         count++;
     return count;
 }
@@ -196,7 +221,10 @@ int layout_map_slab(struct pcow_map *map, uint64_t guest_slab)
     if (!ret)
         ret = map_piece(map, &piece);
     if (!ret) {
-        /* Who has a system call load from it looks at this without the claim: not before all is mapped. */
+        /*
+         * Who has a system call load from it looks at this without the claim: not before all is
+         * mapped.
+         */
         __atomic_store_n(&map->slabs[guest_slab].cold, 0, __ATOMIC_RELEASE);
         remember(map, guest_slab, layout_count_pieces(map, guest_slab));
     } else
@@ -205,7 +233,10 @@ int layout_map_slab(struct pcow_map *map, uint64_t guest_slab)
     return ret;
 }
 
-/* Every page is own and writable, and all of them lie in one piece of the file: adjacent mappings have become one. */
+/*
+ * Every page is own and writable, and all of them lie in one piece of the file: adjacent mappings
+ * have become one.
+ */
 static bool is_one_piece(const struct pcow_map *map, uint64_t guest_slab)
 {
     unsigned pages = layout_pages(map, guest_slab);
@@ -227,13 +258,17 @@ void layout_make_cold(struct pcow_map *map, uint64_t guest_slab)
     bool unmapped;
 
     __atomic_store_n(&slab->cold, 1, __ATOMIC_RELEASE);
-    /* A flush that is under way may ask for pages at which nothing is mapped any more, and must not believe the answer. */
+    /*
+     * A flush that is under way may ask for pages at which nothing is mapped any more, and must not
+     * believe the answer.
+     */
     if (!page_set_empty(&slab->writable))
         flush_frozen(map);
     unmapped = unmap_slab(map, guest_slab) == 0;
     /*
-     * At the limit of mappings this one may fail as well. Then any page may be mapped as it was before, for stores too, or not at all: a trap
-     * must map it anew, and nothing may rely on what is written here.
+     * At the limit of mappings this one may fail as well. Then any page may be mapped as it was
+     * before, for stores too, or not at all: a trap must map it anew, and nothing may rely on what
+     * is written here.
      */
     if (unmapped) {
         set_pieces(map, slab, 1);
@@ -248,7 +283,8 @@ void layout_make_cold(struct pcow_map *map, uint64_t guest_slab)
     memset(&slab->writable, 0, sizeof slab->writable);
     __atomic_store_n(&slab->watched, WATCHED_NOT, __ATOMIC_RELAXED);
     /* What could not be unmapped goes on to trap as it did. */
-    __atomic_store_n(&slab->minor, unmapped || !slab->minor ? MINOR_NOT : MINOR_FROZEN, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&slab->minor, unmapped || !slab->minor ? MINOR_NOT : MINOR_FROZEN,
+                     __ATOMIC_SEQ_CST);
     slab->behind = unmapped ? BEHIND_NOT : BEHIND_FROZEN;
 }
 
@@ -269,58 +305,79 @@ int layout_catch_up(struct pcow_map *map, uint64_t guest_slab)
 }
 
 /*
- * Entries of 4 KiB stay as long as the mappings do that they were made for; one of 2 MiB can only come into an empty table. So a slab that has
- * become one piece is mapped once more. Who stores to it meanwhile, vCPU or thread, finds the same page of the file under the old mapping or
- * under the new one: the kernel puts one in the other's place under its lock, and takes back what KVM has derived from the old one before. Every
- * page has blocks, or it would not be in writable.
+ * Entries of 4 KiB stay as long as the mappings do that they were made for; one of 2 MiB can only
+ * come into an empty table. So a slab that has become one piece is mapped once more. Who stores to
+ * it meanwhile, vCPU or thread, finds the same page of the file under the old mapping or under the
+ * new one: the kernel puts one in the other's place under its lock, and takes back what KVM has
+ * derived from the old one before. Every page has blocks, or it would not be in writable.
  */
 static void map_whole(struct pcow_map *map, uint64_t guest_slab)
 {
     uint64_t offset = chain_find(map->image, guest_slab, 0, 1).offset;
 
-    /* If it fails, the old mapping may be gone. The next access maps what is there, and says what is wrong. */
-    if (map_file(map->address + (guest_slab << SLAB_BITS), layout_pages(map, guest_slab) * PCOW_PAGE_SIZE, map->image, offset, true, MAP_FIXED))
+    /*
+     * If it fails, the old mapping may be gone. The next access maps what is there, and says what
+     * is wrong.
+     */
+    if (map_file(map->address + (guest_slab << SLAB_BITS),
+                 layout_pages(map, guest_slab) * PCOW_PAGE_SIZE, map->image, offset, true,
+                 MAP_FIXED))
         layout_make_cold(map, guest_slab);
 }
 
-/* The kernel refused to map them. It may have taken away what was there, or not: a trap must map it anew, and nothing may rely on either. */
+/*
+ * The kernel refused to map them. It may have taken away what was there, or not: a trap must map it
+ * anew, and nothing may rely on either.
+ */
 static void forget_pages(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
     bool withdrawn = false;
 
     fall_behind(map, guest_slab);
-    /* Around a lost page it takes several system calls: those before the one that failed have mapped what is in no set. */
+    /*
+     * Around a lost page it takes several system calls: those before the one that failed have
+     * mapped what is in no set.
+     */
     if (map->lost)
         __atomic_store_n(&map->unknown, true, __ATOMIC_SEQ_CST);
     for (unsigned page = first; page < first + count; page++)
         if (page_set_has(&slab->writable, page)) {
             __atomic_store_n(&map->unknown, true, __ATOMIC_SEQ_CST);
-            __atomic_fetch_and(&slab->writable.word[page / 64], ~(UINT64_C(1) << (page % 64)), __ATOMIC_RELEASE);
+            __atomic_fetch_and(&slab->writable.word[page / 64], ~(UINT64_C(1) << (page % 64)),
+                               __ATOMIC_RELEASE);
             withdrawn = true;
         }
     if (withdrawn)
         withdraw(map);
 }
 
-/* Is the page before / behind the run mapped for stores, in the same mapping if the kernel can make one of both? */
-static bool continues_at(const struct pcow_map *map, uint64_t guest_slab, unsigned page, uint64_t offset)
+/*
+ * Is the page before / behind the run mapped for stores, in the same mapping if the kernel can make
+ * one of both?
+ */
+static bool continues_at(const struct pcow_map *map, uint64_t guest_slab, unsigned page,
+                         uint64_t offset)
 {
     return page < PAGES_PER_SLAB && page_set_has(&map->slabs[guest_slab].writable, page)
         && chain_find(map->image, guest_slab, page, 1).offset == offset;
 }
 
 /*
- * By how many mappings this run makes more of them at most: two, if it cuts one with itself between. Not where a neighbour takes it in; if the
- * kernel does not, as flags differ (MAP_SYNC, madvise() by the program), there is at least nothing left on that side.
+ * By how many mappings this run makes more of them at most: two, if it cuts one with itself
+ * between. Not where a neighbour takes it in; if the kernel does not, as flags differ (MAP_SYNC,
+ * madvise() by the program), there is at least nothing left on that side.
  */
-static unsigned more_pieces(const struct pcow_map *map, uint64_t guest_slab, unsigned page, const struct place *place)
+static unsigned more_pieces(const struct pcow_map *map, uint64_t guest_slab, unsigned page,
+                            const struct place *place)
 {
     return 2u - continues_at(map, guest_slab, page - 1, place->offset - PCOW_PAGE_SIZE)
-         - continues_at(map, guest_slab, page + place->pages, place->offset + place->pages * PCOW_PAGE_SIZE);
+           - continues_at(map, guest_slab, page + place->pages,
+                          place->offset + place->pages * PCOW_PAGE_SIZE);
 }
 
-static int map_own_run(struct pcow_map *map, uint64_t guest_slab, unsigned page, const struct place *place)
+static int map_own_run(struct pcow_map *map, uint64_t guest_slab, unsigned page,
+                       const struct place *place)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
     uint8_t *address = map->address + (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE;
@@ -331,21 +388,29 @@ static int map_own_run(struct pcow_map *map, uint64_t guest_slab, unsigned page,
     /* A merge has given the layer another file slab. */
     if (slab->minor && !shown)
         return layout_map_slab(map, guest_slab);
-    ret = shown ? 0 : map_file(address, place->pages * PCOW_PAGE_SIZE, map->image, place->offset, true, MAP_FIXED);
+    ret = shown ? 0
+                : map_file(address, place->pages * PCOW_PAGE_SIZE, map->image, place->offset, true,
+                           MAP_FIXED);
     if (ret) {
         forget_pages(map, guest_slab, page, place->pages);
         return ret;
     }
     set_pieces(map, slab, pieces < PAGES_PER_SLAB ? pieces : PAGES_PER_SLAB);
     for (unsigned w = page / 64; !map->lost && w <= (page + place->pages - 1) / 64; w++)
-        __atomic_fetch_or(&slab->writable.word[w], page_range_word(page, place->pages, w), __ATOMIC_RELEASE);
+        __atomic_fetch_or(&slab->writable.word[w], page_range_word(page, place->pages, w),
+                          __ATOMIC_RELEASE);
     for (unsigned p = page; map->lost && p < page + place->pages; p++)
-        if (!lost_is_in(&map->image->file, place->offset + (p - page) * PCOW_PAGE_SIZE, PCOW_PAGE_SIZE))
-            __atomic_fetch_or(&slab->writable.word[p / 64], UINT64_C(1) << (p % 64), __ATOMIC_RELEASE);
+        if (!lost_is_in(&map->image->file, place->offset + (p - page) * PCOW_PAGE_SIZE,
+                        PCOW_PAGE_SIZE))
+            __atomic_fetch_or(&slab->writable.word[p / 64], UINT64_C(1) << (p % 64),
+                              __ATOMIC_RELEASE);
     return 0;
 }
 
-/* Is a page own that is mapped to where an older layer holds it? Also true of one that is mapped where it is own, but for loads. */
+/*
+ * Is a page own that is mapped to where an older layer holds it? Also true of one that is mapped
+ * where it is own, but for loads.
+ */
 static bool is_behind(const struct pcow_map *map, uint64_t guest_slab)
 {
     const struct slab_map *slab = &map->slabs[guest_slab];
@@ -359,7 +424,8 @@ static bool is_behind(const struct pcow_map *map, uint64_t guest_slab)
     return false;
 }
 
-int layout_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count, uint64_t *copied)
+int layout_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count,
+               uint64_t *copied)
 {
     uint64_t zeroed = 0, copies = 0;
     int ret;
@@ -383,8 +449,8 @@ int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, un
         unsigned end = page_set_run_end(&slab->writable, page, first + count);
 
         /*
-         * What is mapped for stores stays as it is: other CPUs may be using it, and would have to be interrupted; vCPUs under KVM would leave
-         * the guest.
+         * What is mapped for stores stays as it is: other CPUs may be using it, and would have to
+         * be interrupted; vCPUs under KVM would leave the guest.
          */
         if (!page_set_has(&slab->writable, page)) {
             struct place place = chain_find(map->image, guest_slab, page, end - page);
@@ -425,11 +491,15 @@ int layout_prepare_store(const struct pcow_map *map, uint64_t guest_slab, unsign
         mapped = slab->writable;       /* the rest is a copy, see gather.c */
     else
         page_set_add_range(&mapped, 0, PAGES_PER_SLAB);
-    return file_prepare_store(&map->image->file, map->address + (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE, &mapped, place.offset,
-                              PCOW_PAGE_SIZE);
+    return file_prepare_store(&map->image->file,
+                              map->address + (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE,
+                              &mapped, place.offset, PCOW_PAGE_SIZE);
 }
 
-/* Nothing is mapped; the first access, load or store, brings the whole slab into the active layer as one piece, or into memory, see gather.c. */
+/*
+ * Nothing is mapped; the first access, load or store, brings the whole slab into the active layer
+ * as one piece, or into memory, see gather.c.
+ */
 static int map_cold(struct pcow_map *map, uint64_t guest_slab)
 {
     map->slabs[guest_slab].cold = 1;
@@ -463,15 +533,20 @@ int layout_map_all(struct pcow_map *map, struct pcow_error *error)
     /* Nothing is mapped yet: one stretch. */
     if (map->slabs_counted == 0)
         vmas_add(map, 1);
-    for (uint64_t v = chain_next_used(chain, 0); v < chain->guest_slabs && ret == 0; v = chain_next_used(chain, v + 1), left--) {
+    for (uint64_t v = chain_next_used(chain, 0); v < chain->guest_slabs && ret == 0;
+         v = chain_next_used(chain, v + 1), left--) {
         unsigned pieces = layout_count_pieces(map, v);
-        /* Every slab needs one at least; a slab of many pieces may have them while what is left suffices for the others. */
+        /*
+         * Every slab needs one at least; a slab of many pieces may have them while what is left
+         * suffices for the others.
+         */
         uint64_t reserved = 2 * left < chain->guest_slabs - v ? 2 * left : chain->guest_slabs - v;
 
         ret = add_absent(map, v << SLAB_BITS, &piece);
         if (ret)
             break;
-        if ((pieces > 1 && vmas_used(map) + pieces + reserved > map->vma_budget) || layout_is_to_be_copied(map, v)) {
+        if ((pieces > 1 && vmas_used(map) + pieces + reserved > map->vma_budget)
+            || layout_is_to_be_copied(map, v)) {
             ret = map_piece(map, &piece);
             piece = (struct piece){.from = (v + 1) << SLAB_BITS, .to = (v + 1) << SLAB_BITS};
             if (!ret)
@@ -486,10 +561,16 @@ int layout_map_all(struct pcow_map *map, struct pcow_error *error)
         ret = add_absent(map, map->size, &piece);
     if (!ret)
         ret = map_piece(map, &piece);
-    return ret ? error_set_errno(error, ret, "cannot map %s (vm.max_map_count may be too low for it)", map->image->file.path) : 0;
+    return ret ? error_set_errno(error, ret,
+                                 "cannot map %s (vm.max_map_count may be too low for it)",
+                                 map->image->file.path)
+               : 0;
 }
 
-/* ---- after a revert, see lists.c ------------------------------------------------------------------------------------ */
+/*
+ * ---- after a revert, see lists.c
+ * ------------------------------------------------------------------------------------
+ */
 
 int layout_map_changed(struct pcow_map *map, const struct layout_lists *lists)
 {
@@ -497,7 +578,8 @@ int layout_map_changed(struct pcow_map *map, const struct layout_lists *lists)
     struct piece piece = {0};
     int ret = 0;
 
-    for (uint64_t v = chain_next_used(chain, 0); v < chain->guest_slabs && ret == 0; v = chain_next_used(chain, v + 1)) {
+    for (uint64_t v = chain_next_used(chain, 0); v < chain->guest_slabs && ret == 0;
+         v = chain_next_used(chain, v + 1)) {
         struct slab_map *slab = &map->slabs[v];
         unsigned pieces;
 

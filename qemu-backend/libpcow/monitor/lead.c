@@ -47,13 +47,17 @@ static unsigned count_takers(struct pcow_map *map)
     for (uint64_t v = 0; v < image->chain->guest_slabs && takers < MANY_TAKERS; v++) {
         slab_ref head = __atomic_load_n(&image->chain->head[v], __ATOMIC_ACQUIRE);
 
-        takers += !head || slab_ref_level(head) != image->chain->levels || image->slabs[slab_ref_slab(head)].layer != image_active(image);
+        takers += !head || slab_ref_level(head) != image->chain->levels
+                  || image->slabs[slab_ref_slab(head)].layer != image_active(image);
     }
     turnstile_release(map);
     return takers;
 }
 
-/* Where most guest slabs have one there is no use for many more; for a few, as a snapshot may come, after which each needs another. */
+/*
+ * Where most guest slabs have one there is no use for many more; for a few, as a snapshot may come,
+ * after which each needs another.
+ */
 static unsigned most_of_use(struct pcow_map *map, uint64_t taken, uint64_t now)
 {
     struct ahead *ahead = &map->ahead;
@@ -75,7 +79,8 @@ void lead_judge(struct pcow_map *map)
     const struct prepared_ring *ring = map->image->ready;
     struct ahead *ahead = &map->ahead;
     uint64_t missed = __atomic_load_n(&ring->missed, __ATOMIC_RELAXED);
-    uint64_t taken = __atomic_load_n(&ring->head, __ATOMIC_RELAXED) - __atomic_load_n(&ring->dropped, __ATOMIC_RELAXED) + missed;
+    uint64_t taken = __atomic_load_n(&ring->head, __ATOMIC_RELAXED)
+                     - __atomic_load_n(&ring->dropped, __ATOMIC_RELAXED) + missed;
     uint64_t now = now_ns(), passed = now - ahead->rate_since_ns;
     unsigned lead = ahead->lead, most;
 

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What the lists of the chain were before a revert: few of them change, and only those guest slabs need other mappings. */
+/*
+ * What the lists of the chain were before a revert: few of them change, and only those guest slabs
+ * need other mappings.
+ */
 #include <stdlib.h>
 
 #include "monitor/monitor.h"
@@ -34,7 +37,8 @@ struct layout_lists *layout_note_lists(const struct pcow_map *map)
     struct layout_lists *lists = calloc(1, sizeof *lists);
     size_t count = 0, slabs = 0;
 
-    for (uint64_t v = chain_next_used(chain, 0); v < chain->guest_slabs; v = chain_next_used(chain, v + 1), slabs++)
+    for (uint64_t v = chain_next_used(chain, 0); v < chain->guest_slabs;
+         v = chain_next_used(chain, v + 1), slabs++)
         for (slab_ref ref = chain->head[v]; ref; ref = next_ref(chain, ref))
             count++;
     if (!lists)
@@ -46,7 +50,8 @@ struct layout_lists *layout_note_lists(const struct pcow_map *map)
         return NULL;
     }
     count = 0;
-    for (uint64_t v = chain_next_used(chain, 0); v < chain->guest_slabs && lists->count < slabs; v = chain_next_used(chain, v + 1)) {
+    for (uint64_t v = chain_next_used(chain, 0); v < chain->guest_slabs && lists->count < slabs;
+         v = chain_next_used(chain, v + 1)) {
         lists->noted[lists->count++] = (struct noted){v, count};
         for (slab_ref ref = chain->head[v]; ref; ref = next_ref(chain, ref))
             lists->ref[count++] = ref;
@@ -67,11 +72,15 @@ static const struct noted *find_noted(const struct layout_lists *lists, uint64_t
         else
             high = middle;
     }
-    return low < lists->count && lists->noted[low].guest_slab == guest_slab ? &lists->noted[low] : NULL;
+    return low < lists->count && lists->noted[low].guest_slab == guest_slab ? &lists->noted[low]
+                                                                            : NULL;
 }
 
-/* The same file slabs in the same order show the same places: nothing was own before, nor is now. */
-bool layout_is_as_noted(const struct pcow_map *map, const struct layout_lists *lists, uint64_t guest_slab)
+/*
+ * The same file slabs in the same order show the same places: nothing was own before, nor is now.
+ */
+bool layout_is_as_noted(const struct pcow_map *map, const struct layout_lists *lists,
+                        uint64_t guest_slab)
 {
     const struct chain *chain = map->image->chain;
     const struct noted *noted = find_noted(lists, guest_slab);
@@ -82,6 +91,6 @@ bool layout_is_as_noted(const struct pcow_map *map, const struct layout_lists *l
         ref = next_ref(chain, ref);
         at++;
     }
-    return !ref && at == end && page_set_empty(&map->slabs[guest_slab].writable) && !map->slabs[guest_slab].watched
-        && !map->slabs[guest_slab].behind;
+    return !ref && at == end && page_set_empty(&map->slabs[guest_slab].writable)
+           && !map->slabs[guest_slab].watched && !map->slabs[guest_slab].behind;
 }

@@ -25,7 +25,10 @@ static unsigned default_vma_budget(void)
             count = DEFAULT_MAX_MAP_COUNT;
         fclose(file);
     }
-    /* The rest is for malloc and the threads of the process, which fail for good when there is none left. */
+    /*
+     * The rest is for malloc and the threads of the process, which fail for good when there is none
+     * left.
+     */
     return count / 4 * 3;
 }
 
@@ -38,8 +41,12 @@ static int check_mappable(pcow_image *image, struct pcow_error *error)
     if (!chain_get(image, error))
         return -ENOMEM;
     if (image->chain->incomplete)
-        return error_set(error, -ENOLINK, "%s was opened without its base and cannot be mapped", image->file.path);
-    /* Whoever maps it for writing is about to change it; from the fault path it would be too late to say so. */
+        return error_set(error, -ENOLINK, "%s was opened without its base and cannot be mapped",
+                         image->file.path);
+    /*
+     * Whoever maps it for writing is about to change it; from the fault path it would be too late
+     * to say so.
+     */
     return image->file.writable ? image_begin_change(image, error) : 0;
 }
 
@@ -49,10 +56,13 @@ static int note_lost(struct pcow_map *map, struct pcow_error *error)
         int ret = lost_add_known(&image->file);
 
         if (ret == -ENOSPC)
-            return error_set(error, -EIO, "%s has more than %u pages in bad blocks; take a copy of it from a backup", image->file.path,
-                             MAX_LOST_PAGES);
+            return error_set(
+                error, -EIO,
+                "%s has more than %u pages in bad blocks; take a copy of it from a backup",
+                image->file.path, MAX_LOST_PAGES);
         if (ret)
-            return error_set_errno(error, ret, "%s: cannot find the bad blocks of its device", image->file.path);
+            return error_set_errno(error, ret, "%s: cannot find the bad blocks of its device",
+                                   image->file.path);
         map->lost |= image->file.lost_pages.any;
     }
     return 0;
@@ -66,7 +76,8 @@ static size_t slabs_size(const struct pcow_map *map)
 /* Memory that is not touched takes none. */
 static struct slab_map *make_slabs(const struct pcow_map *map)
 {
-    void *slabs = mmap(NULL, slabs_size(map), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *slabs = mmap(NULL, slabs_size(map), PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
     return slabs == MAP_FAILED ? NULL : slabs;
 }
@@ -79,14 +90,18 @@ static void free_slabs(struct pcow_map *map)
 
 static void prepare_engine(struct pcow_map *map)
 {
-    /* The watch will need it, perhaps after privileges were dropped; if it cannot be had now, it may be then. */
+    /*
+     * The watch will need it, perhaps after privileges were dropped; if it cannot be had now, it
+     * may be then.
+     */
     if (map->engine == PCOW_ENGINE_KVM && map->image->file.writable)
         uffd_open(map, NULL);
     if (map->engine == PCOW_ENGINE_MINOR)
         minor_prepare(map, map->serves_sigbus || signal_serves_bus());
 }
 
-int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, pcow_map **result, struct pcow_error *error)
+int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, pcow_map **result,
+                    struct pcow_error *error)
 {
     static const struct pcow_map_options defaults;
     struct pcow_map *map;
@@ -96,7 +111,9 @@ int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, p
     if (!options)
         options = &defaults;
     if (!ret && options->engine > PCOW_ENGINE_MINOR)
-        ret = error_set(error, -EINVAL, "there is no engine %d; the engines are signal, kvm and minor", (int)options->engine);
+        ret = error_set(error, -EINVAL,
+                        "there is no engine %d; the engines are signal, kvm and minor",
+                        (int)options->engine);
     if (!ret)
         ret = signal_prepare(error);
     if (ret)
@@ -156,7 +173,8 @@ static void forget(struct pcow_map *map)
     if (map->uffd >= 0)
         close(map->uffd);
     density_close(&map->density);
-    free(map->retired.moved);          /* not retire_end(): what it unmaps counts among the parent's mappings */
+    /* not retire_end(): what it unmaps counts among the parent's mappings */
+    free(map->retired.moved);
     reserve_release(map);
     minor_close(map);
     map->image->map = NULL;
@@ -178,7 +196,10 @@ void pcow_map_destroy(pcow_map *map)
     uffd_close(map);
     /* It may be copying what cannot be read, for which the handlers are needed. */
     ahead_stop(map);
-    /* Who waits for space may have found some: no page is taken from what he copies to, nor the ring from under him. */
+    /*
+     * Who waits for space may have found some: no page is taken from what he copies to, nor the
+     * ring from under him.
+     */
     signal_leave(map);
     ahead_end(map);
     retire_end(map);
@@ -214,7 +235,8 @@ static bool tell_withdrawn(pcow_map *map, struct pcow_event *event)
 bool pcow_map_next_event(pcow_map *map, struct pcow_event *event)
 {
     /* Again at the end: where there is no event, what has woken the caller is used up. */
-    return tell_withdrawn(map, event) || events_next(&map->events, event) || tell_withdrawn(map, event);
+    return tell_withdrawn(map, event) || events_next(&map->events, event)
+           || tell_withdrawn(map, event);
 }
 
 int pcow_map_restore(pcow_map *map, uint64_t offset, uint64_t length, struct pcow_error *error)
@@ -259,23 +281,29 @@ void pcow_map_get_stats(const pcow_map *map, struct pcow_map_stats *stats)
         .slabs_queued = ahead_queued(map),
         .slabs_completed = __atomic_load_n(&map->ahead.completed, __ATOMIC_RELAXED),
         .memory = sizeof *map + sizeof *image
-            + __atomic_load_n(&map->slabs_counted, __ATOMIC_RELAXED) * (sizeof *map->slabs + sizeof(slab_ref) + 1),
+                  + __atomic_load_n(&map->slabs_counted, __ATOMIC_RELAXED)
+                        * (sizeof *map->slabs + sizeof(slab_ref) + 1),
     };
     stats->memory += index_memory(__atomic_load_n(&image->chain, __ATOMIC_ACQUIRE));
     stats->memory += __atomic_load_n(&map->gathered, __ATOMIC_RELAXED) * PCOW_SLAB_SIZE;
-    stats->memory += __atomic_load_n(&map->retired.room, __ATOMIC_RELAXED) * sizeof *map->retired.moved;
+    stats->memory +=
+        __atomic_load_n(&map->retired.room, __ATOMIC_RELAXED) * sizeof *map->retired.moved;
     if (image->ready)
         stats->memory += sizeof *image->ready + image_slab_count(image) * sizeof *image->prepared;
     for (const struct pcow_image *file = image; file; file = file->base)
         stats->memory += image_slab_count(file) * (sizeof *file->slabs + sizeof *file->valid);
 }
 
-/* ---- for snapshot operations ------------------------------------------------------------------------------------- */
+/*
+ * ---- for snapshot operations
+ * -------------------------------------------------------------------------------------
+ */
 
 /* A stretch of slabs that are used and mapped; between them may be others that are absent. */
 static int protect_slabs(struct pcow_map *map, uint64_t first, uint64_t end)
 {
-    uint64_t from = first << SLAB_BITS, to = end << SLAB_BITS < map->size ? end << SLAB_BITS : map->size;
+    uint64_t from = first << SLAB_BITS,
+             to = end << SLAB_BITS < map->size ? end << SLAB_BITS : map->size;
 
     return mprotect(map->address + from, to - from, PROT_READ) ? -errno : 0;
 }
@@ -289,7 +317,10 @@ static int protect(struct pcow_map *map)
     while (v < chain->guest_slabs && !ret) {
         uint64_t first = v, end = v;
 
-        /* What is not used is read-only, and protecting it once more costs nothing where it lies between. */
+        /*
+         * What is not used is read-only, and protecting it once more costs nothing where it lies
+         * between.
+         */
         while (v < chain->guest_slabs && !map->slabs[v].cold) {
             end = v + 1;
             v = chain_next_used(chain, end);
@@ -317,12 +348,19 @@ int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
 
     watch_forget(map);
     ahead_froze(map);
-    /* A page that stayed writable would change the snapshot. Without any mapping every access traps: slower, but right. */
+    /*
+     * A page that stayed writable would change the snapshot. Without any mapping every access
+     * traps: slower, but right.
+     */
     if (ret)
         return monitor_unmap_all(map, error);
-    for (uint64_t v = chain_next_used(map->image->chain, 0); v < map->image->chain->guest_slabs; v = chain_next_used(map->image->chain, v + 1)) {
+    for (uint64_t v = chain_next_used(map->image->chain, 0); v < map->image->chain->guest_slabs;
+         v = chain_next_used(map->image->chain, v + 1)) {
         memset(&map->slabs[v].writable, 0, sizeof map->slabs[v].writable);
-        /* Each page that is mapped counts as if it had cut a mapping; from one snapshot to the next that would add up. */
+        /*
+         * Each page that is mapped counts as if it had cut a mapping; from one snapshot to the next
+         * that would add up.
+         */
         if (map->slabs[v].faults)
             layout_recount(map, v);
         map->slabs[v].faults = 0;
@@ -334,7 +372,10 @@ int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
         map->slabs[v].loaded = 0;
         map->slabs[v].grown = 0;
         map->slabs[v].run = 0;
-        /* What has become an older layer is to be copied when it is read. If it cannot be unmapped, it is read where it is. */
+        /*
+         * What has become an older layer is to be copied when it is read. If it cannot be unmapped,
+         * it is read where it is.
+         */
         if (!map->slabs[v].cold && layout_is_to_be_copied(map, v))
             layout_make_cold(map, v);
     }
@@ -349,11 +390,14 @@ int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error)
     order_acquire(map);
     ret = reserve_again(map, 0, map->size);
     if (ret)
-        return error_set_errno(error, ret, "%s: its memory cannot be write-protected; stop the VM now, "
-                               "or what it writes changes the snapshot", map->image->file.path);
+        return error_set_errno(error, ret,
+                               "%s: its memory cannot be write-protected; stop the VM now, "
+                               "or what it writes changes the snapshot",
+                               map->image->file.path);
     watch_forget(map);
     flush_frozen(map);
-    __atomic_store_n(&map->unknown, false, __ATOMIC_SEQ_CST);      /* one mapping in place of all needs no other to be split */
+    /* one mapping in place of all needs no other to be split */
+    __atomic_store_n(&map->unknown, false, __ATOMIC_SEQ_CST);
     /* Not what retire.c has: it is still there. */
     for (uint64_t v = 0; v < slabs; v++)
         vmas_add(map, -(int)map->slabs[v].pieces);
@@ -370,11 +414,15 @@ int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error)
 
 int monitor_map_all(struct pcow_map *map, struct pcow_error *error)
 {
-    /* Half a layout would be wrong. With none at all every access traps, and what it needs is mapped then. */
+    /*
+     * Half a layout would be wrong. With none at all every access traps, and what it needs is
+     * mapped then.
+     */
     return layout_map_all(map, error) ? monitor_unmap_all(map, error) : 0;
 }
 
-int monitor_map_changed(struct pcow_map *map, const struct layout_lists *lists, struct pcow_error *error)
+int monitor_map_changed(struct pcow_map *map, const struct layout_lists *lists,
+                        struct pcow_error *error)
 {
     int ret;
 

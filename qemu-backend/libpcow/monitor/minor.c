@@ -1,24 +1,30 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Engine "minor": as signal, but a slab in which a guest stores here and there is mapped once, to the file slab in which all of its own pages lie, and
- * registered with userfaultfd. A page in there can be accessed once it was let in. Until then an access is what the kernel calls a minor fault, as the
- * page may be in the page cache and is only not in the page table, or a missing one; with UFFD_FEATURE_SIGBUS both are SIGBUS to the thread that has it.
- * To let a page in (UFFDIO_CONTINUE) takes a fifth of the time of mapping it, cuts no mapping in three, needs only the reader's side of
- * the kernel's lock, so that several threads do not wait for each other, and spares the fault of the store.
+ * Engine "minor": as signal, but a slab in which a guest stores here and there is mapped once, to
+ * the file slab in which all of its own pages lie, and registered with userfaultfd. A page in there
+ * can be accessed once it was let in. Until then an access is what the kernel calls a minor fault,
+ * as the page may be in the page cache and is only not in the page table, or a missing one; with
+ * UFFD_FEATURE_SIGBUS both are SIGBUS to the thread that has it. To let a page in (UFFDIO_CONTINUE)
+ * takes a fifth of the time of mapping it, cuts no mapping in three, needs only the reader's side
+ * of the kernel's lock, so that several threads do not wait for each other, and spares the fault of
+ * the store.
  *
  *   page of such a slab                  page table        access
  *   not own: a base's, a snapshot's      no entry          store: is made own and let in; load: the slab is mapped as under signal
  *   own, not used since it became so     no entry          is let in
  *   own, used                            writable entry    no trap; if the kernel takes the entry away (swap), it is let in again
  *
- * What a base has cannot be shown there without being copied. So a slab from which something is loaded that is not own is mapped as under signal, and
- * stays so until the next snapshot; and if that happens often there are few such slabs (gain).
+ * What a base has cannot be shown there without being copied. So a slab from which something is
+ * loaded that is not own is mapped as under signal, and stays so until the next snapshot; and if
+ * that happens often there are few such slabs (gain).
  *
- * System calls cannot trap: they get EFAULT. Who has one access the range has to ask before (pcow_map_resolve()); a slab that was asked for is
- * mapped as under signal, for good. That is why a program has to choose this engine.
+ * System calls cannot trap: they get EFAULT. Who has one access the range has to ask before
+ * (pcow_map_resolve()); a slab that was asked for is mapped as under signal, for good. That is why
+ * a program has to choose this engine.
  *
- * Class volatile, Linux 5.19: elsewhere there is no such userfaultfd. Descriptors of user mode only need no privilege.
- * Source: Linux, Documentation/admin-guide/mm/userfaultfd.rst, mm/userfaultfd.c, mm/shmem.c.
+ * Class volatile, Linux 5.19: elsewhere there is no such userfaultfd. Descriptors of user mode only
+ * need no privilege. Source: Linux, Documentation/admin-guide/mm/userfaultfd.rst, mm/userfaultfd.c,
+ * mm/shmem.c.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -31,8 +37,9 @@
 #include "monitor/monitor.h"
 
 /*
- * Nothing is write-protected so. But where it could be the kernel maps no huge page of the file, which would let in all of a slab: MADV_COLLAPSE
- * (Linux 6.1), by whomever, asks it to, and heeds no other mode (mm/khugepaged.c, collapse_pte_mapped_thp()).
+ * Nothing is write-protected so. But where it could be the kernel maps no huge page of the file,
+ * which would let in all of a slab: MADV_COLLAPSE (Linux 6.1), by whomever, asks it to, and heeds
+ * no other mode (mm/khugepaged.c, collapse_pte_mapped_thp()).
  */
 #define NEVER_COLLAPSED UFFDIO_REGISTER_MODE_WP
 #define MODES (UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR | NEVER_COLLAPSED)
@@ -54,7 +61,9 @@ static int register_range(const struct pcow_map *map, void *address, size_t leng
 
 static int open_descriptor(void)
 {
-    struct uffdio_api api = {.api = UFFD_API, .features = UFFD_FEATURE_SIGBUS | UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_WP_HUGETLBFS_SHMEM};
+    struct uffdio_api api = {.api = UFFD_API,
+                             .features = UFFD_FEATURE_SIGBUS | UFFD_FEATURE_MINOR_SHMEM
+                                         | UFFD_FEATURE_WP_HUGETLBFS_SHMEM};
     int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
 
     if (fd >= 0 && ioctl(fd, UFFDIO_API, &api)) {
@@ -68,7 +77,9 @@ static int open_descriptor(void)
 static bool is_possible(const struct pcow_map *map)
 {
     void *page = mmap(NULL, PCOW_PAGE_SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    bool possible = page != MAP_FAILED && file_map(&map->image->file, page, PCOW_PAGE_SIZE, 0, FILE_MAP_LATER, MAP_FIXED) == 0
+    bool possible =
+        page != MAP_FAILED
+        && file_map(&map->image->file, page, PCOW_PAGE_SIZE, 0, FILE_MAP_LATER, MAP_FIXED) == 0
         && register_range(map, page, PCOW_PAGE_SIZE) == 0;
 
     if (page != MAP_FAILED)
@@ -79,7 +90,8 @@ static bool is_possible(const struct pcow_map *map)
 void minor_prepare(struct pcow_map *map, bool served)
 {
     map->minor.gain = GAIN_AT_FIRST;
-    if (map->image->file.writable && map->image->file.persist.persistence == PCOW_PERSISTENCE_VOLATILE && served)
+    if (map->image->file.writable
+        && map->image->file.persist.persistence == PCOW_PERSISTENCE_VOLATILE && served)
         map->minor.fd = open_descriptor();
     if (map->minor.fd >= 0 && is_possible(map))
         return;
@@ -96,12 +108,14 @@ void minor_close(struct pcow_map *map)
 
 static bool is_active(const struct pcow_image *image, slab_ref slab)
 {
-    return slab && slab_ref_level(slab) == image->chain->levels && image->slabs[slab_ref_slab(slab)].layer == image_active(image);
+    return slab && slab_ref_level(slab) == image->chain->levels
+           && image->slabs[slab_ref_slab(slab)].layer == image_active(image);
 }
 
 /*
- * The file slab in which all of its own pages lie, and where they have blocks. 0: there is none. The claim is held. While a snapshot is merged into the
- * active layer its slabs go over one after the other, in another order than that of the list.
+ * The file slab in which all of its own pages lie, and where they have blocks. 0: there is none.
+ * The claim is held. While a snapshot is merged into the active layer its slabs go over one after
+ * the other, in another order than that of the list.
  */
 static uint64_t own_slab(const struct pcow_map *map, uint64_t guest_slab)
 {
@@ -118,37 +132,48 @@ static void count_gain(struct pcow_map *map, int by)
     int gain = __atomic_load_n(&map->minor.gain, __ATOMIC_RELAXED) + by;
 
     /* Two threads may count as one here: it is a guess. */
-    __atomic_store_n(&map->minor.gain, gain > MAX_GAIN ? MAX_GAIN : gain < -LOSS ? -LOSS : gain, __ATOMIC_RELAXED);
+    __atomic_store_n(&map->minor.gain,
+                     gain > MAX_GAIN ? MAX_GAIN
+                     : gain < -LOSS  ? -LOSS
+                                     : gain,
+                     __ATOMIC_RELAXED);
 }
 
 static bool is_worth_it(struct pcow_map *map)
 {
-    return __atomic_load_n(&map->minor.gain, __ATOMIC_RELAXED) > 0 || __atomic_fetch_add(&map->minor.tries, 1, __ATOMIC_RELAXED) % SAMPLE == 0;
+    return __atomic_load_n(&map->minor.gain, __ATOMIC_RELAXED) > 0
+           || __atomic_fetch_add(&map->minor.tries, 1, __ATOMIC_RELAXED) % SAMPLE == 0;
 }
 
 bool minor_is_possible(const struct pcow_map *map, uint64_t guest_slab)
 {
     const struct slab_map *slab = &map->slabs[guest_slab];
 
-    return map->engine == PCOW_ENGINE_MINOR && !slab->minor && !__atomic_load_n(&slab->asked, __ATOMIC_RELAXED) && !slab->loaded && !slab->cold
-        && !map->lost && !page_set_full(&slab->writable);
+    return map->engine == PCOW_ENGINE_MINOR && !slab->minor
+           && !__atomic_load_n(&slab->asked, __ATOMIC_RELAXED) && !slab->loaded && !slab->cold
+           && !map->lost && !page_set_full(&slab->writable);
 }
 
-/* The pages [from, to) of the range, given as guest offsets; those that are in already stay so. 1: there were others. */
+/*
+ * The pages [from, to) of the range, given as guest offsets; those that are in already stay so. 1:
+ * there were others.
+ */
 static int let_in(const struct pcow_map *map, uint64_t from, uint64_t to)
 {
     int any = 0;
 
     while (from < to) {
         struct uffdio_continue request = {
-            .range = {(uintptr_t)map->address + from, to - from}, .mode = UFFDIO_CONTINUE_MODE_DONTWAKE,
+            .range = {(uintptr_t)map->address + from, to - from},
+            .mode = UFFDIO_CONTINUE_MODE_DONTWAKE,
         };
 
         if (ioctl(map->minor.fd, UFFDIO_CONTINUE, &request) == 0)
             return 1;
         if (request.mapped > 0) {
             any = 1;
-            from += (uint64_t)request.mapped;      /* why it stopped there is told by the next one */
+            /* why it stopped there is told by the next one */
+            from += (uint64_t)request.mapped;
         } else if (errno == EEXIST)
             from += PCOW_PAGE_SIZE;
         else if (errno != EAGAIN)
@@ -163,26 +188,34 @@ int minor_let_in(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsi
     int ret = let_in(map, from, from + count * PCOW_PAGE_SIZE);
 
     count_gain(map, ret > 0);
-    /* What the kernel does not let in is mapped in the ordinary way, and whoever accesses it meets what is wrong with it. */
+    /*
+     * What the kernel does not let in is mapped in the ordinary way, and whoever accesses it meets
+     * what is wrong with it.
+     */
     return ret < 0 ? layout_map_slab(map, guest_slab) : 0;
 }
 
 int minor_let_in_around(struct pcow_map *map, uint64_t guest_slab, unsigned page, unsigned pages)
 {
     const struct page_set *writable = &map->slabs[guest_slab].writable;
-    unsigned first = page / pages * pages, end = page_set_run_end(writable, page, first + pages), begin = page;
+    unsigned first = page / pages * pages, end = page_set_run_end(writable, page, first + pages),
+             begin = page;
 
     while (begin > first && page_set_has(writable, begin - 1))
         begin--;
     return minor_let_in(map, guest_slab, begin, end - begin);
 }
 
-/* Everything that is mapped for stores goes for a moment, see minor_begin(). On a failure nobody knows what is there. */
+/*
+ * Everything that is mapped for stores goes for a moment, see minor_begin(). On a failure nobody
+ * knows what is there.
+ */
 static int map_registered(struct pcow_map *map, uint64_t guest_slab, uint64_t p)
 {
     uint8_t *address = map->address + (guest_slab << SLAB_BITS);
     size_t length = layout_pages(map, guest_slab) * PCOW_PAGE_SIZE;
-    int ret = file_map(&map->image->file, address, length, p << SLAB_BITS, FILE_MAP_LATER, MAP_FIXED);
+    int ret =
+        file_map(&map->image->file, address, length, p << SLAB_BITS, FILE_MAP_LATER, MAP_FIXED);
 
     /* A child would see what lies there and is not own: userfaultfd does not follow it. */
     if (!ret && madvise(address, length, MADV_DONTFORK))
@@ -212,14 +245,15 @@ static void let_in_own(struct pcow_map *map, uint64_t guest_slab)
 bool minor_begin(struct pcow_map *map, uint64_t guest_slab, bool at_once)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
-    bool soon = at_once || slab->faults >= TRAPS || __atomic_load_n(&map->minor.gain, __ATOMIC_RELAXED) >= PROVEN;
+    bool soon = at_once || slab->faults >= TRAPS
+                || __atomic_load_n(&map->minor.gain, __ATOMIC_RELAXED) >= PROVEN;
     uint64_t p = soon ? own_slab(map, guest_slab) : 0;
 
     if (p == 0 || !minor_is_possible(map, guest_slab) || !is_worth_it(map))
         return false;
     /*
-     * Either who has a system call access the slab sees this, or he is seen here, see minor_ask(). Other accesses to it trap while there is
-     * nothing, and wait for the claim.
+     * Either who has a system call access the slab sees this, or he is seen here, see minor_ask().
+     * Other accesses to it trap while there is nothing, and wait for the claim.
      */
     __atomic_store_n(&slab->minor, MINOR, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&slab->asked, __ATOMIC_SEQ_CST)) {
@@ -252,7 +286,8 @@ bool minor_was_asked(const struct pcow_map *map, uint64_t guest_slab)
     const struct slab_map *slab = &map->slabs[guest_slab];
 
     return map->engine != PCOW_ENGINE_MINOR
-        || (__atomic_load_n(&slab->asked, __ATOMIC_SEQ_CST) && !__atomic_load_n(&slab->minor, __ATOMIC_SEQ_CST));
+           || (__atomic_load_n(&slab->asked, __ATOMIC_SEQ_CST)
+               && !__atomic_load_n(&slab->minor, __ATOMIC_SEQ_CST));
 }
 
 bool minor_ask(struct pcow_map *map, uint64_t guest_slab)

@@ -15,8 +15,9 @@
  * watched (any of the above but own,    anonymous, userfaultfd                    trap once      trap: as above
  *   mapped; see watch.c)
  *
- * A trap ends in resolve(): claim the guest slab, make the pages own, map them, release. It runs in a signal handler
- * or in the thread of the watch: no allocation, no lock, only system calls that are safe there.
+ * A trap ends in resolve(): claim the guest slab, make the pages own, map them, release. It runs in
+ * a signal handler or in the thread of the watch: no allocation, no lock, only system calls that
+ * are safe there.
  */
 #ifndef PCOW_MONITOR_MONITOR_H
 #define PCOW_MONITOR_MONITOR_H
@@ -38,10 +39,12 @@ struct event_queue {
 
 struct density {
     int pagemap;                       /* of this process; -1: not to be had */
-    bool dense;                        /* the guest uses more than a page or two of what a trap brings in */
+    /* the guest uses more than a page or two of what a trap brings in */
+    bool dense;
     uint32_t windows;                  /* so far */
     const uint8_t *sample;             /* the window that is watched */
-    uint32_t trust;                    /* that the guest fills the slabs that it begins, see density_begin_slab() */
+    /* that the guest fills the slabs that it begins, see density_begin_slab() */
+    uint32_t trust;
     uint32_t slabs;                    /* begun while it was trusted to */
 };
 
@@ -50,9 +53,13 @@ struct moved {
     size_t length;                     /* bytes, whole slabs */
 };
 
-/* Page tables on their way out, see retire.c. The snapshot operation that fills it in hands it over to the thread by due. */
+/*
+ * Page tables on their way out, see retire.c. The snapshot operation that fills it in hands it over
+ * to the thread by due.
+ */
 struct retired {
-    struct moved *moved;               /* room for as many as there were used slabs when it was last filled */
+    /* room for as many as there were used slabs when it was last filled */
+    struct moved *moved;
     size_t room;                       /* atomic */
     size_t count, next;                /* next: the first that is not unmapped */
     bool due;
@@ -61,7 +68,8 @@ struct retired {
 /* Do several threads trap? A hint, relaxed. */
 struct trappers {
     uintptr_t last;                    /* names the thread of the last trap */
-    uint8_t turns;                     /* one bit for each of the last traps: it was another thread's than the one before */
+    /* one bit for each of the last traps: it was another thread's than the one before */
+    uint8_t turns;
 };
 
 /* Of engine minor, see minor.c. */
@@ -79,21 +87,31 @@ struct gate {
 };
 
 struct slab_map {
-    struct page_set writable;          /* own pages that are mapped for stores; no lost one, but in class volatile */
+    /* own pages that are mapped for stores; no lost one, but in class volatile */
+    struct page_set writable;
     uint16_t pieces;                   /* upper bound of the memory mappings in this slab */
     uint8_t faults;                    /* traps so far, to judge how hot it is (saturates) */
-    uint8_t cold;                      /* nothing is mapped; with behind: nor is it known what is, see unknown below */
+    /* nothing is mapped; with behind: nor is it known what is, see unknown below */
+    uint8_t cold;
     uint8_t recent;                    /* there was a trap since the thread last looked */
     uint8_t queued;                    /* the thread is asked to copy the rest */
     uint8_t grown;                     /* traps that came to a cluster a second time (saturates) */
-    uint16_t run_end, run;             /* the window of the last trap: page after it, pages; to notice a sequence */
+    /* the window of the last trap: page after it, pages; to notice a sequence */
+    uint16_t run_end, run;
     uint8_t behind;                    /* enum behind */
-    uint8_t watched;                   /* enum watched: what is not in writable may be under watch instead of mapped */
+    /* enum watched: what is not in writable may be under watch instead of mapped */
+    uint8_t watched;
     uint8_t minor;                     /* enum minor; atomic */
     uint8_t gathered;                  /* see gather_slab() */
-    uint8_t loaded;                    /* what was not own was loaded from since the last snapshot: not in minor mode any more */
-    uint8_t asked;                     /* system calls may access it, for good: the same; atomic. This one and the next: all else begins anew at times */
-    uint8_t counted;                   /* among those that have mappings of their own, see vmas_begin() */
+    /* what was not own was loaded from since the last snapshot: not in minor mode any more */
+    uint8_t loaded;
+    /*
+     * system calls may access it, for good: the same; atomic. This one and the next: all else
+     * begins anew at times
+     */
+    uint8_t asked;
+    /* among those that have mappings of their own, see vmas_begin() */
+    uint8_t counted;
 };
 
 /* Of an access that was reported to the userfaultfd thread. */
@@ -105,41 +123,50 @@ struct pcow_map {
     uint64_t size;
     uint8_t *reservation;              /* address is aligned inside it */
     size_t reservation_size;
-    struct hole {                      /* guest offsets; before and behind all of the reservation is mapped by us */
+    /* guest offsets; before and behind all of the reservation is mapped by us */
+    struct hole {
         uint64_t from, to;
         bool wanted;                   /* the first layout goes on */
     } hole;
     enum pcow_engine engine;           /* the one in force */
     enum pcow_full_policy full_policy;
     /*
-     * By guest slab; zero, and not touched, where nothing was ever stored to nor claimed (chain_next_used()). What goes through all of them goes through
-     * those that are used.
+     * By guest slab; zero, and not touched, where nothing was ever stored to nor claimed
+     * (chain_next_used()). What goes through all of them goes through those that are used.
      */
     struct slab_map *slabs;
     unsigned vmas, vma_budget;
     uint64_t slabs_counted;            /* atomic */
     bool serves_sigbus;                /* the program does, see pcow_map_options */
-    bool shares_vmas;                  /* the budget is that of all maps of the process, which the kernel's limit is for */
+    /* the budget is that of all maps of the process, which the kernel's limit is for */
+    bool shares_vmas;
     bool closing;                      /* waiters give up */
     /*
-     * Counters: how often pages have left the sets that may hold stores which no flush has covered; and how much of that is on the medium,
-     * see flush.c. Never above the other one.
+     * Counters: how often pages have left the sets that may hold stores which no flush has covered;
+     * and how much of that is on the medium, see flush.c. Never above the other one.
      */
     uint64_t frozen, flushed;
-    bool lost;                         /* pages of its files are, see pcow_map_lose(); stays once it is set */
-    bool unknown;                      /* a mapping could not be replaced: pages that are in no set may still be mapped for stores */
+    /* pages of its files are, see pcow_map_lose(); stays once it is set */
+    bool lost;
+    /* a mapping could not be replaced: pages that are in no set may still be mapped for stores */
+    bool unknown;
     struct gate gate;
     struct event_queue events;
-    bool withdrawn;                    /* PCOW_EVENT_WITHDRAWN is to be told; not queued, as it may not be dropped, and once is enough */
+    /*
+     * PCOW_EVENT_WITHDRAWN is to be told; not queued, as it may not be dropped, and once is enough
+     */
+    bool withdrawn;
     struct ahead ahead;
     struct density density;
     struct trappers trappers;
     struct retired retired;
     struct pcow_map_stats stats;       /* counters, relaxed atomics */
     uint64_t gathered;                 /* slabs that are; relaxed */
-    uint64_t asked;                    /* pages that pcow_map_resolve() had to serve; no traps, whoever asks counts them; relaxed */
+    /* pages that pcow_map_resolve() had to serve; no traps, whoever asks counts them; relaxed */
+    uint64_t asked;
     struct minor_mode minor;
-    unsigned traps_under_way;          /* handlers of SIGSEGV that will look at this map again; atomic */
+    /* handlers of SIGSEGV that will look at this map again; atomic */
+    unsigned traps_under_way;
     int uffd;
     pthread_t uffd_thread;
     bool uffd_running;
@@ -150,17 +177,23 @@ struct pcow_map {
     uint64_t watch_found;              /* offset + 1 of a store that could not be served; 0: none */
 };
 
-/* Pages may have become own and be mapped to where an older layer holds them, or not at all. Only who maps all of the slab takes it back. */
+/*
+ * Pages may have become own and be mapped to where an older layer holds them, or not at all. Only
+ * who maps all of the slab takes it back.
+ */
 enum behind {
     BEHIND_NOT,
-    BEHIND,                            /* own pages of the active layer, which tell whether they are still */
+    /* own pages of the active layer, which tell whether they are still */
+    BEHIND,
     BEHIND_FROZEN,                     /* and of layers that were frozen since, which do not */
 };
 
 enum minor {
     MINOR_NOT,
-    MINOR,                             /* one mapping, for stores; what is in writable can be let in, or is */
-    MINOR_FROZEN,                      /* a snapshot has made it read-only: any access that traps maps it anew */
+    /* one mapping, for stores; what is in writable can be let in, or is */
+    MINOR,
+    /* a snapshot has made it read-only: any access that traps maps it anew */
+    MINOR_FROZEN,
 };
 
 enum watched {
@@ -171,7 +204,10 @@ enum watched {
 
 /* monitor/find.c: lost pages, at which nothing is mapped */
 bool lost_in_map(const struct pcow_map *map, uint64_t offset);     /* the claim is held */
-/* The pages of a guest slab without the lost ones among its own. The claim is held, or everybody stopped. Async-signal-safe. */
+/*
+ * The pages of a guest slab without the lost ones among its own. The claim is held, or everybody
+ * stopped. Async-signal-safe.
+ */
 void lost_take_out(const struct pcow_map *map, uint64_t guest_slab, struct page_set *pages);
 /* After the protection of everything was changed; everybody is stopped. */
 int lost_hide_again(const struct pcow_map *map);
@@ -180,8 +216,9 @@ int lost_hide_again(const struct pcow_map *map);
 int reserve_range(struct pcow_map *map, struct pcow_error *error);
 void reserve_release(struct pcow_map *map);
 /*
- * How these guest offsets are to be mapped: MAP_FIXED, or in the first layout, which maps one piece after the other, MAP_FIXED_NOREPLACE; or a
- * negative errno. in_steps: by more than one system call, so that something of ours has to be there first. Once all is mapped: reserve_taken().
+ * How these guest offsets are to be mapped: MAP_FIXED, or in the first layout, which maps one piece
+ * after the other, MAP_FIXED_NOREPLACE; or a negative errno. in_steps: by more than one system
+ * call, so that something of ours has to be there first. Once all is mapped: reserve_taken().
  */
 int reserve_next(struct pcow_map *map, uint64_t from, uint64_t to, bool in_steps);
 void reserve_taken(struct pcow_map *map, uint64_t to);
@@ -194,43 +231,61 @@ int layout_begin(struct pcow_map *map, struct pcow_error *error);
 /* monitor/layout.c: the mappings of the range */
 int layout_map_all(struct pcow_map *map, struct pcow_error *error);
 /*
- * A revert changes few lists of the chain: those of before it, and then what has to be mapped anew when they are built again. NULL: memory
- * is short.
+ * A revert changes few lists of the chain: those of before it, and then what has to be mapped anew
+ * when they are built again. NULL: memory is short.
  */
 struct layout_lists *layout_note_lists(const struct pcow_map *map);
-bool layout_is_as_noted(const struct pcow_map *map, const struct layout_lists *lists, uint64_t guest_slab);
+bool layout_is_as_noted(const struct pcow_map *map, const struct layout_lists *lists,
+                        uint64_t guest_slab);
 int layout_map_changed(struct pcow_map *map, const struct layout_lists *lists);
 void layout_forget_lists(struct layout_lists *lists);
 /*
- * chain_own(). Every page that the monitor makes own becomes so here, and with that the slab is behind until its own pages are mapped. The claim is
- * held. Async-signal-safe.
+ * chain_own(). Every page that the monitor makes own becomes so here, and with that the slab is
+ * behind until its own pages are mapped. The claim is held. Async-signal-safe.
  */
-int layout_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count, uint64_t *copied);
-/* As the chain is now; the claim is held. On failure nothing is mapped: the next access tries again. */
+int layout_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count,
+               uint64_t *copied);
+/*
+ * As the chain is now; the claim is held. On failure nothing is mapped: the next access tries
+ * again.
+ */
 int layout_map_slab(struct pcow_map *map, uint64_t guest_slab);
 /*
- * Before blocks are given back that an older layer has for pages that are own by now: nothing may be mapped there any more. On failure something
- * may be, and they must stay. The claim is held.
+ * Before blocks are given back that an older layer has for pages that are own by now: nothing may
+ * be mapped there any more. On failure something may be, and they must stay. The claim is held.
  */
 int layout_catch_up(struct pcow_map *map, uint64_t guest_slab);
-/* Copy-on-read: something shows from an older layer or a base, which the first access shall bring into the active one. */
+/*
+ * Copy-on-read: something shows from an older layer or a base, which the first access shall bring
+ * into the active one.
+ */
 bool layout_is_to_be_copied(const struct pcow_map *map, uint64_t guest_slab);
 /* Count its mappings, which traps only estimate; the claim is held, or everybody stopped. */
 void layout_recount(struct pcow_map *map, uint64_t guest_slab);
-/* On failure the pages of the piece that failed count as not mapped for stores, and the slab as behind. */
+/*
+ * On failure the pages of the piece that failed count as not mapped for stores, and the slab as
+ * behind.
+ */
 int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count);
 /*
- * A page that is mapped for stores: see that one does not fail for want of space for its neighbours, see image/folio.c. 0, -ENOSPC or -EIO.
- * Async-signal-safe.
+ * A page that is mapped for stores: see that one does not fail for want of space for its
+ * neighbours, see image/folio.c. 0, -ENOSPC or -EIO. Async-signal-safe.
  */
 int layout_prepare_store(const struct pcow_map *map, uint64_t guest_slab, unsigned page);
-/* Nothing is mapped: the next access traps. The claim is held. If the kernel refuses: see unknown in struct pcow_map. */
+/*
+ * Nothing is mapped: the next access traps. The claim is held. If the kernel refuses: see unknown
+ * in struct pcow_map.
+ */
 void layout_make_cold(struct pcow_map *map, uint64_t guest_slab);
 bool layout_is_hot(const struct slab_map *slab, unsigned share);
 
-/* monitor/slab_map.c: of one slab; the claim is held. Async-signal-safe but for minor_is_whole(). */
-unsigned layout_pages(const struct pcow_map *map, uint64_t guest_slab);    /* 512, but fewer at the end of an image of format 1 */
-unsigned layout_count_pieces(const struct pcow_map *map, uint64_t guest_slab);      /* mappings that it needs, if not in minor mode */
+/*
+ * monitor/slab_map.c: of one slab; the claim is held. Async-signal-safe but for minor_is_whole().
+ */
+/* 512, but fewer at the end of an image of format 1 */
+unsigned layout_pages(const struct pcow_map *map, uint64_t guest_slab);
+/* mappings that it needs, if not in minor mode */
+unsigned layout_count_pieces(const struct pcow_map *map, uint64_t guest_slab);
 /* The copy has gone, see gather_slab(). */
 void gather_forget(struct pcow_map *map, uint64_t guest_slab);
 /* Does it show this place of the file there, once it is let in? */
@@ -239,43 +294,61 @@ bool minor_shows(const struct pcow_map *map, uint64_t guest_slab, unsigned page,
 void minor_is_whole(struct pcow_map *map, uint64_t guest_slab);
 
 /*
- * monitor/gather.c: as layout_map_slab(), of a slab of which nothing is mapped for stores. Where that would take more mappings than there are, as one, of
- * a copy in memory. The claim is held. Async-signal-safe.
+ * monitor/gather.c: as layout_map_slab(), of a slab of which nothing is mapped for stores. Where
+ * that would take more mappings than there are, as one, of a copy in memory. The claim is held.
+ * Async-signal-safe.
  */
 int gather_slab(struct pcow_map *map, uint64_t guest_slab);
 
 /*
- * monitor/flush.c: pages leave the sets, or are about to, and may hold stores. They are not mapped for stores any more, or nobody stores: the
- * next flush covers all that was stored to them. Async-signal-safe.
+ * monitor/flush.c: pages leave the sets, or are about to, and may hold stores. They are not mapped
+ * for stores any more, or nobody stores: the next flush covers all that was stored to them.
+ * Async-signal-safe.
  */
 void flush_frozen(struct pcow_map *map);
 /* Wait until nobody is about to map a part of the range anew. */
 void flush_await_mapped(struct pcow_map *map, uint64_t offset, uint64_t end);
 
-/* monitor/rest.c: all pages of the slab are own, some are not mapped for stores yet. The claim is held. Async-signal-safe. */
+/*
+ * monitor/rest.c: all pages of the slab are own, some are not mapped for stores yet. The claim is
+ * held. Async-signal-safe.
+ */
 int layout_map_rest(struct pcow_map *map, uint64_t guest_slab);
 
-/* monitor/minor.c. The map gets engine signal where there is no such userfaultfd, or nobody who serves SIGBUS. */
+/*
+ * monitor/minor.c. The map gets engine signal where there is no such userfaultfd, or nobody who
+ * serves SIGBUS.
+ */
 void minor_prepare(struct pcow_map *map, bool served);
 /* The range is unmapped. */
 void minor_close(struct pcow_map *map);
-/* Of the others the claim is held, and they are async-signal-safe. Could this slab be in minor mode? */
+/*
+ * Of the others the claim is held, and they are async-signal-safe. Could this slab be in minor
+ * mode?
+ */
 bool minor_is_possible(const struct pcow_map *map, uint64_t guest_slab);
-/* It is now; else all is as before, or mapped anew. at_once: after the first trap already, as mappings are short. */
+/*
+ * It is now; else all is as before, or mapped anew. at_once: after the first trap already, as
+ * mappings are short.
+ */
 bool minor_begin(struct pcow_map *map, uint64_t guest_slab, bool at_once);
 /* Pages that are in writable; the second: those around a page in its cluster of so many pages. */
 int minor_let_in(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count);
 int minor_let_in_around(struct pcow_map *map, uint64_t guest_slab, unsigned page, unsigned pages);
 /* The slab is left because of a load. */
 void minor_loaded(struct pcow_map *map, uint64_t guest_slab);
-/* Without the claim: somebody is about to have a system call access it. False: it has to be mapped anew before, see resolve(). */
+/*
+ * Without the claim: somebody is about to have a system call access it. False: it has to be mapped
+ * anew before, see resolve().
+ */
 bool minor_ask(struct pcow_map *map, uint64_t guest_slab);
 /* Without the claim: somebody was, and it is accessible for him. */
 bool minor_was_asked(const struct pcow_map *map, uint64_t guest_slab);
 
 /*
- * monitor/retire.c: move the page tables of all that is mapped for stores out of the way, as far as that is quicker than changing them; the
- * mappings stay. Nobody stores to the range meanwhile; loads fill them in again. The thread unmaps what was moved.
+ * monitor/retire.c: move the page tables of all that is mapped for stores out of the way, as far as
+ * that is quicker than changing them; the mappings stay. Nobody stores to the range meanwhile;
+ * loads fill them in again. The thread unmaps what was moved.
  */
 void retire_tables(struct pcow_map *map);
 bool retire_is_due(const struct pcow_map *map);
@@ -286,12 +359,15 @@ void retire_end(struct pcow_map *map);
 /* By mlock(): new mappings would be filled, or would not be locked any more. */
 bool retire_is_locked(const struct pcow_map *map);
 
-/* monitor/windows.c: by the thread, when nothing happens. False: something does, and not all was given back. */
+/*
+ * monitor/windows.c: by the thread, when nothing happens. False: something does, and not all was
+ * given back.
+ */
 bool windows_empty(struct pcow_map *map);
 
 /*
- * monitor/resolve.c. Async-signal-safe. Signals are blocked (util/signals.h). waiting: on a full pool wait for space (by the map's policy) instead
- * of -ENOSPC, with this mask; NULL: do not.
+ * monitor/resolve.c. Async-signal-safe. Signals are blocked (util/signals.h). waiting: on a full
+ * pool wait for space (by the map's policy) instead of -ENOSPC, with this mask; NULL: do not.
  */
 int resolve(struct pcow_map *map, uint64_t offset, bool write, const signal_mask *waiting);
 
@@ -306,7 +382,10 @@ void gate_open(struct pcow_map *map);
 #define HOT_SHARE 2u                  /* and one part in so many own is made own whole: that at most doubles its space, */
 #define HOT_SHARE_ABSENT 3u           /* or makes it three times as much where nothing is copied and the guest uses page for page */
 
-/* monitor/density.c: should the page table be filled for this window of mapped pages? Async-signal-safe. */
+/*
+ * monitor/density.c: should the page table be filled for this window of mapped pages?
+ * Async-signal-safe.
+ */
 void density_open(struct density *density);
 void density_close(struct density *density);
 /* How many of these pages, 16 at most, the page table has; -1: not to be had. */
@@ -318,15 +397,20 @@ bool density_is_high(const struct density *density);
 bool density_wants(struct density *density, const uint8_t *window, unsigned pages);
 /* What the page table has there says nothing about the guest any more. */
 void density_forget(struct density *density, const uint8_t *from, size_t length);
-/* The first store to a slab that nothing holds: should all of it be brought in? If not, and the guest fills it, density_completed() is to be told. */
+/*
+ * The first store to a slab that nothing holds: should all of it be brought in? If not, and the
+ * guest fills it, density_completed() is to be told.
+ */
 bool density_begin_slab(struct density *density);
 void density_completed(struct density *density);
 
 /*
- * Fill the page table for mapped own pages. Class volatile only: there a load's fault brings in 16 writable entries, where a store's
- * brings in one; elsewhere the first store must be seen by the file system.
+ * Fill the page table for mapped own pages. Class volatile only: there a load's fault brings in 16
+ * writable entries, where a store's brings in one; elsewhere the first store must be seen by the
+ * file system.
  */
-void layout_populate(const struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count);
+void layout_populate(const struct pcow_map *map, uint64_t guest_slab, unsigned first,
+                     unsigned count);
 
 /* monitor/events.c. Async-signal-safe. */
 int events_init(struct event_queue *queue);
@@ -335,12 +419,18 @@ void events_post(struct event_queue *queue, enum pcow_event_kind kind, int error
 void events_wake(struct event_queue *queue);           /* for what is not in it */
 bool events_next(struct event_queue *queue, struct pcow_event *event);
 
-/* monitor/signal.c: SIGSEGV in any map of the process, for every engine (copy-on-write of read-only mappings) */
+/*
+ * monitor/signal.c: SIGSEGV in any map of the process, for every engine (copy-on-write of read-only
+ * mappings)
+ */
 int signal_prepare(struct pcow_error *error);      /* before any mapping of a map is counted */
 int signal_register(struct pcow_map *map, struct pcow_error *error);
 /* Is SIGBUS served by the library: was there nobody else? Until signal_end(). */
 bool signal_serves_bus(void);
-/* No trap in this map is served any more, and none is under way when it returns. The handlers stay for what else the library accesses: signal_end(). */
+/*
+ * No trap in this map is served any more, and none is under way when it returns. The handlers stay
+ * for what else the library accesses: signal_end().
+ */
 void signal_leave(struct pcow_map *map);
 void signal_end(void);
 
@@ -349,8 +439,8 @@ void signal_end(void);
 void vmas_add(struct pcow_map *map, int change);
 unsigned vmas_used(const struct pcow_map *map);
 /*
- * A slab that is used for the first time. What is not used takes a mapping for each stretch of it: at the most as many as there are used ones, and one
- * more, or as there are others.
+ * A slab that is used for the first time. What is not used takes a mapping for each stretch of it:
+ * at the most as many as there are used ones, and one more, or as there are others.
  */
 void vmas_begin(struct pcow_map *map, struct slab_map *slab);
 /* In a child of the process that had them. */
@@ -360,18 +450,25 @@ void vmas_forget_all(void);
 int uffd_open(struct pcow_map *map, struct pcow_error *error);
 int uffd_start(struct pcow_map *map, uffd_serve_fn *serve_access, struct pcow_error *error);
 void uffd_close(struct pcow_map *map);
-/* Anonymous memory whose first touch is reported, and every first store to a page that was copied in. */
+/*
+ * Anonymous memory whose first touch is reported, and every first store to a page that was copied
+ * in.
+ */
 int uffd_map(const struct pcow_map *map, void *address, size_t length);
 void uffd_wake(const struct pcow_map *map, void *address, size_t length);
 
-/* monitor/watch.c. Nobody looks for a store any more: the layer it was meant for is frozen or gone. */
+/*
+ * monitor/watch.c. Nobody looks for a store any more: the layer it was meant for is frozen or gone.
+ */
 void watch_forget(struct pcow_map *map);
 
 /* For snapshot operations on a mapped image; nobody stores to the range meanwhile. */
 int monitor_freeze(struct pcow_map *map, struct pcow_error *error);
-int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error);      /* every slab is cold then */
+/* every slab is cold then */
+int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error);
 int monitor_map_all(struct pcow_map *map, struct pcow_error *error);
 /* The lists of the chain were built anew; lists: as they were before, or NULL. */
-int monitor_map_changed(struct pcow_map *map, const struct layout_lists *lists, struct pcow_error *error);
+int monitor_map_changed(struct pcow_map *map, const struct layout_lists *lists,
+                        struct pcow_error *error);
 
 #endif

@@ -2,10 +2,12 @@
 /*
  * The address space of the range, and how the first layout comes into it.
  *
- * A mapping over a reserved place makes the kernel cut the reservation, which takes half as long again as one where nothing is. So the first
- * layout, of which nobody knows the address yet, gives the reservation back in stripes just before it maps them. Whatever else runs in the process
- * may get a place in that hole for memory of its own, which must then be neither replaced nor unmapped: in the hole all is mapped with
- * MAP_FIXED_NOREPLACE, from its beginning to its end, and when somebody has come between, the range is reserved elsewhere and laid out without holes.
+ * A mapping over a reserved place makes the kernel cut the reservation, which takes half as long
+ * again as one where nothing is. So the first layout, of which nobody knows the address yet, gives
+ * the reservation back in stripes just before it maps them. Whatever else runs in the process may
+ * get a place in that hole for memory of its own, which must then be neither replaced nor unmapped:
+ * in the hole all is mapped with MAP_FIXED_NOREPLACE, from its beginning to its end, and when
+ * somebody has come between, the range is reserved elsewhere and laid out without holes.
  */
 #include <string.h>
 #include <sys/mman.h>
@@ -23,9 +25,11 @@ int reserve_range(struct pcow_map *map, struct pcow_error *error)
     map->reservation = mmap(NULL, map->reservation_size, PROT_NONE, NOTHING, -1, 0);
     if (map->reservation == MAP_FAILED) {
         map->reservation = NULL;
-        return error_set(error, -ENOMEM, "no address space for %llu bytes of %s", (unsigned long long)map->size, map->image->file.path);
+        return error_set(error, -ENOMEM, "no address space for %llu bytes of %s",
+                         (unsigned long long)map->size, map->image->file.path);
     }
-    map->address = (uint8_t *)(((uintptr_t)map->reservation + PCOW_SLAB_SIZE - 1) & ~(uintptr_t)(PCOW_SLAB_SIZE - 1));
+    map->address = (uint8_t *)(((uintptr_t)map->reservation + PCOW_SLAB_SIZE - 1)
+                               & ~(uintptr_t)(PCOW_SLAB_SIZE - 1));
     return 0;
 }
 
@@ -66,7 +70,8 @@ int reserve_next(struct pcow_map *map, uint64_t from, uint64_t to, bool in_steps
         return MAP_FIXED;
     ret = widen(map, to);
     if (ret == 0 && in_steps) {
-        ret = map_at(map->address + from, to - from, PROT_NONE, NOTHING | MAP_FIXED_NOREPLACE, -1, 0);
+        ret =
+            map_at(map->address + from, to - from, PROT_NONE, NOTHING | MAP_FIXED_NOREPLACE, -1, 0);
         if (ret == 0)
             reserve_taken(map, to);
     }
@@ -82,7 +87,8 @@ void reserve_taken(struct pcow_map *map, uint64_t to)
 int reserve_again(struct pcow_map *map, uint64_t from, uint64_t to)
 {
     int fixed = reserve_next(map, from, to, false);
-    int ret = fixed < 0 ? fixed : map_at(map->address + from, to - from, PROT_NONE, NOTHING | fixed, -1, 0);
+    int ret = fixed < 0 ? fixed
+                        : map_at(map->address + from, to - from, PROT_NONE, NOTHING | fixed, -1, 0);
 
     if (ret == 0)
         reserve_taken(map, to);

@@ -55,11 +55,14 @@ static bool wants_page_alone(const struct slab_map *slab, struct range cluster)
 }
 
 /*
- * How much to bring in around a page. Absent memory: its cluster. Memory that has to be copied: the page alone when the guest comes to
- * a cluster for the first time (fine-grained copy-on-write), the rest of it when it comes back, or at once where it was seen to do so.
- * Where the last trap's window ends, a sequence goes on: twice as much. The whole slab if mappings run short and it takes more than one.
+ * How much to bring in around a page. Absent memory: its cluster. Memory that has to be copied: the
+ * page alone when the guest comes to a cluster for the first time (fine-grained copy-on-write), the
+ * rest of it when it comes back, or at once where it was seen to do so. Where the last trap's
+ * window ends, a sequence goes on: twice as much. The whole slab if mappings run short and it takes
+ * more than one.
  */
-static struct range choose(const struct pcow_map *map, uint64_t guest_slab, unsigned page, bool present, bool minor)
+static struct range choose(const struct pcow_map *map, uint64_t guest_slab, unsigned page,
+                           bool present, bool minor)
 {
     const struct slab_map *slab = &map->slabs[guest_slab];
     unsigned pages = layout_pages(map, guest_slab);
@@ -71,7 +74,8 @@ static struct range choose(const struct pcow_map *map, uint64_t guest_slab, unsi
     if (range.first + range.count > pages)
         range.count = pages - range.first;
     if (page == slab->run_end && slab->run >= cluster)
-        range = (struct range){page, present && slab->run >= MAX_COPY_RUN ? MAX_COPY_RUN : slab->run * 2u};
+        range = (struct range){page, present && slab->run >= MAX_COPY_RUN ? MAX_COPY_RUN
+                                                                          : slab->run * 2u};
     else if (present && wants_page_alone(slab, range))
         range = (struct range){page, 1};
     if (range.first + range.count > pages)
@@ -80,8 +84,8 @@ static struct range choose(const struct pcow_map *map, uint64_t guest_slab, unsi
 }
 
 /*
- * Absent memory in a slab that is used page for page, or in a sequence, and a third of which is own: the rest in one go, as for a hot
- * slab of an older layer.
+ * Absent memory in a slab that is used page for page, or in a sequence, and a third of which is
+ * own: the rest in one go, as for a hot slab of an older layer.
  */
 static bool wants_rest(const struct pcow_map *map, uint64_t guest_slab, unsigned page)
 {
@@ -94,19 +98,25 @@ static bool wants_rest(const struct pcow_map *map, uint64_t guest_slab, unsigned
         return false;
     /* Nothing older on the list, so nothing to copy. */
     return (sequence || (slab->faults >= HOT_FAULTS && density_is_high(&map->density)))
-        && slab_ref_level(head) == map->image->chain->levels && map->image->slabs[slab_ref_slab(head)].next == 0;
-}
-
-/* The first store to a slab that nothing below has, by a guest that was seen to fill such slabs; and one is ready. */
-static bool wants_whole(struct pcow_map *map, uint64_t guest_slab)
-{
-    return map->image->file.persist.persistence == PCOW_PERSISTENCE_VOLATILE && !map->image->chain->head[guest_slab]
-        && density_begin_slab(&map->density) && map->image->ready && prepared_count(map->image) > 0;
+           && slab_ref_level(head) == map->image->chain->levels
+           && map->image->slabs[slab_ref_slab(head)].next == 0;
 }
 
 /*
- * Own pages of a slab that was there when the image was opened have blocks before they are mapped for stores. *alone: there is no space
- * for all that lack one, or some cannot be read, which those that are shared with a copy must be; so only this page may be mapped.
+ * The first store to a slab that nothing below has, by a guest that was seen to fill such slabs;
+ * and one is ready.
+ */
+static bool wants_whole(struct pcow_map *map, uint64_t guest_slab)
+{
+    return map->image->file.persist.persistence == PCOW_PERSISTENCE_VOLATILE
+           && !map->image->chain->head[guest_slab] && density_begin_slab(&map->density)
+           && map->image->ready && prepared_count(map->image) > 0;
+}
+
+/*
+ * Own pages of a slab that was there when the image was opened have blocks before they are mapped
+ * for stores. *alone: there is no space for all that lack one, or some cannot be read, which those
+ * that are shared with a copy must be; so only this page may be mapped.
  */
 static int back_own(struct pcow_map *map, uint64_t guest_slab, unsigned page, bool *alone)
 {
@@ -119,14 +129,18 @@ static int back_own(struct pcow_map *map, uint64_t guest_slab, unsigned page, bo
     return ret || !changed || map->slabs[guest_slab].cold ? ret : layout_map_slab(map, guest_slab);
 }
 
-/* The whole slab or the rest of it, where that seems worth it. -EAGAIN: it does not, or cannot be had. */
+/*
+ * The whole slab or the rest of it, where that seems worth it. -EAGAIN: it does not, or cannot be
+ * had.
+ */
 static int resolve_all(struct pcow_map *map, uint64_t guest_slab, unsigned page)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
     bool whole = wants_whole(map, guest_slab);
     int ret;
 
-    if ((!whole && !wants_rest(map, guest_slab, page)) || layout_own(map, guest_slab, 0, layout_pages(map, guest_slab), NULL))
+    if ((!whole && !wants_rest(map, guest_slab, page))
+        || layout_own(map, guest_slab, 0, layout_pages(map, guest_slab), NULL))
         return -EAGAIN;
     if (!whole)
         density_completed(&map->density);
@@ -140,10 +154,13 @@ static int resolve_all(struct pcow_map *map, uint64_t guest_slab, unsigned page)
 
 static void note_thread(struct trappers *trappers)
 {
-    uintptr_t thread = (uintptr_t)&errno;      /* each thread has its own, and asking for it allocates nothing */
+    /* each thread has its own, and asking for it allocates nothing */
+    uintptr_t thread = (uintptr_t)&errno;
     bool other = __atomic_exchange_n(&trappers->last, thread, __ATOMIC_RELAXED) != thread;
 
-    __atomic_store_n(&trappers->turns, (uint8_t)(__atomic_load_n(&trappers->turns, __ATOMIC_RELAXED) << 1 | other), __ATOMIC_RELAXED);
+    __atomic_store_n(&trappers->turns,
+                     (uint8_t)(__atomic_load_n(&trappers->turns, __ATOMIC_RELAXED) << 1 | other),
+                     __ATOMIC_RELAXED);
 }
 
 /* Make the rest own as well. */
@@ -158,8 +175,10 @@ static int own_whole(struct pcow_map *map, uint64_t guest_slab)
 }
 
 /*
- * Mapped as under signal. If there are not as many mappings left as that takes the slab is made whole; where that cannot be (a full pool), they come
- * from what is kept for others, as nobody must wait who only loads. What is mapped for stores stays so all the time: system calls may be using it.
+ * Mapped as under signal. If there are not as many mappings left as that takes the slab is made
+ * whole; where that cannot be (a full pool), they come from what is kept for others, as nobody must
+ * wait who only loads. What is mapped for stores stays so all the time: system calls may be using
+ * it.
  */
 static int leave_minor(struct pcow_map *map, uint64_t guest_slab)
 {
@@ -182,11 +201,16 @@ static int meet(struct pcow_map *map, uint64_t guest_slab, unsigned page)
     if (!slab->minor)
         return 0;                      /* another thread was here first */
     return was_asked_for(slab) ? leave_minor(map, guest_slab)
-                               : minor_let_in_around(map, guest_slab, page, cluster < MOST_LET_IN ? cluster : MOST_LET_IN);
+                               : minor_let_in_around(map, guest_slab, page,
+                                                     cluster < MOST_LET_IN ? cluster : MOST_LET_IN);
 }
 
-/* Of pages that have just become own: all of what was copied; else the one that is stored to, as a guest that uses more of them is no such guest. */
-static int let_in(struct pcow_map *map, uint64_t guest_slab, unsigned page, struct range range, bool copied)
+/*
+ * Of pages that have just become own: all of what was copied; else the one that is stored to, as a
+ * guest that uses more of them is no such guest.
+ */
+static int let_in(struct pcow_map *map, uint64_t guest_slab, unsigned page, struct range range,
+                  bool copied)
 {
     if (copied || range.count > cluster_pages(map) || density_is_high(&map->density))
         return minor_let_in(map, guest_slab, range.first, range.count);
@@ -194,23 +218,31 @@ static int let_in(struct pcow_map *map, uint64_t guest_slab, unsigned page, stru
 }
 
 /*
- * Of a guest that stores here and there: not where it comes back to what it has begun, or goes on in a sequence, as the slab will be one mapping soon
- * in any case.
+ * Of a guest that stores here and there: not where it comes back to what it has begun, or goes on
+ * in a sequence, as the slab will be one mapping soon in any case.
  */
-static void try_minor(struct pcow_map *map, uint64_t guest_slab, struct range range, bool copied, bool again)
+static void try_minor(struct pcow_map *map, uint64_t guest_slab, struct range range, bool copied,
+                      bool again)
 {
     if (map->slabs[guest_slab].minor)
         return;
-    if (vmas_are_short(map) || (!again && range.count <= cluster_pages(map) && (copied || !density_is_high(&map->density))))
+    if (vmas_are_short(map)
+        || (!again && range.count <= cluster_pages(map)
+            && (copied || !density_is_high(&map->density))))
         minor_begin(map, guest_slab, vmas_are_short(map));
 }
 
-/* What a sequence will touch next; or the page, which brings its neighbours with it and saves the fault of the store. */
+/*
+ * What a sequence will touch next; or the page, which brings its neighbours with it and saves the
+ * fault of the store.
+ */
 static void populate(struct pcow_map *map, uint64_t guest_slab, unsigned page, struct range range)
 {
     if (range.first == page && range.count > cluster_pages(map))
         layout_populate(map, guest_slab, range.first, range.count);
-    else if (density_wants(&map->density, map->address + (guest_slab << SLAB_BITS) + range.first * PCOW_PAGE_SIZE, range.count))
+    else if (density_wants(&map->density,
+                           map->address + (guest_slab << SLAB_BITS) + range.first * PCOW_PAGE_SIZE,
+                           range.count))
         layout_populate(map, guest_slab, page, 1);
 }
 
@@ -238,7 +270,8 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
     place = chain_find(map->image, guest_slab, page, 1);
     minor = slab->minor || minor_is_possible(map, guest_slab);
     range = alone ? (struct range){page, 1} : choose(map, guest_slab, page, place.present, minor);
-    again = has_page_in(&slab->writable, range);          /* the guest was here before: larger copies pay, now or later on */
+    /* the guest was here before: larger copies pay, now or later on */
+    again = has_page_in(&slab->writable, range);
     if (!alone && range.count < layout_pages(map, guest_slab)) {
         ret = resolve_all(map, guest_slab, page);
         if (ret != -EAGAIN)
@@ -246,7 +279,10 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
     }
     ret = layout_own(map, guest_slab, range.first, range.count, &copied);
     if ((ret == -ENOSPC || ret == -EIO) && range.count > 1) {
-        /* Not enough for all of it, or others cannot be read; the one page may still fit, and be whole. */
+        /*
+         * Not enough for all of it, or others cannot be read; the one page may still fit, and be
+         * whole.
+         */
         range = (struct range){page, 1};
         ret = layout_own(map, guest_slab, page, 1, &copied);
     }
@@ -261,18 +297,28 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
     if (range.count == layout_pages(map, guest_slab) && range.count > 1) {
         if (copied)
             count_up(&map->stats.slabs_promoted, 1);
-        /* If mappings run short it has to become one, and if it has many that is cheaper; else what the guest uses stays as it is. */
-        return slab->cold || slab->pieces > MANY_PIECES || vmas_are_short(map) ? layout_map_slab(map, guest_slab)
-                                                                               : layout_map_own(map, guest_slab, 0, range.count);
+        /*
+         * If mappings run short it has to become one, and if it has many that is cheaper; else what
+         * the guest uses stays as it is.
+         */
+        return slab->cold || slab->pieces > MANY_PIECES || vmas_are_short(map)
+                   ? layout_map_slab(map, guest_slab)
+                   : layout_map_own(map, guest_slab, 0, range.count);
     }
     try_minor(map, guest_slab, range, copied > 0, again);
-    /* It was, or has become so as the kernel refused: a cold slab has no page that is mapped for stores, nothing would protect it. */
+    /*
+     * It was, or has become so as the kernel refused: a cold slab has no page that is mapped for
+     * stores, nothing would protect it.
+     */
     if (slab->cold) {
         ret = layout_map_slab(map, guest_slab);
         if (ret || page_set_has(&slab->writable, page))
             return ret;
     }
-    /* What was hoped for is not to be: then as for any slab, and as there, the page alone if the rest cannot be had. */
+    /*
+     * What was hoped for is not to be: then as for any slab, and as there, the page alone if the
+     * rest cannot be had.
+     */
     if (minor && !slab->minor && vmas_are_short(map) && own_whole(map, guest_slab) == 0)
         return layout_map_slab(map, guest_slab);
     ret = layout_map_own(map, guest_slab, range.first, range.count);
@@ -299,10 +345,18 @@ static int resolve_read(struct pcow_map *map, uint64_t guest_slab, unsigned page
         return leave_minor(map, guest_slab);
     }
     if (slab->cold) {
-        /* To have it in one piece saves time or mappings. No load waits for space for that, nor suffers for a page that it does not want. */
-        return map->image->file.writable && own_whole(map, guest_slab) == 0 ? layout_map_slab(map, guest_slab) : gather_slab(map, guest_slab);
+        /*
+         * To have it in one piece saves time or mappings. No load waits for space for that, nor
+         * suffers for a page that it does not want.
+         */
+        return map->image->file.writable && own_whole(map, guest_slab) == 0
+                   ? layout_map_slab(map, guest_slab)
+                   : gather_slab(map, guest_slab);
     }
-    /* Else another thread was here first; unless a mapping has failed, and nothing is there for what is own. */
+    /*
+     * Else another thread was here first; unless a mapping has failed, and nothing is there for
+     * what is own.
+     */
     return slab->behind ? layout_map_slab(map, guest_slab) : 0;
 }
 
@@ -345,7 +399,10 @@ int resolve(struct pcow_map *map, uint64_t offset, bool write, const signal_mask
         gate_enter(map);
         chain_claim(map->image->chain, guest_slab);
         ret = lost_in_map(map, offset) ? -EIO : resolve_once(map, guest_slab, page, write);
-        /* Of an image that is open for writing it is the file system that refuses, after an error of its own: that is no read-only memory. */
+        /*
+         * Of an image that is open for writing it is the file system that refuses, after an error
+         * of its own: that is no read-only memory.
+         */
         if (ret == -EROFS && is_for_stores(map->image))
             ret = -EIO;
         chain_release(map->image->chain, guest_slab);
@@ -364,7 +421,10 @@ int resolve(struct pcow_map *map, uint64_t offset, bool write, const signal_mask
         }
         if (map->full_policy == PCOW_FULL_FAIL || __atomic_load_n(&map->closing, __ATOMIC_RELAXED))
             break;
-        /* The claim is free meanwhile: other pages of this slab that are there already can be mapped. */
+        /*
+         * The claim is free meanwhile: other pages of this slab that are there already can be
+         * mapped.
+         */
         pause_between_tries(*waiting);
     }
     if (told && ret == 0)
@@ -375,8 +435,8 @@ int resolve(struct pcow_map *map, uint64_t offset, bool write, const signal_mask
 }
 
 /*
- * The common case, asked at every device access, and by a guest perhaps for gigabytes at once: from here on so much of the slab is mapped for this.
- * 0: this page is not.
+ * The common case, asked at every device access, and by a guest perhaps for gigabytes at once: from
+ * here on so much of the slab is mapped for this. 0: this page is not.
  */
 static uint64_t mapped_already(struct pcow_map *map, uint64_t offset, bool write, bool kernel)
 {
@@ -387,32 +447,39 @@ static uint64_t mapped_already(struct pcow_map *map, uint64_t offset, bool write
         return 0;
     if (page_set_has(&slab->writable, page))
         return (page_set_run_end(&slab->writable, page, PAGES_PER_SLAB) - page) * PCOW_PAGE_SIZE;
-    return !write && !__atomic_load_n(&slab->minor, __ATOMIC_ACQUIRE) && !__atomic_load_n(&slab->cold, __ATOMIC_ACQUIRE)
-           ? (PAGES_PER_SLAB - page) * PCOW_PAGE_SIZE : 0;
+    return !write && !__atomic_load_n(&slab->minor, __ATOMIC_ACQUIRE)
+                   && !__atomic_load_n(&slab->cold, __ATOMIC_ACQUIRE)
+               ? (PAGES_PER_SLAB - page) * PCOW_PAGE_SIZE
+               : 0;
 }
 
 /*
- * Class page-cache: so little that a store to a page which has its block may fail for want of space for its neighbours, see image/folio.c. Then each
- * page is asked for, also those that are mapped for stores.
+ * Class page-cache: so little that a store to a page which has its block may fail for want of space
+ * for its neighbours, see image/folio.c. Then each page is asked for, also those that are mapped
+ * for stores.
  */
 static bool is_short_of_space(const struct pcow_map *map, uint64_t length)
 {
     struct statvfs fs;
 
-    return map->image->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE && fstatvfs(map->image->file.fd, &fs) == 0
-        && fs.f_bavail * fs.f_frsize < ENOUGH_SPACE + length / PCOW_PAGE_SIZE * PCOW_SLAB_SIZE;
+    return map->image->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE
+           && fstatvfs(map->image->file.fd, &fs) == 0
+           && fs.f_bavail * fs.f_frsize < ENOUGH_SPACE + length / PCOW_PAGE_SIZE * PCOW_SLAB_SIZE;
 }
 
-static int prepare(pcow_map *map, uint64_t offset, uint64_t length, bool write, bool kernel, struct pcow_error *error)
+static int prepare(pcow_map *map, uint64_t offset, uint64_t length, bool write, bool kernel,
+                   struct pcow_error *error)
 {
     uint64_t end = offset + length, mapped;
     bool is_short = write && is_short_of_space(map, length);
     struct interrupts interrupts;
 
     if (offset > map->size || length > map->size - offset)
-        return error_set(error, -EINVAL, "%s: offset %llu and length %llu reach beyond its end", map->image->file.path,
-                         (unsigned long long)offset, (unsigned long long)length);
-    for (offset &= ~(PCOW_PAGE_SIZE - 1); offset < end; offset += mapped ? mapped : PCOW_PAGE_SIZE) {
+        return error_set(error, -EINVAL, "%s: offset %llu and length %llu reach beyond its end",
+                         map->image->file.path, (unsigned long long)offset,
+                         (unsigned long long)length);
+    for (offset &= ~(PCOW_PAGE_SIZE - 1); offset < end;
+         offset += mapped ? mapped : PCOW_PAGE_SIZE) {
         int ret;
 
         mapped = is_short ? 0 : mapped_already(map, offset, write, kernel);
@@ -423,19 +490,23 @@ static int prepare(pcow_map *map, uint64_t offset, uint64_t length, bool write, 
         ret = resolve(map, offset, write, NULL);
         interrupts_restore(interrupts);
         if (ret == -ENOSPC)
-            return error_set(error, ret, "%s: the pool is full; free space or extend it", map->image->file.path);
+            return error_set(error, ret, "%s: the pool is full; free space or extend it",
+                             map->image->file.path);
         if (ret)
-            return error_set_errno(error, ret, "%s: cannot prepare offset %llu", map->image->file.path, (unsigned long long)offset);
+            return error_set_errno(error, ret, "%s: cannot prepare offset %llu",
+                                   map->image->file.path, (unsigned long long)offset);
     }
     return 0;
 }
 
-int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write, struct pcow_error *error)
+int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write,
+                     struct pcow_error *error)
 {
     return prepare(map, offset, length, write, true, error);
 }
 
-int pcow_map_prepare(pcow_map *map, uint64_t offset, uint64_t length, bool write, struct pcow_error *error)
+int pcow_map_prepare(pcow_map *map, uint64_t offset, uint64_t length, bool write,
+                     struct pcow_error *error)
 {
     return prepare(map, offset, length, write, false, error);
 }

@@ -29,26 +29,30 @@ static int map_missing(struct pcow_map *map, uint64_t guest_slab)
 }
 
 /*
- * Where several threads store, the kernel interrupts the others' CPUs for each mapping that goes and was stored to, 25 us each in a virtual
- * machine: a slab with many of them is mapped sooner piece by piece.
+ * Where several threads store, the kernel interrupts the others' CPUs for each mapping that goes
+ * and was stored to, 25 us each in a virtual machine: a slab with many of them is mapped sooner
+ * piece by piece.
  */
 static bool would_interrupt(const struct pcow_map *map, uint64_t guest_slab)
 {
-    return map->slabs[guest_slab].pieces > FEW_PIECES && __atomic_load_n(&map->trappers.turns, __ATOMIC_RELAXED) != 0;
+    return map->slabs[guest_slab].pieces > FEW_PIECES
+           && __atomic_load_n(&map->trappers.turns, __ATOMIC_RELAXED) != 0;
 }
 
 /*
- * Can the window's page table take the place of the slab's? The kernel moves it as one entry, in 3 us where filling it takes 50 to 130.
- * What it has is what has blocks: pages that were prepared or copied, all of one file slab. Under KVM mappings that vCPUs store to
- * stay as they are.
+ * Can the window's page table take the place of the slab's? The kernel moves it as one entry, in 3
+ * us where filling it takes 50 to 130. What it has is what has blocks: pages that were prepared or
+ * copied, all of one file slab. Under KVM mappings that vCPUs store to stay as they are.
  */
 static bool can_move(const struct pcow_map *map, uint64_t guest_slab, struct place *place)
 {
-    if (map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE || map->engine == PCOW_ENGINE_KVM
-        || layout_pages(map, guest_slab) < PAGES_PER_SLAB || would_interrupt(map, guest_slab))
+    if (map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE
+        || map->engine == PCOW_ENGINE_KVM || layout_pages(map, guest_slab) < PAGES_PER_SLAB
+        || would_interrupt(map, guest_slab))
         return false;
     *place = chain_find(map->image, guest_slab, 0, PAGES_PER_SLAB);
-    return place->own && place->pages == PAGES_PER_SLAB && slab_is_backed(map->image, place->offset >> SLAB_BITS);
+    return place->own && place->pages == PAGES_PER_SLAB
+           && slab_is_backed(map->image, place->offset >> SLAB_BITS);
 }
 
 int layout_map_rest(struct pcow_map *map, uint64_t guest_slab)
@@ -58,8 +62,12 @@ int layout_map_rest(struct pcow_map *map, uint64_t guest_slab)
 
     if (!can_move(map, guest_slab, &place))
         return map_missing(map, guest_slab);
-    if (file_move_window(&map->image->file, map->address + (guest_slab << SLAB_BITS), place.offset)) {
-        /* Perhaps after the old mapping was taken away: what is not there must not be believed to be writable. */
+    if (file_move_window(&map->image->file, map->address + (guest_slab << SLAB_BITS),
+                         place.offset)) {
+        /*
+         * Perhaps after the old mapping was taken away: what is not there must not be believed to
+         * be writable.
+         */
         int ret = layout_map_slab(map, guest_slab);
 
         if (!ret)

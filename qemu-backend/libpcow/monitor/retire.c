@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Page tables that a snapshot or a revert has no more use for. Changing or emptying them entry by entry takes the kernel 40 to 120 ns a
- * page, for which the VM would stand still. mremap() with MREMAP_DONTUNMAP (Linux 5.13, shared mappings of files) moves whole tables to
- * another address, an entry for 2 MiB or even 1 GiB of them, and leaves the mapping where it was, with nothing filled in. What was moved is
- * unmapped by the thread that works ahead, a slab at a time.
+ * Page tables that a snapshot or a revert has no more use for. Changing or emptying them entry by
+ * entry takes the kernel 40 to 120 ns a page, for which the VM would stand still. mremap() with
+ * MREMAP_DONTUNMAP (Linux 5.13, shared mappings of files) moves whole tables to another address, an
+ * entry for 2 MiB or even 1 GiB of them, and leaves the mapping where it was, with nothing filled
+ * in. What was moved is unmapped by the thread that works ahead, a slab at a time.
  *
- * It is only about time: what the moved tables show is the same memory of the same file, at addresses that nobody knows, and whatever is not
- * moved is protected or replaced where it is. The kernel chooses the addresses (no MREMAP_FIXED): nothing of others can be in the way, and
- * a move that fails changes nothing. It is told where one would be good.
+ * It is only about time: what the moved tables show is the same memory of the same file, at
+ * addresses that nobody knows, and whatever is not moved is protected or replaced where it is. The
+ * kernel chooses the addresses (no MREMAP_FIXED): nothing of others can be in the way, and a move
+ * that fails changes nothing. It is told where one would be good.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +29,10 @@ struct run {
     uint64_t offset;                   /* in the file, of the first */
 };
 
-/* Mapped for stores from end to end. The layer that owns it may not be the active one any more; the chain is as it was mapped. */
+/*
+ * Mapped for stores from end to end. The layer that owns it may not be the active one any more; the
+ * chain is as it was mapped.
+ */
 static bool is_whole(const struct pcow_map *map, uint64_t guest_slab, uint64_t *offset)
 {
     struct place place;
@@ -44,18 +49,20 @@ static struct run find_run(const struct pcow_map *map, uint64_t from)
     uint64_t slabs = map->image->chain->guest_slabs, offset;
     struct run run = {from, from, 0};
 
-    for (run.first = chain_next_used(map->image->chain, from); run.first < slabs && !is_whole(map, run.first, &run.offset);)
+    for (run.first = chain_next_used(map->image->chain, from);
+         run.first < slabs && !is_whole(map, run.first, &run.offset);)
         run.first = chain_next_used(map->image->chain, run.first + 1);
     run.end = run.first < slabs ? run.first + 1 : slabs;
     while (run.end < slabs && ((uintptr_t)map->address + (run.end << SLAB_BITS)) % ALIGNMENT
-           && is_whole(map, run.end, &offset) && offset == run.offset + ((run.end - run.first) << SLAB_BITS))
+           && is_whole(map, run.end, &offset)
+           && offset == run.offset + ((run.end - run.first) << SLAB_BITS))
         run.end++;
     return run;
 }
 
 /*
- * One entry of 2 MiB is changed where it is in 0.4 us, and moved in 6 to 20. Whether there is one only the kernel knows, and to ask takes as long; so
- * where all were it is asked now and then.
+ * One entry of 2 MiB is changed where it is in 0.4 us, and moved in 6 to 20. Whether there is one
+ * only the kernel knows, and to ask takes as long; so where all were it is asked now and then.
  */
 static bool is_huge(const struct pcow_map *map, uint64_t guest_slab, unsigned *row)
 {
@@ -65,21 +72,28 @@ static bool is_huge(const struct pcow_map *map, uint64_t guest_slab, unsigned *r
     return *row > 0;
 }
 
-/* Of a slab that the guest does not use there is nothing to move, and finding that out is cheaper. One page tells of a slab. */
+/*
+ * Of a slab that the guest does not use there is nothing to move, and finding that out is cheaper.
+ * One page tells of a slab.
+ */
 static bool is_worth_it(const struct pcow_map *map, uint64_t guest_slab, unsigned *row)
 {
     uint64_t page = guest_slab * 167 % PAGES_PER_SLAB;
 
     return !is_huge(map, guest_slab, row)
-        && density_present(&map->density, map->address + (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE, 1) != 0;
+           && density_present(&map->density,
+                              map->address + (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE, 1)
+                  != 0;
 }
 
 static bool move(struct pcow_map *map, uint8_t *good, uint64_t first, uint64_t end)
 {
     struct retired *retired = &map->retired;
     size_t length = (end - first) << SLAB_BITS;
-    uint8_t *address = retired->count == retired->room ? MAP_FAILED
-        : mremap(map->address + (first << SLAB_BITS), length, length, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, good + (first << SLAB_BITS));
+    uint8_t *address = retired->count == retired->room
+                           ? MAP_FAILED
+                           : mremap(map->address + (first << SLAB_BITS), length, length,
+                                    MREMAP_MAYMOVE | MREMAP_DONTUNMAP, good + (first << SLAB_BITS));
 
     if (address == MAP_FAILED)
         return false;
@@ -113,19 +127,25 @@ bool retire_is_locked(const struct pcow_map *map)
     return kib >= map->size >> 10;
 }
 
-/* The last one came to an address to which the kernel moves entry by entry: somebody else was at the good one. Slower than leaving it. */
+/*
+ * The last one came to an address to which the kernel moves entry by entry: somebody else was at
+ * the good one. Slower than leaving it.
+ */
 static bool is_slow(const struct pcow_map *map)
 {
     const struct retired *retired = &map->retired;
 
-    return retired->count > 0 && ((uintptr_t)retired->moved[retired->count - 1].address - (uintptr_t)map->address) % PCOW_SLAB_SIZE;
+    return retired->count > 0
+           && ((uintptr_t)retired->moved[retired->count - 1].address - (uintptr_t)map->address)
+                  % PCOW_SLAB_SIZE;
 }
 
 /* Where there was room a moment ago, for all of the range, aligned as the map is. NULL: nowhere. */
 static uint8_t *find_good_address(const struct pcow_map *map)
 {
     size_t length = map->size + ALIGNMENT;
-    uint8_t *found = mmap(NULL, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    uint8_t *found =
+        mmap(NULL, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
     if (found == MAP_FAILED)
         return NULL;
@@ -153,15 +173,18 @@ void retire_tables(struct pcow_map *map)
     uint8_t *good;
 
     /*
-     * In class pmem most entries are of 2 MiB, which are soon changed. In class page-cache what is known of a lost page hangs on the address
-     * at which the kernel tells of it. A second time before the first is through: in the usual way, as then not much was touched since.
+     * In class pmem most entries are of 2 MiB, which are soon changed. In class page-cache what is
+     * known of a lost page hangs on the address at which the kernel tells of it. A second time
+     * before the first is through: in the usual way, as then not much was touched since.
      */
-    if (!map->ahead.running || map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE || retire_is_due(map) || retire_is_locked(map))
+    if (!map->ahead.running || map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE
+        || retire_is_due(map) || retire_is_locked(map))
         return;
     make_room(map);
     good = retired->moved ? find_good_address(map) : NULL;
     retired->count = retired->next = 0;
-    for (struct run run = find_run(map, 0); good && run.first < run.end && !is_slow(map); run = find_run(map, run.end)) {
+    for (struct run run = find_run(map, 0); good && run.first < run.end && !is_slow(map);
+         run = find_run(map, run.end)) {
         /* Each slab may become a mapping of its own there; and traps need some meanwhile. */
         if (vmas_used(map) + retired->count + (run.end - run.first) > map->vma_budget / 4 * 3)
             break;
@@ -176,7 +199,10 @@ bool retire_is_due(const struct pcow_map *map)
     return __atomic_load_n(&map->retired.due, __ATOMIC_ACQUIRE);
 }
 
-/* The next slab of what was moved. What is unmapped is nobody's: somebody else may be there the next moment. */
+/*
+ * The next slab of what was moved. What is unmapped is nobody's: somebody else may be there the
+ * next moment.
+ */
 static bool unmap_slab(struct pcow_map *map)
 {
     struct retired *retired = &map->retired;
@@ -202,7 +228,10 @@ bool retire_some(struct pcow_map *map)
     /* Others' mmap() waits for each of them. */
     for (unsigned slab = 0; slab < AT_ONCE && retired->next < retired->count; slab++)
         if (!unmap_slab(map))
-            return false;              /* no mapping is left for the two parts of one; when the thread wakes up again, perhaps */
+            /*
+             * no mapping is left for the two parts of one; when the thread wakes up again, perhaps
+             */
+            return false;
     if (retired->next < retired->count)
         return true;
     __atomic_store_n(&retired->due, false, __ATOMIC_RELEASE);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Engines "signal", "kvm" and, but for its slabs in minor mode (minor.c), "minor", and the handlers: of SIGSEGV, which every engine needs for stores to
- * read-only mappings, and of SIGBUS, which are the traps of those slabs, and what cannot be read.
+ * Engines "signal", "kvm" and, but for its slabs in minor mode (minor.c), "minor", and the
+ * handlers: of SIGSEGV, which every engine needs for stores to read-only mappings, and of SIGBUS,
+ * which are the traps of those slabs, and what cannot be read.
  *
- * A signal handler belongs to the process, so this file keeps what the process shares: the list of live maps, and the
- * handler that was there before, which gets every signal that is not ours.
+ * A signal handler belongs to the process, so this file keeps what the process shares: the list of
+ * live maps, and the handler that was there before, which gets every signal that is not ours.
  */
 #include <errno.h>
 #include <signal.h>
@@ -27,15 +28,18 @@ static struct {
     struct pcow_map *map[MAX_MAPS];    /* atomics; NULL: free */
     pthread_mutex_t lock;              /* registration only, never taken in the handler */
     bool installed;
-    uint8_t *here;                     /* a page that the kernel empties in a child: what is mapped there is the parent's */
+    /* a page that the kernel empties in a child: what is mapped there is the parent's */
+    uint8_t *here;
     struct sigaction previous;
     bool serves_bus;                   /* nobody else did */
-    unsigned looking;                  /* handlers that look at maps of which they do not know whether they are in use */
+    /* handlers that look at maps of which they do not know whether they are in use */
+    unsigned looking;
 } process = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /*
- * A map that is found on the list stays between these two, and one in which somebody has trapped until he has left it. As signal_leave()
- * clears a place before it looks at the number, either it sees the handler or the handler does not see the map.
+ * A map that is found on the list stays between these two, and one in which somebody has trapped
+ * until he has left it. As signal_leave() clears a place before it looks at the number, either it
+ * sees the handler or the handler does not see the map.
  */
 static void begin_look(void)
 {
@@ -48,8 +52,9 @@ static void end_look(void)
 }
 
 /*
- * A child has the range and this handler, but tables and free slabs of its own: what it brought into the file would be in the way of what its parent
- * brings there. Also without fork() of libc, where no handler of its would be called.
+ * A child has the range and this handler, but tables and free slabs of its own: what it brought
+ * into the file would be in the way of what its parent brings there. Also without fork() of libc,
+ * where no handler of its would be called.
  */
 static bool is_child(void)
 {
@@ -64,7 +69,8 @@ int signal_prepare(struct pcow_error *error)
 
     pthread_mutex_lock(&process.lock);
     if (!process.here) {
-        uint8_t *page = mmap(NULL, PCOW_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        uint8_t *page =
+            mmap(NULL, PCOW_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
         if (page == MAP_FAILED || madvise(page, PCOW_PAGE_SIZE, MADV_WIPEONFORK)) {
             ret = -errno;
@@ -91,8 +97,8 @@ static bool is_write(const ucontext_t *context)
 }
 
 /*
- * Bit 4: an instruction was to be executed from there, which no mapping of ours lets happen, nor one that lifts what a protection key forbids: who
- * tried it would do so for ever.
+ * Bit 4: an instruction was to be executed from there, which no mapping of ours lets happen, nor
+ * one that lifts what a protection key forbids: who tried it would do so for ever.
  */
 static bool is_load_or_store(const siginfo_t *info, const ucontext_t *context)
 {
@@ -112,7 +118,10 @@ static void pass_on(int signal, siginfo_t *info, void *context)
     if (previous->sa_flags & SA_SIGINFO) {
         previous->sa_sigaction(signal, info, context);
     } else if (previous->sa_handler == SIG_DFL || previous->sa_handler == SIG_IGN) {
-        /* Back to the default: the instruction is executed again and the process ends as it would have without us. */
+        /*
+         * Back to the default: the instruction is executed again and the process ends as it would
+         * have without us.
+         */
         struct sigaction standard = {.sa_handler = SIG_DFL};
 
         if (from_outside(info) && previous->sa_handler == SIG_IGN)
@@ -126,8 +135,9 @@ static void pass_on(int signal, siginfo_t *info, void *context)
 }
 
 /*
- * SIGBUS to this thread, as for a failed page-in, with the address and the reason. Blocked until the return from the handler, which restores
- * the mask: so it comes at the instruction that has failed, where whoever serves it can tell what that was, and not in the midst of us.
+ * SIGBUS to this thread, as for a failed page-in, with the address and the reason. Blocked until
+ * the return from the handler, which restores the mask: so it comes at the instruction that has
+ * failed, where whoever serves it can tell what that was, and not in the midst of us.
  */
 static void fail_access(const siginfo_t *info, int error)
 {
@@ -153,7 +163,8 @@ static bool is_in_window(const uint8_t *address)
     for (unsigned i = 0; i < MAX_MAPS && !found && !is_child(); i++) {
         struct pcow_map *map = __atomic_load_n(&process.map[i], __ATOMIC_SEQ_CST);
 
-        for (struct pcow_image *image = map ? map->image : NULL; image && !found; image = image->base)
+        for (struct pcow_image *image = map ? map->image : NULL; image && !found;
+             image = image->base)
             found = file_find_window_at(&image->file, address, &offset);
     }
     end_look();
@@ -183,7 +194,10 @@ static void leave_map(struct pcow_map *map)
     __atomic_fetch_sub(&map->traps_under_way, 1, __ATOMIC_SEQ_CST);
 }
 
-/* The kernel met the error in a system call, and the signal comes right behind it: the call returns an error. */
+/*
+ * The kernel met the error in a system call, and the signal comes right behind it: the call returns
+ * an error.
+ */
 static bool is_after_system_call(const ucontext_t *context)
 {
     const uint8_t *pc = (const uint8_t *)context->uc_mcontext.gregs[REG_RIP];
@@ -200,12 +214,17 @@ static signal_mask mask_at(const ucontext_t *context)
     return mask;
 }
 
-/* Serve an access, or have it fail. Interrupts are disabled; while it waits it does so with this mask. */
-static void serve(struct pcow_map *map, const siginfo_t *info, const ucontext_t *context, signal_mask waiting, int *ret)
+/*
+ * Serve an access, or have it fail. Interrupts are disabled; while it waits it does so with this
+ * mask.
+ */
+static void serve(struct pcow_map *map, const siginfo_t *info, const ucontext_t *context,
+                  signal_mask waiting, int *ret)
 {
     uint64_t offset = (uint64_t)((uint8_t *)info->si_addr - map->address);
 
-    __atomic_fetch_add(is_write(context) ? &map->stats.write_traps : &map->stats.read_traps, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(is_write(context) ? &map->stats.write_traps : &map->stats.read_traps, 1,
+                       __ATOMIC_RELAXED);
     *ret = resolve(map, offset, is_write(context), &waiting);
 }
 
@@ -219,7 +238,8 @@ static bool is_minor(const struct pcow_map *map, const siginfo_t *info)
 {
     uint64_t offset = (uint64_t)((uint8_t *)info->si_addr - map->address);
 
-    return may_be_minor(map, info) && __atomic_load_n(&map->slabs[offset >> SLAB_BITS].minor, __ATOMIC_SEQ_CST);
+    return may_be_minor(map, info)
+           && __atomic_load_n(&map->slabs[offset >> SLAB_BITS].minor, __ATOMIC_SEQ_CST);
 }
 
 bool pcow_is_trap(const siginfo_t *info)
@@ -232,8 +252,12 @@ bool pcow_is_trap(const siginfo_t *info)
     return trap;
 }
 
-/* In our handler signals are blocked already; another may be the program's, which knows nothing of claims. */
-static void serve_from(struct pcow_map *map, const siginfo_t *info, const ucontext_t *context, bool own_handler, int *ret)
+/*
+ * In our handler signals are blocked already; another may be the program's, which knows nothing of
+ * claims.
+ */
+static void serve_from(struct pcow_map *map, const siginfo_t *info, const ucontext_t *context,
+                       bool own_handler, int *ret)
 {
     struct interrupts interrupts = {.signals = mask_at(context)};
 
@@ -255,10 +279,12 @@ static bool serve_minor(const siginfo_t *info, const ucontext_t *context, bool o
     int ret = 0;
 
     /*
-     * If the slab was left just now there is something by now; what lies in an ordinary mapping and cannot be loaded is what the signal tells of. Or
-     * it is in minor mode again, and the load that asks is a trap itself.
+     * If the slab was left just now there is something by now; what lies in an ordinary mapping and
+     * cannot be loaded is what the signal tells of. Or it is in minor mode again, and the load that
+     * asks is a trap itself.
      */
-    for (unsigned tries = 0; map && may_be_minor(map, info) && !served && tries < MOST_TRIES; tries++)
+    for (unsigned tries = 0; map && may_be_minor(map, info) && !served && tries < MOST_TRIES;
+         tries++)
         if (is_minor(map, info)) {
             serve_from(map, info, context, own_handler, &ret);
             served = true;
@@ -272,10 +298,14 @@ static bool serve_minor(const siginfo_t *info, const ucontext_t *context, bool o
     return served;
 }
 
-/* A store to a page that is mapped for stores, for which the file system had no space: see image/folio.c. */
+/*
+ * A store to a page that is mapped for stores, for which the file system had no space: see
+ * image/folio.c.
+ */
 static bool serve_store(const siginfo_t *info, const ucontext_t *context, bool own_handler)
 {
-    struct pcow_map *map = info->si_code == BUS_ADRERR && is_write(context) ? enter_map(info->si_addr) : NULL;
+    struct pcow_map *map =
+        info->si_code == BUS_ADRERR && is_write(context) ? enter_map(info->si_addr) : NULL;
     bool served = map && map->image->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE;
     int ret = 0;
 
@@ -293,11 +323,15 @@ static bool serve_bus(const siginfo_t *info, void *context, bool own_handler)
     /* A load from another image, which could not be served: see fail_access(). */
     if (info->si_code == SI_QUEUE && info->si_pid == getpid())
         return copy_fail_at(context);
-    /* An error that the kernel has found by itself comes at any instruction, and is none of what that does. */
+    /*
+     * An error that the kernel has found by itself comes at any instruction, and is none of what
+     * that does.
+     */
     if (from_outside(info) || info->si_code == BUS_MCEERR_AO)
         return false;
-    return copy_fail_at(context) || serve_minor(info, context, own_handler) || serve_store(info, context, own_handler)
-        || (is_in_window(info->si_addr) && is_after_system_call(context));
+    return copy_fail_at(context) || serve_minor(info, context, own_handler)
+           || serve_store(info, context, own_handler)
+           || (is_in_window(info->si_addr) && is_after_system_call(context));
 }
 
 bool pcow_serve_sigbus(const siginfo_t *info, void *context)
@@ -312,7 +346,8 @@ bool pcow_serve_sigbus(const siginfo_t *info, void *context)
 static void handle_fault(int signal, siginfo_t *info, void *context)
 {
     int saved_errno = errno, ret;
-    struct pcow_map *map = from_outside(info) || !is_load_or_store(info, context) ? NULL : enter_map(info->si_addr);
+    struct pcow_map *map =
+        from_outside(info) || !is_load_or_store(info, context) ? NULL : enter_map(info->si_addr);
 
     if (map) {
         serve_from(map, info, context, true, &ret);
@@ -331,7 +366,10 @@ static void handle_fault(int signal, siginfo_t *info, void *context)
     pass_on(signal, info, context);
 }
 
-/* Where the program has no handler: what the library copies may be unreadable. All else ends the process, as it would have without us. */
+/*
+ * Where the program has no handler: what the library copies may be unreadable. All else ends the
+ * process, as it would have without us.
+ */
 static void handle_bus(int signal, siginfo_t *info, void *context)
 {
     struct sigaction standard = {.sa_handler = SIG_DFL};
@@ -358,7 +396,8 @@ static bool has_action(int signal, void (*handler)(int, siginfo_t *, void *))
 /* Other signals are blocked in it: a trap claims the guest slab. See util/signals.h. */
 static struct sigaction our_action(void (*handler)(int, siginfo_t *, void *))
 {
-    struct sigaction action = {.sa_sigaction = handler, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
+    struct sigaction action = {.sa_sigaction = handler,
+                               .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
     signal_mask mask = ~SIGNALS_LEFT;
 
     sigemptyset(&action.sa_mask);
@@ -404,7 +443,9 @@ int signal_register(struct pcow_map *map, struct pcow_error *error)
             ret = 0;
         }
     pthread_mutex_unlock(&process.lock);
-    return ret ? error_set(error, ret, "cannot map %s: more than %d images in one process", map->image->file.path, MAX_MAPS) : 0;
+    return ret ? error_set(error, ret, "cannot map %s: more than %d images in one process",
+                           map->image->file.path, MAX_MAPS)
+               : 0;
 }
 
 void signal_leave(struct pcow_map *map)
@@ -415,8 +456,12 @@ void signal_leave(struct pcow_map *map)
     for (unsigned i = 0; i < MAX_MAPS; i++)
         if (process.map[i] == map)
             __atomic_store_n(&process.map[i], NULL, __ATOMIC_SEQ_CST);
-    /* Asleep, as it may be a thread of less priority. Who waits in the map for space has been told that it closes. */
-    while (__atomic_load_n(&process.looking, __ATOMIC_SEQ_CST) || __atomic_load_n(&map->traps_under_way, __ATOMIC_SEQ_CST))
+    /*
+     * Asleep, as it may be a thread of less priority. Who waits in the map for space has been told
+     * that it closes.
+     */
+    while (__atomic_load_n(&process.looking, __ATOMIC_SEQ_CST)
+           || __atomic_load_n(&map->traps_under_way, __ATOMIC_SEQ_CST))
         nanosleep(&interval, NULL);
     pthread_mutex_unlock(&process.lock);
 }

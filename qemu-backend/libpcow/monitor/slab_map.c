@@ -29,14 +29,17 @@ void gather_forget(struct pcow_map *map, uint64_t guest_slab)
 bool minor_shows(const struct pcow_map *map, uint64_t guest_slab, unsigned page, uint64_t offset)
 {
     return map->slabs[guest_slab].minor == MINOR
-        && offset == (slab_ref_slab(map->image->chain->head[guest_slab]) << SLAB_BITS) + page * PCOW_PAGE_SIZE;
+           && offset
+                  == (slab_ref_slab(map->image->chain->head[guest_slab]) << SLAB_BITS)
+                         + page * PCOW_PAGE_SIZE;
 }
 
 void minor_is_whole(struct pcow_map *map, uint64_t guest_slab)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
     uint8_t *address = map->address + (guest_slab << SLAB_BITS);
-    struct uffdio_range range = {(uintptr_t)address, layout_pages(map, guest_slab) * PCOW_PAGE_SIZE};
+    struct uffdio_range range = {(uintptr_t)address,
+                                 layout_pages(map, guest_slab) * PCOW_PAGE_SIZE};
 
     if (slab->minor != MINOR)
         return;

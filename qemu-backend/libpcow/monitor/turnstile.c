@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Between the thread that works ahead and the operations that want chain and layers for themselves. */
+/*
+ * Between the thread that works ahead and the operations that want chain and layers for themselves.
+ */
 #include <time.h>
 
 #include "monitor/monitor.h"
@@ -31,6 +33,7 @@ void turnstile_release(struct pcow_map *map)
 
 uint64_t accesses_served(const struct pcow_map *map)
 {
-    return __atomic_load_n(&map->stats.write_traps, __ATOMIC_RELAXED) + __atomic_load_n(&map->stats.read_traps, __ATOMIC_RELAXED)
+    return __atomic_load_n(&map->stats.write_traps, __ATOMIC_RELAXED)
+           + __atomic_load_n(&map->stats.read_traps, __ATOMIC_RELAXED)
            + __atomic_load_n(&map->asked, __ATOMIC_RELAXED);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * userfaultfd, for the watch (watch.c): an access to memory that is registered with it is noticed whoever makes it: user code,
- * a system call, or KVM. A thread serves it, with a blocking read; it never waits for space, which would make everybody else
- * wait with it.
+ * userfaultfd, for the watch (watch.c): an access to memory that is registered with it is noticed
+ * whoever makes it: user code, a system call, or KVM. A thread serves it, with a blocking read; it
+ * never waits for space, which would make everybody else wait with it.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -20,7 +20,10 @@
 
 #define RETRY_INTERVAL_NS 10000000L
 
-/* A descriptor that sees kernel faults too: from the device (its mode decides who may), or by privilege. */
+/*
+ * A descriptor that sees kernel faults too: from the device (its mode decides who may), or by
+ * privilege.
+ */
 static int open_userfaultfd(void)
 {
     int device = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC), fd = -1;
@@ -37,7 +40,8 @@ static int open_userfaultfd(void)
 static int register_range(const struct pcow_map *map, void *address, size_t length)
 {
     struct uffdio_register range = {
-        .range = {(uintptr_t)address, length}, .mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP,
+        .range = {(uintptr_t)address, length},
+        .mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP,
     };
 
     return ioctl(map->uffd, UFFDIO_REGISTER, &range) ? -errno : 0;
@@ -47,10 +51,18 @@ int uffd_map(const struct pcow_map *map, void *address, size_t length)
 {
     int ret;
 
-    /* Nobody may access it before it is registered: a store would stay there, and a load would see zeros. */
-    if (order_mmap(address, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+    /*
+     * Nobody may access it before it is registered: a store would stay there, and a load would see
+     * zeros.
+     */
+    if (order_mmap(address, length, PROT_NONE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0)
+        == MAP_FAILED)
         return -errno;
-    /* A first touch would make the kernel clear a huge page, only to find then that userfaultfd wants to know. */
+    /*
+     * A first touch would make the kernel clear a huge page, only to find then that userfaultfd
+     * wants to know.
+     */
     madvise(address, length, MADV_NOHUGEPAGE);
     ret = register_range(map, address, length);
     return ret || !mprotect(address, length, PROT_READ | PROT_WRITE) ? ret : -errno;
@@ -65,15 +77,18 @@ void uffd_wake(const struct pcow_map *map, void *address, size_t length)
 
 static void serve_fault(struct pcow_map *map, const struct uffd_msg *message)
 {
-    uint64_t offset = (message->arg.pagefault.address & ~(PCOW_PAGE_SIZE - 1)) - (uintptr_t)map->address;
+    uint64_t offset =
+        (message->arg.pagefault.address & ~(PCOW_PAGE_SIZE - 1)) - (uintptr_t)map->address;
     bool write = message->arg.pagefault.flags & UFFD_PAGEFAULT_FLAG_WRITE;
 
     /*
-     * Whoever waits for this may be awake already, if a neighbour was served, and everybody be stopped for a snapshot. Its changes of the chain are
-     * not met half done: see gate.c. Not by the lock of operations, as a handler in the thread of one may be who waits.
+     * Whoever waits for this may be awake already, if a neighbour was served, and everybody be
+     * stopped for a snapshot. Its changes of the chain are not met half done: see gate.c. Not by
+     * the lock of operations, as a handler in the thread of one may be who waits.
      */
     order_acquire(map);
-    __atomic_fetch_add(write ? &map->stats.write_traps : &map->stats.read_traps, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(write ? &map->stats.write_traps : &map->stats.read_traps, 1,
+                       __ATOMIC_RELAXED);
     map->uffd_serve(map, offset, write);
     order_release(map);
     /* Everything that this may have mapped, so that nobody waits for a neighbour that is there. */
@@ -106,8 +121,10 @@ static void *serve(void *opaque)
         told = false;
         if (message.event != UFFD_EVENT_PAGEFAULT)
             continue;
-        if ((message.arg.pagefault.address & ~(PCOW_PAGE_SIZE - 1)) == (uintptr_t)map->uffd_stop_page) {
-            struct uffdio_zeropage zero = {.range = {(uintptr_t)map->uffd_stop_page, PCOW_PAGE_SIZE}};
+        if ((message.arg.pagefault.address & ~(PCOW_PAGE_SIZE - 1))
+            == (uintptr_t)map->uffd_stop_page) {
+            struct uffdio_zeropage zero = {
+                .range = {(uintptr_t)map->uffd_stop_page, PCOW_PAGE_SIZE}};
 
             ioctl(map->uffd, UFFDIO_ZEROPAGE, &zero);
             return NULL;
@@ -131,7 +148,8 @@ int uffd_open(struct pcow_map *map, struct pcow_error *error)
         ret = error_set_errno(error, -errno, "userfaultfd of this kernel cannot be used");
         goto close_fd;
     }
-    map->uffd_stop_page = mmap(NULL, PCOW_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    map->uffd_stop_page =
+        mmap(NULL, PCOW_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (map->uffd_stop_page == MAP_FAILED) {
         ret = error_set(error, -ENOMEM, "out of memory");
         goto close_fd;
@@ -152,7 +170,10 @@ int uffd_start(struct pcow_map *map, uffd_serve_fn *serve_access, struct pcow_er
     signal_mask before;
     int ret = 0;
 
-    /* Signals are for the program's own threads. But it copies: an error in memory must not be the end of the process. */
+    /*
+     * Signals are for the program's own threads. But it copies: an error in memory must not be the
+     * end of the process.
+     */
     before = signals_change(SIG_SETMASK, ~SIGNALS_LEFT);
     if (!map->uffd_running) {
         map->uffd_serve = serve_access;
@@ -170,7 +191,10 @@ void uffd_close(struct pcow_map *map)
     if (map->uffd < 0)
         return;
     if (map->uffd_running) {
-        /* The thread sits in a blocking read; a fault of our own on a page it knows is what ends it. */
+        /*
+         * The thread sits in a blocking read; a fault of our own on a page it knows is what ends
+         * it.
+         */
         *(volatile uint8_t *)map->uffd_stop_page;
         pthread_join(map->uffd_thread, NULL);
         map->uffd_running = false;

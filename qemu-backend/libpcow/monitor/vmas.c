@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* How many mappings there are, of a map and of all maps of the process: the kernel's limit is that of the process. */
+/*
+ * How many mappings there are, of a map and of all maps of the process: the kernel's limit is that
+ * of the process.
+ */
 #include "monitor/monitor.h"
 
 static unsigned of_all_maps;           /* relaxed atomic */

@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Finding a store of which nobody knows the address: KVM reports one to a read-only mapping as a bare EFAULT.
+ * Finding a store of which nobody knows the address: KVM reports one to a read-only mapping as a
+ * bare EFAULT.
  *
- * The watch replaces everything that may not be stored to by anonymous memory that is registered with userfaultfd. When the vCPU
- * runs again, its store is reported with the address, and so is every load in between by anybody. A page that is loaded from is
- * filled with a copy of what it reads as, protected by userfaultfd as well: a store to it is reported in turn, so that an instruction
- * that loads and stores in one page makes progress. The copies cannot become stale: only what may be stored to changes.
+ * The watch replaces everything that may not be stored to by anonymous memory that is registered
+ * with userfaultfd. When the vCPU runs again, its store is reported with the address, and so is
+ * every load in between by anybody. A page that is loaded from is filled with a copy of what it
+ * reads as, protected by userfaultfd as well: a store to it is reported in turn, so that an
+ * instruction that loads and stores in one page makes progress. The copies cannot become stale:
+ * only what may be stored to changes.
  *
- * The first store ends the watch. Slabs that hold copies get their mappings back at once, the others when they are next touched: a
- * trap each, instead of a pause for thousands of system calls.
+ * The first store ends the watch. Slabs that hold copies get their mappings back at once, the
+ * others when they are next touched: a trap each, instead of a pause for thousands of system calls.
  */
 #include <errno.h>
 #include <linux/userfaultfd.h>
@@ -29,7 +32,10 @@ static unsigned pages_in(const struct pcow_map *map, uint64_t guest_slab)
     return left < PAGES_PER_SLAB ? (unsigned)left : PAGES_PER_SLAB;
 }
 
-/* ---- beginning -------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- beginning
+ * --------------------------------------------------------------------------------------------------------
+ */
 
 /* Put [from, to) of the range under watch. */
 static int watch_run(struct pcow_map *map, uint64_t from, uint64_t to)
@@ -65,7 +71,10 @@ static int watch_slabs(struct pcow_map *map, uint64_t first, uint64_t end)
     return watch_run(map, from, end << SLAB_BITS < map->size ? end << SLAB_BITS : map->size);
 }
 
-/* ---- ending ----------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- ending
+ * -----------------------------------------------------------------------------------------------------------
+ */
 
 /* The mappings that the slab has without a watch. The claim is held. */
 static void restore(struct pcow_map *map, uint64_t guest_slab)
@@ -80,7 +89,8 @@ static void end_watch(struct pcow_map *map)
     if (!__atomic_exchange_n(&map->watching, false, __ATOMIC_ACQ_REL))
         return;
     gate_enter(map);
-    for (uint64_t v = chain_next_used(map->image->chain, 0); v < map->image->chain->guest_slabs; v = chain_next_used(map->image->chain, v + 1)) {
+    for (uint64_t v = chain_next_used(map->image->chain, 0); v < map->image->chain->guest_slabs;
+         v = chain_next_used(map->image->chain, v + 1)) {
         if (__atomic_load_n(&map->slabs[v].watched, __ATOMIC_RELAXED) != WATCHED_READ)
             continue;
         chain_claim(map->image->chain, v);
@@ -97,14 +107,19 @@ void watch_forget(struct pcow_map *map)
     __atomic_store_n(&map->watch_found, 0, __ATOMIC_RELAXED);
 }
 
-/* ---- serving ---------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- serving
+ * ----------------------------------------------------------------------------------------------------------
+ */
 
 /* What the page reads as, in memory that reports a store. */
 static int copy_in(struct pcow_map *map, uint64_t guest_slab, unsigned page)
 {
     static const uint8_t zeros[PCOW_PAGE_SIZE];
     struct place place = chain_find(map->image, guest_slab, page, 1);
-    const void *source = place.present ? file_address(&map->image->chain->file[place.level]->file, place.offset) : zeros;
+    const void *source =
+        place.present ? file_address(&map->image->chain->file[place.level]->file, place.offset)
+                      : zeros;
     struct uffdio_copy copy = {
         .dst = (uintptr_t)map->address + (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE,
         .src = (uintptr_t)source,
@@ -129,7 +144,10 @@ static void serve_load(struct pcow_map *map, uint64_t guest_slab, unsigned page)
         __atomic_store_n(&slab->watched, WATCHED_READ, __ATOMIC_RELAXED);
         return;
     }
-    /* An unreadable source is restored too: its mapping gives the error to whoever touches it. It is not watched then. */
+    /*
+     * An unreadable source is restored too: its mapping gives the error to whoever touches it. It
+     * is not watched then.
+     */
     __atomic_store_n(&map->watching, false, __ATOMIC_RELEASE);
     restore(map, guest_slab);
 }
@@ -169,9 +187,15 @@ static void watch_serve(struct pcow_map *map, uint64_t offset, bool write)
         serve_store(map, offset);
 }
 
-/* ---- public ----------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- public
+ * -----------------------------------------------------------------------------------------------------------
+ */
 
-/* A page that is mapped for stores. The kernel may want space for its neighbours as well, see image/folio.c. */
+/*
+ * A page that is mapped for stores. The kernel may want space for its neighbours as well, see
+ * image/folio.c.
+ */
 static bool can_store(const pcow_map *map, uint64_t offset)
 {
     uint64_t guest_slab = offset >> SLAB_BITS;
@@ -183,7 +207,9 @@ static bool can_store(const pcow_map *map, uint64_t offset)
     interrupts = interrupts_disable();
     gate_enter((pcow_map *)map);
     chain_claim(map->image->chain, guest_slab);
-    can = layout_prepare_store(map, guest_slab, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB)) == 0;
+    can =
+        layout_prepare_store(map, guest_slab, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB))
+        == 0;
     chain_release(map->image->chain, guest_slab);
     gate_leave((pcow_map *)map);
     interrupts_restore(interrupts);
@@ -201,7 +227,8 @@ bool pcow_map_is_accessible(const pcow_map *map, uint64_t offset, bool write)
         return false;
     if (!write)
         return !__atomic_load_n(&slab->cold, __ATOMIC_ACQUIRE);
-    return page_set_has(&slab->writable, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB)) && can_store(map, offset);
+    return page_set_has(&slab->writable, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB))
+           && can_store(map, offset);
 }
 
 int pcow_map_watch(pcow_map *map, struct pcow_error *error)

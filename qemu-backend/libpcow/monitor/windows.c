@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Page tables of the windows (image/window.c), through which slabs are prepared and copied. They are needed once: what has come to the guest is
- * accessed by its own mapping. Left where they are they would take as much as the guest's, 0.2 % of each file of the chain; so the thread gives
- * them back when nothing was served for a while. Whoever comes after that pays a page fault for each 16 pages of what he copies.
+ * Page tables of the windows (image/window.c), through which slabs are prepared and copied. They
+ * are needed once: what has come to the guest is accessed by its own mapping. Left where they are
+ * they would take as much as the guest's, 0.2 % of each file of the chain; so the thread gives them
+ * back when nothing was served for a while. Whoever comes after that pays a page fault for each 16
+ * pages of what he copies.
  */
 #include "monitor/monitor.h"
 
@@ -15,11 +17,13 @@ static bool is_done(const struct pcow_image *image, const struct pcow_image *top
 }
 
 /* Some slabs from this one on, in one group; the first that may be left. */
-static uint64_t empty_some(const struct pcow_image *image, const struct pcow_image *top, uint64_t slab)
+static uint64_t empty_some(const struct pcow_image *image, const struct pcow_image *top,
+                           uint64_t slab)
 {
     uint64_t slabs = __atomic_load_n(&image->file.size, __ATOMIC_ACQUIRE) >> SLAB_BITS, end = slab;
 
-    while (end < slabs && end < slab + AT_ONCE && end / SLABS_PER_GROUP == slab / SLABS_PER_GROUP && is_done(image, top, end))
+    while (end < slabs && end < slab + AT_ONCE && end / SLABS_PER_GROUP == slab / SLABS_PER_GROUP
+           && is_done(image, top, end))
         end++;
     if (end == slab)
         return slab + 1;

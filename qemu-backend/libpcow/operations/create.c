@@ -25,21 +25,26 @@ static int make_uuid(uint8_t uuid[PCOW_UUID_SIZE])
     return 0;
 }
 
-static int check_options(const char *path, const struct pcow_create_options *options, uint64_t base_size, uint64_t *virtual_size,
-                         uint64_t *cluster_size, struct pcow_error *error)
+static int check_options(const char *path, const struct pcow_create_options *options,
+                         uint64_t base_size, uint64_t *virtual_size, uint64_t *cluster_size,
+                         struct pcow_error *error)
 {
     *virtual_size = options->virtual_size ? options->virtual_size : (base_size + PCOW_SLAB_SIZE - 1) / PCOW_SLAB_SIZE * PCOW_SLAB_SIZE;
     *cluster_size = options->cluster_size ? options->cluster_size : PCOW_DEFAULT_CLUSTER_SIZE;
     if (*virtual_size == 0)
         return error_set(error, -EINVAL, "%s: a size is needed", path);
     if (*virtual_size > PCOW_MAX_VIRTUAL_SIZE)
-        return error_set(error, -EFBIG, "%s: %llu bytes is more than the largest image (16 TiB)", path, (unsigned long long)*virtual_size);
+        return error_set(error, -EFBIG, "%s: %llu bytes is more than the largest image (16 TiB)",
+                         path, (unsigned long long)*virtual_size);
     if (*virtual_size % PCOW_SLAB_SIZE)
-        return error_set(error, -EINVAL, "%s: the size %llu is not a multiple of 2 MiB; the next one is %llu", path,
-                         (unsigned long long)*virtual_size,
-                         (unsigned long long)((*virtual_size / PCOW_SLAB_SIZE + 1) * PCOW_SLAB_SIZE));
-    if (*cluster_size < PCOW_MIN_CLUSTER_SIZE || *cluster_size > PCOW_MAX_CLUSTER_SIZE || *cluster_size & (*cluster_size - 1))
-        return error_set(error, -EINVAL, "%s: the cluster size %llu is not a power of two from 4k to 2M", path,
+        return error_set(
+            error, -EINVAL, "%s: the size %llu is not a multiple of 2 MiB; the next one is %llu",
+            path, (unsigned long long)*virtual_size,
+            (unsigned long long)((*virtual_size / PCOW_SLAB_SIZE + 1) * PCOW_SLAB_SIZE));
+    if (*cluster_size < PCOW_MIN_CLUSTER_SIZE || *cluster_size > PCOW_MAX_CLUSTER_SIZE
+        || *cluster_size & (*cluster_size - 1))
+        return error_set(error, -EINVAL,
+                         "%s: the cluster size %llu is not a power of two from 4k to 2M", path,
                          (unsigned long long)*cluster_size);
     return 0;
 }
@@ -68,7 +73,8 @@ static int write_image(struct file *file, struct header *header, uint64_t virtua
 static int sync_directory(const char *path)
 {
     char *copy = strdup(path);
-    int fd = copy ? open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1, ret = fd < 0 ? -errno : 0;
+    int fd = copy ? open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1,
+        ret = fd < 0 ? -errno : 0;
 
     free(copy);
     if (ret == 0 && fsync(fd) && errno != EINVAL)
@@ -84,8 +90,8 @@ static int exists(const char *path, struct pcow_error *error)
 }
 
 /*
- * The file gets its name when it is complete, so that nobody sees half an image, not even after a crash. A file system
- * without nameless files gets it at once.
+ * The file gets its name when it is complete, so that nobody sees half an image, not even after a
+ * crash. A file system without nameless files gets it at once.
  */
 static int open_new(const char *path, bool *nameless)
 {
@@ -94,7 +100,9 @@ static int open_new(const char *path, bool *nameless)
 
     free(copy);
     *nameless = fd >= 0;
-    return fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR) ? fd : open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, IMAGE_MODE);
+    return fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR)
+               ? fd
+               : open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, IMAGE_MODE);
 }
 
 static int give_name(int fd, const char *path)
@@ -105,8 +113,8 @@ static int give_name(int fd, const char *path)
     return linkat(AT_FDCWD, link, AT_FDCWD, path, AT_SYMLINK_FOLLOW) ? -errno : 0;
 }
 
-static int make_file(const char *path, struct header *header, uint64_t virtual_size, struct observer *observer,
-                     struct pcow_error *error)
+static int make_file(const char *path, struct header *header, uint64_t virtual_size,
+                     struct observer *observer, struct pcow_error *error)
 {
     struct file file;
     bool nameless, named;
@@ -116,7 +124,8 @@ static int make_file(const char *path, struct header *header, uint64_t virtual_s
         return exists(path, error);
     fd = open_new(path, &nameless);
     if (fd < 0)
-        return errno == EEXIST ? exists(path, error) : error_set_errno(error, -errno, "cannot create %s", path);
+        return errno == EEXIST ? exists(path, error)
+                               : error_set_errno(error, -errno, "cannot create %s", path);
     named = !nameless;
     ret = file_adopt(&file, fd, path, observer, error);
     if (!ret) {
@@ -141,12 +150,14 @@ static int make_file(const char *path, struct header *header, uint64_t virtual_s
     return ret;
 }
 
-int pcow_create(const char *path, const struct pcow_create_options *options, struct pcow_error *error)
+int pcow_create(const char *path, const struct pcow_create_options *options,
+                struct pcow_error *error)
 {
     return image_create(path, options, NULL, error);
 }
 
-int image_create(const char *path, const struct pcow_create_options *options, struct observer *observer, struct pcow_error *error)
+int image_create(const char *path, const struct pcow_create_options *options,
+                 struct observer *observer, struct pcow_error *error)
 {
     struct header header = {
         .version = FORMAT2_VERSION,
@@ -168,12 +179,14 @@ int image_create(const char *path, const struct pcow_create_options *options, st
     if (options->copy_on_read)
         header.state = word_encode(HEADER_COPY_ON_READ);
     if (options->base) {
-        ret = base_record_make(&header.base[0], path, options->base, options->base_snapshot, options->base_unchecked, &base, error);
+        ret = base_record_make(&header.base[0], path, options->base, options->base_snapshot,
+                               options->base_unchecked, &base, error);
         if (ret)
             return ret;
         header.base_slot = word_encode(1);
     }
-    ret = check_options(path, options, base ? pcow_size(base) : 0, &virtual_size, &cluster_size, error);
+    ret = check_options(path, options, base ? pcow_size(base) : 0, &virtual_size, &cluster_size,
+                        error);
     if (!ret && make_uuid(header.uuid))
         ret = error_set(error, -EIO, "cannot make a uuid for %s", path);
     if (!ret) {

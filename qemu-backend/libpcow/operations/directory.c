@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The directory that an image lies in, whatever name it was opened by: there are its base, and those that stand on it. */
+/*
+ * The directory that an image lies in, whatever name it was opened by: there are its base, and
+ * those that stand on it.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
@@ -18,14 +21,19 @@ static bool is_same(const struct stat *a, const struct stat *b)
     return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
-/* A file may be a mount point of its own (a bind mount): then it has this name here, and another where it lies. */
+/*
+ * A file may be a mount point of its own (a bind mount): then it has this name here, and another
+ * where it lies.
+ */
 static bool is_mount_point(int fd, int directory)
 {
 #ifdef STATX_MNT_ID
     struct statx of_file, of_directory;
 
-    return statx(fd, "", AT_EMPTY_PATH, STATX_MNT_ID, &of_file) == 0 && statx(directory, "", AT_EMPTY_PATH, STATX_MNT_ID, &of_directory) == 0
-        && of_file.stx_mask & of_directory.stx_mask & STATX_MNT_ID && of_file.stx_mnt_id != of_directory.stx_mnt_id;
+    return statx(fd, "", AT_EMPTY_PATH, STATX_MNT_ID, &of_file) == 0
+           && statx(directory, "", AT_EMPTY_PATH, STATX_MNT_ID, &of_directory) == 0
+           && of_file.stx_mask & of_directory.stx_mask & STATX_MNT_ID
+           && of_file.stx_mnt_id != of_directory.stx_mnt_id;
 #else
     (void)fd;
     (void)directory;
@@ -41,7 +49,9 @@ static char *real_path(int fd)
 
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     length = readlink(link, path, sizeof path);
-    return length > 0 && (size_t)length < sizeof path && path[0] == '/' ? strndup(path, (size_t)length) : NULL;
+    return length > 0 && (size_t)length < sizeof path && path[0] == '/'
+               ? strndup(path, (size_t)length)
+               : NULL;
 }
 
 static int open_directory(const char *path)
@@ -61,8 +71,9 @@ static int open_verified(int fd, const char *path)
 
     if (directory < 0)
         return -1;
-    if (fstat(fd, &opened) == 0 && fstatat(directory, strrchr(path, '/') + 1, &named, AT_SYMLINK_NOFOLLOW) == 0 && is_same(&named, &opened)
-        && !is_mount_point(fd, directory))
+    if (fstat(fd, &opened) == 0
+        && fstatat(directory, strrchr(path, '/') + 1, &named, AT_SYMLINK_NOFOLLOW) == 0
+        && is_same(&named, &opened) && !is_mount_point(fd, directory))
         return directory;
     close(directory);
     return -1;
@@ -77,7 +88,8 @@ int image_open_directory(struct pcow_image *image, struct pcow_error *error)
     real = path ? open_verified(fd, path) : -1;
     image->elsewhere = real < 0;
     image->directory = real >= 0 ? real : as_given;
-    if (real >= 0 && as_given >= 0 && fstat(real, &a) == 0 && fstat(as_given, &b) == 0 && !is_same(&a, &b)) {
+    if (real >= 0 && as_given >= 0 && fstat(real, &a) == 0 && fstat(as_given, &b) == 0
+        && !is_same(&a, &b)) {
         /* The path of its base, too, is made from this one. */
         free(image->file.path);
         image->file.path = path;
@@ -86,5 +98,7 @@ int image_open_directory(struct pcow_image *image, struct pcow_error *error)
     if (real >= 0 && as_given >= 0)
         close(as_given);
     free(path);
-    return image->directory >= 0 ? 0 : error_set_errno(error, reason, "cannot open the directory of %s", image->file.path);
+    return image->directory >= 0 ? 0
+                                 : error_set_errno(error, reason, "cannot open the directory of %s",
+                                                   image->file.path);
 }

@@ -39,7 +39,8 @@ static void count_slabs(const struct pcow_image *image, struct pcow_info *info)
     for (uint64_t p = 1; p < image_slab_count(image); p++) {
         const struct slab *slab = &image->slabs[p];
 
-        if (slab->kind == OWNER_NONE || (slab->kind != OWNER_TABLE && !layer_find(image, slab->layer)))
+        if (slab->kind == OWNER_NONE
+            || (slab->kind != OWNER_TABLE && !layer_find(image, slab->layer)))
             info->free_size += slab_is_group_head(p) ? 0 : PCOW_SLAB_SIZE;
         else if (slab->kind == OWNER_DATA && slab->layer == image->view)
             info->data_size += page_set_count(&image->valid[p]) * PCOW_PAGE_SIZE;
@@ -58,7 +59,9 @@ static void describe_base(const struct pcow_image *image, struct pcow_info *info
     memcpy(info->base_uuid, record->uuid, sizeof info->base_uuid);
     if (base_name_is_safe(record->name, sizeof record->name))
         strcpy(info->base_name, record->name);
-    layer = record->layer && image->base && !image->base->format1 ? layer_find(image->base, (uint32_t)record->layer) : NULL;
+    layer = record->layer && image->base && !image->base->format1
+                ? layer_find(image->base, (uint32_t)record->layer)
+                : NULL;
     if (layer)
         memcpy(info->base_snapshot, layer->name, sizeof info->base_snapshot);
 }

@@ -21,25 +21,37 @@ static int load_header(struct pcow_image *image, struct pcow_error *error)
     int ret = file_read(&image->file, 0, &image->header, sizeof image->header);
 
     if (ret == -ENODATA)
-        return error_set(error, -EMEDIUMTYPE, "%s is too short to be a pcow image (%llu bytes)", path,
-                         (unsigned long long)image->file.size);
+        return error_set(error, -EMEDIUMTYPE, "%s is too short to be a pcow image (%llu bytes)",
+                         path, (unsigned long long)image->file.size);
     if (ret)
         return error_set_errno(error, ret, "cannot read the header of %s", path);
     ret = header_validate(&image->header, path, error);
     if (ret)
         return ret;
     if (image->file.size < PCOW_SLAB_SIZE || image->file.size % PCOW_SLAB_SIZE)
-        return error_set(error, -EBADMSG, "%s: its length (%llu bytes) is not a multiple of 2 MiB, so it was cut short or extended; "
-                         "try pcow-img check -r all", path, (unsigned long long)image->file.size);
+        return error_set(error, -EBADMSG,
+                         "%s: its length (%llu bytes) is not a multiple of 2 MiB, so it was cut "
+                         "short or extended; "
+                         "try pcow-img check -r all",
+                         path, (unsigned long long)image->file.size);
     if (image->file.writable && image->header.read_only_compatible_features)
-        return error_set(error, -ENOTSUP, "%s uses features (0x%llx) that this program can read but not write; use a newer pcow",
-                         path, (unsigned long long)image->header.read_only_compatible_features);
+        return error_set(
+            error, -ENOTSUP,
+            "%s uses features (0x%llx) that this program can read but not write; use a newer pcow",
+            path, (unsigned long long)image->header.read_only_compatible_features);
     if (image->file.writable && word_value(image->header.state) & HEADER_SEALED)
-        return error_set(error, -EROFS, "%s is sealed (a template): make an image on it with pcow-img create -b, "
-                         "or unseal it with pcow-img unseal", path);
+        return error_set(error, -EROFS,
+                         "%s is sealed (a template): make an image on it with pcow-img create -b, "
+                         "or unseal it with pcow-img unseal",
+                         path);
     record = image_base_record(image);
-    /* A record that is being replaced (rebase -u -b, with NO_BASE) may be damaged: that is the way out. */
-    return record && !(image->open_flags & PCOW_OPEN_NO_BASE) ? base_record_validate(record, path, error) : 0;
+    /*
+     * A record that is being replaced (rebase -u -b, with NO_BASE) may be damaged: that is the way
+     * out.
+     */
+    return record && !(image->open_flags & PCOW_OPEN_NO_BASE)
+               ? base_record_validate(record, path, error)
+               : 0;
 }
 
 static int load_image(struct pcow_image *image, const char *snapshot, struct pcow_error *error)
@@ -57,14 +69,19 @@ static int load_image(struct pcow_image *image, const char *snapshot, struct pco
     if (snapshot) {
         layer = layer_find_name(image, snapshot);
         if (!layer)
-            return error_set(error, -ENOENT, "%s has no snapshot '%s'; pcow-img snapshot -l lists them", image->file.path, snapshot);
+            return error_set(error, -ENOENT,
+                             "%s has no snapshot '%s'; pcow-img snapshot -l lists them",
+                             image->file.path, snapshot);
         image->view = layer->id;
     }
     image->size = layer_find(image, image->view)->virtual_size;
     return 0;
 }
 
-/* The tree stays as it is from here on. So is, now, the length of the file that holds the snapshots. */
+/*
+ * The tree stays as it is from here on. So is, now, the length of the file that holds the
+ * snapshots.
+ */
 static int hold_tree(struct pcow_image *image, struct pcow_error *error)
 {
     struct stat st;
@@ -74,12 +91,17 @@ static int hold_tree(struct pcow_image *image, struct pcow_error *error)
         return ret;
     if (fstat(image->file.fd, &st))
         return error_set_errno(error, -errno, "cannot stat %s", image->file.path);
-    image->file.size = (uint64_t)st.st_size < MAX_FILE_SLABS << SLAB_BITS ? (uint64_t)st.st_size : MAX_FILE_SLABS << SLAB_BITS;
+    image->file.size = (uint64_t)st.st_size < MAX_FILE_SLABS << SLAB_BITS
+                           ? (uint64_t)st.st_size
+                           : MAX_FILE_SLABS << SLAB_BITS;
     return 0;
 }
 
-/* As file_open(), with the lock on the tree for that on the file: who replaces a file holds both. */
-static int open_and_hold_tree(struct pcow_image *image, int directory, const char *name, const char *shown_path, unsigned file_flags,
+/*
+ * As file_open(), with the lock on the tree for that on the file: who replaces a file holds both.
+ */
+static int open_and_hold_tree(struct pcow_image *image, int directory, const char *name,
+                              const char *shown_path, unsigned file_flags,
                               struct observer *observer, struct pcow_error *error)
 {
     for (unsigned i = 0; i < MAX_REPLACED; i++) {
@@ -91,7 +113,8 @@ static int open_and_hold_tree(struct pcow_image *image, int directory, const cha
             return ret;
         file_close(&image->file);
     }
-    return error_set(error, -EBUSY, "%s is replaced again and again; try when that is over", shown_path);
+    return error_set(error, -EBUSY, "%s is replaced again and again; try when that is over",
+                     shown_path);
 }
 
 /* The view is a snapshot: it stays, however the tree changes. */
@@ -100,20 +123,28 @@ static int hold_view(struct pcow_image *image, struct pcow_error *error)
     int ret = lock_snapshot(&image->file, image->view, false);
 
     unlock_tree(&image->file);
-    return ret ? error_set_errno(error, ret, "cannot lock snapshot '%s' of %s", layer_find(image, image->view)->name, image->file.path) : 0;
+    return ret ? error_set_errno(error, ret, "cannot lock snapshot '%s' of %s",
+                                 layer_find(image, image->view)->name, image->file.path)
+               : 0;
 }
 
-/* of_snapshot: the view is, or will be, a snapshot: a writer is no obstacle. The tree is locked on return. */
-static int load(struct pcow_image *image, int directory, const char *name, const char *shown_path, unsigned flags, bool of_snapshot,
-                const char *snapshot, struct observer *observer, struct pcow_error *error)
+/*
+ * of_snapshot: the view is, or will be, a snapshot: a writer is no obstacle. The tree is locked on
+ * return.
+ */
+static int load(struct pcow_image *image, int directory, const char *name, const char *shown_path,
+                unsigned flags, bool of_snapshot, const char *snapshot, struct observer *observer,
+                struct pcow_error *error)
 {
-    unsigned file_flags = (flags & PCOW_OPEN_WRITE ? FILE_WRITE : 0) | (flags & PCOW_OPEN_FORCE_SHARE || of_snapshot ? FILE_FORCE_SHARE : 0)
-        | (directory == AT_FDCWD ? 0 : FILE_NO_FOLLOW);
+    unsigned file_flags = (flags & PCOW_OPEN_WRITE ? FILE_WRITE : 0)
+                          | (flags & PCOW_OPEN_FORCE_SHARE || of_snapshot ? FILE_FORCE_SHARE : 0)
+                          | (directory == AT_FDCWD ? 0 : FILE_NO_FOLLOW);
     int ret;
 
     image->open_flags = flags;
-    ret = of_snapshot ? open_and_hold_tree(image, directory, name, shown_path, file_flags, observer, error)
-                      : file_open(&image->file, directory, name, shown_path, file_flags, observer, error);
+    ret = of_snapshot
+              ? open_and_hold_tree(image, directory, name, shown_path, file_flags, observer, error)
+              : file_open(&image->file, directory, name, shown_path, file_flags, observer, error);
     if (ret)
         return ret;
     if (directory == AT_FDCWD)
@@ -122,7 +153,8 @@ static int load(struct pcow_image *image, int directory, const char *name, const
         ret = error_set(error, -EMFILE, "cannot keep the directory of %s open", shown_path);
     if (ret)
         return ret;
-    return flags & PCOW_OPEN_FORMAT_1 ? format1_load(image, error) : load_image(image, snapshot, error);
+    return flags & PCOW_OPEN_FORMAT_1 ? format1_load(image, error)
+                                      : load_image(image, snapshot, error);
 }
 
 static struct pcow_image *new_image(void)
@@ -138,7 +170,8 @@ static struct pcow_image *new_image(void)
 }
 
 /* Find the snapshot an image stands on by its id and take it as the view of the base. */
-static int view_layer(struct pcow_image *base, const struct base_record *record, const char *path, struct pcow_error *error)
+static int view_layer(struct pcow_image *base, const struct base_record *record, const char *path,
+                      struct pcow_error *error)
 {
     const struct layer *layer;
 
@@ -146,26 +179,34 @@ static int view_layer(struct pcow_image *base, const struct base_record *record,
         return 0;
     layer = record->layer <= MAX_LAYER_ID ? layer_find(base, (uint32_t)record->layer) : NULL;
     if (!layer || layer->state != LAYER_SNAPSHOT)
-        return error_set(error, -ESTALE, "%s stands on snapshot %llu of %s, which is gone; rebase it to another base", path,
-                         (unsigned long long)record->layer, base->file.path);
+        return error_set(
+            error, -ESTALE,
+            "%s stands on snapshot %llu of %s, which is gone; rebase it to another base", path,
+            (unsigned long long)record->layer, base->file.path);
     base->view = layer->id;
     base->size = layer->virtual_size;
     return hold_view(base, error);
 }
 
-static int check_identity(const struct pcow_image *base, const struct base_record *record, const char *path, struct pcow_error *error)
+static int check_identity(const struct pcow_image *base, const struct base_record *record,
+                          const char *path, struct pcow_error *error)
 {
     uint64_t generation = base->format1 ? base->file.size : word_value(base->header.generation);
 
     if (record->flags & BASE_UNCHECKED)
         return 0;
     if (record->format == 2 && memcmp(record->uuid, base->header.uuid, PCOW_UUID_SIZE))
-        return error_set(error, -ESTALE, "%s: the file %s is another image than the base it was made on (uuid differs); "
-                         "put the right one back, or accept it with pcow-img rebase -u -b", path, base->file.path);
+        return error_set(
+            error, -ESTALE,
+            "%s: the file %s is another image than the base it was made on (uuid differs); "
+            "put the right one back, or accept it with pcow-img rebase -u -b",
+            path, base->file.path);
     if (record->layer == 0 && record->generation != generation)
-        return error_set(error, -ESTALE, "%s: its base %s was changed since (generation %llu, was %llu); "
-                         "put the right one back, or accept it with pcow-img rebase -u -b", path, base->file.path,
-                         (unsigned long long)generation, (unsigned long long)record->generation);
+        return error_set(error, -ESTALE,
+                         "%s: its base %s was changed since (generation %llu, was %llu); "
+                         "put the right one back, or accept it with pcow-img rebase -u -b",
+                         path, base->file.path, (unsigned long long)generation,
+                         (unsigned long long)record->generation);
     return 0;
 }
 
@@ -181,7 +222,9 @@ static int open_one_base(struct pcow_image *image, unsigned depth, struct pcow_e
     if (!name)
         return 0;
     if (depth >= PCOW_MAX_CHAIN_DEPTH)
-        return error_set(error, -ELOOP, "%s: its chain is deeper than %d files or leads back to itself; flatten it with pcow-img convert",
+        return error_set(error, -ELOOP,
+                         "%s: its chain is deeper than %d files or leads back to itself; flatten "
+                         "it with pcow-img convert",
                          image->file.path, PCOW_MAX_CHAIN_DEPTH);
     if (!record || record->format == 1)
         flags |= PCOW_OPEN_FORMAT_1;
@@ -195,13 +238,17 @@ static int open_one_base(struct pcow_image *image, unsigned depth, struct pcow_e
     strcpy(shown, image->file.path);
     slash = strrchr(shown, '/');
     strcpy(slash ? slash + 1 : shown, name);
-    ret = load(base, image->directory, name, shown, flags, record && record->layer, NULL, image->file.persist.observer, error);
+    ret = load(base, image->directory, name, shown, flags, record && record->layer, NULL,
+               image->file.persist.observer, error);
     free(shown);
     if (ret == -ENOENT)
-        error_set(error, ret, "%s: its base %s is missing from the directory; put it back, or set another with pcow-img rebase -u -b",
+        error_set(error, ret,
+                  "%s: its base %s is missing from the directory; put it back, or set another with "
+                  "pcow-img rebase -u -b",
                   image->file.path, name);
     else if (ret == -ELOOP)
-        error_set(error, ret, "%s: its base %s is a symbolic link; refused", image->file.path, name);
+        error_set(error, ret, "%s: its base %s is a symbolic link; refused", image->file.path,
+                  name);
     if (!ret && record)
         ret = check_identity(base, record, image->file.path, error);
     if (!ret && record)
@@ -226,17 +273,22 @@ int image_open_base(struct pcow_image *image, struct pcow_error *error)
     return 0;
 }
 
-int image_open(const char *path, unsigned flags, const char *snapshot, struct observer *observer, pcow_image **result,
-               struct pcow_error *error)
+int image_open(const char *path, unsigned flags, const char *snapshot, struct observer *observer,
+               pcow_image **result, struct pcow_error *error)
 {
     struct pcow_image *image;
     int ret;
 
     *result = NULL;
-    if (flags & PCOW_OPEN_WRITE && (snapshot || flags & (PCOW_OPEN_FORCE_SHARE | PCOW_OPEN_FORMAT_1)))
-        return error_set(error, -EINVAL, "%s: a snapshot or a format 1 image cannot be opened for writing, nor one without its lock", path);
+    if (flags & PCOW_OPEN_WRITE
+        && (snapshot || flags & (PCOW_OPEN_FORCE_SHARE | PCOW_OPEN_FORMAT_1)))
+        return error_set(error, -EINVAL,
+                         "%s: a snapshot or a format 1 image cannot be opened for writing, nor one "
+                         "without its lock",
+                         path);
     if (snapshot && flags & PCOW_OPEN_FORMAT_1)
-        return error_set(error, -EINVAL, "%s: snapshots of format 1 have no names; convert the image first", path);
+        return error_set(error, -EINVAL,
+                         "%s: snapshots of format 1 have no names; convert the image first", path);
     image = new_image();
     if (!image)
         return error_set(error, -ENOMEM, "out of memory");
@@ -259,7 +311,8 @@ int image_open(const char *path, unsigned flags, const char *snapshot, struct ob
     return 0;
 }
 
-int pcow_open(const char *path, unsigned flags, const char *snapshot, pcow_image **image, struct pcow_error *error)
+int pcow_open(const char *path, unsigned flags, const char *snapshot, pcow_image **image,
+              struct pcow_error *error)
 {
     return image_open(path, flags, snapshot, NULL, image, error);
 }

@@ -12,7 +12,8 @@ int pcow_seal(pcow_image *image, struct pcow_error *error)
     if (!ret)
         ret = pcow_flush(image, error);
     if (!ret)
-        ret = header_store_word(image, offsetof(struct header, state), word_value(image->header.state) | HEADER_SEALED, error);
+        ret = header_store_word(image, offsetof(struct header, state),
+                                word_value(image->header.state) | HEADER_SEALED, error);
     return ret ? ret : header_write_copy(image, error);
 }
 
@@ -23,7 +24,8 @@ int pcow_set_copy_on_read(pcow_image *image, bool on, struct pcow_error *error)
 
     /* No change of the content: images on this one need not notice. */
     if (!ret)
-        ret = header_store_word(image, offsetof(struct header, state), state | (on ? HEADER_COPY_ON_READ : 0), error);
+        ret = header_store_word(image, offsetof(struct header, state),
+                                state | (on ? HEADER_COPY_ON_READ : 0), error);
     return ret ? ret : header_write_copy(image, error);
 }
 
@@ -41,11 +43,13 @@ int image_unseal(const char *path, struct observer *observer, struct pcow_error 
         return ret;
     ret = file_read(&image.file, 0, &image.header, sizeof image.header);
     if (ret)
-        error_set_errno(error, ret = ret == -ENODATA ? -EMEDIUMTYPE : ret, "cannot read the header of %s", path);
+        error_set_errno(error, ret = ret == -ENODATA ? -EMEDIUMTYPE : ret,
+                        "cannot read the header of %s", path);
     else
         ret = header_validate(&image.header, path, error);
     if (!ret)
-        ret = header_store_word(&image, offsetof(struct header, state), word_value(image.header.state) & ~(uint64_t)HEADER_SEALED, error);
+        ret = header_store_word(&image, offsetof(struct header, state),
+                                word_value(image.header.state) & ~(uint64_t)HEADER_SEALED, error);
     if (!ret)
         ret = header_write_copy(&image, error);
     file_close(&image.file);

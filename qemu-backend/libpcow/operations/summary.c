@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What can be said of an image at little cost: a few reads of its tables, and no mapping, directory or base. */
+/*
+ * What can be said of an image at little cost: a few reads of its tables, and no mapping, directory
+ * or base.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -24,7 +27,8 @@ struct tables {
     unsigned snapshots;
 };
 
-static int read_at(const struct tables *t, uint64_t offset, void *buffer, size_t length, struct pcow_error *error)
+static int read_at(const struct tables *t, uint64_t offset, void *buffer, size_t length,
+                   struct pcow_error *error)
 {
     ssize_t got;
 
@@ -34,7 +38,8 @@ static int read_at(const struct tables *t, uint64_t offset, void *buffer, size_t
     if (got == (ssize_t)length)
         return 0;
     return got < 0 ? error_set_errno(error, -errno, "cannot read %s", t->name)
-                   : error_set(error, -EBADMSG, "%s: it ends within its tables; try pcow-img check -r all", t->name);
+                   : error_set(error, -EBADMSG,
+                               "%s: it ends within its tables; try pcow-img check -r all", t->name);
 }
 
 static int read_header(struct tables *t, struct pcow_error *error)
@@ -45,17 +50,21 @@ static int read_header(struct tables *t, struct pcow_error *error)
     if (fstat(t->fd, &st))
         return error_set_errno(error, -errno, "cannot stat %s", t->name);
     if (!S_ISREG(st.st_mode))
-        return error_set(error, -EMEDIUMTYPE, "%s is not a regular file; images are files in a pool", t->name);
+        return error_set(error, -EMEDIUMTYPE,
+                         "%s is not a regular file; images are files in a pool", t->name);
     if ((uint64_t)st.st_size < sizeof t->header)
-        return error_set(error, -EMEDIUMTYPE, "%s is too short to be a pcow image (%lld bytes)", t->name, (long long)st.st_size);
+        return error_set(error, -EMEDIUMTYPE, "%s is too short to be a pcow image (%lld bytes)",
+                         t->name, (long long)st.st_size);
     ret = read_at(t, 0, &t->header, sizeof t->header, error);
     if (!ret)
         ret = header_validate(&t->header, t->name, error);
     if (ret)
         return ret;
     if (st.st_size % PCOW_SLAB_SIZE || (uint64_t)st.st_size > MAX_FILE_SLABS << SLAB_BITS)
-        return error_set(error, -EBADMSG, "%s: its length (%lld bytes) is not that of an image; try pcow-img check -r all", t->name,
-                         (long long)st.st_size);
+        return error_set(
+            error, -EBADMSG,
+            "%s: its length (%lld bytes) is not that of an image; try pcow-img check -r all",
+            t->name, (long long)st.st_size);
     t->slabs = (uint64_t)st.st_size >> SLAB_BITS;
     t->allocated = (uint64_t)st.st_blocks * 512;
     return 0;
@@ -68,7 +77,9 @@ static int read_owners(struct tables *t, struct pcow_error *error)
         return error_set(error, -ENOMEM, "out of memory for the tables of %s", t->name);
     for (uint64_t first = 0; first < t->slabs; first += SLABS_PER_GROUP) {
         uint64_t count = t->slabs - first < SLABS_PER_GROUP ? t->slabs - first : SLABS_PER_GROUP;
-        int ret = count > 1 ? read_at(t, owner_offset(first), &t->owners[first], count * sizeof *t->owners, error) : 0;
+        int ret = count > 1 ? read_at(t, owner_offset(first), &t->owners[first],
+                                      count * sizeof *t->owners, error)
+                            : 0;
 
         if (ret)
             return ret;
@@ -76,9 +87,12 @@ static int read_owners(struct tables *t, struct pcow_error *error)
             struct owner owner = owner_decode(t->owners[p]);
 
             if (!word_is_valid(t->owners[p]))
-                return error_set(error, -EBADMSG, "%s: the owner of file slab %llu is damaged; try pcow-img check -r all", t->name,
-                                 (unsigned long long)p);
-            if (owner.kind == OWNER_TABLE && owner.number && owner.number <= MAX_LAYER_TABLE && !t->table[owner.number])
+                return error_set(
+                    error, -EBADMSG,
+                    "%s: the owner of file slab %llu is damaged; try pcow-img check -r all",
+                    t->name, (unsigned long long)p);
+            if (owner.kind == OWNER_TABLE && owner.number && owner.number <= MAX_LAYER_TABLE
+                && !t->table[owner.number])
                 t->table[owner.number] = p;
         }
     }
@@ -108,21 +122,28 @@ static int read_layers(struct tables *t, struct pcow_error *error)
     int ret = records ? 0 : error_set(error, -ENOMEM, "out of memory");
 
     if (!ret && slots > MAX_LAYERS)
-        ret = error_set(error, -EBADMSG, "%s: the header has impossible counts of layers; try pcow-img check -r all", t->name);
+        ret = error_set(error, -EBADMSG,
+                        "%s: the header has impossible counts of layers; try pcow-img check -r all",
+                        t->name);
     for (uint64_t slot = 0; slot < slots && ret == 0; slot++) {
         const struct layer_record *record = &records[slot % BATCH];
         uint64_t state;
 
         if (slot % BATCH == 0) {
-            uint64_t offset = record_offset(t, slot), count = slots - slot < BATCH ? slots - slot : BATCH;
+            uint64_t offset = record_offset(t, slot),
+                     count = slots - slot < BATCH ? slots - slot : BATCH;
 
             ret = offset ? read_at(t, offset, records, count * sizeof *records, error)
-                         : error_set(error, -EBADMSG, "%s: a table of layers is missing; try pcow-img check -r all", t->name);
+                         : error_set(error, -EBADMSG,
+                                     "%s: a table of layers is missing; try pcow-img check -r all",
+                                     t->name);
             if (ret)
                 break;
         }
         if (!word_is_valid(record->state) || !word_is_valid(record->virtual_size)) {
-            ret = error_set(error, -EBADMSG, "%s: layer record %llu is damaged; try pcow-img check -r all", t->name, (unsigned long long)slot);
+            ret = error_set(error, -EBADMSG,
+                            "%s: layer record %llu is damaged; try pcow-img check -r all", t->name,
+                            (unsigned long long)slot);
             break;
         }
         state = word_value(record->state);
@@ -135,9 +156,12 @@ static int read_layers(struct tables *t, struct pcow_error *error)
         t->virtual_size = word_value(record->virtual_size);
     }
     free(records);
-    if (!ret && (!found || t->virtual_size % PCOW_SLAB_SIZE || t->virtual_size > PCOW_MAX_VIRTUAL_SIZE))
-        ret = error_set(error, -EBADMSG, "%s: the active layer %llu has no record that can be used; try pcow-img check -r all", t->name,
-                        (unsigned long long)active);
+    if (!ret
+        && (!found || t->virtual_size % PCOW_SLAB_SIZE || t->virtual_size > PCOW_MAX_VIRTUAL_SIZE))
+        ret = error_set(
+            error, -EBADMSG,
+            "%s: the active layer %llu has no record that can be used; try pcow-img check -r all",
+            t->name, (unsigned long long)active);
     return ret;
 }
 
@@ -149,12 +173,14 @@ static bool holds_data(const struct tables *t, uint64_t slab)
 }
 
 /*
- * File slabs whose blocks stores to the active layer may need once more: those of other layers, and where the layer has a guest slab already.
- * Free ones are taken again; if they are holes, nothing of what is allocated lies there.
+ * File slabs whose blocks stores to the active layer may need once more: those of other layers, and
+ * where the layer has a guest slab already. Free ones are taken again; if they are holes, nothing
+ * of what is allocated lies there.
  */
 static int count_others(const struct tables *t, uint64_t *others, struct pcow_error *error)
 {
-    uint64_t guest_slabs = t->virtual_size >> SLAB_BITS, active = word_value(t->header.active_layer);
+    uint64_t guest_slabs = t->virtual_size >> SLAB_BITS,
+             active = word_value(t->header.active_layer);
     uint64_t *seen = calloc(guest_slabs / 64 + 1, sizeof *seen);
 
     *others = 0;
@@ -162,7 +188,8 @@ static int count_others(const struct tables *t, uint64_t *others, struct pcow_er
         return error_set(error, -ENOMEM, "out of memory for the tables of %s", t->name);
     for (uint64_t p = 0; p < t->slabs; p++) {
         struct owner owner = owner_decode(t->owners[p]);
-        bool is_active = owner.kind == OWNER_DATA && owner.layer == active && owner.number < guest_slabs;
+        bool is_active =
+            owner.kind == OWNER_DATA && owner.layer == active && owner.number < guest_slabs;
 
         if (p % SLABS_PER_GROUP == 0)
             continue;
@@ -175,10 +202,12 @@ static int count_others(const struct tables *t, uint64_t *others, struct pcow_er
     return 0;
 }
 
-static int describe_growth(const struct tables *t, struct pcow_summary *summary, struct pcow_error *error)
+static int describe_growth(const struct tables *t, struct pcow_summary *summary,
+                           struct pcow_error *error)
 {
     /* Each guest slab in a file slab, and the metadata of all groups. */
-    uint64_t slabs = (t->virtual_size >> SLAB_BITS) + t->slabs, whole = t->virtual_size + ((slabs / (SLABS_PER_GROUP - 1) + 1) << SLAB_BITS);
+    uint64_t slabs = (t->virtual_size >> SLAB_BITS) + t->slabs,
+             whole = t->virtual_size + ((slabs / (SLABS_PER_GROUP - 1) + 1) << SLAB_BITS);
     uint64_t others, counts;
     int ret = count_others(t, &others, error);
 
@@ -190,7 +219,8 @@ static int describe_growth(const struct tables *t, struct pcow_summary *summary,
     return 0;
 }
 
-static int describe_base(const struct tables *t, struct pcow_summary *summary, struct pcow_error *error)
+static int describe_base(const struct tables *t, struct pcow_summary *summary,
+                         struct pcow_error *error)
 {
     uint64_t slot = word_value(t->header.base_slot);
     const struct base_record *record = slot ? &t->header.base[slot - 1] : NULL;
@@ -219,7 +249,8 @@ static int describe_layers(struct tables *t, struct pcow_summary *summary, struc
     return describe_growth(t, summary, error);
 }
 
-int pcow_summarize(int directory, const char *name, bool header_only, struct pcow_summary *summary, struct pcow_error *error)
+int pcow_summarize(int directory, const char *name, bool header_only, struct pcow_summary *summary,
+                   struct pcow_error *error)
 {
     struct tables t = {.name = name};
     int ret;

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Does a file system on DAX ever move the blocks of a file that were written? Where it does not, blocks that are on the medium need no MAP_SYNC.
+ * Does a file system on DAX ever move the blocks of a file that were written? Where it does not,
+ * blocks that are on the medium need no MAP_SYNC.
  *
- * ext4 refuses to (EXT4_IOC_MOVE_EXT). XFS does it for two reasons. Where files can share blocks, a store to a shared one goes to another block;
- * a pool is made without (mkfs.xfs -m reflink=0). And xfs_fsr exchanges the blocks of a file, mapped or not, for those of a copy in one piece;
- * it leaves files alone that have the flag for that, and so they get it. One that looked before it was set is refused by the kernel, as
- * the file has changed since (XFS_IOC_SWAPEXT compares ctime).
- * Source: Linux fs/ext4/move_extent.c, fs/xfs/xfs_bmap_util.c, xfs_fsr(8), ioctl_xfs_fsgetxattr(2), ioctl_ficlonerange(2).
+ * ext4 refuses to (EXT4_IOC_MOVE_EXT). XFS does it for two reasons. Where files can share blocks, a
+ * store to a shared one goes to another block; a pool is made without (mkfs.xfs -m reflink=0). And
+ * xfs_fsr exchanges the blocks of a file, mapped or not, for those of a copy in one piece; it
+ * leaves files alone that have the flag for that, and so they get it. One that looked before it was
+ * set is refused by the kernel, as the file has changed since (XFS_IOC_SWAPEXT compares ctime).
+ * Source: Linux fs/ext4/move_extent.c, fs/xfs/xfs_bmap_util.c, xfs_fsr(8), ioctl_xfs_fsgetxattr(2),
+ * ioctl_ficlonerange(2).
  */
 #include "persist/persist.h"
 
@@ -20,7 +23,10 @@
 #define XFS_SUPER_MAGIC 0x58465342         /* linux/magic.h has it from 6.3 on */
 #endif
 
-/* A clone of the first block onto itself changes nothing, and is refused in other words where there are clones. */
+/*
+ * A clone of the first block onto itself changes nothing, and is refused in other words where there
+ * are clones.
+ */
 static bool can_share_blocks(int fd)
 {
     struct file_clone_range range = {.src_fd = fd, .src_length = PCOW_PAGE_SIZE};

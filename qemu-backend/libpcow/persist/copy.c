@@ -11,8 +11,9 @@
 #define CACHE_LINE 64u
 
 /*
- * Where a load or a store may fail, and where to go then, as the kernel's exception tables have it. Each piece of assembly adds its own entry, wherever
- * the compiler puts it; the linker collects them and names both ends.
+ * Where a load or a store may fail, and where to go then, as the kernel's exception tables have it.
+ * Each piece of assembly adds its own entry, wherever the compiler puts it; the linker collects
+ * them and names both ends.
  */
 struct way_out {
     uintptr_t begin, end, to;
@@ -29,14 +30,19 @@ extern const struct way_out __stop_pcow_ways_out[] __attribute__((visibility("hi
 
 int copy_bytes(void *to, const void *from, size_t length)
 {
-    /* asm goto has no outputs in the compilers that we support; what it changes is given back to memory that nobody reads. */
+    /*
+     * asm goto has no outputs in the compilers that we support; what it changes is given back to
+     * memory that nobody reads.
+     */
     __asm__ goto("movq %0, %%rdi\n"
                  "movq %1, %%rsi\n"
                  "movq %2, %%rcx\n"
                  "1: rep movsb\n"
-                 "2:\n"
-                 WAY_OUT
-                 : : "r"(to), "r"(from), "r"(length) : "rdi", "rsi", "rcx", "memory", "cc" : failed);
+                 "2:\n" WAY_OUT
+                 :
+                 : "r"(to), "r"(from), "r"(length)
+                 : "rdi", "rsi", "rcx", "memory", "cc"
+                 : failed);
     return 0;
 failed:
     return -EIO;
@@ -45,15 +51,16 @@ failed:
 int copy_past_caches(void *to_memory, const void *from_memory, size_t length)
 {
     /*
-     * Four pages side by side keep more loads of an Intel processor under way. On AMD's one page after the other is faster: 107 instead of
-     * 155 us for 2 MiB, 3.4 instead of 5.3 us for 64 KiB.
+     * Four pages side by side keep more loads of an Intel processor under way. On AMD's one page
+     * after the other is faster: 107 instead of 155 us for 2 MiB, 3.4 instead of 5.3 us for 64 KiB.
      */
     const size_t most = __builtin_cpu_is("intel") ? 4 : 1;
     const char *from = from_memory;
     char *to = to_memory;
 
     while (length > 0) {
-        size_t lanes = length >= 4 * PCOW_PAGE_SIZE ? most : 1, lane = length > PCOW_PAGE_SIZE ? PCOW_PAGE_SIZE : length;
+        size_t lanes = length >= 4 * PCOW_PAGE_SIZE ? most : 1,
+               lane = length > PCOW_PAGE_SIZE ? PCOW_PAGE_SIZE : length;
 
         for (size_t i = 0; i < lane; i += CACHE_LINE)
             for (size_t at = i; at < lanes * lane; at += lane)
@@ -65,9 +72,11 @@ int copy_past_caches(void *to_memory, const void *from_memory, size_t length)
                              "movntdq %%xmm1, 16(%1)\n"
                              "movntdq %%xmm2, 32(%1)\n"
                              "movntdq %%xmm3, 48(%1)\n"
-                             "2:\n"
-                             WAY_OUT
-                             : : "r"(from + at), "r"(to + at) : "xmm0", "xmm1", "xmm2", "xmm3", "memory" : failed);
+                             "2:\n" WAY_OUT
+                             :
+                             : "r"(from + at), "r"(to + at)
+                             : "xmm0", "xmm1", "xmm2", "xmm3", "memory"
+                             : failed);
         to += lanes * lane;
         from += lanes * lane;
         length -= lanes * lane;

@@ -45,9 +45,11 @@ static bool is_asking(const struct failures *failures, unsigned phase)
 }
 
 /*
- * The next phase begins when somebody has seen that nobody is left of the one before the present, whose place it takes. He may have looked before
- * this one came, so the first change shows nothing; the two after it show that nobody is left of either who was there when this one came. Requests that
- * keep coming belong to the present phase and hold nobody up. Any number of threads may push the phases on.
+ * The next phase begins when somebody has seen that nobody is left of the one before the present,
+ * whose place it takes. He may have looked before this one came, so the first change shows nothing;
+ * the two after it show that nobody is left of either who was there when this one came. Requests
+ * that keep coming belong to the present phase and hold nobody up. Any number of threads may push
+ * the phases on.
  */
 uint64_t failures_await(struct failures *failures)
 {
@@ -60,7 +62,8 @@ uint64_t failures_await(struct failures *failures)
         if (is_asking(failures, phase + 1))
             nanosleep(&interval, NULL);
         else
-            __atomic_compare_exchange_n(&failures->phase, &phase, phase + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+            __atomic_compare_exchange_n(&failures->phase, &phase, phase + 1, false,
+                                        __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
         phase = __atomic_load_n(&failures->phase, __ATOMIC_SEQ_CST);
     }
     return failures_count(failures);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * A look at everything that is done to an image file, before it is done: stores, flushes, fences, file operations. The crash tests
- * record with it what power loss could undo, and let calls fail. It hangs on the file that was opened with it and is inherited by
- * what is opened on the way (bases). A file without one pays one branch for each of these.
+ * A look at everything that is done to an image file, before it is done: stores, flushes, fences,
+ * file operations. The crash tests record with it what power loss could undo, and let calls fail.
+ * It hangs on the file that was opened with it and is inherited by what is opened on the way
+ * (bases). A file without one pays one branch for each of these.
  */
 #ifndef PCOW_PERSIST_OBSERVER_H
 #define PCOW_PERSIST_OBSERVER_H
@@ -17,9 +18,11 @@ struct persist;
 enum observed {
     OBSERVED_OPEN,             /* a file was opened or made: path */
     OBSERVED_CLOSE,
-    OBSERVED_MAP,              /* its window, or a piece of the guest's range, is about to be mapped: offset, length */
+    /* its window, or a piece of the guest's range, is about to be mapped: offset, length */
+    OBSERVED_MAP,
     OBSERVED_STORE,            /* one aligned 8-byte store: address, from */
-    OBSERVED_COPY,             /* a copy: address, from, length; its 8-byte words arrive in any order */
+    /* a copy: address, from, length; its 8-byte words arrive in any order */
+    OBSERVED_COPY,
     OBSERVED_FLUSH,            /* class pmem: address, length; counts at the next fence */
     OBSERVED_FENCE,            /* class pmem */
     OBSERVED_MSYNC,            /* class page-cache: address, length */
@@ -40,10 +43,12 @@ struct observation {
 };
 
 struct observer {
-    enum pcow_persistence persistence; /* the class that its files are taken to be in, whatever they lie on */
+    /* the class that its files are taken to be in, whatever they lie on */
+    enum pcow_persistence persistence;
     /*
-     * 0, or a negative errno: the operation does not happen and fails with it. What cannot fail (stores, flushes, fences, open, close)
-     * ignores it. Called wherever the library stores, so it must be async-signal-safe if traps are taken.
+     * 0, or a negative errno: the operation does not happen and fails with it. What cannot fail
+     * (stores, flushes, fences, open, close) ignores it. Called wherever the library stores, so it
+     * must be async-signal-safe if traps are taken.
      */
     int (*look)(struct observer *observer, const struct observation *observation);
 };

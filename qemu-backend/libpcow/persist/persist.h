@@ -20,15 +20,25 @@
 struct persist {
     enum pcow_persistence persistence;
     int map_flags;                                             /* for mmap() of what is stored to */
-    bool fixed_blocks;                                         /* class pmem: the file system never moves a block that was written */
+    /* class pmem: the file system never moves a block that was written */
+    bool fixed_blocks;
     void (*flush_lines)(const void *address, size_t length);   /* class pmem only */
-    struct observer *observer;                                 /* NULL but in tests, see observer.h */
-    struct failures failures;                                  /* of all requests to write the file to the medium */
+    /* NULL but in tests, see observer.h */
+    struct observer *observer;
+    /* of all requests to write the file to the medium */
+    struct failures failures;
 };
 
-/* Choose the instructions for this CPU. With an observer (may be NULL) its class counts, and MAP_SYNC is not asked for. */
-void persist_init(struct persist *persist, enum pcow_persistence persistence, struct observer *observer);
-/* Find out about fixed_blocks, for a file of class pmem that is open for writing; on XFS it may get a flag for that. See blocks.c. */
+/*
+ * Choose the instructions for this CPU. With an observer (may be NULL) its class counts, and
+ * MAP_SYNC is not asked for.
+ */
+void persist_init(struct persist *persist, enum pcow_persistence persistence,
+                  struct observer *observer);
+/*
+ * Find out about fixed_blocks, for a file of class pmem that is open for writing; on XFS it may get
+ * a flag for that. See blocks.c.
+ */
 void persist_find_fixed_blocks(struct persist *persist, int fd);
 
 /* Let the observer look; 0, or its verdict. */
@@ -40,15 +50,21 @@ static inline int persist_observe(const struct persist *persist, struct observat
     return persist->observer->look(persist->observer, &observation);
 }
 
-/* The class of the file system of an open, writable or read-only regular file: MAP_SYNC is tried on it. */
+/*
+ * The class of the file system of an open, writable or read-only regular file: MAP_SYNC is tried on
+ * it.
+ */
 enum pcow_persistence persist_classify(int fd);
 
-/* Flush and fence [address, address + length). 0 or -EIO (msync), which is counted among the failures. */
+/*
+ * Flush and fence [address, address + length). 0 or -EIO (msync), which is counted among the
+ * failures.
+ */
 int persist_range(struct persist *persist, const void *address, size_t length);
 
 /*
- * Stores that are not durable before persist_range(): one aligned word, or a copy whose words may arrive in any order. All
- * metadata is stored through these.
+ * Stores that are not durable before persist_range(): one aligned word, or a copy whose words may
+ * arrive in any order. All metadata is stored through these.
  */
 void persist_word(const struct persist *persist, uint64_t *where, uint64_t value);
 void persist_bytes(const struct persist *persist, void *where, const void *from, size_t length);
@@ -56,7 +72,10 @@ void persist_bytes(const struct persist *persist, void *where, const void *from,
 /* Order what was flushed before what follows. */
 void persist_fence(const struct persist *persist);
 
-/* Copy to persistent memory past the caches where the CPU can; durable after persist_fence(). 0 or -EIO, see copy.h. */
+/*
+ * Copy to persistent memory past the caches where the CPU can; durable after persist_fence(). 0 or
+ * -EIO, see copy.h.
+ */
 int persist_copy(const struct persist *persist, void *to, const void *from, size_t length);
 
 #endif

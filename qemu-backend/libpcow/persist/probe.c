@@ -23,11 +23,13 @@ const char *pcow_persistence_name(enum pcow_persistence persistence)
 
 unsigned pcow_persistence_survives(enum pcow_persistence persistence, bool flushed)
 {
-    return persistence != PCOW_PERSISTENCE_VOLATILE && flushed ? PCOW_SURVIVES_PROCESS | PCOW_SURVIVES_HOST | PCOW_SURVIVES_POWER
-                                                               : PCOW_SURVIVES_PROCESS;
+    return persistence != PCOW_PERSISTENCE_VOLATILE && flushed
+               ? PCOW_SURVIVES_PROCESS | PCOW_SURVIVES_HOST | PCOW_SURVIVES_POWER
+               : PCOW_SURVIVES_PROCESS;
 }
 
-int pcow_probe_persistence(const char *path, enum pcow_persistence *persistence, struct pcow_error *error)
+int pcow_probe_persistence(const char *path, enum pcow_persistence *persistence,
+                           struct pcow_error *error)
 {
     struct stat st;
     int fd;

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Finding the images that stand on a snapshot: by looking at every file of the directory, as nothing else is sure to be true. */
+/*
+ * Finding the images that stand on a snapshot: by looking at every file of the directory, as
+ * nothing else is sure to be true.
+ */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -17,7 +20,8 @@
 enum answer { NO, YES, UNKNOWN };
 
 /* Of a header as it lies in a file that may be damaged. */
-static enum answer stands_on(const struct header *header, const uint8_t uuid[PCOW_UUID_SIZE], uint32_t layer)
+static enum answer stands_on(const struct header *header, const uint8_t uuid[PCOW_UUID_SIZE],
+                             uint32_t layer)
 {
     uint64_t slot = word_value(header->base_slot);
 
@@ -29,10 +33,14 @@ static enum answer stands_on(const struct header *header, const uint8_t uuid[PCO
         return NO;
     if (header->base[slot - 1].crc != base_record_crc(&header->base[slot - 1]))
         return UNKNOWN;
-    return header->base[slot - 1].layer == layer && memcmp(header->base[slot - 1].uuid, uuid, PCOW_UUID_SIZE) == 0 ? YES : NO;
+    return header->base[slot - 1].layer == layer
+                   && memcmp(header->base[slot - 1].uuid, uuid, PCOW_UUID_SIZE) == 0
+               ? YES
+               : NO;
 }
 
-static enum answer look_at(int directory, const char *name, const struct pcow_image *image, uint32_t layer, struct children *children)
+static enum answer look_at(int directory, const char *name, const struct pcow_image *image,
+                           uint32_t layer, struct children *children)
 {
     struct header header;
     struct stat st;
@@ -40,7 +48,10 @@ static enum answer look_at(int directory, const char *name, const struct pcow_im
     ssize_t got;
     int fd;
 
-    /* What is no regular file is not opened: a device may not like it. A link leads to a file that is found by its own name. */
+    /*
+     * What is no regular file is not opened: a device may not like it. A link leads to a file that
+     * is found by its own name.
+     */
     if (fstatat(directory, name, &st, AT_SYMLINK_NOFOLLOW))
         return errno == ENOENT ? NO : UNKNOWN;
     if (!S_ISREG(st.st_mode))
@@ -63,12 +74,14 @@ static void add_name(struct children *children, const char *name)
 
     children->count++;
     if (used + strlen(name) + 10 < sizeof children->names)
-        snprintf(children->names + used, sizeof children->names - used, "%s'%s'", used ? ", " : "", name);
+        snprintf(children->names + used, sizeof children->names - used, "%s'%s'", used ? ", " : "",
+                 name);
     else if (used && children->names[used - 1] != '.')
         snprintf(children->names + used, sizeof children->names - used, ", ...");
 }
 
-static int list(int fd, DIR *entries, const struct pcow_image *image, uint32_t layer, struct children *children)
+static int list(int fd, DIR *entries, const struct pcow_image *image, uint32_t layer,
+                struct children *children)
 {
     const struct dirent *entry;
 
@@ -102,10 +115,12 @@ static int64_t granularity(const struct timespec *changed)
 }
 
 /*
- * Who lists a directory does not see a file for certain that is renamed meanwhile (readdir(3p)). So nothing may have changed in it: neither
- * during the list nor within the same tick of the clock that tells when, before it.
+ * Who lists a directory does not see a file for certain that is renamed meanwhile (readdir(3p)). So
+ * nothing may have changed in it: neither during the list nor within the same tick of the clock
+ * that tells when, before it.
  */
-static int list_settled(int fd, DIR *entries, const struct pcow_image *image, uint32_t layer, struct children *children)
+static int list_settled(int fd, DIR *entries, const struct pcow_image *image, uint32_t layer,
+                        struct children *children)
 {
     static const struct timespec moment = {0, 5000000};
     struct timespec begun, now;
@@ -126,7 +141,8 @@ static int list_settled(int fd, DIR *entries, const struct pcow_image *image, ui
         if (fstat(fd, &after))
             return -errno;
         /* A change that lies in the future is one from before the clock was set back. */
-        if ((age > granularity(&before.st_ctim) || age < 0) && nanoseconds(&before.st_ctim) == nanoseconds(&after.st_ctim))
+        if ((age > granularity(&before.st_ctim) || age < 0)
+            && nanoseconds(&before.st_ctim) == nanoseconds(&after.st_ctim))
             return 0;
         nanosleep(&moment, NULL);
         clock_gettime(CLOCK_MONOTONIC, &now);
@@ -134,7 +150,8 @@ static int list_settled(int fd, DIR *entries, const struct pcow_image *image, ui
     return -EBUSY;
 }
 
-int children_find(const struct pcow_image *image, uint32_t layer, bool certain, struct children *children)
+int children_find(const struct pcow_image *image, uint32_t layer, bool certain,
+                  struct children *children)
 {
     int fd = openat(image->directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), ret;
     DIR *entries = fd >= 0 ? fdopendir(fd) : NULL;
@@ -146,7 +163,8 @@ int children_find(const struct pcow_image *image, uint32_t layer, bool certain, 
             close(fd);
         return ret;
     }
-    ret = certain ? list_settled(fd, entries, image, layer, children) : list(fd, entries, image, layer, children);
+    ret = certain ? list_settled(fd, entries, image, layer, children)
+                  : list(fd, entries, image, layer, children);
     closedir(entries);
     return ret;
 }

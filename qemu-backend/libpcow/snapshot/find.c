@@ -10,6 +10,7 @@ struct layer *snapshot_find(struct pcow_image *image, const char *name, struct p
     struct layer *layer = image->format1 ? NULL : layer_find_name(image, name);
 
     if (!layer)
-        error_set(error, -ENOENT, "%s has no snapshot '%s'; pcow-img snapshot -l lists them", image->file.path, name);
+        error_set(error, -ENOENT, "%s has no snapshot '%s'; pcow-img snapshot -l lists them",
+                  image->file.path, name);
     return layer;
 }

@@ -16,7 +16,8 @@ static enum layer_state state_of(uint64_t word)
     return (enum layer_state)(word_value(word) >> 28 & 0xf);
 }
 
-static int read_state(const struct file *file, uint64_t offset, uint64_t *word, struct pcow_error *error)
+static int read_state(const struct file *file, uint64_t offset, uint64_t *word,
+                      struct pcow_error *error)
 {
     int ret = file_read(file, offset, word, sizeof *word);
 
@@ -30,16 +31,23 @@ static int reopen(const struct pcow_image *image, struct file *file, struct pcow
     int ret;
 
     snprintf(link, sizeof link, "/proc/self/fd/%d", image->file.fd);
-    ret = file_open(file, AT_FDCWD, link, image->file.path, FILE_WRITE | FILE_FORCE_SHARE, image->file.persist.observer, error);
+    ret = file_open(file, AT_FDCWD, link, image->file.path, FILE_WRITE | FILE_FORCE_SHARE,
+                    image->file.persist.observer, error);
     /* -EPERM: it is immutable, which the error tells with the way out. */
     if (ret == -EACCES || ret == -EROFS)
-        error_set_errno(error, ret, "%s: its snapshot must be marked as one that an image stands on, which needs write permission",
+        error_set_errno(error, ret,
+                        "%s: its snapshot must be marked as one that an image stands on, which "
+                        "needs write permission",
                         image->file.path);
     return ret;
 }
 
-/* The flags of the record at offset, which must still be that of the layer: it moves when the snapshot is renamed. */
-static int store_flags(struct file *file, uint64_t offset, const struct layer *layer, unsigned flags, struct pcow_error *error)
+/*
+ * The flags of the record at offset, which must still be that of the layer: it moves when the
+ * snapshot is renamed.
+ */
+static int store_flags(struct file *file, uint64_t offset, const struct layer *layer,
+                       unsigned flags, struct pcow_error *error)
 {
     uint64_t word, value;
     int ret = read_state(file, offset, &word, error);
@@ -47,12 +55,19 @@ static int store_flags(struct file *file, uint64_t offset, const struct layer *l
     if (ret)
         return ret;
     value = word_value(word);
-    if (!word_is_valid(word) || (value & MAX_LAYER_ID) != layer->id || state_of(word) == LAYER_FREE || state_of(word) == LAYER_HIDDEN)
-        return error_set(error, -EBUSY, "%s: snapshot '%s' was renamed just now; try again", file->path, layer->name);
-    /* Open: snapshot create was interrupted behind its commit point. What the next writer would do is done here. */
+    if (!word_is_valid(word) || (value & MAX_LAYER_ID) != layer->id || state_of(word) == LAYER_FREE
+        || state_of(word) == LAYER_HIDDEN)
+        return error_set(error, -EBUSY, "%s: snapshot '%s' was renamed just now; try again",
+                         file->path, layer->name);
+    /*
+     * Open: snapshot create was interrupted behind its commit point. What the next writer would do
+     * is done here.
+     */
     word = layer_state_word(layer->id, LAYER_SNAPSHOT, flags, (unsigned)(value >> 40));
     ret = file_store64(file, offset, word);
-    return ret ? error_set_errno(error, ret, "%s: cannot mark snapshot '%s'", file->path, layer->name) : 0;
+    return ret ? error_set_errno(error, ret, "%s: cannot mark snapshot '%s'", file->path,
+                                 layer->name)
+               : 0;
 }
 
 int pin_set(const struct pcow_image *base, struct pcow_error *error)
@@ -64,14 +79,19 @@ int pin_set(const struct pcow_image *base, struct pcow_error *error)
     if (layer->flags & LAYER_PINNED)
         return 0;
     if (base->header.read_only_compatible_features)
-        return error_set(error, -ENOTSUP, "%s uses features (0x%llx) that this program can read but not write, so its snapshot cannot be "
-                         "marked; use a newer pcow", base->file.path, (unsigned long long)base->header.read_only_compatible_features);
+        return error_set(error, -ENOTSUP,
+                         "%s uses features (0x%llx) that this program can read but not write, so "
+                         "its snapshot cannot be "
+                         "marked; use a newer pcow",
+                         base->file.path,
+                         (unsigned long long)base->header.read_only_compatible_features);
     ret = reopen(base, &file, error);
     if (ret)
         return ret;
     ret = lock_tree(&file, true, error);
     if (!ret)
-        ret = store_flags(&file, layer_record_offset(base, layer->slot), layer, layer->flags | LAYER_PINNED, error);
+        ret = store_flags(&file, layer_record_offset(base, layer->slot), layer,
+                          layer->flags | LAYER_PINNED, error);
     file_close(&file);
     return ret;
 }
@@ -96,44 +116,66 @@ bool pin_is_set(const struct pcow_image *image, const struct layer *layer)
     return now.flags & LAYER_PINNED;
 }
 
-static int refuse(const struct pcow_image *image, const struct layer *layer, const struct children *children, struct pcow_error *error)
+static int refuse(const struct pcow_image *image, const struct layer *layer,
+                  const struct children *children, struct pcow_error *error)
 {
     if (children->count)
-        return error_set(error, -EBUSY, "%s: %u image%s on snapshot '%s': %s; delete or rebase %s first", image->file.path,
-                         children->count, children->count == 1 ? " stands" : "s stand", layer->name, children->names,
-                         children->count == 1 ? "it" : "them");
-    return error_set(error, -EBUSY, "%s: '%s' in its directory may stand on snapshot '%s', but cannot be read; repair or remove it, or run "
-                     "'pcow-img snapshot --unpin' as a user who may read it", image->file.path, children->first_unknown, layer->name);
+        return error_set(
+            error, -EBUSY, "%s: %u image%s on snapshot '%s': %s; delete or rebase %s first",
+            image->file.path, children->count, children->count == 1 ? " stands" : "s stand",
+            layer->name, children->names, children->count == 1 ? "it" : "them");
+    return error_set(error, -EBUSY,
+                     "%s: '%s' in its directory may stand on snapshot '%s', but cannot be read; "
+                     "repair or remove it, or run "
+                     "'pcow-img snapshot --unpin' as a user who may read it",
+                     image->file.path, children->first_unknown, layer->name);
 }
 
-int pin_check_free(const struct pcow_image *image, const struct file *file, struct layer *layer, struct pcow_error *error)
+int pin_check_free(const struct pcow_image *image, const struct file *file, struct layer *layer,
+                   struct pcow_error *error)
 {
     struct children children = {0};
     int ret = pin_refresh(image, layer, error), busy, found = 0;
 
     if (ret)
         return ret;
-    /* First the lock: who is about to make an image on it holds it until that image can be found. */
+    /*
+     * First the lock: who is about to make an image on it holds it until that image can be found.
+     */
     busy = lock_snapshot(file, layer->id, true);
     if (busy && busy != -EBUSY)
-        return error_set_errno(error, busy, "cannot lock snapshot '%s' of %s", layer->name, image->file.path);
+        return error_set_errno(error, busy, "cannot lock snapshot '%s' of %s", layer->name,
+                               image->file.path);
     if (layer->flags & LAYER_PINNED || busy)
         found = children_find(image, layer->id, !busy, &children);
     if (children.count || (layer->flags & LAYER_PINNED && children.unknown))
         ret = refuse(image, layer, &children, error);
     else if (busy)
-        ret = error_set(error, -EBUSY, "%s: snapshot '%s' is in use (by an export, or by a VM or tool whose image stands on it); "
-                        "wait for it or stop it first", image->file.path, layer->name);
+        ret = error_set(error, -EBUSY,
+                        "%s: snapshot '%s' is in use (by an export, or by a VM or tool whose image "
+                        "stands on it); "
+                        "wait for it or stop it first",
+                        image->file.path, layer->name);
     else if (layer->flags & LAYER_PINNED && found == -EBUSY)
-        ret = error_set(error, -EBUSY, "%s: images were made on snapshot '%s', and whether they still exist cannot be seen while files come and go "
-                        "in its directory all the time; try again", image->file.path, layer->name);
+        ret = error_set(error, -EBUSY,
+                        "%s: images were made on snapshot '%s', and whether they still exist "
+                        "cannot be seen while files come and go "
+                        "in its directory all the time; try again",
+                        image->file.path, layer->name);
     else if (layer->flags & LAYER_PINNED && found)
-        ret = error_set(error, -EBUSY, "%s: images were made on snapshot '%s', and whether they still exist cannot be seen from here (%s); "
-                        "run 'pcow-img snapshot --unpin' as a user who may list the directory, then try again", image->file.path,
-                        layer->name, strerror(-found));
-    else if (layer->flags & LAYER_PINNED && (image->elsewhere || children.image.st_nlink > children.names_of_image))
-        ret = error_set(error, -EBUSY, "%s: images were made on snapshot '%s', and whether they still exist cannot be seen from here: the image "
-                        "has another name outside of it (a hard link or a bind mount); use the one in its pool, and remove other hard links",
+        ret = error_set(
+            error, -EBUSY,
+            "%s: images were made on snapshot '%s', and whether they still exist cannot be seen "
+            "from here (%s); "
+            "run 'pcow-img snapshot --unpin' as a user who may list the directory, then try again",
+            image->file.path, layer->name, strerror(-found));
+    else if (layer->flags & LAYER_PINNED
+             && (image->elsewhere || children.image.st_nlink > children.names_of_image))
+        ret = error_set(error, -EBUSY,
+                        "%s: images were made on snapshot '%s', and whether they still exist "
+                        "cannot be seen from here: the image "
+                        "has another name outside of it (a hard link or a bind mount); use the one "
+                        "in its pool, and remove other hard links",
                         image->file.path, layer->name);
     if (ret && !busy)
         unlock_snapshot(file, layer->id);
@@ -153,13 +195,16 @@ int pin_clear(struct pcow_image *image, const char *name, struct pcow_error *err
     ret = reopen(image, &file, error);
     if (ret)
         return ret;
-    /* The lock that our own view holds is in the way of the question whether anybody else has one. */
+    /*
+     * The lock that our own view holds is in the way of the question whether anybody else has one.
+     */
     unlock_snapshot(&image->file, layer->id);
     ret = lock_tree(&file, true, error);
     if (!ret)
         ret = pin_check_free(image, &file, layer, error);
     if (!ret)
-        ret = store_flags(&file, layer_record_offset(image, layer->slot), layer, layer->flags & ~(unsigned)LAYER_PINNED, error);
+        ret = store_flags(&file, layer_record_offset(image, layer->slot), layer,
+                          layer->flags & ~(unsigned)LAYER_PINNED, error);
     file_close(&file);
     return ret;
 }

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Sizes of snapshots, for all of them at once. The layers are numbered in the order of a walk through their tree, so that "is an
- * ancestor of" is a comparison of numbers. Then guest slab by guest slab the layers that hold pages of it are gone through in that
- * order, with a stack of the ancestors of the present one: what a layer sees differs from what its parent sees only where it
- * holds pages itself, or where its parent_limit cuts something off. Time: sorting of the slabs; the depth of the tree does not matter.
+ * Sizes of snapshots, for all of them at once. The layers are numbered in the order of a walk
+ * through their tree, so that "is an ancestor of" is a comparison of numbers. Then guest slab by
+ * guest slab the layers that hold pages of it are gone through in that order, with a stack of the
+ * ancestors of the present one: what a layer sees differs from what its parent sees only where it
+ * holds pages itself, or where its parent_limit cuts something off. Time: sorting of the slabs; the
+ * depth of the tree does not matter.
  */
 #include "snapshot/sizes.h"
 
@@ -17,7 +19,8 @@ struct node {
     size_t first, end;                 /* numbers of the subtree in the walk, its own first */
     size_t next;                       /* number for the next child; while they are given out */
     size_t children, child[2];         /* the first two */
-    uint64_t reach;                    /* guest slabs at or above it are empty in what the layer sees */
+    /* guest slabs at or above it are empty in what the layer sees */
+    uint64_t reach;
     uint64_t own, own_seen, state;     /* pages; pages below the layer's end; bytes of VM state */
     int64_t gained;                    /* pages seen more than by the parent */
     uint64_t seen;
@@ -54,7 +57,8 @@ struct sizes {
 
 static uint64_t limit_of(const struct layer *layer)
 {
-    return (layer->parent_limit < layer->virtual_size ? layer->parent_limit : layer->virtual_size) >> SLAB_BITS;
+    return (layer->parent_limit < layer->virtual_size ? layer->parent_limit : layer->virtual_size)
+           >> SLAB_BITS;
 }
 
 /* Parents have lower ids than their children (checked at load), so one pass down and one up do. */
@@ -66,7 +70,10 @@ static void number_nodes(struct sizes *sizes)
         const struct layer *layer = &sizes->image->layers[i];
         const struct layer *parent = layer->parent ? layer_find(sizes->image, layer->parent) : NULL;
 
-        sizes->node[i] = (struct node){.layer = layer, .parent = parent ? (size_t)(parent - sizes->image->layers) : NONE, .end = 1};
+        sizes->node[i] =
+            (struct node){.layer = layer,
+                          .parent = parent ? (size_t)(parent - sizes->image->layers) : NONE,
+                          .end = 1};
         if (parent) {
             struct node *above = &sizes->node[sizes->node[i].parent];
 
@@ -114,7 +121,8 @@ static void collect(struct sizes *sizes)
         node->own += page_set_count(&image->valid[p]);
         if (slab.number >= node->reach)
             node->reach = slab.number + UINT64_C(1);
-        sizes->entry[sizes->entries++] = (struct entry){slab.number, p, (size_t)(layer - image->layers), node->first};
+        sizes->entry[sizes->entries++] =
+            (struct entry){slab.number, p, (size_t)(layer - image->layers), node->first};
     }
     qsort(sizes->entry, sizes->entries, sizeof *sizes->entry, by_place);
 }
@@ -124,7 +132,8 @@ static void find_cutting(struct sizes *sizes)
 {
     for (size_t i = 0; i < sizes->image->layer_count; i++) {
         struct node *node = &sizes->node[i];
-        uint64_t limit = limit_of(node->layer), above = node->parent != NONE ? sizes->node[node->parent].reach : 0;
+        uint64_t limit = limit_of(node->layer),
+                 above = node->parent != NONE ? sizes->node[node->parent].reach : 0;
 
         if (limit < above) {
             sizes->cutting[sizes->cuttings++] = i;
@@ -187,7 +196,8 @@ static size_t take_slab(struct sizes *sizes, size_t from)
         sizes->pieces = held;              /* those are in order */
         piece = find_piece(sizes, sizes->cutting[i]);
         sizes->pieces = all;
-        (piece ? &sizes->piece[piece - sizes->piece] : add_piece(sizes, sizes->cutting[i]))->cut = true;
+        (piece ? &sizes->piece[piece - sizes->piece] : add_piece(sizes, sizes->cutting[i]))->cut =
+            true;
     }
     if (sizes->pieces > held)
         qsort(sizes->piece, sizes->pieces, sizeof *sizes->piece, by_number);
@@ -204,7 +214,8 @@ static void see_slab(struct sizes *sizes, uint64_t guest_slab)
         struct node *node = &sizes->node[piece->node];
         const struct page_set *above = NULL;
 
-        while (depth > 0 && sizes->node[sizes->piece[sizes->stack[depth - 1]].node].end <= piece->number)
+        while (depth > 0
+               && sizes->node[sizes->piece[sizes->stack[depth - 1]].node].end <= piece->number)
             depth--;
         if (depth > 0)
             above = &sizes->piece[sizes->stack[depth - 1]].seen;
@@ -216,7 +227,8 @@ static void see_slab(struct sizes *sizes, uint64_t guest_slab)
         if (above && !piece->cut)
             for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
                 piece->seen.word[w] |= above->word[w];
-        node->gained += (int64_t)page_set_count(&piece->seen) - (above ? (int64_t)page_set_count(above) : 0);
+        node->gained +=
+            (int64_t)page_set_count(&piece->seen) - (above ? (int64_t)page_set_count(above) : 0);
         sizes->stack[depth++] = i;
     }
 }
@@ -274,7 +286,8 @@ static void fill(struct sizes *sizes, struct pcow_snapshot *list, size_t count)
     for (size_t i = 0; i < sizes->image->layer_count; i++) {
         struct node *node = &sizes->node[i];
 
-        node->seen = (uint64_t)((int64_t)(node->parent != NONE ? sizes->node[node->parent].seen : 0) + node->gained);
+        node->seen = (uint64_t)((int64_t)(node->parent != NONE ? sizes->node[node->parent].seen : 0)
+                                + node->gained);
         while (at < count && list[at].id < node->layer->id)
             at++;
         if (at == count || list[at].id != node->layer->id)
@@ -288,7 +301,8 @@ static void fill(struct sizes *sizes, struct pcow_snapshot *list, size_t count)
 
 int sizes_fill(const struct pcow_image *image, struct pcow_snapshot *list, size_t count)
 {
-    struct sizes sizes = {.image = image, .slab_count = __atomic_load_n(&image->slab_count, __ATOMIC_ACQUIRE)};
+    struct sizes sizes = {.image = image,
+                          .slab_count = __atomic_load_n(&image->slab_count, __ATOMIC_ACQUIRE)};
     size_t layers = image->layer_count;
     int ret = -ENOMEM;
 

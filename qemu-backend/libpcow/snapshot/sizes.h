@@ -5,7 +5,10 @@
 
 #include "image/image.h"
 
-/* Fill data_size, shared_size and delete_frees of a list by ascending id. One pass over the slabs, sorted. -ENOMEM. */
+/*
+ * Fill data_size, shared_size and delete_frees of a list by ascending id. One pass over the slabs,
+ * sorted. -ENOMEM.
+ */
 int sizes_fill(const struct pcow_image *image, struct pcow_snapshot *list, size_t count);
 
 #endif

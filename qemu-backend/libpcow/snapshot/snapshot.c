@@ -16,28 +16,38 @@
 static int check_new_name(struct pcow_image *image, const char *name, struct pcow_error *error)
 {
     if (!snapshot_name_is_valid(name, strlen(name) + 1))
-        return error_set(error, -EINVAL, "'%s' cannot be the name of a snapshot: 1 to %d bytes without control characters are needed",
+        return error_set(error, -EINVAL,
+                         "'%s' cannot be the name of a snapshot: 1 to %d bytes without control "
+                         "characters are needed",
                          name, PCOW_SNAPSHOT_NAME_SIZE - 1);
     if (layer_find_name(image, name))
-        return error_set(error, -EEXIST, "%s has a snapshot '%s' already; delete it or choose another name", image->file.path, name);
+        return error_set(error, -EEXIST,
+                         "%s has a snapshot '%s' already; delete it or choose another name",
+                         image->file.path, name);
     return 0;
 }
 
-/* The nearest ancestor of each layer that is a snapshot (hidden layers are passed over). Parents have lower ids, so they come first. */
+/*
+ * The nearest ancestor of each layer that is a snapshot (hidden layers are passed over). Parents
+ * have lower ids, so they come first.
+ */
 static uint32_t *visible_parents(const struct pcow_image *image)
 {
     uint32_t *visible = calloc(image->layer_count + 1, sizeof *visible);
 
     for (size_t i = 0; visible && i < image->layer_count; i++) {
-        const struct layer *parent = image->layers[i].parent ? layer_find(image, image->layers[i].parent) : NULL;
+        const struct layer *parent =
+            image->layers[i].parent ? layer_find(image, image->layers[i].parent) : NULL;
 
         if (parent)
-            visible[i] = parent->state == LAYER_SNAPSHOT ? parent->id : visible[parent - image->layers];
+            visible[i] =
+                parent->state == LAYER_SNAPSHOT ? parent->id : visible[parent - image->layers];
     }
     return visible;
 }
 
-int pcow_snapshot_list(pcow_image *image, struct pcow_snapshot **result, size_t *count, struct pcow_error *error)
+int pcow_snapshot_list(pcow_image *image, struct pcow_snapshot **result, size_t *count,
+                       struct pcow_error *error)
 {
     struct pcow_snapshot *list = calloc(image->layer_count + 1, sizeof *list);
     uint32_t current, *visible;
@@ -84,7 +94,8 @@ int pcow_snapshot_list(pcow_image *image, struct pcow_snapshot **result, size_t 
     return 0;
 }
 
-bool pcow_snapshot_find_prefix(const pcow_image *image, const char *prefix, char name[PCOW_SNAPSHOT_NAME_SIZE])
+bool pcow_snapshot_find_prefix(const pcow_image *image, const char *prefix,
+                               char name[PCOW_SNAPSHOT_NAME_SIZE])
 {
     for (size_t i = 0; i < image->layer_count && !image->format1; i++) {
         const struct layer *layer = &image->layers[i];
@@ -105,10 +116,14 @@ int pcow_snapshot_create(pcow_image *image, const char *name, struct pcow_error 
     return pcow_snapshot_create_at(image, name, now.tv_sec, (uint32_t)now.tv_nsec, error);
 }
 
-/* In the file the layer that was frozen is still open; only beneath the active one that is as good as a snapshot. */
+/*
+ * In the file the layer that was frozen is still open; only beneath the active one that is as good
+ * as a snapshot.
+ */
 static int finish_create(pcow_image *image, struct pcow_error *error)
 {
-    struct layer *layer = image->unfinished_layer ? layer_find(image, image->unfinished_layer) : NULL;
+    struct layer *layer =
+        image->unfinished_layer ? layer_find(image, image->unfinished_layer) : NULL;
     /* Somebody may have made an image on it meanwhile, and marked it. */
     int ret = layer ? pin_refresh(image, layer, error) : 0;
 
@@ -119,7 +134,10 @@ static int finish_create(pcow_image *image, struct pcow_error *error)
     return ret;
 }
 
-/* From here on it is a snapshot, whatever happens: tree_finish_interrupted() would do the rest, or the next operation, see begin(). */
+/*
+ * From here on it is a snapshot, whatever happens: tree_finish_interrupted() would do the rest, or
+ * the next operation, see begin().
+ */
 static int freeze(pcow_image *image, uint32_t id, struct pcow_error *error)
 {
     struct layer *frozen = layer_find(image, id);
@@ -130,7 +148,8 @@ static int freeze(pcow_image *image, uint32_t id, struct pcow_error *error)
     return image->map ? monitor_freeze(image->map, error) : 0;
 }
 
-static int create(pcow_image *image, const char *name, int64_t date_seconds, uint32_t date_nanoseconds, struct pcow_error *error)
+static int create(pcow_image *image, const char *name, int64_t date_seconds,
+                  uint32_t date_nanoseconds, struct pcow_error *error)
 {
     struct layer active = {0};
     uint32_t frozen_id;
@@ -204,12 +223,13 @@ static void end(pcow_image *image)
     if (image->map)
         turnstile_release(image->map);
     unlock_tree(&image->file);
-    if (image->map && (remains_are_due(image) || ahead_has_frozen(image->map) || retire_is_due(image->map)))
+    if (image->map
+        && (remains_are_due(image) || ahead_has_frozen(image->map) || retire_is_due(image->map)))
         ahead_wake(image->map);
 }
 
-int pcow_snapshot_create_at(pcow_image *image, const char *name, int64_t date_seconds, uint32_t date_nanoseconds,
-                            struct pcow_error *error)
+int pcow_snapshot_create_at(pcow_image *image, const char *name, int64_t date_seconds,
+                            uint32_t date_nanoseconds, struct pcow_error *error)
 {
     int ret = begin(image, error);
 
@@ -263,8 +283,11 @@ static int revert(pcow_image *image, const char *name, struct pcow_error *error)
     if (!layer)
         return -ENOENT;
     if (image->map && layer->virtual_size != image->size)
-        return error_set(error, -EBUSY, "%s: snapshot '%s' has another size (%llu bytes) than the memory that is mapped; "
-                         "stop the VM and revert then", image->file.path, name, (unsigned long long)layer->virtual_size);
+        return error_set(
+            error, -EBUSY,
+            "%s: snapshot '%s' has another size (%llu bytes) than the memory that is mapped; "
+            "stop the VM and revert then",
+            image->file.path, name, (unsigned long long)layer->virtual_size);
     target = layer->id;
     size = layer->virtual_size;
     gone = *layer_find(image, image_active(image));
@@ -331,7 +354,8 @@ static int delete(pcow_image *image, struct layer *layer, uint64_t *freed, struc
     return ret;
 }
 
-int pcow_snapshot_delete(pcow_image *image, const char *name, uint64_t *freed, struct pcow_error *error)
+int pcow_snapshot_delete(pcow_image *image, const char *name, uint64_t *freed,
+                         struct pcow_error *error)
 {
     struct layer *layer;
     uint32_t id;
@@ -371,7 +395,8 @@ int pcow_snapshot_check_delete(pcow_image *image, const char *name, struct pcow_
     return ret;
 }
 
-static int rename_layer(pcow_image *image, const char *name, const char *new_name, struct pcow_error *error)
+static int rename_layer(pcow_image *image, const char *name, const char *new_name,
+                        struct pcow_error *error)
 {
     struct layer *layer, renamed, old;
     uint32_t unused_id, slot;
@@ -391,7 +416,10 @@ static int rename_layer(pcow_image *image, const char *name, const char *new_nam
     memset(renamed.name, 0, sizeof renamed.name);
     memcpy(renamed.name, new_name, strlen(new_name));
     renamed.sequence = (old.sequence + 1) & 0xff;
-    /* A second record of the same layer; storing its state word, with the higher sequence, is the commit. */
+    /*
+     * A second record of the same layer; storing its state word, with the higher sequence, is the
+     * commit.
+     */
     ret = tree_reserve_layer(image, true, &unused_id, &renamed.slot, error);
     if (!ret)
         ret = layer_write_record(image, &renamed, error);
@@ -404,16 +432,23 @@ static int rename_layer(pcow_image *image, const char *name, const char *new_nam
     *layer = renamed;
     layer_move(image, layer, slot);
     layer_name_add(image, layer);
-    /* Nothing of it stays: that of a snapshot that is free tells of its deletion, and this one lives. */
+    /*
+     * Nothing of it stays: that of a snapshot that is free tells of its deletion, and this one
+     * lives.
+     */
     image->stale_record = old.slot + 1;
     ret = tree_free_stale_record(image, error);
-    /* The next operation frees it first: while it is there it would bring back the snapshot, once that is deleted. */
+    /*
+     * The next operation frees it first: while it is there it would bring back the snapshot, once
+     * that is deleted.
+     */
     if (ret)
         layer_hold_slot(image, old.slot);
     return ret;
 }
 
-int pcow_snapshot_rename(pcow_image *image, const char *name, const char *new_name, struct pcow_error *error)
+int pcow_snapshot_rename(pcow_image *image, const char *name, const char *new_name,
+                         struct pcow_error *error)
 {
     int ret = begin(image, error);
 

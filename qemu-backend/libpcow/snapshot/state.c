@@ -9,7 +9,10 @@
 #include "snapshot/tree.h"
 #include "util/error.h"
 
-/* The pieces of one layer's state, by number: found by one look at all slabs, as there may be many of both. */
+/*
+ * The pieces of one layer's state, by number: found by one look at all slabs, as there may be many
+ * of both.
+ */
 struct state_index {
     uint32_t layer;
     size_t count, capacity;
@@ -79,7 +82,8 @@ static int build(struct pcow_image *image, uint32_t layer)
     for (uint64_t p = 1; p < image_slab_count(image); p++) {
         const struct slab owner = slab_peek(image, p);
 
-        if (owner.kind == OWNER_STATE && owner.layer == layer && !append(image->state, owner.number, p)) {
+        if (owner.kind == OWNER_STATE && owner.layer == layer
+            && !append(image->state, owner.number, p)) {
             state_forget(image);
             return -ENOMEM;
         }
@@ -114,12 +118,14 @@ static void add_piece(struct pcow_image *image, uint32_t number, uint64_t slab)
         state_forget(image);           /* it is built anew when it is asked for */
         return;
     }
-    memmove(&index->piece[at + 1], &index->piece[at], (index->count - 1 - at) * sizeof *index->piece);
+    memmove(&index->piece[at + 1], &index->piece[at],
+            (index->count - 1 - at) * sizeof *index->piece);
     index->piece[at] = (struct state_piece){number, slab};
 }
 
 /* It lies in one piece. */
-static int write_piece(struct pcow_image *image, uint32_t layer, uint64_t offset, const void *from, size_t length)
+static int write_piece(struct pcow_image *image, uint32_t layer, uint64_t offset, const void *from,
+                       size_t length)
 {
     uint32_t number = (uint32_t)(offset >> SLAB_BITS);
     uint64_t slab;
@@ -130,7 +136,8 @@ static int write_piece(struct pcow_image *image, uint32_t layer, uint64_t offset
         ret = slab_take(image, &slab);
     if (ret)
         return ret;
-    ret = file_write_data(&image->file, (slab << SLAB_BITS) + offset % PCOW_SLAB_SIZE, from, length);
+    ret =
+        file_write_data(&image->file, (slab << SLAB_BITS) + offset % PCOW_SLAB_SIZE, from, length);
     if (!ret && is_new)
         ret = slab_publish(image, slab, (struct owner){OWNER_STATE, layer, number}, false);
     if (!ret && is_new)
@@ -142,8 +149,8 @@ static int write_piece(struct pcow_image *image, uint32_t layer, uint64_t offset
     return ret;
 }
 
-int pcow_snapshot_write_state(pcow_image *image, const char *name, uint64_t offset, const void *buffer, size_t length,
-                              struct pcow_error *error)
+int pcow_snapshot_write_state(pcow_image *image, const char *name, uint64_t offset,
+                              const void *buffer, size_t length, struct pcow_error *error)
 {
     const char *from = buffer;
     struct layer *layer;
@@ -172,7 +179,8 @@ int pcow_snapshot_write_state(pcow_image *image, const char *name, uint64_t offs
     return 0;
 }
 
-int pcow_snapshot_set_state_size(pcow_image *image, const char *name, uint64_t size, struct pcow_error *error)
+int pcow_snapshot_set_state_size(pcow_image *image, const char *name, uint64_t size,
+                                 struct pcow_error *error)
 {
     struct layer *layer;
     int ret = image_begin_change(image, error);
@@ -184,8 +192,8 @@ int pcow_snapshot_set_state_size(pcow_image *image, const char *name, uint64_t s
         return -ENOENT;
     for (uint64_t piece = 0, slab; piece << SLAB_BITS < size; piece++)
         if (find_piece(image, layer->id, piece, &slab) || !slab)
-            return error_set(error, -EINVAL, "%s: VM state of '%s' was not written up to %llu", image->file.path, name,
-                             (unsigned long long)size);
+            return error_set(error, -EINVAL, "%s: VM state of '%s' was not written up to %llu",
+                             image->file.path, name, (unsigned long long)size);
     if (image_sync(image))
         return error_set_errno(error, -EIO, "cannot flush %s", image->file.path);
     ret = layer_store_word(image, layer, offsetof(struct layer_record, state_size), size, error);
@@ -194,8 +202,8 @@ int pcow_snapshot_set_state_size(pcow_image *image, const char *name, uint64_t s
     return ret;
 }
 
-int pcow_snapshot_read_state(pcow_image *image, const char *name, uint64_t offset, void *buffer, size_t length,
-                             struct pcow_error *error)
+int pcow_snapshot_read_state(pcow_image *image, const char *name, uint64_t offset, void *buffer,
+                             size_t length, struct pcow_error *error)
 {
     struct layer *layer = snapshot_find(image, name, error);
     char *to = buffer;
@@ -203,17 +211,19 @@ int pcow_snapshot_read_state(pcow_image *image, const char *name, uint64_t offse
     if (!layer)
         return -ENOENT;
     if (offset > layer->state_size || length > layer->state_size - offset)
-        return error_set(error, -EINVAL, "%s: VM state of '%s' has %llu bytes only", image->file.path, name,
-                         (unsigned long long)layer->state_size);
+        return error_set(error, -EINVAL, "%s: VM state of '%s' has %llu bytes only",
+                         image->file.path, name, (unsigned long long)layer->state_size);
     while (length > 0) {
         uint64_t slab, in_slab = offset % PCOW_SLAB_SIZE;
         size_t piece = PCOW_SLAB_SIZE - in_slab < length ? PCOW_SLAB_SIZE - in_slab : length;
         int ret = find_piece(image, layer->id, offset >> SLAB_BITS, &slab);
 
         if (!ret)
-            ret = slab ? file_read(&image->file, (slab << SLAB_BITS) + in_slab, to, piece) : -EBADMSG;
+            ret =
+                slab ? file_read(&image->file, (slab << SLAB_BITS) + in_slab, to, piece) : -EBADMSG;
         if (ret)
-            return error_set_errno(error, ret, "%s: cannot read VM state of '%s'", image->file.path, name);
+            return error_set_errno(error, ret, "%s: cannot read VM state of '%s'", image->file.path,
+                                   name);
         to += piece;
         offset += piece;
         length -= piece;

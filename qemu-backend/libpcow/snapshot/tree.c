@@ -15,17 +15,20 @@
 #include "util/signals.h"
 
 /*
- * Layers taken out at one open, or by one operation. Deleting a snapshot needs two at the most, and so does finishing that; a file made to
- * hold up who opens it may have tens of thousands, each of which costs passes over all its slabs, of which it may have as many millions. The others
- * wait: reading needs none of it.
+ * Layers taken out at one open, or by one operation. Deleting a snapshot needs two at the most, and
+ * so does finishing that; a file made to hold up who opens it may have tens of thousands, each of
+ * which costs passes over all its slabs, of which it may have as many millions. The others wait:
+ * reading needs none of it.
  */
 #define LEAST_COLLAPSED 2u
 #define MOST_COLLAPSED 64u
 #define MOST_SLABS (UINT64_C(64) << 20)        /* looked at for all of them */
 
-static int slab_error(const struct pcow_image *image, int code, uint64_t slab, struct pcow_error *error)
+static int slab_error(const struct pcow_image *image, int code, uint64_t slab,
+                      struct pcow_error *error)
 {
-    return error_set_errno(error, code, "%s: cannot change the owner of file slab %llu", image->file.path, (unsigned long long)slab);
+    return error_set_errno(error, code, "%s: cannot change the owner of file slab %llu",
+                           image->file.path, (unsigned long long)slab);
 }
 
 struct of_layer {
@@ -46,7 +49,8 @@ static int release_error(const struct pcow_image *image, int code, struct pcow_e
     return code ? error_set_errno(error, code, "%s: cannot give slabs back", image->file.path) : 0;
 }
 
-int tree_release_layer(struct pcow_image *image, uint32_t id, enum owner_kind kind, struct pcow_error *error)
+int tree_release_layer(struct pcow_image *image, uint32_t id, enum owner_kind kind,
+                       struct pcow_error *error)
 {
     struct of_layer of = {id, kind};
 
@@ -54,12 +58,14 @@ int tree_release_layer(struct pcow_image *image, uint32_t id, enum owner_kind ki
     return release_error(image, reclaim_release(image, is_of_layer, &of), error);
 }
 
-static bool is_of_the_dead(const struct pcow_image *image, const struct slab *slab, const void *opaque)
+static bool is_of_the_dead(const struct pcow_image *image, const struct slab *slab,
+                           const void *opaque)
 {
     const struct layer *layer = layer_find(image, slab->layer);
 
     (void)opaque;
-    return slab->kind != OWNER_TABLE && (!layer || (slab->kind == OWNER_STATE && layer->state == LAYER_HIDDEN));
+    return slab->kind != OWNER_TABLE
+           && (!layer || (slab->kind == OWNER_STATE && layer->state == LAYER_HIDDEN));
 }
 
 /* Snapshot delete may have stopped before the VM state was gone. */
@@ -71,7 +77,8 @@ static int forget_states_of_hidden(struct pcow_image *image, struct pcow_error *
         struct layer *layer = &image->layers[i];
 
         if (layer->state == LAYER_HIDDEN && layer->state_size) {
-            ret = layer_store_word(image, layer, offsetof(struct layer_record, state_size), 0, error);
+            ret =
+                layer_store_word(image, layer, offsetof(struct layer_record, state_size), 0, error);
             if (!ret)
                 layer->state_size = 0;
         }
@@ -87,20 +94,24 @@ int tree_free_stale_record(struct pcow_image *image, struct pcow_error *error)
         return 0;
     ret = file_store64(&image->file, layer_record_offset(image, image->stale_record - 1), 0);
     if (ret)
-        return error_set_errno(error, ret, "%s: cannot free layer record %u", image->file.path, image->stale_record - 1);
+        return error_set_errno(error, ret, "%s: cannot free layer record %u", image->file.path,
+                               image->stale_record - 1);
     image->stale_record = 0;
     return 0;
 }
 
-int tree_reserve_layer(struct pcow_image *image, bool keep_spare, uint32_t *id, uint32_t *slot, struct pcow_error *error)
+int tree_reserve_layer(struct pcow_image *image, bool keep_spare, uint32_t *id, uint32_t *slot,
+                       struct pcow_error *error)
 {
     int ret = layer_reserve(image, keep_spare, id, slot, error);
 
-    return ret == -ENOSPC && reclaim_for_space(image) ? layer_reserve(image, keep_spare, id, slot, error) : ret;
+    return ret == -ENOSPC && reclaim_for_space(image)
+               ? layer_reserve(image, keep_spare, id, slot, error)
+               : ret;
 }
 
-int tree_put_active(struct pcow_image *image, const struct layer *reserved, uint32_t parent, uint64_t virtual_size,
-                    struct pcow_error *error)
+int tree_put_active(struct pcow_image *image, const struct layer *reserved, uint32_t parent,
+                    uint64_t virtual_size, struct pcow_error *error)
 {
     struct layer layer = {
         .id = reserved->id, .slot = reserved->slot, .parent = parent, .state = LAYER_OPEN,
@@ -125,9 +136,12 @@ int tree_put_active(struct pcow_image *image, const struct layer *reserved, uint
     return 0;
 }
 
-/* The pages of one guest slab that a layer holds, over all its slabs. first_of: per guest slab, see merge(). */
-static void layer_pages(const struct pcow_image *image, uint32_t id, uint64_t guest_slab, const uint64_t *by_guest, size_t count,
-                        struct page_set *pages)
+/*
+ * The pages of one guest slab that a layer holds, over all its slabs. first_of: per guest slab, see
+ * merge().
+ */
+static void layer_pages(const struct pcow_image *image, uint32_t id, uint64_t guest_slab,
+                        const uint64_t *by_guest, size_t count, struct page_set *pages)
 {
     size_t low = 0, high = count;
 
@@ -155,12 +169,16 @@ struct slab_order {
 static int by_guest_slab(const void *a, const void *b, void *opaque)
 {
     const struct pcow_image *image = opaque;
-    uint32_t left = image->slabs[*(const uint64_t *)a].number, right = image->slabs[*(const uint64_t *)b].number;
+    uint32_t left = image->slabs[*(const uint64_t *)a].number,
+             right = image->slabs[*(const uint64_t *)b].number;
 
     return left < right ? -1 : left > right;
 }
 
-/* The child's data slabs, sorted by guest slab. Traps may add some to the active layer meanwhile, see find_shadow(). */
+/*
+ * The child's data slabs, sorted by guest slab. Traps may add some to the active layer meanwhile,
+ * see find_shadow().
+ */
 static int collect(const struct pcow_image *image, uint32_t id, struct slab_order *order)
 {
     size_t capacity;
@@ -180,7 +198,10 @@ static int collect(const struct pcow_image *image, uint32_t id, struct slab_orde
     return 0;
 }
 
-/* Slab by slab the guest may go on making pages of the child own: claimed, both layers stand still for one guest slab. */
+/*
+ * Slab by slab the guest may go on making pages of the child own: claimed, both layers stand still
+ * for one guest slab.
+ */
 struct slab_claim {
     bool held;
     uint64_t guest_slab;
@@ -189,7 +210,8 @@ struct slab_claim {
 
 static struct slab_claim claim_slab(const struct pcow_image *image, uint64_t guest_slab)
 {
-    struct slab_claim claim = {.held = image->chain && guest_slab < image->chain->guest_slabs, .guest_slab = guest_slab};
+    struct slab_claim claim = {.held = image->chain && guest_slab < image->chain->guest_slabs,
+                               .guest_slab = guest_slab};
 
     if (claim.held) {
         claim.interrupts = interrupts_disable();
@@ -209,29 +231,36 @@ static void release_slab(const struct pcow_image *image, const struct slab_claim
 struct merge {
     struct pcow_image *image;
     uint32_t hidden, child;
-    uint64_t limit;                    /* above the child's parent_limit it never saw the hidden layer */
+    /* above the child's parent_limit it never saw the hidden layer */
+    uint64_t limit;
     struct slab_order childs;
     struct page_set *shadow;           /* of each slab of the hidden layer, in their order */
     size_t slabs, next;                /* on that list */
 };
 
-/* Those pages of a hidden layer's slab that nobody can see, because its only child holds them too. The claim is held. */
+/*
+ * Those pages of a hidden layer's slab that nobody can see, because its only child holds them too.
+ * The claim is held.
+ */
 static void find_shadow(const struct merge *merge, uint64_t slab, struct page_set *shadow)
 {
     const struct pcow_image *image = merge->image;
     uint64_t guest_slab = image->slabs[slab].number;
 
     /* The list knows slabs that the guest has taken since. */
-    if (merge->child == image_active(image) && image->view == merge->child && image->chain && guest_slab < image->chain->guest_slabs)
+    if (merge->child == image_active(image) && image->view == merge->child && image->chain
+        && guest_slab < image->chain->guest_slabs)
         chain_own_pages(image, guest_slab, shadow);
     else
-        layer_pages(image, merge->child, guest_slab, merge->childs.slab, merge->childs.count, shadow);
+        layer_pages(image, merge->child, guest_slab, merge->childs.slab, merge->childs.count,
+                    shadow);
     if (guest_slab << SLAB_BITS >= merge->limit)
         memset(shadow, 0xff, sizeof *shadow);
 }
 
 /* They stop to be valid. The claim is held. */
-static int drop_shadowed(const struct merge *merge, uint64_t slab, const struct page_set *shadow, bool lazily, bool claimed)
+static int drop_shadowed(const struct merge *merge, uint64_t slab, const struct page_set *shadow,
+                         bool lazily, bool claimed)
 {
     struct pcow_image *image = merge->image;
     struct page_set valid;
@@ -256,7 +285,9 @@ static int drop_shadowed(const struct merge *merge, uint64_t slab, const struct 
     return ret;
 }
 
-/* The first pass over the hidden layer's slabs, before the flush that makes what it notes certain. */
+/*
+ * The first pass over the hidden layer's slabs, before the flush that makes what it notes certain.
+ */
 static int note_shadow(struct merge *merge, uint64_t slab)
 {
     uint64_t guest_slab = merge->image->slabs[slab].number;
@@ -267,7 +298,10 @@ static int note_shadow(struct merge *merge, uint64_t slab)
     return 0;
 }
 
-/* The second pass, only over what was noted: what the guest has copied since need not be on the medium. */
+/*
+ * The second pass, only over what was noted: what the guest has copied since need not be on the
+ * medium.
+ */
 static int drop_from_slab(struct merge *merge, uint64_t slab)
 {
     uint64_t guest_slab = merge->image->slabs[slab].number;
@@ -278,7 +312,10 @@ static int drop_from_slab(struct merge *merge, uint64_t slab)
     return ret;
 }
 
-/* The third pass: what is left becomes the child's. A slab with nothing left goes with its layer, so no list may lead to it any more. */
+/*
+ * The third pass: what is left becomes the child's. A slab with nothing left goes with its layer,
+ * so no list may lead to it any more.
+ */
 static int give_slab(struct merge *merge, uint64_t slab)
 {
     struct pcow_image *image = merge->image;
@@ -293,14 +330,16 @@ static int give_slab(struct merge *merge, uint64_t slab)
         index_forget(image->chain, guest_slab);
     ret = drop_shadowed(merge, slab, &shadow, false, claim.held);
     if (!ret && !page_set_empty(&image->valid[slab]))
-        ret = slab_publish(image, slab, (struct owner){OWNER_DATA, merge->child, (uint32_t)guest_slab}, true);
+        ret = slab_publish(image, slab,
+                           (struct owner){OWNER_DATA, merge->child, (uint32_t)guest_slab}, true);
     else if (!ret && claim.held)
         chain_unlink(image, guest_slab, slab);
     release_slab(image, &claim);
     return ret;
 }
 
-static int for_slabs_of_hidden(struct merge *merge, int (*work)(struct merge *merge, uint64_t slab), struct pcow_error *error)
+static int for_slabs_of_hidden(struct merge *merge, int (*work)(struct merge *merge, uint64_t slab),
+                               struct pcow_error *error)
 {
     struct pcow_image *image = merge->image;
 
@@ -332,10 +371,12 @@ static int flush(struct merge *merge, struct pcow_error *error)
 }
 
 /*
- * The slabs of a hidden layer become the child's. Each of the steps is durable as a whole before the next: the words within it may be in
- * any order, because a hidden layer reads the same with and without a page that its child holds, and whoever of the two owns a slab.
- * In class page-cache the words that make the child's pages count may not be on the medium when this begins: they were left to the next
- * flush. So what the child holds is noted before that flush, and only what was noted is dropped after it.
+ * The slabs of a hidden layer become the child's. Each of the steps is durable as a whole before
+ * the next: the words within it may be in any order, because a hidden layer reads the same with and
+ * without a page that its child holds, and whoever of the two owns a slab. In class page-cache the
+ * words that make the child's pages count may not be on the medium when this begins: they were left
+ * to the next flush. So what the child holds is noted before that flush, and only what was noted is
+ * dropped after it.
  */
 static int merge_slabs(struct merge *merge, struct pcow_error *error)
 {
@@ -352,19 +393,28 @@ static int merge_slabs(struct merge *merge, struct pcow_error *error)
     return ret ? ret : flush(merge, error);
 }
 
-/* "Snapshot delete" in format.rst: a hidden layer with one child becomes part of it. No data is copied. */
-static int merge(struct pcow_image *image, uint32_t hidden_id, uint32_t child_id, struct pcow_error *error)
+/*
+ * "Snapshot delete" in format.rst: a hidden layer with one child becomes part of it. No data is
+ * copied.
+ */
+static int merge(struct pcow_image *image, uint32_t hidden_id, uint32_t child_id,
+                 struct pcow_error *error)
 {
     struct layer *hidden = layer_find(image, hidden_id), *child = layer_find(image, child_id);
-    struct merge merge = {.image = image, .hidden = hidden_id, .child = child_id, .limit = child->parent_limit};
+    struct merge merge = {
+        .image = image, .hidden = hidden_id, .child = child_id, .limit = child->parent_limit};
     int ret = collect(image, child_id, &merge.childs);
 
-    /* From before the first slab is given. What an error leaves half way stays so until the next merge, or until another layer is active. */
+    /*
+     * From before the first slab is given. What an error leaves half way stays so until the next
+     * merge, or until another layer is active.
+     */
     if (child_id == image_active(image))
         __atomic_store_n(&image->merging, hidden_id, __ATOMIC_RELEASE);
     for_slabs_of_hidden(&merge, count_slab, NULL);
     merge.shadow = calloc(merge.slabs + 1, sizeof *merge.shadow);
-    ret = ret || !merge.shadow ? error_set(error, -ENOMEM, "out of memory") : merge_slabs(&merge, error);
+    ret = ret || !merge.shadow ? error_set(error, -ENOMEM, "out of memory")
+                               : merge_slabs(&merge, error);
     free(merge.shadow);
     free(merge.childs.slab);
     if (ret) {
@@ -374,12 +424,14 @@ static int merge(struct pcow_image *image, uint32_t hidden_id, uint32_t child_id
         return ret;
     }
     if (hidden->parent_limit < child->parent_limit) {
-        ret = layer_store_word(image, child, offsetof(struct layer_record, parent_limit), hidden->parent_limit, error);
+        ret = layer_store_word(image, child, offsetof(struct layer_record, parent_limit),
+                               hidden->parent_limit, error);
         if (ret)
             return ret;
         child->parent_limit = hidden->parent_limit;
     }
-    ret = layer_store_word(image, child, offsetof(struct layer_record, parent), hidden->parent, error);
+    ret = layer_store_word(image, child, offsetof(struct layer_record, parent), hidden->parent,
+                           error);
     if (ret)
         return ret;
     child->parent = hidden->parent;
@@ -408,10 +460,12 @@ static int remove_layer(struct pcow_image *image, uint32_t id, struct pcow_error
 
 static bool may_collapse(const struct pcow_image *image, unsigned collapsed)
 {
-    return collapsed < LEAST_COLLAPSED || (collapsed < MOST_COLLAPSED && collapsed * image_slab_count(image) < MOST_SLABS);
+    return collapsed < LEAST_COLLAPSED
+           || (collapsed < MOST_COLLAPSED && collapsed * image_slab_count(image) < MOST_SLABS);
 }
 
-static int collapse(struct pcow_image *image, uint32_t id, unsigned *collapsed, struct pcow_error *error)
+static int collapse(struct pcow_image *image, uint32_t id, unsigned *collapsed,
+                    struct pcow_error *error)
 {
     const struct layer *layer = layer_find(image, id);
 
@@ -442,7 +496,10 @@ int tree_collapse(struct pcow_image *image, uint32_t id, struct pcow_error *erro
     return collapse(image, id, &collapsed, error);
 }
 
-/* Hidden layers with less than two children, by ascending id; NULL: no memory. Children are counted once, as there may be as many of both. */
+/*
+ * Hidden layers with less than two children, by ascending id; NULL: no memory. Children are counted
+ * once, as there may be as many of both.
+ */
 static uint32_t *find_collapsible(const struct pcow_image *image, size_t *count)
 {
     uint32_t *ids = calloc(image->layer_count + 1, sizeof *ids);
@@ -450,7 +507,8 @@ static uint32_t *find_collapsible(const struct pcow_image *image, size_t *count)
 
     *count = 0;
     for (size_t i = 0; ids && children && i < image->layer_count; i++) {
-        const struct layer *parent = image->layers[i].parent ? layer_find(image, image->layers[i].parent) : NULL;
+        const struct layer *parent =
+            image->layers[i].parent ? layer_find(image, image->layers[i].parent) : NULL;
 
         if (parent)
             children[parent - image->layers]++;
@@ -496,7 +554,8 @@ static int finish_interrupted(struct pcow_image *image, struct pcow_error *error
         /* Snapshot create may have stopped between its commit point and marking the record. */
         ret = file_read(&image->file, offset, &word, sizeof word);
         if (ret)
-            return error_set_errno(error, ret, "%s: cannot read layer record %u", image->file.path, parent->slot);
+            return error_set_errno(error, ret, "%s: cannot read layer record %u", image->file.path,
+                                   parent->slot);
         if ((word_value(word) >> 28 & 0xf) == LAYER_OPEN)
             ret = layer_store_state(image, parent, error);
     }

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The tree of layers inside one file: putting a new layer on another, and taking hidden ones out. */
+/*
+ * The tree of layers inside one file: putting a new layer on another, and taking hidden ones out.
+ */
 #ifndef PCOW_SNAPSHOT_TREE_H
 #define PCOW_SNAPSHOT_TREE_H
 
@@ -8,25 +10,38 @@
 /* The snapshot of this name, or NULL with *error set to -ENOENT. */
 struct layer *snapshot_find(struct pcow_image *image, const char *name, struct pcow_error *error);
 
-/* What a crash may have left: see "Which layers are alive" in format.rst. Reading needs none of it. */
+/*
+ * What a crash may have left: see "Which layers are alive" in format.rst. Reading needs none of it.
+ */
 int tree_finish_interrupted(struct pcow_image *image, struct pcow_error *error);
 /* Of it, the old record of a rename, which must be gone before its layer can be deleted. */
 int tree_free_stale_record(struct pcow_image *image, struct pcow_error *error);
 
 /* layer_reserve(), and on a full pool what earlier operations have left is given back first. */
-int tree_reserve_layer(struct pcow_image *image, bool keep_spare, uint32_t *id, uint32_t *slot, struct pcow_error *error);
+int tree_reserve_layer(struct pcow_image *image, bool keep_spare, uint32_t *id, uint32_t *slot,
+                       struct pcow_error *error);
 
-/* Put a layer, whose id and record were reserved, on parent and make it the active one: the commit point of create and revert. */
-int tree_put_active(struct pcow_image *image, const struct layer *reserved, uint32_t parent, uint64_t virtual_size,
-                    struct pcow_error *error);
+/*
+ * Put a layer, whose id and record were reserved, on parent and make it the active one: the commit
+ * point of create and revert.
+ */
+int tree_put_active(struct pcow_image *image, const struct layer *reserved, uint32_t parent,
+                    uint64_t virtual_size, struct pcow_error *error);
 
-/* If this layer is hidden, free or merge it if that is possible, and then its parent. Of very many only some: the others wait for the next open. */
+/*
+ * If this layer is hidden, free or merge it if that is possible, and then its parent. Of very many
+ * only some: the others wait for the next open.
+ */
 int tree_collapse(struct pcow_image *image, uint32_t id, struct pcow_error *error);
 
-/* What is known of VM state is to be looked for anew: slabs of it have gone, or the image is closed. */
+/*
+ * What is known of VM state is to be looked for anew: slabs of it have gone, or the image is
+ * closed.
+ */
 void state_forget(struct pcow_image *image);
 
 /* Give every slab of a layer back. */
-int tree_release_layer(struct pcow_image *image, uint32_t id, enum owner_kind kind, struct pcow_error *error);
+int tree_release_layer(struct pcow_image *image, uint32_t id, enum owner_kind kind,
+                       struct pcow_error *error);
 
 #endif

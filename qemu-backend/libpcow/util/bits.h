@@ -14,7 +14,10 @@ struct page_set {
     _Alignas(64) uint64_t word[PAGE_SET_WORDS];
 };
 
-/* Words are read and written whole with relaxed atomics: the fault path reads sets that another thread may be extending. */
+/*
+ * Words are read and written whole with relaxed atomics: the fault path reads sets that another
+ * thread may be extending.
+ */
 static inline uint64_t page_set_word(const struct page_set *set, unsigned w)
 {
     return __atomic_load_n(&set->word[w], __ATOMIC_ACQUIRE);
@@ -71,7 +74,8 @@ static inline unsigned page_set_run_end(const struct page_set *set, unsigned pag
     bool member = page_set_has(set, page);
 
     while (page < end) {
-        uint64_t differs = (member ? ~page_set_word(set, page / 64) : page_set_word(set, page / 64)) >> (page % 64);
+        uint64_t differs = (member ? ~page_set_word(set, page / 64) : page_set_word(set, page / 64))
+                           >> (page % 64);
 
         if (differs) {
             page += (unsigned)__builtin_ctzll(differs);

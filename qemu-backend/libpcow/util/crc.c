@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include "util/crc.h"
 
-/* Bit by bit: records are a few hundred bytes and are read once at open, so a table would buy nothing. */
+/*
+ * Bit by bit: records are a few hundred bytes and are read once at open, so a table would buy
+ * nothing.
+ */
 uint32_t crc32c(const void *data, size_t length)
 {
     const uint8_t *bytes = data;
@@ -15,7 +18,10 @@ uint32_t crc32c(const void *data, size_t length)
     return ~crc;
 }
 
-/* CRC-8 of every byte value; words are checked by the million at open. Generated from the polynomial x^8 + x^2 + x + 1. */
+/*
+ * CRC-8 of every byte value; words are checked by the million at open. Generated from the
+ * polynomial x^8 + x^2 + x + 1.
+ */
 static const uint8_t crc8_table[256] = {
     0x00, 0x07, 0x0e, 0x09, 0x1c, 0x1b, 0x12, 0x15, 0x38, 0x3f, 0x36, 0x31, 0x24, 0x23, 0x2a, 0x2d,
     0x70, 0x77, 0x7e, 0x79, 0x6c, 0x6b, 0x62, 0x65, 0x48, 0x4f, 0x46, 0x41, 0x54, 0x53, 0x5a, 0x5d,

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Checksums of the format: CRC-32C (Castagnoli, RFC 3720 appendix B.4) for records, CRC-8 (polynomial 0x07) for words. */
+/*
+ * Checksums of the format: CRC-32C (Castagnoli, RFC 3720 appendix B.4) for records, CRC-8
+ * (polynomial 0x07) for words.
+ */
 #ifndef PCOW_UTIL_CRC_H
 #define PCOW_UTIL_CRC_H
 

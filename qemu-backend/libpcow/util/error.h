@@ -5,10 +5,15 @@
 
 #include "pcow.h"
 
-/* Fill *error (may be NULL) and return code, so that callers can "return error_set(...)". code is a negative errno. */
-int error_set(struct pcow_error *error, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/*
+ * Fill *error (may be NULL) and return code, so that callers can "return error_set(...)". code is a
+ * negative errno.
+ */
+int error_set(struct pcow_error *error, int code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* The same with ": <strerror>" appended. */
-int error_set_errno(struct pcow_error *error, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+int error_set_errno(struct pcow_error *error, int code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 #endif

@@ -7,16 +7,19 @@
 #include "util/order.h"
 
 /*
- * mmap() at this address or not at all: 0 or a negative errno. With MAP_FIXED over what is there; with MAP_FIXED_NOREPLACE only where nothing
- * is, or -EEXIST (not for MAP_SHARED_VALIDATE, to which the kernel refuses the flag). Async-signal-safe.
+ * mmap() at this address or not at all: 0 or a negative errno. With MAP_FIXED over what is there;
+ * with MAP_FIXED_NOREPLACE only where nothing is, or -EEXIST (not for MAP_SHARED_VALIDATE, to which
+ * the kernel refuses the flag). Async-signal-safe.
  */
-static inline int map_at(void *address, size_t length, int protection, int flags, int fd, off_t offset)
+static inline int map_at(void *address, size_t length, int protection, int flags, int fd,
+                         off_t offset)
 {
     void *mapped = order_mmap(address, length, protection, flags, fd, offset);
 
     if (mapped == MAP_FAILED)
         return -errno;
-    if (mapped != address) {           /* who does not know MAP_FIXED_NOREPLACE (Linux 4.17) takes the address for a hint */
+    /* who does not know MAP_FIXED_NOREPLACE (Linux 4.17) takes the address for a hint */
+    if (mapped != address) {
         munmap(mapped, length);
         return -EEXIST;
     }

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Order that the kernel makes and ThreadSanitizer cannot see. In other builds all of this is nothing.
+ * Order that the kernel makes and ThreadSanitizer cannot see. In other builds all of this is
+ * nothing.
  *
- * A thread that waits in a page fault goes on after the userfaultfd thread has served it: what it did before is seen there, and what
- * was done there is seen by it. Who stops all of those threads (snapshot operations, the end of the map) knows both.
+ * A thread that waits in a page fault goes on after the userfaultfd thread has served it: what it
+ * did before is seen there, and what was done there is seen by it. Who stops all of those threads
+ * (snapshot operations, the end of the map) knows both.
  */
 #ifndef PCOW_UTIL_ORDER_H
 #define PCOW_UTIL_ORDER_H
@@ -30,10 +32,11 @@ void __tsan_release(void *address);
 #define order_release(address) __tsan_release(address)
 
 /*
- * Another mapping where other threads may be loading and storing: to them memory does not change, but the sanitizer takes mmap() for a
- * store to all of it.
+ * Another mapping where other threads may be loading and storing: to them memory does not change,
+ * but the sanitizer takes mmap() for a store to all of it.
  */
-static inline void *order_mmap(void *address, size_t length, int protection, int flags, int fd, off_t offset)
+static inline void *order_mmap(void *address, size_t length, int protection, int flags, int fd,
+                               off_t offset)
 {
     return (void *)syscall(SYS_mmap, address, length, protection, flags, fd, offset);
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Who has claimed something must not be interrupted by a signal handler of the program: it may store to a map, and a trap in it would wait for the
- * claim, which its own thread could never give back. So signals are blocked meanwhile, but those that tell of an instruction of the thread; and the
- * thread is not cancelled.
+ * Who has claimed something must not be interrupted by a signal handler of the program: it may
+ * store to a map, and a trap in it would wait for the claim, which its own thread could never give
+ * back. So signals are blocked meanwhile, but those that tell of an instruction of the thread; and
+ * the thread is not cancelled.
  */
 #ifndef PCOW_UTIL_SIGNALS_H
 #define PCOW_UTIL_SIGNALS_H
@@ -33,7 +34,10 @@ struct interrupts {
     int cancel_state;
 };
 
-/* A thread that is cancelled meanwhile ends later: it would leave what it has claimed for ever. Async-signal-safe with glibc and musl, both. */
+/*
+ * A thread that is cancelled meanwhile ends later: it would leave what it has claimed for ever.
+ * Async-signal-safe with glibc and musl, both.
+ */
 static inline struct interrupts interrupts_disable(void)
 {
     struct interrupts before;

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * A set of numbers below a limit, mostly few of very many: to walk over it takes time in proportion to what is in it. Numbers come in, in any thread,
- * and stay. Three levels of bits, where one of a higher level tells that there may be some in a word of the one below: so it comes first, and who finds
- * a bit of the lowest level set knows that the others are. Memory that is never touched costs nothing. Async-signal-safe but for the first and the last.
+ * A set of numbers below a limit, mostly few of very many: to walk over it takes time in proportion
+ * to what is in it. Numbers come in, in any thread, and stay. Three levels of bits, where one of a
+ * higher level tells that there may be some in a word of the one below: so it comes first, and who
+ * finds a bit of the lowest level set knows that the others are. Memory that is never touched costs
+ * nothing. Async-signal-safe but for the first and the last.
  */
 #ifndef PCOW_UTIL_SPARSE_SET_H
 #define PCOW_UTIL_SPARSE_SET_H
@@ -73,11 +75,16 @@ static inline uint64_t sparse_set_find(const uint64_t *level, uint64_t from, uin
 static inline uint64_t sparse_set_next(const struct sparse_set *set, uint64_t from)
 {
     while (from < set->limit) {
-        uint64_t end = (from / 64 + 1) * 64, found = sparse_set_find(set->level[0], from, end < set->limit ? end : set->limit), word, top;
+        uint64_t end = (from / 64 + 1) * 64,
+                 found = sparse_set_find(set->level[0], from, end < set->limit ? end : set->limit),
+                 word, top;
 
         if (found != UINT64_MAX)
             return found;
-        /* The next word of the lowest level that may have some: in the same word of the one above, or by the highest. */
+        /*
+         * The next word of the lowest level that may have some: in the same word of the one above,
+         * or by the highest.
+         */
         word = from / 64 + 1;
         found = sparse_set_find(set->level[1], word, (word / 64 + 1) * 64);
         if (found == UINT64_MAX) {

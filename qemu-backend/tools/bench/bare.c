@@ -13,7 +13,8 @@ static struct {
     uint8_t *memory;
     const struct trap_row *row;
     const struct copies *copies;
-    bool warming;                              /* the stores before those that are timed: a page each */
+    /* the stores before those that are timed: a page each */
+    bool warming;
 } bare;
 
 /* The range that a trap at this offset brings in. */
@@ -40,26 +41,36 @@ static void handle(int number, siginfo_t *info, void *context)
     (void)number;
     (void)context;
     choose((uint64_t)((uint8_t *)info->si_addr - bare.memory), &from, &length);
-    if (bare.row->copied && pread(source->fd, target->memory + from, length, (off_t)from) != (ssize_t)length) {
+    if (bare.row->copied
+        && pread(source->fd, target->memory + from, length, (off_t)from) != (ssize_t)length) {
         _exit(1);
     }
-    if (mmap(bare.memory + from, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, target->fd, (off_t)from) == MAP_FAILED) {
+    if (mmap(bare.memory + from, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, target->fd,
+             (off_t)from)
+        == MAP_FAILED) {
         _exit(1);
     }
 }
 
-int bare_run(struct stores *stores, const struct bench *bench, const struct trap_row *row, struct copies *copies, struct pcow_error *error)
+int bare_run(struct stores *stores, const struct bench *bench, const struct trap_row *row,
+             struct copies *copies, struct pcow_error *error)
 {
-    struct sigaction action = {.sa_sigaction = handle, .sa_flags = SA_SIGINFO | SA_NODEFER}, previous;
-    int flags = MAP_FIXED | (row->copied ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE), r;
+    struct sigaction action = {.sa_sigaction = handle, .sa_flags = SA_SIGINFO | SA_NODEFER},
+                     previous;
+    int flags =
+            MAP_FIXED | (row->copied ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE),
+        r;
     void *reservation = NULL;
 
     bare.memory = reserve_aligned(bench->size, &reservation);
     bare.row = row;
     bare.copies = copies;
-    if (!bare.memory || mmap(bare.memory, bench->size, PROT_READ, flags, row->copied ? copies->source.fd : -1, 0) == MAP_FAILED) {
+    if (!bare.memory
+        || mmap(bare.memory, bench->size, PROT_READ, flags, row->copied ? copies->source.fd : -1, 0)
+               == MAP_FAILED) {
         release_aligned(reservation, bench->size);
-        return fail(error, -ENOMEM, "cannot map %llu bytes: %s", (unsigned long long)bench->size, strerror(errno));
+        return fail(error, -ENOMEM, "cannot map %llu bytes: %s", (unsigned long long)bench->size,
+                    strerror(errno));
     }
     sigemptyset(&action.sa_mask);
     sigaction(SIGSEGV, &action, &previous);

@@ -45,7 +45,9 @@ static void choose_flush(struct bench *bench)
     if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) {
         ebx = 0;
     }
-    bench->flush_lines = ebx & 1u << 24 ? flush_clwb : ebx & 1u << 23 ? flush_clflushopt : flush_clflush;
+    bench->flush_lines = ebx & 1u << 24   ? flush_clwb
+                         : ebx & 1u << 23 ? flush_clflushopt
+                                          : flush_clflush;
     bench->flush_instruction = ebx & 1u << 24 ? "clwb" : ebx & 1u << 23 ? "clflushopt" : "clflush";
 }
 
@@ -60,7 +62,9 @@ static int find_minor(struct bench *bench, struct pcow_error *error)
         return r;
     }
     pcow_map_get_stats(side.map, &stats);
-    bench->minor_problem = stats.engine == PCOW_ENGINE_MINOR ? NULL : "it needs a pool on tmpfs and Linux 5.19 or later";
+    bench->minor_problem = stats.engine == PCOW_ENGINE_MINOR
+                               ? NULL
+                               : "it needs a pool on tmpfs and Linux 5.19 or later";
     side_close(bench, &side);
     return 0;
 }
@@ -77,7 +81,8 @@ int bench_begin(struct bench *bench, const char *pool, struct pcow_error *error)
     choose_flush(bench);
     bench->pool = realpath(pool ? pool : DEFAULT_POOL, NULL);
     if (!bench->pool) {
-        return fail(error, -errno, "no pool at %s: %s; name a directory with --pool", pool ? pool : DEFAULT_POOL, strerror(errno));
+        return fail(error, -errno, "no pool at %s: %s; name a directory with --pool",
+                    pool ? pool : DEFAULT_POOL, strerror(errno));
     }
     r = pcow_probe_persistence(bench->pool, &bench->persistence, error);
     if (r) {
@@ -94,7 +99,9 @@ int bench_begin(struct bench *bench, const char *pool, struct pcow_error *error)
         return r;
     }
     fd = bench_uffd_open();
-    bench->paper_problem = fd >= 0 ? NULL : "userfaultfd is not available to this user; give it access to /dev/userfaultfd";
+    bench->paper_problem =
+        fd >= 0 ? NULL
+                : "userfaultfd is not available to this user; give it access to /dev/userfaultfd";
     if (fd >= 0) {
         close(fd);
     }
@@ -156,20 +163,25 @@ int bench_need(const struct bench *bench, uint64_t size, struct pcow_error *erro
         return fail(error, -EINTR, "interrupted");
     }
     if (statvfs(bench->directory, &space)) {
-        return fail(error, -errno, "cannot look at the space of %s: %s", bench->directory, strerror(errno));
+        return fail(error, -errno, "cannot look at the space of %s: %s", bench->directory,
+                    strerror(errno));
     }
     left = (uint64_t)space.f_bavail * space.f_frsize;
     if (bench->persistence == PCOW_PERSISTENCE_VOLATILE && memory_available() < left) {
         left = memory_available();
     }
     if (left < size) {
-        return fail(error, -ENOSPC, "%s has %s left and %s are needed; name a larger pool with --pool, or a smaller working set "
-                    "with --size or --quick", bench->pool, format_size(left, have), format_size(size, need));
+        return fail(error, -ENOSPC,
+                    "%s has %s left and %s are needed; name a larger pool with --pool, or a "
+                    "smaller working set "
+                    "with --size or --quick",
+                    bench->pool, format_size(left, have), format_size(size, need));
     }
     return 0;
 }
 
-struct row *bench_add_row(struct bench *bench, const char *name, unsigned threads, const char *engine)
+struct row *bench_add_row(struct bench *bench, const char *name, unsigned threads,
+                          const char *engine)
 {
     struct row *rows = realloc(bench->rows, (bench->row_count + 1) * sizeof(*rows)), *row;
 
@@ -200,7 +212,8 @@ void row_add_criterion_at_least(struct row *row, const char *what, double value,
 /* What could not be measured (NAN) meets nothing. */
 bool criterion_met(const struct criterion *criterion)
 {
-    return criterion->at_least ? criterion->value >= criterion->bound : criterion->value <= criterion->bound;
+    return criterion->at_least ? criterion->value >= criterion->bound
+                               : criterion->value <= criterion->bound;
 }
 
 void row_add_detail(struct row *row, const char *key, double value)

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What all rows of the benchmark share: the run, its directory in the pool, and the rows measured so far. */
+/*
+ * What all rows of the benchmark share: the run, its directory in the pool, and the rows measured
+ * so far.
+ */
 #ifndef BENCH_BENCH_H
 #define BENCH_BENCH_H
 
@@ -31,8 +34,10 @@ struct row {
     const char *name;
     unsigned threads;
     const char *engine;
-    double raw_ns, raw_p99_ns;                 /* the same operation on a linear mapping of a pre-written file */
-    double limit_ns;                           /* what the hardware and the kernel take for the same work at once */
+    /* the same operation on a linear mapping of a pre-written file */
+    double raw_ns, raw_p99_ns;
+    /* what the hardware and the kernel take for the same work at once */
+    double limit_ns;
     double paper_ns;                           /* the published method, re-implemented */
     double pcow_ns, pcow_p99_ns;
     struct criterion criteria[MAX_CRITERIA];
@@ -43,9 +48,12 @@ struct row {
 };
 
 struct limits {
-    double clock_ns;                           /* two readings of the clock; subtracted from every sample */
-    double fault_ns[MAX_THREADS];              /* write fault on a linear mapping of a pre-written file, by threads - 1 */
-    double memcpy_4k_ns, memcpy_64k_ns, memcpy_2m_ns;   /* from and to memory that is not in the caches */
+    /* two readings of the clock; subtracted from every sample */
+    double clock_ns;
+    /* write fault on a linear mapping of a pre-written file, by threads - 1 */
+    double fault_ns[MAX_THREADS];
+    /* from and to memory that is not in the caches */
+    double memcpy_4k_ns, memcpy_64k_ns, memcpy_2m_ns;
     double flush_line_ns;                      /* store, write back, fence */
 };
 
@@ -53,16 +61,20 @@ struct bench {
     char *directory;                           /* of this run only, inside the pool */
     char *outer_directory;                     /* while huge.c put another in its place */
     char *pool;                                /* as shown */
-    uint64_t size;                             /* working set of each side, bytes; multiple of a slab */
+    /* working set of each side, bytes; multiple of a slab */
+    uint64_t size;
     unsigned repeat;
     bool quick;
     const char *const *wanted;                 /* NULL-terminated; NULL: all rows */
     enum pcow_persistence persistence;
     const char *minor_problem;                 /* why there is no engine minor; NULL: there is */
-    const char *paper_problem;                 /* why the paper's first touch and snapshots were left out; NULL: they were not */
-    const char *huge_problem;                  /* why the rows about huge pages were left out; NULL: they were not */
+    /* why the paper's first touch and snapshots were left out; NULL: they were not */
+    const char *paper_problem;
+    /* why the rows about huge pages were left out; NULL: they were not */
+    const char *huge_problem;
     const char *qcow2_problem;                 /* the same of those beside qcow2 */
-    void (*flush_lines)(const void *address, size_t length);   /* the best instruction of this CPU, without a fence */
+    /* the best instruction of this CPU, without a fence */
+    void (*flush_lines)(const void *address, size_t length);
     const char *flush_instruction;
     struct limits limits;
     struct row *rows;
@@ -81,13 +93,14 @@ enum pcow_engine bench_default_engine(const struct bench *bench);
 const char *bench_path(const struct bench *bench, const char *name, char path[4096]);
 void bench_remove(const struct bench *bench, const char *name);
 /*
- * -ENOSPC with a sentence if there are less than size bytes left where bench->directory is (in memory, if that is where it
- * keeps them), -EINTR after a signal.
+ * -ENOSPC with a sentence if there are less than size bytes left where bench->directory is (in
+ * memory, if that is where it keeps them), -EINTR after a signal.
  */
 int bench_need(const struct bench *bench, uint64_t size, struct pcow_error *error);
 
 /* A new row with every number NAN; NULL when out of memory. */
-struct row *bench_add_row(struct bench *bench, const char *name, unsigned threads, const char *engine);
+struct row *bench_add_row(struct bench *bench, const char *name, unsigned threads,
+                          const char *engine);
 void row_add_criterion(struct row *row, const char *what, double value, double at_most);
 void row_add_criterion_at_least(struct row *row, const char *what, double value, double at_least);
 bool criterion_met(const struct criterion *criterion);
@@ -95,7 +108,10 @@ void row_add_detail(struct row *row, const char *key, double value);
 /* 1 all criteria are met, 0 one is not, -1 there are none. */
 int row_met(const struct row *row);
 
-/* As a guest makes stores durable: write back and fence where the pool is persistent memory, nothing else elsewhere. */
+/*
+ * As a guest makes stores durable: write back and fence where the pool is persistent memory,
+ * nothing else elsewhere.
+ */
 void bench_persist(const struct bench *bench, const void *address, size_t length);
 
 /* One group of rows each; they measure what bench_wants() and add their rows. */
@@ -104,8 +120,8 @@ struct group {
     int (*run)(struct bench *bench, struct pcow_error *error);
 };
 
-extern const struct group first_touch_group, copy_group, steady_group, open_group, scattered_group, snapshot_group, freeze_group,
-    qcow2_group;
+extern const struct group first_touch_group, copy_group, steady_group, open_group, scattered_group,
+    snapshot_group, freeze_group, qcow2_group;
 
 /* limits.c; first, as the rows refer to them. */
 int measure_limits(struct bench *bench, struct pcow_error *error);

@@ -24,8 +24,8 @@ static const struct {
 
 #define LAYERS (sizeof(layers) / sizeof(layers[0]))
 
-static int write_unit(struct chain_sides *sides, pcow_image *image, uint64_t unit, uint64_t at, unsigned writer, uint64_t *buffer,
-                      struct pcow_error *error)
+static int write_unit(struct chain_sides *sides, pcow_image *image, uint64_t unit, uint64_t at,
+                      unsigned writer, uint64_t *buffer, struct pcow_error *error)
 {
     uint64_t first = at / PCOW_PAGE_SIZE, pages = unit / PCOW_PAGE_SIZE;
 
@@ -36,8 +36,8 @@ static int write_unit(struct chain_sides *sides, pcow_image *image, uint64_t uni
     return pcow_write(image, at, buffer, unit, error);
 }
 
-static int write_layer(struct chain_sides *sides, pcow_image *image, uint64_t unit, unsigned layer, uint64_t *buffer, uint64_t *seed,
-                       struct pcow_error *error)
+static int write_layer(struct chain_sides *sides, pcow_image *image, uint64_t unit, unsigned layer,
+                       uint64_t *buffer, uint64_t *seed, struct pcow_error *error)
 {
     uint64_t size = sides->bench->size;
     int r = 0;
@@ -48,10 +48,13 @@ static int write_layer(struct chain_sides *sides, pcow_image *image, uint64_t un
         }
     }
     r = r ? r : pcow_flush(image, error);
-    return r || !layers[layer].snapshot ? r : pcow_snapshot_create(image, layers[layer].snapshot, error);
+    return r || !layers[layer].snapshot
+               ? r
+               : pcow_snapshot_create(image, layers[layer].snapshot, error);
 }
 
-static int build(struct chain_sides *sides, uint64_t unit, uint64_t *buffer, struct pcow_error *error)
+static int build(struct chain_sides *sides, uint64_t unit, uint64_t *buffer,
+                 struct pcow_error *error)
 {
     const struct bench *bench = sides->bench;
     char path[4096], base[4096];
@@ -60,8 +63,9 @@ static int build(struct chain_sides *sides, uint64_t unit, uint64_t *buffer, str
 
     for (unsigned layer = 0; layer < LAYERS && !r; layer++) {
         unsigned file = layers[layer].file;
-        struct pcow_create_options options = {.virtual_size = bench->size,
-                                              .base = file ? bench_path(bench, files[file - 1], base) : NULL};
+        struct pcow_create_options options = {
+            .virtual_size = bench->size,
+            .base = file ? bench_path(bench, files[file - 1], base) : NULL};
 
         bench_path(bench, files[file], path);
         if (layer == 0 || layers[layer - 1].file != file) {
@@ -88,7 +92,10 @@ static int create_raw(const struct bench *bench, struct pcow_error *error)
     return r;
 }
 
-/* A hint that says nothing about memory, given for every other cluster: so the kernel makes no mappings of neighbours one. */
+/*
+ * A hint that says nothing about memory, given for every other cluster: so the kernel makes no
+ * mappings of neighbours one.
+ */
 static int map_by_clusters(const struct raw *raw, struct pcow_error *error)
 {
     for (uint64_t at = 0; at < raw->size; at += 2 * PCOW_DEFAULT_CLUSTER_SIZE) {
@@ -115,8 +122,8 @@ static int open_raw(struct chain_sides *sides, unsigned which, struct pcow_error
     return r;
 }
 
-int chain_open(const struct bench *bench, uint64_t unit, bool raw_first, bool copy_on_read, struct chain_sides *sides,
-               struct pcow_error *error)
+int chain_open(const struct bench *bench, uint64_t unit, bool raw_first, bool copy_on_read,
+               struct chain_sides *sides, struct pcow_error *error)
 {
     struct pcow_map_options options = {.engine = PCOW_ENGINE_SIGNAL, .full_policy = PCOW_FULL_FAIL};
     uint64_t *buffer = slab_buffer();
@@ -149,7 +156,8 @@ int chain_open(const struct bench *bench, uint64_t unit, bool raw_first, bool co
 
 void chain_write_all(struct chain_sides *sides)
 {
-    uint8_t *const memory[] = {sides->raw[CHAIN_PLAIN].memory, sides->raw[CHAIN_CONTROL].memory, sides->raw[CHAIN_PAPER].memory, sides->pcow};
+    uint8_t *const memory[] = {sides->raw[CHAIN_PLAIN].memory, sides->raw[CHAIN_CONTROL].memory,
+                               sides->raw[CHAIN_PAPER].memory, sides->pcow};
 
     for (unsigned side = 0; side < CHAIN_RAW + 1; side++) {
         for (uint64_t page = 0; page < sides->pages; page++) {
@@ -161,20 +169,24 @@ void chain_write_all(struct chain_sides *sides)
 
 int chain_verify(const struct chain_sides *sides, struct pcow_error *error)
 {
-    const uint8_t *const memory[] = {sides->raw[CHAIN_PLAIN].memory, sides->raw[CHAIN_CONTROL].memory, sides->raw[CHAIN_PAPER].memory,
-                                     sides->pcow};
+    const uint8_t *const memory[] = {sides->raw[CHAIN_PLAIN].memory,
+                                     sides->raw[CHAIN_CONTROL].memory,
+                                     sides->raw[CHAIN_PAPER].memory, sides->pcow};
 
     for (unsigned side = 0; side < CHAIN_RAW + 1; side++) {
         for (uint64_t page = 0; page < sides->pages; page++) {
             const uint64_t *words = (const uint64_t *)(memory[side] + page * PCOW_PAGE_SIZE);
             bool stored = sides->writer[page] == CHAIN_WRITTEN;
-            uint64_t wrong = stored ? chain_word_page(words[0]) ^ page : words[0] ^ chain_word(page, sides->writer[page]);
+            uint64_t wrong = stored ? chain_word_page(words[0]) ^ page
+                                    : words[0] ^ chain_word(page, sides->writer[page]);
 
             for (size_t i = 1; i < WORDS_PER_PAGE; i++) {
-                wrong |= stored && i % 8 == 0 && words[i] ? chain_word_page(words[i]) ^ page : words[i];
+                wrong |=
+                    stored && i % 8 == 0 && words[i] ? chain_word_page(words[i]) ^ page : words[i];
             }
             if (wrong) {
-                return fail(error, -EILSEQ, "%s: wrong data at offset %llu of the chain", side == CHAIN_RAW ? "pcow" : "raw",
+                return fail(error, -EILSEQ, "%s: wrong data at offset %llu of the chain",
+                            side == CHAIN_RAW ? "pcow" : "raw",
                             (unsigned long long)(page * PCOW_PAGE_SIZE));
             }
         }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * A chain of three files and four snapshots on which every page was written, and raw files with the same content. One of these
- * is mapped as the published method maps what it has written, whatever the past: by clusters of 64 KiB.
- * Word 0 of a page tells its number and who wrote it last; the rest of a page is zeros.  After chain_write_all() the caller
- * may store words with the right page number to the start of any line.
+ * A chain of three files and four snapshots on which every page was written, and raw files with the
+ * same content. One of these is mapped as the published method maps what it has written, whatever
+ * the past: by clusters of 64 KiB. Word 0 of a page tells its number and who wrote it last; the
+ * rest of a page is zeros. After chain_write_all() the caller may store words with the right page
+ * number to the start of any line.
  */
 #ifndef BENCH_CHAIN_H
 #define BENCH_CHAIN_H
@@ -27,7 +28,8 @@ static inline uint64_t chain_word_page(uint64_t word)
 
 struct chain_sides {
     const struct bench *bench;
-    struct raw raw[CHAIN_RAW];                 /* CHAIN_CONTROL: what two equal files differ by; CHAIN_PAPER: a mapping for each cluster */
+    /* CHAIN_CONTROL: what two equal files differ by; CHAIN_PAPER: a mapping for each cluster */
+    struct raw raw[CHAIN_RAW];
     pcow_image *image;
     pcow_map *map;
     uint8_t *pcow;
@@ -36,13 +38,15 @@ struct chain_sides {
 };
 
 /*
- * unit: 2 MiB or 64 KiB, what a layer overwrites at a time, in random places.  raw_first: which files are made first, for where
- * they come to lie in physical memory.  copy_on_read: of the image on top, see pcow_set_copy_on_read(); all of it has been
- * read when this returns.
+ * unit: 2 MiB or 64 KiB, what a layer overwrites at a time, in random places. raw_first: which
+ * files are made first, for where they come to lie in physical memory. copy_on_read: of the image
+ * on top, see pcow_set_copy_on_read(); all of it has been read when this returns.
  */
-int chain_open(const struct bench *bench, uint64_t unit, bool raw_first, bool copy_on_read, struct chain_sides *sides,
-               struct pcow_error *error);
-/* Store to every page of all sides, through the maps: all pages are the active layer's afterwards. */
+int chain_open(const struct bench *bench, uint64_t unit, bool raw_first, bool copy_on_read,
+               struct chain_sides *sides, struct pcow_error *error);
+/*
+ * Store to every page of all sides, through the maps: all pages are the active layer's afterwards.
+ */
 void chain_write_all(struct chain_sides *sides);
 /* All sides hold what was written last.  -EILSEQ. */
 int chain_verify(const struct chain_sides *sides, struct pcow_error *error);

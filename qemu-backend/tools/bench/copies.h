@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* memcpy() from one file of the pool to another, both written before and in the page table: what a copy on a trap takes at least. */
+/*
+ * memcpy() from one file of the pool to another, both written before and in the page table: what a
+ * copy on a trap takes at least.
+ */
 #ifndef BENCH_COPIES_H
 #define BENCH_COPIES_H
 

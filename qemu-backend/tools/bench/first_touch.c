@@ -5,15 +5,28 @@
 #define CLUSTER PCOW_DEFAULT_CLUSTER_SIZE
 
 static const struct trap_row rows[] = {
-    {.name = "first-touch-single", .visit = VISIT_ONE_PER_CLUSTER, .cluster_size = CLUSTER, .paper_cluster_size = CLUSTER,
-     .bare = true, .at_most_raw = {4, 5}},
-    {.name = "first-touch-sequential", .visit = VISIT_SEQUENTIAL, .cluster_size = CLUSTER, .paper_cluster_size = CLUSTER,
-     .amortised = true, .at_most_raw = {0.5, 0.5}},
-    {.name = "first-touch-clustered", .visit = VISIT_CLUSTERED, .cluster_size = CLUSTER, .paper_cluster_size = CLUSTER,
-     .amortised = true, .at_most_raw = {0.5, 0.5}},
+    {.name = "first-touch-single",
+     .visit = VISIT_ONE_PER_CLUSTER,
+     .cluster_size = CLUSTER,
+     .paper_cluster_size = CLUSTER,
+     .bare = true,
+     .at_most_raw = {4, 5}},
+    {.name = "first-touch-sequential",
+     .visit = VISIT_SEQUENTIAL,
+     .cluster_size = CLUSTER,
+     .paper_cluster_size = CLUSTER,
+     .amortised = true,
+     .at_most_raw = {0.5, 0.5}},
+    {.name = "first-touch-clustered",
+     .visit = VISIT_CLUSTERED,
+     .cluster_size = CLUSTER,
+     .paper_cluster_size = CLUSTER,
+     .amortised = true,
+     .at_most_raw = {0.5, 0.5}},
 };
 
-static const char *const names[] = {"first-touch-single", "first-touch-sequential", "first-touch-clustered", NULL};
+static const char *const names[] = {"first-touch-single", "first-touch-sequential",
+                                    "first-touch-clustered", NULL};
 
 static int run(struct bench *bench, struct pcow_error *error)
 {

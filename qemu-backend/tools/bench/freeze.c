@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * A live snapshot of a large image whose every page is mapped for stores: with 2 MiB pages, and with entries of 4 KiB; written
- * in order, so that it is one mapping, or in random order, so that each slab is one.  What takes time is the write protection;
- * raw is mprotect() of as many pages in one linear mapping of the same file.
+ * A live snapshot of a large image whose every page is mapped for stores: with 2 MiB pages, and
+ * with entries of 4 KiB; written in order, so that it is one mapping, or in random order, so that
+ * each slab is one. What takes time is the write protection; raw is mprotect() of as many pages in
+ * one linear mapping of the same file.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -48,13 +49,17 @@ static uint64_t choose_size(const struct bench *bench)
 {
     uint64_t size = bench->quick ? QUICK_SIZE : SIZE;
 
-    while (size > MIN_SIZE && bench->persistence == PCOW_PERSISTENCE_VOLATILE && memory_available() < size + LEAVE_FREE) {
+    while (size > MIN_SIZE && bench->persistence == PCOW_PERSISTENCE_VOLATILE
+           && memory_available() < size + LEAVE_FREE) {
         size /= 2;
     }
     return size;
 }
 
-/* The first word of a page; a store by a copy of itself maps it for stores and changes nothing. To touched: the time for a page. */
+/*
+ * The first word of a page; a store by a copy of itself maps it for stores and changes nothing. To
+ * touched: the time for a page.
+ */
 static void touch(uint8_t *memory, uint64_t size, struct series *touched)
 {
     uint64_t start = now_ns();
@@ -75,7 +80,8 @@ static int build(const struct freeze_row *f, struct pcow_error *error)
     uint64_t slabs = f->size / PCOW_SLAB_SIZE, seed = SEED;
     uint64_t *buffer = slab_buffer(), *order = calloc(slabs, sizeof(*order));
     pcow_image *image = NULL;
-    int r = buffer && order ? pcow_create(f->path, &options, error) : fail(error, -ENOMEM, "out of memory");
+    int r = buffer && order ? pcow_create(f->path, &options, error)
+                            : fail(error, -ENOMEM, "out of memory");
 
     for (uint64_t i = 0; i < slabs && !r; i++) {
         order[i] = i;
@@ -104,13 +110,17 @@ static int time_raw(struct freeze_row *f, double *ns, struct pcow_error *error)
     uint64_t start;
 
     /* The first bytes of the file are its header; there are more of them than the virtual size. */
-    if (fd < 0 || !memory || mmap(memory, f->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+    if (fd < 0 || !memory
+        || mmap(memory, f->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0)
+               == MAP_FAILED) {
         r = fail(error, -errno, "cannot map %s: %s", f->path, strerror(errno));
     }
     if (!r) {
         touch(memory, f->size, &f->raw_touch);
         start = now_ns();
-        r = mprotect(memory, f->size, PROT_READ) ? fail(error, -errno, "cannot protect memory: %s", strerror(errno)) : 0;
+        r = mprotect(memory, f->size, PROT_READ)
+                ? fail(error, -errno, "cannot protect memory: %s", strerror(errno))
+                : 0;
         *ns = (double)(now_ns() - start) - f->bench->limits.clock_ns;
     }
     release_aligned(reservation, f->size);
@@ -125,7 +135,8 @@ static int verify(const struct freeze_row *f, const uint8_t *memory, struct pcow
     for (uint64_t page = 0; page < f->size / PCOW_PAGE_SIZE; page++) {
         const uint64_t *words = (const uint64_t *)(memory + page * PCOW_PAGE_SIZE);
 
-        if (words[0] != page_pattern(page) || words[PCOW_PAGE_SIZE / sizeof(*words) - 1] != page_pattern(page)) {
+        if (words[0] != page_pattern(page)
+            || words[PCOW_PAGE_SIZE / sizeof(*words) - 1] != page_pattern(page)) {
             return fail(error, -EILSEQ, "%s: wrong data at offset %llu after the freeze", f->name,
                         (unsigned long long)(page * PCOW_PAGE_SIZE));
         }
@@ -151,10 +162,13 @@ static int time_pcow(struct freeze_row *f, double *ns, bool check, struct pcow_e
         f->vmas = count_mappings(pcow_map_address(map), f->size);
         pcow_map_get_stats(map, &stats);
         if (!r && stats.pages_copied) {
-            r = fail(error, -EPROTO, "%s: the layer did not own its pages; this row would not measure what it says", f->name);
+            r = fail(error, -EPROTO,
+                     "%s: the layer did not own its pages; this row would not measure what it says",
+                     f->name);
         }
         r = r || !check ? r : verify(f, pcow_map_address(map), error);
-        f->huge_share_after = check ? huge_share(pcow_map_address(map), f->size) : f->huge_share_after;
+        f->huge_share_after =
+            check ? huge_share(pcow_map_address(map), f->size) : f->huge_share_after;
     }
     pcow_map_destroy(map);
     /* The pages are the active layer's again. */
@@ -182,7 +196,8 @@ static int add_row(const struct freeze_row *f, struct pcow_error *error)
     } else if (f->size == SIZE || f->bench->quick) {
         row_add_criterion(row, "ns", row->pcow_ns, AT_MOST_NS_HUGE);
     } else {
-        row_add_criterion(row, "ns for 16 GiB, from this size", row->pcow_ns * (double)SIZE / (double)f->size, AT_MOST_NS_HUGE);
+        row_add_criterion(row, "ns for 16 GiB, from this size",
+                          row->pcow_ns * (double)SIZE / (double)f->size, AT_MOST_NS_HUGE);
     }
     row_add_detail(row, "mapped_bytes", (double)f->size);
     row_add_detail(row, "ns_per_page", row->pcow_ns / pages);
@@ -192,8 +207,11 @@ static int add_row(const struct freeze_row *f, struct pcow_error *error)
     row_add_detail(row, "huge_share_after", f->huge_share_after);
     row_add_detail(row, "vmas", f->vmas);
     if (f->size != SIZE) {
-        snprintf(row->note, sizeof(row->note), "measured with %s: that is what %s", format_size(f->size, size),
-                 f->fragmented ? "the kernel had 2 MiB pages for" : f->bench->quick ? "--quick takes" : "memory was free for");
+        snprintf(row->note, sizeof(row->note), "measured with %s: that is what %s",
+                 format_size(f->size, size),
+                 f->fragmented     ? "the kernel had 2 MiB pages for"
+                 : f->bench->quick ? "--quick takes"
+                                   : "memory was free for");
     }
     return 0;
 }
@@ -218,7 +236,8 @@ static int build_mappable(struct freeze_row *f, struct pcow_error *error)
     return r;
 }
 
-static int run_row(struct bench *bench, const char *name, bool huge, bool scattered, struct pcow_error *error)
+static int run_row(struct bench *bench, const char *name, bool huge, bool scattered,
+                   struct pcow_error *error)
 {
     struct freeze_row *f = calloc(1, sizeof(*f));
     int r = 0;
@@ -246,15 +265,19 @@ static int run_row(struct bench *bench, const char *name, bool huge, bool scatte
     return r;
 }
 
-static const char *const names[] = {"freeze-4k", "freeze-4k-scattered", "freeze-huge", "freeze-huge-scattered", NULL};
+static const char *const names[] = {"freeze-4k", "freeze-4k-scattered", "freeze-huge",
+                                    "freeze-huge-scattered", NULL};
 
 /* Of in order and scattered, what is wanted. */
-static int run_rows(struct bench *bench, const char *const *rows, bool huge, struct pcow_error *error)
+static int run_rows(struct bench *bench, const char *const *rows, bool huge,
+                    struct pcow_error *error)
 {
     int r = 0;
 
     for (unsigned scattered = 0; scattered < 2 && !r; scattered++) {
-        r = bench_wants(bench, rows[scattered]) ? run_row(bench, rows[scattered], huge, scattered, error) : 0;
+        r = bench_wants(bench, rows[scattered])
+                ? run_row(bench, rows[scattered], huge, scattered, error)
+                : 0;
     }
     return r;
 }
@@ -264,7 +287,8 @@ static int run(struct bench *bench, struct pcow_error *error)
     const char *const *huge = names + 2;
     int r = run_rows(bench, names, false, error);
 
-    if (!r && (bench_wants(bench, huge[0]) || bench_wants(bench, huge[1])) && huge_pool_enter(bench)) {
+    if (!r && (bench_wants(bench, huge[0]) || bench_wants(bench, huge[1]))
+        && huge_pool_enter(bench)) {
         r = run_rows(bench, huge, true, error);
         huge_pool_leave(bench);
     }

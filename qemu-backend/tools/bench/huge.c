@@ -28,7 +28,10 @@ static const char *mount_private(const char *path)
            "the kernel has no tmpfs with huge=always" : NULL;
 }
 
-/* Huge pages are taken from what lies together; a machine that has run for a while has little of that.  Best effort. */
+/*
+ * Huge pages are taken from what lies together; a machine that has run for a while has little of
+ * that. Best effort.
+ */
 static void compact_memory(void)
 {
     int fd = open("/proc/sys/vm/compact_memory", O_WRONLY | O_CLOEXEC);
@@ -47,7 +50,8 @@ bool huge_pool_enter(struct bench *bench)
     char *path;
 
     if (bench->persistence != PCOW_PERSISTENCE_VOLATILE) {
-        bench->huge_problem = "they are made on a tmpfs; on this pool the other rows show what it maps with huge pages";
+        bench->huge_problem = "they are made on a tmpfs; on this pool the other rows show what it "
+                              "maps with huge pages";
         return false;
     }
     path = malloc(length);

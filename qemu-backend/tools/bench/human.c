@@ -23,7 +23,11 @@ static const char *format_time(double ns, char text[TIME_LENGTH])
         ns /= 1000;
         unit++;
     }
-    snprintf(text, TIME_LENGTH, "%.*f %s", fabs(ns) >= 99.95 ? 0 : fabs(ns) >= 9.995 ? 1 : 2, ns, units[unit]);
+    snprintf(text, TIME_LENGTH, "%.*f %s",
+             fabs(ns) >= 99.95   ? 0
+             : fabs(ns) >= 9.995 ? 1
+                                 : 2,
+             ns, units[unit]);
     return text;
 }
 
@@ -48,10 +52,13 @@ static void print_criteria(const struct row *row)
             format_time(criterion->value, value);
             format_time(criterion->bound, bound);
         } else {
-            snprintf(value, sizeof(value), criterion->value >= 1000 ? "%.0f" : "%.3g", criterion->value);
-            snprintf(bound, sizeof(bound), criterion->bound >= 1000 ? "%.0f" : "%.3g", criterion->bound);
+            snprintf(value, sizeof(value), criterion->value >= 1000 ? "%.0f" : "%.3g",
+                     criterion->value);
+            snprintf(bound, sizeof(bound), criterion->bound >= 1000 ? "%.0f" : "%.3g",
+                     criterion->bound);
         }
-        printf("%s%s %s %s%s %s", i ? "; " : "", strcmp(criterion->what, "ns") ? criterion->what : "time", value,
+        printf("%s%s %s %s%s %s", i ? "; " : "",
+               strcmp(criterion->what, "ns") ? criterion->what : "time", value,
                criterion_met(criterion) ? "" : "MISSES ", sign, bound);
     }
 }
@@ -68,15 +75,18 @@ static double find_detail(const struct row *row, const char *key)
 
 static void print_row(const struct row *row)
 {
-    char limit[TIME_LENGTH], raw[TIME_LENGTH], raw_p99[TIME_LENGTH], paper[TIME_LENGTH], pcow[TIME_LENGTH], pcow_p99[TIME_LENGTH],
-        cold[TIME_LENGTH], bare[TIME_LENGTH], ratio[TIME_LENGTH], limit_ratio[TIME_LENGTH], paper_ratio[TIME_LENGTH];
+    char limit[TIME_LENGTH], raw[TIME_LENGTH], raw_p99[TIME_LENGTH], paper[TIME_LENGTH],
+        pcow[TIME_LENGTH], pcow_p99[TIME_LENGTH], cold[TIME_LENGTH], bare[TIME_LENGTH],
+        ratio[TIME_LENGTH], limit_ratio[TIME_LENGTH], paper_ratio[TIME_LENGTH];
 
-    printf("%-30s %3u %-6s %9s %9s %9s %9s %9s %9s %9s %9s %8s %8s %8s  ", row->name, row->threads, row->engine,
-           format_time(row->limit_ns, limit), format_time(find_detail(row, "bare_trap_ns"), bare), format_time(row->raw_ns, raw),
-           format_time(row->raw_p99_ns, raw_p99),
-           format_time(row->paper_ns, paper), format_time(row->pcow_ns, pcow), format_time(row->pcow_p99_ns, pcow_p99),
+    printf("%-30s %3u %-6s %9s %9s %9s %9s %9s %9s %9s %9s %8s %8s %8s  ", row->name, row->threads,
+           row->engine, format_time(row->limit_ns, limit),
+           format_time(find_detail(row, "bare_trap_ns"), bare), format_time(row->raw_ns, raw),
+           format_time(row->raw_p99_ns, raw_p99), format_time(row->paper_ns, paper),
+           format_time(row->pcow_ns, pcow), format_time(row->pcow_p99_ns, pcow_p99),
            format_time(find_detail(row, "unprepared_ns"), cold),
-           format_ratio(row->pcow_ns / row->limit_ns, limit_ratio), format_ratio(row->pcow_ns / row->raw_ns, ratio),
+           format_ratio(row->pcow_ns / row->limit_ns, limit_ratio),
+           format_ratio(row->pcow_ns / row->raw_ns, ratio),
            format_ratio(row->paper_ns / row->pcow_ns, paper_ratio));
     print_criteria(row);
     putchar('\n');
@@ -89,19 +99,22 @@ void print_table(const struct bench *bench)
     struct machine machine;
 
     machine_describe(bench, &machine);
-    printf("pcow-bench %s%s: %s for each side, %u repetitions\n", pcow_version(), bench->quick ? " (quick)" : "",
-           format_size(bench->size, size), bench->repeat);
-    printf("%s, %u cores, %s, %s\n", machine.cpu, machine.cores, format_size(machine.memory, memory), machine.kernel);
+    printf("pcow-bench %s%s: %s for each side, %u repetitions\n", pcow_version(),
+           bench->quick ? " (quick)" : "", format_size(bench->size, size), bench->repeat);
+    printf("%s, %u cores, %s, %s\n", machine.cpu, machine.cores,
+           format_size(machine.memory, memory), machine.kernel);
     printf("pool ");
     print_text(bench->pool);
-    printf(": %s, persistence %s; huge pages of shared memory: %s; vm.max_map_count %u\n", machine.pool_file_system,
-           pcow_persistence_name(bench->persistence), machine.shmem_huge[0] ? machine.shmem_huge : "none", machine.max_map_count);
-    printf("limits: write fault %s (2 threads: %s), memcpy 4 KiB %s, 64 KiB %s, 2 MiB %s, store and %s of a line %s; "
+    printf(": %s, persistence %s; huge pages of shared memory: %s; vm.max_map_count %u\n",
+           machine.pool_file_system, pcow_persistence_name(bench->persistence),
+           machine.shmem_huge[0] ? machine.shmem_huge : "none", machine.max_map_count);
+    printf("limits: write fault %s (2 threads: %s), memcpy 4 KiB %s, 64 KiB %s, 2 MiB %s, store "
+           "and %s of a line %s; "
            "clock %.0f ns, subtracted\n\n",
            format_time(limits->fault_ns[0], text[0]), format_time(limits->fault_ns[1], text[1]),
            format_time(limits->memcpy_4k_ns, text[2]), format_time(limits->memcpy_64k_ns, text[3]),
-           format_time(limits->memcpy_2m_ns, text[4]), bench->flush_instruction, format_time(limits->flush_line_ns, text[5]),
-           limits->clock_ns);
+           format_time(limits->memcpy_2m_ns, text[4]), bench->flush_instruction,
+           format_time(limits->flush_line_ns, text[5]), limits->clock_ns);
     if (bench->minor_problem) {
         printf("engine minor was left out: %s\n\n", bench->minor_problem);
     }
@@ -114,9 +127,9 @@ void print_table(const struct bench *bench)
     if (bench->qcow2_problem) {
         printf("rows beside qcow2 were left out: %s\n\n", bench->qcow2_problem);
     }
-    printf("%-30s %3s %-6s %9s %9s %9s %9s %9s %9s %9s %9s %8s %8s %8s  %s\n", "row", "thr", "engine", "limit", "bare trap", "raw",
-           "raw p99", "paper",
-           "pcow", "pcow p99", "pcow cold", "/limit", "/raw", "paper/", "target");
+    printf("%-30s %3s %-6s %9s %9s %9s %9s %9s %9s %9s %9s %8s %8s %8s  %s\n", "row", "thr",
+           "engine", "limit", "bare trap", "raw", "raw p99", "paper", "pcow", "pcow p99",
+           "pcow cold", "/limit", "/raw", "paper/", "target");
     for (size_t i = 0; i < bench->row_count; i++) {
         print_row(&bench->rows[i]);
     }

@@ -13,7 +13,9 @@
 
 #define JSON_FLAGS (JSON_C_TO_STRING_PRETTY | JSON_C_TO_STRING_SPACED | JSON_C_TO_STRING_NOSLASHESCAPE)
 
-/* A number with the digits that mean something; null where nothing was measured (JSON has no NaN). */
+/*
+ * A number with the digits that mean something; null where nothing was measured (JSON has no NaN).
+ */
 static void put_number(json_object *object, const char *key, double value, const char *format)
 {
     char text[64];
@@ -45,14 +47,18 @@ static json_object *criteria_of(const struct row *row)
 
         json_put_text(criterion, "what", row->criteria[i].what);
         put_number(criterion, "value", row->criteria[i].value, "%.4f");
-        put_number(criterion, row->criteria[i].at_least ? "at-least" : "at-most", row->criteria[i].bound, "%.4f");
+        put_number(criterion, row->criteria[i].at_least ? "at-least" : "at-most",
+                   row->criteria[i].bound, "%.4f");
         json_put_bool(criterion, "met", criterion_met(&row->criteria[i]));
         json_object_array_add(list, criterion);
     }
     return list;
 }
 
-/* The ratio (pcow by raw) at which the first criterion would just be met, in whatever terms it is stated. */
+/*
+ * The ratio (pcow by raw) at which the first criterion would just be met, in whatever terms it is
+ * stated.
+ */
 static double ratio_target(const struct row *row)
 {
     const struct criterion *first = &row->criteria[0];
@@ -61,7 +67,8 @@ static double ratio_target(const struct row *row)
     if (row->criterion_count == 0) {
         return NAN;
     }
-    return first->at_least ? ratio * first->value / first->bound : ratio * first->bound / first->value;
+    return first->at_least ? ratio * first->value / first->bound
+                           : ratio * first->bound / first->value;
 }
 
 static json_object *row_object(const struct row *row)

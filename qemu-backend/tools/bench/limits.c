@@ -23,7 +23,8 @@ static int measure_faults(struct bench *bench, unsigned threads, struct pcow_err
 {
     struct series *series = calloc(1, sizeof(*series));
     struct stores stores;
-    int r = series ? stores_begin(&stores, bench, VISIT_ONE_PER_CLUSTER, PCOW_DEFAULT_CLUSTER_SIZE, threads, SEED, error)
+    int r = series ? stores_begin(&stores, bench, VISIT_ONE_PER_CLUSTER, PCOW_DEFAULT_CLUSTER_SIZE,
+                                  threads, SEED, error)
                    : fail(error, -ENOMEM, "out of memory");
 
     for (unsigned repetition = 0; repetition < repetitions(bench) && !r; repetition++) {
@@ -49,10 +50,12 @@ static int measure_faults(struct bench *bench, unsigned threads, struct pcow_err
     return r;
 }
 
-static double time_flushes(const struct bench *bench, uint8_t *memory, uint64_t size, double *samples, uint64_t *seed)
+static double time_flushes(const struct bench *bench, uint8_t *memory, uint64_t size,
+                           double *samples, uint64_t *seed)
 {
     for (size_t i = 0; i < FLUSHES; i++) {
-        volatile uint64_t *line = (volatile uint64_t *)(memory + random_next(seed) % (size / 64) * 64);
+        volatile uint64_t *line =
+            (volatile uint64_t *)(memory + random_next(seed) % (size / 64) * 64);
         uint64_t start;
 
         /* The line is in the cache: what is timed is its way to memory. */
@@ -70,7 +73,8 @@ static double time_flushes(const struct bench *bench, uint8_t *memory, uint64_t 
 static int measure_copies(struct bench *bench, struct pcow_error *error)
 {
     static const uint64_t pieces[3] = {PCOW_PAGE_SIZE, PCOW_DEFAULT_CLUSTER_SIZE, PCOW_SLAB_SIZE};
-    double *const results[3] = {&bench->limits.memcpy_4k_ns, &bench->limits.memcpy_64k_ns, &bench->limits.memcpy_2m_ns};
+    double *const results[3] = {&bench->limits.memcpy_4k_ns, &bench->limits.memcpy_64k_ns,
+                                &bench->limits.memcpy_2m_ns};
     double *samples = calloc(FLUSHES, sizeof(*samples));
     struct series *series = calloc(4, sizeof(*series));
     uint64_t seed = SEED;
@@ -84,7 +88,8 @@ static int measure_copies(struct bench *bench, struct pcow_error *error)
         for (unsigned i = 0; i < 3; i++) {
             series_add_value(&series[i], copies_time(&copies, bench, pieces[i]), 0);
         }
-        series_add_value(&series[3], time_flushes(bench, copies.target.memory, bench->size, samples, &seed), 0);
+        series_add_value(&series[3],
+                         time_flushes(bench, copies.target.memory, bench->size, samples, &seed), 0);
         r = bench_need(bench, 0, error);
     }
     for (unsigned i = 0; i < 3 && !r; i++) {

@@ -87,12 +87,15 @@ void machine_describe(const struct bench *bench, struct machine *machine)
     *machine = (struct machine){.cores = usable_cpus(), .memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE)};
     read_cpu(machine->cpu, sizeof(machine->cpu));
     if (uname(&name) == 0) {
-        snprintf(machine->kernel, sizeof(machine->kernel), "%s %s %s", name.sysname, name.release, name.machine);
+        snprintf(machine->kernel, sizeof(machine->kernel), "%s %s %s", name.sysname, name.release,
+                 name.machine);
     }
     first_line("/proc/sys/vm/max_map_count", text, sizeof(text));
     if (sscanf(text, "%u", &machine->max_map_count) != 1) {
         machine->max_map_count = 0;
     }
-    first_line("/sys/kernel/mm/transparent_hugepage/shmem_enabled", machine->shmem_huge, sizeof(machine->shmem_huge));
-    snprintf(machine->pool_file_system, sizeof(machine->pool_file_system), "%s", file_system_name(bench->pool, text, sizeof(text)));
+    first_line("/sys/kernel/mm/transparent_hugepage/shmem_enabled", machine->shmem_huge,
+               sizeof(machine->shmem_huge));
+    snprintf(machine->pool_file_system, sizeof(machine->pool_file_system), "%s",
+             file_system_name(bench->pool, text, sizeof(text)));
 }

@@ -10,7 +10,8 @@ struct machine {
     unsigned cores;                            /* that this process may run on */
     unsigned max_map_count;
     uint64_t memory;                           /* bytes */
-    char shmem_huge[128];                      /* the kernel's setting, with the choices; "" if it has none */
+    /* the kernel's setting, with the choices; "" if it has none */
+    char shmem_huge[128];
     char pool_file_system[32];
 };
 

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* pcow-bench: what pcow costs beside raw memory and beside the published method, measured in one run. */
+/*
+ * pcow-bench: what pcow costs beside raw memory and beside the published method, measured in one
+ * run.
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,8 +25,9 @@
 #define DEFAULT_THREADS 4
 #define MAX_WANTED 64
 
-static const struct group *const groups[] = {&first_touch_group, &copy_group, &steady_group, &open_group,
-                                            &scattered_group, &snapshot_group, &freeze_group, &qcow2_group};
+static const struct group *const groups[] = {&first_touch_group, &copy_group,      &steady_group,
+                                             &open_group,        &scattered_group, &snapshot_group,
+                                             &freeze_group,      &qcow2_group};
 
 #define GROUPS (sizeof(groups) / sizeof(groups[0]))
 
@@ -42,12 +46,14 @@ static int help(void)
          "Measure pcow beside raw memory and beside the published method, in one run.\n\n"
          "      --output=human|json    a table (default), or JSON\n"
          "      --json-file FILE       write the JSON to FILE as well\n"
-         "      --pool DIR             where the files are made and removed again (default: /dev/shm)\n"
+         "      --pool DIR             where the files are made and removed again (default: "
+         "/dev/shm)\n"
          "      --rows NAME,...        only these rows\n"
          "      --size SIZE            working set of each side (default 512M, at least 16M)\n"
          "      --repeat NUMBER        repetitions of which the median is taken (default 7)\n"
          "      --quick                small and short: to see that it works, not for numbers\n"
-         "      --soak SECONDS         measure nothing; use an image at random for so long and compare every byte\n"
+         "      --soak SECONDS         measure nothing; use an image at random for so long and "
+         "compare every byte\n"
          "      --threads NUMBER       of a soak (default 4, at most 64)\n"
          "      --seed NUMBER          of a soak (default: from the clock)\n"
          "  -h, --help                 this text\n"
@@ -57,7 +63,8 @@ static int help(void)
             printf("  %s\n", *name);
         }
     }
-    puts("\nExit code: 0 if everything was measured and all data was right, whether or not targets were met; else 1.");
+    puts("\nExit code: 0 if everything was measured and all data was right, whether or not targets "
+         "were met; else 1.");
     return EXIT_SUCCESS;
 }
 
@@ -95,7 +102,8 @@ static bool parse_number(const char *option, const char *text, uint64_t most, ui
     errno = 0;
     *number = strtoull(text, &end, 10);
     if (end == text || *end || text[0] == '-' || errno || *number == 0 || *number > most) {
-        report("%s takes a number from 1 to %llu, not '%s'", option, (unsigned long long)most, text);
+        report("%s takes a number from 1 to %llu, not '%s'", option, (unsigned long long)most,
+               text);
         return false;
     }
     return true;
@@ -126,11 +134,19 @@ static int parse_options(int argc, char **argv, struct bench *bench, struct opti
 {
     enum { OUTPUT = 256, JSON_FILE, POOL, ROWS, SIZE, REPEAT, QUICK, SOAK, THREADS, SEED };
     static const struct option names[] = {
-        {"output", required_argument, NULL, OUTPUT}, {"json-file", required_argument, NULL, JSON_FILE},
-        {"pool", required_argument, NULL, POOL}, {"rows", required_argument, NULL, ROWS}, {"size", required_argument, NULL, SIZE},
-        {"repeat", required_argument, NULL, REPEAT}, {"quick", no_argument, NULL, QUICK}, {"soak", required_argument, NULL, SOAK},
-        {"threads", required_argument, NULL, THREADS}, {"seed", required_argument, NULL, SEED}, {"help", no_argument, NULL, 'h'},
-        {"version", no_argument, NULL, 'V'}, {NULL, 0, NULL, 0},
+        {"output", required_argument, NULL, OUTPUT},
+        {"json-file", required_argument, NULL, JSON_FILE},
+        {"pool", required_argument, NULL, POOL},
+        {"rows", required_argument, NULL, ROWS},
+        {"size", required_argument, NULL, SIZE},
+        {"repeat", required_argument, NULL, REPEAT},
+        {"quick", no_argument, NULL, QUICK},
+        {"soak", required_argument, NULL, SOAK},
+        {"threads", required_argument, NULL, THREADS},
+        {"seed", required_argument, NULL, SEED},
+        {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'V'},
+        {NULL, 0, NULL, 0},
     };
     int option;
     bool ok = true;
@@ -145,7 +161,9 @@ static int parse_options(int argc, char **argv, struct bench *bench, struct opti
         case REPEAT: ok = parse_unsigned("--repeat", optarg, MAX_REPEAT, &bench->repeat); break;
         case QUICK: bench->quick = true; break;
         case SOAK: ok = parse_unsigned("--soak", optarg, UINT32_MAX, &options->soak_seconds); break;
-        case THREADS: ok = parse_unsigned("--threads", optarg, MAX_SOAK_THREADS, &options->threads); break;
+        case THREADS:
+            ok = parse_unsigned("--threads", optarg, MAX_SOAK_THREADS, &options->threads);
+            break;
         case SEED: ok = parse_number("--seed", optarg, UINT64_MAX, &options->seed); break;
         case 'h': exit(help());
         case 'V':
@@ -220,7 +238,9 @@ static int use(void *opaque)
     const struct options *options = run->options;
     struct pcow_error error = {0};
     struct soak_report done;
-    int r = soak(run->bench, options->soak_seconds, options->threads ? options->threads : DEFAULT_THREADS, options->seed, &done, &error);
+    int r =
+        soak(run->bench, options->soak_seconds,
+             options->threads ? options->threads : DEFAULT_THREADS, options->seed, &done, &error);
 
     if (interrupt_pending()) {
         return EXIT_FAILURE;
@@ -259,7 +279,8 @@ int main(int argc, char **argv)
     struct pcow_error error = {0};
     int status;
 
-    if (parse_options(argc, argv, &bench, &options) || (options.json_file && !can_write(options.json_file))) {
+    if (parse_options(argc, argv, &bench, &options)
+        || (options.json_file && !can_write(options.json_file))) {
         return EXIT_FAILURE;
     }
     interrupt_catch();

@@ -48,7 +48,9 @@ double huge_share(const void *memory, uint64_t size)
 
         if (heading) {
             ours = is_inside;
-        } else if (ours && (sscanf(line, "ShmemPmdMapped: %" SCNu64, &kib) == 1 || sscanf(line, "FilePmdMapped: %" SCNu64, &kib) == 1)) {
+        } else if (ours
+                   && (sscanf(line, "ShmemPmdMapped: %" SCNu64, &kib) == 1
+                       || sscanf(line, "FilePmdMapped: %" SCNu64, &kib) == 1)) {
             huge += kib << 10;
         }
     }

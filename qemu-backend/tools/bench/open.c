@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Open and map a large image whose clusters lie in random order in the file.  The image is complete, but the blocks behind
- * all pages of a slab but one are given back to the pool: opening and mapping touch only metadata, and so the row needs a
- * few hundred megabytes instead of 16 GiB.
+ * Open and map a large image whose clusters lie in random order in the file. The image is complete,
+ * but the blocks behind all pages of a slab but one are given back to the pool: opening and mapping
+ * touch only metadata, and so the row needs a few hundred megabytes instead of 16 GiB.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -41,8 +41,12 @@ struct open_row {
     char path[4096], raw_path[4096];
 };
 
-/* Write one slab, keep its first page, punch the rest out behind the library's back: a hole reads as zeros. */
-static int write_slab(pcow_image *image, int fd, uint64_t slab, uint64_t *buffer, struct pcow_error *error)
+/*
+ * Write one slab, keep its first page, punch the rest out behind the library's back: a hole reads
+ * as zeros.
+ */
+static int write_slab(pcow_image *image, int fd, uint64_t slab, uint64_t *buffer,
+                      struct pcow_error *error)
 {
     struct pcow_extent extent;
     uint64_t at = slab * PCOW_SLAB_SIZE;
@@ -54,8 +58,10 @@ static int write_slab(pcow_image *image, int fd, uint64_t slab, uint64_t *buffer
     if (!r && extent.length != PCOW_SLAB_SIZE) {
         r = fail(error, -EPROTO, "a slab written at once lies in pieces");
     }
-    if (!r && fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)(extent.file_offset + PCOW_PAGE_SIZE),
-                        (off_t)(PCOW_SLAB_SIZE - PCOW_PAGE_SIZE))) {
+    if (!r
+        && fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                     (off_t)(extent.file_offset + PCOW_PAGE_SIZE),
+                     (off_t)(PCOW_SLAB_SIZE - PCOW_PAGE_SIZE))) {
         r = fail(error, -errno, "the pool cannot punch holes: %s", strerror(errno));
     }
     return r;
@@ -64,9 +70,11 @@ static int write_slab(pcow_image *image, int fd, uint64_t slab, uint64_t *buffer
 static int build(struct open_row *o, struct pcow_error *error)
 {
     struct pcow_create_options options = {.virtual_size = o->size};
-    uint64_t slabs = o->size / PCOW_SLAB_SIZE, seed = SEED, *order = calloc(slabs, sizeof(*order)), *buffer = slab_buffer();
+    uint64_t slabs = o->size / PCOW_SLAB_SIZE, seed = SEED, *order = calloc(slabs, sizeof(*order)),
+             *buffer = slab_buffer();
     pcow_image *image = NULL;
-    int fd = -1, r = order && buffer ? pcow_create(o->path, &options, error) : fail(error, -ENOMEM, "out of memory");
+    int fd = -1, r = order && buffer ? pcow_create(o->path, &options, error)
+                                     : fail(error, -ENOMEM, "out of memory");
 
     r = r ? r : pcow_open(o->path, PCOW_OPEN_WRITE, NULL, &image, error);
     if (!r) {
@@ -78,7 +86,10 @@ static int build(struct open_row *o, struct pcow_error *error)
     }
     if (!r) {
         memset(buffer, 0, PCOW_SLAB_SIZE);
-        /* Clusters of one slab share its place in the file, so the order of slabs is the order of clusters. */
+        /*
+         * Clusters of one slab share its place in the file, so the order of slabs is the order of
+         * clusters.
+         */
         shuffle(order, slabs, &seed);
     }
     for (uint64_t i = 0; i < slabs && !r; i++) {
@@ -98,7 +109,9 @@ static int prepare(struct open_row *o, struct pcow_error *error)
 {
     uint64_t clusters = o->size / PCOW_DEFAULT_CLUSTER_SIZE, seed = SEED;
     int fd = open(bench_path(o->bench, RAW_NAME, o->raw_path), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    int r = fd < 0 || ftruncate(fd, (off_t)o->size) ? fail(error, -errno, "cannot make %s: %s", o->raw_path, strerror(errno)) : 0;
+    int r = fd < 0 || ftruncate(fd, (off_t)o->size)
+                ? fail(error, -errno, "cannot make %s: %s", o->raw_path, strerror(errno))
+                : 0;
 
     if (fd >= 0) {
         close(fd);
@@ -117,11 +130,14 @@ static int prepare(struct open_row *o, struct pcow_error *error)
     return r;
 }
 
-static int time_raw_and_paper(struct open_row *o, double *raw_ns, double *paper_ns, struct pcow_error *error)
+static int time_raw_and_paper(struct open_row *o, double *raw_ns, double *paper_ns,
+                              struct pcow_error *error)
 {
     uint64_t clusters = o->size / PCOW_DEFAULT_CLUSTER_SIZE, elapsed, start = now_ns();
     int fd = open(o->raw_path, O_RDWR | O_CLOEXEC);
-    void *memory = fd < 0 ? MAP_FAILED : mmap(NULL, o->size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), *reservation;
+    void *memory =
+             fd < 0 ? MAP_FAILED : mmap(NULL, o->size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0),
+         *reservation;
     uint8_t *place;
 
     *raw_ns = (double)(now_ns() - start) - o->bench->limits.clock_ns;
@@ -137,7 +153,8 @@ static int time_raw_and_paper(struct open_row *o, double *raw_ns, double *paper_
         close(fd);
         return fail(error, -ENOMEM, "no address space for %s", o->raw_path);
     }
-    o->paper_mapped = paper_map_clusters(place, fd, o->order, clusters, PCOW_DEFAULT_CLUSTER_SIZE, &elapsed);
+    o->paper_mapped =
+        paper_map_clusters(place, fd, o->order, clusters, PCOW_DEFAULT_CLUSTER_SIZE, &elapsed);
     *paper_ns = o->paper_mapped == clusters ? (double)elapsed : NAN;
     release_aligned(reservation, o->size);
     close(fd);
@@ -150,13 +167,15 @@ static int verify(const struct open_row *o, const uint8_t *memory, struct pcow_e
         const uint64_t *words = (const uint64_t *)(memory + slab * PCOW_SLAB_SIZE);
 
         if (words[0] != page_mark(slab) || words[PCOW_PAGE_SIZE / sizeof(*words)]) {
-            return fail(error, -EILSEQ, "%s: slab %llu holds wrong data", NAME, (unsigned long long)slab);
+            return fail(error, -EILSEQ, "%s: slab %llu holds wrong data", NAME,
+                        (unsigned long long)slab);
         }
     }
     return 0;
 }
 
-static int time_pcow(struct open_row *o, double *open_ns, double *map_ns, bool check, struct pcow_error *error)
+static int time_pcow(struct open_row *o, double *open_ns, double *map_ns, bool check,
+                     struct pcow_error *error)
 {
     pcow_image *image = NULL;
     pcow_map *map = NULL;
@@ -215,7 +234,8 @@ static int add_row(struct open_row *o, struct pcow_error *error)
     if (o->size == SIZE) {
         row_add_criterion(row, "ns", row->pcow_ns, AT_MOST_NS);
         row_add_criterion(row, "vmas", o->vmas, AT_MOST_VMAS);
-        row_add_criterion(row, "monitor's memory, % of mapped", 100.0 * (double)o->memory / (double)o->size, AT_MOST_MEMORY);
+        row_add_criterion(row, "monitor's memory, % of mapped",
+                          100.0 * (double)o->memory / (double)o->size, AT_MOST_MEMORY);
     }
     row_add_detail(row, "monitor_bytes", (double)o->memory);
     row_add_detail(row, "image_bytes", (double)o->size);

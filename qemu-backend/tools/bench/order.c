@@ -22,24 +22,28 @@ static uint64_t *permutation(uint64_t count, uint64_t *seed)
     return order;
 }
 
-static int random_page_of_each(struct visits *visits, uint64_t units, uint64_t pages_per_unit, uint64_t first, uint64_t *seed)
+static int random_page_of_each(struct visits *visits, uint64_t units, uint64_t pages_per_unit,
+                               uint64_t first, uint64_t *seed)
 {
     visits->page = permutation(units, seed);
     visits->count = units;
     for (uint64_t i = 0; visits->page && i < units; i++) {
-        visits->page[i] = visits->page[i] * pages_per_unit + first + random_next(seed) % (pages_per_unit - first);
+        visits->page[i] =
+            visits->page[i] * pages_per_unit + first + random_next(seed) % (pages_per_unit - first);
     }
     return visits->page ? 0 : -ENOMEM;
 }
 
-static int every_page(struct visits *visits, uint64_t units, uint64_t pages_per_unit, bool in_order, uint64_t *seed)
+static int every_page(struct visits *visits, uint64_t units, uint64_t pages_per_unit, bool in_order,
+                      uint64_t *seed)
 {
     uint64_t *order = permutation(units, seed);
 
     visits->count = units * pages_per_unit;
     visits->page = malloc(visits->count * sizeof(*visits->page));
     for (size_t i = 0; order && visits->page && i < visits->count; i++) {
-        visits->page[i] = in_order ? i : order[i / pages_per_unit] * pages_per_unit + i % pages_per_unit;
+        visits->page[i] =
+            in_order ? i : order[i / pages_per_unit] * pages_per_unit + i % pages_per_unit;
     }
     free(order);
     return order && visits->page ? 0 : -ENOMEM;
@@ -54,8 +58,12 @@ static int warm_slabs(struct visits *visits, uint64_t slabs)
     return visits->warm ? 0 : -ENOMEM;
 }
 
-/* In each slab: a store to the first page of some cluster, which is not timed, and one to another page of it. */
-static int second_of_a_cluster(struct visits *visits, uint64_t slabs, uint64_t cluster_pages, uint64_t *seed)
+/*
+ * In each slab: a store to the first page of some cluster, which is not timed, and one to another
+ * page of it.
+ */
+static int second_of_a_cluster(struct visits *visits, uint64_t slabs, uint64_t cluster_pages,
+                               uint64_t *seed)
 {
     visits->page = permutation(slabs, seed);
     visits->count = slabs;
@@ -64,7 +72,9 @@ static int second_of_a_cluster(struct visits *visits, uint64_t slabs, uint64_t c
         return -ENOMEM;
     }
     for (uint64_t i = 0; i < slabs; i++) {
-        uint64_t slab = visits->page[i], cluster = slab * PAGES_PER_SLAB + random_next(seed) % (PAGES_PER_SLAB / cluster_pages) * cluster_pages;
+        uint64_t slab = visits->page[i],
+                 cluster = slab * PAGES_PER_SLAB
+                           + random_next(seed) % (PAGES_PER_SLAB / cluster_pages) * cluster_pages;
 
         visits->warm[slab] = cluster;
         visits->page[i] = cluster + 1 + random_next(seed) % (cluster_pages - 1);
@@ -72,9 +82,11 @@ static int second_of_a_cluster(struct visits *visits, uint64_t slabs, uint64_t c
     return 0;
 }
 
-int visits_make(struct visits *visits, enum visit visit, uint64_t size, uint64_t cluster_size, uint64_t seed)
+int visits_make(struct visits *visits, enum visit visit, uint64_t size, uint64_t cluster_size,
+                uint64_t seed)
 {
-    uint64_t cluster_pages = cluster_size / PCOW_PAGE_SIZE, clusters = size / cluster_size, slabs = size / PCOW_SLAB_SIZE;
+    uint64_t cluster_pages = cluster_size / PCOW_PAGE_SIZE, clusters = size / cluster_size,
+             slabs = size / PCOW_SLAB_SIZE;
 
     *visits = (struct visits){0};
     switch (visit) {
@@ -86,7 +98,10 @@ int visits_make(struct visits *visits, enum visit visit, uint64_t size, uint64_t
         return every_page(visits, clusters, cluster_pages, false, &seed);
     case VISIT_ONE_PER_SLAB:
         /* A load of another page warms the slab. */
-        return random_page_of_each(visits, slabs, PAGES_PER_SLAB, HOT_CLUSTER_PAGES, &seed) || warm_slabs(visits, slabs) ? -ENOMEM : 0;
+        return random_page_of_each(visits, slabs, PAGES_PER_SLAB, HOT_CLUSTER_PAGES, &seed)
+                       || warm_slabs(visits, slabs)
+                   ? -ENOMEM
+                   : 0;
     case VISIT_SECOND_IN_CLUSTER:
         return second_of_a_cluster(visits, slabs, cluster_pages, &seed);
     }

@@ -19,17 +19,22 @@
 #define SEGMENT_NUMBER 8u                      /* offset of cur_segment_num in the super cluster (table I) */
 #define SLACK_CLUSTERS 64u                     /* super, meta and snapshot clusters of a preallocated file */
 
-void *paper_map_file(const struct paper *paper, void *address, uint64_t length, uint64_t offset, bool write)
+void *paper_map_file(const struct paper *paper, void *address, uint64_t length, uint64_t offset,
+                     bool write)
 {
     int flags = (address ? MAP_FIXED : 0)
-              | (paper->bench->persistence == PCOW_PERSISTENCE_PMEM && write ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED);
+                | (paper->bench->persistence == PCOW_PERSISTENCE_PMEM && write
+                       ? MAP_SHARED_VALIDATE | MAP_SYNC
+                       : MAP_SHARED);
 
-    return mmap(address, length, PROT_READ | (write ? PROT_WRITE : 0), flags, paper->fd, (off_t)offset);
+    return mmap(address, length, PROT_READ | (write ? PROT_WRITE : 0), flags, paper->fd,
+                (off_t)offset);
 }
 
 static int allocate(struct paper *paper, uint64_t *offset)
 {
-    if (!paper->options.preallocated && fallocate(paper->fd, 0, (off_t)paper->end, (off_t)paper->options.cluster_size)) {
+    if (!paper->options.preallocated
+        && fallocate(paper->fd, 0, (off_t)paper->end, (off_t)paper->options.cluster_size)) {
         return -errno;
     }
     *offset = paper->end;
@@ -68,7 +73,8 @@ static int new_cluster_locked(struct paper *paper, uint64_t cluster, uint64_t *o
     uint64_t *entry;
     int r = 0;
 
-    if (paper->segment_count == 0 || paper->counter >= (paper->options.cluster_size - META_HEADER) / ENTRY_SIZE) {
+    if (paper->segment_count == 0
+        || paper->counter >= (paper->options.cluster_size - META_HEADER) / ENTRY_SIZE) {
         r = new_segment(paper);
     }
     r = r ? r : allocate(paper, offset);
@@ -111,8 +117,9 @@ static int map_start(struct paper *paper)
     uint64_t offset;
     int r = 0;
 
-    if (options->preallocated &&
-        fallocate(paper->fd, 0, 0, (off_t)(options->size + SLACK_CLUSTERS * options->cluster_size))) {
+    if (options->preallocated
+        && fallocate(paper->fd, 0, 0,
+                     (off_t)(options->size + SLACK_CLUSTERS * options->cluster_size))) {
         return -errno;
     }
     r = allocate(paper, &offset);
@@ -125,14 +132,24 @@ static int map_start(struct paper *paper)
         return -errno;
     }
     if (options->base) {
-        /* The base is linear, so it costs one mapping; the paper's own tool would need one for each cluster. */
-        return mmap(paper->memory, options->size, PROT_READ, MAP_SHARED | MAP_FIXED, paper->base_fd, 0) == MAP_FAILED ? -errno : 0;
+        /*
+         * The base is linear, so it costs one mapping; the paper's own tool would need one for each
+         * cluster.
+         */
+        return mmap(paper->memory, options->size, PROT_READ, MAP_SHARED | MAP_FIXED, paper->base_fd,
+                    0) == MAP_FAILED
+                   ? -errno
+                   : 0;
     }
-    return mmap(paper->memory, options->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
-                0) == MAP_FAILED ? -errno : 0;
+    return mmap(paper->memory, options->size, PROT_READ | PROT_WRITE,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+                0) == MAP_FAILED
+               ? -errno
+               : 0;
 }
 
-int paper_open(const struct bench *bench, const struct paper_options *options, struct paper **result, struct pcow_error *error)
+int paper_open(const struct bench *bench, const struct paper_options *options,
+               struct paper **result, struct pcow_error *error)
 {
     char path[4096], base[4096];
     struct paper *paper = calloc(1, sizeof(*paper));
@@ -150,12 +167,15 @@ int paper_open(const struct bench *bench, const struct paper_options *options, s
     paper->bitmap = calloc(paper->clusters, sizeof(*paper->bitmap));
     paper->claim = calloc(paper->clusters, 1);
     paper->memory = reserve_aligned(options->size, &paper->reservation);
-    if (!paper->offset || !paper->frozen || !paper->entry || !paper->bitmap || !paper->claim || !paper->memory) {
+    if (!paper->offset || !paper->frozen || !paper->entry || !paper->bitmap || !paper->claim
+        || !paper->memory) {
         r = -ENOMEM;
     }
     if (!r) {
-        paper->fd = open(bench_path(bench, PAPER_FILE, path), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-        paper->base_fd = options->base ? open(bench_path(bench, options->base, base), O_RDONLY | O_CLOEXEC) : -1;
+        paper->fd =
+            open(bench_path(bench, PAPER_FILE, path), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+        paper->base_fd =
+            options->base ? open(bench_path(bench, options->base, base), O_RDONLY | O_CLOEXEC) : -1;
         r = paper->fd < 0 || (options->base && paper->base_fd < 0) ? -errno : map_start(paper);
     }
     if (r) {
@@ -196,7 +216,8 @@ int paper_snapshot(struct paper *paper, struct pcow_error *error)
     bench_persist(paper->bench, header, META_HEADER);
     munmap(header, PCOW_PAGE_SIZE);
     if (mprotect(paper->memory, paper->options.size, PROT_READ)) {
-        return fail(error, -errno, "the paper's method cannot protect its memory: %s", strerror(errno));
+        return fail(error, -errno, "the paper's method cannot protect its memory: %s",
+                    strerror(errno));
     }
     memcpy(paper->frozen, paper->offset, paper->clusters * sizeof(*paper->offset));
     memset(paper->offset, 0, paper->clusters * sizeof(*paper->offset));
@@ -209,16 +230,20 @@ int paper_snapshot(struct paper *paper, struct pcow_error *error)
 int paper_revert(struct paper *paper, struct pcow_error *error)
 {
     /* What is behind the end of file must not be mapped. */
-    if (mmap(paper->memory, paper->options.size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED
+    if (mmap(paper->memory, paper->options.size, PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0)
+            == MAP_FAILED
         || ftruncate(paper->fd, (off_t)paper->frozen_end)) {
         return fail(error, -errno, "the paper's method cannot revert: %s", strerror(errno));
     }
     paper->end = paper->frozen_end;
     for (uint64_t cluster = 0; cluster < paper->clusters; cluster++) {
-        if (paper->frozen[cluster] &&
-            paper_map_file(paper, paper->memory + cluster * paper->options.cluster_size, paper->options.cluster_size,
-                           paper->frozen[cluster], false) == MAP_FAILED) {
-            return fail(error, -errno, "the paper's method cannot map a cluster: %s", strerror(errno));
+        if (paper->frozen[cluster]
+            && paper_map_file(paper, paper->memory + cluster * paper->options.cluster_size,
+                              paper->options.cluster_size, paper->frozen[cluster], false)
+                   == MAP_FAILED) {
+            return fail(error, -errno, "the paper's method cannot map a cluster: %s",
+                        strerror(errno));
         }
     }
     memset(paper->offset, 0, paper->clusters * sizeof(*paper->offset));
@@ -226,13 +251,15 @@ int paper_revert(struct paper *paper, struct pcow_error *error)
     return new_segment(paper);
 }
 
-uint64_t paper_map_clusters(uint8_t *memory, int fd, const uint64_t *order, uint64_t count, uint64_t cluster_size,
-                            uint64_t *elapsed_ns)
+uint64_t paper_map_clusters(uint8_t *memory, int fd, const uint64_t *order, uint64_t count,
+                            uint64_t cluster_size, uint64_t *elapsed_ns)
 {
     uint64_t done = 0, start = now_ns();
 
-    while (done < count && mmap(memory + order[done] * cluster_size, cluster_size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
-                                fd, (off_t)(done * cluster_size)) != MAP_FAILED) {
+    while (done < count
+           && mmap(memory + order[done] * cluster_size, cluster_size, PROT_READ | PROT_WRITE,
+                   MAP_SHARED | MAP_FIXED, fd, (off_t)(done * cluster_size))
+                  != MAP_FAILED) {
         done++;
     }
     *elapsed_ns = now_ns() - start;

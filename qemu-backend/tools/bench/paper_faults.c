@@ -12,7 +12,10 @@
 
 #define WHOLE UINT32_MAX
 
-/* A signal handler has no other way to its state: the paper's method that is being measured, and who had SIGSEGV before. */
+/*
+ * A signal handler has no other way to its state: the paper's method that is being measured, and
+ * who had SIGSEGV before.
+ */
 static struct paper *active;
 static struct sigaction previous;
 
@@ -20,7 +23,8 @@ static void note(struct paper *paper, int failure)
 {
     int none = 0;
 
-    __atomic_compare_exchange_n(&paper->failure, &none, failure, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    __atomic_compare_exchange_n(&paper->failure, &none, failure, false, __ATOMIC_ACQ_REL,
+                                __ATOMIC_ACQUIRE);
 }
 
 static void claim(struct paper *paper, uint64_t cluster)
@@ -35,7 +39,10 @@ static void release(struct paper *paper, uint64_t cluster)
     __atomic_store_n(&paper->claim[cluster], 0, __ATOMIC_RELEASE);
 }
 
-/* Copy length bytes at address to the file and let them take the place (algorithms 3 and 4 share this). */
+/*
+ * Copy length bytes at address to the file and let them take the place (algorithms 3 and 4 share
+ * this).
+ */
 static int copy_over(struct paper *paper, uint8_t *address, uint64_t length, uint64_t offset)
 {
     uint8_t *temporary = paper_map_file(paper, NULL, length, offset, true);
@@ -45,7 +52,11 @@ static int copy_over(struct paper *paper, uint8_t *address, uint64_t length, uin
     }
     memcpy(temporary, address, length);
     bench_persist(paper->bench, temporary, length);
-    return 0 - (mremap(temporary, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, address) == MAP_FAILED ? errno : 0);
+    return 0
+           - (mremap(temporary, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, address)
+                      == MAP_FAILED
+                  ? errno
+                  : 0);
 }
 
 static int copy_cluster(struct paper *paper, uint64_t cluster)
@@ -53,7 +64,9 @@ static int copy_cluster(struct paper *paper, uint64_t cluster)
     uint64_t offset;
     int r = paper_new_cluster(paper, cluster, &offset);
 
-    r = r ? r : copy_over(paper, paper->memory + cluster * paper->options.cluster_size, paper->options.cluster_size, offset);
+    r = r ? r
+          : copy_over(paper, paper->memory + cluster * paper->options.cluster_size,
+                      paper->options.cluster_size, offset);
     if (!r) {
         paper->bitmap[cluster] = WHOLE;
     }
@@ -62,7 +75,8 @@ static int copy_cluster(struct paper *paper, uint64_t cluster)
 
 static int copy_page(struct paper *paper, uint64_t cluster, uint64_t page)
 {
-    uint64_t offset = paper->offset[cluster], in_cluster = page * PCOW_PAGE_SIZE - cluster * paper->options.cluster_size;
+    uint64_t offset = paper->offset[cluster],
+             in_cluster = page * PCOW_PAGE_SIZE - cluster * paper->options.cluster_size;
     uint32_t bit = UINT32_C(1) << (in_cluster / PCOW_PAGE_SIZE % 32);
     int r = 0;
 
@@ -72,7 +86,9 @@ static int copy_page(struct paper *paper, uint64_t cluster, uint64_t page)
     if (!offset) {
         r = paper_new_cluster(paper, cluster, &offset);
     }
-    r = r ? r : copy_over(paper, paper->memory + page * PCOW_PAGE_SIZE, PCOW_PAGE_SIZE, offset + in_cluster);
+    r = r ? r
+          : copy_over(paper, paper->memory + page * PCOW_PAGE_SIZE, PCOW_PAGE_SIZE,
+                      offset + in_cluster);
     if (!r) {
         paper_store_bitmap(paper, cluster, paper->bitmap[cluster] | bit);
     }
@@ -88,21 +104,27 @@ static void handle_signal(int number, siginfo_t *info, void *context)
 
     (void)context;
     if (!paper || address < paper->memory || address >= paper->memory + paper->options.size) {
-        signal(number, SIG_DFL);               /* not ours: the instruction runs again and ends the process */
+        /* not ours: the instruction runs again and ends the process */
+        signal(number, SIG_DFL);
         return;
     }
     cluster = (uint64_t)(address - paper->memory) / paper->options.cluster_size;
     claim(paper, cluster);
     if (paper->bitmap[cluster] != WHOLE) {
-        r = paper->options.fine_grained ? copy_page(paper, cluster, (uint64_t)(address - paper->memory) / PCOW_PAGE_SIZE)
-                                        : copy_cluster(paper, cluster);
+        r = paper->options.fine_grained
+                ? copy_page(paper, cluster, (uint64_t)(address - paper->memory) / PCOW_PAGE_SIZE)
+                : copy_cluster(paper, cluster);
     }
     release(paper, cluster);
     if (r) {
-        /* The store cannot be served; let it go somewhere, so that the thread comes to its end, and say so afterwards. */
+        /*
+         * The store cannot be served; let it go somewhere, so that the thread comes to its end, and
+         * say so afterwards.
+         */
         note(paper, r);
-        if (mmap(paper->memory, paper->options.size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
-                 -1, 0) == MAP_FAILED) {
+        if (mmap(paper->memory, paper->options.size, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0)
+            == MAP_FAILED) {
             signal(number, SIG_DFL);
         }
     }
@@ -115,8 +137,10 @@ static int expand(struct paper *paper, uint64_t cluster)
     uint64_t offset;
     int r = paper_new_cluster(paper, cluster, &offset);
 
-    if (!r && paper_map_file(paper, paper->memory + cluster * paper->options.cluster_size, paper->options.cluster_size, offset, true) ==
-                  MAP_FAILED) {
+    if (!r
+        && paper_map_file(paper, paper->memory + cluster * paper->options.cluster_size,
+                          paper->options.cluster_size, offset, true)
+               == MAP_FAILED) {
         r = -errno;
     }
     if (!r) {
@@ -145,7 +169,8 @@ static void *serve(void *opaque)
             note(paper, r);
             bench_uffd_zero_page(paper->uffd, address);
         }
-        bench_uffd_wake(paper->uffd, paper->memory + cluster * paper->options.cluster_size, paper->options.cluster_size);
+        bench_uffd_wake(paper->uffd, paper->memory + cluster * paper->options.cluster_size,
+                        paper->options.cluster_size);
     }
     return NULL;
 }
@@ -160,7 +185,8 @@ static int start_uffd(struct paper *paper)
         paper->uffd = -1;
         return r;
     }
-    paper->stop_page = mmap(NULL, PCOW_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    paper->stop_page =
+        mmap(NULL, PCOW_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (paper->stop_page == MAP_FAILED) {
         paper->stop_page = NULL;
         return -ENOMEM;
@@ -177,7 +203,8 @@ static int start_uffd(struct paper *paper)
 
 int paper_start_handlers(struct paper *paper, struct pcow_error *error)
 {
-    struct sigaction action = {.sa_sigaction = handle_signal, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
+    struct sigaction action = {.sa_sigaction = handle_signal,
+                               .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
     int r = paper->options.base ? 0 : start_uffd(paper);
 
     if (r) {

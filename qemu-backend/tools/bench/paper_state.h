@@ -38,7 +38,8 @@ struct paper {
 
 /* Algorithm 1.  Returns 0 or a negative errno.  Async-signal-safe. */
 int paper_new_cluster(struct paper *paper, uint64_t cluster, uint64_t *offset);
-void *paper_map_file(const struct paper *paper, void *address, uint64_t length, uint64_t offset, bool write);
+void *paper_map_file(const struct paper *paper, void *address, uint64_t length, uint64_t offset,
+                     bool write);
 /* The data entry of a cluster takes its new bitmap, durably. */
 void paper_store_bitmap(struct paper *paper, uint64_t cluster, uint32_t bitmap);
 

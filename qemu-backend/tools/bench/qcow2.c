@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Beside qcow2: 4 KiB written to every 64 KiB of an image on a base (copy-on-write) and of an empty one (expansion).
+ * Beside qcow2: 4 KiB written to every 64 KiB of an image on a base (copy-on-write) and of an empty
+ * one (expansion).
  *
- * qcow2's side is QEMU's block layer alone, driven by qemu-img bench from inside its process: no guest, no virtio, no exit
- * from a vCPU, all of which pcow's side, a store, does not need and qcow2 in a VM cannot do without.  Its settings are the
- * best of a list, found anew in each run; those that it is used with, defaults, are measured as well.
+ * qcow2's side is QEMU's block layer alone, driven by qemu-img bench from inside its process: no
+ * guest, no virtio, no exit from a vCPU, all of which pcow's side, a store, does not need and qcow2
+ * in a VM cannot do without. Its settings are the best of a list, found anew in each run; those
+ * that it is used with, defaults, are measured as well.
  */
 #include <errno.h>
 #include <math.h>
@@ -37,18 +39,22 @@ struct setting {
 static const struct setting settings[] = {
     {"defaults", "cluster_size=64k", "file.aio=threads", "writeback"},
     {"io_uring", "cluster_size=64k", "file.aio=io_uring,l2-cache-size=64M", "unsafe"},
-    {"direct, native AIO", "cluster_size=64k", "file.aio=native,cache.direct=on,l2-cache-size=64M", "none"},
-    {"subclusters, io_uring", "cluster_size=128k,extended_l2=on", "file.aio=io_uring,l2-cache-size=64M", "unsafe"},
+    {"direct, native AIO", "cluster_size=64k", "file.aio=native,cache.direct=on,l2-cache-size=64M",
+     "none"},
+    {"subclusters, io_uring", "cluster_size=128k,extended_l2=on",
+     "file.aio=io_uring,l2-cache-size=64M", "unsafe"},
     {"subclusters, direct, native AIO", "cluster_size=128k,extended_l2=on",
      "file.aio=native,cache.direct=on,l2-cache-size=64M", "none"},
-    {"clusters of 4 KiB, io_uring", "cluster_size=4k", "file.aio=io_uring,l2-cache-size=64M", "unsafe"},
+    {"clusters of 4 KiB, io_uring", "cluster_size=4k", "file.aio=io_uring,l2-cache-size=64M",
+     "unsafe"},
 };
 
 #define SETTINGS (sizeof(settings) / sizeof(settings[0]))
 
 enum operation { COW_LATENCY, COW_IOPS, EXPANSION_LATENCY, OPERATIONS };
 
-static const char *const names[] = {"qcow2-cow-latency", "qcow2-cow-iops", "qcow2-expansion-latency", NULL};
+static const char *const names[] = {"qcow2-cow-latency", "qcow2-cow-iops",
+                                    "qcow2-expansion-latency", NULL};
 
 struct comparison {
     struct bench *bench;
@@ -64,7 +70,9 @@ struct writer {
     const uint64_t *source;                    /* a page */
 };
 
-/* Run a shell command and give the last line that it prints.  Paths in it are the benchmark's own. */
+/*
+ * Run a shell command and give the last line that it prints.  Paths in it are the benchmark's own.
+ */
 static int run_command(char *command, char line[256], struct pcow_error *error)
 {
     FILE *pipe = popen(command, "re");
@@ -78,35 +86,46 @@ static int run_command(char *command, char line[256], struct pcow_error *error)
     return status == 0 ? 0 : fail(error, -EIO, "qemu-img failed: %s", line);
 }
 
-static int qcow2_create(const struct comparison *c, const struct setting *setting, bool on_base, struct pcow_error *error)
+static int qcow2_create(const struct comparison *c, const struct setting *setting, bool on_base,
+                        struct pcow_error *error)
 {
     char command[COMMAND_LENGTH], line[256], base[8192] = "";
 
     if (on_base) {
         snprintf(base, sizeof(base), "-b '%s/" BASE "' -F qcow2", c->bench->directory);
     }
-    snprintf(command, sizeof(command), "qemu-img create -q -f qcow2 -o %s %s '%s/" TOP "' %llu 2>&1 </dev/null", setting->create, base,
-             c->bench->directory, (unsigned long long)c->bench->size);
+    snprintf(command, sizeof(command),
+             "qemu-img create -q -f qcow2 -o %s %s '%s/" TOP "' %llu 2>&1 </dev/null",
+             setting->create, base, c->bench->directory, (unsigned long long)c->bench->size);
     return run_command(command, line, error);
 }
 
-/* Nanoseconds for one of the writes; NAN if this qemu-img or this file system cannot do it that way. */
-static double bench_drive(const struct comparison *c, const char *drive, const char *cache, unsigned depth)
+/*
+ * Nanoseconds for one of the writes; NAN if this qemu-img or this file system cannot do it that
+ * way.
+ */
+static double bench_drive(const struct comparison *c, const char *drive, const char *cache,
+                          unsigned depth)
 {
     char command[COMMAND_LENGTH], line[256];
     struct pcow_error ignored;
     unsigned long long count = c->bench->size / STEP;
     double seconds;
 
-    snprintf(command, sizeof(command), "qemu-img bench -w -c %llu -d %u -s %u -S %u -t %s --image-opts '%s,file.filename=%s/" TOP
-             "' 2>&1 </dev/null", count, depth, (unsigned)PCOW_PAGE_SIZE, (unsigned)STEP, cache, drive, c->bench->directory);
-    if (run_command(command, line, &ignored) || sscanf(line, "Run completed in %lf seconds", &seconds) != 1) {
+    snprintf(
+        command, sizeof(command),
+        "qemu-img bench -w -c %llu -d %u -s %u -S %u -t %s --image-opts '%s,file.filename=%s/" TOP
+        "' 2>&1 </dev/null",
+        count, depth, (unsigned)PCOW_PAGE_SIZE, (unsigned)STEP, cache, drive, c->bench->directory);
+    if (run_command(command, line, &ignored)
+        || sscanf(line, "Run completed in %lf seconds", &seconds) != 1) {
         return NAN;
     }
     return seconds * 1e9 / (double)count;
 }
 
-static int measure_qcow2(struct comparison *c, enum operation operation, unsigned which, struct pcow_error *error)
+static int measure_qcow2(struct comparison *c, enum operation operation, unsigned which,
+                         struct pcow_error *error)
 {
     const struct setting *setting = &settings[which];
     char drive[1024];
@@ -133,9 +152,11 @@ static int measure_raw(struct comparison *c, enum operation operation, struct pc
 
     r = r ? r : raw_create(c->bench, TOP, c->bench->size, error);
     if (!r) {
-        ns = bench_drive(c, "driver=raw,file.driver=file,file.aio=io_uring", "unsafe", operation == COW_IOPS ? DEEP : 1);
+        ns = bench_drive(c, "driver=raw,file.driver=file,file.aio=io_uring", "unsafe",
+                         operation == COW_IOPS ? DEEP : 1);
         if (isnan(ns)) {
-            ns = bench_drive(c, "driver=raw,file.driver=file,file.aio=threads", "unsafe", operation == COW_IOPS ? DEEP : 1);
+            ns = bench_drive(c, "driver=raw,file.driver=file,file.aio=threads", "unsafe",
+                             operation == COW_IOPS ? DEEP : 1);
         }
         series_add_value(&c->raw[operation], ns, ns);
     }
@@ -146,7 +167,8 @@ static int measure_raw(struct comparison *c, enum operation operation, struct pc
 static void write_share(void *opaque, unsigned thread)
 {
     const struct writer *writer = opaque;
-    uint64_t steps = writer->size / STEP, first = steps * thread / writer->threads, end = steps * (thread + 1) / writer->threads;
+    uint64_t steps = writer->size / STEP, first = steps * thread / writer->threads,
+             end = steps * (thread + 1) / writer->threads;
 
     for (uint64_t step = first; step < end; step++) {
         memcpy(writer->memory + step * STEP, writer->source, PCOW_PAGE_SIZE);
@@ -154,7 +176,8 @@ static void write_share(void *opaque, unsigned thread)
     }
 }
 
-static int time_writes(const struct comparison *c, struct writer *writer, double *ns, struct pcow_error *error)
+static int time_writes(const struct comparison *c, struct writer *writer, double *ns,
+                       struct pcow_error *error)
 {
     uint64_t start = now_ns();
     int r = run_threads(writer->threads, write_share, writer, error);
@@ -163,11 +186,13 @@ static int time_writes(const struct comparison *c, struct writer *writer, double
     return r;
 }
 
-static int verify_writes(const struct comparison *c, enum operation operation, const struct writer *writer, struct pcow_error *error)
+static int verify_writes(const struct comparison *c, enum operation operation,
+                         const struct writer *writer, struct pcow_error *error)
 {
     for (uint64_t at = 0; at < c->bench->size; at += STEP) {
         if (memcmp(writer->memory + at, writer->source, PCOW_PAGE_SIZE)) {
-            return fail(error, -EILSEQ, "%s: wrong data at offset %llu", names[operation], (unsigned long long)at);
+            return fail(error, -EILSEQ, "%s: wrong data at offset %llu", names[operation],
+                        (unsigned long long)at);
         }
     }
     return 0;
@@ -176,10 +201,15 @@ static int verify_writes(const struct comparison *c, enum operation operation, c
 /* The published method with blocks that are there before, as in the rows about traps. */
 static int measure_paper(struct comparison *c, enum operation operation, struct pcow_error *error)
 {
-    struct paper_options options = {.size = c->bench->size, .cluster_size = STEP, .fine_grained = true, .preallocated = true,
+    struct paper_options options = {.size = c->bench->size,
+                                    .cluster_size = STEP,
+                                    .fine_grained = true,
+                                    .preallocated = true,
                                     .base = operation == EXPANSION_LATENCY ? NULL : RAW_FILE};
     uint64_t *source = slab_buffer();
-    struct writer writer = {.size = c->bench->size, .threads = operation == COW_IOPS ? MAX_THREADS : 1, .source = source};
+    struct writer writer = {.size = c->bench->size,
+                            .threads = operation == COW_IOPS ? MAX_THREADS : 1,
+                            .source = source};
     struct paper *paper = NULL;
     int r = bench_need(c->bench, c->bench->size + SLACK, error);
     double ns;
@@ -199,18 +229,25 @@ static int measure_paper(struct comparison *c, enum operation operation, struct 
     return r;
 }
 
-/* prepared: the thread that prepares slabs is ahead of the writes; else it begins with the first. */
-static int measure_pcow(struct comparison *c, enum operation operation, bool prepared, struct pcow_error *error)
+/*
+ * prepared: the thread that prepares slabs is ahead of the writes; else it begins with the first.
+ */
+static int measure_pcow(struct comparison *c, enum operation operation, bool prepared,
+                        struct pcow_error *error)
 {
     uint64_t *source = slab_buffer();
-    struct writer writer = {.size = c->bench->size, .threads = operation == COW_IOPS ? MAX_THREADS : 1, .source = source};
+    struct writer writer = {.size = c->bench->size,
+                            .threads = operation == COW_IOPS ? MAX_THREADS : 1,
+                            .source = source};
     struct side side = {0};
     int r = bench_need(c->bench, c->bench->size + SLACK, error);
     double ns;
 
     r = r || source ? r : fail(error, -ENOMEM, "out of memory");
-    r = r ? r : side_open_prepared(c->bench, &side, operation == EXPANSION_LATENCY ? NULL : BASE_IMAGE, c->bench->size, STEP,
-                                   bench_default_engine(c->bench), prepared ? (unsigned)(c->bench->size / PCOW_SLAB_SIZE) : 0, error);
+    r = r ? r
+          : side_open_prepared(c->bench, &side, operation == EXPANSION_LATENCY ? NULL : BASE_IMAGE,
+                               c->bench->size, STEP, bench_default_engine(c->bench),
+                               prepared ? (unsigned)(c->bench->size / PCOW_SLAB_SIZE) : 0, error);
     if (!r) {
         fill_slab(source, 1);
         writer.memory = side.memory;
@@ -261,8 +298,9 @@ static int measure(struct comparison *c, enum operation operation, struct pcow_e
 
 static int add_row(const struct comparison *c, enum operation operation, struct pcow_error *error)
 {
-    struct row *row = bench_add_row(c->bench, names[operation], operation == COW_IOPS ? MAX_THREADS : 1,
-                                    engine_name(bench_default_engine(c->bench)));
+    struct row *row =
+        bench_add_row(c->bench, names[operation], operation == COW_IOPS ? MAX_THREADS : 1,
+                      engine_name(bench_default_engine(c->bench)));
     const struct series *qcow2 = c->qcow2[operation];
     unsigned best = best_setting(qcow2);
 
@@ -273,7 +311,8 @@ static int add_row(const struct comparison *c, enum operation operation, struct 
     row->paper_ns = series_value(&c->paper[operation]);
     row->pcow_ns = series_value(&c->pcow[operation]);
     row_add_criterion_at_least(row, "qcow2/pcow", series_value(&qcow2[0]) / row->pcow_ns, AT_LEAST);
-    row_add_criterion_at_least(row, "best qcow2/pcow", series_value(&qcow2[best]) / row->pcow_ns, AT_LEAST);
+    row_add_criterion_at_least(row, "best qcow2/pcow", series_value(&qcow2[best]) / row->pcow_ns,
+                               AT_LEAST);
     row_add_detail(row, "unprepared_ns", series_value(&c->unprepared[operation]));
     row_add_detail(row, "qcow2_ns", series_value(&qcow2[0]));
     row_add_detail(row, "qcow2_best_ns", series_value(&qcow2[best]));
@@ -282,8 +321,10 @@ static int add_row(const struct comparison *c, enum operation operation, struct 
         row_add_detail(row, "qcow2_iops", 1e9 / series_value(&qcow2[0]));
         row_add_detail(row, "qcow2_best_iops", 1e9 / series_value(&qcow2[best]));
     }
-    snprintf(row->note, sizeof(row->note), "best qcow2: %s; both qcow2 and raw here are calls of QEMU's block layer, without a guest",
-             settings[best].name);
+    snprintf(
+        row->note, sizeof(row->note),
+        "best qcow2: %s; both qcow2 and raw here are calls of QEMU's block layer, without a guest",
+        settings[best].name);
     return 0;
 }
 
@@ -292,7 +333,8 @@ static int make_base(const struct comparison *c, struct pcow_error *error)
 {
     char command[COMMAND_LENGTH], line[256];
 
-    snprintf(command, sizeof(command), "qemu-img convert -f raw -O qcow2 '%s/" RAW_FILE "' '%s/" BASE "' 2>&1 </dev/null",
+    snprintf(command, sizeof(command),
+             "qemu-img convert -f raw -O qcow2 '%s/" RAW_FILE "' '%s/" BASE "' 2>&1 </dev/null",
              c->bench->directory, c->bench->directory);
     return run_command(command, line, error);
 }
@@ -317,8 +359,9 @@ static int run(struct bench *bench, struct pcow_error *error)
         return 0;
     }
     if (strpbrk(bench->directory, "',") || run_command(probe, line, error)) {
-        bench->qcow2_problem = strpbrk(bench->directory, "',") ? "the path of the pool has a quote or a comma in it"
-                                                               : "qemu-img is not installed";
+        bench->qcow2_problem = strpbrk(bench->directory, "',")
+                                   ? "the path of the pool has a quote or a comma in it"
+                                   : "qemu-img is not installed";
         return 0;
     }
     c = calloc(1, sizeof(*c));

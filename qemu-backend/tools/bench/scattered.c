@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Random stores of 4 KiB to a large image on a shared base, until every cluster of 64 KiB was hit: the address space must
- * stay within the budget of memory mappings.
+ * Random stores of 4 KiB to a large image on a shared base, until every cluster of 64 KiB was hit:
+ * the address space must stay within the budget of memory mappings.
  *
- * 64 GiB do not fit into the memory of most machines.  What was copied is verified soon after and its blocks are then given
- * back behind the library's back, those of the base too; mappings and metadata, which this row is about, are those of 64 GiB.
- * Holes read as zeros, so the base is one of zeros, but for the first page of each slab.
+ * 64 GiB do not fit into the memory of most machines. What was copied is verified soon after and
+ * its blocks are then given back behind the library's back, those of the base too; mappings and
+ * metadata, which this row is about, are those of 64 GiB. Holes read as zeros, so the base is one
+ * of zeros, but for the first page of each slab.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -45,11 +46,13 @@ struct scattered {
     uint64_t *order;                           /* of clusters */
     uint8_t *page_of;                          /* by cluster: the page that is stored to */
     double *samples;                           /* BATCH */
-    uint8_t *punched;                          /* by slab, of the top image: it holds copies that are to be given back */
+    /* by slab, of the top image: it holds copies that are to be given back */
+    uint8_t *punched;
     double raw_ns, pcow_ns;                    /* sums while measuring, then means */
     double pcow_p99_ns;                        /* worst of the batches */
     size_t batches;
-    unsigned peak, peak_seen, budget;          /* mappings: as the monitor counts them, as the kernel does, and the limit */
+    /* mappings: as the monitor counts them, as the kernel does, and the limit */
+    unsigned peak, peak_seen, budget;
     uint64_t promoted, paper_clusters;
     char base_path[4096], top_path[4096];
 };
@@ -87,7 +90,8 @@ static int build_base(struct scattered *s, struct pcow_error *error)
     struct pcow_create_options options = {.virtual_size = s->size};
     uint64_t *buffer = slab_buffer();
     pcow_image *image = NULL;
-    int fd = -1, r = buffer ? pcow_create(s->base_path, &options, error) : fail(error, -ENOMEM, "out of memory");
+    int fd = -1, r = buffer ? pcow_create(s->base_path, &options, error)
+                            : fail(error, -ENOMEM, "out of memory");
 
     r = r ? r : pcow_open(s->base_path, PCOW_OPEN_WRITE, NULL, &image, error);
     if (!r) {
@@ -121,24 +125,30 @@ static uint64_t page_number(const struct scattered *s, uint64_t cluster)
 }
 
 /* The whole cluster: one page was stored to, the others are the base's. */
-static int verify_cluster(const struct scattered *s, const uint8_t *memory, uint64_t cluster, struct pcow_error *error)
+static int verify_cluster(const struct scattered *s, const uint8_t *memory, uint64_t cluster,
+                          struct pcow_error *error)
 {
     uint64_t stored = page_number(s, cluster), first = cluster * PAGES_PER_CLUSTER, wrong = 0;
 
     for (uint64_t page = first; page < first + PAGES_PER_CLUSTER; page++) {
         const uint64_t *words = (const uint64_t *)(memory + page * PCOW_PAGE_SIZE);
         uint64_t slab = page * PCOW_PAGE_SIZE / PCOW_SLAB_SIZE;
-        uint64_t expected = page == stored ? page_mark(page) : page * PCOW_PAGE_SIZE % PCOW_SLAB_SIZE ? 0 : page_pattern(slab);
+        uint64_t expected = page == stored                           ? page_mark(page)
+                            : page * PCOW_PAGE_SIZE % PCOW_SLAB_SIZE ? 0
+                                                                     : page_pattern(slab);
 
         for (size_t i = 0; i < WORDS_PER_PAGE; i++) {
             wrong |= words[i] ^ expected;
         }
     }
-    return wrong ? fail(error, -EILSEQ, NAME ": wrong data at offset %llu", (unsigned long long)(cluster * CLUSTER)) : 0;
+    return wrong ? fail(error, -EILSEQ, NAME ": wrong data at offset %llu",
+                        (unsigned long long)(cluster * CLUSTER))
+                 : 0;
 }
 
 /* Returns the sum of the times. */
-static double store_batch(struct scattered *s, uint8_t *memory, const uint64_t *clusters, size_t count)
+static double store_batch(struct scattered *s, uint8_t *memory, const uint64_t *clusters,
+                          size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         uint64_t page = page_number(s, clusters[i]), start, mark = page_mark(page);
@@ -153,8 +163,8 @@ static double store_batch(struct scattered *s, uint8_t *memory, const uint64_t *
     return mean(s->samples, count) * (double)count;
 }
 
-static int give_back(struct scattered *s, pcow_image *image, int top, int base, const uint64_t *clusters, size_t count,
-                     struct pcow_error *error)
+static int give_back(struct scattered *s, pcow_image *image, int top, int base,
+                     const uint64_t *clusters, size_t count, struct pcow_error *error)
 {
     int r = 0;
 
@@ -191,11 +201,14 @@ static int measure_pcow(struct scattered *s, struct pcow_error *error)
 {
     struct side side;
     int top = -1, base = open(s->base_path, O_RDWR | O_CLOEXEC);
-    int r = side_open(s->bench, &side, BASE, s->size, CLUSTER, bench_default_engine(s->bench), error);
+    int r =
+        side_open(s->bench, &side, BASE, s->size, CLUSTER, bench_default_engine(s->bench), error);
 
     if (!r) {
         top = open(s->top_path, O_RDWR | O_CLOEXEC);
-        r = top < 0 || base < 0 ? fail(error, -errno, "cannot open %s: %s", s->top_path, strerror(errno)) : 0;
+        r = top < 0 || base < 0
+                ? fail(error, -errno, "cannot open %s: %s", s->top_path, strerror(errno))
+                : 0;
     }
     s->batches = 0;
     for (uint64_t first = 0; first < s->clusters && !r; first += s->batch) {
@@ -208,7 +221,9 @@ static int measure_pcow(struct scattered *s, struct pcow_error *error)
         }
         s->batches++;
         r = r ? r : give_back(s, side.image, top, base, s->order + first, count, error);
-        r = r || (s->batches % LOOK_EVERY && first + count < s->clusters) ? r : look(s, side.map, error);
+        r = r || (s->batches % LOOK_EVERY && first + count < s->clusters)
+                ? r
+                : look(s, side.map, error);
     }
     s->pcow_ns /= (double)s->clusters;
     side_close(s->bench, &side);
@@ -221,13 +236,17 @@ static int measure_pcow(struct scattered *s, struct pcow_error *error)
     return r;
 }
 
-/* The file that was written before, mapped as often as it takes: as many pages, each with its own fault. */
+/*
+ * The file that was written before, mapped as often as it takes: as many pages, each with its own
+ * fault.
+ */
 static int measure_raw(struct scattered *s, struct pcow_error *error)
 {
     char path[4096];
     void *reservation = NULL;
     uint8_t *memory = reserve_aligned(s->size, &reservation);
-    int fd = -1, r = memory ? raw_create(s->bench, RAW_NAME, s->bench->size, error) : fail(error, -ENOMEM, "no address space");
+    int fd = -1, r = memory ? raw_create(s->bench, RAW_NAME, s->bench->size, error)
+                            : fail(error, -ENOMEM, "no address space");
 
     if (!r) {
         fd = open(bench_path(s->bench, RAW_NAME, path), O_RDWR | O_CLOEXEC);
@@ -237,7 +256,8 @@ static int measure_raw(struct scattered *s, struct pcow_error *error)
     for (uint64_t at = 0; at < s->size && !r; at += s->bench->size) {
         uint64_t length = s->size - at < s->bench->size ? s->size - at : s->bench->size;
 
-        if (mmap(memory + at, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+        if (mmap(memory + at, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0)
+            == MAP_FAILED) {
             r = fail(error, -errno, "cannot map %s: %s", path, strerror(errno));
         }
     }
@@ -262,12 +282,16 @@ static int measure_paper(struct scattered *s, struct pcow_error *error)
     char path[4096];
     void *reservation = NULL;
     uint8_t *memory = reserve_aligned(s->size, &reservation);
-    int fd = open(bench_path(s->bench, "scattered-paper", path), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    int fd =
+        open(bench_path(s->bench, "scattered-paper", path), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     uint64_t elapsed = 0;
-    int r = fd < 0 || !memory || ftruncate(fd, (off_t)s->size) ? fail(error, -errno, "cannot make %s: %s", path, strerror(errno)) : 0;
+    int r = fd < 0 || !memory || ftruncate(fd, (off_t)s->size)
+                ? fail(error, -errno, "cannot make %s: %s", path, strerror(errno))
+                : 0;
 
     if (!r) {
-        s->paper_clusters = paper_map_clusters(memory, fd, s->order, s->clusters, CLUSTER, &elapsed);
+        s->paper_clusters =
+            paper_map_clusters(memory, fd, s->order, s->clusters, CLUSTER, &elapsed);
     }
     release_aligned(reservation, s->size);
     if (fd >= 0) {
@@ -317,8 +341,10 @@ static int add_row(struct scattered *s, struct pcow_error *error)
     row_add_detail(row, "slabs_promoted", (double)s->promoted);
     row_add_detail(row, "paper_clusters", (double)s->clusters);
     row_add_detail(row, "paper_clusters_mapped", (double)s->paper_clusters);
-    snprintf(row->note, sizeof(row->note), "blocks are given back when they are verified, for the image to fit into memory%s",
-             s->paper_clusters < s->clusters ? "; the paper's method ends at vm.max_map_count" : "");
+    snprintf(row->note, sizeof(row->note),
+             "blocks are given back when they are verified, for the image to fit into memory%s",
+             s->paper_clusters < s->clusters ? "; the paper's method ends at vm.max_map_count"
+                                             : "");
     return 0;
 }
 
@@ -330,7 +356,10 @@ static int run(struct bench *bench, struct pcow_error *error)
     if (!bench_wants(bench, NAME)) {
         return 0;
     }
-    r = bench_need(bench, bench->size + SLACK + SLACK_BATCHES * (bench->quick ? QUICK_BATCH : BATCH) * PCOW_SLAB_SIZE, error);
+    r = bench_need(bench,
+                   bench->size + SLACK
+                       + SLACK_BATCHES * (bench->quick ? QUICK_BATCH : BATCH) * PCOW_SLAB_SIZE,
+                   error);
     if (r) {
         return r;
     }

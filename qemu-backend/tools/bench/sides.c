@@ -88,10 +88,13 @@ int raw_create(const struct bench *bench, const char *name, uint64_t size, struc
 
 uint8_t *reserve_aligned(uint64_t size, void **reservation)
 {
-    void *memory = mmap(NULL, size + PCOW_SLAB_SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *memory = mmap(NULL, size + PCOW_SLAB_SIZE, PROT_NONE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
     *reservation = memory == MAP_FAILED ? NULL : memory;
-    return *reservation ? (uint8_t *)(((uintptr_t)memory + PCOW_SLAB_SIZE - 1) & ~(uintptr_t)(PCOW_SLAB_SIZE - 1)) : NULL;
+    return *reservation ? (uint8_t *)(((uintptr_t)memory + PCOW_SLAB_SIZE - 1)
+                                      & ~(uintptr_t)(PCOW_SLAB_SIZE - 1))
+                        : NULL;
 }
 
 void release_aligned(void *reservation, uint64_t size)
@@ -103,7 +106,9 @@ void release_aligned(void *reservation, uint64_t size)
 
 int raw_map(const struct bench *bench, const char *name, struct raw *raw, struct pcow_error *error)
 {
-    int flags = MAP_FIXED | (bench->persistence == PCOW_PERSISTENCE_PMEM ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED);
+    int flags = MAP_FIXED
+                | (bench->persistence == PCOW_PERSISTENCE_PMEM ? MAP_SHARED_VALIDATE | MAP_SYNC
+                                                               : MAP_SHARED);
     char path[4096];
     off_t size;
 
@@ -113,7 +118,8 @@ int raw_map(const struct bench *bench, const char *name, struct raw *raw, struct
         raw->size = (uint64_t)size;
         raw->memory = reserve_aligned(raw->size, &raw->reservation);
     }
-    if (!raw->memory || mmap(raw->memory, raw->size, PROT_READ | PROT_WRITE, flags, raw->fd, 0) == MAP_FAILED) {
+    if (!raw->memory
+        || mmap(raw->memory, raw->size, PROT_READ | PROT_WRITE, flags, raw->fd, 0) == MAP_FAILED) {
         int r = fail(error, -errno, "cannot map %s: %s", path, strerror(errno));
 
         raw_unmap(raw);
@@ -142,7 +148,8 @@ void raw_unmap(struct raw *raw)
     *raw = (struct raw){.fd = -1};
 }
 
-int side_create_base(const struct bench *bench, const char *name, uint64_t size, struct pcow_error *error)
+int side_create_base(const struct bench *bench, const char *name, uint64_t size,
+                     struct pcow_error *error)
 {
     struct pcow_create_options options = {.virtual_size = size};
     uint64_t *buffer = slab_buffer();
@@ -164,20 +171,22 @@ int side_create_base(const struct bench *bench, const char *name, uint64_t size,
     return r;
 }
 
-int side_open(const struct bench *bench, struct side *side, const char *base, uint64_t size, uint64_t cluster_size,
-              enum pcow_engine engine, struct pcow_error *error)
+int side_open(const struct bench *bench, struct side *side, const char *base, uint64_t size,
+              uint64_t cluster_size, enum pcow_engine engine, struct pcow_error *error)
 {
     return side_open_prepared(bench, side, base, size, cluster_size, engine, 0, error);
 }
 
-int side_open_prepared(const struct bench *bench, struct side *side, const char *base, uint64_t size, uint64_t cluster_size,
-                       enum pcow_engine engine, unsigned prepared_slabs, struct pcow_error *error)
+int side_open_prepared(const struct bench *bench, struct side *side, const char *base,
+                       uint64_t size, uint64_t cluster_size, enum pcow_engine engine,
+                       unsigned prepared_slabs, struct pcow_error *error)
 {
     char path[4096], base_path[4096];
     struct pcow_create_options create = {.virtual_size = size, .cluster_size = cluster_size,
                                          .base = base ? bench_path(bench, base, base_path) : NULL};
     /* Waiting would be for ever: what fills the pool is not going to be undone by us. */
-    struct pcow_map_options options = {.engine = engine, .full_policy = PCOW_FULL_FAIL, .prepared_slabs = prepared_slabs};
+    struct pcow_map_options options = {
+        .engine = engine, .full_policy = PCOW_FULL_FAIL, .prepared_slabs = prepared_slabs};
     int r;
 
     *side = (struct side){.size = size, .name = TOP_IMAGE};
@@ -197,11 +206,15 @@ void side_settle(const struct side *side, unsigned prepared_slabs)
 {
     struct pcow_map_stats stats = {.slabs_queued = 1}, before = {0};
 
-    for (unsigned tries = 0; tries < PREPARE_TRIES && (stats.slabs_ready < prepared_slabs || stats.slabs_queued > 0); tries++) {
+    for (unsigned tries = 0;
+         tries < PREPARE_TRIES && (stats.slabs_ready < prepared_slabs || stats.slabs_queued > 0);
+         tries++) {
         usleep(PREPARE_WAIT_US);
         before = stats;
         pcow_map_get_stats(side->map, &stats);
-        tries = stats.slabs_ready == before.slabs_ready && stats.slabs_queued == before.slabs_queued ? tries : 0;
+        tries = stats.slabs_ready == before.slabs_ready && stats.slabs_queued == before.slabs_queued
+                    ? tries
+                    : 0;
     }
 }
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * The two sides that every row compares, as ranges of memory: raw, a linear shared mapping of a file that was written
- * before, and pcow.  The third, the paper's method, is in paper.h.
+ * The two sides that every row compares, as ranges of memory: raw, a linear shared mapping of a
+ * file that was written before, and pcow. The third, the paper's method, is in paper.h.
  *
- * Content: a page that was written before holds page_pattern() in every word; a timed store puts page_mark() into its
- * second word and nothing else, so that both the store and what it must not touch can be checked.
+ * Content: a page that was written before holds page_pattern() in every word; a timed store puts
+ * page_mark() into its second word and nothing else, so that both the store and what it must not
+ * touch can be checked.
  */
 #ifndef BENCH_SIDES_H
 #define BENCH_SIDES_H
@@ -30,7 +31,8 @@ uint64_t random_next(uint64_t *seed);          /* never with seed 0 */
 void shuffle(uint64_t *values, size_t count, uint64_t *seed);
 
 /* A file of the pool filled with page_pattern(). */
-int raw_create(const struct bench *bench, const char *name, uint64_t size, struct pcow_error *error);
+int raw_create(const struct bench *bench, const char *name, uint64_t size,
+               struct pcow_error *error);
 
 struct raw {
     int fd;
@@ -57,14 +59,22 @@ struct side {
 };
 
 /* A sealed image full of page_pattern(). */
-int side_create_base(const struct bench *bench, const char *name, uint64_t size, struct pcow_error *error);
+int side_create_base(const struct bench *bench, const char *name, uint64_t size,
+                     struct pcow_error *error);
 /* A new image, on base if that is not NULL, opened and mapped. */
-int side_open(const struct bench *bench, struct side *side, const char *base, uint64_t size, uint64_t cluster_size,
-              enum pcow_engine engine, struct pcow_error *error);
-/* The same, with so many slabs prepared before it returns (0: as many as the monitor finds right, and without waiting). */
-int side_open_prepared(const struct bench *bench, struct side *side, const char *base, uint64_t size, uint64_t cluster_size,
-                       enum pcow_engine engine, unsigned prepared_slabs, struct pcow_error *error);
-/* Let the thread that works ahead get its lead, as in a VM that has been running for a while; a pool short of space gives less. */
+int side_open(const struct bench *bench, struct side *side, const char *base, uint64_t size,
+              uint64_t cluster_size, enum pcow_engine engine, struct pcow_error *error);
+/*
+ * The same, with so many slabs prepared before it returns (0: as many as the monitor finds right,
+ * and without waiting).
+ */
+int side_open_prepared(const struct bench *bench, struct side *side, const char *base,
+                       uint64_t size, uint64_t cluster_size, enum pcow_engine engine,
+                       unsigned prepared_slabs, struct pcow_error *error);
+/*
+ * Let the thread that works ahead get its lead, as in a VM that has been running for a while; a
+ * pool short of space gives less.
+ */
 void side_settle(const struct side *side, unsigned prepared_slabs);
 void side_close(const struct bench *bench, struct side *side);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * A live snapshot and a revert of a mapped image whose every page was stored to before.  There is no such operation on raw
- * memory; what stands in its column is the part that the kernel must do: write protection of the same pages on one linear
- * mapping, and mapping the file anew.
+ * A live snapshot and a revert of a mapped image whose every page was stored to before. There is no
+ * such operation on raw memory; what stands in its column is the part that the kernel must do:
+ * write protection of the same pages on one linear mapping, and mapping the file anew.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -43,11 +43,13 @@ static void store_all(uint8_t *memory, uint64_t size, uint64_t generation)
     }
 }
 
-static int verify_all(const uint8_t *memory, uint64_t size, uint64_t generation, const char *what, struct pcow_error *error)
+static int verify_all(const uint8_t *memory, uint64_t size, uint64_t generation, const char *what,
+                      struct pcow_error *error)
 {
     for (uint64_t offset = 0; offset < size; offset += PCOW_PAGE_SIZE) {
         if (*(const uint64_t *)(memory + offset) != content(offset / PCOW_PAGE_SIZE, generation)) {
-            return fail(error, -EILSEQ, "%s holds wrong data at offset %llu; its times mean nothing", what,
+            return fail(error, -EILSEQ,
+                        "%s holds wrong data at offset %llu; its times mean nothing", what,
                         (unsigned long long)offset);
         }
     }
@@ -79,7 +81,9 @@ static int measure_raw(struct snapshot_row *s, struct pcow_error *error)
         r = mprotect(raw.memory, s->size, PROT_READ);
         s->time[DO_CREATE][round] = (double)(now_ns() - start);
         start = now_ns();
-        if (r || mmap(raw.memory, s->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, raw.fd, 0) == MAP_FAILED) {
+        if (r
+            || mmap(raw.memory, s->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, raw.fd, 0)
+                   == MAP_FAILED) {
             r = fail(error, -errno, "cannot protect and map raw memory: %s", strerror(errno));
         }
         s->time[DO_REVERT][round] = (double)(now_ns() - start);
@@ -93,7 +97,8 @@ static int measure_raw(struct snapshot_row *s, struct pcow_error *error)
     return 0;
 }
 
-static int measure_paper_round(struct snapshot_row *s, struct paper *paper, unsigned round, struct pcow_error *error)
+static int measure_paper_round(struct snapshot_row *s, struct paper *paper, unsigned round,
+                               struct pcow_error *error)
 {
     uint8_t *memory = paper_memory(paper);
     uint64_t start;
@@ -131,7 +136,8 @@ static int measure_paper(struct snapshot_row *s, struct pcow_error *error)
     return r;
 }
 
-static int measure_pcow_round(struct snapshot_row *s, struct side *side, unsigned round, struct pcow_error *error)
+static int measure_pcow_round(struct snapshot_row *s, struct side *side, unsigned round,
+                              struct pcow_error *error)
 {
     char name[16];
     uint64_t start;
@@ -183,7 +189,8 @@ static int measure_once(struct snapshot_row *s, struct pcow_error *error)
 static int add_row(const struct snapshot_row *s, enum operation operation, struct pcow_error *error)
 {
     double pages = (double)(s->size / PCOW_PAGE_SIZE);
-    struct row *row = bench_add_row(s->bench, operation == DO_CREATE ? CREATE : REVERT, 1, engine_name(PCOW_ENGINE_SIGNAL));
+    struct row *row = bench_add_row(s->bench, operation == DO_CREATE ? CREATE : REVERT, 1,
+                                    engine_name(PCOW_ENGINE_SIGNAL));
 
     if (!row) {
         return fail(error, -ENOMEM, "out of memory");

@@ -35,7 +35,8 @@ struct soak {
     uint64_t size, seed, names;
     char base[4096], top[4096];
     uint8_t *model;                            /* what the active layer must read as */
-    struct saved saved[MAX_SAVED];             /* the first: before any store; it stays, for much is absent again after a revert to it */
+    /* the first: before any store; it stays, for much is absent again after a revert to it */
+    struct saved saved[MAX_SAVED];
     uint8_t *buffer;                           /* of one slab */
     pcow_image *image;
     pcow_map *map;
@@ -78,8 +79,10 @@ static int build(struct soak *s, struct pcow_error *error)
 static int map_image(struct soak *s, struct pcow_error *error)
 {
     bool small = random_below(s, 2);
-    struct pcow_map_options options = {.engine = s->engine, .full_policy = PCOW_FULL_FAIL,
-                                       .vma_budget = small ? (unsigned)(s->size / PCOW_SLAB_SIZE * SMALL_BUDGET_PER_SLAB) : 0};
+    struct pcow_map_options options = {
+        .engine = s->engine,
+        .full_policy = PCOW_FULL_FAIL,
+        .vma_budget = small ? (unsigned)(s->size / PCOW_SLAB_SIZE * SMALL_BUDGET_PER_SLAB) : 0};
     int r = pcow_open(s->top, PCOW_OPEN_WRITE, NULL, &s->image, error);
 
     r = r ? r : pcow_map_create(s->image, &options, &s->map, error);
@@ -121,7 +124,8 @@ static int verify_memory(struct soak *s, struct pcow_error *error)
 {
     for (uint64_t at = 0; at < s->size; at += PCOW_PAGE_SIZE) {
         if (memcmp(s->burst.memory + at, s->model + at, PCOW_PAGE_SIZE)) {
-            return fail(error, -EILSEQ, "soak: page at offset %llu is wrong", (unsigned long long)at);
+            return fail(error, -EILSEQ, "soak: page at offset %llu is wrong",
+                        (unsigned long long)at);
         }
     }
     s->report->verifications++;
@@ -130,7 +134,8 @@ static int verify_memory(struct soak *s, struct pcow_error *error)
 }
 
 /* As tools read it: without a map.  snapshot: NULL for the active layer. */
-static int verify_file(struct soak *s, const char *snapshot, const uint8_t *content, struct pcow_error *error)
+static int verify_file(struct soak *s, const char *snapshot, const uint8_t *content,
+                       struct pcow_error *error)
 {
     pcow_image *image = NULL;
     int r = pcow_open(s->top, 0, snapshot, &image, error);
@@ -138,8 +143,8 @@ static int verify_file(struct soak *s, const char *snapshot, const uint8_t *cont
     for (uint64_t at = 0; at < s->size && !r; at += PCOW_SLAB_SIZE) {
         r = pcow_read(image, at, s->buffer, PCOW_SLAB_SIZE, error);
         if (!r && memcmp(s->buffer, content + at, PCOW_SLAB_SIZE)) {
-            r = fail(error, -EILSEQ, "soak: %s is wrong in the 2 MiB at offset %llu", snapshot ? snapshot : "the active layer",
-                     (unsigned long long)at);
+            r = fail(error, -EILSEQ, "soak: %s is wrong in the 2 MiB at offset %llu",
+                     snapshot ? snapshot : "the active layer", (unsigned long long)at);
         }
     }
     pcow_close(image);
@@ -169,8 +174,10 @@ static int check_file(struct soak *s, struct pcow_error *error)
         s->report->slabs_used = result.slabs_used;
         s->report->leaks = result.leaks > s->report->leaks ? result.leaks : s->report->leaks;
     }
-    return r || !result.corruptions ? r : fail(error, -EBADMSG, "soak: the check finds %llu corruptions, the first: %s",
-                                                (unsigned long long)result.corruptions, finding);
+    return r || !result.corruptions
+               ? r
+               : fail(error, -EBADMSG, "soak: the check finds %llu corruptions, the first: %s",
+                      (unsigned long long)result.corruptions, finding);
 }
 
 static struct saved *free_place(struct soak *s)
@@ -225,7 +232,10 @@ static int revert(struct soak *s, const struct saved *saved, struct pcow_error *
     return pcow_snapshot_revert(s->image, saved->name, error);
 }
 
-/* Without vCPUs the engine kvm needs no KVM: its traps are those of signal, but what it copies and maps is chosen otherwise. */
+/*
+ * Without vCPUs the engine kvm needs no KVM: its traps are those of signal, but what it copies and
+ * maps is chosen otherwise.
+ */
 static enum pcow_engine next_engine(const struct soak *s)
 {
     switch (s->engine) {
@@ -269,7 +279,9 @@ static int between(struct soak *s, struct pcow_error *error)
     if (kind < 45 && saved) {
         return delete(s, saved, error);
     }
-    return kind < 55 ? verify_memory(s, error) : kind < 60 ? reopen(s, error) : bench_need(s->bench, 0, error);
+    return kind < 55   ? verify_memory(s, error)
+           : kind < 60 ? reopen(s, error)
+                       : bench_need(s->bench, 0, error);
 }
 
 static int make_source(struct soak *s, uint8_t **bytes, struct pcow_error *error)
@@ -308,10 +320,15 @@ static int go_on(struct soak *s, unsigned seconds, struct pcow_error *error)
     return r;
 }
 
-int soak(struct bench *bench, unsigned seconds, unsigned threads, uint64_t seed, struct soak_report *report, struct pcow_error *error)
+int soak(struct bench *bench, unsigned seconds, unsigned threads, uint64_t seed,
+         struct soak_report *report, struct pcow_error *error)
 {
-    struct soak s = {.bench = bench, .report = report, .size = bench->size, .seed = seed ? seed : now_ns() | 1,
-                     .engine = PCOW_ENGINE_SIGNAL, .burst = {.source = -1}};
+    struct soak s = {.bench = bench,
+                     .report = report,
+                     .size = bench->size,
+                     .seed = seed ? seed : now_ns() | 1,
+                     .engine = PCOW_ENGINE_SIGNAL,
+                     .burst = {.source = -1}};
     uint8_t *source = NULL;
     int r = bench_need(bench, (2 * MAX_SAVED + 3) * bench->size + SLACK, error);
 

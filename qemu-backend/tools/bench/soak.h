@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Random use of a mapped image for a given time, with every byte compared to a model: stores, loads and system calls of several
- * threads, and between them snapshots, reverts, deletions, checks, and opening anew with the next engine.
+ * Random use of a mapped image for a given time, with every byte compared to a model: stores, loads
+ * and system calls of several threads, and between them snapshots, reverts, deletions, checks, and
+ * opening anew with the next engine.
  */
 #ifndef BENCH_SOAK_H
 #define BENCH_SOAK_H
@@ -17,12 +18,16 @@ struct soak_report {
     uint64_t snapshots, reverts, deletions, verifications, reopened, checks;
     uint64_t verified_bytes;                   /* compared whole; single loads come on top */
     uint64_t traps, pages_copied, pages_zeroed, slabs_promoted;
-    uint64_t slabs_used, slabs, leaks;         /* of the file, at the last check; leaks: the most at any check */
+    /* of the file, at the last check; leaks: the most at any check */
+    uint64_t slabs_used, slabs, leaks;
     uint64_t signal_seconds, minor_seconds, kvm_seconds;     /* time mapped with each engine */
 };
 
-/* -EILSEQ if a byte was wrong, -EBADMSG if the check found something.  seed 0: one from the clock. */
-int soak(struct bench *bench, unsigned seconds, unsigned threads, uint64_t seed, struct soak_report *report, struct pcow_error *error);
+/*
+ * -EILSEQ if a byte was wrong, -EBADMSG if the check found something.  seed 0: one from the clock.
+ */
+int soak(struct bench *bench, unsigned seconds, unsigned threads, uint64_t seed,
+         struct soak_report *report, struct pcow_error *error);
 
 void print_soak(const struct soak_report *report);
 /* path: NULL for stdout.  Returns an exit status. */

@@ -20,7 +20,8 @@ struct worker {
     pthread_t thread;
     const struct soak_burst *burst;
     unsigned number;
-    uint64_t seed, home;                       /* home: a page around which half of its accesses are */
+    /* home: a page around which half of its accesses are */
+    uint64_t seed, home;
     struct soak_report done;
     struct pcow_error error;
 };
@@ -47,7 +48,8 @@ static int compare(struct worker *worker, uint64_t offset)
     if (memcmp(worker->burst->memory + offset, worker->burst->model + offset, LINE) == 0) {
         return 0;
     }
-    return fail(&worker->error, -EILSEQ, "soak: offset %llu does not hold what was stored there", (unsigned long long)offset);
+    return fail(&worker->error, -EILSEQ, "soak: offset %llu does not hold what was stored there",
+                (unsigned long long)offset);
 }
 
 static void store_words(struct worker *worker, uint64_t offset, unsigned words)
@@ -63,7 +65,10 @@ static void store_words(struct worker *worker, uint64_t offset, unsigned words)
     worker->done.stores++;
 }
 
-/* The kernel stores to the range, or loads from it; it gets no signal, so the range is made ready before. */
+/*
+ * The kernel stores to the range, or loads from it; it gets no signal, so the range is made ready
+ * before.
+ */
 static int kernel_access(struct worker *worker, uint64_t offset, bool write)
 {
     const struct soak_burst *burst = worker->burst;
@@ -77,8 +82,8 @@ static int kernel_access(struct worker *worker, uint64_t offset, bool write)
     }
     if (write) {
         if (pread(burst->source, burst->memory + offset, LINE, (off_t)from) != (ssize_t)LINE) {
-            return fail(&worker->error, -errno, "soak: the kernel cannot store to offset %llu: %s", (unsigned long long)offset,
-                        strerror(errno));
+            return fail(&worker->error, -errno, "soak: the kernel cannot store to offset %llu: %s",
+                        (unsigned long long)offset, strerror(errno));
         }
         memcpy(burst->model + offset, burst->source_bytes + from, LINE);
         worker->done.kernel_writes++;
@@ -87,18 +92,21 @@ static int kernel_access(struct worker *worker, uint64_t offset, bool write)
     /* Into the same file, behind the source, and back. */
     if (pwrite(burst->source, burst->memory + offset, LINE, (off_t)place) != (ssize_t)LINE
         || pread(burst->source, copy, LINE, (off_t)place) != (ssize_t)LINE) {
-        return fail(&worker->error, -errno, "soak: the kernel cannot load from offset %llu: %s", (unsigned long long)offset,
-                    strerror(errno));
+        return fail(&worker->error, -errno, "soak: the kernel cannot load from offset %llu: %s",
+                    (unsigned long long)offset, strerror(errno));
     }
     worker->done.kernel_reads++;
-    return memcmp(copy, burst->model + offset, LINE) == 0 ? 0
-         : fail(&worker->error, -EILSEQ, "soak: the kernel read wrong data at offset %llu", (unsigned long long)offset);
+    return memcmp(copy, burst->model + offset, LINE) == 0
+               ? 0
+               : fail(&worker->error, -EILSEQ, "soak: the kernel read wrong data at offset %llu",
+                      (unsigned long long)offset);
 }
 
 /* This thread's line in each of a run of pages. */
 static void store_run(struct worker *worker, uint64_t page)
 {
-    uint64_t pages = worker->burst->size / PCOW_PAGE_SIZE, count = 1 + random_next(&worker->seed) % RUN_PAGES;
+    uint64_t pages = worker->burst->size / PCOW_PAGE_SIZE,
+             count = 1 + random_next(&worker->seed) % RUN_PAGES;
 
     for (uint64_t i = 0; i < count && page + i < pages; i++) {
         store_words(worker, line_in(worker, page + i), LINE / 8);
@@ -153,7 +161,8 @@ static void add(struct soak_report *report, const struct soak_report *done)
     report->flushes += done->flushes;
 }
 
-int soak_run_burst(const struct soak_burst *burst, struct soak_report *report, struct pcow_error *error)
+int soak_run_burst(const struct soak_burst *burst, struct soak_report *report,
+                   struct pcow_error *error)
 {
     struct worker *workers = calloc(burst->threads, sizeof(*workers));
     uint64_t seed = burst->seed;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Steady state: random accesses to a chain on which every page has been written, against the raw mapping of a file with the
- * same content.  The sides take turns batch by batch; a batch is timed as a whole, p99 comes from accesses timed one by one.
- * Where the pages of a file lie in physical memory, and how the host backs it, moves the result by several per cent: the files
- * are made anew for every repetition, and a second raw file is measured as a control.
+ * Steady state: random accesses to a chain on which every page has been written, against the raw
+ * mapping of a file with the same content. The sides take turns batch by batch; a batch is timed as
+ * a whole, p99 comes from accesses timed one by one. Where the pages of a file lie in physical
+ * memory, and how the host backs it, moves the result by several per cent: the files are made anew
+ * for every repetition, and a second raw file is measured as a control.
  */
 #include <errno.h>
 #include <immintrin.h>
@@ -134,7 +135,10 @@ static void repetition(void *opaque, unsigned thread)
     }
     for (unsigned batch = 0; batch < BATCHES; batch++) {
         choose_pages(s);
-        /* Who comes first finds the order array, and not the pages, in the cache: so they change places. */
+        /*
+         * Who comes first finds the order array, and not the pages, in the cache: so they change
+         * places.
+         */
         for (unsigned turn = 0; turn < SIDES; turn++) {
             unsigned side = (turn + batch) % SIDES;
 
@@ -155,9 +159,11 @@ static int verify_stores(const struct steady *s, struct pcow_error *error)
         for (unsigned side = 0; side < SIDES && s->visited[page]; side++) {
             uint64_t *words = (uint64_t *)(s->memory[side] + page * PCOW_PAGE_SIZE);
 
-            if (*(s->access == STORE_FLUSH ? line_of(words, page) : words) != chain_word(page, s->access)) {
+            if (*(s->access == STORE_FLUSH ? line_of(words, page) : words)
+                != chain_word(page, s->access)) {
                 return fail(error, -EILSEQ, "%s: a store to offset %llu of %s was lost", s->name,
-                            (unsigned long long)(page * PCOW_PAGE_SIZE), side == PCOW ? "pcow" : "raw");
+                            (unsigned long long)(page * PCOW_PAGE_SIZE),
+                            side == PCOW ? "pcow" : "raw");
             }
         }
     }
@@ -234,7 +240,8 @@ static int add_row(const struct steady *s, struct pcow_error *error)
     row->pcow_p99_ns = series_p99(&s->series[PCOW]);
     row_add_criterion_at_least(row, "raw/pcow", row->raw_ns / row->pcow_ns, AT_LEAST);
     if (s->raw_huge > 0) {
-        row_add_criterion_at_least(row, "2 MiB mappings, of raw's", s->pcow_huge / s->raw_huge, AT_LEAST);
+        row_add_criterion_at_least(row, "2 MiB mappings, of raw's", s->pcow_huge / s->raw_huge,
+                                   AT_LEAST);
     }
     row_add_detail(row, "control_ratio", series_value(&s->series[CONTROL]) / row->raw_ns);
     row_add_detail(row, "samples", (double)BATCHES * BATCH * s->bench->repeat);
@@ -252,7 +259,8 @@ struct plan {
 /* What the image has gone through before it is measured. */
 enum past {
     LAYERED,                                   /* pages lie in all layers */
-    STORED,                                    /* every page was stored to since the last snapshot */
+    /* every page was stored to since the last snapshot */
+    STORED,
     COPIED,                                    /* every page was read with copy-on-read on */
 };
 
@@ -297,24 +305,39 @@ static int run_plan(struct bench *bench, const struct step *step, struct pcow_er
     return r;
 }
 
-static const char *const names[] = {"steady-read-4k", "steady-read-4k-scattered", "steady-read-4k-copied", "steady-write-4k",
-                                    "steady-store-flush", "steady-read-4k-huge", "steady-read-4k-scattered-huge",
-                                    "steady-read-4k-copied-huge", "steady-write-4k-huge", "steady-store-flush-huge", NULL};
+static const char *const names[] = {"steady-read-4k",
+                                    "steady-read-4k-scattered",
+                                    "steady-read-4k-copied",
+                                    "steady-write-4k",
+                                    "steady-store-flush",
+                                    "steady-read-4k-huge",
+                                    "steady-read-4k-scattered-huge",
+                                    "steady-read-4k-copied-huge",
+                                    "steady-write-4k-huge",
+                                    "steady-store-flush-huge",
+                                    NULL};
 
 static const struct step steps[] = {
     {{{"steady-read-4k", READ_PAGE}}, PCOW_SLAB_SIZE, LAYERED, false},
     {{{"steady-read-4k-scattered", READ_PAGE}}, PCOW_DEFAULT_CLUSTER_SIZE, LAYERED, false},
     {{{"steady-read-4k-copied", READ_PAGE}}, PCOW_DEFAULT_CLUSTER_SIZE, COPIED, false},
-    {{{"steady-write-4k", WRITE_PAGE}, {"steady-store-flush", STORE_FLUSH}}, PCOW_SLAB_SIZE, STORED, false},
+    {{{"steady-write-4k", WRITE_PAGE}, {"steady-store-flush", STORE_FLUSH}},
+     PCOW_SLAB_SIZE,
+     STORED,
+     false},
     {{{"steady-read-4k-huge", READ_PAGE}}, PCOW_SLAB_SIZE, LAYERED, true},
     {{{"steady-read-4k-scattered-huge", READ_PAGE}}, PCOW_DEFAULT_CLUSTER_SIZE, LAYERED, true},
     {{{"steady-read-4k-copied-huge", READ_PAGE}}, PCOW_DEFAULT_CLUSTER_SIZE, COPIED, true},
-    {{{"steady-write-4k-huge", WRITE_PAGE}, {"steady-store-flush-huge", STORE_FLUSH}}, PCOW_SLAB_SIZE, STORED, true},
+    {{{"steady-write-4k-huge", WRITE_PAGE}, {"steady-store-flush-huge", STORE_FLUSH}},
+     PCOW_SLAB_SIZE,
+     STORED,
+     true},
 };
 
 static int run_step(struct bench *bench, const struct step *step, struct pcow_error *error)
 {
-    bool wanted = bench_wants(bench, step->plan[0].name) || (step->plan[1].name && bench_wants(bench, step->plan[1].name));
+    bool wanted = bench_wants(bench, step->plan[0].name)
+                  || (step->plan[1].name && bench_wants(bench, step->plan[1].name));
     int r;
 
     if (!wanted || (step->huge && !huge_pool_enter(bench))) {

@@ -12,8 +12,8 @@
 
 #define WORDS_PER_PAGE (PCOW_PAGE_SIZE / sizeof(uint64_t))
 
-int stores_begin(struct stores *stores, const struct bench *bench, enum visit visit, uint64_t cluster_size, unsigned threads,
-                 uint64_t seed, struct pcow_error *error)
+int stores_begin(struct stores *stores, const struct bench *bench, enum visit visit,
+                 uint64_t cluster_size, unsigned threads, uint64_t seed, struct pcow_error *error)
 {
     int r;
 
@@ -63,7 +63,8 @@ void stores_warm(const struct stores *stores, uint8_t *memory)
 static void store_share(void *opaque, unsigned thread)
 {
     struct stores *stores = opaque;
-    size_t first = stores->visits.count * thread / stores->threads, end = stores->visits.count * (thread + 1) / stores->threads;
+    size_t first = stores->visits.count * thread / stores->threads,
+           end = stores->visits.count * (thread + 1) / stores->threads;
 
     for (size_t i = first; i < end; i++) {
         uint64_t page = stores->visits.page[i], mark = page_mark(page);
@@ -72,7 +73,8 @@ static void store_share(void *opaque, unsigned thread)
 
         *address = mark;
         taken = now_ns() - start;
-        stores->samples[i] = (double)taken > stores->clock_ns ? (double)taken - stores->clock_ns : 0;
+        stores->samples[i] =
+            (double)taken > stores->clock_ns ? (double)taken - stores->clock_ns : 0;
     }
 }
 
@@ -94,15 +96,17 @@ static bool page_is(const uint64_t *words, uint64_t other, uint64_t mark)
     return !wrong;
 }
 
-int stores_verify(const struct stores *stores, const char *what, const uint8_t *memory, bool patterned, bool every_page,
-                  struct pcow_error *error)
+int stores_verify(const struct stores *stores, const char *what, const uint8_t *memory,
+                  bool patterned, bool every_page, struct pcow_error *error)
 {
     for (uint64_t page = 0; page < stores->pages; page++) {
         uint64_t other = patterned ? page_pattern(page) : 0;
 
-        if ((every_page || stores->stored[page]) &&
-            !page_is((const uint64_t *)(memory + page * PCOW_PAGE_SIZE), other, stores->stored[page] ? page_mark(page) : other)) {
-            return fail(error, -EILSEQ, "%s holds wrong data at offset %llu; its times mean nothing", what,
+        if ((every_page || stores->stored[page])
+            && !page_is((const uint64_t *)(memory + page * PCOW_PAGE_SIZE), other,
+                        stores->stored[page] ? page_mark(page) : other)) {
+            return fail(error, -EILSEQ,
+                        "%s holds wrong data at offset %llu; its times mean nothing", what,
                         (unsigned long long)(page * PCOW_PAGE_SIZE));
         }
     }
@@ -137,8 +141,10 @@ int verify_base(const struct bench *bench, const char *row, struct pcow_error *e
         r = pcow_read(image, offset, buffer, PCOW_SLAB_SIZE, error);
         if (!r) {
             fill_slab(expected, offset / PCOW_PAGE_SIZE);
-            r = memcmp(buffer, expected, PCOW_SLAB_SIZE) == 0 ? 0
-              : fail(error, -EILSEQ, "%s changed the base image near offset %llu", row, (unsigned long long)offset);
+            r = memcmp(buffer, expected, PCOW_SLAB_SIZE) == 0
+                    ? 0
+                    : fail(error, -EILSEQ, "%s changed the base image near offset %llu", row,
+                           (unsigned long long)offset);
         }
     }
     pcow_close(image);

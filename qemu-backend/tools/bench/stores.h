@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Timed stores to the pages of a range, by one or more threads, and the proof that they and nothing else changed it. */
+/*
+ * Timed stores to the pages of a range, by one or more threads, and the proof that they and nothing
+ * else changed it.
+ */
 #ifndef BENCH_STORES_H
 #define BENCH_STORES_H
 
@@ -16,17 +19,20 @@ struct stores {
     uint8_t *memory;                           /* of the run in progress */
 };
 
-int stores_begin(struct stores *stores, const struct bench *bench, enum visit visit, uint64_t cluster_size, unsigned threads,
-                 uint64_t seed, struct pcow_error *error);
+int stores_begin(struct stores *stores, const struct bench *bench, enum visit visit,
+                 uint64_t cluster_size, unsigned threads, uint64_t seed, struct pcow_error *error);
 void stores_end(struct stores *stores);
 
 /* The loads or stores that are not timed. */
 void stores_warm(const struct stores *stores, uint8_t *memory);
 /* Time every store. */
 int stores_run(struct stores *stores, uint8_t *memory, struct pcow_error *error);
-/* -EILSEQ if a byte is wrong; what: the side, for the message.  patterned: pages held page_pattern() before, else zeros. */
-int stores_verify(const struct stores *stores, const char *what, const uint8_t *memory, bool patterned, bool every_page,
-                  struct pcow_error *error);
+/*
+ * -EILSEQ if a byte is wrong; what: the side, for the message. patterned: pages held page_pattern()
+ * before, else zeros.
+ */
+int stores_verify(const struct stores *stores, const char *what, const uint8_t *memory,
+                  bool patterned, bool every_page, struct pcow_error *error);
 
 /* The raw file and, if asked for, the base image of this run; made once. */
 int ensure_content(const struct bench *bench, bool base, struct pcow_error *error);

@@ -60,7 +60,8 @@ static void *run(void *opaque)
     return NULL;
 }
 
-int run_threads(unsigned count, void (*work)(void *opaque, unsigned thread), void *opaque, struct pcow_error *error)
+int run_threads(unsigned count, void (*work)(void *opaque, unsigned thread), void *opaque,
+                struct pcow_error *error)
 {
     struct worker workers[MAX_THREADS];
     enum signal signal = WAIT;
@@ -68,7 +69,8 @@ int run_threads(unsigned count, void (*work)(void *opaque, unsigned thread), voi
     int r = count > MAX_THREADS ? EINVAL : 0;
 
     while (!r && begun < count) {
-        workers[begun] = (struct worker){.signal = &signal, .work = work, .opaque = opaque, .number = begun};
+        workers[begun] =
+            (struct worker){.signal = &signal, .work = work, .opaque = opaque, .number = begun};
         r = pthread_create(&workers[begun].thread, NULL, run, &workers[begun]);
         begun += r == 0;
     }

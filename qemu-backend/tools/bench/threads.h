@@ -6,7 +6,8 @@
 #include <pcow.h>
 
 /* Runs work(opaque, 0) ... work(opaque, count - 1) and waits for all. */
-int run_threads(unsigned count, void (*work)(void *opaque, unsigned thread), void *opaque, struct pcow_error *error);
+int run_threads(unsigned count, void (*work)(void *opaque, unsigned thread), void *opaque,
+                struct pcow_error *error);
 
 /* CPUs that this process may run on. */
 unsigned usable_cpus(void);

@@ -23,7 +23,8 @@ struct measurement {
     const struct trap_row *row;
     struct stores stores;
     struct copies copies;
-    struct series raw, copy, bare, paper, paper_preallocated, pcow[ENGINES], pcow_unprepared[ENGINES];
+    struct series raw, copy, bare, paper, paper_preallocated, pcow[ENGINES],
+        pcow_unprepared[ENGINES];
     double traps[ENGINES], copied[ENGINES];                /* in the last repetition */
 };
 
@@ -58,11 +59,15 @@ static int measure_raw(struct measurement *m, bool every_page, struct pcow_error
     return r;
 }
 
-static int measure_paper(struct measurement *m, bool preallocated, bool every_page, struct pcow_error *error)
+static int measure_paper(struct measurement *m, bool preallocated, bool every_page,
+                         struct pcow_error *error)
 {
     struct paper_options options = {
-        .size = m->bench->size, .cluster_size = m->row->paper_cluster_size, .fine_grained = m->row->paper_fine_grained,
-        .base = m->row->on_base ? RAW_FILE : NULL, .preallocated = preallocated,
+        .size = m->bench->size,
+        .cluster_size = m->row->paper_cluster_size,
+        .fine_grained = m->row->paper_fine_grained,
+        .base = m->row->on_base ? RAW_FILE : NULL,
+        .preallocated = preallocated,
     };
     struct paper *paper;
     int r = paper_open(m->bench, &options, &paper, error);
@@ -70,7 +75,9 @@ static int measure_paper(struct measurement *m, bool preallocated, bool every_pa
     if (r) {
         return r;
     }
-    /* Its clusters are copied whole at once: a store to a slab before would leave nothing to time. */
+    /*
+     * Its clusters are copied whole at once: a store to a slab before would leave nothing to time.
+     */
     if (!m->stores.visits.warm_stores) {
         stores_warm(&m->stores, paper_memory(paper));
     }
@@ -79,7 +86,9 @@ static int measure_paper(struct measurement *m, bool preallocated, bool every_pa
         stores_warm(&m->stores, paper_memory(paper));
     }
     r = r ? r : paper_check(paper, error);
-    r = r ? r : stores_verify(&m->stores, "the paper's method", paper_memory(paper), m->row->on_base, every_page, error);
+    r = r ? r
+          : stores_verify(&m->stores, "the paper's method", paper_memory(paper), m->row->on_base,
+                          every_page, error);
     if (!r) {
         add_samples(m, preallocated ? &m->paper_preallocated : &m->paper);
     }
@@ -87,7 +96,10 @@ static int measure_paper(struct measurement *m, bool preallocated, bool every_pa
     return r;
 }
 
-/* The slabs that a row takes are prepared, as far as a map keeps so many: the pre-allocation is ahead of the stores, or it is not. */
+/*
+ * The slabs that a row takes are prepared, as far as a map keeps so many: the pre-allocation is
+ * ahead of the stores, or it is not.
+ */
 static unsigned slabs_of(const struct measurement *m)
 {
     uint64_t slabs = m->bench->size / PCOW_SLAB_SIZE;
@@ -95,14 +107,16 @@ static unsigned slabs_of(const struct measurement *m)
     return slabs < MOST_PREPARED ? (unsigned)slabs : MOST_PREPARED;
 }
 
-static int measure_pcow(struct measurement *m, unsigned engine, bool prepared, bool every_page, struct pcow_error *error)
+static int measure_pcow(struct measurement *m, unsigned engine, bool prepared, bool every_page,
+                        struct pcow_error *error)
 {
     size_t count = m->stores.visits.count;
     struct pcow_map_stats before, after;
     struct side side;
     uint64_t traps;
-    int r = side_open_prepared(m->bench, &side, m->row->on_base ? BASE_IMAGE : NULL, m->bench->size, m->row->cluster_size,
-                               engines[engine], prepared ? slabs_of(m) : 0, error);
+    int r = side_open_prepared(m->bench, &side, m->row->on_base ? BASE_IMAGE : NULL, m->bench->size,
+                               m->row->cluster_size, engines[engine], prepared ? slabs_of(m) : 0,
+                               error);
 
     if (r) {
         return r;
@@ -117,10 +131,14 @@ static int measure_pcow(struct measurement *m, unsigned engine, bool prepared, b
     traps = after.write_traps + after.read_traps - before.write_traps - before.read_traps;
     m->traps[engine] = (double)traps / (double)count;
     m->copied[engine] = (double)(after.pages_copied - before.pages_copied) / (double)count;
-    /* A few may not: two neighbours that happen to be stored to in order look like a sequence, and more than one cluster is brought in. */
+    /*
+     * A few may not: two neighbours that happen to be stored to in order look like a sequence, and
+     * more than one cluster is brought in.
+     */
     if (!r && !m->row->amortised && traps < count - count / 10) {
-        r = fail(error, -EPROTO, "%s: only %llu of %zu stores trapped; this row would not measure what it says", m->row->name,
-                 (unsigned long long)traps, count);
+        r = fail(error, -EPROTO,
+                 "%s: only %llu of %zu stores trapped; this row would not measure what it says",
+                 m->row->name, (unsigned long long)traps, count);
     }
     r = r ? r : stores_verify(&m->stores, "pcow", side.memory, m->row->on_base, every_page, error);
     if (!r) {
@@ -166,7 +184,8 @@ static int add_rows(struct measurement *m, struct pcow_error *error)
     double copy_ns = m->row->copied ? series_value(&m->copy) : 0;
 
     if (m->row->visit == VISIT_SECOND_IN_CLUSTER) {
-        copy_ns -= copy_ns * (double)PCOW_PAGE_SIZE / (double)m->row->copied;      /* one page is there */
+        /* one page is there */
+        copy_ns -= copy_ns * (double)PCOW_PAGE_SIZE / (double)m->row->copied;
     }
     for (unsigned engine = 0; engine < ENGINES; engine++) {
         struct row *row;
@@ -181,15 +200,20 @@ static int add_rows(struct measurement *m, struct pcow_error *error)
         row->raw_ns = series_value(&m->raw);
         row->raw_p99_ns = series_p99(&m->raw);
         row->limit_ns = row->raw_ns + copy_ns;
-        /* Like with like: allocation is ahead of the stores on both sides; the details have both without it. */
+        /*
+         * Like with like: allocation is ahead of the stores on both sides; the details have both
+         * without it.
+         */
         row->paper_ns = series_value(&m->paper_preallocated);
         row->pcow_ns = series_value(&m->pcow[engine]);
         row->pcow_p99_ns = series_p99(&m->pcow[engine]);
         if (m->row->at_most_raw[threads - 1] > 0) {
-            row_add_criterion(row, "pcow/raw", row->pcow_ns / row->raw_ns, m->row->at_most_raw[threads - 1]);
+            row_add_criterion(row, "pcow/raw", row->pcow_ns / row->raw_ns,
+                              m->row->at_most_raw[threads - 1]);
         }
         if (m->row->at_most_limit > 0) {
-            row_add_criterion(row, "pcow/limit", row->pcow_ns / row->limit_ns, m->row->at_most_limit);
+            row_add_criterion(row, "pcow/limit", row->pcow_ns / row->limit_ns,
+                              m->row->at_most_limit);
         }
         if (m->paper.count) {
             row_add_detail(row, "paper_p99_ns", series_p99(&m->paper_preallocated));
@@ -206,7 +230,8 @@ static int add_rows(struct measurement *m, struct pcow_error *error)
     return 0;
 }
 
-static int measure_threads(struct bench *bench, const struct trap_row *row, unsigned threads, struct pcow_error *error)
+static int measure_threads(struct bench *bench, const struct trap_row *row, unsigned threads,
+                           struct pcow_error *error)
 {
     struct measurement *m = calloc(1, sizeof(*m));
     int r = m ? 0 : fail(error, -ENOMEM, "out of memory");

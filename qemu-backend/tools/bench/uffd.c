@@ -37,7 +37,8 @@ int bench_uffd_open(void)
 
 int bench_uffd_register(int fd, void *address, size_t length)
 {
-    struct uffdio_register range = {.range = {(uintptr_t)address, length}, .mode = UFFDIO_REGISTER_MODE_MISSING};
+    struct uffdio_register range = {.range = {(uintptr_t)address, length},
+                                    .mode = UFFDIO_REGISTER_MODE_MISSING};
 
     return ioctl(fd, UFFDIO_REGISTER, &range) ? -errno : 0;
 }
@@ -61,7 +62,10 @@ void *bench_uffd_wait(int fd)
     struct uffd_msg message;
 
     for (;;) {
-        /* A blocking read: a poll before it, as published, doubles the latency.  The paper's method is given its best. */
+        /*
+         * A blocking read: a poll before it, as published, doubles the latency. The paper's method
+         * is given its best.
+         */
         ssize_t got = read(fd, &message, sizeof(message));
 
         if (got < 0 && (errno == EINTR || errno == EAGAIN)) {

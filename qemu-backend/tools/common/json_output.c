@@ -24,7 +24,8 @@ static size_t utf8_sequence(const unsigned char *text)
         if (text[0] < forms[i].first_low || text[0] > forms[i].first_high) {
             continue;
         }
-        if (forms[i].length > 1 && (text[1] < forms[i].second_low || text[1] > forms[i].second_high)) {
+        if (forms[i].length > 1
+            && (text[1] < forms[i].second_low || text[1] > forms[i].second_high)) {
             return 0;
         }
         for (length = 2; length < forms[i].length; length++) {
@@ -66,7 +67,8 @@ void json_put_text(json_object *object, const char *key, const char *text)
 
 void json_put_size(json_object *object, const char *key, uint64_t size)
 {
-    json_object_object_add(object, key, json_object_new_int64(size > INT64_MAX ? INT64_MAX : (int64_t)size));
+    json_object_object_add(object, key,
+                           json_object_new_int64(size > INT64_MAX ? INT64_MAX : (int64_t)size));
 }
 
 void json_put_bool(json_object *object, const char *key, bool value)
@@ -77,7 +79,8 @@ void json_put_bool(json_object *object, const char *key, bool value)
 int json_print(json_object *object)
 {
     int status = EXIT_SUCCESS;
-    const int flags = JSON_C_TO_STRING_PRETTY | JSON_C_TO_STRING_SPACED | JSON_C_TO_STRING_NOSLASHESCAPE;
+    const int flags =
+        JSON_C_TO_STRING_PRETTY | JSON_C_TO_STRING_SPACED | JSON_C_TO_STRING_NOSLASHESCAPE;
 
     if (puts(json_object_to_json_string_ext(object, flags)) < 0 || fflush(stdout)) {
         report("could not write the output");

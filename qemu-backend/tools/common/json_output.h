@@ -12,7 +12,10 @@ void json_put_text(json_object *object, const char *key, const char *text);
 void json_put_size(json_object *object, const char *key, uint64_t size);
 void json_put_bool(json_object *object, const char *key, bool value);
 
-/* Print object on stdout, pretty, with a newline, and release it.  Returns EXIT_SUCCESS, or EXIT_FAILURE with a report. */
+/*
+ * Print object on stdout, pretty, with a newline, and release it. Returns EXIT_SUCCESS, or
+ * EXIT_FAILURE with a report.
+ */
 int json_print(json_object *object);
 
 #endif

@@ -20,10 +20,11 @@ int next_option(int argc, char **argv, const char *letters, const struct option 
         const char *problem = option == ':' ? "needs a value" : "is not known or not complete";
 
         if (given[0] == '-' && given[1] == '-') {
-            report("%s: option '%s' %s; see '%s %s --help'", argv[0], given, problem, program_invocation_short_name, argv[0]);
+            report("%s: option '%s' %s; see '%s %s --help'", argv[0], given, problem,
+                   program_invocation_short_name, argv[0]);
         } else {
-            report("%s: option '-%c' %s; see '%s %s --help'", argv[0], optopt, problem, program_invocation_short_name,
-                   argv[0]);
+            report("%s: option '-%c' %s; see '%s %s --help'", argv[0], optopt, problem,
+                   program_invocation_short_name, argv[0]);
         }
         return '?';
     }
@@ -91,7 +92,8 @@ bool parse_size_option(const char *what, const char *text, uint64_t *size)
         report("%s '%s' is too large", what, text);
         return false;
     default:
-        report("%s '%s' is not a size: give a number, with k, M, G, T, P or E for powers of 1024", what, text);
+        report("%s '%s' is not a size: give a number, with k, M, G, T, P or E for powers of 1024",
+               what, text);
         return false;
     }
 }

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The progress bar of -p, as qemu-img draws it, and the place where long work learns that it was interrupted. */
+/*
+ * The progress bar of -p, as qemu-img draws it, and the place where long work learns that it was
+ * interrupted.
+ */
 #ifndef TOOLS_PROGRESS_H
 #define TOOLS_PROGRESS_H
 

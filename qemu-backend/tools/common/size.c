@@ -87,7 +87,8 @@ const char *format_size(uint64_t size, char text[SIZE_TEXT_LENGTH])
     /* 1000 and not 1024 is where the unit changes, so that three digits are enough */
     frexp((double)size / (1000.0 / 1024.0), &exponent);
     exponent = exponent > 0 ? (exponent - 1) / 10 : 0;
-    snprintf(text, SIZE_TEXT_LENGTH, "%0.3g %s", ldexp((double)size, -10 * exponent), units[exponent]);
+    snprintf(text, SIZE_TEXT_LENGTH, "%0.3g %s", ldexp((double)size, -10 * exponent),
+             units[exponent]);
     return text;
 }
 

@@ -10,8 +10,8 @@
 #define SIZE_TEXT_LENGTH 32
 
 /*
- * "65536", "64k", "1.5G", "0x1000": a number and one of b, k, M, G, T, P, E (powers of 1024, either case).
- * Returns 0, -EINVAL if text is no size, -ERANGE if it does not fit into 63 bits.
+ * "65536", "64k", "1.5G", "0x1000": a number and one of b, k, M, G, T, P, E (powers of 1024, either
+ * case). Returns 0, -EINVAL if text is no size, -ERANGE if it does not fit into 63 bits.
  */
 int parse_size(const char *text, uint64_t *size);
 

@@ -21,7 +21,8 @@ static int apply_options(char *list, struct amend_request *request, struct pcow_
 
     while ((more = next_key_value(&list, &key, &value, error)) > 0) {
         if (strcmp(key, "copy_on_read")) {
-            return fail(error, -EINVAL, "amend option '%s' is not known; there is copy_on_read", key);
+            return fail(error, -EINVAL, "amend option '%s' is not known; there is copy_on_read",
+                        key);
         }
         if (!parse_switch(key, value, &request->copy_on_read, error)) {
             return -EINVAL;
@@ -80,8 +81,10 @@ const struct command amend_command = {
     .name = "amend",
     .arguments = "[-q] [-f pcow] -o OPTIONS FILE",
     .summary = "Change an option that an image was created with",
-    .help = "  -o copy_on_read=on|off     have data that a VM reads from older layers copied into the newest one\n"
-            "  -q                         accepted for qemu-img's sake; success prints nothing anyway\n"
-            "  -f pcow                    the format (there is no other)\n",
+    .help =
+        "  -o copy_on_read=on|off     have data that a VM reads from older layers copied into the "
+        "newest one\n"
+        "  -q                         accepted for qemu-img's sake; success prints nothing anyway\n"
+        "  -f pcow                    the format (there is no other)\n",
     .run = run,
 };

@@ -29,10 +29,14 @@ struct finding_list {
 static void note_finding(void *opaque, enum pcow_finding_kind kind, const char *message)
 {
     static const char *const kinds[] = {
-        [PCOW_FINDING_CORRUPTION] = "corruption", [PCOW_FINDING_LEAK] = "leak", [PCOW_FINDING_NOTE] = "note",
+        [PCOW_FINDING_CORRUPTION] = "corruption",
+        [PCOW_FINDING_LEAK] = "leak",
+        [PCOW_FINDING_NOTE] = "note",
     };
     static const char *const prefixes[] = {
-        [PCOW_FINDING_CORRUPTION] = "ERROR", [PCOW_FINDING_LEAK] = "Leaked", [PCOW_FINDING_NOTE] = "Note",
+        [PCOW_FINDING_CORRUPTION] = "ERROR",
+        [PCOW_FINDING_LEAK] = "Leaked",
+        [PCOW_FINDING_NOTE] = "Note",
     };
     struct finding_list *list = opaque;
 
@@ -51,19 +55,22 @@ static void note_finding(void *opaque, enum pcow_finding_kind kind, const char *
 
 static void print_result(const struct pcow_check_result *result)
 {
-    uint64_t corruptions = result->corruptions - result->corruptions_fixed, leaks = result->leaks - result->leaks_fixed;
+    uint64_t corruptions = result->corruptions - result->corruptions_fixed,
+             leaks = result->leaks - result->leaks_fixed;
     char text[SIZE_TEXT_LENGTH];
 
     if (result->corruptions_fixed || result->leaks_fixed) {
-        printf("The following inconsistencies were found and repaired:\n\n    %" PRIu64 " leaked slabs\n    %" PRIu64
-               " corruptions\n\n", result->leaks_fixed, result->corruptions_fixed);
+        printf("The following inconsistencies were found and repaired:\n\n    %" PRIu64
+               " leaked slabs\n    %" PRIu64 " corruptions\n\n",
+               result->leaks_fixed, result->corruptions_fixed);
     }
     if (result->lost_size) {
         printf("%s of guest data were lost.\n", format_size(result->lost_size, text));
     }
     if (corruptions) {
         printf("\n%" PRIu64 " errors were found on the image.\n"
-               "Data may be corrupted, or further writes to the image may corrupt it.\n", corruptions);
+               "Data may be corrupted, or further writes to the image may corrupt it.\n",
+               corruptions);
     }
     if (leaks) {
         printf("\n%" PRIu64 " leaked slabs were found on the image.\n"
@@ -75,7 +82,8 @@ static void print_result(const struct pcow_check_result *result)
     printf("%" PRIu64 "/%" PRIu64 " slabs in use\n", result->slabs_used, result->slabs);
 }
 
-static int print_json(const char *path, const struct pcow_check_result *result, json_object *findings)
+static int print_json(const char *path, const struct pcow_check_result *result,
+                      json_object *findings)
 {
     json_object *object = json_object_new_object();
 
@@ -93,9 +101,13 @@ static int print_json(const char *path, const struct pcow_check_result *result, 
     return json_print(object);
 }
 
-/* "-r leaks" must not touch anything else, and repair does everything: so it runs only where nothing else is wrong. */
-static int check_image(const char *path, const struct check_request *request, struct finding_list *list,
-                       struct pcow_check_result *result, struct pcow_error *error)
+/*
+ * "-r leaks" must not touch anything else, and repair does everything: so it runs only where
+ * nothing else is wrong.
+ */
+static int check_image(const char *path, const struct check_request *request,
+                       struct finding_list *list, struct pcow_check_result *result,
+                       struct pcow_error *error)
 {
     unsigned flags = request->force_share ? PCOW_CHECK_FORCE_SHARE : 0;
 
@@ -109,7 +121,8 @@ static int check_image(const char *path, const struct check_request *request, st
         if (result->corruptions == 0) {
             flags |= PCOW_CHECK_REPAIR;
         } else {
-            note_finding(list, PCOW_FINDING_NOTE, "nothing was repaired: there are corruptions, which need '-r all'");
+            note_finding(list, PCOW_FINDING_NOTE,
+                         "nothing was repaired: there are corruptions, which need '-r all'");
         }
     } else if (request->repair == REPAIR_ALL) {
         flags |= PCOW_CHECK_REPAIR;
@@ -119,8 +132,8 @@ static int check_image(const char *path, const struct check_request *request, st
 }
 
 /*
- * A file without damage may still be one that nobody can open, as its base is gone or is another one now: that is said.  Without
- * a lock, as a base that is in use is not lost.
+ * A file without damage may still be one that nobody can open, as its base is gone or is another
+ * one now: that is said. Without a lock, as a base that is in use is not lost.
  */
 static void warn_if_not_opened(const char *path, bool clean, struct finding_list *list)
 {
@@ -149,7 +162,8 @@ static void warn_if_not_opened(const char *path, bool clean, struct finding_list
 
 static int check(const char *path, const struct check_request *request)
 {
-    struct finding_list list = {.array = request->json ? json_object_new_array() : NULL, .quiet = request->quiet};
+    struct finding_list list = {.array = request->json ? json_object_new_array() : NULL,
+                                .quiet = request->quiet};
     struct pcow_check_result result = {0};
     struct pcow_error error;
     int r = check_image(path, request, &list, &result, &error);
@@ -177,8 +191,11 @@ static int run(int argc, char **argv)
 {
     enum { OUTPUT = 256 };
     static const struct option names[] = {
-        HELP_OPTION, {"output", required_argument, NULL, OUTPUT}, {"repair", required_argument, NULL, 'r'},
-        {"force-share", no_argument, NULL, 'U'}, END_OF_OPTIONS,
+        HELP_OPTION,
+        {"output", required_argument, NULL, OUTPUT},
+        {"repair", required_argument, NULL, 'r'},
+        {"force-share", no_argument, NULL, 'U'},
+        END_OF_OPTIONS,
     };
     struct check_request request = {0};
     const char *path, *format = "pcow";
@@ -226,10 +243,12 @@ const struct command check_command = {
     .summary = "Look for damage in an image file, and repair it",
     .help = "  -r leaks                   give back lost space, if nothing worse is found\n"
             "  -r all                     repair everything that can be\n"
-            "  -U, --force-share          take no lock: also while the image is in use (findings may then be false)\n"
+            "  -U, --force-share          take no lock: also while the image is in use (findings "
+            "may then be false)\n"
             "  -q                         print nothing\n"
             "  -f pcow                    the format (there is no other)\n"
             "  --output human|json        default: human\n"
-            "Exit code: 0 clean or repaired, 1 not checked, 2 corrupted, 3 leaks only, 63 format without checks.\n",
+            "Exit code: 0 clean or repaired, 1 not checked, 2 corrupted, 3 leaks only, 63 format "
+            "without checks.\n",
     .run = run,
 };

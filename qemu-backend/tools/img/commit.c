@@ -8,7 +8,8 @@
 #include "report.h"
 #include "unfinished.h"
 
-static int commit(const char *path, const char *format, bool show_progress, struct pcow_error *error)
+static int commit(const char *path, const char *format, bool show_progress,
+                  struct pcow_error *error)
 {
     struct progress progress;
     pcow_image *image;

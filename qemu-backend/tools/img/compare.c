@@ -37,11 +37,12 @@ static int get_extent(struct comparison *comparison, unsigned i, uint64_t offset
         return 0;
     }
     comparison->status = CANNOT_GET_STATUS;
-    return source_get_extent(source, offset, (end < source->size ? end : source->size) - offset, extent, error);
+    return source_get_extent(source, offset, (end < source->size ? end : source->size) - offset,
+                             extent, error);
 }
 
-static int read_range(struct comparison *comparison, unsigned i, bool zero, uint64_t offset, size_t length,
-                      struct pcow_error *error)
+static int read_range(struct comparison *comparison, unsigned i, bool zero, uint64_t offset,
+                      size_t length, struct pcow_error *error)
 {
     if (zero) {
         memset(comparison->buffer[i], 0, length);
@@ -52,8 +53,8 @@ static int read_range(struct comparison *comparison, unsigned i, bool zero, uint
 }
 
 /* Returns 0 with *done = 0 if the images differ at or after offset. */
-static int compare_step(struct comparison *comparison, uint64_t offset, uint64_t end, uint64_t *done,
-                        struct pcow_error *error)
+static int compare_step(struct comparison *comparison, uint64_t offset, uint64_t end,
+                        uint64_t *done, struct pcow_error *error)
 {
     struct source_extent extent[2];
     uint64_t length;
@@ -92,7 +93,8 @@ static int compare_step(struct comparison *comparison, uint64_t offset, uint64_t
     return 0;
 }
 
-static int compare_all(struct comparison *comparison, struct progress *progress, struct pcow_error *error)
+static int compare_all(struct comparison *comparison, struct progress *progress,
+                       struct pcow_error *error)
 {
     uint64_t size[2] = {comparison->source[0]->size, comparison->source[1]->size};
     uint64_t end = size[0] > size[1] ? size[0] : size[1], offset = 0, done;
@@ -126,7 +128,8 @@ static int compare_all(struct comparison *comparison, struct progress *progress,
     return 0;
 }
 
-static int compare(struct comparison *comparison, const struct source_options options[2], bool show_progress)
+static int compare(struct comparison *comparison, const struct source_options options[2],
+                   bool show_progress)
 {
     struct progress progress;
     struct pcow_error error;
@@ -155,7 +158,8 @@ static int compare(struct comparison *comparison, const struct source_options op
 
 static int run(int argc, char **argv)
 {
-    static const struct option names[] = {HELP_OPTION, {"force-share", no_argument, NULL, 'U'}, END_OF_OPTIONS};
+    static const struct option names[] = {
+        HELP_OPTION, {"force-share", no_argument, NULL, 'U'}, END_OF_OPTIONS};
     const char *formats[2] = {NULL, NULL};
     struct source_options options[2] = {0};
     struct comparison comparison = {0};
@@ -182,7 +186,8 @@ static int run(int argc, char **argv)
     for (int i = 0; i < 2; i++) {
         options[i].path = argv[optind + i];
         options[i].force_share = force_share;
-        if (format_of_file(options[i].path, formats[i], i ? "-F" : "-f", &options[i].format, &error)) {
+        if (format_of_file(options[i].path, formats[i], i ? "-F" : "-f", &options[i].format,
+                           &error)) {
             report_error(&error);
             return CANNOT_OPEN;
         }
@@ -194,12 +199,14 @@ const struct command compare_command = {
     .name = "compare",
     .arguments = "[-p] [-q] [-s] [-U] [-f FMT] [-F FMT] FILE1 FILE2",
     .summary = "Compare what two guests would read",
-    .help = "  -f FMT                     format of FILE1: raw, qcow2, pcow, pcow1; may be left out for *.pcow\n"
+    .help = "  -f FMT                     format of FILE1: raw, qcow2, pcow, pcow1; may be left "
+            "out for *.pcow\n"
             "  -F FMT                     format of FILE2\n"
             "  -s                         strict: sizes and holes must be equal too\n"
             "  -U, --force-share          take no locks: also while the images are in use\n"
             "  -p                         show progress\n"
             "  -q                         print nothing, only the exit code tells\n"
-            "Exit code: 0 identical, 1 different, 2 an image cannot be opened (or wrong usage), 3 no block status, 4 read error.\n",
+            "Exit code: 0 identical, 1 different, 2 an image cannot be opened (or wrong usage), 3 "
+            "no block status, 4 read error.\n",
     .run = run,
 };

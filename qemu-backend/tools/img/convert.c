@@ -26,7 +26,8 @@ struct convert_request {
 static bool is_qcow2_option(const char *key)
 {
     static const char *const known[] = {
-        "compat", "cluster_size", "compression_type", "extended_l2", "lazy_refcounts", "preallocation", "refcount_bits",
+        "compat",         "cluster_size",  "compression_type", "extended_l2",
+        "lazy_refcounts", "preallocation", "refcount_bits",
     };
 
     for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
@@ -37,7 +38,8 @@ static bool is_qcow2_option(const char *key)
     return false;
 }
 
-static int apply_options(struct convert_request *request, enum image_format format, struct pcow_error *error)
+static int apply_options(struct convert_request *request, enum image_format format,
+                         struct pcow_error *error)
 {
     char *list = request->option_list, *key, *value;
     size_t used = 0;
@@ -55,13 +57,15 @@ static int apply_options(struct convert_request *request, enum image_format form
                 return -EINVAL;
             }
         } else if (format == FORMAT_QCOW2 && is_qcow2_option(key) && !strchr(value, ',')) {
-            used += (size_t)snprintf(request->qcow2_options + used, sizeof(request->qcow2_options) - used, "%s%s=%s",
+            used += (size_t)snprintf(request->qcow2_options + used,
+                                     sizeof(request->qcow2_options) - used, "%s%s=%s",
                                      used ? "," : "", key, value);
             if (used >= sizeof(request->qcow2_options)) {
                 return fail(error, -EINVAL, "the options of -o are too long");
             }
         } else {
-            return fail(error, -EINVAL, "option '%s' of -o is not known for format %s", key, format_name(format));
+            return fail(error, -EINVAL, "option '%s' of -o is not known for format %s", key,
+                        format_name(format));
         }
     }
     return more;
@@ -72,15 +76,17 @@ static int open_base(const struct convert_request *request, const char *path, st
 {
     bool format_1 = request->base_format && !strcmp(request->base_format, "pcow1");
     const struct source_options options = {
-        .path = path, .snapshot = request->base_snapshot, .format = format_1 ? FORMAT_PCOW_1 : FORMAT_PCOW,
+        .path = path,
+        .snapshot = request->base_snapshot,
+        .format = format_1 ? FORMAT_PCOW_1 : FORMAT_PCOW,
     };
 
     return source_open(&options, base, error);
 }
 
 /* The size of a new image that holds all of source. */
-static int target_size(const struct convert_request *request, enum image_format format, const struct source *source,
-                       uint64_t *size, struct pcow_error *error)
+static int target_size(const struct convert_request *request, enum image_format format,
+                       const struct source *source, uint64_t *size, struct pcow_error *error)
 {
     *size = source->size;
     if (format == FORMAT_PCOW) {
@@ -89,8 +95,8 @@ static int target_size(const struct convert_request *request, enum image_format 
     return 0;
 }
 
-static int fill(const struct convert_request *request, const struct target_options *options, struct source *source,
-                struct source *base, struct pcow_error *error)
+static int fill(const struct convert_request *request, const struct target_options *options,
+                struct source *source, struct source *base, struct pcow_error *error)
 {
     struct progress progress;
     struct target *target;
@@ -100,7 +106,9 @@ static int fill(const struct convert_request *request, const struct target_optio
     r = target_open(options, &target, error);
     if (!r) {
         if (target->size < source->size) {
-            r = fail(error, -ENOSPC, "%s has %" PRIu64 " bytes, which is less than the %" PRIu64 " of %s; resize it first",
+            r = fail(error, -ENOSPC,
+                     "%s has %" PRIu64 " bytes, which is less than the %" PRIu64
+                     " of %s; resize it first",
                      options->shown_path, target->size, source->size, source->path);
         }
         if (!r) {
@@ -115,8 +123,8 @@ static int fill(const struct convert_request *request, const struct target_optio
     return r;
 }
 
-static int fill_new(const struct convert_request *request, struct target_options *options, struct source *source,
-                    struct source *base, struct pcow_error *error)
+static int fill_new(const struct convert_request *request, struct target_options *options,
+                    struct source *source, struct source *base, struct pcow_error *error)
 {
     struct staging staging;
     int r = staging_begin(&staging, request->target_path, error);
@@ -144,10 +152,14 @@ static bool is_same_file(const char *a, const char *b)
 static int convert(struct convert_request *request, struct pcow_error *error)
 {
     struct source_options from = {
-        .path = request->source_path, .snapshot = request->snapshot, .force_share = request->force_share,
+        .path = request->source_path,
+        .snapshot = request->snapshot,
+        .force_share = request->force_share,
     };
     struct target_options to = {
-        .path = request->target_path, .shown_path = request->target_path, .existing = request->existing,
+        .path = request->target_path,
+        .shown_path = request->target_path,
+        .existing = request->existing,
     };
     struct source *source = NULL, *base = NULL;
     char path_of_base[PATH_MAX];
@@ -190,7 +202,8 @@ static int convert(struct convert_request *request, struct pcow_error *error)
         to.cluster_size = request->cluster_size;
         to.sealed = request->sealed;
         to.qcow2_options = *request->qcow2_options ? request->qcow2_options : NULL;
-        r = request->existing ? fill(request, &to, source, base, error) : fill_new(request, &to, source, base, error);
+        r = request->existing ? fill(request, &to, source, base, error)
+                              : fill_new(request, &to, source, base, error);
     }
     source_close(base);
     source_close(source);
@@ -200,7 +213,8 @@ static int convert(struct convert_request *request, struct pcow_error *error)
 /* Returns 0, or after a report or the help -1 with *status, the exit code. */
 static int parse(int argc, char **argv, struct convert_request *request, int *status)
 {
-    static const struct option names[] = {HELP_OPTION, {"force-share", no_argument, NULL, 'U'}, END_OF_OPTIONS};
+    static const struct option names[] = {
+        HELP_OPTION, {"force-share", no_argument, NULL, 'U'}, END_OF_OPTIONS};
     int option;
 
     *status = EXIT_FAILURE;
@@ -225,7 +239,8 @@ static int parse(int argc, char **argv, struct convert_request *request, int *st
         }
     }
     if (argc - optind != 2) {
-        report("convert: expecting a source and a destination file name; see 'pcow-img convert --help'");
+        report("convert: expecting a source and a destination file name; see 'pcow-img convert "
+               "--help'");
         return -1;
     }
     request->source_path = argv[optind];
@@ -248,22 +263,30 @@ static int run(int argc, char **argv)
 
 const struct command convert_command = {
     .name = "convert",
-    .arguments = "[-p] [-q] [-U] [-n] [-f FMT] [-O FMT] [-B BASE [-F FMT]] [-o OPTIONS] [-l SNAPSHOT] SOURCE DESTINATION",
+    .arguments = "[-p] [-q] [-U] [-n] [-f FMT] [-O FMT] [-B BASE [-F FMT]] [-o OPTIONS] [-l "
+                 "SNAPSHOT] SOURCE DESTINATION",
     .summary = "Copy an image into another format; sparse stays sparse",
-    .help = "  -f FMT                     format of SOURCE: raw, qcow2, pcow, pcow1; may be left out for *.pcow\n"
-            "  -O FMT                     format of DESTINATION: raw, qcow2, pcow; default: pcow for *.pcow, else raw\n"
-            "  -B BASE                    make a pcow image on this base that holds only what differs from it\n"
-            "  -F FMT                     format of BASE: pcow (default) or pcow1\n"
-            "  -l SNAPSHOT                copy a snapshot of SOURCE and not its present state; of pcow also while SOURCE is in use\n"
-            "  -n                         write into DESTINATION, which exists (a block device, an image)\n"
-            "  -o cluster_size=SIZE       of a pcow image, 4k to 2M, default 64k\n"
-            "  -o base_snapshot=NAME      stand on this snapshot of BASE\n"
-            "  -o sealed=on               make a template of the pcow image that nobody can change\n"
-            "  -o ...                     for qcow2: qemu-img's compat, cluster_size, compression_type, extended_l2,\n"
-            "                             lazy_refcounts, preallocation, refcount_bits\n"
-            "  -U, --force-share          take no lock on SOURCE: also while it is in use\n"
-            "  -p                         show progress\n"
-            "  -q                         print nothing on success\n"
-            "Without -n DESTINATION appears, or is replaced, only when the copy is complete.\n",
+    .help =
+        "  -f FMT                     format of SOURCE: raw, qcow2, pcow, pcow1; may be left out "
+        "for *.pcow\n"
+        "  -O FMT                     format of DESTINATION: raw, qcow2, pcow; default: pcow for "
+        "*.pcow, else raw\n"
+        "  -B BASE                    make a pcow image on this base that holds only what differs "
+        "from it\n"
+        "  -F FMT                     format of BASE: pcow (default) or pcow1\n"
+        "  -l SNAPSHOT                copy a snapshot of SOURCE and not its present state; of pcow "
+        "also while SOURCE is in use\n"
+        "  -n                         write into DESTINATION, which exists (a block device, an "
+        "image)\n"
+        "  -o cluster_size=SIZE       of a pcow image, 4k to 2M, default 64k\n"
+        "  -o base_snapshot=NAME      stand on this snapshot of BASE\n"
+        "  -o sealed=on               make a template of the pcow image that nobody can change\n"
+        "  -o ...                     for qcow2: qemu-img's compat, cluster_size, "
+        "compression_type, extended_l2,\n"
+        "                             lazy_refcounts, preallocation, refcount_bits\n"
+        "  -U, --force-share          take no lock on SOURCE: also while it is in use\n"
+        "  -p                         show progress\n"
+        "  -q                         print nothing on success\n"
+        "Without -n DESTINATION appears, or is replaced, only when the copy is complete.\n",
     .run = run,
 };

@@ -27,7 +27,9 @@ bool is_zero(const void *buffer, size_t length)
 static int read_padded(struct source *source, uint64_t offset, unsigned char *buffer, size_t length,
                        struct pcow_error *error)
 {
-    size_t inside = offset >= source->size ? 0 : source->size - offset < length ? (size_t)(source->size - offset) : length;
+    size_t inside = offset >= source->size           ? 0
+                    : source->size - offset < length ? (size_t)(source->size - offset)
+                                                     : length;
 
     memset(buffer + inside, 0, length - inside);
     return inside ? source_read(source, offset, buffer, inside, error) : 0;
@@ -48,7 +50,8 @@ static enum page_action choose(const struct copy *copy, size_t offset, size_t le
 }
 
 /* Pages of one kind that follow each other are one write. */
-static int put_chunk(const struct copy *copy, uint64_t start, size_t length, struct pcow_error *error)
+static int put_chunk(const struct copy *copy, uint64_t start, size_t length,
+                     struct pcow_error *error)
 {
     size_t begin = 0;
     int r = 0;
@@ -78,7 +81,8 @@ static int put_chunk(const struct copy *copy, uint64_t start, size_t length, str
 }
 
 /* A range of source that is known to be zeros; *done: how much of it was handled. */
-static int copy_zeros(const struct copy *copy, uint64_t offset, uint64_t length, uint64_t *done, struct pcow_error *error)
+static int copy_zeros(const struct copy *copy, uint64_t offset, uint64_t length, uint64_t *done,
+                      struct pcow_error *error)
 {
     struct source_extent extent = {.length = length, .zero = true};
     int r = 0;
@@ -86,7 +90,8 @@ static int copy_zeros(const struct copy *copy, uint64_t offset, uint64_t length,
     if (copy->base && offset < copy->base->size) {
         uint64_t inside = copy->base->size - offset;
 
-        r = source_get_extent(copy->base, offset, length < inside ? length : inside, &extent, error);
+        r = source_get_extent(copy->base, offset, length < inside ? length : inside, &extent,
+                              error);
         if (!r && !extent.zero) {
             if (extent.length > MAX_CHUNK_SIZE) {
                 extent.length = MAX_CHUNK_SIZE;
@@ -104,7 +109,8 @@ static int copy_zeros(const struct copy *copy, uint64_t offset, uint64_t length,
     return r;
 }
 
-static int copy_step(const struct copy *copy, uint64_t offset, uint64_t *done, struct pcow_error *error)
+static int copy_step(const struct copy *copy, uint64_t offset, uint64_t *done,
+                     struct pcow_error *error)
 {
     uint64_t left = copy->target->size - offset;
     struct source_extent extent = {.length = left, .zero = true};
@@ -121,7 +127,10 @@ static int copy_step(const struct copy *copy, uint64_t offset, uint64_t *done, s
     if (extent.zero) {
         return copy_zeros(copy, offset, extent.length, done, error);
     }
-    /* chunks end on the same boundaries wherever an extent began: a slab of the target is filled by one write */
+    /*
+     * chunks end on the same boundaries wherever an extent began: a slab of the target is filled by
+     * one write
+     */
     left = MAX_CHUNK_SIZE - offset % MAX_CHUNK_SIZE;
     *done = extent.length < left ? extent.length : left;
     r = source_read(copy->source, offset, copy->data, *done, error);
@@ -131,8 +140,8 @@ static int copy_step(const struct copy *copy, uint64_t offset, uint64_t *done, s
     return r ? r : put_chunk(copy, offset, *done, error);
 }
 
-int copy_image(struct source *source, struct source *base, struct target *target, struct progress *progress,
-               struct pcow_error *error)
+int copy_image(struct source *source, struct source *base, struct target *target,
+               struct progress *progress, struct pcow_error *error)
 {
     struct copy copy = {source, base, target, malloc(MAX_CHUNK_SIZE), malloc(MAX_CHUNK_SIZE)};
     uint64_t offset = 0, done = 0;
@@ -144,7 +153,10 @@ int copy_image(struct source *source, struct source *base, struct target *target
     while (!r && offset < target->size) {
         r = copy_step(&copy, offset, &done, error);
         offset += r ? 0 : done;
-        /* a signal also reaches the processes that serve qcow2: what fails then is not worth a message of its own */
+        /*
+         * a signal also reaches the processes that serve qcow2: what fails then is not worth a
+         * message of its own
+         */
         if (progress_update(progress, offset, target->size)) {
             r = fail(error, -ECANCELED, "%s: interrupted", target->path);
         }

@@ -10,10 +10,10 @@
 bool is_zero(const void *buffer, size_t length);
 
 /*
- * Make target read as source, and as zeros behind its end; what is right already is not written, so holes stay holes.
- * base: what target reads as before, if it stands on a base; else NULL.
+ * Make target read as source, and as zeros behind its end; what is right already is not written, so
+ * holes stay holes. base: what target reads as before, if it stands on a base; else NULL.
  */
-int copy_image(struct source *source, struct source *base, struct target *target, struct progress *progress,
-               struct pcow_error *error);
+int copy_image(struct source *source, struct source *base, struct target *target,
+               struct progress *progress, struct pcow_error *error);
 
 #endif

@@ -23,7 +23,8 @@ static int apply_options(char *list, struct create_request *request, struct pcow
 
     while ((more = next_key_value(&list, &key, &value, error)) > 0) {
         if (!strcmp(key, "cluster_size") || !strcmp(key, "size")) {
-            uint64_t *size = key[0] == 's' ? &request->options.virtual_size : &request->options.cluster_size;
+            uint64_t *size =
+                key[0] == 's' ? &request->options.virtual_size : &request->options.cluster_size;
 
             if (parse_size(value, size)) {
                 return fail(error, -EINVAL, "%s '%s' is not a size", key, value);
@@ -39,8 +40,11 @@ static int apply_options(char *list, struct create_request *request, struct pcow
         } else if (!strcmp(key, "backing_fmt")) {
             request->base_format = value;
         } else {
-            return fail(error, -EINVAL, "create option '%s' is not known; there are size, cluster_size, base_snapshot, "
-                        "copy_on_read, backing_file and backing_fmt", key);
+            return fail(
+                error, -EINVAL,
+                "create option '%s' is not known; there are size, cluster_size, base_snapshot, "
+                "copy_on_read, backing_file and backing_fmt",
+                key);
         }
     }
     return more;
@@ -59,7 +63,8 @@ static void announce(const char *path, const struct create_request *request)
     }
     fputs("Formatting '", stdout);
     print_text(path);
-    printf("', fmt=pcow cluster_size=%" PRIu64 " size=%" PRIu64, info.cluster_size, info.virtual_size);
+    printf("', fmt=pcow cluster_size=%" PRIu64 " size=%" PRIu64, info.cluster_size,
+           info.virtual_size);
     if (request->base) {
         fputs(" backing_file=", stdout);
         print_text(request->base);
@@ -79,8 +84,10 @@ static int create_image(const char *path, struct create_request *request, struct
     int r;
 
     if (request->format && strcmp(request->format, "pcow")) {
-        return fail(error, -EINVAL, "format '%s' cannot be created here; pcow-img creates pcow, qemu-img the others",
-                    request->format);
+        return fail(
+            error, -EINVAL,
+            "format '%s' cannot be created here; pcow-img creates pcow, qemu-img the others",
+            request->format);
     }
     r = check_base_format(request->base_format, error);
     if (r) {
@@ -93,7 +100,8 @@ static int create_image(const char *path, struct create_request *request, struct
         }
         options->base = base;
     } else if (options->base_snapshot || options->base_unchecked || request->base_format) {
-        return fail(error, -EINVAL, "%s: -F, -u and base_snapshot need a base: give one with -b", path);
+        return fail(error, -EINVAL, "%s: -F, -u and base_snapshot need a base: give one with -b",
+                    path);
     }
     if (options->virtual_size) {
         r = round_virtual_size(&options->virtual_size, request->quiet, error);
@@ -101,7 +109,8 @@ static int create_image(const char *path, struct create_request *request, struct
             return r;
         }
     } else if (!request->base || options->base_unchecked) {
-        return fail(error, -EINVAL, "%s: image creation needs a size: pcow-img create FILE SIZE", path);
+        return fail(error, -EINVAL, "%s: image creation needs a size: pcow-img create FILE SIZE",
+                    path);
     }
     return pcow_create(path, options, error);
 }
@@ -162,7 +171,8 @@ const struct command create_command = {
             "  -u                         do not look at BASE; needs SIZE\n"
             "  -o cluster_size=SIZE       unit of allocation, 4k to 2M, default 64k\n"
             "  -o base_snapshot=NAME      stand on this snapshot of BASE\n"
-            "  -o copy_on_read=on|off     have data that a VM reads from older layers copied into the newest one\n"
+            "  -o copy_on_read=on|off     have data that a VM reads from older layers copied into "
+            "the newest one\n"
             "  SIZE                       default: that of BASE; rounded up to 2 MiB\n",
     .run = run,
 };

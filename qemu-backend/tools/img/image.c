@@ -9,28 +9,34 @@
 #include "report.h"
 #include "size.h"
 
-int img_open(const char *path, const char *format, unsigned flags, const char *snapshot, pcow_image **image,
-             struct pcow_error *error)
+int img_open(const char *path, const char *format, unsigned flags, const char *snapshot,
+             pcow_image **image, struct pcow_error *error)
 {
     if (format && !strcmp(format, "pcow1")) {
         flags |= PCOW_OPEN_FORMAT_1;
         if (flags & PCOW_OPEN_WRITE) {
-            return fail(error, -EROFS, "%s: format pcow1 is read-only; make an image that can be changed with "
-                        "'pcow-img convert -f pcow1 -O pcow'", path);
+            return fail(error, -EROFS,
+                        "%s: format pcow1 is read-only; make an image that can be changed with "
+                        "'pcow-img convert -f pcow1 -O pcow'",
+                        path);
         }
     } else if (format && strcmp(format, "pcow")) {
-        return fail(error, -EINVAL, "%s: format '%s' is not for this command; it works on pcow and pcow1", path, format);
+        return fail(error, -EINVAL,
+                    "%s: format '%s' is not for this command; it works on pcow and pcow1", path,
+                    format);
     }
     return pcow_open(path, flags, snapshot, image, error);
 }
 
-int sibling_path(const char *path, const char *name, char result[PATH_MAX], struct pcow_error *error)
+int sibling_path(const char *path, const char *name, char result[PATH_MAX],
+                 struct pcow_error *error)
 {
     const char *slash = strrchr(path, '/');
     int directory = slash ? (int)(slash - path) + 1 : 0;
 
     if (snprintf(result, PATH_MAX, "%.*s%s", directory, path, name) >= PATH_MAX) {
-        return fail(error, -ENAMETOOLONG, "%s: the path of '%s' in this directory is too long", path, name);
+        return fail(error, -ENAMETOOLONG, "%s: the path of '%s' in this directory is too long",
+                    path, name);
     }
     return 0;
 }
@@ -49,8 +55,11 @@ int base_path(const char *path, const char *base, char result[PATH_MAX], struct 
 int check_base_format(const char *format, struct pcow_error *error)
 {
     if (format && strcmp(format, "pcow") && strcmp(format, "pcow1")) {
-        return fail(error, -EINVAL, "base format '%s' is not supported: a base must be pcow or pcow1; convert it with "
-                    "'pcow-img convert -f %s -O pcow'", format, format);
+        return fail(
+            error, -EINVAL,
+            "base format '%s' is not supported: a base must be pcow or pcow1; convert it with "
+            "'pcow-img convert -f %s -O pcow'",
+            format, format);
     }
     return 0;
 }
@@ -70,12 +79,16 @@ int round_virtual_size(uint64_t *size, bool quiet, struct pcow_error *error)
     uint64_t rounded;
 
     if (*size == 0 || *size > PCOW_MAX_VIRTUAL_SIZE) {
-        return fail(error, -EINVAL, "image size %" PRIu64 " is out of range: it must be at least 1 byte and at most "
-                    "%" PRIu64 " (16T)", *size, PCOW_MAX_VIRTUAL_SIZE);
+        return fail(error, -EINVAL,
+                    "image size %" PRIu64
+                    " is out of range: it must be at least 1 byte and at most "
+                    "%" PRIu64 " (16T)",
+                    *size, PCOW_MAX_VIRTUAL_SIZE);
     }
     rounded = round_up(*size, PCOW_SLAB_SIZE);
     if (rounded != *size && !quiet) {
-        report("note: image size %" PRIu64 " rounded up to %" PRIu64 ", a multiple of 2 MiB", *size, rounded);
+        report("note: image size %" PRIu64 " rounded up to %" PRIu64 ", a multiple of 2 MiB", *size,
+               rounded);
     }
     *size = rounded;
     return 0;

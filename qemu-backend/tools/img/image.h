@@ -7,17 +7,19 @@
 #include <pcow.h>
 
 /*
- * Open path for a command that works on pcow images only.  format: the value of -f, "pcow" or "pcow1"; NULL: pcow.
+ * Open path for a command that works on pcow images only. format: the value of -f, "pcow" or
+ * "pcow1"; NULL: pcow.
  */
-int img_open(const char *path, const char *format, unsigned flags, const char *snapshot, pcow_image **image,
-             struct pcow_error *error);
+int img_open(const char *path, const char *format, unsigned flags, const char *snapshot,
+             pcow_image **image, struct pcow_error *error);
 
 /* Join the directory of the file path with name.  -ENAMETOOLONG */
-int sibling_path(const char *path, const char *name, char result[PATH_MAX], struct pcow_error *error);
+int sibling_path(const char *path, const char *name, char result[PATH_MAX],
+                 struct pcow_error *error);
 
 /*
- * The path of the base that -b names for the image path: a bare name lies beside the image, as for qemu-img; a path is
- * taken as it is (libpcow insists that it leads to the same directory).
+ * The path of the base that -b names for the image path: a bare name lies beside the image, as for
+ * qemu-img; a path is taken as it is (libpcow insists that it leads to the same directory).
  */
 int base_path(const char *path, const char *base, char result[PATH_MAX], struct pcow_error *error);
 

@@ -53,7 +53,10 @@ static void print_survives(const char *what, unsigned survives)
     putchar('\n');
 }
 
-/* What a guest flushes on an nvdimm leaves the CPU's caches, and no more: the host hears nothing of it. */
+/*
+ * What a guest flushes on an nvdimm leaves the CPU's caches, and no more: the host hears nothing of
+ * it.
+ */
 static unsigned nvdimm_survives(const struct pcow_info *info)
 {
     return pcow_persistence_survives(info->persistence, info->persistence == PCOW_PERSISTENCE_PMEM);
@@ -132,7 +135,8 @@ static void print_base(pcow_image *image, const struct pcow_info *info)
 
     fputs("backing file: ", stdout);
     print_text(info->base_name);
-    if (strchr(pcow_path(image), '/') && !sibling_path(pcow_path(image), info->base_name, full_base, NULL)) {
+    if (strchr(pcow_path(image), '/')
+        && !sibling_path(pcow_path(image), info->base_name, full_base, NULL)) {
         fputs(" (actual path: ", stdout);
         print_text(full_base);
         putchar(')');
@@ -155,7 +159,8 @@ static int print_info(pcow_image *image, struct pcow_error *error)
     print_text(pcow_path(image));
     printf("\nfile format: %s\n", format_name(info.format));
     print_size("virtual size", info.virtual_size);
-    printf("disk size: %s\ncluster_size: %" PRIu64 "\n", format_size(info.allocated_size, text), info.cluster_size);
+    printf("disk size: %s\ncluster_size: %" PRIu64 "\n", format_size(info.allocated_size, text),
+           info.cluster_size);
     if (info.has_base) {
         print_base(image, &info);
     }
@@ -170,7 +175,8 @@ static int print_info(pcow_image *image, struct pcow_error *error)
     printf("    format: %u\n", info.format);
     if (info.format > 1) {
         printf("    uuid: %s\n", format_uuid(info.uuid, uuid));
-        printf("    generation: %" PRIu64 "\n    sealed: %s\n", info.generation, info.sealed ? "true" : "false");
+        printf("    generation: %" PRIu64 "\n    sealed: %s\n", info.generation,
+               info.sealed ? "true" : "false");
     }
     if (info.copy_on_read) {
         puts("    copy on read: true");
@@ -178,13 +184,15 @@ static int print_info(pcow_image *image, struct pcow_error *error)
     print_size("    data size", info.data_size);
     print_size("    free size", info.free_size);
     print_size("    file size", info.file_size);
-    printf("    chain depth: %u\n    persistence: %s\n", info.chain_depth, pcow_persistence_name(info.persistence));
+    printf("    chain depth: %u\n    persistence: %s\n", info.chain_depth,
+           pcow_persistence_name(info.persistence));
     print_survives("stored data survives", pcow_persistence_survives(info.persistence, false));
     if (nvdimm_survives(&info) == pcow_persistence_survives(info.persistence, true)) {
         print_survives("flushed data survives", nvdimm_survives(&info));
     } else {
         print_survives("flushed data survives, nvdimm", nvdimm_survives(&info));
-        print_survives("flushed data survives, virtio-pmem", pcow_persistence_survives(info.persistence, true));
+        print_survives("flushed data survives, virtio-pmem",
+                       pcow_persistence_survives(info.persistence, true));
     }
     return 0;
 }
@@ -221,10 +229,11 @@ static int show(pcow_image *image, bool chain, bool json, struct pcow_error *err
 }
 
 /*
- * Without --backing-chain a base that is missing, changed or busy is no reason to say nothing about the image.
+ * Without --backing-chain a base that is missing, changed or busy is no reason to say nothing about
+ * the image.
  */
-static int open_for_info(const char *path, const char *format, bool chain, bool force_share, pcow_image **image,
-                         struct pcow_error *error)
+static int open_for_info(const char *path, const char *format, bool chain, bool force_share,
+                         pcow_image **image, struct pcow_error *error)
 {
     unsigned flags = force_share ? PCOW_OPEN_FORCE_SHARE : 0;
     struct pcow_error problem;
@@ -241,8 +250,11 @@ static int run(int argc, char **argv)
 {
     enum { OUTPUT = 256, BACKING_CHAIN };
     static const struct option names[] = {
-        HELP_OPTION, {"output", required_argument, NULL, OUTPUT}, {"backing-chain", no_argument, NULL, BACKING_CHAIN},
-        {"force-share", no_argument, NULL, 'U'}, END_OF_OPTIONS,
+        HELP_OPTION,
+        {"output", required_argument, NULL, OUTPUT},
+        {"backing-chain", no_argument, NULL, BACKING_CHAIN},
+        {"force-share", no_argument, NULL, 'U'},
+        END_OF_OPTIONS,
     };
     bool json = false, chain = false, force_share = false;
     const char *path, *format = NULL;

@@ -20,8 +20,9 @@ static bool is_image(int directory, const char *name, struct stat *st)
 {
     size_t length = strlen(name);
 
-    return name[0] != '.' && length > strlen(SUFFIX) && !strcmp(name + length - strlen(SUFFIX), SUFFIX)
-        && fstatat(directory, name, st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st->st_mode);
+    return name[0] != '.' && length > strlen(SUFFIX)
+           && !strcmp(name + length - strlen(SUFFIX), SUFFIX)
+           && fstatat(directory, name, st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st->st_mode);
 }
 
 static void put_summary(json_object *object, const struct pcow_summary *summary)
@@ -104,7 +105,8 @@ static int list(const char *path, const char *base, bool json)
         return EXIT_FAILURE;
     }
     while (errno = 0, (entry = readdir(entries))) {
-        if (!is_image(dirfd(entries), entry->d_name, &st) || (base && !may_stand_on(dirfd(entries), entry->d_name, base))) {
+        if (!is_image(dirfd(entries), entry->d_name, &st)
+            || (base && !may_stand_on(dirfd(entries), entry->d_name, base))) {
             continue;
         }
         if (json) {
@@ -127,7 +129,10 @@ static int run(int argc, char **argv)
 {
     enum { OUTPUT = 256, BASE_UUID };
     static const struct option names[] = {
-        HELP_OPTION, {"output", required_argument, NULL, OUTPUT}, {"base-uuid", required_argument, NULL, BASE_UUID}, END_OF_OPTIONS,
+        HELP_OPTION,
+        {"output", required_argument, NULL, OUTPUT},
+        {"base-uuid", required_argument, NULL, BASE_UUID},
+        END_OF_OPTIONS,
     };
     const char *base = NULL;
     bool json = false;
@@ -157,7 +162,9 @@ const struct command list_command = {
     .arguments = "[--output human|json] [--base-uuid UUID] DIRECTORY",
     .summary = "Show the images (*.pcow) in a directory: sizes and bases",
     .help = "  --output human|json        default: human\n"
-            "  --base-uuid UUID           only those that stand on this image, and those that cannot be read\n"
-            "No lock is taken and no base is opened; one that cannot be read is listed with the reason.\n",
+            "  --base-uuid UUID           only those that stand on this image, and those that "
+            "cannot be read\n"
+            "No lock is taken and no base is opened; one that cannot be read is listed with the "
+            "reason.\n",
     .run = run,
 };

@@ -18,8 +18,8 @@ static const size_t command_count = sizeof(commands) / sizeof(commands[0]);
 
 int command_help(const struct command *command, FILE *stream)
 {
-    fprintf(stream, "usage: pcow-img %s %s\n%s\n\n  -h, --help                 this text\n%s", command->name,
-            command->arguments, command->summary, command->help);
+    fprintf(stream, "usage: pcow-img %s %s\n%s\n\n  -h, --help                 this text\n%s",
+            command->name, command->arguments, command->summary, command->help);
     return EXIT_SUCCESS;
 }
 
@@ -28,8 +28,8 @@ const char *only_operand(const struct command *command, int argc, char **argv)
     extern int optind;
 
     if (optind != argc - 1) {
-        report("%s: expecting one image file name; usage: pcow-img %s %s", command->name, command->name,
-               command->arguments);
+        report("%s: expecting one image file name; usage: pcow-img %s %s", command->name,
+               command->name, command->arguments);
         return NULL;
     }
     return argv[optind];
@@ -43,7 +43,8 @@ static int help(void)
         printf("  %-9s %s\n", commands[i]->name, commands[i]->summary);
     }
     puts("\n'pcow-img COMMAND --help' shows the options of a command.\n"
-         "Formats: pcow (format 2), pcow1 (format 1, read-only), raw, qcow2. A format is never guessed from content.\n"
+         "Formats: pcow (format 2), pcow1 (format 1, read-only), raw, qcow2. A format is never "
+         "guessed from content.\n"
          "Sizes: a number of bytes, or with k, M, G, T, P, E for powers of 1024.");
     return EXIT_SUCCESS;
 }

@@ -18,8 +18,9 @@ struct map_request {
 
 static bool continues(const struct pcow_extent *a, const struct pcow_extent *b)
 {
-    return a->present == b->present && a->zero == b->zero && a->data == b->data && a->depth == b->depth &&
-           (!a->present || (a->path == b->path && a->file_offset + a->length == b->file_offset));
+    return a->present == b->present && a->zero == b->zero && a->data == b->data
+           && a->depth == b->depth
+           && (!a->present || (a->path == b->path && a->file_offset + a->length == b->file_offset));
 }
 
 /* One object a line, written as it is found: an image may have very many extents. */
@@ -38,7 +39,8 @@ static void print_json(const struct pcow_extent *extent, bool first)
         json_put_text(object, "filename", extent->path);
     }
     printf("%s%s", first ? "[" : ",\n",
-           json_object_to_json_string_ext(object, JSON_C_TO_STRING_SPACED | JSON_C_TO_STRING_NOSLASHESCAPE));
+           json_object_to_json_string_ext(object, JSON_C_TO_STRING_SPACED
+                                                      | JSON_C_TO_STRING_NOSLASHESCAPE));
     json_object_put(object);
 }
 
@@ -48,7 +50,8 @@ static void print_human(const struct pcow_extent *extent, bool first)
         printf("%-16s%-16s%-16s%s\n", "Offset", "Length", "Mapped to", "File");
     }
     if (extent->data && !extent->zero) {
-        printf("%#-16" PRIx64 "%#-16" PRIx64 "%#-16" PRIx64, extent->offset, extent->length, extent->file_offset);
+        printf("%#-16" PRIx64 "%#-16" PRIx64 "%#-16" PRIx64, extent->offset, extent->length,
+               extent->file_offset);
         print_text(extent->path);
         putchar('\n');
     }
@@ -62,8 +65,9 @@ static int map_range(pcow_image *image, const struct map_request *request, struc
     bool first = true;
 
     if (offset >= size) {
-        return fail(error, -EINVAL, "%s: the start %" PRIu64 " is not below the image size %" PRIu64, pcow_path(image), offset,
-                    size);
+        return fail(error, -EINVAL,
+                    "%s: the start %" PRIu64 " is not below the image size %" PRIu64,
+                    pcow_path(image), offset, size);
     }
     end = request->length < size - offset ? offset + request->length : size;
     while (offset < end) {
@@ -96,8 +100,12 @@ static int run(int argc, char **argv)
 {
     enum { OUTPUT = 256 };
     static const struct option names[] = {
-        HELP_OPTION, {"output", required_argument, NULL, OUTPUT}, {"start-offset", required_argument, NULL, 's'},
-        {"max-length", required_argument, NULL, 'l'}, {"force-share", no_argument, NULL, 'U'}, END_OF_OPTIONS,
+        HELP_OPTION,
+        {"output", required_argument, NULL, OUTPUT},
+        {"start-offset", required_argument, NULL, 's'},
+        {"max-length", required_argument, NULL, 'l'},
+        {"force-share", no_argument, NULL, 'U'},
+        END_OF_OPTIONS,
     };
     struct map_request request = {.length = UINT64_MAX};
     struct pcow_error error;
@@ -126,7 +134,8 @@ static int run(int argc, char **argv)
     if (!path) {
         return EXIT_FAILURE;
     }
-    r = img_open(path, request.format, request.force_share ? PCOW_OPEN_FORCE_SHARE : 0, request.snapshot, &image, &error);
+    r = img_open(path, request.format, request.force_share ? PCOW_OPEN_FORCE_SHARE : 0,
+                 request.snapshot, &image, &error);
     if (r) {
         return report_error(&error);
     }

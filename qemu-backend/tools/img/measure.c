@@ -42,7 +42,8 @@ static uint64_t metadata_size(uint64_t slabs)
     uint64_t size = FIXED_METADATA + full * SLABS_IN_GROUP * (TABLE_ENTRY_SIZE + PAGE_BITMAP_SIZE);
 
     if (rest || !full) {
-        size += round_up((rest + 1) * TABLE_ENTRY_SIZE, PCOW_PAGE_SIZE) + round_up((rest + 1) * PAGE_BITMAP_SIZE, PCOW_PAGE_SIZE);
+        size += round_up((rest + 1) * TABLE_ENTRY_SIZE, PCOW_PAGE_SIZE)
+                + round_up((rest + 1) * PAGE_BITMAP_SIZE, PCOW_PAGE_SIZE);
     }
     return size;
 }
@@ -70,7 +71,8 @@ static uint64_t count_units(uint64_t start, uint64_t end, uint64_t unit, uint64_
     return last - first;
 }
 
-static int survey(struct source *source, uint64_t cluster_size, struct need *need, struct pcow_error *error)
+static int survey(struct source *source, uint64_t cluster_size, struct need *need,
+                  struct pcow_error *error)
 {
     uint64_t offset = 0, counted_slabs = 0, counted_clusters = 0;
     struct source_extent extent;
@@ -82,8 +84,10 @@ static int survey(struct source *source, uint64_t cluster_size, struct need *nee
             return r;
         }
         if (!extent.zero) {
-            need->slabs += count_units(offset, offset + extent.length, PCOW_SLAB_SIZE, &counted_slabs);
-            need->clusters += count_units(offset, offset + extent.length, cluster_size, &counted_clusters);
+            need->slabs +=
+                count_units(offset, offset + extent.length, PCOW_SLAB_SIZE, &counted_slabs);
+            need->clusters +=
+                count_units(offset, offset + extent.length, cluster_size, &counted_clusters);
         }
         offset += extent.length;
     }
@@ -98,11 +102,15 @@ static int apply_options(struct measure_request *request, struct pcow_error *err
     request->cluster_size = PCOW_DEFAULT_CLUSTER_SIZE;
     while ((more = next_key_value(&list, &key, &value, error)) > 0) {
         if (strcmp(key, "cluster_size")) {
-            return fail(error, -EINVAL, "measure option '%s' is not known; there is cluster_size", key);
+            return fail(error, -EINVAL, "measure option '%s' is not known; there is cluster_size",
+                        key);
         }
-        if (parse_size(value, &request->cluster_size) || request->cluster_size < PCOW_MIN_CLUSTER_SIZE ||
-            request->cluster_size > PCOW_MAX_CLUSTER_SIZE || (request->cluster_size & (request->cluster_size - 1))) {
-            return fail(error, -EINVAL, "cluster_size '%s' is not a power of two from 4k to 2M", value);
+        if (parse_size(value, &request->cluster_size)
+            || request->cluster_size < PCOW_MIN_CLUSTER_SIZE
+            || request->cluster_size > PCOW_MAX_CLUSTER_SIZE
+            || (request->cluster_size & (request->cluster_size - 1))) {
+            return fail(error, -EINVAL, "cluster_size '%s' is not a power of two from 4k to 2M",
+                        value);
         }
     }
     return more;
@@ -117,7 +125,8 @@ static int measure(struct measure_request *request, struct need *need, struct pc
     int r = apply_options(request, error);
 
     if (!r && request->output_format && strcmp(request->output_format, "pcow")) {
-        r = fail(error, -EINVAL, "-O %s cannot be measured here; pcow-img measures pcow, qemu-img the others",
+        r = fail(error, -EINVAL,
+                 "-O %s cannot be measured here; pcow-img measures pcow, qemu-img the others",
                  request->output_format);
     }
     if (r || request->has_size) {
@@ -159,8 +168,11 @@ static int run(int argc, char **argv)
 {
     enum { OUTPUT = 256, SIZE };
     static const struct option names[] = {
-        HELP_OPTION, {"output", required_argument, NULL, OUTPUT}, {"size", required_argument, NULL, SIZE},
-        {"force-share", no_argument, NULL, 'U'}, END_OF_OPTIONS,
+        HELP_OPTION,
+        {"output", required_argument, NULL, OUTPUT},
+        {"size", required_argument, NULL, SIZE},
+        {"force-share", no_argument, NULL, 'U'},
+        END_OF_OPTIONS,
     };
     struct measure_request request = {0};
     struct need need = {0};
@@ -199,15 +211,18 @@ static int run(int argc, char **argv)
 
 const struct command measure_command = {
     .name = "measure",
-    .arguments = "[-U] [-f FMT] [-O pcow] [-l SNAPSHOT] [-o cluster_size=SIZE] [--output human|json] FILE | --size SIZE",
+    .arguments = "[-U] [-f FMT] [-O pcow] [-l SNAPSHOT] [-o cluster_size=SIZE] [--output "
+                 "human|json] FILE | --size SIZE",
     .summary = "Say how much of a pool an image would take",
-    .help = "  -f FMT                     format of FILE: raw, qcow2, pcow, pcow1; may be left out for *.pcow\n"
+    .help = "  -f FMT                     format of FILE: raw, qcow2, pcow, pcow1; may be left out "
+            "for *.pcow\n"
             "  -O pcow                    the format to measure for (there is no other)\n"
             "  -l SNAPSHOT                measure a snapshot of FILE\n"
             "  -o cluster_size=SIZE       of the new image, default 64k\n"
             "  --size SIZE                measure an empty image of this size\n"
             "  -U, --force-share          take no lock: also while FILE is in use\n"
             "  --output human|json        default: human\n"
-            "required: what the file system gives up for it; fully allocated: when the guest has written everything.\n",
+            "required: what the file system gives up for it; fully allocated: when the guest has "
+            "written everything.\n",
     .run = run,
 };

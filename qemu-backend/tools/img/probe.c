@@ -23,7 +23,8 @@ static int show(const char *path, enum pcow_persistence persistence, bool json)
 static int run(int argc, char **argv)
 {
     enum { OUTPUT = 256 };
-    static const struct option names[] = {HELP_OPTION, {"output", required_argument, NULL, OUTPUT}, END_OF_OPTIONS};
+    static const struct option names[] = {
+        HELP_OPTION, {"output", required_argument, NULL, OUTPUT}, END_OF_OPTIONS};
     enum pcow_persistence persistence;
     struct pcow_error error;
     bool json = false;
@@ -41,7 +42,8 @@ static int run(int argc, char **argv)
         }
     }
     if (optind != argc - 1) {
-        report("probe: expecting one directory or file; usage: pcow-img probe %s", probe_command.arguments);
+        report("probe: expecting one directory or file; usage: pcow-img probe %s",
+               probe_command.arguments);
         return EXIT_FAILURE;
     }
     if (pcow_probe_persistence(argv[optind], &persistence, &error)) {
@@ -55,6 +57,7 @@ const struct command probe_command = {
     .arguments = "[--output human|json] DIRECTORY",
     .summary = "Say what images in a directory survive: volatile, page-cache or pmem",
     .help = "  --output human|json        default: human\n"
-            "volatile: a process that ends; page-cache: power loss, after a flush; pmem: power loss, at memory speed.\n",
+            "volatile: a process that ends; page-cache: power loss, after a flush; pmem: power "
+            "loss, at memory speed.\n",
     .run = run,
 };

@@ -21,7 +21,8 @@ static int apply_options(char *list, struct rebase_request *request, struct pcow
 
     while ((more = next_key_value(&list, &key, &value, error)) > 0) {
         if (strcmp(key, "base_snapshot")) {
-            return fail(error, -EINVAL, "rebase option '%s' is not known; there is base_snapshot", key);
+            return fail(error, -EINVAL, "rebase option '%s' is not known; there is base_snapshot",
+                        key);
         }
         request->base_snapshot = value;
     }
@@ -51,7 +52,8 @@ static int rebase(const char *path, const struct rebase_request *request, struct
         return r;
     }
     progress_begin(&progress, request->progress && !request->quiet);
-    r = pcow_rebase(image, base, request->base_snapshot, request->unsafe, progress_update, &progress, error);
+    r = pcow_rebase(image, base, request->base_snapshot, request->unsafe, progress_update,
+                    &progress, error);
     progress_end(&progress, r == 0);
     pcow_close(image);
     return r;
@@ -100,7 +102,8 @@ const struct command rebase_command = {
     .help = "  -b BASE                    the new base, in the directory of FILE; '': none\n"
             "  -F FMT                     format of BASE: pcow (default) or pcow1\n"
             "  -o base_snapshot=NAME      stand on this snapshot of BASE\n"
-            "  -u                         only change the name of the base: right only if its content is the same\n"
+            "  -u                         only change the name of the base: right only if its "
+            "content is the same\n"
             "  -p                         show progress\n"
             "  -q                         print nothing on success\n"
             "  -f pcow                    the format (there is no other)\n",

@@ -18,14 +18,16 @@ struct resize_request {
     bool shrink, quiet;
 };
 
-static int new_size(const struct resize_request *request, const char *path, uint64_t old, uint64_t *size,
-                    struct pcow_error *error)
+static int new_size(const struct resize_request *request, const char *path, uint64_t old,
+                    uint64_t *size, struct pcow_error *error)
 {
     *size = request->size;
     if (request->sign == '-') {
         if (request->size >= old) {
-            return fail(error, -EINVAL, "%s: the new image size would be zero or less; the image has %" PRIu64 " bytes", path,
-                        old);
+            return fail(error, -EINVAL,
+                        "%s: the new image size would be zero or less; the image has %" PRIu64
+                        " bytes",
+                        path, old);
         }
         *size = old - request->size;
     } else if (request->sign == '+') {
@@ -34,7 +36,8 @@ static int new_size(const struct resize_request *request, const char *path, uint
     return round_virtual_size(size, request->quiet, error);
 }
 
-static int resize_image(const char *path, const struct resize_request *request, struct pcow_error *error)
+static int resize_image(const char *path, const struct resize_request *request,
+                        struct pcow_error *error)
 {
     uint64_t size;
     pcow_image *image;
@@ -46,7 +49,8 @@ static int resize_image(const char *path, const struct resize_request *request, 
     r = check_no_revert(image, error);
     r = r ? r : new_size(request, path, pcow_size(image), &size, error);
     if (!r && size < pcow_size(image) && !request->shrink) {
-        report("warning: shrinking an image deletes all data beyond its new end; make sure that nothing important is there");
+        report("warning: shrinking an image deletes all data beyond its new end; make sure that "
+               "nothing important is there");
         r = fail(error, -EINVAL, "%s: use the --shrink option to perform a shrink operation", path);
     }
     if (!r) {
@@ -67,7 +71,8 @@ static bool parse_new_size(const char *text, struct resize_request *request)
 static int run(int argc, char **argv)
 {
     enum { SHRINK = 256 };
-    static const struct option names[] = {HELP_OPTION, {"shrink", no_argument, NULL, SHRINK}, END_OF_OPTIONS};
+    static const struct option names[] = {
+        HELP_OPTION, {"shrink", no_argument, NULL, SHRINK}, END_OF_OPTIONS};
     struct resize_request request = {0};
     struct pcow_error error;
     const char *size = argv[argc - 1];
@@ -110,6 +115,7 @@ const struct command resize_command = {
     .help = "  -q                         print nothing on success\n"
             "  -f pcow                    the format (there is no other)\n"
             "  --shrink                   allow a smaller size; what lies beyond it is lost\n"
-            "  SIZE                       the new size, or with + or - the difference; rounded up to 2 MiB\n",
+            "  SIZE                       the new size, or with + or - the difference; rounded up "
+            "to 2 MiB\n",
     .run = run,
 };

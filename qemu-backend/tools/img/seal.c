@@ -20,7 +20,8 @@ static int seal(const char *path, struct pcow_error *error)
     return r;
 }
 
-static int run(const struct command *command, int (*change)(const char *, struct pcow_error *), int argc, char **argv)
+static int run(const struct command *command, int (*change)(const char *, struct pcow_error *),
+               int argc, char **argv)
 {
     static const struct option names[] = {HELP_OPTION, END_OF_OPTIONS};
     bool quiet = false;

@@ -20,13 +20,15 @@ struct snapshot_request {
 
 enum { RENAME = 256, UNPIN, OUTPUT, TREE };
 
-static int show_list(pcow_image *image, const struct snapshot_request *request, struct pcow_error *error)
+static int show_list(pcow_image *image, const struct snapshot_request *request,
+                     struct pcow_error *error)
 {
     json_object *array;
     int r;
 
     if (!request->json) {
-        return request->tree ? snapshot_tree_print(image, error) : snapshot_list_print(image, error);
+        return request->tree ? snapshot_tree_print(image, error)
+                             : snapshot_list_print(image, error);
     }
     r = snapshot_list_json(image, &array, error);
     if (!r && json_print(array)) {
@@ -35,7 +37,8 @@ static int show_list(pcow_image *image, const struct snapshot_request *request, 
     return r;
 }
 
-static int delete_snapshot(pcow_image *image, const struct snapshot_request *request, struct pcow_error *error)
+static int delete_snapshot(pcow_image *image, const struct snapshot_request *request,
+                           struct pcow_error *error)
 {
     char text[SIZE_TEXT_LENGTH];
     uint64_t freed;
@@ -63,26 +66,41 @@ static int delete_snapshot(pcow_image *image, const struct snapshot_request *req
 static int say_who_can(const struct snapshot_request *request, struct pcow_error *error)
 {
     struct pcow_error busy = *error;
-    const char *command = request->action == 'a' ? "revert --reset" : request->action == 'c' ? "create"
-        : request->action == 'd' ? "delete" : "rename";
+    const char *command = request->action == 'a'   ? "revert --reset"
+                          : request->action == 'c' ? "create"
+                          : request->action == 'd' ? "delete"
+                                                   : "rename";
 
-    return fail(error, busy.code, "%s; if it is a VM: 'pcowctl snapshot %s --domain DOMAIN'%s QEMU do it while it runs",
-                busy.message, command, request->action == RENAME ? " has" : " or virsh have");
+    return fail(
+        error, busy.code,
+        "%s; if it is a VM: 'pcowctl snapshot %s --domain DOMAIN'%s QEMU do it while it runs",
+        busy.message, command, request->action == RENAME ? " has" : " or virsh have");
 }
 
-/* Creating and applying; the revert that ended halfway itself may be gone on with, as etc/libvirt/bin/qemu-img does. */
-static int check_may_change(pcow_image *image, const struct snapshot_request *request, struct pcow_error *error)
+/*
+ * Creating and applying; the revert that ended halfway itself may be gone on with, as
+ * etc/libvirt/bin/qemu-img does.
+ */
+static int check_may_change(pcow_image *image, const struct snapshot_request *request,
+                            struct pcow_error *error)
 {
-    bool goes_on = request->action == 'a' && !strncmp(request->name, UNFINISHED_REVERT, strlen(UNFINISHED_REVERT));
+    bool goes_on = request->action == 'a'
+                   && !strncmp(request->name, UNFINISHED_REVERT, strlen(UNFINISHED_REVERT));
 
-    return (request->action == 'a' || request->action == 'c') && !goes_on ? check_no_revert(image, error) : 0;
+    return (request->action == 'a' || request->action == 'c') && !goes_on
+               ? check_no_revert(image, error)
+               : 0;
 }
 
 static int act(const char *path, const struct snapshot_request *request, struct pcow_error *error)
 {
     bool list = request->action == 'l';
-    /* snapshots are a matter of this file alone, but a writer must not change an image whose base is gone unnoticed */
-    unsigned flags = list ? PCOW_OPEN_NO_BASE | (request->force_share ? PCOW_OPEN_FORCE_SHARE : 0) : PCOW_OPEN_WRITE;
+    /*
+     * snapshots are a matter of this file alone, but a writer must not change an image whose base
+     * is gone unnoticed
+     */
+    unsigned flags = list ? PCOW_OPEN_NO_BASE | (request->force_share ? PCOW_OPEN_FORCE_SHARE : 0)
+                          : PCOW_OPEN_WRITE;
     pcow_image *image;
     int r;
 
@@ -124,9 +142,13 @@ static bool choose(struct snapshot_request *request, int action, const char *nam
 static int run(int argc, char **argv)
 {
     static const struct option names[] = {
-        HELP_OPTION, {"output", required_argument, NULL, OUTPUT}, {"rename", required_argument, NULL, RENAME},
-        {"unpin", required_argument, NULL, UNPIN}, {"tree", no_argument, NULL, TREE},
-        {"force-share", no_argument, NULL, 'U'}, END_OF_OPTIONS,
+        HELP_OPTION,
+        {"output", required_argument, NULL, OUTPUT},
+        {"rename", required_argument, NULL, RENAME},
+        {"unpin", required_argument, NULL, UNPIN},
+        {"tree", no_argument, NULL, TREE},
+        {"force-share", no_argument, NULL, 'U'},
+        END_OF_OPTIONS,
     };
     struct snapshot_request request = {0};
     struct pcow_error error;
@@ -176,7 +198,8 @@ static int run(int argc, char **argv)
 
 const struct command snapshot_command = {
     .name = "snapshot",
-    .arguments = "[-q] [-U] [-f FMT] [-l [--tree] [--output human|json] | -c NAME | -a NAME | -d NAME | --rename OLD NEW | "
+    .arguments = "[-q] [-U] [-f FMT] [-l [--tree] [--output human|json] | -c NAME | -a NAME | -d "
+                 "NAME | --rename OLD NEW | "
                  "--unpin NAME] FILE",
     .summary = "List, create, apply, delete or rename snapshots inside an image",
     .help = "  -l                         list them (default)\n"
@@ -185,12 +208,15 @@ const struct command snapshot_command = {
             "  -a NAME                    apply: go back to it; other snapshots stay\n"
             "  -d NAME                    delete it, and say what space that gave back\n"
             "  --rename OLD NEW           give it another name\n"
-            "  --unpin NAME               images stood on it: look that none does any more; also while FILE is in use\n"
+            "  --unpin NAME               images stood on it: look that none does any more; also "
+            "while FILE is in use\n"
             "  --output human|json        of -l and -d; default: human\n"
             "  -U, --force-share          of -l: take no lock\n"
             "  -f FMT                     pcow (default) or, for -l, pcow1\n"
             "  -q                         print nothing on success\n"
-            "Columns of the list: VM SIZE, the state of a VM; OWN, pages that this snapshot holds; SHARED, pages that it shows and\n"
-            "an older one holds; FREES, what deleting it now gives back; '*': the present state stands on it; 'p': an image does.\n",
+            "Columns of the list: VM SIZE, the state of a VM; OWN, pages that this snapshot holds; "
+            "SHARED, pages that it shows and\n"
+            "an older one holds; FREES, what deleting it now gives back; '*': the present state "
+            "stands on it; 'p': an image does.\n",
     .run = run,
 };

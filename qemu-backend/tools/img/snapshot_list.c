@@ -61,19 +61,24 @@ int snapshot_list_json(pcow_image *image, json_object **array, struct pcow_error
 
 static void print_sizes(const struct pcow_snapshot *snapshot)
 {
-    char state[SIZE_TEXT_LENGTH], own[SIZE_TEXT_LENGTH], shared[SIZE_TEXT_LENGTH], frees[SIZE_TEXT_LENGTH], date[32] = "?";
+    char state[SIZE_TEXT_LENGTH], own[SIZE_TEXT_LENGTH], shared[SIZE_TEXT_LENGTH],
+        frees[SIZE_TEXT_LENGTH], date[32] = "?";
     time_t seconds = (time_t)snapshot->date_seconds;
     struct tm local;
 
     if (localtime_r(&seconds, &local)) {
         strftime(date, sizeof(date), "%Y-%m-%d %H:%M:%S", &local);
     }
-    printf("%9s %9s %9s %9s %s %c%c ", format_size(snapshot->state_size, state), format_size(snapshot->data_size, own),
-           format_size(snapshot->shared_size, shared), format_size(snapshot->delete_frees, frees), date,
-           snapshot->current ? '*' : ' ', snapshot->pinned ? 'p' : ' ');
+    printf("%9s %9s %9s %9s %s %c%c ", format_size(snapshot->state_size, state),
+           format_size(snapshot->data_size, own), format_size(snapshot->shared_size, shared),
+           format_size(snapshot->delete_frees, frees), date, snapshot->current ? '*' : ' ',
+           snapshot->pinned ? 'p' : ' ');
 }
 
-/* the name comes last, because it may be 127 bytes long; '*': the active layer stands on it; 'p': an image does */
+/*
+ * the name comes last, because it may be 127 bytes long; '*': the active layer stands on it; 'p':
+ * an image does
+ */
 #define SIZES_HEADING "%9s %9s %9s %9s %-19s %2s %s\n", "VM SIZE", "OWN", "SHARED", "FREES", "DATE", "", "TAG"
 
 int snapshot_list_print(pcow_image *image, struct pcow_error *error)
@@ -99,7 +104,10 @@ int snapshot_list_print(pcow_image *image, struct pcow_error *error)
     return 0;
 }
 
-/* ---- the tree ------------------------------------------------------------------------------------------------------ */
+/*
+ * ---- the tree
+ * ------------------------------------------------------------------------------------------------------
+ */
 
 #define NONE SIZE_MAX
 #define MAX_INDENT 30                          /* levels; beyond, the depth is shown as a number */
@@ -138,7 +146,10 @@ static void print_line(const struct tree *tree, size_t i, unsigned depth)
     putchar('\n');
 }
 
-/* first_root: the first entry without a parent. Without recursion: a row of snapshots is as deep as it is long. */
+/*
+ * first_root: the first entry without a parent. Without recursion: a row of snapshots is as deep as
+ * it is long.
+ */
 static void print_tree(const struct tree *tree, size_t first_root)
 {
     unsigned depth = 0;

@@ -22,13 +22,18 @@ static void release(struct staging *staging)
     }
 }
 
-/* Nobody else may have it from now on: all of its bytes, so that whatever format it has, whoever opens it finds his lock taken. */
+/*
+ * Nobody else may have it from now on: all of its bytes, so that whatever format it has, whoever
+ * opens it finds his lock taken.
+ */
 static int lock_whole(int fd, const char *path, struct pcow_error *error)
 {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
 
     if (fcntl(fd, F_OFD_SETLK, &lock) && (errno == EAGAIN || errno == EACCES)) {
-        return fail(error, -EBUSY, "%s is in use by another process; stop it first, or choose another destination", path);
+        return fail(error, -EBUSY,
+                    "%s is in use by another process; stop it first, or choose another destination",
+                    path);
     }
     return 0;
 }
@@ -45,7 +50,10 @@ static bool is_sealed(const char *path)
     return info.sealed;
 }
 
-/* A file that is there will be replaced: not while somebody uses it, and not if it is a template. Keeps it locked. */
+/*
+ * A file that is there will be replaced: not while somebody uses it, and not if it is a template.
+ * Keeps it locked.
+ */
 static int hold_replaced(struct staging *staging, struct pcow_error *error)
 {
     const char *path = staging->final_path;
@@ -57,26 +65,35 @@ static int hold_replaced(struct staging *staging, struct pcow_error *error)
             return errno == ENOENT ? 0 : fail(error, -errno, "%s: %s", path, strerror(errno));
         }
         if (!S_ISREG(status.st_mode)) {
-            return fail(error, -EEXIST, "%s is not a regular file and cannot be replaced; write into it with -n", path);
+            return fail(error, -EEXIST,
+                        "%s is not a regular file and cannot be replaced; write into it with -n",
+                        path);
         }
         staging->replaced = open(path, O_RDWR | O_CLOEXEC);
         if (staging->replaced < 0) {
-            return fail(error, -errno, "%s exists and cannot be opened for writing: %s%s", path, strerror(errno),
-                        errno == EPERM ? "; it may be immutable (lsattr shows i), as the templates of pools are: "
-                        "choose another name" : "");
+            return fail(
+                error, -errno, "%s exists and cannot be opened for writing: %s%s", path,
+                strerror(errno),
+                errno == EPERM
+                    ? "; it may be immutable (lsattr shows i), as the templates of pools are: "
+                      "choose another name"
+                    : "");
         }
         r = lock_whole(staging->replaced, path, error);
         if (!r && is_sealed(path)) {
-            r = fail(error, -EROFS, "%s is a sealed image, others may stand on it; unseal or remove it first, or choose "
-                     "another destination", path);
+            r = fail(error, -EROFS,
+                     "%s is a sealed image, others may stand on it; unseal or remove it first, or "
+                     "choose "
+                     "another destination",
+                     path);
         }
         if (r) {
             release(staging);
             return r;
         }
         /* the one that was locked may have been replaced before */
-        if (!fstat(staging->replaced, &locked) && !stat(path, &status) && locked.st_dev == status.st_dev &&
-            locked.st_ino == status.st_ino) {
+        if (!fstat(staging->replaced, &locked) && !stat(path, &status)
+            && locked.st_dev == status.st_dev && locked.st_ino == status.st_ino) {
             return 0;
         }
         release(staging);
@@ -95,7 +112,8 @@ int staging_begin(struct staging *staging, const char *path, struct pcow_error *
         struct stat status;
 
         if (errno != ENOENT || !lstat(path, &status)) {
-            return fail(error, -errno, "%s: %s", path, errno ? strerror(errno) : "a link to nothing");
+            return fail(error, -errno, "%s: %s", path,
+                        errno ? strerror(errno) : "a link to nothing");
         }
         if (snprintf(staging->final_path, PATH_MAX, "%s", path) >= PATH_MAX) {
             return fail(error, -ENAMETOOLONG, "%s: the path is too long", path);
@@ -141,11 +159,15 @@ static bool is_held(const struct staging *staging)
 {
     struct stat held, named;
 
-    return staging->replaced >= 0 && !fstat(staging->replaced, &held) && !stat(staging->final_path, &named) &&
-           held.st_dev == named.st_dev && held.st_ino == named.st_ino;
+    return staging->replaced >= 0 && !fstat(staging->replaced, &held)
+           && !stat(staging->final_path, &named) && held.st_dev == named.st_dev
+           && held.st_ino == named.st_ino;
 }
 
-/* Over the file that is held, or to a name that is still free: what has appeared there meanwhile may be in use. */
+/*
+ * Over the file that is held, or to a name that is still free: what has appeared there meanwhile
+ * may be in use.
+ */
 static int give_name(const struct staging *staging)
 {
     int r;
@@ -179,9 +201,11 @@ int staging_commit(struct staging *staging, struct pcow_error *error)
     }
     if (code) {
         staging_abort(staging);
-        return fail(error, -code, "%s: cannot put the finished image there: %s", staging->final_path,
-                    code == EEXIST ? "another file has appeared under that name meanwhile; remove it or choose another name"
-                    : strerror(code));
+        return fail(error, -code, "%s: cannot put the finished image there: %s",
+                    staging->final_path,
+                    code == EEXIST ? "another file has appeared under that name meanwhile; remove "
+                                     "it or choose another name"
+                                   : strerror(code));
     }
     sync_directory(staging->final_path);
     release(staging);

@@ -19,7 +19,8 @@ static const struct command own_commands[] = {
     {0},
 };
 
-static const struct command *const tables[] = {transfer_commands, query_commands, snapshot_commands, own_commands};
+static const struct command *const tables[] = {transfer_commands, query_commands, snapshot_commands,
+                                               own_commands};
 
 static const struct command *find(const char *name)
 {
@@ -73,7 +74,8 @@ static bool count_operands(const struct command *command, int count)
     if (count >= command->least && (command->most < 0 || count <= command->most)) {
         return true;
     }
-    report("bad argument count %d to %s; usage: %s %s", count, command->name, command->name, command->arguments);
+    report("bad argument count %d to %s; usage: %s %s", count, command->name, command->name,
+           command->arguments);
     return false;
 }
 
@@ -84,8 +86,8 @@ int next_letter(const struct command *command, int argc, char **argv)
     opterr = 0;
     letter = getopt(argc, argv, command->letters);
     if (letter == '?' || letter == ':') {
-        report("%s: option '-%c' %s; usage: %s %s", command->name, optopt, letter == ':' ? "needs a value" : "is not known",
-               command->name, command->arguments);
+        report("%s: option '-%c' %s; usage: %s %s", command->name, optopt,
+               letter == ':' ? "needs a value" : "is not known", command->name, command->arguments);
         return '?';
     }
     return letter == -1 && !count_operands(command, argc - optind) ? '?' : letter;

@@ -9,13 +9,18 @@ struct command {
     const char *name, *short_name;             /* short_name: NULL if there is none */
     const char *arguments;
     const char *summary;
-    const char *letters;                       /* of getopt(), beginning with ':'; NULL: no options */
+    /* of getopt(), beginning with ':'; NULL: no options */
+    const char *letters;
     int least, most;                           /* operands after the options; most -1: any number */
-    /* argv[optind] is the first operand when it is called with no options; returns false after a failure was reported */
+    /*
+     * argv[optind] is the first operand when it is called with no options; returns false after a
+     * failure was reported
+     */
     bool (*run)(struct session *session, const struct command *command, int argc, char **argv);
 };
 
-extern const struct command transfer_commands[], query_commands[], snapshot_commands[];   /* end: name NULL */
+/* end: name NULL */
+extern const struct command transfer_commands[], query_commands[], snapshot_commands[];
 
 /* Execute one line; false if it failed, which has been reported. */
 bool execute_line(struct session *session, const char *line);

@@ -35,7 +35,8 @@ static void *watch(void *opaque)
 {
     struct events *events = opaque;
     struct pollfd fds[2] = {
-        {.fd = pcow_map_event_fd(events->map), .events = POLLIN}, {.fd = events->stop_fd, .events = POLLIN},
+        {.fd = pcow_map_event_fd(events->map), .events = POLLIN},
+        {.fd = events->stop_fd, .events = POLLIN},
     };
     struct pcow_event event;
     bool stopped = false;

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* A thread that says on stderr what the image monitor reports, while a store may be waiting in it. */
+/*
+ * A thread that says on stderr what the image monitor reports, while a store may be waiting in it.
+ */
 #ifndef IO_EVENTS_H
 #define IO_EVENTS_H
 

@@ -14,14 +14,16 @@
 static int help(void)
 {
     puts("usage: pcow-io [OPTION]... [-c COMMAND]... FILE\n"
-         "Execute commands on a pcow image, mapped as QEMU maps it; without -c they are read from stdin.\n\n"
+         "Execute commands on a pcow image, mapped as QEMU maps it; without -c they are read from "
+         "stdin.\n\n"
          "  -c, --cmd COMMAND          execute this; may be given several times\n"
          "  -r, --read-only            open read-only\n"
          "  -U, --force-share          take no lock; read-only\n"
          "  -s, --snapshot NAME        show a snapshot; read-only\n"
          "  -f, --format FMT           pcow (default) or pcow1, which is read-only\n"
          "      --engine NAME          signal (default) or minor: how stores are caught\n"
-         "      --full POLICY          fail (default) or wait: what a store does when the pool is full\n"
+         "      --full POLICY          fail (default) or wait: what a store does when the pool is "
+         "full\n"
          "      --vma-budget NUMBER    memory mappings that the map may use\n"
          "      --no-map               do not map; copy in and out\n"
          "  -h, --help                 this text\n"
@@ -30,7 +32,8 @@ static int help(void)
     return EXIT_SUCCESS;
 }
 
-static bool parse_choice(const char *option, const char *text, const char *const choices[2], int *choice)
+static bool parse_choice(const char *option, const char *text, const char *const choices[2],
+                         int *choice)
 {
     for (*choice = 0; *choice < 2; (*choice)++) {
         if (!strcmp(text, choices[*choice])) {
@@ -59,17 +62,20 @@ struct command_lines {
     size_t count;
 };
 
-static int parse_options(int argc, char **argv, struct session *session, struct command_lines *lines)
+static int parse_options(int argc, char **argv, struct session *session,
+                         struct command_lines *lines)
 {
     enum { ENGINE = 256, FULL, BUDGET, NO_MAP };
     static const struct option names[] = {
-        {"cmd", required_argument, NULL, 'c'}, {"read-only", no_argument, NULL, 'r'}, {"force-share", no_argument, NULL, 'U'},
-        {"snapshot", required_argument, NULL, 's'}, {"format", required_argument, NULL, 'f'},
-        {"engine", required_argument, NULL, ENGINE}, {"full", required_argument, NULL, FULL},
-        {"vma-budget", required_argument, NULL, BUDGET}, {"no-map", no_argument, NULL, NO_MAP},
-        {"help", no_argument, NULL, 'h'}, {"version", no_argument, NULL, 'V'}, {NULL, 0, NULL, 0},
+        {"cmd", required_argument, NULL, 'c'},    {"read-only", no_argument, NULL, 'r'},
+        {"force-share", no_argument, NULL, 'U'},  {"snapshot", required_argument, NULL, 's'},
+        {"format", required_argument, NULL, 'f'}, {"engine", required_argument, NULL, ENGINE},
+        {"full", required_argument, NULL, FULL},  {"vma-budget", required_argument, NULL, BUDGET},
+        {"no-map", no_argument, NULL, NO_MAP},    {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'V'},      {NULL, 0, NULL, 0},
     };
-    static const char *const engines[2] = {"signal", "minor"}, *const policies[2] = {"fail", "wait"},
+    static const char *const engines[2] = {"signal", "minor"},
+                             *const policies[2] = {"fail", "wait"},
                              *const formats[2] = {"pcow", "pcow1"};
     int option, choice;
 
@@ -77,7 +83,9 @@ static int parse_options(int argc, char **argv, struct session *session, struct 
         switch (option) {
         case 'c': lines->line[lines->count++] = optarg; break;
         case 'r': session->open_flags &= ~PCOW_OPEN_WRITE; break;
-        case 'U': session->open_flags = (session->open_flags & ~PCOW_OPEN_WRITE) | PCOW_OPEN_FORCE_SHARE; break;
+        case 'U':
+            session->open_flags = (session->open_flags & ~PCOW_OPEN_WRITE) | PCOW_OPEN_FORCE_SHARE;
+            break;
         case 's':
             session->snapshot = optarg;
             session->open_flags &= ~PCOW_OPEN_WRITE;
@@ -160,7 +168,9 @@ static bool execute_all(struct session *session, const struct command_lines *lin
 int main(int argc, char **argv)
 {
     struct session session = {
-        .open_flags = PCOW_OPEN_WRITE, .use_map = true, .map_options = {.full_policy = PCOW_FULL_FAIL},
+        .open_flags = PCOW_OPEN_WRITE,
+        .use_map = true,
+        .map_options = {.full_policy = PCOW_FULL_FAIL},
     };
     struct command_lines lines = {.line = calloc((size_t)argc + 1, sizeof(char *))};
     struct pcow_error error;

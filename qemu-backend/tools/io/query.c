@@ -15,7 +15,8 @@
 #include "unfinished.h"
 #include "uuid.h"
 
-static bool run_length(struct session *session, const struct command *command, int argc, char **argv)
+static bool run_length(struct session *session, const struct command *command, int argc,
+                       char **argv)
 {
     char text[SIZE_TEXT_LENGTH];
 
@@ -32,9 +33,12 @@ static void print_monitor(const pcow_map *map)
 
     pcow_map_get_stats(map, &stats);
     printf("engine: %s\n", stats.engine == PCOW_ENGINE_MINOR ? "minor" : "signal");
-    printf("write traps: %" PRIu64 "\nread traps: %" PRIu64 "\n", stats.write_traps, stats.read_traps);
-    printf("pages copied: %" PRIu64 "\npages zeroed: %" PRIu64 "\n", stats.pages_copied, stats.pages_zeroed);
-    printf("slabs promoted: %" PRIu64 "\npool full waits: %" PRIu64 "\n", stats.slabs_promoted, stats.pool_full_waits);
+    printf("write traps: %" PRIu64 "\nread traps: %" PRIu64 "\n", stats.write_traps,
+           stats.read_traps);
+    printf("pages copied: %" PRIu64 "\npages zeroed: %" PRIu64 "\n", stats.pages_copied,
+           stats.pages_zeroed);
+    printf("slabs promoted: %" PRIu64 "\npool full waits: %" PRIu64 "\n", stats.slabs_promoted,
+           stats.pool_full_waits);
     printf("mappings: %u of %u\nmonitor memory: %zu\n", stats.vmas, stats.vma_budget, stats.memory);
 }
 
@@ -63,8 +67,10 @@ static void print_range(uint64_t offset, uint64_t length, bool allocated)
 {
     char size[SIZE_TEXT_LENGTH], start[SIZE_TEXT_LENGTH];
 
-    printf("%s (0x%" PRIx64 ") bytes %s at offset %s (0x%" PRIx64 ")\n", format_size_decimals((double)length, size), length,
-           allocated ? "    allocated" : "not allocated", format_size_decimals((double)offset, start), offset);
+    printf("%s (0x%" PRIx64 ") bytes %s at offset %s (0x%" PRIx64 ")\n",
+           format_size_decimals((double)length, size), length,
+           allocated ? "    allocated" : "not allocated",
+           format_size_decimals((double)offset, start), offset);
 }
 
 /* Allocated: in this file, as qemu-io says it. */
@@ -95,7 +101,8 @@ static bool run_map(struct session *session, const struct command *command, int 
     return true;
 }
 
-static bool run_resize(struct session *session, const struct command *command, int argc, char **argv)
+static bool run_resize(struct session *session, const struct command *command, int argc,
+                       char **argv)
 {
     struct pcow_error error, problem;
     bool shrink = false;
@@ -135,7 +142,8 @@ static bool run_sleep(struct session *session, const struct command *command, in
         report("'%s' is not a number of milliseconds", argv[1]);
         return false;
     }
-    time = (struct timespec){.tv_sec = (time_t)(milliseconds / 1000), .tv_nsec = (long)(milliseconds % 1000) * 1000000};
+    time = (struct timespec){.tv_sec = (time_t)(milliseconds / 1000),
+                             .tv_nsec = (long)(milliseconds % 1000) * 1000000};
     while (nanosleep(&time, &time) && errno == EINTR) {
     }
     return true;
@@ -145,7 +153,8 @@ const struct command query_commands[] = {
     {"length", "l", "", "show the virtual size", NULL, 0, 0, run_length},
     {"info", "i", "", "show what the image is, and the counters of its map", NULL, 0, 0, run_info},
     {"map", "m", "", "show which ranges this file holds", NULL, 0, 0, run_map},
-    {"resize", "truncate", "[-s] SIZE", "change the virtual size; -s: it may shrink", ":s", 1, 1, run_resize},
+    {"resize", "truncate", "[-s] SIZE", "change the virtual size; -s: it may shrink", ":s", 1, 1,
+     run_resize},
     {"sleep", NULL, "MILLISECONDS", "wait", NULL, 1, 1, run_sleep},
     {0},
 };

@@ -10,12 +10,14 @@
 
 int session_open(struct session *session, struct pcow_error *error)
 {
-    int r = pcow_open(session->path, session->open_flags, session->snapshot, &session->image, error);
+    int r =
+        pcow_open(session->path, session->open_flags, session->snapshot, &session->image, error);
 
     if (r) {
         return r;
     }
-    session->unfinished = (session->open_flags & PCOW_OPEN_WRITE) && check_no_revert(session->image, error);
+    session->unfinished =
+        (session->open_flags & PCOW_OPEN_WRITE) && check_no_revert(session->image, error);
     r = session_map(session, error);
     if (r) {
         session_close(session);
@@ -51,7 +53,8 @@ int session_map(struct session *session, struct pcow_error *error)
     if (r) {
         return r;
     }
-    r = events_start(&session->events, session->map, session->map_options.full_policy == PCOW_FULL_WAIT, error);
+    r = events_start(&session->events, session->map,
+                     session->map_options.full_policy == PCOW_FULL_WAIT, error);
     if (r) {
         pcow_map_destroy(session->map);
         session->map = NULL;
@@ -59,13 +62,16 @@ int session_map(struct session *session, struct pcow_error *error)
     return r;
 }
 
-int session_check_range(const struct session *session, uint64_t offset, uint64_t length, struct pcow_error *error)
+int session_check_range(const struct session *session, uint64_t offset, uint64_t length,
+                        struct pcow_error *error)
 {
     uint64_t size = pcow_size(session->image);
 
     if (offset > size || length > size - offset) {
-        return fail(error, -EINVAL, "offset %" PRIu64 " and length %" PRIu64 " reach beyond the end of the image (%" PRIu64
-                    ")", offset, length, size);
+        return fail(error, -EINVAL,
+                    "offset %" PRIu64 " and length %" PRIu64
+                    " reach beyond the end of the image (%" PRIu64 ")",
+                    offset, length, size);
     }
     return 0;
 }
@@ -78,7 +84,8 @@ static int check_writable(const struct session *session, struct pcow_error *erro
     return session->unfinished ? check_no_revert(session->image, error) : 0;
 }
 
-int session_read(struct session *session, uint64_t offset, void *buffer, size_t length, struct pcow_error *error)
+int session_read(struct session *session, uint64_t offset, void *buffer, size_t length,
+                 struct pcow_error *error)
 {
     int r = session_check_range(session, offset, length, error);
 
@@ -89,21 +96,27 @@ int session_read(struct session *session, uint64_t offset, void *buffer, size_t 
         return fail(error, -EIO, "%s could not be mapped again; open it anew", session->path);
     }
     if (guarded_copy(buffer, (const char *)pcow_map_address(session->map) + offset, length)) {
-        return fail(error, -EIO, "bus error while loading from offset %" PRIu64 " to %" PRIu64, offset, offset + length);
+        return fail(error, -EIO, "bus error while loading from offset %" PRIu64 " to %" PRIu64,
+                    offset, offset + length);
     }
     return 0;
 }
 
 /* A store got SIGBUS, which gives no reason; asking for the same range in words does. */
-static int store_failed(struct session *session, uint64_t offset, uint64_t length, struct pcow_error *error)
+static int store_failed(struct session *session, uint64_t offset, uint64_t length,
+                        struct pcow_error *error)
 {
     int r = pcow_map_resolve(session->map, offset, length, true, error);
 
-    return r ? r : fail(error, -EIO, "%s: bus error while storing to offset %" PRIu64 " to %" PRIu64
-                        ": the medium failed, or the pool was full and has space again", session->path, offset, offset + length);
+    return r ? r
+             : fail(error, -EIO,
+                    "%s: bus error while storing to offset %" PRIu64 " to %" PRIu64
+                    ": the medium failed, or the pool was full and has space again",
+                    session->path, offset, offset + length);
 }
 
-int session_write(struct session *session, uint64_t offset, const void *buffer, size_t length, struct pcow_error *error)
+int session_write(struct session *session, uint64_t offset, const void *buffer, size_t length,
+                  struct pcow_error *error)
 {
     int r = session_check_range(session, offset, length, error);
 
@@ -120,7 +133,8 @@ int session_write(struct session *session, uint64_t offset, const void *buffer, 
     return 0;
 }
 
-int session_zero(struct session *session, uint64_t offset, uint64_t length, struct pcow_error *error)
+int session_zero(struct session *session, uint64_t offset, uint64_t length,
+                 struct pcow_error *error)
 {
     struct pcow_error problem;
     int r = session_check_range(session, offset, length, error);

@@ -32,7 +32,8 @@ static int list(pcow_image *image, struct pcow_error *error)
         char size[SIZE_TEXT_LENGTH];
 
         printf("%" PRIu32 " (on %" PRIu32 "), %s%s: ", snapshots[i].id, snapshots[i].parent_id,
-               format_size_decimals((double)snapshots[i].data_size, size), snapshots[i].current ? ", current" : "");
+               format_size_decimals((double)snapshots[i].data_size, size),
+               snapshots[i].current ? ", current" : "");
         print_text(snapshots[i].name);
         putchar('\n');
     }
@@ -51,13 +52,17 @@ static int reclaim(pcow_image *image, const char *name, struct pcow_error *error
     return pcow_reclaim(image, NULL, error);
 }
 
-static bool run_snapshot(struct session *session, const struct command *command, int argc, char **argv)
+static bool run_snapshot(struct session *session, const struct command *command, int argc,
+                         char **argv)
 {
     static const struct {
         const char *name;
         int (*run)(pcow_image *image, const char *name, struct pcow_error *error);
         int words;
-    } actions[] = {{"create", pcow_snapshot_create, 3}, {"revert", pcow_snapshot_revert, 3}, {"delete", delete, 3}, {"reclaim", reclaim, 2}};
+    } actions[] = {{"create", pcow_snapshot_create, 3},
+                   {"revert", pcow_snapshot_revert, 3},
+                   {"delete", delete, 3},
+                   {"reclaim", reclaim, 2}};
     struct pcow_error error;
     bool timed = argc > 1 && !strcmp(argv[1], "-t");
 
@@ -69,8 +74,10 @@ static bool run_snapshot(struct session *session, const struct command *command,
     for (size_t i = 0; argc >= 2 && i < sizeof(actions) / sizeof(actions[0]); i++) {
         if (argc == actions[i].words && !strcmp(argv[1], actions[i].name)) {
             double begun = now();
-            bool refused = session->unfinished && actions[i].run != delete && actions[i].run != reclaim;
-            bool failed = (refused && check_no_revert(session->image, &error)) || actions[i].run(session->image, argv[2], &error) < 0;
+            bool refused =
+                session->unfinished && actions[i].run != delete &&actions[i].run != reclaim;
+            bool failed = (refused && check_no_revert(session->image, &error))
+                          || actions[i].run(session->image, argv[2], &error) < 0;
 
             if (timed && !failed) {
                 printf("%s %.9f\n", argv[1], now() - begun);

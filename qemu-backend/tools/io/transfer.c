@@ -43,12 +43,14 @@ static void print_report(const struct transfer *transfer, const char *verb, doub
         return;
     }
     if (transfer->machine) {
-        printf("%" PRIu64 ",1,%.6f,%.3f,%.3f\n", transfer->length, seconds, (double)transfer->length / divisor, 1 / divisor);
+        printf("%" PRIu64 ",1,%.6f,%.3f,%.3f\n", transfer->length, seconds,
+               (double)transfer->length / divisor, 1 / divisor);
         return;
     }
-    printf("%s %" PRIu64 "/%" PRIu64 " bytes at offset %" PRIu64 "\n", verb, transfer->length, transfer->length,
-           transfer->offset);
-    printf("%s, 1 ops; %05.2f sec (%s/sec and %.4f ops/sec)\n", format_size_decimals((double)transfer->length, size), seconds,
+    printf("%s %" PRIu64 "/%" PRIu64 " bytes at offset %" PRIu64 "\n", verb, transfer->length,
+           transfer->length, transfer->offset);
+    printf("%s, 1 ops; %05.2f sec (%s/sec and %.4f ops/sec)\n",
+           format_size_decimals((double)transfer->length, size), seconds,
            format_size_decimals((double)transfer->length / divisor, rate), 1 / divisor);
 }
 
@@ -67,8 +69,8 @@ static bool parse_pattern(const char *text, int *pattern)
     return true;
 }
 
-static bool parse_range(const struct command *command, char **operands, const struct session *session,
-                        struct transfer *transfer)
+static bool parse_range(const struct command *command, char **operands,
+                        const struct session *session, struct transfer *transfer)
 {
     struct pcow_error error;
 
@@ -105,7 +107,8 @@ static void dump_hexadecimal(const unsigned char *data, size_t length)
 }
 
 /* Do the bytes of a chunk that lie in the part to compare hold the pattern? */
-static bool matches(const struct transfer *transfer, const unsigned char *data, size_t length, uint64_t done)
+static bool matches(const struct transfer *transfer, const unsigned char *data, size_t length,
+                    uint64_t done)
 {
     uint64_t begin = transfer->pattern_offset, end = begin + transfer->pattern_length;
 
@@ -117,8 +120,8 @@ static bool matches(const struct transfer *transfer, const unsigned char *data, 
     return true;
 }
 
-static int read_range(struct session *session, const struct transfer *transfer, unsigned char *buffer, bool *match,
-                      struct pcow_error *error)
+static int read_range(struct session *session, const struct transfer *transfer,
+                      unsigned char *buffer, bool *match, struct pcow_error *error)
 {
     uint64_t done = 0;
 
@@ -143,8 +146,8 @@ static int read_range(struct session *session, const struct transfer *transfer, 
     return 0;
 }
 
-static bool parse_read(const struct command *command, struct session *session, int argc, char **argv,
-                       struct transfer *transfer)
+static bool parse_read(const struct command *command, struct session *session, int argc,
+                       char **argv, struct transfer *transfer)
 {
     int letter;
     bool ok = true;
@@ -156,7 +159,9 @@ static bool parse_read(const struct command *command, struct session *session, i
         case 'q': transfer->quiet = true; break;
         case 'v': transfer->verbose = true; break;
         case 'P': ok = parse_pattern(optarg, &transfer->pattern); break;
-        case 's': ok = parse_size_option("pattern offset", optarg, &transfer->pattern_offset); break;
+        case 's':
+            ok = parse_size_option("pattern offset", optarg, &transfer->pattern_offset);
+            break;
         case 'l':
             ok = parse_size_option("pattern length", optarg, &transfer->pattern_length);
             transfer->has_pattern_length = true;
@@ -221,7 +226,8 @@ static bool run_read(struct session *session, const struct command *command, int
 }
 
 /* The content of a file, again and again, as qemu-io's write -s. */
-static int fill_from_file(const char *path, unsigned char *buffer, size_t *period, struct pcow_error *error)
+static int fill_from_file(const char *path, unsigned char *buffer, size_t *period,
+                          struct pcow_error *error)
 {
     FILE *file = fopen(path, "re");
     size_t length = file ? fread(buffer, 1, CHUNK_SIZE, file) : 0;
@@ -237,8 +243,8 @@ static int fill_from_file(const char *path, unsigned char *buffer, size_t *perio
     return 0;
 }
 
-static int write_range(struct session *session, const struct transfer *transfer, const unsigned char *buffer, size_t period,
-                       struct pcow_error *error)
+static int write_range(struct session *session, const struct transfer *transfer,
+                       const unsigned char *buffer, size_t period, struct pcow_error *error)
 {
     uint64_t done = 0;
 
@@ -255,7 +261,8 @@ static int write_range(struct session *session, const struct transfer *transfer,
     return 0;
 }
 
-static int do_write(struct session *session, const struct transfer *transfer, struct pcow_error *error)
+static int do_write(struct session *session, const struct transfer *transfer,
+                    struct pcow_error *error)
 {
     unsigned char *buffer = malloc(CHUNK_SIZE);
     size_t period = CHUNK_SIZE;
@@ -278,8 +285,11 @@ static int do_write(struct session *session, const struct transfer *transfer, st
 }
 
 /* Carry out what is parsed but for its range, and report its time. */
-static bool run_timed(struct session *session, const struct command *command, char **operands, struct transfer *transfer,
-                      int (*operation)(struct session *, const struct transfer *, struct pcow_error *), const char *verb)
+static bool run_timed(struct session *session, const struct command *command, char **operands,
+                      struct transfer *transfer,
+                      int (*operation)(struct session *, const struct transfer *,
+                                       struct pcow_error *),
+                      const char *verb)
 {
     struct pcow_error error;
     double start;
@@ -323,12 +333,14 @@ static bool run_write(struct session *session, const struct command *command, in
     return run_timed(session, command, argv + optind, &transfer, do_write, "wrote");
 }
 
-static int do_discard(struct session *session, const struct transfer *transfer, struct pcow_error *error)
+static int do_discard(struct session *session, const struct transfer *transfer,
+                      struct pcow_error *error)
 {
     return session_zero(session, transfer->offset, transfer->length, error);
 }
 
-static bool run_discard(struct session *session, const struct command *command, int argc, char **argv)
+static bool run_discard(struct session *session, const struct command *command, int argc,
+                        char **argv)
 {
     struct transfer transfer = {.pattern = -1};
     int letter;
@@ -354,12 +366,16 @@ static bool run_flush(struct session *session, const struct command *command, in
 
 const struct command transfer_commands[] = {
     {"read", "r", "[-Cjqv] [-P PATTERN [-s OFFSET] [-l LENGTH]] OFFSET LENGTH",
-     "load a range; -P: compare it (or LENGTH bytes from OFFSET of it) with a byte, -v: dump it, -C: machine-readable report, "
-     "-q: no report; -j: as JSON, data in hexadecimal", ":CjqvP:s:l:", 2, 2, run_read},
+     "load a range; -P: compare it (or LENGTH bytes from OFFSET of it) with a byte, -v: dump it, "
+     "-C: machine-readable report, "
+     "-q: no report; -j: as JSON, data in hexadecimal",
+     ":CjqvP:s:l:", 2, 2, run_read},
     {"write", "w", "[-Cfquz] [-P PATTERN | -s FILE] OFFSET LENGTH",
-     "store a byte (default 0xcd), or the content of FILE again and again; -z: give the range back, -f: flush after it",
+     "store a byte (default 0xcd), or the content of FILE again and again; -z: give the range "
+     "back, -f: flush after it",
      ":CfquzP:s:", 2, 2, run_write},
-    {"discard", "d", "[-Cq] OFFSET LENGTH", "give a range back; it reads as zeros", ":Cq", 2, 2, run_discard},
+    {"discard", "d", "[-Cq] OFFSET LENGTH", "give a range back; it reads as zeros", ":Cq", 2, 2,
+     run_discard},
     {"flush", "f", "", "make what was written durable", NULL, 0, 0, run_flush},
     {0},
 };

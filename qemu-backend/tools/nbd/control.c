@@ -36,7 +36,10 @@ struct control {
     pthread_t thread;
     bool started;
     struct client clients[MAX_CLIENTS];         /* of the thread alone */
-    /* libpcow wants one call at a time for an image: held for each request of a client, and for each command. */
+    /*
+     * libpcow wants one call at a time for an image: held for each request of a client, and for
+     * each command.
+     */
     pthread_mutex_t lock;
     pthread_cond_t resumed;
     unsigned paused;                            /* clients of ours that have; under lock */
@@ -45,8 +48,8 @@ struct control {
 static int fail(struct pcow_error *error, const char *path, const char *what, int code)
 {
     error->code = -code;
-    snprintf(error->message, sizeof error->message, "%s: no control socket beside it: %s%s%s", path, what, code ? ": " : "",
-             code ? strerror(code) : "");
+    snprintf(error->message, sizeof error->message, "%s: no control socket beside it: %s%s%s", path,
+             what, code ? ": " : "", code ? strerror(code) : "");
     return -code;
 }
 
@@ -57,18 +60,21 @@ static bool make_address(const struct control *control, struct sockaddr_un *addr
 
     memset(address, 0, sizeof *address);
     address->sun_family = AF_UNIX;
-    length = snprintf(address->sun_path, sizeof address->sun_path, "/proc/self/fd/%d/%s", control->directory, control->name);
+    length = snprintf(address->sun_path, sizeof address->sun_path, "/proc/self/fd/%d/%s",
+                      control->directory, control->name);
     return length > 0 && (size_t)length < sizeof address->sun_path;
 }
 
 /*
- * Whoever may write to the image may write to the socket: its group, as far as this user may give that, and its mode. Both are settled
- * before there is a name: by then whoever has the directory may have put something else under it.
+ * Whoever may write to the image may write to the socket: its group, as far as this user may give
+ * that, and its mode. Both are settled before there is a name: by then whoever has the directory
+ * may have put something else under it.
  */
-static int bind_as(const struct control *control, const struct stat *image, const struct stat *directory,
-                   const struct sockaddr_un *address)
+static int bind_as(const struct control *control, const struct stat *image,
+                   const struct stat *directory, const struct sockaddr_un *address)
 {
-    mode_t mode = image->st_mode & (S_IRUSR | S_IWUSR | S_IRGRP | S_IWGRP | S_IROTH | S_IWOTH), mask;
+    mode_t mode = image->st_mode & (S_IRUSR | S_IWUSR | S_IRGRP | S_IWGRP | S_IROTH | S_IWOTH),
+           mask;
     gid_t group;
     int ret;
 
@@ -132,12 +138,14 @@ static int listen_beside(struct control *control, const char *path, struct pcow_
         return fail(error, path, "the old one cannot be removed", -ret);
     if ((ret = bind_as(control, &image, &directory, &address)))
         return fail(error, path, "socket", -ret);
-    if (fstatat(control->directory, control->name, &named, AT_SYMLINK_NOFOLLOW) == 0 && S_ISSOCK(named.st_mode))
+    if (fstatat(control->directory, control->name, &named, AT_SYMLINK_NOFOLLOW) == 0
+        && S_ISSOCK(named.st_mode))
         control->number = named.st_ino;
     return listen(control->listener, MAX_CLIENTS) ? fail(error, path, "socket", errno) : 0;
 }
 
-int control_listen(struct control **result, const char *path, pcow_image *image, struct pcow_error *error)
+int control_listen(struct control **result, const char *path, pcow_image *image,
+                   struct pcow_error *error)
 {
     struct control *control = calloc(1, sizeof *control);
     int ret;
@@ -185,8 +193,12 @@ static void set_paused(struct control *control, struct client *client, bool paus
         pthread_cond_broadcast(&control->resumed);
 }
 
-/* Under the lock. What clients have had answered is in a snapshot; what they have flushed is durable in it. */
-static int obey(struct control *control, struct client *client, char **words, int count, struct pcow_error *error)
+/*
+ * Under the lock. What clients have had answered is in a snapshot; what they have flushed is
+ * durable in it.
+ */
+static int obey(struct control *control, struct client *client, char **words, int count,
+                struct pcow_error *error)
 {
     if (count == 1 && !strcmp(words[0], "pause"))
         return set_paused(control, client, true), 0;
@@ -238,7 +250,8 @@ static void hang_up(struct control *control, struct client *client)
 
 static void hear(struct control *control, struct client *client)
 {
-    ssize_t got = recv(client->fd, client->line + client->used, sizeof client->line - client->used, MSG_DONTWAIT);
+    ssize_t got = recv(client->fd, client->line + client->used, sizeof client->line - client->used,
+                       MSG_DONTWAIT);
     char *end;
 
     if (got < 0 && (errno == EAGAIN || errno == EINTR))
@@ -271,7 +284,8 @@ static void welcome(struct control *control)
             return;
         }
     if (fd >= 0)
-        close(fd);                              /* too many at once: the end of the connection tells them */
+        /* too many at once: the end of the connection tells them */
+        close(fd);
 }
 
 static void *serve(void *opaque)

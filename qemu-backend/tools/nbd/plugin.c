@@ -2,10 +2,11 @@
 /*
  * nbdkit-pcow-plugin: a pcow image, or a snapshot of it, over NBD.
  *
- * One image for the life of the server, opened before nbdkit says that it is ready, so that what is wrong with it is told to
- * whoever starts the server.  All connections share it; nbdkit sends one request at a time, as libpcow wants it for an image.
- * What a client has written is durable when its flush, or its write with FUA, has been answered: nbdkit makes the latter a
- * flush, because there is no can_fua here.
+ * One image for the life of the server, opened before nbdkit says that it is ready, so that what is
+ * wrong with it is told to whoever starts the server. All connections share it; nbdkit sends one
+ * request at a time, as libpcow wants it for an image. What a client has written is durable when
+ * its flush, or its write with FUA, has been answered: nbdkit makes the latter a flush, because
+ * there is no can_fua here.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -27,7 +28,8 @@
 static struct {
     char *path;
     char *snapshot;
-    char *peer;                                /* profile of AppArmor of all that may connect; NULL: anybody */
+    /* profile of AppArmor of all that may connect; NULL: anybody */
+    char *peer;
     int read_only, share, controlled;
     pcow_image *image;
     struct control *control;                   /* NULL: none is wanted */
@@ -103,12 +105,15 @@ static int pcow_plugin_get_ready(void)
     if (!server.read_only && check_no_revert(server.image, &error)) {
         return failed(&error);
     }
-    return server.controlled && control_listen(&server.control, server.path, server.image, &error) ? failed(&error) : 0;
+    return server.controlled && control_listen(&server.control, server.path, server.image, &error)
+               ? failed(&error)
+               : 0;
 }
 
 static int pcow_plugin_after_fork(void)
 {
-    pcow_adopt(server.image);                  /* in the background this is a child of the process that opened it */
+    /* in the background this is a child of the process that opened it */
+    pcow_adopt(server.image);
     if (server.control && control_start(server.control)) {
         nbdkit_error("no thread can be started for the control socket");
         return -1;
@@ -116,7 +121,10 @@ static int pcow_plugin_after_fork(void)
     return 0;
 }
 
-/* After the last connection: what was written is durable when the server has ended, whether its clients flushed or not. */
+/*
+ * After the last connection: what was written is durable when the server has ended, whether its
+ * clients flushed or not.
+ */
 static void pcow_plugin_cleanup(void)
 {
     struct pcow_error error;
@@ -133,7 +141,8 @@ static void pcow_plugin_cleanup(void)
 static void pcow_plugin_unload(void)
 {
     control_end(server.control);
-    pcow_close(server.image);                  /* get_ready() was the last that ran: nbdkit calls no cleanup() then */
+    /* get_ready() was the last that ran: nbdkit calls no cleanup() then */
+    pcow_close(server.image);
     free(server.path);
     free(server.snapshot);
     free(server.peer);
@@ -157,7 +166,8 @@ static int pcow_plugin_preconnect(int readonly)
 
 static void *pcow_plugin_open(int readonly)
 {
-    (void)readonly;                            /* nbdkit itself refuses writes of such a connection */
+    /* nbdkit itself refuses writes of such a connection */
+    (void)readonly;
     return server.image;
 }
 
@@ -166,7 +176,8 @@ static int64_t pcow_plugin_get_size(void *handle)
     return (int64_t)pcow_size(handle);
 }
 
-static int pcow_plugin_block_size(void *handle, uint32_t *minimum, uint32_t *preferred, uint32_t *maximum)
+static int pcow_plugin_block_size(void *handle, uint32_t *minimum, uint32_t *preferred,
+                                  uint32_t *maximum)
 {
     (void)handle;
     *minimum = 1;
@@ -188,7 +199,8 @@ static int pcow_plugin_can_multi_conn(void *handle)
     return 1;
 }
 
-static int pcow_plugin_pread(void *handle, void *buffer, uint32_t length, uint64_t offset, uint32_t flags)
+static int pcow_plugin_pread(void *handle, void *buffer, uint32_t length, uint64_t offset,
+                             uint32_t flags)
 {
     struct pcow_error error;
     int ret;
@@ -200,7 +212,8 @@ static int pcow_plugin_pread(void *handle, void *buffer, uint32_t length, uint64
     return ret ? failed(&error) : 0;
 }
 
-static int pcow_plugin_pwrite(void *handle, const void *buffer, uint32_t length, uint64_t offset, uint32_t flags)
+static int pcow_plugin_pwrite(void *handle, const void *buffer, uint32_t length, uint64_t offset,
+                              uint32_t flags)
 {
     struct pcow_error error;
     int ret;
@@ -212,7 +225,10 @@ static int pcow_plugin_pwrite(void *handle, const void *buffer, uint32_t length,
     return ret ? failed(&error) : 0;
 }
 
-/* NBD lets a server ignore a trim; here it reads as zeros afterwards, so both requests are the same. */
+/*
+ * NBD lets a server ignore a trim; here it reads as zeros afterwards, so both requests are the
+ * same.
+ */
 static int pcow_plugin_zero(void *handle, uint32_t length, uint64_t offset, uint32_t flags)
 {
     struct pcow_error error;
@@ -243,7 +259,8 @@ static int pcow_plugin_can_extents(void *handle)
     return 1;
 }
 
-static int pcow_plugin_extents(void *handle, uint32_t length, uint64_t offset, uint32_t flags, struct nbdkit_extents *extents)
+static int pcow_plugin_extents(void *handle, uint32_t length, uint64_t offset, uint32_t flags,
+                               struct nbdkit_extents *extents)
 {
     uint64_t end = offset + length;
     struct pcow_error error;
@@ -261,7 +278,8 @@ static int pcow_plugin_extents(void *handle, uint32_t length, uint64_t offset, u
             return failed(&error);
         }
         if (nbdkit_add_extent(extents, extent.offset, extent.length,
-                              (extent.data ? 0 : NBDKIT_EXTENT_HOLE) | (extent.zero ? NBDKIT_EXTENT_ZERO : 0))) {
+                              (extent.data ? 0 : NBDKIT_EXTENT_HOLE)
+                                  | (extent.zero ? NBDKIT_EXTENT_ZERO : 0))) {
             return -1;
         }
         if (flags & NBDKIT_FLAG_REQ_ONE) {
@@ -278,12 +296,14 @@ static struct nbdkit_plugin plugin = {
     .version = PCOW_VERSION_TEXT,
     .description = "serve a pcow image, or a snapshot of it",
     .magic_config_key = "file",
-    .config_help = "file=FILE       (required) the image\n"
-                   "snapshot=NAME   a snapshot of it, read-only, also while somebody writes to the image\n"
-                   "readonly=true   open it read-only\n"
-                   "control=true    take snapshots by commands on .NAME.control beside the image\n"
-                   "peer=PROFILE    only processes that AppArmor confines by this profile may connect\n"
-                   "share=true      read-only and without a lock; what a writer changes meanwhile may be seen half",
+    .config_help =
+        "file=FILE       (required) the image\n"
+        "snapshot=NAME   a snapshot of it, read-only, also while somebody writes to the image\n"
+        "readonly=true   open it read-only\n"
+        "control=true    take snapshots by commands on .NAME.control beside the image\n"
+        "peer=PROFILE    only processes that AppArmor confines by this profile may connect\n"
+        "share=true      read-only and without a lock; what a writer changes meanwhile may be seen "
+        "half",
     .config = pcow_plugin_config,
     .config_complete = pcow_plugin_config_complete,
     .get_ready = pcow_plugin_get_ready,

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Runs in the guest of the snapshot tests: keeps the same pages in RAM and, mapped with DAX, on persistent memory, changes
- * them all the time, and looks at every byte of both all the time.
+ * Runs in the guest of the snapshot tests: keeps the same pages in RAM and, mapped with DAX, on
+ * persistent memory, changes them all the time, and looks at every byte of both all the time.
  *
- * A round stores generation n of a few pages to persistent memory, then the same to RAM; between the two the pages are ahead
- * by one generation, so a VM that is stopped anywhere and goes on from there finds both alike when the round is done.  A VM
- * whose memory went back without its RAM, or the other way round, does not, and neither does one that was started anew: it
- * would count its rounds from the beginning.
+ * A round stores generation n of a few pages to persistent memory, then the same to RAM; between
+ * the two the pages are ahead by one generation, so a VM that is stopped anywhere and goes on from
+ * there finds both alike when the round is done. A VM whose memory went back without its RAM, or
+ * the other way round, does not, and neither does one that was started anew: it would count its
+ * rounds from the beginning.
  *
  * Says on the console, several times a second:   check: gen=N mark=WORD ok      or once:   check: BROKEN ...
  * Takes lines from the console:   mark WORD   stores a word in both memories,   pages N   how many pages a round changes.
@@ -49,8 +50,8 @@ static void fill(struct memory *memory, unsigned page, uint64_t generation)
 
 static void broken(const char *what, unsigned page, uint64_t ram, uint64_t pmem)
 {
-    printf("check: BROKEN %s page %u: RAM %llx, persistent memory %llx\n", what, page, (unsigned long long)ram,
-           (unsigned long long)pmem);
+    printf("check: BROKEN %s page %u: RAM %llx, persistent memory %llx\n", what, page,
+           (unsigned long long)ram, (unsigned long long)pmem);
     for (;;)
         pause();
 }
@@ -86,7 +87,8 @@ static struct memory *map(const char *path)
     if (fd < 0 || (error = posix_fallocate(fd, 0, sizeof *memory)) != 0)
         return NULL;
     /* MAP_SYNC is refused unless stores go to persistent memory itself */
-    memory = mmap(NULL, sizeof *memory, PROT_READ | PROT_WRITE, MAP_SHARED_VALIDATE | MAP_SYNC, fd, 0);
+    memory =
+        mmap(NULL, sizeof *memory, PROT_READ | PROT_WRITE, MAP_SHARED_VALIDATE | MAP_SYNC, fd, 0);
     return memory == MAP_FAILED ? NULL : memory;
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * store-pages FILE [TIMES]: maps a file on a DAX file system and stores to every page until that has failed so often (once).
- * Prints "failed at OFFSET" after the first SIGBUS, or "stored all"; then loads from the first page.
+ * store-pages FILE [TIMES]: maps a file on a DAX file system and stores to every page until that
+ * has failed so often (once). Prints "failed at OFFSET" after the first SIGBUS, or "stored all";
+ * then loads from the first page.
  */
 #include <fcntl.h>
 #include <setjmp.h>

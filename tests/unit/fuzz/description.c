@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * byte 0: bits 0-2 the image to begin with, bit 3 recompute the checksum of the header, bit 4 of the base records, bit 5 of the
- * layer records. Then patches, each an operation byte and its arguments, until the input ends.
+ * byte 0: bits 0-2 the image to begin with, bit 3 recompute the checksum of the header, bit 4 of
+ * the base records, bit 5 of the layer records. Then patches, each an operation byte and its
+ * arguments, until the input ends.
  */
 #include "description.h"
 
@@ -40,7 +41,10 @@ struct start {
 static struct start start[START_COUNT];
 static char directory[256];
 
-/* ---- the healthy images ---------------------------------------------------------------------------------------------- */
+/*
+ * ---- the healthy images
+ * ----------------------------------------------------------------------------------------------
+ */
 
 static const char *path_of(const char *name)
 {
@@ -174,7 +178,10 @@ void description_setup(void)
     struct stat st;
     pcow_image *image;
 
-    snprintf(directory, sizeof directory, "%s/pcow-fuzz-XXXXXX", top ? top : stat("/dev/shm", &st) == 0 ? "/dev/shm" : "/tmp");
+    snprintf(directory, sizeof directory, "%s/pcow-fuzz-XXXXXX",
+             top                          ? top
+             : stat("/dev/shm", &st) == 0 ? "/dev/shm"
+                                          : "/tmp");
     MUST(mkdtemp(directory));
     atexit(remove_directory);
     image = make("plain", NULL);
@@ -197,7 +204,10 @@ void description_setup(void)
     remember(&start[FORMAT_1], path_of("format1"));
 }
 
-/* ---- reading the description ----------------------------------------------------------------------------------------- */
+/*
+ * ---- reading the description
+ * -----------------------------------------------------------------------------------------
+ */
 
 struct input {
     const uint8_t *at, *end;
@@ -276,7 +286,8 @@ static void patch_state(int fd, struct input *input)
 
 static void copy_record(int fd, struct input *input)
 {
-    unsigned from = (unsigned)take(input, 1) % FIXED_RECORDS, to = (unsigned)take(input, 1) % FIXED_RECORDS;
+    unsigned from = (unsigned)take(input, 1) % FIXED_RECORDS,
+             to = (unsigned)take(input, 1) % FIXED_RECORDS;
     struct layer_record record;
 
     if (pread(fd, &record, sizeof record, (off_t)record_offset(from)) == sizeof record)
@@ -301,7 +312,9 @@ static void raw(int fd, struct input *input)
 {
     uint8_t bytes[4096];
     uint64_t offset = take(input, 1) * 512;
-    size_t length = (size_t)(input->end - input->at) < sizeof bytes ? (size_t)(input->end - input->at) : sizeof bytes;
+    size_t length = (size_t)(input->end - input->at) < sizeof bytes
+                        ? (size_t)(input->end - input->at)
+                        : sizeof bytes;
 
     memcpy(bytes, input->at, length);
     input->at += length;
@@ -318,7 +331,10 @@ static void patch(int fd, struct input *input)
         break;
     case 1:
         first = take(input, 1);
-        poke_word(fd, (first & 0x80 ? HEADER_COPY_OFFSET : 0) + offsetof(struct header, active_layer) + first % 6 * 8, take_value(input));
+        poke_word(fd,
+                  (first & 0x80 ? HEADER_COPY_OFFSET : 0) + offsetof(struct header, active_layer)
+                      + first % 6 * 8,
+                  take_value(input));
         break;
     case 2:
         patch_owner(fd, input);
@@ -344,7 +360,10 @@ static void patch(int fd, struct input *input)
         break;
     case 9:
         first = take(input, 1);
-        poke_bytes(fd, offsetof(struct header, base) + (first & 1) * sizeof(struct base_record) + (first >> 1) % 64, input);
+        poke_bytes(fd,
+                   offsetof(struct header, base) + (first & 1) * sizeof(struct base_record)
+                       + (first >> 1) % 64,
+                   input);
         break;
     case 10:
         MUST(ftruncate(fd, (off_t)(GROUP_SIZE + take(input, 1) * PCOW_SLAB_SIZE)) == 0);
@@ -360,7 +379,10 @@ static void patch(int fd, struct input *input)
     }
 }
 
-/* ---- checksums ------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- checksums
+ * -------------------------------------------------------------------------------------------------------
+ */
 
 static void fix_header(int fd, uint64_t offset, unsigned flags)
 {

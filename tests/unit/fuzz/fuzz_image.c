@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * libFuzzer target: whatever the file holds, nothing crashes, hangs or leaks, and what the library says about it holds together:
- * an image that check calls healthy can be opened and stays healthy in use, one that cannot be opened is found damaged, and one
- * that was repaired is healthy.
+ * libFuzzer target: whatever the file holds, nothing crashes, hangs or leaks, and what the library
+ * says about it holds together: an image that check calls healthy can be opened and stays healthy
+ * in use, one that cannot be opened is found damaged, and one that was repaired is healthy.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -33,7 +33,8 @@ static void collect(void *opaque, enum pcow_finding_kind kind, const char *messa
     snprintf(findings + used, sizeof findings - used, "  %d: %s\n", (int)kind, message);
 }
 
-static int check(const char *path, unsigned flags, struct pcow_check_result *result, struct pcow_error *error)
+static int check(const char *path, unsigned flags, struct pcow_check_result *result,
+                 struct pcow_error *error)
 {
     findings[0] = 0;
     return pcow_check(path, flags, collect, NULL, result, error);
@@ -51,8 +52,11 @@ static void read_some(pcow_image *image)
 
         pcow_read(image, offset, buffer, length, NULL);
     }
-    for (uint64_t offset = 0, count = 0; offset < size && count < 64; offset += extent.length, count++) {
-        if (pcow_get_extent(image, offset, size - offset < PCOW_SLAB_SIZE * 8 ? size - offset : PCOW_SLAB_SIZE * 8, &extent, NULL))
+    for (uint64_t offset = 0, count = 0; offset < size && count < 64;
+         offset += extent.length, count++) {
+        if (pcow_get_extent(image, offset,
+                            size - offset < PCOW_SLAB_SIZE * 8 ? size - offset : PCOW_SLAB_SIZE * 8,
+                            &extent, NULL))
             return;
         if (extent.length == 0 || extent.offset != offset)
             broken("an extent without length", NULL);
@@ -72,7 +76,8 @@ static void use_snapshots(pcow_image *image, const char *path)
         if (pcow_open(path, PCOW_OPEN_FORCE_SHARE, list[i].name, &view, NULL) == 0)
             read_some(view);
         pcow_close(view);
-        pcow_snapshot_read_state(image, list[i].name, 0, buffer, list[i].state_size < BUFFER ? list[i].state_size : BUFFER, NULL);
+        pcow_snapshot_read_state(image, list[i].name, 0, buffer,
+                                 list[i].state_size < BUFFER ? list[i].state_size : BUFFER, NULL);
     }
     free(list);
 }
@@ -97,7 +102,8 @@ static void write_some(pcow_image *image, uint64_t offset, unsigned salt)
         return;
     memset(page, (int)salt | 1, sizeof page);
     if (pcow_write(image, offset, page, sizeof page, NULL) == 0
-        && (pcow_read(image, offset, buffer, sizeof page, NULL) || memcmp(buffer, page, sizeof page)))
+        && (pcow_read(image, offset, buffer, sizeof page, NULL)
+            || memcmp(buffer, page, sizeof page)))
         broken("what was written does not read back", NULL);
 }
 
@@ -144,8 +150,9 @@ static void change(const char *path, const uint8_t *data, size_t size)
 /* Errors of pcow_open() that check has nothing to say about: the base, a template. */
 static bool is_outside(int error)
 {
-    return error == -ENOENT || error == -ESTALE || error == -ELOOP || error == -EROFS || error == -EMEDIUMTYPE || error == -ENOTSUP
-        || error == -EISDIR || error == -ENAMETOOLONG;
+    return error == -ENOENT || error == -ESTALE || error == -ELOOP || error == -EROFS
+           || error == -EMEDIUMTYPE || error == -ENOTSUP || error == -EISDIR
+           || error == -ENAMETOOLONG;
 }
 
 static void test_format_2(const char *path, const uint8_t *data, size_t size)
@@ -172,7 +179,8 @@ static void test_format_2(const char *path, const uint8_t *data, size_t size)
     if (checked)
         return;
     path = description_materialize(data, size, &format_1);
-    if (check(path, PCOW_CHECK_REPAIR, &before, &error) || before.corruptions_fixed != before.corruptions)
+    if (check(path, PCOW_CHECK_REPAIR, &before, &error)
+        || before.corruptions_fixed != before.corruptions)
         return;
     if (check(path, 0, &after, &error) || after.corruptions || after.leaks)
         broken("not clean after a repair", NULL);

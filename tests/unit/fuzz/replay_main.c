@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Runs files, and the files of directories, through the fuzz target: the corpus as a regression test, without libFuzzer. */
+/*
+ * Runs files, and the files of directories, through the fuzz target: the corpus as a regression
+ * test, without libFuzzer.
+ */
 #include <dirent.h>
 #include <ftw.h>
 #include <stdio.h>
@@ -63,7 +66,8 @@ static int run_all(int count, char **paths)
     for (int i = 0; i < count; i++) {
         struct stat st;
 
-        failed |= stat(paths[i], &st) == 0 && S_ISDIR(st.st_mode) ? run_directory(paths[i]) : run_file(paths[i]);
+        failed |= stat(paths[i], &st) == 0 && S_ISDIR(st.st_mode) ? run_directory(paths[i])
+                                                                  : run_file(paths[i]);
     }
     printf("%u inputs\n", runs);
     return failed || runs == 0;
@@ -86,7 +90,10 @@ int main(int argc, char **argv)
     int status = 0;
     pid_t child;
 
-    snprintf(directory, sizeof directory, "%s/pcow-replay-XXXXXX", top ? top : stat("/dev/shm", &st) == 0 ? "/dev/shm" : "/tmp");
+    snprintf(directory, sizeof directory, "%s/pcow-replay-XXXXXX",
+             top                          ? top
+             : stat("/dev/shm", &st) == 0 ? "/dev/shm"
+                                          : "/tmp");
     if (!mkdtemp(directory) || setenv("TMPDIR", directory, 1)) {
         perror(directory);
         return 1;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * What the tests of pcow_check() share: a small image whose content is known in three layers, ways to damage it by the offsets of
- * format.rst, and what must hold after a repair.
+ * What the tests of pcow_check() share: a small image whose content is known in three layers, ways
+ * to damage it by the offsets of format.rst, and what must hold after a repair.
  */
 #ifndef PCOW_TEST_CHECK_SUPPORT_H
 #define PCOW_TEST_CHECK_SUPPORT_H
@@ -52,7 +52,8 @@ static inline struct findings *run_check(unsigned flags)
     return &found;
 }
 
-static inline void write_pages(pcow_image *image, uint8_t *model, uint32_t first, uint32_t count, uint64_t *seed)
+static inline void write_pages(pcow_image *image, uint8_t *model, uint32_t first, uint32_t count,
+                               uint64_t *seed)
 {
     fill_pattern(model + first * 4096, count * 4096, seed);
     MUST(pcow_write(image, first * UINT64_C(4096), model + first * 4096, count * 4096, &error));
@@ -165,7 +166,10 @@ static inline void expect_clean(void)
         fail_msg("after repair: %s", found->text);
 }
 
-/* A repair leaves a file that is clean, that a second repair does not change, and that a writer can open and write. */
+/*
+ * A repair leaves a file that is clean, that a second repair does not change, and that a writer can
+ * open and write.
+ */
 static inline void expect_usable(void)
 {
     struct pcow_info before, after;
@@ -187,7 +191,10 @@ static inline void expect_usable(void)
     expect_clean();
 }
 
-/* The damage is found, without changing a byte; then it is repaired. What is returned is what the repair found. */
+/*
+ * The damage is found, without changing a byte; then it is repaired. What is returned is what the
+ * repair found.
+ */
 static inline struct findings *expect_repair(const char *says)
 {
     static struct findings repaired;

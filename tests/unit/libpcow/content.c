@@ -4,7 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- sets of hashes ---------------------------------------------------------------------------------------------------- */
+/*
+ * ---- sets of hashes
+ * ----------------------------------------------------------------------------------------------------
+ */
 
 struct seen {
     uint64_t *hash;
@@ -68,7 +71,10 @@ uint64_t hash_mix(uint64_t hash, uint64_t value)
     return hash ^ hash >> 32;
 }
 
-/* ---- contents: pages by file and number --------------------------------------------------------------------------------- */
+/*
+ * ---- contents: pages by file and number
+ * ---------------------------------------------------------------------------------
+ */
 
 uint64_t content_key(unsigned file, uint64_t page)
 {
@@ -88,7 +94,8 @@ struct content_page *content_find(struct content *content, uint64_t key)
 uint8_t *content_page(struct content *content, struct content *below, unsigned file, uint64_t page)
 {
     uint64_t key = content_key(file, page);
-    struct content_page *slot = content_find(content, key), *under = below ? content_find(below, key) : NULL;
+    struct content_page *slot = content_find(content, key),
+                        *under = below ? content_find(below, key) : NULL;
 
     slot->hash = 0;
     if (slot->key)
@@ -106,7 +113,8 @@ uint8_t *content_page(struct content *content, struct content *below, unsigned f
     return slot->bytes;
 }
 
-void content_store(struct content *content, struct content *below, unsigned file, uint64_t offset, const uint8_t *bytes, uint64_t length)
+void content_store(struct content *content, struct content *below, unsigned file, uint64_t offset,
+                   const uint8_t *bytes, uint64_t length)
 {
     while (length > 0) {
         uint64_t piece = PAGE - offset % PAGE < length ? PAGE - offset % PAGE : length;
@@ -118,7 +126,8 @@ void content_store(struct content *content, struct content *below, unsigned file
     }
 }
 
-void content_wipe(struct content *content, struct content *below, unsigned file, uint64_t offset, uint64_t length)
+void content_wipe(struct content *content, struct content *below, unsigned file, uint64_t offset,
+                  uint64_t length)
 {
     /* Whole pages, and of them only those that hold something. */
     for (unsigned pass = 0; pass < 2; pass++) {

@@ -12,7 +12,8 @@
 #define TOP_NAME "top.pcow"
 #define BASE_NAME "base.pcow"
 
-static void make(struct crash *c, const char *path, const char *base, void (*prepare)(struct crash *))
+static void make(struct crash *c, const char *path, const char *base,
+                 void (*prepare)(struct crash *))
 {
     unlink(path);
     c->image = must_create(path, CRASH_SIZE, 16 * KIB, base);
@@ -46,7 +47,8 @@ static void start(struct crash *c, const struct scenario *scenario)
     c->image = NULL;
 }
 
-void crash_prepare(struct crash *c, void (*prepare)(struct crash *), enum pcow_persistence persistence)
+void crash_prepare(struct crash *c, void (*prepare)(struct crash *),
+                   enum pcow_persistence persistence)
 {
     memset(c, 0, sizeof *c);
     c->persistence = persistence;
@@ -61,7 +63,8 @@ void crash_prepare(struct crash *c, void (*prepare)(struct crash *), enum pcow_p
     make(c, c->top, c->has_base ? c->base : NULL, prepare);
 }
 
-void crash_record(struct crash *c, const struct scenario *scenario, enum pcow_persistence persistence)
+void crash_record(struct crash *c, const struct scenario *scenario,
+                  enum pcow_persistence persistence)
 {
     crash_prepare(c, scenario->prepare, persistence);
     start(c, scenario);
@@ -69,7 +72,8 @@ void crash_record(struct crash *c, const struct scenario *scenario, enum pcow_pe
 
 static const struct scenario second_life = {"second life", NULL, crash_go_on};
 
-void crash_record_second_life(struct crash *c, const struct crash *first, const char *top, const struct world *world)
+void crash_record_second_life(struct crash *c, const struct crash *first, const char *top,
+                              const struct world *world)
 {
     memset(c, 0, sizeof *c);
     c->persistence = first->persistence;
@@ -99,7 +103,8 @@ void crash_free(struct crash *c)
 
 const char *crash_judge(const struct crash *c, const struct expectation *expectation)
 {
-    return world_judge(c->states, strrchr(c->top, '/') + 1, c->has_base ? BASE_NAME : NULL, expectation);
+    return world_judge(c->states, strrchr(c->top, '/') + 1, c->has_base ? BASE_NAME : NULL,
+                       expectation);
 }
 
 static const char *judge(void *opaque, const void *expectation)
@@ -110,7 +115,15 @@ static const char *judge(void *opaque, const void *expectation)
 struct replay crash_replay(struct crash *c, struct seen *seen, unsigned limit)
 {
     return (struct replay){
-        .recorder = &c->recorder, .entry = c->recorder.entry, .count = c->recorder.count, .persistence = c->persistence,
-        .directory = c->states, .seed = random_seed(), .limit = limit, .judge = judge, .opaque = c, .seen = seen,
+        .recorder = &c->recorder,
+        .entry = c->recorder.entry,
+        .count = c->recorder.count,
+        .persistence = c->persistence,
+        .directory = c->states,
+        .seed = random_seed(),
+        .limit = limit,
+        .judge = judge,
+        .opaque = c,
+        .seen = seen,
     };
 }

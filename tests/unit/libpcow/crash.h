@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Scenarios: what is done to an image while the recorder looks, with a model of what must be found after a crash at any point of it. */
+/*
+ * Scenarios: what is done to an image while the recorder looks, with a model of what must be found
+ * after a crash at any point of it.
+ */
 #ifndef PCOW_TEST_CRASH_H
 #define PCOW_TEST_CRASH_H
 
@@ -34,8 +37,11 @@ extern const struct scenario scenarios[];
 extern const size_t scenario_count;
 
 /* What a scenario begins with: its files, and c->now as they are; nothing is open. */
-void crash_prepare(struct crash *c, void (*prepare)(struct crash *), enum pcow_persistence persistence);
-/* s1 - s2 - active, on nothing / an image without snapshots on a base / and another base beside it. */
+void crash_prepare(struct crash *c, void (*prepare)(struct crash *),
+                   enum pcow_persistence persistence);
+/*
+ * s1 - s2 - active, on nothing / an image without snapshots on a base / and another base beside it.
+ */
 void crash_two_snapshots(struct crash *c);
 void crash_on_a_base(struct crash *c);
 void crash_beside_another_base(struct crash *c);
@@ -45,12 +51,14 @@ void crash_prepare_base(struct crash *c);
 void crash_go_on(struct crash *c);
 
 /* Run a scenario; the log is in c->recorder. */
-void crash_record(struct crash *c, const struct scenario *scenario, enum pcow_persistence persistence);
+void crash_record(struct crash *c, const struct scenario *scenario,
+                  enum pcow_persistence persistence);
 /*
- * The same on a file that a crash has left, which reads as world: its writer finishes what was interrupted and goes on. The states are
- * made where those of first were.
+ * The same on a file that a crash has left, which reads as world: its writer finishes what was
+ * interrupted and goes on. The states are made where those of first were.
  */
-void crash_record_second_life(struct crash *c, const struct crash *first, const char *top, const struct world *world);
+void crash_record_second_life(struct crash *c, const struct crash *first, const char *top,
+                              const struct world *world);
 /* The judge of its replays. */
 const char *crash_judge(const struct crash *c, const struct expectation *expectation);
 void crash_free(struct crash *c);

@@ -72,12 +72,18 @@ static void *copy_page(void *opaque)
     const struct copier *copier = opaque;
 
     MUST(pcow_map_resolve(copier->crash->map, *copier->page * UINT64_C(4096), 4096, true, &error));
-    /* As if the pool were full: what the deletion has dropped so far is punched out, whether or not that is on the medium. */
+    /*
+     * As if the pool were full: what the deletion has dropped so far is punched out, whether or not
+     * that is on the medium.
+     */
     reclaim(copier->crash->image, 0);
     return NULL;
 }
 
-/* Another thread of the guest stores to the next page, as far as copying it and making room: that changes nothing which can be read. */
+/*
+ * Another thread of the guest stores to the next page, as far as copying it and making room: that
+ * changes nothing which can be read.
+ */
 static void copy_meanwhile(void *opaque)
 {
     struct copier *copier = opaque;
@@ -109,7 +115,8 @@ static void delete_while_copying(struct crash *c, const char *name, const unsign
 /* The pages that the guest copies are those of the layer that goes. */
 void scenario_delete_while_copying(struct crash *c)
 {
-    static const unsigned of_second[] = {5, 700, 6, 702, 0}, of_first[] = {3, 600, 4, 604, 608, 612, 0};
+    static const unsigned of_second[] = {5, 700, 6, 702, 0},
+                          of_first[] = {3, 600, 4, 604, 608, 612, 0};
 
     step_map(c);
     delete_while_copying(c, "s2", of_second);

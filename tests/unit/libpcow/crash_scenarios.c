@@ -11,7 +11,10 @@
 
 #define OTHER_NAME "other.pcow"
 
-/* ---- images to begin with --------------------------------------------------------------------------------------------------- */
+/*
+ * ---- images to begin with
+ * ---------------------------------------------------------------------------------------------------
+ */
 
 static void nothing(struct crash *c)
 {
@@ -25,8 +28,8 @@ static void some_pages(struct crash *c)
 }
 
 /*
- * The next slabs are so far from those that are there that no line or sector of the tables holds words of both: these may reach the medium in
- * any order.
+ * The next slabs are so far from those that are there that no line or sector of the tables holds
+ * words of both: these may reach the medium in any order.
  */
 static void keep_apart(struct crash *c)
 {
@@ -79,7 +82,8 @@ void crash_on_a_base(struct crash *c)
 
 static void copy_file(const char *from, const char *to)
 {
-    int in = open(from, O_RDONLY | O_CLOEXEC), out = open(to, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    int in = open(from, O_RDONLY | O_CLOEXEC),
+        out = open(to, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     char bytes[4096];
     ssize_t length;
 
@@ -92,8 +96,9 @@ static void copy_file(const char *from, const char *to)
 }
 
 /*
- * Another base, which stays as it is: of what the present one holds it has a page that is the same, one that is another, and not the rest; and
- * pages that are in neither. States of the image may stand on it, so it lies beside them as well.
+ * Another base, which stays as it is: of what the present one holds it has a page that is the same,
+ * one that is another, and not the rest; and pages that are in neither. States of the image may
+ * stand on it, so it lies beside them as well.
  */
 void crash_beside_another_base(struct crash *c)
 {
@@ -112,7 +117,10 @@ void crash_beside_another_base(struct crash *c)
     copy_file(scratch(OTHER_NAME), copy);
 }
 
-/* ---- scenarios ---------------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- scenarios
+ * ----------------------------------------------------------------------------------------------------------------
+ */
 
 static void first_touch(struct crash *c)
 {
@@ -248,7 +256,10 @@ static void reuse(struct crash *c)
     step_flush(c);
 }
 
-/* Dropped blocks that stay in the file for a while: some are given back, some are taken again before they could be. */
+/*
+ * Dropped blocks that stay in the file for a while: some are given back, some are taken again
+ * before they could be.
+ */
 static void leave_and_reclaim(struct crash *c)
 {
     step_put(c, 300, 3);
@@ -318,10 +329,14 @@ static void commit(struct crash *c)
     step_flush(c);
 }
 
-/* What a crash between writing the record of a new layer and its commit point leaves: a record that is not free, only dead. */
+/*
+ * What a crash between writing the record of a new layer and its commit point leaves: a record that
+ * is not free, only dead.
+ */
 static void dead_record(struct crash *c)
 {
-    struct layer dead = {.parent = 2, .state = LAYER_OPEN, .virtual_size = CRASH_SIZE, .parent_limit = CRASH_SIZE};
+    struct layer dead = {
+        .parent = 2, .state = LAYER_OPEN, .virtual_size = CRASH_SIZE, .parent_limit = CRASH_SIZE};
 
     crash_two_snapshots(c);
     MUST(layer_reserve(c->image, false, &dead.id, &dead.slot, &error));
@@ -336,7 +351,9 @@ void crash_go_on(struct crash *c)
     snprintf(first, sizeof first, "a%u", c->generation);
     snprintf(second, sizeof second, "b%u", c->generation);
     step_put(c, 20, 1);
-    /* The record that it frees is used before the one that an interrupted operation may have left. */
+    /*
+     * The record that it frees is used before the one that an interrupted operation may have left.
+     */
     if (c->now.snapshots > 1)
         step_delete(c, c->now.saved[0].name);
     while (c->now.snapshots > 2)

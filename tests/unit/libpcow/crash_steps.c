@@ -9,7 +9,10 @@
 #include "chain/chain.h"
 #include "monitor/monitor.h"
 
-/* ---- what must hold -------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- what must hold
+ * --------------------------------------------------------------------------------------------------------
+ */
 
 static void *keep(struct crash *c, const void *what, size_t size)
 {
@@ -55,7 +58,10 @@ static void written(struct crash *c, unsigned first, unsigned count)
     step_expect(c, NULL);
 }
 
-/* ---- what is done ---------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- what is done
+ * ----------------------------------------------------------------------------------------------------------
+ */
 
 void step_put(struct crash *c, unsigned first, unsigned count)
 {
@@ -169,7 +175,10 @@ static void add_saved(struct crash *c, const char *name)
     memset(saved, 0, sizeof *saved);
     snprintf(saved->name, sizeof saved->name, "%s", name);
     snprintf(saved->parent, sizeof saved->parent, "%s", current(c->image));
-    /* Class page-cache: it flushes everything first. Class pmem: what the guest did not flush stays as uncertain as it was. */
+    /*
+     * Class page-cache: it flushes everything first. Class pmem: what the guest did not flush stays
+     * as uncertain as it was.
+     */
     if (c->persistence == PCOW_PERSISTENCE_PAGE_CACHE)
         view_settle(&c->now.active);
     saved->view = c->now.active;
@@ -182,7 +191,8 @@ void step_snapshot(struct crash *c, const char *name)
 
 void step_revert(struct crash *c, const char *name)
 {
-    OPERATION(c, c->now.active = world_find(&c->now, name)->view, pcow_snapshot_revert(c->image, name, &error));
+    OPERATION(c, c->now.active = world_find(&c->now, name)->view,
+              pcow_snapshot_revert(c->image, name, &error));
 }
 
 void step_delete(struct crash *c, const char *which)
@@ -215,7 +225,8 @@ static void rename_in(struct world *world, const char *name, const char *new_nam
 
 void step_rename(struct crash *c, const char *name, const char *new_name)
 {
-    OPERATION(c, rename_in(&c->now, name, new_name), pcow_snapshot_rename(c->image, name, new_name, &error));
+    OPERATION(c, rename_in(&c->now, name, new_name),
+              pcow_snapshot_rename(c->image, name, new_name, &error));
 }
 
 void step_resize(struct crash *c, uint64_t size)
@@ -241,7 +252,8 @@ void step_vm_state(struct crash *c, const char *name, size_t size)
         MUST(pcow_snapshot_write_state(c->image, name, 0, words, size, &error));
     } else {
         MUST(pcow_snapshot_write_state(c->image, name, 0, words, edge, &error));
-        MUST(pcow_snapshot_write_state(c->image, name, size - edge, (char *)words + size - edge, edge, &error));
+        MUST(pcow_snapshot_write_state(c->image, name, size - edge, (char *)words + size - edge,
+                                       edge, &error));
     }
     OPERATION(c, (saved->state_size = size, saved->state_generation = c->generation),
               pcow_snapshot_set_state_size(c->image, name, size, &error));

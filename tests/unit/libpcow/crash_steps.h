@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The steps of a scenario: each does something to the image, and says to the model and to the log what must hold before and after. */
+/*
+ * The steps of a scenario: each does something to the image, and says to the model and to the log
+ * what must hold before and after.
+ */
 #ifndef PCOW_TEST_CRASH_STEPS_H
 #define PCOW_TEST_CRASH_STEPS_H
 
@@ -27,7 +30,10 @@ void step_flush(struct crash *c);
 /* The guest stores to a page of its memory (class pmem: it does not flush yet) / flushes it. */
 void step_guest_store(struct crash *c, unsigned page);
 void step_guest_flush(struct crash *c, unsigned page);
-/* Map it; prepared: wait until slabs are ready that were taken, emptied and filled with zeros ahead of the guest, without owner. */
+/*
+ * Map it; prepared: wait until slabs are ready that were taken, emptied and filled with zeros ahead
+ * of the guest, without owner.
+ */
 void step_map(struct crash *c);
 void step_map_prepared(struct crash *c);
 void step_unmap(struct crash *c);

@@ -21,7 +21,9 @@ void page_fill(uint64_t *words, uint64_t page, uint16_t generation)
 void state_fill(uint64_t *words, size_t count, uint16_t generation)
 {
     for (size_t i = 0; i < count; i++)
-        words[i] = i < STATE_EDGE || i + STATE_EDGE >= count ? UINT64_C(1) << 63 | (uint64_t)generation << 32 | i : 0;
+        words[i] = i < STATE_EDGE || i + STATE_EDGE >= count
+                       ? UINT64_C(1) << 63 | (uint64_t)generation << 32 | i
+                       : 0;
 }
 
 void view_put(struct view *view, unsigned page, uint16_t generation)
@@ -69,7 +71,10 @@ void world_remove(struct world *world, const char *name)
             memcpy(world->saved[i].parent, parent, sizeof parent);
 }
 
-/* ---- reading ------------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- reading
+ * -------------------------------------------------------------------------------------------------------------
+ */
 
 static bool allows(const struct cell *cell, uint64_t page, uint64_t word)
 {
@@ -92,26 +97,31 @@ static const char *describe(const struct cell *cell)
 
     snprintf(text, sizeof text, "0");
     for (unsigned i = 0, used = 0; i < cell->count; i++)
-        used += (unsigned)snprintf(text + used, sizeof text - used, "%s%u", i ? " or " : "", cell->generation[i]);
+        used += (unsigned)snprintf(text + used, sizeof text - used, "%s%u", i ? " or " : "",
+                                   cell->generation[i]);
     return text;
 }
 
-static const char *compare_page(pcow_image *image, const struct view *view, unsigned page, bool present, uint16_t *newest, const char *what)
+static const char *compare_page(pcow_image *image, const struct view *view, unsigned page,
+                                bool present, uint16_t *newest, const char *what)
 {
     const struct cell *cell = &view->page[page];
     uint64_t words[512];
     struct pcow_error error;
 
     if (!present)
-        return allows(cell, page, 0) ? NULL : WRONG("%s: page %u is absent, not generation %s", what, page, describe(cell));
+        return allows(cell, page, 0)
+                   ? NULL
+                   : WRONG("%s: page %u is absent, not generation %s", what, page, describe(cell));
     if (pcow_read(image, page * UINT64_C(4096), words, sizeof words, &error))
         return WRONG("%s: page %u: %s", what, page, error.message);
     for (unsigned i = 0; i < 512; i++) {
         if (i && words[i] == words[i - 1])
             continue;
         if (!allows(cell, page, words[i]))
-            return WRONG("%s: page %u word %u is %#llx (generation %u), not generation %s", what, page, i,
-                         (unsigned long long)words[i], (unsigned)(words[i] & 0xffff), describe(cell));
+            return WRONG("%s: page %u word %u is %#llx (generation %u), not generation %s", what,
+                         page, i, (unsigned long long)words[i], (unsigned)(words[i] & 0xffff),
+                         describe(cell));
         if ((words[i] & 0xffff) > *newest)
             *newest = (uint16_t)(words[i] & 0xffff);
     }
@@ -119,10 +129,12 @@ static const char *compare_page(pcow_image *image, const struct view *view, unsi
 }
 
 /* skip: pages that are not looked at (may be NULL). */
-static const char *compare_view(pcow_image *image, const struct view *view, const bool *skip, uint16_t *newest, const char *what)
+static const char *compare_view(pcow_image *image, const struct view *view, const bool *skip,
+                                uint16_t *newest, const char *what)
 {
     if (pcow_size(image) != view->size)
-        return WRONG("%s: size is %llu, not %llu", what, (unsigned long long)pcow_size(image), (unsigned long long)view->size);
+        return WRONG("%s: size is %llu, not %llu", what, (unsigned long long)pcow_size(image),
+                     (unsigned long long)view->size);
     for (uint64_t offset = 0; offset < view->size;) {
         struct pcow_extent extent;
         struct pcow_error error;
@@ -131,7 +143,9 @@ static const char *compare_view(pcow_image *image, const struct view *view, cons
             return WRONG("%s: %s", what, error.message);
         for (uint64_t end = offset + extent.length; offset < end; offset += 4096) {
             unsigned page = (unsigned)(offset / 4096);
-            const char *bad = skip && skip[page] ? NULL : compare_page(image, view, page, extent.present, newest, what);
+            const char *bad = skip && skip[page]
+                                  ? NULL
+                                  : compare_page(image, view, page, extent.present, newest, what);
 
             if (bad)
                 return bad;
@@ -185,7 +199,8 @@ static const char *compare_snapshots(pcow_image *image, const struct world *worl
         else if (strcmp(parent, saved->parent))
             bad = WRONG("%s stands on '%s', not '%s'", saved->name, parent, saved->parent);
         else if (list[i].state_size != saved->state_size)
-            bad = WRONG("%s: VM state of %llu bytes, not %llu", saved->name, (unsigned long long)list[i].state_size,
+            bad = WRONG("%s: VM state of %llu bytes, not %llu", saved->name,
+                        (unsigned long long)list[i].state_size,
                         (unsigned long long)saved->state_size);
         else if (saved->state_size)
             bad = compare_state(image, saved);
@@ -199,7 +214,8 @@ static const char *compare_snapshots(pcow_image *image, const struct world *worl
     return bad;
 }
 
-static const char *compare_world(pcow_image *image, const struct world *world, const struct expectation *expectation)
+static const char *compare_world(pcow_image *image, const struct world *world,
+                                 const struct expectation *expectation)
 {
     struct pcow_info info;
     uint16_t newest = 0;
@@ -212,13 +228,16 @@ static const char *compare_world(pcow_image *image, const struct world *world, c
     pcow_get_info(image, &info);
     if (info.sealed != world->sealed)
         return WRONG("sealed: %d, not %d", info.sealed, world->sealed);
-    if ((newest >= expectation->first_generation || world->changed) && info.generation <= expectation->image_generation)
-        return WRONG("the content changed, but the generation (%llu) did not", (unsigned long long)info.generation);
+    if ((newest >= expectation->first_generation || world->changed)
+        && info.generation <= expectation->image_generation)
+        return WRONG("the content changed, but the generation (%llu) did not",
+                     (unsigned long long)info.generation);
     return NULL;
 }
 
 /* Which of the worlds it is: a bit for each, 0: none. */
-static unsigned compare(pcow_image *image, const struct expectation *expectation, unsigned candidates, char *reasons, size_t room)
+static unsigned compare(pcow_image *image, const struct expectation *expectation,
+                        unsigned candidates, char *reasons, size_t room)
 {
     unsigned matching = 0;
     size_t used = 0;
@@ -232,7 +251,8 @@ static unsigned compare(pcow_image *image, const struct expectation *expectation
         if (!bad)
             matching |= 1u << i;
         else if (used < room)
-            used += (size_t)snprintf(reasons + used, room - used, "%s%s", used ? "; and: " : "", bad);
+            used +=
+                (size_t)snprintf(reasons + used, room - used, "%s%s", used ? "; and: " : "", bad);
     }
     return matching;
 }
@@ -276,12 +296,16 @@ bool world_recognize(const char *path, const struct expectation *expectation, st
     return whole;
 }
 
-unsigned world_compare(pcow_image *image, const struct expectation *expectation, char *reasons, size_t room)
+unsigned world_compare(pcow_image *image, const struct expectation *expectation, char *reasons,
+                       size_t room)
 {
     return compare(image, expectation, 3, reasons, room);
 }
 
-/* ---- judging --------------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- judging
+ * ---------------------------------------------------------------------------------------------------------------
+ */
 
 struct found {
     uint64_t foreign_leaks;                    /* but VM state without a length */
@@ -308,13 +332,19 @@ const char *world_check(const char *path, const char *when, bool tidied)
         return WRONG("check %s: %s", when, error.message);
     if (result.corruptions)
         return WRONG("check %s: %s", when, found.text);
-    /* Where leaks may be: what an interrupted operation and what a killed writer has left, until the next writer closes. */
+    /*
+     * Where leaks may be: what an interrupted operation and what a killed writer has left, until
+     * the next writer closes.
+     */
     if (tidied && found.foreign_leaks)
         return WRONG("check %s: %s", when, found.text);
     return NULL;
 }
 
-/* Life goes on: pages that were never there come up as zeros, and a snapshot can be taken, left and deleted. */
+/*
+ * Life goes on: pages that were never there come up as zeros, and a snapshot can be taken, left and
+ * deleted.
+ */
 const char *world_live_on(pcow_image *image, const struct world *world)
 {
     bool touched[CRASH_PAGES] = {false};
@@ -331,15 +361,18 @@ const char *world_live_on(pcow_image *image, const struct world *world)
                 return WRONG("looking: %s", error.message);
             if (extent.present)
                 continue;
-            if (pcow_write(image, offset + 128, &word, sizeof word, &error) || pcow_read(image, offset, words, sizeof words, &error))
+            if (pcow_write(image, offset + 128, &word, sizeof word, &error)
+                || pcow_read(image, offset, words, sizeof words, &error))
                 return WRONG("writing: %s", error.message);
             touched[offset / 4096] = true;
             for (unsigned i = 0; i < 512; i++)
                 if (words[i] != (i == 16 ? word : 0))
-                    return WRONG("page %llu came up with %#llx", (unsigned long long)offset / 4096, (unsigned long long)words[i]);
+                    return WRONG("page %llu came up with %#llx", (unsigned long long)offset / 4096,
+                                 (unsigned long long)words[i]);
             break;
         }
-    if (pcow_snapshot_create(image, "later", &error) || pcow_write(image, 0, &word, sizeof word, &error)
+    if (pcow_snapshot_create(image, "later", &error)
+        || pcow_write(image, 0, &word, sizeof word, &error)
         || pcow_snapshot_revert(image, "later", &error))
         return WRONG("living on: %s", error.message);
     bad = compare_view(image, &world->active, touched, &newest, "later");
@@ -364,7 +397,8 @@ static const char *judge_base(const char *path, const struct world *world)
     return bad;
 }
 
-const char *world_judge(const char *directory, const char *top, const char *base, const struct expectation *expectation)
+const char *world_judge(const char *directory, const char *top, const char *base,
+                        const struct expectation *expectation)
 {
     char path[1024], base_path[1024], reasons[1200];
     const struct world *world = expectation->world[0];

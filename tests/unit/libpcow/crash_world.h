@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * What the guest and the operator may find after a crash. A page holds its own number and a generation in every word, so that a page
- * of another place, time or file is told from the right one. A world is one answer to "what is in the image"; an operation under way
- * allows two of them, before and after, and nothing between.
+ * What the guest and the operator may find after a crash. A page holds its own number and a
+ * generation in every word, so that a page of another place, time or file is told from the right
+ * one. A world is one answer to "what is in the image"; an operation under way allows two of them,
+ * before and after, and nothing between.
  */
 #ifndef PCOW_TEST_CRASH_WORLD_H
 #define PCOW_TEST_CRASH_WORLD_H
@@ -24,7 +25,8 @@ struct view {
 };
 
 struct world {
-    bool changed;                              /* so that the generation of the image must have been raised */
+    /* so that the generation of the image must have been raised */
+    bool changed;
     bool sealed;
     struct view active;
     unsigned snapshots;
@@ -41,7 +43,8 @@ struct world {
 struct expectation {
     const struct world *world[2];
     unsigned worlds;
-    uint16_t first_generation;                 /* of the recording; content from there on needs a raised image generation */
+    /* of the recording; content from there on needs a raised image generation */
+    uint16_t first_generation;
     uint64_t image_generation;                 /* at its beginning */
 };
 
@@ -59,18 +62,31 @@ struct saved *world_find(struct world *world, const char *name);
 void world_remove(struct world *world, const char *name);
 
 /*
- * Which world the image at path is, with every page as it is there. False if none, or if a page holds words of two generations.
+ * Which world the image at path is, with every page as it is there. False if none, or if a page
+ * holds words of two generations.
  */
 bool world_recognize(const char *path, const struct expectation *expectation, struct world *world);
 
-/* Which of the worlds the open, unmapped image is: a bit for each; 0: none, and reasons says why. */
-unsigned world_compare(pcow_image *image, const struct expectation *expectation, char *reasons, size_t room);
-/* Write to pages that were never there, take, leave and delete a snapshot. NULL, or what is wrong. */
+/*
+ * Which of the worlds the open, unmapped image is: a bit for each; 0: none, and reasons says why.
+ */
+unsigned world_compare(pcow_image *image, const struct expectation *expectation, char *reasons,
+                       size_t room);
+/*
+ * Write to pages that were never there, take, leave and delete a snapshot. NULL, or what is wrong.
+ */
 const char *world_live_on(pcow_image *image, const struct world *world);
-/* Damage, or remains where there may be none? tidied: a writer had the image open since. NULL, or what. */
+/*
+ * Damage, or remains where there may be none? tidied: a writer had the image open since. NULL, or
+ * what.
+ */
 const char *world_check(const char *path, const char *when, bool tidied);
 
-/* Judge the files of directory; top is the name of the image there, base NULL or that of its base. NULL, or what is wrong. */
-const char *world_judge(const char *directory, const char *top, const char *base, const struct expectation *expectation);
+/*
+ * Judge the files of directory; top is the name of the image there, base NULL or that of its base.
+ * NULL, or what is wrong.
+ */
+const char *world_judge(const char *directory, const char *top, const char *base,
+                        const struct expectation *expectation);
 
 #endif

@@ -38,7 +38,10 @@ void fault_check_file(const char *path, const char *where, bool tidied)
         fault_wrong("%s", bad);
 }
 
-/* ---- what needs no open image --------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- what needs no open image
+ * ---------------------------------------------------------------------------------------------------------
+ */
 
 static void poke(const char *path, uint64_t offset, const void *from, size_t length)
 {
@@ -88,7 +91,8 @@ static int run_unseal(struct crash *c, struct pcow_error *error)
 
 static void verify_readable(struct crash *c, const char *where)
 {
-    struct expectation expectation = {.world = {&c->now}, .worlds = 1, .first_generation = UINT16_MAX};
+    struct expectation expectation = {
+        .world = {&c->now}, .worlds = 1, .first_generation = UINT16_MAX};
     char reasons[1200];
     pcow_image *image = must_open(c->top, 0);
 
@@ -112,7 +116,8 @@ static void verify_sealed_or_not(struct crash *c, const char *where)
 /* Taking s2 was interrupted behind its commit point, and deleting s1 had begun to hide it. */
 static void prepare_interrupted(struct crash *c)
 {
-    uint64_t open_word = layer_state_word(2, LAYER_OPEN, 0, 0), hidden = layer_state_word(1, LAYER_HIDDEN, 0, 0);
+    uint64_t open_word = layer_state_word(2, LAYER_OPEN, 0, 0),
+             hidden = layer_state_word(1, LAYER_HIDDEN, 0, 0);
 
     poke(c->top, LAYER_TABLE_OFFSET + LAYER_RECORD_SIZE, &open_word, sizeof open_word);
     poke(c->top, LAYER_TABLE_OFFSET, &hidden, sizeof hidden);
@@ -174,7 +179,8 @@ static const struct {
 
 const size_t fault_file_operation_count = sizeof file_operations / sizeof file_operations[0];
 
-static bool one_file_fault(size_t i, unsigned call, int code, unsigned n, enum pcow_persistence persistence)
+static bool one_file_fault(size_t i, unsigned call, int code, unsigned n,
+                           enum pcow_persistence persistence)
 {
     struct pcow_error error = {0};
     struct crash c;
@@ -185,13 +191,14 @@ static bool one_file_fault(size_t i, unsigned call, int code, unsigned n, enum p
     crash_prepare(&c, crash_two_snapshots, persistence);
     recorder_init(&c.recorder, persistence);
     file_operations[i].prepare(&c);
-    snprintf(where, sizeof where, "%s, %s: call %u of %s fails with %s", file_operations[i].name, pcow_persistence_name(persistence), n,
-             fault_calls[call].name, strerror(-code));
+    snprintf(where, sizeof where, "%s, %s: call %u of %s fails with %s", file_operations[i].name,
+             pcow_persistence_name(persistence), n, fault_calls[call].name, strerror(-code));
     c.recorder.injecting = true;
     recorder_fail(&c.recorder, fault_calls[call].what, code, n);
     ret = file_operations[i].run(&c, &error);
     passed = recorder_fail_no_more(&c.recorder) < n;
-    if (!passed && ret == 0 && file_operations[i].leaves_blocks && fault_calls[call].what == OBSERVED_PUNCH)
+    if (!passed && ret == 0 && file_operations[i].leaves_blocks
+        && fault_calls[call].what == OBSERVED_PUNCH)
         pcow_close(must_open(c.top, PCOW_OPEN_WRITE));
     else if (passed != (ret == 0) || (ret && (error.code != ret || strlen(error.message) < 10)))
         fault_wrong("%s: returned %d '%s'", where, ret, error.message);
@@ -214,7 +221,8 @@ unsigned fault_files(enum pcow_persistence persistence)
     for (size_t i = 0; i < sizeof file_operations / sizeof file_operations[0]; i++)
         for (unsigned call = 0; call < FAULT_CALLS; call++)
             for (unsigned code = 0; code < 2; code++)
-                for (unsigned n = 1; !one_file_fault(i, call, fault_calls[call].code[code], n, persistence); n++)
+                for (unsigned n = 1;
+                     !one_file_fault(i, call, fault_calls[call].code[code], n, persistence); n++)
                     faults++;
     return faults;
 }

@@ -6,9 +6,13 @@
 
 #define WORDS 512u
 
-/* ---- operations ------------------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- operations
+ * -------------------------------------------------------------------------------------------------------------------
+ */
 
-static int put_pages(pcow_image *image, unsigned first, unsigned count, uint16_t generation, struct pcow_error *error)
+static int put_pages(pcow_image *image, unsigned first, unsigned count, uint16_t generation,
+                     struct pcow_error *error)
 {
     uint64_t words[8 * WORDS];
 
@@ -133,7 +137,8 @@ static void rename_first_model(struct world *world)
 
 static void set_size(struct world *world, uint64_t size)
 {
-    for (uint64_t page = size / 4096; page < world->active.size / 4096 && page < CRASH_PAGES; page++)
+    for (uint64_t page = size / 4096; page < world->active.size / 4096 && page < CRASH_PAGES;
+         page++)
         world->active.page[page].count = 0;
     world->active.size = size;
 }
@@ -232,7 +237,8 @@ static int map_flush(struct crash *c, struct pcow_error *error)
 /* Mapped, the thread gives back what was dropped, and the fault may be its: it tries again. */
 const struct operation fault_operations[] = {
     {"write, nothing below", crash_two_snapshots, write_new, write_new_model, false, -ENOSPC, 0},
-    {"write, hiding a snapshot", crash_two_snapshots, write_hiding, write_hiding_model, false, -ENOSPC, 0},
+    {"write, hiding a snapshot", crash_two_snapshots, write_hiding, write_hiding_model, false,
+     -ENOSPC, 0},
     {"write, own pages", crash_two_snapshots, write_own, write_own_model, false, false, 0},
     {"write, all of these", crash_two_snapshots, write_mixed, write_mixed_model, false, -ENOSPC, 0},
     {"write over a base", crash_on_a_base, write_mixed, write_mixed_model, false, -ENOSPC, 0},
@@ -240,11 +246,15 @@ const struct operation fault_operations[] = {
     {"flush", crash_two_snapshots, flush_only, no_change, false, false, 0},
     {"snapshot create", crash_two_snapshots, create, create_model, false, false, -EEXIST},
     {"snapshot revert", crash_two_snapshots, revert, revert_model, false, false, 0},
-    {"snapshot delete, the first", crash_two_snapshots, delete_first, delete_first_model, false, false, -ENOENT},
-    {"snapshot delete, the second", crash_two_snapshots, delete_second, delete_second_model, false, false, -ENOENT},
+    {"snapshot delete, the first", crash_two_snapshots, delete_first, delete_first_model, false,
+     false, -ENOENT},
+    {"snapshot delete, the second", crash_two_snapshots, delete_second, delete_second_model, false,
+     false, -ENOENT},
     {"revert and reclaim", crash_two_snapshots, revert_and_reclaim, revert_model, false, false, 0},
-    {"delete and reclaim", crash_two_snapshots, delete_and_reclaim, delete_first_model, false, false, 0},
-    {"snapshot rename", crash_two_snapshots, rename_first, rename_first_model, false, false, -ENOENT},
+    {"delete and reclaim", crash_two_snapshots, delete_and_reclaim, delete_first_model, false,
+     false, 0},
+    {"snapshot rename", crash_two_snapshots, rename_first, rename_first_model, false, false,
+     -ENOENT},
     {"VM state", crash_two_snapshots, keep_state, keep_state_model, false, -ENOSPC, 0},
     {"grow", crash_two_snapshots, grow, grow_model, false, false, 0},
     {"shrink", crash_two_snapshots, shrink, shrink_model, false, false, 0},
@@ -257,7 +267,8 @@ const struct operation fault_operations[] = {
     {"flush, mapped", crash_two_snapshots, map_flush, no_change, true, false, 0},
     {"snapshot create, mapped", crash_two_snapshots, create, create_model, true, false, -EEXIST},
     {"snapshot revert, mapped", crash_two_snapshots, revert, revert_model, true, true, 0},
-    {"snapshot delete, mapped", crash_two_snapshots, delete_second, delete_second_model, true, true, -ENOENT},
+    {"snapshot delete, mapped", crash_two_snapshots, delete_second, delete_second_model, true, true,
+     -ENOENT},
 };
 const size_t fault_operation_count = sizeof fault_operations / sizeof fault_operations[0];
 

@@ -24,14 +24,19 @@ struct operation {
     /* What the model must become. */
     void (*alter)(struct world *world);
     bool mapped;
-    int makes_do;                              /* true: it may get by without what failed; -ENOSPC: if that was space, by giving back some */
-    int repeated;                              /* besides 0, what a second call may return if the first was complete */
+    /* true: it may get by without what failed; -ENOSPC: if that was space, by giving back some */
+    int makes_do;
+    /* besides 0, what a second call may return if the first was complete */
+    int repeated;
 };
 
 extern const struct operation fault_operations[];
 extern const size_t fault_operation_count;
 
-/* Operations on files that are not open: create, unseal, open after a crash, check -r. Returns the number of faults. */
+/*
+ * Operations on files that are not open: create, unseal, open after a crash, check -r. Returns the
+ * number of faults.
+ */
 unsigned fault_files(enum pcow_persistence persistence);
 extern const size_t fault_file_operation_count;
 

@@ -14,7 +14,8 @@ static void put(const struct builder *b, uint64_t offset, const void *from, size
 
 void put32(const struct builder *b, uint64_t offset, uint32_t value)
 {
-    const uint8_t bytes[4] = {(uint8_t)value, (uint8_t)(value >> 8), (uint8_t)(value >> 16), (uint8_t)(value >> 24)};
+    const uint8_t bytes[4] = {(uint8_t)value, (uint8_t)(value >> 8), (uint8_t)(value >> 16),
+                              (uint8_t)(value >> 24)};
 
     put(b, offset, bytes, sizeof bytes);
 }

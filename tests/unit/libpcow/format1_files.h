@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Files of format 1, put together byte by byte from the tables of the paper and the layout in format.rst. */
+/*
+ * Files of format 1, put together byte by byte from the tables of the paper and the layout in
+ * format.rst.
+ */
 #ifndef PCOW_TEST_FORMAT1_FILES_H
 #define PCOW_TEST_FORMAT1_FILES_H
 
@@ -15,11 +18,20 @@ struct builder {
     uint32_t segment, counter;
 };
 
-/* An empty file in the scratch directory, with its first super cluster; the file that had the name goes. */
+/*
+ * An empty file in the scratch directory, with its first super cluster; the file that had the name
+ * goes.
+ */
 struct builder build(const char *name, uint32_t cluster_size, uint32_t clusters, const char *base);
-/* A super cluster with an empty meta cluster behind it. size_field is what the file says, in bytes or KB. */
+/*
+ * A super cluster with an empty meta cluster behind it. size_field is what the file says, in bytes
+ * or KB.
+ */
 void put_super(struct builder *b, uint32_t size_field, uint32_t clusters, const char *base);
-/* A data cluster. bitmap: pages copied, as in the file; what is not copied holds garbage that nobody may see. */
+/*
+ * A data cluster. bitmap: pages copied, as in the file; what is not copied holds garbage that
+ * nobody may see.
+ */
 void put_cluster(struct builder *b, uint32_t cluster, uint32_t bitmap, uint8_t generation);
 void put32(const struct builder *b, uint64_t offset, uint32_t value);
 

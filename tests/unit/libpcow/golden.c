@@ -10,7 +10,10 @@
 
 #define WORDS 512u
 
-/* ---- files as text ------------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- files as text
+ * -------------------------------------------------------------------------------------------------------------
+ */
 
 static void store_page(FILE *text, uint64_t offset, const uint64_t *words)
 {
@@ -77,7 +80,10 @@ void golden_load(FILE *text, const char *path)
     close(fd);
 }
 
-/* ---- what is in them ---------------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- what is in them
+ * ----------------------------------------------------------------------------------------------------------------
+ */
 
 /* Messages name files by their path; the directory is another each time. */
 static void tell_message(FILE *out, const char *directory, const char *message)
@@ -107,7 +113,8 @@ static void tell_finding(void *opaque, enum pcow_finding_kind kind, const char *
     tell_message(telling->out, telling->directory, message);
 }
 
-static struct pcow_check_result tell_check(FILE *out, const char *directory, const char *path, unsigned flags, const char *what)
+static struct pcow_check_result tell_check(FILE *out, const char *directory, const char *path,
+                                           unsigned flags, const char *what)
 {
     struct telling telling = {out, directory};
     struct pcow_check_result result;
@@ -120,8 +127,11 @@ static struct pcow_check_result tell_check(FILE *out, const char *directory, con
         memset(&result, 0, sizeof result);
         return result;
     }
-    fprintf(out, "  %" PRIu64 " corruptions (%" PRIu64 " fixed), %" PRIu64 " leaks (%" PRIu64 " fixed), %" PRIu64 " bytes lost\n", result.corruptions,
-            result.corruptions_fixed, result.leaks, result.leaks_fixed, result.lost_size);
+    fprintf(out,
+            "  %" PRIu64 " corruptions (%" PRIu64 " fixed), %" PRIu64 " leaks (%" PRIu64
+            " fixed), %" PRIu64 " bytes lost\n",
+            result.corruptions, result.corruptions_fixed, result.leaks, result.leaks_fixed,
+            result.lost_size);
     return result;
 }
 
@@ -133,7 +143,8 @@ static uint64_t digest(pcow_image *image)
 
     assert_non_null(words);
     for (uint64_t offset = 0; offset < pcow_size(image); offset += PCOW_SLAB_SIZE) {
-        uint64_t piece = pcow_size(image) - offset < PCOW_SLAB_SIZE ? pcow_size(image) - offset : PCOW_SLAB_SIZE;
+        uint64_t piece =
+            pcow_size(image) - offset < PCOW_SLAB_SIZE ? pcow_size(image) - offset : PCOW_SLAB_SIZE;
 
         MUST(pcow_read(image, offset, words, piece, &error));
         for (uint64_t i = 0; i < piece / 8; i++)
@@ -160,14 +171,17 @@ static void tell_state(FILE *out, pcow_image *image, const struct pcow_snapshot 
     free(bytes);
 }
 
-static void tell_snapshot(FILE *out, pcow_image *image, const char *path, const struct pcow_snapshot *snapshot)
+static void tell_snapshot(FILE *out, pcow_image *image, const char *path,
+                          const struct pcow_snapshot *snapshot)
 {
     pcow_image *view;
 
-    fprintf(out, "  snapshot %u '%s' on %u%s, %" PRIi64 ".%09u, ", snapshot->id, snapshot->name, snapshot->parent_id,
-            snapshot->current ? ", current" : "", snapshot->date_seconds, snapshot->date_nanoseconds);
+    fprintf(out, "  snapshot %u '%s' on %u%s, %" PRIi64 ".%09u, ", snapshot->id, snapshot->name,
+            snapshot->parent_id, snapshot->current ? ", current" : "", snapshot->date_seconds,
+            snapshot->date_nanoseconds);
     MUST(pcow_open(path, 0, snapshot->name, &view, &error));
-    fprintf(out, "%" PRIu64 " bytes, own %" PRIu64 ", digest %016" PRIx64, snapshot->virtual_size, snapshot->data_size, digest(view));
+    fprintf(out, "%" PRIu64 " bytes, own %" PRIu64 ", digest %016" PRIx64, snapshot->virtual_size,
+            snapshot->data_size, digest(view));
     pcow_close(view);
     if (snapshot->state_size)
         tell_state(out, image, snapshot);
@@ -191,11 +205,15 @@ static void tell_image(FILE *out, const char *directory, const char *path, unsig
     fprintf(out, "image:\n  format %u, uuid ", info.format);
     for (unsigned i = 0; i < PCOW_UUID_SIZE; i++)
         fprintf(out, "%02x", info.uuid[i]);
-    fprintf(out, ", %" PRIu64 " bytes, cluster %" PRIu64 ", generation %" PRIu64 "%s, chain of %u\n", info.virtual_size, info.cluster_size,
-            info.generation, info.sealed ? ", sealed" : "", info.chain_depth);
+    fprintf(out,
+            ", %" PRIu64 " bytes, cluster %" PRIu64 ", generation %" PRIu64 "%s, chain of %u\n",
+            info.virtual_size, info.cluster_size, info.generation, info.sealed ? ", sealed" : "",
+            info.chain_depth);
     if (info.has_base)
-        fprintf(out, "  base '%s' (format %u), snapshot '%s'\n", info.base_name, info.base_format, info.base_snapshot);
-    fprintf(out, "  active: own %" PRIu64 ", digest %016" PRIx64 "\n", info.data_size, digest(image));
+        fprintf(out, "  base '%s' (format %u), snapshot '%s'\n", info.base_name, info.base_format,
+                info.base_snapshot);
+    fprintf(out, "  active: own %" PRIu64 ", digest %016" PRIx64 "\n", info.data_size,
+            digest(image));
     MUST(pcow_snapshot_list(image, &list, &count, &error));
     for (size_t i = 0; i < count; i++)
         tell_snapshot(out, image, path, &list[i]);
@@ -203,7 +221,10 @@ static void tell_image(FILE *out, const char *directory, const char *path, unsig
     pcow_close(image);
 }
 
-/* ---- used ------------------------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- used
+ * -------------------------------------------------------------------------------------------------------------------------
+ */
 
 static void copy(const char *from, const char *to)
 {

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * How the images in golden/ were made. Not run by the tests: what they check is that files of the past keep opening. To add one, add it
- * to the lists below and run
+ * How the images in golden/ were made. Not run by the tests: what they check is that files of the
+ * past keep opening. To add one, add it to the lists below and run
  *
  *     make_golden FOLDER NAME...
  *
- * which writes NAME.image and NAME.txt into the folder (without names: all, with new uuids and dates). Read NAME.txt before it is kept.
+ * which writes NAME.image and NAME.txt into the folder (without names: all, with new uuids and
+ * dates). Read NAME.txt before it is kept.
  */
 #include "check_support.h"
 #include "golden.h"
@@ -46,7 +47,10 @@ static pcow_image *small(const char *base)
     return must_create(IMAGE, SMALL, 0, base);
 }
 
-/* ---- healthy ---------------------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- healthy
+ * ----------------------------------------------------------------------------------------------------------------------
+ */
 
 static void make_plain(void)
 {
@@ -158,14 +162,18 @@ static void make_create_interrupted(void)
     poke_word(FIELD(1, state), word_value(layer_state_word(2, LAYER_OPEN, 0, 0)));
 }
 
-/* One segment of clusters of 4 KiB: two whole ones and one of which page 0 was copied; then a snapshot that hides the first. */
+/*
+ * One segment of clusters of 4 KiB: two whole ones and one of which page 0 was copied; then a
+ * snapshot that hides the first.
+ */
 static void make_format_1(void)
 {
     static uint8_t file[8 * 4096];
     int fd;
 
     for (unsigned super = 0; super <= 5; super += 5) {
-        uint32_t *head = (uint32_t *)(void *)(file + super * 4096), *meta = head + 1024, clusters = super ? 1 : 3;
+        uint32_t *head = (uint32_t *)(void *)(file + super * 4096), *meta = head + 1024,
+                 clusters = super ? 1 : 3;
 
         head[0] = 4096;
         head[1] = 600;
@@ -185,7 +193,10 @@ static void make_format_1(void)
     close(fd);
 }
 
-/* ---- damaged ---------------------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- damaged
+ * ----------------------------------------------------------------------------------------------------------------------
+ */
 
 static void set_length(uint64_t length)
 {
@@ -255,8 +266,8 @@ DAMAGE(vm_state_not_whole, poke_word(FIELD(0, state_size), 3 * PCOW_SLAB_SIZE))
 DAMAGE(vm_state_behind_its_end, poke_word(FIELD(0, state_size), 5000))
 DAMAGE(vm_state_twice, poke_owner(20, (struct owner){OWNER_STATE, 1, 0}))
 DAMAGE(blocks_without_owner, poke(UINT64_C(20) << SLAB_BITS, "data", 4))
-DAMAGE(slab_of_the_dead, copy_record(0, 3, layer_state_word(4, LAYER_FREE, 0, 0), NULL); poke_word(WORD(next_layer_id), 5);
-       poke_owner(20, (struct owner){OWNER_DATA, 4, 0}))
+DAMAGE(slab_of_the_dead, copy_record(0, 3, layer_state_word(4, LAYER_FREE, 0, 0), NULL);
+       poke_word(WORD(next_layer_id), 5); poke_owner(20, (struct owner){OWNER_DATA, 4, 0}))
 DAMAGE(header_word, flip(WORD(active_layer) + 7, 1))
 DAMAGE(header_fixed, flip(WORD(cluster_bits), 4))
 DAMAGE(header_copy, flip(HEADER_COPY_OFFSET + WORD(uuid), 4))
@@ -272,30 +283,43 @@ DAMAGE(header_copy_foreign, {
 DAMAGE(header_lost, flip(0, 1); flip(HEADER_COPY_OFFSET, 1))
 DAMAGE(record_state, flip(FIELD(0, state) + 7, 1))
 DAMAGE(record_of_nobody, flip(FIELD(1, state) + 7, 1); flip(FIELD(0, state) + 7, 1))
-DAMAGE(record_wiped, { static const char zeros[LAYER_RECORD_SIZE]; poke(record_offset(0, 0), zeros, sizeof zeros); })
-DAMAGE(record_of_active_wiped, { static const char zeros[LAYER_RECORD_SIZE]; poke(record_offset(2, 0), zeros, sizeof zeros); })
+DAMAGE(record_wiped, {
+    static const char zeros[LAYER_RECORD_SIZE];
+    poke(record_offset(0, 0), zeros, sizeof zeros);
+})
+DAMAGE(record_of_active_wiped, {
+    static const char zeros[LAYER_RECORD_SIZE];
+    poke(record_offset(2, 0), zeros, sizeof zeros);
+})
 DAMAGE(record_parent, flip(FIELD(1, parent) + 7, 1))
 DAMAGE(record_size, flip(FIELD(1, virtual_size) + 7, 1))
 DAMAGE(record_limit, flip(FIELD(1, parent_limit) + 7, 1))
 DAMAGE(record_state_size, flip(FIELD(0, state_size) + 7, 1))
 DAMAGE(record_name, flip(FIELD(0, name), 1))
-DAMAGE(names_twice, copy_record(1, 1, layer_state_word(2, LAYER_SNAPSHOT, 0, 0), "s1"); poke_word(WORD(layer_slots), 3))
+DAMAGE(names_twice, copy_record(1, 1, layer_state_word(2, LAYER_SNAPSHOT, 0, 0), "s1");
+       poke_word(WORD(layer_slots), 3))
 DAMAGE(records_twice, copy_record(0, 3, layer_state_word(1, LAYER_SNAPSHOT, 0, 0), "other"))
 DAMAGE(rename_interrupted, copy_record(0, 3, layer_state_word(1, LAYER_SNAPSHOT, 0, 1), "renamed"))
-DAMAGE(free_record, copy_record(0, 3, layer_state_word(4, LAYER_FREE, 0, 0), NULL); poke_word(WORD(next_layer_id), 5);
-       flip(FIELD(3, parent_limit) + 7, 1))
-DAMAGE(dead_record, copy_record(0, 3, layer_state_word(4, LAYER_OPEN, 0, 0), NULL); poke_word(WORD(next_layer_id), 5);
-       flip(FIELD(3, virtual_size) + 7, 1))
-DAMAGE(parent_deleted, poke_word(FIELD(1, state), word_value(layer_state_word(2, LAYER_FREE, 0, 0))))
+DAMAGE(free_record, copy_record(0, 3, layer_state_word(4, LAYER_FREE, 0, 0), NULL);
+       poke_word(WORD(next_layer_id), 5); flip(FIELD(3, parent_limit) + 7, 1))
+DAMAGE(dead_record, copy_record(0, 3, layer_state_word(4, LAYER_OPEN, 0, 0), NULL);
+       poke_word(WORD(next_layer_id), 5); flip(FIELD(3, virtual_size) + 7, 1))
+DAMAGE(parent_deleted,
+       poke_word(FIELD(1, state), word_value(layer_state_word(2, LAYER_FREE, 0, 0))))
 DAMAGE(active_is_a_snapshot, poke_word(WORD(active_layer), 1))
 DAMAGE(active_unknown, poke_word(WORD(active_layer), 900))
 DAMAGE(next_id_low, poke_word(WORD(next_layer_id), 2))
 DAMAGE(slots_low, poke_word(WORD(layer_slots), 2))
-DAMAGE(delete_interrupted, copy_record(0, 3, layer_state_word(4, LAYER_HIDDEN, 0, 0), "leaf"); poke_word(FIELD(3, parent), 1);
-       poke_word(FIELD(3, state_size), 0); poke_word(WORD(next_layer_id), 5))
+DAMAGE(delete_interrupted, copy_record(0, 3, layer_state_word(4, LAYER_HIDDEN, 0, 0), "leaf");
+       poke_word(FIELD(3, parent), 1); poke_word(FIELD(3, state_size), 0);
+       poke_word(WORD(next_layer_id), 5))
 DAMAGE(table_missing, poke_word(WORD(layer_slots), LAYER_TABLE_0_SLOTS + 1))
-DAMAGE(table_twice, poke_owner(20, (struct owner){OWNER_TABLE, 0, 1}); poke_owner(21, (struct owner){OWNER_TABLE, 0, 1}))
-/* A bit of a page bitmap that flips makes a legal image: a page less, or an older one in its place. Nothing can tell. */
+DAMAGE(table_twice, poke_owner(20, (struct owner){OWNER_TABLE, 0, 1});
+       poke_owner(21, (struct owner){OWNER_TABLE, 0, 1}))
+/*
+ * A bit of a page bitmap that flips makes a legal image: a page less, or an older one in its place.
+ * Nothing can tell.
+ */
 DAMAGE(bitmap_flipped, flip(bitmap_offset(find_slab(OWNER_DATA, 2, 0)), 0x10))
 
 static void base_record_damaged(void)
@@ -304,7 +328,10 @@ static void base_record_damaged(void)
     flip(WORD(base[0].name) + 2, 0x20);
 }
 
-/* ---- all of them -------------------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- all of them
+ * --------------------------------------------------------------------------------------------------------------------
+ */
 
 static const struct {
     const char *name;

@@ -26,7 +26,10 @@ static void append(struct recorder *recorder, struct entry entry, const void *by
     recorder->entry[recorder->count++] = entry;
 }
 
-/* ---- files --------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- files
+ * ---------------------------------------------------------------------------------------------------------
+ */
 
 static void load_pages(struct recorded_file *file, int fd)
 {
@@ -69,7 +72,8 @@ static void opened(struct recorder *recorder, const struct file *open, const cha
 
 static unsigned file_of(const struct recorder *recorder, const struct persist *persist)
 {
-    const struct file *open = (const struct file *)((const char *)persist - offsetof(struct file, persist));
+    const struct file *open =
+        (const struct file *)((const char *)persist - offsetof(struct file, persist));
     unsigned i = 0;
 
     while (i < recorder->files && recorder->file[i].open != open)
@@ -78,7 +82,8 @@ static unsigned file_of(const struct recorder *recorder, const struct persist *p
     return i;
 }
 
-static bool in_window(const struct recorder *recorder, unsigned file, const void *address, uint64_t *offset)
+static bool in_window(const struct recorder *recorder, unsigned file, const void *address,
+                      uint64_t *offset)
 {
     const struct file *open = recorder->file[file].open;
 
@@ -93,10 +98,17 @@ static bool in_window(const struct recorder *recorder, unsigned file, const void
     return false;
 }
 
-/* ---- what the library does ------------------------------------------------------------------------------------------- */
+/*
+ * ---- what the library does
+ * -------------------------------------------------------------------------------------------
+ */
 
-/* A range of addresses, in the window of the file or in the guest's range, page by page where that leads to other places. */
-static void append_range(struct recorder *recorder, struct entry entry, const uint8_t *address, const uint8_t *bytes)
+/*
+ * A range of addresses, in the window of the file or in the guest's range, page by page where that
+ * leads to other places.
+ */
+static void append_range(struct recorder *recorder, struct entry entry, const uint8_t *address,
+                         const uint8_t *bytes)
 {
     uint64_t length = entry.length, done = 0;
 
@@ -106,8 +118,10 @@ static void append_range(struct recorder *recorder, struct entry entry, const ui
     }
     assert_non_null(recorder->map);
     while (done < length) {
-        uint64_t guest = (uint64_t)(address + done - recorder->map->address), piece = 4096 - guest % 4096;
-        struct place place = chain_find(recorder->map->image, guest >> SLAB_BITS, (unsigned)(guest / 4096 % 512), 1);
+        uint64_t guest = (uint64_t)(address + done - recorder->map->address),
+                 piece = 4096 - guest % 4096;
+        struct place place =
+            chain_find(recorder->map->image, guest >> SLAB_BITS, (unsigned)(guest / 4096 % 512), 1);
 
         assert_true(guest < recorder->map->size);
         if (piece > length - done)
@@ -135,7 +149,9 @@ static void record(struct recorder *recorder, const struct observation *o)
     struct entry entry = {.offset = o->offset, .length = o->length};
 
     if (o->what == OBSERVED_OPEN) {
-        opened(recorder, (const struct file *)((const char *)o->persist - offsetof(struct file, persist)), o->path);
+        opened(recorder,
+               (const struct file *)((const char *)o->persist - offsetof(struct file, persist)),
+               o->path);
         return;
     }
     entry.file = file_of(recorder, o->persist);
@@ -202,7 +218,10 @@ static int look(struct observer *observer, const struct observation *observation
     return ret;
 }
 
-/* ---- what the test and the guest do ------------------------------------------------------------------------------------ */
+/*
+ * ---- what the test and the guest do
+ * ------------------------------------------------------------------------------------
+ */
 
 void recorder_init(struct recorder *recorder, enum pcow_persistence persistence)
 {
@@ -254,11 +273,15 @@ void recorder_mark(struct recorder *recorder, const void *expectation)
     pthread_mutex_unlock(&recorder->lock);
 }
 
-void recorder_guest_store(struct recorder *recorder, uint64_t offset, const void *from, size_t length)
+void recorder_guest_store(struct recorder *recorder, uint64_t offset, const void *from,
+                          size_t length)
 {
     uint8_t *to = recorder->map->address + offset;
     struct entry entry = {
-        .kind = ENTRY_STORE, .torn = true, .length = length, .file = file_of(recorder, &recorder->map->image->file.persist),
+        .kind = ENTRY_STORE,
+        .torn = true,
+        .length = length,
+        .file = file_of(recorder, &recorder->map->image->file.persist),
     };
 
     pthread_mutex_lock(&recorder->lock);
@@ -274,8 +297,10 @@ void recorder_guest_flush(struct recorder *recorder, uint64_t offset, size_t len
 
 const char *recorder_describe(const struct entry *entry)
 {
-    static const char *const word[] = {"active_layer", "next_layer_id", "layer_slots", "generation", "base_slot", "state"};
-    static const char *const field[] = {"state of record", "parent of record", "virtual_size of record", "parent_limit of record",
+    static const char *const word[] = {"active_layer", "next_layer_id", "layer_slots",
+                                       "generation",   "base_slot",     "state"};
+    static const char *const field[] = {"state of record", "parent of record",
+                                        "virtual_size of record", "parent_limit of record",
                                         "state_size of record"};
     uint64_t slab = entry->offset >> SLAB_BITS, at = entry->offset % PCOW_SLAB_SIZE;
 

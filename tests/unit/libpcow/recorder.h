@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * The log of everything that is done to the files of an image: stores, flushes, fences, file operations (persist/observer.h), the
- * guest's own stores, and marks that say what must hold from there on. It can also let the n-th call of a kind fail.
+ * The log of everything that is done to the files of an image: stores, flushes, fences, file
+ * operations (persist/observer.h), the guest's own stores, and marks that say what must hold from
+ * there on. It can also let the n-th call of a kind fail.
  */
 #ifndef PCOW_TEST_RECORDER_H
 #define PCOW_TEST_RECORDER_H
@@ -15,9 +16,11 @@
 
 enum entry_kind {
     ENTRY_STORE,               /* bytes at offset; torn: its 8-byte words arrive in any order */
-    ENTRY_FLUSH,               /* pmem: the lines of [offset, offset + length); counts at the next fence */
+    /* pmem: the lines of [offset, offset + length); counts at the next fence */
+    ENTRY_FLUSH,
     ENTRY_FENCE,
-    ENTRY_MSYNC,               /* page-cache: the pages of the range, and what the file system was told about the file */
+    /* page-cache: the pages of the range, and what the file system was told about the file */
+    ENTRY_MSYNC,
     ENTRY_SYNC,                /* fdatasync(): all of the file */
     ENTRY_PUNCH,
     ENTRY_SIZE,                /* length: the new end of file */
@@ -41,19 +44,26 @@ struct recorder {
         char path[512];
         const struct file *open;
         uint64_t size;                    /* at the beginning */
-        struct page { uint64_t number; uint8_t *bytes; } *page; /* what it held then, without its holes */
+        /* what it held then, without its holes */
+        struct page { uint64_t number; uint8_t *bytes; } *page;
         size_t pages;
     } file[RECORDED_FILES];
     unsigned files;
     struct entry *entry;
     size_t count, capacity;
 
-    /* Called when what makes something certain in this thread is in the log: what others may do at this moment. */
+    /*
+     * Called when what makes something certain in this thread is in the log: what others may do at
+     * this moment.
+     */
     void (*meanwhile)(void *opaque);
     void *opaque;
     pthread_t thread;
 
-    /* Fault injection, with the lock held: the call number fail_at (from 1) of a kind fails with fail_code; calls counts them. */
+    /*
+     * Fault injection, with the lock held: the call number fail_at (from 1) of a kind fails with
+     * fail_code; calls counts them.
+     */
     bool injecting;
     enum observed fail_what;
     unsigned fail_at, calls;
@@ -62,13 +72,17 @@ struct recorder {
 
 void recorder_init(struct recorder *recorder, enum pcow_persistence persistence);
 void recorder_free(struct recorder *recorder);
-/* From now on the call number n (from 1) of a kind fails, and calls of it are counted; no more of that, and how many there were. */
+/*
+ * From now on the call number n (from 1) of a kind fails, and calls of it are counted; no more of
+ * that, and how many there were.
+ */
 void recorder_fail(struct recorder *recorder, enum observed what, int code, unsigned n);
 unsigned recorder_fail_no_more(struct recorder *recorder);
 /* What must hold from here on. */
 void recorder_mark(struct recorder *recorder, const void *expectation);
 /* The guest stores to its mapped memory / flushes what it stored. */
-void recorder_guest_store(struct recorder *recorder, uint64_t offset, const void *from, size_t length);
+void recorder_guest_store(struct recorder *recorder, uint64_t offset, const void *from,
+                          size_t length);
 void recorder_guest_flush(struct recorder *recorder, uint64_t offset, size_t length);
 /* What a store or flush touches, in words ("active_layer", "bitmap", ...). */
 const char *recorder_describe(const struct entry *entry);

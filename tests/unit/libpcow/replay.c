@@ -4,7 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- what becomes certain ------------------------------------------------------------------------------------------------ */
+/*
+ * ---- what becomes certain
+ * ------------------------------------------------------------------------------------------------
+ */
 
 /* All operations up to the last one on this file are certain. */
 static void commit_operations(struct machine *m, unsigned file)
@@ -40,22 +43,30 @@ static void settle(struct machine *m, bool flushed_only, unsigned file, uint64_t
         const struct atom *atom = &m->atom[a];
         const struct entry *entry = &m->replay->entry[atom->entry];
 
-        if (flushed_only ? atom->flushed : atom->file == file && atom->offset >= from && atom->offset < to)
-            content_store(m->base, NULL, atom->file, atom->offset, entry->bytes + (atom->offset - entry->offset), atom->length);
+        if (flushed_only ? atom->flushed
+                         : atom->file == file && atom->offset >= from && atom->offset < to)
+            content_store(m->base, NULL, atom->file, atom->offset,
+                          entry->bytes + (atom->offset - entry->offset), atom->length);
         else
             m->atom[kept++] = *atom;
     }
     m->atoms = kept;
 }
 
-/* ---- through the log ------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- through the log
+ * -------------------------------------------------------------------------------------------------------
+ */
 
 static bool is_data(const struct entry *entry)
 {
     bool head = (entry->offset >> SLAB_BITS) % SLABS_PER_GROUP == 0;
 
     /* The copy of the header is nobody's but check -r's. */
-    return entry->torn && (!head || (entry->offset >= HEADER_COPY_OFFSET && entry->offset < HEADER_COPY_OFFSET + HEADER_SIZE));
+    return entry->torn
+           && (!head
+               || (entry->offset >= HEADER_COPY_OFFSET
+                   && entry->offset < HEADER_COPY_OFFSET + HEADER_SIZE));
 }
 
 static void add_atoms(struct machine *m, size_t at)
@@ -63,13 +74,18 @@ static void add_atoms(struct machine *m, size_t at)
     const struct entry *entry = &m->replay->entry[at];
     struct atom atom = {.entry = at, .file = entry->file, .metadata = !is_data(entry)};
 
-    for (uint64_t offset = entry->offset, end = offset + entry->length; offset < end; offset += atom.length) {
+    for (uint64_t offset = entry->offset, end = offset + entry->length; offset < end;
+         offset += atom.length) {
         atom.offset = offset;
         atom.length = m->unit_size - offset % m->unit_size;
         if (atom.length > end - offset)
             atom.length = end - offset;
-        /* MAP_SYNC: the fault that gives the page its block commits what the file system was told so far. */
-        if (m->replay->persistence == PCOW_PERSISTENCE_PMEM && (offset % PAGE == 0 || offset == entry->offset)) {
+        /*
+         * MAP_SYNC: the fault that gives the page its block commits what the file system was told
+         * so far.
+         */
+        if (m->replay->persistence == PCOW_PERSISTENCE_PMEM
+            && (offset % PAGE == 0 || offset == entry->offset)) {
             bool touched = content_find(m->base, content_key(entry->file, offset / PAGE))->key;
             size_t emptied = 0;
 
@@ -79,7 +95,9 @@ static void add_atoms(struct machine *m, size_t at)
                     emptied = m->operation[i];
                 }
             for (size_t a = 0; a < m->atoms && !touched; a++)
-                touched = m->atom[a].file == entry->file && m->atom[a].offset / PAGE == offset / PAGE && m->atom[a].entry > emptied;
+                touched = m->atom[a].file == entry->file
+                          && m->atom[a].offset / PAGE == offset / PAGE
+                          && m->atom[a].entry > emptied;
             if (!touched && m->operations) {
                 states_of_crash(m, at);
                 commit_operations(m, entry->file);
@@ -94,14 +112,16 @@ static void flush(struct machine *m, const struct entry *entry)
     uint64_t from = entry->offset / m->unit_size * m->unit_size, to = entry->offset + entry->length;
 
     for (size_t a = 0; a < m->atoms; a++)
-        if (m->atom[a].file == entry->file && m->atom[a].offset >= from && m->atom[a].offset < (to + 63) / 64 * 64)
+        if (m->atom[a].file == entry->file && m->atom[a].offset >= from
+            && m->atom[a].offset < (to + 63) / 64 * 64)
             m->atom[a].flushed = true;
 }
 
 static void step(struct machine *m, size_t at)
 {
     const struct entry *entry = &m->replay->entry[at];
-    uint64_t first = entry->offset / PAGE * PAGE, last = (entry->offset + entry->length + PAGE - 1) / PAGE * PAGE;
+    uint64_t first = entry->offset / PAGE * PAGE,
+             last = (entry->offset + entry->length + PAGE - 1) / PAGE * PAGE;
 
     switch (entry->kind) {
     case ENTRY_STORE:
@@ -145,7 +165,8 @@ static void step_and_die(struct machine *m, size_t at)
     m->point = at;
     switch (entry->kind) {
     case ENTRY_STORE: {
-        struct atom whole = {.entry = at, .file = entry->file, .offset = entry->offset, .length = entry->length};
+        struct atom whole = {
+            .entry = at, .file = entry->file, .offset = entry->offset, .length = entry->length};
 
         for (unsigned i = 0; entry->torn && i < 2 && m->expectation; i++) {
             state_store_some_words(m, &whole, entry->bytes);
@@ -174,7 +195,8 @@ static void step_and_die(struct machine *m, size_t at)
 
 bool replay_run(struct replay *replay)
 {
-    struct machine m = {.replay = replay, .base = calloc(1, sizeof *m.base), .state = calloc(1, sizeof *m.state)};
+    struct machine m = {
+        .replay = replay, .base = calloc(1, sizeof *m.base), .state = calloc(1, sizeof *m.state)};
     bool kill = replay->persistence == PCOW_PERSISTENCE_VOLATILE;
 
     assert_non_null(m.base);
@@ -185,7 +207,8 @@ bool replay_run(struct replay *replay)
 
         m.base->size[file] = from->size;
         for (size_t i = 0; i < from->pages; i++)
-            content_store(m.base, NULL, file, from->page[i].number * PAGE, from->page[i].bytes, PAGE);
+            content_store(m.base, NULL, file, from->page[i].number * PAGE, from->page[i].bytes,
+                          PAGE);
     }
     replay->failure[0] = 0;
     for (size_t at = 0; at < replay->count && !m.failed; at++)

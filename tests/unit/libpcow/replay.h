@@ -1,20 +1,24 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * From a log (recorder.h): every state that a crash could leave on the medium. What is durable is certain; of the rest anything may be
- * there, by these rules:
+ * From a log (recorder.h): every state that a crash could leave on the medium. What is durable is
+ * certain; of the rest anything may be there, by these rules:
  *
  *   pmem        A cache line holds some of the stores to it, in order, from the first on: it may be evicted at any time and each line on
- *               its own. A store is certain when its line was flushed after it and a fence came after that.
- *   page-cache  The same with sectors of 512 bytes (the kernel writes pages back when it likes, and a write may be cut between
+ *               its own. A store is certain when its line was flushed after it and a fence came
+ *               after that.
+ *   page-cache The same with sectors of 512 bytes (the kernel writes pages back when it likes, and
+ *   a write may be cut between
  *               sectors), and what makes certain is msync() and fdatasync().
  *   volatile    The crash of the process: everything before it is there, nothing after it.
  *
- * The words of a copy arrive in any order. What the file system was told (end of file, holes) is there up to some point, in order, as
- * a journal keeps it; it is certain after fdatasync() or msync() of the file, and, in class pmem, before the first store to a page
- * that has no block yet (MAP_SYNC). A store to such a page is there only if the operation before it is.
+ * The words of a copy arrive in any order. What the file system was told (end of file, holes) is
+ * there up to some point, in order, as a journal keeps it; it is certain after fdatasync() or
+ * msync() of the file, and, in class pmem, before the first store to a page that has no block yet
+ * (MAP_SYNC). A store to such a page is there only if the operation before it is.
  *
- * Crash points are all those at which something becomes certain or another expectation begins to hold: at each of them, all
- * combinations, or, if they are more than the limit, the extreme ones and a sample.
+ * Crash points are all those at which something becomes certain or another expectation begins to
+ * hold: at each of them, all combinations, or, if they are more than the limit, the extreme ones
+ * and a sample.
  */
 #ifndef PCOW_TEST_REPLAY_H
 #define PCOW_TEST_REPLAY_H
@@ -33,7 +37,8 @@ struct replay {
     /* Look at the files in directory. NULL: as it should be; or what is wrong. */
     const char *(*judge)(void *opaque, const void *expectation);
     void *opaque;
-    struct seen *seen;                    /* states that were judged good under an expectation; may be shared */
+    /* states that were judged good under an expectation; may be shared */
+    struct seen *seen;
 
     uint64_t points, built, judged;
     uint64_t sampled;                     /* points with more combinations than the limit */

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The medium while a log is replayed: what is on it for certain, and what may be. Shared by replay.c and replay_states.c. */
+/*
+ * The medium while a log is replayed: what is on it for certain, and what may be. Shared by
+ * replay.c and replay_states.c.
+ */
 #ifndef PCOW_TEST_REPLAY_MACHINE_H
 #define PCOW_TEST_REPLAY_MACHINE_H
 
@@ -50,7 +53,10 @@ struct machine {
 bool operation_covers(const struct entry *operation, const struct atom *atom);
 void operation_apply(struct content *content, struct content *below, const struct entry *operation);
 
-/* Judge the state that is in state, if it is new; operations: so many of the uncertain file operations are in it. */
+/*
+ * Judge the state that is in state, if it is new; operations: so many of the uncertain file
+ * operations are in it.
+ */
 void state_judge(struct machine *m, size_t operations);
 /* Words of a copy, at random. */
 void state_store_some_words(struct machine *m, const struct atom *atom, const uint8_t *bytes);

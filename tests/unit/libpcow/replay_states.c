@@ -12,7 +12,8 @@ bool operation_covers(const struct entry *operation, const struct atom *atom)
     if (operation->file != atom->file)
         return false;
     if (operation->kind == ENTRY_PUNCH)
-        return atom->offset >= operation->offset && atom->offset < operation->offset + operation->length;
+        return atom->offset >= operation->offset
+               && atom->offset < operation->offset + operation->length;
     return atom->offset >= operation->length;     /* behind the end of file that it sets */
 }
 
@@ -23,11 +24,15 @@ void operation_apply(struct content *content, struct content *below, const struc
         return;
     }
     if (operation->length < content->size[operation->file])
-        content_wipe(content, below, operation->file, operation->length, content->size[operation->file] - operation->length);
+        content_wipe(content, below, operation->file, operation->length,
+                     content->size[operation->file] - operation->length);
     content->size[operation->file] = operation->length;
 }
 
-/* ---- one state --------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- one state
+ * ---------------------------------------------------------------------------------------------------------
+ */
 
 static bool is_zero(const uint8_t *bytes)
 {
@@ -91,15 +96,20 @@ static void tell(struct machine *m, const char *wrong, size_t operations)
     size_t used = 0, room = sizeof replay->failure;
     const struct entry *next = m->point < replay->count ? &replay->entry[m->point] : NULL;
 
-    used += (size_t)snprintf(replay->failure, room, "%s\n  crash before entry %zu of %zu (%s); %zu of %zu file operations; there:", wrong,
-                             m->point, replay->count, next ? recorder_describe(next) : "the end", operations, m->operations);
+    used += (size_t)snprintf(
+        replay->failure, room,
+        "%s\n  crash before entry %zu of %zu (%s); %zu of %zu file operations; there:", wrong,
+        m->point, replay->count, next ? recorder_describe(next) : "the end", operations,
+        m->operations);
     for (size_t u = 0; u < m->units && used + 100 < room; u++) {
         const struct unit *unit = &m->unit[u];
-        struct entry at = {.kind = ENTRY_STORE, .offset = (unit->key & ((UINT64_C(1) << 48) - 1)) * m->unit_size};
+        struct entry at = {.kind = ENTRY_STORE,
+                           .offset = (unit->key & ((UINT64_C(1) << 48) - 1)) * m->unit_size};
 
         if (unit->metadata)
-            used += (size_t)snprintf(replay->failure + used, room - used, " [%s %#llx: %u%s of %u]", recorder_describe(&at),
-                                     (unsigned long long)at.offset, unit->chosen, unit->partial ? "+" : "", unit->atoms);
+            used += (size_t)snprintf(replay->failure + used, room - used, " [%s %#llx: %u%s of %u]",
+                                     recorder_describe(&at), (unsigned long long)at.offset,
+                                     unit->chosen, unit->partial ? "+" : "", unit->atoms);
     }
     m->failed = true;
 }
@@ -167,10 +177,12 @@ static void build(struct machine *m, size_t operations)
             operation_apply(m->state, m->base, &log[m->operation[next++]]);
         /* On top of an operation that is not there: neither is this. */
         for (size_t i = operations; i < m->operations && m->operation[i] < atom->entry; i++)
-            late |= log[m->operation[i]].kind == ENTRY_PUNCH && operation_covers(&log[m->operation[i]], atom);
+            late |= log[m->operation[i]].kind == ENTRY_PUNCH
+                    && operation_covers(&log[m->operation[i]], atom);
         if (unit->atoms < unit->chosen && !late && atom->offset < m->state->size[atom->file])
             content_store(m->state, m->base, atom->file, atom->offset, bytes, atom->length);
-        else if (unit->atoms == unit->chosen && unit->partial && !late && atom->offset < m->state->size[atom->file])
+        else if (unit->atoms == unit->chosen && unit->partial && !late
+                 && atom->offset < m->state->size[atom->file])
             state_store_some_words(m, atom, bytes);
         unit->atoms++;
     }
@@ -179,7 +191,10 @@ static void build(struct machine *m, size_t operations)
     state_judge(m, operations);
 }
 
-/* ---- all states of a crash point ----------------------------------------------------------------------------------------- */
+/*
+ * ---- all states of a crash point
+ * -----------------------------------------------------------------------------------------
+ */
 
 static void find_units(struct machine *m)
 {

@@ -26,7 +26,10 @@ static inline void must_hold(pcow_image *image, uint64_t offset, unsigned char e
 /* NULL if this kernel has no such userfaultfd: then the test is skipped. */
 static inline pcow_map *map_with_budget(pcow_image *image, unsigned budget)
 {
-    struct pcow_map_options options = {.engine = PCOW_ENGINE_MINOR, .full_policy = PCOW_FULL_FAIL, .vma_budget = budget, .serves_sigbus = serve_bus()};
+    struct pcow_map_options options = {.engine = PCOW_ENGINE_MINOR,
+                                       .full_policy = PCOW_FULL_FAIL,
+                                       .vma_budget = budget,
+                                       .serves_sigbus = serve_bus()};
     struct pcow_map_stats stats;
     pcow_map *map;
 
@@ -55,7 +58,10 @@ static inline bool is_minor(pcow_map *map, uint64_t slab)
     return minor;
 }
 
-/* As if the guest had been seen to use a page or two of what a trap brings in: only then is absent memory let in page by page. */
+/*
+ * As if the guest had been seen to use a page or two of what a trap brings in: only then is absent
+ * memory let in page by page.
+ */
 static inline void be_sparse(pcow_map *map)
 {
     __atomic_store_n(&map->density.dense, false, __ATOMIC_RELAXED);

@@ -71,7 +71,10 @@ int pool_mount(void **state, const char *size)
     if (scratch_setup(state))
         return -1;
     snprintf(options, sizeof options, "size=%s", size);
-    return mkdir(pool_directory(), 0700) || mount("pcow-test", pool_directory(), "tmpfs", 0, options) ? -1 : 0;
+    return mkdir(pool_directory(), 0700)
+                   || mount("pcow-test", pool_directory(), "tmpfs", 0, options)
+               ? -1
+               : 0;
 }
 
 int pool_mount_disk(void **state, const char *make, const char *size)
@@ -80,8 +83,10 @@ int pool_mount_disk(void **state, const char *make, const char *size)
 
     if (scratch_setup(state))
         return -1;
-    snprintf(command, sizeof command, "truncate -s %s %s && %s %s > /dev/null && mkdir %s && mount -o loop %s %s", size, scratch("disk"), make,
-             scratch("disk"), pool_directory(), scratch("disk"), pool_directory());
+    snprintf(command, sizeof command,
+             "truncate -s %s %s && %s %s > /dev/null && mkdir %s && mount -o loop %s %s", size,
+             scratch("disk"), make, scratch("disk"), pool_directory(), scratch("disk"),
+             pool_directory());
     return system(command) ? -1 : 0;
 }
 
@@ -143,7 +148,8 @@ pcow_image *must_open(const char *path, unsigned flags)
 
 pcow_image *must_create(const char *path, uint64_t size, uint64_t cluster_size, const char *base)
 {
-    struct pcow_create_options options = {.virtual_size = size, .cluster_size = cluster_size, .base = base};
+    struct pcow_create_options options = {
+        .virtual_size = size, .cluster_size = cluster_size, .base = base};
 
     MUST(pcow_create(path, &options, &error));
     return must_open(path, PCOW_OPEN_WRITE);
@@ -187,7 +193,9 @@ unsigned present_in(const void *memory)
     unsigned present = 0;
 
     assert_true(pagemap >= 0);
-    assert_int_equal(pread(pagemap, entry, sizeof entry, (off_t)((uintptr_t)memory / 4096 * sizeof *entry)), sizeof entry);
+    assert_int_equal(
+        pread(pagemap, entry, sizeof entry, (off_t)((uintptr_t)memory / 4096 * sizeof *entry)),
+        sizeof entry);
     close(pagemap);
     for (unsigned i = 0; i < PCOW_SLAB_SIZE / 4096; i++)
         present += entry[i] >> 63 != 0;
@@ -206,17 +214,21 @@ static void handle_bus(int number, siginfo_t *info, void *context)
 
 bool serve_bus(void)
 {
-    struct sigaction action = {.sa_sigaction = handle_bus, .sa_flags = SA_SIGINFO | SA_NODEFER}, now;
+    struct sigaction action = {.sa_sigaction = handle_bus, .sa_flags = SA_SIGINFO | SA_NODEFER},
+                     now;
 
     sigemptyset(&action.sa_mask);
-    if (sigaction(SIGBUS, &action, &now) == 0 && !((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == handle_bus))
+    if (sigaction(SIGBUS, &action, &now) == 0
+        && !((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == handle_bus))
         bus_before = now;
     return true;
 }
 
 pcow_map *must_map_by(pcow_image *image, enum pcow_engine engine, unsigned vma_budget)
 {
-    struct pcow_map_options options = {.engine = engine, .vma_budget = vma_budget, .serves_sigbus = engine == PCOW_ENGINE_MINOR && serve_bus()};
+    struct pcow_map_options options = {.engine = engine,
+                                       .vma_budget = vma_budget,
+                                       .serves_sigbus = engine == PCOW_ENGINE_MINOR && serve_bus()};
     pcow_map *map;
 
     MUST(pcow_map_create(image, &options, &map, &error));
@@ -260,11 +272,14 @@ void assert_reads(pcow_image *image, uint64_t offset, const void *expected, size
     MUST(pcow_read(image, offset, buffer, length, &error));
     for (size_t i = memcmp(buffer, expected, length) ? 0 : length; i < length; i++)
         if (buffer[i] != ((const unsigned char *)expected)[i])
-            fail_msg("byte %llu is %02x, not %02x", (unsigned long long)(offset + i), buffer[i], ((const unsigned char *)expected)[i]);
+            fail_msg("byte %llu is %02x, not %02x", (unsigned long long)(offset + i), buffer[i],
+                     ((const unsigned char *)expected)[i]);
     free(buffer);
 }
 
-/* xorshift64*: Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled". */
+/*
+ * xorshift64*: Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled".
+ */
 uint64_t random_next(uint64_t *seed)
 {
     *seed ^= *seed >> 12;
@@ -303,7 +318,8 @@ void write_text(pcow_image *image, uint64_t offset, const char *text)
     MUST(pcow_write(image, offset, text, strlen(text) + 1, &error));
 }
 
-const struct pcow_snapshot *find_snapshot(const struct pcow_snapshot *list, size_t count, const char *name)
+const struct pcow_snapshot *find_snapshot(const struct pcow_snapshot *list, size_t count,
+                                          const char *name)
 {
     for (size_t i = 0; i < count; i++)
         if (strcmp(list[i].name, name) == 0)

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What the C tests share: a scratch directory, calls that must succeed, a small random generator. */
+/*
+ * What the C tests share: a scratch directory, calls that must succeed, a small random generator.
+ */
 #ifndef PCOW_TEST_SUPPORT_H
 #define PCOW_TEST_SUPPORT_H
 
@@ -40,7 +42,10 @@
         assert_true(error.message[0] != 0);                                           \
     } while (0)
 
-/* A directory of its own for each test, on TMPDIR or /dev/shm; removed with all in it by the teardown. */
+/*
+ * A directory of its own for each test, on TMPDIR or /dev/shm; removed with all in it by the
+ * teardown.
+ */
 int scratch_setup(void **state);
 int scratch_teardown(void **state);
 /* path of name in the scratch directory; a few static buffers take turns */
@@ -57,12 +62,18 @@ const char *pool_directory(void);
 void pool_resize(const char *size);
 /* Others take what is left in it. */
 void pool_fill(void);
-/* Of a disk: all but so many bytes, as nearly as the file system lets that be done, in pool_directory()/filler. */
+/*
+ * Of a disk: all but so many bytes, as nearly as the file system lets that be done, in
+ * pool_directory()/filler.
+ */
 void pool_fill_disk(uint64_t left);
 
 pcow_image *must_open(const char *path, unsigned flags);
 pcow_image *must_create(const char *path, uint64_t size, uint64_t cluster_size, const char *base);
-/* "top.pcow" on a sealed "base.pcow" of this size, all bytes of which are fill; both in the scratch directory. */
+/*
+ * "top.pcow" on a sealed "base.pcow" of this size, all bytes of which are fill; both in the scratch
+ * directory.
+ */
 pcow_image *must_create_overlay(uint64_t size, unsigned char fill);
 /* Mappings of the kernel's list that begin in the range. */
 unsigned count_mappings(const void *memory, uint64_t size);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* An operation failed in the middle, wherever it can, and the same process goes on with the image. */
+/*
+ * An operation failed in the middle, wherever it can, and the same process goes on with the image.
+ */
 #include "support.h"
 
 #include <errno.h>
@@ -24,13 +26,17 @@ static int look(struct observer *observer, const struct observation *observation
 {
     struct faulty *faulty = (struct faulty *)observer;
 
-    if (observation->what == OBSERVED_STORE || observation->what == OBSERVED_COPY || observation->what == OBSERVED_FLUSH
-        || observation->what == OBSERVED_FENCE || observation->what == OBSERVED_OPEN || observation->what == OBSERVED_CLOSE)
+    if (observation->what == OBSERVED_STORE || observation->what == OBSERVED_COPY
+        || observation->what == OBSERVED_FLUSH || observation->what == OBSERVED_FENCE
+        || observation->what == OBSERVED_OPEN || observation->what == OBSERVED_CLOSE)
         return 0;
     return faulty->left-- == 0 ? -EIO : 0;
 }
 
-/* Three snapshots, "b" with a branch and a VM state; in class page-cache, where every flush may fail. */
+/*
+ * Three snapshots, "b" with a branch and a VM state; in class page-cache, where every flush may
+ * fail.
+ */
 static pcow_image *faulty_tree(struct faulty *faulty)
 {
     pcow_image *image;
@@ -52,7 +58,10 @@ static pcow_image *faulty_tree(struct faulty *faulty)
     return image;
 }
 
-/* A rename that failed wherever it can; the snapshot is deleted by the same process. It must not come back. */
+/*
+ * A rename that failed wherever it can; the snapshot is deleted by the same process. It must not
+ * come back.
+ */
 static void test_failed_rename_then_delete(void **state)
 {
     struct faulty faulty;
@@ -110,7 +119,10 @@ static void test_failed_delete(void **state)
     }
 }
 
-/* What the kernel could not write is told to one commit only; if that was not the user's own flush, his next one has to say it. */
+/*
+ * What the kernel could not write is told to one commit only; if that was not the user's own flush,
+ * his next one has to say it.
+ */
 static void test_flush_tells_what_another_commit_met(void **state)
 {
     struct faulty faulty;
@@ -127,7 +139,10 @@ static void test_flush_tells_what_another_commit_met(void **state)
     pcow_close(image);
 }
 
-/* A create that failed after it was done in the file: the next operation finishes it, or the image would not open again. */
+/*
+ * A create that failed after it was done in the file: the next operation finishes it, or the image
+ * would not open again.
+ */
 static void test_failed_create_then_another(void **state)
 {
     struct faulty faulty;
@@ -166,8 +181,9 @@ static void test_failed_create_then_another(void **state)
 }
 
 /*
- * The same, and before the next operation somebody makes an image on the snapshot: he marks it in the file, which the writer's own copy of the
- * record does not know. What finishes the create must not take that mark away.
+ * The same, and before the next operation somebody makes an image on the snapshot: he marks it in
+ * the file, which the writer's own copy of the record does not know. What finishes the create must
+ * not take that mark away.
  */
 static void test_failed_create_then_a_child(void **state)
 {
@@ -201,8 +217,9 @@ static void test_failed_create_then_a_child(void **state)
 }
 
 /*
- * Two slabs of a snapshot hold pages of one guest slab, and a delete gives them to the active layer one by one. Here after the first: what the
- * guest stores then must be newer than both, for who opens the image later too.
+ * Two slabs of a snapshot hold pages of one guest slab, and a delete gives them to the active layer
+ * one by one. Here after the first: what the guest stores then must be newer than both, for who
+ * opens the image later too.
  */
 static void test_writes_in_the_middle_of_a_delete(void **state)
 {
@@ -211,7 +228,10 @@ static void test_writes_in_the_middle_of_a_delete(void **state)
     unsigned count = 0;
 
     (void)state;
-    /* So that the active layer's slab is in front of theirs in the file: then theirs are found first when it is opened. */
+    /*
+     * So that the active layer's slab is in front of theirs in the file: then theirs are found
+     * first when it is opened.
+     */
     MUST(pcow_snapshot_create(image, "first", &error));
     MUST(pcow_snapshot_write_state(image, "first", 0, "state", 6, &error));
     MUST(pcow_snapshot_set_state_size(image, "first", 6, &error));
@@ -230,14 +250,16 @@ static void test_writes_in_the_middle_of_a_delete(void **state)
     assert_int_equal(count, 3);
     assert_true(slabs[0] < slabs[2] && slabs[2] < slabs[1]);
     image->merging = image->slabs[slabs[1]].layer;
-    assert_int_equal(slab_publish(image, slabs[2], (struct owner){OWNER_DATA, image_active(image), 0}, true), 0);
+    assert_int_equal(
+        slab_publish(image, slabs[2], (struct owner){OWNER_DATA, image_active(image), 0}, true), 0);
     for (uint64_t page = 0; page < 3; page++)
         write_text(image, page * 4096 + 2, "new");
     pcow_close(image);
     must_be_clean(scratch("t"));
     image = must_open(scratch("t"), 0);
     for (uint64_t page = 0; page < 3; page++)
-        assert_reads(image, page * 4096, (const char[]){(char)('0' + page), 0, 'n', 'e', 'w', 0}, 6);
+        assert_reads(image, page * 4096, (const char[]){(char)('0' + page), 0, 'n', 'e', 'w', 0},
+                     6);
     pcow_close(image);
 }
 
@@ -245,16 +267,20 @@ static void test_writes_in_the_middle_of_a_delete(void **state)
 static int no_room_for_seven(struct observer *observer, const struct observation *observation)
 {
     (void)observer;
-    return (observation->what == OBSERVED_WRITE || observation->what == OBSERVED_ALLOCATE) && observation->length == 7 * PCOW_PAGE_SIZE ? -ENOSPC : 0;
+    return (observation->what == OBSERVED_WRITE || observation->what == OBSERVED_ALLOCATE)
+                   && observation->length == 7 * PCOW_PAGE_SIZE
+               ? -ENOSPC
+               : 0;
 }
 
 /*
- * A part of a cluster has become own and is still mapped to where the snapshot has it. The snapshot is deleted and its blocks are given back;
- * who reads the memory must not see that.
+ * A part of a cluster has become own and is still mapped to where the snapshot has it. The snapshot
+ * is deleted and its blocks are given back; who reads the memory must not see that.
  */
 static void test_delete_beneath_half_a_copy(void **state)
 {
-    struct observer observer = {.persistence = PCOW_PERSISTENCE_PAGE_CACHE, .look = no_room_for_seven};
+    struct observer observer = {.persistence = PCOW_PERSISTENCE_PAGE_CACHE,
+                                .look = no_room_for_seven};
     struct pcow_map_options options = {.engine = PCOW_ENGINE_SIGNAL, .full_policy = PCOW_FULL_FAIL};
     unsigned char *data = malloc(2 * MIB);
     const volatile unsigned char *memory;
@@ -288,8 +314,8 @@ static void test_delete_beneath_half_a_copy(void **state)
 }
 
 /*
- * Memory is short when an image that is mapped is reverted: nothing has changed then, and the guest goes on. The file is long, so that its index
- * is larger than what malloc() may have at hand.
+ * Memory is short when an image that is mapped is reverted: nothing has changed then, and the guest
+ * goes on. The file is long, so that its index is larger than what malloc() may have at hand.
  */
 static void test_revert_without_memory(void **state)
 {
@@ -331,7 +357,10 @@ static void test_revert_without_memory(void **state)
     pcow_close(image);
 }
 
-/* ---- commit ----------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- commit
+ * -----------------------------------------------------------------------------------------------------------
+ */
 
 /* "base" and "t" on it, each with a text in every slab. */
 static pcow_image *overlay(struct observer *observer)
@@ -358,7 +387,10 @@ static int cancel_half_way(void *opaque, uint64_t done, uint64_t total)
     return done >= total / 2;
 }
 
-/* A commit that came to an end too early: the image goes on as before, and it still notices when its base is changed. */
+/*
+ * A commit that came to an end too early: the image goes on as before, and it still notices when
+ * its base is changed.
+ */
 static void test_cancelled_commit(void **state)
 {
     pcow_image *image = overlay(NULL);
@@ -410,14 +442,18 @@ static void test_commit_into_another_file(void **state)
     MUST_FAIL(-ESTALE, pcow_open(scratch("t"), 0, NULL, &image, &error));
 }
 
-/* What is written after a commit that failed, wherever it can, to slabs that it was about to give back. */
+/*
+ * What is written after a commit that failed, wherever it can, to slabs that it was about to give
+ * back.
+ */
 static void test_writes_after_a_failed_commit(void **state)
 {
     bool reached_end = false;
 
     (void)state;
     for (int fault = 0; !reached_end; fault++) {
-        struct faulty faulty = {.observer = {.persistence = PCOW_PERSISTENCE_PAGE_CACHE, .look = look}, .left = -1};
+        struct faulty faulty = {
+            .observer = {.persistence = PCOW_PERSISTENCE_PAGE_CACHE, .look = look}, .left = -1};
         pcow_image *image = overlay(&faulty.observer);
         char page[4096] = "after";
 

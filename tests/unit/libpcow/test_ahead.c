@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * How much is brought in ahead of the guest: whole slabs for who fills them, and no more prepared ones than can be used. And what is given back
- * beside it, and when.
+ * How much is brought in ahead of the guest: whole slabs for who fills them, and no more prepared
+ * ones than can be used. And what is given back beside it, and when.
  */
 #include "support.h"
 
@@ -34,7 +34,10 @@ static struct pcow_map_stats stats_of(pcow_map *map)
 
 static pcow_map *must_map_prepared(pcow_image *image, enum pcow_engine engine, unsigned slabs)
 {
-    struct pcow_map_options options = {.engine = engine, .serves_sigbus = serve_bus(), .prepared_slabs = slabs, .full_policy = PCOW_FULL_FAIL};
+    struct pcow_map_options options = {.engine = engine,
+                                       .serves_sigbus = serve_bus(),
+                                       .prepared_slabs = slabs,
+                                       .full_policy = PCOW_FULL_FAIL};
     pcow_map *map;
 
     MUST(pcow_map_create(image, &options, &map, &error));
@@ -78,7 +81,10 @@ static void test_filled_slabs_come_whole(void **state)
         for (; page < FILLED * PAGES_PER_SLAB; page++)
             memory[page * PCOW_PAGE_SIZE] = (unsigned char)(1 + page % 255);
         filled = traps(map) - before;
-        /* One each, but for one slab in eight, which takes half a dozen; without this all of them did. */
+        /*
+         * One each, but for one slab in eight, which takes half a dozen; without this all of them
+         * did.
+         */
         assert_in_range(filled, FILLED / 2, FILLED / 2 + 2 * 8);
         own = own_pages(image);
         assert_int_equal(own, FILLED * PAGES_PER_SLAB);
@@ -86,7 +92,10 @@ static void test_filled_slabs_come_whole(void **state)
             memory[v * SLAB + 5 * PCOW_PAGE_SIZE] = 7;
         assert_in_range(own_pages(image) - own, SPARSE, WRONG * PAGES_PER_SLAB + SPARSE * 16);
         for (page = 0; page < SIZE / PCOW_PAGE_SIZE; page++) {
-            unsigned char expected = page < FILLED * PAGES_PER_SLAB ? (unsigned char)(1 + page % 255) : page % PAGES_PER_SLAB == 5 ? 7 : 0;
+            unsigned char expected = page < FILLED * PAGES_PER_SLAB
+                                         ? (unsigned char)(1 + page % 255)
+                                     : page % PAGES_PER_SLAB == 5 ? 7
+                                                                  : 0;
 
             assert_int_equal(memory[page * PCOW_PAGE_SIZE], expected);
         }
@@ -102,10 +111,14 @@ static uint8_t *source_of(pcow_image *image, uint64_t guest_slab)
     struct place place = chain_find(image, guest_slab, PAGES_PER_SLAB - 1, 1);
 
     assert_true(place.present && !place.own);
-    return file_address(&image->chain->file[place.level]->file, place.offset - (PAGES_PER_SLAB - 1) * PCOW_PAGE_SIZE);
+    return file_address(&image->chain->file[place.level]->file,
+                        place.offset - (PAGES_PER_SLAB - 1) * PCOW_PAGE_SIZE);
 }
 
-/* After the first copy in a slab the next ones find the source in a page table; but nobody reads a disk for a guess. */
+/*
+ * After the first copy in a slab the next ones find the source in a page table; but nobody reads a
+ * disk for a guess.
+ */
 static void test_sources_are_at_hand(void **state)
 {
     (void)state;
@@ -115,7 +128,8 @@ static void test_sources_are_at_hand(void **state)
         const uint8_t *source;
         pcow_map *map;
 
-        image->base->file.persist.persistence = on_disk ? PCOW_PERSISTENCE_PAGE_CACHE : PCOW_PERSISTENCE_VOLATILE;
+        image->base->file.persist.persistence =
+            on_disk ? PCOW_PERSISTENCE_PAGE_CACHE : PCOW_PERSISTENCE_VOLATILE;
         map = must_map_prepared(image, PCOW_ENGINE_SIGNAL, 4);
         memory = pcow_map_address(map);
         source = source_of(image, 1);
@@ -167,7 +181,9 @@ static void wait_for(pcow_map *map, unsigned least, unsigned most)
     assert_in_range(stats_of(map).slabs_ready, least, most);
 }
 
-/* Once every guest slab has one of the active layer there is little use for more, until a snapshot. */
+/*
+ * Once every guest slab has one of the active layer there is little use for more, until a snapshot.
+ */
 static void test_no_more_than_can_be_used(void **state)
 {
     pcow_image *image = must_create(scratch("image"), 16 * SLAB, 0, NULL);
@@ -185,7 +201,10 @@ static void test_no_more_than_can_be_used(void **state)
     pcow_close(image);
 }
 
-/* ---- engine kvm: no trap is ours, QEMU asks for each page ------------------------------------------------------------- */
+/*
+ * ---- engine kvm: no trap is ours, QEMU asks for each page
+ * -------------------------------------------------------------
+ */
 
 static uint64_t head_of(pcow_image *image, uint64_t guest_slab)
 {
@@ -197,7 +216,9 @@ static bool second_half_is_hole(pcow_image *image, uint64_t guest_slab)
     return file_is_hole(&image->file, (head_of(image, guest_slab) << SLAB_BITS) + MIB, MIB);
 }
 
-/* A writer that stores one page to each of three slabs, all of which are prepared, and is killed. */
+/*
+ * A writer that stores one page to each of three slabs, all of which are prepared, and is killed.
+ */
 static void leave_prepared_slabs(const char *path)
 {
     struct pcow_map_options options = {.engine = PCOW_ENGINE_KVM, .prepared_slabs = 8};
@@ -209,7 +230,8 @@ static void leave_prepared_slabs(const char *path)
     pcow_close(must_create(path, 64 * MIB, 0, NULL));
     pid = fork();
     if (pid == 0) {
-        if (pcow_open(path, PCOW_OPEN_WRITE, NULL, &image, NULL) || pcow_map_create(image, &options, &map, NULL))
+        if (pcow_open(path, PCOW_OPEN_WRITE, NULL, &image, NULL)
+            || pcow_map_create(image, &options, &map, NULL))
             _exit(1);
         while (stats_of(map).slabs_ready < 8)
             usleep(1000);
@@ -248,7 +270,10 @@ static void test_kvm_gives_back_what_a_killed_writer_left(void **state)
     must_be_clean(path);
 }
 
-/* What is prepared in the slabs that it uses is not taken away from a guest that stores all the time. */
+/*
+ * What is prepared in the slabs that it uses is not taken away from a guest that stores all the
+ * time.
+ */
 static void test_kvm_is_not_taken_for_idle(void **state)
 {
     pcow_image *image = must_create(scratch("image"), 64 * MIB, 0, NULL);
@@ -271,7 +296,10 @@ static void test_kvm_is_not_taken_for_idle(void **state)
     must_be_clean(scratch("image"));
 }
 
-/* ---- a file system that does not take what is given back ----------------------------------------------------------------- */
+/*
+ * ---- a file system that does not take what is given back
+ * -----------------------------------------------------------------
+ */
 
 #define DROPPED 20u                    /* slabs, more than the thread tries in one go */
 
@@ -300,14 +328,16 @@ static void test_what_cannot_be_given_back(void **state)
     (void)state;
     memset(data, 0x55, sizeof data);
     for (unsigned some = 0; some < 2; some++) {
-        struct refusing refusing = {.observer = {.persistence = PCOW_PERSISTENCE_VOLATILE, .look = refuse}};
+        struct refusing refusing = {
+            .observer = {.persistence = PCOW_PERSISTENCE_VOLATILE, .look = refuse}};
         struct pcow_info full, info;
         pcow_image *image;
         unsigned first;
         pcow_map *map;
 
         pcow_close(must_create(scratch("image"), 64 * MIB, 0, NULL));
-        MUST(image_open(scratch("image"), PCOW_OPEN_WRITE, NULL, &refusing.observer, &image, &error));
+        MUST(image_open(scratch("image"), PCOW_OPEN_WRITE, NULL, &refusing.observer, &image,
+                        &error));
         MUST(pcow_snapshot_create(image, "empty", &error));
         MUST(pcow_write(image, 0, data, sizeof data, &error));
         pcow_get_info(image, &full);
@@ -318,7 +348,8 @@ static void test_what_cannot_be_given_back(void **state)
         usleep(1000000);
         assert_in_range(__atomic_load_n(&refusing.punches, __ATOMIC_RELAXED), DROPPED, 50);
         pcow_get_info(image, &info);
-        assert_in_range(full.allocated_size - info.allocated_size, some ? (DROPPED - 11) * SLAB : 0, some ? DROPPED * SLAB : MIB);
+        assert_in_range(full.allocated_size - info.allocated_size, some ? (DROPPED - 11) * SLAB : 0,
+                        some ? DROPPED * SLAB : MIB);
         /* Later on it does. */
         __atomic_store_n(&refusing.slabs, 0, __ATOMIC_RELAXED);
         MUST(pcow_reclaim(image, NULL, &error));
@@ -331,7 +362,10 @@ static void test_what_cannot_be_given_back(void **state)
     }
 }
 
-/* ---- who waits for the thread ------------------------------------------------------------------------------------------------ */
+/*
+ * ---- who waits for the thread
+ * ------------------------------------------------------------------------------------------------
+ */
 
 #define MANY 800u                      /* slabs of a page each; giving one back takes a millisecond at least */
 #define SNAPSHOTS 8u
@@ -357,8 +391,8 @@ static int take_time(struct observer *observer, const struct observation *o)
 }
 
 /*
- * The guest is stopped for a snapshot: that waits for the step that the thread is at, not for more of what a revert has dropped. Counted, as
- * the time depends on what else the machine does.
+ * The guest is stopped for a snapshot: that waits for the step that the thread is at, not for more
+ * of what a revert has dropped. Counted, as the time depends on what else the machine does.
  */
 static void test_snapshots_come_first(void **state)
 {
@@ -375,7 +409,8 @@ static void test_snapshots_come_first(void **state)
     MUST(pcow_snapshot_create(image, "empty", &error));
     for (uint64_t v = 0; v < MANY; v++)
         MUST(pcow_write(image, v * SLAB, "x", 1, &error));
-    MUST(pcow_map_create(image, &(struct pcow_map_options){.engine = PCOW_ENGINE_SIGNAL}, &map, &error));
+    MUST(pcow_map_create(image, &(struct pcow_map_options){.engine = PCOW_ENGINE_SIGNAL}, &map,
+                         &error));
     __atomic_store_n(&slow.map, map, __ATOMIC_RELEASE);
     MUST(pcow_snapshot_revert(image, "empty", &error));
     for (unsigned s = 0; s < SNAPSHOTS && remains_are_due(image); s++) {
@@ -388,7 +423,10 @@ static void test_snapshots_come_first(void **state)
         most = meanwhile > most ? meanwhile : most;
         made++;
     }
-    /* It did wait for one, or nothing is shown; if this thread was not let run, there was nothing to wait for. */
+    /*
+     * It did wait for one, or nothing is shown; if this thread was not let run, there was nothing
+     * to wait for.
+     */
     assert_in_range(most, made > 1, ONE_STEP);
     __atomic_store_n(&slow.map, NULL, __ATOMIC_RELEASE);
     pcow_map_destroy(map);
@@ -396,7 +434,10 @@ static void test_snapshots_come_first(void **state)
     must_be_clean(path);
 }
 
-/* What a revert has taken away shows from a base again, whose slabs have higher numbers than the top file has room for: none of the thread's business. */
+/*
+ * What a revert has taken away shows from a base again, whose slabs have higher numbers than the
+ * top file has room for: none of the thread's business.
+ */
 static void test_revert_to_a_larger_base(void **state)
 {
     (void)state;
@@ -429,14 +470,21 @@ static void test_revert_to_a_larger_base(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_revert_to_a_larger_base, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_filled_slabs_come_whole, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_revert_to_a_larger_base, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_filled_slabs_come_whole, scratch_setup,
+                                        scratch_teardown),
         cmocka_unit_test_setup_teardown(test_sources_are_at_hand, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_sparse_stores_get_clusters, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_no_more_than_can_be_used, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_kvm_gives_back_what_a_killed_writer_left, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_kvm_is_not_taken_for_idle, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_what_cannot_be_given_back, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_sparse_stores_get_clusters, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_no_more_than_can_be_used, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_kvm_gives_back_what_a_killed_writer_left,
+                                        scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_kvm_is_not_taken_for_idle, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_what_cannot_be_given_back, scratch_setup,
+                                        scratch_teardown),
         cmocka_unit_test_setup_teardown(test_snapshots_come_first, scratch_setup, scratch_teardown),
     };
 

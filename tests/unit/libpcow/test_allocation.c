@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * A trap comes in the middle of anything, also of malloc(), whose lock it would then wait for without end: neither it nor a thread that it may
- * wait for allocates. The program is linked so that the library's calls pass by here.
+ * A trap comes in the middle of anything, also of malloc(), whose lock it would then wait for
+ * without end: neither it nor a thread that it may wait for allocates. The program is linked so
+ * that the library's calls pass by here.
  */
 #include "support.h"
 
@@ -98,7 +99,10 @@ static void store(volatile unsigned char *memory)
 
 static void check_engine(enum pcow_engine engine, unsigned prepared, unsigned budget)
 {
-    struct pcow_map_options options = {.engine = engine, .serves_sigbus = serve_bus(), .prepared_slabs = prepared, .vma_budget = budget};
+    struct pcow_map_options options = {.engine = engine,
+                                       .serves_sigbus = serve_bus(),
+                                       .prepared_slabs = prepared,
+                                       .vma_budget = budget};
     pcow_image *base = must_create(scratch("base.pcow"), SLABS * SLAB, 0, NULL), *image;
     volatile unsigned char *memory;
     pcow_map *map;
@@ -146,7 +150,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_calls_pass_by_here),
-        cmocka_unit_test_setup_teardown(test_nobody_allocates_in_a_trap, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_nobody_allocates_in_a_trap, scratch_setup,
+                                        scratch_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What pcow.h lets any thread call while the map exists, beside operations that change what it is about. */
+/*
+ * What pcow.h lets any thread call while the map exists, beside operations that change what it is
+ * about.
+ */
 #include "support.h"
 
 #include <pthread.h>
@@ -93,7 +96,10 @@ static void test_beside_revert(void **state)
         }
 }
 
-/* The guest stands still during each create, and stores to all of its memory after the last: of which nothing may come into the snapshot. */
+/*
+ * The guest stands still during each create, and stores to all of its memory after the last: of
+ * which nothing may come into the snapshot.
+ */
 static void test_beside_create(void **state)
 {
     (void)state;
@@ -124,8 +130,9 @@ static void test_beside_create(void **state)
                 pcow_close(view);
                 for (uint64_t at = 0; at < SIZE; at += 4096)
                     if (bytes[at] != round)
-                        fail_msg("engine %d, call %u: page %llu of the snapshot was changed by a store after it", (int)engine, what,
-                                 (unsigned long long)(at / 4096));
+                        fail_msg("engine %d, call %u: page %llu of the snapshot was changed by a "
+                                 "store after it",
+                                 (int)engine, what, (unsigned long long)(at / 4096));
             }
             free(bytes);
             pcow_map_destroy(map);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Pages that have become own and are still mapped to where an older layer holds them: what a full pool leaves half done must be mapped anew
- * before a merge gives the older pages back, or the guest loads what is in their place then.
+ * Pages that have become own and are still mapped to where an older layer holds them: what a full
+ * pool leaves half done must be mapped anew before a merge gives the older pages back, or the guest
+ * loads what is in their place then.
  */
 #include "support.h"
 
@@ -72,7 +73,8 @@ static pcow_image *make_image(void)
         char name[8];
 
         memset(bytes, (int)layer * 0x11, BLOCK);
-        for (uint64_t at = layer == 1 ? 0 : BLOCK; at < 2 * PCOW_SLAB_SIZE; at += layer == 1 ? BLOCK : 2 * BLOCK)
+        for (uint64_t at = layer == 1 ? 0 : BLOCK; at < 2 * PCOW_SLAB_SIZE;
+             at += layer == 1 ? BLOCK : 2 * BLOCK)
             MUST(pcow_write(image, at, bytes, BLOCK, &error));
         snprintf(name, sizeof name, "s%u", layer);
         MUST(pcow_snapshot_create(image, name, &error));
@@ -94,7 +96,8 @@ static unsigned pages_behind(const pcow_map *map, uint64_t guest_slab)
 
 /* The ways in which a slab is made own as a whole. */
 enum way {
-    SCATTERED,                         /* mappings are short, and the slab cannot be in minor mode */
+    /* mappings are short, and the slab cannot be in minor mode */
+    SCATTERED,
     BY_THE_THREAD,                     /* a hot slab */
     ON_A_TRAP,                         /* the rest of it, or mappings are short */
     WAYS
@@ -148,8 +151,9 @@ static void test_half_own(void **state)
             MUST(pcow_read(image, 0, bytes, SIZE, &error));
             for (uint64_t i = 0; i < SIZE; i += 512)
                 if (memory[i] != bytes[i])
-                    fail_msg("engine %d, way %d: byte %llu is %02x in the image, and the guest loads %02x", (int)engine, (int)way,
-                             (unsigned long long)i, bytes[i], memory[i]);
+                    fail_msg("engine %d, way %d: byte %llu is %02x in the image, and the guest "
+                             "loads %02x",
+                             (int)engine, (int)way, (unsigned long long)i, bytes[i], memory[i]);
             /* And what is made own next to it takes nothing back that is behind still. */
             memory[PCOW_SLAB_SIZE / 2] = 0x44;
             assert_int_equal(memory[PCOW_SLAB_SIZE / 2], 0x44);
@@ -162,7 +166,10 @@ static void test_half_own(void **state)
         }
 }
 
-/* A page that is mapped later does not take back that others are behind; when all are mapped, nothing is. */
+/*
+ * A page that is mapped later does not take back that others are behind; when all are mapped,
+ * nothing is.
+ */
 static void test_behind_ends(void **state)
 {
     (void)state;
@@ -186,7 +193,9 @@ static void test_behind_ends(void **state)
     must_be_clean(path_in_pool("top.pcow"));
 }
 
-/* Nor does one of the layer above take it back once they are frozen, although it has none of these. */
+/*
+ * Nor does one of the layer above take it back once they are frozen, although it has none of these.
+ */
 static void test_behind_and_frozen(void **state)
 {
     (void)state;
@@ -209,8 +218,8 @@ static void test_behind_and_frozen(void **state)
         MUST(pcow_read(image, 0, bytes, SIZE, &error));
         for (uint64_t i = 0; i < SIZE; i += 512)
             if (memory[i] != bytes[i])
-                fail_msg("engine %d: byte %llu is %02x in the image, and the guest loads %02x", (int)engine,
-                         (unsigned long long)i, bytes[i], memory[i]);
+                fail_msg("engine %d: byte %llu is %02x in the image, and the guest loads %02x",
+                         (int)engine, (unsigned long long)i, bytes[i], memory[i]);
         pcow_map_destroy(map);
         pcow_close(image);
         must_be_clean(path_in_pool("top.pcow"));

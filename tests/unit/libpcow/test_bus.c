@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* SIGBUS: what an access that fails gets, and memory that turns out to be unreadable while the library copies it. */
+/*
+ * SIGBUS: what an access that fails gets, and memory that turns out to be unreadable while the
+ * library copies it.
+ */
 #include "support.h"
 
 #include <fcntl.h>
@@ -15,7 +18,10 @@
 #include "persist/copy.h"
 #include "persist/persist.h"
 
-/* ---- an access of the guest ------------------------------------------------------------------------------------------ */
+/*
+ * ---- an access of the guest
+ * ------------------------------------------------------------------------------------------
+ */
 
 extern const char guest_store[], guest_store_failed[];
 
@@ -52,7 +58,8 @@ static void serve(int number, siginfo_t *info, void *context)
 
 static void install(void (*handler)(int, siginfo_t *, void *))
 {
-    struct sigaction action = {.sa_sigaction = handler, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
+    struct sigaction action = {.sa_sigaction = handler,
+                               .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
 
     sigemptyset(&action.sa_mask);
     assert_int_equal(sigaction(SIGBUS, &action, NULL), 0);
@@ -92,7 +99,10 @@ static void test_full_pool_is_told_at_the_store(void **state)
     pcow_close(image);
 }
 
-/* An image on a base of 4 MiB that is full of data; the base is closed, so that the file may be cut short. */
+/*
+ * An image on a base of 4 MiB that is full of data; the base is closed, so that the file may be cut
+ * short.
+ */
 static pcow_map *map_on_base(pcow_image **image)
 {
     unsigned char *data = malloc(4 * MIB);
@@ -127,8 +137,8 @@ static void test_unreadable_base_is_told_at_the_store(void **state)
 }
 
 /*
- * Who copies more than the page that is stored to meets it, in a trap or in the thread: what can be read is served nevertheless. So it is in a
- * program that has no handler of its own.
+ * Who copies more than the page that is stored to meets it, in a trap or in the thread: what can be
+ * read is served nevertheless. So it is in a program that has no handler of its own.
  */
 static void store_to_what_can_be_read(bool own_handler)
 {
@@ -169,7 +179,10 @@ static void test_neighbours_that_cannot_be_read(void **state)
     store_to_what_can_be_read(false);
 }
 
-/* ---- memory that nobody accesses ------------------------------------------------------------------------------------- */
+/*
+ * ---- memory that nobody accesses
+ * -------------------------------------------------------------------------------------
+ */
 
 static const void *in_window(struct pcow_image *image, uint64_t offset)
 {
@@ -207,14 +220,21 @@ static void test_windows_are_found(void **state)
     pcow_close(image);
 }
 
-/* ---- the library's own copies ---------------------------------------------------------------------------------------- */
+/*
+ * ---- the library's own copies
+ * ----------------------------------------------------------------------------------------
+ */
 
-/* A file that ends in the middle of what is copied stands for memory that has lost its content: a load gets SIGBUS, and nobody knew. */
+/*
+ * A file that ends in the middle of what is copied stands for memory that has lost its content: a
+ * load gets SIGBUS, and nobody knew.
+ */
 static void test_copies_of_unreadable_memory_fail(void **state)
 {
     static const struct {
         size_t offset, length;
-    } copy[] = {{0, 4096}, {0, 8192}, {0, 12288}, {0, 65536}, {0, 2 * MIB}, {8, 8192}, {8, 65536}, {64, 64}, {0, 4096 * 17}};
+    } copy[] = {{0, 4096}, {0, 8192},  {0, 12288}, {0, 65536},    {0, 2 * MIB},
+                {8, 8192}, {8, 65536}, {64, 64},   {0, 4096 * 17}};
     int fd = open(scratch("source"), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     char *from = mmap(NULL, 4 * MIB, PROT_READ, MAP_SHARED, fd, 0);
     char *to = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -222,7 +242,8 @@ static void test_copies_of_unreadable_memory_fail(void **state)
     (void)state;
     assert_true(fd >= 0 && from != MAP_FAILED && to != MAP_FAILED);
     install(serve);
-    for (enum pcow_persistence class = PCOW_PERSISTENCE_VOLATILE; class <= PCOW_PERSISTENCE_PMEM; class++)
+    for (enum pcow_persistence class = PCOW_PERSISTENCE_VOLATILE; class <= PCOW_PERSISTENCE_PMEM;
+         class ++)
         for (size_t i = 0; i < sizeof copy / sizeof copy[0]; i++) {
             size_t pages = (copy[i].offset + copy[i].length + 4095) / 4096;
             struct persist persist;
@@ -230,7 +251,8 @@ static void test_copies_of_unreadable_memory_fail(void **state)
             persist_init(&persist, class, NULL);
             for (size_t good = 0; good <= pages; good += pages > 32 ? 37 : 1) {
                 assert_int_equal(ftruncate(fd, (off_t)good * 4096), 0);
-                assert_int_equal(persist_copy(&persist, to, from + copy[i].offset, copy[i].length), good == pages ? 0 : -EIO);
+                assert_int_equal(persist_copy(&persist, to, from + copy[i].offset, copy[i].length),
+                                 good == pages ? 0 : -EIO);
             }
             assert_int_equal(ftruncate(fd, 4 * MIB), 0);
             assert_int_equal(pwrite(fd, "end", 4, (off_t)(copy[i].offset + copy[i].length - 4)), 4);
@@ -254,14 +276,16 @@ static void test_copies_to_lost_memory_fail(void **state)
     (void)state;
     assert_true(fd >= 0 && from != MAP_FAILED && to != MAP_FAILED);
     install(serve);
-    for (enum pcow_persistence class = PCOW_PERSISTENCE_VOLATILE; class <= PCOW_PERSISTENCE_PMEM; class++)
+    for (enum pcow_persistence class = PCOW_PERSISTENCE_VOLATILE; class <= PCOW_PERSISTENCE_PMEM;
+         class ++)
         for (size_t i = 0; i < sizeof length / sizeof length[0]; i++)
             for (size_t good = 0; good <= length[i]; good += 4096) {
                 struct persist persist;
 
                 persist_init(&persist, class, NULL);
                 assert_int_equal(ftruncate(fd, (off_t)good), 0);
-                assert_int_equal(persist_copy(&persist, to, from, length[i]), good == length[i] ? 0 : -EIO);
+                assert_int_equal(persist_copy(&persist, to, from, length[i]),
+                                 good == length[i] ? 0 : -EIO);
             }
     signal(SIGBUS, SIG_DFL);
     munmap(from, MIB);
@@ -291,13 +315,19 @@ static void test_touch_of_unreadable_memory_fails(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_full_pool_is_told_at_the_store, pool_setup, pool_unmount),
-        cmocka_unit_test_setup_teardown(test_unreadable_base_is_told_at_the_store, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_neighbours_that_cannot_be_read, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_full_pool_is_told_at_the_store, pool_setup,
+                                        pool_unmount),
+        cmocka_unit_test_setup_teardown(test_unreadable_base_is_told_at_the_store, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_neighbours_that_cannot_be_read, scratch_setup,
+                                        scratch_teardown),
         cmocka_unit_test_setup_teardown(test_windows_are_found, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_copies_of_unreadable_memory_fail, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_copies_to_lost_memory_fail, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_touch_of_unreadable_memory_fails, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_copies_of_unreadable_memory_fail, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_copies_to_lost_memory_fail, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_touch_of_unreadable_memory_fails, scratch_setup,
+                                        scratch_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

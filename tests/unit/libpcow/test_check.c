@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* pcow_check(): the header, the length of the file, slabs and VM state. Layer records: test_check_layers.c. */
+/*
+ * pcow_check(): the header, the length of the file, slabs and VM state. Layer records:
+ * test_check_layers.c.
+ */
 #include "check_support.h"
 
 static void test_healthy_image(void **state)
@@ -29,7 +32,8 @@ static void test_locks(void **state)
     MUST_FAIL(-EBUSY, pcow_check(IMAGE, 0, NULL, NULL, &result, &error));
     MUST_FAIL(-EBUSY, pcow_check(IMAGE, PCOW_CHECK_REPAIR, NULL, NULL, &result, &error));
     MUST(pcow_check(IMAGE, PCOW_CHECK_FORCE_SHARE, NULL, NULL, &result, &error));
-    MUST_FAIL(-EINVAL, pcow_check(IMAGE, PCOW_CHECK_FORCE_SHARE | PCOW_CHECK_REPAIR, NULL, NULL, &result, &error));
+    MUST_FAIL(-EINVAL, pcow_check(IMAGE, PCOW_CHECK_FORCE_SHARE | PCOW_CHECK_REPAIR, NULL, NULL,
+                                  &result, &error));
     pcow_close(image);
     image = must_open(IMAGE, 0);
     MUST(pcow_check(IMAGE, 0, NULL, NULL, &result, &error));
@@ -174,7 +178,10 @@ static void test_record_of_the_base(void **state)
     pcow_close(image);
 }
 
-/* ---- length ------------------------------------------------------------------------------------------------------------ */
+/*
+ * ---- length
+ * ------------------------------------------------------------------------------------------------------------
+ */
 
 static void test_appended_bytes(void **state)
 {
@@ -196,7 +203,10 @@ static void test_cut_inside_a_slab(void **state)
 
     (void)state;
     make_image();
-    /* The active layer's slab for guest slab 3 came last; it holds pages 2000 to 2004, that is 464 to 468 of the slab. */
+    /*
+     * The active layer's slab for guest slab 3 came last; it holds pages 2000 to 2004, that is 464
+     * to 468 of the slab.
+     */
     slab = find_slab(OWNER_DATA, LAYER_ACTIVE, 3);
     assert_int_equal(truncate(IMAGE, (off_t)((slab << SLAB_BITS) + 466 * 4096 + 100)), 0);
     found = expect_repair("ends inside");
@@ -236,7 +246,10 @@ static void test_only_metadata_left(void **state)
     expect_usable();
 }
 
-/* ---- slab table -------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- slab table
+ * --------------------------------------------------------------------------------------------------------
+ */
 
 static void test_damaged_owner_word(void **state)
 {
@@ -259,8 +272,10 @@ static void test_damaged_owner_word(void **state)
 static void test_impossible_owners(void **state)
 {
     static const struct owner impossible[] = {
-        {OWNER_NONE, LAYER_S1, 3}, {OWNER_DATA, LAYER_S1, MAX_GUEST_SLABS}, {OWNER_DATA, 0, 3}, {OWNER_TABLE, 0, 0},
-        {OWNER_TABLE, 0, 20}, {OWNER_STATE, 0, 0}, {OWNER_DATA, 1000, 2}, {OWNER_DATA, MAX_LAYER_ID, 2},
+        {OWNER_NONE, LAYER_S1, 3}, {OWNER_DATA, LAYER_S1, MAX_GUEST_SLABS},
+        {OWNER_DATA, 0, 3},        {OWNER_TABLE, 0, 0},
+        {OWNER_TABLE, 0, 20},      {OWNER_STATE, 0, 0},
+        {OWNER_DATA, 1000, 2},     {OWNER_DATA, MAX_LAYER_ID, 2},
     };
 
     (void)state;
@@ -288,7 +303,10 @@ static void test_pages_held_twice(void **state)
     (void)state;
     make_image();
     slab = find_slab(OWNER_DATA, LAYER_S2, 1);
-    /* Pages 600 to 607 are 88 to 95 of guest slab 1. A second slab of the layer has some of them, and others. */
+    /*
+     * Pages 600 to 607 are 88 to 95 of guest slab 1. A second slab of the layer has some of them,
+     * and others.
+     */
     page_set_add_range(&valid, 94, 4);
     memset(page, 9, sizeof page);
     for (unsigned i = 94; i < 98; i++)
@@ -306,7 +324,10 @@ static void test_pages_held_twice(void **state)
     expect_usable();
 }
 
-/* ---- leaks ----------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- leaks
+ * -----------------------------------------------------------------------------------------------------------
+ */
 
 static void expect_leaks(uint64_t leaks)
 {
@@ -346,7 +367,10 @@ static void test_slabs_of_an_interrupted_operation(void **state)
 
     (void)state;
     make_image();
-    /* As revert leaves it: an open layer that is neither the active one nor its parent, with a slab. */
+    /*
+     * As revert leaves it: an open layer that is neither the active one nor its parent, with a
+     * slab.
+     */
     poke_word(record_offset(3, 8), LAYER_S1);
     poke_word(record_offset(3, 16), SIZE);
     poke_word(record_offset(3, 24), SIZE);
@@ -358,7 +382,10 @@ static void test_slabs_of_an_interrupted_operation(void **state)
     expect_leaks(1);
 }
 
-/* ---- VM state ---------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- VM state
+ * ----------------------------------------------------------------------------------------------------------
+ */
 
 static uint8_t vm_state[5 * MIB];
 
@@ -408,7 +435,8 @@ static void test_vm_state(void **state)
     expect_state(0);
     expect_content();
     make_image_with_state();
-    assert_int_equal(truncate(IMAGE, (off_t)((find_slab(OWNER_STATE, LAYER_S1, 2) << SLAB_BITS) + 100)), 0);
+    assert_int_equal(
+        truncate(IMAGE, (off_t)((find_slab(OWNER_STATE, LAYER_S1, 2) << SLAB_BITS) + 100)), 0);
     expect_repair("VM state");
     expect_state(0);
     expect_content();
@@ -433,7 +461,10 @@ static void test_vm_state(void **state)
     expect_state(sizeof vm_state);
 }
 
-/* Nobody reads a hundred thousand lines; that there are more is said, and everything is counted and repaired. */
+/*
+ * Nobody reads a hundred thousand lines; that there are more is said, and everything is counted and
+ * repaired.
+ */
 static void test_more_than_can_be_told(void **state)
 {
     static uint64_t junk[4000];

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* pcow_check(): layer records, the tree, the counters of the header; and damage of any kind at random. */
+/*
+ * pcow_check(): layer records, the tree, the counters of the header; and damage of any kind at
+ * random.
+ */
 #include "check_support.h"
 
 #include <signal.h>
@@ -140,9 +143,18 @@ static void test_impossible_words(void **state)
         size_t field;
         uint64_t value;
     } damage[] = {
-        {PARENT, 3}, {PARENT, 2}, {PARENT, MAX_LAYER_ID}, {PARENT, UINT64_C(1) << 40}, {VIRTUAL_SIZE, 0}, {VIRTUAL_SIZE, SIZE + 4096},
-        {VIRTUAL_SIZE, PCOW_MAX_VIRTUAL_SIZE + PCOW_SLAB_SIZE}, {PARENT_LIMIT, 5}, {STATE_SIZE, PCOW_MAX_VIRTUAL_SIZE * 2},
-        {STATE_SIZE, 77}, {STATE, 0xf0000002}, {STATE, LAYER_SNAPSHOT << 28},
+        {PARENT, 3},
+        {PARENT, 2},
+        {PARENT, MAX_LAYER_ID},
+        {PARENT, UINT64_C(1) << 40},
+        {VIRTUAL_SIZE, 0},
+        {VIRTUAL_SIZE, SIZE + 4096},
+        {VIRTUAL_SIZE, PCOW_MAX_VIRTUAL_SIZE + PCOW_SLAB_SIZE},
+        {PARENT_LIMIT, 5},
+        {STATE_SIZE, PCOW_MAX_VIRTUAL_SIZE * 2},
+        {STATE_SIZE, 77},
+        {STATE, 0xf0000002},
+        {STATE, LAYER_SNAPSHOT << 28},
     };
 
     (void)state;
@@ -270,7 +282,10 @@ static void make_hidden(uint32_t count)
     assert_int_equal(run_check(0)->result.corruptions, 0);
 }
 
-/* Each layer costs passes over the file, which can be large without a block: nobody waits for all of them at once. */
+/*
+ * Each layer costs passes over the file, which can be large without a block: nobody waits for all
+ * of them at once.
+ */
 static void test_very_many_hidden(void **state)
 {
     enum { HIDDEN = 200, SLOTS = 3 + HIDDEN };
@@ -307,9 +322,17 @@ static void test_counters(void **state)
         size_t field;
         uint64_t value;
     } damage[] = {
-        {WORD(next_layer_id), 2}, {WORD(next_layer_id), 3}, {WORD(next_layer_id), 0}, {WORD(next_layer_id), UINT64_C(1) << 30},
-        {WORD(next_layer_id), (UINT64_C(1) << 32) + 5}, {WORD(layer_slots), 0}, {WORD(layer_slots), 2}, {WORD(layer_slots), 70000},
-        {WORD(layer_slots), 4000}, {WORD(generation), 0}, {WORD(base_slot), 3},
+        {WORD(next_layer_id), 2},
+        {WORD(next_layer_id), 3},
+        {WORD(next_layer_id), 0},
+        {WORD(next_layer_id), UINT64_C(1) << 30},
+        {WORD(next_layer_id), (UINT64_C(1) << 32) + 5},
+        {WORD(layer_slots), 0},
+        {WORD(layer_slots), 2},
+        {WORD(layer_slots), 70000},
+        {WORD(layer_slots), 4000},
+        {WORD(generation), 0},
+        {WORD(base_slot), 3},
     };
 
     (void)state;
@@ -442,7 +465,9 @@ static void test_layer_tables(void **state)
     expect_usable();
 }
 
-/* An interrupted repair is done again: killed at any moment, the next one ends at the same content. */
+/*
+ * An interrupted repair is done again: killed at any moment, the next one ends at the same content.
+ */
 static void test_repair_is_killed(void **state)
 {
     uint64_t seed = random_seed();
@@ -483,8 +508,13 @@ static void test_random_damage(void **state)
 
     (void)state;
     for (unsigned round = 0; round < test_steps(300); round++) {
-        static const struct { uint64_t offset, length; } area[] = {
-            {0, 1200}, {HEADER_COPY_OFFSET, 600}, {SLAB_TABLE_OFFSET, 200}, {LAYER_TABLE_OFFSET, 3 * LAYER_RECORD_SIZE}, {BITMAP_OFFSET, 600},
+        static const struct { uint64_t offset, length;
+        } area[] = {
+            {0, 1200},
+            {HEADER_COPY_OFFSET, 600},
+            {SLAB_TABLE_OFFSET, 200},
+            {LAYER_TABLE_OFFSET, 3 * LAYER_RECORD_SIZE},
+            {BITMAP_OFFSET, 600},
         };
         struct pcow_error error = {0};
         struct findings *found;

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What a media error took and must not be lost by the next writer, nor by a repair that cannot know. */
+/*
+ * What a media error took and must not be lost by the next writer, nor by a repair that cannot
+ * know.
+ */
 #include "check_support.h"
 
 #define WORD(field) offsetof(struct header, field)
@@ -54,14 +57,18 @@ static uint32_t find_record(uint32_t id)
         uint64_t state;
 
         peek(record_offset(slot, 0), &state, sizeof state);
-        if ((word_value(state) & MAX_LAYER_ID) == id && (word_value(state) >> 28 & 0xf) == LAYER_SNAPSHOT)
+        if ((word_value(state) & MAX_LAYER_ID) == id
+            && (word_value(state) >> 28 & 0xf) == LAYER_SNAPSHOT)
             return slot;
     }
     fail_msg("layer %u has no record", id);
     return 0;
 }
 
-/* Nothing that a rename leaves tells of a deletion; what earlier versions left goes with the next writer. */
+/*
+ * Nothing that a rename leaves tells of a deletion; what earlier versions left goes with the next
+ * writer.
+ */
 static void test_lost_record_of_a_renamed_leaf(void **state)
 {
     uint8_t zeros[LAYER_RECORD_SIZE] = {0};
@@ -78,7 +85,8 @@ static void test_lost_record_of_a_renamed_leaf(void **state)
         slot = find_record(LAYER_S2);
         assert_int_not_equal(slot, 1);
         if (earlier) {
-            poke_word(record_offset(1, 0), word_value(layer_state_word(LAYER_S2, LAYER_FREE, 0, 0)));
+            poke_word(record_offset(1, 0),
+                      word_value(layer_state_word(LAYER_S2, LAYER_FREE, 0, 0)));
             expect_clean();
             pcow_close(must_open(IMAGE, PCOW_OPEN_WRITE));
         }
@@ -87,7 +95,10 @@ static void test_lost_record_of_a_renamed_leaf(void **state)
     }
 }
 
-/* The same slabs with a record that tells of the deletion: it was interrupted, and a writer finishes it. */
+/*
+ * The same slabs with a record that tells of the deletion: it was interrupted, and a writer
+ * finishes it.
+ */
 static void test_interrupted_deletion_of_a_leaf(void **state)
 {
     static const enum layer_state dead[] = {LAYER_FREE, LAYER_OPEN};
@@ -106,8 +117,8 @@ static void test_interrupted_deletion_of_a_leaf(void **state)
 }
 
 /*
- * What a repair gives back may be what an image stands on, which the lost word would have told. Three ways to lose it: the state word, the
- * record, and a record that says that it is dead.
+ * What a repair gives back may be what an image stands on, which the lost word would have told.
+ * Three ways to lose it: the state word, the record, and a record that says that it is dead.
  */
 static void test_lost_record_that_an_image_stands_on(void **state)
 {
@@ -127,7 +138,8 @@ static void test_lost_record_that_an_image_stands_on(void **state)
         else if (damage == 1)
             poke(record_offset(0, 0), zeros, sizeof zeros);
         else
-            poke_word(record_offset(0, 0), word_value(layer_state_word(LAYER_S1, LAYER_FREE, 0, 0)));
+            poke_word(record_offset(0, 0),
+                      word_value(layer_state_word(LAYER_S1, LAYER_FREE, 0, 0)));
         run_check(PCOW_CHECK_REPAIR);
         expect_clean();
         image = must_open(IMAGE, PCOW_OPEN_WRITE);
@@ -141,11 +153,16 @@ static void test_lost_record_that_an_image_stands_on(void **state)
     }
 }
 
-/* ---- the base ---------------------------------------------------------------------------------------------------- */
+/*
+ * ---- the base
+ * ----------------------------------------------------------------------------------------------------
+ */
 
 static uint8_t page[4096];
 
-/* The base holds a page; so does the image, another one. second: it was put on another base before. */
+/*
+ * The base holds a page; so does the image, another one. second: it was put on another base before.
+ */
 static void make_overlay(bool second)
 {
     struct pcow_create_options options = {.base = scratch("base.pcow")};
@@ -240,7 +257,10 @@ static void test_only_the_user_knows_the_base(void **state)
     expect_asks_for_the_base("there was a base");
 }
 
-/* A media error of one block that was cleared: the words are zeros, the checksum of what lies before them still fits. */
+/*
+ * A media error of one block that was cleared: the words are zeros, the checksum of what lies
+ * before them still fits.
+ */
 static void test_wiped_words(void **state)
 {
     uint8_t zeros[256] = {0};
@@ -260,12 +280,17 @@ static void test_wiped_words(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_lost_record_of_a_leaf, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_lost_record_of_a_renamed_leaf, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_interrupted_deletion_of_a_leaf, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_lost_record_that_an_image_stands_on, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_lost_record_of_a_leaf, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_lost_record_of_a_renamed_leaf, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_interrupted_deletion_of_a_leaf, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_lost_record_that_an_image_stands_on, scratch_setup,
+                                        scratch_teardown),
         cmocka_unit_test_setup_teardown(test_base_slot_lost_twice, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_only_the_user_knows_the_base, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_only_the_user_knows_the_base, scratch_setup,
+                                        scratch_teardown),
         cmocka_unit_test_setup_teardown(test_wiped_words, scratch_setup, scratch_teardown),
     };
 

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* A load of what is there neither waits nor fails for want of space, whatever the state of its slab. Only stores do. */
+/*
+ * A load of what is there neither waits nor fails for want of space, whatever the state of its
+ * slab. Only stores do.
+ */
 #include "support.h"
 
 #include <stdio.h>
@@ -55,14 +58,18 @@ static void must_load(const unsigned char *memory)
 {
     for (unsigned i = 0; i < SLABS / 2 * PAGES_PER_SLAB; i++)
         if (memory[i * UINT64_C(4096) + i % 4096] != expected(i))
-            fail_msg("page %u reads %u, not %u", i, memory[i * UINT64_C(4096) + i % 4096], expected(i));
+            fail_msg("page %u reads %u, not %u", i, memory[i * UINT64_C(4096) + i % 4096],
+                     expected(i));
 }
 
 /* budget: of mappings; 0: as many as are needed. */
 static void load_all(enum pcow_engine engine, unsigned budget, bool copy_on_read, bool asked)
 {
     struct pcow_map_options options = {
-        .engine = engine, .full_policy = PCOW_FULL_FAIL, .vma_budget = budget, .serves_sigbus = engine == PCOW_ENGINE_MINOR && serve_bus(),
+        .engine = engine,
+        .full_policy = PCOW_FULL_FAIL,
+        .vma_budget = budget,
+        .serves_sigbus = engine == PCOW_ENGINE_MINOR && serve_bus(),
     };
     pcow_image *image = make_image(copy_on_read);
     struct pcow_map_stats stats;

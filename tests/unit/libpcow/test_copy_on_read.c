@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The copy-on-read switch: what a load finds in an older layer is brought into the active one, slab by slab, and nothing else is. */
+/*
+ * The copy-on-read switch: what a load finds in an older layer is brought into the active one, slab
+ * by slab, and nothing else is.
+ */
 #include "support.h"
 
 #include <pthread.h>
@@ -19,7 +22,9 @@ static uint64_t own_size(pcow_image *image)
     return info.data_size;
 }
 
-/* A base with a page in each of the first two slabs and nothing in the third, and an image on it. */
+/*
+ * A base with a page in each of the first two slabs and nothing in the third, and an image on it.
+ */
 static pcow_image *make(bool on)
 {
     struct pcow_create_options options = {.base = scratch("base"), .copy_on_read = on};
@@ -97,7 +102,8 @@ static void test_switched_off(void **state)
 static int pool_is_full(struct observer *observer, const struct observation *observation)
 {
     (void)observer;
-    return observation->what == OBSERVED_ALLOCATE || observation->what == OBSERVED_WRITE ? -ENOSPC : 0;
+    return observation->what == OBSERVED_ALLOCATE || observation->what == OBSERVED_WRITE ? -ENOSPC
+                                                                                         : 0;
 }
 
 /* What only saves time later must not stop a guest now. */
@@ -129,7 +135,10 @@ struct reader {
     unsigned refused;
 };
 
-/* Has system calls load from each slab as soon as it is said to be there: they get no signal, so it must be. */
+/*
+ * Has system calls load from each slab as soon as it is said to be there: they get no signal, so it
+ * must be.
+ */
 static void *load_by_system_calls(void *opaque)
 {
     struct reader *reader = opaque;
@@ -160,7 +169,8 @@ static void test_a_slab_is_there_when_it_is_said_to_be(void **state)
     assert_int_equal(pthread_create(&thread, NULL, load_by_system_calls, &reader), 0);
     for (uint64_t v = 0; v < SLABS; v++) {
         MUST(pcow_map_resolve(reader.map, v * PCOW_SLAB_SIZE, 4096, false, &error));
-        usleep(100);                                    /* the other thread waits for the next one */
+        /* the other thread waits for the next one */
+        usleep(100);
     }
     assert_int_equal(pthread_join(thread, NULL), 0);
     assert_int_equal(reader.refused, 0);

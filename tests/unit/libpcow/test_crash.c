@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * kill -9 at random points. A child maps an image and stores numbered pages, taking and dropping snapshots on the way, and says in a
- * shared page what it has finished; the parent kills it, opens the image, checks it, and compares.
+ * kill -9 at random points. A child maps an image and stores numbered pages, taking and dropping
+ * snapshots on the way, and says in a shared page what it has finished; the parent kills it, opens
+ * the image, checks it, and compares.
  *
- * The page cache outlives the process, so this shows the order of stores that other processes see, not that of the medium.
+ * The page cache outlives the process, so this shows the order of stores that other processes see,
+ * not that of the medium.
  */
 #include "support.h"
 
@@ -22,9 +24,12 @@
 /* What the child has done; every field is stored after the deed, "begun" ones before it. */
 struct journal {
     volatile uint64_t seed;
-    volatile uint32_t page_begun[PAGES], page_done[PAGES];        /* generation of the page's content */
-    volatile uint32_t saved[SNAPSHOTS][PAGES];                    /* of a snapshot that exists for certain */
-    volatile uint32_t snapshot_begun[SNAPSHOTS], snapshot_done[SNAPSHOTS]; /* odd: creating / created, even: deleting / deleted */
+    /* generation of the page's content */
+    volatile uint32_t page_begun[PAGES], page_done[PAGES];
+    /* of a snapshot that exists for certain */
+    volatile uint32_t saved[SNAPSHOTS][PAGES];
+    /* odd: creating / created, even: deleting / deleted */
+    volatile uint32_t snapshot_begun[SNAPSHOTS], snapshot_done[SNAPSHOTS];
     volatile int reverting;                                       /* 1 + snapshot during a revert */
 };
 
@@ -73,7 +78,8 @@ static void child(const char *path, struct journal *j, enum pcow_engine engine)
     pcow_map *map;
     uint64_t *memory;
 
-    if (pcow_open(path, PCOW_OPEN_WRITE, NULL, &image, NULL) || pcow_map_create(image, &options, &map, NULL))
+    if (pcow_open(path, PCOW_OPEN_WRITE, NULL, &image, NULL)
+        || pcow_map_create(image, &options, &map, NULL))
         _exit(1);
     memory = pcow_map_address(map);
     for (uint32_t generation = (uint32_t)(seed % 1000000) * 100 + 1;; generation++) {
@@ -90,15 +96,17 @@ static void child(const char *path, struct journal *j, enum pcow_engine engine)
 }
 
 /* The page holds the old or the new content, word by word: a store of 8 bytes is never torn. */
-static void check_page(const uint64_t *page, uint64_t number, uint32_t old, uint32_t new, const char *what)
+static void check_page(const uint64_t *page, uint64_t number, uint32_t old, uint32_t new,
+                       const char *what)
 {
     for (unsigned i = 0; i < 512; i++)
         if (page[i] != (old ? number << 32 | old : 0) && page[i] != (new ? number << 32 | new : 0))
-            fail_msg("%s: page %llu word %u is %llx, neither generation %u nor %u", what, (unsigned long long)number, i,
-                     (unsigned long long)page[i], old, new);
+            fail_msg("%s: page %llu word %u is %llx, neither generation %u nor %u", what,
+                     (unsigned long long)number, i, (unsigned long long)page[i], old, new);
 }
 
-static void check_content(pcow_image *image, const volatile uint32_t *old, const volatile uint32_t *new, const char *what)
+static void check_content(pcow_image *image, const volatile uint32_t *old,
+                          const volatile uint32_t *new, const char *what)
 {
     uint64_t *bytes = malloc(IMAGE_SIZE);
 
@@ -139,7 +147,10 @@ static void check_snapshots(const char *path, struct journal *j)
     }
 }
 
-/* An interrupted revert has happened or not; the first page that tells decides, and all the others must agree. */
+/*
+ * An interrupted revert has happened or not; the first page that tells decides, and all the others
+ * must agree.
+ */
 static bool revert_happened(pcow_image *image, const struct journal *j)
 {
     const volatile uint32_t *saved = j->saved[j->reverting - 1];
@@ -199,7 +210,8 @@ static void round_of(const char *path, struct journal *j, enum pcow_engine engin
 
 static void run_crashes(enum pcow_engine engine)
 {
-    struct journal *j = mmap(NULL, sizeof *j, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct journal *j =
+        mmap(NULL, sizeof *j, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     uint64_t seed = random_seed();
     unsigned rounds = test_steps(150);
     const char *path = scratch("crash.pcow");

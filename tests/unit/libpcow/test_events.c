@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The queue of events: while there is room, each event that is posted arrives, whoever else posts and however the threads are scheduled. */
+/*
+ * The queue of events: while there is room, each event that is posted arrives, whoever else posts
+ * and however the threads are scheduled.
+ */
 #include "support.h"
 
 #include <fcntl.h>
@@ -101,7 +104,10 @@ static void test_watch_that_cannot_read(void **state)
     MUST(pcow_map_watch(map, &error));
     saved = dup(map->uffd);
     assert_true(null >= 0 && saved >= 0);
-    /* It sits in read() with the old file, until something is to be served; the next one finds the other. */
+    /*
+     * It sits in read() with the old file, until something is to be served; the next one finds the
+     * other.
+     */
     assert_true(dup2(null, map->uffd) >= 0);
     assert_int_equal(pthread_create(&thread, NULL, store, (void *)(memory + 8 * MIB)), 0);
     for (unsigned i = 0; i < 1000 && !pcow_map_next_event(map, &event); i++)
@@ -126,7 +132,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_none_lost),
         cmocka_unit_test(test_full),
-        cmocka_unit_test_setup_teardown(test_watch_that_cannot_read, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_watch_that_cannot_read, scratch_setup,
+                                        scratch_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * What the kernel could not write it tells one request of, whoever's it is: no flush must be acknowledged that relies on what is lost, and no
- * copy may hide what it was made of.
+ * What the kernel could not write it tells one request of, whoever's it is: no flush must be
+ * acknowledged that relies on what is lost, and no copy may hide what it was made of.
  */
 #include "support.h"
 
@@ -33,7 +33,8 @@ struct kernel {
     _Atomic bool waits;                    /* between being told and saying so */
     _Atomic unsigned asked;                /* fdatasync() by others */
     _Atomic bool interrupts;               /* one of them, by a signal */
-    _Atomic bool is_beside;                /* the next msync() of the header ends when a flush beside it was told of its page */
+    /* the next msync() of the header ends when a flush beside it was told of its page */
+    _Atomic bool is_beside;
     pthread_t beside;
     sem_t waiting, go_on;
 };
@@ -99,7 +100,8 @@ static void begin(const char *base)
     kernel.observer = (struct observer){.persistence = PCOW_PERSISTENCE_PAGE_CACHE, .look = look};
     unlink(scratch("vm.pcow"));
     pcow_close(must_create(scratch("vm.pcow"), SIZE, 0, base));
-    MUST(image_open(scratch("vm.pcow"), PCOW_OPEN_WRITE, NULL, &kernel.observer, &kernel.image, &error));
+    MUST(image_open(scratch("vm.pcow"), PCOW_OPEN_WRITE, NULL, &kernel.observer, &kernel.image,
+                    &error));
     MUST(pcow_map_create(kernel.image, &options, &kernel.map, &error));
 }
 
@@ -135,14 +137,19 @@ static bool fails(pthread_t thread)
     return failed != NULL;
 }
 
-/* Somebody stores metadata, and is told of the guest's data, which the kernel has tried to write before. */
+/*
+ * Somebody stores metadata, and is told of the guest's data, which the kernel has tried to write
+ * before.
+ */
 static void test_told_of_by_a_store_of_metadata(void **state)
 {
     (void)state;
     begin(NULL);
     ((uint8_t *)pcow_map_address(kernel.map))[PLACE] = 1;
     kernel.told = pthread_self();
-    assert_int_equal(file_sync_range(&kernel.image->file, owner_offset(1), sizeof(uint64_t), failures_count(&kernel.image->file.persist.failures)), -EIO);
+    assert_int_equal(file_sync_range(&kernel.image->file, owner_offset(1), sizeof(uint64_t),
+                                     failures_count(&kernel.image->file.persist.failures)),
+                     -EIO);
     assert_int_equal(pcow_map_flush(kernel.map, 0, SIZE, NULL), -EIO);
     /* once; what is stored from now on is another matter */
     MUST(pcow_map_flush(kernel.map, 0, SIZE, &error));
@@ -172,7 +179,10 @@ static void test_told_of_by_a_flush_beside(void **state)
     end();
 }
 
-/* A word of the header was lost, and a flush beside is told: what was to be reverted to is not reported as if it were there. */
+/*
+ * A word of the header was lost, and a flush beside is told: what was to be reverted to is not
+ * reported as if it were there.
+ */
 static void test_told_of_a_word_of_metadata(void **state)
 {
     uint8_t *memory;
@@ -215,7 +225,10 @@ static pcow_image *make_base(char path[PATH_MAX])
     return base;
 }
 
-/* A handler stores, in a thread that is asking, and what its trap copies relies on the answers that are out. */
+/*
+ * A handler stores, in a thread that is asking, and what its trap copies relies on the answers that
+ * are out.
+ */
 __attribute__((unused)) static void test_store_by_a_handler_meanwhile(void **state)
 {
     struct sigaction action = {.sa_handler = store_from_handler}, before;
@@ -236,7 +249,10 @@ __attribute__((unused)) static void test_store_by_a_handler_meanwhile(void **sta
     end();
 }
 
-/* A copy of a page hides the page when it is on the medium. It may be what the flush beside is told of. */
+/*
+ * A copy of a page hides the page when it is on the medium. It may be what the flush beside is told
+ * of.
+ */
 static void test_copy_that_may_be_lost(void **state)
 {
     static const uint8_t bytes[PCOW_PAGE_SIZE] = {7};
@@ -276,7 +292,8 @@ static void make_writable(int number, siginfo_t *info, void *context)
 {
     (void)number;
     (void)context;
-    if ((uint8_t *)info->si_addr < metadata.page || (uint8_t *)info->si_addr >= metadata.page + PCOW_PAGE_SIZE)
+    if ((uint8_t *)info->si_addr < metadata.page
+        || (uint8_t *)info->si_addr >= metadata.page + PCOW_PAGE_SIZE)
         abort();
     atomic_fetch_add(&metadata.stores, 1);
     mprotect(metadata.page, PCOW_PAGE_SIZE, PROT_READ | PROT_WRITE);
@@ -302,10 +319,14 @@ static void flush_the_image(pcow_image *image)
     MUST(pcow_flush(image, &error));
 }
 
-/* The words that make pages valid are stored lazily. If they could not be written nobody will write them who does not store them again. */
+/*
+ * The words that make pages valid are stored lazily. If they could not be written nobody will write
+ * them who does not store them again.
+ */
 static void metadata_is_stored_again(void (*flush_all)(pcow_image *image))
 {
-    struct sigaction action = {.sa_sigaction = make_writable, .sa_flags = SA_SIGINFO | SA_NODEFER}, before;
+    struct sigaction action = {.sa_sigaction = make_writable, .sa_flags = SA_SIGINFO | SA_NODEFER},
+                     before;
     uint64_t slab;
 
     assert_int_equal(sigaction(SIGSEGV, &action, &before), 0);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
  * Deletions of snapshots that fail in the middle of a merge, and the work that goes on with what
- * they leave: a guest that stores, more snapshots, more deletions. Slabs of several layers lie among
- * each other then, and own ones behind others.
+ * they leave: a guest that stores, more snapshots, more deletions. Slabs of several layers lie
+ * among each other then, and own ones behind others.
  */
 #include "support.h"
 
@@ -43,7 +43,8 @@ static volatile uint32_t *address(const struct model *model, unsigned page)
 {
     char *memory = pcow_map_address(model->map);
 
-    return (volatile uint32_t *)(memory + page / USED * PCOW_SLAB_SIZE + page % USED * PCOW_PAGE_SIZE);
+    return (volatile uint32_t *)(memory + page / USED * PCOW_SLAB_SIZE
+                                 + page % USED * PCOW_PAGE_SIZE);
 }
 
 static void store(struct model *model, unsigned page)
@@ -75,7 +76,8 @@ static int look(struct observer *observer, const struct observation *observation
 {
     struct model *model = (struct model *)observer;
 
-    if (observation->what != OBSERVED_SYNC || !pthread_equal(pthread_self(), model->owner) || !model->map)
+    if (observation->what != OBSERVED_SYNC || !pthread_equal(pthread_self(), model->owner)
+        || !model->map)
         return 0;
     model->syncs++;
     if (model->store_at && model->syncs >= model->store_at && !some_slab_is_claimed(model)) {
@@ -98,7 +100,8 @@ static const char *name_of(unsigned number)
 
 static void open_image(struct model *model)
 {
-    MUST(image_open(scratch("image"), PCOW_OPEN_WRITE, NULL, &model->observer, &model->image, &error));
+    MUST(image_open(scratch("image"), PCOW_OPEN_WRITE, NULL, &model->observer, &model->image,
+                    &error));
     MUST(pcow_map_create(model->image, NULL, &model->map, &error));
 }
 
@@ -117,7 +120,9 @@ static void close_image(struct model *model)
 static void begin(struct model *model)
 {
     *model = (struct model){
-        .observer = {.look = look, .persistence = PCOW_PERSISTENCE_PAGE_CACHE}, .owner = pthread_self(), .page = -1,
+        .observer = {.look = look, .persistence = PCOW_PERSISTENCE_PAGE_CACHE},
+        .owner = pthread_self(),
+        .page = -1,
     };
     remove(scratch("image"));
     pcow_close(must_create(scratch("image"), SLABS * PCOW_SLAB_SIZE, 4096, NULL));
@@ -129,7 +134,8 @@ static void compare_pages(pcow_image *image, const struct state *state)
     for (unsigned page = 0; page < PAGES; page++) {
         uint32_t read;
 
-        MUST(pcow_read(image, page / USED * PCOW_SLAB_SIZE + page % USED * PCOW_PAGE_SIZE, &read, sizeof read, &error));
+        MUST(pcow_read(image, page / USED * PCOW_SLAB_SIZE + page % USED * PCOW_PAGE_SIZE, &read,
+                       sizeof read, &error));
         assert_int_equal(read, state->page[page]);
     }
 }
@@ -203,10 +209,14 @@ static void step(struct model *model)
     store(model, any_page());
     if (model->count == MOST || (what < 45 && model->count > 0)) {
         unsigned one = (unsigned)random() % (random() % 2 ? model->count : 1);
-        /* A merge takes the syncs 1 and 2, and one for each slab of which the guest has stored pages in between. */
+        /*
+         * A merge takes the syncs 1 and 2, and one for each slab of which the guest has stored
+         * pages in between.
+         */
         unsigned merges = (unsigned)random() % 3 * 2;
 
-        delete(model, model->count - 1 - one, merges + 1 + (unsigned)random() % 3, random() % 2 ? merges + 3 : 0);
+        delete (model, model->count - 1 - one, merges + 1 + (unsigned)random() % 3,
+                random() % 2 ? merges + 3 : 0);
     } else if (what < 50 && model->count > 0) {
         revert(model);
     } else if (what < 85) {
@@ -237,9 +247,9 @@ static void test_random(void **state)
 }
 
 /*
- * A hidden layer with two slabs of one guest slab, of which its child gets one before the disk fails.
- * The child is frozen, and merged into the next layer: this one's own slabs are in front of the other
- * one and behind it. The page behind it is own, and must not be copied once more.
+ * A hidden layer with two slabs of one guest slab, of which its child gets one before the disk
+ * fails. The child is frozen, and merged into the next layer: this one's own slabs are in front of
+ * the other one and behind it. The page behind it is own, and must not be copied once more.
  */
 static void test_own_behind_another(void **state)
 {

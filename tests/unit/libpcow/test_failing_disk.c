@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Class page-cache on a disk that fails below the file system: what it refused is told, stays in memory, and ends no process. The disk is a file on
- * a tmpfs; what is punched out of it and cannot be had again is an area that takes no writes. Needs root, to mount.
+ * Class page-cache on a disk that fails below the file system: what it refused is told, stays in
+ * memory, and ends no process. The disk is a file on a tmpfs; what is punched out of it and cannot
+ * be had again is an area that takes no writes. Needs root, to mount.
  */
 #include "support.h"
 
@@ -35,7 +36,8 @@ static int mount_on_tmpfs(void **state, const char *make, const char *options)
         return -1;
     snprintf(under, sizeof under, "%s", scratch("under"));
     snprintf(image_path, sizeof image_path, "%s/image.pcow", pool_directory());
-    if (mkdir(under, 0700) || mount("pcow-test", under, "tmpfs", 0, "size=90M") || mkdir(pool_directory(), 0700))
+    if (mkdir(under, 0700) || mount("pcow-test", under, "tmpfs", 0, "size=90M")
+        || mkdir(pool_directory(), 0700))
         return -1;
     return shell(make, under, "") || shell(options, under, pool_directory()) ? -1 : 0;
 }
@@ -43,13 +45,16 @@ static int mount_on_tmpfs(void **state, const char *make, const char *options)
 static int ext4_mount(void **state)
 {
     /* All of it is there: what takes no writes is punched out. */
-    return mount_on_tmpfs(state, "cd %s%s && head -c 64M /dev/zero > disk && mkfs.ext4 -q -F -b 4096 -m 0 -E nodiscard disk",
-                          "mount -o loop,errors=remount-ro %s/disk %s");
+    return mount_on_tmpfs(
+        state,
+        "cd %s%s && head -c 64M /dev/zero > disk && mkfs.ext4 -q -F -b 4096 -m 0 -E nodiscard disk",
+        "mount -o loop,errors=remount-ro %s/disk %s");
 }
 
 static int xfs_mount(void **state)
 {
-    return mount_on_tmpfs(state, "cd %s%s && truncate -s 320M disk && mkfs.xfs -q -f disk", "mount -o loop %s/disk %s");
+    return mount_on_tmpfs(state, "cd %s%s && truncate -s 320M disk && mkfs.xfs -q -f disk",
+                          "mount -o loop %s/disk %s");
 }
 
 static int unmount(void **state)
@@ -63,7 +68,8 @@ static int unmount(void **state)
 
 static void fill_under(void)
 {
-    assert_int_equal(shell("dd if=/dev/zero of=%s/fill%s bs=4096 2> /dev/null; true", under, ""), 0);
+    assert_int_equal(shell("dd if=/dev/zero of=%s/fill%s bs=4096 2> /dev/null; true", under, ""),
+                     0);
 }
 
 static void store_pages(pcow_image *image)
@@ -98,7 +104,10 @@ static void map_to_fail(pcow_image *image, pcow_map **map)
     MUST(pcow_map_create(image, &options, map, &error));
 }
 
-/* The pool is full, so a large folio must go before a page of it can be stored to; and one of its pages cannot be written. */
+/*
+ * The pool is full, so a large folio must go before a page of it can be stored to; and one of its
+ * pages cannot be written.
+ */
 static void test_neighbour_that_cannot_be_written(void **state)
 {
     pcow_image *image = must_create(image_path, SIZE, 0, NULL);
@@ -119,8 +128,10 @@ static void test_neighbour_that_cannot_be_written(void **state)
     assert_int_equal(madvise((void *)(memory + MIB), SIZE - MIB, MADV_DONTNEED), 0);
     read_in_sequence((off_t)(3 * MIB), false);
     /* Slab 0 of the file has metadata, so the first page of the data is block 512 of the file. */
-    assert_int_equal(shell("p=$(filefrag -v %s | sed 's/[:.]/ /g' | awk '$2 == 512 {print $4}') && fallocate -p -o $((p * 4096)) -l 4096 %s/disk", image_path,
-                           under), 0);
+    assert_int_equal(shell("p=$(filefrag -v %s | sed 's/[:.]/ /g' | awk '$2 == 512 {print $4}') && "
+                           "fallocate -p -o $((p * 4096)) -l 4096 %s/disk",
+                           image_path, under),
+                     0);
     fill_under();
     for (unsigned page = 256; page < 512; page += STEP) {
         refused += pcow_map_resolve(map, page * UINT64_C(4096), 1, true, NULL) != 0;
@@ -140,12 +151,17 @@ static void trigger_error(void)
     char command[700];
 
     assert_int_equal(stat(pool_directory(), &status), 0);
-    snprintf(command, sizeof command, "name=$(basename $(readlink /sys/dev/block/%u:%u)) && echo test > /sys/fs/ext4/$name/trigger_fs_error",
+    snprintf(command, sizeof command,
+             "name=$(basename $(readlink /sys/dev/block/%u:%u)) && echo test > "
+             "/sys/fs/ext4/$name/trigger_fs_error",
              major(status.st_dev), minor(status.st_dev));
     assert_int_equal(system(command), 0);
 }
 
-/* That is an I/O error of the page, as any; no store to memory that is read-only, which would be the end of the process. */
+/*
+ * That is an I/O error of the page, as any; no store to memory that is read-only, which would be
+ * the end of the process.
+ */
 static void test_file_system_that_became_read_only(void **state)
 {
     pcow_image *image = must_create(image_path, 64 * MIB, 0, NULL);
@@ -179,9 +195,12 @@ static void test_file_system_that_ends(void **state)
     store_pages(image);
     map_to_fail(image, &map);
     *(volatile char *)pcow_map_address(map) = 7;
-    assert_int_equal(shell("cd %s%s && sync -f . && n=$(xfs_db -r -c 'sb 0' -c 'p logstart' disk | awk '{print $3}') && "
-                           "at=$(xfs_db -r -c \"convert fsblock $n byte\" disk | sed 's/.*(\\(.*\\))/\\1/') && fallocate -p -o $at -l 64M disk",
-                           under, ""), 0);
+    assert_int_equal(shell("cd %s%s && sync -f . && n=$(xfs_db -r -c 'sb 0' -c 'p logstart' disk | "
+                           "awk '{print $3}') && "
+                           "at=$(xfs_db -r -c \"convert fsblock $n byte\" disk | sed "
+                           "'s/.*(\\(.*\\))/\\1/') && fallocate -p -o $at -l 64M disk",
+                           under, ""),
+                     0);
     fill_under();
     for (unsigned i = 0; i < 200 && !ret; i++) {
         snprintf(name, sizeof name, "s%u", i);
@@ -196,7 +215,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_neighbour_that_cannot_be_written, ext4_mount, unmount),
-        cmocka_unit_test_setup_teardown(test_file_system_that_became_read_only, ext4_mount, unmount),
+        cmocka_unit_test_setup_teardown(test_file_system_that_became_read_only, ext4_mount,
+                                        unmount),
         cmocka_unit_test_setup_teardown(test_file_system_that_ends, xfs_mount, unmount),
     };
 

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Calls that fail: for every public operation, every kind of call that it makes to the kernel, and every error that this may return, the
- * first call fails, the second, ... until the operation passes with all of them. Each time the error is reported in words, the image is as
- * before or as after, in this process and for who opens it next, it is clean, it can be written to, and the operation can be repeated.
+ * Calls that fail: for every public operation, every kind of call that it makes to the kernel, and
+ * every error that this may return, the first call fails, the second, ... until the operation
+ * passes with all of them. Each time the error is reported in words, the image is as before or as
+ * after, in this process and for who opens it next, it is clean, it can be written to, and the
+ * operation can be repeated.
  */
 #include "faults.h"
 
@@ -15,14 +17,18 @@
 
 #define WORDS 512u
 
-/* ---- one fault ---------------------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- one fault
+ * ----------------------------------------------------------------------------------------------------------------------
+ */
 
 struct expected {
     struct expectation either, after;
     struct world before_world, after_world, repeated_world;
 };
 
-static void expect_worlds(struct expected *expected, const struct world *before, const struct operation *operation)
+static void expect_worlds(struct expected *expected, const struct world *before,
+                          const struct operation *operation)
 {
     struct world only_new;
 
@@ -33,11 +39,16 @@ static void expect_worlds(struct expected *expected, const struct world *before,
     for (unsigned i = 0; i < only_new.snapshots; i++)
         view_settle(&only_new.saved[i].view);
     expected->repeated_world = only_new;
-    expected->either = (struct expectation){.world = {&expected->before_world, &expected->after_world}, .worlds = 2, .first_generation = UINT16_MAX};
-    expected->after = (struct expectation){.world = {&expected->repeated_world}, .worlds = 1, .first_generation = UINT16_MAX};
+    expected->either =
+        (struct expectation){.world = {&expected->before_world, &expected->after_world},
+                             .worlds = 2,
+                             .first_generation = UINT16_MAX};
+    expected->after = (struct expectation){
+        .world = {&expected->repeated_world}, .worlds = 1, .first_generation = UINT16_MAX};
 }
 
-static void check_memory(const struct crash *c, const struct expectation *expectation, const char *where)
+static void check_memory(const struct crash *c, const struct expectation *expectation,
+                         const char *where)
 {
     const uint64_t *memory = pcow_map_address(c->map);
     unsigned matching = 0;
@@ -100,8 +111,8 @@ static void go_on(struct crash *c, const struct world *world, const char *where)
 }
 
 /* True if the operation made fewer than n calls of this kind, so that it passed. */
-static bool one_fault(const struct operation *operation, unsigned call, int code, unsigned n, enum pcow_persistence persistence,
-                      struct expected *expected)
+static bool one_fault(const struct operation *operation, unsigned call, int code, unsigned n,
+                      enum pcow_persistence persistence, struct expected *expected)
 {
     struct pcow_error error = {0};
     struct crash c;
@@ -112,8 +123,8 @@ static bool one_fault(const struct operation *operation, unsigned call, int code
     crash_prepare(&c, operation->prepare, persistence);
     recorder_init(&c.recorder, persistence);
     expect_worlds(expected, &c.now, operation);
-    snprintf(where, sizeof where, "%s, %s: call %u of %s fails with %s", operation->name, pcow_persistence_name(persistence), n,
-             fault_calls[call].name, strerror(-code));
+    snprintf(where, sizeof where, "%s, %s: call %u of %s fails with %s", operation->name,
+             pcow_persistence_name(persistence), n, fault_calls[call].name, strerror(-code));
     open_all(&c, operation);
     recorder_fail(&c.recorder, fault_calls[call].what, code, n);
     ret = operation->run(&c, &error);
@@ -155,8 +166,8 @@ static bool one_fault(const struct operation *operation, unsigned call, int code
 }
 
 /* The same, but after the fault the process ends: what the next one finds. */
-static void fault_and_reopen(const struct operation *operation, unsigned call, int code, unsigned n, enum pcow_persistence persistence,
-                             struct expected *expected)
+static void fault_and_reopen(const struct operation *operation, unsigned call, int code, unsigned n,
+                             enum pcow_persistence persistence, struct expected *expected)
 {
     struct pcow_error ignored = {0};
     char where[200], reasons[1200] = "";
@@ -165,8 +176,9 @@ static void fault_and_reopen(const struct operation *operation, unsigned call, i
 
     crash_prepare(&c, operation->prepare, persistence);
     recorder_init(&c.recorder, persistence);
-    snprintf(where, sizeof where, "%s, %s: call %u of %s fails with %s, then reopened", operation->name,
-             pcow_persistence_name(persistence), n, fault_calls[call].name, strerror(-code));
+    snprintf(where, sizeof where, "%s, %s: call %u of %s fails with %s, then reopened",
+             operation->name, pcow_persistence_name(persistence), n, fault_calls[call].name,
+             strerror(-code));
     open_all(&c, operation);
     recorder_fail(&c.recorder, fault_calls[call].what, code, n);
     operation->run(&c, &ignored);
@@ -178,8 +190,8 @@ static void fault_and_reopen(const struct operation *operation, unsigned call, i
     MUST(pcow_open(c.top, 0, NULL, &c.image, &error));
     there = world_compare(c.image, &expected->either, reasons, sizeof reasons);
     if (!(here & there))
-        fault_wrong("%s: in the process it was %s, now it is %s %s", where, here & 1 ? "as before" : "done", there & 1 ? "as before" : "done",
-                 reasons);
+        fault_wrong("%s: in the process it was %s, now it is %s %s", where,
+                    here & 1 ? "as before" : "done", there & 1 ? "as before" : "done", reasons);
     close_all(&c);
     if (!(there & 2) || !expected->after_world.sealed) {
         open_all(&c, &(struct operation){.mapped = false});
@@ -205,9 +217,11 @@ static void run_class(enum pcow_persistence persistence)
         for (unsigned call = 0; call < FAULT_CALLS; call++)
             for (unsigned code = 0; code < 2; code++)
                 for (unsigned n = 1;; n++) {
-                    if (one_fault(&fault_operations[i], call, fault_calls[call].code[code], n, persistence, expected))
+                    if (one_fault(&fault_operations[i], call, fault_calls[call].code[code], n,
+                                  persistence, expected))
                         break;
-                    fault_and_reopen(&fault_operations[i], call, fault_calls[call].code[code], n, persistence, expected);
+                    fault_and_reopen(&fault_operations[i], call, fault_calls[call].code[code], n,
+                                     persistence, expected);
                     faults++;
                 }
     }

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What a flush of the guest's range flushes, seen by an observer: the pages that were stored to, and not the world. */
+/*
+ * What a flush of the guest's range flushes, seen by an observer: the pages that were stored to,
+ * and not the world.
+ */
 #include "support.h"
 
 #include <fcntl.h>
@@ -19,12 +22,14 @@
 struct counter {
     struct observer observer;
     pcow_map *map;
-    _Atomic pthread_t thread;              /* whose work is counted: the one that prepares slabs syncs the file too */
+    /* whose work is counted: the one that prepares slabs syncs the file too */
+    _Atomic pthread_t thread;
     _Atomic unsigned syncs, msyncs, flushes;
     _Atomic uint64_t guest_bytes;          /* flushed or msynced through the guest's range */
     _Atomic uint64_t last_offset;          /* of that */
     _Atomic pthread_t flusher;
-    _Atomic bool parks;                    /* a sync of that thread is under way until it may go on */
+    /* a sync of that thread is under way until it may go on */
+    _Atomic bool parks;
     _Atomic int parked_error;              /* and then fails so */
     sem_t parked, go_on;
     _Atomic bool full;                     /* the pool has one page left, again and again */
@@ -37,7 +42,8 @@ static int count(struct observer *observer, const struct observation *seen)
 
     if (counter->full && seen->what == OBSERVED_ALLOCATE && seen->length > PCOW_PAGE_SIZE)
         return -ENOSPC;
-    if (counter->parks && seen->what == OBSERVED_SYNC && pthread_equal(counter->flusher, pthread_self())) {
+    if (counter->parks && seen->what == OBSERVED_SYNC
+        && pthread_equal(counter->flusher, pthread_self())) {
         sem_post(&counter->parked);
         sem_wait(&counter->go_on);
         return counter->parked_error;
@@ -47,7 +53,8 @@ static int count(struct observer *observer, const struct observation *seen)
     counter->syncs += seen->what == OBSERVED_SYNC;
     counter->msyncs += seen->what == OBSERVED_MSYNC;
     counter->flushes += seen->what == OBSERVED_FLUSH;
-    if ((seen->what == OBSERVED_MSYNC || seen->what == OBSERVED_FLUSH) && start && (const uint8_t *)seen->address >= start
+    if ((seen->what == OBSERVED_MSYNC || seen->what == OBSERVED_FLUSH) && start
+        && (const uint8_t *)seen->address >= start
         && (const uint8_t *)seen->address < start + SIZE) {
         counter->guest_bytes += seen->length;
         counter->last_offset = (uint64_t)((const uint8_t *)seen->address - start);
@@ -191,8 +198,10 @@ static void test_volatile(void **state)
     reset(&counter);
     MUST(pcow_map_flush(counter.map, 0, SIZE, &error));
     assert_int_equal(counter.syncs + counter.msyncs + counter.flushes, 0);
-    assert_int_equal(pcow_persistence_survives(PCOW_PERSISTENCE_VOLATILE, true), PCOW_SURVIVES_PROCESS);
-    assert_int_equal(pcow_persistence_survives(PCOW_PERSISTENCE_PAGE_CACHE, false), PCOW_SURVIVES_PROCESS);
+    assert_int_equal(pcow_persistence_survives(PCOW_PERSISTENCE_VOLATILE, true),
+                     PCOW_SURVIVES_PROCESS);
+    assert_int_equal(pcow_persistence_survives(PCOW_PERSISTENCE_PAGE_CACHE, false),
+                     PCOW_SURVIVES_PROCESS);
     assert_int_equal(pcow_persistence_survives(PCOW_PERSISTENCE_PAGE_CACHE, true),
                      PCOW_SURVIVES_PROCESS | PCOW_SURVIVES_HOST | PCOW_SURVIVES_POWER);
     end(&counter, image);
@@ -212,8 +221,8 @@ static void test_restore(void **state)
     MUST(pcow_snapshot_create(image, "s", &error));
     memory[7 * MIB] = 0x22;
     for (unsigned at = 5; at <= 9; at += 2) {
-        assert_ptr_equal(memory + at * MIB,
-                         mmap(memory + at * MIB, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
+        assert_ptr_equal(memory + at * MIB, mmap(memory + at * MIB, 4096, PROT_READ | PROT_WRITE,
+                                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
         memory[at * MIB] = 0x99;
         MUST(pcow_map_restore(counter.map, at * MIB, 4096, &error));
     }
@@ -236,7 +245,9 @@ struct settler {
     unsigned syncs;
 };
 
-/* Just before the call to the kernel somebody else wants what was done so far to be on the medium. */
+/*
+ * Just before the call to the kernel somebody else wants what was done so far to be on the medium.
+ */
 static int settle_meanwhile(struct observer *observer, const struct observation *seen)
 {
     struct settler *settler = (struct settler *)observer;
@@ -254,7 +265,10 @@ static void *flush_one_page(void *opaque)
     return pcow_map_flush(counter->map, 4 * MIB, PCOW_PAGE_SIZE, NULL) ? opaque : NULL;
 }
 
-/* Another thread stores to a page that a trap has mapped, and flushes it, before the trap has noted that it did. */
+/*
+ * Another thread stores to a page that a trap has mapped, and flushes it, before the trap has noted
+ * that it did.
+ */
 static void test_page_that_is_being_mapped(void **state)
 {
     struct counter counter;
@@ -290,7 +304,10 @@ static void *flush_and_be_parked(void *opaque)
     return pcow_map_flush(counter->map, 4 * MIB, PCOW_PAGE_SIZE, NULL) ? opaque : NULL;
 }
 
-/* What a snapshot froze is not durable before the sync of whoever flushes it first is over, and never if that fails. */
+/*
+ * What a snapshot froze is not durable before the sync of whoever flushes it first is over, and
+ * never if that fails.
+ */
 static void test_a_flush_does_not_rely_on_one_under_way(void **state)
 {
     static const int errors[] = {0, -EIO};
@@ -327,8 +344,8 @@ static void test_a_flush_does_not_rely_on_one_under_way(void **state)
 }
 
 /*
- * On a full pool a page is mapped for stores alone, in a slab of which others still lack blocks. When the slab is mapped anew none of them
- * is, and what was stored to the page is not durable yet.
+ * On a full pool a page is mapped for stores alone, in a slab of which others still lack blocks.
+ * When the slab is mapped anew none of them is, and what was stored to the page is not durable yet.
  */
 static void test_page_that_is_not_mapped_for_stores_any_more(void **state)
 {
@@ -349,7 +366,9 @@ static void test_page_that_is_not_mapped_for_stores_any_more(void **state)
     MUST(pcow_get_extent(image, 4 * MIB, sizeof bytes, &extent, &error));
     end(&counter, image);
     fd = open(scratch("vm.pcow"), O_RDWR | O_CLOEXEC);
-    assert_int_equal(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)extent.file_offset, sizeof bytes), 0);
+    assert_int_equal(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                               (off_t)extent.file_offset, sizeof bytes),
+                     0);
     close(fd);
 
     begin_again(&counter, &image);
@@ -378,13 +397,15 @@ static void test_page_that_is_not_mapped_for_stores_any_more(void **state)
 
 static void test_settling_does_not_rely_on_a_commit_under_way(void **state)
 {
-    struct settler settler = {.observer = {.persistence = PCOW_PERSISTENCE_PMEM, .look = settle_meanwhile}};
+    struct settler settler = {
+        .observer = {.persistence = PCOW_PERSISTENCE_PMEM, .look = settle_meanwhile}};
     struct file file;
 
     (void)state;
     unlink(scratch("vm.pcow"));
     pcow_close(must_create(scratch("vm.pcow"), SIZE, 0, NULL));
-    MUST(file_open(&file, AT_FDCWD, scratch("vm.pcow"), "vm.pcow", FILE_WRITE, &settler.observer, &error));
+    MUST(file_open(&file, AT_FDCWD, scratch("vm.pcow"), "vm.pcow", FILE_WRITE, &settler.observer,
+                   &error));
     settler.file = &file;
     assert_int_equal(file_punch(&file, PCOW_SLAB_SIZE - PCOW_PAGE_SIZE, PCOW_PAGE_SIZE), 0);
     assert_int_equal(file_commit(&file), 0);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Images on snapshots of an image that somebody writes to: who keeps what from whom, and that readers never see a change. */
+/*
+ * Images on snapshots of an image that somebody writes to: who keeps what from whom, and that
+ * readers never see a change.
+ */
 #include "support.h"
 
 #include <fcntl.h>
@@ -14,7 +17,8 @@
 
 #include "format/format2.h"
 
-static int fork_image(const char *name, const char *base, const char *snapshot, struct pcow_error *error)
+static int fork_image(const char *name, const char *base, const char *snapshot,
+                      struct pcow_error *error)
 {
     struct pcow_create_options options = {.base = scratch(base), .base_snapshot = snapshot};
 
@@ -53,8 +57,11 @@ static unsigned flags_in_file(const char *name, const char *snapshot)
     int fd = open(scratch(name), O_RDONLY | O_CLOEXEC);
 
     for (unsigned slot = 0; slot < 32; slot++) {
-        assert_int_equal(pread(fd, &record, sizeof record, (off_t)(LAYER_TABLE_OFFSET + slot * LAYER_RECORD_SIZE)), sizeof record);
-        if ((word_value(record.state) >> 28 & 0xf) == LAYER_SNAPSHOT && strcmp(record.name, snapshot) == 0)
+        assert_int_equal(pread(fd, &record, sizeof record,
+                               (off_t)(LAYER_TABLE_OFFSET + slot * LAYER_RECORD_SIZE)),
+                         sizeof record);
+        if ((word_value(record.state) >> 28 & 0xf) == LAYER_SNAPSHOT
+            && strcmp(record.name, snapshot) == 0)
             flags = (unsigned)(word_value(record.state) >> 32 & 0xff);
     }
     close(fd);
@@ -78,7 +85,10 @@ static void test_children_keep_their_snapshot(void **state)
     delete_is_refused(base, "s", "2 images stand on snapshot 's'");
     unlink(scratch("two"));
     delete_is_refused(base, "s", "1 image stands on snapshot 's': 'one'");
-    /* Its name does not matter, nor does a mark that was lost with a copy of the record: the snapshot is found by its id. */
+    /*
+     * Its name does not matter, nor does a mark that was lost with a copy of the record: the
+     * snapshot is found by its id.
+     */
     MUST(pcow_snapshot_rename(base, "s", "renamed", &error));
     assert_int_equal(flags_in_file("base", "renamed"), LAYER_PINNED);
     delete_is_refused(base, "renamed", "'one'");
@@ -332,7 +342,10 @@ static void test_strange_files_in_the_directory(void **state)
     pcow_close(base);
 }
 
-/* By a link, a hard link or a bind mount in another directory: who stands on the image lies where it lies. */
+/*
+ * By a link, a hard link or a bind mount in another directory: who stands on the image lies where
+ * it lies.
+ */
 static void test_another_name_of_the_base(void **state)
 {
     pcow_image *base = must_create(scratch("base"), 4 * MIB, 0, NULL);
@@ -409,7 +422,8 @@ static void test_a_base_that_cannot_be_marked(void **state)
 
         if (getuid() == 0 && setuid(65534))
             _exit(9);
-        if (fork_image("top", "base", "s", &error) != -EACCES || !strstr(error.message, "write permission"))
+        if (fork_image("top", "base", "s", &error) != -EACCES
+            || !strstr(error.message, "write permission"))
             _exit(8);
         _exit(0);
     }
@@ -427,7 +441,10 @@ static void test_a_base_that_cannot_be_marked(void **state)
     }
 }
 
-/* Its name cannot be made durable where the directory may be written to but not read: then there is no file, and the next try is like the first. */
+/*
+ * Its name cannot be made durable where the directory may be written to but not read: then there is
+ * no file, and the next try is like the first.
+ */
 static void test_a_new_file_in_a_directory_that_cannot_be_synced(void **state)
 {
     struct pcow_create_options options = {.virtual_size = 4 * MIB};

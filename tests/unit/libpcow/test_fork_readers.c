@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Readers of a snapshot, and an image that stands on it, beside a writer that does everything to the tree: they never see a change. */
+/*
+ * Readers of a snapshot, and an image that stands on it, beside a writer that does everything to
+ * the tree: they never see a change.
+ */
 #include "support.h"
 
 #include <signal.h>
@@ -18,10 +21,14 @@ static void write_some(pcow_image *image, uint64_t *seed)
     size_t length = 4096 * (1 + random_next(seed) % 5);
 
     fill_pattern(bytes, length, seed);
-    MUST(pcow_write(image, random_next(seed) % ((SIZE - sizeof bytes) / 4096) * 4096, bytes, length, &error));
+    MUST(pcow_write(image, random_next(seed) % ((SIZE - sizeof bytes) / 4096) * 4096, bytes, length,
+                    &error));
 }
 
-/* In a process of its own, where a test cannot fail. On a busy machine a reader may hold the tree for long: then not this time. */
+/*
+ * In a process of its own, where a test cannot fail. On a busy machine a reader may hold the tree
+ * for long: then not this time.
+ */
 static void must(int ret, const struct pcow_error *error)
 {
     if (ret && ret != -EBUSY) {
@@ -78,7 +85,9 @@ static void be_the_writer(const char *path, int begin, int ready, uint64_t seed)
             size_t length = 4096 * (1 + random_next(&seed) % 5);
 
             fill_pattern(bytes, length, &seed);
-            must(pcow_write(image, random_next(&seed) % ((SIZE - sizeof bytes) / 4096) * 4096, bytes, length, &error), &error);
+            must(pcow_write(image, random_next(&seed) % ((SIZE - sizeof bytes) / 4096) * 4096,
+                            bytes, length, &error),
+                 &error);
         }
         change_tree(image, &counter, &seed);
     }
@@ -107,11 +116,16 @@ static void test_readers_beside_a_writer(void **state)
     MUST(pcow_open(scratch("base"), 0, "s", &view, &error));
     MUST(pcow_read(view, 0, expected, SIZE, &error));
     pcow_close(view);
-    /* While there is one thread: AddressSanitizer leaves its locks to a child as another thread had them. */
+    /*
+     * While there is one thread: AddressSanitizer leaves its locks to a child as another thread had
+     * them.
+     */
     writer = fork();
     if (writer == 0)
         be_the_writer(scratch("base"), begin[0], pipes[1], seed);
-    MUST(pcow_create(scratch("top"), &(struct pcow_create_options){.base = scratch("base"), .base_snapshot = "s"}, &error));
+    MUST(pcow_create(scratch("top"),
+                     &(struct pcow_create_options){.base = scratch("base"), .base_snapshot = "s"},
+                     &error));
     top = must_open(scratch("top"), PCOW_OPEN_WRITE);
     MUST(pcow_map_create(top, NULL, &map, &error));
     assert_int_equal(write(begin[1], "", 1), 1);
@@ -133,7 +147,10 @@ static void test_readers_beside_a_writer(void **state)
     assert_int_equal(waitpid(writer, &status, 0), writer);
     pcow_map_destroy(map);
     pcow_close(top);
-    /* Killed at any point; nothing of it matters to the snapshot, before and after the next writer has tidied up. */
+    /*
+     * Killed at any point; nothing of it matters to the snapshot, before and after the next writer
+     * has tidied up.
+     */
     for (unsigned i = 0; i < 2; i++) {
         MUST(pcow_open(scratch("base"), 0, "s", &view, &error));
         assert_reads(view, 0, expected, SIZE);

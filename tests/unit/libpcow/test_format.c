@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The small pieces: checksums against published vectors, words, page sets against the obvious implementation, persist. */
+/*
+ * The small pieces: checksums against published vectors, words, page sets against the obvious
+ * implementation, persist.
+ */
 #include "support.h"
 
 #include <stdlib.h>
@@ -49,7 +52,8 @@ static void test_words(void **state)
         assert_false(word_is_valid(word ^ UINT64_C(1) << (i % 64)));
     }
     for (unsigned i = 0; i < 10000; i++) {
-        struct owner owner = {(enum owner_kind)(1 + i % 3), (uint32_t)random_next(&seed) & MAX_LAYER_ID,
+        struct owner owner = {(enum owner_kind)(1 + i % 3),
+                              (uint32_t)random_next(&seed) & MAX_LAYER_ID,
                               (uint32_t)random_next(&seed) % (1u << OWNER_NUMBER_BITS)};
         struct owner decoded = owner_decode(owner_encode(owner));
 
@@ -70,7 +74,8 @@ static void test_page_sets(void **state)
         unsigned count = 0;
 
         for (unsigned i = random_next(&seed) % 8; i > 0; i--) {
-            unsigned first = random_next(&seed) % PAGES_PER_SLAB, length = random_next(&seed) % (PAGES_PER_SLAB - first + 1);
+            unsigned first = random_next(&seed) % PAGES_PER_SLAB,
+                     length = random_next(&seed) % (PAGES_PER_SLAB - first + 1);
 
             page_set_add_range(&set, first, length);
             memset(naive + first, 1, length);
@@ -116,7 +121,8 @@ static void test_persist_copies_in_every_class(void **state)
             assert_true(at == 0 || to[at - 1] == 0xee);
             assert_int_equal(to[at + length], 0xee);
         }
-        assert_int_equal(persist_range(&persist, to + 5, class == PCOW_PERSISTENCE_PAGE_CACHE ? 1 : 3000), 0);
+        assert_int_equal(
+            persist_range(&persist, to + 5, class == PCOW_PERSISTENCE_PAGE_CACHE ? 1 : 3000), 0);
     }
 }
 
@@ -146,8 +152,9 @@ static void test_names(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_crc32c_vectors), cmocka_unit_test(test_words), cmocka_unit_test(test_page_sets),
-        cmocka_unit_test(test_persist_copies_in_every_class), cmocka_unit_test(test_classes), cmocka_unit_test(test_names),
+        cmocka_unit_test(test_crc32c_vectors), cmocka_unit_test(test_words),
+        cmocka_unit_test(test_page_sets),      cmocka_unit_test(test_persist_copies_in_every_class),
+        cmocka_unit_test(test_classes),        cmocka_unit_test(test_names),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -56,7 +56,9 @@ static void test_several_segments(void **state)
     pcow_image *image;
 
     (void)state;
-    /* 504 entries each: four segments, the last one not full; in an order that is not the guest's. */
+    /*
+     * 504 entries each: four segments, the last one not full; in an order that is not the guest's.
+     */
     for (uint32_t i = 0; i < 1600; i++)
         put_cluster(&b, i * 997 % 4096, 0, (uint8_t)(1 + i % 5));
     assert_int_equal(b.segment, 3);
@@ -136,7 +138,10 @@ static void test_partly_copied_clusters_fall_through(void **state)
     pcow_close(image);
 }
 
-/* Bitmaps of random shape over each other, compared with a plain table; also in one read, which joins runs. */
+/*
+ * Bitmaps of random shape over each other, compared with a plain table; also in one read, which
+ * joins runs.
+ */
 static void test_random_layers(void **state)
 {
     static uint8_t model[2048], *all, *expected;
@@ -149,7 +154,8 @@ static void test_random_layers(void **state)
     (void)state;
     memset(model, 0, sizeof model);
     for (unsigned i = 1; i < 200; i++) {
-        uint32_t cluster = (uint32_t)(random_next(&seed) % 96), bitmap = (uint32_t)random_next(&seed) & 0xff;
+        uint32_t cluster = (uint32_t)(random_next(&seed) % 96),
+                 bitmap = (uint32_t)random_next(&seed) & 0xff;
 
         if (i % 40 == 0)
             put_super(&b, 32768, 256, NULL);
@@ -179,7 +185,8 @@ static void test_random_layers(void **state)
         if (extent.present) {
             int fd = open(extent.path, O_RDONLY);
 
-            assert_int_equal(pread(fd, all, extent.length, (off_t)extent.file_offset), extent.length);
+            assert_int_equal(pread(fd, all, extent.length, (off_t)extent.file_offset),
+                             extent.length);
             assert_memory_equal(all, expected + offset, extent.length);
             close(fd);
         }
@@ -230,7 +237,8 @@ static void test_no_image_on_a_snapshot_of_it(void **state)
     MUST_FAIL(-EMEDIUMTYPE, pcow_create(scratch("top.pcow"), &options, &error));
     image = must_create(scratch("top.pcow"), 4 * MIB, 0, NULL);
     for (unsigned unsafe = 0; unsafe < 2; unsafe++)
-        MUST_FAIL(-EMEDIUMTYPE, pcow_rebase(image, scratch("a.v1"), "s", unsafe, NULL, NULL, &error));
+        MUST_FAIL(-EMEDIUMTYPE,
+                  pcow_rebase(image, scratch("a.v1"), "s", unsafe, NULL, NULL, &error));
     pcow_close(image);
     must_be_clean(scratch("top.pcow"));
 }
@@ -243,7 +251,8 @@ static void test_it_is_read_only(void **state)
 
     (void)state;
     close(b.fd);
-    MUST_FAIL(-EINVAL, pcow_open(scratch("ro.v1"), PCOW_OPEN_FORMAT_1 | PCOW_OPEN_WRITE, NULL, &image, &error));
+    MUST_FAIL(-EINVAL, pcow_open(scratch("ro.v1"), PCOW_OPEN_FORMAT_1 | PCOW_OPEN_WRITE, NULL,
+                                 &image, &error));
     MUST_FAIL(-EMEDIUMTYPE, pcow_open(scratch("ro.v1"), 0, NULL, &image, &error));
     image = open_1("ro.v1");
     MUST_FAIL(-EROFS, pcow_write(image, 0, &byte, 1, &error));

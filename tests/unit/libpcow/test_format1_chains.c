@@ -58,7 +58,10 @@ static void test_base_chain(void **state)
 #define FIRST 1024u                    /* page of the third slab, which "short.v1" ends in the middle of */
 #define END (5 * 256u)                 /* of that file */
 
-/* A file of 8 MiB that holds all of its third slab; one of 5 MiB on it, which holds of that slab what the bitmap of clusters says. */
+/*
+ * A file of 8 MiB that holds all of its third slab; one of 5 MiB on it, which holds of that slab
+ * what the bitmap of clusters says.
+ */
 static void build_short(uint32_t holds)
 {
     struct builder b = build("long.v1", 65536, 128, NULL);
@@ -104,7 +107,10 @@ static void test_mapped_with_few_mappings(void **state)
     pcow_close(image);
 }
 
-/* What a smaller base hides of its own base stays hidden, also where it ends in the middle of a slab. */
+/*
+ * What a smaller base hides of its own base stays hidden, also where it ends in the middle of a
+ * slab.
+ */
 static void test_end_of_a_smaller_base_in_a_slab(void **state)
 {
     static const uint32_t holds[] = {0, 0x1, 0x8000, 0x4, 0xffff};

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Format 1 files that are damaged, or made to do harm: what is refused, and what is not believed. */
+/*
+ * Format 1 files that are damaged, or made to do harm: what is refused, and what is not believed.
+ */
 #include "format1_files.h"
 
 #include <stdio.h>
@@ -110,7 +112,10 @@ static void test_files_that_end_early(void **state)
         assert_int_equal(ftruncate(b.fd, (off_t)size), 0);
         close(b.fd);
         ret = pcow_open(scratch("bad.v1"), PCOW_OPEN_FORMAT_1, NULL, &image, &error);
-        /* Before the magic; then damaged; but cut at the snapshot it is what the prototype calls a rollback. */
+        /*
+         * Before the magic; then damaged; but cut at the snapshot it is what the prototype calls a
+         * rollback.
+         */
         if (size < 64) {
             assert_int_equal(ret, -EMEDIUMTYPE);
         } else if (size >= 4 * 65536 && size < 4 * 65536 + 64) {
@@ -142,7 +147,10 @@ static void test_bitmaps_need_small_clusters(void **state)
     expect_refused("large.v1", -EBADMSG, "pages");
 }
 
-/* Sparse and hostile: a terabyte of entries that all say the same must neither take the memory nor the day. */
+/*
+ * Sparse and hostile: a terabyte of entries that all say the same must neither take the memory nor
+ * the day.
+ */
 static void test_entries_in_holes(void **state)
 {
     struct builder b = build("sparse.v1", 131072, 1 << 20, NULL);

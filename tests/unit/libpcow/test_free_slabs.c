@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What is known of slabs and blocks that are free: none is forgotten, whoever works on them at the same time, or a full pool is not full. */
+/*
+ * What is known of slabs and blocks that are free: none is forgotten, whoever works on them at the
+ * same time, or a full pool is not full.
+ */
 #include "support.h"
 
 #include <pthread.h>
@@ -139,8 +142,8 @@ static void test_the_hint(void **state)
             pthread_join(threads[i], NULL);
         for (uint64_t slab = 0; slab < image->free_hint; slab++)
             if (!slab_is_group_head(slab) && !(image->used[slab / 64] & slab_bit(slab)))
-                fail_msg("round %u: slab %llu is free, and looked for from %llu on", round, (unsigned long long)slab,
-                         (unsigned long long)image->free_hint);
+                fail_msg("round %u: slab %llu is free, and looked for from %llu on", round,
+                         (unsigned long long)slab, (unsigned long long)image->free_hint);
     }
     pthread_barrier_destroy(&barrier);
     pcow_close(image);
@@ -151,7 +154,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_prepared_and_forgotten, pool_setup, pool_unmount),
-        cmocka_unit_test_setup_teardown(test_marked_before_it_is_free, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_marked_before_it_is_free, scratch_setup,
+                                        scratch_teardown),
         cmocka_unit_test_setup_teardown(test_the_hint, scratch_setup, scratch_teardown),
     };
 

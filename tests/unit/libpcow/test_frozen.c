@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What was prepared for stores to a layer is of no use once a snapshot has frozen it, and goes back to the pool while the guest goes on. */
+/*
+ * What was prepared for stores to a layer is of no use once a snapshot has frozen it, and goes back
+ * to the pool while the guest goes on.
+ */
 #include "support.h"
 
 #include <string.h>
@@ -25,7 +28,10 @@ static uint64_t allocated(pcow_image *image)
 static void test_snapshots_do_not_keep_what_was_prepared(void **state)
 {
     const struct pcow_map_options options = {.prepared_slabs = 4, .full_policy = PCOW_FULL_FAIL};
-    /* Of 160 MiB that the frozen slabs were given. The active layer has 8 slabs, and one or two are being made ready. */
+    /*
+     * Of 160 MiB that the frozen slabs were given. The active layer has 8 slabs, and one or two are
+     * being made ready.
+     */
     const uint64_t most = 64 * MIB;
     uint64_t before, held = 0;
     volatile unsigned char *memory;
@@ -68,7 +74,8 @@ static void test_snapshots_do_not_keep_what_was_prepared(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_snapshots_do_not_keep_what_was_prepared, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_snapshots_do_not_keep_what_was_prepared, scratch_setup,
+                                        scratch_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -68,8 +68,9 @@ static void test_full_pool_waits_and_goes_on(void **state)
         stuck_at = atomic_load(&writer.done);
         assert_true(stuck_at > 0 && stuck_at < 8 * MIB);
         /*
-         * A store from the kernel's side is told instead of waiting. What the thread was about to prepare when the pool became full comes
-         * back a little later, on a busy machine after this has begun: it serves a cluster or two.
+         * A store from the kernel's side is told instead of waiting. What the thread was about to
+         * prepare when the pool became full comes back a little later, on a busy machine after this
+         * has begun: it serves a cluster or two.
          */
         for (unsigned cluster = 1; cluster <= 8 && ret != -ENOSPC; cluster++) {
             ret = pcow_map_resolve(map, 8 * MIB - cluster * 64 * KIB, 4096, true, NULL);
@@ -112,8 +113,9 @@ static void copy_without_zeros(const char *from, const char *to)
 }
 
 /*
- * Pages of zeros that are valid need not have blocks: in a copy, or when they were zeroed. A store to one on a full pool has to wait for
- * space as any other; mapped as it is, it would be SIGBUS, and under KVM a vCPU that tries for ever without leaving the kernel.
+ * Pages of zeros that are valid need not have blocks: in a copy, or when they were zeroed. A store
+ * to one on a full pool has to wait for space as any other; mapped as it is, it would be SIGBUS,
+ * and under KVM a vCPU that tries for ever without leaving the kernel.
  */
 static void test_full_pool_and_pages_without_blocks(void **state)
 {
@@ -159,7 +161,11 @@ static void test_full_pool_and_pages_without_blocks(void **state)
             for (uint64_t offset = 64 * KIB; offset < MIB; offset += 4096)
                 memory[offset + 5] = 4;
             for (uint64_t i = 64 * KIB; i < MIB; i++) {
-                unsigned char expected = i % 4096 == 5 ? 4 : i == 64 * KIB + 4096 ? 3 : i % (64 * KIB) || (zeroed && i > 64 * KIB && i < MIB - 64 * KIB) ? 0 : 1;
+                unsigned char expected =
+                    i % 4096 == 5                                                      ? 4
+                    : i == 64 * KIB + 4096                                             ? 3
+                    : i % (64 * KIB) || (zeroed && i > 64 * KIB && i < MIB - 64 * KIB) ? 0
+                                                                                       : 1;
 
                 if (memory[i] != expected)
                     fail_msg("byte %llu is %u, not %u", (unsigned long long)i, memory[i], expected);
@@ -188,7 +194,10 @@ static void test_snapshot_on_a_full_pool_changes_nothing(void **state)
     image = must_create(path, 8 * MIB, 0, NULL);
     MUST(pcow_write(image, 0, buffer, sizeof buffer, &error));
     pool_fill();
-    /* The first page of layer records exists, so many snapshots still fit; then the next page is needed. */
+    /*
+     * The first page of layer records exists, so many snapshots still fit; then the next page is
+     * needed.
+     */
     for (unsigned i = 0; i < 200 && ret == 0; i++) {
         struct pcow_error error;
         char name[32];
@@ -210,7 +219,10 @@ static void test_snapshot_on_a_full_pool_changes_nothing(void **state)
     unlink(path);
 }
 
-/* Whatever records are free, the one that a revert takes has blocks: 16 are in a page, and which is the next is not the one behind. */
+/*
+ * Whatever records are free, the one that a revert takes has blocks: 16 are in a page, and which is
+ * the next is not the one behind.
+ */
 static void test_revert_on_a_full_pool(void **state)
 {
     (void)state;
@@ -239,8 +251,8 @@ static void test_revert_on_a_full_pool(void **state)
 }
 
 /*
- * What snapshots and reverts have left in the file is space for every store to it, also of VM state and of zeros that hide the base, and
- * so is what was prepared and not used.
+ * What snapshots and reverts have left in the file is space for every store to it, also of VM state
+ * and of zeros that hide the base, and so is what was prepared and not used.
  */
 static void test_remains_are_space(void **state)
 {
@@ -281,7 +293,10 @@ static void test_remains_are_space(void **state)
     }
 }
 
-/* The watch says where the store is, and everybody else goes on: only the one who stores waits, and where it can be stopped. */
+/*
+ * The watch says where the store is, and everybody else goes on: only the one who stores waits, and
+ * where it can be stopped.
+ */
 static void test_the_watch_goes_on(void **state)
 {
     (void)state;
@@ -297,7 +312,10 @@ static void test_the_watch_goes_on(void **state)
         image = must_create(path, 16 * MIB, 0, NULL);
         map = must_map_by(image, engine, 0);
         memory = pcow_map_address(map);
-        /* Full for good: the thread that works ahead may just be giving back a slab that it could not finish. */
+        /*
+         * Full for good: the thread that works ahead may just be giving back a slab that it could
+         * not finish.
+         */
         for (unsigned refused = 0; refused < 5;) {
             if (pcow_map_resolve(map, offset, 1, true, NULL) == 0) {
                 memory[offset] = 1;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Images that are open for reading only, in more pieces than there are mappings for. The program is linked so that its calls of mmap(),
- * mremap() and pread() pass by here, and can fail.
+ * Images that are open for reading only, in more pieces than there are mappings for. The program is
+ * linked so that its calls of mmap(), mremap() and pread() pass by here, and can fail.
  */
 #include "support.h"
 
@@ -31,8 +31,10 @@ static struct {
     _Atomic unsigned refused;
 } step;
 
-void *__real_mmap64(void *address, size_t length, int protection, int flags, int fd, off64_t offset);
-void *__wrap_mmap64(void *address, size_t length, int protection, int flags, int fd, off64_t offset);
+void *__real_mmap64(void *address, size_t length, int protection, int flags, int fd,
+                    off64_t offset);
+void *__wrap_mmap64(void *address, size_t length, int protection, int flags, int fd,
+                    off64_t offset);
 void *__real_mremap(void *old, size_t old_size, size_t new_size, int flags, void *new);
 void *__wrap_mremap(void *old, size_t old_size, size_t new_size, int flags, void *new);
 ssize_t __real_pread64(int fd, void *to, size_t length, off64_t offset);
@@ -60,7 +62,8 @@ void *__wrap_mremap(void *old, size_t old_size, size_t new_size, int flags, void
 
 ssize_t __wrap_pread64(int fd, void *to, size_t length, off64_t offset)
 {
-    if (step.unreadable && offset <= step.unreadable && offset + (off64_t)length > step.unreadable) {
+    if (step.unreadable && offset <= step.unreadable
+        && offset + (off64_t)length > step.unreadable) {
         step.refused++;
         errno = EIO;
         return -1;
@@ -87,7 +90,8 @@ static void make_images(void)
     image = must_create(scratch("top.pcow"), 0, 0, scratch("base.pcow"));
     for (uint64_t offset = 0; offset < SIZE; offset += STEP) {
         memset(bytes, expected(offset), STEP);
-        MUST(pcow_write(image, offset, bytes, offset - WHOLE < PCOW_SLAB_SIZE ? STEP : STEP / 2, &error));
+        MUST(pcow_write(image, offset, bytes, offset - WHOLE < PCOW_SLAB_SIZE ? STEP : STEP / 2,
+                        &error));
     }
     pcow_close(image);
     free(bytes);
@@ -139,7 +143,10 @@ static void test_scattered(void **state)
         assert_int_equal(count_wrong(map, 0, SIZE), 0);
         must_keep_to_budget(map);
         pcow_map_get_stats(map, &after);
-        /* Two or three slabs have as many mappings as they need. Each of the others was loaded once, and is in memory. */
+        /*
+         * Two or three slabs have as many mappings as they need. Each of the others was loaded
+         * once, and is in memory.
+         */
         assert_in_range(after.read_traps, SIZE / PCOW_SLAB_SIZE - 4, SIZE / PCOW_SLAB_SIZE - 2);
         assert_int_equal(after.memory - before.memory, after.read_traps * PCOW_SLAB_SIZE);
         assert_int_equal(count_wrong(map, 0, SIZE), 0);
@@ -218,7 +225,10 @@ static void test_threads(void **state)
     }
 }
 
-/* Without memory for a copy, or where the kernel does not move it, more mappings than the budget are better than an error. */
+/*
+ * Without memory for a copy, or where the kernel does not move it, more mappings than the budget
+ * are better than an error.
+ */
 static void test_kernel_refuses(void **state)
 {
     (void)state;
@@ -248,7 +258,8 @@ static void test_unreadable_page(void **state)
     (void)state;
     MUST(pcow_get_extent(image, FAR, 4096, &extent, &error));
     step.unreadable = (off64_t)extent.file_offset;
-    assert_int_equal(count_wrong(map, FAR, FAR + PCOW_SLAB_SIZE), 0);      /* memory can be loaded from */
+    /* memory can be loaded from */
+    assert_int_equal(count_wrong(map, FAR, FAR + PCOW_SLAB_SIZE), 0);
     assert_true(step.refused > 0);
     step.unreadable = 0;
     pcow_map_destroy(map);
@@ -262,7 +273,10 @@ static int look(struct observer *observer, const struct observation *observation
     return 0;
 }
 
-/* The kernel has told of a page before the slab is loaded from, and of one in a slab that is in memory already. */
+/*
+ * The kernel has told of a page before the slab is loaded from, and of one in a slab that is in
+ * memory already.
+ */
 static void test_lost_pages(void **state)
 {
     static struct observer observer = {.persistence = PCOW_PERSISTENCE_PAGE_CACHE, .look = look};
@@ -290,7 +304,10 @@ static void test_lost_pages(void **state)
     pcow_close(image);
 }
 
-/* The caller had memory of his own over a page; of slabs that were loaded before, and of one that was not. */
+/*
+ * The caller had memory of his own over a page; of slabs that were loaded before, and of one that
+ * was not.
+ */
 static void test_restore(void **state)
 {
     pcow_image *image = must_open(scratch("top.pcow"), 0);
@@ -301,7 +318,9 @@ static void test_restore(void **state)
     (void)state;
     for (unsigned loaded = 0; loaded < 2; loaded++) {
         pcow_map_get_stats(map, &before);
-        assert_ptr_equal(mmap(memory + FAR + 4096, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0), memory + FAR + 4096);
+        assert_ptr_equal(mmap(memory + FAR + 4096, 4096, PROT_READ,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0),
+                         memory + FAR + 4096);
         MUST(pcow_map_restore(map, FAR + 4096, 4096, &error));
         pcow_map_get_stats(map, &after);
         assert_int_equal(after.memory - before.memory, loaded ? 0 : PCOW_SLAB_SIZE);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Every image in golden/ still opens, reads, checks, repairs and can be written to as when it was made. argv[1]: that folder. */
+/*
+ * Every image in golden/ still opens, reads, checks, repairs and can be written to as when it was
+ * made. argv[1]: that folder.
+ */
 #include "golden.h"
 
 #include <dirent.h>
@@ -37,13 +40,15 @@ static unsigned compare(const char *name)
     golden_describe(scratch_directory(), name, found);
     rewind(found);
     for (;;) {
-        char *more_want = fgets(want, sizeof want, expected), *more_have = fgets(have, sizeof have, found);
+        char *more_want = fgets(want, sizeof want, expected),
+             *more_have = fgets(have, sizeof have, found);
 
         line++;
         if (!more_want && !more_have)
             break;
         if (!more_want || !more_have || strcmp(want, have)) {
-            print_error("%s.txt line %u: expected %sfound    %s", name, line, more_want ? want : "nothing\n", more_have ? have : "nothing\n");
+            print_error("%s.txt line %u: expected %sfound    %s", name, line,
+                        more_want ? want : "nothing\n", more_have ? have : "nothing\n");
             failures = 1;
             break;
         }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Handlers of the program that store to a map. Wherever a signal comes, also in the midst of a trap or of a call, the handler must not wait for what its
- * own thread has claimed.
+ * Handlers of the program that store to a map. Wherever a signal comes, also in the midst of a trap
+ * or of a call, the handler must not wait for what its own thread has claimed.
  */
 #include "support.h"
 
@@ -146,7 +146,10 @@ static void *store_until_full(void *opaque)
     return NULL;
 }
 
-/* Who waits for space takes signals, and may store in the handler, to the same slab, where there is a block. */
+/*
+ * Who waits for space takes signals, and may store in the handler, to the same slab, where there is
+ * a block.
+ */
 static void test_while_waiting(void **state)
 {
     (void)state;
@@ -188,7 +191,10 @@ static void test_while_waiting(void **state)
     }
 }
 
-/* ---- a thread that is cancelled ------------------------------------------------------------------------------------------------------ */
+/*
+ * ---- a thread that is cancelled
+ * ------------------------------------------------------------------------------------------------------
+ */
 
 static void *call_when_cancelled(void *map)
 {
@@ -200,7 +206,8 @@ static void *call_when_cancelled(void *map)
 static void *store_when_cancelled(void *map)
 {
     pthread_cancel(pthread_self());
-    ((volatile unsigned char *)pcow_map_address(map))[2 * PCOW_SLAB_SIZE + 300 * UINT64_C(4096)] = 1;
+    ((volatile unsigned char *)pcow_map_address(map))[2 * PCOW_SLAB_SIZE + 300 * UINT64_C(4096)] =
+        1;
     pthread_testcancel();
     return NULL;
 }
@@ -222,7 +229,8 @@ static void test_cancelled(void **state)
             assert_int_equal(pthread_join(thread, NULL), 0);
         }
         for (unsigned slab = 0; slab < SLABS; slab++)
-            MUST(pcow_map_resolve(map, slab * PCOW_SLAB_SIZE + 310 * UINT64_C(4096), 4096, true, &error));
+            MUST(pcow_map_resolve(map, slab * PCOW_SLAB_SIZE + 310 * UINT64_C(4096), 4096, true,
+                                  &error));
         MUST(pcow_snapshot_create(image, "s", &error));
         pcow_map_destroy(map);
         pcow_close(image);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Lists of hundreds of slabs, with their indexes, compared with walks over them and with what was stored. */
+/*
+ * Lists of hundreds of slabs, with their indexes, compared with walks over them and with what was
+ * stored.
+ */
 #include "support.h"
 
 #include <stdio.h>
@@ -34,7 +37,8 @@ static struct place walk(const pcow_image *image, uint64_t guest_slab, unsigned 
     const struct chain *chain = image->chain;
     struct place place = {0};
 
-    for (slab_ref ref = chain->head[guest_slab]; ref; ref = chain->file[slab_ref_level(ref)]->slabs[slab_ref_slab(ref)].next)
+    for (slab_ref ref = chain->head[guest_slab]; ref;
+         ref = chain->file[slab_ref_level(ref)]->slabs[slab_ref_slab(ref)].next)
         if (page_set_has(&chain->file[slab_ref_level(ref)]->valid[slab_ref_slab(ref)], page)) {
             place.present = true;
             place.level = slab_ref_level(ref);
@@ -153,7 +157,8 @@ static void check_snapshots(const struct model *model)
     for (unsigned i = 0; i < model->count; i += 7) {
         pcow_image *image;
 
-        MUST(pcow_open(scratch("image"), PCOW_OPEN_FORCE_SHARE, name_of(model->name[i]), &image, &error));
+        MUST(pcow_open(scratch("image"), PCOW_OPEN_FORCE_SHARE, name_of(model->name[i]), &image,
+                       &error));
         for (unsigned page = 0; page < PAGES; page++) {
             uint32_t read;
 
@@ -195,7 +200,8 @@ static void test_random(void **state)
         if (i % 25 == 0)
             compare(&model);
     }
-    print_message("seed %u: %u snapshots, %u indexes\n", seed, model.count, model.image->chain->indexes);
+    print_message("seed %u: %u snapshots, %u indexes\n", seed, model.count,
+                  model.image->chain->indexes);
     assert_int_equal(model.image->chain->indexes, SLABS);
     end(&model);
 }

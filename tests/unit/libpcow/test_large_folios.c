@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Class page-cache on a full pool, after somebody has read the image in sequence: the page cache has it in large folios, which span its holes. A store
- * to a page that has its block must not fail, nor wait. Needs root, to mount ext4 and XFS.
+ * Class page-cache on a full pool, after somebody has read the image in sequence: the page cache
+ * has it in large folios, which span its holes. A store to a page that has its block must not fail,
+ * nor wait. Needs root, to mount ext4 and XFS.
  */
 #include "support.h"
 
@@ -79,7 +80,8 @@ static int map_it(pcow_image **image, pcow_map **map)
 {
     struct pcow_map_options options = {.full_policy = PCOW_FULL_FAIL};
 
-    return pcow_open(image_path, PCOW_OPEN_WRITE, NULL, image, NULL) || pcow_map_create(*image, &options, map, NULL);
+    return pcow_open(image_path, PCOW_OPEN_WRITE, NULL, image, NULL)
+           || pcow_map_create(*image, &options, map, NULL);
 }
 
 static int close_it(pcow_image *image, pcow_map *map)
@@ -99,7 +101,8 @@ static int store_prepared(void)
     /* As a vCPU that got EFAULT: here no handler can help. */
     signal(SIGBUS, SIG_DFL);
     for (unsigned i = 0; i < PAGES; i += STEP) {
-        if (pcow_map_prepare(map, i * UINT64_C(4096), 4096, true, NULL) || !pcow_map_is_accessible(map, i * UINT64_C(4096), true))
+        if (pcow_map_prepare(map, i * UINT64_C(4096), 4096, true, NULL)
+            || !pcow_map_is_accessible(map, i * UINT64_C(4096), true))
             return 3;
         ((volatile char *)pcow_map_address(map))[i * UINT64_C(4096)] = 2;
     }
@@ -122,7 +125,8 @@ static int store_again(void)
                 return 3;
             memory[i * UINT64_C(4096)] = 2;
         }
-        if (pcow_map_flush(map, 0, SLABS * PCOW_SLAB_SIZE, NULL) || madvise((void *)memory, SLABS * PCOW_SLAB_SIZE, MADV_DONTNEED))
+        if (pcow_map_flush(map, 0, SLABS * PCOW_SLAB_SIZE, NULL)
+            || madvise((void *)memory, SLABS * PCOW_SLAB_SIZE, MADV_DONTNEED))
             return 4;
         read_in_sequence();
     }
@@ -141,7 +145,10 @@ static int store_unprepared(void)
     return close_it(image, map);
 }
 
-/* A copy of the slab in memory of its own, for want of mappings: what is beside the page that is stored to is in no folio. */
+/*
+ * A copy of the slab in memory of its own, for want of mappings: what is beside the page that is
+ * stored to is in no folio.
+ */
 static int store_to_copied(void)
 {
     struct pcow_map_options options = {.full_policy = PCOW_FULL_FAIL, .vma_budget = 24};
@@ -149,7 +156,8 @@ static int store_to_copied(void)
     volatile char *memory;
     pcow_map *map;
 
-    if (pcow_open(image_path, PCOW_OPEN_WRITE, NULL, &image, NULL) || pcow_map_create(image, &options, &map, NULL))
+    if (pcow_open(image_path, PCOW_OPEN_WRITE, NULL, &image, NULL)
+        || pcow_map_create(image, &options, &map, NULL))
         return 2;
     memory = pcow_map_address(map);
     for (unsigned i = 0; i < PAGES; i += STEP)

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What a map costs must not depend on the size of an image, nor on how many snapshots it has, but on what is used of it. */
+/*
+ * What a map costs must not depend on the size of an image, nor on how many snapshots it has, but
+ * on what is used of it.
+ */
 #include "support.h"
 
 #include <stdio.h>
@@ -64,7 +67,10 @@ static double use_image(uint64_t size)
 
     MUST(pcow_map_create(image, NULL, &map, &error));
     taken = resident() - before;
-    /* Some, but where calloc() is made to touch what it gives (MALLOC_PERTURB_): 9 bytes for each slab. It was 128 and more. */
+    /*
+     * Some, but where calloc() is made to touch what it gives (MALLOC_PERTURB_): 9 bytes for each
+     * slab. It was 128 and more.
+     */
     assert_in_range(taken, 0, 128 * MIB);
     create = create_snapshots(image, map);
     MUST(pcow_map_flush(map, 0, size, &error));
@@ -97,7 +103,10 @@ static int by_value(const void *left, const void *right)
     return *a < *b ? -1 : *a > *b;
 }
 
-/* The first stores after a snapshot each, to one page or to any of a slab: what half of them take at the most. */
+/*
+ * The first stores after a snapshot each, to one page or to any of a slab: what half of them take
+ * at the most.
+ */
 static double trap(pcow_image *image, pcow_map *map, unsigned *snapshots, unsigned pages)
 {
     volatile char *memory = pcow_map_address(map);
@@ -133,7 +142,8 @@ static void test_snapshots_do_not_matter(void **state)
         trap(image, map, &snapshots, 1);
     many[0] = trap(image, map, &snapshots, 1);
     many[1] = trap(image, map, &snapshots, 512);
-    print_message("a trap: one page %.1f us with a few snapshots, %.1f us with 10,000; any page of the slab %.1f and %.1f us\n",
+    print_message("a trap: one page %.1f us with a few snapshots, %.1f us with 10,000; any page of "
+                  "the slab %.1f and %.1f us\n",
                   few[0], many[0], few[1], many[1]);
     assert_true(many[0] < MUCH * few[0]);
     assert_true(many[1] < MUCH * few[1]);
@@ -145,7 +155,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_size_does_not_matter, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_snapshots_do_not_matter, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_snapshots_do_not_matter, scratch_setup,
+                                        scratch_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Pages that the kernel has told to be lost: the file has something in their place, here the data itself, which nobody may see. */
+/*
+ * Pages that the kernel has told to be lost: the file has something in their place, here the data
+ * itself, which nobody may see.
+ */
 #include "support.h"
 
 #include <signal.h>
@@ -32,10 +35,12 @@ static int look(struct observer *observer, const struct observation *observation
 }
 
 /* An image with 4 MiB of data. */
-static pcow_map *map_in_class(struct observer *observer, enum pcow_engine engine, pcow_image **image)
+static pcow_map *map_in_class(struct observer *observer, enum pcow_engine engine,
+                              pcow_image **image)
 {
     static unsigned char bytes[4 * MIB];
-    struct sigaction action = {.sa_sigaction = serve, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
+    struct sigaction action = {.sa_sigaction = serve,
+                               .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
     struct pcow_map_options options = {.engine = engine};
     pcow_map *map;
 
@@ -63,7 +68,10 @@ static void assert_lost_alone(pcow_image *image, pcow_map *map)
         assert_true(copy_touch(memory + page));
         assert_int_equal(memory[page + 1], 3);
     }
-    /* Nothing may be loaded there: what may, and is SIGBUS, KVM takes for a page that has to be waited for. */
+    /*
+     * Nothing may be loaded there: what may, and is SIGBUS, KVM takes for a page that has to be
+     * waited for.
+     */
     pcow_map_get_stats(map, &before);
     assert_false(copy_touch(memory + LOST));
     assert_false(copy_touch(memory + LOST + PAGE - 1));
@@ -75,7 +83,9 @@ static void assert_lost_alone(pcow_image *image, pcow_map *map)
     MUST(pcow_read(image, LOST - PAGE, byte, PAGE, &error));
 }
 
-/* A flush of lines traps as a load does: only what may be loaded from is among what it walks over. */
+/*
+ * A flush of lines traps as a load does: only what may be loaded from is among what it walks over.
+ */
 static void assert_flushes(pcow_map *map)
 {
     const struct page_set *writable = &map->slabs[LOST >> SLAB_BITS].writable;
@@ -138,15 +148,20 @@ static void test_it_stays_lost(void **state)
     stays_lost(PCOW_PERSISTENCE_PMEM);
 }
 
-/* The program is linked so that its calls of mmap() pass by here: a system call looks at a page after each, as any thread might. */
+/*
+ * The program is linked so that its calls of mmap() pass by here: a system call looks at a page
+ * after each, as any thread might.
+ */
 static struct {
     const unsigned char *volatile page;
     int file;
     volatile unsigned looked, seen;
 } look_at;
 
-void *__real_mmap64(void *address, size_t length, int protection, int flags, int file, off_t offset);
-void *__wrap_mmap64(void *address, size_t length, int protection, int flags, int file, off_t offset);
+void *__real_mmap64(void *address, size_t length, int protection, int flags, int file,
+                    off_t offset);
+void *__wrap_mmap64(void *address, size_t length, int protection, int flags, int file,
+                    off_t offset);
 
 void *__wrap_mmap64(void *address, size_t length, int protection, int flags, int file, off_t offset)
 {
@@ -250,7 +265,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_it_stays_lost, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_it_never_shows, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_its_blocks_are_used_again, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_its_blocks_are_used_again, scratch_setup,
+                                        scratch_teardown),
         cmocka_unit_test_setup_teardown(test_class_volatile, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_too_many, scratch_setup, scratch_teardown),
     };

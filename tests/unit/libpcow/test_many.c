@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Many of a thing: 10,000 snapshots, a chain of 100 files. The times are printed; what must not grow is asserted, with room for a busy machine. */
+/*
+ * Many of a thing: 10,000 snapshots, a chain of 100 files. The times are printed; what must not
+ * grow is asserted, with room for a busy machine.
+ */
 #include "support.h"
 
 #include <stdio.h>
@@ -65,8 +68,8 @@ static void test_ten_thousand_snapshots(void **state)
         MUST(pcow_snapshot_create(image, name_of(i), &error));
     }
     many = create_some(image, SNAPSHOTS - 101);
-    print_message("create: %.1f us with 50 snapshots, %.1f us with %u; %u in %.2f s\n", few * 1e6, many * 1e6, SNAPSHOTS, SNAPSHOTS,
-                  now() - start);
+    print_message("create: %.1f us with 50 snapshots, %.1f us with %u; %u in %.2f s\n", few * 1e6,
+                  many * 1e6, SNAPSHOTS, SNAPSHOTS, now() - start);
     /* A scan of the records would be 200 times slower. */
     assert_true(many < few * 10 + 50e-6);
     start = now();
@@ -88,7 +91,10 @@ static void test_ten_thousand_snapshots(void **state)
     pcow_close(image);
     must_be_clean(scratch("t"));
     image = must_open(scratch("t"), PCOW_OPEN_WRITE);
-    /* The oldest goes into the next, as when old ones are given up in turn; then the newest, which nothing stands on. */
+    /*
+     * The oldest goes into the next, as when old ones are given up in turn; then the newest, which
+     * nothing stands on.
+     */
     start = now();
     for (unsigned i = 0; i < 100; i++)
         MUST(pcow_snapshot_delete(image, name_of(i), NULL, &error));

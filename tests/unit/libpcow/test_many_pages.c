@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What many pages cost: how often data is put on the medium, class page-cache, and how the time grows with what an image holds. */
+/*
+ * What many pages cost: how often data is put on the medium, class page-cache, and how the time
+ * grows with what an image holds.
+ */
 #include "support.h"
 
 #include <stdio.h>
@@ -169,7 +172,10 @@ static double seconds(void)
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* 4,000 pages here and there in a terabyte, and nothing to copy: milliseconds. With a look at all of the rest for each it was half a minute. */
+/*
+ * 4,000 pages here and there in a terabyte, and nothing to copy: milliseconds. With a look at all
+ * of the rest for each it was half a minute.
+ */
 static void test_rebase_of_much_that_is_empty(void **state)
 {
     static const char page[4096] = {1};
@@ -182,7 +188,8 @@ static void test_rebase_of_much_that_is_empty(void **state)
     pcow_close(must_create(scratch("other.pcow"), size, 0, NULL));
     image = must_create(scratch("top.pcow"), 0, 0, scratch("base.pcow"));
     for (uint64_t i = 0; i < 4000; i++)
-        MUST(pcow_write(image, i * 4 * 64 * MIB % size + i % 512 * 4096, page, sizeof page, &error));
+        MUST(
+            pcow_write(image, i * 4 * 64 * MIB % size + i % 512 * 4096, page, sizeof page, &error));
     begun = seconds();
     MUST(pcow_rebase(image, scratch("other.pcow"), NULL, false, NULL, NULL, &error));
     assert_true(seconds() - begun < 3);
@@ -197,7 +204,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_safe_rebase, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_safe_rebase_in_runs, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_write_over_runs, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_rebase_of_much_that_is_empty, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_rebase_of_much_that_is_empty, scratch_setup,
+                                        scratch_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

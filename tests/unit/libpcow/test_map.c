@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The image monitor, the same tests for every engine: who may store where, what is copied, what many threads do at once. */
+/*
+ * The image monitor, the same tests for every engine: who may store where, what is copied, what
+ * many threads do at once.
+ */
 #include "support.h"
 
 #include <pthread.h>
@@ -46,7 +49,8 @@ static void test_stores_survive_reopening(void **state)
 
         memcpy((char *)pcow_map_address(map) + 3 * MIB + 4090, "over a page border", 18);
         pcow_map_get_stats(map, &stats);
-        assert_true(stats.engine == engine || (engine == PCOW_ENGINE_MINOR && stats.engine == PCOW_ENGINE_SIGNAL));
+        assert_true(stats.engine == engine
+                    || (engine == PCOW_ENGINE_MINOR && stats.engine == PCOW_ENGINE_SIGNAL));
         assert_int_equal(stats.pages_zeroed, 16);      /* one cluster */
         pcow_map_destroy(map);
         pcow_close(image);
@@ -112,7 +116,10 @@ static void test_snapshot_freezes_and_revert_restores(void **state)
         assert_int_equal(memory[MIB], 2);
         assert_int_equal(memory[0], 1);
         assert_int_equal(memory[9 * MIB], 0);
-        /* While mapped: the frozen layer becomes part of the active one, nothing changes for the guest. */
+        /*
+         * While mapped: the frozen layer becomes part of the active one, nothing changes for the
+         * guest.
+         */
         MUST(pcow_snapshot_delete(image, "two", NULL, &error));
         assert_int_equal(memory[MIB], 2);
         memory[MIB] = 5;
@@ -124,7 +131,10 @@ static void test_snapshot_freezes_and_revert_restores(void **state)
     }
 }
 
-/* What freeze falls back to when the kernel refuses to write-protect: nothing is mapped, and everything is still right. */
+/*
+ * What freeze falls back to when the kernel refuses to write-protect: nothing is mapped, and
+ * everything is still right.
+ */
 static void test_memory_without_mappings(void **state)
 {
     (void)state;
@@ -140,7 +150,9 @@ static void test_memory_without_mappings(void **state)
         turnstile_release(map);
         memory[2 * MIB] = 2;
         for (uint64_t offset = 0; offset < 8 * MIB; offset += 4096)
-            assert_int_equal(memory[offset], offset == 2 * MIB ? 2 : offset >= MIB && offset < 5 * MIB ? 1 : 0x5a);
+            assert_int_equal(memory[offset], offset == 2 * MIB                   ? 2
+                                             : offset >= MIB && offset < 5 * MIB ? 1
+                                                                                 : 0x5a);
         MUST(pcow_open(scratch("top.pcow"), PCOW_OPEN_FORCE_SHARE, "s", &view, &error));
         assert_reads(view, 2 * MIB, "\1", 1);
         pcow_close(view);
@@ -165,7 +177,10 @@ static void test_kernel_access_after_resolve(void **state)
         memset(buffer, 0x77, sizeof buffer);
         assert_int_equal(pipe(fds), 0);
         assert_int_equal(write(fds[1], buffer, sizeof buffer), sizeof buffer);
-        /* What virtio-blk does: a system call stores into the guest's memory. Without the call below it gets EFAULT. */
+        /*
+         * What virtio-blk does: a system call stores into the guest's memory. Without the call
+         * below it gets EFAULT.
+         */
         assert_int_equal(read(fds[0], memory + MIB, 100), -1);
         assert_int_equal(errno, EFAULT);
         assert_int_equal(pcow_map_resolve(map, MIB, sizeof buffer, true, NULL), 0);
@@ -192,7 +207,10 @@ static void test_no_such_engine(void **state)
     pcow_close(image);
 }
 
-/* ---- many threads ------------------------------------------------------------------------------------------------- */
+/*
+ * ---- many threads
+ * -------------------------------------------------------------------------------------------------
+ */
 
 #define THREADS 4
 #define RACE_SIZE (32 * MIB)
@@ -203,7 +221,10 @@ struct racer {
     pthread_barrier_t *barrier;
 };
 
-/* All threads store to every page, each to its own byte: a page copied twice would lose somebody's byte. */
+/*
+ * All threads store to every page, each to its own byte: a page copied twice would lose somebody's
+ * byte.
+ */
 static void *race(void *opaque)
 {
     struct racer *racer = opaque;
@@ -237,10 +258,13 @@ static void test_threads_on_the_same_pages(void **state)
             pthread_join(threads[i], NULL);
         for (uint64_t offset = 0; offset < RACE_SIZE; offset += 4096)
             for (unsigned i = 0; i < 4096; i++) {
-                unsigned char expected = i % 8 == 0 && i / 8 < THREADS ? (unsigned char)(i / 8 + 1) : offset < RACE_SIZE / 2 ? 0x5a : 0;
+                unsigned char expected = i % 8 == 0 && i / 8 < THREADS ? (unsigned char)(i / 8 + 1)
+                                         : offset < RACE_SIZE / 2      ? 0x5a
+                                                                       : 0;
 
                 if (memory[offset + i] != expected)
-                    fail_msg("byte %llu is %02x, not %02x", (unsigned long long)(offset + i), memory[offset + i], expected);
+                    fail_msg("byte %llu is %02x, not %02x", (unsigned long long)(offset + i),
+                             memory[offset + i], expected);
             }
         pthread_barrier_destroy(&barrier);
         pcow_map_destroy(map);
@@ -250,7 +274,10 @@ static void test_threads_on_the_same_pages(void **state)
     }
 }
 
-/* ---- signals of others ----------------------------------------------------------------------------------------------- */
+/*
+ * ---- signals of others
+ * -----------------------------------------------------------------------------------------------
+ */
 
 static sigjmp_buf recovered;
 static void *volatile seen_address;
@@ -265,7 +292,8 @@ static void other_handler(int signal, siginfo_t *info, void *context)
 
 static void test_foreign_faults_reach_the_previous_handler(void **state)
 {
-    struct sigaction action = {.sa_sigaction = other_handler, .sa_flags = SA_SIGINFO | SA_NODEFER}, before, after;
+    struct sigaction action = {.sa_sigaction = other_handler, .sa_flags = SA_SIGINFO | SA_NODEFER},
+                     before, after;
     pcow_image *image;
     pcow_map *map;
     char *nowhere;
@@ -289,7 +317,8 @@ static void test_foreign_faults_reach_the_previous_handler(void **state)
 
 static void test_read_only_image_maps_read_only(void **state)
 {
-    struct sigaction action = {.sa_sigaction = other_handler, .sa_flags = SA_SIGINFO | SA_NODEFER}, before;
+    struct sigaction action = {.sa_sigaction = other_handler, .sa_flags = SA_SIGINFO | SA_NODEFER},
+                     before;
     pcow_image *image;
     volatile unsigned char *memory;
     pcow_map *map;

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* A mapping of the guest's memory that the kernel refuses once: the next access must find its way, and not trap for ever. */
+/*
+ * A mapping of the guest's memory that the kernel refuses once: the next access must find its way,
+ * and not trap for ever.
+ */
 #include "support.h"
 
 #include <errno.h>
@@ -14,7 +17,10 @@
 #include "persist/observer.h"
 #include "util/order.h"
 
-/* Lets the next mapping in the guest's range fail, and takes away what was there, as the kernel may have done by then. */
+/*
+ * Lets the next mapping in the guest's range fail, and takes away what was there, as the kernel may
+ * have done by then.
+ */
 struct refusing {
     struct observer observer;
     const unsigned char *memory;
@@ -28,15 +34,18 @@ static int look(struct observer *observer, const struct observation *observation
     struct refusing *refusing = (struct refusing *)observer;
     const unsigned char *address = observation->address;
 
-    if (observation->what != OBSERVED_MAP || !atomic_load(&refusing->armed) || address < refusing->memory
-        || address >= refusing->memory + refusing->size || !atomic_exchange(&refusing->armed, false))
+    if (observation->what != OBSERVED_MAP || !atomic_load(&refusing->armed)
+        || address < refusing->memory || address >= refusing->memory + refusing->size
+        || !atomic_exchange(&refusing->armed, false))
         return 0;
     if (refusing->takes_away)
-        order_mmap((void *)address, observation->length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        order_mmap((void *)address, observation->length, PROT_NONE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     return -ENOMEM;
 }
 
-static pcow_map *open_and_map(struct refusing *refusing, enum pcow_engine engine, pcow_image **image)
+static pcow_map *open_and_map(struct refusing *refusing, enum pcow_engine engine,
+                              pcow_image **image)
 {
     struct pcow_map_options options = {.engine = engine, .serves_sigbus = serve_bus()};
     pcow_map *map;
@@ -48,7 +57,10 @@ static pcow_map *open_and_map(struct refusing *refusing, enum pcow_engine engine
     return map;
 }
 
-/* A page that is mapped for stores is mapped again with its neighbours, and that takes its mapping away. */
+/*
+ * A page that is mapped for stores is mapped again with its neighbours, and that takes its mapping
+ * away.
+ */
 static void test_lost_mapping_of_an_own_page(void **state)
 {
     static unsigned char bytes[2 * MIB];
@@ -57,7 +69,9 @@ static void test_lost_mapping_of_an_own_page(void **state)
     memset(bytes, 1, sizeof bytes);
     FOR_EACH_ENGINE(engine)
         for (unsigned takes_away = 0; takes_away < 2; takes_away++) {
-            struct refusing refusing = {.observer = {.persistence = PCOW_PERSISTENCE_VOLATILE, .look = look}, .takes_away = takes_away};
+            struct refusing refusing = {
+                .observer = {.persistence = PCOW_PERSISTENCE_VOLATILE, .look = look},
+                .takes_away = takes_away};
             volatile unsigned char *memory;
             pcow_image *image, *view;
             pcow_map *map;
@@ -79,7 +93,8 @@ static void test_lost_mapping_of_an_own_page(void **state)
             alarm(0);
             /* If the old mapping has stayed, it is not forgotten. */
             refusing.armed = !takes_away;
-            assert_int_equal(pcow_map_resolve(map, 42 * 4096, 4096, true, NULL), takes_away ? 0 : -ENOMEM);
+            assert_int_equal(pcow_map_resolve(map, 42 * 4096, 4096, true, NULL),
+                             takes_away ? 0 : -ENOMEM);
             assert_false(refusing.armed);
             MUST(pcow_snapshot_create(image, "new", &error));
             alarm(30);
@@ -99,7 +114,8 @@ static void test_lost_mapping_of_an_own_page(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_lost_mapping_of_an_own_page, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_lost_mapping_of_an_own_page, scratch_setup,
+                                        scratch_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

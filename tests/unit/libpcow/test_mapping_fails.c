@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * mmap() that fails in the midst of something: what was mapped before may be stored to, and must be known to flushes and snapshots. The program is
- * linked so that its calls of mmap() pass by here.
+ * mmap() that fails in the midst of something: what was mapped before may be stored to, and must be
+ * known to flushes and snapshots. The program is linked so that its calls of mmap() pass by here.
  */
 #include "support.h"
 
@@ -22,12 +22,15 @@
 
 static struct {
     unsigned char *volatile page;      /* the one at which nothing alone can be mapped, once; or */
-    unsigned char *volatile range;     /* files cannot be mapped in the range, and when nothing is mapped there any more: */
+    /* files cannot be mapped in the range, and when nothing is mapped there any more: */
+    unsigned char *volatile range;
     void (*volatile then)(void);
 } broken;
 
-void *__real_mmap64(void *address, size_t length, int protection, int flags, int fd, off64_t offset);
-void *__wrap_mmap64(void *address, size_t length, int protection, int flags, int fd, off64_t offset);
+void *__real_mmap64(void *address, size_t length, int protection, int flags, int fd,
+                    off64_t offset);
+void *__wrap_mmap64(void *address, size_t length, int protection, int flags, int fd,
+                    off64_t offset);
 
 void *__wrap_mmap64(void *address, size_t length, int protection, int flags, int fd, off64_t offset)
 {
@@ -66,7 +69,8 @@ static int look(struct observer *observer, const struct observation *seen)
     (void)observer;
     if (seen->what == OBSERVED_SYNC)
         atomic_fetch_add(&world.syncs, 1);
-    if (seen->what == OBSERVED_MSYNC && address >= world.memory && address < world.memory + SIZE && atomic_exchange(&world.waits, false)) {
+    if (seen->what == OBSERVED_MSYNC && address >= world.memory && address < world.memory + SIZE
+        && atomic_exchange(&world.waits, false)) {
         sem_post(&world.is_waiting);
         sem_wait(&world.may_go);
     }
@@ -84,7 +88,8 @@ static void handle_unreadable(int number, siginfo_t *info, void *context)
 static pcow_map *map_frozen(enum pcow_engine engine, pcow_image **image)
 {
     static unsigned char ones[2 * MIB];
-    struct sigaction action = {.sa_sigaction = handle_unreadable, .sa_flags = SA_SIGINFO | SA_NODEFER};
+    struct sigaction action = {.sa_sigaction = handle_unreadable,
+                               .sa_flags = SA_SIGINFO | SA_NODEFER};
     pcow_map *map;
 
     assert_int_equal(sigaction(SIGBUS, &action, NULL), 0);
@@ -154,7 +159,10 @@ static void let_flush_end(void)
     sem_wait(&world.is_over);
 }
 
-/* A flush asks for a page at which nothing is mapped at that moment, as its slab could not be mapped anew: that is no answer. */
+/*
+ * A flush asks for a page at which nothing is mapped at that moment, as its slab could not be
+ * mapped anew: that is no answer.
+ */
 static void test_flush_of_what_was_unmapped(void **state)
 {
     (void)state;
@@ -187,7 +195,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_around_a_lost_page, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_flush_of_what_was_unmapped, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_flush_of_what_was_unmapped, scratch_setup,
+                                        scratch_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

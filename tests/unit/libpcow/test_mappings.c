@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The kernel's limit of mappings: what the monitor takes of it, and what happens where there are none left. And what it takes of memory. */
+/*
+ * The kernel's limit of mappings: what the monitor takes of it, and what happens where there are
+ * none left. And what it takes of memory.
+ */
 #include "support.h"
 
 #include <stdio.h>
@@ -20,7 +23,10 @@ static void test_vma_budget_promotes_slabs(void **state)
 {
     (void)state;
     FOR_EACH_ENGINE(engine) {
-        struct pcow_map_options options = {.engine = engine, .serves_sigbus = engine == PCOW_ENGINE_MINOR && serve_bus(), .vma_budget = 100};
+        struct pcow_map_options options = {.engine = engine,
+                                           .serves_sigbus =
+                                               engine == PCOW_ENGINE_MINOR && serve_bus(),
+                                           .vma_budget = 100};
         pcow_image *image = must_create_overlay(64 * MIB, 0x5a);
         struct pcow_map_stats stats;
         pcow_map *map;
@@ -39,7 +45,10 @@ static void test_vma_budget_promotes_slabs(void **state)
         pcow_map_destroy(map);
         pcow_close(image);
         must_be_clean(scratch("top.pcow"));
-        /* Opening an image of many pieces under a budget leaves some slabs cold; they still read and write right. */
+        /*
+         * Opening an image of many pieces under a budget leaves some slabs cold; they still read
+         * and write right.
+         */
         image = must_open(scratch("top.pcow"), PCOW_OPEN_WRITE);
         options.vma_budget = 40;
         MUST(pcow_map_create(image, &options, &map, &error));
@@ -52,7 +61,9 @@ static void test_vma_budget_promotes_slabs(void **state)
     }
 }
 
-/* One mapping more than the process may have, so that every mmap() fails; NULL: they are too many. */
+/*
+ * One mapping more than the process may have, so that every mmap() fails; NULL: they are too many.
+ */
 static void *use_up_mappings(size_t *size)
 {
     const size_t unit = 4 * 4096;      /* two pages of each protection */
@@ -72,7 +83,9 @@ static void *use_up_mappings(size_t *size)
         ;
     /* Between two of them, which the kernel splits without asking how many there are. */
     for (at = 4096; at < *size; at += unit)
-        if (mmap(hog + at, 2 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+        if (mmap(hog + at, 2 * 4096, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0)
+            == MAP_FAILED)
             return hog;
     munmap(hog, *size);
     return NULL;
@@ -89,8 +102,9 @@ static bool was_withdrawn(pcow_map *map)
 }
 
 /*
- * At the limit of mappings a slab can neither be mapped anew nor unmapped: what was mapped for stores still is. A snapshot must not be changed
- * by stores to it, nor may a delete give blocks back that are still mapped.
+ * At the limit of mappings a slab can neither be mapped anew nor unmapped: what was mapped for
+ * stores still is. A snapshot must not be changed by stores to it, nor may a delete give blocks
+ * back that are still mapped.
  */
 static void test_out_of_mappings(void **state)
 {
@@ -161,7 +175,10 @@ static void test_out_of_mappings(void **state)
     }
 }
 
-/* The estimate of the traps must not grow from one snapshot to the next: it would have every store copy a slab in the end. */
+/*
+ * The estimate of the traps must not grow from one snapshot to the next: it would have every store
+ * copy a slab in the end.
+ */
 static void test_snapshots_do_not_use_the_budget_up(void **state)
 {
     (void)state;

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Engine "minor": slabs into which pages are let. Everything else about it is what the other engines do as well, and tested with them. */
+/*
+ * Engine "minor": slabs into which pages are let. Everything else about it is what the other
+ * engines do as well, and tested with them.
+ */
 #include "scattered.h"
 
 #include <fcntl.h>
@@ -30,7 +33,10 @@ static void test_stores_cut_no_mapping(void **state)
     assert_int_equal(after.write_traps - before.write_traps, 4);
     assert_int_equal(after.pages_zeroed - before.pages_zeroed, 4 * 16);
     assert_int_equal(after.vmas, before.vmas);
-    /* Of a cluster to which the guest comes back the rest is let in with one trap; what it was loaded from is own and zeros. */
+    /*
+     * Of a cluster to which the guest comes back the rest is let in with one trap; what it was
+     * loaded from is own and zeros.
+     */
     before = after;
     memory[PCOW_SLAB_SIZE + 7 * CLUSTER + 5 * 4096] = 1;
     for (unsigned page = 0; page < 16; page++)
@@ -42,7 +48,8 @@ static void test_stores_cut_no_mapping(void **state)
     assert_true(is_minor(map, 1));
     pcow_map_destroy(map);
     for (unsigned cluster = 0; cluster < CLUSTERS; cluster++)
-        must_hold(image, PCOW_SLAB_SIZE + cluster * CLUSTER + 9, cluster >= 7 && cluster < 15 && cluster % 2 ? (unsigned char)cluster : 0);
+        must_hold(image, PCOW_SLAB_SIZE + cluster * CLUSTER + 9,
+                  cluster >= 7 && cluster < 15 && cluster % 2 ? (unsigned char)cluster : 0);
     pcow_close(image);
     must_be_clean(scratch("top.pcow"));
 }
@@ -67,7 +74,10 @@ static void test_copies_cut_no_mapping(void **state)
     assert_int_equal(count_mappings(memory + 2 * PCOW_SLAB_SIZE, PCOW_SLAB_SIZE), 1);
     assert_int_equal(after.write_traps - before.write_traps, (CLUSTERS - 6) / 2);
     assert_int_equal(after.pages_copied - before.pages_copied, (CLUSTERS - 6) / 2);
-    /* What was copied is there, with no trap; what was not is the base's, and then the slab is pieces. */
+    /*
+     * What was copied is there, with no trap; what was not is the base's, and then the slab is
+     * pieces.
+     */
     assert_int_equal(memory[2 * PCOW_SLAB_SIZE + 8 * CLUSTER + 4096], 8);
     assert_int_equal(memory[2 * PCOW_SLAB_SIZE + 8 * CLUSTER + 4097], BASE);
     assert_true(is_minor(map, 2));
@@ -85,7 +95,8 @@ static void test_copies_cut_no_mapping(void **state)
     }
     pcow_map_destroy(map);
     for (unsigned cluster = 6; cluster < CLUSTERS; cluster++)
-        must_hold(image, 2 * PCOW_SLAB_SIZE + cluster * CLUSTER + 4096, cluster % 2 ? BASE : (unsigned char)cluster);
+        must_hold(image, 2 * PCOW_SLAB_SIZE + cluster * CLUSTER + 4096,
+                  cluster % 2 ? BASE : (unsigned char)cluster);
     pcow_close(image);
     must_be_clean(scratch("top.pcow"));
 }
@@ -121,7 +132,10 @@ static void test_loads_allocate_nothing(void **state)
     must_be_clean(scratch("top.pcow"));
 }
 
-/* Where each slab is loaded from after all, few are put into minor mode; where they are stored to again, all are. */
+/*
+ * Where each slab is loaded from after all, few are put into minor mode; where they are stored to
+ * again, all are.
+ */
 static void test_gain(void **state)
 {
     (void)state;
@@ -234,12 +248,16 @@ static void test_served_by_the_program(void **state)
     pcow_close(image);
 }
 
-/* Frozen in minor mode: what was stored stays in the snapshot, what is stored later does not come into it. */
+/*
+ * Frozen in minor mode: what was stored stays in the snapshot, what is stored later does not come
+ * into it.
+ */
 static void test_snapshots(void **state)
 {
     (void)state;
     for (unsigned on_base = 0; on_base < 2; on_base++) {
-        pcow_image *image = on_base ? must_create_overlay(SIZE, BASE) : must_create(scratch("top.pcow"), SIZE, CLUSTER, NULL);
+        pcow_image *image = on_base ? must_create_overlay(SIZE, BASE)
+                                    : must_create(scratch("top.pcow"), SIZE, CLUSTER, NULL);
         pcow_map *map = map_minor(image);
         const unsigned char below = on_base ? BASE : 0;
         volatile unsigned char *memory;
@@ -264,9 +282,12 @@ static void test_snapshots(void **state)
         for (unsigned slab = 0; slab < SLABS; slab++)
             for (unsigned cluster = 0; cluster < CLUSTERS; cluster++)
                 for (unsigned byte = 0; byte < 4; byte++)
-                    assert_int_equal(memory[slab * PCOW_SLAB_SIZE + cluster * CLUSTER + byte],
-                                     slab < 4 && byte == 3 && (cluster == 5 || cluster == 2) ? 1 : below);
-        /* And again on top of it: what a merge gives to the layer lies in another slab of the file. */
+                    assert_int_equal(
+                        memory[slab * PCOW_SLAB_SIZE + cluster * CLUSTER + byte],
+                        slab < 4 && byte == 3 && (cluster == 5 || cluster == 2) ? 1 : below);
+        /*
+         * And again on top of it: what a merge gives to the layer lies in another slab of the file.
+         */
         begin_slab(map, 7);
         memory[7 * PCOW_SLAB_SIZE + 11 * CLUSTER] = 9;
         MUST(pcow_snapshot_create(image, "two", &error));
@@ -280,7 +301,8 @@ static void test_snapshots(void **state)
         must_be_clean(scratch("top.pcow"));
         image = must_open(scratch("top.pcow"), 0);
         for (unsigned cluster = 0; cluster < CLUSTERS; cluster++) {
-            must_hold(image, 7 * PCOW_SLAB_SIZE + cluster * CLUSTER, cluster == 11 || cluster == 12 ? 9 : below);
+            must_hold(image, 7 * PCOW_SLAB_SIZE + cluster * CLUSTER,
+                      cluster == 11 || cluster == 12 ? 9 : below);
             must_hold(image, 7 * PCOW_SLAB_SIZE + cluster * CLUSTER + 1, cluster == 11 ? 8 : below);
         }
         pcow_close(image);
@@ -289,7 +311,9 @@ static void test_snapshots(void **state)
     }
 }
 
-/* In minor mode a slab is one mapping, however scattered: what it takes otherwise may not be there. */
+/*
+ * In minor mode a slab is one mapping, however scattered: what it takes otherwise may not be there.
+ */
 static void test_mappings_are_short(void **state)
 {
     (void)state;
@@ -315,7 +339,8 @@ static void test_mappings_are_short(void **state)
             if (frozen && slab % 2)
                 memory[slab * PCOW_SLAB_SIZE + 9 * CLUSTER] = 0;
             for (unsigned cluster = 8; cluster < CLUSTERS; cluster++)
-                assert_int_equal(memory[slab * PCOW_SLAB_SIZE + cluster * CLUSTER], cluster % 2 ? 0 : cluster + slab);
+                assert_int_equal(memory[slab * PCOW_SLAB_SIZE + cluster * CLUSTER],
+                                 cluster % 2 ? 0 : cluster + slab);
             assert_true(count_mappings(memory, SIZE) <= budget);
         }
         pcow_map_destroy(map);
@@ -325,7 +350,10 @@ static void test_mappings_are_short(void **state)
     }
 }
 
-/* Where there is no mapping left for a page, a slab is not copied whole as long as one mapping does for it. */
+/*
+ * Where there is no mapping left for a page, a slab is not copied whole as long as one mapping does
+ * for it.
+ */
 static void test_no_promotion(void **state)
 {
     (void)state;
@@ -340,7 +368,8 @@ static void test_no_promotion(void **state)
     memory = pcow_map_address(map);
     for (unsigned cluster = 0; cluster < CLUSTERS; cluster += 2)
         for (unsigned slab = 0; slab < MANY; slab++)
-            memory[slab * PCOW_SLAB_SIZE + cluster * CLUSTER + 7 * 4096] = (unsigned char)(cluster + 1);
+            memory[slab * PCOW_SLAB_SIZE + cluster * CLUSTER + 7 * 4096] =
+                (unsigned char)(cluster + 1);
     pcow_map_get_stats(map, &stats);
     assert_int_equal(stats.slabs_promoted, 0);
     assert_int_equal(stats.pages_copied, MANY * CLUSTERS / 2);
@@ -349,12 +378,16 @@ static void test_no_promotion(void **state)
     pcow_map_destroy(map);
     for (unsigned slab = 0; slab < MANY; slab++)
         for (unsigned cluster = 0; cluster < CLUSTERS; cluster++)
-            must_hold(image, slab * PCOW_SLAB_SIZE + cluster * CLUSTER + 7 * 4096, cluster % 2 ? BASE : (unsigned char)(cluster + 1));
+            must_hold(image, slab * PCOW_SLAB_SIZE + cluster * CLUSTER + 7 * 4096,
+                      cluster % 2 ? BASE : (unsigned char)(cluster + 1));
     pcow_close(image);
     must_be_clean(scratch("top.pcow"));
 }
 
-/* A slab that has become whole is a mapping like any other, and one with its neighbours where it can be. */
+/*
+ * A slab that has become whole is a mapping like any other, and one with its neighbours where it
+ * can be.
+ */
 static void test_whole(void **state)
 {
     (void)state;
@@ -387,7 +420,8 @@ static void test_whole(void **state)
 static void test_prepared_pages_go(void **state)
 {
     (void)state;
-    struct pcow_map_options options = {.engine = PCOW_ENGINE_MINOR, .serves_sigbus = serve_bus(), .prepared_slabs = 1};
+    struct pcow_map_options options = {
+        .engine = PCOW_ENGINE_MINOR, .serves_sigbus = serve_bus(), .prepared_slabs = 1};
     pcow_image *image = must_create_overlay(SIZE, BASE);
     unsigned char *memory;
     uint64_t in_file;
@@ -440,12 +474,17 @@ static void test_what_has_none(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_stores_cut_no_mapping, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_copies_cut_no_mapping, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_loads_allocate_nothing, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_stores_cut_no_mapping, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_copies_cut_no_mapping, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_loads_allocate_nothing, scratch_setup,
+                                        scratch_teardown),
         cmocka_unit_test_setup_teardown(test_gain, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_system_calls_that_ask, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_served_by_the_program, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_system_calls_that_ask, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_served_by_the_program, scratch_setup,
+                                        scratch_teardown),
         cmocka_unit_test_setup_teardown(test_snapshots, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_mappings_are_short, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_no_promotion, scratch_setup, scratch_teardown),

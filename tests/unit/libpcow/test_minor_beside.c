@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Engine "minor": other threads store, load and ask while slabs come into minor mode and leave it. */
+/*
+ * Engine "minor": other threads store, load and ask while slabs come into minor mode and leave it.
+ */
 #include "scattered.h"
 
 #include <pthread.h>
@@ -12,7 +14,10 @@ struct asker {
     atomic_uint failed, loaded;
 };
 
-/* Once it was asked for, a page can be loaded from for ever, whatever another one that stores is about to do. */
+/*
+ * Once it was asked for, a page can be loaded from for ever, whatever another one that stores is
+ * about to do.
+ */
 static void *ask_and_load(void *opaque)
 {
     struct asker *self = opaque;
@@ -27,7 +32,8 @@ static void *ask_and_load(void *opaque)
         if (pcow_map_resolve(self->map, offset, 4096, false, NULL))
             atomic_fetch_add(&self->failed, 1);
         for (unsigned i = 0; i < 1000; i++) {
-            if (write(pipe_of[1], (unsigned char *)pcow_map_address(self->map) + offset, 1) != 1 || read(pipe_of[0], &byte, 1) != 1 || byte)
+            if (write(pipe_of[1], (unsigned char *)pcow_map_address(self->map) + offset, 1) != 1
+                || read(pipe_of[0], &byte, 1) != 1 || byte)
                 atomic_fetch_add(&self->failed, 1);
             atomic_fetch_add(&self->loaded, 1);
         }
@@ -89,9 +95,13 @@ static void *fill_clusters(void *opaque)
     struct filler *self = opaque;
     unsigned char *memory = pcow_map_address(self->map);
 
-    for (unsigned i = 0, cluster = self->first; i < SLABS * CLUSTERS / self->step; i++, cluster += self->step)
+    for (unsigned i = 0, cluster = self->first; i < SLABS * CLUSTERS / self->step;
+         i++, cluster += self->step)
         for (unsigned page = 0; page < CLUSTER / 4096; page++) {
-            /* Scattered, and twice: what a mapping that took another one's place had lost would be seen. */
+            /*
+             * Scattered, and twice: what a mapping that took another one's place had lost would be
+             * seen.
+             */
             uint64_t offset = (uint64_t)cluster * 37 % (SLABS * CLUSTERS) * CLUSTER + page * 4096;
 
             if (page == 0)
@@ -119,7 +129,10 @@ static void test_threads_store_meanwhile(void **state)
         if (!map)
             skip();
         for (unsigned i = 0; i < 3; i++) {
-            /* Clusters of one slab are everybody's; 3 and 256 have no divisor in common, so the last ones are left. */
+            /*
+             * Clusters of one slab are everybody's; 3 and 256 have no divisor in common, so the
+             * last ones are left.
+             */
             fillers[i] = (struct filler){.map = map, .first = i, .step = 3};
             assert_int_equal(pthread_create(&threads[i], NULL, fill_clusters, &fillers[i]), 0);
         }
@@ -161,7 +174,9 @@ static void *be_inside(void *opaque)
     return NULL;
 }
 
-/* Somebody may load meanwhile, and be about to map for stores what is the active layer's no more. */
+/*
+ * Somebody may load meanwhile, and be about to map for stores what is the active layer's no more.
+ */
 static void test_a_snapshot_waits_for_who_maps(void **state)
 {
     (void)state;
@@ -184,8 +199,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_asking_beside_stores, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_threads_store_meanwhile, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_a_snapshot_waits_for_who_maps, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_threads_store_meanwhile, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_a_snapshot_waits_for_who_maps, scratch_setup,
+                                        scratch_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

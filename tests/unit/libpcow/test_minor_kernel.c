@@ -30,9 +30,13 @@ static void test_what_the_kernel_does_to_it(void **state)
     /* With neighbours, of which it could become a part. */
     for (unsigned slab = 0; slab < 3; slab++)
         begin_slab(map, slab);
-    in_file = chain_find(image, 1, 5 * CLUSTER / PCOW_PAGE_SIZE, 1).offset / PCOW_SLAB_SIZE * PCOW_SLAB_SIZE;
-    assert_int_equal(fallocate(image->file.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)(in_file + 10 * CLUSTER), CLUSTER), 0);
-    other = mmap(NULL, PCOW_SLAB_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, image->file.fd, (off_t)in_file);
+    in_file = chain_find(image, 1, 5 * CLUSTER / PCOW_PAGE_SIZE, 1).offset / PCOW_SLAB_SIZE
+              * PCOW_SLAB_SIZE;
+    assert_int_equal(fallocate(image->file.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                               (off_t)(in_file + 10 * CLUSTER), CLUSTER),
+                     0);
+    other = mmap(NULL, PCOW_SLAB_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, image->file.fd,
+                 (off_t)in_file);
     assert_ptr_not_equal(other, MAP_FAILED);
     /* A huge page for the file slab, if there is one to be had. */
     if (madvise(other, PCOW_SLAB_SIZE, MADV_COLLAPSE))
@@ -46,10 +50,14 @@ static void test_what_the_kernel_does_to_it(void **state)
     for (unsigned cluster = 7; cluster < 17; cluster++)
         memory[PCOW_SLAB_SIZE + cluster * CLUSTER] = 1;
     pcow_map_get_stats(map, &after);
-    assert_true(after.write_traps > before.write_traps);       /* how many: a sequence brings in more and more at a time */
+    /* how many: a sequence brings in more and more at a time */
+    assert_true(after.write_traps > before.write_traps);
     for (unsigned cluster = 7; cluster < 17; cluster++)
         must_hold(image, PCOW_SLAB_SIZE + cluster * CLUSTER, 1);
-    /* Entries that are gone, as after swapping: what is own is let in again, by loads too, and stays what it was. */
+    /*
+     * Entries that are gone, as after swapping: what is own is let in again, by loads too, and
+     * stays what it was.
+     */
     assert_true(is_minor(map, 2));
     assert_int_equal(madvise(memory + 2 * PCOW_SLAB_SIZE, PCOW_SLAB_SIZE, MADV_DONTNEED), 0);
     assert_int_equal(memory[2 * PCOW_SLAB_SIZE + 5 * CLUSTER + 3], 1);
@@ -59,7 +67,9 @@ static void test_what_the_kernel_does_to_it(void **state)
     must_hold(image, 2 * PCOW_SLAB_SIZE + 2 * CLUSTER + 4, 1);
     /* A page that was taken from the file behind our back: as in any mapping of it. */
     in_file = chain_find(image, 2, 5 * CLUSTER / PCOW_PAGE_SIZE, 1).offset;
-    assert_int_equal(fallocate(image->file.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)in_file, CLUSTER), 0);
+    assert_int_equal(fallocate(image->file.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                               (off_t)in_file, CLUSTER),
+                     0);
     assert_int_equal(memory[2 * PCOW_SLAB_SIZE + 5 * CLUSTER + 3], 0);
     assert_false(is_minor(map, 2));
     pcow_map_destroy(map);
@@ -72,7 +82,10 @@ static int setup_huge(void **state)
     return pool_mount(state, "256m,huge=always");
 }
 
-/* Whoever may (process_madvise()) can have the kernel map a huge page of the file there, which would let in all of it. */
+/*
+ * Whoever may (process_madvise()) can have the kernel map a huge page of the file there, which
+ * would let in all of it.
+ */
 static void test_collapse(void **state)
 {
     char path[600];
@@ -136,7 +149,8 @@ static void test_child(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_what_the_kernel_does_to_it, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_what_the_kernel_does_to_it, scratch_setup,
+                                        scratch_teardown),
         cmocka_unit_test_setup_teardown(test_collapse, setup_huge, pool_unmount),
         cmocka_unit_test_setup_teardown(test_child, scratch_setup, scratch_teardown),
     };

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Engine "minor" where the kernel refuses something, in the midst of a merge, and beside who asks. */
+/*
+ * Engine "minor" where the kernel refuses something, in the midst of a merge, and beside who asks.
+ */
 #include "scattered.h"
 
 #include <errno.h>
@@ -20,7 +22,8 @@ static struct {
     pcow_map *map;
     volatile unsigned char *memory;
     atomic_int refusals;               /* of the next calls that map something in the range */
-    bool merges;                       /* look for the moment at which what is own lies in two slabs, one between */
+    /* look for the moment at which what is own lies in two slabs, one between */
+    bool merges;
     unsigned char seen;
 } world;
 
@@ -59,8 +62,8 @@ static int look(struct observer *observer, const struct observation *observation
         world.merges = false;
         use_slab();
     }
-    if (observation->what != OBSERVED_MAP || !world.memory || address < world.memory || address >= world.memory + SIZE
-        || atomic_load(&world.refusals) == 0)
+    if (observation->what != OBSERVED_MAP || !world.memory || address < world.memory
+        || address >= world.memory + SIZE || atomic_load(&world.refusals) == 0)
         return 0;
     atomic_fetch_sub(&world.refusals, 1);
     return -ENOMEM;
@@ -69,13 +72,17 @@ static int look(struct observer *observer, const struct observation *observation
 /* False: this kernel has no such userfaultfd. */
 static bool open_world(void)
 {
-    struct pcow_map_options options = {.engine = PCOW_ENGINE_MINOR, .full_policy = PCOW_FULL_FAIL, .prepared_slabs = 8, .serves_sigbus = serve_bus()};
+    struct pcow_map_options options = {.engine = PCOW_ENGINE_MINOR,
+                                       .full_policy = PCOW_FULL_FAIL,
+                                       .prepared_slabs = 8,
+                                       .serves_sigbus = serve_bus()};
     bool minor;
 
     memset(&world, 0, sizeof world);
     world.observer = (struct observer){.persistence = PCOW_PERSISTENCE_VOLATILE, .look = look};
     pcow_close(must_create(scratch("top.pcow"), SIZE, CLUSTER, NULL));
-    MUST(image_open(scratch("top.pcow"), PCOW_OPEN_WRITE, NULL, &world.observer, &world.image, &error));
+    MUST(image_open(scratch("top.pcow"), PCOW_OPEN_WRITE, NULL, &world.observer, &world.image,
+                    &error));
     MUST(pcow_map_create(world.image, &options, &world.map, &error));
     minor = world.map->engine == PCOW_ENGINE_MINOR;
     world.memory = pcow_map_address(world.map);
@@ -104,7 +111,10 @@ static unsigned char read_byte(const char *snapshot, uint64_t offset)
     return byte;
 }
 
-/* Neither can the slab be mapped whole, nor as it was: then nothing of it is mapped, and what was stored to is protected by the next snapshot. */
+/*
+ * Neither can the slab be mapped whole, nor as it was: then nothing of it is mapped, and what was
+ * stored to is protected by the next snapshot.
+ */
 static void test_refused(void **state)
 {
     (void)state;
@@ -115,7 +125,8 @@ static void test_refused(void **state)
         world.memory[5 * CLUSTER] = 1;
         atomic_store(&world.refusals, refusals);
         /* A third time, and there is nothing left but an error. */
-        assert_int_equal(pcow_map_prepare(world.map, 2 * CLUSTER, 1, true, NULL), refusals == 3 ? -ENOMEM : 0);
+        assert_int_equal(pcow_map_prepare(world.map, 2 * CLUSTER, 1, true, NULL),
+                         refusals == 3 ? -ENOMEM : 0);
         atomic_store(&world.refusals, 0);
         world.memory[2 * CLUSTER] = 1;
         MUST(pcow_snapshot_create(world.image, "s", &error));
@@ -138,7 +149,10 @@ static void test_own_in_two_slabs(void **state)
     be_sparse(world.map);
     world.memory[5 * CLUSTER] = 55;
     MUST(pcow_snapshot_create(world.image, "s1", &error));
-    world.memory[3 * PCOW_SLAB_SIZE] = 1;      /* lies between the two in the file, so that they are not given over one right after the other */
+    /*
+     * lies between the two in the file, so that they are not given over one right after the other
+     */
+    world.memory[3 * PCOW_SLAB_SIZE] = 1;
     world.memory[7 * CLUSTER] = 66;
     MUST(pcow_snapshot_create(world.image, "s2", &error));
     world.memory[9 * CLUSTER] = 77;
@@ -157,7 +171,10 @@ static void test_own_in_two_slabs(void **state)
     assert_int_equal(read_byte(NULL, 24 * CLUSTER), 8);
 }
 
-/* Nothing can even be unmapped: the mapping stays registered, and what traps there is a trap and no media error. */
+/*
+ * Nothing can even be unmapped: the mapping stays registered, and what traps there is a trap and no
+ * media error.
+ */
 static void test_no_mapping_is_left(void **state)
 {
     void **taken = calloc(MOST_MAPPINGS, sizeof *taken);
@@ -171,7 +188,8 @@ static void test_no_mapping_is_left(void **state)
     }
     begin_slab(world.map, 0);
     for (; count < MOST_MAPPINGS; count++) {
-        taken[count] = mmap(NULL, PCOW_PAGE_SIZE, count % 2 ? PROT_READ : PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        taken[count] = mmap(NULL, PCOW_PAGE_SIZE, count % 2 ? PROT_READ : PROT_NONE,
+                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (taken[count] == MAP_FAILED)
             break;
     }
@@ -189,7 +207,10 @@ static void test_no_mapping_is_left(void **state)
     assert_int_equal(read_byte(NULL, 2 * CLUSTER + 3), 1);
 }
 
-/* What nobody has asked for may come into minor mode later, so nobody may be told that the kernel can access it (vhost would believe it for long). */
+/*
+ * What nobody has asked for may come into minor mode later, so nobody may be told that the kernel
+ * can access it (vhost would believe it for long).
+ */
 static void test_beside_what_was_asked_for(void **state)
 {
     int file;
@@ -261,8 +282,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_refused, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_own_in_two_slabs, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_no_mapping_is_left, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_beside_what_was_asked_for, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_asked_for_and_unmapped, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_beside_what_was_asked_for, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_asked_for_and_unmapped, scratch_setup,
+                                        scratch_teardown),
         cmocka_unit_test_setup_teardown(test_traps_that_are_none, scratch_setup, scratch_teardown),
     };
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Random operations against a plain model: the guest's bytes, and a copy of them for every snapshot. After every step the image
- * must be clean for pcow_check(), and reads must agree; reopening must change nothing.
+ * Random operations against a plain model: the guest's bytes, and a copy of them for every
+ * snapshot. After every step the image must be clean for pcow_check(), and reads must agree;
+ * reopening must change nothing.
  */
 #include "support.h"
 
@@ -168,7 +169,8 @@ static void do_resize(struct world *w)
 
 static void do_map(struct world *w)
 {
-    struct pcow_map_options options = {.engine = w->engine, .serves_sigbus = serve_bus(), .vma_budget = below(w, 3) ? 0 : 12};
+    struct pcow_map_options options = {
+        .engine = w->engine, .serves_sigbus = serve_bus(), .vma_budget = below(w, 3) ? 0 : 12};
 
     if (w->map)
         unmap(w);
@@ -228,9 +230,10 @@ static const struct {
     unsigned weight;
     void (*run)(struct world *);
 } operations[] = {
-    {"write", 50, do_write},       {"zero", 6, do_zero},       {"snapshot", 6, do_snapshot}, {"revert", 4, do_revert},
-    {"delete", 4, do_delete},      {"rename", 1, do_rename},   {"resize", 2, do_resize},     {"map", 6, do_map},
-    {"reopen", 3, reopen},         {"overlay", 1, do_overlay}, {"flatten", 1, do_flatten},
+    {"write", 50, do_write},    {"zero", 6, do_zero},       {"snapshot", 6, do_snapshot},
+    {"revert", 4, do_revert},   {"delete", 4, do_delete},   {"rename", 1, do_rename},
+    {"resize", 2, do_resize},   {"map", 6, do_map},         {"reopen", 3, reopen},
+    {"overlay", 1, do_overlay}, {"flatten", 1, do_flatten},
 };
 
 static void step(struct world *w)
@@ -267,8 +270,8 @@ static void run_model(enum pcow_engine engine)
         MUST(pcow_check(w.path, PCOW_CHECK_FORCE_SHARE, NULL, NULL, &result, &error));
         /* What a mapped image has prepared has blocks and no owner yet. */
         if (result.corruptions || (result.leaks && !w.map))
-            fail_msg("step %u (%s): check finds %llu corruptions, %llu leaks", i, w.doing, (unsigned long long)result.corruptions,
-                     (unsigned long long)result.leaks);
+            fail_msg("step %u (%s): check finds %llu corruptions, %llu leaks", i, w.doing,
+                     (unsigned long long)result.corruptions, (unsigned long long)result.leaks);
         if (i % 8 == 0)
             check_all(&w);
         if (i % 64 == 0)

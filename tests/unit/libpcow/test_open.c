@@ -24,10 +24,19 @@ static void test_create_refuses_bad_options(void **state)
     (void)state;
     MUST_FAIL(-EINVAL, create("a", (struct pcow_create_options){0}, &error));
     MUST_FAIL(-EINVAL, create("a", (struct pcow_create_options){.virtual_size = MIB}, &error));
-    MUST_FAIL(-EFBIG, create("a", (struct pcow_create_options){.virtual_size = PCOW_MAX_VIRTUAL_SIZE * 2}, &error));
-    MUST_FAIL(-EINVAL, create("a", (struct pcow_create_options){.virtual_size = 2 * MIB, .cluster_size = 5000}, &error));
-    MUST_FAIL(-EINVAL, create("a", (struct pcow_create_options){.virtual_size = 2 * MIB, .cluster_size = 4 * MIB}, &error));
-    MUST_FAIL(-ENOENT, create("a", (struct pcow_create_options){.base = scratch("missing")}, &error));
+    MUST_FAIL(-EFBIG,
+              create("a", (struct pcow_create_options){.virtual_size = PCOW_MAX_VIRTUAL_SIZE * 2},
+                     &error));
+    MUST_FAIL(-EINVAL,
+              create("a",
+                     (struct pcow_create_options){.virtual_size = 2 * MIB, .cluster_size = 5000},
+                     &error));
+    MUST_FAIL(-EINVAL,
+              create("a",
+                     (struct pcow_create_options){.virtual_size = 2 * MIB, .cluster_size = 4 * MIB},
+                     &error));
+    MUST_FAIL(-ENOENT,
+              create("a", (struct pcow_create_options){.base = scratch("missing")}, &error));
     MUST_FAIL(-EXDEV, create("a", (struct pcow_create_options){.base = "/etc/passwd"}, &error));
     assert_int_equal(stat(scratch("a"), &st), -1);
     MUST(create("a", (struct pcow_create_options){.virtual_size = 2 * MIB}, &error));
@@ -50,7 +59,10 @@ static void test_thin_overlay_is_small(void **state)
     pcow_close(image);
 }
 
-/* In another process: open file description locks of one process do not meet its own other descriptors' in surprising ways. */
+/*
+ * In another process: open file description locks of one process do not meet its own other
+ * descriptors' in surprising ways.
+ */
 static int open_in_child(const char *path, unsigned flags)
 {
     pid_t child = fork();
@@ -151,7 +163,10 @@ static void test_chain_that_leads_back_to_itself(void **state)
     MUST(pcow_rebase(image, scratch("b"), NULL, true, NULL, NULL, &error));
     pcow_close(image);
     MUST_FAIL(-ESTALE, pcow_open(scratch("b"), 0, NULL, &image, &error));
-    /* Recorded by name alone: the chain of the new base cannot be opened while its end has a writer. */
+    /*
+     * Recorded by name alone: the chain of the new base cannot be opened while its end has a
+     * writer.
+     */
     image = must_open(scratch("b"), PCOW_OPEN_WRITE | PCOW_OPEN_NO_BASE);
     MUST(pcow_rebase(image, scratch("a"), NULL, true, NULL, NULL, &error));
     pcow_close(image);
@@ -185,11 +200,17 @@ static void test_deep_chain(void **state)
     image = must_create(scratch("other"), 4 * MIB, 0, NULL);
     MUST_FAIL(-ELOOP, pcow_rebase(image, path, NULL, false, NULL, NULL, &error));
     pcow_close(image);
-    MUST(create("last", (struct pcow_create_options){.base = path, .base_unchecked = true, .virtual_size = 4 * MIB}, &error));
+    MUST(create(
+        "last",
+        (struct pcow_create_options){.base = path, .base_unchecked = true, .virtual_size = 4 * MIB},
+        &error));
     MUST_FAIL(-ELOOP, pcow_open(scratch("last"), 0, NULL, &image, &error));
 }
 
-/* ---- damaged and hostile files --------------------------------------------------------------------------------------- */
+/*
+ * ---- damaged and hostile files
+ * ---------------------------------------------------------------------------------------
+ */
 
 static void patch(const char *name, uint64_t offset, const void *bytes, size_t length)
 {
@@ -215,8 +236,11 @@ static void test_every_flipped_bit_of_the_metadata_is_noticed_or_harmless(void *
 {
     const struct {
         uint64_t from, to;
-    } covered[] = {{0, 512}, {512, 560}, {SLAB_TABLE_OFFSET, SLAB_TABLE_OFFSET + 24},
-                   {LAYER_TABLE_OFFSET, LAYER_TABLE_OFFSET + 40}, {LAYER_TABLE_OFFSET + 40, LAYER_TABLE_OFFSET + 256}};
+    } covered[] = {{0, 512},
+                   {512, 560},
+                   {SLAB_TABLE_OFFSET, SLAB_TABLE_OFFSET + 24},
+                   {LAYER_TABLE_OFFSET, LAYER_TABLE_OFFSET + 40},
+                   {LAYER_TABLE_OFFSET + 40, LAYER_TABLE_OFFSET + 256}};
 
     (void)state;
     make_victim();
@@ -246,12 +270,16 @@ static void test_files_cut_short(void **state)
     pcow_image *image;
 
     (void)state;
-    for (uint64_t length = 0; length < 4 * MIB; length = length < 8192 ? length + 1000 : length + 300 * KIB + 1) {
+    for (uint64_t length = 0; length < 4 * MIB;
+         length = length < 8192 ? length + 1000 : length + 300 * KIB + 1) {
         make_victim();
         assert_int_equal(truncate(scratch("v"), (off_t)length), 0);
         assert_true(pcow_open(scratch("v"), 0, NULL, &image, NULL) < 0);
     }
-    /* Cut at a slab border: the slabs behind the end are simply not there, so this one must be seen by check. */
+    /*
+     * Cut at a slab border: the slabs behind the end are simply not there, so this one must be seen
+     * by check.
+     */
     make_victim();
     assert_int_equal(truncate(scratch("v"), 2 * MIB), 0);
     if (pcow_open(scratch("v"), 0, NULL, &image, NULL) == 0)

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What a mapped image takes of the host's memory beside what the guest has: 0.1 % at most of what is mapped, once the guest is there. */
+/*
+ * What a mapped image takes of the host's memory beside what the guest has: 0.1 % at most of what
+ * is mapped, once the guest is there.
+ */
 #include "support.h"
 
 #include <stdio.h>
@@ -39,7 +42,8 @@ static void expect_stored(const unsigned char *memory, unsigned char value, unsi
         unsigned char expected = offset / 4096 % 16 == offset / CLUSTER % 16 ? value : other;
 
         if (memory[offset] != expected)
-            fail_msg("offset %llu is %u, not %u", (unsigned long long)offset, memory[offset], expected);
+            fail_msg("offset %llu is %u, not %u", (unsigned long long)offset, memory[offset],
+                     expected);
     }
 }
 
@@ -73,7 +77,10 @@ static bool can_measure(void)
 #endif
 }
 
-/* Slabs are prepared and copied through mappings of their own, which take as many page tables as the guest's: until nothing happens any more. */
+/*
+ * Slabs are prepared and copied through mappings of their own, which take as many page tables as
+ * the guest's: until nothing happens any more.
+ */
 static void test_page_tables_are_given_back(void **state)
 {
     (void)state;
@@ -93,9 +100,11 @@ static void test_page_tables_are_given_back(void **state)
         idle = page_table_bytes() - before;
     }
     pcow_map_get_stats(map, &stats);
-    print_message("page tables: raw %llu KiB, pcow %llu KiB, when idle %llu KiB; own memory %llu KiB of %llu MiB, %u mappings\n",
-                  (unsigned long long)raw / KIB, (unsigned long long)busy / KIB, (unsigned long long)idle / KIB,
-                  (unsigned long long)stats.memory / KIB, (unsigned long long)(SIZE / MIB), stats.vmas);
+    print_message("page tables: raw %llu KiB, pcow %llu KiB, when idle %llu KiB; own memory %llu "
+                  "KiB of %llu MiB, %u mappings\n",
+                  (unsigned long long)raw / KIB, (unsigned long long)busy / KIB,
+                  (unsigned long long)idle / KIB, (unsigned long long)stats.memory / KIB,
+                  (unsigned long long)(SIZE / MIB), stats.vmas);
     if (can_measure()) {
         assert_true(busy > raw + SIZE / 1000);         /* else there was nothing to give back */
         assert_true(idle <= raw + SIZE / 2000);
@@ -145,7 +154,9 @@ static uint64_t anonymous_bytes(void)
     return kib * KIB;
 }
 
-/* Locked memory is filled as far as it is accessible: tables for the largest file would be 9 GiB. */
+/*
+ * Locked memory is filled as far as it is accessible: tables for the largest file would be 9 GiB.
+ */
 static void test_locked_memory(void **state)
 {
     (void)state;
@@ -194,8 +205,10 @@ static void test_tables_grow(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_page_tables_are_given_back, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_what_is_counted_is_small, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_page_tables_are_given_back, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_what_is_counted_is_small, scratch_setup,
+                                        scratch_teardown),
         cmocka_unit_test_setup_teardown(test_locked_memory, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_tables_grow, scratch_setup, scratch_teardown),
     };

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Slabs prepared ahead of the stores: that they are used, that they are given back, and that they never show anything but zeros. */
+/*
+ * Slabs prepared ahead of the stores: that they are used, that they are given back, and that they
+ * never show anything but zeros.
+ */
 #include "support.h"
 
 #include <errno.h>
@@ -25,7 +28,8 @@ static int pool_setup(void **state)
 
 static pcow_map *must_map(pcow_image *image, unsigned prepared_slabs)
 {
-    struct pcow_map_options options = {.prepared_slabs = prepared_slabs, .full_policy = PCOW_FULL_FAIL};
+    struct pcow_map_options options = {.prepared_slabs = prepared_slabs,
+                                       .full_policy = PCOW_FULL_FAIL};
     pcow_map *map;
 
     MUST(pcow_map_create(image, &options, &map, &error));
@@ -42,7 +46,8 @@ static struct pcow_map_stats stats_of(pcow_map *map)
 
 static void wait_ready(pcow_map *map, unsigned slabs)
 {
-    for (unsigned i = 0; i < 2000 && (stats_of(map).slabs_ready < slabs || stats_of(map).slabs_queued > 0); i++)
+    for (unsigned i = 0;
+         i < 2000 && (stats_of(map).slabs_ready < slabs || stats_of(map).slabs_queued > 0); i++)
         usleep(5000);
     assert_true(stats_of(map).slabs_ready >= slabs);
 }
@@ -68,7 +73,8 @@ static void test_stores_take_prepared_slabs(void **state)
     assert_int_equal(stats_of(map).slabs_missed, 0);
     /* They come in order, so that neighbours in the guest are neighbours in the file. */
     for (unsigned i = 1; i < 8; i++)
-        assert_int_equal(slab_ref_slab(image->chain->head[i]), slab_ref_slab(image->chain->head[0]) + i);
+        assert_int_equal(slab_ref_slab(image->chain->head[i]),
+                         slab_ref_slab(image->chain->head[0]) + i);
     for (uint64_t offset = 0; offset < 8 * SLAB; offset++)
         if (memory[offset] != (offset % SLAB == 12345 ? offset / SLAB + 1 : 0))
             fail_msg("byte %llu is %u", (unsigned long long)offset, memory[offset]);
@@ -96,7 +102,10 @@ static void test_what_is_not_used_is_given_back(void **state)
     must_be_clean(scratch("top.pcow"));
 }
 
-/* The map goes at any moment of what the thread does with the slab of a store, which has its blocks before they count as prepared. */
+/*
+ * The map goes at any moment of what the thread does with the slab of a store, which has its blocks
+ * before they count as prepared.
+ */
 static void test_half_prepared_is_given_back(void **state)
 {
     (void)state;
@@ -144,7 +153,10 @@ static void test_idle_image_gives_back(void **state)
     must_be_clean(scratch("top.pcow"));
 }
 
-/* Others fill the pool while slabs are prepared and partly used: stores go on with what was prepared, until all of it is used. */
+/*
+ * Others fill the pool while slabs are prepared and partly used: stores go on with what was
+ * prepared, until all of it is used.
+ */
 static void test_full_pool_reclaims_what_was_prepared(void **state)
 {
     char path[600];
@@ -211,7 +223,10 @@ static void test_nothing_is_prepared_in_a_nearly_full_pool(void **state)
     unlink(path);
 }
 
-/* Killed while slabs are prepared, owned or not: nothing is lost, nothing but zeros shows, and the next writer gives the blocks back. */
+/*
+ * Killed while slabs are prepared, owned or not: nothing is lost, nothing but zeros shows, and the
+ * next writer gives the blocks back.
+ */
 static void test_crash_with_prepared_slabs(void **state)
 {
     const char *path = scratch("top.pcow");
@@ -231,7 +246,8 @@ static void test_crash_with_prepared_slabs(void **state)
     if (pid == 0) {
         struct pcow_map_options options = {.prepared_slabs = 8};
 
-        if (pcow_open(path, PCOW_OPEN_WRITE, NULL, &image, NULL) || pcow_map_create(image, &options, &map, NULL))
+        if (pcow_open(path, PCOW_OPEN_WRITE, NULL, &image, NULL)
+            || pcow_map_create(image, &options, &map, NULL))
             _exit(1);
         while (stats_of(map).slabs_ready < 8)
             usleep(1000);
@@ -300,7 +316,10 @@ static pcow_image *make_overlay(uint64_t size)
     return must_create(scratch("top.pcow"), 0, 0, scratch("base.pcow"));
 }
 
-/* A slab that was stored to again and again is copied whole behind the guest's back, and is one mapping then. */
+/*
+ * A slab that was stored to again and again is copied whole behind the guest's back, and is one
+ * mapping then.
+ */
 static void test_hot_slab_is_completed(void **state)
 {
     (void)state;
@@ -324,7 +343,8 @@ static void test_hot_slab_is_completed(void **state)
     assert_int_equal(info.data_size, SLAB);
     assert_int_equal(map->slabs[0].pieces, 1);
     for (unsigned i = 0; i < 24; i++)
-        memory[i * 5 % 32 * 64 * KIB] = memory[i * 5 % 32 * 64 * KIB + 4096] = (unsigned char)(i * 5 % 32 * 16 * 7);
+        memory[i * 5 % 32 * 64 * KIB] = memory[i * 5 % 32 * 64 * KIB + 4096] =
+            (unsigned char)(i * 5 % 32 * 16 * 7);
     for (uint64_t i = 0; i < 4 * SLAB; i++)
         if (i / 4096 % 16 > 1 && memory[i] != (unsigned char)(i / 4096 * 7 + i))
             fail_msg("byte %llu is %u", (unsigned long long)i, memory[i]);
@@ -334,7 +354,10 @@ static void test_hot_slab_is_completed(void **state)
     unlink(scratch("base.pcow"));
 }
 
-/* The base is cut short under us: the copy is an error, not a signal in the middle of the copy, and the page is not own. */
+/*
+ * The base is cut short under us: the copy is an error, not a signal in the middle of the copy, and
+ * the page is not own.
+ */
 static void test_unreadable_source_is_an_error(void **state)
 {
     (void)state;
@@ -356,7 +379,10 @@ static void test_unreadable_source_is_an_error(void **state)
     unlink(scratch("base.pcow"));
 }
 
-/* ---- many threads --------------------------------------------------------------------------------------------------- */
+/*
+ * ---- many threads
+ * ---------------------------------------------------------------------------------------------------
+ */
 
 #define THREADS 4
 #define RACE_SLABS 12u
@@ -377,7 +403,10 @@ static void *race(void *opaque)
     return NULL;
 }
 
-/* All store to every page at the same time, with snapshots' worth of slabs taken from the ring: a page is copied once, a slab taken once. */
+/*
+ * All store to every page at the same time, with snapshots' worth of slabs taken from the ring: a
+ * page is copied once, a slab taken once.
+ */
 static void test_threads_share_the_ring(void **state)
 {
     (void)state;
@@ -404,21 +433,26 @@ static void test_threads_share_the_ring(void **state)
     for (uint64_t offset = 0; offset < RACE_SLABS * SLAB; offset += 4096)
         for (unsigned i = 0; i < 64; i++) {
             uint64_t at = offset + i;
-            unsigned char old = offset < RACE_SLABS / 2 * SLAB ? (unsigned char)(at / 4096 * 7 + at) : 0;
+            unsigned char old =
+                offset < RACE_SLABS / 2 * SLAB ? (unsigned char)(at / 4096 * 7 + at) : 0;
 
             if (memory[at] != (i % 8 == 0 && i / 8 < THREADS ? i / 8 + 1 : old))
                 fail_msg("byte %llu is %u", (unsigned long long)at, memory[at]);
         }
     pcow_get_info(image, &info);
     assert_int_equal(info.data_size, RACE_SLABS * SLAB);
-    assert_int_equal(stats_of(map).pages_copied + stats_of(map).pages_zeroed, RACE_SLABS * PAGES_PER_SLAB);
+    assert_int_equal(stats_of(map).pages_copied + stats_of(map).pages_zeroed,
+                     RACE_SLABS * PAGES_PER_SLAB);
     pcow_map_destroy(map);
     pcow_close(image);
     must_be_clean(scratch("top.pcow"));
     unlink(scratch("base.pcow"));
 }
 
-/* Snapshots while the thread works: what it completes belongs to the layer that was active, and reverting gives back every byte. */
+/*
+ * Snapshots while the thread works: what it completes belongs to the layer that was active, and
+ * reverting gives back every byte.
+ */
 static void test_snapshots_while_the_thread_works(void **state)
 {
     (void)state;

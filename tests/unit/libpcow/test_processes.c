@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What a trap must not do: serve a child, execute what is data, or go on in a map that has been taken away. */
+/*
+ * What a trap must not do: serve a child, execute what is data, or go on in a map that has been
+ * taken away.
+ */
 #include "support.h"
 
 #include <pthread.h>
@@ -37,7 +40,10 @@ static void remove_image(pcow_image *image, pcow_map *map)
     must_be_clean(scratch("vm.pcow"));
 }
 
-/* AddressSanitizer leaves a child the locks of its allocator as another thread had them; TSan lets it have no threads. */
+/*
+ * AddressSanitizer leaves a child the locks of its allocator as another thread had them; TSan lets
+ * it have no threads.
+ */
 static void needs_children_that_allocate(void)
 {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -46,7 +52,8 @@ static void needs_children_that_allocate(void)
 }
 
 /* How a child ends that does this. */
-static int in_child(void (*work)(pcow_image *image, pcow_map *map), pcow_image *image, pcow_map *map)
+static int in_child(void (*work)(pcow_image *image, pcow_map *map), pcow_image *image,
+                    pcow_map *map)
 {
     pid_t child = fork();
     int status;
@@ -75,14 +82,17 @@ static void close_all(pcow_image *image, pcow_map *map)
 
 static void change(pcow_image *image, pcow_map *map)
 {
-    if (pcow_snapshot_create(image, "s", NULL) != -EPERM || pcow_map_flush(map, 0, SIZE, NULL) != -EPERM)
+    if (pcow_snapshot_create(image, "s", NULL) != -EPERM
+        || pcow_map_flush(map, 0, SIZE, NULL) != -EPERM)
         _exit(1);
     pcow_map_destroy(map);
     if (pcow_write(image, UNTOUCHED, "x", 1, NULL) != -EPERM)
         _exit(2);
 }
 
-/* It may read, by what was opened before the fork; a map needs an image that it has opened itself. */
+/*
+ * It may read, by what was opened before the fork; a map needs an image that it has opened itself.
+ */
 static void read_and_map(pcow_image *image, pcow_map *map)
 {
     char byte = 0;
@@ -98,7 +108,8 @@ static void write_as_server(pcow_image *image, pcow_map *map)
 {
     (void)map;
     pcow_adopt(image);
-    if (pcow_write(image, UNTOUCHED, "x", 1, NULL) || pcow_flush(image, NULL) || pcow_map_create(image, NULL, &map, NULL))
+    if (pcow_write(image, UNTOUCHED, "x", 1, NULL) || pcow_flush(image, NULL)
+        || pcow_map_create(image, NULL, &map, NULL))
         _exit(1);
     close_all(image, map);
 }
@@ -111,7 +122,8 @@ static void map_another(pcow_image *image, pcow_map *map)
 
     (void)image;
     (void)map;
-    if (pcow_open(scratch("child.pcow"), PCOW_OPEN_WRITE, NULL, &own, NULL) || pcow_map_create(own, NULL, &own_map, NULL))
+    if (pcow_open(scratch("child.pcow"), PCOW_OPEN_WRITE, NULL, &own, NULL)
+        || pcow_map_create(own, NULL, &own_map, NULL))
         _exit(1);
     memory = pcow_map_address(own_map);
     for (uint64_t offset = 0; offset < SIZE; offset += 4096)
@@ -278,7 +290,8 @@ static void map_twice(pcow_image *image, pcow_map *map)
     (void)image;
     (void)map;
     for (unsigned i = 0; i < 2; i++) {
-        if (pcow_open(scratch("child.pcow"), PCOW_OPEN_WRITE, NULL, &own, NULL) || pcow_map_create(own, NULL, &own_map, NULL))
+        if (pcow_open(scratch("child.pcow"), PCOW_OPEN_WRITE, NULL, &own, NULL)
+            || pcow_map_create(own, NULL, &own_map, NULL))
             _exit(1);
         ((volatile uint8_t *)pcow_map_address(own_map))[UNTOUCHED + i * 64 * KIB] = 7;
         pcow_map_get_stats(own_map, &stats);
@@ -333,7 +346,8 @@ static void come_back(int number, siginfo_t *info, void *context)
 /* No mapping of a trap would let it happen: the handler that was there before gets it. */
 static void test_jump_into_the_range(void **state)
 {
-    struct sigaction action = {.sa_sigaction = come_back, .sa_flags = SA_SIGINFO | SA_NODEFER}, before;
+    struct sigaction action = {.sa_sigaction = come_back, .sa_flags = SA_SIGINFO | SA_NODEFER},
+                     before;
     void (*volatile function)(void);
     pcow_image *image;
     pcow_map *map;
@@ -377,10 +391,14 @@ static void *store_for_ever(void *memory)
     return NULL;
 }
 
-/* Whoever waits for space in a trap is told that there will be none, and does not look at the map again. AddressSanitizer knows if he does. */
+/*
+ * Whoever waits for space in a trap is told that there will be none, and does not look at the map
+ * again. AddressSanitizer knows if he does.
+ */
 static void test_map_that_goes_while_somebody_waits_in_it(void **state)
 {
-    struct sigaction action = {.sa_sigaction = give_up, .sa_flags = SA_SIGINFO | SA_NODEFER}, before;
+    struct sigaction action = {.sa_sigaction = give_up, .sa_flags = SA_SIGINFO | SA_NODEFER},
+                     before;
     struct observer observer = {.persistence = PCOW_PERSISTENCE_VOLATILE, .look = full};
     struct pcow_event event = {0};
     pcow_image *image;
@@ -415,7 +433,10 @@ static struct {
     bool copied;                       /* by the waiter */
 } late;
 
-/* What the waiter allocates by itself fails; into what was prepared it can copy, and stands still between the copy and the word that makes it valid. */
+/*
+ * What the waiter allocates by itself fails; into what was prepared it can copy, and stands still
+ * between the copy and the word that makes it valid.
+ */
 static int hold_up(struct observer *observer, const struct observation *seen)
 {
     (void)observer;
@@ -447,10 +468,14 @@ static void *let_go_on(void *unused)
     return unused;
 }
 
-/* Who waits finds space, and copies, just when the map is to go: that is waited for, and what it copies to is not given back under its hands. */
+/*
+ * Who waits finds space, and copies, just when the map is to go: that is waited for, and what it
+ * copies to is not given back under its hands.
+ */
 static void test_map_that_goes_while_somebody_copies(void **state)
 {
-    struct sigaction action = {.sa_sigaction = give_up, .sa_flags = SA_SIGINFO | SA_NODEFER}, before;
+    struct sigaction action = {.sa_sigaction = give_up, .sa_flags = SA_SIGINFO | SA_NODEFER},
+                     before;
     struct pcow_event event = {0};
     uint8_t *bytes = malloc(PCOW_SLAB_SIZE);
     pcow_image *image;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * What revert and delete have dropped: its blocks stay in the file for a while. Nobody may ever see what they hold, they go back to
- * the pool by themselves, and what still waits does not make a pool full.
+ * What revert and delete have dropped: its blocks stay in the file for a while. Nobody may ever see
+ * what they hold, they go back to the pool by themselves, and what still waits does not make a pool
+ * full.
  */
 #include "support.h"
 
@@ -94,7 +95,10 @@ static void test_never_seen_again(void **state)
     free(bytes);
 }
 
-/* A merge takes pages out of a slab that lives on: they are emptied when somebody asks for zeros there. */
+/*
+ * A merge takes pages out of a slab that lives on: they are emptied when somebody asks for zeros
+ * there.
+ */
 static void test_pages_of_a_merged_slab(void **state)
 {
     pcow_image *image = must_create(scratch("t"), 8 * MIB, 0, NULL);
@@ -155,7 +159,10 @@ static void test_close_gives_back(void **state)
     pcow_close(image);
 }
 
-/* Killed before it could: check tells, the next writer gives back whatever it came for, and nothing is seen meanwhile. */
+/*
+ * Killed before it could: check tells, the next writer gives back whatever it came for, and nothing
+ * is seen meanwhile.
+ */
 static void test_killed(void **state)
 {
     struct pcow_check_result result;
@@ -191,7 +198,10 @@ static int pool_setup(void **state)
     return pool_mount(state, "24m");
 }
 
-/* The pool is full of what was dropped, and there is no thread: stores, records and VM state find the space all the same. */
+/*
+ * The pool is full of what was dropped, and there is no thread: stores, records and VM state find
+ * the space all the same.
+ */
 static void test_a_full_pool_is_not_full(void **state)
 {
     char path[600];
@@ -208,7 +218,8 @@ static void test_a_full_pool_is_not_full(void **state)
     fill(image, 0, 64 * KIB, 0x67);
     MUST(pcow_snapshot_create(image, "more", &error));
     fill(image, 0, 6 * SLAB, 0x68);
-    MUST(pcow_map_create(image, &(struct pcow_map_options){.full_policy = PCOW_FULL_FAIL}, &map, &error));
+    MUST(pcow_map_create(image, &(struct pcow_map_options){.full_policy = PCOW_FULL_FAIL}, &map,
+                         &error));
     memory = pcow_map_address(map);
     MUST(pcow_snapshot_revert(image, "more", &error));
     for (uint64_t offset = 30 * MIB; offset < 30 * MIB + 6 * SLAB; offset += 4096) {
@@ -253,7 +264,9 @@ static void test_the_file_does_not_grow(void **state)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, scratch_setup, scratch_teardown)
 
-/* Half of a copy gets into the file, then the disk fails, also when that half is to be punched out. */
+/*
+ * Half of a copy gets into the file, then the disk fails, also when that half is to be punched out.
+ */
 struct failing {
     struct observer observer;
     int fd;
@@ -266,7 +279,8 @@ static int fail_halfway(struct observer *observer, const struct observation *o)
 
     if (o->what == OBSERVED_WRITE && failing->writes > 0) {
         failing->writes--;
-        assert_int_equal(pwrite(failing->fd, o->from, o->length / 2, (off_t)o->offset), o->length / 2);
+        assert_int_equal(pwrite(failing->fd, o->from, o->length / 2, (off_t)o->offset),
+                         o->length / 2);
         return -EIO;
     }
     if (o->what == OBSERVED_PUNCH && failing->punches > 0) {
@@ -278,7 +292,8 @@ static int fail_halfway(struct observer *observer, const struct observation *o)
 
 static void test_half_a_copy(void **state)
 {
-    struct failing failing = {.observer = {.persistence = PCOW_PERSISTENCE_PAGE_CACHE, .look = fail_halfway}};
+    struct failing failing = {
+        .observer = {.persistence = PCOW_PERSISTENCE_PAGE_CACHE, .look = fail_halfway}};
     unsigned char bytes[64 * KIB];
     pcow_image *image;
 
@@ -305,7 +320,10 @@ static void test_half_a_copy(void **state)
     must_be_clean(scratch("t"));
 }
 
-/* ---- giving back beside a delete -------------------------------------------------------------------------------------------- */
+/*
+ * ---- giving back beside a delete
+ * --------------------------------------------------------------------------------------------
+ */
 
 struct slow {
     struct observer observer;
@@ -319,7 +337,8 @@ static int be_slow(struct observer *observer, const struct observation *observat
 {
     struct slow *slow = (struct slow *)observer;
 
-    if (observation->what == OBSERVED_PUNCH && slow->slab && observation->offset >> SLAB_BITS == slow->slab
+    if (observation->what == OBSERVED_PUNCH && slow->slab
+        && observation->offset >> SLAB_BITS == slow->slab
         && !__atomic_exchange_n(&slow->met, true, __ATOMIC_SEQ_CST)) {
         sem_post(&slow->punching);
         sem_wait(&slow->go_on);
@@ -340,8 +359,9 @@ static void *delete_leaf(void *image)
 }
 
 /*
- * A trap on a full pool punches out what is left in a slab, while the snapshot whose it is is deleted. Nobody may get the slab before that is
- * over: what he stored would be punched out. beyond: of a guest slab that the image itself does not have.
+ * A trap on a full pool punches out what is left in a slab, while the snapshot whose it is is
+ * deleted. Nobody may get the slab before that is over: what he stored would be punched out.
+ * beyond: of a guest slab that the image itself does not have.
  */
 static void test_giving_back_beside_a_delete(void **state)
 {
@@ -351,7 +371,8 @@ static void test_giving_back_beside_a_delete(void **state)
     memset(data, 0x77, sizeof data);
     for (unsigned beyond = 0; beyond < 2; beyond++) {
         uint64_t guest_slab = beyond ? 6 : 1;
-        struct slow slow = {.observer = {.persistence = PCOW_PERSISTENCE_VOLATILE, .look = be_slow}};
+        struct slow slow = {
+            .observer = {.persistence = PCOW_PERSISTENCE_VOLATILE, .look = be_slow}};
         pthread_t giver, deleter;
         struct timespec soon;
         pcow_image *image;

@@ -28,10 +28,14 @@ static bool names(const char *path, int fd)
 {
     struct stat named, open_file;
 
-    return stat(path, &named) == 0 && fstat(fd, &open_file) == 0 && named.st_ino == open_file.st_ino;
+    return stat(path, &named) == 0 && fstat(fd, &open_file) == 0
+           && named.st_ino == open_file.st_ino;
 }
 
-/* As pcow-img convert does: lock all of the file, see that it still is the one, rename. Here the two change places for ever. */
+/*
+ * As pcow-img convert does: lock all of the file, see that it still is the one, rename. Here the
+ * two change places for ever.
+ */
 static void *replace(void *opaque)
 {
     struct replacer *replacer = opaque;
@@ -118,7 +122,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_writer, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_a_reader, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_a_reader_of_a_snapshot, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_a_reader_of_a_snapshot, scratch_setup,
+                                        scratch_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Power loss at every point of every operation: all states that it could leave, in each class of persistence (see replay.h for the
- * rules), are opened, checked, compared with what the guest had made durable, opened by a writer, compared again, and lived on with.
- * PCOW_TEST_STEPS is the number of combinations at one crash point before they are sampled.
+ * Power loss at every point of every operation: all states that it could leave, in each class of
+ * persistence (see replay.h for the rules), are opened, checked, compared with what the guest had
+ * made durable, opened by a writer, compared again, and lived on with. PCOW_TEST_STEPS is the
+ * number of combinations at one crash point before they are sampled.
  */
 #include "crash.h"
 
@@ -36,7 +37,10 @@ static void add(struct total *total, const struct replay *replay, bool right, co
         print_error("%s: %s\n", name, replay->failure);
 }
 
-/* ---- what a crash leaves has a second life, and crashes again ------------------------------------------------------------------- */
+/*
+ * ---- what a crash leaves has a second life, and crashes again
+ * -------------------------------------------------------------------
+ */
 
 #define SURVIVORS 64u
 
@@ -65,8 +69,11 @@ static void copy_sparse(const char *from, const char *to)
     assert_true(in >= 0 && out >= 0);
     assert_int_equal(ftruncate(out, end), 0);
     while ((at = lseek(in, at, SEEK_DATA)) >= 0) {
-        ssize_t got = pread(in, buffer, (size_t)(lseek(in, at, SEEK_HOLE) - at) < sizeof buffer ? (size_t)(lseek(in, at, SEEK_HOLE) - at)
-                                                                                               : sizeof buffer, at);
+        ssize_t got = pread(in, buffer,
+                            (size_t)(lseek(in, at, SEEK_HOLE) - at) < sizeof buffer
+                                ? (size_t)(lseek(in, at, SEEK_HOLE) - at)
+                                : sizeof buffer,
+                            at);
 
         assert_true(got > 0);
         assert_int_equal(pwrite(out, buffer, (size_t)got, at), got);
@@ -83,7 +90,8 @@ static const char *judge_and_keep(void *opaque, const void *expectation)
     uint64_t number = survivors->count++;
     char path[1100];
 
-    if (number % survivors->every == survivors->every - 1 && number / survivors->every < survivors->wanted) {
+    if (number % survivors->every == survivors->every - 1
+        && number / survivors->every < survivors->wanted) {
         unsigned i = (unsigned)(number / survivors->every);
 
         survivors->expectation[i] = expectation;
@@ -109,7 +117,8 @@ static void live_again(struct survivors *survivors, const char *name, struct tot
         assert_non_null(world);
         /* With a base, the name of the base in the image is that of the first life. */
         if (survivors->expectation[i] && !survivors->crash->has_base
-            && world_recognize(file_of_survivor("top", i), survivors->expectation[i], world) && !world->sealed) {
+            && world_recognize(file_of_survivor("top", i), survivors->expectation[i], world)
+            && !world->sealed) {
             crash_record_second_life(&second, survivors->crash, file_of_survivor("top", i), world);
             replay = crash_replay(&second, seen, test_steps(60) / 4);
             snprintf(again, sizeof again, "%s, second life %u", name, i);
@@ -122,7 +131,10 @@ static void live_again(struct survivors *survivors, const char *name, struct tot
     }
 }
 
-/* ---- all scenarios ---------------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- all scenarios
+ * ----------------------------------------------------------------------------------------------------------------
+ */
 
 static void run_class(enum pcow_persistence persistence)
 {
@@ -153,15 +165,17 @@ static void run_class(enum pcow_persistence persistence)
         add(&total, &replay, right, scenarios[i].name);
         if (right)
             live_again(&survivors, scenarios[i].name, &total);
-        print_message("  %-24s %5zu entries, %4llu crash points, %7llu states, %6llu distinct, %.1f s\n", scenarios[i].name,
-                      crash.recorder.count, (unsigned long long)replay.points, (unsigned long long)replay.built,
-                      (unsigned long long)replay.judged, seconds() - begun);
+        print_message(
+            "  %-24s %5zu entries, %4llu crash points, %7llu states, %6llu distinct, %.1f s\n",
+            scenarios[i].name, crash.recorder.count, (unsigned long long)replay.points,
+            (unsigned long long)replay.built, (unsigned long long)replay.judged, seconds() - begun);
         crash_free(&crash);
         seen_free(seen);
     }
-    print_message("class %s: %llu crash points, %llu states replayed, %llu of them distinct; %u crashed images went on and crashed again\n",
-                  pcow_persistence_name(persistence), (unsigned long long)total.points, (unsigned long long)total.built,
-                  (unsigned long long)total.judged, total.lives);
+    print_message("class %s: %llu crash points, %llu states replayed, %llu of them distinct; %u "
+                  "crashed images went on and crashed again\n",
+                  pcow_persistence_name(persistence), (unsigned long long)total.points,
+                  (unsigned long long)total.built, (unsigned long long)total.judged, total.lives);
     assert_int_equal(total.failures, 0);
     assert_true(total.judged > 0 && total.lives > 0);
 }

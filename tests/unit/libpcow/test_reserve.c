@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * The first layout, which maps into holes that others may get memory in. The program is linked so that its calls of mmap() and munmap() pass by
- * here: memory of others comes between them, and calls can fail.
+ * The first layout, which maps into holes that others may get memory in. The program is linked so
+ * that its calls of mmap() and munmap() pass by here: memory of others comes between them, and
+ * calls can fail.
  */
 #include "support.h"
 
@@ -46,10 +47,14 @@ int __wrap_munmap(void *address, size_t length);
 
 static bool is_reserved(const unsigned char *address)
 {
-    return step.reserved && address >= step.reserved && address < step.reserved + SIZE + PCOW_SLAB_SIZE;
+    return step.reserved && address >= step.reserved
+           && address < step.reserved + SIZE + PCOW_SLAB_SIZE;
 }
 
-/* Are there mappings in the last reservation, other than what another one has? gap: where the first mapping is missing. */
+/*
+ * Are there mappings in the last reservation, other than what another one has? gap: where the first
+ * mapping is missing.
+ */
 static bool is_left(uintptr_t *gap)
 {
     uintptr_t at = (uintptr_t)step.reserved, end = at + SIZE + PCOW_SLAB_SIZE;
@@ -121,8 +126,12 @@ int __wrap_munmap(void *address, size_t length)
     }
     ret = __real_munmap(address, length);
     if (hole == step.squat_at) {
-        at += step.where == FIRST_PAGE ? 0 : step.where == LAST_PAGE ? length - PCOW_PAGE_SIZE : length / 2 + PCOW_PAGE_SIZE;
-        step.taken = __real_mmap64(at, PCOW_PAGE_SIZE, step.traps ? PROT_READ : PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+        at += step.where == FIRST_PAGE  ? 0
+              : step.where == LAST_PAGE ? length - PCOW_PAGE_SIZE
+                                        : length / 2 + PCOW_PAGE_SIZE;
+        step.taken =
+            __real_mmap64(at, PCOW_PAGE_SIZE, step.traps ? PROT_READ : PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
         assert_ptr_equal(step.taken, at);
         memset(step.taken, 0xa5, PCOW_PAGE_SIZE);
     }
@@ -131,7 +140,11 @@ int __wrap_munmap(void *address, size_t length)
 
 static void arm(void)
 {
-    step = (typeof(step)){.armed = true, .thread = pthread_self(), .squat_at = NEVER, .fails_at = NEVER, .hole_fails_at = NEVER,
+    step = (typeof(step)){.armed = true,
+                          .thread = pthread_self(),
+                          .squat_at = NEVER,
+                          .fails_at = NEVER,
+                          .hole_fails_at = NEVER,
                           .reservation_fails_at = NEVER};
 }
 
@@ -146,7 +159,10 @@ static void leave(void)
     step.armed = false;
 }
 
-/* ---- an image of all kinds of pieces -------------------------------------------------------------------------------------------- */
+/*
+ * ---- an image of all kinds of pieces
+ * --------------------------------------------------------------------------------------------
+ */
 
 #define CLUSTER (64 * KIB)
 
@@ -154,7 +170,8 @@ static unsigned char expected(uint64_t slab, uint64_t offset)
 {
     if (slab % 4 == 3 || offset % MIB >= CLUSTER)
         return 0;
-    return (unsigned char)(1 + (slab * 2 + (offset >= MIB)) % 120 + (slab % 4 == 0 && offset < MIB ? 128 : 0));
+    return (unsigned char)(1 + (slab * 2 + (offset >= MIB)) % 120
+                           + (slab % 4 == 0 && offset < MIB ? 128 : 0));
 }
 
 static pcow_image *make_image(void)
@@ -167,8 +184,11 @@ static pcow_image *make_image(void)
     for (unsigned layer = 0; layer < 2; layer++) {
         /* From the last to the first: what comes next in the range does not in the file. */
         for (uint64_t v = SLABS; v-- > 0;)
-            for (uint64_t offset = 0; offset < (layer || v % 4 == 3 ? 0 : 2 * MIB) || (layer && v % 4 == 0 && offset == 0); offset += MIB) {
-                memset(bytes, layer ? expected(v, offset) : expected(v, offset) & 127, sizeof bytes);
+            for (uint64_t offset = 0; offset < (layer || v % 4 == 3 ? 0 : 2 * MIB)
+                                      || (layer && v % 4 == 0 && offset == 0);
+                 offset += MIB) {
+                memset(bytes, layer ? expected(v, offset) : expected(v, offset) & 127,
+                       sizeof bytes);
                 MUST(pcow_write(image, v * PCOW_SLAB_SIZE + offset, bytes, sizeof bytes, &error));
             }
         if (layer == 0)
@@ -235,7 +255,10 @@ static void let_store(int number, siginfo_t *info, void *context)
         abort();
 }
 
-/* ---- tests ---------------------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- tests
+ * ----------------------------------------------------------------------------------------------------------------------
+ */
 
 static int look(struct observer *observer, const struct observation *observation)
 {
@@ -244,7 +267,10 @@ static int look(struct observer *observer, const struct observation *observation
     return 0;
 }
 
-/* Under a budget too, which leaves slabs cold, and with a page that is lost, which none is in class volatile. */
+/*
+ * Under a budget too, which leaves slabs cold, and with a page that is lost, which none is in class
+ * volatile.
+ */
 static void test_others_get_memory_in_a_hole(void **state)
 {
     struct observer observer = {.persistence = PCOW_PERSISTENCE_PMEM, .look = look};
@@ -254,7 +280,9 @@ static void test_others_get_memory_in_a_hole(void **state)
     pcow_close(must_create(scratch("other"), 8 * MIB, 0, NULL));
     FOR_EACH_ENGINE(engine)
         for (unsigned kind = 0; kind < 3; kind++) {
-            struct sigaction action = {.sa_sigaction = let_store, .sa_flags = SA_SIGINFO | SA_NODEFER}, before;
+            struct sigaction action = {.sa_sigaction = let_store,
+                                       .sa_flags = SA_SIGINFO | SA_NODEFER},
+                             before;
             const unsigned budget = kind == 1 ? 150 : 0;
             pcow_image *image = make_image(), *other = must_open(scratch("other"), PCOW_OPEN_WRITE);
             pcow_map *map, *other_map;
@@ -266,7 +294,10 @@ static void test_others_get_memory_in_a_hole(void **state)
                 MUST(pcow_map_lose(map, lost, &error));
                 pcow_map_destroy(map);
             }
-            /* Traps in what others have there are not served by the library, whose handler is the one that gets them. */
+            /*
+             * Traps in what others have there are not served by the library, whose handler is the
+             * one that gets them.
+             */
             sigaction(SIGSEGV, &action, &before);
             other_map = must_map_by(other, engine, budget);
             for (unsigned i = 0; i <= HOLES * PLACES; i++) {
@@ -287,7 +318,8 @@ static void test_others_get_memory_in_a_hole(void **state)
                 assert_whole(map);
                 assert_content(map, kind == 2 ? lost : UINT64_MAX);
                 if (kind == 2)
-                    assert_int_equal(kernel_store((unsigned char *)pcow_map_address(map) + lost, 1), -1);
+                    assert_int_equal(kernel_store((unsigned char *)pcow_map_address(map) + lost, 1),
+                                     -1);
                 pcow_map_destroy(map);
                 assert_false(is_left(NULL));
                 leave();
@@ -384,8 +416,10 @@ static void *map_and_unmap(void *opaque)
         if (piece[i])
             busy->wrong += __real_munmap(piece[i], words[i] * sizeof *piece[i]) != 0;
         /* The large ones have no room but below the range, and in its holes. */
-        words[i] = (n % 2 ? 1 + random_next(&seed) % 16 : 256 + random_next(&seed) % 8192) * PAGE_WORDS;
-        piece[i] = __real_mmap64(NULL, words[i] * sizeof *piece[i], PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        words[i] =
+            (n % 2 ? 1 + random_next(&seed) % 16 : 256 + random_next(&seed) % 8192) * PAGE_WORDS;
+        piece[i] = __real_mmap64(NULL, words[i] * sizeof *piece[i], PROT_READ | PROT_WRITE,
+                                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (piece[i] == MAP_FAILED) {
             piece[i] = NULL;
             words[i] = 0;
@@ -428,7 +462,8 @@ static void test_others_map_all_the_time(void **state)
         busy.stop = true;
         pthread_join(thread, NULL);
         assert_int_equal(busy.wrong, 0);
-        print_message("%u maps, %u of them laid out again, %u mappings of others\n", rounds, again, busy.rounds);
+        print_message("%u maps, %u of them laid out again, %u mappings of others\n", rounds, again,
+                      busy.rounds);
         pcow_close(image);
         must_be_clean(scratch("t"));
     }

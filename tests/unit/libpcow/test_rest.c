@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Slabs that are completed by the window's page table: one mapping with every page in it, and nobody sees it happen. mremap() passes by
- * here, and is counted.
+ * Slabs that are completed by the window's page table: one mapping with every page in it, and
+ * nobody sees it happen. mremap() passes by here, and is counted.
  */
 #include "support.h"
 
@@ -45,7 +45,10 @@ static const char *top(void)
 
 static pcow_map *must_map(pcow_image *image, enum pcow_engine engine)
 {
-    struct pcow_map_options options = {.engine = engine, .serves_sigbus = serve_bus(), .prepared_slabs = SLABS, .full_policy = PCOW_FULL_FAIL};
+    struct pcow_map_options options = {.engine = engine,
+                                       .serves_sigbus = serve_bus(),
+                                       .prepared_slabs = SLABS,
+                                       .full_policy = PCOW_FULL_FAIL};
     struct pcow_map_stats stats = {0};
     pcow_map *map;
 
@@ -67,7 +70,8 @@ static unsigned mappings_in(const unsigned char *memory, uint64_t size)
 
     assert_non_null(maps);
     while (fgets(line, sizeof line, maps))
-        if (sscanf(line, "%llx-%llx", &from, &to) == 2 && from < (uintptr_t)memory + size && to > (uintptr_t)memory)
+        if (sscanf(line, "%llx-%llx", &from, &to) == 2 && from < (uintptr_t)memory + size
+            && to > (uintptr_t)memory)
             count++;
     fclose(maps);
     return count;
@@ -85,7 +89,9 @@ static void must_hold(pcow_image *image, uint64_t stored, unsigned char mark)
     }
 }
 
-/* A sequence ends in the middle of a slab: from a third of a slab on the rest is there, as zeros. */
+/*
+ * A sequence ends in the middle of a slab: from a third of a slab on the rest is there, as zeros.
+ */
 static void check_sequence(enum pcow_engine engine)
 {
     pcow_image *image = must_create(top(), SLABS * SLAB, 0, NULL);
@@ -158,7 +164,9 @@ static void *work(void *opaque)
 
     for (unsigned round = 1; round <= 3; round++)
         for (unsigned i = 0; i < SLABS * PAGES_PER_SLAB; i++) {
-            unsigned page = worker->thread == 0 ? i : i * (worker->thread == 1 ? 17u : 641u) % (SLABS * PAGES_PER_SLAB);
+            unsigned page = worker->thread == 0
+                                ? i
+                                : i * (worker->thread == 1 ? 17u : 641u) % (SLABS * PAGES_PER_SLAB);
             uint32_t *word = (uint32_t *)(worker->memory + page * 4096 + worker->thread * 64);
 
             worker->wrong |= __atomic_load_n(word, __ATOMIC_RELAXED) != round - 1;
@@ -218,7 +226,10 @@ static void *fill(void *opaque)
     return NULL;
 }
 
-/* Returns how often page tables were moved until a slab was complete of which many pieces had been stored to. */
+/*
+ * Returns how often page tables were moved until a slab was complete of which many pieces had been
+ * stored to.
+ */
 static unsigned complete_in_pieces(unsigned threads)
 {
     pcow_image *image = must_create(top(), SLABS * SLAB, 0, NULL);
@@ -232,7 +243,8 @@ static unsigned complete_in_pieces(unsigned threads)
     for (unsigned i = 0; i < threads; i++)
         sem_init(&turn[i], 0, i == 0);
     for (unsigned i = 0; i < threads; i++) {
-        fillers[i] = (struct filler){memory, &turn[i], &turn[(i + 1) % threads], 2 * i, 2 * threads};
+        fillers[i] =
+            (struct filler){memory, &turn[i], &turn[(i + 1) % threads], 2 * i, 2 * threads};
         assert_int_equal(pthread_create(&thread[i], NULL, fill, &fillers[i]), 0);
     }
     for (unsigned i = 0; i < threads; i++)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Snapshots and reverts that move the page tables of the guest's range out of the way. The program is linked so that its calls of
- * mremap() and munmap() pass by here: moves can fail, the thread that unmaps can be held up, and loads can come in between.
+ * Snapshots and reverts that move the page tables of the guest's range out of the way. The program
+ * is linked so that its calls of mremap() and munmap() pass by here: moves can fail, the thread
+ * that unmaps can be held up, and loads can come in between.
  */
 #include "support.h"
 
@@ -58,7 +59,8 @@ static unsigned count_wrong(const volatile unsigned char *memory, unsigned gener
     unsigned wrong = 0;
 
     for (uint64_t page = 0; page < SIZE / PCOW_PAGE_SIZE; page++)
-        wrong += memory[page * PCOW_PAGE_SIZE] != expected(page, generation) || memory[page * PCOW_PAGE_SIZE + 4095] != 0;
+        wrong += memory[page * PCOW_PAGE_SIZE] != expected(page, generation)
+                 || memory[page * PCOW_PAGE_SIZE + 4095] != 0;
     return wrong;
 }
 
@@ -91,7 +93,8 @@ int __wrap_munmap(void *address, size_t length)
         return __real_munmap(address, length);
     if (__real_munmap(address, length))
         return -1;
-    step.taken[step.squatters] = mmap(address, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    step.taken[step.squatters] = mmap(address, length, PROT_READ | PROT_WRITE,
+                                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
     if (step.taken[step.squatters] != MAP_FAILED)
         memset(step.taken[step.squatters++], 0x5a, PCOW_PAGE_SIZE);
     return 0;
@@ -231,7 +234,8 @@ static void test_snapshot_and_revert(void **state)
         step.armed = true;
         MUST(pcow_snapshot_revert(image, "one", &error));
         step.armed = false;
-        assert_true(step.moved >= MOVED * PCOW_SLAB_SIZE);         /* the thread may have completed another one */
+        /* the thread may have completed another one */
+        assert_true(step.moved >= MOVED * PCOW_SLAB_SIZE);
         must_show(map, 1);
         store_all(map, 3);
         must_show(map, 3);
@@ -279,7 +283,10 @@ static void test_kernel_refuses(void **state)
     }
 }
 
-/* The thread is not through with the first when the second snapshot comes; and when the image is closed. */
+/*
+ * The thread is not through with the first when the second snapshot comes; and when the image is
+ * closed.
+ */
 static void test_still_busy(void **state)
 {
     pcow_image *image = make_image();
@@ -329,7 +336,10 @@ static void test_others_move_in(void **state)
     }
 }
 
-/* Copy-on-read has everything mapped anew at a snapshot. What was moved counts until it is gone, and once. */
+/*
+ * Copy-on-read has everything mapped anew at a snapshot. What was moved counts until it is gone,
+ * and once.
+ */
 static void test_count_of_mappings(void **state)
 {
     pcow_image *image = make_image();
@@ -410,7 +420,10 @@ static void test_locked(void **state)
     finish(image, map);
 }
 
-/* Slabs in one mapping; what lies beyond a border of 1 GiB is a move of its own. Of less than eight the tables are looked at, and here they are left. */
+/*
+ * Slabs in one mapping; what lies beyond a border of 1 GiB is a move of its own. Of less than eight
+ * the tables are looked at, and here they are left.
+ */
 static uint64_t moved_without_a_look(const pcow_map *map, uint64_t slabs)
 {
     const uint64_t gib = UINT64_C(1) << 30;
@@ -431,7 +444,10 @@ static void test_huge(void **state)
     store_all(map, 1);
     for (unsigned v = 10; v < MOVED; v++)
         huge += density_is_huge(&map->density, pcow_map_address(map) + v * PCOW_SLAB_SIZE);
-    if (huge == 0) {                   /* before Linux 6.7 the kernel does not tell; test_whole sees to it that there are such entries */
+    /*
+     * before Linux 6.7 the kernel does not tell; test_whole sees to it that there are such entries
+     */
+    if (huge == 0) {
         finish(image, map);
         skip();
     }

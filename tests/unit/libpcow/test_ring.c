@@ -23,7 +23,8 @@ static void *pop(void *opaque)
     while (!__atomic_load_n(&poppers->end, __ATOMIC_ACQUIRE)) {
         if (!prepared_pop(poppers->image, &slab))
             continue;
-        if (slab == 0 || slab >= sizeof poppers->out || __atomic_exchange_n(&poppers->out[slab], 1, __ATOMIC_ACQ_REL)) {
+        if (slab == 0 || slab >= sizeof poppers->out
+            || __atomic_exchange_n(&poppers->out[slab], 1, __ATOMIC_ACQ_REL)) {
             __atomic_fetch_add(&poppers->wrong, 1, __ATOMIC_RELAXED);
         } else {
             __atomic_store_n(&poppers->out[slab], 0, __ATOMIC_RELEASE);
@@ -35,7 +36,10 @@ static void *pop(void *opaque)
     return NULL;
 }
 
-/* The stores are faster than the thread: each slab is waited for. None is had twice, and never slab 0, which is the header. */
+/*
+ * The stores are faster than the thread: each slab is waited for. None is had twice, and never slab
+ * 0, which is the header.
+ */
 static void test_empty_ring(void **state)
 {
     struct poppers poppers = {.image = must_create(scratch("top.pcow"), 64 * MIB, 0, NULL)};

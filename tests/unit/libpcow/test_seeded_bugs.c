@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Can the replay fail? Every flush and every hole of every scenario is dropped in turn, and every two neighbouring updates are swapped: in the log, as
- * if the library had the bug. Each must leave a state that is judged wrong, or leave only states that are right, all of which were built, or
- * be on the list of those that cannot be caught, with the reason.
+ * Can the replay fail? Every flush and every hole of every scenario is dropped in turn, and every
+ * two neighbouring updates are swapped: in the log, as if the library had the bug. Each must leave
+ * a state that is judged wrong, or leave only states that are right, all of which were built, or be
+ * on the list of those that cannot be caught, with the reason.
  */
 #include "crash.h"
 
@@ -13,15 +14,18 @@
 #define MAX_KINDS 128u
 #define ALL_STEPS 50u                          /* more combinations for a bug that a sample does not show */
 
-/* What became of the bugs of one kind: the place of the flush that was dropped, or of the updates that were swapped. */
+/*
+ * What became of the bugs of one kind: the place of the flush that was dropped, or of the updates
+ * that were swapped.
+ */
 struct kind {
     char what[96];
     unsigned seeded, caught, sampled;
 };
 
 /*
- * Either one of the states that the bug allows is wrong; or all of them were built, and all are right: the order did not matter there; or
- * they are too many, and all of a sample are right.
+ * Either one of the states that the bug allows is wrong; or all of them were built, and all are
+ * right: the order did not matter there; or they are too many, and all of a sample are right.
  */
 enum verdict {
     CAUGHT,
@@ -31,45 +35,75 @@ enum verdict {
 
 /* Without exception, in both classes (where they occur). */
 static const char *const always_caught[] = {
-    "dropped: active_layer", "dropped: base record", "dropped: state", "dropped: virtual_size of record",
-    "swapped: state of record, active_layer", "swapped: active_layer, state of record", "swapped: owner word, parent of record",
-    "swapped: base record, base_slot", "swapped: parent_limit of record, virtual_size of record", "swapped: state of record, state of record",
+    "dropped: active_layer",
+    "dropped: base record",
+    "dropped: state",
+    "dropped: virtual_size of record",
+    "swapped: state of record, active_layer",
+    "swapped: active_layer, state of record",
+    "swapped: owner word, parent of record",
+    "swapped: base record, base_slot",
+    "swapped: parent_limit of record, virtual_size of record",
+    "swapped: state of record, state of record",
     "swapped: generation, state of record",
 };
 
 /*
- * Kinds of which some are not caught, because what they do not order need not be ordered: the reason. must: at least one of them is caught
- * all the same.
+ * Kinds of which some are not caught, because what they do not order need not be ordered: the
+ * reason. must: at least one of them is caught all the same.
  */
 static const struct {
     const char *prefix, *reason;
     bool must;
 } harmless[] = {
-    {"dropped: generation", "another flush of the same line or page comes before anything that it must precede", true},
-    {"dropped: fdatasync", "what it made certain is made so again before anything relies on it, or was not promised yet", true},
-    {"dropped: hole", "the slab is free or its pages are not valid: whoever uses it next empties it", true},
+    {"dropped: generation",
+     "another flush of the same line or page comes before anything that it must precede", true},
+    {"dropped: fdatasync",
+     "what it made certain is made so again before anything relies on it, or was not promised yet",
+     true},
+    {"dropped: hole",
+     "the slab is free or its pages are not valid: whoever uses it next empties it", true},
     {"dropped: data", "the pages are not promised yet, or a later flush covers them", true},
     {"dropped: bitmap", "the pages are not promised yet, or their layer goes", true},
-    {"dropped: owner word", "a slab of a dead layer is free whether its owner word is cleared or not", true},
-    {"dropped: next_layer_id", "a rename uses no id; class page-cache: another msync() of the page comes before the id is used", true},
-    {"dropped: parent of record", "the flush of the state, in the same line or page, covers the words; the name of an open layer does not count", true},
-    {"dropped: state of record", "an open record of a layer that is neither active nor parent of the active one counts as free", true},
-    {"dropped: state_size of record", "the length of the VM state of a hidden layer is never asked for", true},
-    {"dropped: base_slot", "nobody reads the old base: commit has copied, or the content of both is the same", true},
-    {"dropped: name of record", "class page-cache: the next record in the same page is flushed before active_layer", false},
-    {"dropped: layer_slots", "in one line with next_layer_id, which is stored later and flushed", false},
-    {"dropped: parent_limit of record", "in one line with virtual_size, which is stored later and flushed", false},
+    {"dropped: owner word",
+     "a slab of a dead layer is free whether its owner word is cleared or not", true},
+    {"dropped: next_layer_id",
+     "a rename uses no id; class page-cache: another msync() of the page comes before the id is "
+     "used",
+     true},
+    {"dropped: parent of record",
+     "the flush of the state, in the same line or page, covers the words; the name of an open "
+     "layer does not count",
+     true},
+    {"dropped: state of record",
+     "an open record of a layer that is neither active nor parent of the active one counts as free",
+     true},
+    {"dropped: state_size of record",
+     "the length of the VM state of a hidden layer is never asked for", true},
+    {"dropped: base_slot",
+     "nobody reads the old base: commit has copied, or the content of both is the same", true},
+    {"dropped: name of record",
+     "class page-cache: the next record in the same page is flushed before active_layer", false},
+    {"dropped: layer_slots", "in one line with next_layer_id, which is stored later and flushed",
+     false},
+    {"dropped: parent_limit of record",
+     "in one line with virtual_size, which is stored later and flushed", false},
     {"dropped: copy of the header", "only check -r reads it, and word by word", false},
-    {"swapped: generation, ", "the update after it is not the commit point, which still comes later", false},
+    {"swapped: generation, ",
+     "the update after it is not the commit point, which still comes later", false},
     {"swapped: data, ", "the bitmap or owner word publishes nothing that was promised", false},
-    {"swapped: bitmap, ", "a page is valid only if both bitmap and owner word are there; with either alone it reads as before", false},
+    {"swapped: bitmap, ",
+     "a page is valid only if both bitmap and owner word are there; with either alone it reads as "
+     "before",
+     false},
     {"swapped: owner word, ", "slabs of one layer change owner each on its own", false},
     {"swapped: layer_slots, ", "neither counts before a state or active_layer", false},
     {"swapped: next_layer_id, ", "neither counts before a state or active_layer", false},
     {"swapped: name of record, ", "neither counts before a state or active_layer", false},
     {"swapped: parent of record, ", "in one line where the class keeps the order", true},
     {"swapped: state of record, copy of the header", "only check -r reads the copy", false},
-    {"swapped: state of record, owner word", "the slabs of a dead or hidden layer read the same whoever owns them", false},
+    {"swapped: state of record, owner word",
+     "the slabs of a dead or hidden layer read the same whoever owns them", false},
     {"swapped: state of record, state_size of record", "a hidden layer has no VM state", true},
     {"swapped: state_size of record, ", "a hidden layer has no VM state", false},
     {"swapped: state, copy of the header", "only check -r reads the copy", false},
@@ -94,7 +128,8 @@ static void count(const char *what, enum verdict verdict)
     kinds[i].sampled += verdict == SAMPLED;
 }
 
-static enum verdict judge_bug(struct crash *c, struct seen *seen, const struct entry *log, size_t length, size_t from)
+static enum verdict judge_bug(struct crash *c, struct seen *seen, const struct entry *log,
+                              size_t length, size_t from)
 {
     unsigned limits[] = {test_steps(40), test_steps(40) * ALL_STEPS};
     struct replay replay;
@@ -112,7 +147,10 @@ static enum verdict judge_bug(struct crash *c, struct seen *seen, const struct e
     return SAMPLED;
 }
 
-/* ---- dropping ---------------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- dropping
+ * ----------------------------------------------------------------------------------------------------------------
+ */
 
 /* Flushes, and the holes without which old data would come up in new memory. */
 static void drop_flushes(struct crash *c, struct seen *seen)
@@ -124,17 +162,22 @@ static void drop_flushes(struct crash *c, struct seen *seen)
         const struct entry *entry = &c->recorder.entry[at];
         char what[96];
 
-        if (entry->kind != ENTRY_FLUSH && entry->kind != ENTRY_MSYNC && entry->kind != ENTRY_SYNC && entry->kind != ENTRY_PUNCH)
+        if (entry->kind != ENTRY_FLUSH && entry->kind != ENTRY_MSYNC && entry->kind != ENTRY_SYNC
+            && entry->kind != ENTRY_PUNCH)
             continue;
         memcpy(log, c->recorder.entry, at * sizeof *log);
         memcpy(log + at, c->recorder.entry + at + 1, (c->recorder.count - at - 1) * sizeof *log);
-        snprintf(what, sizeof what, "dropped: %s", entry->kind == ENTRY_PUNCH ? "hole" : recorder_describe(entry));
+        snprintf(what, sizeof what, "dropped: %s",
+                 entry->kind == ENTRY_PUNCH ? "hole" : recorder_describe(entry));
         count(what, judge_bug(c, seen, log, c->recorder.count - 1, at));
     }
     free(log);
 }
 
-/* ---- swapping ---------------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- swapping
+ * ----------------------------------------------------------------------------------------------------------------
+ */
 
 /* One update: stores and what makes them certain. 0 if none begins here. */
 static size_t update_length(const struct recorder *recorder, size_t at)
@@ -147,7 +190,8 @@ static size_t update_length(const struct recorder *recorder, size_t at)
         return 0;
     while (end < recorder->count && recorder->entry[end].kind == ENTRY_FLUSH)
         end++;
-    if (end == recorder->count || (recorder->entry[end].kind != ENTRY_FENCE && recorder->entry[end].kind != ENTRY_MSYNC))
+    if (end == recorder->count
+        || (recorder->entry[end].kind != ENTRY_FENCE && recorder->entry[end].kind != ENTRY_MSYNC))
         return 0;
     return end + 1 - at;
 }
@@ -159,7 +203,8 @@ static void swap_updates(struct crash *c, struct seen *seen)
 
     assert_non_null(log);
     for (size_t at = 0; at < recorder->count; at++) {
-        size_t first = update_length(recorder, at), second = first ? update_length(recorder, at + first) : 0;
+        size_t first = update_length(recorder, at),
+               second = first ? update_length(recorder, at + first) : 0;
         char what[96];
 
         if (!second)
@@ -168,14 +213,18 @@ static void swap_updates(struct crash *c, struct seen *seen)
         memcpy(log + at, recorder->entry + at + first, second * sizeof *log);
         memcpy(log + at + second, recorder->entry + at, first * sizeof *log);
         snprintf(what, sizeof what, "swapped: %s, ", recorder_describe(&recorder->entry[at]));
-        snprintf(what + strlen(what), sizeof what - strlen(what), "%s", recorder_describe(&recorder->entry[at + first]));
+        snprintf(what + strlen(what), sizeof what - strlen(what), "%s",
+                 recorder_describe(&recorder->entry[at + first]));
         count(what, judge_bug(c, seen, log, recorder->count, at));
         at += first - 1;
     }
     free(log);
 }
 
-/* ---- the verdict --------------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- the verdict
+ * ---------------------------------------------------------------------------------------------------------------
+ */
 
 static bool is_always_caught(const char *what)
 {
@@ -214,10 +263,14 @@ static void report(enum pcow_persistence persistence, bool partial)
         seeded += kind->seeded;
         caught += kind->caught;
         sampled += kind->sampled;
-        print_message("  %-50s %3u seeded, %3u caught, %3u right in all states, %3u in a sample%s%s\n", kind->what, kind->seeded, kind->caught,
-                      kind->seeded - kind->caught - kind->sampled, kind->sampled, reason && *reason ? ": " : "", reason ? reason : "");
-        if ((is_always_caught(kind->what) && kind->caught < kind->seeded) || (!reason && kind->sampled)) {
-            print_error("%s: %u of %u were not caught\n", kind->what, kind->seeded - kind->caught, kind->seeded);
+        print_message(
+            "  %-50s %3u seeded, %3u caught, %3u right in all states, %3u in a sample%s%s\n",
+            kind->what, kind->seeded, kind->caught, kind->seeded - kind->caught - kind->sampled,
+            kind->sampled, reason && *reason ? ": " : "", reason ? reason : "");
+        if ((is_always_caught(kind->what) && kind->caught < kind->seeded)
+            || (!reason && kind->sampled)) {
+            print_error("%s: %u of %u were not caught\n", kind->what, kind->seeded - kind->caught,
+                        kind->seeded);
             failures++;
         }
     }
@@ -226,10 +279,15 @@ static void report(enum pcow_persistence persistence, bool partial)
             print_error("%s: none was caught\n", harmless[i].prefix);
             failures++;
         }
-    print_message("class %s: %u ordering bugs seeded: %u caught, %u harmless in every state that they allow, %u in a sample of them\n",
-                  pcow_persistence_name(persistence), seeded, caught, seeded - caught - sampled, sampled);
+    print_message("class %s: %u ordering bugs seeded: %u caught, %u harmless in every state that "
+                  "they allow, %u in a sample of them\n",
+                  pcow_persistence_name(persistence), seeded, caught, seeded - caught - sampled,
+                  sampled);
     assert_int_equal(failures, 0);
-    /* Of all scenarios it was 44 % in either class: a judge that has become blind would call the rest harmless. */
+    /*
+     * Of all scenarios it was 44 % in either class: a judge that has become blind would call the
+     * rest harmless.
+     */
     assert_true(partial ? caught > 0 : caught * 5 > seeded * 2);
 }
 
@@ -244,7 +302,10 @@ static void run_class(enum pcow_persistence persistence)
         struct replay replay;
         struct crash crash;
 
-        /* The thread that prepares slabs makes another log each time; the kinds above are those of one thread. */
+        /*
+         * The thread that prepares slabs makes another log each time; the kinds above are those of
+         * one thread.
+         */
         if (only ? strcmp(only, scenarios[i].name) == 0 : !strstr(scenarios[i].name, "prepared")) {
             crash_record(&crash, &scenarios[i], persistence);
             /* Without a bug it is right: what is seen here need not be judged again. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Blocks that a copy of the file has as well. The program is linked so that ioctl() and fallocate() pass by here, which then tell of a file
- * system on which all blocks are shared; test_shared_blocks.py has a real one.
+ * Blocks that a copy of the file has as well. The program is linked so that ioctl() and fallocate()
+ * pass by here, which then tell of a file system on which all blocks are shared;
+ * test_shared_blocks.py has a real one.
  */
 #include "support.h"
 
@@ -45,8 +46,10 @@ int __wrap_ioctl(int fd, unsigned long request, ...)
         struct fiemap *map = argument;
 
         map->fm_mapped_extents = 1;
-        map->fm_extents[0] = (struct fiemap_extent){.fe_logical = map->fm_start, .fe_length = map->fm_length,
-                                                    .fe_flags = FIEMAP_EXTENT_SHARED | FIEMAP_EXTENT_LAST};
+        map->fm_extents[0] =
+            (struct fiemap_extent){.fe_logical = map->fm_start,
+                                   .fe_length = map->fm_length,
+                                   .fe_flags = FIEMAP_EXTENT_SHARED | FIEMAP_EXTENT_LAST};
         return 0;
     }
     return __real_ioctl(fd, request, argument);
@@ -57,7 +60,8 @@ int __wrap_fallocate64(int fd, int mode, off_t offset, off_t length)
     if (!unshare.armed || mode != FALLOC_FL_UNSHARE_RANGE)
         return __real_fallocate64(fd, mode, offset, length);
     unshare.requests++;
-    if (unshare.error == 0 || (uint64_t)offset >= unshare.to || (uint64_t)(offset + length) <= unshare.from)
+    if (unshare.error == 0 || (uint64_t)offset >= unshare.to
+        || (uint64_t)(offset + length) <= unshare.from)
         return 0;
     errno = unshare.error;
     return -1;
@@ -94,7 +98,10 @@ static pcow_image *make_image(void)
     return must_open(scratch("image"), PCOW_OPEN_WRITE);
 }
 
-/* To make a block its own it has to be read. What cannot be read keeps nobody from the pages beside it. */
+/*
+ * To make a block its own it has to be read. What cannot be read keeps nobody from the pages beside
+ * it.
+ */
 static void test_unreadable_page(void **state)
 {
     pcow_image *image = make_image();
@@ -102,14 +109,16 @@ static void test_unreadable_page(void **state)
     uint64_t in_file;
 
     (void)state;
-    for (in_file = 1; in_file < image_slab_count(image) && !slab_holds(image, in_file, 0); in_file++)
+    for (in_file = 1; in_file < image_slab_count(image) && !slab_holds(image, in_file, 0);
+         in_file++)
         ;
     in_file = (in_file << SLAB_BITS) + BAD * PCOW_PAGE_SIZE;
     share(image, EIO, in_file, in_file + PCOW_PAGE_SIZE);
     for (uint64_t page = 0; page < PAGES_PER_SLAB; page++) {
         struct pcow_error error = {0};
 
-        assert_int_equal(pcow_map_resolve(map, page * PCOW_PAGE_SIZE, 1, true, &error), page == BAD ? -EIO : 0);
+        assert_int_equal(pcow_map_resolve(map, page * PCOW_PAGE_SIZE, 1, true, &error),
+                         page == BAD ? -EIO : 0);
     }
     assert_true(unshare.requests > 0);
     unshare.armed = false;

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Signals of others among ours: handlers that were there before, that come later, and storms from outside. */
+/*
+ * Signals of others among ours: handlers that were there before, that come later, and storms from
+ * outside.
+ */
 #include "support.h"
 
 #include <pthread.h>
@@ -16,7 +19,8 @@
 
 static atomic_uint earlier_calls, earlier_faults, later_calls;
 static struct sigaction below_later;
-static uint8_t *guarded;                  /* a page that somebody else protects, and his handler makes accessible */
+/* a page that somebody else protects, and his handler makes accessible */
+static uint8_t *guarded;
 
 static void earlier_handler(int number, siginfo_t *info, void *context)
 {
@@ -37,9 +41,11 @@ static void later_handler(int number, siginfo_t *info, void *context)
     below_later.sa_sigaction(number, info, context);
 }
 
-static void install(int number, void (*handler)(int, siginfo_t *, void *), struct sigaction *previous)
+static void install(int number, void (*handler)(int, siginfo_t *, void *),
+                    struct sigaction *previous)
 {
-    struct sigaction action = {.sa_sigaction = handler, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
+    struct sigaction action = {.sa_sigaction = handler,
+                               .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
 
     sigemptyset(&action.sa_mask);
     assert_int_equal(sigaction(number, &action, previous), 0);
@@ -59,13 +65,17 @@ static void map_overlay(pcow_image **image, pcow_map **map)
     free(fill);
     pcow_close(base);
     *image = must_create(scratch("vm.pcow"), 0, 0, scratch("base.pcow"));
-    MUST(pcow_map_create(*image, &(struct pcow_map_options){.engine = PCOW_ENGINE_SIGNAL}, map, &error));
+    MUST(pcow_map_create(*image, &(struct pcow_map_options){.engine = PCOW_ENGINE_SIGNAL}, map,
+                         &error));
 }
 
 static atomic_bool storm_over;
 static atomic_uint progress;
 
-/* The next signals when the victim has gone on: faster than that, the handlers would nest until the stack ends. */
+/*
+ * The next signals when the victim has gone on: faster than that, the handlers would nest until the
+ * stack ends.
+ */
 static void *storm(void *opaque)
 {
     pthread_t victim = *(pthread_t *)opaque;
@@ -207,7 +217,10 @@ static void *store_and_be_cancelled(void *opaque)
     return NULL;
 }
 
-/* A thread that ends in the middle of a trap would leave the slab claimed, and everybody else waiting for it. */
+/*
+ * A thread that ends in the middle of a trap would leave the slab claimed, and everybody else
+ * waiting for it.
+ */
 static void test_a_cancelled_thread_ends_after_its_trap(void **state)
 {
     uint8_t *memory;
@@ -246,7 +259,10 @@ static void *store_everywhere(void *opaque)
     return NULL;
 }
 
-/* Its handler looks at each map on the list. ThreadSanitizer knows if it looks at one that is being freed. */
+/*
+ * Its handler looks at each map on the list. ThreadSanitizer knows if it looks at one that is being
+ * freed.
+ */
 static void test_maps_come_and_go_while_another_one_traps(void **state)
 {
     unsigned rounds = 0;

@@ -32,8 +32,9 @@ static void check_list(pcow_image *image, const struct pcow_snapshot *list, size
         /* Own pages behind the end of a shrunken layer are held, and not seen. */
         if (list[i].data_size + list[i].shared_size < seen
             || (list[i].virtual_size == SIZE && list[i].data_size + list[i].shared_size != seen))
-            fail_msg("%s: own %llu, shared %llu, seen %llu", list[i].name, (unsigned long long)list[i].data_size,
-                     (unsigned long long)list[i].shared_size, (unsigned long long)seen);
+            fail_msg("%s: own %llu, shared %llu, seen %llu", list[i].name,
+                     (unsigned long long)list[i].data_size, (unsigned long long)list[i].shared_size,
+                     (unsigned long long)seen);
     }
 }
 
@@ -57,7 +58,8 @@ static void change(pcow_image *image, unsigned number, uint64_t *seed)
             break;
         MUST(pcow_snapshot_delete(image, chosen->name, &freed, &error));
         if (freed != expected)
-            fail_msg("%s: %llu bytes expected, %llu freed", chosen->name, (unsigned long long)expected, (unsigned long long)freed);
+            fail_msg("%s: %llu bytes expected, %llu freed", chosen->name,
+                     (unsigned long long)expected, (unsigned long long)freed);
         break;
     }
     case 2:
@@ -70,7 +72,8 @@ static void change(pcow_image *image, unsigned number, uint64_t *seed)
         break;
     case 4:
         if (chosen && chosen->state_size == 0) {
-            MUST(pcow_snapshot_write_state(image, chosen->name, 0, memset(bytes, 7, 10000), 10000, &error));
+            MUST(pcow_snapshot_write_state(image, chosen->name, 0, memset(bytes, 7, 10000), 10000,
+                                           &error));
             MUST(pcow_snapshot_set_state_size(image, chosen->name, 10000, &error));
         }
         break;
@@ -153,7 +156,10 @@ static void test_delete_frees_what_nobody_else_needs(void **state)
     free(list);
     MUST(pcow_snapshot_delete(image, "fork point", &freed, &error));
     assert_int_equal(freed, 0);
-    /* Now it is kept for the left branch and the present state; without the left one, what the latter has rewritten goes too. */
+    /*
+     * Now it is kept for the left branch and the present state; without the left one, what the
+     * latter has rewritten goes too.
+     */
     MUST(pcow_snapshot_list(image, &list, &count, &error));
     assert_int_equal(list[0].delete_frees, 7 * 4096);
     assert_int_equal(list[0].shared_size, 6 * 4096);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * File systems whose blocks are smaller than a page, which are nearly full. Metadata is stored through a mapping, where the kernel wants blocks for
- * the whole page: what is missing must be an error before, and never a signal. Needs root, to mount them.
+ * File systems whose blocks are smaller than a page, which are nearly full. Metadata is stored
+ * through a mapping, where the kernel wants blocks for the whole page: what is missing must be an
+ * error before, and never a signal. Needs root, to mount them.
  */
 #include "support.h"
 
@@ -38,7 +39,10 @@ static int xfs_mount(void **state)
     return mount_disk(state, "mkfs.xfs -q -b size=1024", "300M");
 }
 
-/* As cp --sparse=always leaves it, and the versions before this test did, which wrote the first record alone. */
+/*
+ * As cp --sparse=always leaves it, and the versions before this test did, which wrote the first
+ * record alone.
+ */
 static void take_zeros_out(void)
 {
     static const char zeros[BLOCK];
@@ -49,7 +53,8 @@ static void take_zeros_out(void)
     for (off_t at = 0; at < (off_t)METADATA; at += BLOCK) {
         assert_int_equal(pread(fd, block, sizeof block, at), sizeof block);
         if (memcmp(block, zeros, sizeof block) == 0)
-            assert_int_equal(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, BLOCK), 0);
+            assert_int_equal(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, BLOCK),
+                             0);
     }
     assert_int_equal(fsync(fd), 0);
     close(fd);
@@ -150,7 +155,8 @@ static void make_image(bool sparse)
 }
 
 /* In a child, as a signal would be the end of it. Whether it had enough. */
-static bool has_enough(const char *name, int (*operation)(pcow_image *image), unsigned left, bool sparse)
+static bool has_enough(const char *name, int (*operation)(pcow_image *image), unsigned left,
+                       bool sparse)
 {
     struct pcow_check_result found;
     int status;
@@ -166,7 +172,8 @@ static bool has_enough(const char *name, int (*operation)(pcow_image *image), un
     }
     assert_int_equal(waitpid(child, &status, 0), child);
     if (!WIFEXITED(status) || WEXITSTATUS(status) > 1)
-        fail_msg("%s with %u blocks left%s: status %#x", name, left, sparse ? ", sparse" : "", (unsigned)status);
+        fail_msg("%s with %u blocks left%s: status %#x", name, left, sparse ? ", sparse" : "",
+                 (unsigned)status);
     /* What could not be given back for want of space is a leak. */
     MUST(pcow_check(image_path, 0, NULL, NULL, &found, &error));
     assert_int_equal(found.corruptions, 0);
@@ -188,8 +195,16 @@ static void test_full_pool_is_an_error(void **state)
         const char *name;
         int (*operation)(pcow_image *image);
     } operations[] = {
-        {"snapshot", snapshot}, {"revert", revert}, {"delete", delete}, {"rename", rename_it}, {"state", store_state}, {"grow", grow},
-        {"write", write_page}, {"write to a slab that is there", write_old_slab}, {"copy on read", copy_on_read}, {"seal", seal},
+        {"snapshot", snapshot},
+        {"revert", revert},
+        {"delete", delete},
+        {"rename", rename_it},
+        {"state", store_state},
+        {"grow", grow},
+        {"write", write_page},
+        {"write to a slab that is there", write_old_slab},
+        {"copy on read", copy_on_read},
+        {"seal", seal},
         {"map", map_and_store},
     };
 
@@ -215,7 +230,8 @@ static void test_create_leaves_nothing_to_want(void **state)
         unlink(filler_path);
         unlink(image_path);
         pool_fill_disk(left * BLOCK);
-        ret = pcow_create(image_path, &(struct pcow_create_options){.virtual_size = 32 * MIB}, NULL);
+        ret =
+            pcow_create(image_path, &(struct pcow_create_options){.virtual_size = 32 * MIB}, NULL);
         assert_true(ret == 0 || ret == -ENOSPC);
         assert_int_equal(access(image_path, F_OK), ret ? -1 : 0);
         if (ret == 0) {
@@ -231,7 +247,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_full_pool_is_an_error, ext4_mount, pool_unmount),
         cmocka_unit_test_setup_teardown(test_full_pool_is_an_error, xfs_mount, pool_unmount),
-        cmocka_unit_test_setup_teardown(test_create_leaves_nothing_to_want, ext4_mount, pool_unmount),
+        cmocka_unit_test_setup_teardown(test_create_leaves_nothing_to_want, ext4_mount,
+                                        pool_unmount),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Snapshots beyond what the random model covers: the shape of the tree, VM state, sizes, limits, overlays on a snapshot. */
+/*
+ * Snapshots beyond what the random model covers: the shape of the tree, VM state, sizes, limits,
+ * overlays on a snapshot.
+ */
 #include "support.h"
 
 #include <errno.h>
@@ -28,8 +31,10 @@ static void test_tree_keeps_every_branch(void **state)
     MUST(pcow_snapshot_list(image, &list, &count, &error));
     assert_int_equal(count, 3);
     assert_int_equal(find_snapshot(list, count, "a")->parent_id, 0);
-    assert_int_equal(find_snapshot(list, count, "b")->parent_id, find_snapshot(list, count, "a")->id);
-    assert_int_equal(find_snapshot(list, count, "c")->parent_id, find_snapshot(list, count, "a")->id);
+    assert_int_equal(find_snapshot(list, count, "b")->parent_id,
+                     find_snapshot(list, count, "a")->id);
+    assert_int_equal(find_snapshot(list, count, "c")->parent_id,
+                     find_snapshot(list, count, "a")->id);
     assert_true(find_snapshot(list, count, "c")->current);
     assert_false(find_snapshot(list, count, "b")->current);
     assert_int_equal(find_snapshot(list, count, "b")->data_size, 4096);
@@ -252,7 +257,10 @@ static void test_commit_of_an_image_that_was_smaller(void **state)
     pcow_close(image);
 }
 
-/* A small image on a template that was made larger: what it holds beyond the template's end is the template's after a commit, and still shows. */
+/*
+ * A small image on a template that was made larger: what it holds beyond the template's end is the
+ * template's after a commit, and still shows.
+ */
 static void test_commit_of_an_image_that_has_grown(void **state)
 {
     pcow_image *image = must_create(scratch("base"), 8 * MIB, 0, NULL);
@@ -277,7 +285,10 @@ static void test_commit_of_an_image_that_has_grown(void **state)
     pcow_close(image);
 }
 
-/* The index of the chain is kept from one revert to the next, and must show what is in the files, base included. */
+/*
+ * The index of the chain is kept from one revert to the next, and must show what is in the files,
+ * base included.
+ */
 static void test_revert_to_other_sizes(void **state)
 {
     pcow_image *image = must_create(scratch("base"), 8 * MIB, 0, NULL);
@@ -335,10 +346,12 @@ static void test_state_in_any_order(void **state)
 
         for (unsigned of = 0; of < 2; of++) {
             snprintf(text, sizeof text, "%s %u", of ? "two" : "one", (unsigned)piece);
-            MUST(pcow_snapshot_write_state(image, of ? "two" : "one", piece * 2 * MIB + 5, text, sizeof text, &error));
+            MUST(pcow_snapshot_write_state(image, of ? "two" : "one", piece * 2 * MIB + 5, text,
+                                           sizeof text, &error));
         }
         if (i + 1 < pieces)
-            MUST_FAIL(-EINVAL, pcow_snapshot_set_state_size(image, "two", pieces * 2 * MIB, &error));
+            MUST_FAIL(-EINVAL,
+                      pcow_snapshot_set_state_size(image, "two", pieces * 2 * MIB, &error));
     }
     MUST(pcow_snapshot_set_state_size(image, "one", pieces * 2 * MIB, &error));
     MUST(pcow_snapshot_set_state_size(image, "two", pieces * 2 * MIB, &error));
@@ -346,7 +359,8 @@ static void test_state_in_any_order(void **state)
     for (unsigned opened = 0; opened < 2; opened++) {
         for (uint64_t piece = 0; piece < pieces; piece++) {
             snprintf(text, sizeof text, "two %u", (unsigned)piece);
-            MUST(pcow_snapshot_read_state(image, "two", piece * 2 * MIB + 5, found, sizeof found, &error));
+            MUST(pcow_snapshot_read_state(image, "two", piece * 2 * MIB + 5, found, sizeof found,
+                                          &error));
             assert_string_equal(found, text);
         }
         pcow_close(image);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * A page is copied whose source the kernel cannot load. For a hole of a file on a full tmpfs Linux 6.1 says so, before it finds that there is no space for
- * the copy either; later ones ask in the other order. pwrite() passes by here, and is told so where it would read from a mapping.
+ * A page is copied whose source the kernel cannot load. For a hole of a file on a full tmpfs Linux
+ * 6.1 says so, before it finds that there is no space for the copy either; later ones ask in the
+ * other order. pwrite() passes by here, and is told so where it would read from a mapping.
  */
 #include "support.h"
 
@@ -22,7 +23,8 @@ static unsigned refused;
 
 ssize_t __wrap_pwrite64(int fd, const void *from, size_t length, off64_t offset)
 {
-    if (no_load && length >= 4096) {           /* from a mapping, a page or more; a copy that was read comes in pieces */
+    /* from a mapping, a page or more; a copy that was read comes in pieces */
+    if (no_load && length >= 4096) {
         refused++;
         errno = EFAULT;
         return -1;
@@ -125,7 +127,8 @@ static pcow_image *open_refusing(struct refusing *refusing, pcow_map **map)
     pcow_close(image);
     pcow_close(must_create(scratch("top.pcow"), 0, 0, scratch("base.pcow")));
     *refusing = (struct refusing){.observer = {.persistence = PCOW_PERSISTENCE_PAGE_CACHE, .look = look}, .shortest = UINT64_MAX};
-    MUST(image_open(scratch("top.pcow"), PCOW_OPEN_WRITE, NULL, &refusing->observer, &image, &error));
+    MUST(image_open(scratch("top.pcow"), PCOW_OPEN_WRITE, NULL, &refusing->observer, &image,
+                    &error));
     MUST(pcow_map_create(image, &options, map, &error));
     MUST(pcow_map_resolve(*map, 0, 4096, true, &error));
     assert_counted(*map, 1, 0);
@@ -139,7 +142,10 @@ static void close_refusing(pcow_image *image, pcow_map *map)
     must_be_clean(scratch("top.pcow"));
 }
 
-/* The rest of the cluster is copied and filled, but cannot be made durable: so it does not become own. */
+/*
+ * The rest of the cluster is copied and filled, but cannot be made durable: so it does not become
+ * own.
+ */
 static void test_not_published_not_counted(void **state)
 {
     static struct refusing refusing;
@@ -177,8 +183,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_copied_by_reading, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_full_pool, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_not_published_not_counted, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_second_try_counted_once, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_not_published_not_counted, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_second_try_counted_once, scratch_setup,
+                                        scratch_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

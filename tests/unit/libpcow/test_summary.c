@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What an image says of itself without being opened, and how far it can grow: no store makes it larger than that. */
+/*
+ * What an image says of itself without being opened, and how far it can grow: no store makes it
+ * larger than that.
+ */
 #include "support.h"
 
 #include <fcntl.h>
@@ -72,7 +75,10 @@ static void test_like_info(void **state)
     assert_int_equal(0, summarize(top).base_layer);
 }
 
-/* Random work, then everything is written: the file has become no larger than was said before, at each moment. */
+/*
+ * Random work, then everything is written: the file has become no larger than was said before, at
+ * each moment.
+ */
 static void test_growth(void **state)
 {
     (void)state;
@@ -99,14 +105,17 @@ static void test_growth(void **state)
                 break;
             case 1:
                 if (count)
-                    MUST(pcow_snapshot_delete(image, list[random_next(&random) % count].name, &freed, &error));
+                    MUST(pcow_snapshot_delete(image, list[random_next(&random) % count].name,
+                                              &freed, &error));
                 break;
             case 2:
-                MUST(pcow_write_zeroes(image, offset, offset + MIB < SIZE ? MIB : SIZE - offset, &error));
+                MUST(pcow_write_zeroes(image, offset, offset + MIB < SIZE ? MIB : SIZE - offset,
+                                       &error));
                 break;
             default:
                 left = SIZE - offset < sizeof bytes ? SIZE - offset : sizeof bytes;
-                MUST(pcow_write(image, offset, bytes, (size_t)(random_next(&random) % 2 ? 4096 : left), &error));
+                MUST(pcow_write(image, offset, bytes,
+                                (size_t)(random_next(&random) % 2 ? 4096 : left), &error));
             }
             free(list);
         }
@@ -139,7 +148,8 @@ static void test_full(void **state)
 
 static void test_refused(void **state)
 {
-    int directory = open(scratch_directory(), O_RDONLY | O_DIRECTORY), file = open(scratch("short.pcow"), O_CREAT | O_WRONLY, 0600);
+    int directory = open(scratch_directory(), O_RDONLY | O_DIRECTORY),
+        file = open(scratch("short.pcow"), O_CREAT | O_WRONLY, 0600);
     struct pcow_summary summary;
 
     (void)state;

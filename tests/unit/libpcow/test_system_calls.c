@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * System calls that load from the range just when it is mapped anew: they get no signal, so what is mapped for a moment decides. The
- * program is linked so that its calls of madvise(), which come between the steps of uffd_map(), pass by here.
+ * System calls that load from the range just when it is mapped anew: they get no signal, so what is
+ * mapped for a moment decides. The program is linked so that its calls of madvise(), which come
+ * between the steps of uffd_map(), pass by here.
  */
 #include "support.h"
 
@@ -46,7 +47,10 @@ static void open_file(void)
     assert_true(file >= 0);
 }
 
-/* ---- a watch begins ------------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- a watch begins
+ * -------------------------------------------------------------------------------------------------------------
+ */
 
 struct reader {
     pcow_map *map;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * The watch that finds a store of which nobody knows the address. A system call that stores to the range stands for a KVM vCPU: both
- * get EFAULT from a read-only mapping, and both go through userfaultfd.
+ * The watch that finds a store of which nobody knows the address. A system call that stores to the
+ * range stands for a KVM vCPU: both get EFAULT from a read-only mapping, and both go through
+ * userfaultfd.
  */
 #include "support.h"
 
@@ -87,7 +88,10 @@ static void test_a_store_is_found(void **state)
     }
 }
 
-/* One store after the other, so that every slab is a mixture of own, old and absent pages, and watches meet the remains of others. */
+/*
+ * One store after the other, so that every slab is a mixture of own, old and absent pages, and
+ * watches meet the remains of others.
+ */
 static void test_scattered_stores(void **state)
 {
     (void)state;
@@ -157,7 +161,8 @@ static void test_loads_under_watch(void **state)
         assert_int_equal(read(fds[0], buffer, 64), 64);
         assert_int_equal(buffer[0], FILL);
         assert_only_changed(memory, SIZE, 0);
-        memory[BASE_SIZE - 4095] = FILL;       /* to an own page: nobody asked for it, the watch goes on */
+        /* to an own page: nobody asked for it, the watch goes on */
+        memory[BASE_SIZE - 4095] = FILL;
         assert_only_changed(memory, SIZE, 0);
         pcow_map_get_stats(map, &stats);
         assert_int_equal(stats.pages_copied, 1);
@@ -182,7 +187,8 @@ static void test_load_and_store_of_one_instruction(void **state)
         for (unsigned i = 0; i < 3; i++) {
             pcow_image *image = make_image();
             pcow_map *map = must_map_by(image, engine, 0);
-            unsigned char *memory = pcow_map_address(map), *from = memory + 2 * MIB, *to = from + distances[i];
+            unsigned char *memory = pcow_map_address(map), *from = memory + 2 * MIB,
+                          *to = from + distances[i];
             size_t count = 50;
 
             MUST(pcow_map_watch(map, &error));
@@ -196,9 +202,15 @@ static void test_load_and_store_of_one_instruction(void **state)
     }
 }
 
-/* ---- snapshots ---------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- snapshots
+ * ----------------------------------------------------------------------------------------------------------
+ */
 
-/* Freeze and revert while everything is under watch, and while what remains of one has not gone yet. */
+/*
+ * Freeze and revert while everything is under watch, and while what remains of one has not gone
+ * yet.
+ */
 static void test_snapshots_under_watch(void **state)
 {
     (void)state;
@@ -233,7 +245,10 @@ static void test_snapshots_under_watch(void **state)
     }
 }
 
-/* ---- many threads --------------------------------------------------------------------------------------------------------- */
+/*
+ * ---- many threads
+ * ---------------------------------------------------------------------------------------------------------
+ */
 
 #define THREADS 3
 #define ROUNDS 4
@@ -250,7 +265,10 @@ static uint64_t own_offset(uint64_t page, unsigned number)
     return page * 4096 + number * 8;
 }
 
-/* Each thread stores to its own byte of every second page, by itself or through the kernel, and loads what others may be storing to. */
+/*
+ * Each thread stores to its own byte of every second page, by itself or through the kernel, and
+ * loads what others may be storing to.
+ */
 static void *store_everywhere(void *opaque)
 {
     struct storer *storer = opaque;
@@ -360,9 +378,12 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_scattered_stores, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_cold_slabs, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_loads_under_watch, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_load_and_store_of_one_instruction, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_snapshots_under_watch, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_threads_and_snapshots, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_load_and_store_of_one_instruction, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_snapshots_under_watch, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_threads_and_snapshots, scratch_setup,
+                                        scratch_teardown),
         cmocka_unit_test_setup_teardown(test_read_only_image, scratch_setup, scratch_teardown),
     };
 

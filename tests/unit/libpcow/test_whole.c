@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* A slab that has become whole under a guest that stores to it is mapped with one entry of 2 MiB, and no store is lost on the way. */
+/*
+ * A slab that has become whole under a guest that stores to it is mapped with one entry of 2 MiB,
+ * and no store is lost on the way.
+ */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,7 +33,10 @@ static void *count_up(void *opaque)
     uint64_t seed = 7 + writer->index;
 
     while (!__atomic_load_n(writer->stop, __ATOMIC_RELAXED)) {
-        /* Not those that nobody has stored to: their slab would be hot, and be completed by the thread. */
+        /*
+         * Not those that nobody has stored to: their slab would be hot, and be completed by the
+         * thread.
+         */
         uint64_t page = random_next(&seed) % PAGES;
         uint64_t *word = writer->memory + page * WORDS + 1 + writer->index;
 
@@ -55,7 +61,9 @@ static unsigned long huge_kib(const uint8_t *memory)
     while (fgets(line, sizeof line, file)) {
         if (sscanf(line, "%lx-%lx ", &from, &to) == 2)
             inside = from >= (uintptr_t)memory && to <= (uintptr_t)memory + SIZE;
-        else if (inside && (sscanf(line, "ShmemPmdMapped: %lu", &kib) == 1 || sscanf(line, "FilePmdMapped: %lu", &kib) == 1))
+        else if (inside
+                 && (sscanf(line, "ShmemPmdMapped: %lu", &kib) == 1
+                     || sscanf(line, "FilePmdMapped: %lu", &kib) == 1))
             found += kib;
     }
     fclose(file);

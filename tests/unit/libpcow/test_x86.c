@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * Where x86 instructions store: encodings with known answers in every mode, and in 64-bit mode what the processor itself says: random
- * instructions run with registers that point to memory without access, and the address of the fault is compared.
+ * Where x86 instructions store: encodings with known answers in every mode, and in 64-bit mode what
+ * the processor itself says: random instructions run with registers that point to memory without
+ * access, and the address of the fault is compared.
  */
 #include <setjmp.h>
 #include <signal.h>
@@ -18,7 +19,10 @@
 
 #include "hostmem-pcow-x86.h"
 
-/* ---- known answers ----------------------------------------------------------------------------------------------------- */
+/*
+ * ---- known answers
+ * -----------------------------------------------------------------------------------------------------
+ */
 
 /* Registers of the table: distinct, small, so that sums can be read. */
 static const X86State in_64 = {
@@ -62,11 +66,17 @@ static const struct known {
     {&in_64, "movw $1,0x1000(%rip)", {0x66, 0xc7, 0x05, 0x00, 0x10, 0x00, 0x00, 1, 0}, 0x401009},
     {&in_64, "notl 0x1000(%rip)", {0xf7, 0x15, 0x00, 0x10, 0x00, 0x00}, 0x401006},
     {&in_64, "shld $1,%eax,0x1000(%rip)", {0x0f, 0xa4, 0x05, 0x00, 0x10, 0x00, 0x00, 1}, 0x401008},
-    {&in_64, "pextrd $1,%xmm0,0x1000(%rip)", {0x66, 0x0f, 0x3a, 0x16, 0x05, 0x00, 0x10, 0x00, 0x00, 1}, 0x40100a},
+    {&in_64,
+     "pextrd $1,%xmm0,0x1000(%rip)",
+     {0x66, 0x0f, 0x3a, 0x16, 0x05, 0x00, 0x10, 0x00, 0x00, 1},
+     0x40100a},
     {&in_64, "mov %eax,%fs:(%rdi)", {0x64, 0x89, 0x07}, 0x7f0000080000},
     {&in_64, "mov %eax,%gs:8", {0x65, 0x89, 0x04, 0x25, 8, 0, 0, 0}, 0x7e0000000008},
     {&in_64, "mov %eax,%es:(%rdi)", {0x26, 0x89, 0x07}, 0x80000},
-    {&in_64, "mov %al,0x1122334455667788", {0xa2, 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11}, 0x1122334455667788},
+    {&in_64,
+     "mov %al,0x1122334455667788",
+     {0xa2, 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11},
+     0x1122334455667788},
     {&in_64, "mov %eax,(%edi)", {0x67, 0x89, 0x07}, 0x80000},
     {&in_64, "REX before a prefix does not count", {0x41, 0x66, 0x89, 0x07}, 0x80000},
     {&in_64, "lock cmpxchg16b (%rsi)", {0xf0, 0x48, 0x0f, 0xc7, 0x0e}, 0x70000},
@@ -99,10 +109,19 @@ static const struct known {
     {&in_64, "vmovups %zmm0,0x40(%rdi)", {0x62, 0xf1, 0x7c, 0x48, 0x11, 0x47, 0x01}, 0x80040},
     {&in_64, "vmovss %xmm16,-4(%rdi)", {0x62, 0xe1, 0x7e, 0x08, 0x11, 0x47, 0xff}, 0x7fffc},
     {&in_64, "vpmovqb %zmm0,8(%rdi)", {0x62, 0xf2, 0x7e, 0x48, 0x32, 0x47, 0x01}, 0x80008},
-    {&in_64, "vextracti32x4 $1,%zmm0,0x10(%rdi)", {0x62, 0xf3, 0x7d, 0x48, 0x39, 0x47, 0x01, 1}, 0x80010},
+    {&in_64,
+     "vextracti32x4 $1,%zmm0,0x10(%rdi)",
+     {0x62, 0xf3, 0x7d, 0x48, 0x39, 0x47, 0x01, 1},
+     0x80010},
     {&in_64, "vpcompressd %zmm0,4(%rdi)", {0x62, 0xf2, 0x7d, 0x48, 0x8b, 0x47, 0x01}, 0x80004},
-    {&in_64, "tilestored %tmm0,0x10(%rdi,%rcx,1)", {0xc4, 0xe2, 0x7a, 0x4b, 0x44, 0x0f, 0x10}, 0x80010},
-    {&in_64, "vpscatterdd: a vector of addresses", {0x62, 0xf2, 0x7d, 0x49, 0xa0, 0x04, 0x0f}, NOTHING},
+    {&in_64,
+     "tilestored %tmm0,0x10(%rdi,%rcx,1)",
+     {0xc4, 0xe2, 0x7a, 0x4b, 0x44, 0x0f, 0x10},
+     0x80010},
+    {&in_64,
+     "vpscatterdd: a vector of addresses",
+     {0x62, 0xf2, 0x7d, 0x49, 0xa0, 0x04, 0x0f},
+     NOTHING},
     {&in_64, "REX2 mov: not known", {0xd5, 0x00, 0x89, 0x07}, NOTHING},
     {&in_64, "mov %eax,%ebx", {0x89, 0xc3}, NOTHING},
     {&in_64, "nop", {0x90}, NOTHING},
@@ -112,7 +131,10 @@ static const struct known {
     {&in_32, "mov %eax,4(%ebp)", {0x89, 0x45, 0x04}, 0x3060004},
     {&in_32, "mov %eax,(%esp)", {0x89, 0x04, 0x24}, 0x3050000},
     {&in_32, "mov %eax,%gs:(%edi)", {0x65, 0x89, 0x07}, 0x6080000},
-    {&in_32, "mov %eax,0x1000: absolute, not relative", {0x89, 0x05, 0x00, 0x10, 0x00, 0x00}, 0x4001000},
+    {&in_32,
+     "mov %eax,0x1000: absolute, not relative",
+     {0x89, 0x05, 0x00, 0x10, 0x00, 0x00},
+     0x4001000},
     {&in_32, "mov %eax,(%bx,%si)", {0x67, 0x89, 0x00}, 0x4000000},
     {&in_32, "movsl", {0xa5}, 0x1080000},
     {&in_32, "mov %al,moffs", {0xa2, 0x78, 0x56, 0x34, 0x02}, 0x6345678},
@@ -144,18 +166,20 @@ static void test_known_encodings(void **state)
     (void)state;
     for (unsigned i = 0; i < sizeof table / sizeof *table; i++) {
         X86Operand operands[X86_MAX_OPERANDS];
-        unsigned count = x86_memory_operands(table[i].state, table[i].code, sizeof table[i].code, operands);
+        unsigned count =
+            x86_memory_operands(table[i].state, table[i].code, sizeof table[i].code, operands);
         uint64_t address = count ? operands[0].address : NOTHING;
 
         if (address != table[i].address)
-            fail_msg("%u-bit %s: 0x%llx, not 0x%llx", table[i].state->code_bits, table[i].text, (unsigned long long)address,
-                     (unsigned long long)table[i].address);
+            fail_msg("%u-bit %s: 0x%llx, not 0x%llx", table[i].state->code_bits, table[i].text,
+                     (unsigned long long)address, (unsigned long long)table[i].address);
     }
 }
 
 static void test_second_operands(void **state)
 {
-    static const uint8_t movs[] = {0xa4}, push[] = {0xff, 0x37}, tile[] = {0xc4, 0xe2, 0x7a, 0x4b, 0x44, 0x0f, 0x10};
+    static const uint8_t movs[] = {0xa4}, push[] = {0xff, 0x37},
+                         tile[] = {0xc4, 0xe2, 0x7a, 0x4b, 0x44, 0x0f, 0x10};
     X86Operand operands[X86_MAX_OPERANDS];
 
     (void)state;
@@ -184,14 +208,18 @@ static void test_cut_off_encodings(void **state)
             free(code);
         }
     for (unsigned i = 0; i < 15; i++) {
-        static const uint8_t prefixes[15] = {0x66, 0x67, 0xf3, 0x2e, 0x66, 0x67, 0xf3, 0x2e, 0x66, 0x67, 0xf3, 0x2e, 0x66, 0x67, 0xf3};
+        static const uint8_t prefixes[15] = {0x66, 0x67, 0xf3, 0x2e, 0x66, 0x67, 0xf3, 0x2e,
+                                             0x66, 0x67, 0xf3, 0x2e, 0x66, 0x67, 0xf3};
         X86Operand operands[X86_MAX_OPERANDS];
 
         assert_int_equal(x86_memory_operands(&in_64, prefixes, i, operands), 0);
     }
 }
 
-/* ---- the processor's answers -------------------------------------------------------------------------------------------- */
+/*
+ * ---- the processor's answers
+ * --------------------------------------------------------------------------------------------
+ */
 
 /* As in support.c, which needs all of libpcow. */
 static uint64_t random_next(uint64_t *seed)
@@ -227,18 +255,23 @@ static void handle_signal(int signal, siginfo_t *info, void *opaque)
     const ucontext_t *context = opaque;
 
     trial.signal = signal;
-    trial.store = signal == SIGSEGV && info->si_code > 0 && info->si_code != SI_KERNEL && (context->uc_mcontext.gregs[REG_ERR] & 2)
+    trial.store = signal == SIGSEGV && info->si_code > 0 && info->si_code != SI_KERNEL
+                  && (context->uc_mcontext.gregs[REG_ERR] & 2)
                   && (uint8_t *)context->uc_mcontext.gregs[REG_RIP] == trial.code;
     trial.address = (uint64_t)info->si_addr;
     siglongjmp(trial.back, 1);
 }
 
-/* A page of code: load the registers, stack pointer and all, then the instruction, then one that ends it. */
+/*
+ * A page of code: load the registers, stack pointer and all, then the instruction, then one that
+ * ends it.
+ */
 static uint8_t *make_loader(void)
 {
     static const uint8_t order[15] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     uint64_t values = (uint64_t)trial.gpr;
-    uint8_t *area = mmap((void *)CODE_AREA, CODE_AREA_SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    uint8_t *area = mmap((void *)CODE_AREA, CODE_AREA_SIZE, PROT_NONE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
     uint8_t *page = area + CODE_AREA_SIZE / 2, *at = page;
 
     assert_ptr_equal(area, (void *)CODE_AREA);
@@ -269,7 +302,9 @@ static void run_instruction(const uint8_t *page, const uint8_t *code, size_t len
     trial.store = false;
     if (sigsetjmp(trial.back, 0) == 0) {
         /* Masked stores shall store. */
-        __asm__ volatile("pcmpeqd %%xmm0,%%xmm0; movdqa %%xmm0,%%xmm1; movdqa %%xmm0,%%xmm2; movdqa %%xmm0,%%xmm3; cld" ::: "xmm0", "xmm1", "xmm2", "xmm3");
+        __asm__ volatile("pcmpeqd %%xmm0,%%xmm0; movdqa %%xmm0,%%xmm1; movdqa %%xmm0,%%xmm2; "
+                         "movdqa %%xmm0,%%xmm3; cld" ::
+                             : "xmm0", "xmm1", "xmm2", "xmm3");
         __asm__ volatile("jmp *%0" : : "r"(page));
         __builtin_unreachable();
     }
@@ -281,30 +316,37 @@ static void choose_registers(uint64_t *seed, const void *readable)
         uint64_t r = random_next(seed);
 
         /* A pointer, or a small index of either sign. */
-        trial.gpr[i] = r & 3 ? POINTERS + (r >> 8 & 0xffffff) : (uint64_t)((int64_t)(r >> 8 & 0xffff) - 0x8000);
+        trial.gpr[i] = r & 3 ? POINTERS + (r >> 8 & 0xffffff)
+                             : (uint64_t)((int64_t)(r >> 8 & 0xffff) - 0x8000);
     }
     if (random_next(seed) & 1)
         trial.gpr[X86_SI] = (uint64_t)readable;
     trial.gpr[X86_SP] = POINTERS + (random_next(seed) & 0xffffff);
 }
 
-/* Opcodes with ModRM, but for loads of what the test itself stands on (segment registers, the control words of restored states). */
+/*
+ * Opcodes with ModRM, but for loads of what the test itself stands on (segment registers, the
+ * control words of restored states).
+ */
 static bool is_one_byte_with_modrm(uint8_t op)
 {
     if (op < 0x40)
         return (op & 7) < 4;
-    return op == 0x63 || op == 0x69 || op == 0x6b || (op >= 0x80 && op <= 0x8d) || op == 0xc0 || op == 0xc1 || op == 0xc6 || op == 0xc7
-        || (op >= 0xd0 && op <= 0xd3) || (op >= 0xd8 && op <= 0xdf) || op == 0xf6 || op == 0xf7 || op == 0xfe || op == 0xff;
+    return op == 0x63 || op == 0x69 || op == 0x6b || (op >= 0x80 && op <= 0x8d) || op == 0xc0
+           || op == 0xc1 || op == 0xc6 || op == 0xc7 || (op >= 0xd0 && op <= 0xd3)
+           || (op >= 0xd8 && op <= 0xdf) || op == 0xf6 || op == 0xf7 || op == 0xfe || op == 0xff;
 }
 
 static bool is_two_byte_with_modrm(uint8_t op)
 {
-    return op <= 0x04 || op == 0x0d || (op >= 0x10 && op <= 0x2f) || (op >= 0x40 && op <= 0x76) || (op >= 0x78 && op <= 0x7f)
-        || (op >= 0x90 && op <= 0x9f) || (op >= 0xa3 && op <= 0xa5) || (op >= 0xab && op <= 0xad) || op == 0xaf || op == 0xb0
-        || op == 0xb1 || op == 0xb3 || (op >= 0xb6 && op <= 0xc7) || op >= 0xd0;
+    return op <= 0x04 || op == 0x0d || (op >= 0x10 && op <= 0x2f) || (op >= 0x40 && op <= 0x76)
+           || (op >= 0x78 && op <= 0x7f) || (op >= 0x90 && op <= 0x9f) || (op >= 0xa3 && op <= 0xa5)
+           || (op >= 0xab && op <= 0xad) || op == 0xaf || op == 0xb0 || op == 0xb1 || op == 0xb3
+           || (op >= 0xb6 && op <= 0xc7) || op >= 0xd0;
 }
 
-static const uint8_t without_modrm[] = {0x50, 0x51, 0x53, 0x55, 0x57, 0x68, 0x6a, 0x9c, 0xa2, 0xa3, 0xa4, 0xa5, 0xaa, 0xab, 0xc8, 0xe8};
+static const uint8_t without_modrm[] = {0x50, 0x51, 0x53, 0x55, 0x57, 0x68, 0x6a, 0x9c,
+                                        0xa2, 0xa3, 0xa4, 0xa5, 0xaa, 0xab, 0xc8, 0xe8};
 
 static size_t add_modrm(uint8_t *code, uint64_t *seed)
 {
@@ -390,7 +432,8 @@ static size_t make_vector(uint8_t *code, uint64_t *seed)
 
 static bool is_scatter(const uint8_t *code)
 {
-    return code[0] == 0x62 && (code[1] & 7) == 2 && ((code[4] >= 0xa0 && code[4] <= 0xa3) || code[4] == 0xc6 || code[4] == 0xc7);
+    return code[0] == 0x62 && (code[1] & 7) == 2
+           && ((code[4] >= 0xa0 && code[4] <= 0xa3) || code[4] == 0xc6 || code[4] == 0xc7);
 }
 
 static void compare(const uint8_t *code)
@@ -402,23 +445,27 @@ static void compare(const uint8_t *code)
 
     memcpy(state.gpr, trial.gpr, sizeof state.gpr);
     count = x86_memory_operands(&state, trial.code, X86_MAX_CODE, operands);
-    if (count && operands[0].store && trial.address >= operands[0].address && trial.address - operands[0].address < operands[0].length)
+    if (count && operands[0].store && trial.address >= operands[0].address
+        && trial.address - operands[0].address < operands[0].length)
         return;
     for (unsigned i = 0; i < X86_MAX_CODE; i++)
         snprintf(text + 3 * i, 4, "%02x ", trial.code[i]);
-    fail_msg("%sstored to 0x%llx, not to 0x%llx (%u operands; from %02x)", text, (unsigned long long)trial.address,
-             count ? (unsigned long long)operands[0].address : 0, count, code[0]);
+    fail_msg("%sstored to 0x%llx, not to 0x%llx (%u operands; from %02x)", text,
+             (unsigned long long)trial.address, count ? (unsigned long long)operands[0].address : 0,
+             count, code[0]);
 }
 
 static void test_against_the_processor(void **state)
 {
     static const int signals[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP};
     static const uint8_t readable[4096];
-    struct sigaction action = {.sa_sigaction = handle_signal, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
+    struct sigaction action = {.sa_sigaction = handle_signal,
+                               .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
     struct sigaction previous[sizeof signals / sizeof *signals];
     stack_t stack = {.ss_sp = malloc(1 << 16), .ss_size = 1 << 16}, none = {.ss_flags = SS_DISABLE};
     uint64_t seed = number_from("PCOW_TEST_SEED", UINT64_C(0x5eed0123456789)) | 1;
-    unsigned stores = 0, vector_stores = 0, steps = (unsigned)number_from("PCOW_TEST_STEPS", 400000);
+    unsigned stores = 0, vector_stores = 0,
+             steps = (unsigned)number_from("PCOW_TEST_STEPS", 400000);
     uint8_t *page = make_loader();
 
     (void)state;
@@ -430,7 +477,8 @@ static void test_against_the_processor(void **state)
         uint8_t code[32];
         size_t length;
 
-        memset(code, 0xcc, sizeof code);           /* harmless when an instruction does not fault and what follows is executed */
+        /* harmless when an instruction does not fault and what follows is executed */
+        memset(code, 0xcc, sizeof code);
         length = i % 3 ? make_legacy(code, &seed) : make_vector(code, &seed);
         if (length == 0 || length > X86_MAX_CODE)
             continue;
@@ -449,7 +497,8 @@ static void test_against_the_processor(void **state)
     munmap((void *)CODE_AREA, CODE_AREA_SIZE);
     print_message("%u stores compared, %u of them of vectors\n", stores, vector_stores);
     /* A processor without AVX-512 refuses most of the vector stores that are made. */
-    assert_true(stores > steps / 50 && vector_stores > steps / (__builtin_cpu_supports("avx512f") ? 1000 : 2000));
+    assert_true(stores > steps / 50
+                && vector_stores > steps / (__builtin_cpu_supports("avx512f") ? 1000 : 2000));
 }
 
 int main(void)

@@ -15,14 +15,16 @@ bool compare(const struct memory *memory, size_t offset, size_t length, const ch
         first++;
     }
     if (first == length) {
-        fprintf(out, "%s: bytes at %#zx changed while they were compared\n", what, DATA_OFFSET + offset);
+        fprintf(out, "%s: bytes at %#zx changed while they were compared\n", what,
+                DATA_OFFSET + offset);
         return false;
     }
     while (last > first && is[last - 1] == must[last - 1]) {
         last--;
     }
-    fprintf(out, "%s: image offset %#zx to %#zx: wrong from %#zx to %#zx:", what, DATA_OFFSET + offset, DATA_OFFSET + offset + length,
-            DATA_OFFSET + offset + first, DATA_OFFSET + offset + last);
+    fprintf(out, "%s: image offset %#zx to %#zx: wrong from %#zx to %#zx:", what,
+            DATA_OFFSET + offset, DATA_OFFSET + offset + length, DATA_OFFSET + offset + first,
+            DATA_OFFSET + offset + last);
     for (size_t i = first; i < last && i < first + 16; i++) {
         fprintf(out, " %02x(%02x)", is[i], must[i]);
     }

@@ -24,13 +24,16 @@ bool dax_transfers(unsigned threads, const char *path, FILE *out)
     }
     memory.size = memory.transfers.length = (size_t)st.st_size;
     /* with MAP_SYNC the kernel says whether this is the memory itself */
-    memory.data = mmap(NULL, memory.size, PROT_READ | PROT_WRITE, MAP_SHARED_VALIDATE | MAP_SYNC, fd, 0);
+    memory.data =
+        mmap(NULL, memory.size, PROT_READ | PROT_WRITE, MAP_SHARED_VALIDATE | MAP_SYNC, fd, 0);
     memory.model = malloc(memory.size);
-    if (memory.data == MAP_FAILED || !memory.model || pread(fd, memory.model, memory.size, 0) != (ssize_t)memory.size) {
+    if (memory.data == MAP_FAILED || !memory.model
+        || pread(fd, memory.model, memory.size, 0) != (ssize_t)memory.size) {
         perror(path);
         return false;
     }
-    ok = transfers_run(&memory, memory.size, TRANSFERS, out) && msync(memory.data, memory.size, MS_SYNC) == 0;
+    ok = transfers_run(&memory, memory.size, TRANSFERS, out)
+         && msync(memory.data, memory.size, MS_SYNC) == 0;
     munmap(memory.data, memory.size);
     free(memory.model);
     close(fd);

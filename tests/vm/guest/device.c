@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Stores that an emulator makes: copies from a device's registers straight to the memory, which KVM emulates, store and all; and those of an
- * FPU, which a helper of TCG makes, by a pointer.
+ * Stores that an emulator makes: copies from a device's registers straight to the memory, which KVM
+ * emulates, store and all; and those of an FPU, which a helper of TCG makes, by a pointer.
  */
 #include "guest.h"
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Memory that has lost its content: what the guest is told when it accesses it.  An error is what is expected here, in the right
- * place; what is stored is what the model has, so that nothing else changes.
+ * Memory that has lost its content: what the guest is told when it accesses it. An error is what is
+ * expected here, in the right place; what is stored is what the model has, so that nothing else
+ * changes.
  */
 #define _GNU_SOURCE
 #include "guest.h"
@@ -18,7 +19,10 @@
 
 #define MAX_LISTED 40
 #define LOG_SIZE (1u << 20)
-/* Of the AHCI that every machine of this kind has; the first one says what it can do, and stays as it is. */
+/*
+ * Of the AHCI that every machine of this kind has; the first one says what it can do, and stays as
+ * it is.
+ */
 #define REGISTERS "/sys/bus/pci/devices/0000:00:1f.2/resource5"
 #define READ_ALL 3                              /* syslog(2) */
 
@@ -105,7 +109,8 @@ static bool kernel_knows(size_t offset, FILE *out)
     if (!log || fd < 0 || read(fd, text, sizeof(text) - 1) <= 0) {
         fprintf(out, "errors: no address of the device: %s", strerror(errno));
     } else {
-        snprintf(wanted, sizeof(wanted), "Memory failure: 0x%lx: ", (strtoul(text, NULL, 0) + offset) / PAGE);
+        snprintf(wanted, sizeof(wanted),
+                 "Memory failure: 0x%lx: ", (strtoul(text, NULL, 0) + offset) / PAGE);
         length = klogctl(READ_ALL, log, LOG_SIZE - 1);
         log[length > 0 ? length : 0] = 0;
         found = strstr(log, wanted);
@@ -123,11 +128,12 @@ static bool kernel_knows(size_t offset, FILE *out)
 /* An access has failed: was the guest told what it should be told? */
 static bool check_told(const struct memory *memory, size_t offset, FILE *out)
 {
-    size_t told = (size_t)((uint8_t *)seen.si_addr - memory->data), unit = (size_t)1 << seen.si_addr_lsb;
+    size_t told = (size_t)((uint8_t *)seen.si_addr - memory->data),
+           unit = (size_t)1 << seen.si_addr_lsb;
 
     if (seen.si_code != BUS_MCEERR_AR || told / unit != offset / unit) {
-        fprintf(out, "errors: access at %#zx, but SIGBUS (si_code %d) of %#zx, %zu bytes", DATA_OFFSET + offset, seen.si_code,
-                DATA_OFFSET + told, unit);
+        fprintf(out, "errors: access at %#zx, but SIGBUS (si_code %d) of %#zx, %zu bytes",
+                DATA_OFFSET + offset, seen.si_code, DATA_OFFSET + told, unit);
         return false;
     }
     if (!kernel_knows(offset, out)) {
@@ -147,7 +153,9 @@ bool errors_store(struct memory *memory, size_t offset, FILE *out)
     return store(memory->data + offset, memory->model[offset]) || check_told(memory, offset, out);
 }
 
-/* Another value than before, which is there afterwards if the store was made, and not if it failed. */
+/*
+ * Another value than before, which is there afterwards if the store was made, and not if it failed.
+ */
 bool errors_change(struct memory *memory, size_t offset, FILE *out)
 {
     uint8_t value = memory->model[offset] + 1;
@@ -178,7 +186,9 @@ static void *map_registers(FILE *out)
 bool errors_output(const struct memory *memory, size_t offset, FILE *out)
 {
     void *registers = map_registers(out);
-    bool ok = registers && (copy_to_device(registers, memory->data + offset) || check_told(memory, offset, out));
+    bool ok =
+        registers
+        && (copy_to_device(registers, memory->data + offset) || check_told(memory, offset, out));
 
     if (registers) {
         munmap(registers, PAGE);
@@ -186,7 +196,9 @@ bool errors_output(const struct memory *memory, size_t offset, FILE *out)
     return ok;
 }
 
-/* As errors_change(). What the first register says of the device is not zero, and stays as it is. */
+/*
+ * As errors_change(). What the first register says of the device is not zero, and stays as it is.
+ */
 bool errors_input(struct memory *memory, size_t offset, FILE *out)
 {
     void *registers = map_registers(out);
@@ -235,7 +247,8 @@ bool errors_transfer(struct memory *memory, size_t offset, bool in, FILE *out)
         fprintf(out, "errors: %s: %s", disk, strerror(errno));
         return false;
     }
-    done = in ? pread(fd, memory->data + offset, PAGE, 0) : pwrite(fd, memory->data + offset, PAGE, 0);
+    done =
+        in ? pread(fd, memory->data + offset, PAGE, 0) : pwrite(fd, memory->data + offset, PAGE, 0);
     error = errno;
     close(fd);
     if (done == PAGE) {
@@ -244,11 +257,15 @@ bool errors_transfer(struct memory *memory, size_t offset, bool in, FILE *out)
         }
         return true;
     }
-    fprintf(out, "%s%s", done < 0 && error == EIO ? "failed" : "errors: ", done < 0 && error == EIO ? "" : strerror(error));
+    fprintf(out, "%s%s", done < 0 && error == EIO ? "failed" : "errors: ",
+            done < 0 && error == EIO ? "" : strerror(error));
     return done < 0 && error == EIO;
 }
 
-/* All pages: those that cannot be read are listed, by their offset in the image; the others are what the model says. */
+/*
+ * All pages: those that cannot be read are listed, by their offset in the image; the others are
+ * what the model says.
+ */
 bool errors_survey(const struct memory *memory, FILE *out)
 {
     static unsigned listed;

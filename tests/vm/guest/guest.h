@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * The program that runs as process 1 of the small test guests, with an image mapped through /dev/dax0.0.  What it knows of the
- * memory it keeps in ordinary RAM, the model: everything is done to both, and every byte is compared.
+ * The program that runs as process 1 of the small test guests, with an image mapped through
+ * /dev/dax0.0. What it knows of the memory it keeps in ordinary RAM, the model: everything is done
+ * to both, and every byte is compared.
  *
  * The same program, run on the host side, makes the content that the images start with (layout.c).
  */
@@ -20,7 +21,15 @@
 #define MAX_THREADS 16
 
 /* Where the content of a page comes from; each is above the one before. */
-enum level { LEVEL_ABSENT, LEVEL_BASE, LEVEL_MIDDLE, LEVEL_FIRST, LEVEL_SECOND, LEVEL_ACTIVE, LEVEL_DISK };
+enum level {
+    LEVEL_ABSENT,
+    LEVEL_BASE,
+    LEVEL_MIDDLE,
+    LEVEL_FIRST,
+    LEVEL_SECOND,
+    LEVEL_ACTIVE,
+    LEVEL_DISK
+};
 
 struct zone {
     size_t begin, length;                       /* bytes from the start of the data */
@@ -44,7 +53,10 @@ int layout_write_raw(enum level level, size_t image_size, const char *path);
 int layout_write_disk(size_t size, const char *path);
 int layout_print_script(size_t image_size);
 
-/* stores.c: COUNT stores of all kinds to the granules that belong to thread INDEX; false: a byte is wrong, told on OUT */
+/*
+ * stores.c: COUNT stores of all kinds to the granules that belong to thread INDEX; false: a byte is
+ * wrong, told on OUT
+ */
 struct store_job {
     struct memory *memory;
     unsigned index;
@@ -66,11 +78,15 @@ bool shared_fill(struct memory *memory, uint64_t seed, FILE *out);
 bool device_copy(struct memory *memory, FILE *out);
 bool fpu_store(struct memory *memory, FILE *out);
 
-/* load.c: an endless sequence of page writes per thread; a state of the memory belongs to a moment of it, or it is torn */
+/*
+ * load.c: an endless sequence of page writes per thread; a state of the memory belongs to a moment
+ * of it, or it is torn
+ */
 void load_start(struct memory *memory);
 void load_stop(struct memory *memory);
 bool load_check(struct memory *memory, bool stopped, FILE *out);
-void load_adopt(struct memory *memory);        /* take it over into the model, after it was checked */
+/* take it over into the model, after it was checked */
+void load_adopt(struct memory *memory);
 
 /* transfers.c: disk I/O to and from the memory, without a copy in between */
 bool transfers_run(struct memory *memory, uint64_t seed, unsigned count, FILE *out);
@@ -79,8 +95,12 @@ bool transfers_save(const struct memory *memory, const char *disk, FILE *out);
 /* dax.c: the same with a file that is mapped */
 bool dax_transfers(unsigned threads, const char *path, FILE *out);
 
-/* errors.c: accesses that may fail, which they say on OUT ("failed"); false if the guest was told something else than that */
-void errors_caught(int number, const siginfo_t *info);         /* in a signal handler: does not return if it was expected */
+/*
+ * errors.c: accesses that may fail, which they say on OUT ("failed"); false if the guest was told
+ * something else than that
+ */
+/* in a signal handler: does not return if it was expected */
+void errors_caught(int number, const siginfo_t *info);
 bool errors_load(const struct memory *memory, size_t offset, FILE *out);
 bool errors_store(struct memory *memory, size_t offset, FILE *out);
 bool errors_change(struct memory *memory, size_t offset, FILE *out);
@@ -96,17 +116,22 @@ bool clock_tell(FILE *out);
 /* trap.c: a debug exception on every CPU */
 bool trap_on_each_cpu(unsigned cpus, FILE *out);
 
-/* net.c: packets are answered from start to stop, which tells how many; false: one of them had a wrong byte */
+/*
+ * net.c: packets are answered from start to stop, which tells how many; false: one of them had a
+ * wrong byte
+ */
 bool net_start(FILE *out);
 bool net_stop(FILE *out);
-bool net_resize(unsigned entries, FILE *out);   /* makes the queues anew; tells how long they were */
+/* makes the queues anew; tells how long they were */
+bool net_resize(unsigned entries, FILE *out);
 
 /* vsock.c: connections are taken from start to stop, which tells how many bytes were sent back */
 bool vsock_start(unsigned port, FILE *out);
 bool vsock_stop(FILE *out);
 
 /* compare.c: false and a line on OUT if the image is not what the model says */
-bool compare(const struct memory *memory, size_t offset, size_t length, const char *what, FILE *out);
+bool compare(const struct memory *memory, size_t offset, size_t length, const char *what,
+             FILE *out);
 
 /* Run FUNCTION in every thread with its index; false if one of them says so. */
 typedef bool thread_fn(struct memory *memory, unsigned index, void *opaque, FILE *out);

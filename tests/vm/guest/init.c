@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Process 1 of a test guest: takes commands, a line each, from a port of the virtio console, and answers each with one line,
- * "ok ..." or "fail ...".
+ * Process 1 of a test guest: takes commands, a line each, from a port of the virtio console, and
+ * answers each with one line, "ok ..." or "fail ...".
  */
 #define _GNU_SOURCE
 #include "guest.h"
@@ -53,7 +53,8 @@ static void __attribute__((noreturn)) give_up(const char *what)
 static void handle_fatal(int number, siginfo_t *info, void *context)
 {
     char line[128];
-    int length = snprintf(line, sizeof(line), "fail guest: signal %d at %p\n", number, info->si_addr);
+    int length =
+        snprintf(line, sizeof(line), "fail guest: signal %d at %p\n", number, info->si_addr);
 
     (void)context;
     errors_caught(number, info);
@@ -95,7 +96,9 @@ static int wait_and_open(const char *pattern, int flags)
         give_up(pattern);
     }
     /* ENXIO: its driver is not ready for it yet */
-    for (int i = 0; (fd = open(found.gl_pathv[0], flags | O_CLOEXEC)) < 0 && errno == ENXIO && i < PATIENCE; i += 5) {
+    for (int i = 0;
+         (fd = open(found.gl_pathv[0], flags | O_CLOEXEC)) < 0 && errno == ENXIO && i < PATIENCE;
+         i += 5) {
         usleep(5000);
     }
     if (fd < 0) {
@@ -143,7 +146,8 @@ static void map_memory(struct memory *memory)
     }
     layout_zones(memory, device_size());
     memory->data = map_device(fd, memory->size);
-    memory->model = mmap(NULL, memory->size, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    memory->model = mmap(NULL, memory->size, PROT_READ | PROT_WRITE | PROT_EXEC,
+                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory->data == MAP_FAILED || memory->model == MAP_FAILED) {
         give_up(DEVICE);
     }
@@ -220,7 +224,8 @@ static bool perform(struct memory *memory, char *line, FILE *out)
         load_adopt(memory);
         return true;
     }
-    if (strcmp(name, "level") == 0) {           /* LEVEL: what a snapshot that was made before the VM holds */
+    /* LEVEL: what a snapshot that was made before the VM holds */
+    if (strcmp(name, "level") == 0) {
         layout_fill(memory->model, 0, memory->size, (enum level)numbers[0]);
         return true;
     }
@@ -246,7 +251,8 @@ static bool perform(struct memory *memory, char *line, FILE *out)
         return errors_slab(memory, numbers[0] - DATA_OFFSET, out);
     }
     if (strcmp(name, "error-disk-in") == 0 || strcmp(name, "error-disk-out") == 0) {
-        return errors_transfer(memory, numbers[0] - DATA_OFFSET, strcmp(name, "error-disk-in") == 0, out);
+        return errors_transfer(memory, numbers[0] - DATA_OFFSET, strcmp(name, "error-disk-in") == 0,
+                               out);
     }
     if (strcmp(name, "error-survey") == 0) {
         return errors_survey(memory, out);

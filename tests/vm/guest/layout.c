@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * What the images of a test hold before it begins: a base, an image on it, and on that one with two snapshots, mixed in units from
- * a page to a slab.  A page that a layer holds may be in older layers as well, with other content.
+ * What the images of a test hold before it begins: a base, an image on it, and on that one with two
+ * snapshots, mixed in units from a page to a slab. A page that a layer holds may be in older layers
+ * as well, with other content.
  *
- * Base and middle have different content in every word.  The layers above are made by pcow-io, which fills pages with one byte.
+ * Base and middle have different content in every word. The layers above are made by pcow-io, which
+ * fills pages with one byte.
  */
 #include "guest.h"
 
@@ -166,7 +168,8 @@ int layout_print_script(size_t image_size)
     for (enum level level = LEVEL_FIRST; level <= LEVEL_ACTIVE; level++) {
         for (size_t page = 0; page < pages; page++) {
             if (holds(level, page)) {
-                printf("write -q -P %u %zu %lu\n", page_byte(level, page), DATA_OFFSET + page * PAGE, PAGE);
+                printf("write -q -P %u %zu %lu\n", page_byte(level, page),
+                       DATA_OFFSET + page * PAGE, PAGE);
             }
         }
         if (level != LEVEL_ACTIVE) {

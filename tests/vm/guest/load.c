@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Every thread writes its pages again and again in a known order, write number n in thread t with a content that follows from n
- * and t, the words of a page in ascending order.  Whatever is frozen at one moment shows, for each thread, all writes up to some
- * n, a first part of write n + 1, and nothing of later ones.
+ * Every thread writes its pages again and again in a known order, write number n in thread t with a
+ * content that follows from n and t, the words of a page in ascending order. Whatever is frozen at
+ * one moment shows, for each thread, all writes up to some n, a first part of write n + 1, and
+ * nothing of later ones.
  */
 #include "guest.h"
 
@@ -53,7 +54,8 @@ static void *load_thread(void *opaque)
 
     while (!load.stop) {
         uint64_t number = load.written[start->index] + 1;
-        volatile uint64_t *to = (volatile uint64_t *)page_of(memory, memory->data, start->index, number);
+        volatile uint64_t *to =
+            (volatile uint64_t *)page_of(memory, memory->data, start->index, number);
 
         for (size_t i = 0; i < WORDS; i++) {
             to[i] = load_word(start->index, number, i);
@@ -100,7 +102,8 @@ static uint64_t newest(const struct memory *memory, unsigned thread)
     return found;
 }
 
-static void make_page(const struct memory *memory, unsigned thread, uint64_t number, const uint8_t *at, uint64_t *words)
+static void make_page(const struct memory *memory, unsigned thread, uint64_t number,
+                      const uint8_t *at, uint64_t *words)
 {
     if (number == 0) {                          /* never written: what the image began with */
         memcpy(words, memory->model + (at - memory->data), PAGE);
@@ -110,7 +113,8 @@ static void make_page(const struct memory *memory, unsigned thread, uint64_t num
     }
 }
 
-static bool check_page(const struct memory *memory, unsigned thread, uint64_t number, bool may_be_partial, FILE *out)
+static bool check_page(const struct memory *memory, unsigned thread, uint64_t number,
+                       bool may_be_partial, FILE *out)
 {
     size_t pages = pages_of(memory);
     const uint8_t *at = page_of(memory, memory->data, thread, number);
@@ -129,16 +133,19 @@ static bool check_page(const struct memory *memory, unsigned thread, uint64_t nu
         }
     }
     if (i < WORDS) {
-        fprintf(out, "load: thread %u, write %llu, image offset %#zx: torn at word %zu: %#llx, not %#llx (is write %llu of thread %u?)\n", thread,
-                (unsigned long long)number, (size_t)(at - memory->data) + DATA_OFFSET, i, (unsigned long long)words[i],
-                (unsigned long long)wanted[i], (unsigned long long)words[0] >> 8, (unsigned)(words[0] & 255));
+        fprintf(out,
+                "load: thread %u, write %llu, image offset %#zx: torn at word %zu: %#llx, not "
+                "%#llx (is write %llu of thread %u?)\n",
+                thread, (unsigned long long)number, (size_t)(at - memory->data) + DATA_OFFSET, i,
+                (unsigned long long)words[i], (unsigned long long)wanted[i],
+                (unsigned long long)words[0] >> 8, (unsigned)(words[0] & 255));
     }
     return i == WORDS;
 }
 
 /*
- * Prints the number of the newest write of every thread.  Stopped: the memory must hold exactly what the threads have written.
- * Otherwise it belongs to a moment that only the memory knows.
+ * Prints the number of the newest write of every thread. Stopped: the memory must hold exactly what
+ * the threads have written. Otherwise it belongs to a moment that only the memory knows.
  */
 bool load_check(struct memory *memory, bool stopped, FILE *out)
 {
@@ -154,10 +161,12 @@ bool load_check(struct memory *memory, bool stopped, FILE *out)
                 return false;
             }
         }
-        for (uint64_t n = last + 1; n <= pages; n++) {          /* pages that no write has reached */
+        /* pages that no write has reached */
+        for (uint64_t n = last + 1; n <= pages; n++) {
             const uint8_t *at = page_of(memory, memory->data, thread, n);
 
-            if (!compare(memory, (size_t)(at - memory->data), PAGE, "load: page not written yet", out)) {
+            if (!compare(memory, (size_t)(at - memory->data), PAGE, "load: page not written yet",
+                         out)) {
                 return false;
             }
         }
@@ -165,7 +174,8 @@ bool load_check(struct memory *memory, bool stopped, FILE *out)
     for (unsigned thread = 0; thread < memory->threads; thread++) {
         fprintf(out, "%llu ", (unsigned long long)numbers[thread]);
         if (!stopped && numbers[thread]) {
-            load.written[thread] = numbers[thread] - 1;         /* load_start() goes on there, and completes the page */
+            /* load_start() goes on there, and completes the page */
+            load.written[thread] = numbers[thread] - 1;
         }
     }
     return true;
@@ -173,5 +183,6 @@ bool load_check(struct memory *memory, bool stopped, FILE *out)
 
 void load_adopt(struct memory *memory)
 {
-    memcpy(memory->model + memory->load.begin, memory->data + memory->load.begin, memory->load.length);
+    memcpy(memory->model + memory->load.begin, memory->data + memory->load.begin,
+           memory->load.length);
 }

@@ -16,7 +16,8 @@ static bool check_load(unsigned threads, const char *path)
     uint8_t *image;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
 
-    if (threads == 0 || threads > MAX_THREADS || fd < 0 || fstat(fd, &st) < 0 || (size_t)st.st_size <= DATA_OFFSET) {
+    if (threads == 0 || threads > MAX_THREADS || fd < 0 || fstat(fd, &st) < 0
+        || (size_t)st.st_size <= DATA_OFFSET) {
         perror(path);
         return false;
     }
@@ -53,6 +54,9 @@ int main(int argc, char **argv)
     if (argc == 4 && strcmp(argv[1], "transfers") == 0) {       /* THREADS FILE */
         return !dax_transfers((unsigned)atoi(argv[2]), argv[3], stdout);
     }
-    fprintf(stderr, "usage: %s raw LEVEL IMAGE-SIZE FILE | disk SIZE FILE | load-check THREADS FILE | script IMAGE-SIZE | transfers THREADS FILE\n", argv[0]);
+    fprintf(stderr,
+            "usage: %s raw LEVEL IMAGE-SIZE FILE | disk SIZE FILE | load-check THREADS FILE | "
+            "script IMAGE-SIZE | transfers THREADS FILE\n",
+            argv[0]);
     return 2;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * A thread that answers packets.  The buffers are of the guest's kernel: whoever serves the network device stores to them and loads
- * from them.  All words of a packet follow from its number, and those of the answer from the same number in another way;
- * tests/vm/net.py makes the same ones.
+ * A thread that answers packets. The buffers are of the guest's kernel: whoever serves the network
+ * device stores to them and loads from them. All words of a packet follow from its number, and
+ * those of the answer from the same number in another way; tests/vm/net.py makes the same ones.
  */
 #define _GNU_SOURCE
 #include "guest.h"
@@ -66,7 +66,8 @@ static bool check_payload(const uint8_t *payload, size_t length, uint64_t number
         i++;
     }
     if (net.wrong++ == 0) {
-        snprintf(net.first, sizeof(net.first), "packet %#llx of %zu bytes, not %zu, is wrong from byte %zu on",
+        snprintf(net.first, sizeof(net.first),
+                 "packet %#llx of %zu bytes, not %zu, is wrong from byte %zu on",
                  (unsigned long long)number, length, wanted_length, i);
     }
     return false;
@@ -108,11 +109,15 @@ static void *echo_thread(void *opaque)
 static bool open_socket(void)
 {
     struct ifreq request = { .ifr_name = DEVICE };
-    struct sockaddr_ll address = { .sll_family = AF_PACKET, .sll_protocol = htons(TYPE), .sll_ifindex = (int)if_nametoindex(DEVICE) };
+    struct sockaddr_ll address = {.sll_family = AF_PACKET,
+                                  .sll_protocol = htons(TYPE),
+                                  .sll_ifindex = (int)if_nametoindex(DEVICE)};
     struct timeval wait = { .tv_usec = STOP_MILLISECONDS * 1000 };
 
-    net.socket = socket(AF_PACKET, SOCK_RAW | SOCK_CLOEXEC, 0);        /* of no type, until it is bound to the device */
-    if (net.socket < 0 || address.sll_ifindex == 0 || ioctl(net.socket, SIOCGIFFLAGS, &request) < 0) {
+    /* of no type, until it is bound to the device */
+    net.socket = socket(AF_PACKET, SOCK_RAW | SOCK_CLOEXEC, 0);
+    if (net.socket < 0 || address.sll_ifindex == 0
+        || ioctl(net.socket, SIOCGIFFLAGS, &request) < 0) {
         return false;
     }
     request.ifr_flags |= IFF_UP;

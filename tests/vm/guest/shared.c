@@ -49,7 +49,10 @@ bool run_threads(struct memory *memory, thread_fn *function, void *opaque, FILE 
     return ok;
 }
 
-/* All threads go through the pages in one order and write, in each, the cache lines that are theirs, then look at them again. */
+/*
+ * All threads go through the pages in one order and write, in each, the cache lines that are
+ * theirs, then look at them again.
+ */
 static bool write_lines(struct memory *memory, unsigned index, void *opaque, FILE *out)
 {
     uint64_t seed = *(const uint64_t *)opaque;
@@ -71,7 +74,8 @@ static bool write_lines(struct memory *memory, unsigned index, void *opaque, FIL
             }
         }
         for (size_t line = index; line < PAGE / LINE; line += memory->threads) {
-            if (!compare(memory, page + line * LINE, LINE, "lines of one page, written by several CPUs", out)) {
+            if (!compare(memory, page + line * LINE, LINE,
+                         "lines of one page, written by several CPUs", out)) {
                 return false;
             }
         }
@@ -91,7 +95,8 @@ static bool count_up(struct memory *memory, unsigned index, void *opaque, FILE *
 {
     (void)opaque;
     (void)out;
-    for (size_t at = memory->stores.begin + 8; at < memory->stores.begin + memory->stores.length; at += COUNTER_STEP) {
+    for (size_t at = memory->stores.begin + 8; at < memory->stores.begin + memory->stores.length;
+         at += COUNTER_STEP) {
         _Atomic uint64_t *counter = (_Atomic uint64_t *)(memory->data + at);
         uint64_t seen;
 
@@ -116,7 +121,8 @@ bool shared_counters(struct memory *memory, FILE *out)
     if (!run_threads(memory, count_up, NULL, out)) {
         return false;
     }
-    for (size_t at = memory->stores.begin + 8; at < memory->stores.begin + memory->stores.length; at += COUNTER_STEP) {
+    for (size_t at = memory->stores.begin + 8; at < memory->stores.begin + memory->stores.length;
+         at += COUNTER_STEP) {
         *(uint64_t *)(memory->model + at) += memory->threads;
         if (!compare(memory, at, 8, "a counter that every CPU incremented", out)) {
             return false;

@@ -23,7 +23,8 @@ static const struct store_kind *kind_at(size_t index)
         return &scalar_kinds[index];
     }
     index -= scalar_kinds_count;
-    return index < vector_kinds_count ? &vector_kinds[index] : &string_kinds[index - vector_kinds_count];
+    return index < vector_kinds_count ? &vector_kinds[index]
+                                      : &string_kinds[index - vector_kinds_count];
 }
 
 static bool available(const struct store_kind *kind)
@@ -64,8 +65,8 @@ static void release(struct operands *operands)
 }
 
 /* To the image and to the model; what lies between BEGIN and END belongs to the caller. */
-static bool store(struct memory *memory, const struct store_kind *kind, size_t at, size_t from, const struct operands *operands,
-                  size_t begin, size_t end, FILE *out)
+static bool store(struct memory *memory, const struct store_kind *kind, size_t at, size_t from,
+                  const struct operands *operands, size_t begin, size_t end, FILE *out)
 {
     size_t span = kind->span ? kind->span : operands->length;
     size_t low = at - begin < AROUND ? begin : at - AROUND;
@@ -104,7 +105,8 @@ bool stores_run(const struct store_job *job, FILE *out)
         const struct store_kind *kind = kind_at(random % kinds());
         size_t longest = job->granule < 4 * LONGEST ? job->granule / 4 : LONGEST;
         size_t granule = mix(random) % (granules / memory->threads) * memory->threads + job->index;
-        size_t begin = memory->stores.begin + granule * job->granule, end = begin + job->granule, span;
+        size_t begin = memory->stores.begin + granule * job->granule, end = begin + job->granule,
+               span;
 
         if (!available(kind)) {
             continue;
@@ -115,8 +117,11 @@ bool stores_run(const struct store_job *job, FILE *out)
         /* most of them short, some over several pages */
         operands.length = 8 + mix(random + 4) % (operands.c % 4 ? 256 : longest - 8) / 8 * 8;
         span = kind->span ? kind->span : operands.length;
-        ok = store(memory, kind, place(begin, end - kind->align, span, kind->align, mix(random + 5)),
-                   begin + mix(random + 6) % (job->granule - (operands.length > 64 ? operands.length : 64)), &operands, begin, end, out);
+        ok = store(
+            memory, kind, place(begin, end - kind->align, span, kind->align, mix(random + 5)),
+            begin
+                + mix(random + 6) % (job->granule - (operands.length > 64 ? operands.length : 64)),
+            &operands, begin, end, out);
     }
     release(&operands);
     return ok;
@@ -134,8 +139,8 @@ static size_t page_of_level(size_t cluster, enum level level)
 }
 
 /*
- * Every kind of store as the first one to a cluster of its own, over a page border where the instruction can do that, once for
- * every level that the page may come from.
+ * Every kind of store as the first one to a cluster of its own, over a page border where the
+ * instruction can do that, once for every level that the page may come from.
  */
 bool stores_run_each(struct memory *memory, FILE *out)
 {
@@ -146,7 +151,8 @@ bool stores_run_each(struct memory *memory, FILE *out)
     for (size_t i = 0; ok && i < kinds(); i++) {
         const struct store_kind *kind = kind_at(i);
 
-        for (enum level level = LEVEL_ABSENT; ok && available(kind) && level <= LEVEL_ACTIVE; level++) {
+        for (enum level level = LEVEL_ABSENT; ok && available(kind) && level <= LEVEL_ACTIVE;
+             level++) {
             /* clusters far from each other, so that the slabs fill slowly */
             size_t cluster = memory->stores.begin + next++ * 37 % clusters * CLUSTER;
             size_t page = page_of_level(cluster, level), span;
@@ -156,8 +162,9 @@ bool stores_run_each(struct memory *memory, FILE *out)
             operands.c = mix(next + 2);
             operands.length = level % 2 ? LONGEST - PAGE + 8 : 1000;
             span = kind->span ? kind->span : operands.length;
-            ok = store(memory, kind, span == 1 ? page : (page - (span + 1) / 2) / kind->align * kind->align, cluster + 7 * PAGE, &operands, cluster,
-                       cluster + CLUSTER, out);
+            ok = store(memory, kind,
+                       span == 1 ? page : (page - (span + 1) / 2) / kind->align * kind->align,
+                       cluster + 7 * PAGE, &operands, cluster, cluster + CLUSTER, out);
         }
     }
     release(&operands);

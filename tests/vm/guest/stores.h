@@ -10,7 +10,8 @@
 /* What a store is done with; the same for the image and for the model. */
 struct operands {
     uint64_t a, b, c;                           /* random */
-    size_t length;                              /* of string instructions and system calls, bytes; a multiple of 8 */
+    /* of string instructions and system calls, bytes; a multiple of 8 */
+    size_t length;
     uint8_t *buffer;                            /* random content, in ordinary memory */
     int file;                                   /* the same content in a file */
 };
@@ -28,7 +29,10 @@ extern const size_t scalar_kinds_count, vector_kinds_count, string_kinds_count;
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-/* One kind whose instructions take TO in a register and operands a, b, c in others; they clobber what they list. */
+/*
+ * One kind whose instructions take TO in a register and operands a, b, c in others; they clobber
+ * what they list.
+ */
 #define STORE(NAME, CODE, ...) \
     static void NAME(uint8_t *to, const uint8_t *from, const struct operands *o) \
     { \

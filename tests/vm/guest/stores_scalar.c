@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Stores of integer instructions: moves, read-modify-write, locked ones, the stack, code that was just written.
+ * Stores of integer instructions: moves, read-modify-write, locked ones, the stack, code that was
+ * just written.
  */
 #include "stores.h"
 
@@ -49,21 +50,40 @@ STORE(xchg8, "mov %[a], %%rax; xchgb %%al, (%[to])", "rax")
 STORE(xadd64, "mov %[a], %%rax; xaddq %%rax, (%[to])", "rax")
 STORE(cmpxchg_equal, "movq (%[to]), %%rax; cmpxchgq %[a], (%[to])", "rax")
 STORE(cmpxchg_unequal, "movq (%[to]), %%rax; inc %%rax; cmpxchgq %[a], (%[to])", "rax")
-STORE(cmpxchg8b, "movl (%[to]), %%eax; movl 4(%[to]), %%edx; mov %[a], %%rbx; mov $77, %%ecx; cmpxchg8b (%[to])", "rax", "rbx", "rdx")
-STORE(cmpxchg16b, "movq (%[to]), %%rax; movq 8(%[to]), %%rdx; mov %[a], %%rbx; mov $78, %%ecx; lock cmpxchg16b (%[to])", "rax", "rbx", "rdx")
+STORE(
+    cmpxchg8b,
+    "movl (%[to]), %%eax; movl 4(%[to]), %%edx; mov %[a], %%rbx; mov $77, %%ecx; cmpxchg8b (%[to])",
+    "rax", "rbx", "rdx")
+STORE(cmpxchg16b,
+      "movq (%[to]), %%rax; movq 8(%[to]), %%rdx; mov %[a], %%rbx; mov $78, %%ecx; lock cmpxchg16b "
+      "(%[to])",
+      "rax", "rbx", "rdx")
 STORE(lock_add64, "lock addq %[a], (%[to])")
 STORE(lock_xadd32, "mov %[a], %%rax; lock xaddl %%eax, (%[to])", "rax")
 STORE(lock_bts, "lock btsq $17, (%[to])")
 STORE(lock_or8, "lock orb $0x10, (%[to])")
 STORE(lock_cmpxchg, "movq (%[to]), %%rax; lock cmpxchgq %[a], (%[to])", "rax")
 STORE(lock_neg, "lock negq (%[to])")
-STORE(push_register, "mov %%rsp, %%rax; lea 64(%[to]), %%rsp; push %[a]; push %[b]; pushw $0x1234; pushq $-5; mov %%rax, %%rsp", "rax")
-STORE(push_memory, "mov %%rsp, %%rax; lea 24(%[to]), %%rsp; pushq (%[from]); pushq 8(%[from]); mov %%rax, %%rsp", "rax")
+STORE(push_register,
+      "mov %%rsp, %%rax; lea 64(%[to]), %%rsp; push %[a]; push %[b]; pushw $0x1234; pushq $-5; mov "
+      "%%rax, %%rsp",
+      "rax")
+STORE(push_memory,
+      "mov %%rsp, %%rax; lea 24(%[to]), %%rsp; pushq (%[from]); pushq 8(%[from]); mov %%rax, %%rsp",
+      "rax")
 STORE(push_flags, "mov %%rsp, %%rax; lea 16(%[to]), %%rsp; pushfq; mov %%rax, %%rsp", "rax")
-STORE(call, "mov %%rsp, %%rax; lea 32(%[to]), %%rsp; call 1f; jmp 2f; 1: call 3f; ret; 3: ret; 2: mov %%rax, %%rsp", "rax")
-STORE(call_indirect, "mov %%rsp, %%rax; lea 1f(%%rip), %%rdx; lea 16(%[to]), %%rsp; call *%%rdx; jmp 2f; 1: ret; 2: mov %%rax, %%rsp", "rax", "rdx")
+STORE(call,
+      "mov %%rsp, %%rax; lea 32(%[to]), %%rsp; call 1f; jmp 2f; 1: call 3f; ret; 3: ret; 2: mov "
+      "%%rax, %%rsp",
+      "rax")
+STORE(call_indirect,
+      "mov %%rsp, %%rax; lea 1f(%%rip), %%rdx; lea 16(%[to]), %%rsp; call *%%rdx; jmp 2f; 1: ret; "
+      "2: mov %%rax, %%rsp",
+      "rax", "rdx")
 STORE(pop_memory, "push %[a]; popq (%[to])")
-STORE(enter, "mov %%rsp, %%rax; mov %%rbp, %%rdx; mov $0x4321, %%ebp; lea 64(%[to]), %%rsp; enter $8, $0; mov %%rax, %%rsp; mov %%rdx, %%rbp",
+STORE(enter,
+      "mov %%rsp, %%rax; mov %%rbp, %%rdx; mov $0x4321, %%ebp; lea 64(%[to]), %%rsp; enter $8, $0; "
+      "mov %%rax, %%rsp; mov %%rdx, %%rbp",
       "rax", "rdx")
 STORE(prefetch_for_write, "prefetchw (%[to])")
 STORE(clflush, "clflush (%[to])")
@@ -91,7 +111,8 @@ static int has(unsigned leaf, int number, unsigned bit)
 {
     unsigned regs[4];
 
-    return __get_cpuid_count(leaf, 0, &regs[0], &regs[1], &regs[2], &regs[3]) && regs[number] >> bit & 1;
+    return __get_cpuid_count(leaf, 0, &regs[0], &regs[1], &regs[2], &regs[3])
+           && regs[number] >> bit & 1;
 }
 
 static int has_movbe(void)
@@ -117,17 +138,69 @@ static int has_prefetchw(void)
 #define KIND(NAME, SPAN) { #NAME, NAME, SPAN, 1, NULL }
 
 const struct store_kind scalar_kinds[] = {
-    KIND(mov8, 1), KIND(mov16, 2), KIND(mov32, 4), KIND(mov64, 8), KIND(mov_high_byte, 1), KIND(mov8_immediate, 1),
-    KIND(mov16_immediate, 2), KIND(mov32_immediate, 4), KIND(mov64_immediate, 8), KIND(mov_indexed, 28), KIND(mov_segment, 2),
-    KIND(mov_address32, 8), KIND(movnti32, 4), KIND(movnti64, 8), { "movbe64", movbe64, 10, 1, has_movbe }, KIND(two_stores, 17),
-    KIND(add8, 1), KIND(add32_immediate, 4), KIND(add64, 8), KIND(adc64, 8), KIND(sub16, 2), KIND(sbb64, 8), KIND(and64, 8),
-    KIND(or64_immediate, 8), KIND(xor32, 4), KIND(inc64, 8), KIND(dec8, 1), KIND(neg64, 8), KIND(not32, 4), KIND(shl64, 8),
-    KIND(sar32, 4), KIND(rol64, 8), KIND(rcr64, 8), KIND(shld64, 8), KIND(bts_far, 32), KIND(btr_immediate, 4), KIND(btc_far, 16),
-    KIND(set_byte, 1), KIND(xchg64, 8), KIND(xchg8, 1), KIND(xadd64, 8), KIND(cmpxchg_equal, 8), KIND(cmpxchg_unequal, 8),
-    KIND(cmpxchg8b, 8), { "cmpxchg16b", cmpxchg16b, 16, 16, NULL }, KIND(lock_add64, 8), KIND(lock_xadd32, 4), KIND(lock_bts, 8),
-    KIND(lock_or8, 1), KIND(lock_cmpxchg, 8), KIND(lock_neg, 8), KIND(push_register, 64), KIND(push_memory, 24), KIND(push_flags, 16),
-    KIND(call, 32), KIND(call_indirect, 16), KIND(pop_memory, 8), KIND(enter, 64),
-    { "prefetch_for_write", prefetch_for_write, 1, 1, has_prefetchw }, KIND(clflush, 1), KIND(clflush_after_store, 8),
-    { "clflushopt", clflushopt, 8, 1, has_clflushopt }, { "clwb", clwb, 8, 1, has_clwb }, KIND(execute, 12),
+    KIND(mov8, 1),
+    KIND(mov16, 2),
+    KIND(mov32, 4),
+    KIND(mov64, 8),
+    KIND(mov_high_byte, 1),
+    KIND(mov8_immediate, 1),
+    KIND(mov16_immediate, 2),
+    KIND(mov32_immediate, 4),
+    KIND(mov64_immediate, 8),
+    KIND(mov_indexed, 28),
+    KIND(mov_segment, 2),
+    KIND(mov_address32, 8),
+    KIND(movnti32, 4),
+    KIND(movnti64, 8),
+    {"movbe64", movbe64, 10, 1, has_movbe},
+    KIND(two_stores, 17),
+    KIND(add8, 1),
+    KIND(add32_immediate, 4),
+    KIND(add64, 8),
+    KIND(adc64, 8),
+    KIND(sub16, 2),
+    KIND(sbb64, 8),
+    KIND(and64, 8),
+    KIND(or64_immediate, 8),
+    KIND(xor32, 4),
+    KIND(inc64, 8),
+    KIND(dec8, 1),
+    KIND(neg64, 8),
+    KIND(not32, 4),
+    KIND(shl64, 8),
+    KIND(sar32, 4),
+    KIND(rol64, 8),
+    KIND(rcr64, 8),
+    KIND(shld64, 8),
+    KIND(bts_far, 32),
+    KIND(btr_immediate, 4),
+    KIND(btc_far, 16),
+    KIND(set_byte, 1),
+    KIND(xchg64, 8),
+    KIND(xchg8, 1),
+    KIND(xadd64, 8),
+    KIND(cmpxchg_equal, 8),
+    KIND(cmpxchg_unequal, 8),
+    KIND(cmpxchg8b, 8),
+    {"cmpxchg16b", cmpxchg16b, 16, 16, NULL},
+    KIND(lock_add64, 8),
+    KIND(lock_xadd32, 4),
+    KIND(lock_bts, 8),
+    KIND(lock_or8, 1),
+    KIND(lock_cmpxchg, 8),
+    KIND(lock_neg, 8),
+    KIND(push_register, 64),
+    KIND(push_memory, 24),
+    KIND(push_flags, 16),
+    KIND(call, 32),
+    KIND(call_indirect, 16),
+    KIND(pop_memory, 8),
+    KIND(enter, 64),
+    {"prefetch_for_write", prefetch_for_write, 1, 1, has_prefetchw},
+    KIND(clflush, 1),
+    KIND(clflush_after_store, 8),
+    {"clflushopt", clflushopt, 8, 1, has_clflushopt},
+    {"clwb", clwb, 8, 1, has_clwb},
+    KIND(execute, 12),
 };
 const size_t scalar_kinds_count = COUNT(scalar_kinds);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Stores of unknown length: string instructions, forwards and backwards, from memory of both kinds, and the guest's kernel.
+ * Stores of unknown length: string instructions, forwards and backwards, from memory of both kinds,
+ * and the guest's kernel.
  */
 #include "stores.h"
 

@@ -19,7 +19,8 @@ STORE(movhps, XMM("movhps %%xmm1, (%[to]); movlps %%xmm2, 8(%[to])"), "xmm1", "x
 STORE(movntps, XMM("movntps %%xmm1, (%[to]); sfence"), "xmm1", "xmm2")
 STORE(movntdq, XMM("movntdq %%xmm1, (%[to]); movntdq %%xmm2, 16(%[to]); sfence"), "xmm1", "xmm2")
 STORE(pextrd, XMM("pextrd $2, %%xmm1, (%[to]); pextrb $7, %%xmm1, 4(%[to])"), "xmm1", "xmm2")
-STORE(maskmovdqu, XMM("maskmovdqu %%xmm2, %%xmm1; sfence"), "xmm1", "xmm2")        /* to (%rdi), the bytes that xmm2 says */
+/* to (%rdi), the bytes that xmm2 says */
+STORE(maskmovdqu, XMM("maskmovdqu %%xmm2, %%xmm1; sfence"), "xmm1", "xmm2")
 STORE(stmxcsr, "stmxcsr (%[to])")
 STORE(movq_mmx, "movq %[a], %%mm0; movq %%mm0, (%[to]); emms", "mm0")
 STORE(movntq_mmx, "movq %[a], %%mm0; movntq %%mm0, (%[to]); emms; sfence", "mm0")
@@ -27,7 +28,10 @@ STORE(fst64, "fninit; fldpi; fstpl (%[to])")
 STORE(fst80, "fninit; fldpi; fstpt (%[to])")
 STORE(fist64, "fninit; fldpi; fistpll (%[to])")
 STORE(fnstcw, "fninit; fnstcw (%[to])")
-/* What the FPU remembers of its last instruction does not survive a task switch on every processor: it is overwritten. */
+/*
+ * What the FPU remembers of its last instruction does not survive a task switch on every processor:
+ * it is overwritten.
+ */
 #define FORGET(AT) "movq $0, " #AT "(%[to]); movq $0, " #AT "+8(%[to])"
 STORE(fnstenv, "fninit; fnstenv (%[to]); " FORGET(12))
 STORE(fnsave, "fninit; fldpi; fnsave (%[to]); " FORGET(12))

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Disk I/O to and from the memory without a copy in the guest's kernel: the device model, or the host's kernel for it, reads and
- * writes the image.  /dev/vda has known content, /dev/vdb takes what is written.
+ * Disk I/O to and from the memory without a copy in the guest's kernel: the device model, or the
+ * host's kernel for it, reads and writes the image. /dev/vda has known content, /dev/vdb takes what
+ * is written.
  */
 #define _GNU_SOURCE
 #include "guest.h"
@@ -28,13 +29,14 @@ struct job {
 
 static bool told(FILE *out, const char *what, size_t offset, size_t length, ssize_t result)
 {
-    fprintf(out, "transfers: %s at image offset %#zx, %zu bytes: %s\n", what, DATA_OFFSET + offset, length,
-            result < 0 ? strerror(errno) : "short");
+    fprintf(out, "transfers: %s at image offset %#zx, %zu bytes: %s\n", what, DATA_OFFSET + offset,
+            length, result < 0 ? strerror(errno) : "short");
     return false;
 }
 
 /* From the disk into two places of the memory with one request. */
-static bool read_into(struct memory *memory, const struct job *job, size_t at, size_t length, size_t from, FILE *out)
+static bool read_into(struct memory *memory, const struct job *job, size_t at, size_t length,
+                      size_t from, FILE *out)
 {
     size_t half = length / 2 / SECTOR * SECTOR;
     struct iovec vectors[2] = {
@@ -51,7 +53,8 @@ static bool read_into(struct memory *memory, const struct job *job, size_t at, s
     return true;
 }
 
-static bool write_out(struct memory *memory, const struct job *job, size_t at, size_t length, size_t to, uint8_t *buffer, FILE *out)
+static bool write_out(struct memory *memory, const struct job *job, size_t at, size_t length,
+                      size_t to, uint8_t *buffer, FILE *out)
 {
     ssize_t done = pwrite(job->target, memory->data + at, length, (off_t)to);
 
@@ -63,7 +66,8 @@ static bool write_out(struct memory *memory, const struct job *job, size_t at, s
         return told(out, "read back what was written", at, length, done);
     }
     if (memcmp(buffer, memory->model + at, length) != 0) {
-        fprintf(out, "transfers: what the disk got from image offset %#zx, %zu bytes, is wrong\n", DATA_OFFSET + at, length);
+        fprintf(out, "transfers: what the disk got from image offset %#zx, %zu bytes, is wrong\n",
+                DATA_OFFSET + at, length);
         return false;
     }
     return true;
@@ -116,8 +120,9 @@ bool transfers_run(struct memory *memory, uint64_t seed, unsigned count, FILE *o
     job.source = open_disk("/dev/vda", O_RDONLY | O_DIRECT, &job.source_size, out);
     job.target = open_disk("/dev/vdb", O_RDWR | O_DIRECT, &job.target_size, out);
     if (job.source >= 0 && job.target >= 0) {
-        ok = run_threads(memory, transfer, &job, out) &&
-             compare(memory, memory->transfers.begin, memory->transfers.length, "transfers, all of it afterwards", out);
+        ok = run_threads(memory, transfer, &job, out)
+             && compare(memory, memory->transfers.begin, memory->transfers.length,
+                        "transfers, all of it afterwards", out);
     }
     if (job.source >= 0) {
         close(job.source);
@@ -138,7 +143,9 @@ bool transfers_save(const struct memory *memory, const char *disk, FILE *out)
         return false;
     }
     while (done < memory->size) {
-        ssize_t written = pwrite(fd, memory->model + done, memory->size - done < SLAB ? memory->size - done : SLAB, (off_t)(DATA_OFFSET + done));
+        ssize_t written = pwrite(fd, memory->model + done,
+                                 memory->size - done < SLAB ? memory->size - done : SLAB,
+                                 (off_t)(DATA_OFFSET + done));
 
         if (written <= 0) {
             fprintf(out, "%s: %s\n", disk, written ? strerror(errno) : "full");

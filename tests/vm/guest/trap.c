@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Debug exceptions: Linux gives them a stack of their own (IST), to which the processor stores, and no register or instruction points.
+ * Debug exceptions: Linux gives them a stack of their own (IST), to which the processor stores, and
+ * no register or instruction points.
  */
 #define _GNU_SOURCE
 #include "guest.h"
@@ -19,7 +20,8 @@ bool trap_on_each_cpu(unsigned cpus, FILE *out)
 {
     struct sigaction before, action = { .sa_handler = handle_trap };
     cpu_set_t all;
-    bool ok = sched_getaffinity(0, sizeof(all), &all) == 0 && sigaction(SIGTRAP, &action, &before) == 0;
+    bool ok =
+        sched_getaffinity(0, sizeof(all), &all) == 0 && sigaction(SIGTRAP, &action, &before) == 0;
 
     traps = 0;
     for (unsigned cpu = 0; cpu < cpus && ok; cpu++) {
@@ -32,7 +34,8 @@ bool trap_on_each_cpu(unsigned cpus, FILE *out)
             __asm__ volatile(".byte 0xf1" : : : "memory");     /* int1 */
         }
     }
-    if (!ok || sched_setaffinity(0, sizeof(all), &all) < 0 || sigaction(SIGTRAP, &before, NULL) < 0) {
+    if (!ok || sched_setaffinity(0, sizeof(all), &all) < 0
+        || sigaction(SIGTRAP, &before, NULL) < 0) {
         fprintf(out, "cannot move between CPUs, or handle SIGTRAP");
         return false;
     }

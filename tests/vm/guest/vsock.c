@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * A thread that takes connections from the host, one after the other, and sends back each byte with one added.  The buffers are of
- * the guest's kernel, as in net.c.
+ * A thread that takes connections from the host, one after the other, and sends back each byte with
+ * one added. The buffers are of the guest's kernel, as in net.c.
  */
 #include "guest.h"
 
@@ -87,7 +87,8 @@ static void *vsock_thread(void *opaque)
 
 bool vsock_start(unsigned port, FILE *out)
 {
-    struct sockaddr_vm address = { .svm_family = AF_VSOCK, .svm_cid = VMADDR_CID_ANY, .svm_port = port };
+    struct sockaddr_vm address = {
+        .svm_family = AF_VSOCK, .svm_cid = VMADDR_CID_ANY, .svm_port = port};
 
     if (vsock.running) {
         fprintf(out, "connections are taken already");
@@ -96,9 +97,10 @@ bool vsock_start(unsigned port, FILE *out)
     vsock.stop = false;
     vsock.echoed = 0;
     vsock.listener = socket(AF_VSOCK, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (vsock.listener < 0 || !set_patience(vsock.listener) ||
-        bind(vsock.listener, (struct sockaddr *)&address, sizeof(address)) < 0 || listen(vsock.listener, 1) < 0 ||
-        pthread_create(&vsock.thread, NULL, vsock_thread, NULL) != 0) {
+    if (vsock.listener < 0 || !set_patience(vsock.listener)
+        || bind(vsock.listener, (struct sockaddr *)&address, sizeof(address)) < 0
+        || listen(vsock.listener, 1) < 0
+        || pthread_create(&vsock.thread, NULL, vsock_thread, NULL) != 0) {
         fprintf(out, "no connections can be taken: %s", strerror(errno));
         if (vsock.listener >= 0) {
             close(vsock.listener);

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Stores to a file with DAX, step by step, so that somebody can look at the counters of the file system between the steps.
+ * Stores to a file with DAX, step by step, so that somebody can look at the counters of the file
+ * system between the steps.
  *
  *   dax_stores image FILE SLABS PREPARED   a new pcow image, mapped, with so many slabs prepared (0: none are waited for)
  *   dax_stores raw FILE SLABS              a file with blocks that were never written, mapped with MAP_SYNC
  *
- * Takes a line each from stdin and answers with one: "store FIRST COUNT VALUE" stores to every page of so many slabs, "wait" waits until
- * slabs are prepared and nothing goes on behind the stores, "snapshot NAME" freezes what is there.
+ * Takes a line each from stdin and answers with one: "store FIRST COUNT VALUE" stores to every page
+ * of so many slabs, "wait" waits until slabs are prepared and nothing goes on behind the stores,
+ * "snapshot NAME" freezes what is there.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -38,7 +40,8 @@ static void open_raw(struct side *side, const char *path)
     if (memory == MAP_FAILED)
         give_up("no room for a mapping");
     memory = (uint8_t *)memory + (-(uintptr_t)memory & (PCOW_SLAB_SIZE - 1)) + PCOW_PAGE_SIZE;
-    memory = mmap(memory, size, PROT_READ | PROT_WRITE, MAP_SHARED_VALIDATE | MAP_SYNC | MAP_FIXED, fd, 0);
+    memory = mmap(memory, size, PROT_READ | PROT_WRITE, MAP_SHARED_VALIDATE | MAP_SYNC | MAP_FIXED,
+                  fd, 0);
     if (memory == MAP_FAILED)
         give_up("%s: no mapping with MAP_SYNC", path);
     side->memory = memory;
@@ -51,7 +54,8 @@ static void store(struct side *side, unsigned first, unsigned count, unsigned va
 
     if (first > side->slabs || count > side->slabs - first)
         give_up("there are %u slabs", side->slabs);
-    for (uint64_t offset = first * PCOW_SLAB_SIZE; offset < (first + count) * PCOW_SLAB_SIZE; offset += PCOW_PAGE_SIZE)
+    for (uint64_t offset = first * PCOW_SLAB_SIZE; offset < (first + count) * PCOW_SLAB_SIZE;
+         offset += PCOW_PAGE_SIZE)
         side->memory[offset + offset / PCOW_PAGE_SIZE % PCOW_PAGE_SIZE] = (uint8_t)value;
     printf("stored %.3f s\n", (double)(now() - begun) / 1e9);
 }
@@ -67,7 +71,8 @@ int main(int argc, char **argv)
     if (strcmp(argv[1], "raw") == 0)
         open_raw(&side, argv[2]);
     else
-        side.memory = mapped_image_make(&side.mapped, argv[2], side.slabs * PCOW_SLAB_SIZE, argc > 4 ? (unsigned)atoi(argv[4]) : 0);
+        side.memory = mapped_image_make(&side.mapped, argv[2], side.slabs * PCOW_SLAB_SIZE,
+                                        argc > 4 ? (unsigned)atoi(argv[4]) : 0);
     setlinebuf(stdout);
     printf("ready\n");
     while (fgets(line, sizeof line, stdin)) {

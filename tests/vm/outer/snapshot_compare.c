@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Snapshots of a file of persistent memory that is mapped and stored to: as a pcow image, and as a raw file on a file system that can share
- * blocks (FICLONE; the kernel copies on write). Prints figures of one side, in nanoseconds, as a line of JSON.
+ * Snapshots of a file of persistent memory that is mapped and stored to: as a pcow image, and as a
+ * raw file on a file system that can share blocks (FICLONE; the kernel copies on write). Prints
+ * figures of one side, in nanoseconds, as a line of JSON.
  *
  *   snapshot_compare image FILE SLABS SNAPSHOTS     a new pcow image
  *   snapshot_compare clone FILE SLABS SNAPSHOTS     a raw file with MAP_SYNC; snapshots are FILE.1, FILE.2, ...
  *   snapshot_compare clone-async FILE SLABS SNAPSHOTS   the same without MAP_SYNC: stores are durable only after fsync()
  *
- * Everything is written once before. Then: a snapshot; the first store to every page after it, in an order without runs, and the second
- * one; as many snapshots as were asked for, with a few stores between them. Every snapshot is durable before the next step.
+ * Everything is written once before. Then: a snapshot; the first store to every page after it, in
+ * an order without runs, and the second one; as many snapshots as were asked for, with a few stores
+ * between them. Every snapshot is durable before the next step.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -84,7 +86,8 @@ static void store_all(struct side *side, unsigned value, const char *what)
         sum += times[i];
     }
     qsort(times, side->pages, sizeof *times, compare_times);
-    printf("\"%s mean\": %llu, \"%s median\": %llu, ", what, (unsigned long long)(sum / side->pages), what,
+    printf("\"%s mean\": %llu, \"%s median\": %llu, ", what,
+           (unsigned long long)(sum / side->pages), what,
            (unsigned long long)times[side->pages / 2]);
     free(times);
 }
@@ -127,15 +130,18 @@ static uint64_t snapshots(struct side *side, unsigned count)
 
 int main(int argc, char **argv)
 {
-    unsigned slabs = argc == 5 ? (unsigned)atoi(argv[3]) : 0, count = argc == 5 ? (unsigned)atoi(argv[4]) : 0;
+    unsigned slabs = argc == 5 ? (unsigned)atoi(argv[3]) : 0,
+             count = argc == 5 ? (unsigned)atoi(argv[4]) : 0;
     struct side side = {.fd = -1, .pages = slabs * (PCOW_SLAB_SIZE / PCOW_PAGE_SIZE)};
     uint64_t begun, first, middle, last;
 
     if (slabs == 0 || slabs & (slabs - 1) || count < 30)
-        give_up("usage: snapshot_compare image|clone|clone-async FILE SLABS SNAPSHOTS (SLABS a power of two, 30 SNAPSHOTS or more)");
+        give_up("usage: snapshot_compare image|clone|clone-async FILE SLABS SNAPSHOTS (SLABS a "
+                "power of two, 30 SNAPSHOTS or more)");
     side.path = argv[2];
     if (strcmp(argv[1], "image") == 0)
-        side.memory = mapped_image_make(&side.mapped, side.path, side.pages * PCOW_PAGE_SIZE, PREPARED);
+        side.memory =
+            mapped_image_make(&side.mapped, side.path, side.pages * PCOW_PAGE_SIZE, PREPARED);
     else
         open_clone(&side, strcmp(argv[1], "clone") == 0 ? MAP_SYNC : 0);
     mapped_image_wait_idle(&side.mapped);
@@ -155,9 +161,11 @@ int main(int argc, char **argv)
     first = snapshots(&side, 10);
     middle = snapshots(&side, count - 20);
     last = snapshots(&side, 10);
-    printf("\"many\": %llu, \"of many, first ten\": %llu, \"of many, last ten\": %llu, ", (unsigned long long)(now() - begun),
-           (unsigned long long)first, (unsigned long long)last);
-    printf("\"of many\": %llu, ", (unsigned long long)((first * 10 + middle * (count - 20) + last * 10) / count));
+    printf("\"many\": %llu, \"of many, first ten\": %llu, \"of many, last ten\": %llu, ",
+           (unsigned long long)(now() - begun), (unsigned long long)first,
+           (unsigned long long)last);
+    printf("\"of many\": %llu, ",
+           (unsigned long long)((first * 10 + middle * (count - 20) + last * 10) / count));
     mapped_image_wait_idle(&side.mapped);
     store_all(&side, 4, "first store after many");
     printf("\"snapshots\": %u}\n", side.snapshots);

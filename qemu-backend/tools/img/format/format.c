@@ -8,7 +8,10 @@
 #include "report.h"
 
 static const char *const names[] = {
-    [FORMAT_RAW] = "raw", [FORMAT_QCOW2] = "qcow2", [FORMAT_PCOW] = "pcow", [FORMAT_PCOW_1] = "pcow1",
+    [FORMAT_RAW] = "raw",
+    [FORMAT_QCOW2] = "qcow2",
+    [FORMAT_PCOW] = "pcow",
+    [FORMAT_PCOW_1] = "pcow1",
 };
 
 const char *format_name(enum image_format format)
@@ -31,24 +34,29 @@ static int parse_format(const char *name, enum image_format *format, struct pcow
             return 0;
         }
     }
-    return fail(error, -EINVAL, "format '%s' is not known; there are raw, qcow2, pcow and pcow1", name);
+    return fail(error, -EINVAL, "format '%s' is not known; there are raw, qcow2, pcow and pcow1",
+                name);
 }
 
-int format_of_file(const char *path, const char *name, const char *option, enum image_format *format,
-                   struct pcow_error *error)
+int format_of_file(const char *path, const char *name, const char *option,
+                   enum image_format *format, struct pcow_error *error)
 {
     if (name) {
         return parse_format(name, format, error);
     }
     if (!is_called_pcow(path)) {
-        return fail(error, -EINVAL, "%s: say which format it has with %s raw, %s qcow2, %s pcow or %s pcow1; only for files "
-                    "called *.pcow is pcow assumed, and nothing is guessed from content", path, option, option, option, option);
+        return fail(error, -EINVAL,
+                    "%s: say which format it has with %s raw, %s qcow2, %s pcow or %s pcow1; only "
+                    "for files "
+                    "called *.pcow is pcow assumed, and nothing is guessed from content",
+                    path, option, option, option, option);
     }
     *format = FORMAT_PCOW;
     return 0;
 }
 
-int format_of_new_file(const char *path, const char *name, enum image_format *format, struct pcow_error *error)
+int format_of_new_file(const char *path, const char *name, enum image_format *format,
+                       struct pcow_error *error)
 {
     int r = 0;
 

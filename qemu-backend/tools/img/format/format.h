@@ -10,14 +10,19 @@ enum image_format { FORMAT_RAW, FORMAT_QCOW2, FORMAT_PCOW, FORMAT_PCOW_1 };
 const char *format_name(enum image_format format);
 
 /*
- * The format of an existing file.  name: the value of -f or -F (option, for the message), or NULL: then the file must be
- * called *.pcow, and whoever opens it as pcow finds out whether it is one.  Nothing else is ever guessed: a guest that
- * writes a qcow2 header to its raw disk would make us open any file of the host.
+ * The format of an existing file. name: the value of -f or -F (option, for the message), or NULL:
+ * then the file must be called *.pcow, and whoever opens it as pcow finds out whether it is one.
+ * Nothing else is ever guessed: a guest that writes a qcow2 header to its raw disk would make us
+ * open any file of the host.
  */
-int format_of_file(const char *path, const char *name, const char *option, enum image_format *format,
-                   struct pcow_error *error);
+int format_of_file(const char *path, const char *name, const char *option,
+                   enum image_format *format, struct pcow_error *error);
 
-/* The format of a file to be made: name, or pcow if it is called *.pcow, else raw (qemu-img's default). */
-int format_of_new_file(const char *path, const char *name, enum image_format *format, struct pcow_error *error);
+/*
+ * The format of a file to be made: name, or pcow if it is called *.pcow, else raw (qemu-img's
+ * default).
+ */
+int format_of_new_file(const char *path, const char *name, enum image_format *format,
+                       struct pcow_error *error);
 
 #endif

@@ -4,7 +4,10 @@
 
 #include <pcow.h>
 
-/* -EBUSY if another process holds a lock on the open file, as QEMU and libpcow do on images that they use. */
+/*
+ * -EBUSY if another process holds a lock on the open file, as QEMU and libpcow do on images that
+ * they use.
+ */
 int check_not_in_use(int fd, const char *path, struct pcow_error *error);
 
 #endif

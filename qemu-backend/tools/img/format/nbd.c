@@ -19,7 +19,8 @@ static int find_call(void *library, const char *name, void *call, struct pcow_er
     void *found = dlsym(library, name);
 
     if (!found) {
-        return fail(error, -ELIBACC, LIBNBD " has no %s(): libnbd 1.4 or later is needed for qcow2 images", name);
+        return fail(error, -ELIBACC,
+                    LIBNBD " has no %s(): libnbd 1.4 or later is needed for qcow2 images", name);
     }
     memcpy(call, &found, sizeof(found));
     return 0;
@@ -32,7 +33,9 @@ static int load(struct nbd *nbd, struct pcow_error *error)
     int r = 0;
 
     if (!library) {
-        return fail(error, -ELIBACC, "qcow2 images are read and written with libnbd (package libnbd0): %s", dlerror());
+        return fail(error, -ELIBACC,
+                    "qcow2 images are read and written with libnbd (package libnbd0): %s",
+                    dlerror());
     }
 #define LIBNBD_CALL(name) r = r ? r : find_call(library, "nbd_" #name, &nbd->name, error);
     LIBNBD_CALLS(LIBNBD_CALL)
@@ -51,8 +54,8 @@ int nbd_fail(const struct nbd *nbd, const char *path, const char *what, struct p
 }
 
 /*
- * The file as a "json:" name, which the caller frees: nothing in a path is then taken for a protocol, and no backing file
- * is opened.
+ * The file as a "json:" name, which the caller frees: nothing in a path is then taken for a
+ * protocol, and no backing file is opened.
  */
 static int describe(const struct nbd_server_options *options, char **name, struct pcow_error *error)
 {
@@ -94,14 +97,17 @@ int nbd_check_file(const struct nbd_server_options *options, struct pcow_error *
     r = qemu_img_run(arguments, true, &status, error);
     free(name);
     if (!r && status == corrupted) {
-        r = fail(error, -EBADMSG, "%s is damaged or cut short ('qemu-img check -f qcow2' shows where); repair it or get it "
-                 "again", options->shown_path);
+        r = fail(error, -EBADMSG,
+                 "%s is damaged or cut short ('qemu-img check -f qcow2' shows where); repair it or "
+                 "get it "
+                 "again",
+                 options->shown_path);
     }
     return r;
 }
 
-static int connect_to_server(const struct nbd *nbd, const struct nbd_server_options *options, char *name,
-                             struct pcow_error *error)
+static int connect_to_server(const struct nbd *nbd, const struct nbd_server_options *options,
+                             char *name, struct pcow_error *error)
 {
     char *arguments[6] = {"qemu-nbd"};
     unsigned count = 1;
@@ -116,13 +122,15 @@ static int connect_to_server(const struct nbd *nbd, const struct nbd_server_opti
     arguments[count] = name;
     if (nbd->add_meta_context(nbd->handle, LIBNBD_CONTEXT_BASE_ALLOCATION)
         || nbd->connect_systemd_socket_activation(nbd->handle, arguments)) {
-        return fail(error, -EIO, "%s: qemu-nbd (package qemu-utils) did not open it as qcow2%s%s", options->shown_path,
-                    options->snapshot ? ", snapshot " : "", options->snapshot ? options->snapshot : "");
+        return fail(error, -EIO, "%s: qemu-nbd (package qemu-utils) did not open it as qcow2%s%s",
+                    options->shown_path, options->snapshot ? ", snapshot " : "",
+                    options->snapshot ? options->snapshot : "");
     }
     return 0;
 }
 
-static int find_size(const struct nbd *nbd, const struct nbd_server_options *options, uint64_t *size, struct pcow_error *error)
+static int find_size(const struct nbd *nbd, const struct nbd_server_options *options,
+                     uint64_t *size, struct pcow_error *error)
 {
     int64_t found = nbd->get_size(nbd->handle);
 
@@ -133,7 +141,8 @@ static int find_size(const struct nbd *nbd, const struct nbd_server_options *opt
     return 0;
 }
 
-int nbd_serve(const struct nbd_server_options *options, struct nbd *nbd, uint64_t *size, struct pcow_error *error)
+int nbd_serve(const struct nbd_server_options *options, struct nbd *nbd, uint64_t *size,
+              struct pcow_error *error)
 {
     char *name;
     int r = load(nbd, error);
@@ -143,7 +152,8 @@ int nbd_serve(const struct nbd_server_options *options, struct nbd *nbd, uint64_
         return r;
     }
     nbd->handle = nbd->create();
-    r = nbd->handle ? connect_to_server(nbd, options, name, error) : nbd_fail(nbd, options->shown_path, "open it", error);
+    r = nbd->handle ? connect_to_server(nbd, options, name, error)
+                    : nbd_fail(nbd, options->shown_path, "open it", error);
     r = r ? r : find_size(nbd, options, size, error);
     free(name);
     if (r && nbd->handle) {

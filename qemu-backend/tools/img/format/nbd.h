@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* qcow2 images are read and written by qemu-nbd, a child process, over a Unix socket that only this user can reach. */
+/*
+ * qcow2 images are read and written by qemu-nbd, a child process, over a Unix socket that only this
+ * user can reach.
+ */
 #ifndef IMG_NBD_H
 #define IMG_NBD_H
 
@@ -9,8 +12,9 @@
 #include <stdint.h>
 
 /*
- * libnbd is loaded when a qcow2 image is opened, not when the program starts: it brings sixteen libraries with it (TLS, XML, ICU), whose
- * loading takes several times as long as a whole command on a pcow image.
+ * libnbd is loaded when a qcow2 image is opened, not when the program starts: it brings sixteen
+ * libraries with it (TLS, XML, ICU), whose loading takes several times as long as a whole command
+ * on a pcow image.
  */
 #define LIBNBD_CALLS(CALL)                                                                                       \
     CALL(create) CALL(close) CALL(get_error) CALL(get_errno) CALL(add_meta_context) CALL(can_meta_context)       \
@@ -31,10 +35,16 @@ struct nbd_server_options {
     bool writable, force_share;
 };
 
-/* Ask qemu-img whether the metadata are sound: QEMU itself reads what a truncated file lacks as zeros.  -EBADMSG if not. */
+/*
+ * Ask qemu-img whether the metadata are sound: QEMU itself reads what a truncated file lacks as
+ * zeros. -EBADMSG if not.
+ */
 int nbd_check_file(const struct nbd_server_options *options, struct pcow_error *error);
 
-/* Start qemu-nbd on a file of size bytes and connect to it; nbd_end() ends it.  -ELIBACC if libnbd cannot be loaded. */
+/*
+ * Start qemu-nbd on a file of size bytes and connect to it; nbd_end() ends it. -ELIBACC if libnbd
+ * cannot be loaded.
+ */
 int nbd_serve(const struct nbd_server_options *options, struct nbd *nbd, uint64_t *size, struct pcow_error *error);
 
 /* Fill error from the last failure of libnbd. */

@@ -10,13 +10,14 @@ struct pcow_source {
     pcow_image *image;
 };
 
-static int read_image(struct source *source, uint64_t offset, void *buffer, size_t length, struct pcow_error *error)
+static int read_image(struct source *source, uint64_t offset, void *buffer, size_t length,
+                      struct pcow_error *error)
 {
     return pcow_read(((struct pcow_source *)source)->image, offset, buffer, length, error);
 }
 
-static int get_extent(struct source *source, uint64_t offset, uint64_t length, struct source_extent *extent,
-                      struct pcow_error *error)
+static int get_extent(struct source *source, uint64_t offset, uint64_t length,
+                      struct source_extent *extent, struct pcow_error *error)
 {
     struct pcow_extent found;
     int r = pcow_get_extent(((struct pcow_source *)source)->image, offset, length, &found, error);
@@ -35,7 +36,8 @@ static void close_image(struct source *source)
     free(pcow);
 }
 
-int pcow_source_open(const struct source_options *options, struct source **source, struct pcow_error *error)
+int pcow_source_open(const struct source_options *options, struct source **source,
+                     struct pcow_error *error)
 {
     static const struct source_operations operations = {read_image, get_extent, close_image};
     unsigned flags = (options->force_share ? PCOW_OPEN_FORCE_SHARE : 0) |

@@ -12,12 +12,14 @@ struct pcow_target {
     bool sealed;
 };
 
-static int write_image(struct target *target, uint64_t offset, const void *buffer, size_t length, struct pcow_error *error)
+static int write_image(struct target *target, uint64_t offset, const void *buffer, size_t length,
+                       struct pcow_error *error)
 {
     return pcow_write(((struct pcow_target *)target)->image, offset, buffer, length, error);
 }
 
-static int zero_image(struct target *target, uint64_t offset, uint64_t length, struct pcow_error *error)
+static int zero_image(struct target *target, uint64_t offset, uint64_t length,
+                      struct pcow_error *error)
 {
     return pcow_write_zeroes(((struct pcow_target *)target)->image, offset, length, error);
 }
@@ -38,9 +40,11 @@ static void close_image(struct target *target)
     free(pcow);
 }
 
-int pcow_target_open(const struct target_options *options, struct target **target, struct pcow_error *error)
+int pcow_target_open(const struct target_options *options, struct target **target,
+                     struct pcow_error *error)
 {
-    static const struct target_operations operations = {write_image, zero_image, finish_image, close_image};
+    static const struct target_operations operations = {write_image, zero_image, finish_image,
+                                                        close_image};
     const struct pcow_create_options create = {
         .virtual_size = options->size, .cluster_size = options->cluster_size, .base = options->base,
         .base_snapshot = options->base_snapshot,

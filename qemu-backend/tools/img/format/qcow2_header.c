@@ -42,7 +42,8 @@ static int read_header(const char *path, struct qcow2_header *header, struct pco
         return r;
     }
     memset(header, 0, sizeof(*header));
-    n = S_ISREG(status.st_mode) || S_ISBLK(status.st_mode) ? pread(fd, header, sizeof(*header), 0) : 0;
+    n = S_ISREG(status.st_mode) || S_ISBLK(status.st_mode) ? pread(fd, header, sizeof(*header), 0)
+                                                           : 0;
     close(fd);
     if (n < 72 || be32toh(header->magic) != QCOW2_MAGIC) {
         return fail(error, -EMEDIUMTYPE, "%s is not a qcow2 image; give its true format", path);
@@ -59,18 +60,27 @@ int qcow2_check_header(const char *path, struct pcow_error *error)
         return r;
     }
     if (be32toh(header.version) != 2 && be32toh(header.version) != 3) {
-        return fail(error, -ENOTSUP, "%s: qcow2 version %u is not supported", path, be32toh(header.version));
+        return fail(error, -ENOTSUP, "%s: qcow2 version %u is not supported", path,
+                    be32toh(header.version));
     }
     if (header.backing_file_offset || header.backing_file_size) {
-        return fail(error, -EPERM, "%s has a backing file, and paths from an image are not followed; flatten it first with "
-                    "'qemu-img convert -O qcow2'", path);
+        return fail(error, -EPERM,
+                    "%s has a backing file, and paths from an image are not followed; flatten it "
+                    "first with "
+                    "'qemu-img convert -O qcow2'",
+                    path);
     }
-    if (be32toh(header.version) == 3 && (be64toh(header.incompatible_features) & INCOMPATIBLE_EXTERNAL_DATA)) {
-        return fail(error, -EPERM, "%s keeps its data in an external file, and paths from an image are not followed; copy it "
-                    "first with 'qemu-img convert -O qcow2'", path);
+    if (be32toh(header.version) == 3
+        && (be64toh(header.incompatible_features) & INCOMPATIBLE_EXTERNAL_DATA)) {
+        return fail(error, -EPERM,
+                    "%s keeps its data in an external file, and paths from an image are not "
+                    "followed; copy it "
+                    "first with 'qemu-img convert -O qcow2'",
+                    path);
     }
     if (header.crypt_method) {
-        return fail(error, -ENOTSUP, "%s is encrypted; decrypt it first with 'qemu-img convert'", path);
+        return fail(error, -ENOTSUP, "%s is encrypted; decrypt it first with 'qemu-img convert'",
+                    path);
     }
     return 0;
 }

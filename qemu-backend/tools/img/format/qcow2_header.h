@@ -5,8 +5,8 @@
 #include <pcow.h>
 
 /*
- * Look at the header of a qcow2 file before QEMU does: refused are files that are none, that name another file (backing
- * file, external data file: the path may be hostile), or that are encrypted.
+ * Look at the header of a qcow2 file before QEMU does: refused are files that are none, that name
+ * another file (backing file, external data file: the path may be hostile), or that are encrypted.
  */
 int qcow2_check_header(const char *path, struct pcow_error *error);
 

@@ -13,13 +13,17 @@
 struct qcow2_source {
     struct source source;
     struct nbd nbd;
-    /* the block status that one question brought, because a question is a round trip to another process */
+    /*
+     * the block status that one question brought, because a question is a round trip to another
+     * process
+     */
     struct { uint64_t end; bool zero; } kept[KEPT_EXTENTS];
     uint64_t kept_start;
     unsigned kept_count;
 };
 
-static int read_image(struct source *source, uint64_t offset, void *buffer, size_t length, struct pcow_error *error)
+static int read_image(struct source *source, uint64_t offset, void *buffer, size_t length,
+                      struct pcow_error *error)
 {
     struct qcow2_source *qcow2 = (struct qcow2_source *)source;
     sigset_t old;
@@ -32,7 +36,8 @@ static int read_image(struct source *source, uint64_t offset, void *buffer, size
 }
 
 /* entries: pairs of length and flags */
-static int keep_extents(void *opaque, const char *context, uint64_t offset, uint32_t *entries, size_t count, int *error)
+static int keep_extents(void *opaque, const char *context, uint64_t offset, uint32_t *entries,
+                        size_t count, int *error)
 {
     struct qcow2_source *qcow2 = opaque;
 
@@ -48,7 +53,8 @@ static int keep_extents(void *opaque, const char *context, uint64_t offset, uint
     return 0;
 }
 
-static bool find_kept(const struct qcow2_source *qcow2, uint64_t offset, struct source_extent *extent)
+static bool find_kept(const struct qcow2_source *qcow2, uint64_t offset,
+                      struct source_extent *extent)
 {
     if (!qcow2->kept_count || offset < qcow2->kept_start) {
         return false;
@@ -62,8 +68,8 @@ static bool find_kept(const struct qcow2_source *qcow2, uint64_t offset, struct 
     return false;
 }
 
-static int get_extent(struct source *source, uint64_t offset, uint64_t length, struct source_extent *extent,
-                      struct pcow_error *error)
+static int get_extent(struct source *source, uint64_t offset, uint64_t length,
+                      struct source_extent *extent, struct pcow_error *error)
 {
     const uint64_t limit = UINT64_C(1) << 30;  /* a length must fit into 32 bits */
     struct qcow2_source *qcow2 = (struct qcow2_source *)source;
@@ -76,7 +82,8 @@ static int get_extent(struct source *source, uint64_t offset, uint64_t length, s
     }
     qcow2->kept_count = 0;
     interrupt_hold(&old);
-    r = qcow2->nbd.block_status(qcow2->nbd.handle, length < limit ? length : limit, offset, callback, 0);
+    r = qcow2->nbd.block_status(qcow2->nbd.handle, length < limit ? length : limit, offset,
+                                callback, 0);
     interrupt_release(&old);
     if (r) {
         return nbd_fail(&qcow2->nbd, source->path, "get its block status", error);
@@ -95,11 +102,15 @@ static void close_image(struct source *source)
     free(qcow2);
 }
 
-int qcow2_source_open(const struct source_options *options, struct source **source, struct pcow_error *error)
+int qcow2_source_open(const struct source_options *options, struct source **source,
+                      struct pcow_error *error)
 {
     static const struct source_operations operations = {read_image, get_extent, close_image};
     struct nbd_server_options server = {
-        .path = options->path, .shown_path = options->path, .snapshot = options->snapshot, .force_share = options->force_share,
+        .path = options->path,
+        .shown_path = options->path,
+        .snapshot = options->snapshot,
+        .force_share = options->force_share,
     };
     struct qcow2_source *qcow2;
     int r = qcow2_check_header(options->path, error);
@@ -119,7 +130,8 @@ int qcow2_source_open(const struct source_options *options, struct source **sour
     }
     if (!qcow2->nbd.can_meta_context(qcow2->nbd.handle, LIBNBD_CONTEXT_BASE_ALLOCATION)) {
         close_image(&qcow2->source);
-        return fail(error, -ENOTSUP, "%s: this qemu-nbd gives no block status; use QEMU 5 or later", options->path);
+        return fail(error, -ENOTSUP, "%s: this qemu-nbd gives no block status; use QEMU 5 or later",
+                    options->path);
     }
     qcow2->source.operations = &operations;
     *source = &qcow2->source;

@@ -16,7 +16,8 @@ struct qcow2_target {
     struct nbd nbd;
 };
 
-static int write_image(struct target *target, uint64_t offset, const void *buffer, size_t length, struct pcow_error *error)
+static int write_image(struct target *target, uint64_t offset, const void *buffer, size_t length,
+                       struct pcow_error *error)
 {
     struct qcow2_target *qcow2 = (struct qcow2_target *)target;
     sigset_t old;
@@ -28,7 +29,8 @@ static int write_image(struct target *target, uint64_t offset, const void *buffe
     return r ? nbd_fail(&qcow2->nbd, target->path, "write it", error) : 0;
 }
 
-static int zero_image(struct target *target, uint64_t offset, uint64_t length, struct pcow_error *error)
+static int zero_image(struct target *target, uint64_t offset, uint64_t length,
+                      struct pcow_error *error)
 {
     const uint64_t limit = UINT64_C(1) << 30;  /* a length must fit into 32 bits */
     struct qcow2_target *qcow2 = (struct qcow2_target *)target;
@@ -94,10 +96,13 @@ static int create(const struct target_options *options, struct pcow_error *error
     return r;
 }
 
-int qcow2_target_open(const struct target_options *options, struct target **target, struct pcow_error *error)
+int qcow2_target_open(const struct target_options *options, struct target **target,
+                      struct pcow_error *error)
 {
-    static const struct target_operations operations = {write_image, zero_image, finish_image, close_image};
-    const struct nbd_server_options server = {.path = options->path, .shown_path = options->shown_path, .writable = true};
+    static const struct target_operations operations = {write_image, zero_image, finish_image,
+                                                        close_image};
+    const struct nbd_server_options server = {
+        .path = options->path, .shown_path = options->shown_path, .writable = true};
     struct qcow2_target *qcow2;
     int r = options->existing ? qcow2_check_header(options->path, error) : create(options, error);
 

@@ -38,7 +38,10 @@ int qemu_img_run(char *const arguments[], bool quiet, int *status, struct pcow_e
     int r = spawn(arguments, quiet, &child), ended;
 
     if (r) {
-        return fail(error, -r, "cannot run qemu-img (package qemu-utils), which is needed for qcow2 images: %s", strerror(r));
+        return fail(
+            error, -r,
+            "cannot run qemu-img (package qemu-utils), which is needed for qcow2 images: %s",
+            strerror(r));
     }
     while (waitpid(child, &ended, 0) < 0) {
         if (errno != EINTR) {

@@ -35,7 +35,8 @@ int raw_size(int fd, const char *path, uint64_t *size, struct pcow_error *error)
     return 0;
 }
 
-static int raw_read(struct source *source, uint64_t offset, void *buffer, size_t length, struct pcow_error *error)
+static int raw_read(struct source *source, uint64_t offset, void *buffer, size_t length,
+                    struct pcow_error *error)
 {
     struct raw_source *raw = (struct raw_source *)source;
     char *next = buffer;
@@ -47,8 +48,9 @@ static int raw_read(struct source *source, uint64_t offset, void *buffer, size_t
             continue;
         }
         if (n <= 0) {
-            return fail(error, n ? -errno : -EIO, "%s: cannot read at offset %llu: %s", source->path,
-                        (unsigned long long)offset, n ? strerror(errno) : "the file became shorter");
+            return fail(error, n ? -errno : -EIO, "%s: cannot read at offset %llu: %s",
+                        source->path, (unsigned long long)offset,
+                        n ? strerror(errno) : "the file became shorter");
         }
         next += n;
         offset += (uint64_t)n;
@@ -57,8 +59,8 @@ static int raw_read(struct source *source, uint64_t offset, void *buffer, size_t
     return 0;
 }
 
-static int raw_get_extent(struct source *source, uint64_t offset, uint64_t length, struct source_extent *extent,
-                          struct pcow_error *error)
+static int raw_get_extent(struct source *source, uint64_t offset, uint64_t length,
+                          struct source_extent *extent, struct pcow_error *error)
 {
     struct raw_source *raw = (struct raw_source *)source;
     off_t data = lseek(raw->fd, (off_t)offset, SEEK_DATA), end;
@@ -67,7 +69,8 @@ static int raw_get_extent(struct source *source, uint64_t offset, uint64_t lengt
     extent->zero = false;
     extent->length = length;
     if (data < 0) {
-        extent->zero = errno == ENXIO;         /* a hole up to the end; else the file system knows no holes */
+        /* a hole up to the end; else the file system knows no holes */
+        extent->zero = errno == ENXIO;
     } else if ((uint64_t)data > offset) {
         extent->zero = true;
         extent->length = (uint64_t)data - offset;
@@ -88,7 +91,8 @@ static void raw_close(struct source *source)
     free(raw);
 }
 
-int raw_source_open(const struct source_options *options, struct source **source, struct pcow_error *error)
+int raw_source_open(const struct source_options *options, struct source **source,
+                    struct pcow_error *error)
 {
     static const struct source_operations operations = {raw_read, raw_get_extent, raw_close};
     struct raw_source *raw;

@@ -18,7 +18,8 @@ struct raw_target {
     int fd;
 };
 
-static int write_raw(struct target *target, uint64_t offset, const void *buffer, size_t length, struct pcow_error *error)
+static int write_raw(struct target *target, uint64_t offset, const void *buffer, size_t length,
+                     struct pcow_error *error)
 {
     struct raw_target *raw = (struct raw_target *)target;
     const char *next = buffer;
@@ -32,8 +33,8 @@ static int write_raw(struct target *target, uint64_t offset, const void *buffer,
         if (n <= 0) {
             int code = n ? errno : ENOSPC;
 
-            return fail(error, -code, "%s: cannot write at offset %llu: %s", target->path, (unsigned long long)offset,
-                        strerror(code));
+            return fail(error, -code, "%s: cannot write at offset %llu: %s", target->path,
+                        (unsigned long long)offset, strerror(code));
         }
         next += n;
         offset += (uint64_t)n;
@@ -42,14 +43,16 @@ static int write_raw(struct target *target, uint64_t offset, const void *buffer,
     return 0;
 }
 
-static int zero_raw(struct target *target, uint64_t offset, uint64_t length, struct pcow_error *error)
+static int zero_raw(struct target *target, uint64_t offset, uint64_t length,
+                    struct pcow_error *error)
 {
     static const char zeros[65536];
     struct raw_target *raw = (struct raw_target *)target;
     uint64_t range[2] = {offset, length};
 
-    if (!fallocate(raw->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)length) ||
-        !ioctl(raw->fd, BLKZEROOUT, range)) {
+    if (!fallocate(raw->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
+                   (off_t)length)
+        || !ioctl(raw->fd, BLKZEROOUT, range)) {
         return 0;
     }
     while (length) {
@@ -69,7 +72,9 @@ static int finish_raw(struct target *target, struct pcow_error *error)
 {
     struct raw_target *raw = (struct raw_target *)target;
 
-    return fsync(raw->fd) ? fail(error, -errno, "%s: cannot flush it: %s", target->path, strerror(errno)) : 0;
+    return fsync(raw->fd)
+               ? fail(error, -errno, "%s: cannot flush it: %s", target->path, strerror(errno))
+               : 0;
 }
 
 static void close_raw(struct target *target)
@@ -82,13 +87,16 @@ static void close_raw(struct target *target)
     free(raw);
 }
 
-static int open_file(struct raw_target *raw, const struct target_options *options, struct pcow_error *error)
+static int open_file(struct raw_target *raw, const struct target_options *options,
+                     struct pcow_error *error)
 {
     int flags = O_RDWR | O_CLOEXEC | O_NONBLOCK | (options->existing ? 0 : O_CREAT | O_EXCL);
 
-    raw->fd = open(options->path, flags, 0640);         /* what a guest has in memory is nobody else's to read */
+    /* what a guest has in memory is nobody else's to read */
+    raw->fd = open(options->path, flags, 0640);
     if (raw->fd < 0) {
-        return fail(error, -errno, "%s: cannot open it for writing: %s", options->shown_path, strerror(errno));
+        return fail(error, -errno, "%s: cannot open it for writing: %s", options->shown_path,
+                    strerror(errno));
     }
     if (options->existing) {
         int r = check_not_in_use(raw->fd, options->shown_path, error);
@@ -103,7 +111,8 @@ static int open_file(struct raw_target *raw, const struct target_options *option
     return 0;
 }
 
-int raw_target_open(const struct target_options *options, struct target **target, struct pcow_error *error)
+int raw_target_open(const struct target_options *options, struct target **target,
+                    struct pcow_error *error)
 {
     static const struct target_operations operations = {write_raw, zero_raw, finish_raw, close_raw};
     struct raw_target *raw = calloc(1, sizeof(*raw));

@@ -5,7 +5,8 @@
 
 #include "report.h"
 
-int source_open(const struct source_options *options, struct source **source, struct pcow_error *error)
+int source_open(const struct source_options *options, struct source **source,
+                struct pcow_error *error)
 {
     int r;
 
@@ -21,22 +22,25 @@ int source_open(const struct source_options *options, struct source **source, st
     return r;
 }
 
-int source_read(struct source *source, uint64_t offset, void *buffer, size_t length, struct pcow_error *error)
+int source_read(struct source *source, uint64_t offset, void *buffer, size_t length,
+                struct pcow_error *error)
 {
     return source->operations->read(source, offset, buffer, length, error);
 }
 
-int source_get_extent(struct source *source, uint64_t offset, uint64_t length, struct source_extent *extent,
-                      struct pcow_error *error)
+int source_get_extent(struct source *source, uint64_t offset, uint64_t length,
+                      struct source_extent *extent, struct pcow_error *error)
 {
     if (offset < source->known.start || offset >= source->known.end) {
-        int r = source->operations->get_extent(source, offset, source->size - offset, extent, error);
+        int r =
+            source->operations->get_extent(source, offset, source->size - offset, extent, error);
 
         if (r) {
             return r;
         }
         if (extent->length == 0) {
-            return fail(error, -EIO, "%s: no block status for offset %llu", source->path, (unsigned long long)offset);
+            return fail(error, -EIO, "%s: no block status for offset %llu", source->path,
+                        (unsigned long long)offset);
         }
         source->known.start = offset;
         source->known.end = offset + extent->length;

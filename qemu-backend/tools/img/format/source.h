@@ -19,10 +19,11 @@ struct source;
 
 struct source_operations {
     /* offset + length <= size, length <= MAX_CHUNK_SIZE */
-    int (*read)(struct source *source, uint64_t offset, void *buffer, size_t length, struct pcow_error *error);
+    int (*read)(struct source *source, uint64_t offset, void *buffer, size_t length,
+                struct pcow_error *error);
     /* of offset, at most length bytes long */
-    int (*get_extent)(struct source *source, uint64_t offset, uint64_t length, struct source_extent *extent,
-                      struct pcow_error *error);
+    int (*get_extent)(struct source *source, uint64_t offset, uint64_t length,
+                      struct source_extent *extent, struct pcow_error *error);
     void (*close)(struct source *source);
 };
 
@@ -31,7 +32,10 @@ struct source {
     const char *path;                          /* as the user wrote it; borrowed */
     enum image_format format;
     uint64_t size;                             /* bytes that the guest sees */
-    /* the last answer about extents, because finding the end of a long one may take long (SEEK_HOLE on tmpfs) */
+    /*
+     * the last answer about extents, because finding the end of a long one may take long (SEEK_HOLE
+     * on tmpfs)
+     */
     struct { uint64_t start, end; bool zero; } known;
 };
 
@@ -42,15 +46,20 @@ struct source_options {
     bool force_share;                          /* take no lock */
 };
 
-int source_open(const struct source_options *options, struct source **source, struct pcow_error *error);
-int source_read(struct source *source, uint64_t offset, void *buffer, size_t length, struct pcow_error *error);
-int source_get_extent(struct source *source, uint64_t offset, uint64_t length, struct source_extent *extent,
-                      struct pcow_error *error);
+int source_open(const struct source_options *options, struct source **source,
+                struct pcow_error *error);
+int source_read(struct source *source, uint64_t offset, void *buffer, size_t length,
+                struct pcow_error *error);
+int source_get_extent(struct source *source, uint64_t offset, uint64_t length,
+                      struct source_extent *extent, struct pcow_error *error);
 void source_close(struct source *source);      /* NULL is allowed */
 
 /* One for each kind of format. */
-int raw_source_open(const struct source_options *options, struct source **source, struct pcow_error *error);
-int pcow_source_open(const struct source_options *options, struct source **source, struct pcow_error *error);
-int qcow2_source_open(const struct source_options *options, struct source **source, struct pcow_error *error);
+int raw_source_open(const struct source_options *options, struct source **source,
+                    struct pcow_error *error);
+int pcow_source_open(const struct source_options *options, struct source **source,
+                     struct pcow_error *error);
+int qcow2_source_open(const struct source_options *options, struct source **source,
+                      struct pcow_error *error);
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include "format/target.h"
 
-int target_open(const struct target_options *options, struct target **target, struct pcow_error *error)
+int target_open(const struct target_options *options, struct target **target,
+                struct pcow_error *error)
 {
     int r;
 
@@ -17,7 +18,8 @@ int target_open(const struct target_options *options, struct target **target, st
     return r;
 }
 
-int target_write(struct target *target, uint64_t offset, const void *buffer, size_t length, struct pcow_error *error)
+int target_write(struct target *target, uint64_t offset, const void *buffer, size_t length,
+                 struct pcow_error *error)
 {
     return target->operations->write(target, offset, buffer, length, error);
 }

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What goes on beside the guests: calls that any thread may make at any time, signals, and others who use the pool and read the file. */
+/*
+ * What goes on beside the guests: calls that any thread may make at any time, signals, and others
+ * who use the pool and read the file.
+ */
 #include "world.h"
 
 #include <errno.h>
@@ -43,7 +46,8 @@ void pool_fill_but(const struct world *world, const char *name, unsigned pages)
         return;
     for (unsigned tries = 0; tries < 4 && fstatvfs(fd, &fs) == 0; tries++) {
         available = fs.f_bavail * fs.f_frsize;
-        if (available <= wanted || fallocate(fd, 0, lseek(fd, 0, SEEK_END), (off_t)(available - wanted)))
+        if (available <= wanted
+            || fallocate(fd, 0, lseek(fd, 0, SEEK_END), (off_t)(available - wanted)))
             break;
     }
     close(fd);
@@ -113,7 +117,8 @@ static void check(struct world *world, int ret, int allowed, const char *what)
 
 static void call_something(struct world *world, uint64_t *seed)
 {
-    uint64_t offset = below(seed, world->size / PAGE) * PAGE, length = (1 + below(seed, below(seed, 8) ? 4 : 600)) * PAGE;
+    uint64_t offset = below(seed, world->size / PAGE) * PAGE,
+             length = (1 + below(seed, below(seed, 8) ? 4 : 600)) * PAGE;
     struct pcow_map_stats stats;
     struct pcow_event event;
 
@@ -122,16 +127,24 @@ static void call_something(struct world *world, uint64_t *seed)
     atomic_fetch_add(&figures.called, 1);
     switch (world->asks ? below(seed, 12) : 2 + below(seed, 8) + 2 * below(seed, 2)) {
     case 0:
-        check(world, pcow_map_resolve(world->map, offset, length, false, NULL), 0, "pcow_map_resolve() for loads");
+        check(world, pcow_map_resolve(world->map, offset, length, false, NULL), 0,
+              "pcow_map_resolve() for loads");
         break;
     case 1:
-        check(world, pcow_map_resolve(world->map, offset, length < 8 * PAGE ? length : 8 * PAGE, true, NULL), -ENOSPC, "pcow_map_resolve() for stores");
+        check(
+            world,
+            pcow_map_resolve(world->map, offset, length < 8 * PAGE ? length : 8 * PAGE, true, NULL),
+            -ENOSPC, "pcow_map_resolve() for stores");
         break;
     case 2:
-        check(world, pcow_map_prepare(world->map, offset, length, false, NULL), 0, "pcow_map_prepare() for loads");
+        check(world, pcow_map_prepare(world->map, offset, length, false, NULL), 0,
+              "pcow_map_prepare() for loads");
         break;
     case 3:
-        check(world, pcow_map_prepare(world->map, offset, length < 8 * PAGE ? length : 8 * PAGE, true, NULL), -ENOSPC, "pcow_map_prepare() for stores");
+        check(
+            world,
+            pcow_map_prepare(world->map, offset, length < 8 * PAGE ? length : 8 * PAGE, true, NULL),
+            -ENOSPC, "pcow_map_prepare() for stores");
         break;
     case 4:
         pcow_map_settle(world->map, offset, length);
@@ -160,7 +173,8 @@ static void call_something(struct world *world, uint64_t *seed)
     default:
         while (pcow_map_next_event(world->map, &event))
             if (event.kind == PCOW_EVENT_ERROR)
-                wrong(world, "an event tells of error %d at %llu", event.error, (unsigned long long)event.offset);
+                wrong(world, "an event tells of error %d at %llu", event.error,
+                      (unsigned long long)event.offset);
     }
 }
 
@@ -224,7 +238,8 @@ void beside_start(struct world *world)
     sigemptyset(&tick_signal);
     sigaddset(&tick_signal, SIGUSR1);
     pthread_sigmask(SIG_BLOCK, &tick_signal, NULL);
-    if (pthread_create(&world->caller, NULL, call, world) || pthread_create(&world->ticker, NULL, tick, world))
+    if (pthread_create(&world->caller, NULL, call, world)
+        || pthread_create(&world->ticker, NULL, tick, world))
         wrong(world, "no thread");
     pthread_sigmask(SIG_UNBLOCK, &tick_signal, NULL);
 }

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Who loads and stores: threads, each in pages of its own, and handlers in them. Only a store may fail, and only for want of space. */
+/*
+ * Who loads and stores: threads, each in pages of its own, and handlers in them. Only a store may
+ * fail, and only for want of space.
+ */
 #include "world.h"
 
 #include <errno.h>
@@ -24,11 +27,15 @@ static void handle_bus(int number, siginfo_t *info, void *context)
 
     if (pcow_serve_sigbus(info, context))
         return;
-    if (access && access->store && info->si_code == SI_QUEUE && info->si_errno == ENOSPC && current_world->policy == PCOW_FULL_FAIL)
+    if (access && access->store && info->si_code == SI_QUEUE && info->si_errno == ENOSPC
+        && current_world->policy == PCOW_FULL_FAIL)
         siglongjmp(access->failed, 1);
-    wrong(current_world, "signal %d at %p (guest offset %lld), code %d, errno %d, %s", number, info->si_addr,
-          (long long)((uint8_t *)info->si_addr - current_world->memory), info->si_code, info->si_errno,
-          !access ? "in no access of a guest" : access->store ? "in a store" : "in a load");
+    wrong(current_world, "signal %d at %p (guest offset %lld), code %d, errno %d, %s", number,
+          info->si_addr, (long long)((uint8_t *)info->si_addr - current_world->memory),
+          info->si_code, info->si_errno,
+          !access         ? "in no access of a guest"
+          : access->store ? "in a store"
+                          : "in a load");
 }
 
 /* False: no space. */
@@ -74,8 +81,9 @@ static void load_and_compare(struct world *world, uint64_t at)
     memcpy(&expected, world->bytes + at, sizeof expected);
     atomic_fetch_add(&figures.loads, 1);
     if (found != expected)
-        wrong(world, "the guest loads %016llx at slab %llu page %llu byte %llu, not %016llx", (unsigned long long)found,
-              (unsigned long long)(at / PCOW_SLAB_SIZE), (unsigned long long)(at / PAGE % PAGES_PER_SLAB), (unsigned long long)(at % PAGE),
+        wrong(world, "the guest loads %016llx at slab %llu page %llu byte %llu, not %016llx",
+              (unsigned long long)found, (unsigned long long)(at / PCOW_SLAB_SIZE),
+              (unsigned long long)(at / PAGE % PAGES_PER_SLAB), (unsigned long long)(at % PAGE),
               (unsigned long long)expected);
 }
 
@@ -97,7 +105,8 @@ static void handle_tick(int number)
     atomic_fetch_add(&guest->in_handlers, 1);
     if (atomic_load(&guest->takes_signals)) {
         uint64_t seed = guest->handler_seed;
-        uint64_t at = page_in(guest->at / PCOW_SLAB_SIZE, &seed, SHARES - 1 - guest->number) + below(&seed, PAGE / 8) * 8;
+        uint64_t at = page_in(guest->at / PCOW_SLAB_SIZE, &seed, SHARES - 1 - guest->number)
+                      + below(&seed, PAGE / 8) * 8;
 
         load_and_compare(guest->world, at);
         store_and_note(guest->world, at, random_next(&seed));
@@ -110,7 +119,8 @@ static void handle_tick(int number)
 
 void guests_install_handlers(void)
 {
-    struct sigaction bus = {.sa_sigaction = handle_bus, .sa_flags = SA_SIGINFO | SA_NODEFER}, tick = {.sa_handler = handle_tick, .sa_flags = SA_RESTART};
+    struct sigaction bus = {.sa_sigaction = handle_bus, .sa_flags = SA_SIGINFO | SA_NODEFER},
+                     tick = {.sa_handler = handle_tick, .sa_flags = SA_RESTART};
 
     sigemptyset(&bus.sa_mask);
     sigemptyset(&tick.sa_mask);
@@ -127,7 +137,8 @@ static unsigned own_share(struct guest *guest)
 void guest_run(struct guest *guest)
 {
     struct world *world = guest->world;
-    uint64_t slab = guest->focus < world->slabs ? guest->focus : below(&guest->seed, world->slabs), at = page_in(slab, &guest->seed, own_share(guest));
+    uint64_t slab = guest->focus < world->slabs ? guest->focus : below(&guest->seed, world->slabs),
+             at = page_in(slab, &guest->seed, own_share(guest));
 
     this_guest = guest;
     for (unsigned i = 0; i < guest->accesses; i++) {

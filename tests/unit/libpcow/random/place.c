@@ -12,7 +12,9 @@ static const struct {
     const char *name, *make;
     unsigned mebibytes;
 } file_systems[] = {
-    {"ext4-4k", "mkfs.ext4 -q -F -b 4096", 64}, {"ext4-1k", "mkfs.ext4 -q -F -b 1024", 64}, {"xfs", "mkfs.xfs -q -f", 320},
+    {"ext4-4k", "mkfs.ext4 -q -F -b 4096", 64},
+    {"ext4-1k", "mkfs.ext4 -q -F -b 1024", 64},
+    {"xfs", "mkfs.xfs -q -f", 320},
 };
 
 static bool run(const char *command)
@@ -30,8 +32,9 @@ static bool make_file_system(const char *make, unsigned mebibytes, const char *d
     bool made;
 
     /* The loop device goes with the mount. */
-    snprintf(command, sizeof command, "truncate -s %uM %s.disk && %s %s.disk >/dev/null && mount -o loop %s.disk %s", mebibytes, directory, make,
-             directory, directory, directory);
+    snprintf(command, sizeof command,
+             "truncate -s %uM %s.disk && %s %s.disk >/dev/null && mount -o loop %s.disk %s",
+             mebibytes, directory, make, directory, directory, directory);
     made = run(command);
     snprintf(command, sizeof command, "%s.disk", directory);
     unlink(command);

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Random work on maps against a model of what they must hold, in pools that are often full. Environment:
+ * Random work on maps against a model of what they must hold, in pools that are often full.
+ * Environment:
  *
  *   PCOW_RANDOM_SECONDS   how long, over all places; PCOW_RANDOM_PLACES   which, by name, separated by commas
  *   PCOW_RANDOM_POOL      instead of those places: a directory, as on a file system with DAX; what is free there is used
  *   PCOW_TEST_SEED        of the first round; PCOW_RANDOM_ROUNDS   end after so many in each place
  *
- * What goes on beside the guests is not repeated to the instant by a seed; of what it has found it comes to most again within a few rounds.
+ * What goes on beside the guests is not repeated to the instant by a seed; of what it has found it
+ * comes to most again within a few rounds.
  */
 #include "world.h"
 
@@ -33,7 +35,10 @@
 struct figures figures;
 
 static const struct place places[] = {
-    {.name = "tmpfs", .is_tmpfs = true, .mebibytes = 40}, {.name = "ext4-4k"}, {.name = "ext4-1k"}, {.name = "xfs"},
+    {.name = "tmpfs", .is_tmpfs = true, .mebibytes = 40},
+    {.name = "ext4-4k"},
+    {.name = "ext4-1k"},
+    {.name = "xfs"},
 };
 
 #define PLACES (sizeof places / sizeof *places)
@@ -55,10 +60,14 @@ void wrong(const struct world *world, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    fprintf(stderr, "WRONG: %s\n  in %s: round %u, engine %d, policy %d, %u slabs, %u mappings, base %d, copy-on-read %d, %u snapshots\n"
-            "  again: PCOW_RANDOM_%s=%s PCOW_TEST_SEED=0x%llx\n", text, world->doing, world->round, (int)world->engine, (int)world->policy,
-            world->slabs, world->budget, world->has_base, world->copy_on_read, world->snapshots,
-            world->place->is_given ? "POOL" : "PLACES", world->place->name, (unsigned long long)world->first_seed);
+    fprintf(stderr,
+            "WRONG: %s\n  in %s: round %u, engine %d, policy %d, %u slabs, %u mappings, base %d, "
+            "copy-on-read %d, %u snapshots\n"
+            "  again: PCOW_RANDOM_%s=%s PCOW_TEST_SEED=0x%llx\n",
+            text, world->doing, world->round, (int)world->engine, (int)world->policy, world->slabs,
+            world->budget, world->has_base, world->copy_on_read, world->snapshots,
+            world->place->is_given ? "POOL" : "PLACES", world->place->name,
+            (unsigned long long)world->first_seed);
     fflush(stderr);
     if (getenv("PCOW_RANDOM_CORE"))
         abort();
@@ -105,10 +114,13 @@ static int run_place(struct place place, const char *directory, double seconds, 
         world_end(&world);
         random_next(&seed);
     }
-    printf("%s (%s): %llu rounds, %llu steps, %llu stores and %llu that found no space, %llu loads, %llu in handlers, "
-           "%llu calls beside them\n", place.name, pcow_persistence_name(figures.persistence),
-           (unsigned long long)figures.rounds, (unsigned long long)figures.steps, (unsigned long long)figures.stores,
-           (unsigned long long)figures.refused, (unsigned long long)figures.loads, (unsigned long long)figures.handled,
+    printf("%s (%s): %llu rounds, %llu steps, %llu stores and %llu that found no space, %llu "
+           "loads, %llu in handlers, "
+           "%llu calls beside them\n",
+           place.name, pcow_persistence_name(figures.persistence),
+           (unsigned long long)figures.rounds, (unsigned long long)figures.steps,
+           (unsigned long long)figures.stores, (unsigned long long)figures.refused,
+           (unsigned long long)figures.loads, (unsigned long long)figures.handled,
            (unsigned long long)figures.called);
     fflush(stdout);
     return 0;
@@ -166,7 +178,8 @@ int main(void)
             continue;
         child = fork();
         if (child == 0)
-            exit(run_place(places[i], directory, seconds * (places[i].is_tmpfs ? 3 : 1) / wanted, seed));
+            exit(run_place(places[i], directory, seconds * (places[i].is_tmpfs ? 3 : 1) / wanted,
+                           seed));
         failed = waitpid(child, &status, 0) != child || status != 0;
         if (failed)
             fprintf(stderr, "%s: status %#x\n", places[i].name, status);

@@ -116,7 +116,10 @@ static void delete(struct world *world)
     world->saved[at] = world->saved[--world->snapshots];
 }
 
-/* A file system may want a block for its own lists to punch a hole: with none left it refuses, and what is left is given back later. */
+/*
+ * A file system may want a block for its own lists to punch a hole: with none left it refuses, and
+ * what is left is given back later.
+ */
 static void reclaim(struct world *world)
 {
     struct pcow_error error = {0};
@@ -130,7 +133,8 @@ static void flush(struct world *world)
 {
     uint64_t offset = below(&world->seed, world->size / PAGE) * PAGE;
     struct pcow_error error = {0};
-    int ret = pcow_map_flush(world->map, offset, below(&world->seed, 2) ? PAGE : world->size - offset, &error);
+    int ret = pcow_map_flush(world->map, offset,
+                             below(&world->seed, 2) ? PAGE : world->size - offset, &error);
 
     if (ret)
         wrong(world, "flush: %d, %s", ret, error.message);
@@ -166,7 +170,8 @@ static void compare_snapshot(struct world *world)
 
 static void fill_pool(struct world *world)
 {
-    pool_fill_but(world, "filler", (unsigned)below(&world->seed, below(&world->seed, 2) ? 40 : 700));
+    pool_fill_but(world, "filler",
+                  (unsigned)below(&world->seed, below(&world->seed, 2) ? 40 : 700));
 }
 
 static void empty_pool(struct world *world)
@@ -184,9 +189,19 @@ static const struct {
     void (*run)(struct world *world);
     unsigned weight;
 } steps[] = {
-    {"a burst", burst, 60}, {"create", create, 8}, {"revert", revert, 3}, {"delete", delete, 4}, {"reclaim", reclaim, 4}, {"flush", flush, 3},
-    {"comparing", compare, 1}, {"looking at a slab", compare_slab, 4}, {"deleting and looking", delete_and_look, 4}, {"comparing a snapshot", compare_snapshot, 2}, {"filling the pool", fill_pool, 7},
-    {"emptying the pool", empty_pool, 4}, {"resting", rest, 3},
+    {"a burst", burst, 60},
+    {"create", create, 8},
+    {"revert", revert, 3},
+    {"delete", delete, 4},
+    {"reclaim", reclaim, 4},
+    {"flush", flush, 3},
+    {"comparing", compare, 1},
+    {"looking at a slab", compare_slab, 4},
+    {"deleting and looking", delete_and_look, 4},
+    {"comparing a snapshot", compare_snapshot, 2},
+    {"filling the pool", fill_pool, 7},
+    {"emptying the pool", empty_pool, 4},
+    {"resting", rest, 3},
 };
 
 void step(struct world *world)

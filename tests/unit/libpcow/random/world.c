@@ -53,7 +53,10 @@ static void make_base(struct world *world)
 void world_map(struct world *world)
 {
     struct pcow_map_options options = {
-        .engine = world->engine, .full_policy = world->policy, .vma_budget = world->budget, .serves_sigbus = true,
+        .engine = world->engine,
+        .full_policy = world->policy,
+        .vma_budget = world->budget,
+        .serves_sigbus = true,
     };
 
     DO(world, pcow_map_create(world->image, &options, &world->map, &error));
@@ -82,11 +85,15 @@ static void choose(struct world *world)
     if (below(&world->seed, 2))
         world->engine = PCOW_ENGINE_MINOR;
     world->asks = below(&world->seed, world->engine == PCOW_ENGINE_MINOR ? 4 : 2) == 0;
-    world->policy = world->place->is_tmpfs && below(&world->seed, 3) == 0 ? PCOW_FULL_WAIT : PCOW_FULL_FAIL;
+    world->policy =
+        world->place->is_tmpfs && below(&world->seed, 3) == 0 ? PCOW_FULL_WAIT : PCOW_FULL_FAIL;
 #ifdef __SANITIZE_THREAD__
     world->policy = world->place->is_tmpfs ? PCOW_FULL_WAIT : PCOW_FULL_FAIL;
 #endif
-    world->budget = below(&world->seed, 4) == 0 ? 0 : world->slabs + 4 + (unsigned)below(&world->seed, below(&world->seed, 2) ? 20 : 200);
+    world->budget =
+        below(&world->seed, 4) == 0
+            ? 0
+            : world->slabs + 4 + (unsigned)below(&world->seed, below(&world->seed, 2) ? 20 : 200);
     snprintf(world->path, sizeof world->path, "%s/top.pcow", world->place->directory);
     snprintf(world->base_path, sizeof world->base_path, "%s/base.pcow", world->place->directory);
     memset(world->bytes, 0, world->size);
@@ -120,33 +127,43 @@ void world_begin(struct world *world, const struct place *place, unsigned round,
     choose(world);
     world_map(world);
     for (unsigned i = 0; i < GUESTS; i++)
-        world->guest[i] = (struct guest){.world = world, .number = i, .seed = random_next(&world->seed) | 1, .handler_seed = random_next(&world->seed) | 1, .focus = MAX_SLABS};
+        world->guest[i] = (struct guest){.world = world,
+                                         .number = i,
+                                         .seed = random_next(&world->seed) | 1,
+                                         .handler_seed = random_next(&world->seed) | 1,
+                                         .focus = MAX_SLABS};
     for (unsigned i = 0; i < GUESTS; i++)
         guest_start(&world->guest[i]);
     beside_start(world);
 }
 
-static void compare_range(struct world *world, const uint8_t *found, const uint8_t *expected, uint64_t from, uint64_t to, const char *what)
+static void compare_range(struct world *world, const uint8_t *found, const uint8_t *expected,
+                          uint64_t from, uint64_t to, const char *what)
 {
     if (memcmp(found + from, expected + from, to - from) == 0)
         return;
     for (uint64_t i = from; i < to; i++)
         if (found[i] != expected[i])
-            wrong(world, "%s: slab %llu page %llu byte %llu is %02x, not %02x", what, (unsigned long long)(i / PCOW_SLAB_SIZE),
-                  (unsigned long long)(i / PAGE % PAGES_PER_SLAB), (unsigned long long)(i % PAGE), found[i], expected[i]);
+            wrong(world, "%s: slab %llu page %llu byte %llu is %02x, not %02x", what,
+                  (unsigned long long)(i / PCOW_SLAB_SIZE),
+                  (unsigned long long)(i / PAGE % PAGES_PER_SLAB), (unsigned long long)(i % PAGE),
+                  found[i], expected[i]);
 }
 
-static void compare(struct world *world, const uint8_t *found, const uint8_t *expected, const char *what)
+static void compare(struct world *world, const uint8_t *found, const uint8_t *expected,
+                    const char *what)
 {
     compare_range(world, found, expected, 0, world->size, what);
 }
 
 void world_compare_slab(struct world *world, uint64_t slab)
 {
-    compare_range(world, world->memory, world->bytes, slab * PCOW_SLAB_SIZE, (slab + 1) * PCOW_SLAB_SIZE, "a slab in memory");
+    compare_range(world, world->memory, world->bytes, slab * PCOW_SLAB_SIZE,
+                  (slab + 1) * PCOW_SLAB_SIZE, "a slab in memory");
 }
 
-static void compare_view(struct world *world, pcow_image *image, const uint8_t *expected, const char *what)
+static void compare_view(struct world *world, pcow_image *image, const uint8_t *expected,
+                         const char *what)
 {
     uint8_t *found = malloc(world->size);
 
@@ -188,7 +205,8 @@ static void check(struct world *world)
 
     DO(world, pcow_check(world->path, 0, tell_finding, NULL, &result, &error));
     if (result.corruptions || result.leaks)
-        wrong(world, "check finds %llu corruptions and %llu leaks", (unsigned long long)result.corruptions, (unsigned long long)result.leaks);
+        wrong(world, "check finds %llu corruptions and %llu leaks",
+              (unsigned long long)result.corruptions, (unsigned long long)result.leaks);
 }
 
 void world_end(struct world *world)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * The random test of the monitor: what it is made of. world.c: one round, an image with its map and what it must hold; guest.c: threads that load and
- * store, and handlers that store; beside.c: a thread that calls whatever it may, and a process that fills the pool and reads the file; steps.c: what a
- * round does; place.c: file systems of each class; random.c: the rest.
+ * The random test of the monitor: what it is made of. world.c: one round, an image with its map and
+ * what it must hold; guest.c: threads that load and store, and handlers that store; beside.c: a
+ * thread that calls whatever it may, and a process that fills the pool and reads the file; steps.c:
+ * what a round does; place.c: file systems of each class; random.c: the rest.
  */
 #ifndef PCOW_TEST_RANDOM_WORLD_H
 #define PCOW_TEST_RANDOM_WORLD_H
@@ -23,7 +24,10 @@
 #define MAX_SLABS 8u
 #define MAX_SNAPSHOTS 6u
 #define GUESTS 2u
-/* Whose a page is, by its number modulo this: a guest's own, or the one that handlers in its thread store to. */
+/*
+ * Whose a page is, by its number modulo this: a guest's own, or the one that handlers in its thread
+ * store to.
+ */
 #define SHARES 8u
 
 
@@ -66,7 +70,8 @@ struct world {
     uint64_t size;
     char path[512], base_path[512];
     bool has_base, copy_on_read;
-    bool asks;                         /* for system calls: a slab that was asked for is never in minor mode again */
+    /* for system calls: a slab that was asked for is never in minor mode again */
+    bool asks;
     enum pcow_engine engine;
     enum pcow_full_policy policy;
     unsigned budget;
@@ -98,8 +103,12 @@ static inline uint64_t below(uint64_t *seed, uint64_t limit)
     return random_next(seed) % limit;
 }
 
-/* Say what is wrong and how to come to it again, and end the process. Async-signal-safe but for the format. */
-_Noreturn void wrong(const struct world *world, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/*
+ * Say what is wrong and how to come to it again, and end the process. Async-signal-safe but for the
+ * format.
+ */
+_Noreturn void wrong(const struct world *world, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
 /* world.c */
 extern struct world *current_world;
