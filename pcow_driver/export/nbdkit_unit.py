@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """nbdkit outside of the service that wants it: in a unit of systemd of its own, which outlives it.
 
-nova-compute asks on a socket (pcow-nbdkit.socket). systemd starts ``pcow-nbd-unit`` for each
+nova-compute asks on a socket (pcow-nbd.socket). systemd starts ``pcow-nbd-unit`` for each
 request, as root and outside of any container (pcow-nbd@.service), and that becomes the one who
 asked, with its groups, before it reads a word. So who may ask gets no right from it: what runs is
 nbdkit with pcow's plug-in, as the user who wants it.
@@ -27,7 +27,7 @@ from pcow_driver.common import conf
 from pcow_driver.common import exception
 from pcow_driver.export import nbdkit
 
-SOCKET = '/run/pcow/nbdkit.sock'
+SOCKET = '/run/pcow/nbd.sock'
 _SECONDS = 60.0
 _MAX_REQUEST = 65536
 _MOST_STARTS, _IN_SECONDS = 5, 60.0  # an nbdkit that is killed more often stays dead
