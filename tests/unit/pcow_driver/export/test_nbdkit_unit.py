@@ -181,3 +181,9 @@ class UnitTest(base.TestCase):
     def test_nobody_answers(self) -> None:
         self.systemd.close()
         self.assertRaises(exception.ToolFailed, nbdkit_unit.stop, self.export)
+
+
+class SocketTest(base.TestCase):
+    def test_has_the_name_that_systemd_gives_it(self) -> None:
+        unit = (base.TOP / 'etc/systemd/system/pcow-nbd.socket').read_text()
+        self.assertIn(f'\nListenStream={nbdkit_unit.SOCKET}\n', unit)
