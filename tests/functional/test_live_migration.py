@@ -238,9 +238,9 @@ class CompletedTest(MigrationTestCase):
                     destination.quit()
         self.create('here/other.pcow', SIZE)
         other = self.here / 'other.pcow'
-        with vm_state.Vm(
-            self.here, *self.read_only(other), '-incoming', f'file:{state}'
-        ) as destination:
+        with vm_state.Vm(self.here, *self.read_only(other), '-incoming', 'defer') as destination:
+            # it may end before it has answered
+            destination.begin_qmp('migrate-incoming', uri=f'file:{state}')
             self.assertNotEqual(0, destination.process.wait(SECONDS))
             assert destination.process.stderr is not None
             self.assertIn('belongs to another pcow image', destination.process.stderr.read())
