@@ -74,10 +74,7 @@ struct check {
 int check_file(const char *path, unsigned flags, struct observer *observer, pcow_finding_fn finding,
                void *opaque, struct pcow_check_result *result, struct pcow_error *error);
 
-/*
- * ---- report.c: findings, reading, writing
- * ------------------------------------------------------------------------
- */
+/* ---- report.c: findings, reading, writing ---------------------------------------------------- */
 
 /*
  * Damage. repairable: it is (being) put right; the message says so, and it counts as fixed in
@@ -100,19 +97,13 @@ int check_raise_generation(struct check *check);
 /* Store a word of the header. */
 int check_set_header_word(struct check *check, size_t field, uint64_t value);
 
-/*
- * ---- header.c
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- header.c -------------------------------------------------------------------------------- */
 
 int check_header(struct check *check);
 /* At the end, when the words are settled. */
 int check_header_copy(struct check *check);
 
-/*
- * ---- owners.c
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- owners.c -------------------------------------------------------------------------------- */
 
 int check_length(struct check *check);
 int check_owners(struct check *check);
@@ -123,10 +114,7 @@ int check_free_slab(struct check *check, uint64_t slab, bool lost);
 /* The same for one of the list, which is marked OWNER_NONE. */
 int check_drop_slab(struct check *check, struct check_slab *slab, bool lost);
 
-/*
- * ---- records.c: layer records as they are read and written
- * ------------------------------------------------------
- */
+/* ---- records.c: layer records as they are read and written ----------------------------------- */
 
 int check_records(struct check *check);
 struct check_layer *check_find_layer(const struct check *check, uint32_t id);
@@ -140,24 +128,15 @@ int check_write_record(struct check *check, const struct layer *layer);
 /* The first slot that nothing uses, marked as used; -ENOSPC. */
 int check_take_slot(struct check *check, uint32_t *slot);
 
-/*
- * ---- rebuild.c: layers that must exist but have no record; the active layer
- * ---------------------------------------
- */
+/* ---- rebuild.c: layers that must exist but have no record; the active layer ------------------ */
 
 int check_rebuild(struct check *check);
 
-/*
- * ---- tree.c: which layers are alive, and the fields of their records
- * ----------------------------------------------
- */
+/* ---- tree.c: which layers are alive, and the fields of their records ------------------------- */
 
 int check_tree(struct check *check);
 
-/*
- * ---- slabs.c
- * -------------------------------------------------------------------------------------------------------
- */
+/* ---- slabs.c --------------------------------------------------------------------------------- */
 
 int check_dead_slabs(struct check *check);
 int check_overlaps(struct check *check);

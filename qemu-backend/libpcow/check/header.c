@@ -81,10 +81,7 @@ static int refuse(struct check *check, const struct header *header, const struct
                      path);
 }
 
-/*
- * ---- base_slot when neither the header nor the copy tells it
- * ---------------------------------------------------------
- */
+/* ---- base_slot when neither the header nor the copy tells it --------------------------------- */
 
 static bool record_is_usable(const struct base_record *record)
 {

@@ -105,10 +105,7 @@ static int settle_active(struct check *check)
                  : put_active(check);
 }
 
-/*
- * ---- ids that must exist
- * -------------------------------------------------------------------------------------------
- */
+/* ---- ids that must exist --------------------------------------------------------------------- */
 
 struct ids {
     uint32_t *id;
@@ -178,10 +175,7 @@ static int find_missing(struct check *check, struct ids *ids)
     return ret;
 }
 
-/*
- * ---- making them
- * -----------------------------------------------------------------------------------------------------
- */
+/* ---- making them ----------------------------------------------------------------------------- */
 
 /*
  * Whether an image stands on a layer that is made again, its lost state word would have told. So it

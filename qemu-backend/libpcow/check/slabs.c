@@ -30,10 +30,7 @@ int check_dead_slabs(struct check *check)
     return ret;
 }
 
-/*
- * ---- two file slabs of one layer and one guest slab, or one piece of VM state
- * ----------------------------------------
- */
+/* ---- two file slabs of one layer and one guest slab, or one piece of VM state ---------------- */
 
 static int by_owner(const void *left, const void *right)
 {
@@ -140,10 +137,7 @@ int check_overlaps(struct check *check)
     return ret;
 }
 
-/*
- * ---- VM state
- * ----------------------------------------------------------------------------------------------------------
- */
+/* ---- VM state -------------------------------------------------------------------------------- */
 
 /* Are pieces 0 to needed - 1 there? */
 static bool state_is_whole(struct check_slab *const *sorted, size_t count, uint64_t needed)
@@ -218,10 +212,7 @@ int check_state(struct check *check)
     return ret;
 }
 
-/*
- * ---- blocks of free slabs
- * ----------------------------------------------------------------------------------------------
- */
+/* ---- blocks of free slabs -------------------------------------------------------------------- */
 
 /* Some file systems call everything data: then there is nothing to be learnt. */
 static bool holes_are_known(const struct check *check)

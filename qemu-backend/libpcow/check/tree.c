@@ -45,10 +45,7 @@ static int free_damaged(struct check *check, struct check_layer *found)
     return check_write_record(check, &found->layer);
 }
 
-/*
- * ---- parents
- * -------------------------------------------------------------------------------------------------------
- */
+/* ---- parents --------------------------------------------------------------------------------- */
 
 /*
  * A layer that lost its parent: if exactly one older layer has no child, it stands on that one (a
@@ -102,10 +99,7 @@ static int settle_parents(struct check *check)
     return 0;
 }
 
-/*
- * ---- sizes
- * -----------------------------------------------------------------------------------------------------------
- */
+/* ---- sizes ----------------------------------------------------------------------------------- */
 
 /* Of each layer, where its data and its VM state end, by the slabs that it owns. */
 static void find_ends(struct check *check)
@@ -173,10 +167,7 @@ static void settle_sizes(struct check *check, struct check_layer *found, uint64_
     }
 }
 
-/*
- * ---- names
- * -----------------------------------------------------------------------------------------------------------
- */
+/* ---- names ----------------------------------------------------------------------------------- */
 
 static int compare_names(const void *left, const void *right)
 {
@@ -259,10 +250,7 @@ static int settle_names(struct check *check)
     return 0;
 }
 
-/*
- * ---- counters, and writing what has changed
- * --------------------------------------------------------------------------
- */
+/* ---- counters, and writing what has changed -------------------------------------------------- */
 
 static int settle_counters(struct check *check)
 {

@@ -49,10 +49,7 @@
 #define MAX_LAYER_ID ((1u << LAYER_ID_BITS) - 1)
 #define MAX_GUEST_SLABS (PCOW_MAX_VIRTUAL_SIZE >> SLAB_BITS)
 
-/*
- * ---- checked words
- * --------------------------------------------------------------------------------------------
- */
+/* ---- checked words --------------------------------------------------------------------------- */
 
 #define WORD_VALUE_MASK ((UINT64_C(1) << 56) - 1)
 
@@ -72,10 +69,7 @@ static inline uint64_t word_value(uint64_t word)
     return word & WORD_VALUE_MASK;
 }
 
-/*
- * ---- header
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- header ---------------------------------------------------------------------------------- */
 
 enum header_state { HEADER_SEALED = 1, HEADER_COPY_ON_READ = 2 };
 enum base_flags { BASE_UNCHECKED = 1 };
@@ -140,10 +134,7 @@ int base_record_validate(const struct base_record *record, const char *path,
  */
 bool base_name_is_safe(const char *name, size_t size);
 
-/*
- * ---- layers
- * -------------------------------------------------------------------------------------------------------
- */
+/* ---- layers ---------------------------------------------------------------------------------- */
 
 enum layer_state { LAYER_FREE, LAYER_OPEN, LAYER_SNAPSHOT, LAYER_HIDDEN };
 enum layer_flags { LAYER_PINNED = 1 };
@@ -176,10 +167,7 @@ uint32_t layer_record_crc(const struct layer_record *record);
 /* A snapshot name: not empty, NUL-terminated, no control characters. */
 bool snapshot_name_is_valid(const char *name, size_t size);
 
-/*
- * ---- slab table
- * -----------------------------------------------------------------------------------------------------
- */
+/* ---- slab table ------------------------------------------------------------------------------ */
 
 enum owner_kind { OWNER_NONE, OWNER_DATA, OWNER_STATE, OWNER_TABLE };
 

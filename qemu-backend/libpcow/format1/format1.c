@@ -46,10 +46,7 @@ struct format1 {
     char base[NAME_SIZE + 1];
 };
 
-/*
- * ---- the table
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 static int compare_pieces(const void *left, const void *right)
 {
@@ -122,10 +119,7 @@ static size_t find_cluster(const struct format1 *format1, uint64_t cluster)
     return low;
 }
 
-/*
- * ---- scanning
- * -------------------------------------------------------------------------------------------------------
- */
+/* ---- scanning -------------------------------------------------------------------------------- */
 
 static int check_super(const struct pcow_image *image, struct format1 *format1,
                        const struct super *super, struct pcow_error *error)
@@ -330,10 +324,7 @@ static int check_base(const struct pcow_image *image, const struct format1 *form
     return 0;
 }
 
-/*
- * ---- interface
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- interface ------------------------------------------------------------------------------- */
 
 int format1_load(struct pcow_image *image, struct pcow_error *error)
 {

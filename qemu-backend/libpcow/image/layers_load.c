@@ -199,10 +199,7 @@ int layers_load(struct pcow_image *image, struct pcow_error *error)
     return 0;
 }
 
-/*
- * ---- slabs of layers that are not alive
- * -----------------------------------------------------------------------------
- */
+/* ---- slabs of layers that are not alive ------------------------------------------------------ */
 
 static bool has_unknown_owner(const struct pcow_image *image, uint64_t slab)
 {

@@ -63,10 +63,7 @@ typedef int (*pcow_progress_fn)(void *opaque, uint64_t done, uint64_t total);
 
 const char *pcow_version(void);
 
-/*
- * ---- what survives which failure
- * ---------------------------------------------------------------------------------
- */
+/* ---- what survives which failure ------------------------------------------------------------- */
 
 enum pcow_persistence {
     /* DRAM (tmpfs, hugetlbfs, memfd): survives a process, not the host */
@@ -97,10 +94,7 @@ unsigned pcow_persistence_survives(enum pcow_persistence persistence, bool flush
 int pcow_probe_persistence(const char *path, enum pcow_persistence *persistence,
                            struct pcow_error *error);
 
-/*
- * ---- images
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- images ---------------------------------------------------------------------------------- */
 
 struct pcow_create_options {
     uint64_t virtual_size;                     /* 0: that of the base */
@@ -275,10 +269,7 @@ int pcow_unseal(const char *path, struct pcow_error *error);
  */
 int pcow_set_copy_on_read(pcow_image *image, bool on, struct pcow_error *error);
 
-/*
- * ---- snapshots: a tree of layers inside one file
- * ------------------------------------------------------------------
- */
+/* ---- snapshots: a tree of layers inside one file --------------------------------------------- */
 
 struct pcow_snapshot {
     uint32_t id;                               /* unique in the image for ever */
@@ -359,10 +350,7 @@ int pcow_snapshot_set_state_size(pcow_image *image, const char *name, uint64_t s
 int pcow_snapshot_read_state(pcow_image *image, const char *name, uint64_t offset, void *buffer,
                              size_t length, struct pcow_error *error);
 
-/*
- * ---- the image monitor
- * --------------------------------------------------------------------------------------------
- */
+/* ---- the image monitor ----------------------------------------------------------------------- */
 
 enum pcow_engine {
     PCOW_ENGINE_AUTO,                          /* signal */
@@ -542,10 +530,7 @@ struct pcow_map_stats {
 
 void pcow_map_get_stats(const pcow_map *map, struct pcow_map_stats *stats);
 
-/*
- * ---- check
- * ---------------------------------------------------------------------------------------------------------
- */
+/* ---- check ----------------------------------------------------------------------------------- */
 
 enum pcow_check_flags {
     PCOW_CHECK_REPAIR = 1 << 0,

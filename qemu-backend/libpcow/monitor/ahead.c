@@ -20,10 +20,7 @@
 #define MAX_OPENED 512u                /* slabs (1 GiB) handed out with prepared pages, before those not in use are trimmed */
 #define MAX_GIVEN_BACK 8u              /* slabs whose remains are punched out before somebody else may have a turn */
 
-/*
- * ---- called by others
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- called by others ------------------------------------------------------------------------ */
 
 static void wake(struct ahead *ahead)
 {
@@ -111,10 +108,7 @@ bool ahead_has_frozen(const struct pcow_map *map)
     return __atomic_load_n(&map->ahead.froze, __ATOMIC_ACQUIRE);
 }
 
-/*
- * ---- the thread
- * -----------------------------------------------------------------------------------------------------
- */
+/* ---- the thread ------------------------------------------------------------------------------ */
 
 /* True if there may be more to do. */
 static bool refill(struct pcow_map *map)

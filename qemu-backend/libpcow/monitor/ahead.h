@@ -86,10 +86,7 @@ static inline bool ahead_is_stopping(const struct ahead *ahead)
     return __atomic_load_n(&ahead->stop, __ATOMIC_ACQUIRE);
 }
 
-/*
- * ---- turnstile.c
- * -------------------------------------------------------------------------------------------------------------
- */
+/* ---- turnstile.c ----------------------------------------------------------------------------- */
 
 /* Keep the thread away from chain and layers / let it go on. */
 void turnstile_hold(struct pcow_map *map);
@@ -106,10 +103,7 @@ void turnstile_take(struct pcow_map *map);
  */
 uint64_t accesses_served(const struct pcow_map *map);
 
-/*
- * ---- lead.c: by the thread, how many slabs should be ready
- * -------------------------------------------------------------------
- */
+/* ---- lead.c: by the thread, how many slabs should be ready ----------------------------------- */
 
 void lead_begin(struct ahead *ahead, unsigned lead_min);
 /* From how fast they are taken, and how many still can be. */
@@ -117,10 +111,7 @@ void lead_judge(struct pcow_map *map);
 /* Nothing happened for a while: as few as when it began. */
 void lead_give_back(struct ahead *ahead);
 
-/*
- * ---- ahead_slab.c: by the thread, to one guest slab, which is claimed for a few pages at a time
- * -------------------------------
- */
+/* ---- ahead_slab.c: by the thread, to one guest slab, which is claimed for a few pages at a tim */
 
 /* Prepare what is not valid in the file slab that it was given without. */
 void ahead_complete_blocks(struct pcow_map *map, uint64_t guest_slab);

@@ -15,7 +15,9 @@ static bool find_in_file(const struct pcow_map *map, const struct pcow_image *im
     struct slab owner;
     struct place place;
 
-    if (image->format1 || slab >= image_slab_count(image))
+    /* During a revert there are no lists: nobody is to load from there then. */
+    if (image->format1 || slab >= image_slab_count(image)
+        || !__atomic_load_n(&map->image->chain, __ATOMIC_ACQUIRE))
         return false;
     owner = slab_peek(image, slab);
     guest_slab = owner.number;

@@ -68,9 +68,10 @@ int gather_slab(struct pcow_map *map, uint64_t guest_slab)
     /*
      * For a page that cannot be read, or for want of memory, nobody must suffer who loads another
      * one: then it takes the mappings after all, and who loads that page is told by the kernel, or
-     * by resolve().
+     * by resolve(). Nor one that may still be mapped for stores, which a copy would not have.
      */
-    if (!is_too_much(map, guest_slab) || gather(map, guest_slab))
+    if (__atomic_load_n(&map->unknown, __ATOMIC_SEQ_CST) || !is_too_much(map, guest_slab)
+        || gather(map, guest_slab))
         return layout_map_slab(map, guest_slab);
     vmas_begin(map, slab);
     vmas_add(map, 1 - (int)slab->pieces);

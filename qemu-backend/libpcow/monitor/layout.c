@@ -311,7 +311,7 @@ int layout_catch_up(struct pcow_map *map, uint64_t guest_slab)
  * new one: the kernel puts one in the other's place under its lock, and takes back what KVM has
  * derived from the old one before. Every page has blocks, or it would not be in writable.
  */
-static void map_whole(struct pcow_map *map, uint64_t guest_slab)
+static int map_whole(struct pcow_map *map, uint64_t guest_slab)
 {
     uint64_t offset = chain_find(map->image, guest_slab, 0, 1).offset;
 
@@ -322,7 +322,8 @@ static void map_whole(struct pcow_map *map, uint64_t guest_slab)
     if (map_file(map->address + (guest_slab << SLAB_BITS),
                  layout_pages(map, guest_slab) * PCOW_PAGE_SIZE, map->image, offset, true,
                  MAP_FIXED))
-        layout_make_cold(map, guest_slab);
+        return layout_map_slab(map, guest_slab);
+    return 0;
 }
 
 /*
@@ -469,7 +470,7 @@ int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, un
         slab->behind = BEHIND_NOT;
         minor_is_whole(map, guest_slab);
         if (map->image->file.huge && largest < pages)
-            map_whole(map, guest_slab);
+            return map_whole(map, guest_slab);
     } else if (slab->behind == BEHIND) {
         slab->behind = is_behind(map, guest_slab) ? BEHIND : BEHIND_NOT;
     }
@@ -567,10 +568,7 @@ int layout_map_all(struct pcow_map *map, struct pcow_error *error)
                : 0;
 }
 
-/*
- * ---- after a revert, see lists.c
- * ------------------------------------------------------------------------------------
- */
+/* ---- after a revert, see lists.c ------------------------------------------------------------- */
 
 int layout_map_changed(struct pcow_map *map, const struct layout_lists *lists)
 {

@@ -294,10 +294,7 @@ void pcow_map_get_stats(const pcow_map *map, struct pcow_map_stats *stats)
         stats->memory += image_slab_count(file) * (sizeof *file->slabs + sizeof *file->valid);
 }
 
-/*
- * ---- for snapshot operations
- * -------------------------------------------------------------------------------------
- */
+/* ---- for snapshot operations ----------------------------------------------------------------- */
 
 /* A stretch of slabs that are used and mapped; between them may be others that are absent. */
 static int protect_slabs(struct pcow_map *map, uint64_t first, uint64_t end)
@@ -382,13 +379,27 @@ int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
     return 0;
 }
 
+/*
+ * At the kernel's limit of mappings none can be put in the place of all. But all of them can be made
+ * inaccessible as they are, which splits none: every access traps, and is mapped then.
+ */
+static int make_inaccessible(const struct pcow_map *map)
+{
+    return mprotect(map->address, map->size, PROT_NONE) ? -errno : 0;
+}
+
 int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error)
 {
     uint64_t slabs = (map->size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS;
+    bool still_mapped = false;
     int ret;
 
     order_acquire(map);
     ret = reserve_again(map, 0, map->size);
+    if (ret && make_inaccessible(map) == 0) {
+        still_mapped = true;
+        ret = 0;
+    }
     if (ret)
         return error_set_errno(error, ret,
                                "%s: its memory cannot be write-protected; stop the VM now, "
@@ -399,11 +410,14 @@ int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error)
     /* one mapping in place of all needs no other to be split */
     __atomic_store_n(&map->unknown, false, __ATOMIC_SEQ_CST);
     /* Not what retire.c has: it is still there. */
-    for (uint64_t v = 0; v < slabs; v++)
+    for (uint64_t v = 0; v < slabs && !still_mapped; v++)
         vmas_add(map, -(int)map->slabs[v].pieces);
     for (uint64_t v = 0; v < slabs; v++) {
+        uint16_t pieces = still_mapped ? map->slabs[v].pieces : 0;
+
         gather_forget(map, v);
         memset(&map->slabs[v], 0, offsetof(struct slab_map, asked));
+        map->slabs[v].pieces = pieces;
         map->slabs[v].cold = 1;
         if (map->image->chain)
             sparse_set_add(&map->image->chain->used, v);

@@ -32,10 +32,7 @@ static unsigned pages_in(const struct pcow_map *map, uint64_t guest_slab)
     return left < PAGES_PER_SLAB ? (unsigned)left : PAGES_PER_SLAB;
 }
 
-/*
- * ---- beginning
- * --------------------------------------------------------------------------------------------------------
- */
+/* ---- beginning ------------------------------------------------------------------------------- */
 
 /* Put [from, to) of the range under watch. */
 static int watch_run(struct pcow_map *map, uint64_t from, uint64_t to)
@@ -71,10 +68,7 @@ static int watch_slabs(struct pcow_map *map, uint64_t first, uint64_t end)
     return watch_run(map, from, end << SLAB_BITS < map->size ? end << SLAB_BITS : map->size);
 }
 
-/*
- * ---- ending
- * -----------------------------------------------------------------------------------------------------------
- */
+/* ---- ending ---------------------------------------------------------------------------------- */
 
 /* The mappings that the slab has without a watch. The claim is held. */
 static void restore(struct pcow_map *map, uint64_t guest_slab)
@@ -107,10 +101,7 @@ void watch_forget(struct pcow_map *map)
     __atomic_store_n(&map->watch_found, 0, __ATOMIC_RELAXED);
 }
 
-/*
- * ---- serving
- * ----------------------------------------------------------------------------------------------------------
- */
+/* ---- serving --------------------------------------------------------------------------------- */
 
 /* What the page reads as, in memory that reports a store. */
 static int copy_in(struct pcow_map *map, uint64_t guest_slab, unsigned page)
@@ -181,16 +172,16 @@ static void watch_serve(struct pcow_map *map, uint64_t offset, bool write)
     watched = map->slabs[guest_slab].watched;
     if (watched && !write)
         serve_load(map, guest_slab, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB));
+    /* It could not be unmapped, and is under watch still. */
+    if (!watched && map->slabs[guest_slab].cold)
+        layout_map_slab(map, guest_slab);
     chain_release(map->image->chain, guest_slab);
     gate_leave(map);
     if (watched && write)
         serve_store(map, offset);
 }
 
-/*
- * ---- public
- * -----------------------------------------------------------------------------------------------------------
- */
+/* ---- public ---------------------------------------------------------------------------------- */
 
 /*
  * A page that is mapped for stores. The kernel may want space for its neighbours as well, see

@@ -104,10 +104,7 @@ int snapshot_list_print(pcow_image *image, struct pcow_error *error)
     return 0;
 }
 
-/*
- * ---- the tree
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- the tree -------------------------------------------------------------------------------- */
 
 #define NONE SIZE_MAX
 #define MAX_INDENT 30                          /* levels; beyond, the depth is shown as a number */

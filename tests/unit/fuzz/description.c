@@ -41,10 +41,7 @@ struct start {
 static struct start start[START_COUNT];
 static char directory[256];
 
-/*
- * ---- the healthy images
- * ----------------------------------------------------------------------------------------------
- */
+/* ---- the healthy images ---------------------------------------------------------------------- */
 
 static const char *path_of(const char *name)
 {
@@ -204,10 +201,7 @@ void description_setup(void)
     remember(&start[FORMAT_1], path_of("format1"));
 }
 
-/*
- * ---- reading the description
- * -----------------------------------------------------------------------------------------
- */
+/* ---- reading the description ----------------------------------------------------------------- */
 
 struct input {
     const uint8_t *at, *end;
@@ -379,10 +373,7 @@ static void patch(int fd, struct input *input)
     }
 }
 
-/*
- * ---- checksums
- * -------------------------------------------------------------------------------------------------------
- */
+/* ---- checksums ------------------------------------------------------------------------------- */
 
 static void fix_header(int fd, uint64_t offset, unsigned flags)
 {

@@ -4,10 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/*
- * ---- sets of hashes
- * ----------------------------------------------------------------------------------------------------
- */
+/* ---- sets of hashes -------------------------------------------------------------------------- */
 
 struct seen {
     uint64_t *hash;
@@ -71,10 +68,7 @@ uint64_t hash_mix(uint64_t hash, uint64_t value)
     return hash ^ hash >> 32;
 }
 
-/*
- * ---- contents: pages by file and number
- * ---------------------------------------------------------------------------------
- */
+/* ---- contents: pages by file and number ------------------------------------------------------ */
 
 uint64_t content_key(unsigned file, uint64_t page)
 {

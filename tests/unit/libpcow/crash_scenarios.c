@@ -11,10 +11,7 @@
 
 #define OTHER_NAME "other.pcow"
 
-/*
- * ---- images to begin with
- * ---------------------------------------------------------------------------------------------------
- */
+/* ---- images to begin with -------------------------------------------------------------------- */
 
 static void nothing(struct crash *c)
 {
@@ -117,10 +114,7 @@ void crash_beside_another_base(struct crash *c)
     copy_file(scratch(OTHER_NAME), copy);
 }
 
-/*
- * ---- scenarios
- * ----------------------------------------------------------------------------------------------------------------
- */
+/* ---- scenarios ------------------------------------------------------------------------------- */
 
 static void first_touch(struct crash *c)
 {

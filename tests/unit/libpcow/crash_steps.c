@@ -9,10 +9,7 @@
 #include "chain/chain.h"
 #include "monitor/monitor.h"
 
-/*
- * ---- what must hold
- * --------------------------------------------------------------------------------------------------------
- */
+/* ---- what must hold -------------------------------------------------------------------------- */
 
 static void *keep(struct crash *c, const void *what, size_t size)
 {
@@ -58,10 +55,7 @@ static void written(struct crash *c, unsigned first, unsigned count)
     step_expect(c, NULL);
 }
 
-/*
- * ---- what is done
- * ----------------------------------------------------------------------------------------------------------
- */
+/* ---- what is done ---------------------------------------------------------------------------- */
 
 void step_put(struct crash *c, unsigned first, unsigned count)
 {

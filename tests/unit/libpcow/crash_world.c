@@ -71,10 +71,7 @@ void world_remove(struct world *world, const char *name)
             memcpy(world->saved[i].parent, parent, sizeof parent);
 }
 
-/*
- * ---- reading
- * -------------------------------------------------------------------------------------------------------------
- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 static bool allows(const struct cell *cell, uint64_t page, uint64_t word)
 {
@@ -302,10 +299,7 @@ unsigned world_compare(pcow_image *image, const struct expectation *expectation,
     return compare(image, expectation, 3, reasons, room);
 }
 
-/*
- * ---- judging
- * ---------------------------------------------------------------------------------------------------------------
- */
+/* ---- judging --------------------------------------------------------------------------------- */
 
 struct found {
     uint64_t foreign_leaks;                    /* but VM state without a length */

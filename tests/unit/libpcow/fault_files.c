@@ -38,10 +38,7 @@ void fault_check_file(const char *path, const char *where, bool tidied)
         fault_wrong("%s", bad);
 }
 
-/*
- * ---- what needs no open image
- * ---------------------------------------------------------------------------------------------------------
- */
+/* ---- what needs no open image ---------------------------------------------------------------- */
 
 static void poke(const char *path, uint64_t offset, const void *from, size_t length)
 {

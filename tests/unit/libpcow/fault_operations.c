@@ -6,10 +6,7 @@
 
 #define WORDS 512u
 
-/*
- * ---- operations
- * -------------------------------------------------------------------------------------------------------------------
- */
+/* ---- operations ------------------------------------------------------------------------------ */
 
 static int put_pages(pcow_image *image, unsigned first, unsigned count, uint16_t generation,
                      struct pcow_error *error)

@@ -10,10 +10,7 @@
 
 #define WORDS 512u
 
-/*
- * ---- files as text
- * -------------------------------------------------------------------------------------------------------------
- */
+/* ---- files as text --------------------------------------------------------------------------- */
 
 static void store_page(FILE *text, uint64_t offset, const uint64_t *words)
 {
@@ -80,10 +77,7 @@ void golden_load(FILE *text, const char *path)
     close(fd);
 }
 
-/*
- * ---- what is in them
- * ----------------------------------------------------------------------------------------------------------------
- */
+/* ---- what is in them ------------------------------------------------------------------------- */
 
 /* Messages name files by their path; the directory is another each time. */
 static void tell_message(FILE *out, const char *directory, const char *message)
@@ -221,10 +215,7 @@ static void tell_image(FILE *out, const char *directory, const char *path, unsig
     pcow_close(image);
 }
 
-/*
- * ---- used
- * -------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- used ------------------------------------------------------------------------------------ */
 
 static void copy(const char *from, const char *to)
 {

@@ -26,10 +26,7 @@ static void append(struct recorder *recorder, struct entry entry, const void *by
     recorder->entry[recorder->count++] = entry;
 }
 
-/*
- * ---- files
- * ---------------------------------------------------------------------------------------------------------
- */
+/* ---- files ----------------------------------------------------------------------------------- */
 
 static void load_pages(struct recorded_file *file, int fd)
 {
@@ -98,10 +95,7 @@ static bool in_window(const struct recorder *recorder, unsigned file, const void
     return false;
 }
 
-/*
- * ---- what the library does
- * -------------------------------------------------------------------------------------------
- */
+/* ---- what the library does ------------------------------------------------------------------- */
 
 /*
  * A range of addresses, in the window of the file or in the guest's range, page by page where that
@@ -218,10 +212,7 @@ static int look(struct observer *observer, const struct observation *observation
     return ret;
 }
 
-/*
- * ---- what the test and the guest do
- * ------------------------------------------------------------------------------------
- */
+/* ---- what the test and the guest do ---------------------------------------------------------- */
 
 void recorder_init(struct recorder *recorder, enum pcow_persistence persistence)
 {

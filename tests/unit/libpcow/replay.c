@@ -4,10 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/*
- * ---- what becomes certain
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- what becomes certain -------------------------------------------------------------------- */
 
 /* All operations up to the last one on this file are certain. */
 static void commit_operations(struct machine *m, unsigned file)
@@ -53,10 +50,7 @@ static void settle(struct machine *m, bool flushed_only, unsigned file, uint64_t
     m->atoms = kept;
 }
 
-/*
- * ---- through the log
- * -------------------------------------------------------------------------------------------------------
- */
+/* ---- through the log ------------------------------------------------------------------------- */
 
 static bool is_data(const struct entry *entry)
 {

@@ -29,10 +29,7 @@ void operation_apply(struct content *content, struct content *below, const struc
     content->size[operation->file] = operation->length;
 }
 
-/*
- * ---- one state
- * ---------------------------------------------------------------------------------------------------------
- */
+/* ---- one state ------------------------------------------------------------------------------- */
 
 static bool is_zero(const uint8_t *bytes)
 {
@@ -191,10 +188,7 @@ static void build(struct machine *m, size_t operations)
     state_judge(m, operations);
 }
 
-/*
- * ---- all states of a crash point
- * -----------------------------------------------------------------------------------------
- */
+/* ---- all states of a crash point ------------------------------------------------------------- */
 
 static void find_units(struct machine *m)
 {

@@ -357,10 +357,7 @@ static void test_revert_without_memory(void **state)
     pcow_close(image);
 }
 
-/*
- * ---- commit
- * -----------------------------------------------------------------------------------------------------------
- */
+/* ---- commit ---------------------------------------------------------------------------------- */
 
 /* "base" and "t" on it, each with a text in every slab. */
 static pcow_image *overlay(struct observer *observer)

@@ -201,10 +201,7 @@ static void test_no_more_than_can_be_used(void **state)
     pcow_close(image);
 }
 
-/*
- * ---- engine kvm: no trap is ours, QEMU asks for each page
- * -------------------------------------------------------------
- */
+/* ---- engine kvm: no trap is ours, QEMU asks for each page ------------------------------------ */
 
 static uint64_t head_of(pcow_image *image, uint64_t guest_slab)
 {
@@ -296,10 +293,7 @@ static void test_kvm_is_not_taken_for_idle(void **state)
     must_be_clean(scratch("image"));
 }
 
-/*
- * ---- a file system that does not take what is given back
- * -----------------------------------------------------------------
- */
+/* ---- a file system that does not take what is given back ------------------------------------- */
 
 #define DROPPED 20u                    /* slabs, more than the thread tries in one go */
 
@@ -362,10 +356,7 @@ static void test_what_cannot_be_given_back(void **state)
     }
 }
 
-/*
- * ---- who waits for the thread
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- who waits for the thread ---------------------------------------------------------------- */
 
 #define MANY 800u                      /* slabs of a page each; giving one back takes a millisecond at least */
 #define SNAPSHOTS 8u

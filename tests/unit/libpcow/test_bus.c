@@ -18,10 +18,7 @@
 #include "persist/copy.h"
 #include "persist/persist.h"
 
-/*
- * ---- an access of the guest
- * ------------------------------------------------------------------------------------------
- */
+/* ---- an access of the guest ------------------------------------------------------------------ */
 
 extern const char guest_store[], guest_store_failed[];
 
@@ -179,10 +176,7 @@ static void test_neighbours_that_cannot_be_read(void **state)
     store_to_what_can_be_read(false);
 }
 
-/*
- * ---- memory that nobody accesses
- * -------------------------------------------------------------------------------------
- */
+/* ---- memory that nobody accesses ------------------------------------------------------------- */
 
 static const void *in_window(struct pcow_image *image, uint64_t offset)
 {
@@ -220,10 +214,7 @@ static void test_windows_are_found(void **state)
     pcow_close(image);
 }
 
-/*
- * ---- the library's own copies
- * ----------------------------------------------------------------------------------------
- */
+/* ---- the library's own copies ---------------------------------------------------------------- */
 
 /*
  * A file that ends in the middle of what is copied stands for memory that has lost its content: a

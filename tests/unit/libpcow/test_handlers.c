@@ -191,10 +191,7 @@ static void test_while_waiting(void **state)
     }
 }
 
-/*
- * ---- a thread that is cancelled
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- a thread that is cancelled -------------------------------------------------------------- */
 
 static void *call_when_cancelled(void *map)
 {

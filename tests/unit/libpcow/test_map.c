@@ -207,10 +207,7 @@ static void test_no_such_engine(void **state)
     pcow_close(image);
 }
 
-/*
- * ---- many threads
- * -------------------------------------------------------------------------------------------------
- */
+/* ---- many threads ---------------------------------------------------------------------------- */
 
 #define THREADS 4
 #define RACE_SIZE (32 * MIB)
@@ -274,10 +271,7 @@ static void test_threads_on_the_same_pages(void **state)
     }
 }
 
-/*
- * ---- signals of others
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- signals of others ----------------------------------------------------------------------- */
 
 static sigjmp_buf recovered;
 static void *volatile seen_address;

@@ -22,6 +22,8 @@
 
 static struct {
     unsigned char *volatile page;      /* the one at which nothing alone can be mapped, once; or */
+    unsigned char *volatile slab;      /* that cannot be mapped to a file as one, once; or */
+    unsigned char *volatile all;       /* the range in which nothing can be mapped; or */
     /* files cannot be mapped in the range, and when nothing is mapped there any more: */
     unsigned char *volatile range;
     void (*volatile then)(void);
@@ -37,6 +39,15 @@ void *__wrap_mmap64(void *address, size_t length, int protection, int flags, int
     unsigned char *at = address, *range = broken.range;
     void *mapped;
 
+    if (broken.all && at >= broken.all && at < broken.all + SIZE) {
+        errno = ENOMEM;
+        return MAP_FAILED;
+    }
+    if (at && at == broken.slab && length == PCOW_SLAB_SIZE && fd >= 0) {
+        broken.slab = NULL;
+        errno = ENOMEM;
+        return MAP_FAILED;
+    }
     if (at && at == broken.page && length == PAGE) {
         broken.page = NULL;
         errno = ENOMEM;
@@ -191,11 +202,90 @@ static void test_flush_of_what_was_unmapped(void **state)
     pcow_close(image);
 }
 
+static void expect_in_snapshot(const char *name, uint64_t offset, unsigned char expected)
+{
+    pcow_image *view;
+    unsigned char byte;
+
+    MUST(pcow_open(scratch("vm.pcow"), 0, name, &view, &error));
+    MUST(pcow_read(view, offset, &byte, 1, &error));
+    assert_int_equal(byte, expected);
+    pcow_close(view);
+}
+
+/*
+ * A slab has become whole, and cannot be mapped as one: whoever asked for a page can store to it,
+ * and the next snapshot keeps it.
+ */
+static void test_whole_slab(void **state)
+{
+    (void)state;
+    pcow_image *image = must_create(scratch("vm.pcow"), SIZE, 0, NULL);
+    pcow_map *map = must_map_by(image, PCOW_ENGINE_KVM, 0);
+    volatile unsigned char *memory = pcow_map_address(map);
+    unsigned page = 0;
+
+    image->file.huge = true;
+    for (unsigned last = 496; last < PAGES_PER_SLAB; last += 16)
+        memory[last * PAGE] = 1;
+    broken.slab = pcow_map_address(map);
+    for (; page < 496 && broken.slab; page++) {
+        MUST(pcow_map_resolve(map, page * PAGE, PAGE, true, &error));
+        assert_true(page_set_has(&map->slabs[0].writable, page));
+        memory[page * PAGE] = 1;
+    }
+    assert_null(broken.slab);
+    assert_false(map->slabs[0].cold);
+    memory[500 * PAGE] = 5;
+    MUST(pcow_snapshot_create(image, "new", &error));
+    memory[500 * PAGE] = 99;
+    expect_in_snapshot("new", 500 * PAGE, 5);
+    pcow_map_destroy(map);
+    pcow_close(image);
+}
+
+/*
+ * Nothing can be mapped in the range when a snapshot is made, and what is mapped for stores is not
+ * known.
+ */
+static void test_snapshot_without_mappings(void **state)
+{
+    (void)state;
+    FOR_EACH_ENGINE(engine) {
+        pcow_image *image = must_create(scratch("vm.pcow"), SIZE, 0, NULL);
+        pcow_map *map = must_map_by(image, engine, 0);
+        volatile unsigned char *memory = pcow_map_address(map);
+        struct pcow_error said;
+
+        memory[0] = 5;
+        memory[PCOW_SLAB_SIZE] = 5;
+        map->vma_budget = 1;
+        broken.all = pcow_map_address(map);
+        pcow_map_resolve(map, 100 * PAGE, PAGE, true, &said);
+        map->unknown = true;
+        MUST(pcow_snapshot_create(image, "new", &error));
+        broken.all = NULL;
+        memory[0] = 99;
+        assert_int_equal(memory[PCOW_SLAB_SIZE], 5);
+        memory[PCOW_SLAB_SIZE] = 99;
+        expect_in_snapshot("new", 0, 5);
+        expect_in_snapshot("new", PCOW_SLAB_SIZE, 5);
+        assert_int_equal(memory[0], 99);
+        assert_int_equal(memory[PCOW_SLAB_SIZE], 99);
+        pcow_map_destroy(map);
+        pcow_close(image);
+        unlink(scratch("vm.pcow"));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_around_a_lost_page, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_flush_of_what_was_unmapped, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_whole_slab, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_snapshot_without_mappings, scratch_setup,
                                         scratch_teardown),
     };
 

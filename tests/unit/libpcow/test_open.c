@@ -207,10 +207,7 @@ static void test_deep_chain(void **state)
     MUST_FAIL(-ELOOP, pcow_open(scratch("last"), 0, NULL, &image, &error));
 }
 
-/*
- * ---- damaged and hostile files
- * ---------------------------------------------------------------------------------------
- */
+/* ---- damaged and hostile files --------------------------------------------------------------- */
 
 static void patch(const char *name, uint64_t offset, const void *bytes, size_t length)
 {

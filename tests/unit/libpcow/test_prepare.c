@@ -379,10 +379,7 @@ static void test_unreadable_source_is_an_error(void **state)
     unlink(scratch("base.pcow"));
 }
 
-/*
- * ---- many threads
- * ---------------------------------------------------------------------------------------------------
- */
+/* ---- many threads ---------------------------------------------------------------------------- */
 
 #define THREADS 4
 #define RACE_SLABS 12u

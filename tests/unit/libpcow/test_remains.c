@@ -320,10 +320,7 @@ static void test_half_a_copy(void **state)
     must_be_clean(scratch("t"));
 }
 
-/*
- * ---- giving back beside a delete
- * --------------------------------------------------------------------------------------------
- */
+/* ---- giving back beside a delete ------------------------------------------------------------- */
 
 struct slow {
     struct observer observer;

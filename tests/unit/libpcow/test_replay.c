@@ -37,10 +37,7 @@ static void add(struct total *total, const struct replay *replay, bool right, co
         print_error("%s: %s\n", name, replay->failure);
 }
 
-/*
- * ---- what a crash leaves has a second life, and crashes again
- * -------------------------------------------------------------------
- */
+/* ---- what a crash leaves has a second life, and crashes again -------------------------------- */
 
 #define SURVIVORS 64u
 
@@ -131,10 +128,7 @@ static void live_again(struct survivors *survivors, const char *name, struct tot
     }
 }
 
-/*
- * ---- all scenarios
- * ----------------------------------------------------------------------------------------------------------------
- */
+/* ---- all scenarios --------------------------------------------------------------------------- */
 
 static void run_class(enum pcow_persistence persistence)
 {

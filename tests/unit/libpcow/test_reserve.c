@@ -159,10 +159,7 @@ static void leave(void)
     step.armed = false;
 }
 
-/*
- * ---- an image of all kinds of pieces
- * --------------------------------------------------------------------------------------------
- */
+/* ---- an image of all kinds of pieces --------------------------------------------------------- */
 
 #define CLUSTER (64 * KIB)
 
@@ -255,10 +252,7 @@ static void let_store(int number, siginfo_t *info, void *context)
         abort();
 }
 
-/*
- * ---- tests
- * ----------------------------------------------------------------------------------------------------------------------
- */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static int look(struct observer *observer, const struct observation *observation)
 {

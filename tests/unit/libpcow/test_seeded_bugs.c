@@ -147,10 +147,7 @@ static enum verdict judge_bug(struct crash *c, struct seen *seen, const struct e
     return SAMPLED;
 }
 
-/*
- * ---- dropping
- * ----------------------------------------------------------------------------------------------------------------
- */
+/* ---- dropping -------------------------------------------------------------------------------- */
 
 /* Flushes, and the holes without which old data would come up in new memory. */
 static void drop_flushes(struct crash *c, struct seen *seen)
@@ -174,10 +171,7 @@ static void drop_flushes(struct crash *c, struct seen *seen)
     free(log);
 }
 
-/*
- * ---- swapping
- * ----------------------------------------------------------------------------------------------------------------
- */
+/* ---- swapping -------------------------------------------------------------------------------- */
 
 /* One update: stores and what makes them certain. 0 if none begins here. */
 static size_t update_length(const struct recorder *recorder, size_t at)
@@ -221,10 +215,7 @@ static void swap_updates(struct crash *c, struct seen *seen)
     free(log);
 }
 
-/*
- * ---- the verdict
- * ---------------------------------------------------------------------------------------------------------------
- */
+/* ---- the verdict ----------------------------------------------------------------------------- */
 
 static bool is_always_caught(const char *what)
 {

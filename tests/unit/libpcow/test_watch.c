@@ -202,10 +202,7 @@ static void test_load_and_store_of_one_instruction(void **state)
     }
 }
 
-/*
- * ---- snapshots
- * ----------------------------------------------------------------------------------------------------------
- */
+/* ---- snapshots ------------------------------------------------------------------------------- */
 
 /*
  * Freeze and revert while everything is under watch, and while what remains of one has not gone
@@ -245,10 +242,7 @@ static void test_snapshots_under_watch(void **state)
     }
 }
 
-/*
- * ---- many threads
- * ---------------------------------------------------------------------------------------------------------
- */
+/* ---- many threads ---------------------------------------------------------------------------- */
 
 #define THREADS 3
 #define ROUNDS 4

@@ -19,10 +19,7 @@
 
 #include "hostmem-pcow-x86.h"
 
-/*
- * ---- known answers
- * -----------------------------------------------------------------------------------------------------
- */
+/* ---- known answers --------------------------------------------------------------------------- */
 
 /* Registers of the table: distinct, small, so that sums can be read. */
 static const X86State in_64 = {
@@ -216,10 +213,7 @@ static void test_cut_off_encodings(void **state)
     }
 }
 
-/*
- * ---- the processor's answers
- * --------------------------------------------------------------------------------------------
- */
+/* ---- the processor's answers ----------------------------------------------------------------- */
 
 /* As in support.c, which needs all of libpcow. */
 static uint64_t random_next(uint64_t *seed)
