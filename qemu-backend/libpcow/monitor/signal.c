@@ -142,14 +142,15 @@ static void pass_on(int signal, siginfo_t *info, void *context)
 static void fail_access(const siginfo_t *info, int error)
 {
     siginfo_t failed = {.si_signo = SIGBUS, .si_code = SI_QUEUE, .si_errno = -error};
-    sigset_t bus;
 
     failed.si_pid = getpid();
     failed.si_uid = getuid();
     failed.si_value.sival_ptr = info->si_addr;
-    sigemptyset(&bus);
-    sigaddset(&bus, SIGBUS);
-    pthread_sigmask(SIG_BLOCK, &bus, NULL);
+    /*
+     * And whatever else may be: a handler that ran in between could load from the image, and the
+     * process would end at its trap.
+     */
+    signals_change(SIG_BLOCK, ~SIGNALS_LEFT | SIGNAL_BIT(SIGBUS));
     syscall(SYS_rt_tgsigqueueinfo, getpid(), syscall(SYS_gettid), SIGBUS, &failed);
 }
 

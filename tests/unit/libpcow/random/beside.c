@@ -230,6 +230,7 @@ void beside_start(struct world *world)
 {
     sigset_t tick_signal;
 
+    atomic_store(&world->hold_ticker, false);
     if (world->place->is_tmpfs)
         grow_pool(world, world->place->mebibytes);
     world->neighbour = fork();

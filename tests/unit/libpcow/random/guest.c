@@ -25,8 +25,15 @@ static void handle_bus(int number, siginfo_t *info, void *context)
 {
     struct access *access = current;
 
-    if (pcow_serve_sigbus(info, context))
+    if (pcow_serve_sigbus(info, context)) {
+        sigset_t mask;
+
+        /* A tick in between would load from the image, and a trap end the process. */
+        sigprocmask(SIG_BLOCK, NULL, &mask);
+        if (sigismember(&mask, SIGBUS) && !sigismember(&mask, SIGUSR1))
+            wrong(current_world, "a handler may run while SIGBUS is blocked");
         return;
+    }
     if (access && access->store && info->si_code == SI_QUEUE && info->si_errno == ENOSPC
         && current_world->policy == PCOW_FULL_FAIL)
         siglongjmp(access->failed, 1);

@@ -212,6 +212,10 @@ static void check(struct world *world)
 void world_end(struct world *world)
 {
     atomic_store(&world->doing, "end");
+    /* While there is still somebody who gives space to handlers that wait for it. */
+    atomic_store(&world->hold_ticker, true);
+    for (unsigned i = 0; i < GUESTS; i++)
+        guest_take_signals(&world->guest[i], false);
     beside_stop(world);
     for (unsigned i = 0; i < GUESTS; i++)
         guest_end(&world->guest[i]);
