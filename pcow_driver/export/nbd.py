@@ -35,7 +35,7 @@ EXPORT = 'export'  # in a directory of :mod:`workspace`
 _MOUNT = 'mount'
 _FILE = 'data'
 _CONTROL = 'control'  # a link to the socket beside the image
-_UNIT = 'unit'  # nbdkit runs in a unit of systemd, see nbd_unit
+_UNIT = 'unit'  # nbdkit runs in a unit of systemd, see nbdkit_unit
 # all that is in its directory
 _NAMES = frozenset(
     (

@@ -68,7 +68,8 @@ int gather_slab(struct pcow_map *map, uint64_t guest_slab)
     /*
      * For a page that cannot be read, or for want of memory, nobody must suffer who loads another
      * one: then it takes the mappings after all, and who loads that page is told by the kernel, or
-     * by resolve(). Nor one that may still be mapped for stores, which a copy would not have.
+     * by resolve(). And while nobody knows what is mapped for stores, a copy would lack what is
+     * stored meanwhile.
      */
     if (__atomic_load_n(&map->unknown, __ATOMIC_SEQ_CST) || !is_too_much(map, guest_slab)
         || gather(map, guest_slab))

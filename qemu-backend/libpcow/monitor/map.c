@@ -380,8 +380,8 @@ int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
 }
 
 /*
- * At the kernel's limit of mappings none can be put in the place of all. But all of them can be made
- * inaccessible as they are, which splits none: every access traps, and is mapped then.
+ * At the kernel's limit of mappings none can be put in the place of all. But all of them can be
+ * made inaccessible as they are, which splits none: every access traps, and is mapped then.
  */
 static int make_inaccessible(const struct pcow_map *map)
 {
