@@ -23,10 +23,10 @@ static void mark_alive(struct check *check)
                            && (found->layer.id == active || found->layer.id == parent));
         if (found->alive && found->layer.state == LAYER_OPEN && found->layer.id != active) {
             check_note(check,
-                       "taking snapshot '%s' was interrupted after it took effect; the next writer "
-                       "finishes it",
+                       "taking snapshot '%s' was interrupted before all of it was on the medium; "
+                       "the next writer removes it",
                        found->damage & DAMAGED_NAME ? "?" : found->layer.name);
-            found->layer.state = LAYER_SNAPSHOT;
+            found->layer.state = LAYER_HIDDEN;
             found->rewrite |= check->repair;
         }
     }

@@ -416,11 +416,23 @@ static void *address_to_store(struct file *file, uint64_t offset, size_t length)
     return ret ? NULL : where;
 }
 
-int file_store64(struct file *file, uint64_t offset, uint64_t value)
+int file_store64(struct file *file, uint64_t offset, uint64_t value, bool lazily)
 {
     uint64_t *where = address_to_store(file, offset, sizeof value);
 
-    return where ? file_store64_at(file, where, offset, value, false) : -errno;
+    return where ? file_store64_at(file, where, offset, value, lazily) : -errno;
+}
+
+int file_touch(struct file *file, uint64_t offset)
+{
+    uint64_t *word = file_address(file, offset), value;
+    int ret = word ? file_prepare_store(file, word, NULL, offset, sizeof *word) : -errno;
+
+    if (ret)
+        return ret;
+    value = __atomic_load_n(word, __ATOMIC_RELAXED);
+    __atomic_compare_exchange_n(word, &value, value, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+    return 0;
 }
 
 int file_sync_range(struct file *file, uint64_t offset, size_t length, uint64_t since)

@@ -35,16 +35,35 @@ int image_check_writable(const struct pcow_image *image, struct pcow_error *erro
     return 0;
 }
 
-int header_store_word(struct pcow_image *image, size_t field, uint64_t value,
+static int store_word(struct pcow_image *image, size_t field, uint64_t value, bool lazily,
                       struct pcow_error *error)
 {
     uint64_t word = word_encode(value);
-    int ret = file_store64(&image->file, field, word);
+    int ret = file_store64(&image->file, field, word, lazily);
 
     if (ret)
         return error_set_errno(error, ret, "%s: cannot update the header", image->file.path);
     memcpy((char *)&image->header + field, &word, sizeof word);
     return 0;
+}
+
+int header_store_word(struct pcow_image *image, size_t field, uint64_t value,
+                      struct pcow_error *error)
+{
+    return store_word(image, field, value, false, error);
+}
+
+int header_store_word_lazily(struct pcow_image *image, size_t field, uint64_t value,
+                             struct pcow_error *error)
+{
+    return store_word(image, field, value, true, error);
+}
+
+int header_touch(struct pcow_image *image, struct pcow_error *error)
+{
+    int ret = file_touch(&image->file, 0);
+
+    return ret ? error_set_errno(error, ret, "%s: cannot update the header", image->file.path) : 0;
 }
 
 int header_write_copy(struct pcow_image *image, struct pcow_error *error)

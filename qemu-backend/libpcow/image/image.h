@@ -50,6 +50,26 @@ _Static_assert(offsetof(struct slab, layer) % 8 == 0
                    && sizeof(struct slab) == offsetof(struct slab, layer) + 8,
                "one word");
 
+/* See snapshot/making.h, whose this is. */
+enum making_step {
+    MAKING_NONE,
+    MAKING_RESERVED,
+    MAKING_RECORDED,
+    MAKING_FROZEN,
+    MAKING_MARKED,
+    MAKING_ABANDONED,
+};
+
+struct making {
+    enum making_step step;
+    uint64_t stored;                  /* of image_note_stores(), what the step has stored */
+    uint32_t layer;                   /* that becomes a snapshot */
+    struct layer next;                /* on it: id, slot, parent and sizes */
+    int64_t date_seconds;
+    uint32_t date_nanoseconds;
+    char name[PCOW_SNAPSHOT_NAME_SIZE];
+};
+
 struct pcow_image {
     struct file file;
     pid_t process;                    /* that opened it, see image_is_inherited() */
@@ -66,11 +86,7 @@ struct pcow_image {
     uint64_t slot_used[MAX_LAYERS / 64]; /* one bit a record slot: holds a layer of the list */
     /* slot + 1 of the old record that an interrupted or failed rename left; 0: none */
     uint32_t stale_record;
-    /*
-     * id: has become a snapshot, which its record does not say yet, as that could not be stored; 0:
-     * none
-     */
-    uint32_t unfinished_layer;
+    struct making making;             /* of a snapshot */
     /*
      * id: hidden layer of which slabs became, or are becoming, the active layer's one by one; 0:
      * none. Atomic
@@ -106,6 +122,7 @@ struct pcow_image {
     int remains_error;                /* why some could not be given back */
     /* failures after which the metadata was written once more; atomic, see store_again.c */
     uint64_t stored_again;
+    uint64_t stores, synced;          /* see image_note_stores(); atomic */
     /* writers: every table was loaded, so a slab without an owner is free */
     bool complete;
     /* one bit for each 64 slabs: the pages of their owner words and bitmaps have blocks */
@@ -149,27 +166,32 @@ void layer_remove(struct pcow_image *image, uint32_t id);
  * without any record counts as damage.
  */
 void layer_hold_slot(struct pcow_image *image, uint32_t slot);
+/* No layer was put there after all. */
+void layer_let_slot_go(struct pcow_image *image, uint32_t slot);
 /* A layer has another record now. */
 void layer_move(struct pcow_image *image, struct layer *layer, uint32_t slot);
 /* 0: no such slot */
 uint64_t layer_record_offset(const struct pcow_image *image, uint32_t slot);
 int layers_load(struct pcow_image *image, struct pcow_error *error);
 /* Write the whole record of a layer (state word last, as its commit). */
-int layer_write_record(struct pcow_image *image, const struct layer *layer,
+int layer_write_record(struct pcow_image *image, const struct layer *layer, bool lazily,
                        struct pcow_error *error);
+/* Lazily, as the next one. */
 int layer_write_description(struct pcow_image *image, const struct layer *layer,
                             struct pcow_error *error);
+int layer_store_state_lazily(struct pcow_image *image, const struct layer *layer,
+                             struct pcow_error *error);
 int layer_store_state(struct pcow_image *image, const struct layer *layer,
                       struct pcow_error *error);
 int layer_store_word(struct pcow_image *image, const struct layer *layer, size_t field,
                      uint64_t value, struct pcow_error *error);
 /*
- * A new id and a record slot whose blocks exist, both durable as used; the first change of the
- * image if there was none yet. keep_spare: make sure that one more slot has blocks, so that a
- * revert, which gives space back, still works when the pool is full.
+ * A new id and a record slot whose blocks exist, both durable as used, if not lazily; the first
+ * change of the image if there was none yet. keep_spare: make sure that one more slot has blocks,
+ * so that a revert, which gives space back, still works when the pool is full.
  */
-int layer_reserve(struct pcow_image *image, bool keep_spare, uint32_t *id, uint32_t *slot,
-                  struct pcow_error *error);
+int layer_reserve(struct pcow_image *image, bool keep_spare, bool lazily, uint32_t *id,
+                  uint32_t *slot, struct pcow_error *error);
 
 /*
  * image/names.c: a snapshot by its name; to be told when a layer becomes one, and before it is none
@@ -294,6 +316,11 @@ void slab_forget_backed(struct pcow_image *image, uint64_t slab);
 int image_begin_change(struct pcow_image *image, struct pcow_error *error);
 int header_store_word(struct pcow_image *image, size_t field, uint64_t value,
                       struct pcow_error *error);
+/* In class page-cache it is left to the next flush, see image_note_stores(). */
+int header_store_word_lazily(struct pcow_image *image, size_t field, uint64_t value,
+                             struct pcow_error *error);
+/* So that the next store to it need not wait for the file system, see file_touch(). */
+int header_touch(struct pcow_image *image, struct pcow_error *error);
 int header_write_copy(struct pcow_image *image, struct pcow_error *error);
 int header_set_base(struct pcow_image *image, const struct base_record *record,
                     struct pcow_error *error);
@@ -308,8 +335,18 @@ static inline bool image_copies_on_read(const struct pcow_image *image)
  * have failed. For all who rely on more than they have just written. Async-signal-safe.
  */
 int image_sync(struct pcow_image *image);
+/* The same, with what a guest has stored through a map: in class pmem, too. Async-signal-safe. */
+int image_sync_stores(struct pcow_image *image);
 /* Something failed since: a sync of a part, or one by hand, is not enough. */
 bool image_must_store_again(const struct pcow_image *image);
+/*
+ * Stores were made, or may have been, that nobody could find to flush them by themselves: the next
+ * flush is one of all. Gives how many times that was so by now. Async-signal-safe.
+ */
+uint64_t image_note_stores(struct pcow_image *image);
+uint64_t image_stores(const struct pcow_image *image);
+/* Is what was noted up to there on the medium? */
+bool image_is_synced(const struct pcow_image *image, uint64_t stores);
 
 /*
  * In a child of the process that opened it: it shares the file and the lock, and knows nothing of

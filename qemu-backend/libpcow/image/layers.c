@@ -30,15 +30,21 @@ static void mark_slot(struct pcow_image *image, uint32_t slot, bool used)
 {
     uint64_t bit = UINT64_C(1) << slot % 64;
 
+    /* store_again.c looks at any time. */
     if (used)
-        image->slot_used[slot / 64] |= bit;
+        __atomic_fetch_or(&image->slot_used[slot / 64], bit, __ATOMIC_RELAXED);
     else
-        image->slot_used[slot / 64] &= ~bit;
+        __atomic_fetch_and(&image->slot_used[slot / 64], ~bit, __ATOMIC_RELAXED);
 }
 
 void layer_hold_slot(struct pcow_image *image, uint32_t slot)
 {
     mark_slot(image, slot, true);
+}
+
+void layer_let_slot_go(struct pcow_image *image, uint32_t slot)
+{
+    mark_slot(image, slot, false);
 }
 
 void layer_move(struct pcow_image *image, struct layer *layer, uint32_t slot)
@@ -132,33 +138,51 @@ int layer_write_description(struct pcow_image *image, const struct layer *layer,
     int ret;
 
     describe(layer, &record);
-    ret = file_store(&image->file, layer_record_offset(image, layer->slot) + from,
-                     (const char *)&record + from, sizeof record - from);
+    ret = file_store_lazily(&image->file, layer_record_offset(image, layer->slot) + from,
+                            (const char *)&record + from, sizeof record - from);
     return ret ? error_set_errno(error, ret, "%s: cannot write layer record %u", image->file.path,
                                  layer->slot)
                : 0;
 }
 
-int layer_store_word(struct pcow_image *image, const struct layer *layer, size_t field,
-                     uint64_t value, struct pcow_error *error)
+static int store_word(struct pcow_image *image, const struct layer *layer, size_t field,
+                      uint64_t value, bool lazily, struct pcow_error *error)
 {
     int ret = file_store64(&image->file, layer_record_offset(image, layer->slot) + field,
-                           word_encode(value));
+                           word_encode(value), lazily);
 
     return ret ? error_set_errno(error, ret, "%s: cannot update layer %u", image->file.path,
                                  layer->id)
                : 0;
 }
 
-int layer_store_state(struct pcow_image *image, const struct layer *layer, struct pcow_error *error)
+int layer_store_word(struct pcow_image *image, const struct layer *layer, size_t field,
+                     uint64_t value, struct pcow_error *error)
 {
-    return layer_store_word(
-        image, layer, offsetof(struct layer_record, state),
-        word_value(layer_state_word(layer->id, layer->state, layer->flags, layer->sequence)),
-        error);
+    return store_word(image, layer, field, value, false, error);
 }
 
-int layer_write_record(struct pcow_image *image, const struct layer *layer,
+static int store_state(struct pcow_image *image, const struct layer *layer, bool lazily,
+                       struct pcow_error *error)
+{
+    return store_word(
+        image, layer, offsetof(struct layer_record, state),
+        word_value(layer_state_word(layer->id, layer->state, layer->flags, layer->sequence)),
+        lazily, error);
+}
+
+int layer_store_state(struct pcow_image *image, const struct layer *layer, struct pcow_error *error)
+{
+    return store_state(image, layer, false, error);
+}
+
+int layer_store_state_lazily(struct pcow_image *image, const struct layer *layer,
+                             struct pcow_error *error)
+{
+    return store_state(image, layer, true, error);
+}
+
+int layer_write_record(struct pcow_image *image, const struct layer *layer, bool lazily,
                        struct pcow_error *error)
 {
     const size_t from = offsetof(struct layer_record, parent);
@@ -178,15 +202,19 @@ int layer_write_record(struct pcow_image *image, const struct layer *layer,
      * unusable.
      */
     if (!ret && word_value(state) >> 28 & 0xf)
-        ret = file_store64(&image->file, offset, 0);
-    /* Nothing of this counts before the state does, so it may arrive in any order. */
+        ret = file_store64(&image->file, offset, 0, false);
+    /*
+     * Nothing of this counts before the state does, so it may arrive in any order. Lazily even the
+     * state may come before it: an open layer that nothing refers to counts for nothing, and what
+     * the slot held before was a record of older ones, or zeros.
+     */
     if (!ret)
-        ret = file_store(&image->file, offset + from, (const char *)&record + from,
-                         sizeof record - from);
+        ret = (lazily ? file_store_lazily : file_store)(
+            &image->file, offset + from, (const char *)&record + from, sizeof record - from);
     if (ret)
         return error_set_errno(error, ret, "%s: cannot write layer record %u", image->file.path,
                                layer->slot);
-    return layer_store_state(image, layer, error);
+    return store_state(image, layer, lazily, error);
 }
 
 /* The first slot from one on that no layer alive uses; slots if all are taken. */
@@ -237,11 +265,13 @@ static int allocate_record(struct pcow_image *image, uint32_t slot, struct pcow_
                : 0;
 }
 
-int layer_reserve(struct pcow_image *image, bool keep_spare, uint32_t *id, uint32_t *slot,
-                  struct pcow_error *error)
+int layer_reserve(struct pcow_image *image, bool keep_spare, bool lazily, uint32_t *id,
+                  uint32_t *slot, struct pcow_error *error)
 {
     uint64_t next = word_value(image->header.next_layer_id);
     uint32_t slots = (uint32_t)word_value(image->header.layer_slots);
+    int (*store)(struct pcow_image *, size_t, uint64_t, struct pcow_error *) =
+        lazily ? header_store_word_lazily : header_store_word;
     uint32_t candidate, spare;
     int ret;
 
@@ -267,11 +297,11 @@ int layer_reserve(struct pcow_image *image, bool keep_spare, uint32_t *id, uint3
         return ret;
     if (candidate == slots) {
         /* What lies in a slot that was never used is zero, i.e. free; make it count only now. */
-        ret = header_store_word(image, offsetof(struct header, layer_slots), slots + 1, error);
+        ret = store(image, offsetof(struct header, layer_slots), slots + 1, error);
         if (ret)
             return ret;
     }
-    ret = header_store_word(image, offsetof(struct header, next_layer_id), next + 1, error);
+    ret = store(image, offsetof(struct header, next_layer_id), next + 1, error);
     if (ret)
         return ret;
     *id = (uint32_t)next;

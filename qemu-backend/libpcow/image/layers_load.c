@@ -187,14 +187,9 @@ int layers_load(struct pcow_image *image, struct pcow_error *error)
                              image->file.path, layer->id, layer->parent);
         if (layer->id == image_active(image))
             layer->state = LAYER_OPEN;
-        else if (layer->state == LAYER_OPEN) {
-            /* Parent of the active layer: snapshot create got as far as its commit point. */
-            layer->state = LAYER_SNAPSHOT;
-            if (!snapshot_name_is_valid(layer->name, sizeof layer->name))
-                return error_set(error, -EBADMSG,
-                                 "%s: the name of layer %u is damaged; try pcow-img check -r all",
-                                 image->file.path, layer->id);
-        }
+        else if (layer->state == LAYER_OPEN)
+            /* Parent of the active layer: of a snapshot that was not whole, see making.h. */
+            layer->state = LAYER_HIDDEN;
     }
     return 0;
 }
@@ -262,7 +257,7 @@ int layers_clear_outdated(struct pcow_image *image, struct pcow_error *error)
                     ? layer_find(image, (uint32_t)state & MAX_LAYER_ID)
                     : NULL;
         if (layer && layer->slot != slot
-            && (ret = file_store64(&image->file, layer_record_offset(image, slot), 0)))
+            && (ret = file_store64(&image->file, layer_record_offset(image, slot), 0, false)))
             error_set_errno(error, ret, "%s: cannot clear layer record %u", image->file.path, slot);
     }
     free(records);

@@ -10,30 +10,36 @@
 
 #include "image/image.h"
 
-/* The same value, by a store that no other one can be lost by. */
-static int touch(struct pcow_image *image, uint64_t offset)
+static bool slot_is_used(const struct pcow_image *image, uint32_t slot)
 {
-    uint64_t *word = file_address(&image->file, offset), value;
-    int ret = word ? file_prepare_store(&image->file, word, NULL, offset, sizeof *word) : -errno;
+    return __atomic_load_n(&image->slot_used[slot / 64], __ATOMIC_RELAXED) >> slot % 64 & 1;
+}
 
-    if (ret)
-        return ret;
-    value = __atomic_load_n(word, __ATOMIC_RELAXED);
-    __atomic_compare_exchange_n(word, &value, value, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
-    return 0;
+/* A snapshot in the making leaves to the next flush what it stores there. */
+static int touch_layers(struct pcow_image *image)
+{
+    int ret = file_touch(&image->file, 0);
+
+    for (uint32_t slot = 0; slot < MAX_LAYERS && !ret; slot++)
+        if (slot_is_used(image, slot)) {
+            uint64_t offset = layer_record_offset(image, slot);
+
+            ret = offset ? file_touch(&image->file, offset) : 0;
+        }
+    return ret;
 }
 
 static int touch_metadata(struct pcow_image *image)
 {
-    int ret = 0;
+    int ret = touch_layers(image);
 
     for (uint64_t p = 1; p < image_slab_count(image) && !ret; p++)
         /* What this writer has stored: the others are on the medium, and may be without blocks. */
         if (__atomic_load_n(&image->slabs[p].layer, __ATOMIC_ACQUIRE)
             && slab_has_tables(image, p)) {
-            ret = touch(image, owner_offset(p));
+            ret = file_touch(&image->file, owner_offset(p));
             if (!ret)
-                ret = touch(image, bitmap_offset(p));
+                ret = file_touch(&image->file, bitmap_offset(p));
         }
     return ret;
 }
@@ -45,7 +51,36 @@ bool image_must_store_again(const struct pcow_image *image)
                   != __atomic_load_n(&image->stored_again, __ATOMIC_SEQ_CST);
 }
 
-int image_sync(struct pcow_image *image)
+uint64_t image_note_stores(struct pcow_image *image)
+{
+    return __atomic_add_fetch(&image->stores, 1, __ATOMIC_SEQ_CST);
+}
+
+uint64_t image_stores(const struct pcow_image *image)
+{
+    return __atomic_load_n(&image->stores, __ATOMIC_SEQ_CST);
+}
+
+bool image_is_synced(const struct pcow_image *image, uint64_t stores)
+{
+    return __atomic_load_n(&image->synced, __ATOMIC_SEQ_CST) >= stores;
+}
+
+/*
+ * Not before the sync is over: a flush that comes meanwhile would find nothing to do, and say that
+ * is on the medium which is not.
+ */
+static void note_synced(struct pcow_image *image, uint64_t stores)
+{
+    uint64_t synced = __atomic_load_n(&image->synced, __ATOMIC_SEQ_CST);
+
+    while (synced < stores
+           && !__atomic_compare_exchange_n(&image->synced, &synced, stores, true, __ATOMIC_SEQ_CST,
+                                           __ATOMIC_SEQ_CST))
+        ;
+}
+
+static int sync_all(struct pcow_image *image)
 {
     uint64_t failures;
     int ret;
@@ -60,5 +95,29 @@ int image_sync(struct pcow_image *image)
         ret = file_check_since(&image->file, failures);
     if (!ret)
         __atomic_store_n(&image->stored_again, failures, __ATOMIC_SEQ_CST);
+    return ret;
+}
+
+int image_sync(struct pcow_image *image)
+{
+    uint64_t stores = image_stores(image);
+    int ret = sync_all(image);
+
+    /* In class pmem a guest's stores may be in the caches of the CPUs still. */
+    if (!ret && image->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE)
+        note_synced(image, stores);
+    return ret;
+}
+
+int image_sync_stores(struct pcow_image *image)
+{
+    /* Before the commit: what is noted meanwhile is for the next one. */
+    uint64_t stores = image_stores(image),
+             failures = failures_count(&image->file.persist.failures);
+    int ret = image_must_store_again(image) ? image_sync(image) : file_commit(&image->file);
+
+    /* If another request was told of what was lost: the next one stores it again. */
+    if (!ret && file_check_since(&image->file, failures) == 0)
+        note_synced(image, stores);
     return ret;
 }

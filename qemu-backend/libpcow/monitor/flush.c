@@ -3,9 +3,9 @@
  * Making the guest's stores durable when it asks for it (virtio-pmem, pcow_map_flush()).
  *
  * Only own pages that are mapped for stores can hold what is not durable: everything older was made
- * so when it was frozen, or is counted by frozen and not by flushed (or unknown). Within one flush,
- * data and metadata may reach the medium in any order: a page whose bit or owner is missing reads
- * as before the stores that this flush covers.
+ * so, or is counted by image_note_stores() (or unknown). Within one flush, data and metadata may
+ * reach the medium in any order: a page whose bit or owner is missing reads as before the stores
+ * that this flush covers.
  */
 #include <errno.h>
 
@@ -88,43 +88,12 @@ static int walk_writable(const struct pcow_map *map, uint64_t offset, uint64_t e
     return 0;
 }
 
-void flush_frozen(struct pcow_map *map)
-{
-    __atomic_fetch_add(&map->frozen, 1, __ATOMIC_SEQ_CST);
-}
-
 /* There may be stores in pages that are in no set. */
 static bool needs_all(const pcow_map *map)
 {
-    return __atomic_load_n(&map->flushed, __ATOMIC_SEQ_CST)
-               != __atomic_load_n(&map->frozen, __ATOMIC_SEQ_CST)
+    return !image_is_synced(map->image, image_stores(map->image))
            || __atomic_load_n(&map->unknown, __ATOMIC_SEQ_CST)
            || image_must_store_again(map->image);
-}
-
-static int flush_all(pcow_map *map)
-{
-    /* Before the commit: what is frozen meanwhile is for the next one. */
-    uint64_t frozen = __atomic_load_n(&map->frozen, __ATOMIC_SEQ_CST), flushed;
-    /*
-     * Class pmem has no metadata that waits for a flush, and its data is in the mapping:
-     * image_sync() would leave that out.
-     */
-    int ret = image_must_store_again(map->image) ? image_sync(map->image)
-                                                 : file_commit(&map->image->file);
-
-    if (ret)
-        return ret;
-    /*
-     * Not before it is over: a flush that comes meanwhile would find nothing to do, and say that is
-     * on the medium which is not.
-     */
-    flushed = __atomic_load_n(&map->flushed, __ATOMIC_SEQ_CST);
-    while (flushed < frozen
-           && !__atomic_compare_exchange_n(&map->flushed, &flushed, frozen, true, __ATOMIC_SEQ_CST,
-                                           __ATOMIC_SEQ_CST))
-        ;
-    return 0;
 }
 
 /*
@@ -141,7 +110,7 @@ static int flush_metadata(pcow_map *map, uint64_t offset, uint64_t end)
      * there again.
      */
     if (!chain)
-        return flush_all(map);
+        return image_sync_stores(map->image);
     for (uint64_t v = next_used(map, offset); v << SLAB_BITS < end;
          v = chain_next_used(chain, v + 1)) {
         slab_ref head = __atomic_load_n(&chain->head[v], __ATOMIC_ACQUIRE);
@@ -192,20 +161,20 @@ static int flush_range(pcow_map *map, uint64_t offset, uint64_t end)
     if (persistence == PCOW_PERSISTENCE_VOLATILE || !map->image->file.writable)
         return 0;
     if (needs_all(map))
-        return flush_all(map);
+        return image_sync_stores(map->image);
     flush_await_mapped(map, offset, end);
     walk_writable(map, offset, end, &walk, NULL);
     if (persistence == PCOW_PERSISTENCE_PMEM
             ? walk.bytes > MAX_LINE_FLUSH
             : walk.pieces > MAX_PIECES || offset >> SLAB_BITS != (end - 1) >> SLAB_BITS)
-        return flush_all(map);
+        return image_sync_stores(map->image);
     ret = walk_writable(map, offset, end, &walk, flush_piece);
     /*
      * A snapshot since then has emptied the sets that were walked over; or a mapping could not be
      * replaced, and there is a hole in the range (-ENOMEM).
      */
     if ((!ret || ret == -ENOMEM) && needs_all(map))
-        return flush_all(map);
+        return image_sync_stores(map->image);
     /* In class pmem metadata is durable when it is published. */
     if (ret || persistence == PCOW_PERSISTENCE_PMEM)
         return ret;

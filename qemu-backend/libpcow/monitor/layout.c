@@ -153,7 +153,7 @@ static void remember(struct pcow_map *map, uint64_t guest_slab, unsigned pieces)
          * others are not.
          */
         if (slab->writable.word[w] & ~own.word[w]) {
-            flush_frozen(map);
+            image_note_stores(map->image);
             withdrawn = true;
         }
         __atomic_store_n(&slab->writable.word[w], own.word[w], __ATOMIC_RELEASE);
@@ -263,7 +263,7 @@ void layout_make_cold(struct pcow_map *map, uint64_t guest_slab)
      * believe the answer.
      */
     if (!page_set_empty(&slab->writable))
-        flush_frozen(map);
+        image_note_stores(map->image);
     unmapped = unmap_slab(map, guest_slab) == 0;
     /*
      * At the limit of mappings this one may fail as well. Then any page may be mapped as it was
@@ -277,7 +277,7 @@ void layout_make_cold(struct pcow_map *map, uint64_t guest_slab)
         __atomic_store_n(&map->unknown, true, __ATOMIC_SEQ_CST);
     /* The next one finds what was stored to until now by these sets. */
     if (!page_set_empty(&slab->writable)) {
-        flush_frozen(map);
+        image_note_stores(map->image);
         withdraw(map);
     }
     memset(&slab->writable, 0, sizeof slab->writable);

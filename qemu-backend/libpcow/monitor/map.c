@@ -340,8 +340,8 @@ int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
 
     if (!ret)
         ret = lost_hide_again(map);
-    if (map->image->file.persist.persistence == PCOW_PERSISTENCE_PMEM)
-        flush_frozen(map);
+    /* They leave the sets below, and may hold stores that no flush has covered. */
+    image_note_stores(map->image);
 
     watch_forget(map);
     ahead_froze(map);
@@ -406,7 +406,7 @@ int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error)
                                "or what it writes changes the snapshot",
                                map->image->file.path);
     watch_forget(map);
-    flush_frozen(map);
+    image_note_stores(map->image);
     /* one mapping in place of all needs no other to be split */
     __atomic_store_n(&map->unknown, false, __ATOMIC_SEQ_CST);
     /* Not what retire.c has: it is still there. */

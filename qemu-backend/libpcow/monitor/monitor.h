@@ -141,11 +141,6 @@ struct pcow_map {
     /* the budget is that of all maps of the process, which the kernel's limit is for */
     bool shares_vmas;
     bool closing;                      /* waiters give up */
-    /*
-     * Counters: how often pages have left the sets that may hold stores which no flush has covered;
-     * and how much of that is on the medium, see flush.c. Never above the other one.
-     */
-    uint64_t frozen, flushed;
     /* pages of its files are, see pcow_map_lose(); stays once it is set */
     bool lost;
     /* a mapping could not be replaced: pages that are in no set may still be mapped for stores */
@@ -300,13 +295,7 @@ void minor_is_whole(struct pcow_map *map, uint64_t guest_slab);
  */
 int gather_slab(struct pcow_map *map, uint64_t guest_slab);
 
-/*
- * monitor/flush.c: pages leave the sets, or are about to, and may hold stores. They are not mapped
- * for stores any more, or nobody stores: the next flush covers all that was stored to them.
- * Async-signal-safe.
- */
-void flush_frozen(struct pcow_map *map);
-/* Wait until nobody is about to map a part of the range anew. */
+/* monitor/flush.c: wait until nobody is about to map a part of the range anew. */
 void flush_await_mapped(struct pcow_map *map, uint64_t offset, uint64_t end);
 
 /*

@@ -55,16 +55,12 @@ static int store_flags(struct file *file, uint64_t offset, const struct layer *l
     if (ret)
         return ret;
     value = word_value(word);
-    if (!word_is_valid(word) || (value & MAX_LAYER_ID) != layer->id || state_of(word) == LAYER_FREE
-        || state_of(word) == LAYER_HIDDEN)
+    if (!word_is_valid(word) || (value & MAX_LAYER_ID) != layer->id
+        || state_of(word) != LAYER_SNAPSHOT)
         return error_set(error, -EBUSY, "%s: snapshot '%s' was renamed just now; try again",
                          file->path, layer->name);
-    /*
-     * Open: snapshot create was interrupted behind its commit point. What the next writer would do
-     * is done here.
-     */
     word = layer_state_word(layer->id, LAYER_SNAPSHOT, flags, (unsigned)(value >> 40));
-    ret = file_store64(file, offset, word);
+    ret = file_store64(file, offset, word, false);
     return ret ? error_set_errno(error, ret, "%s: cannot mark snapshot '%s'", file->path,
                                  layer->name)
                : 0;

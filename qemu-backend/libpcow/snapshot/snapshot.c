@@ -2,30 +2,17 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "chain/chain.h"
 #include "image/lock.h"
 #include "image/remains.h"
 #include "monitor/monitor.h"
+#include "snapshot/change.h"
+#include "snapshot/making.h"
 #include "snapshot/pin.h"
 #include "snapshot/sizes.h"
 #include "snapshot/tree.h"
 #include "util/error.h"
-
-static int check_new_name(struct pcow_image *image, const char *name, struct pcow_error *error)
-{
-    if (!snapshot_name_is_valid(name, strlen(name) + 1))
-        return error_set(error, -EINVAL,
-                         "'%s' cannot be the name of a snapshot: 1 to %d bytes without control "
-                         "characters are needed",
-                         name, PCOW_SNAPSHOT_NAME_SIZE - 1);
-    if (layer_find_name(image, name))
-        return error_set(error, -EEXIST,
-                         "%s has a snapshot '%s' already; delete it or choose another name",
-                         image->file.path, name);
-    return 0;
-}
 
 /*
  * The nearest ancestor of each layer that is a snapshot (hidden layers are passed over). Parents
@@ -108,138 +95,6 @@ bool pcow_snapshot_find_prefix(const pcow_image *image, const char *prefix,
     return false;
 }
 
-int pcow_snapshot_create(pcow_image *image, const char *name, struct pcow_error *error)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_REALTIME, &now);
-    return pcow_snapshot_create_at(image, name, now.tv_sec, (uint32_t)now.tv_nsec, error);
-}
-
-/*
- * In the file the layer that was frozen is still open; only beneath the active one that is as good
- * as a snapshot.
- */
-static int finish_create(pcow_image *image, struct pcow_error *error)
-{
-    struct layer *layer =
-        image->unfinished_layer ? layer_find(image, image->unfinished_layer) : NULL;
-    /* Somebody may have made an image on it meanwhile, and marked it. */
-    int ret = layer ? pin_refresh(image, layer, error) : 0;
-
-    if (!ret && layer)
-        ret = layer_store_state(image, layer, error);
-    if (!ret)
-        image->unfinished_layer = 0;
-    return ret;
-}
-
-/*
- * From here on it is a snapshot, whatever happens: tree_finish_interrupted() would do the rest, or
- * the next operation, see begin().
- */
-static int freeze(pcow_image *image, uint32_t id, struct pcow_error *error)
-{
-    struct layer *frozen = layer_find(image, id);
-
-    frozen->state = LAYER_SNAPSHOT;
-    image->unfinished_layer = id;
-    layer_name_add(image, frozen);
-    return image->map ? monitor_freeze(image->map, error) : 0;
-}
-
-static int create(pcow_image *image, const char *name, int64_t date_seconds,
-                  uint32_t date_nanoseconds, struct pcow_error *error)
-{
-    struct layer active = {0};
-    uint32_t frozen_id;
-    struct layer *frozen;
-    /* What is refused must not count as a change: images on this one would no longer open. */
-    int ret = check_new_name(image, name, error);
-
-    if (!ret)
-        ret = tree_reserve_layer(image, true, &active.id, &active.slot, error);
-    if (!ret && image_sync(image))
-        ret = error_set_errno(error, -EIO, "cannot flush %s", image->file.path);
-    if (ret)
-        return ret;
-    frozen_id = image_active(image);
-    frozen = layer_find(image, frozen_id);
-    frozen->date_seconds = date_seconds;
-    frozen->date_nanoseconds = date_nanoseconds;
-    memset(frozen->name, 0, sizeof frozen->name);
-    memcpy(frozen->name, name, strlen(name));
-    /* The description of the active layer does not count until another layer is active. */
-    ret = layer_write_description(image, frozen, error);
-    if (ret)
-        return ret;
-    if (image->map)
-        gate_close(image->map);
-    ret = tree_put_active(image, &active, frozen_id, frozen->virtual_size, error);
-    if (!ret)
-        ret = freeze(image, frozen_id, error);
-    if (image->map)
-        gate_open(image->map);
-    if (!ret)
-        ret = finish_create(image, error);
-    return ret ? ret : header_write_copy(image, error);
-}
-
-/* Nobody may be loading the tables while the tree changes. */
-static int lock(pcow_image *image, struct pcow_error *error)
-{
-    int ret = image_check_writable(image, error);
-
-    if (!ret)
-        ret = lock_tree(&image->file, true, error);
-    if (ret)
-        return ret;
-    ret = tree_free_stale_record(image, error);
-    if (!ret)
-        ret = finish_create(image, error);
-    if (ret)
-        unlock_tree(&image->file);
-    return ret;
-}
-
-/* Nor copying in the background. */
-static void hold(pcow_image *image)
-{
-    if (image->map)
-        turnstile_hold(image->map);
-}
-
-static int begin(pcow_image *image, struct pcow_error *error)
-{
-    int ret = lock(image, error);
-
-    if (!ret)
-        hold(image);
-    return ret;
-}
-
-static void end(pcow_image *image)
-{
-    if (image->map)
-        turnstile_release(image->map);
-    unlock_tree(&image->file);
-    if (image->map
-        && (remains_are_due(image) || ahead_has_frozen(image->map) || retire_is_due(image->map)))
-        ahead_wake(image->map);
-}
-
-int pcow_snapshot_create_at(pcow_image *image, const char *name, int64_t date_seconds,
-                            uint32_t date_nanoseconds, struct pcow_error *error)
-{
-    int ret = begin(image, error);
-
-    if (ret)
-        return ret;
-    ret = create(image, name, date_seconds, date_nanoseconds, error);
-    end(image);
-    return ret;
-}
-
 /* The commit is done: nothing below can take the revert back. */
 static int drop_active(pcow_image *image, struct layer *gone, struct pcow_error *error)
 {
@@ -291,15 +146,17 @@ static int revert(pcow_image *image, const char *name, struct pcow_error *error)
     target = layer->id;
     size = layer->virtual_size;
     gone = *layer_find(image, image_active(image));
-    ret = tree_reserve_layer(image, false, &active.id, &active.slot, error);
+    ret = tree_reserve_layer(image, false, false, &active.id, &active.slot, error);
     /* A map without its chain could serve nobody. */
     if (!ret)
         ret = chain_reserve(image, error);
+    if (!ret)
+        ret = tree_record_layer(image, &active, target, size, false, error);
     if (ret)
         return ret;
     if (image->map)
         gate_close(image->map);
-    ret = tree_put_active(image, &active, target, size, error);
+    ret = tree_put_active(image, &active, false, error);
     if (!ret)
         ret = drop_active(image, &gone, error);
     if (image->map)
@@ -309,12 +166,12 @@ static int revert(pcow_image *image, const char *name, struct pcow_error *error)
 
 int pcow_snapshot_revert(pcow_image *image, const char *name, struct pcow_error *error)
 {
-    int ret = begin(image, error);
+    int ret = change_begin(image, error);
 
     if (ret)
         return ret;
     ret = revert(image, name, error);
-    end(image);
+    change_end(image);
     return ret;
 }
 
@@ -359,7 +216,7 @@ int pcow_snapshot_delete(pcow_image *image, const char *name, uint64_t *freed,
 {
     struct layer *layer;
     uint32_t id;
-    int ret = lock(image, error);
+    int ret = change_lock(image, error);
 
     if (freed)
         *freed = 0;
@@ -373,17 +230,17 @@ int pcow_snapshot_delete(pcow_image *image, const char *name, uint64_t *freed,
         return ret;
     }
     id = layer->id;
-    hold(image);
+    change_hold(image);
     ret = delete(image, layer, freed, error);
     unlock_snapshot(&image->file, id);
-    end(image);
+    change_end(image);
     return ret;
 }
 
 int pcow_snapshot_check_delete(pcow_image *image, const char *name, struct pcow_error *error)
 {
     struct layer *layer;
-    int ret = lock(image, error);
+    int ret = change_lock(image, error);
 
     if (ret)
         return ret;
@@ -407,7 +264,7 @@ static int rename_layer(pcow_image *image, const char *name, const char *new_nam
         return -ENOENT;
     if (strcmp(name, new_name) == 0)
         return 0;
-    ret = check_new_name(image, new_name, error);
+    ret = making_check_name(image, new_name, error);
     if (!ret)
         ret = pin_refresh(image, layer, error);
     if (ret)
@@ -420,9 +277,9 @@ static int rename_layer(pcow_image *image, const char *name, const char *new_nam
      * A second record of the same layer; storing its state word, with the higher sequence, is the
      * commit.
      */
-    ret = tree_reserve_layer(image, true, &unused_id, &renamed.slot, error);
+    ret = tree_reserve_layer(image, true, false, &unused_id, &renamed.slot, error);
     if (!ret)
-        ret = layer_write_record(image, &renamed, error);
+        ret = layer_write_record(image, &renamed, false, error);
     if (ret)
         return ret;
     layer = layer_find(image, old.id);
@@ -450,11 +307,11 @@ static int rename_layer(pcow_image *image, const char *name, const char *new_nam
 int pcow_snapshot_rename(pcow_image *image, const char *name, const char *new_name,
                          struct pcow_error *error)
 {
-    int ret = begin(image, error);
+    int ret = change_begin(image, error);
 
     if (ret)
         return ret;
     ret = rename_layer(image, name, new_name, error);
-    end(image);
+    change_end(image);
     return ret;
 }

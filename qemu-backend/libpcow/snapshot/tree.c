@@ -92,7 +92,8 @@ int tree_free_stale_record(struct pcow_image *image, struct pcow_error *error)
 
     if (!image->stale_record)
         return 0;
-    ret = file_store64(&image->file, layer_record_offset(image, image->stale_record - 1), 0);
+    ret = file_store64(&image->file, layer_record_offset(image, image->stale_record - 1), 0,
+                       false);
     if (ret)
         return error_set_errno(error, ret, "%s: cannot free layer record %u", image->file.path,
                                image->stale_record - 1);
@@ -100,38 +101,41 @@ int tree_free_stale_record(struct pcow_image *image, struct pcow_error *error)
     return 0;
 }
 
-int tree_reserve_layer(struct pcow_image *image, bool keep_spare, uint32_t *id, uint32_t *slot,
-                       struct pcow_error *error)
+int tree_reserve_layer(struct pcow_image *image, bool keep_spare, bool lazily, uint32_t *id,
+                       uint32_t *slot, struct pcow_error *error)
 {
-    int ret = layer_reserve(image, keep_spare, id, slot, error);
+    int ret = layer_reserve(image, keep_spare, lazily, id, slot, error);
 
     return ret == -ENOSPC && reclaim_for_space(image)
-               ? layer_reserve(image, keep_spare, id, slot, error)
+               ? layer_reserve(image, keep_spare, lazily, id, slot, error)
                : ret;
 }
 
-int tree_put_active(struct pcow_image *image, const struct layer *reserved, uint32_t parent,
-                    uint64_t virtual_size, struct pcow_error *error)
+int tree_record_layer(struct pcow_image *image, struct layer *reserved, uint32_t parent,
+                      uint64_t virtual_size, bool lazily, struct pcow_error *error)
 {
-    struct layer layer = {
+    *reserved = (struct layer){
         .id = reserved->id, .slot = reserved->slot, .parent = parent, .state = LAYER_OPEN,
         .virtual_size = virtual_size, .parent_limit = virtual_size,
     };
-    struct layer *put;
-    int ret = layer_write_record(image, &layer, error);
+    return layer_write_record(image, reserved, lazily, error);
+}
 
-    if (ret)
-        return ret;
-    put = layer_insert(image, &layer);
-    if (!put)
+int tree_put_active(struct pcow_image *image, const struct layer *recorded, bool lazily,
+                    struct pcow_error *error)
+{
+    int ret;
+
+    if (!layer_insert(image, recorded))
         return error_set(error, -ENOMEM, "out of memory");
-    ret = header_store_word(image, offsetof(struct header, active_layer), layer.id, error);
+    ret = (lazily ? header_store_word_lazily : header_store_word)(
+        image, offsetof(struct header, active_layer), recorded->id, error);
     if (ret) {
-        layer_remove(image, layer.id);
+        layer_remove(image, recorded->id);
         return ret;
     }
-    image->view = layer.id;
-    image->size = virtual_size;
+    image->view = recorded->id;
+    image->size = recorded->virtual_size;
     __atomic_store_n(&image->merging, 0, __ATOMIC_RELEASE);
     return 0;
 }
@@ -540,18 +544,18 @@ static int collapse_all(struct pcow_image *image, struct pcow_error *error)
 
 static int finish_interrupted(struct pcow_image *image, struct pcow_error *error)
 {
-    struct layer *active = layer_find(image, image_active(image));
-    struct layer *parent = active->parent ? layer_find(image, active->parent) : NULL;
+    const struct layer *active = layer_find(image, image_active(image));
+    const struct layer *parent = active->parent ? layer_find(image, active->parent) : NULL;
     int ret = layers_check_owners(image, error);
 
     if (!ret)
         ret = layers_clear_outdated(image, error);
     if (ret)
         return ret;
-    if (parent && parent->state == LAYER_SNAPSHOT) {
+    if (parent && parent->state == LAYER_HIDDEN) {
         uint64_t offset = layer_record_offset(image, parent->slot), word;
 
-        /* Snapshot create may have stopped between its commit point and marking the record. */
+        /* Snapshot create may have stopped behind its commit, see making.h. */
         ret = file_read(&image->file, offset, &word, sizeof word);
         if (ret)
             return error_set_errno(error, ret, "%s: cannot read layer record %u", image->file.path,

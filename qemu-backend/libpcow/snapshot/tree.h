@@ -17,16 +17,22 @@ int tree_finish_interrupted(struct pcow_image *image, struct pcow_error *error);
 /* Of it, the old record of a rename, which must be gone before its layer can be deleted. */
 int tree_free_stale_record(struct pcow_image *image, struct pcow_error *error);
 
-/* layer_reserve(), and on a full pool what earlier operations have left is given back first. */
-int tree_reserve_layer(struct pcow_image *image, bool keep_spare, uint32_t *id, uint32_t *slot,
-                       struct pcow_error *error);
-
 /*
- * Put a layer, whose id and record were reserved, on parent and make it the active one: the commit
- * point of create and revert.
+ * Of these three, lazily: in class page-cache what they store is left to the next flush.
+ *
+ * layer_reserve(), and on a full pool what earlier operations have left is given back first.
  */
-int tree_put_active(struct pcow_image *image, const struct layer *reserved, uint32_t parent,
-                    uint64_t virtual_size, struct pcow_error *error);
+int tree_reserve_layer(struct pcow_image *image, bool keep_spare, bool lazily, uint32_t *id,
+                       uint32_t *slot, struct pcow_error *error);
+/*
+ * Write the record of a layer on parent, whose id and slot were reserved; the other fields are
+ * filled in.
+ */
+int tree_record_layer(struct pcow_image *image, struct layer *reserved, uint32_t parent,
+                      uint64_t virtual_size, bool lazily, struct pcow_error *error);
+/* Make a layer with a record the active one: the commit of create and revert. */
+int tree_put_active(struct pcow_image *image, const struct layer *recorded, bool lazily,
+                    struct pcow_error *error);
 
 /*
  * If this layer is hidden, free or merge it if that is possible, and then its parent. Of very many

@@ -23,6 +23,7 @@ struct crash {
     uint16_t generation;                       /* of the last store */
     struct expectation expects;
     struct world now;
+    struct saved frozen;                       /* by step_freeze() */
     void **kept;                               /* worlds and expectations that the log points to */
     size_t kept_count;
 };

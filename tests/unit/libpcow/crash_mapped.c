@@ -48,6 +48,48 @@ void scenario_create_mapped(struct crash *c)
     step_unmap(c);
 }
 
+/* The guest stores between the steps. */
+void scenario_create_in_steps(struct crash *c)
+{
+    step_map(c);
+    step_guest_store(c, 4);
+    step_prepare(c, "a");
+    step_guest_store(c, 90);
+    step_guest_flush(c, 90);
+    step_guest_store(c, 5);
+    step_freeze(c, "a");
+    step_guest_store(c, 4);
+    step_guest_flush(c, 4);
+    step_guest_store(c, 91);
+    step_finish(c);
+    step_guest_store(c, 5);
+    step_prepare(c, "b");
+    step_freeze(c, "b");
+    step_guest_store(c, 520);
+    step_guest_flush(c, 520);
+    step_finish(c);
+    step_guest_store(c, 521);
+    step_unmap(c);
+}
+
+void scenario_abandon(struct crash *c)
+{
+    step_map(c);
+    step_guest_store(c, 4);
+    step_prepare(c, "a");
+    step_abandon(c);
+    step_prepare(c, "b");
+    step_guest_store(c, 90);
+    step_freeze(c, "b");
+    step_guest_store(c, 4);
+    step_guest_flush(c, 4);
+    step_guest_store(c, 5);
+    step_abandon(c);
+    step_guest_flush(c, 5);
+    step_guest_store(c, 600);
+    step_unmap(c);
+}
+
 void scenario_revert_mapped(struct crash *c)
 {
     step_map(c);

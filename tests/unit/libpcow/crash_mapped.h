@@ -7,6 +7,8 @@ struct crash;
 void scenario_first_touch_mapped(struct crash *c);
 void scenario_copy_on_write_mapped(struct crash *c);
 void scenario_create_mapped(struct crash *c);
+void scenario_create_in_steps(struct crash *c);
+void scenario_abandon(struct crash *c);
 void scenario_revert_mapped(struct crash *c);
 void scenario_delete_while_copying(struct crash *c);
 void scenario_reuse_mapped(struct crash *c);

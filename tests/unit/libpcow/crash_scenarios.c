@@ -333,8 +333,8 @@ static void dead_record(struct crash *c)
         .parent = 2, .state = LAYER_OPEN, .virtual_size = CRASH_SIZE, .parent_limit = CRASH_SIZE};
 
     crash_two_snapshots(c);
-    MUST(layer_reserve(c->image, false, &dead.id, &dead.slot, &error));
-    MUST(layer_write_record(c->image, &dead, &error));
+    MUST(layer_reserve(c->image, false, false, &dead.id, &dead.slot, &error));
+    MUST(layer_write_record(c->image, &dead, false, &error));
 }
 
 /* Any image may be in the middle of anything. */
@@ -376,6 +376,8 @@ const struct scenario scenarios[] = {
     {"copy-on-write, mapped", crash_two_snapshots, scenario_copy_on_write_mapped},
     {"snapshot create", some_pages, create_snapshots},
     {"snapshot create, mapped", some_pages, scenario_create_mapped},
+    {"snapshot create, in steps", some_pages, scenario_create_in_steps},
+    {"snapshot create, abandoned", some_pages, scenario_abandon},
     {"revert", crash_two_snapshots, revert_to_snapshots},
     {"revert, mapped", crash_two_snapshots, scenario_revert_mapped},
     {"delete the first", crash_two_snapshots, delete_the_first},

@@ -183,6 +183,60 @@ void step_snapshot(struct crash *c, const char *name)
     OPERATION(c, add_saved(c, name), pcow_snapshot_create(c->image, name, &error));
 }
 
+static void flush_map(struct crash *c)
+{
+    MUST(pcow_map_flush(c->map, 0, CRASH_SIZE, &error));
+    view_settle(&c->now.active);
+    step_expect(c, NULL);
+}
+
+void step_prepare(struct crash *c, const char *name)
+{
+    int ret;
+
+    while ((ret = pcow_snapshot_prepare(c->image, name, 1, 2, NULL)) == PCOW_FLUSH_FIRST)
+        flush_map(c);
+    assert_int_equal(ret, 0);
+    c->now.changed = true;
+    step_expect(c, NULL);
+}
+
+void step_freeze(struct crash *c, const char *name)
+{
+    struct saved *frozen = &c->frozen;
+
+    memset(frozen, 0, sizeof *frozen);
+    snprintf(frozen->name, sizeof frozen->name, "%s", name);
+    snprintf(frozen->parent, sizeof frozen->parent, "%s", current(c->image));
+    frozen->view = c->now.active;
+    MUST(pcow_snapshot_freeze(c->image, &error));
+    step_expect(c, NULL);
+}
+
+void step_finish(struct crash *c)
+{
+    struct world before = c->now;
+    int ret;
+
+    /* When there is a snapshot it is whole, whatever the guest has flushed itself. */
+    view_settle(&c->frozen.view);
+    c->now.saved[c->now.snapshots++] = c->frozen;
+    assert_true(c->now.snapshots <= CRASH_SNAPSHOTS);
+    step_expect(c, &before);
+    while ((ret = pcow_snapshot_finish(c->image, NULL, NULL)) == PCOW_FLUSH_FIRST)
+        MUST(pcow_map_flush(c->map, 0, CRASH_SIZE, &error));
+    assert_int_equal(ret, 0);
+    if (c->persistence == PCOW_PERSISTENCE_PAGE_CACHE)
+        view_settle(&c->now.active);
+    step_expect(c, NULL);
+}
+
+void step_abandon(struct crash *c)
+{
+    MUST(pcow_snapshot_abandon(c->image, &error));
+    step_expect(c, NULL);
+}
+
 void step_revert(struct crash *c, const char *name)
 {
     OPERATION(c, c->now.active = world_find(&c->now, name)->view,

@@ -39,6 +39,14 @@ void step_map_prepared(struct crash *c);
 void step_unmap(struct crash *c);
 /* Snapshots and sizes: whole or not at all. */
 void step_snapshot(struct crash *c, const char *name);
+/*
+ * The same while the guest runs on: up to the commit, and from there to where it counts. Between
+ * the two there is none of it.
+ */
+void step_prepare(struct crash *c, const char *name);
+void step_freeze(struct crash *c, const char *name);
+void step_finish(struct crash *c);
+void step_abandon(struct crash *c);
 void step_revert(struct crash *c, const char *name);
 void step_delete(struct crash *c, const char *which);
 void step_reclaim(struct crash *c);

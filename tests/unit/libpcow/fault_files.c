@@ -110,7 +110,7 @@ static void verify_sealed_or_not(struct crash *c, const char *where)
     c->now.sealed = false;
 }
 
-/* Taking s2 was interrupted behind its commit point, and deleting s1 had begun to hide it. */
+/* Taking s2 was interrupted behind its commit, and deleting s1 had begun to hide it. */
 static void prepare_interrupted(struct crash *c)
 {
     uint64_t open_word = layer_state_word(2, LAYER_OPEN, 0, 0),
@@ -119,6 +119,7 @@ static void prepare_interrupted(struct crash *c)
     poke(c->top, LAYER_TABLE_OFFSET + LAYER_RECORD_SIZE, &open_word, sizeof open_word);
     poke(c->top, LAYER_TABLE_OFFSET, &hidden, sizeof hidden);
     world_remove(&c->now, "s1");
+    world_remove(&c->now, "s2");
 }
 
 static int run_open(struct crash *c, struct pcow_error *error)

@@ -214,16 +214,24 @@ static void test_two_records_of_one_layer(void **state)
 static void test_interrupted_operations(void **state)
 {
     struct findings *found;
+    pcow_image *image;
 
     (void)state;
-    /* Create, after its commit point: the frozen layer is still called open. */
+    /* Create, after its commit: the frozen layer is still called open, and may not be whole. */
     make_image();
     poke_word(record_offset(1, STATE), word_value(layer_state_word(2, LAYER_OPEN, 0, 0)));
     found = run_check(0);
     assert_int_equal(found->result.corruptions + found->result.leaks, 0);
-    expect_content();
+    assert_non_null(strstr(found->text, "'s2' was interrupted"));
+    expect_view("s1", 0);
+    expect_view(NULL, 2);
     run_check(PCOW_CHECK_REPAIR);
-    expect_content();
+    expect_view("s1", 0);
+    expect_view(NULL, 2);
+    pcow_close(must_open(IMAGE, PCOW_OPEN_WRITE));
+    expect_view(NULL, 2);
+    expect_usable();
+    MUST_FAIL(-ENOENT, pcow_open(IMAGE, 0, "s2", &image, &error));
     /* Delete of a leaf: hidden, but not yet freed. */
     make_image();
     poke_word(record_offset(3, PARENT), LAYER_S1);

@@ -76,6 +76,75 @@ static void create(struct world *world)
         wrong(world, "create: %d, %s", ret, error.message);
 }
 
+static void let_a_guest_work(struct world *world)
+{
+    aim(world, &world->guest[1]);
+    guest_ask(&world->guest[1], 1 + (unsigned)below(&world->seed, 200));
+}
+
+static int flush_all(struct world *world, struct pcow_error *error)
+{
+    return pcow_map_flush(world->map, 0, world->size, error);
+}
+
+static int prepare(struct world *world, const char *name, struct pcow_error *error)
+{
+    int ret;
+
+    while ((ret = pcow_snapshot_prepare(world->image, name, 1, 1, error)) == PCOW_FLUSH_FIRST)
+        if ((ret = flush_all(world, error)))
+            break;
+    return ret;
+}
+
+static int finish(struct world *world, struct pcow_error *error)
+{
+    int ret;
+
+    while ((ret = pcow_snapshot_finish(world->image, NULL, error)) == PCOW_FLUSH_FIRST)
+        if ((ret = flush_all(world, error)))
+            break;
+    return ret;
+}
+
+/* A guest and the handlers store on, but for the moment in which it is frozen. */
+static void create_in_steps(struct world *world)
+{
+    struct saved *saved = &world->saved[world->snapshots];
+    struct pcow_error error = {0};
+    bool abandon = below(&world->seed, 5) == 0, frozen;
+    int ret;
+
+    if (world->snapshots == MAX_SNAPSHOTS)
+        return;
+    snprintf(saved->name, sizeof saved->name, "s%u", world->next_name++);
+    let_a_guest_work(world);
+    ret = prepare(world, saved->name, &error);
+    stop_guests(world);
+    if (!ret)
+        ret = pcow_snapshot_freeze(world->image, &error);
+    frozen = !ret;
+    if (frozen) {
+        saved->bytes = malloc(world->size);
+        if (!saved->bytes)
+            abort();
+        memcpy(saved->bytes, world->bytes, world->size);
+    }
+    go_on(world);
+    let_a_guest_work(world);
+    if (!ret)
+        ret = abandon ? pcow_snapshot_abandon(world->image, &error) : finish(world, &error);
+    else
+        pcow_snapshot_abandon(world->image, NULL);
+    guest_await(&world->guest[1]);
+    if (!ret && !abandon)
+        world->snapshots++;
+    else if (frozen)
+        free(saved->bytes);
+    if (ret && ret != -ENOSPC)
+        wrong(world, "create in steps: %d, %s", ret, error.message);
+}
+
 static void revert(struct world *world)
 {
     struct pcow_error error = {0};
@@ -104,10 +173,8 @@ static void delete(struct world *world)
     if (!world->snapshots)
         return;
     at = (unsigned)below(&world->seed, world->snapshots);
-    if (below(&world->seed, 2)) {
-        aim(world, &world->guest[1]);
-        guest_ask(&world->guest[1], 1 + (unsigned)below(&world->seed, 200));
-    }
+    if (below(&world->seed, 2))
+        let_a_guest_work(world);
     ret = pcow_snapshot_delete(world->image, world->saved[at].name, NULL, &error);
     guest_await(&world->guest[1]);
     if (ret)
@@ -190,7 +257,8 @@ static const struct {
     unsigned weight;
 } steps[] = {
     {"a burst", burst, 60},
-    {"create", create, 8},
+    {"create", create, 5},
+    {"create in steps", create_in_steps, 4},
     {"revert", revert, 3},
     {"delete", delete, 4},
     {"reclaim", reclaim, 4},

@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include "snapshot/making.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "monitor/monitor.h"
+#include "snapshot/pin.h"
+#include "snapshot/tree.h"
+#include "util/error.h"
+
+int making_check_name(struct pcow_image *image, const char *name, struct pcow_error *error)
+{
+    if (!snapshot_name_is_valid(name, strlen(name) + 1))
+        return error_set(error, -EINVAL,
+                         "'%s' cannot be the name of a snapshot: 1 to %d bytes without control "
+                         "characters are needed",
+                         name, PCOW_SNAPSHOT_NAME_SIZE - 1);
+    if (layer_find_name(image, name))
+        return error_set(error, -EEXIST,
+                         "%s has a snapshot '%s' already; delete it or choose another name",
+                         image->file.path, name);
+    return 0;
+}
+
+static void enter(struct pcow_image *image, enum making_step step)
+{
+    image->making.step = step;
+    /* Class pmem and volatile: the metadata is where it belongs already. */
+    if (image->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE)
+        image_note_stores(image);
+    image->making.stored = image_stores(image);
+}
+
+static bool metadata_is_on_medium(const struct pcow_image *image)
+{
+    return image->file.persist.persistence != PCOW_PERSISTENCE_PAGE_CACHE
+           || image_is_synced(image, image->making.stored);
+}
+
+static bool stores_are_on_medium(const struct pcow_image *image)
+{
+    switch (image->file.persist.persistence) {
+    case PCOW_PERSISTENCE_VOLATILE:
+        return true;
+    case PCOW_PERSISTENCE_PMEM:
+        /* pcow_write() leaves nothing in the caches of the CPU; a guest may. */
+        return !image->map || image_is_synced(image, image->making.stored);
+    case PCOW_PERSISTENCE_PAGE_CACHE:
+        break;
+    }
+    return image_is_synced(image, image->making.stored);
+}
+
+/* ---- before the guest is held ---------------------------------------------------------------- */
+
+static int reserve(struct pcow_image *image, const char *name, struct pcow_error *error)
+{
+    struct making *making = &image->making;
+    /* What is refused must not count as a change: images on this one would no longer open. */
+    int ret = making_check_name(image, name, error);
+
+    if (!ret)
+        ret = tree_reserve_layer(image, true, true, &making->next.id, &making->next.slot, error);
+    if (ret)
+        return ret;
+    layer_hold_slot(image, making->next.slot);
+    making->layer = image_active(image);
+    memset(making->name, 0, sizeof making->name);
+    memcpy(making->name, name, strlen(name));
+    enter(image, MAKING_RESERVED);
+    return 0;
+}
+
+static int record(struct pcow_image *image, int64_t date_seconds, uint32_t date_nanoseconds,
+                  struct pcow_error *error)
+{
+    struct making *making = &image->making;
+    struct layer *layer = layer_find(image, making->layer);
+    int ret;
+
+    layer->date_seconds = date_seconds;
+    layer->date_nanoseconds = date_nanoseconds;
+    memcpy(layer->name, making->name, sizeof layer->name);
+    /* The description of the active layer does not count until another layer is active. */
+    ret = layer_write_description(image, layer, error);
+    if (!ret)
+        ret = tree_record_layer(image, &making->next, making->layer, layer->virtual_size, true,
+                                error);
+    if (!ret)
+        enter(image, MAKING_RECORDED);
+    return ret;
+}
+
+/* It counts for nothing yet. */
+static void forget(struct pcow_image *image)
+{
+    if (image->making.step != MAKING_RESERVED && image->making.step != MAKING_RECORDED)
+        return;
+    layer_let_slot_go(image, image->making.next.slot);
+    image->making.step = MAKING_NONE;
+}
+
+static bool is_prepared(const struct pcow_image *image)
+{
+    const struct making *making = &image->making;
+    const struct layer *layer = layer_find(image, making->layer);
+
+    return making->step == MAKING_RECORDED && making->layer == image_active(image)
+           && layer->virtual_size == making->next.virtual_size && metadata_is_on_medium(image);
+}
+
+int making_prepare(struct pcow_image *image, const char *name, int64_t date_seconds,
+                   uint32_t date_nanoseconds, struct pcow_error *error)
+{
+    struct making *making = &image->making;
+    int ret = 0;
+
+    if (making->step >= MAKING_FROZEN)
+        ret = making_settle(image, error);
+    else if (strcmp(making->name, name) != 0)
+        forget(image);
+    if (!ret && making->step == MAKING_NONE)
+        ret = reserve(image, name, error);
+    if (!ret && !metadata_is_on_medium(image))
+        return PCOW_FLUSH_FIRST;
+    if (!ret && making->step == MAKING_RESERVED)
+        ret = record(image, date_seconds, date_nanoseconds, error);
+    if (!ret && !metadata_is_on_medium(image))
+        return PCOW_FLUSH_FIRST;
+    /* So that the commit need not wait until the file system lets the page be dirtied. */
+    if (!ret)
+        ret = header_touch(image, error);
+    if (ret)
+        forget(image);
+    return ret;
+}
+
+/* ---- while it is held ------------------------------------------------------------------------ */
+
+int making_freeze(struct pcow_image *image, struct pcow_error *error)
+{
+    struct making *making = &image->making;
+    int ret;
+
+    if (!is_prepared(image))
+        return error_set(error, -ESTALE,
+                         "%s has changed since the snapshot was prepared; nothing was done, try "
+                         "again",
+                         image->file.path);
+    if (image->map)
+        gate_close(image->map);
+    ret = tree_put_active(image, &making->next, true, error);
+    if (!ret) {
+        /* No snapshot before all of it is on the medium, and nobody's layer any more. */
+        layer_find(image, making->layer)->state = LAYER_HIDDEN;
+        if (image->map)
+            ret = monitor_freeze(image->map, error);
+        enter(image, MAKING_FROZEN);
+    }
+    if (image->map)
+        gate_open(image->map);
+    return ret;
+}
+
+/* ---- when it runs again ---------------------------------------------------------------------- */
+
+static int mark(struct pcow_image *image, struct pcow_error *error)
+{
+    struct layer *layer = layer_find(image, image->making.layer);
+    int ret;
+
+    layer->state = LAYER_SNAPSHOT;
+    ret = layer_store_state_lazily(image, layer, error);
+    if (!ret)
+        ret = header_write_copy(image, error);
+    if (ret) {
+        layer->state = LAYER_HIDDEN;
+        return ret;
+    }
+    layer_name_add(image, layer);
+    enter(image, MAKING_MARKED);
+    return 0;
+}
+
+int making_finish(struct pcow_image *image, bool with_stores, struct pcow_error *error)
+{
+    struct making *making = &image->making;
+    const struct layer *layer = layer_find(image, making->layer);
+    int ret;
+
+    /* Somebody else may have finished it. */
+    if (making->step < MAKING_FROZEN || making->step == MAKING_ABANDONED)
+        return layer && layer->state == LAYER_SNAPSHOT
+                   ? 0
+                   : error_set(error, -ESTALE, "%s: no snapshot is being made", image->file.path);
+    if (making->step == MAKING_FROZEN) {
+        if (with_stores ? !stores_are_on_medium(image) : !metadata_is_on_medium(image))
+            return PCOW_FLUSH_FIRST;
+        ret = mark(image, error);
+        if (ret)
+            return ret;
+    }
+    if (making->step == MAKING_MARKED && !metadata_is_on_medium(image))
+        return PCOW_FLUSH_FIRST;
+    making->step = MAKING_NONE;
+    return 0;
+}
+
+/*
+ * Its record must say so before any other change of the tree: an open layer that is not right
+ * beneath the active one counts for nothing, with all that the guest has in it.
+ */
+static int hide(struct pcow_image *image, struct pcow_error *error)
+{
+    struct layer *layer = layer_find(image, image->making.layer);
+    /* That another layer is active comes first: one that is hidden cannot be. */
+    int ret = image_sync(image);
+
+    if (ret)
+        return error_set_errno(error, ret, "cannot flush %s", image->file.path);
+    ret = layer_store_state(image, layer, error);
+    if (ret)
+        return ret;
+    image->making.step = MAKING_NONE;
+    ret = tree_collapse(image, layer->id, error);
+    return ret ? ret : header_write_copy(image, error);
+}
+
+int making_abandon(struct pcow_image *image, struct pcow_error *error)
+{
+    struct making *making = &image->making;
+    struct layer *layer = layer_find(image, making->layer);
+
+    if (making->step < MAKING_FROZEN) {
+        forget(image);
+        return 0;
+    }
+    if (making->step == MAKING_MARKED)
+        layer_name_remove(image, layer);
+    layer->state = LAYER_HIDDEN;
+    making->step = MAKING_ABANDONED;
+    return hide(image, error);
+}
+
+int making_settle(struct pcow_image *image, struct pcow_error *error)
+{
+    int ret;
+
+    if (image->making.step < MAKING_FROZEN) {
+        forget(image);
+        return 0;
+    }
+    if (image->making.step == MAKING_ABANDONED)
+        return hide(image, error);
+    while ((ret = making_finish(image, true, error)) == PCOW_FLUSH_FIRST) {
+        ret = image_sync_stores(image);
+        if (ret)
+            return error_set_errno(error, ret, "cannot flush %s", image->file.path);
+    }
+    return ret;
+}

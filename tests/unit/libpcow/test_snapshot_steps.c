@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* A snapshot that is made in steps, while the guest runs on. */
+#include "support.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "image/image.h"
+#include "operations/operations.h"
+#include "persist/observer.h"
+
+#define SIZE (8 * MIB)
+
+/* Counts requests to write to the medium, and lets them fail. */
+struct medium {
+    struct observer observer;
+    unsigned requests;
+    bool fails;
+};
+
+static struct medium medium;
+static pcow_image *image;
+static pcow_map *map;
+static volatile unsigned char *memory;
+
+static int look(struct observer *observer, const struct observation *observation)
+{
+    struct medium *seen = (struct medium *)observer;
+
+    if (observation->what != OBSERVED_SYNC && observation->what != OBSERVED_MSYNC)
+        return 0;
+    seen->requests++;
+    return seen->fails ? -EIO : 0;
+}
+
+static void begin(enum pcow_persistence persistence)
+{
+    const struct pcow_map_options options = {.engine = PCOW_ENGINE_SIGNAL};
+
+    unlink(scratch("t"));
+    medium = (struct medium){.observer = {.persistence = persistence, .look = look}};
+    pcow_close(must_create(scratch("t"), SIZE, 0, NULL));
+    MUST(image_open(scratch("t"), PCOW_OPEN_WRITE, NULL, &medium.observer, &image, &error));
+    MUST(pcow_map_create(image, &options, &map, &error));
+    memory = pcow_map_address(map);
+}
+
+static void end(void)
+{
+    struct pcow_check_result result;
+
+    pcow_map_destroy(map);
+    pcow_close(image);
+    MUST(pcow_check(scratch("t"), 0, NULL, NULL, &result, &error));
+    assert_int_equal(result.corruptions, 0);
+}
+
+static void flush_map(void)
+{
+    MUST(pcow_map_flush(map, 0, SIZE, &error));
+}
+
+static void prepare(const char *name)
+{
+    unsigned calls = 0;
+    int ret;
+
+    while ((ret = pcow_snapshot_prepare(image, name, 7, 8, NULL)) == PCOW_FLUSH_FIRST) {
+        assert_true(++calls < 3);
+        flush_map();
+    }
+    assert_int_equal(ret, 0);
+}
+
+static uint32_t finish(void)
+{
+    unsigned calls = 0;
+    uint32_t id;
+    int ret;
+
+    while ((ret = pcow_snapshot_finish(image, &id, NULL)) == PCOW_FLUSH_FIRST) {
+        assert_true(++calls < 3);
+        flush_map();
+    }
+    assert_int_equal(ret, 0);
+    return id;
+}
+
+static size_t count_snapshots(void)
+{
+    struct pcow_snapshot *list;
+    size_t count;
+
+    MUST(pcow_snapshot_list(image, &list, &count, &error));
+    free(list);
+    return count;
+}
+
+static void expect_byte(const char *snapshot, uint64_t offset, unsigned char value)
+{
+    pcow_image *view;
+    unsigned char byte;
+
+    MUST(pcow_open(scratch("t"), 0, snapshot, &view, &error));
+    MUST(pcow_read(view, offset, &byte, 1, &error));
+    assert_int_equal(byte, value);
+    pcow_close(view);
+}
+
+static void check_steps(enum pcow_persistence persistence)
+{
+    struct pcow_snapshot *list;
+    unsigned requests;
+    pcow_image *view;
+    size_t count;
+    uint32_t id;
+
+    begin(persistence);
+    memory[0] = 1;
+    prepare("s");
+    memory[4096] = 2;
+    requests = medium.requests;
+    MUST(pcow_snapshot_freeze(image, &error));
+    /* The guest does not wait for the medium. */
+    assert_int_equal(medium.requests, requests);
+    memory[0] = 3;
+    memory[8192] = 4;
+    /* It is none yet, for nobody. */
+    assert_int_equal(count_snapshots(), 0);
+    MUST_FAIL(-ENOENT, pcow_open(scratch("t"), 0, "s", &view, &error));
+    id = finish();
+    MUST(pcow_snapshot_list(image, &list, &count, &error));
+    assert_int_equal(count, 1);
+    assert_int_equal(list[0].id, id);
+    assert_string_equal(list[0].name, "s");
+    assert_int_equal(list[0].date_seconds, 7);
+    assert_int_equal(list[0].date_nanoseconds, 8);
+    free(list);
+    expect_byte("s", 0, 1);
+    expect_byte("s", 4096, 2);
+    expect_byte("s", 8192, 0);
+    MUST_FAIL(-EEXIST, pcow_snapshot_prepare(image, "s", 0, 0, &error));
+    MUST_FAIL(-EINVAL, pcow_snapshot_prepare(image, "", 0, 0, &error));
+    MUST_FAIL(-ESTALE, pcow_snapshot_freeze(image, &error));
+    MUST(pcow_snapshot_revert(image, "s", &error));
+    assert_int_equal(memory[0], 1);
+    assert_int_equal(memory[8192], 0);
+    MUST(pcow_snapshot_delete(image, "s", NULL, &error));
+    MUST_FAIL(-ESTALE, pcow_snapshot_finish(image, NULL, &error));
+    end();
+}
+
+static void test_each_step(void **state)
+{
+    (void)state;
+    check_steps(PCOW_PERSISTENCE_PAGE_CACHE);
+    check_steps(PCOW_PERSISTENCE_PMEM);
+    check_steps(PCOW_PERSISTENCE_VOLATILE);
+}
+
+/* What is prepared is forgotten, and its record is used again. */
+static void test_another_operation_after_prepare(void **state)
+{
+    (void)state;
+    begin(PCOW_PERSISTENCE_PAGE_CACHE);
+    memory[0] = 1;
+    prepare("s");
+    MUST(pcow_snapshot_create(image, "other", &error));
+    MUST_FAIL(-ESTALE, pcow_snapshot_freeze(image, &error));
+    prepare("s");
+    MUST(pcow_snapshot_rename(image, "other", "renamed", &error));
+    MUST_FAIL(-ESTALE, pcow_snapshot_freeze(image, &error));
+    prepare("a");
+    prepare("b");
+    MUST(pcow_snapshot_freeze(image, &error));
+    finish();
+    assert_int_equal(count_snapshots(), 2);
+    expect_byte("b", 0, 1);
+    prepare("s");
+    MUST(pcow_snapshot_revert(image, "renamed", &error));
+    MUST_FAIL(-ESTALE, pcow_snapshot_freeze(image, &error));
+    for (unsigned i = 0; i < 300; i++)
+        prepare(i % 2 ? "x" : "y");
+    assert_true(word_value(image->header.layer_slots) < 10);
+    end();
+}
+
+/* What is frozen becomes a snapshot with it. */
+static void test_another_operation_after_freeze(void **state)
+{
+    (void)state;
+    begin(PCOW_PERSISTENCE_PAGE_CACHE);
+    memory[0] = 1;
+    MUST(pcow_snapshot_create(image, "first", &error));
+    prepare("s");
+    MUST(pcow_snapshot_freeze(image, &error));
+    memory[0] = 2;
+    MUST(pcow_snapshot_delete(image, "first", NULL, &error));
+    assert_int_equal(count_snapshots(), 1);
+    expect_byte("s", 0, 1);
+    finish();
+    prepare("t");
+    MUST(pcow_snapshot_freeze(image, &error));
+    MUST(pcow_snapshot_create(image, "u", &error));
+    assert_int_equal(count_snapshots(), 3);
+    finish();
+    end();
+}
+
+/* There is none, the guest has what it stored, and nothing is left of it. */
+static void test_abandoned(void **state)
+{
+    static const unsigned char expected[] = {5, 1, 7, 0};
+
+    (void)state;
+    for (unsigned marked = 0; marked < 2; marked++) {
+        begin(PCOW_PERSISTENCE_PAGE_CACHE);
+        memory[0] = 1;
+        memory[4096] = 1;
+        prepare("s");
+        MUST(pcow_snapshot_abandon(image, &error));
+        MUST_FAIL(-ESTALE, pcow_snapshot_freeze(image, &error));
+        prepare("s");
+        MUST(pcow_snapshot_freeze(image, &error));
+        memory[0] = 5;
+        if (marked) {
+            flush_map();
+            assert_int_equal(pcow_snapshot_finish(image, NULL, NULL), PCOW_FLUSH_FIRST);
+            assert_int_equal(count_snapshots(), 1);
+        }
+        MUST(pcow_snapshot_abandon(image, &error));
+        memory[8192] = 7;
+        assert_int_equal(count_snapshots(), 0);
+        assert_int_equal(image->layer_count, 1);
+        for (unsigned page = 0; page < 4; page++)
+            assert_int_equal(memory[page * 4096], expected[page]);
+        end();
+        for (unsigned page = 0; page < 4; page++)
+            expect_byte(NULL, page * 4096, expected[page]);
+    }
+}
+
+/* As when the disk fails: nobody sees a snapshot, and the next writer has what the guest stored. */
+static void test_medium_that_fails(void **state)
+{
+    (void)state;
+    begin(PCOW_PERSISTENCE_PAGE_CACHE);
+    memory[0] = 1;
+    medium.fails = true;
+    assert_int_equal(pcow_snapshot_prepare(image, "s", 0, 0, NULL), PCOW_FLUSH_FIRST);
+    MUST_FAIL(-EIO, pcow_map_flush(map, 0, SIZE, &error));
+    MUST_FAIL(-ESTALE, pcow_snapshot_freeze(image, &error));
+    MUST(pcow_snapshot_abandon(image, &error));
+    medium.fails = false;
+    prepare("s");
+    MUST(pcow_snapshot_freeze(image, &error));
+    memory[0] = 2;
+    medium.fails = true;
+    assert_int_equal(pcow_snapshot_finish(image, NULL, NULL), PCOW_FLUSH_FIRST);
+    MUST_FAIL(-EIO, pcow_map_flush(map, 0, SIZE, &error));
+    assert_int_equal(pcow_snapshot_finish(image, NULL, NULL), PCOW_FLUSH_FIRST);
+    MUST_FAIL(-EIO, pcow_snapshot_abandon(image, &error));
+    MUST_FAIL(-EIO, pcow_snapshot_prepare(image, "u", 0, 0, &error));
+    MUST_FAIL(-EIO, pcow_snapshot_create(image, "u", &error));
+    assert_int_equal(count_snapshots(), 0);
+    medium.fails = false;
+    memory[4096] = 3;
+    MUST(pcow_snapshot_create(image, "t", &error));
+    end();
+    MUST(pcow_open(scratch("t"), PCOW_OPEN_WRITE, NULL, &image, &error));
+    assert_int_equal(image->layer_count, 2);
+    pcow_close(image);
+    expect_byte("t", 0, 2);
+    expect_byte(NULL, 4096, 3);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_each_step, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_another_operation_after_prepare, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_another_operation_after_freeze, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_abandoned, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_medium_that_fails, scratch_setup, scratch_teardown),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
