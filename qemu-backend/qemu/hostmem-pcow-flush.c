@@ -3,11 +3,12 @@
  * Making what the guest has stored in images durable: when somebody asks for
  * it, and what belongs to a snapshot.
  *
- * A snapshot that is told of as taken is on the medium.  In class page-cache
- * taking it writes everything that is dirty, so most of that is written before,
- * while the guest runs.  In class pmem taking it leaves lines in the caches of
- * the CPUs, as the guest flushes what it means to keep; nobody does that for
- * guest RAM.  They are flushed after it, as nobody stores to them any more.
+ * A snapshot that is told of as taken is on the medium.  One of a single image
+ * flushes while the guest runs, before and after the moment in which it is
+ * taken (hostmem-pcow-snapshot.c).  One of the whole VM stands until the disks
+ * have it, so most of what is dirty is written before.  In class pmem taking it
+ * leaves lines in the caches of the CPUs, as the guest flushes what it means to
+ * keep; nobody does that for guest RAM.
  */
 #include "qemu/osdep.h"
 #include <pcow.h>
@@ -87,22 +88,17 @@ void coroutine_fn qmp_pcow_flush(const char *id, Error **errp)
     }
 }
 
-int coroutine_fn hostmem_pcow_co_flush_ahead(HostMemPcow *pcow, Error **errp)
+/* An error comes again, when it counts */
+static void coroutine_mixed_fn
+flush_ahead(HostMemPcow *pcow, int (*flush)(HostMemPcow *pcow, Error **errp))
 {
-    int64_t start;
-    int ret;
+    for (unsigned round = 0; !pcow->readonly && round < MOST_ROUNDS; round++) {
+        int64_t start = get_clock();
 
-    if (pcow->readonly) {
-        return 0;
-    }
-    for (unsigned round = 0; round < MOST_ROUNDS; round++) {
-        start = get_clock();
-        ret = hostmem_pcow_co_flush(pcow, errp);
-        if (ret < 0 || get_clock() - start < LITTLE_NS) {
-            return ret;
+        if (flush(pcow, NULL) < 0 || get_clock() - start < LITTLE_NS) {
+            return;
         }
     }
-    return 0;
 }
 
 static bool add(HostMemPcow *pcow, void *opaque, Error **errp)
@@ -112,7 +108,8 @@ static bool add(HostMemPcow *pcow, void *opaque, Error **errp)
     return true;
 }
 
-void coroutine_fn hostmem_pcow_co_all_flush_ahead(void)
+static void coroutine_mixed_fn
+all_flush_ahead(int (*flush)(HostMemPcow *pcow, Error **errp))
 {
     g_autoptr(GPtrArray) images = g_ptr_array_new();
 
@@ -120,10 +117,30 @@ void coroutine_fn hostmem_pcow_co_all_flush_ahead(void)
     for (guint i = 0; i < images->len; i++) {
         HostMemPcow *pcow = g_ptr_array_index(images, i);
 
-        /* An error comes again, when it counts */
-        hostmem_pcow_co_flush_ahead(pcow, NULL);
+        flush_ahead(pcow, flush);
         object_unref(OBJECT(pcow->backend));
     }
+}
+
+void coroutine_fn hostmem_pcow_co_all_flush_ahead(void)
+{
+    all_flush_ahead(hostmem_pcow_co_flush);
+}
+
+static int flush_unlocked(HostMemPcow *pcow, Error **errp)
+{
+    int ret;
+
+    hostmem_pcow_begin_flush(pcow);
+    bql_unlock();
+    ret = hostmem_pcow_end_flush(pcow, errp);
+    bql_lock();
+    return ret;
+}
+
+void hostmem_pcow_all_flush_ahead(void)
+{
+    all_flush_ahead(flush_unlocked);
 }
 
 static bool flush(HostMemPcow *pcow, void *opaque, Error **errp)

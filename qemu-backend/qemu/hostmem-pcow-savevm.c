@@ -96,8 +96,13 @@ bool hostmem_pcow_all_check_new(const char *name, bool has_devices,
                    "mark an unfinished one", name, PCOW_SNAPSHOT_NAME_SIZE - 1);
         return false;
     }
-    return hostmem_pcow_foreach(check_new, (void *)name, errp) &&
-           hostmem_pcow_check_new_on_disks(name, has_devices, devices, errp);
+    if (!hostmem_pcow_foreach(check_new, (void *)name, errp) ||
+        !hostmem_pcow_check_new_on_disks(name, has_devices, devices, errp)) {
+        return false;
+    }
+    /* The VM stands soon; savevm of the monitor has flushed nothing yet */
+    hostmem_pcow_all_flush_ahead();
+    return true;
 }
 
 static bool create_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)

@@ -63,73 +63,130 @@ static HostMemPcow *find_to_create(const char *id, const char *name,
     return pcow;
 }
 
-static enum pcow_persistence persistence(const HostMemPcow *pcow)
-{
-    struct pcow_info info;
+/*
+ * A snapshot is made in steps, see pcow_snapshot_prepare(): what waits for the
+ * medium does so in a worker, while the guest and the main loop go on, and
+ * others may do something to the image.
+ */
+typedef struct Creation {
+    HostMemPcow *pcow;
+    const char *id, *name;
+    int64_t date_us;
+} Creation;
 
-    pcow_get_info(pcow->image, &info);
-    return info.persistence;
+static bool may_go_on(const Creation *creation, Error **errp)
+{
+    HostMemPcow *found = find_to_create(creation->id, creation->name, errp);
+
+    if (found && found != creation->pcow) {
+        error_setg(errp, "the memory backend '%s' was removed meanwhile",
+                   creation->id);
+        return false;
+    }
+    return found;
+}
+
+static bool told(int ret, const struct pcow_error *error, Error **errp)
+{
+    if (ret < 0) {
+        error_setg(errp, "%s", error->message);
+    }
+    return ret >= 0;
+}
+
+static bool coroutine_fn prepare(const Creation *creation, Error **errp)
+{
+    struct pcow_error error;
+    int ret;
+
+    do {
+        if (!may_go_on(creation, errp)) {
+            return false;
+        }
+        ret = pcow_snapshot_prepare(creation->pcow->image, creation->name,
+                                    creation->date_us / 1000000,
+                                    creation->date_us % 1000000 * 1000, &error);
+        if (!told(ret, &error, errp)) {
+            return false;
+        }
+    } while (ret == PCOW_FLUSH_FIRST &&
+             hostmem_pcow_co_flush(creation->pcow, errp) == 0);
+    return ret == 0;
 }
 
 /* The guest is held. */
-static bool create(HostMemPcow *pcow, const char *id, const char *name,
-                   Error **errp)
+static bool freeze(const Creation *creation, Error **errp)
 {
-    HostMemPcow *found = find_to_create(id, name, errp);
     struct pcow_error error;
 
-    if (!found) {
-        return false;
-    }
-    if (found != pcow) {
-        error_setg(errp, "the memory backend '%s' was removed meanwhile", id);
-        return false;
-    }
-    if (pcow_snapshot_create(pcow->image, name, &error) < 0) {
-        error_setg(errp, "%s", error.message);
-        return false;
-    }
-    return true;
+    return may_go_on(creation, errp) &&
+           told(pcow_snapshot_freeze(creation->pcow->image, &error), &error,
+                errp);
 }
 
 /* What the guest has not flushed is part of it, too. */
-static bool coroutine_fn make_durable(HostMemPcow *pcow, const char *name,
-                                      Error **errp)
+static bool coroutine_fn finish(const Creation *creation, Error **errp)
 {
-    if (persistence(pcow) != PCOW_PERSISTENCE_PMEM ||
-        hostmem_pcow_co_flush(pcow, errp) == 0) {
-        return true;
+    struct pcow_error error;
+    int ret;
+
+    do {
+        ret = pcow_snapshot_finish(creation->pcow->image, NULL, &error);
+        if (!told(ret, &error, errp)) {
+            return false;
+        }
+    } while (ret == PCOW_FLUSH_FIRST &&
+             hostmem_pcow_co_flush(creation->pcow, errp) == 0);
+    return ret == 0;
+}
+
+static bool coroutine_fn create(const Creation *creation, uint32_t limit,
+                                uint64_t *pause, Error **errp)
+{
+    bool ok;
+
+    if (!prepare(creation, errp) || !hostmem_pcow_co_hold_guest(limit, errp)) {
+        return false;
     }
-    pcow_snapshot_delete(pcow->image, name, NULL, NULL);
-    return false;
+    ok = freeze(creation, errp);
+    *pause = hostmem_pcow_release_guest();
+    return ok && finish(creation, errp);
 }
 
 PcowSnapshotCreated *coroutine_fn
 qmp_pcow_snapshot_create(const char *id, const char *name, bool has_max_wait,
                          uint32_t max_wait, Error **errp)
 {
-    HostMemPcow *pcow = find_to_create(id, name, errp);
-    uint32_t limit = has_max_wait ? max_wait : HOSTMEM_PCOW_LIMIT_MS;
+    Creation creation = {
+        .pcow = find_to_create(id, name, errp),
+        .id = id,
+        .name = name,
+        .date_us = g_get_real_time(),
+    };
     PcowSnapshotCreated *result = NULL;
     uint64_t pause;
-    bool ok;
 
-    if (!pcow) {
+    if (!creation.pcow) {
         return NULL;
     }
-    object_ref(OBJECT(pcow->backend));
-    ok = (persistence(pcow) != PCOW_PERSISTENCE_PAGE_CACHE ||
-          hostmem_pcow_co_flush_ahead(pcow, errp) == 0) &&
-         hostmem_pcow_co_hold_guest(limit, errp);
-    if (ok) {
-        ok = create(pcow, id, name, errp);
-        pause = hostmem_pcow_release_guest();
+    if (creation.pcow->creating) {
+        error_setg(errp, "another snapshot of the pcow image '%s' is being "
+                   "taken: wait until that has ended",
+                   pcow_path(creation.pcow->image));
+        return NULL;
     }
-    if (ok && make_durable(pcow, name, errp)) {
+    creation.pcow->creating = true;
+    object_ref(OBJECT(creation.pcow->backend));
+    if (create(&creation, has_max_wait ? max_wait : HOSTMEM_PCOW_LIMIT_MS,
+               &pause, errp)) {
         result = g_new0(PcowSnapshotCreated, 1);
         result->pause = pause;
+    } else {
+        /* What fails here is done by the next operation */
+        pcow_snapshot_abandon(creation.pcow->image, NULL);
     }
-    object_unref(OBJECT(pcow->backend));
+    creation.pcow->creating = false;
+    object_unref(OBJECT(creation.pcow->backend));
     return result;
 }
 

@@ -97,6 +97,7 @@ typedef struct HostMemPcow {
 
     uint32_t snapshot_id;       /* being saved, loaded or deleted; 0: none */
     unsigned flushes;           /* in worker threads, or about to be */
+    bool creating;              /* a snapshot of it alone, in steps */
 
     /* hostmem-pcow-identity.c */
     VMStateDescription vmstate;
@@ -261,9 +262,10 @@ int hostmem_pcow_end_flush(HostMemPcow *pcow, Error **errp);
 void hostmem_pcow_await_flushes(HostMemPcow *pcow);
 /* The same in a worker thread, while the guest and the main loop run */
 int coroutine_fn hostmem_pcow_co_flush(HostMemPcow *pcow, Error **errp);
-/* Again, until not much can be left for a flush that the guest waits for */
-int coroutine_fn hostmem_pcow_co_flush_ahead(HostMemPcow *pcow, Error **errp);
+/* Until not much can be left for a flush that the guest waits for */
 void coroutine_fn hostmem_pcow_co_all_flush_ahead(void);
+/* The same in the main thread, which keeps the guest from nothing meanwhile */
+void hostmem_pcow_all_flush_ahead(void);
 /* Main loop; the guest is stopped. */
 bool hostmem_pcow_all_flush(Error **errp);
 

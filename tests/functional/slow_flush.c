@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * LD_PRELOAD: a disk that is slow to flush pcow images, for every thread but the main one, and
- * tells of it by the file $SLOW_FLUSH; and an end of the process that takes longer still, so that
+ * LD_PRELOAD: a disk that is slow to flush pcow images, for every thread but the main one (that
+ * too with $SLOW_MAIN), and tells of it by the file $SLOW_FLUSH; and an end of the process that takes longer still, so that
  * whoever is left behind in a flush goes on with it.
  */
 #define _GNU_SOURCE
@@ -17,7 +17,7 @@
 
 static void be_slow(void)
 {
-    if (gettid() == getpid())
+    if (gettid() == getpid() && !getenv("SLOW_MAIN"))
         return;
     close(open(getenv("SLOW_FLUSH"), O_CREAT | O_WRONLY, 0600));
     sleep(SECONDS);
