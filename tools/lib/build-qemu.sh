@@ -4,6 +4,8 @@
 #
 #   build-qemu.sh BUILD_PREFIX SERIES BIN    make BIN/qemu-system-x86_64 of QEMU SERIES (10.0, 10.2);
 #                                            libpcow must have been built in BUILD_PREFIX/meson
+#   build-qemu.sh --unpack BUILD_PREFIX SERIES TREE     the source in TREE/src, without patches
+#   build-qemu.sh --compile BUILD_PREFIX SERIES TREE    what is there, with pcow if it knows that
 #
 # The source is Debian's package, fetched from the mirror that this machine's own apt uses and
 # checked with Debian's archive key. Onto it come qemu-backend/patches and those of the series, in
@@ -20,7 +22,7 @@ QEMU_CONFIGURE=(--target-list=x86_64-softmmu --prefix=/usr --disable-relocatable
     --firmwarepath=/usr/share/qemu:/usr/share/seabios:/usr/lib/ipxe/qemu
     --without-default-features --disable-install-blobs --disable-docs --disable-download --disable-werror --disable-debug-info
     --enable-system --enable-tcg --enable-kvm --enable-pixman --enable-vnc --enable-slirp --enable-seccomp --enable-numa
-    --enable-linux-aio --enable-linux-io-uring --enable-vhost-kernel --enable-vhost-net --enable-vhost-user
+    --enable-pcow --enable-linux-aio --enable-linux-io-uring --enable-vhost-kernel --enable-vhost-net --enable-vhost-user
     # not all warnings (--disable-werror), as newer compilers find new ones; these have been defects of ours
     '--extra-cflags=-Werror=implicit-function-declaration -Werror=int-conversion')
 
@@ -134,13 +136,18 @@ patches() {
     done | sort | cut -f 2
 }
 
-# unpack TARBALL TREE: all or nothing
+# unpack TARBALL DIRECTORY
 unpack() {
+    mkdir -p "$2"
+    tar -xf "$1" -C "$2" --strip-components=1
+}
+
+# unpack_patched TARBALL TREE: all or nothing
+unpack_patched() {
     local patch
     WORK=$(mktemp -d "$2.XXXXXX")
     chmod 755 "$WORK"
-    mkdir "$WORK/src"
-    tar -xf "$1" -C "$WORK/src" --strip-components=1
+    unpack "$1" "$WORK/src"
     while read -r patch; do
         patch -d "$WORK/src" -p1 --batch --forward --fuzz=0 --no-backup-if-mismatch --silent <"$patch" >"$WORK/log" 2>&1 ||
             die "${patch#"$top"/} does not apply to $(basename "$1"): $(cat "$WORK/log")"
@@ -163,9 +170,20 @@ Libs: -L$stage -lpcow -pthread
 END
 }
 
+# Not before the last patch
+knows_pcow() {
+    grep -q "^option('pcow'" "$1/src/meson_options.txt"
+}
+
 configure() {
-    local tree=$1 cc=${CC:-cc}
+    local tree=$1 cc=${CC:-cc} option
+    local -a options=()
     [ ! -e "$tree/build/.configured" ] || return 0
+    for option in "${QEMU_CONFIGURE[@]}"; do
+        if [ "$option" != --enable-pcow ] || knows_pcow "$tree"; then
+            options+=("$option")
+        fi
+    done
     say "configuring QEMU"
     rm -rf "$tree/venv" "$tree/build"
     quietly "$tree/log" /usr/bin/python3 -m venv "$tree/venv"
@@ -177,7 +195,7 @@ configure() {
     (
         cd "$tree/build"
         export PATH=$tree/venv/bin:$PATH PKG_CONFIG_PATH=$tree/libpcow CC=$cc
-        quietly "$tree/log" ../src/configure --python="$tree/venv/bin/python3" "${QEMU_CONFIGURE[@]}"
+        quietly "$tree/log" ../src/configure --python="$tree/venv/bin/python3" "${options[@]}"
     )
     touch "$tree/build/.configured"
 }
@@ -221,7 +239,7 @@ build() {
     exec 9>"$tree.lock"
     flock 9
     find "$cache" -maxdepth 1 -name "qemu-$key.??????" -exec rm -rf {} +
-    [ -d "$tree" ] || unpack "$tarball" "$tree"
+    [ -d "$tree" ] || unpack_patched "$tarball" "$tree"
     touch "$tree"
     while read -r file; do
         copy_if_changed "$QEMU_FILES/$file" "$tree/src/$file"
@@ -234,16 +252,39 @@ build() {
     clean_cache
 }
 
+# compile_part PREFIX TREE: of a series of patches, as many as were applied
+compile_part() {
+    local prefix=$1 tree=$2
+    stage_library "$prefix/meson/qemu-backend/libpcow/libpcow.a" "$top/qemu-backend/libpcow/include/pcow.h" "$tree/libpcow"
+    configure "$tree"
+    if knows_pcow "$tree"; then
+        PKG_CONFIG_PATH=$tree/libpcow quietly "$tree/log" "$tree/venv/bin/meson" configure "$tree/build" -Dpcow=enabled
+    fi
+    compile "$tree"
+}
+
 main() {
+    local mode=build
     trap remove_work EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
+    case ${1:-} in
+    --unpack | --compile)
+        mode=${1#--}
+        shift ;;
+    esac
     if (($# != 3)) || [ -z "${QEMU_SUITES[$2]:-}" ]; then
-        die "usage: build-qemu.sh BUILD_PREFIX SERIES BIN, where SERIES is one of ${!QEMU_SUITES[*]}"
+        die "usage: build-qemu.sh [--unpack | --compile] BUILD_PREFIX SERIES BIN, where SERIES is one of ${!QEMU_SUITES[*]}"
     fi
     QEMU_SERIES=$2
     mkdir -p "$1" "$3"
-    build "$(cd "$1" && pwd)" "$(cd "$3" && pwd)"
+    case $mode in
+    build) build "$(cd "$1" && pwd)" "$(cd "$3" && pwd)" ;;
+    unpack)
+        fetch_source
+        unpack "$(cached_tarball)" "$3/src" ;;
+    compile) compile_part "$(cd "$1" && pwd)" "$(cd "$3" && pwd)" ;;
+    esac
 }
 
 main "$@"

@@ -2,7 +2,7 @@
 # Sourced: the QEMU that is built and tested every day, and the others that the same files fit.
 
 qemu_default=10.0
-qemu_all=(10.0)
+qemu_all=(10.0 10.2)
 
 # qemu_bin SERIES: the folder for PCOW_BIN_DIR.
 qemu_bin() {

@@ -260,8 +260,6 @@ int hostmem_pcow_make_writable(void *address, bool kernel)
     return ret;
 }
 
-#ifdef __x86_64__
-
 /*
  * One load that may fail.  If it gets SIGBUS, the handler lets it continue at
  * the second label.
@@ -295,10 +293,6 @@ bool hostmem_pcow_skip_trial(void *context)
     *pc = (greg_t)hostmem_pcow_trial_failed;
     return true;
 }
-
-#else
-#error "libpcow is for x86-64"
-#endif
 
 bool hostmem_pcow_readable(HostMemPcow *pcow, uint64_t offset, uint64_t length,
                            bool report)

@@ -4,8 +4,6 @@
  */
 #include "qemu/osdep.h"
 #include <pcow.h>
-#include "exec/memory.h"
-#include "exec/ramblock.h"
 #include "hw/qdev-core.h"
 #include "hw/virtio/vhost.h"
 #include "migration/misc.h"
@@ -18,6 +16,7 @@
 #include "system/block-backend.h"
 #include "system/hostmem-pcow.h"
 #include "system/kvm.h"
+#include "system/pcow-compat.h"
 #include "system/runstate.h"
 #include "system/system.h"
 #include "system/tcg.h"

@@ -23,9 +23,7 @@
 #include <pcow.h>
 #include <ucontext.h>
 #include "cpu.h"
-#include "exec/exec-all.h"
-#include "exec/memory.h"
-#include "exec/ramblock.h"
+#include "exec/cpu-common.h"
 #include "hw/core/cpu.h"
 #include "hw/virtio/vhost.h"
 #include "qapi/error.h"
@@ -34,6 +32,7 @@
 #include "qemu/main-loop.h"
 #include "system/hostmem-pcow.h"
 #include "system/kvm.h"
+#include "system/pcow-compat.h"
 #include "system/reset.h"
 #include "system/runstate.h"
 #include "system/tcg.h"
@@ -188,8 +187,6 @@ static void forget_vcpus(void *opaque)
 
 /* ---- in the thread that has the error ------------------------------------ */
 
-#ifdef __x86_64__
-
 static uintptr_t program_counter(const ucontext_t *context)
 {
     return context->uc_mcontext.gregs[REG_RIP];
@@ -202,10 +199,6 @@ static bool is_after_system_call(const ucontext_t *context)
 
     return pc[-2] == 0x0f && pc[-1] == 0x05;
 }
-
-#else
-#error "libpcow is for x86-64"
-#endif
 
 /* The address of a failed access, or NULL if the signal tells of none. */
 static void *failed_address(const siginfo_t *info)

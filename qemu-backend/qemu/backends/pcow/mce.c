@@ -6,14 +6,13 @@
 #include "qemu/osdep.h"
 #include <pcow.h>
 #include "cpu.h"
-#include "exec/address-spaces.h"
-#include "exec/memory.h"
 #include "hw/core/cpu.h"
 #include "qemu/rcu.h"
 #include "qemu/timer.h"
 #include "system/hostmem-pcow.h"
 #include "system/hw_accel.h"
 #include "system/kvm.h"
+#include "system/pcow-compat.h"
 
 #define MCE_BANK 9
 /* of CPUs that have no part in it, as cpu_x86_inject_mce() has it */

@@ -4,12 +4,12 @@
  */
 #include "qemu/osdep.h"
 #include <pcow.h>
-#include "exec/tb-flush.h"
 #include "hw/core/cpu.h"
 #include "qapi/error.h"
 #include "qapi/qapi-commands-pcow.h"
 #include "qemu/timer.h"
 #include "system/hostmem-pcow.h"
+#include "system/pcow-compat.h"
 #include "system/runstate.h"
 #include "system/system.h"
 #include "system/tcg.h"

@@ -72,8 +72,6 @@ void hostmem_pcow_prepare_store(CPUState *cpu, void *host, uintptr_t ra)
     hostmem_pcow_prepare_load(cpu, host, ra);
 }
 
-#ifdef __x86_64__
-
 /* Generated code that stores to host memory by itself traps. */
 static struct sigaction previous;
 
@@ -125,11 +123,3 @@ void hostmem_pcow_tcg_init(void)
         sigaction(SIGSEGV, &action, &previous);
     }
 }
-
-#else
-
-void hostmem_pcow_tcg_init(void)
-{
-}
-
-#endif

@@ -2,14 +2,13 @@
 /* Where memory is that vhost in the kernel asks for, ready to be accessed. */
 #include "qemu/osdep.h"
 #include <pcow.h>
-#include "exec/memory.h"
-#include "exec/ramblock.h"
 #include "hw/virtio/vhost-backend.h"
 #include "hw/virtio/vhost-pcow.h"
 #include "hw/virtio/virtio.h"
 #include "qemu/rcu.h"
 #include "standard-headers/linux/vhost_types.h"
 #include "system/hostmem-pcow.h"
+#include "system/pcow-compat.h"
 
 /* How much one answer tells of at most: of any memory, and of an image */
 #define WINDOW (1ULL << 30)

@@ -16,13 +16,12 @@
 #include "qapi/error.h"
 #include "qemu/error-report.h"
 #include "qemu/units.h"
-#include "exec/memory.h"
-#include "exec/ramblock.h"
 #include "io/channel-socket.h"
 #include "io/channel-tls.h"
 #include "migration/migration.h"
 #include "migration/qemu-file.h"
 #include "stream.h"
+#include "system/pcow-compat.h"
 #include "system/runstate.h"
 #include <poll.h>
 

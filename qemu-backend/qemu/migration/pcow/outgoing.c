@@ -22,6 +22,7 @@
 #include "migration/qemu-file.h"
 #include "migration/register.h"
 #include "stream.h"
+#include "system/pcow-compat.h"
 #include "system/runstate.h"
 
 #define NAME ".migrating-"

@@ -18,9 +18,6 @@
 #include <linux/kvm.h>
 #include <pcow.h>
 #include "cpu.h"
-#include "exec/address-spaces.h"
-#include "exec/memory.h"
-#include "exec/ramblock.h"
 #include "exec/ramlist.h"
 #include "hw/core/cpu.h"
 #include "qemu/error-report.h"
@@ -28,6 +25,7 @@
 #include "qemu/rcu.h"
 #include "system/hostmem-pcow.h"
 #include "system/kvm.h"
+#include "system/pcow-compat.h"
 #include "system/runstate.h"
 #include "fault.h"
 

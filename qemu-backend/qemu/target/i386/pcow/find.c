@@ -10,12 +10,10 @@
 #include <linux/kvm.h>
 #include <pcow.h>
 #include "cpu.h"
-#include "exec/address-spaces.h"
-#include "exec/memory.h"
-#include "exec/ramblock.h"
 #include "hw/core/cpu.h"
 #include "system/hostmem-pcow.h"
 #include "system/kvm.h"
+#include "system/pcow-compat.h"
 #include "fault.h"
 #include "x86.h"
 

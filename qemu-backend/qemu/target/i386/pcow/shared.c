@@ -21,9 +21,8 @@
 #include "qemu/osdep.h"
 #include <linux/kvm.h>
 #include "cpu.h"
-#include "exec/address-spaces.h"
 #include "exec/cpu-common.h"
-#include "exec/ramblock.h"
+#include "exec/target_page.h"
 #include "hw/boards.h"
 #include "hw/core/cpu.h"
 #include "hw/i386/x86.h"
@@ -33,6 +32,7 @@
 #include "standard-headers/asm-x86/kvm_para.h"
 #include "system/hostmem-pcow.h"
 #include "system/kvm.h"
+#include "system/pcow-compat.h"
 #include "fault.h"
 
 #define RETRY_INTERVAL_NS (10 * 1000 * 1000)

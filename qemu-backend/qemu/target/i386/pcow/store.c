@@ -12,15 +12,13 @@
 #include "qemu/osdep.h"
 #include <linux/kvm.h>
 #include "cpu.h"
-#include "exec/address-spaces.h"
 #include "exec/cpu-common.h"
-#include "exec/memory.h"
-#include "exec/ramblock.h"
 #include "hw/core/cpu.h"
 #include "qemu/rcu.h"
 #include "system/hostmem-pcow.h"
 #include "system/kvm.h"
 #include "system/kvm_int.h"
+#include "system/pcow-compat.h"
 #include "fault.h"
 
 #define RETRY_INTERVAL_NS (10 * 1000 * 1000)
