@@ -78,40 +78,40 @@ typedef struct HostMemPcow {
     EventNotifier became_full;
     QEMUTimer *listener;
 
-    /* hostmem-pcow-space.c: percent that should be free, if it was set */
+    /* backends/pcow/space.c: percent that should be free, if it was set */
     uint8_t watermark;
     bool has_watermark;
     bool low;                   /* less is, and an event has said so */
     bool blind;                 /* nobody can look, and a warning has said so */
     QEMUTimer *space;
 
-    /* hostmem-pcow-tell.c: by whether it was for want of space */
+    /* backends/pcow/tell.c: by whether it was for want of space */
     uint64_t errors, stores_full;
     HostMemPcowLog log[2];
     QEMUTimer *log_timer;
-    HostMemPcowLost lost[2];    /* hostmem-pcow-cover.c, likewise */
+    HostMemPcowLost lost[2];    /* backends/pcow/cover.c, likewise */
 
-    /* hostmem-pcow-mce.c: a page that the guest was warned of, and when */
+    /* backends/pcow/mce.c: a page that the guest was warned of, and when */
     uint64_t warned;
     int64_t warned_at;
 
     uint32_t snapshot_id;       /* being saved, loaded or deleted; 0: none */
     unsigned flushes;           /* in worker threads, or about to be */
 
-    /* hostmem-pcow-identity.c */
+    /* migration/pcow/identity.c */
     VMStateDescription vmstate;
     HostMemPcowIdentity identity;
     bool verified;              /* by the loadvm under way */
     char *mismatch;             /* what it found instead */
 
-    /* hostmem-pcow-loadvm.c */
+    /* migration/pcow/loadvm.c */
     Notifier machine_ready;
     char *loading_mark;         /* by a loadvm that has not ended, or NULL */
     char *loading_name;         /* of the snapshot that bears the mark */
     GPtrArray *foreign_marks;   /* by a VM with other disks than this one */
     VMChangeStateEntry *state_changed;
 
-    /* hostmem-pcow-outgoing.c, hostmem-pcow-incoming.c */
+    /* migration/pcow/outgoing.c, migration/pcow/incoming.c */
     struct HostMemPcowOutgoing *outgoing;   /* NULL: no migration to elsewhere */
     NotifierWithReturn migration;
     HostMemPcowArrival arrival;
@@ -123,7 +123,7 @@ typedef struct HostMemPcow {
 
 HostMemPcow *hostmem_file_get_pcow(Object *backend);
 
-/* ---- hostmem-pcow.c ---- */
+/* ---- backends/pcow/backend.c ---- */
 
 void hostmem_pcow_class_init(ObjectClass *oc);
 
@@ -155,7 +155,7 @@ bool hostmem_pcow_check_no_fd_user(const char *user, Error **errp);
 /* Fails if there is a pcow backend: for vhost that does not ask first. */
 bool hostmem_pcow_check_no_vhost(Error **errp);
 
-/* ---- hostmem-pcow-places.c ---- */
+/* ---- backends/pcow/places.c ---- */
 
 void hostmem_pcow_places_init(void);
 
@@ -181,7 +181,7 @@ void hostmem_pcow_remove_place(HostMemPcow *pcow);
 /* The image at a host address, or NULL, and where in it; in a handler, too. */
 HostMemPcow *hostmem_pcow_find(const void *host, uint64_t *offset);
 
-/* ---- hostmem-pcow-access.c ---- */
+/* ---- backends/pcow/access.c ---- */
 
 /*
  * Make a range of the RAM block accessible to the host kernel, which gets
@@ -247,7 +247,7 @@ bool hostmem_pcow_readable(HostMemPcow *pcow, uint64_t offset, uint64_t length,
 /* Does a store that finds the pool full fail, rather than wait? */
 bool hostmem_pcow_fails_when_full(const void *address);
 
-/* ---- hostmem-pcow-flush.c ---- */
+/* ---- backends/pcow/flush.c ---- */
 
 /* Make everything stored so far durable.  Returns 0 or -errno.  Any thread. */
 int hostmem_pcow_flush(HostMemPcow *pcow, Error **errp);
@@ -267,7 +267,7 @@ void coroutine_fn hostmem_pcow_co_all_flush_ahead(void);
 /* Main loop; the guest is stopped. */
 bool hostmem_pcow_all_flush(Error **errp);
 
-/* ---- hostmem-pcow-error.c ---- */
+/* ---- backends/pcow/error.c ---- */
 
 bool hostmem_pcow_error_init(Error **errp);
 /*
@@ -279,7 +279,7 @@ void hostmem_pcow_lose(HostMemPcow *pcow, uint64_t offset);
 int hostmem_pcow_mark_lost(HostMemPcow *pcow, uint64_t offset,
                            struct pcow_error *error);
 
-/* ---- hostmem-pcow-tell.c ---- */
+/* ---- backends/pcow/tell.c ---- */
 
 void hostmem_pcow_begin_telling(HostMemPcow *pcow);
 /* With what has not been told yet */
@@ -295,7 +295,7 @@ void hostmem_pcow_send_full(HostMemPcow *pcow, uint64_t offset);
 void hostmem_pcow_send_error(HostMemPcow *pcow, uint64_t offset,
                              const char *error);
 
-/* ---- hostmem-pcow-report.c ---- */
+/* ---- backends/pcow/report.c ---- */
 
 /*
  * An access of @cpu at @host failed.  It gets a machine check soon; until then
@@ -309,7 +309,7 @@ bool hostmem_pcow_is_being_told(const CPUState *cpu);
 /* The image goes away, and its errors that have not been told with it. */
 void hostmem_pcow_forget_errors(HostMemPcow *pcow);
 
-/* ---- hostmem-pcow-mce.c ---- */
+/* ---- backends/pcow/mce.c ---- */
 
 typedef enum HostMemPcowMce {
     HOST_MEM_PCOW_MCE_SENT,
@@ -327,7 +327,7 @@ HostMemPcowMce hostmem_pcow_machine_check(CPUState *cpu, HostMemPcow *pcow,
  */
 bool hostmem_pcow_warn_guest(const void *address);
 
-/* ---- hostmem-pcow-tcg.c ---- */
+/* ---- backends/pcow/tcg.c ---- */
 
 void hostmem_pcow_tcg_init(void);
 /* In a signal handler: true for a trap of generated code, which goes on. */
@@ -337,7 +337,7 @@ bool hostmem_pcow_tcg_waits(CPUState *cpu);
 void hostmem_pcow_prepare_load(CPUState *cpu, const void *host, uintptr_t ra);
 void hostmem_pcow_prepare_store(CPUState *cpu, void *host, uintptr_t ra);
 
-/* ---- hostmem-pcow-kvm.c ---- */
+/* ---- target/i386/pcow/fault.c ---- */
 
 /*
  * KVM_RUN of this vCPU returned -EFAULT.  Returns 0 if it can be run again,
@@ -370,7 +370,7 @@ extern unsigned hostmem_pcow_kvm_stores;
 /* Of a VM that is stopped: fails if it has one. */
 bool hostmem_pcow_check_no_stores(Error **errp);
 
-/* ---- hostmem-pcow-kvm-shared.c ---- */
+/* ---- target/i386/pcow/shared.c ---- */
 
 /*
  * Make the pages of images writable that KVM itself stores to for this vCPU, if
@@ -379,7 +379,7 @@ bool hostmem_pcow_check_no_stores(Error **errp);
  */
 int hostmem_pcow_kvm_prepare_shared(CPUState *cpu);
 
-/* ---- hostmem-pcow-qmp.c ---- */
+/* ---- backends/pcow/qmp.c ---- */
 
 void hostmem_pcow_handle_events(void *pcow);
 void hostmem_pcow_handle_full(EventNotifier *notifier);
@@ -388,12 +388,12 @@ void hostmem_pcow_handle_silence(void *pcow);
 /* The mapped image that is the backend @id; fails if there is none. */
 HostMemPcow *hostmem_pcow_by_id(const char *id, Error **errp);
 
-/* ---- hostmem-pcow-snapshot.c ---- */
+/* ---- backends/pcow/snapshot.c ---- */
 
 /* Revert the image and forget what was derived from its contents. */
 bool hostmem_pcow_revert(HostMemPcow *pcow, const char *name, Error **errp);
 
-/* ---- hostmem-pcow-hold.c ---- */
+/* ---- backends/pcow/hold.c ---- */
 
 #define HOSTMEM_PCOW_LIMIT_MS 100
 
@@ -436,14 +436,14 @@ void hostmem_pcow_forget_areas(void);
 /* Also while that is still under way.  Any thread may ask. */
 bool hostmem_pcow_guest_is_held(void);
 
-/* ---- hostmem-pcow-space.c ---- */
+/* ---- backends/pcow/space.c ---- */
 
 void hostmem_pcow_space_class_init(ObjectClass *oc);
 /* Look at the pool of a mapped image now and then, until stopped.  Main loop. */
 void hostmem_pcow_watch_space(HostMemPcow *pcow);
 void hostmem_pcow_end_space(HostMemPcow *pcow);
 
-/* ---- hostmem-pcow-identity.c ---- */
+/* ---- migration/pcow/identity.c ---- */
 
 void hostmem_pcow_vmstate_register(HostMemPcow *pcow);
 void hostmem_pcow_vmstate_unregister(HostMemPcow *pcow);
@@ -455,7 +455,7 @@ bool hostmem_pcow_get_identity(HostMemPcow *pcow, uint32_t snapshot_id,
  */
 bool hostmem_pcow_all_verified(bool loaded, Error **errp);
 
-/* ---- hostmem-pcow-savevm.c ---- */
+/* ---- migration/pcow/savevm.c ---- */
 
 struct pcow_snapshot;
 /* The snapshot @name, or @id without a name; its id is 0 if there is none. */
@@ -486,7 +486,7 @@ bool hostmem_pcow_all_begin_delete(const char *name, bool has_devices,
                                    strList *devices, Error **errp);
 bool hostmem_pcow_all_end_delete(Error **errp);
 
-/* ---- hostmem-pcow-outgoing.c ---- */
+/* ---- migration/pcow/outgoing.c ---- */
 
 void hostmem_pcow_migration_register(HostMemPcow *pcow);
 void hostmem_pcow_migration_unregister(HostMemPcow *pcow);
@@ -499,7 +499,7 @@ bool hostmem_pcow_check_migration(MigrationAddress *addr, Error **errp);
 /* Does a migration call its own snapshots so? */
 bool hostmem_pcow_is_migration_name(const char *name);
 
-/* ---- hostmem-pcow-incoming.c ---- */
+/* ---- migration/pcow/incoming.c ---- */
 
 /* Fails if the image is one to which a VM migrates, and that has not ended. */
 bool hostmem_pcow_check_arrived(HostMemPcow *pcow, Error **errp);
@@ -513,7 +513,7 @@ bool hostmem_pcow_is_arriving(void);
  */
 void hostmem_pcow_incoming_end(void);
 
-/* ---- hostmem-pcow-loadvm.c ---- */
+/* ---- migration/pcow/loadvm.c ---- */
 
 void hostmem_pcow_loadvm_register(HostMemPcow *pcow);
 void hostmem_pcow_loadvm_unregister(HostMemPcow *pcow);
@@ -531,7 +531,7 @@ bool hostmem_pcow_all_revert_snapshot(const char *name, Error **errp);
 /* Takes the marks of a load away, if there are any. */
 bool hostmem_pcow_all_end_load(Error **errp);
 
-/* ---- hostmem-pcow-carrier.c ---- */
+/* ---- migration/pcow/carrier.c ---- */
 
 /*
  * A snapshot that is being taken or deleted, or @loading, reverted to, as the

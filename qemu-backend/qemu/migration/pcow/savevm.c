@@ -5,11 +5,11 @@
  *
  * The contents of an image never travel through the VM state.  Each image
  * takes a snapshot of the same name and date inside itself, and the VM state
- * records which one (hostmem-pcow-identity.c).  Loading a state
- * (hostmem-pcow-loadvm.c) compares name and date before anything is changed,
+ * records which one (migration/pcow/identity.c).  Loading a state
+ * (migration/pcow/loadvm.c) compares name and date before anything is changed,
  * and the rest when the state has been read.
  *
- * While the disks (hostmem-pcow-carrier.c) take or delete their part, the
+ * While the disks (migration/pcow/carrier.c) take or delete their part, the
  * snapshot inside the image has a name that says so: a QEMU that is killed
  * meanwhile leaves a mark, by which the next one goes forth or back.
  */
