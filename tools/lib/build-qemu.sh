@@ -2,70 +2,35 @@
 # SPDX-License-Identifier: Apache-2.0
 # Build the QEMU with the pcow backend.
 #
-#   build-qemu.sh BUILD_PREFIX    make BUILD_PREFIX/bin/qemu-system-x86_64; libpcow must have been built in BUILD_PREFIX/meson
+#   build-qemu.sh BUILD_PREFIX SERIES BIN    make BIN/qemu-system-x86_64 of QEMU SERIES (10.0, 10.2);
+#                                            libpcow must have been built in BUILD_PREFIX/meson
+#   build-qemu.sh --unpack BUILD_PREFIX SERIES TREE     the source in TREE/src, without patches
+#   build-qemu.sh --compile BUILD_PREFIX SERIES TREE    what is there, with pcow if it knows that
 #
-# The source is Debian trixie's package, fetched from the mirror that this machine's own apt uses and checked with Debian's
-# archive key. Source, patched tree and objects stay in ${PCOW_CACHE_DIR:-/var/cache/pcow}; the first build takes some
-# minutes, a later one compiles what has changed. PCOW_DEBIAN_MIRROR=URL overrides the mirror.
+# The source is Debian's package, fetched from the mirror that this machine's own apt uses and
+# checked with Debian's archive key. Onto it come qemu-backend/patches and those of the series, in
+# the order of their names, and the files of qemu-backend/qemu, which lie there as in QEMU's tree.
+# Source, patched tree and objects stay in ${PCOW_CACHE_DIR:-/var/cache/pcow}; the first build takes
+# some minutes, a later one compiles what has changed. PCOW_DEBIAN_MIRROR=URL overrides the mirror.
 set -euo pipefail
 
-QEMU_SERIES=10.0
-QEMU_SUITE=trixie
-# The versions that QEMU 10.0 was released with, or newer ones of the same kind.
+# Where Debian has a series
+declare -A QEMU_SUITES=([10.0]=trixie [10.2]=sid)
+# The versions that QEMU was released with, or newer ones of the same kind.
 QEMU_PYTHON_PACKAGES=('meson>=1.5,<2' 'pycotap==1.3.1')
 QEMU_CONFIGURE=(--target-list=x86_64-softmmu --prefix=/usr --disable-relocatable
     --firmwarepath=/usr/share/qemu:/usr/share/seabios:/usr/lib/ipxe/qemu
     --without-default-features --disable-install-blobs --disable-docs --disable-download --disable-werror --disable-debug-info
     --enable-system --enable-tcg --enable-kvm --enable-pixman --enable-vnc --enable-slirp --enable-seccomp --enable-numa
-    --enable-linux-aio --enable-linux-io-uring --enable-vhost-kernel --enable-vhost-net --enable-vhost-user
+    --enable-pcow --enable-linux-aio --enable-linux-io-uring --enable-vhost-kernel --enable-vhost-net --enable-vhost-user
     # not all warnings (--disable-werror), as newer compilers find new ones; these have been defects of ours
     '--extra-cflags=-Werror=implicit-function-declaration -Werror=int-conversion')
-# Files that the series adds as a whole: FILE IN-QEMU-TREE
-QEMU_FILES=(
-    hostmem-pcow.c backends/hostmem-pcow.c
-    hostmem-pcow-access.c backends/hostmem-pcow-access.c
-    hostmem-pcow-carrier.c backends/hostmem-pcow-carrier.c
-    hostmem-pcow-cover.c backends/hostmem-pcow-cover.c
-    hostmem-pcow-difference.c backends/hostmem-pcow-difference.c
-    hostmem-pcow-error.c backends/hostmem-pcow-error.c
-    hostmem-pcow-flush.c backends/hostmem-pcow-flush.c
-    hostmem-pcow-hold.c backends/hostmem-pcow-hold.c
-    hostmem-pcow-identity.c backends/hostmem-pcow-identity.c
-    hostmem-pcow-incoming.c backends/hostmem-pcow-incoming.c
-    hostmem-pcow-loadvm.c backends/hostmem-pcow-loadvm.c
-    hostmem-pcow-mce.c backends/hostmem-pcow-mce.c
-    hostmem-pcow-outgoing.c backends/hostmem-pcow-outgoing.c
-    hostmem-pcow-places.c backends/hostmem-pcow-places.c
-    hostmem-pcow-qmp.c backends/hostmem-pcow-qmp.c
-    hostmem-pcow-report.c backends/hostmem-pcow-report.c
-    hostmem-pcow-report.h backends/hostmem-pcow-report.h
-    hostmem-pcow-savevm.c backends/hostmem-pcow-savevm.c
-    hostmem-pcow-snapshot.c backends/hostmem-pcow-snapshot.c
-    hostmem-pcow-space.c backends/hostmem-pcow-space.c
-    hostmem-pcow-tcg.c backends/hostmem-pcow-tcg.c
-    hostmem-pcow-tell.c backends/hostmem-pcow-tell.c
-    hostmem-pcow-kvm-find.c target/i386/kvm/hostmem-pcow-kvm-find.c
-    hostmem-pcow-kvm.c target/i386/kvm/hostmem-pcow-kvm.c
-    hostmem-pcow-kvm-shared.c target/i386/kvm/hostmem-pcow-kvm-shared.c
-    hostmem-pcow-kvm-store.c target/i386/kvm/hostmem-pcow-kvm-store.c
-    hostmem-pcow-kvm.h target/i386/kvm/hostmem-pcow-kvm.h
-    hostmem-pcow-x86.c target/i386/kvm/hostmem-pcow-x86.c
-    hostmem-pcow-x86-address.c target/i386/kvm/hostmem-pcow-x86-address.c
-    hostmem-pcow-x86-opcode.c target/i386/kvm/hostmem-pcow-x86-opcode.c
-    hostmem-pcow-x86-decoder.h target/i386/kvm/hostmem-pcow-x86-decoder.h
-    hostmem-pcow-x86.h target/i386/kvm/hostmem-pcow-x86.h
-    hostmem-pcow-migration.h include/system/hostmem-pcow-migration.h
-    hostmem-pcow.h include/system/hostmem-pcow.h
-    vhost-pcow.c hw/virtio/vhost-pcow.c
-    vhost-pcow-answer.c hw/virtio/vhost-pcow-answer.c
-    vhost-pcow.h include/hw/virtio/vhost-pcow.h
-    nvdimm-media.c hw/mem/nvdimm-media.c
-    nvdimm-media.h include/hw/mem/nvdimm-media.h
-    pcow.json qapi/pcow.json)
 
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)
 cache=${PCOW_CACHE_DIR:-/var/cache/pcow}
-QEMU_PART=$top/qemu-backend/qemu
+QEMU_FILES=$top/qemu-backend/qemu       # as in QEMU's tree
+QEMU_PATCHES=$top/qemu-backend/patches
+QEMU_SERIES=                            # which QEMU
 WORK=                                   # what an exit has to remove
 
 say() {
@@ -106,18 +71,27 @@ debian_mirrors() {
         awk '!seen[$0]++ { if ($0 ~ /\/debian\/?$/) print; else rest = rest $0 "\n" } END { printf "%s", rest }'
 }
 
-# fetch_from MIRROR DIRECTORY: the orig tarball, verified by apt; a private apt state, so the machine's own is not touched
+# fetch_from MIRROR DIRECTORY: the newest orig tarball of the series, verified by apt; a private apt
+# state, so the machine's own is not touched
 fetch_from() {
-    local mirror=$1 directory=$2 state keyring=/usr/share/keyrings/debian-archive-keyring.gpg
-    local -a apt
+    local mirror=$1 directory=$2 state version keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+    local -a options
     state=$directory/apt
     rm -rf "$state"
     mkdir -p "$state/lists/partial" "$state/cache/archives/partial" "$state/etc"
-    echo "deb-src [signed-by=$keyring] $mirror $QEMU_SUITE main" >"$state/etc/sources.list"
-    apt=(apt-get -q -o "Dir::Etc::sourcelist=$state/etc/sources.list" -o Dir::Etc::sourceparts=/dev/null
+    echo "deb-src [signed-by=$keyring] $mirror ${QEMU_SUITES[$QEMU_SERIES]} main" >"$state/etc/sources.list"
+    options=(-q -o "Dir::Etc::sourcelist=$state/etc/sources.list" -o Dir::Etc::sourceparts=/dev/null
         -o "Dir::State::lists=$state/lists" -o "Dir::Cache=$state/cache" -o Acquire::Languages=none
         -o APT::Update::Error-Mode=any -o "APT::Sandbox::User=$(id -un)")
-    "${apt[@]}" update && (cd "$directory" && "${apt[@]}" source --download-only --tar-only qemu)
+    apt-get "${options[@]}" update || return
+    # A suite may have several, as long as something was built with an older one.
+    version=$(apt-cache "${options[@]}" showsrc qemu |
+        sed -nE "s/^Version: (([0-9]+:)?${QEMU_SERIES//./\\.}\..*)/\1/p" | sort -V | tail -n 1)
+    if [ -z "$version" ]; then
+        echo "Debian ${QEMU_SUITES[$QEMU_SERIES]} on $mirror has no QEMU $QEMU_SERIES (any more)"
+        return 1
+    fi
+    (cd "$directory" && apt-get "${options[@]}" source --download-only --tar-only "qemu=$version")
 }
 
 cached_tarball() {
@@ -132,18 +106,16 @@ fetch_source() {
     if [ -z "$(cached_tarball)" ]; then
         WORK=$(mktemp -d "$cache/downloads/.fetch.XXXXXX")
         while read -r mirror; do
-            say "fetching the QEMU source of Debian $QEMU_SUITE"
+            say "fetching the source of QEMU $QEMU_SERIES"
             fetch_from "$mirror" "$WORK" >"$WORK/log" 2>&1 && break
             sed 's/^/  /' "$WORK/log" >&2
         done < <(debian_mirrors)
-        tarball=$(find "$WORK" -maxdepth 1 -name 'qemu_*.orig.tar.xz')
-        [ -n "$tarball" ] || die "no Debian archive that apt is configured for has the source of qemu in $QEMU_SUITE;" \
-            "give one with PCOW_DEBIAN_MIRROR=URL, or put qemu_$QEMU_SERIES.*.orig.tar.xz into $cache/downloads"
-        case $tarball in
-        */qemu_"$QEMU_SERIES".*) mv "$tarball" "$cache/downloads/" ;;
-        *) die "Debian $QEMU_SUITE has $(basename "$tarball") now, but the patches are for QEMU $QEMU_SERIES;" \
-            "put qemu_$QEMU_SERIES.*.orig.tar.xz into $cache/downloads" ;;
-        esac
+        tarball=$(find "$WORK" -maxdepth 1 -name "qemu_$QEMU_SERIES.*.orig.tar.xz")
+        [ -n "$tarball" ] ||
+            die "no Debian archive that apt is configured for has the source of QEMU $QEMU_SERIES in" \
+                "${QEMU_SUITES[$QEMU_SERIES]}; give one with PCOW_DEBIAN_MIRROR=URL (one of Debian's snapshots" \
+                "for a version that is there no more), or put qemu_$QEMU_SERIES.*.orig.tar.xz into $cache/downloads"
+        mv "$tarball" "$cache/downloads/"
         remove_work
     fi
     exec 8>&-
@@ -156,17 +128,30 @@ remove_work() {
     WORK=
 }
 
-# unpack TARBALL TREE: all or nothing
+# Those of all series, and those that differ in this one
+patches() {
+    local file
+    for file in "$QEMU_PATCHES"/*.patch "$QEMU_PATCHES/$QEMU_SERIES"/*.patch; do
+        [ ! -e "$file" ] || printf '%s\t%s\n' "${file##*/}" "$file"
+    done | sort | cut -f 2
+}
+
+# unpack TARBALL DIRECTORY
 unpack() {
+    mkdir -p "$2"
+    tar -xf "$1" -C "$2" --strip-components=1
+}
+
+# unpack_patched TARBALL TREE: all or nothing
+unpack_patched() {
     local patch
     WORK=$(mktemp -d "$2.XXXXXX")
     chmod 755 "$WORK"
-    mkdir "$WORK/src"
-    tar -xf "$1" -C "$WORK/src" --strip-components=1
-    for patch in "$QEMU_PART"/patches/*.patch; do
-        patch -d "$WORK/src" -p1 --batch --forward --fuzz=0 --silent <"$patch" >"$WORK/log" 2>&1 ||
-            die "$(basename "$patch") does not apply to $(basename "$1"): $(cat "$WORK/log")"
-    done
+    unpack "$1" "$WORK/src"
+    while read -r patch; do
+        patch -d "$WORK/src" -p1 --batch --forward --fuzz=0 --no-backup-if-mismatch --silent <"$patch" >"$WORK/log" 2>&1 ||
+            die "${patch#"$top"/} does not apply to $(basename "$1"): $(cat "$WORK/log")"
+    done < <(patches)
     mv "$WORK" "$2"
     WORK=
 }
@@ -185,9 +170,20 @@ Libs: -L$stage -lpcow -pthread
 END
 }
 
+# Not before the last patch
+knows_pcow() {
+    grep -q "^option('pcow'" "$1/src/meson_options.txt"
+}
+
 configure() {
-    local tree=$1 cc=${CC:-cc}
+    local tree=$1 cc=${CC:-cc} option
+    local -a options=()
     [ ! -e "$tree/build/.configured" ] || return 0
+    for option in "${QEMU_CONFIGURE[@]}"; do
+        if [ "$option" != --enable-pcow ] || knows_pcow "$tree"; then
+            options+=("$option")
+        fi
+    done
     say "configuring QEMU"
     rm -rf "$tree/venv" "$tree/build"
     quietly "$tree/log" /usr/bin/python3 -m venv "$tree/venv"
@@ -199,7 +195,7 @@ configure() {
     (
         cd "$tree/build"
         export PATH=$tree/venv/bin:$PATH PKG_CONFIG_PATH=$tree/libpcow CC=$cc
-        quietly "$tree/log" ../src/configure --python="$tree/venv/bin/python3" "${QEMU_CONFIGURE[@]}"
+        quietly "$tree/log" ../src/configure --python="$tree/venv/bin/python3" "${options[@]}"
     )
     touch "$tree/build/.configured"
 }
@@ -225,7 +221,7 @@ clean_cache() {
 }
 
 build() {
-    local prefix=$1 tarball key tree i
+    local prefix=$1 bin=$2 tarball key tree file
     local archive=$prefix/meson/qemu-backend/libpcow/libpcow.a header=$top/qemu-backend/libpcow/include/pcow.h
     [ -e "$archive" ] || die "$archive is missing: build libpcow first (tools/build does)"
     mkdir -p "$cache" || die "cannot make $cache; give another folder with PCOW_CACHE_DIR"
@@ -233,7 +229,9 @@ build() {
     tarball=$(cached_tarball)
     key=$({
         basename "$tarball"
-        cat "$QEMU_PART"/patches/*.patch
+        patches | xargs -d '\n' cat
+        # A file that went away would stay in the tree.
+        (cd "$QEMU_FILES" && find . -type f | sort)
         echo "${QEMU_CONFIGURE[@]}" "${QEMU_PYTHON_PACKAGES[@]}" "${CC:-cc}" "$(uname -m)"
     } | sha256sum | cut -c 1-16)
     tree=$cache/qemu-$key
@@ -241,29 +239,51 @@ build() {
     exec 9>"$tree.lock"
     flock 9
     find "$cache" -maxdepth 1 -name "qemu-$key.??????" -exec rm -rf {} +
-    [ -d "$tree" ] || unpack "$tarball" "$tree"
+    [ -d "$tree" ] || unpack_patched "$tarball" "$tree"
     touch "$tree"
-    for ((i = 0; i < ${#QEMU_FILES[@]}; i += 2)); do
-        copy_if_changed "$QEMU_PART/${QEMU_FILES[i]}" "$tree/src/${QEMU_FILES[i + 1]}"
-    done
+    while read -r file; do
+        copy_if_changed "$QEMU_FILES/$file" "$tree/src/$file"
+    done < <(cd "$QEMU_FILES" && find . -type f)
     stage_library "$archive" "$header" "$tree/libpcow"
     configure "$tree"
     compile "$tree"
-    copy_if_changed "$tree/build/qemu-system-x86_64" "$prefix/bin/qemu-system-x86_64"
+    copy_if_changed "$tree/build/qemu-system-x86_64" "$bin/qemu-system-x86_64"
     exec 9>&-
     clean_cache
 }
 
+# compile_part PREFIX TREE: of a series of patches, as many as were applied
+compile_part() {
+    local prefix=$1 tree=$2
+    stage_library "$prefix/meson/qemu-backend/libpcow/libpcow.a" "$top/qemu-backend/libpcow/include/pcow.h" "$tree/libpcow"
+    configure "$tree"
+    if knows_pcow "$tree"; then
+        PKG_CONFIG_PATH=$tree/libpcow quietly "$tree/log" "$tree/venv/bin/meson" configure "$tree/build" -Dpcow=enabled
+    fi
+    compile "$tree"
+}
+
 main() {
+    local mode=build
     trap remove_work EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
     case ${1:-} in
-    '' | -*) die "usage: build-qemu.sh BUILD_PREFIX" ;;
-    *)
-        mkdir -p "$1"
-        build "$(cd "$1" && pwd)"
-        ;;
+    --unpack | --compile)
+        mode=${1#--}
+        shift ;;
+    esac
+    if (($# != 3)) || [ -z "${QEMU_SUITES[$2]:-}" ]; then
+        die "usage: build-qemu.sh [--unpack | --compile] BUILD_PREFIX SERIES BIN, where SERIES is one of ${!QEMU_SUITES[*]}"
+    fi
+    QEMU_SERIES=$2
+    mkdir -p "$1" "$3"
+    case $mode in
+    build) build "$(cd "$1" && pwd)" "$(cd "$3" && pwd)" ;;
+    unpack)
+        fetch_source
+        unpack "$(cached_tarball)" "$3/src" ;;
+    compile) compile_part "$(cd "$1" && pwd)" "$(cd "$3" && pwd)" ;;
     esac
 }
 

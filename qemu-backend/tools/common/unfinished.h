@@ -9,7 +9,7 @@
 #include <pcow.h>
 
 /*
- * The snapshot that is reverted to is called so meanwhile, see hostmem-pcow-carrier.c and
+ * The snapshot that is reverted to is called so meanwhile, see migration/pcow/carrier.c and
  * etc/libvirt/bin/qemu-img.
  */
 #define UNFINISHED_REVERT ".loading-"

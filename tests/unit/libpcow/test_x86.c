@@ -17,7 +17,7 @@
 
 #include <cmocka.h>
 
-#include "hostmem-pcow-x86.h"
+#include "x86.h"
 
 /* ---- known answers --------------------------------------------------------------------------- */
 

@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * Accesses to a pcow image that have to be prepared or served by QEMU: those
+ * of the host kernel, and those of a vCPU that must not wait for space.
+ */
+#include "qemu/osdep.h"
+#include <pcow.h>
+#include <ucontext.h>
+#include "qapi/error.h"
+#include "qemu/rcu.h"
+#include "qemu/timer.h"
+#include "system/hostmem-pcow.h"
+
+unsigned hostmem_pcow_kvm_stores;
+
+bool hostmem_pcow_check_no_stores(Error **errp)
+{
+    if (qatomic_read(&hostmem_pcow_kvm_stores)) {
+        error_setg(errp, "a vCPU has a store to do that waits for space in the "
+                   "pool of a pcow image, and no VM state would have it: make "
+                   "room, and try again");
+        return false;
+    }
+    return true;
+}
+
+static int tell_full(HostMemPcow *pcow, uint64_t offset, int ret, bool report)
+{
+    if (ret == -ENOSPC && report) {
+        /* nobody waits, so libpcow does not speak of it */
+        hostmem_pcow_send_error(pcow, offset, strerror(ENOSPC));
+    }
+    return ret;
+}
+
+int hostmem_pcow_resolve(HostMemPcow *pcow, uint64_t offset, uint64_t length,
+                         bool is_write, bool report)
+{
+    return tell_full(pcow, offset, pcow_map_resolve(pcow->map, offset, length,
+                                                    is_write, NULL), report);
+}
+
+int hostmem_pcow_prepare_own_store(HostMemPcow *pcow, uint64_t offset,
+                                   uint64_t length, bool report)
+{
+    return tell_full(pcow, offset, pcow_map_prepare(pcow->map, offset, length,
+                                                    true, NULL), report);
+}
+
+static __thread bool is_for_nobody;
+
+void hostmem_pcow_map_for_nobody(bool begins)
+{
+    is_for_nobody = begins;
+}
+
+bool hostmem_pcow_is_for_nobody(void)
+{
+    return is_for_nobody;
+}
+
+int hostmem_pcow_prepare_store_at(void *host, uint64_t length)
+{
+    HostMemPcow *pcow;
+    uint64_t offset;
+
+    RCU_READ_LOCK_GUARD();
+    pcow = hostmem_pcow_find(host, &offset);
+    return pcow ? hostmem_pcow_prepare_own_store(pcow, offset, length, true) : 0;
+}
+
+void hostmem_pcow_prepare_load_at(void *host, uint64_t length)
+{
+    HostMemPcow *pcow;
+    uint64_t offset;
+
+    RCU_READ_LOCK_GUARD();
+    pcow = hostmem_pcow_find(host, &offset);
+    if (pcow) {
+        hostmem_pcow_resolve(pcow, offset, length, false, true);
+    }
+}
+
+/*
+ * Calls @serve for what lies in an image, until that does not return 0.  Nearly
+ * every buffer lies in none.
+ */
+static int foreach_part(QEMUIOVector *qiov, size_t offset, size_t bytes,
+                        int (*serve)(HostMemPcow *pcow, uint64_t offset,
+                                     uint64_t length, bool is_write),
+                        bool is_write)
+{
+    for (int i = 0; i < qiov->niov && bytes; i++) {
+        size_t length = qiov->iov[i].iov_len;
+        HostMemPcow *pcow;
+        uint64_t at;
+        int ret;
+
+        if (offset >= length) {
+            offset -= length;
+            continue;
+        }
+        length = MIN(length - offset, bytes);
+        pcow = hostmem_pcow_find(qiov->iov[i].iov_base + offset, &at);
+        if (pcow) {
+            ret = serve(pcow, at, length, is_write);
+            if (ret) {
+                return ret;
+            }
+        }
+        bytes -= length;
+        offset = 0;
+    }
+    return 0;
+}
+
+/*
+ * Of all images: begun is never less than ended, and they are the same while no
+ * watch is about to begin.
+ */
+static unsigned watches_begun, watches_ended;
+
+int hostmem_pcow_watch(HostMemPcow *pcow, struct pcow_error *error)
+{
+    int ret;
+
+    qatomic_inc(&watches_begun);
+    ret = pcow_map_watch(pcow->map, error);
+    qatomic_inc(&watches_ended);
+    return ret;
+}
+
+static int prepare_part(HostMemPcow *pcow, uint64_t offset, uint64_t length,
+                        bool is_write)
+{
+    return hostmem_pcow_resolve(pcow, offset, length, is_write, true);
+}
+
+/*
+ * The block layer is about to submit a request.  address_space_map() resolved
+ * the buffer, but since then a snapshot may have write-protected it again: the
+ * request may have waited in a drained queue, or be the retry of one that
+ * failed.  From here on draining waits for it.
+ */
+int hostmem_pcow_prepare_buffer(QEMUIOVector *qiov, size_t offset,
+                                size_t bytes, bool is_write)
+{
+    unsigned ended = qatomic_read(&watches_ended);
+    int ret = foreach_part(qiov, offset, bytes, prepare_part, is_write);
+
+    return ret < 0 ? ret : ended & INT_MAX;
+}
+
+/* One of them is enough: if others are not ready yet, we shall be back. */
+static int settle_part(HostMemPcow *pcow, uint64_t offset, uint64_t length,
+                       bool is_write)
+{
+    pcow_map_settle(pcow->map, offset, length);
+    return 1;
+}
+
+bool hostmem_pcow_may_retry(QEMUIOVector *qiov, size_t offset, size_t bytes,
+                            int ended)
+{
+    return (qatomic_read(&watches_begun) & INT_MAX) != ended &&
+           foreach_part(qiov, offset, bytes, settle_part, false);
+}
+
+/* The image for whose space this thread waits */
+static __thread HostMemPcow *waits_for;
+
+/*
+ * A vCPU comes here every few milliseconds while it waits.  When it stops
+ * waiting, nobody may hear of it: another vCPU's trap may have brought its page
+ * in, or the guest went elsewhere.  So it is the silence that ends the wait,
+ * see hostmem_pcow_handle_silence().
+ */
+static void note_full(HostMemPcow *pcow, uint64_t offset)
+{
+    qatomic_set(&pcow->full_at, get_clock());
+    if (waits_for != pcow) {
+        waits_for = pcow;
+        qatomic_inc(&pcow->full_waits);
+    }
+    if (!qatomic_read(&pcow->waiting) && !qatomic_xchg(&pcow->waiting, true)) {
+        qatomic_set(&pcow->full_offset, offset);
+        event_notifier_set(&pcow->became_full);
+    }
+}
+
+typedef int ServePage(pcow_map *map, uint64_t offset, bool is_write);
+
+static int resolve_page(pcow_map *map, uint64_t offset, bool is_write)
+{
+    return pcow_map_resolve(map, offset, 1, is_write, NULL);
+}
+
+static int prepare_page(pcow_map *map, uint64_t offset, bool is_write)
+{
+    return pcow_map_prepare(map, offset, 1, is_write, NULL);
+}
+
+/* *result: the image at @address, or NULL. */
+static int serve_access(void *address, bool is_write, ServePage *serve,
+                        HostMemPcow **result)
+{
+    uint64_t offset;
+    HostMemPcow *pcow = hostmem_pcow_find(address, &offset);
+    int ret;
+
+    *result = pcow;
+    if (!pcow) {
+        return -EFAULT;
+    }
+    ret = serve(pcow->map, offset, is_write);
+    if (ret == 0) {
+        waits_for = NULL;
+    } else if (ret == -ENOSPC && pcow->full == HOST_MEM_PCOW_FULL_WAIT) {
+        note_full(pcow, offset);
+    }
+    return ret;
+}
+
+bool hostmem_pcow_fails_when_full(const void *address)
+{
+    uint64_t offset;
+    HostMemPcow *pcow = hostmem_pcow_find(address, &offset);
+
+    return pcow && pcow->full == HOST_MEM_PCOW_FULL_FAIL;
+}
+
+int hostmem_pcow_trap(void *address, bool is_write)
+{
+    HostMemPcow *pcow;
+    int ret = serve_access(address, is_write, pcow_map_trap, &pcow);
+
+    if (ret == 0) {
+        qatomic_inc(is_write ? &pcow->write_traps : &pcow->read_traps);
+    }
+    return ret;
+}
+
+int hostmem_pcow_make_writable(void *address, bool kernel)
+{
+    HostMemPcow *pcow;
+    int ret = serve_access(address, true, kernel ? resolve_page : prepare_page,
+                           &pcow);
+
+    if (ret == 0) {
+        struct pcow_map_stats stats;
+        uint64_t pages;
+
+        /* Most pages are writable already; a trap it is if one became so. */
+        pcow_map_get_stats(pcow->map, &stats);
+        pages = stats.pages_copied + stats.pages_zeroed;
+        if (qatomic_xchg(&pcow->pages, pages) != pages) {
+            qatomic_inc(&pcow->write_traps);
+        }
+    }
+    return ret;
+}
+
+/*
+ * One load that may fail.  If it gets SIGBUS, the handler lets it continue at
+ * the second label.
+ */
+extern const char hostmem_pcow_trial_load[], hostmem_pcow_trial_failed[];
+
+bool __attribute__((noinline, noclone)) hostmem_pcow_can_load(const void *host)
+{
+    bool ok;
+
+    asm volatile(".globl hostmem_pcow_trial_load\n"
+                 ".globl hostmem_pcow_trial_failed\n"
+                 "    movb $1, %0\n"
+                 "hostmem_pcow_trial_load:\n"
+                 "    testb $0, (%1)\n"
+                 "    jmp 1f\n"
+                 "hostmem_pcow_trial_failed:\n"
+                 "    movb $0, %0\n"
+                 "1:\n"
+                 : "=&q"(ok) : "r"(host) : "memory", "cc");
+    return ok;
+}
+
+bool hostmem_pcow_skip_trial(void *context)
+{
+    greg_t *pc = &((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
+
+    if (*pc != (greg_t)hostmem_pcow_trial_load) {
+        return false;
+    }
+    *pc = (greg_t)hostmem_pcow_trial_failed;
+    return true;
+}
+
+bool hostmem_pcow_readable(HostMemPcow *pcow, uint64_t offset, uint64_t length,
+                           bool report)
+{
+    uint8_t *host = pcow_map_address(pcow->map);
+
+    for (uint64_t at = offset & -PCOW_PAGE_SIZE; at < offset + length;
+         at += PCOW_PAGE_SIZE) {
+        if (!hostmem_pcow_can_load(host + at)) {
+            if (report) {
+                hostmem_pcow_send_error(pcow, at, strerror(EIO));
+            }
+            return false;
+        }
+    }
+    return true;
+}

@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * QMP commands for the snapshots of a single pcow image.
+ */
+#include "qemu/osdep.h"
+#include <pcow.h>
+#include "hw/core/cpu.h"
+#include "qapi/error.h"
+#include "qapi/qapi-commands-pcow.h"
+#include "qemu/timer.h"
+#include "system/hostmem-pcow.h"
+#include "system/pcow-compat.h"
+#include "system/runstate.h"
+#include "system/system.h"
+#include "system/tcg.h"
+
+/* As hostmem_pcow_by_id(), to change the image. */
+static HostMemPcow *find_settled_pcow(const char *id, Error **errp)
+{
+    HostMemPcow *pcow = hostmem_pcow_by_id(id, errp);
+
+    return pcow && hostmem_pcow_check_settled(errp) ? pcow : NULL;
+}
+
+static bool check_new_name(const char *name, Error **errp)
+{
+    if (hostmem_pcow_is_mark(name)) {
+        error_setg(errp, "'%s' is like the names of snapshots that are "
+                   "unfinished: choose another", name);
+        return false;
+    }
+    return true;
+}
+
+/* A load that failed halfway is another matter: who gives up on it may. */
+static bool check_old_name(const char *name, Error **errp)
+{
+    if (hostmem_pcow_is_migration_name(name) ||
+        hostmem_pcow_is_arrival_name(name)) {
+        error_setg(errp, "the snapshot '%s' belongs to a live migration, which "
+                   "deletes it itself, or the next start of the VM does", name);
+        return false;
+    }
+    return true;
+}
+
+/* Also after others may have done something */
+static HostMemPcow *find_to_create(const char *id, const char *name,
+                                   Error **errp)
+{
+    HostMemPcow *pcow = find_settled_pcow(id, errp);
+
+    if (!pcow || !check_new_name(name, errp) ||
+        !hostmem_pcow_check_not_loading(NULL, errp)) {
+        return NULL;
+    }
+    if (runstate_check(RUN_STATE_SAVE_VM) ||
+        runstate_check(RUN_STATE_RESTORE_VM)) {
+        error_setg(errp, "a snapshot of the whole VM is being taken, or "
+                   "reverted to: wait until that has ended");
+        return NULL;
+    }
+    return pcow;
+}
+
+/*
+ * A snapshot is made in steps, see pcow_snapshot_prepare(): what waits for the
+ * medium does so in a worker, while the guest and the main loop go on, and
+ * others may do something to the image.
+ */
+typedef struct Creation {
+    HostMemPcow *pcow;
+    const char *id, *name;
+    int64_t date_us;
+} Creation;
+
+static bool may_go_on(const Creation *creation, Error **errp)
+{
+    HostMemPcow *found = find_to_create(creation->id, creation->name, errp);
+
+    if (found && found != creation->pcow) {
+        error_setg(errp, "the memory backend '%s' was removed meanwhile",
+                   creation->id);
+        return false;
+    }
+    return found;
+}
+
+static bool told(int ret, const struct pcow_error *error, Error **errp)
+{
+    if (ret < 0) {
+        error_setg(errp, "%s", error->message);
+    }
+    return ret >= 0;
+}
+
+static bool coroutine_fn prepare(const Creation *creation, Error **errp)
+{
+    struct pcow_error error;
+    int ret;
+
+    do {
+        if (!may_go_on(creation, errp)) {
+            return false;
+        }
+        ret = pcow_snapshot_prepare(creation->pcow->image, creation->name,
+                                    creation->date_us / 1000000,
+                                    creation->date_us % 1000000 * 1000, &error);
+        if (!told(ret, &error, errp)) {
+            return false;
+        }
+    } while (ret == PCOW_FLUSH_FIRST &&
+             hostmem_pcow_co_flush(creation->pcow, errp) == 0);
+    return ret == 0;
+}
+
+/* The guest is held. */
+static bool freeze(const Creation *creation, Error **errp)
+{
+    struct pcow_error error;
+
+    return may_go_on(creation, errp) &&
+           told(pcow_snapshot_freeze(creation->pcow->image, &error), &error,
+                errp);
+}
+
+/* What the guest has not flushed is part of it, too. */
+static bool coroutine_fn finish(const Creation *creation, Error **errp)
+{
+    struct pcow_error error;
+    int ret;
+
+    do {
+        ret = pcow_snapshot_finish(creation->pcow->image, NULL, &error);
+        if (!told(ret, &error, errp)) {
+            return false;
+        }
+    } while (ret == PCOW_FLUSH_FIRST &&
+             hostmem_pcow_co_flush(creation->pcow, errp) == 0);
+    return ret == 0;
+}
+
+static bool coroutine_fn create(const Creation *creation, uint32_t limit,
+                                uint64_t *pause, Error **errp)
+{
+    bool ok;
+
+    if (!prepare(creation, errp) || !hostmem_pcow_co_hold_guest(limit, errp)) {
+        return false;
+    }
+    ok = freeze(creation, errp);
+    *pause = hostmem_pcow_release_guest();
+    return ok && finish(creation, errp);
+}
+
+PcowSnapshotCreated *coroutine_fn
+qmp_pcow_snapshot_create(const char *id, const char *name, bool has_max_wait,
+                         uint32_t max_wait, Error **errp)
+{
+    Creation creation = {
+        .pcow = find_to_create(id, name, errp),
+        .id = id,
+        .name = name,
+        .date_us = g_get_real_time(),
+    };
+    PcowSnapshotCreated *result = NULL;
+    uint64_t pause;
+
+    if (!creation.pcow) {
+        return NULL;
+    }
+    if (creation.pcow->creating) {
+        error_setg(errp, "another snapshot of the pcow image '%s' is being "
+                   "taken: wait until that has ended",
+                   pcow_path(creation.pcow->image));
+        return NULL;
+    }
+    creation.pcow->creating = true;
+    object_ref(OBJECT(creation.pcow->backend));
+    if (create(&creation, has_max_wait ? max_wait : HOSTMEM_PCOW_LIMIT_MS,
+               &pause, errp)) {
+        result = g_new0(PcowSnapshotCreated, 1);
+        result->pause = pause;
+    } else {
+        /* What fails here is done by the next operation */
+        pcow_snapshot_abandon(creation.pcow->image, NULL);
+    }
+    creation.pcow->creating = false;
+    object_unref(OBJECT(creation.pcow->backend));
+    return result;
+}
+
+bool hostmem_pcow_revert(HostMemPcow *pcow, const char *name, Error **errp)
+{
+    struct pcow_error error;
+    int ret;
+
+    /* A flush walks the chain of images, which this exchanges */
+    hostmem_pcow_await_flushes(pcow);
+    if (!hostmem_pcow_hold_guest(errp)) {
+        return false;
+    }
+    ret = pcow_snapshot_revert(pcow->image, name, &error);
+    hostmem_pcow_release_guest();
+    if (ret < 0) {
+        error_setg(errp, "%s", error.message);
+        return false;
+    }
+    /*
+     * Code that the guest ran straight from the image may differ now.  A
+     * machine without a CPU has none.
+     */
+    if (tcg_enabled() && first_cpu) {
+        tb_flush(first_cpu);
+    }
+    return true;
+}
+
+void qmp_pcow_snapshot_revert(const char *id, const char *name, Error **errp)
+{
+    HostMemPcow *pcow = find_settled_pcow(id, errp);
+
+    /* That would be undone by the next QEMU, which finishes the load. */
+    if (!pcow || !check_old_name(name, errp) ||
+        !hostmem_pcow_check_not_loading(NULL, errp)) {
+        return;
+    }
+    if (runstate_is_running()) {
+        error_setg(errp, "the VM is running: stop it before reverting the "
+                   "pcow image '%s'", pcow_path(pcow->image));
+        return;
+    }
+    if (hostmem_pcow_revert(pcow, name, errp)) {
+        qemu_system_reset(SHUTDOWN_CAUSE_HOST_QMP_SYSTEM_RESET);
+    }
+}
+
+PcowSnapshotDeleted *qmp_pcow_snapshot_delete(const char *id, const char *name,
+                                              Error **errp)
+{
+    HostMemPcow *pcow = find_settled_pcow(id, errp);
+    PcowSnapshotDeleted *result;
+    struct pcow_error error;
+    uint64_t freed;
+
+    if (!pcow || !check_old_name(name, errp)) {
+        return NULL;
+    }
+    if (pcow_snapshot_delete(pcow->image, name, &freed, &error) < 0) {
+        error_setg(errp, "%s", error.message);
+        return NULL;
+    }
+    result = g_new0(PcowSnapshotDeleted, 1);
+    result->freed = freed;
+    return result;
+}
+
+void qmp_pcow_snapshot_rename(const char *id, const char *name,
+                              const char *new_name, Error **errp)
+{
+    HostMemPcow *pcow = find_settled_pcow(id, errp);
+    struct pcow_error error;
+
+    if (pcow && check_old_name(name, errp) && check_new_name(new_name, errp) &&
+        pcow_snapshot_rename(pcow->image, name, new_name, &error) < 0) {
+        error_setg(errp, "%s", error.message);
+    }
+}
