@@ -131,7 +131,8 @@ static void list_one(struct list *list, const char *name, const struct stat *st)
 
     if (!summary) {
         /* what is to be remembered is looked at as a whole */
-        if (list->base && !list->cache.path && !may_stand_on(list->directory, name, list->base)) {
+        if (list->base && !list_cache_is_used(&list->cache)
+            && !may_stand_on(list->directory, name, list->base)) {
             return;
         }
         r = pcow_summarize(list->directory, name, false, &found, &error);
@@ -188,7 +189,8 @@ static int print_total(const struct list *list)
 
     if (!list->json) {
         printf("%" PRIu64 " images, %" PRIu64 " of them sealed, %" PRIu64 " cannot be read\n"
-               "of those that are not sealed: disk size %s, may grow by %s, after snapshots by %s\n",
+               "of those that are not sealed: disk size %s, may grow by %s, and by %s after "
+               "snapshots\n",
                list->images, list->sealed, list->unreadable, format_size(list->allocated, text[0]),
                format_size(list->may_grow, text[1]), format_size(list->may_grow_frozen, text[2]));
         return EXIT_SUCCESS;

@@ -46,7 +46,7 @@ static uint64_t sum_of(const struct pcow_summary *entries, uint32_t count)
     return sum;
 }
 
-/* Others, as NFS, keep what they were told of a file for a while, and its time is another host's. */
+/* Others, as NFS, keep what they were told of a file for a while; and its time is another's. */
 static bool has_one_kernel(int directory)
 {
     struct statfs file_system;
@@ -158,6 +158,21 @@ static void forget(struct list_cache *cache)
     cache->count = cache->known = cache->room = 0;
 }
 
+/*
+ * The directory of a file: who may write to the one above puts no link in its place. The name of
+ * the file is what is behind it.
+ */
+static int open_place(const char *path, const char **name)
+{
+    const char *slash = strrchr(path, '/');
+    char *directory = slash ? strndup(path, (size_t)(slash - path) + (slash == path)) : strdup(".");
+    int place = directory ? open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW) : -1;
+
+    *name = slash ? slash + 1 : path;
+    free(directory);
+    return place;
+}
+
 void list_cache_open(struct list_cache *cache, const char *path, int directory)
 {
     struct timespec now;
@@ -165,14 +180,19 @@ void list_cache_open(struct list_cache *cache, const char *path, int directory)
     int fd;
 
     memset(cache, 0, sizeof(*cache));
+    cache->place = -1;
     if (!path || fstat(directory, &st) || !has_one_kernel(directory)) {
         return;
     }
+    cache->place = open_place(path, &cache->name);
+    if (cache->place < 0) {
+        return;
+    }
     clock_gettime(CLOCK_REALTIME, &now);
-    cache->path = path;
     cache->device = st.st_dev;
     cache->now = now.tv_sec * SECOND_NS + now.tv_nsec;
-    fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW);
+    fd = openat(cache->place, cache->name,
+                O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW);
     if (fd >= 0) {
         if (!load(cache, fd)) {
             forget(cache);
@@ -207,8 +227,8 @@ const struct pcow_summary *list_cache_find(struct list_cache *cache, const struc
 void list_cache_add(struct list_cache *cache, const struct pcow_summary *summary)
 {
     /* Nor of a time to come: the clock was set back, and may come to show it once more. */
-    if (!cache->path || !summary->steady || cache->now - summary->version.changed < SETTLED_NS
-        || cache->count == MAX_ENTRIES) {
+    if (!list_cache_is_used(cache) || !summary->steady
+        || cache->now - summary->version.changed < SETTLED_NS || cache->count == MAX_ENTRIES) {
         return;
     }
     if (cache->count == cache->room) {
@@ -226,16 +246,18 @@ void list_cache_add(struct list_cache *cache, const struct pcow_summary *summary
 }
 
 /* To be replaced by rename(): -1 if somebody else just makes one, or this user may not. */
-static int open_new(const char *name)
+static int open_new(int place, const char *name)
 {
-    int fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW, 0600);
+    int fd = openat(place, name,
+                    O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW, 0600);
     struct stat st, named;
 
     if (fd < 0) {
         return -1;
     }
     /* It may have been renamed before the lock was ours. One that was killed left what is cut. */
-    if (flock(fd, LOCK_EX | LOCK_NB) || fstat(fd, &st) || lstat(name, &named)
+    if (flock(fd, LOCK_EX | LOCK_NB) || fstat(fd, &st)
+        || fstatat(place, name, &named, AT_SYMLINK_NOFOLLOW)
         || st.st_dev != named.st_dev || st.st_ino != named.st_ino || !S_ISREG(st.st_mode)
         || st.st_nlink != 1 || ftruncate(fd, 0)) {
         close(fd);
@@ -245,19 +267,11 @@ static int open_new(const char *name)
 }
 
 /* For whom the directory is that it lies in. */
-static void give(int fd, const char *path)
+static void give(int fd, int place)
 {
-    char directory[PATH_MAX];
-    char *slash;
     struct stat st;
 
-    snprintf(directory, sizeof(directory), "%s", path);
-    slash = strrchr(directory, '/');
-    if (slash) {
-        *slash = '\0';
-    }
-    if (!stat(slash ? directory : ".", &st)
-        && !fchown(fd, geteuid() ? (uid_t)-1 : st.st_uid, st.st_gid)) {
+    if (!fstat(place, &st) && !fchown(fd, geteuid() ? (uid_t)-1 : st.st_uid, st.st_gid)) {
         (void)!fchmod(fd, 0660);
     }
 }
@@ -270,20 +284,20 @@ static void save(const struct list_cache *cache)
         .device = cache->device,
         .sum = sum_of(cache->entries, cache->count),
     };
-    char name[PATH_MAX];
+    char name[NAME_MAX + 1];
     int fd;
 
     memcpy(head.magic, magic, sizeof(magic));
-    if (snprintf(name, sizeof(name), "%s" NEW_NAME, cache->path) >= (int)sizeof(name)
-        || (fd = open_new(name)) < 0) {
+    if (snprintf(name, sizeof(name), "%s" NEW_NAME, cache->name) >= (int)sizeof(name)
+        || (fd = open_new(cache->place, name)) < 0) {
         return;
     }
-    give(fd, name);
+    give(fd, cache->place);
     /* Not flushed: what a power cut leaves of it has another sum. */
     if (!write_whole(fd, &head, sizeof(head))
         || !write_whole(fd, cache->entries, cache->count * sizeof(*cache->entries))
-        || rename(name, cache->path)) {
-        unlink(name);
+        || renameat(cache->place, name, cache->place, cache->name)) {
+        unlinkat(cache->place, name, 0);
     }
     close(fd);
 }
@@ -302,11 +316,14 @@ static void drop_unused(struct list_cache *cache)
 
 void list_cache_close(struct list_cache *cache, bool complete)
 {
-    /* To write all of it for each image that comes or goes would cost more than to look at a few. */
-    if (cache->path && complete
+    /* To write all of it for each image that comes or goes costs more than to look at a few. */
+    if (list_cache_is_used(cache) && complete
         && (cache->added > 15 + cache->used / 256 || cache->known > 64 + 2 * cache->used)) {
         drop_unused(cache);
         save(cache);
+    }
+    if (list_cache_is_used(cache)) {
+        close(cache->place);
     }
     forget(cache);
 }

@@ -18,7 +18,8 @@
 #include <sys/stat.h>
 
 struct list_cache {
-    const char *path;                           /* NULL: none */
+    int place;                                  /* directory that it is in; -1: there is none */
+    const char *name;
     uint64_t device;                            /* of the directory that is listed */
     int64_t now;                                /* when the list was begun */
     struct pcow_summary *entries;
@@ -28,8 +29,13 @@ struct list_cache {
     uint32_t *index, slots;                     /* of the known ones, by the number of the file */
 };
 
-/* path NULL: nothing is ever found. */
+/* path NULL: nothing is ever found.  It is kept. */
 void list_cache_open(struct list_cache *cache, const char *path, int directory);
+static inline bool list_cache_is_used(const struct list_cache *cache)
+{
+    return cache->place >= 0;
+}
+
 /* What the tables of this file say, or NULL. */
 const struct pcow_summary *list_cache_find(struct list_cache *cache, const struct stat *st);
 /* Of a file that was not found. */

@@ -196,6 +196,27 @@ class ListCacheTest(base.TestCase):
             self.check_like_a_look()
         self.assertFalse((self.directory / 'elsewhere').exists())
 
+    def test_link_in_place_of_the_directory(self) -> None:
+        """Who may write to the state directory has root write nowhere else."""
+        self.settle()
+        elsewhere = self.directory / 'elsewhere'
+        self.cache.parent.rename(elsewhere)
+        (elsewhere / self.cache.name).unlink()
+        self.cache.parent.symlink_to(elsewhere)
+        self.check_like_a_look()
+        self.pool.account()
+        self.assertEqual([], os.listdir(elsewhere))
+
+    def test_full_state_directory(self) -> None:
+        self.settle()
+        self.cache.unlink()
+        subprocess.run(
+            ['mount', '-t', 'tmpfs', '-o', 'size=4k', 'none', self.cache.parent], check=True
+        )
+        self.addCleanup(subprocess.run, ['umount', '-l', self.cache.parent], check=True)
+        self.check_like_a_look()
+        self.assertEqual([], os.listdir(self.cache.parent))
+
     def test_killed(self) -> None:
         """Who writes it, at any moment; what he left is no obstacle to the next."""
         self.settle()
