@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/magic.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,8 +23,9 @@
 #define MAX_ENTRIES 1000000u
 #define NEW_NAME ".new"
 
-/* The number at the end is that of the layout of struct pcow_summary. */
+/* The number at the end is that of the layout of struct pcow_summary: raise it with that. */
 static const char magic[8] = {'p', 'c', 'o', 'w', 'l', 's', 't', '1'};
+_Static_assert(sizeof(struct pcow_summary) == 384, "the layout has changed");
 
 struct head {
     char magic[8];
@@ -122,6 +124,23 @@ static bool make_index(struct list_cache *cache)
     return true;
 }
 
+/* Whoever wrote it: no text without an end, and nothing but 0 and 1 where that is all there is. */
+static bool is_sound(const struct pcow_summary *entry)
+{
+    static const size_t flags[] = {
+        offsetof(struct pcow_summary, steady),
+        offsetof(struct pcow_summary, sealed),
+        offsetof(struct pcow_summary, has_base),
+    };
+
+    for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++) {
+        if (((const unsigned char *)entry)[flags[i]] > 1) {
+            return false;
+        }
+    }
+    return memchr(entry->base_name, '\0', sizeof(entry->base_name));
+}
+
 static bool load(struct list_cache *cache, int fd)
 {
     struct head head;
@@ -140,7 +159,9 @@ static bool load(struct list_cache *cache, int fd)
         return false;
     }
     for (uint32_t i = 0; i < head.count; i++) {
-        cache->entries[i].base_name[PCOW_BASE_NAME_SIZE - 1] = '\0';
+        if (!is_sound(&cache->entries[i])) {
+            return false;
+        }
     }
     cache->room = head.count + 1;
     cache->count = cache->known = head.count;
