@@ -71,6 +71,10 @@ class ImageInUse(PcowError):
     msg_fmt = 'the image %(path)s cannot be deleted: %(reason)s'
 
 
+class ImageHasChildren(ImageInUse):
+    """Others stand on it, or cannot be read and may."""
+
+
 class ImageProtected(PcowError):
     msg_fmt = (
         '%(path)s is immutable, as templates are, and this user cannot change that (%(reason)s): '

@@ -224,30 +224,32 @@ def _file_name(name: str) -> str:
 
 def _open_directory(*, make: bool = False) -> int:
     """Of the locks.  Others may write to the directory above: they can put no link in its place."""
-    state = state_path()
-    path = os.path.join(state, 'locks')
-    if make:
-        _make_directory(state, path)
+    path = shared_directory('locks') if make else os.path.join(state_path(), 'locks')
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
-def _make_directory(state: str, path: str) -> None:
-    """Whoever the state directory was given to may take locks, also when root is the first to take
-    one.
+def shared_directory(name: str) -> str:
+    """In the state directory, for whoever that was given to, also when root is the first who needs
+    it.
+
+    :raises OSError: it is not there, and this user cannot make it
     """
+    state = state_path()
+    path = os.path.join(state, name)
     if os.path.lexists(path):
-        return
+        return path
     os.makedirs(state, mode=0o755, exist_ok=True)
     try:
         os.mkdir(path, mode=0o700)
     except FileExistsError:
-        return
+        return path
     status = os.stat(state)
     made = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         _give(made, status, status.st_mode & 0o7777)
     finally:
         os.close(made)
+    return path
 
 
 def _acquire(directory: int, name: str) -> int:

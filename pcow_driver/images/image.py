@@ -146,22 +146,39 @@ def chain(
 
 
 def list_directory(
-    directory: str, *, base_uuid: str | None = None
+    directory: str, *files: str, base_uuid: str | None = None, cache: str | None = None
 ) -> dict[str, model.Summary | str]:
     """What images are in a directory, by file name, or why one cannot be read; all by one program,
     which takes no lock.
 
+    :param files: only those of these names; none: all
     :param base_uuid: only those that stand on this image, and those that cannot be read
+    :param cache: file in which the program remembers what has not changed
     """
-    filtered = [] if base_uuid is None else ['--base-uuid', base_uuid]
+    wanted = [] if base_uuid is None else ['--base-uuid', base_uuid]
+    arguments = [*_cached(cache), *wanted, '--', os.path.abspath(directory), *files]
     found: dict[str, model.Summary | str] = {}
-    for item in _array(_json('list', *filtered, os.path.abspath(directory)), 'the list'):
+    for item in _array(_json('list', *arguments), 'the list'):
         data = model.Reader(item, 'list')
         error, name = data.optional_string('error'), data.string('name')
         if '\N{REPLACEMENT CHARACTER}' in name:
             name = _name_of(directory, data.integer('inode')) or name
         found[name] = model.Summary.from_json(item) if error is None else error
     return found
+
+
+def total(directory: str, *, cache: str | None = None) -> model.Total:
+    """The sums over the images of a directory, by a program that does not say more of them.
+
+    :param cache: as of :func:`list_directory`
+    """
+    return model.Total.from_json(
+        _json('list', '--total', *_cached(cache), '--', os.path.abspath(directory))
+    )
+
+
+def _cached(cache: str | None) -> list[str]:
+    return [] if cache is None else ['--cache', cache]
 
 
 def _name_of(directory: str, inode: int) -> str | None:

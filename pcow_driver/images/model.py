@@ -192,6 +192,19 @@ class Summary:
 
 
 @dataclasses.dataclass(frozen=True)
+class Total:
+    """Of the images of a directory that can be read and are not sealed."""
+
+    actual_size: int  # blocks that the pool holds for them
+    may_grow: int  # most that their guests can add to that
+
+    @classmethod
+    def from_json(cls, value: Any) -> Total:
+        data = Reader(value, 'list --total')
+        return cls(data.integer('actual-size'), data.integer('may-grow'))
+
+
+@dataclasses.dataclass(frozen=True)
 class Extent:
     """A guest range of equal status."""
 

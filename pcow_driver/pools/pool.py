@@ -29,6 +29,7 @@ from pcow_driver.images import image
 from pcow_driver.images import image_locks
 from pcow_driver.images import model
 from pcow_driver.images import protection
+from pcow_driver.pools import list_cache
 from pcow_driver.pools import provisioned
 from pcow_driver.pools import settings as settings_module
 from pcow_driver.pools import watermark
@@ -153,7 +154,10 @@ class Pool:
         :param base_uuid: only those that stand on this image, and those that cannot be read
         """
         found = []
-        for entry, value in sorted(image.list_directory(self.path, base_uuid=base_uuid).items()):
+        listed = image.list_directory(
+            self.path, base_uuid=base_uuid, cache=list_cache.path(self.uuid)
+        )
+        for entry, value in sorted(listed.items()):
             name, path = entry.removesuffix(names.IMAGE_SUFFIX), os.path.join(self.path, entry)
             if isinstance(value, model.Summary):
                 found.append(ListedImage(name, path, value))
@@ -184,18 +188,21 @@ class Pool:
     def templates(self) -> list[PoolImage]:
         return [item for item in self.images() if item.info and item.info.sealed]
 
-    def children(self, name: str, *, known_only: bool = False) -> list[str]:
+    def children(
+        self, name: str, *, known_only: bool = False, uuid: str | None = None
+    ) -> list[str]:
         """Names of the images that stand on this one; if it cannot be read itself, of those that
         name its file as their base.
 
-        :param known_only: leave out what cannot be read, rather than raise ImageInUse
+        :param known_only: leave out what cannot be read, rather than raise ImageHasChildren
+        :param uuid: of the image, if the caller has looked at it
         :raises ImageNotFound:
-        :raises ImageInUse: another image cannot be read, so that nobody can tell whether it stands
-            on this one
+        :raises ImageHasChildren: another image cannot be read, so that nobody can tell whether it
+            stands on this one
         """
         path = self.existing_path(name)
         with contextlib.suppress(exception.ToolFailed):
-            items = self.listed(base_uuid=image.info(path, force_share=True).uuid)
+            items = self.listed(base_uuid=uuid or image.info(path, force_share=True).uuid)
             if known_only or all(item.summary for item in items):
                 return [item.name for item in items if item.summary]
         return self._children_beside_damage(name, path, known_only)
@@ -214,7 +221,7 @@ class Pool:
         for item in items.values():
             if item.summary is None:
                 if item.name not in below and not known_only:
-                    raise exception.ImageInUse(
+                    raise exception.ImageHasChildren(
                         path=path,
                         reason=f'{item.error}: whether this image stands on it is unknown',
                     )
@@ -267,13 +274,8 @@ class Pool:
 
     def account(self) -> provisioned.Account:
         """What is provisioned, and what can be."""
-        items = [item.summary for item in self.listed() if item.summary and not item.summary.sealed]
-        building = building_fixed = 0
-        for name, note in locks.notes(f'build-{self.uuid}-').items():
-            thin, fixed = provisioned.read_reservation(note)
-            there = self._blocks_of_parts(name)
-            building += max(thin - there, 0)
-            building_fixed += max(fixed - there, 0)
+        images = image.total(self.path, cache=list_cache.path(self.uuid))
+        building, building_fixed = self._building()
         # afterwards: what guests store meanwhile counts as growth, and not as free either
         now = self.capacity()
         return provisioned.Account(
@@ -281,20 +283,32 @@ class Pool:
             free=now.free,
             reserved=self.settings.reserved(now.total),
             overcommit=self.settings.overcommit,
-            held=sum(item.actual_size for item in items),
-            growth=sum(item.may_grow for item in items),
+            held=images.actual_size,
+            growth=images.may_grow,
             building=building,
             building_fixed=building_fixed,
         )
 
-    def _blocks_of_parts(self, name: str) -> int:
-        """What an image that is being built (pcow_driver.pools.staging) takes already."""
-        part, blocks = f'.{name}{names.IMAGE_SUFFIX}.part', 0
-        for entry in os.listdir(self.path):
-            if entry == part or entry.startswith(f'.{part}.'):
-                with contextlib.suppress(FileNotFoundError):
-                    blocks += os.lstat(os.path.join(self.path, entry)).st_blocks * 512
-        return blocks
+    def _building(self) -> tuple[int, int]:
+        """What images that are being built (pcow_driver.pools.staging) will take beside what they
+        take already: what guests will be able to fill, and what nobody will.
+        """
+        reserved = {
+            name: sizes
+            for name, note in locks.notes(f'build-{self.uuid}-').items()
+            if any(sizes := provisioned.read_reservation(note))
+        }
+        hidden = [entry for entry in os.listdir(self.path) if entry[0] == '.'] if reserved else []
+        building = building_fixed = 0
+        for name, (thin, fixed) in reserved.items():
+            part, there = f'.{name}{names.IMAGE_SUFFIX}.part', 0
+            for entry in hidden:
+                if entry == part or entry.startswith(f'.{part}.'):
+                    with contextlib.suppress(FileNotFoundError):
+                        there += os.lstat(os.path.join(self.path, entry)).st_blocks * 512
+            building += max(thin - there, 0)
+            building_fixed += max(fixed - there, 0)
+        return building, building_fixed
 
     def check_room(self, size: int | None, base: str | None = None, *, fixed: int = 0) -> None:
         """Refuse what the operator's limits have no room for.
@@ -323,8 +337,8 @@ class Pool:
         :raises NoRoom:
         """
         if self.settings.overcommit:
-            found = image.list_directory(self.path)
-            items = [item for file in files if isinstance(item := found.get(file), model.Summary)]
+            found = image.list_directory(self.path, *files) if files else {}
+            items = [item for item in found.values() if isinstance(item, model.Summary)]
             self._check_provisioned(sum(item.may_grow_frozen - item.may_grow for item in items), 0)
 
     def _check_provisioned(self, thin: int, fixed: int) -> None:
@@ -360,7 +374,8 @@ class Pool:
             still protect it, and so does whoever has it open, on any host
         :raises ImageNotFound:
         :raises IsATemplate:
-        :raises ImageInUse: it has children, or somebody has it open
+        :raises ImageHasChildren:
+        :raises ImageInUse: somebody has it open
         """
         self._delete(name, sealed=False, force=force)
 
@@ -369,7 +384,8 @@ class Pool:
 
         :raises ImageNotFound:
         :raises NotATemplate:
-        :raises ImageInUse: it has children, or somebody has it open
+        :raises ImageHasChildren:
+        :raises ImageInUse: somebody has it open
         """
         self._delete(name, sealed=True, force=False)
 
@@ -384,9 +400,10 @@ class Pool:
     def _delete(self, name: str, *, sealed: bool | None, force: bool) -> None:
         """``sealed`` None: an image or a template, but one whose base is gone."""
         with self.lock():
-            path = self.existing_path(name)
+            path, uuid = self.existing_path(name), None
             try:
                 info = image.info(path)  # without force_share: fails while a writer has it
+                uuid = info.uuid
                 if info.sealed and sealed is False:
                     raise exception.IsATemplate(path=path)
                 if sealed and not info.sealed:
@@ -398,9 +415,9 @@ class Pool:
             except exception.ToolFailed as e:
                 if not force:
                     raise exception.ImageInUse(path=path, reason=str(e)) from None
-            children = self.children(name, known_only=force)
+            children = self.children(name, known_only=force, uuid=uuid)
             if children:
-                raise exception.ImageInUse(
+                raise exception.ImageHasChildren(
                     path=path,
                     reason=(
                         f'{len(children)} image(s) stand on it: {", ".join(children[:5])}'

@@ -14,6 +14,7 @@ from pcow_driver.common import durable
 from pcow_driver.common import exception
 from pcow_driver.common import locks
 from pcow_driver.common import names
+from pcow_driver.pools import list_cache
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import settings as settings_module
 from pcow_driver.pools import staging
@@ -206,6 +207,7 @@ class PoolRegistry:
                     pool_module.unmake(pool)
             del pools[name]
             self._write(pools)
+        list_cache.forget(entry.uuid)
 
     def begin_end(self, name: str, ending: Ending) -> None:
         """Let nothing new come into a pool whose ground is taken away; its name stays until that is

@@ -23,6 +23,7 @@ _SHARED = 0o2770  # what is made there is the group's
 _PASSED = 0o2771
 _SERVICES = {
     'locks': _SHARED,
+    'lists': _SHARED,
     'frozen': _SHARED,
     'exports': _SHARED,
     'migrations': _SHARED,

@@ -179,18 +179,19 @@ def _delete_image(pool: pool_module.Pool, name: str) -> tuple[bool, str | None]:
     path, mark = pool.image_path(name), Mark(name)
     base: str | None = None
     try:
-        base = _base(path)
+        info = _info(path)
+        base = _base(info)
         if mark in marks(pool):
-            if _readable(path):
+            if info is not None:
                 image.unseal(path)
-        elif _open_elsewhere(path):
-            raise exception.ImageInUse(path=path, reason='somebody has it open')
-        if _has_children(pool, name):
-            _mark(pool, mark)
-            _reduce(pool, name)
-            return False, base
-        # force: also if it is damaged; no image that can be read stands on it
-        pool.delete_image(name, force=not _readable(path))
+        elif info is not None and info.sealed and _has_children(pool, name):
+            return _keep(pool, mark), base
+        try:
+            # force: also if it is damaged; no image that can be read stands on it
+            pool.delete_image(name, force=info is None)
+        except exception.ImageHasChildren as e:
+            LOG.info('It is kept: %s', e)
+            return _keep(pool, mark), base
     except exception.ImageNotFound:
         LOG.debug('%s is gone already', path)
     for one in marks(pool):
@@ -199,29 +200,29 @@ def _delete_image(pool: pool_module.Pool, name: str) -> tuple[bool, str | None]:
     return True, base
 
 
-def _readable(path: str, *, force_share: bool = True) -> bool:
+def _keep(pool: pool_module.Pool, mark: Mark) -> bool:
+    """What stands on the image, or may, keeps it; it is not gone."""
+    _mark(pool, mark)
+    _reduce(pool, mark.image)
+    return False
+
+
+def _info(path: str) -> model.ImageInfo | None:
+    """None: it cannot be read.
+
+    :raises ImageNotFound:
+    """
     try:
-        image.info(path, force_share=force_share)
-    except exception.ToolFailed:
-        return False
-    return True
-
-
-def _open_elsewhere(path: str) -> bool:
-    return not _readable(path, force_share=False) and _readable(path)
-
-
-def _base(path: str) -> str | None:
-    """Name of the image on which this one stands."""
-    try:
-        info = image.info(path, force_share=True)
+        return image.info(path, force_share=True)
     except exception.ToolFailed:
         return None
-    return (
-        None
-        if info.base_filename is None
-        else os.path.basename(info.base_filename).removesuffix(names.IMAGE_SUFFIX)
-    )
+
+
+def _base(info: model.ImageInfo | None) -> str | None:
+    """Name of the image on which this one stands."""
+    if info is None or info.base_filename is None:
+        return None
+    return os.path.basename(info.base_filename).removesuffix(names.IMAGE_SUFFIX)
 
 
 def _has_children(pool: pool_module.Pool, name: str) -> bool:
@@ -229,7 +230,7 @@ def _has_children(pool: pool_module.Pool, name: str) -> bool:
     ones do not keep each other.
     """
     try:
-        return bool(pool.children(name, known_only=not _readable(pool.existing_path(name))))
+        return bool(pool.children(name))
     except exception.ImageInUse as e:
         LOG.warning('%s is kept for what may stand on it: %s', name, e)
         return True

@@ -129,6 +129,15 @@ class ToolsBenchTest(BenchTestCase):
             [path for path in set(PLACE.iterdir()) - before if path.name.startswith('pcow-bench-')]
         )
 
+    def test_pool(self) -> None:
+        """Makes no statement on times: the machine is anybody's."""
+        text = self.bench('pool', '--few=5', '--many=60', '--times=3')
+        self.assertIn('60 images', text)
+        rows = {row['name']: row for row in self.kept('pool')['rows']}
+        self.assertEqual({'create', 'delete', 'list'}, set(rows))
+        for row in rows.values():
+            self.assertAlmostEqual(row['ratio'], row['many_ns'] / row['few_ns'])
+
     def test_soak(self) -> None:
         self.bench('soak', '--minutes=0.05', '--size=16M', '--threads=2')
         values = {row['name']: row['value'] for row in self.kept('soak')['rows']}

@@ -35,6 +35,17 @@ static int take_lock(const struct file *file, struct pcow_error *error)
     return error_set_errno(error, -errno, "cannot lock %s", file->path);
 }
 
+/*
+ * Whoever remembers what the tables say (pcow_summarize()) sees by the time of the file that there
+ * is a writer, also on tmpfs: there stores through a mapping change it for the first load at most.
+ * Behind the lock, and before the first change. It takes no more than the permission to write.
+ */
+static void tell_of_writer(const struct file *file)
+{
+    if (file->writable)
+        (void)!futimens(file->fd, NULL);
+}
+
 static int finish_open(struct file *file, unsigned flags, struct observer *observer,
                        struct pcow_error *error)
 {
@@ -50,6 +61,7 @@ static int finish_open(struct file *file, unsigned flags, struct observer *obser
         return error_set(error, -EFBIG, "%s is larger than an image can be", file->path);
     if (!(flags & FILE_FORCE_SHARE) && (ret = take_lock(file, error)))
         return ret;
+    tell_of_writer(file);
     /* Again, now that no writer can be growing it. */
     if (fstat(file->fd, &st))
         return error_set_errno(error, -errno, "cannot stat %s", file->path);

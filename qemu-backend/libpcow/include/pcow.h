@@ -172,11 +172,20 @@ struct pcow_info {
 
 void pcow_get_info(const pcow_image *image, struct pcow_info *info);
 
+/* By what is seen that a file is the one that it was, and that no writer has come since. */
+struct pcow_version {
+    uint64_t inode, size, blocks;
+    int64_t changed;                           /* nanoseconds since 1970, by the kernel's clock */
+};
+
 /*
  * What the tables of an image say, without its base and the bitmaps of its pages: quick to find out
  * of all images of a pool.
  */
 struct pcow_summary {
+    struct pcow_version version;
+    /* nobody had it open for writing, nor came to while it was looked at */
+    bool steady;
     uint8_t uuid[PCOW_UUID_SIZE];
     uint64_t virtual_size;
     uint64_t allocated_size;                   /* blocks that the file system holds for it */

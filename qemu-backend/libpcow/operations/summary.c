@@ -19,7 +19,8 @@ struct tables {
     int fd;
     const char *name;
     struct header header;
-    uint64_t allocated;
+    struct pcow_version version;
+    bool has_no_writer;
     uint64_t slabs;                    /* of the file */
     uint64_t *owners;                  /* of each slab */
     uint64_t table[MAX_LAYER_TABLE + 1]; /* file slab of each table of layers */
@@ -42,6 +43,48 @@ static int read_at(const struct tables *t, uint64_t offset, void *buffer, size_t
                                "%s: it ends within its tables; try pcow-img check -r all", t->name);
 }
 
+static uint64_t allocated(const struct tables *t)
+{
+    return t->version.blocks * 512;
+}
+
+static struct pcow_version version_of(const struct stat *st)
+{
+    return (struct pcow_version){
+        .inode = st->st_ino,
+        .size = (uint64_t)st->st_size,
+        .blocks = (uint64_t)st->st_blocks,
+        .changed = st->st_ctim.tv_sec * INT64_C(1000000000) + st->st_ctim.tv_nsec,
+    };
+}
+
+/*
+ * Nobody has it open for writing, or changes the tree. Asked before the tables are read: who comes
+ * later takes his lock and changes the time of the file (file_open()) before anything else of it.
+ */
+static bool has_no_writer(const struct tables *t)
+{
+    struct flock lock = {
+        .l_type = F_RDLCK,
+        .l_whence = SEEK_SET,
+        .l_start = LOCK_OFFSET,
+        .l_len = LOCK_TREE_OFFSET - LOCK_OFFSET + 1,
+    };
+
+    return fcntl(t->fd, F_OFD_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
+}
+
+static bool is_unchanged(const struct tables *t)
+{
+    struct pcow_version now;
+    struct stat st;
+
+    if (fstat(t->fd, &st))
+        return false;
+    now = version_of(&st);
+    return memcmp(&now, &t->version, sizeof now) == 0;
+}
+
 static int read_header(struct tables *t, struct pcow_error *error)
 {
     struct stat st;
@@ -55,6 +98,8 @@ static int read_header(struct tables *t, struct pcow_error *error)
     if ((uint64_t)st.st_size < sizeof t->header)
         return error_set(error, -EMEDIUMTYPE, "%s is too short to be a pcow image (%lld bytes)",
                          t->name, (long long)st.st_size);
+    t->version = version_of(&st);
+    t->has_no_writer = has_no_writer(t);
     ret = read_at(t, 0, &t->header, sizeof t->header, error);
     if (!ret)
         ret = header_validate(&t->header, t->name, error);
@@ -66,7 +111,6 @@ static int read_header(struct tables *t, struct pcow_error *error)
             "%s: its length (%lld bytes) is not that of an image; try pcow-img check -r all",
             t->name, (long long)st.st_size);
     t->slabs = (uint64_t)st.st_size >> SLAB_BITS;
-    t->allocated = (uint64_t)st.st_blocks * 512;
     return 0;
 }
 
@@ -213,7 +257,7 @@ static int describe_growth(const struct tables *t, struct pcow_summary *summary,
 
     if (ret)
         return ret;
-    counts = t->allocated > others << SLAB_BITS ? t->allocated - (others << SLAB_BITS) : 0;
+    counts = allocated(t) > others << SLAB_BITS ? allocated(t) - (others << SLAB_BITS) : 0;
     summary->may_grow = summary->sealed || counts > whole ? 0 : whole - counts;
     summary->may_grow_frozen = summary->sealed ? 0 : whole;
     return 0;
@@ -265,11 +309,15 @@ int pcow_summarize(int directory, const char *name, bool header_only, struct pco
         ret = describe_base(&t, summary, error);
     if (!ret) {
         memcpy(summary->uuid, t.header.uuid, sizeof summary->uuid);
-        summary->allocated_size = t.allocated;
+        summary->allocated_size = allocated(&t);
         summary->sealed = word_value(t.header.state) & HEADER_SEALED;
     }
     if (!ret && !header_only)
         ret = describe_layers(&t, summary, error);
+    if (!ret) {
+        summary->version = t.version;
+        summary->steady = t.has_no_writer && is_unchanged(&t);
+    }
     free(t.owners);
     close(t.fd);
     return ret;

@@ -9,6 +9,7 @@
 
 #include "command.h"
 #include "json_output.h"
+#include "list_cache.h"
 #include "options.h"
 #include "report.h"
 #include "size.h"
@@ -43,127 +44,247 @@ static void put_summary(json_object *object, const struct pcow_summary *summary)
     }
 }
 
-/* One that cannot be read may stand on anything. */
-static bool may_stand_on(int directory, const char *name, const char *base)
+/* What is wanted, and of many what was found until now. */
+struct list {
+    int directory;
+    const char *base;                           /* UUID; NULL: whatever they stand on */
+    bool json, total;
+    struct list_cache cache;
+    json_object *array;
+    uint64_t images, sealed, unreadable;
+    uint64_t allocated, may_grow, may_grow_frozen; /* of those that are not sealed */
+};
+
+static bool stands_on(const struct pcow_summary *summary, const char *base)
 {
     char uuid[UUID_TEXT_LENGTH];
+
+    return summary->has_base && !strcmp(format_uuid(summary->base_uuid, uuid), base);
+}
+
+/* By the header alone.  One that cannot be read may stand on anything. */
+static bool may_stand_on(int directory, const char *name, const char *base)
+{
     struct pcow_summary summary;
     struct pcow_error error;
 
-    return pcow_summarize(directory, name, true, &summary, &error)
-        || (summary.has_base && !strcmp(format_uuid(summary.base_uuid, uuid), base));
+    return pcow_summarize(directory, name, true, &summary, &error) || stands_on(&summary, base);
 }
 
-static json_object *list_one_json(int directory, const char *name, uint64_t inode)
+/* summary NULL: it cannot be read. */
+static void put_json(json_object *array, const char *name, const struct stat *st,
+                     const struct pcow_summary *summary, const struct pcow_error *error)
 {
     json_object *object = json_object_new_object();
-    struct pcow_summary summary;
-    struct pcow_error error;
 
     json_put_text(object, "name", name);
-    json_put_size(object, "inode", inode);
-    if (pcow_summarize(directory, name, false, &summary, &error)) {
-        json_put_text(object, "error", error.message);
+    json_put_size(object, "inode", st->st_ino);
+    if (summary) {
+        put_summary(object, summary);
     } else {
-        put_summary(object, &summary);
+        json_put_text(object, "error", error->message);
     }
-    return object;
+    json_object_array_add(array, object);
 }
 
-static void list_one(int directory, const char *name)
+static void put_text(const char *name, const struct pcow_summary *summary,
+                     const struct pcow_error *error)
 {
     char text[SIZE_TEXT_LENGTH];
-    struct pcow_summary summary;
-    struct pcow_error error;
 
     print_text(name);
-    if (pcow_summarize(directory, name, false, &summary, &error)) {
+    if (!summary) {
         fputs(": ", stdout);
-        print_text(error.message);
+        print_text(error->message);
     } else {
-        printf(": %s%s", format_size(summary.virtual_size, text), summary.sealed ? ", sealed" : "");
-        printf(", disk size %s", format_size(summary.allocated_size, text));
-        if (summary.has_base) {
+        printf(": %s%s", format_size(summary->virtual_size, text),
+               summary->sealed ? ", sealed" : "");
+        printf(", disk size %s", format_size(summary->allocated_size, text));
+        if (summary->has_base) {
             fputs(", on ", stdout);
-            print_text(summary.base_name);
+            print_text(summary->base_name);
         }
     }
     putchar('\n');
 }
 
-static int list(const char *path, const char *base, bool json)
+static void add_to_total(struct list *list, const struct pcow_summary *summary)
 {
-    DIR *entries = opendir(path);
-    json_object *array = json ? json_object_new_array() : NULL;
+    list->images++;
+    if (!summary) {
+        list->unreadable++;
+    } else if (summary->sealed) {
+        list->sealed++;
+    } else {
+        list->allocated += summary->allocated_size;
+        list->may_grow += summary->may_grow;
+        list->may_grow_frozen += summary->may_grow_frozen;
+    }
+}
+
+static void list_one(struct list *list, const char *name, const struct stat *st)
+{
+    const struct pcow_summary *summary = list_cache_find(&list->cache, st);
+    struct pcow_summary found;
+    struct pcow_error error = {0};
+    int r = 0;
+
+    if (!summary) {
+        /* what is to be remembered is looked at as a whole */
+        if (list->base && !list_cache_is_used(&list->cache)
+            && !may_stand_on(list->directory, name, list->base)) {
+            return;
+        }
+        r = pcow_summarize(list->directory, name, false, &found, &error);
+        if (!r) {
+            list_cache_add(&list->cache, &found);
+            summary = &found;
+        } else if (list->base && !may_stand_on(list->directory, name, list->base)) {
+            return;
+        }
+    }
+    if (list->base && summary && !stands_on(summary, list->base)) {
+        return;
+    }
+    if (list->total) {
+        if (r != -ENOENT) {                     /* deleted meanwhile */
+            add_to_total(list, summary);
+        }
+    } else if (list->json) {
+        put_json(list->array, name, st, summary, &error);
+    } else {
+        put_text(name, summary, &error);
+    }
+}
+
+/* 0, or errno. */
+static int list_all(struct list *list, DIR *entries)
+{
     struct dirent *entry;
     struct stat st;
+
+    while (errno = 0, (entry = readdir(entries))) {
+        if (is_image(list->directory, entry->d_name, &st)) {
+            list_one(list, entry->d_name, &st);
+        }
+    }
+    return errno;
+}
+
+static void list_named(struct list *list, char **names)
+{
+    struct stat st;
+
+    for (; *names; names++) {
+        if (!strchr(*names, '/') && is_image(list->directory, *names, &st)) {
+            list_one(list, *names, &st);
+        }
+    }
+}
+
+static int print_total(const struct list *list)
+{
+    char text[3][SIZE_TEXT_LENGTH];
+    json_object *object;
+
+    if (!list->json) {
+        printf("%" PRIu64 " images, %" PRIu64 " of them sealed, %" PRIu64 " cannot be read\n"
+               "of those that are not sealed: disk size %s, may grow by %s, and by %s after "
+               "snapshots\n",
+               list->images, list->sealed, list->unreadable, format_size(list->allocated, text[0]),
+               format_size(list->may_grow, text[1]), format_size(list->may_grow_frozen, text[2]));
+        return EXIT_SUCCESS;
+    }
+    object = json_object_new_object();
+    json_put_size(object, "images", list->images);
+    json_put_size(object, "sealed", list->sealed);
+    json_put_size(object, "unreadable", list->unreadable);
+    json_put_size(object, "actual-size", list->allocated);
+    json_put_size(object, "may-grow", list->may_grow);
+    json_put_size(object, "may-grow-frozen", list->may_grow_frozen);
+    return json_print(object);
+}
+
+/* names: of files in it, up to a NULL; all of them, if there is none. */
+static int list_directory(struct list *list, const char *path, const char *cache, char **names)
+{
+    DIR *entries = opendir(path);
     int failed = 0;
 
     if (!entries) {
         report("%s cannot be listed: %s", path, strerror(errno));
-        json_object_put(array);
         return EXIT_FAILURE;
     }
-    while (errno = 0, (entry = readdir(entries))) {
-        if (!is_image(dirfd(entries), entry->d_name, &st)
-            || (base && !may_stand_on(dirfd(entries), entry->d_name, base))) {
-            continue;
-        }
-        if (json) {
-            json_object_array_add(array, list_one_json(dirfd(entries), entry->d_name, st.st_ino));
-        } else {
-            list_one(dirfd(entries), entry->d_name);
-        }
+    list->directory = dirfd(entries);
+    list->array = list->json && !list->total ? json_object_new_array() : NULL;
+    list_cache_open(&list->cache, *names ? NULL : cache, list->directory);
+    if (*names) {
+        list_named(list, names);
+    } else {
+        failed = list_all(list, entries);
     }
-    failed = errno;
+    list_cache_close(&list->cache, !failed);
     closedir(entries);
     if (failed) {
         report("%s cannot be listed: %s", path, strerror(failed));
-        json_object_put(array);
+        json_object_put(list->array);
         return EXIT_FAILURE;
     }
-    return json ? json_print(array) : EXIT_SUCCESS;
+    if (list->total) {
+        return print_total(list);
+    }
+    return list->json ? json_print(list->array) : EXIT_SUCCESS;
 }
 
 static int run(int argc, char **argv)
 {
-    enum { OUTPUT = 256, BASE_UUID };
+    enum { OUTPUT = 256, BASE_UUID, CACHE, TOTAL };
     static const struct option names[] = {
         HELP_OPTION,
         {"output", required_argument, NULL, OUTPUT},
         {"base-uuid", required_argument, NULL, BASE_UUID},
+        {"cache", required_argument, NULL, CACHE},
+        {"total", no_argument, NULL, TOTAL},
         END_OF_OPTIONS,
     };
-    const char *base = NULL;
-    bool json = false;
+    struct list wanted = {0};
+    const char *cache = NULL;
     int option;
 
     while ((option = next_option(argc, argv, ":h", names)) != -1) {
         switch (option) {
         case 'h': return command_help(&list_command, stdout);
-        case BASE_UUID: base = optarg; break;
+        case BASE_UUID: wanted.base = optarg; break;
+        case CACHE: cache = optarg; break;
+        case TOTAL: wanted.total = true; break;
         case OUTPUT:
-            if (!parse_output(optarg, &json)) {
+            if (!parse_output(optarg, &wanted.json)) {
                 return EXIT_FAILURE;
             }
             break;
         default: return EXIT_FAILURE;
         }
     }
-    if (optind != argc - 1) {
-        report("list: expecting one directory; usage: pcow-img list %s", list_command.arguments);
+    if (optind >= argc) {
+        report("list: expecting a directory; usage: pcow-img list %s", list_command.arguments);
         return EXIT_FAILURE;
     }
-    return list(argv[optind], base, json);
+    return list_directory(&wanted, argv[optind], cache, argv + optind + 1);
 }
 
 const struct command list_command = {
     .name = "list",
-    .arguments = "[--output human|json] [--base-uuid UUID] DIRECTORY",
+    .arguments = "[--output human|json] [--base-uuid UUID] [--total] [--cache FILE] DIRECTORY "
+                 "[NAME...]",
     .summary = "Show the images (*.pcow) in a directory: sizes and bases",
     .help = "  --output human|json        default: human\n"
             "  --base-uuid UUID           only those that stand on this image, and those that "
             "cannot be read\n"
+            "  --total                    only how many there are, and the sums\n"
+            "  --cache FILE               remember there what is found, and look only at what has "
+            "changed;\n"
+            "                             not where several hosts may share the directory\n"
+            "  NAME                       only these files of it\n"
             "No lock is taken and no base is opened; one that cannot be read is listed with the "
             "reason.\n",
     .run = run,

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define SIZE (12 * MIB)
@@ -146,6 +147,45 @@ static void test_full(void **state)
     pcow_close(image);
 }
 
+/*
+ * Who remembers what was said sees by the version that a writer has come, whatever he did: also if
+ * he changed nothing, or by way of a mapping, which changes no time on tmpfs.
+ */
+static void test_steady(void **state)
+{
+    const char *path = scratch("steady.pcow");
+    const struct timespec ticks = {0, 30000000};
+    struct pcow_summary before, after;
+    pcow_image *image = must_create(path, SIZE, 64 * KIB, NULL), *reader;
+
+    (void)state;
+    assert_false(summarize(path).steady);
+    pcow_close(image);
+    before = summarize(path);
+    assert_true(before.steady);
+    nanosleep(&ticks, NULL);
+    reader = must_open(path, 0);
+    after = summarize(path);
+    assert_true(after.steady);
+    assert_memory_equal(&before.version, &after.version, sizeof before.version);
+    pcow_close(reader);
+    image = must_open(path, PCOW_OPEN_WRITE);
+    after = summarize(path);
+    assert_false(after.steady);
+    assert_true(after.version.changed > before.version.changed);
+    write_all(image, MIB);
+    MUST(pcow_snapshot_create(image, "s", &error));
+    assert_false(summarize(path).steady);
+    pcow_close(image);
+    before = summarize(path);
+    assert_true(before.steady);
+    nanosleep(&ticks, NULL);
+    pcow_close(must_open(path, PCOW_OPEN_WRITE));
+    after = summarize(path);
+    assert_true(after.steady);
+    assert_true(after.version.changed > before.version.changed);
+}
+
 static void test_refused(void **state)
 {
     int directory = open(scratch_directory(), O_RDONLY | O_DIRECTORY),
@@ -172,6 +212,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_like_info, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_growth, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_full, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_steady, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_refused, scratch_setup, scratch_teardown),
     };
 

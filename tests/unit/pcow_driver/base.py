@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Base of the unit tests: a configuration and a state directory of their own."""
 
+import collections
 from collections.abc import Iterator
 import contextlib
+import ctypes
 import importlib.machinery
 import importlib.util
 import os
 from pathlib import Path
+import struct
 import subprocess
 import sys
 from types import ModuleType
@@ -20,6 +23,8 @@ from pcow_driver.common import conf
 
 # oslotest: show the log of tests that fail, not of all
 os.environ.setdefault('OS_LOG_CAPTURE', '1')
+
+_IN_OPEN, _IN_Q_OVERFLOW = 0x20, 0x4000
 
 TOP = Path(__file__).resolve().parents[3]
 
@@ -52,6 +57,30 @@ def opened(path: str, program: Path) -> Iterator[None]:
         process.stdout.readline()
         yield
         process.stdin.close()
+
+
+@contextlib.contextmanager
+def count_opened(directory: str) -> Iterator[collections.Counter[str]]:
+    """How often which files of a directory are opened meanwhile, by anybody (inotify(7))."""
+    libc, head = ctypes.CDLL(None, use_errno=True), struct.Struct('iIII')
+    queue = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if queue < 0 or libc.inotify_add_watch(queue, os.fsencode(directory), _IN_OPEN) < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), directory)
+    found: collections.Counter[str] = collections.Counter()
+    try:
+        yield found
+        with contextlib.suppress(BlockingIOError):
+            while events := os.read(queue, 1 << 16):
+                at = 0
+                while at < len(events):
+                    _, mask, _, length = head.unpack_from(events, at)
+                    assert not mask & _IN_Q_OVERFLOW
+                    name = events[at + head.size : at + head.size + length].rstrip(b'\0')
+                    if name:
+                        found[os.fsdecode(name)] += 1
+                    at += head.size + length
+    finally:
+        os.close(queue)
 
 
 class TestCase(base.BaseTestCase):

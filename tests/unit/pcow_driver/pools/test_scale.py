@@ -3,13 +3,16 @@
 them are listed by one.
 """
 
+import collections
 from collections.abc import Callable
 import os
 from pathlib import Path
 import subprocess
+import time
 
 import fixtures
 
+from pcow_driver.common import locks
 from pcow_driver.common import tool
 from pcow_driver.common import units
 from pcow_driver.images import image
@@ -24,6 +27,7 @@ from tests.unit.pcow_driver import base
 MANY = int(os.environ.get('PCOW_TEST_IMAGES', '1000'))
 # seconds of processors for 5,000 images; it takes 0.4, and took minutes
 LISTED_IN = 4
+SETTLED = 2.1  # seconds after which what does not change is remembered
 
 
 class ScaleTest(base.TestCase):
@@ -40,8 +44,8 @@ class ScaleTest(base.TestCase):
 
     def fill(self, count: int) -> None:
         """With copies of one image, which stands on nothing."""
-        device.create(self.pool, 'one', 4 * units.MIB)
-        path = self.pool.existing_path('one')
+        if not os.path.lexists(path := self.pool.image_path('one')):
+            device.create(self.pool, 'one', 4 * units.MIB)
         with open(path, 'rb') as file:
             size = os.fstat(file.fileno()).st_size
             start = file.read(256 << 10)
@@ -50,7 +54,8 @@ class ScaleTest(base.TestCase):
             for offset in range(0, len(start), 4096)
             if any(page := start[offset : offset + 4096])
         ]
-        for number in range(count):
+        there = len(os.listdir(self.pool.path))
+        for number in range(there, there + count):
             copy = os.open(
                 os.path.join(self.pool.path, f'copy-{number}.pcow'),
                 os.O_WRONLY | os.O_CREAT | os.O_EXCL,
@@ -99,6 +104,36 @@ class ScaleTest(base.TestCase):
         self.assertEqual(MANY + 1, len(self.pool.listed()))
         self.assertEqual(before, self.all_counts(self.pool))
         self.assertLess(max(before), 30)
+
+    def all_opened(self) -> list[collections.Counter[str]]:
+        """Which files of the pool are opened, and how often."""
+        time.sleep(SETTLED)
+        self.pool.listed()
+        found = []
+        for operation in (
+            lambda: device.create(self.pool, 'new', 4 * units.MIB),
+            lambda: trash.delete_image(self.pool, 'new'),
+            lambda: device.create_on(self.pool, 'new', 'base', base_snapshot='s'),
+            lambda: trash.delete_image(self.pool, 'new'),
+            lambda: self.pool.account(),
+            lambda: self.pool.listed(),
+        ):
+            with base.count_opened(self.pool.path) as opened:
+                operation()
+            found.append(opened)
+        return found
+
+    def test_files_opened(self) -> None:
+        """Those of no neighbour."""
+        image.snapshot_create(device.create(self.pool, 'base', 4 * units.MIB), 's')
+        self.fill(20)
+        few = self.all_opened()
+        self.fill(MANY)
+        self.assertEqual(MANY + 22, len(self.pool.listed()))
+        for before, opened in zip(few, self.all_opened(), strict=True):
+            self.assertLessEqual(opened.total(), before.total(), opened)
+            self.assertEqual([], [name for name in opened if name.startswith('copy')])
+        self.assertEqual([], os.listdir(os.path.join(locks.state_path(), 'locks')))
 
     def test_list_of_5000(self) -> None:
         self.fill(4999)

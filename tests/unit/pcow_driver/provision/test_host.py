@@ -38,6 +38,7 @@ class HostTest(base.TestCase):
             'exports': (0, gid, 0o2770),
             'migrations': (0, gid, 0o2770),
             'live-migrations': (0, gid, 0o2770),
+            'lists': (0, gid, 0o2770),
             'disks': (0, gid, 0o2771),
         }.items():
             found = (self.state / name).stat()
@@ -86,7 +87,15 @@ class HostTest(base.TestCase):
 
     def test_services_pass(self) -> None:
         self.set_up()
-        for name in ('locks', 'frozen', 'exports', 'migrations', 'live-migrations', 'disks'):
+        for name in (
+            'locks',
+            'lists',
+            'frozen',
+            'exports',
+            'migrations',
+            'live-migrations',
+            'disks',
+        ):
             self.assertEqual(0, self.as_service('touch', self.state / name / 'x'), name)
         self.assertNotEqual(0, self.as_service('mv', self.state / 'pools', self.state / 'mine'))
         self.assertNotEqual(0, self.as_service('mv', self.state / 'locks', self.state / 'mine'))

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where pcow-img remembers what it found out of the images of a pool, so that it looks only at
+those that have changed: a file for each pool, in ``lists`` under ``[pcow] state_path``.
+
+What is in it is compared with each image, and may be lost at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from pcow_driver.common import exception
+from pcow_driver.common import locks
+
+
+def path(uuid: str) -> str | None:
+    """Of the pool with this uuid; None: this user has nothing to do with such files."""
+    try:
+        return os.path.join(locks.shared_directory('lists'), uuid)
+    except (OSError, exception.PcowError):
+        return None
+
+
+def forget(uuid: str) -> None:
+    """The pool is one of this host no longer."""
+    found = os.path.join(locks.state_path(), 'lists', uuid)
+    for name in (found, f'{found}.new'):
+        with contextlib.suppress(OSError):
+            os.unlink(name)
