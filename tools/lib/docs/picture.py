@@ -148,12 +148,17 @@ def parse(text: str, name: str = 'picture') -> Picture:
 def _text(point: Point, lines: list[str], size: float, anchor: str = 'middle') -> list[str]:
     x, y = point
     first = y - (len(lines) - 1) * LINE / 2 + size * 0.35
-    # a white rim, so that a label on a line can be read
+    # white below it, so that a label on a line can be read
+    widest = max((len(line) for line in lines), default=0) * size * LETTER
+    left = x - widest / 2 if anchor == 'middle' else x
     return [
-        f'<text x="{x:.1f}" y="{first + number * LINE:.1f}" text-anchor="{anchor}" '
-        f'font-size="{size}" stroke="#ffffff" stroke-width="4" paint-order="stroke" '
-        f'stroke-linejoin="round">{escape(line)}</text>'
-        for number, line in enumerate(lines)
+        f'<rect x="{left:.1f}" y="{first - size:.1f}" width="{widest:.1f}" '
+        f'height="{len(lines) * LINE}" fill="#ffffff"/>',
+        *(
+            f'<text x="{x:.1f}" y="{first + number * LINE:.1f}" text-anchor="{anchor}" '
+            f'font-size="{size}">{escape(line)}</text>'
+            for number, line in enumerate(lines)
+        ),
     ]
 
 
@@ -188,8 +193,8 @@ def _ends(picture: Picture, start: str, end: str) -> tuple[Point, Point]:
     return from_there, fixed[1] or boxes[1].edge_towards(fixed[0] or boxes[0].middle)
 
 
-def _arrow(picture: Picture, start: str, end: str, lines: list[str]) -> list[str]:
-    (x1, y1), (x2, y2) = _ends(picture, start, end)
+def _arrow(start: Point, end: Point) -> list[str]:
+    (x1, y1), (x2, y2) = start, end
     length = math.hypot(x2 - x1, y2 - y1) or 1
     # the head is drawn by itself, as a marker needs a name that is unique in the page
     dx, dy = (x2 - x1) / length, (y2 - y1) / length
@@ -200,7 +205,6 @@ def _arrow(picture: Picture, start: str, end: str, lines: list[str]) -> list[str
         f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2 - 8 * dx:.1f}" y2="{y2 - 8 * dy:.1f}" '
         'stroke="#444444"/>',
         f'<polygon points="{head}" fill="#444444"/>',
-        *_text(((x1 + x2) / 2, (y1 + y2) / 2), lines, SMALL),
     ]
 
 
@@ -209,9 +213,13 @@ def draw(picture: Picture) -> str:
     parts: list[str] = []
     for box in sorted(picture.boxes.values(), key=lambda box: box.style != 'group'):
         parts += _box(box)
-    for arrow in picture.arrows:
-        parts += _arrow(picture, *arrow)
-    for point, lines in picture.texts:
+    labels = list(picture.texts)
+    for start, end, lines in picture.arrows:
+        ends = _ends(picture, start, end)
+        parts += _arrow(*ends)
+        if lines:
+            labels.append((((ends[0][0] + ends[1][0]) / 2, (ends[0][1] + ends[1][1]) / 2), lines))
+    for point, lines in labels:
         parts += _text(point, lines, SMALL)
     width = max(box.x + box.width for box in picture.boxes.values()) + 2 * MARGIN
     height = max(box.y + box.height for box in picture.boxes.values()) + 2 * MARGIN
@@ -220,6 +228,7 @@ def draw(picture: Picture) -> str:
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{alt}" '
             f'viewBox="{-MARGIN} {-MARGIN} {width:.0f} {height:.0f}" width="{width:.0f}" '
+            f'height="{height:.0f}" '
             'style="max-width: 100%; height: auto; background: #ffffff" '
             'font-family="sans-serif" fill="#111111">',
             f'<title>{alt}</title>',
