@@ -128,6 +128,7 @@ class ExitCodesTest(test_pcowctl.TestCase):
         self.ends('pcowctl', 'all', 0, 'pool', 'list')
         self.ends('pcowctl', 'all', 1, 'image', 'show', 'p/none')
         self.ends('pcowctl', 'all', 2, 'image', 'show', '--no-such-option')
+        self.ends('pcowctl', 'all', 2, 'frobnicate')
         self.check_all()
         self.pools()
         self.tools()

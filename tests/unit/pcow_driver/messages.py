@@ -24,8 +24,11 @@ def _of_python(node: ast.AST) -> str | None:
 
 
 def _python(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
-        text = _of_python(node)
+    tree = ast.parse(path.read_text(encoding='utf-8'))
+    # docstrings, and what else is no value
+    unused = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        text = None if id(node) in unused else _of_python(node)
         if text:
             yield text
 
