@@ -79,3 +79,32 @@ class LinksTest(base.TestCase):
             if match['name'] not in known and match['name'] not in code
         ]
         self.assertEqual([], missing)
+
+
+class ShapeTest(base.TestCase):
+    def test_pages_for_operators(self) -> None:
+        """What you need (or what to do), what you see, what if it fails."""
+        wanted = {
+            False: ('What you need', 'What you see', 'If it fails'),
+            True: ('What you see', 'What to do', 'If it fails'),
+        }
+        pages = sorted((_PAGES / 'howto').glob('*.rst'))
+        self.assertGreater(len(pages), 15)
+        missing = [
+            f'{page.name}: {title}'
+            for page in pages
+            for title in wanted[page.stem.startswith('runbook-')]
+            if not re.search(rf'^{title}.*\n===', page.read_text(), re.MULTILINE)
+        ]
+        self.assertEqual([], missing)
+
+    def test_who_tested_what_is_for_contributors(self) -> None:
+        told = re.compile(r'unit tests|functional tests|\b2026-\d\d-\d\d\b|\(row ``')
+        self.assertEqual(
+            [],
+            [
+                f'{page.name}: {match[0]}'
+                for page in sorted((_PAGES / 'howto').glob('*.rst'))
+                for match in told.finditer(page.read_text())
+            ],
+        )
