@@ -176,13 +176,14 @@ def section(entry: Entry, known: set[str], mark: str = '-') -> list[str]:
 
 def entries(top: Path) -> list[Entry]:
     """All of pcow's, also those that the patches add to QEMU's schema."""
-    own = list(parse(schema_file(top).read_text(encoding='utf-8')))
+    found = {entry.name: entry for entry in parse(schema_file(top).read_text(encoding='utf-8'))}
+    added = patched_schema(top)
     # what stands whole in a patch; of QEMU's own only some lines do
-    return own + [
-        entry
-        for prefix in ('HostMemFormat', 'HostMemPcow')
-        for entry in parse(patched_schema(top), prefix)
-    ]
+    for prefix in ('HostMemFormat', 'HostMemPcow'):
+        for entry in parse(added, prefix):
+            # there may be a patch for each version of QEMU
+            found.setdefault(entry.name, entry)
+    return list(found.values())
 
 
 def page(top: Path, kind: str) -> list[str]:
