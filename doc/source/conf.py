@@ -2,11 +2,15 @@
 """Sphinx configuration: HTML pages, and a man page for each file of man/."""
 
 from pathlib import Path
+import sys
+
+# The build draws pictures, and makes pages of the code: of this checkout.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 project = 'pcow'
 author = 'the pcow developers'
 copyright = author
-extensions: list[str] = []
+extensions = ['tools.lib.docs.extension']
 exclude_patterns = ['_build']
 html_theme = 'alabaster'
 # '--size' in running text stays two hyphens
