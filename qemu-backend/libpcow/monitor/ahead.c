@@ -173,7 +173,7 @@ static bool serve_queue(struct pcow_map *map)
         chain_claim(map->image->chain, found - 1);
         hot = map->slabs[found - 1].queued && is_hot(&map->slabs[found - 1]);
         grown = map->slabs[found - 1].grown > 0;
-        minor = map->slabs[found - 1].minor;
+        minor = slab_is_minor(&map->slabs[found - 1].status);
         first = map->image->chain->head[found - 1];
         complete =
             !is_own_slab(map, first) || page_set_full(&map->image->prepared[slab_ref_slab(first)]);

@@ -132,7 +132,10 @@ void ahead_complete_pages(struct pcow_map *map, uint64_t guest_slab)
 
         turnstile_take(map);
         chain_claim(map->image->chain, guest_slab);
-        ret = slab->cold || slab->watched || !slab->queued ? -ESTALE : !room ? -ENOSPC : 0;
+        ret = slab_is_unmapped(&slab->status) || slab_is_watched(&slab->status) || !slab->queued
+                  ? -ESTALE
+              : !room ? -ENOSPC
+                      : 0;
         if (!ret)
             ret = layout_own(map, guest_slab, page, pages - page < CHUNK ? pages - page : CHUNK,
                              &copied);

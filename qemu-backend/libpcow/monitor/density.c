@@ -147,7 +147,7 @@ void layout_populate(const struct pcow_map *map, uint64_t guest_slab, unsigned f
      * that it holds.
      */
     if (map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE
-        || map->slabs[guest_slab].cold)
+        || slab_is_unmapped(&map->slabs[guest_slab].status))
         return;
     /*
      * By loads and not with MADV_POPULATE_READ: faults of several threads do not wait for each

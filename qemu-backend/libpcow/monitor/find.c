@@ -50,7 +50,7 @@ bool pcow_map_find(const pcow_map *map, const void *address, uint64_t *offset)
 static int hide(const struct pcow_map *map, const struct file *file, uint64_t in_file,
                 uint64_t guest_offset)
 {
-    if (map->slabs[guest_offset >> SLAB_BITS].cold)
+    if (slab_is_unmapped(&map->slabs[guest_offset >> SLAB_BITS].status))
         return 0;                      /* who maps it will see to that */
     return lost_cover(file, map->address + guest_offset, PCOW_PAGE_SIZE, in_file, PROT_NONE);
 }

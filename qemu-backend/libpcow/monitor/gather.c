@@ -77,13 +77,7 @@ int gather_slab(struct pcow_map *map, uint64_t guest_slab)
     vmas_begin(map, slab);
     vmas_add(map, 1 - (int)slab->pieces);
     slab->pieces = 1;
-    slab->behind = BEHIND_NOT;
-    __atomic_fetch_add(&map->gathered, 1u - slab->gathered, __ATOMIC_RELAXED);
-    slab->gathered = 1;
-    __atomic_store_n(&slab->watched, WATCHED_NOT, __ATOMIC_RELAXED);
-    /*
-     * Who has a system call load from it looks at this without the claim: not before it is there.
-     */
-    __atomic_store_n(&slab->cold, 0, __ATOMIC_RELEASE);
+    slab_refresh(&slab->status);
+    layout_enter(map, guest_slab, SLAB_BOUNCE);
     return 0;
 }

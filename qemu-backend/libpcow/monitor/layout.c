@@ -120,7 +120,7 @@ void layout_recount(struct pcow_map *map, uint64_t guest_slab)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
 
-    if (!slab->cold && slab->pieces > 1)
+    if (!slab_is_unmapped(&slab->status) && slab->pieces > 1)
         set_pieces(map, slab, layout_count_pieces(map, guest_slab));
 }
 
@@ -133,17 +133,18 @@ static void withdraw(struct pcow_map *map)
     events_wake(&map->events);
 }
 
-static void remember(struct pcow_map *map, uint64_t guest_slab, unsigned pieces)
+/* It is mapped as the chain has it, or (UNMAPPED) not at all. */
+static void remember(struct pcow_map *map, uint64_t guest_slab, enum slab_state state,
+                     unsigned pieces)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
     struct page_set own = {{0}};
     bool withdrawn = false;
 
     set_pieces(map, slab, pieces);
-    gather_forget(map, guest_slab);
-    slab->behind = BEHIND_NOT;
-    __atomic_store_n(&slab->minor, MINOR_NOT, __ATOMIC_SEQ_CST);
-    if (!slab->cold && map->image->file.writable && map->image->view == image_active(map->image))
+    slab_refresh(&slab->status);
+    layout_enter(map, guest_slab, state);
+    if (state == SLAB_MAPPED && map->image->file.writable && map->image->view == image_active(map->image))
         chain_own_backed(map->image, guest_slab, &own);
     lost_take_out(map, guest_slab, &own);
     /* Looked at without the claim, so no page may disappear from it for a moment. */
@@ -216,20 +217,14 @@ int layout_map_slab(struct pcow_map *map, uint64_t guest_slab)
     struct piece piece = {0};
     int ret;
 
-    __atomic_store_n(&map->slabs[guest_slab].watched, WATCHED_NOT, __ATOMIC_RELAXED);
     ret = add_slab(map, guest_slab, &piece);
     if (!ret)
         ret = map_piece(map, &piece);
-    if (!ret) {
-        /*
-         * Who has a system call load from it looks at this without the claim: not before all is
-         * mapped.
-         */
-        __atomic_store_n(&map->slabs[guest_slab].cold, 0, __ATOMIC_RELEASE);
-        remember(map, guest_slab, layout_count_pieces(map, guest_slab));
-    } else
+    if (!ret)
+        remember(map, guest_slab, SLAB_MAPPED, layout_count_pieces(map, guest_slab));
+    else
         /* What is half mapped would trap for ever, or be believed to be there. */
-        layout_make_cold(map, guest_slab);
+        layout_unmap_slab(map, guest_slab);
     return ret;
 }
 
@@ -245,63 +240,52 @@ static bool is_one_piece(const struct pcow_map *map, uint64_t guest_slab)
         && chain_find(map->image, guest_slab, 0, pages).pages == pages;
 }
 
-static int unmap_slab(struct pcow_map *map, uint64_t guest_slab)
+static int unmap(struct pcow_map *map, uint64_t guest_slab)
 {
     uint64_t from = guest_slab << SLAB_BITS;
 
     return reserve_again(map, from, from + layout_pages(map, guest_slab) * PCOW_PAGE_SIZE);
 }
 
-void layout_make_cold(struct pcow_map *map, uint64_t guest_slab)
+void layout_unmap_slab(struct pcow_map *map, uint64_t guest_slab)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
-    bool unmapped;
 
-    __atomic_store_n(&slab->cold, 1, __ATOMIC_RELEASE);
+    layout_enter(map, guest_slab, SLAB_UNMAPPED);
     /*
      * A flush that is under way may ask for pages at which nothing is mapped any more, and must not
      * believe the answer.
      */
     if (!page_set_empty(&slab->writable))
         image_note_stores(map->image);
-    unmapped = unmap_slab(map, guest_slab) == 0;
     /*
      * At the limit of mappings this one may fail as well. Then any page may be mapped as it was
      * before, for stores too, or not at all: a trap must map it anew, and nothing may rely on what
      * is written here.
      */
-    if (unmapped) {
+    if (unmap(map, guest_slab) == 0) {
         set_pieces(map, slab, 1);
-        gather_forget(map, guest_slab);
-    } else
+        slab_refresh(&slab->status);
+    } else {
         __atomic_store_n(&map->unknown, true, __ATOMIC_SEQ_CST);
+        layout_enter(map, guest_slab, SLAB_UNKNOWN);
+        slab_lose_track(&slab->status);
+    }
     /* The next one finds what was stored to until now by these sets. */
     if (!page_set_empty(&slab->writable)) {
         image_note_stores(map->image);
         withdraw(map);
     }
     memset(&slab->writable, 0, sizeof slab->writable);
-    __atomic_store_n(&slab->watched, WATCHED_NOT, __ATOMIC_RELAXED);
-    /* What could not be unmapped goes on to trap as it did. */
-    __atomic_store_n(&slab->minor, unmapped || !slab->minor ? MINOR_NOT : MINOR_FROZEN,
-                     __ATOMIC_SEQ_CST);
-    slab->behind = unmapped ? BEHIND_NOT : BEHIND_FROZEN;
-}
-
-static void fall_behind(struct pcow_map *map, uint64_t guest_slab)
-{
-    struct slab_map *slab = &map->slabs[guest_slab];
-
-    if (slab->behind == BEHIND_NOT)
-        slab->behind = BEHIND;
 }
 
 int layout_catch_up(struct pcow_map *map, uint64_t guest_slab)
 {
-    int ret = map->slabs[guest_slab].behind ? layout_map_slab(map, guest_slab) : 0;
+    const struct slab_status *status = &map->slabs[guest_slab].status;
+    int ret = slab_is_stale(status) ? layout_map_slab(map, guest_slab) : 0;
 
-    /* If it fails the slab is cold, or nobody knows what is mapped. */
-    return map->slabs[guest_slab].behind ? ret : 0;
+    /* If it fails the slab is unmapped, or nobody knows what is mapped. */
+    return slab_is_stale(status) ? ret : 0;
 }
 
 /*
@@ -335,7 +319,7 @@ static void forget_pages(struct pcow_map *map, uint64_t guest_slab, unsigned fir
     struct slab_map *slab = &map->slabs[guest_slab];
     bool withdrawn = false;
 
-    fall_behind(map, guest_slab);
+    slab_grow_stale(&slab->status);
     /*
      * Around a lost page it takes several system calls: those before the one that failed have
      * mapped what is in no set.
@@ -387,7 +371,7 @@ static int map_own_run(struct pcow_map *map, uint64_t guest_slab, unsigned page,
     int ret;
 
     /* A merge has given the layer another file slab. */
-    if (slab->minor && !shown)
+    if (slab_is_minor(&slab->status) && !shown)
         return layout_map_slab(map, guest_slab);
     ret = shown ? 0
                 : map_file(address, place->pages * PCOW_PAGE_SIZE, map->image, place->offset, true,
@@ -432,7 +416,7 @@ int layout_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsign
     int ret;
 
     /* Whatever comes of it: only who has mapped what is own takes this back. */
-    fall_behind(map, guest_slab);
+    slab_grow_stale(&map->slabs[guest_slab].status);
     ret = chain_own(map->image, guest_slab, first, count, NULL, &copies, &zeroed);
     __atomic_fetch_add(&map->stats.pages_copied, copies, __ATOMIC_RELAXED);
     __atomic_fetch_add(&map->stats.pages_zeroed, zeroed, __ATOMIC_RELAXED);
@@ -466,13 +450,15 @@ int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, un
     }
     if (is_one_piece(map, guest_slab)) {
         set_pieces(map, slab, 1);
-        gather_forget(map, guest_slab);
-        slab->behind = BEHIND_NOT;
-        minor_is_whole(map, guest_slab);
+        slab_refresh(&slab->status);
+        if (slab_is_minor(&slab->status))
+            minor_is_whole(map, guest_slab);
+        else
+            layout_enter(map, guest_slab, SLAB_MAPPED);
         if (map->image->file.huge && largest < pages)
             return map_whole(map, guest_slab);
-    } else if (slab->behind == BEHIND) {
-        slab->behind = is_behind(map, guest_slab) ? BEHIND : BEHIND_NOT;
+    } else if (slab_age(&slab->status) == SLAB_STALE && !is_behind(map, guest_slab)) {
+        slab_refresh(&slab->status);
     }
     return 0;
 }
@@ -488,7 +474,7 @@ int layout_prepare_store(const struct pcow_map *map, uint64_t guest_slab, unsign
     place = chain_find(map->image, guest_slab, page, 1);
     if (!place.own)
         return 0;
-    if (slab->gathered)
+    if (slab_state(&slab->status) == SLAB_BOUNCE)
         mapped = slab->writable;       /* the rest is a copy, see gather.c */
     else
         page_set_add_range(&mapped, 0, PAGES_PER_SLAB);
@@ -501,11 +487,10 @@ int layout_prepare_store(const struct pcow_map *map, uint64_t guest_slab, unsign
  * Nothing is mapped; the first access, load or store, brings the whole slab into the active layer
  * as one piece, or into memory, see gather.c.
  */
-static int map_cold(struct pcow_map *map, uint64_t guest_slab)
+static int map_nothing(struct pcow_map *map, uint64_t guest_slab)
 {
-    map->slabs[guest_slab].cold = 1;
-    remember(map, guest_slab, 1);
-    return unmap_slab(map, guest_slab);
+    remember(map, guest_slab, SLAB_UNMAPPED, 1);
+    return unmap(map, guest_slab);
 }
 
 bool layout_is_to_be_copied(const struct pcow_map *map, uint64_t guest_slab)
@@ -551,12 +536,11 @@ int layout_map_all(struct pcow_map *map, struct pcow_error *error)
             ret = map_piece(map, &piece);
             piece = (struct piece){.from = (v + 1) << SLAB_BITS, .to = (v + 1) << SLAB_BITS};
             if (!ret)
-                ret = map_cold(map, v);
+                ret = map_nothing(map, v);
             continue;
         }
-        map->slabs[v].cold = 0;
         ret = add_slab(map, v, &piece);
-        remember(map, v, pieces);
+        remember(map, v, SLAB_MAPPED, pieces);
     }
     if (!ret)
         ret = add_absent(map, map->size, &piece);
@@ -585,15 +569,13 @@ int layout_map_changed(struct pcow_map *map, const struct layout_lists *lists)
         slab->run_end = slab->run = 0;
         if (layout_is_as_noted(map, lists, v))
             continue;
-        slab->watched = WATCHED_NOT;
         pieces = layout_count_pieces(map, v);
         if (pieces > 1 && vmas_used(map) + pieces > map->vma_budget) {
-            ret = map_cold(map, v);
+            ret = map_nothing(map, v);
             continue;
         }
-        slab->cold = 0;
         ret = add_slab(map, v, &piece);
-        remember(map, v, pieces);
+        remember(map, v, SLAB_MAPPED, pieces);
     }
     return ret ? ret : map_piece(map, &piece);
 }

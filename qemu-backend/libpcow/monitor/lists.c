@@ -92,5 +92,6 @@ bool layout_is_as_noted(const struct pcow_map *map, const struct layout_lists *l
         at++;
     }
     return !ref && at == end && page_set_empty(&map->slabs[guest_slab].writable)
-           && !map->slabs[guest_slab].watched && !map->slabs[guest_slab].behind;
+           && !slab_is_watched(&map->slabs[guest_slab].status)
+           && !slab_is_stale(&map->slabs[guest_slab].status);
 }

@@ -285,7 +285,7 @@ void pcow_map_get_stats(const pcow_map *map, struct pcow_map_stats *stats)
                         * (sizeof *map->slabs + sizeof(slab_ref) + 1),
     };
     stats->memory += index_memory(__atomic_load_n(&image->chain, __ATOMIC_ACQUIRE));
-    stats->memory += __atomic_load_n(&map->gathered, __ATOMIC_RELAXED) * PCOW_SLAB_SIZE;
+    stats->memory += __atomic_load_n(&map->bounced, __ATOMIC_RELAXED) * PCOW_SLAB_SIZE;
     stats->memory +=
         __atomic_load_n(&map->retired.room, __ATOMIC_RELAXED) * sizeof *map->retired.moved;
     if (image->ready)
@@ -318,7 +318,7 @@ static int protect(struct pcow_map *map)
          * What is not used is read-only, and protecting it once more costs nothing where it lies
          * between.
          */
-        while (v < chain->guest_slabs && !map->slabs[v].cold) {
+        while (v < chain->guest_slabs && !slab_is_unmapped(&map->slabs[v].status)) {
             end = v + 1;
             v = chain_next_used(chain, end);
         }
@@ -362,10 +362,9 @@ int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
             layout_recount(map, v);
         map->slabs[v].faults = 0;
         map->slabs[v].queued = 0;
-        if (map->slabs[v].minor)
-            __atomic_store_n(&map->slabs[v].minor, MINOR_FROZEN, __ATOMIC_SEQ_CST);
-        if (map->slabs[v].behind)
-            map->slabs[v].behind = BEHIND_FROZEN;
+        if (slab_is_minor(&map->slabs[v].status))
+            layout_enter(map, v, SLAB_MINOR_FROZEN);
+        slab_freeze_stale(&map->slabs[v].status);
         map->slabs[v].loaded = 0;
         map->slabs[v].grown = 0;
         map->slabs[v].run = 0;
@@ -373,8 +372,8 @@ int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
          * What has become an older layer is to be copied when it is read. If it cannot be unmapped,
          * it is read where it is.
          */
-        if (!map->slabs[v].cold && layout_is_to_be_copied(map, v))
-            layout_make_cold(map, v);
+        if (!slab_is_unmapped(&map->slabs[v].status) && layout_is_to_be_copied(map, v))
+            layout_unmap_slab(map, v);
     }
     return 0;
 }
@@ -415,10 +414,10 @@ int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error)
     for (uint64_t v = 0; v < slabs; v++) {
         uint16_t pieces = still_mapped ? map->slabs[v].pieces : 0;
 
-        gather_forget(map, v);
-        memset(&map->slabs[v], 0, offsetof(struct slab_map, asked));
+        memset(&map->slabs[v], 0, offsetof(struct slab_map, status));
         map->slabs[v].pieces = pieces;
-        map->slabs[v].cold = 1;
+        slab_refresh(&map->slabs[v].status);
+        layout_enter(map, v, SLAB_UNMAPPED);
         if (map->image->chain)
             sparse_set_add(&map->image->chain->used, v);
     }

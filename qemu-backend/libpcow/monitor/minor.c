@@ -149,9 +149,9 @@ bool minor_is_possible(const struct pcow_map *map, uint64_t guest_slab)
 {
     const struct slab_map *slab = &map->slabs[guest_slab];
 
-    return map->engine == PCOW_ENGINE_MINOR && !slab->minor
-           && !__atomic_load_n(&slab->asked, __ATOMIC_RELAXED) && !slab->loaded && !slab->cold
-           && !map->lost && !page_set_full(&slab->writable);
+    return map->engine == PCOW_ENGINE_MINOR
+           && slab_is_one_of(&slab->status, SLAB_BIT(SLAB_MAPPED) | SLAB_BIT(SLAB_BOUNCE))
+           && !__atomic_load_n(&slab->asked, __ATOMIC_RELAXED) && !slab->loaded && !map->lost && !page_set_full(&slab->writable);
 }
 
 /*
@@ -248,6 +248,7 @@ bool minor_begin(struct pcow_map *map, uint64_t guest_slab, bool at_once)
     bool soon = at_once || slab->faults >= TRAPS
                 || __atomic_load_n(&map->minor.gain, __ATOMIC_RELAXED) >= PROVEN;
     uint64_t p = soon ? own_slab(map, guest_slab) : 0;
+    enum slab_state before = slab_state(&slab->status);
 
     if (p == 0 || !minor_is_possible(map, guest_slab) || !is_worth_it(map))
         return false;
@@ -255,9 +256,9 @@ bool minor_begin(struct pcow_map *map, uint64_t guest_slab, bool at_once)
      * Either who has a system call access the slab sees this, or he is seen here, see minor_ask().
      * Other accesses to it trap while there is nothing, and wait for the claim.
      */
-    __atomic_store_n(&slab->minor, MINOR, __ATOMIC_SEQ_CST);
+    layout_enter(map, guest_slab, SLAB_MINOR);
     if (__atomic_load_n(&slab->asked, __ATOMIC_SEQ_CST)) {
-        __atomic_store_n(&slab->minor, MINOR_NOT, __ATOMIC_SEQ_CST);
+        layout_enter(map, guest_slab, before);
         return false;
     }
     if (map_registered(map, guest_slab, p)) {
@@ -267,8 +268,7 @@ bool minor_begin(struct pcow_map *map, uint64_t guest_slab, bool at_once)
     vmas_begin(map, slab);
     vmas_add(map, 1 - (int)slab->pieces);
     slab->pieces = 1;
-    gather_forget(map, guest_slab);
-    slab->behind = BEHIND_NOT;                  /* nothing of an older layer is mapped */
+    slab_refresh(&slab->status);                /* nothing of an older layer is mapped */
     count_gain(map, -COST);
     density_forget(&map->density, map->address + (guest_slab << SLAB_BITS), PCOW_SLAB_SIZE);
     let_in_own(map, guest_slab);
@@ -287,7 +287,7 @@ bool minor_was_asked(const struct pcow_map *map, uint64_t guest_slab)
 
     return map->engine != PCOW_ENGINE_MINOR
            || (__atomic_load_n(&slab->asked, __ATOMIC_SEQ_CST)
-               && !__atomic_load_n(&slab->minor, __ATOMIC_SEQ_CST));
+               && !slab_is_minor(&slab->status));
 }
 
 bool minor_ask(struct pcow_map *map, uint64_t guest_slab)
@@ -298,5 +298,5 @@ bool minor_ask(struct pcow_map *map, uint64_t guest_slab)
         return true;
     if (!__atomic_load_n(&slab->asked, __ATOMIC_RELAXED))
         __atomic_store_n(&slab->asked, 1, __ATOMIC_SEQ_CST);
-    return !__atomic_load_n(&slab->minor, __ATOMIC_SEQ_CST);
+    return !slab_is_minor(&slab->status);
 }

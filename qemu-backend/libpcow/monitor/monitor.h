@@ -5,14 +5,13 @@
  * State of a page of the range          mapping                                   a load         a store
  * ------------------------------------  ----------------------------------------  -------------  -----------------------------
  * absent (no layer holds it)            anonymous, read-only                      zeros          trap: expansion
- * of a slab in minor mode (minor.c)     the top file, writable, page by page      of what is own straight; else trap
+ * of a slab in state MINOR (minor.c)    the top file, writable, page by page      of what is own straight; else trap
  * held by an older layer or a base      that file, read-only                      memory speed   trap: copy-on-write
- * own, not yet mapped (see "behind")    as before it became own                   memory speed   trap: map
+ * own, not yet mapped (slab is STALE)   as before it became own                   memory speed   trap: map
  * own, mapped                           the top file, writable                    memory speed   memory speed
- * cold (a slab of too many pieces)      nothing                                   trap           trap
- * gathered (one that was cold, see      a copy in memory, read-only               memory speed   trap: as for what it is a copy of
- *   gather.c)
- * watched (any of the above but own,    anonymous, userfaultfd                    trap once      trap: as above
+ * of a slab in state UNMAPPED           nothing                                   trap           trap
+ * of a slab in state BOUNCE             a copy in memory, read-only               memory speed   trap: as for what it is a copy of
+ * of a slab that is WATCHED (but own,   anonymous, userfaultfd                    trap once      trap: as above
  *   mapped; see watch.c)
  *
  * A trap ends in resolve(): claim the guest slab, make the pages own, map them, release. It runs in
@@ -26,6 +25,7 @@
 
 #include "chain/chain.h"
 #include "monitor/ahead.h"
+#include "monitor/slab_state.h"
 #include "util/signals.h"
 
 #define EVENT_QUEUE_SIZE 64u          /* power of two */
@@ -91,22 +91,16 @@ struct slab_map {
     struct page_set writable;
     uint16_t pieces;                   /* upper bound of the memory mappings in this slab */
     uint8_t faults;                    /* traps so far, to judge how hot it is (saturates) */
-    /* nothing is mapped; with behind: nor is it known what is, see unknown below */
-    uint8_t cold;
     uint8_t recent;                    /* there was a trap since the thread last looked */
     uint8_t queued;                    /* the thread is asked to copy the rest */
     uint8_t grown;                     /* traps that came to a cluster a second time (saturates) */
     /* the window of the last trap: page after it, pages; to notice a sequence */
     uint16_t run_end, run;
-    uint8_t behind;                    /* enum behind */
-    /* enum watched: what is not in writable may be under watch instead of mapped */
-    uint8_t watched;
-    uint8_t minor;                     /* enum minor; atomic */
-    uint8_t gathered;                  /* see gather_slab() */
     /* what was not own was loaded from since the last snapshot: not in minor mode any more */
     uint8_t loaded;
+    struct slab_status status;         /* of what is not in writable */
     /*
-     * system calls may access it, for good: the same; atomic. This one and the next: all else
+     * system calls may access it, for good: the same; atomic. From the status on: all before
      * begins anew at times
      */
     uint8_t asked;
@@ -156,7 +150,7 @@ struct pcow_map {
     struct trappers trappers;
     struct retired retired;
     struct pcow_map_stats stats;       /* counters, relaxed atomics */
-    uint64_t gathered;                 /* slabs that are; relaxed */
+    uint64_t bounced;                  /* slabs in state BOUNCE; relaxed */
     /* pages that pcow_map_resolve() had to serve; no traps, whoever asks counts them; relaxed */
     uint64_t asked;
     struct minor_mode minor;
@@ -170,31 +164,6 @@ struct pcow_map {
     pthread_mutex_t watch_lock;        /* of pcow_map_watch() against itself */
     bool watching;                     /* the store is still looked for */
     uint64_t watch_found;              /* offset + 1 of a store that could not be served; 0: none */
-};
-
-/*
- * Pages may have become own and be mapped to where an older layer holds them, or not at all. Only
- * who maps all of the slab takes it back.
- */
-enum behind {
-    BEHIND_NOT,
-    /* own pages of the active layer, which tell whether they are still */
-    BEHIND,
-    BEHIND_FROZEN,                     /* and of layers that were frozen since, which do not */
-};
-
-enum minor {
-    MINOR_NOT,
-    /* one mapping, for stores; what is in writable can be let in, or is */
-    MINOR,
-    /* a snapshot has made it read-only: any access that traps maps it anew */
-    MINOR_FROZEN,
-};
-
-enum watched {
-    WATCHED_NOT,
-    WATCHED,
-    WATCHED_READ,                      /* and it holds copies of pages that were loaded from */
 };
 
 /* monitor/find.c: lost pages, at which nothing is mapped */
@@ -236,7 +205,7 @@ int layout_map_changed(struct pcow_map *map, const struct layout_lists *lists);
 void layout_forget_lists(struct layout_lists *lists);
 /*
  * chain_own(). Every page that the monitor makes own becomes so here, and with that the slab is
- * behind until its own pages are mapped. The claim is held. Async-signal-safe.
+ * stale until its own pages are mapped. The claim is held. Async-signal-safe.
  */
 int layout_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count,
                uint64_t *copied);
@@ -258,8 +227,8 @@ bool layout_is_to_be_copied(const struct pcow_map *map, uint64_t guest_slab);
 /* Count its mappings, which traps only estimate; the claim is held, or everybody stopped. */
 void layout_recount(struct pcow_map *map, uint64_t guest_slab);
 /*
- * On failure the pages of the piece that failed count as not mapped for stores, and the slab as
- * behind.
+ * On failure the pages of the piece that failed count as not mapped for stores, and the slab is
+ * stale.
  */
 int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count);
 /*
@@ -271,7 +240,7 @@ int layout_prepare_store(const struct pcow_map *map, uint64_t guest_slab, unsign
  * Nothing is mapped: the next access traps. The claim is held. If the kernel refuses: see unknown
  * in struct pcow_map.
  */
-void layout_make_cold(struct pcow_map *map, uint64_t guest_slab);
+void layout_unmap_slab(struct pcow_map *map, uint64_t guest_slab);
 bool layout_is_hot(const struct slab_map *slab, unsigned share);
 
 /*
@@ -281,8 +250,8 @@ bool layout_is_hot(const struct slab_map *slab, unsigned share);
 unsigned layout_pages(const struct pcow_map *map, uint64_t guest_slab);
 /* mappings that it needs, if not in minor mode */
 unsigned layout_count_pieces(const struct pcow_map *map, uint64_t guest_slab);
-/* The copy has gone, see gather_slab(). */
-void gather_forget(struct pcow_map *map, uint64_t guest_slab);
+/* slab_enter(), and the copies in memory are counted. */
+void layout_enter(struct pcow_map *map, uint64_t guest_slab, enum slab_state state);
 /* Does it show this place of the file there, once it is let in? */
 bool minor_shows(const struct pcow_map *map, uint64_t guest_slab, unsigned page, uint64_t offset);
 /* Every page is own and in writable. */
@@ -453,7 +422,7 @@ void watch_forget(struct pcow_map *map);
 
 /* For snapshot operations on a mapped image; nobody stores to the range meanwhile. */
 int monitor_freeze(struct pcow_map *map, struct pcow_error *error);
-/* every slab is cold then */
+/* every slab is UNMAPPED then */
 int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error);
 int monitor_map_all(struct pcow_map *map, struct pcow_error *error);
 /* The lists of the chain were built anew; lists: as they were before, or NULL. */

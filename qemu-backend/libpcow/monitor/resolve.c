@@ -69,7 +69,7 @@ static struct range choose(const struct pcow_map *map, uint64_t guest_slab, unsi
     unsigned cluster = cluster_pages(map);
     struct range range = {page / cluster * cluster, cluster};
 
-    if (slab->cold || (!minor && vmas_are_short(map)))
+    if (slab_is_unmapped(&slab->status) || (!minor && vmas_are_short(map)))
         return (struct range){0, pages};
     if (range.first + range.count > pages)
         range.count = pages - range.first;
@@ -126,7 +126,9 @@ static int back_own(struct pcow_map *map, uint64_t guest_slab, unsigned page, bo
     *alone = ret == -ENOSPC || ret == -EIO;
     if (*alone)
         return chain_back(map->image, guest_slab, page, 1, &changed);
-    return ret || !changed || map->slabs[guest_slab].cold ? ret : layout_map_slab(map, guest_slab);
+    return ret || !changed || slab_is_unmapped(&map->slabs[guest_slab].status)
+               ? ret
+               : layout_map_slab(map, guest_slab);
 }
 
 /*
@@ -198,7 +200,7 @@ static int meet(struct pcow_map *map, uint64_t guest_slab, unsigned page)
     struct slab_map *slab = &map->slabs[guest_slab];
     unsigned cluster = cluster_pages(map);
 
-    if (!slab->minor)
+    if (!slab_is_minor(&slab->status))
         return 0;                      /* another thread was here first */
     return was_asked_for(slab) ? leave_minor(map, guest_slab)
                                : minor_let_in_around(map, guest_slab, page,
@@ -224,7 +226,7 @@ static int let_in(struct pcow_map *map, uint64_t guest_slab, unsigned page, stru
 static void try_minor(struct pcow_map *map, uint64_t guest_slab, struct range range, bool copied,
                       bool again)
 {
-    if (map->slabs[guest_slab].minor)
+    if (slab_is_minor(&map->slabs[guest_slab].status))
         return;
     if (vmas_are_short(map)
         || (!again && range.count <= cluster_pages(map)
@@ -259,7 +261,8 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
     if (page_set_has(&slab->writable, page))
         return meet(map, guest_slab, page);
     note_thread(&map->trappers);
-    if (slab->minor == MINOR_FROZEN || (slab->minor && was_asked_for(slab))) {
+    if (slab_state(&slab->status) == SLAB_MINOR_FROZEN
+        || (slab_is_minor(&slab->status) && was_asked_for(slab))) {
         ret = leave_minor(map, guest_slab);
         if (ret || page_set_has(&slab->writable, page))
             return ret;
@@ -268,7 +271,7 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
     if (ret || page_set_has(&slab->writable, page))
         return ret;
     place = chain_find(map->image, guest_slab, page, 1);
-    minor = slab->minor || minor_is_possible(map, guest_slab);
+    minor = slab_is_minor(&slab->status) || minor_is_possible(map, guest_slab);
     range = alone ? (struct range){page, 1} : choose(map, guest_slab, page, place.present, minor);
     /* the guest was here before: larger copies pay, now or later on */
     again = has_page_in(&slab->writable, range);
@@ -301,16 +304,16 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
          * If mappings run short it has to become one, and if it has many that is cheaper; else what
          * the guest uses stays as it is.
          */
-        return slab->cold || slab->pieces > MANY_PIECES || vmas_are_short(map)
+        return slab_is_unmapped(&slab->status) || slab->pieces > MANY_PIECES || vmas_are_short(map)
                    ? layout_map_slab(map, guest_slab)
                    : layout_map_own(map, guest_slab, 0, range.count);
     }
     try_minor(map, guest_slab, range, copied > 0, again);
     /*
-     * It was, or has become so as the kernel refused: a cold slab has no page that is mapped for
-     * stores, nothing would protect it.
+     * It was, or has become so as the kernel refused: one that is unmapped has no page that is
+     * mapped for stores, nothing would protect it.
      */
-    if (slab->cold) {
+    if (slab_is_unmapped(&slab->status)) {
         ret = layout_map_slab(map, guest_slab);
         if (ret || page_set_has(&slab->writable, page))
             return ret;
@@ -319,14 +322,15 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
      * What was hoped for is not to be: then as for any slab, and as there, the page alone if the
      * rest cannot be had.
      */
-    if (minor && !slab->minor && vmas_are_short(map) && own_whole(map, guest_slab) == 0)
+    if (minor && !slab_is_minor(&slab->status) && vmas_are_short(map)
+        && own_whole(map, guest_slab) == 0)
         return layout_map_slab(map, guest_slab);
     ret = layout_map_own(map, guest_slab, range.first, range.count);
-    if (!ret && slab->minor)
+    if (!ret && slab_is_minor(&slab->status))
         ret = let_in(map, guest_slab, page, range, copied > 0);
     if (ret)
         return ret;
-    if (!slab->minor)
+    if (!slab_is_minor(&slab->status))
         populate(map, guest_slab, page, range);
     ahead_served(map, guest_slab, copied > 0, again && slab->grown == 1);
     return 0;
@@ -337,14 +341,14 @@ static int resolve_read(struct pcow_map *map, uint64_t guest_slab, unsigned page
 {
     struct slab_map *slab = &map->slabs[guest_slab];
 
-    if (slab->minor && page_set_has(&slab->writable, page))
+    if (slab_is_minor(&slab->status) && page_set_has(&slab->writable, page))
         return meet(map, guest_slab, page);
-    if (slab->minor) {
-        if (slab->minor == MINOR && !was_asked_for(slab))
+    if (slab_is_minor(&slab->status)) {
+        if (slab_state(&slab->status) == SLAB_MINOR && !was_asked_for(slab))
             minor_loaded(map, guest_slab);
         return leave_minor(map, guest_slab);
     }
-    if (slab->cold) {
+    if (slab_is_unmapped(&slab->status)) {
         /*
          * To have it in one piece saves time or mappings. No load waits for space for that, nor
          * suffers for a page that it does not want.
@@ -357,7 +361,7 @@ static int resolve_read(struct pcow_map *map, uint64_t guest_slab, unsigned page
      * Else another thread was here first; unless a mapping has failed, and nothing is there for
      * what is own.
      */
-    return slab->behind ? layout_map_slab(map, guest_slab) : 0;
+    return slab_is_stale(&slab->status) ? layout_map_slab(map, guest_slab) : 0;
 }
 
 /* Nothing is claimed: whoever wants the thread meanwhile may have it. */
@@ -447,8 +451,7 @@ static uint64_t mapped_already(struct pcow_map *map, uint64_t offset, bool write
         return 0;
     if (page_set_has(&slab->writable, page))
         return (page_set_run_end(&slab->writable, page, PAGES_PER_SLAB) - page) * PCOW_PAGE_SIZE;
-    return !write && !__atomic_load_n(&slab->minor, __ATOMIC_ACQUIRE)
-                   && !__atomic_load_n(&slab->cold, __ATOMIC_ACQUIRE)
+    return !write && slab_can_be_loaded_from(&slab->status)
                ? (PAGES_PER_SLAB - page) * PCOW_PAGE_SIZE
                : 0;
 }

@@ -18,7 +18,7 @@ static int map_missing(struct pcow_map *map, uint64_t guest_slab)
 
         if (!page_set_has(&map->slabs[guest_slab].writable, page)) {
             ret = layout_map_own(map, guest_slab, page, end - page);
-            if (!ret && map->slabs[guest_slab].minor)
+            if (!ret && slab_is_minor(&map->slabs[guest_slab].status))
                 ret = minor_let_in(map, guest_slab, page, end - page);
             else if (!ret)
                 layout_populate(map, guest_slab, page, end - page);
@@ -77,9 +77,8 @@ int layout_map_rest(struct pcow_map *map, uint64_t guest_slab)
     vmas_begin(map, slab);
     vmas_add(map, 1 - (int)slab->pieces);
     slab->pieces = 1;
-    gather_forget(map, guest_slab);
-    slab->behind = BEHIND_NOT;
-    __atomic_store_n(&slab->minor, MINOR_NOT, __ATOMIC_SEQ_CST);
+    slab_refresh(&slab->status);
+    layout_enter(map, guest_slab, SLAB_MAPPED);
     for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
         __atomic_store_n(&slab->writable.word[w], ~UINT64_C(0), __ATOMIC_RELEASE);
     /* The thread may not have come to all of its pages; those it did cost a load each. */

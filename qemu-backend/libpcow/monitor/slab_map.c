@@ -18,17 +18,19 @@ unsigned layout_count_pieces(const struct pcow_map *map, uint64_t guest_slab)
     return chain_count_pieces(map->image, guest_slab, layout_pages(map, guest_slab));
 }
 
-void gather_forget(struct pcow_map *map, uint64_t guest_slab)
+void layout_enter(struct pcow_map *map, uint64_t guest_slab, enum slab_state state)
 {
-    if (!map->slabs[guest_slab].gathered)
-        return;
-    map->slabs[guest_slab].gathered = 0;
-    __atomic_fetch_sub(&map->gathered, 1, __ATOMIC_RELAXED);
+    struct slab_status *status = &map->slabs[guest_slab].status;
+    enum slab_state from = slab_state(status);
+
+    slab_enter(status, state);
+    __atomic_fetch_add(&map->bounced, (uint64_t)(state == SLAB_BOUNCE) - (from == SLAB_BOUNCE),
+                       __ATOMIC_RELAXED);
 }
 
 bool minor_shows(const struct pcow_map *map, uint64_t guest_slab, unsigned page, uint64_t offset)
 {
-    return map->slabs[guest_slab].minor == MINOR
+    return slab_state(&map->slabs[guest_slab].status) == SLAB_MINOR
            && offset
                   == (slab_ref_slab(map->image->chain->head[guest_slab]) << SLAB_BITS)
                          + page * PCOW_PAGE_SIZE;
@@ -41,11 +43,11 @@ void minor_is_whole(struct pcow_map *map, uint64_t guest_slab)
     struct uffdio_range range = {(uintptr_t)address,
                                  layout_pages(map, guest_slab) * PCOW_PAGE_SIZE};
 
-    if (slab->minor != MINOR)
+    if (slab_state(&slab->status) != SLAB_MINOR)
         return;
     /* If the kernel refuses, its pages go on to be let in. */
     if (ioctl(map->minor.fd, UFFDIO_UNREGISTER, &range) == 0) {
         madvise(address, range.len, MADV_DOFORK);      /* one with its neighbours, if it can be */
-        __atomic_store_n(&slab->minor, MINOR_NOT, __ATOMIC_SEQ_CST);
+        layout_enter(map, guest_slab, SLAB_MAPPED);
     }
 }

@@ -51,8 +51,10 @@ static int watch_slabs(struct pcow_map *map, uint64_t first, uint64_t end)
 
         /* Who needs a watch does not ask before. */
         __atomic_store_n(&slab->asked, 1, __ATOMIC_SEQ_CST);
-        ret = slab->minor ? layout_map_slab(map, v) : 0;
-        __atomic_store_n(&slab->watched, WATCHED, __ATOMIC_RELAXED);
+        ret = slab_is_minor(&slab->status) ? layout_map_slab(map, v) : 0;
+        if (!ret)
+            layout_enter(map, v, slab_is_unmapped(&slab->status) ? SLAB_WATCHED_UNMAPPED
+                                                                 : SLAB_WATCHED);
         for (unsigned page = 0; page < pages_in(map, v) && ret == 0;) {
             unsigned next = page_set_run_end(&slab->writable, page, pages_in(map, v));
 
@@ -74,9 +76,11 @@ static int watch_slabs(struct pcow_map *map, uint64_t first, uint64_t end)
 static void restore(struct pcow_map *map, uint64_t guest_slab)
 {
     /* The second alternative is for a process that has run out of mappings. */
-    if (map->slabs[guest_slab].cold || layout_map_slab(map, guest_slab))
-        layout_make_cold(map, guest_slab);
+    if (slab_is_unmapped(&map->slabs[guest_slab].status) || layout_map_slab(map, guest_slab))
+        layout_unmap_slab(map, guest_slab);
 }
+
+#define WITH_COPIES (SLAB_BIT(SLAB_WATCHED_READ) | SLAB_BIT(SLAB_WATCHED_UNMAPPED_READ))
 
 static void end_watch(struct pcow_map *map)
 {
@@ -85,10 +89,12 @@ static void end_watch(struct pcow_map *map)
     gate_enter(map);
     for (uint64_t v = chain_next_used(map->image->chain, 0); v < map->image->chain->guest_slabs;
          v = chain_next_used(map->image->chain, v + 1)) {
-        if (__atomic_load_n(&map->slabs[v].watched, __ATOMIC_RELAXED) != WATCHED_READ)
+        const struct slab_status *status = &map->slabs[v].status;
+
+        if (!slab_is_one_of(status, WITH_COPIES))
             continue;
         chain_claim(map->image->chain, v);
-        if (map->slabs[v].watched == WATCHED_READ)
+        if (slab_is_one_of(status, WITH_COPIES))
             restore(map, v);
         chain_release(map->image->chain, v);
     }
@@ -132,7 +138,8 @@ static void serve_load(struct pcow_map *map, uint64_t guest_slab, unsigned page)
     if (page_set_has(&slab->writable, page))
         return;                        /* it has become own meanwhile */
     if (__atomic_load_n(&map->watching, __ATOMIC_ACQUIRE) && copy_in(map, guest_slab, page) == 0) {
-        __atomic_store_n(&slab->watched, WATCHED_READ, __ATOMIC_RELAXED);
+        layout_enter(map, guest_slab, slab_is_unmapped(&slab->status) ? SLAB_WATCHED_UNMAPPED_READ
+                                                                      : SLAB_WATCHED_READ);
         return;
     }
     /*
@@ -152,7 +159,7 @@ static void serve_store(struct pcow_map *map, uint64_t offset)
         __atomic_store_n(&map->watch_found, offset + 1, __ATOMIC_RELEASE);
         gate_enter(map);
         chain_claim(map->image->chain, guest_slab);
-        if (map->slabs[guest_slab].watched)
+        if (slab_is_watched(&map->slabs[guest_slab].status))
             restore(map, guest_slab);
         chain_release(map->image->chain, guest_slab);
         gate_leave(map);
@@ -169,11 +176,11 @@ static void watch_serve(struct pcow_map *map, uint64_t offset, bool write)
 
     gate_enter(map);
     chain_claim(map->image->chain, guest_slab);
-    watched = map->slabs[guest_slab].watched;
+    watched = slab_is_watched(&map->slabs[guest_slab].status);
     if (watched && !write)
         serve_load(map, guest_slab, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB));
     /* It could not be unmapped, and is under watch still. */
-    if (!watched && map->slabs[guest_slab].cold)
+    if (!watched && slab_is_unmapped(&map->slabs[guest_slab].status))
         layout_map_slab(map, guest_slab);
     chain_release(map->image->chain, guest_slab);
     gate_leave(map);
@@ -217,7 +224,7 @@ bool pcow_map_is_accessible(const pcow_map *map, uint64_t offset, bool write)
     if (!minor_was_asked(map, offset >> SLAB_BITS))
         return false;
     if (!write)
-        return !__atomic_load_n(&slab->cold, __ATOMIC_ACQUIRE);
+        return !slab_is_unmapped(&slab->status);
     return page_set_has(&slab->writable, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB))
            && can_store(map, offset);
 }

@@ -53,7 +53,7 @@ static inline bool is_minor(pcow_map *map, uint64_t slab)
     bool minor;
 
     chain_claim(map->image->chain, slab);
-    minor = map->slabs[slab].minor == MINOR;
+    minor = slab_state(&map->slabs[slab].status) == SLAB_MINOR;
     chain_release(map->image->chain, slab);
     return minor;
 }

@@ -143,7 +143,7 @@ static void test_half_own(void **state)
             make_half_own(map, way);
             if (map->engine == engine && (way == BY_THE_THREAD || engine == PCOW_ENGINE_MINOR))
                 assert_true(pages_behind(map, 0) > 0 || way == ON_A_TRAP);
-            assert_true(pages_behind(map, 0) == 0 || map->slabs[0].behind);
+            assert_true(pages_behind(map, 0) == 0 || slab_is_stale(&map->slabs[0].status));
             assert_int_equal(truncate(path_in_pool("filler"), 0), 0);
             /* Merged into the active layer: what that holds as well is given back. */
             MUST(pcow_snapshot_delete(image, "s2", NULL, &error));
@@ -178,16 +178,16 @@ static void test_behind_ends(void **state)
     unsigned char *memory = pcow_map_address(map);
 
     memory[0] = 0x33;
-    assert_false(map->slabs[0].behind);
+    assert_false(slab_is_stale(&map->slabs[0].status));
     chain_claim(map->image->chain, 0);
     assert_int_equal(layout_own(map, 0, 100, 20, NULL), 0);
     chain_release(map->image->chain, 0);
-    assert_true(map->slabs[0].behind);
+    assert_true(slab_is_stale(&map->slabs[0].status));
     memory[300 * 4096] = 0x33;
-    assert_true(map->slabs[0].behind);
+    assert_true(slab_is_stale(&map->slabs[0].status));
     for (unsigned page = 100; page < 120; page++)
         memory[page * 4096] = 0x33;
-    assert_false(map->slabs[0].behind);
+    assert_false(slab_is_stale(&map->slabs[0].status));
     pcow_map_destroy(map);
     pcow_close(image);
     must_be_clean(path_in_pool("top.pcow"));

@@ -106,7 +106,7 @@ static void load_all(enum pcow_engine engine, unsigned budget, bool copy_on_read
     MUST(pcow_snapshot_revert(image, "s", &error));
     must_load(memory);
     pcow_map_get_stats(map, &stats);
-    assert_true(map->gathered <= SLABS);
+    assert_true(map->bounced <= SLABS);
     pcow_map_destroy(map);
     pcow_close(image);
     must_be_clean(path_in_pool("top.pcow"));

@@ -235,7 +235,7 @@ static void test_whole_slab(void **state)
         memory[page * PAGE] = 1;
     }
     assert_null(broken.slab);
-    assert_false(map->slabs[0].cold);
+    assert_false(slab_is_unmapped(&map->slabs[0].status));
     memory[500 * PAGE] = 5;
     MUST(pcow_snapshot_create(image, "new", &error));
     memory[500 * PAGE] = 99;

@@ -268,7 +268,7 @@ static void test_snapshots(void **state)
         for (unsigned slab = 0; slab < 4; slab++)
             begin_slab(map, slab);
         MUST(pcow_snapshot_create(image, "one", &error));
-        assert_int_equal(map->slabs[0].minor, MINOR_FROZEN);
+        assert_int_equal(slab_state(&map->slabs[0].status), SLAB_MINOR_FROZEN);
         memory[5 * CLUSTER + 3] = 2;                       /* own before */
         memory[PCOW_SLAB_SIZE + 9 * CLUSTER] = 2;          /* not own before */
         assert_int_equal(memory[2 * PCOW_SLAB_SIZE + 9 * CLUSTER], below);
@@ -276,7 +276,7 @@ static void test_snapshots(void **state)
         assert_int_equal(memory[2 * CLUSTER + 3], 1);
         /* A system call that has asked: of a frozen one. */
         MUST(pcow_map_resolve(map, 3 * PCOW_SLAB_SIZE, PCOW_SLAB_SIZE, false, &error));
-        assert_int_equal(map->slabs[3].minor, MINOR_NOT);
+        assert_false(slab_is_minor(&map->slabs[3].status));
         begin_slab(map, 6);
         MUST(pcow_snapshot_revert(image, "one", &error));
         for (unsigned slab = 0; slab < SLABS; slab++)

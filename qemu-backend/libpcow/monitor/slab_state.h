@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * The state of a guest slab (2 MiB): how its pages are mapped that are not mapped for stores.
+ *
+ *   state                  mapping                                    a load           to be left because
+ *   ---------------------  -----------------------------------------  ---------------  ---------------------------------
+ *   MAPPED                 each page where the chain has it           memory speed
+ *   UNMAPPED               nothing                                    trap             of too many pieces, or copy-on-read
+ *   UNKNOWN                UNMAPPED was due, the kernel refused       anything         a trap must map it anew
+ *   BOUNCE                 one, of a copy in memory (gather.c)        memory speed
+ *   MINOR                  one, of the top file (minor.c)             of what is own   of a load of what is not own
+ *   MINOR_FROZEN           the same, made read-only by a snapshot     trap             of any access
+ *   WATCHED                anonymous, userfaultfd (watch.c)           trap once        the watch ends
+ *   WATCHED_READ           the same, with copies of what was loaded   trap once        the watch ends
+ *   WATCHED_UNMAPPED       as WATCHED, in the place of UNMAPPED       trap once        the watch ends
+ *   WATCHED_UNMAPPED_READ  as WATCHED_READ, in that place             trap once        the watch ends
+ *
+ * And beside it, whether that may be behind the chain: pages may have become own that are mapped to
+ * where an older layer holds them, or not at all. Only who maps all of the slab takes that back.
+ *
+ *   FRESH         no page is
+ *   STALE         own pages of the active layer may be, which tell whether they are still
+ *   STALE_FROZEN  and of layers that were frozen since, which do not
+ *
+ * slab_state.c alone writes either, and has the table of which may follow which: a build for
+ * debugging stops at another one, and test_slab_state goes through all of them. The claim of the
+ * slab is held, or everybody stopped; anybody may look. Async-signal-safe.
+ */
+#ifndef PCOW_MONITOR_SLAB_STATE_H
+#define PCOW_MONITOR_SLAB_STATE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum slab_state {
+    SLAB_MAPPED,
+    SLAB_UNMAPPED,
+    SLAB_UNKNOWN,
+    SLAB_BOUNCE,
+    SLAB_MINOR,
+    SLAB_MINOR_FROZEN,
+    SLAB_WATCHED,
+    SLAB_WATCHED_READ,
+    SLAB_WATCHED_UNMAPPED,
+    SLAB_WATCHED_UNMAPPED_READ,
+    SLAB_STATES,
+};
+
+enum slab_age {
+    SLAB_FRESH,
+    SLAB_STALE,
+    SLAB_STALE_FROZEN,
+    SLAB_AGES,
+};
+
+/* What a slab is begun with is all zeros: MAPPED and FRESH. */
+struct slab_status {
+    uint8_t state;                     /* enum slab_state; atomic */
+    uint8_t age;                       /* enum slab_age */
+};
+
+const char *slab_state_name(enum slab_state state);
+/* The tables. To stay what it is, it may always. */
+bool slab_state_may_follow(enum slab_state from, enum slab_state to);
+bool slab_age_may_follow(enum slab_age from, enum slab_age to);
+
+/* Seen by who holds no claim not before what was mapped for it, nor after what was unmapped. */
+void slab_enter(struct slab_status *status, enum slab_state state);
+/* Pages are about to become own. */
+void slab_grow_stale(struct slab_status *status);
+/* All of it is mapped, or nothing; or its own pages tell that none of them is behind. */
+void slab_refresh(struct slab_status *status);
+/* A snapshot has frozen what is stale; or nobody knows what is mapped. */
+void slab_freeze_stale(struct slab_status *status);
+void slab_lose_track(struct slab_status *status);
+
+static inline enum slab_state slab_state(const struct slab_status *status)
+{
+    return (enum slab_state)__atomic_load_n(&status->state, __ATOMIC_SEQ_CST);
+}
+
+static inline enum slab_age slab_age(const struct slab_status *status)
+{
+    return (enum slab_age)status->age;
+}
+
+static inline bool slab_is_stale(const struct slab_status *status)
+{
+    return slab_age(status) != SLAB_FRESH;
+}
+
+#define SLAB_BIT(state) (1u << (state))
+#define SLAB_MINORS (SLAB_BIT(SLAB_MINOR) | SLAB_BIT(SLAB_MINOR_FROZEN))
+#define SLAB_UNMAPPEDS                                                                         \
+    (SLAB_BIT(SLAB_UNMAPPED) | SLAB_BIT(SLAB_UNKNOWN) | SLAB_BIT(SLAB_WATCHED_UNMAPPED)        \
+     | SLAB_BIT(SLAB_WATCHED_UNMAPPED_READ))
+#define SLAB_WATCHEDS                                                                          \
+    (SLAB_BIT(SLAB_WATCHED) | SLAB_BIT(SLAB_WATCHED_READ) | SLAB_BIT(SLAB_WATCHED_UNMAPPED)    \
+     | SLAB_BIT(SLAB_WATCHED_UNMAPPED_READ))
+
+static inline bool slab_is_one_of(const struct slab_status *status, unsigned states)
+{
+    return SLAB_BIT(slab_state(status)) & states;
+}
+
+static inline bool slab_is_minor(const struct slab_status *status)
+{
+    return slab_is_one_of(status, SLAB_MINORS);
+}
+
+/* A load traps there, and is told by the slab's pages. */
+static inline bool slab_is_unmapped(const struct slab_status *status)
+{
+    return slab_is_one_of(status, SLAB_UNMAPPEDS);
+}
+
+static inline bool slab_is_watched(const struct slab_status *status)
+{
+    return slab_is_one_of(status, SLAB_WATCHEDS);
+}
+
+/* The kernel may load from it, in a system call. */
+static inline bool slab_can_be_loaded_from(const struct slab_status *status)
+{
+    return !slab_is_one_of(status, SLAB_MINORS | SLAB_UNMAPPEDS);
+}
+
+#endif

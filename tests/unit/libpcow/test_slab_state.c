@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The states of a guest slab: each transition of the table is made, and each other one refused. */
+#include "support.h"
+
+#include <signal.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "monitor/slab_state.h"
+
+/* The shortest way from one state to another that the table knows; false: there is none. */
+static bool go(struct slab_status *status, enum slab_state to)
+{
+    int before[SLAB_STATES], queue[SLAB_STATES], head = 0, tail = 0;
+    enum slab_state path[SLAB_STATES];
+    unsigned length = 0;
+
+    memset(before, -1, sizeof before);
+    before[slab_state(status)] = (int)slab_state(status);
+    queue[tail++] = (int)slab_state(status);
+    while (head < tail) {
+        int at = queue[head++];
+
+        for (int next = 0; next < SLAB_STATES; next++)
+            if (before[next] < 0
+                && slab_state_may_follow((enum slab_state)at, (enum slab_state)next)) {
+                before[next] = at;
+                queue[tail++] = next;
+            }
+    }
+    if (before[to] < 0)
+        return false;
+    for (int at = (int)to; at != (int)slab_state(status); at = before[at])
+        path[length++] = (enum slab_state)at;
+    while (length > 0)
+        slab_enter(status, path[--length]);
+    return slab_state(status) == to;
+}
+
+/* What a child does that makes the transition. */
+static int end_of_child(enum slab_state from, enum slab_state to)
+{
+    pid_t child = fork();
+    int ended;
+
+    assert_true(child >= 0);
+    if (child == 0) {
+        struct slab_status status = {(uint8_t)from, SLAB_FRESH};
+
+        slab_enter(&status, to);
+        _exit(slab_state(&status) == to ? 0 : 1);
+    }
+    assert_int_equal(waitpid(child, &ended, 0), child);
+    return ended;
+}
+
+static void test_every_transition(void **state)
+{
+    unsigned made = 0, refused = 0;
+
+    (void)state;
+    for (int from = 0; from < SLAB_STATES; from++)
+        for (int to = 0; to < SLAB_STATES; to++) {
+            struct slab_status status = {0};
+            int ended;
+
+            /* None is a place that nobody comes to, or leaves. */
+            assert_true(go(&status, (enum slab_state)from));
+            if (slab_state_may_follow((enum slab_state)from, (enum slab_state)to)) {
+                slab_enter(&status, (enum slab_state)to);
+                assert_int_equal(slab_state(&status), to);
+                assert_true(go(&status, SLAB_MAPPED));
+                made++;
+                continue;
+            }
+            ended = end_of_child((enum slab_state)from, (enum slab_state)to);
+            if (!WIFSIGNALED(ended) || WTERMSIG(ended) != SIGABRT)
+                fail_msg("%s after %s is not refused", slab_state_name((enum slab_state)to),
+                         slab_state_name((enum slab_state)from));
+            refused++;
+        }
+    print_message("%u transitions made, %u refused\n", made, refused);
+    assert_true(made > 30 && refused > 30);
+}
+
+static void test_groups(void **state)
+{
+    (void)state;
+    for (int i = 0; i < SLAB_STATES; i++) {
+        const struct slab_status status = {(uint8_t)i, SLAB_FRESH};
+
+        /* Who may load without a trap needs neither. */
+        assert_int_equal(slab_can_be_loaded_from(&status),
+                         !slab_is_minor(&status) && !slab_is_unmapped(&status));
+        assert_false(slab_is_minor(&status)
+                     && (slab_is_unmapped(&status) || slab_is_watched(&status)));
+        /* Nothing that is watched or in minor mode becomes UNKNOWN but by way of UNMAPPED. */
+        assert_int_equal(slab_state_may_follow((enum slab_state)i, SLAB_UNKNOWN),
+                         i == SLAB_UNMAPPED || i == SLAB_UNKNOWN);
+    }
+}
+
+static void test_ages(void **state)
+{
+    struct slab_status status = {0};
+
+    (void)state;
+    slab_freeze_stale(&status);
+    assert_int_equal(slab_age(&status), SLAB_FRESH);
+    slab_grow_stale(&status);
+    assert_int_equal(slab_age(&status), SLAB_STALE);
+    slab_freeze_stale(&status);
+    slab_grow_stale(&status);
+    assert_int_equal(slab_age(&status), SLAB_STALE_FROZEN);
+    assert_false(slab_age_may_follow(SLAB_STALE_FROZEN, SLAB_STALE));
+    slab_refresh(&status);
+    assert_false(slab_is_stale(&status));
+    slab_lose_track(&status);
+    assert_int_equal(slab_age(&status), SLAB_STALE_FROZEN);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_transition),
+        cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_ages),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
