@@ -396,7 +396,7 @@ static int map_own_run(struct pcow_map *map, uint64_t guest_slab, unsigned page,
  * Is a page own that is mapped to where an older layer holds it? Also true of one that is mapped
  * where it is own, but for loads.
  */
-static bool is_behind(const struct pcow_map *map, uint64_t guest_slab)
+static bool is_stale(const struct pcow_map *map, uint64_t guest_slab)
 {
     const struct slab_map *slab = &map->slabs[guest_slab];
     struct page_set own;
@@ -457,7 +457,7 @@ int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, un
             layout_enter(map, guest_slab, SLAB_MAPPED);
         if (map->image->file.huge && largest < pages)
             return map_whole(map, guest_slab);
-    } else if (slab_age(&slab->status) == SLAB_STALE && !is_behind(map, guest_slab)) {
+    } else if (slab_age(&slab->status) == SLAB_STALE && !is_stale(map, guest_slab)) {
         slab_refresh(&slab->status);
     }
     return 0;
@@ -475,7 +475,7 @@ int layout_prepare_store(const struct pcow_map *map, uint64_t guest_slab, unsign
     if (!place.own)
         return 0;
     if (slab_state(&slab->status) == SLAB_BOUNCE)
-        mapped = slab->writable;       /* the rest is a copy, see gather.c */
+        mapped = slab->writable;       /* the rest is a copy, see bounce.c */
     else
         page_set_add_range(&mapped, 0, PAGES_PER_SLAB);
     return file_prepare_store(&map->image->file,
@@ -485,7 +485,7 @@ int layout_prepare_store(const struct pcow_map *map, uint64_t guest_slab, unsign
 
 /*
  * Nothing is mapped; the first access, load or store, brings the whole slab into the active layer
- * as one piece, or into memory, see gather.c.
+ * as one piece, or into memory, see bounce.c.
  */
 static int map_nothing(struct pcow_map *map, uint64_t guest_slab)
 {

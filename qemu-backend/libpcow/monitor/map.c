@@ -251,7 +251,7 @@ int pcow_map_restore(pcow_map *map, uint64_t offset, uint64_t length, struct pco
 
         gate_enter(map);
         chain_claim(map->image->chain, v);
-        ret = map->image->file.writable ? layout_map_slab(map, v) : gather_slab(map, v);
+        ret = map->image->file.writable ? layout_map_slab(map, v) : bounce_slab(map, v);
         chain_release(map->image->chain, v);
         gate_leave(map);
         interrupts_restore(interrupts);

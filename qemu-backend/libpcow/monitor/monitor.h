@@ -258,11 +258,11 @@ bool minor_shows(const struct pcow_map *map, uint64_t guest_slab, unsigned page,
 void minor_is_whole(struct pcow_map *map, uint64_t guest_slab);
 
 /*
- * monitor/gather.c: as layout_map_slab(), of a slab of which nothing is mapped for stores. Where
+ * monitor/bounce.c: as layout_map_slab(), of a slab of which nothing is mapped for stores. Where
  * that would take more mappings than there are, as one, of a copy in memory. The claim is held.
  * Async-signal-safe.
  */
-int gather_slab(struct pcow_map *map, uint64_t guest_slab);
+int bounce_slab(struct pcow_map *map, uint64_t guest_slab);
 
 /* monitor/flush.c: wait until nobody is about to map a part of the range anew. */
 void flush_await_mapped(struct pcow_map *map, uint64_t offset, uint64_t end);

@@ -355,7 +355,7 @@ static int resolve_read(struct pcow_map *map, uint64_t guest_slab, unsigned page
          */
         return map->image->file.writable && own_whole(map, guest_slab) == 0
                    ? layout_map_slab(map, guest_slab)
-                   : gather_slab(map, guest_slab);
+                   : bounce_slab(map, guest_slab);
     }
     /*
      * Else another thread was here first; unless a mapping has failed, and nothing is there for

@@ -7,7 +7,7 @@
  *   MAPPED                 each page where the chain has it           memory speed
  *   UNMAPPED               nothing                                    trap             of too many pieces, or copy-on-read
  *   UNKNOWN                UNMAPPED was due, the kernel refused       anything         a trap must map it anew
- *   BOUNCE                 one, of a copy in memory (gather.c)        memory speed
+ *   BOUNCE                 one, of a copy in memory (bounce.c)        memory speed
  *   MINOR                  one, of the top file (minor.c)             of what is own   of a load of what is not own
  *   MINOR_FROZEN           the same, made read-only by a snapshot     trap             of any access
  *   WATCHED                anonymous, userfaultfd (watch.c)           trap once        the watch ends
@@ -68,7 +68,7 @@ bool slab_age_may_follow(enum slab_age from, enum slab_age to);
 void slab_enter(struct slab_status *status, enum slab_state state);
 /* Pages are about to become own. */
 void slab_grow_stale(struct slab_status *status);
-/* All of it is mapped, or nothing; or its own pages tell that none of them is behind. */
+/* All of it is mapped, or nothing; or its own pages tell that none of them is stale. */
 void slab_refresh(struct slab_status *status);
 /* A snapshot has frozen what is stale; or nobody knows what is mapped. */
 void slab_freeze_stale(struct slab_status *status);

@@ -83,15 +83,15 @@ static pcow_image *make_image(void)
     return image;
 }
 
-static unsigned pages_behind(const pcow_map *map, uint64_t guest_slab)
+static unsigned stale_pages(const pcow_map *map, uint64_t guest_slab)
 {
-    unsigned behind = 0;
+    unsigned stale = 0;
     struct page_set own;
 
     chain_own_pages(map->image, guest_slab, &own);
     for (unsigned page = 0; page < PAGES_PER_SLAB; page++)
-        behind += page_set_has(&own, page) && !page_set_has(&map->slabs[guest_slab].writable, page);
-    return behind;
+        stale += page_set_has(&own, page) && !page_set_has(&map->slabs[guest_slab].writable, page);
+    return stale;
 }
 
 /* The ways in which a slab is made own as a whole. */
@@ -142,8 +142,8 @@ static void test_half_own(void **state)
             fill_but(FREE_PAGES);
             make_half_own(map, way);
             if (map->engine == engine && (way == BY_THE_THREAD || engine == PCOW_ENGINE_MINOR))
-                assert_true(pages_behind(map, 0) > 0 || way == ON_A_TRAP);
-            assert_true(pages_behind(map, 0) == 0 || slab_is_stale(&map->slabs[0].status));
+                assert_true(stale_pages(map, 0) > 0 || way == ON_A_TRAP);
+            assert_true(stale_pages(map, 0) == 0 || slab_is_stale(&map->slabs[0].status));
             assert_int_equal(truncate(path_in_pool("filler"), 0), 0);
             /* Merged into the active layer: what that holds as well is given back. */
             MUST(pcow_snapshot_delete(image, "s2", NULL, &error));
@@ -154,7 +154,7 @@ static void test_half_own(void **state)
                     fail_msg("engine %d, way %d: byte %llu is %02x in the image, and the guest "
                              "loads %02x",
                              (int)engine, (int)way, (unsigned long long)i, bytes[i], memory[i]);
-            /* And what is made own next to it takes nothing back that is behind still. */
+            /* And what is made own next to it takes nothing back that is stale still. */
             memory[PCOW_SLAB_SIZE / 2] = 0x44;
             assert_int_equal(memory[PCOW_SLAB_SIZE / 2], 0x44);
             pcow_map_destroy(map);
@@ -167,10 +167,10 @@ static void test_half_own(void **state)
 }
 
 /*
- * A page that is mapped later does not take back that others are behind; when all are mapped,
+ * A page that is mapped later does not take back that others are stale; when all are mapped,
  * nothing is.
  */
-static void test_behind_ends(void **state)
+static void test_stale_ends(void **state)
 {
     (void)state;
     pcow_image *image = make_image();
@@ -196,7 +196,7 @@ static void test_behind_ends(void **state)
 /*
  * Nor does one of the layer above take it back once they are frozen, although it has none of these.
  */
-static void test_behind_and_frozen(void **state)
+static void test_stale_and_frozen(void **state)
 {
     (void)state;
     FOR_EACH_ENGINE(engine) {
@@ -234,8 +234,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         POOL_TEST(test_half_own),
-        POOL_TEST(test_behind_ends),
-        POOL_TEST(test_behind_and_frozen),
+        POOL_TEST(test_stale_ends),
+        POOL_TEST(test_stale_and_frozen),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

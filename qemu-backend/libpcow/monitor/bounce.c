@@ -2,7 +2,7 @@
 /*
  * Slabs that lie in more pieces than there are mappings for, and that cannot become one piece in
  * the file: of an image that is open for reading only, or on a full pool. What the slab shows is
- * gathered in memory of its own, of which nobody sees anything before all of it is there. It does
+ * copied to memory of its own, of which nobody sees anything before all of it is there. It does
  * not become stale: only what is mapped for stores changes, and that is mapped over the copy. Of an
  * image that is open for reading nobody writes to the file (who opened it without its lock,
  * PCOW_OPEN_FORCE_SHARE, is promised nothing), and what a snapshot shows stays.
@@ -33,7 +33,7 @@ static int read_slab(const struct pcow_map *map, uint64_t guest_slab, uint8_t *t
  * One mapping takes the place of what is there at once: who traps meanwhile finds it there when he
  * gets the claim.
  */
-static int gather(struct pcow_map *map, uint64_t guest_slab)
+static int copy_slab(struct pcow_map *map, uint64_t guest_slab)
 {
     size_t length = layout_pages(map, guest_slab) * PCOW_PAGE_SIZE;
     uint8_t *copy = mmap(NULL, length, PROT_READ | PROT_WRITE,
@@ -62,7 +62,7 @@ static bool is_too_much(const struct pcow_map *map, uint64_t guest_slab)
     return pieces > 1 && vmas_used(map) - map->slabs[guest_slab].pieces + pieces > map->vma_budget;
 }
 
-int gather_slab(struct pcow_map *map, uint64_t guest_slab)
+int bounce_slab(struct pcow_map *map, uint64_t guest_slab)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
     /*
@@ -72,7 +72,7 @@ int gather_slab(struct pcow_map *map, uint64_t guest_slab)
      * stored meanwhile.
      */
     if (__atomic_load_n(&map->unknown, __ATOMIC_SEQ_CST) || !is_too_much(map, guest_slab)
-        || gather(map, guest_slab))
+        || copy_slab(map, guest_slab))
         return layout_map_slab(map, guest_slab);
     vmas_begin(map, slab);
     vmas_add(map, 1 - (int)slab->pieces);
