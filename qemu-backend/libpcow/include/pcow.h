@@ -158,6 +158,8 @@ struct pcow_info {
     /* grows whenever the image is changed by a new writer */
     uint64_t generation;
     uint64_t incompatible_features, read_only_compatible_features, compatible_features;
+    /* to which stores go: another one after each snapshot and each revert; 0 for format 1 */
+    uint32_t active_layer;
     bool sealed;                               /* a template: no writer may open it */
     bool copy_on_read;                         /* see pcow_set_copy_on_read() */
     unsigned snapshots;

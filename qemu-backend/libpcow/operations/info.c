@@ -89,6 +89,7 @@ void pcow_get_info(const pcow_image *image, struct pcow_info *info)
     info->incompatible_features = image->header.incompatible_features;
     info->read_only_compatible_features = image->header.read_only_compatible_features;
     info->compatible_features = image->header.compatible_features;
+    info->active_layer = image_active(image);
     info->sealed = word_value(image->header.state) & HEADER_SEALED;
     info->copy_on_read = image_copies_on_read(image);
     for (size_t i = 0; i < image->layer_count; i++)

@@ -66,7 +66,8 @@ static HostMemPcow *find_to_create(const char *id, const char *name,
 /*
  * A snapshot is made in steps, see pcow_snapshot_prepare(): what waits for the
  * medium does so in a worker, while the guest and the main loop go on, and
- * others may do something to the image.
+ * others may do something to the image.  No other one of these commands: QMP
+ * serves one at a time, of all monitors.
  */
 typedef struct Creation {
     HostMemPcow *pcow;
@@ -169,13 +170,6 @@ qmp_pcow_snapshot_create(const char *id, const char *name, bool has_max_wait,
     if (!creation.pcow) {
         return NULL;
     }
-    if (creation.pcow->creating) {
-        error_setg(errp, "another snapshot of the pcow image '%s' is being "
-                   "taken: wait until that has ended",
-                   pcow_path(creation.pcow->image));
-        return NULL;
-    }
-    creation.pcow->creating = true;
     object_ref(OBJECT(creation.pcow->backend));
     if (create(&creation, has_max_wait ? max_wait : HOSTMEM_PCOW_LIMIT_MS,
                &pause, errp)) {
@@ -185,7 +179,6 @@ qmp_pcow_snapshot_create(const char *id, const char *name, bool has_max_wait,
         /* What fails here is done by the next operation */
         pcow_snapshot_abandon(creation.pcow->image, NULL);
     }
-    creation.pcow->creating = false;
     object_unref(OBJECT(creation.pcow->backend));
     return result;
 }
@@ -202,23 +195,32 @@ bool hostmem_pcow_revert(HostMemPcow *pcow, const char *name, Error **errp)
     }
     ret = pcow_snapshot_revert(pcow->image, name, &error);
     hostmem_pcow_release_guest();
-    if (ret < 0) {
-        error_setg(errp, "%s", error.message);
-        return false;
-    }
     /*
-     * Code that the guest ran straight from the image may differ now.  A
-     * machine without a CPU has none.
+     * Code that the guest ran straight from the image may differ now, also
+     * after an error: that may be one behind the commit.  A machine without a
+     * CPU has none.
      */
     if (tcg_enabled() && first_cpu) {
         tb_flush(first_cpu);
     }
-    return true;
+    if (ret < 0) {
+        error_setg(errp, "%s", error.message);
+    }
+    return ret == 0;
+}
+
+static uint32_t active_layer(const HostMemPcow *pcow)
+{
+    struct pcow_info info;
+
+    pcow_get_info(pcow->image, &info);
+    return info.active_layer;
 }
 
 void qmp_pcow_snapshot_revert(const char *id, const char *name, Error **errp)
 {
     HostMemPcow *pcow = find_settled_pcow(id, errp);
+    uint32_t before;
 
     /* That would be undone by the next QEMU, which finishes the load. */
     if (!pcow || !check_old_name(name, errp) ||
@@ -230,7 +232,10 @@ void qmp_pcow_snapshot_revert(const char *id, const char *name, Error **errp)
                    "pcow image '%s'", pcow_path(pcow->image));
         return;
     }
-    if (hostmem_pcow_revert(pcow, name, errp)) {
+    before = active_layer(pcow);
+    hostmem_pcow_revert(pcow, name, errp);
+    /* What fails behind the commit leaves other memory to the guest as well */
+    if (active_layer(pcow) != before) {
         qemu_system_reset(SHUTDOWN_CAUSE_HOST_QMP_SYSTEM_RESET);
     }
 }

@@ -97,7 +97,6 @@ typedef struct HostMemPcow {
 
     uint32_t snapshot_id;       /* being saved, loaded or deleted; 0: none */
     unsigned flushes;           /* in worker threads, or about to be */
-    bool creating;              /* a snapshot of it alone, in steps */
 
     /* migration/pcow/identity.c */
     VMStateDescription vmstate;

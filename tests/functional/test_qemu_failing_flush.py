@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A disk that fails in the middle of an operation on the image of a VM."""
+
+import contextlib
+import os
+from pathlib import Path
+import subprocess
+from unittest import mock
+
+from tests.functional import qemu
+from tests.functional import test_qemu_backend as backend
+from tests.functional import test_qemu_durability as durability
+
+CALLS = 12  # more than a revert makes
+
+
+class FailingFlushTest(durability.DiskTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.library = self.directory / 'failing.so'
+        source = Path(__file__).with_name('failing_flush.c')
+        subprocess.run(['cc', '-shared', '-fPIC', '-o', self.library, source], check=True)
+        self.number = self.directory / 'number'
+
+    def revert(self, call: int) -> tuple[bytes, bool, bool]:
+        """What the guest has after a revert in which a flush has failed; whether it was reset, and
+        whether there was an error.
+        """
+        self.image.unlink(missing_ok=True)
+        self.number.unlink(missing_ok=True)
+        backend.tool('pcow-img', 'create', '-q', self.image, backend.SIZE)
+        vm = qemu.Qemu(self.directory, *durability.image_of(self.image), *durability.VIRTIO_PMEM)
+        preload = {'LD_PRELOAD': str(self.library), 'FAIL_FLUSH': str(self.number)}
+        with contextlib.ExitStack() as stack:
+            with mock.patch.dict(os.environ, preload):
+                stack.enter_context(vm)
+            address = vm.address('nv0')
+            vm.write(address, b'old')
+            vm.qmp('pcow-snapshot-create', id='mem0', name='s')
+            vm.write(address, b'new')
+            vm.qmp('stop')
+            self.number.write_text(str(call))
+            vm.begin_qmp('pcow-snapshot-revert', id='mem0', name='s')
+            failed = 'error' in vm.end_qmp('pcow-snapshot-revert')
+            vm.qmp('query-status')
+            found = vm.read(address, 3)
+            return found, vm.take_event('RESET') is not None, failed
+
+    def test_revert(self) -> None:
+        """A guest whose memory is another one is reset, whether or not that was all that was to be
+        done.
+        """
+        outcomes = set()
+        for call in range(CALLS):
+            found, reset, failed = self.revert(call)
+            with self.subTest(call=call):
+                self.assertEqual(found == b'old', reset)
+                self.assertIn(found, (b'old', b'new'))
+                self.assertTrue(reset or failed)
+            outcomes.add((found, failed))
+        # before the commit, behind it, and not at all
+        self.assertEqual({(b'new', True), (b'old', True), (b'old', False)}, outcomes)
