@@ -7,6 +7,7 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <linux/vhost.h>
 #include <stdarg.h>
@@ -20,6 +21,7 @@
 
 #define FEATURES ((uint64_t)1 << 32 | (uint64_t)1 << VHOST_F_LOG_ALL)    /* VIRTIO_F_VERSION_1 */
 #define ACCESS_PLATFORM ((uint64_t)1 << 33)
+#define FEATURES_ARRAY 0x83                    /* VHOST_GET_FEATURES_ARRAY, and _SET_ */
 
 static int vhost = -1;                         /* one that asks */
 
@@ -97,6 +99,10 @@ int ioctl(int fd, unsigned long request, ...)
     va_end(arguments);
     if (_IOC_TYPE(request) != VHOST_VIRTIO)
         return real(fd, request, argument);
+    if (_IOC_NR(request) == FEATURES_ARRAY) {
+        errno = ENOTTY;                        /* as kernels that do not know it */
+        return -1;
+    }
     snprintf(number, sizeof number, "%#lx", _IOC_NR(request));
     note(number);
     if (request == VHOST_GET_FEATURES)

@@ -289,13 +289,25 @@ void vhost_pcow_forget(struct vhost_dev *dev)
     }
 }
 
-bool vhost_pcow_can_ask(struct vhost_dev *dev)
+static bool kernel_has_iommu(struct vhost_dev *dev)
 {
+#ifdef VIRTIO_FEATURES_NU64S            /* since 10.2 */
+    uint64_t features[VIRTIO_FEATURES_NU64S];
+
+    return dev->vhost_ops->vhost_get_features_ex(dev, features) == 0 &&
+           virtio_has_feature_ex(features, VIRTIO_F_IOMMU_PLATFORM);
+#else
     uint64_t features;
 
+    return dev->vhost_ops->vhost_get_features(dev, &features) == 0 &&
+           virtio_has_feature(features, VIRTIO_F_IOMMU_PLATFORM);
+#endif
+}
+
+bool vhost_pcow_can_ask(struct vhost_dev *dev)
+{
     return dev->vhost_ops->backend_type == VHOST_BACKEND_TYPE_KERNEL &&
-           dev->vhost_ops->vhost_get_features(dev, &features) == 0 &&
-           features & 1ULL << VIRTIO_F_IOMMU_PLATFORM;
+           kernel_has_iommu(dev);
 }
 
 bool vhost_pcow_start(struct vhost_dev *dev, Error **errp)
