@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A disk that fails in the middle of an operation on the image of a VM."""
 
+from collections.abc import Iterator
 import contextlib
 import os
 from pathlib import Path
@@ -10,6 +11,7 @@ from unittest import mock
 from tests.functional import qemu
 from tests.functional import test_qemu_backend as backend
 from tests.functional import test_qemu_durability as durability
+from tests.functional import virtio
 
 CALLS = 12  # more than a revert makes
 
@@ -22,10 +24,8 @@ class FailingFlushTest(durability.DiskTestCase):
         subprocess.run(['cc', '-shared', '-fPIC', '-o', self.library, source], check=True)
         self.number = self.directory / 'number'
 
-    def revert(self, call: int) -> tuple[bytes, bool, bool]:
-        """What the guest has after a revert in which a flush has failed; whether it was reset, and
-        whether there was an error.
-        """
+    @contextlib.contextmanager
+    def start(self) -> Iterator[qemu.Qemu]:
         self.image.unlink(missing_ok=True)
         self.number.unlink(missing_ok=True)
         backend.tool('pcow-img', 'create', '-q', self.image, backend.SIZE)
@@ -34,6 +34,37 @@ class FailingFlushTest(durability.DiskTestCase):
         with contextlib.ExitStack() as stack:
             with mock.patch.dict(os.environ, preload):
                 stack.enter_context(vm)
+            yield vm
+
+    def test_guest_is_told(self) -> None:
+        """Once, of what a flush of the host has met."""
+        with self.start() as vm:
+            pmem = virtio.Pmem(vm, durability.SLOT)
+            vm.write(vm.address('nv0'), b'lost')
+            self.number.write_text('0')
+            vm.qmp_error('pcow-flush', id='mem0')
+            self.assertNotEqual(0, pmem.flush())
+            self.assertEqual(0, pmem.flush())
+
+    def test_snapshot_of_the_vm_fails(self) -> None:
+        """If the flush ahead of it does, which alone is told of what was lost."""
+        disk = self.pool / 'disk.qcow2'
+        with self.start() as vm:
+            subprocess.run(['qemu-img', 'create', '-q', '-f', 'qcow2', disk, '1M'], check=True)
+            drive = {'driver': 'file', 'filename': str(disk)}
+            vm.qmp('blockdev-add', driver='qcow2', node_name='disk', file=drive)
+            vm.write(vm.address('nv0'), b'lost')
+            self.number.write_text('0')
+            said = vm.qmp('human-monitor-command', command_line='savevm s')
+            self.assertIn('could not be written', said)
+            self.number.unlink()
+            self.assertEqual('', vm.qmp('human-monitor-command', command_line='savevm s'))
+
+    def revert(self, call: int) -> tuple[bytes, bool, bool]:
+        """What the guest has after a revert in which a flush has failed; whether it was reset, and
+        whether there was an error.
+        """
+        with self.start() as vm:
             address = vm.address('nv0')
             vm.write(address, b'old')
             vm.qmp('pcow-snapshot-create', id='mem0', name='s')

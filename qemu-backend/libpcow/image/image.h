@@ -65,9 +65,8 @@ struct making {
     uint64_t stored;                  /* of image_note_stores(), what the step has stored */
     uint32_t layer;                   /* that becomes a snapshot */
     struct layer next;                /* on it: id, slot, parent and sizes */
-    int64_t date_seconds;
-    uint32_t date_nanoseconds;
-    char name[PCOW_SNAPSHOT_NAME_SIZE];
+    /* what it is made of: a name and a date */
+    struct layer wanted;
 };
 
 struct pcow_image {

@@ -82,11 +82,16 @@ static void note_synced(struct pcow_image *image, uint64_t stores)
 
 static int sync_all(struct pcow_image *image)
 {
-    uint64_t failures;
+    /* Before it is asked whether there was one: what comes in between is seen by one of both. */
+    uint64_t failures = failures_count(&image->file.persist.failures);
     int ret;
 
-    if (!image_must_store_again(image))
-        return file_sync(&image->file);
+    if (!image_must_store_again(image)) {
+        ret = file_sync(&image->file);
+        return ret || image->file.persist.persistence != PCOW_PERSISTENCE_PAGE_CACHE
+                   ? ret
+                   : file_check_since(&image->file, failures);
+    }
     failures = failures_await(&image->file.persist.failures);
     ret = touch_metadata(image);
     if (!ret)

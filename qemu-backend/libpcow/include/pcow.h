@@ -323,21 +323,23 @@ int pcow_snapshot_create_at(pcow_image *image, const char *name, int64_t date_se
                             uint32_t date_nanoseconds, struct pcow_error *error);
 /*
  * The same in steps, for a guest that must not stand while a medium is waited for (class
- * page-cache): it stands from before freeze to after it, and none of the three waits for one, but
- * where a crash or another error has left work. PCOW_FLUSH_FIRST of prepare and finish: what they
- * have stored, or the guest, has to be on the medium first; call pcow_map_flush() for all of the
- * map, in any thread, and then the same step again. Before finish gives 0 nobody sees the snapshot, and a
- * crash leaves none. Another operation on the tree that comes in between forgets what is prepared
- * (-ESTALE of freeze: begin anew), and finishes itself what is frozen (*id, which may be NULL, is
- * the snapshot's in any case). abandon: on an error of a step, or instead of it; no snapshot then,
- * and the guest's memory is as it stored it.
+ * page-cache): it stands from before freeze to after it, and freeze waits for no medium and for
+ * nobody who reads the image. PCOW_FLUSH_FIRST of prepare and finish: what they have stored, or the
+ * guest, has to be on the medium first; call pcow_map_flush() for all of the map, in any thread,
+ * and then the same step again. Before finish gives 0 nobody can open the snapshot, and a crash
+ * leaves none. *token names what prepare has begun. Another operation on the tree that comes in
+ * between forgets what is prepared (-ESTALE of freeze: begin anew), and finishes itself what is
+ * frozen; finish then gives 0, or -ESTALE if it was deleted since. *id (may be NULL) is the
+ * snapshot's. -EBUSY of finish: somebody reads the tree; try again. abandon: on an error of a step,
+ * or instead of it. No snapshot then, whatever it returns, but one that another operation has
+ * finished; the guest's memory is as it stored it; and what it cannot do the next operation does.
  */
 #define PCOW_FLUSH_FIRST 1
 int pcow_snapshot_prepare(pcow_image *image, const char *name, int64_t date_seconds,
-                          uint32_t date_nanoseconds, struct pcow_error *error);
-int pcow_snapshot_freeze(pcow_image *image, struct pcow_error *error);
-int pcow_snapshot_finish(pcow_image *image, uint32_t *id, struct pcow_error *error);
-int pcow_snapshot_abandon(pcow_image *image, struct pcow_error *error);
+                          uint32_t date_nanoseconds, uint64_t *token, struct pcow_error *error);
+int pcow_snapshot_freeze(pcow_image *image, uint64_t token, struct pcow_error *error);
+int pcow_snapshot_finish(pcow_image *image, uint64_t token, uint32_t *id, struct pcow_error *error);
+int pcow_snapshot_abandon(pcow_image *image, uint64_t token, struct pcow_error *error);
 /*
  * Drop the active layer and put an empty one on the snapshot; other branches stay. -ENOENT. With a
  * map attached nobody may be accessing it during the call. Space: see pcow_reclaim().

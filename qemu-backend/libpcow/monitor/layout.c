@@ -250,8 +250,14 @@ static int unmap(struct pcow_map *map, uint64_t guest_slab)
 void layout_unmap_slab(struct pcow_map *map, uint64_t guest_slab)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
+    bool unmapped;
 
-    layout_enter(map, guest_slab, SLAB_UNMAPPED);
+    /*
+     * Who has a system call load from it looks at this without the claim. Who asks for a slab in
+     * minor mode relies on writable, too, once it is not in that mode: so that one comes last.
+     */
+    if (slab_can_be_loaded_from(&slab->status))
+        layout_enter(map, guest_slab, SLAB_UNMAPPED);
     /*
      * A flush that is under way may ask for pages at which nothing is mapped any more, and must not
      * believe the answer.
@@ -263,20 +269,22 @@ void layout_unmap_slab(struct pcow_map *map, uint64_t guest_slab)
      * before, for stores too, or not at all: a trap must map it anew, and nothing may rely on what
      * is written here.
      */
-    if (unmap(map, guest_slab) == 0) {
+    unmapped = unmap(map, guest_slab) == 0;
+    if (unmapped)
         set_pieces(map, slab, 1);
-        slab_refresh(&slab->status);
-    } else {
+    else
         __atomic_store_n(&map->unknown, true, __ATOMIC_SEQ_CST);
-        layout_enter(map, guest_slab, SLAB_UNKNOWN);
-        slab_lose_track(&slab->status);
-    }
     /* The next one finds what was stored to until now by these sets. */
     if (!page_set_empty(&slab->writable)) {
         image_note_stores(map->image);
         withdraw(map);
     }
     memset(&slab->writable, 0, sizeof slab->writable);
+    layout_enter(map, guest_slab, unmapped ? SLAB_UNMAPPED : SLAB_UNKNOWN);
+    if (unmapped)
+        slab_refresh(&slab->status);
+    else
+        slab_lose_track(&slab->status);
 }
 
 int layout_catch_up(struct pcow_map *map, uint64_t guest_slab)

@@ -189,6 +189,18 @@ static int leave_minor(struct pcow_map *map, uint64_t guest_slab)
     return layout_map_slab(map, guest_slab);
 }
 
+/*
+ * Or could be, as the kernel refused to unmap it: to make all of it own for one access would take
+ * space for nothing.
+ */
+static bool may_be_minor(const struct pcow_map *map, uint64_t guest_slab)
+{
+    const struct slab_status *status = &map->slabs[guest_slab].status;
+
+    return slab_is_minor(status)
+           || (map->engine == PCOW_ENGINE_MINOR && slab_state(status) == SLAB_UNKNOWN);
+}
+
 static bool was_asked_for(const struct slab_map *slab)
 {
     return __atomic_load_n(&slab->asked, __ATOMIC_SEQ_CST);
@@ -261,8 +273,8 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
     if (page_set_has(&slab->writable, page))
         return meet(map, guest_slab, page);
     note_thread(&map->trappers);
-    if (slab_state(&slab->status) == SLAB_MINOR_FROZEN
-        || (slab_is_minor(&slab->status) && was_asked_for(slab))) {
+    if (may_be_minor(map, guest_slab)
+        && (slab_state(&slab->status) != SLAB_MINOR || was_asked_for(slab))) {
         ret = leave_minor(map, guest_slab);
         if (ret || page_set_has(&slab->writable, page))
             return ret;
@@ -343,7 +355,7 @@ static int resolve_read(struct pcow_map *map, uint64_t guest_slab, unsigned page
 
     if (slab_is_minor(&slab->status) && page_set_has(&slab->writable, page))
         return meet(map, guest_slab, page);
-    if (slab_is_minor(&slab->status)) {
+    if (may_be_minor(map, guest_slab)) {
         if (slab_state(&slab->status) == SLAB_MINOR && !was_asked_for(slab))
             minor_loaded(map, guest_slab);
         return leave_minor(map, guest_slab);

@@ -239,10 +239,10 @@ static bool is_minor(const struct pcow_map *map, const siginfo_t *info)
 {
     uint64_t offset = (uint64_t)((uint8_t *)info->si_addr - map->address);
 
-    /* One that is being unmapped, or could not be, traps as it did. */
+    /* One that is being unmapped or watched, or could not be, traps as it did. */
     return may_be_minor(map, info)
            && slab_is_one_of(&map->slabs[offset >> SLAB_BITS].status,
-                             SLAB_MINORS | SLAB_BIT(SLAB_UNMAPPED) | SLAB_BIT(SLAB_UNKNOWN));
+                             SLAB_MINORS | SLAB_UNMAPPEDS);
 }
 
 bool pcow_is_trap(const siginfo_t *info)

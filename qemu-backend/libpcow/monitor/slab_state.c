@@ -4,9 +4,9 @@
 #include <stdlib.h>
 
 /*
- * Any slab can be mapped as the chain has it, be unmapped, and be watched in the place of what it
- * is. What cannot be: a copy of what nobody knows, or of what is watched; to let pages in one by
- * one where a system call may come.
+ * Any slab can be mapped as the chain has it, and be unmapped; any but one in minor mode can be
+ * watched in the place of what it is. What cannot be: a copy of what nobody knows; to let pages in
+ * one by one where nothing was mapped.
  */
 static const struct {
     const char *name;
@@ -21,19 +21,21 @@ static const struct {
     [SLAB_BOUNCE] = {"bounce", SLAB_BIT(SLAB_MAPPED) | SLAB_BIT(SLAB_UNMAPPED)
                                    | SLAB_BIT(SLAB_MINOR) | SLAB_BIT(SLAB_WATCHED)},
     [SLAB_MINOR] = {"minor", SLAB_BIT(SLAB_MAPPED) | SLAB_BIT(SLAB_BOUNCE)
-                                 | SLAB_BIT(SLAB_MINOR_FROZEN) | SLAB_BIT(SLAB_UNMAPPED)},
-    [SLAB_MINOR_FROZEN] = {"minor, frozen", SLAB_BIT(SLAB_MAPPED) | SLAB_BIT(SLAB_UNMAPPED)},
+                                 | SLAB_BIT(SLAB_MINOR_FROZEN) | SLAB_BIT(SLAB_UNMAPPED)
+                                 | SLAB_BIT(SLAB_UNKNOWN)},
+    [SLAB_MINOR_FROZEN] = {"minor, frozen", SLAB_BIT(SLAB_MAPPED) | SLAB_BIT(SLAB_UNMAPPED)
+                                                | SLAB_BIT(SLAB_UNKNOWN)},
     [SLAB_WATCHED] = {"watched", SLAB_BIT(SLAB_MAPPED) | SLAB_BIT(SLAB_UNMAPPED)
                                      | SLAB_BIT(SLAB_WATCHED_READ)},
     [SLAB_WATCHED_READ] = {"watched, read", SLAB_BIT(SLAB_MAPPED) | SLAB_BIT(SLAB_UNMAPPED)
                                                 | SLAB_BIT(SLAB_WATCHED)},
     [SLAB_WATCHED_UNMAPPED] = {"watched, unmapped",
                                SLAB_BIT(SLAB_MAPPED) | SLAB_BIT(SLAB_UNMAPPED)
-                                   | SLAB_BIT(SLAB_BOUNCE)
+                                   | SLAB_BIT(SLAB_UNKNOWN) | SLAB_BIT(SLAB_BOUNCE)
                                    | SLAB_BIT(SLAB_WATCHED_UNMAPPED_READ)},
     [SLAB_WATCHED_UNMAPPED_READ] = {"watched, unmapped, read",
                                     SLAB_BIT(SLAB_MAPPED) | SLAB_BIT(SLAB_UNMAPPED)
-                                        | SLAB_BIT(SLAB_BOUNCE)
+                                        | SLAB_BIT(SLAB_UNKNOWN) | SLAB_BIT(SLAB_BOUNCE)
                                         | SLAB_BIT(SLAB_WATCHED_UNMAPPED)},
 };
 

@@ -22,8 +22,8 @@
  *   STALE         own pages of the active layer may be, which tell whether they are still
  *   STALE_FROZEN  and of layers that were frozen since, which do not
  *
- * slab_state.c alone writes either, and has the table of which may follow which: a build for
- * debugging stops at another one, and test_slab_state goes through all of them. The claim of the
+ * slab_state.c alone writes either, and has the table of which may follow which: a build without
+ * NDEBUG stops at another one, and test_slab_state goes through all of them. The claim of the
  * slab is held, or everybody stopped; anybody may look. Async-signal-safe.
  */
 #ifndef PCOW_MONITOR_SLAB_STATE_H
@@ -64,7 +64,10 @@ const char *slab_state_name(enum slab_state state);
 bool slab_state_may_follow(enum slab_state from, enum slab_state to);
 bool slab_age_may_follow(enum slab_age from, enum slab_age to);
 
-/* Seen by who holds no claim not before what was mapped for it, nor after what was unmapped. */
+/*
+ * Who holds no claim sees it from here on. So MAPPED and BOUNCE come after what was mapped for
+ * them, and what cannot be loaded from comes before the mappings go.
+ */
 void slab_enter(struct slab_status *status, enum slab_state state);
 /* Pages are about to become own. */
 void slab_grow_stale(struct slab_status *status);

@@ -172,10 +172,11 @@ static void serve_store(struct pcow_map *map, uint64_t offset)
 static void watch_serve(struct pcow_map *map, uint64_t offset, bool write)
 {
     uint64_t guest_slab = offset >> SLAB_BITS;
-    bool watched;
+    bool watched, looking;
 
     gate_enter(map);
     chain_claim(map->image->chain, guest_slab);
+    looking = __atomic_load_n(&map->watching, __ATOMIC_ACQUIRE);
     watched = slab_is_watched(&map->slabs[guest_slab].status);
     if (watched && !write)
         serve_load(map, guest_slab, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB));
@@ -184,7 +185,8 @@ static void watch_serve(struct pcow_map *map, uint64_t offset, bool write)
         layout_map_slab(map, guest_slab);
     chain_release(map->image->chain, guest_slab);
     gate_leave(map);
-    if (watched && write)
+    /* Also if the slab was mapped by somebody else meanwhile: this was the store. */
+    if (write && (watched || looking))
         serve_store(map, offset);
 }
 

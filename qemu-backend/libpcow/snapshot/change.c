@@ -55,9 +55,14 @@ int change_begin_making(struct pcow_image *image, struct pcow_error *error)
 
 void change_end(struct pcow_image *image)
 {
+    unlock_tree(&image->file);
+    change_let_go(image);
+}
+
+void change_let_go(struct pcow_image *image)
+{
     if (image->map)
         turnstile_release(image->map);
-    unlock_tree(&image->file);
     if (image->map
         && (remains_are_due(image) || ahead_has_frozen(image->map) || retire_is_due(image->map)))
         ahead_wake(image->map);

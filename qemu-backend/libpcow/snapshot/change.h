@@ -15,6 +15,7 @@ void change_end(struct pcow_image *image);
 /* The same in two steps, for who may still refuse in between: then unlock_tree(). */
 int change_lock(struct pcow_image *image, struct pcow_error *error);
 void change_hold(struct pcow_image *image);
+void change_let_go(struct pcow_image *image);
 
 /* As change_begin(), for who makes a snapshot: it goes on where it was. */
 int change_begin_making(struct pcow_image *image, struct pcow_error *error);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "image/lock.h"
 #include "monitor/monitor.h"
 #include "snapshot/pin.h"
 #include "snapshot/tree.h"
@@ -40,25 +41,17 @@ static bool metadata_is_on_medium(const struct pcow_image *image)
 
 static bool stores_are_on_medium(const struct pcow_image *image)
 {
-    switch (image->file.persist.persistence) {
-    case PCOW_PERSISTENCE_VOLATILE:
-        return true;
-    case PCOW_PERSISTENCE_PMEM:
-        /* pcow_write() leaves nothing in the caches of the CPU; a guest may. */
-        return !image->map || image_is_synced(image, image->making.stored);
-    case PCOW_PERSISTENCE_PAGE_CACHE:
-        break;
-    }
-    return image_is_synced(image, image->making.stored);
+    return image->file.persist.persistence == PCOW_PERSISTENCE_VOLATILE
+           || image_is_synced(image, image->making.stored);
 }
 
 /* ---- before the guest is held ---------------------------------------------------------------- */
 
-static int reserve(struct pcow_image *image, const char *name, struct pcow_error *error)
+static int reserve(struct pcow_image *image, const struct layer *wanted, struct pcow_error *error)
 {
     struct making *making = &image->making;
     /* What is refused must not count as a change: images on this one would no longer open. */
-    int ret = making_check_name(image, name, error);
+    int ret = making_check_name(image, wanted->name, error);
 
     if (!ret)
         ret = tree_reserve_layer(image, true, true, &making->next.id, &making->next.slot, error);
@@ -66,22 +59,20 @@ static int reserve(struct pcow_image *image, const char *name, struct pcow_error
         return ret;
     layer_hold_slot(image, making->next.slot);
     making->layer = image_active(image);
-    memset(making->name, 0, sizeof making->name);
-    memcpy(making->name, name, strlen(name));
+    making->wanted = *wanted;
     enter(image, MAKING_RESERVED);
     return 0;
 }
 
-static int record(struct pcow_image *image, int64_t date_seconds, uint32_t date_nanoseconds,
-                  struct pcow_error *error)
+static int record(struct pcow_image *image, struct pcow_error *error)
 {
     struct making *making = &image->making;
     struct layer *layer = layer_find(image, making->layer);
     int ret;
 
-    layer->date_seconds = date_seconds;
-    layer->date_nanoseconds = date_nanoseconds;
-    memcpy(layer->name, making->name, sizeof layer->name);
+    layer->date_seconds = making->wanted.date_seconds;
+    layer->date_nanoseconds = making->wanted.date_nanoseconds;
+    memcpy(layer->name, making->wanted.name, sizeof layer->name);
     /* The description of the active layer does not count until another layer is active. */
     ret = layer_write_description(image, layer, error);
     if (!ret)
@@ -101,31 +92,56 @@ static void forget(struct pcow_image *image)
     image->making.step = MAKING_NONE;
 }
 
-static bool is_prepared(const struct pcow_image *image)
+/* Of the layer that is active, as it is? */
+static bool is_current(const struct pcow_image *image)
 {
     const struct making *making = &image->making;
     const struct layer *layer = layer_find(image, making->layer);
 
-    return making->step == MAKING_RECORDED && making->layer == image_active(image)
-           && layer->virtual_size == making->next.virtual_size && metadata_is_on_medium(image);
+    return making->layer == image_active(image)
+           && (making->step == MAKING_RESERVED
+               || layer->virtual_size == making->next.virtual_size);
+}
+
+static bool is_wanted(const struct making *making, const struct layer *wanted)
+{
+    return strcmp(making->wanted.name, wanted->name) == 0
+           && making->wanted.date_seconds == wanted->date_seconds
+           && making->wanted.date_nanoseconds == wanted->date_nanoseconds;
+}
+
+static uint64_t token_of(const struct making *making)
+{
+    return (uint64_t)making->next.id << 32 | making->layer;
+}
+
+static bool is_mine(const struct making *making, uint64_t token)
+{
+    return making->step != MAKING_NONE && token_of(making) == token;
 }
 
 int making_prepare(struct pcow_image *image, const char *name, int64_t date_seconds,
-                   uint32_t date_nanoseconds, struct pcow_error *error)
+                   uint32_t date_nanoseconds, uint64_t *token, struct pcow_error *error)
 {
+    struct layer wanted = {.date_seconds = date_seconds, .date_nanoseconds = date_nanoseconds};
     struct making *making = &image->making;
     int ret = 0;
 
+    if (!snapshot_name_is_valid(name, strlen(name) + 1))
+        return making_check_name(image, name, error);
+    memcpy(wanted.name, name, strlen(name));
     if (making->step >= MAKING_FROZEN)
         ret = making_settle(image, error);
-    else if (strcmp(making->name, name) != 0)
+    else if (making->step != MAKING_NONE && (!is_wanted(making, &wanted) || !is_current(image)))
         forget(image);
     if (!ret && making->step == MAKING_NONE)
-        ret = reserve(image, name, error);
+        ret = reserve(image, &wanted, error);
+    if (!ret)
+        *token = token_of(making);
     if (!ret && !metadata_is_on_medium(image))
         return PCOW_FLUSH_FIRST;
     if (!ret && making->step == MAKING_RESERVED)
-        ret = record(image, date_seconds, date_nanoseconds, error);
+        ret = record(image, error);
     if (!ret && !metadata_is_on_medium(image))
         return PCOW_FLUSH_FIRST;
     /* So that the commit need not wait until the file system lets the page be dirtied. */
@@ -138,12 +154,13 @@ int making_prepare(struct pcow_image *image, const char *name, int64_t date_seco
 
 /* ---- while it is held ------------------------------------------------------------------------ */
 
-int making_freeze(struct pcow_image *image, struct pcow_error *error)
+int making_freeze(struct pcow_image *image, uint64_t token, struct pcow_error *error)
 {
     struct making *making = &image->making;
     int ret;
 
-    if (!is_prepared(image))
+    if (making->step != MAKING_RECORDED || !is_mine(making, token) || !is_current(image)
+        || !metadata_is_on_medium(image))
         return error_set(error, -ESTALE,
                          "%s has changed since the snapshot was prepared; nothing was done, try "
                          "again",
@@ -165,46 +182,82 @@ int making_freeze(struct pcow_image *image, struct pcow_error *error)
 
 /* ---- when it runs again ---------------------------------------------------------------------- */
 
+/* In the file alone: in memory it is hidden until all of it is done. */
 static int mark(struct pcow_image *image, struct pcow_error *error)
 {
-    struct layer *layer = layer_find(image, image->making.layer);
-    int ret;
+    struct layer marked = *layer_find(image, image->making.layer);
+    int ret = lock_snapshot(&image->file, marked.id, true);
 
-    layer->state = LAYER_SNAPSHOT;
-    ret = layer_store_state_lazily(image, layer, error);
-    if (!ret)
-        ret = header_write_copy(image, error);
+    if (ret)
+        return error_set_errno(error, ret, "cannot lock snapshot '%s' of %s", marked.name,
+                               image->file.path);
+    marked.state = LAYER_SNAPSHOT;
+    ret = layer_store_state_lazily(image, &marked, error);
     if (ret) {
-        layer->state = LAYER_HIDDEN;
+        unlock_snapshot(&image->file, marked.id);
         return ret;
     }
-    layer_name_add(image, layer);
     enter(image, MAKING_MARKED);
     return 0;
 }
 
-int making_finish(struct pcow_image *image, bool with_stores, struct pcow_error *error)
+static void complete(struct pcow_image *image)
+{
+    struct layer *layer = layer_find(image, image->making.layer);
+
+    layer->state = LAYER_SNAPSHOT;
+    layer_name_add(image, layer);
+    unlock_snapshot(&image->file, layer->id);
+    image->making.step = MAKING_NONE;
+}
+
+/* Somebody else may have finished it. */
+static int find_finished(const struct pcow_image *image, uint64_t token, struct pcow_error *error)
+{
+    const struct layer *layer = layer_find(image, making_layer(token));
+
+    return layer && layer->state == LAYER_SNAPSHOT
+               ? 0
+               : error_set(error, -ESTALE, "%s: the snapshot that was being made is gone",
+                           image->file.path);
+}
+
+int making_finish(struct pcow_image *image, uint64_t token, bool with_stores,
+                  struct pcow_error *error)
 {
     struct making *making = &image->making;
-    const struct layer *layer = layer_find(image, making->layer);
     int ret;
 
-    /* Somebody else may have finished it. */
-    if (making->step < MAKING_FROZEN || making->step == MAKING_ABANDONED)
-        return layer && layer->state == LAYER_SNAPSHOT
-                   ? 0
-                   : error_set(error, -ESTALE, "%s: no snapshot is being made", image->file.path);
+    if (!is_mine(making, token) || making->step < MAKING_FROZEN
+        || making->step == MAKING_ABANDONED)
+        return find_finished(image, token, error);
     if (making->step == MAKING_FROZEN) {
+        /* It names the layer that was active before. */
+        ret = header_write_copy(image, error);
+        if (ret)
+            return ret;
         if (with_stores ? !stores_are_on_medium(image) : !metadata_is_on_medium(image))
             return PCOW_FLUSH_FIRST;
         ret = mark(image, error);
         if (ret)
             return ret;
     }
-    if (making->step == MAKING_MARKED && !metadata_is_on_medium(image))
+    if (!metadata_is_on_medium(image))
         return PCOW_FLUSH_FIRST;
-    making->step = MAKING_NONE;
+    complete(image);
     return 0;
+}
+
+void making_give_up(struct pcow_image *image, uint64_t token)
+{
+    struct making *making = &image->making;
+
+    if (!is_mine(making, token))
+        return;
+    if (making->step >= MAKING_FROZEN)
+        making->step = MAKING_ABANDONED;
+    else
+        forget(image);
 }
 
 /*
@@ -222,38 +275,24 @@ static int hide(struct pcow_image *image, struct pcow_error *error)
     ret = layer_store_state(image, layer, error);
     if (ret)
         return ret;
+    unlock_snapshot(&image->file, layer->id);
     image->making.step = MAKING_NONE;
     ret = tree_collapse(image, layer->id, error);
     return ret ? ret : header_write_copy(image, error);
 }
 
-int making_abandon(struct pcow_image *image, struct pcow_error *error)
+int making_settle(struct pcow_image *image, struct pcow_error *error)
 {
     struct making *making = &image->making;
-    struct layer *layer = layer_find(image, making->layer);
+    int ret;
 
     if (making->step < MAKING_FROZEN) {
         forget(image);
         return 0;
     }
-    if (making->step == MAKING_MARKED)
-        layer_name_remove(image, layer);
-    layer->state = LAYER_HIDDEN;
-    making->step = MAKING_ABANDONED;
-    return hide(image, error);
-}
-
-int making_settle(struct pcow_image *image, struct pcow_error *error)
-{
-    int ret;
-
-    if (image->making.step < MAKING_FROZEN) {
-        forget(image);
-        return 0;
-    }
-    if (image->making.step == MAKING_ABANDONED)
+    if (making->step == MAKING_ABANDONED)
         return hide(image, error);
-    while ((ret = making_finish(image, true, error)) == PCOW_FLUSH_FIRST) {
+    while ((ret = making_finish(image, token_of(making), true, error)) == PCOW_FLUSH_FIRST) {
         ret = image_sync_stores(image);
         if (ret)
             return error_set_errno(error, ret, "cannot flush %s", image->file.path);

@@ -28,30 +28,40 @@ int making_check_name(struct pcow_image *image, const char *name, struct pcow_er
 
 /*
  * The guest runs. 0 at step RECORDED, with all of it on the medium; PCOW_FLUSH_FIRST: sync, and
- * call it again. Another name begins anew.
+ * call it again. Another name or date begins anew. With *token, which is another one for each
+ * beginning, the other steps tell theirs from one that somebody else has begun meanwhile.
  */
 int making_prepare(struct pcow_image *image, const char *name, int64_t date_seconds,
-                   uint32_t date_nanoseconds, struct pcow_error *error);
+                   uint32_t date_nanoseconds, uint64_t *token, struct pcow_error *error);
 /*
- * Nobody stores to the map meanwhile. -ESTALE: it is not prepared (any more). Another error: the
- * step is FROZEN all the same, but the range may not be write-protected.
+ * Nobody stores to the map meanwhile; the tree need not be locked: a record that was there becomes
+ * the active one's by one word. -ESTALE: it is not prepared (any more). Another error: the step may
+ * be FROZEN all the same, and the range not write-protected.
  */
-int making_freeze(struct pcow_image *image, struct pcow_error *error);
+int making_freeze(struct pcow_image *image, uint64_t token, struct pcow_error *error);
 /*
  * The guest runs. 0: the snapshot is one, on the medium, and the step NONE again;
- * PCOW_FLUSH_FIRST as above. with_stores: wait for what the guest has stored, in class pmem as well.
+ * PCOW_FLUSH_FIRST as above. with_stores: wait for what the guest has stored, in class pmem as
+ * well. Until then nobody can open it: it is locked, as one that is being deleted.
  */
-int making_finish(struct pcow_image *image, bool with_stores, struct pcow_error *error);
+int making_finish(struct pcow_image *image, uint64_t token, bool with_stores,
+                  struct pcow_error *error);
 /*
- * No snapshot after all: what is frozen is hidden and merged. On failure the step is ABANDONED, and
- * the next operation, or the next writer, does it.
+ * No snapshot after all: from here on the step is ABANDONED, or NONE if nothing was frozen. Without
+ * a lock.
  */
-int making_abandon(struct pcow_image *image, struct pcow_error *error);
+void making_give_up(struct pcow_image *image, uint64_t token);
 
 /*
- * Somebody is about to change the tree: what is only prepared is forgotten, and what is frozen
- * becomes a snapshot now, with all the syncs that it takes.
+ * Somebody is about to change the tree: what is only prepared is forgotten, what is frozen becomes
+ * a snapshot now, with all the syncs that it takes, and what is given up is hidden and merged.
  */
 int making_settle(struct pcow_image *image, struct pcow_error *error);
+
+/* The layer that a token is about. */
+static inline uint32_t making_layer(uint64_t token)
+{
+    return (uint32_t)token;
+}
 
 #endif

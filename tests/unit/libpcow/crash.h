@@ -24,6 +24,7 @@ struct crash {
     struct expectation expects;
     struct world now;
     struct saved frozen;                       /* by step_freeze() */
+    uint64_t token;                            /* of step_prepare() */
     void **kept;                               /* worlds and expectations that the log points to */
     size_t kept_count;
 };

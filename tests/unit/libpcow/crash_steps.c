@@ -194,7 +194,7 @@ void step_prepare(struct crash *c, const char *name)
 {
     int ret;
 
-    while ((ret = pcow_snapshot_prepare(c->image, name, 1, 2, NULL)) == PCOW_FLUSH_FIRST)
+    while ((ret = pcow_snapshot_prepare(c->image, name, 1, 2, &c->token, NULL)) == PCOW_FLUSH_FIRST)
         flush_map(c);
     assert_int_equal(ret, 0);
     c->now.changed = true;
@@ -209,7 +209,7 @@ void step_freeze(struct crash *c, const char *name)
     snprintf(frozen->name, sizeof frozen->name, "%s", name);
     snprintf(frozen->parent, sizeof frozen->parent, "%s", current(c->image));
     frozen->view = c->now.active;
-    MUST(pcow_snapshot_freeze(c->image, &error));
+    MUST(pcow_snapshot_freeze(c->image, c->token, &error));
     step_expect(c, NULL);
 }
 
@@ -223,7 +223,7 @@ void step_finish(struct crash *c)
     c->now.saved[c->now.snapshots++] = c->frozen;
     assert_true(c->now.snapshots <= CRASH_SNAPSHOTS);
     step_expect(c, &before);
-    while ((ret = pcow_snapshot_finish(c->image, NULL, NULL)) == PCOW_FLUSH_FIRST)
+    while ((ret = pcow_snapshot_finish(c->image, c->token, NULL, NULL)) == PCOW_FLUSH_FIRST)
         MUST(pcow_map_flush(c->map, 0, CRASH_SIZE, &error));
     assert_int_equal(ret, 0);
     if (c->persistence == PCOW_PERSISTENCE_PAGE_CACHE)
@@ -233,7 +233,7 @@ void step_finish(struct crash *c)
 
 void step_abandon(struct crash *c)
 {
-    MUST(pcow_snapshot_abandon(c->image, &error));
+    MUST(pcow_snapshot_abandon(c->image, c->token, &error));
     step_expect(c, NULL);
 }
 

@@ -2,11 +2,13 @@
 /* A snapshot that is made in steps, while the guest runs on. */
 #include "support.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "image/image.h"
+#include "image/lock.h"
 #include "operations/operations.h"
 #include "persist/observer.h"
 
@@ -23,6 +25,7 @@ static struct medium medium;
 static pcow_image *image;
 static pcow_map *map;
 static volatile unsigned char *memory;
+static uint64_t token;                         /* of the last prepare() */
 
 static int look(struct observer *observer, const struct observation *observation)
 {
@@ -66,7 +69,7 @@ static void prepare(const char *name)
     unsigned calls = 0;
     int ret;
 
-    while ((ret = pcow_snapshot_prepare(image, name, 7, 8, NULL)) == PCOW_FLUSH_FIRST) {
+    while ((ret = pcow_snapshot_prepare(image, name, 7, 8, &token, NULL)) == PCOW_FLUSH_FIRST) {
         assert_true(++calls < 3);
         flush_map();
     }
@@ -79,7 +82,7 @@ static uint32_t finish(void)
     uint32_t id;
     int ret;
 
-    while ((ret = pcow_snapshot_finish(image, &id, NULL)) == PCOW_FLUSH_FIRST) {
+    while ((ret = pcow_snapshot_finish(image, token, &id, NULL)) == PCOW_FLUSH_FIRST) {
         assert_true(++calls < 3);
         flush_map();
     }
@@ -121,7 +124,7 @@ static void check_steps(enum pcow_persistence persistence)
     prepare("s");
     memory[4096] = 2;
     requests = medium.requests;
-    MUST(pcow_snapshot_freeze(image, &error));
+    MUST(pcow_snapshot_freeze(image, token, &error));
     /* The guest does not wait for the medium. */
     assert_int_equal(medium.requests, requests);
     memory[0] = 3;
@@ -140,14 +143,14 @@ static void check_steps(enum pcow_persistence persistence)
     expect_byte("s", 0, 1);
     expect_byte("s", 4096, 2);
     expect_byte("s", 8192, 0);
-    MUST_FAIL(-EEXIST, pcow_snapshot_prepare(image, "s", 0, 0, &error));
-    MUST_FAIL(-EINVAL, pcow_snapshot_prepare(image, "", 0, 0, &error));
-    MUST_FAIL(-ESTALE, pcow_snapshot_freeze(image, &error));
+    MUST_FAIL(-EEXIST, pcow_snapshot_prepare(image, "s", 0, 0, &token, &error));
+    MUST_FAIL(-EINVAL, pcow_snapshot_prepare(image, "", 0, 0, &token, &error));
+    MUST_FAIL(-ESTALE, pcow_snapshot_freeze(image, token, &error));
     MUST(pcow_snapshot_revert(image, "s", &error));
     assert_int_equal(memory[0], 1);
     assert_int_equal(memory[8192], 0);
     MUST(pcow_snapshot_delete(image, "s", NULL, &error));
-    MUST_FAIL(-ESTALE, pcow_snapshot_finish(image, NULL, &error));
+    MUST_FAIL(-ESTALE, pcow_snapshot_finish(image, token, NULL, &error));
     end();
 }
 
@@ -167,19 +170,19 @@ static void test_another_operation_after_prepare(void **state)
     memory[0] = 1;
     prepare("s");
     MUST(pcow_snapshot_create(image, "other", &error));
-    MUST_FAIL(-ESTALE, pcow_snapshot_freeze(image, &error));
+    MUST_FAIL(-ESTALE, pcow_snapshot_freeze(image, token, &error));
     prepare("s");
     MUST(pcow_snapshot_rename(image, "other", "renamed", &error));
-    MUST_FAIL(-ESTALE, pcow_snapshot_freeze(image, &error));
+    MUST_FAIL(-ESTALE, pcow_snapshot_freeze(image, token, &error));
     prepare("a");
     prepare("b");
-    MUST(pcow_snapshot_freeze(image, &error));
+    MUST(pcow_snapshot_freeze(image, token, &error));
     finish();
     assert_int_equal(count_snapshots(), 2);
     expect_byte("b", 0, 1);
     prepare("s");
     MUST(pcow_snapshot_revert(image, "renamed", &error));
-    MUST_FAIL(-ESTALE, pcow_snapshot_freeze(image, &error));
+    MUST_FAIL(-ESTALE, pcow_snapshot_freeze(image, token, &error));
     for (unsigned i = 0; i < 300; i++)
         prepare(i % 2 ? "x" : "y");
     assert_true(word_value(image->header.layer_slots) < 10);
@@ -194,14 +197,14 @@ static void test_another_operation_after_freeze(void **state)
     memory[0] = 1;
     MUST(pcow_snapshot_create(image, "first", &error));
     prepare("s");
-    MUST(pcow_snapshot_freeze(image, &error));
+    MUST(pcow_snapshot_freeze(image, token, &error));
     memory[0] = 2;
     MUST(pcow_snapshot_delete(image, "first", NULL, &error));
     assert_int_equal(count_snapshots(), 1);
     expect_byte("s", 0, 1);
     finish();
     prepare("t");
-    MUST(pcow_snapshot_freeze(image, &error));
+    MUST(pcow_snapshot_freeze(image, token, &error));
     MUST(pcow_snapshot_create(image, "u", &error));
     assert_int_equal(count_snapshots(), 3);
     finish();
@@ -212,6 +215,7 @@ static void test_another_operation_after_freeze(void **state)
 static void test_abandoned(void **state)
 {
     static const unsigned char expected[] = {5, 1, 7, 0};
+    pcow_image *view;
 
     (void)state;
     for (unsigned marked = 0; marked < 2; marked++) {
@@ -219,17 +223,19 @@ static void test_abandoned(void **state)
         memory[0] = 1;
         memory[4096] = 1;
         prepare("s");
-        MUST(pcow_snapshot_abandon(image, &error));
-        MUST_FAIL(-ESTALE, pcow_snapshot_freeze(image, &error));
+        MUST(pcow_snapshot_abandon(image, token, &error));
+        MUST_FAIL(-ESTALE, pcow_snapshot_freeze(image, token, &error));
         prepare("s");
-        MUST(pcow_snapshot_freeze(image, &error));
+        MUST(pcow_snapshot_freeze(image, token, &error));
         memory[0] = 5;
         if (marked) {
             flush_map();
-            assert_int_equal(pcow_snapshot_finish(image, NULL, NULL), PCOW_FLUSH_FIRST);
-            assert_int_equal(count_snapshots(), 1);
+            assert_int_equal(pcow_snapshot_finish(image, token, NULL, NULL), PCOW_FLUSH_FIRST);
+            assert_int_equal(count_snapshots(), 0);
+            /* In the file it is one, but nobody can make an image on it. */
+            MUST_FAIL(-EBUSY, pcow_open(scratch("t"), 0, "s", &view, &error));
         }
-        MUST(pcow_snapshot_abandon(image, &error));
+        MUST(pcow_snapshot_abandon(image, token, &error));
         memory[8192] = 7;
         assert_int_equal(count_snapshots(), 0);
         assert_int_equal(image->layer_count, 1);
@@ -241,6 +247,103 @@ static void test_abandoned(void **state)
     }
 }
 
+/* Each step is about its own beginning. */
+static void test_two_at_once(void **state)
+{
+    uint64_t first, second;
+    uint32_t id;
+
+    (void)state;
+    begin(PCOW_PERSISTENCE_PAGE_CACHE);
+    memory[0] = 1;
+    prepare("a");
+    first = token;
+    prepare("b");
+    second = token;
+    MUST_FAIL(-ESTALE, pcow_snapshot_freeze(image, first, &error));
+    MUST(pcow_snapshot_abandon(image, first, &error));
+    MUST(pcow_snapshot_freeze(image, second, &error));
+    memory[0] = 2;
+    MUST(pcow_snapshot_abandon(image, first, &error));
+    /* What another operation fails to finish is not his to give up. */
+    medium.fails = true;
+    MUST_FAIL(-EIO, pcow_snapshot_create(image, "c", &error));
+    medium.fails = false;
+    MUST(pcow_snapshot_create(image, "d", &error));
+    MUST(pcow_snapshot_finish(image, second, &id, &error));
+    expect_byte("b", 0, 1);
+    expect_byte("d", 0, 2);
+    MUST(pcow_snapshot_delete(image, "d", NULL, &error));
+    MUST(pcow_snapshot_finish(image, second, &id, &error));
+    MUST(pcow_snapshot_delete(image, "b", NULL, &error));
+    MUST_FAIL(-ESTALE, pcow_snapshot_finish(image, second, &id, &error));
+    end();
+}
+
+/*
+ * Somebody has the tree locked, as who loads it: the guest does not stand for that; and what is
+ * given up meanwhile is none, later on either.
+ */
+static void test_tree_that_is_read(void **state)
+{
+    struct file other;
+
+    (void)state;
+    begin(PCOW_PERSISTENCE_PAGE_CACHE);
+    memory[0] = 1;
+    prepare("s");
+    MUST(file_open(&other, AT_FDCWD, scratch("t"), scratch("t"), FILE_FORCE_SHARE, NULL, &error));
+    MUST(lock_tree(&other, false, &error));
+    MUST(pcow_snapshot_freeze(image, token, &error));
+    memory[0] = 2;
+    MUST_FAIL(-EBUSY, pcow_snapshot_finish(image, token, NULL, &error));
+    MUST_FAIL(-EBUSY, pcow_snapshot_abandon(image, token, &error));
+    file_close(&other);
+    MUST_FAIL(-ESTALE, pcow_snapshot_finish(image, token, NULL, &error));
+    MUST(pcow_snapshot_create(image, "t", &error));
+    assert_int_equal(count_snapshots(), 1);
+    assert_int_equal(image->layer_count, 2);
+    expect_byte("t", 0, 2);
+    end();
+}
+
+static void test_without_a_map(void **state)
+{
+    (void)state;
+    for (unsigned step = 0; step < 2; step++) {
+        begin(PCOW_PERSISTENCE_PMEM);
+        memory[0] = 1;
+        prepare("s");
+        if (step == 0)
+            pcow_map_destroy(map);
+        MUST(pcow_snapshot_freeze(image, token, &error));
+        if (step == 1)
+            pcow_map_destroy(map);
+        map = NULL;
+        medium.requests = 0;
+        MUST(pcow_snapshot_finish(image, token, NULL, &error));
+        assert_true(step == 0 || medium.requests > 0);
+        expect_byte("s", 0, 1);
+        end();
+    }
+}
+
+/* It is another layer in all but its id. */
+static void test_resize_in_between(void **state)
+{
+    (void)state;
+    begin(PCOW_PERSISTENCE_PAGE_CACHE);
+    pcow_map_destroy(map);
+    map = NULL;
+    prepare("s");
+    MUST(pcow_resize(image, 2 * SIZE, false, &error));
+    MUST_FAIL(-ESTALE, pcow_snapshot_freeze(image, token, &error));
+    prepare("s");
+    MUST(pcow_snapshot_freeze(image, token, &error));
+    finish();
+    end();
+}
+
 /* As when the disk fails: nobody sees a snapshot, and the next writer has what the guest stored. */
 static void test_medium_that_fails(void **state)
 {
@@ -248,20 +351,20 @@ static void test_medium_that_fails(void **state)
     begin(PCOW_PERSISTENCE_PAGE_CACHE);
     memory[0] = 1;
     medium.fails = true;
-    assert_int_equal(pcow_snapshot_prepare(image, "s", 0, 0, NULL), PCOW_FLUSH_FIRST);
+    assert_int_equal(pcow_snapshot_prepare(image, "s", 0, 0, &token, NULL), PCOW_FLUSH_FIRST);
     MUST_FAIL(-EIO, pcow_map_flush(map, 0, SIZE, &error));
-    MUST_FAIL(-ESTALE, pcow_snapshot_freeze(image, &error));
-    MUST(pcow_snapshot_abandon(image, &error));
+    MUST_FAIL(-ESTALE, pcow_snapshot_freeze(image, token, &error));
+    MUST(pcow_snapshot_abandon(image, token, &error));
     medium.fails = false;
     prepare("s");
-    MUST(pcow_snapshot_freeze(image, &error));
+    MUST(pcow_snapshot_freeze(image, token, &error));
     memory[0] = 2;
     medium.fails = true;
-    assert_int_equal(pcow_snapshot_finish(image, NULL, NULL), PCOW_FLUSH_FIRST);
+    assert_int_equal(pcow_snapshot_finish(image, token, NULL, NULL), PCOW_FLUSH_FIRST);
     MUST_FAIL(-EIO, pcow_map_flush(map, 0, SIZE, &error));
-    assert_int_equal(pcow_snapshot_finish(image, NULL, NULL), PCOW_FLUSH_FIRST);
-    MUST_FAIL(-EIO, pcow_snapshot_abandon(image, &error));
-    MUST_FAIL(-EIO, pcow_snapshot_prepare(image, "u", 0, 0, &error));
+    assert_int_equal(pcow_snapshot_finish(image, token, NULL, NULL), PCOW_FLUSH_FIRST);
+    MUST_FAIL(-EIO, pcow_snapshot_abandon(image, token, &error));
+    MUST_FAIL(-EIO, pcow_snapshot_prepare(image, "u", 0, 0, &token, &error));
     MUST_FAIL(-EIO, pcow_snapshot_create(image, "u", &error));
     assert_int_equal(count_snapshots(), 0);
     medium.fails = false;
@@ -284,6 +387,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_another_operation_after_freeze, scratch_setup,
                                         scratch_teardown),
         cmocka_unit_test_setup_teardown(test_abandoned, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_two_at_once, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_tree_that_is_read, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_without_a_map, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_resize_in_between, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_medium_that_fails, scratch_setup, scratch_teardown),
     };
 

@@ -13,6 +13,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "monitor/monitor.h"
+
 #define BASE_SIZE (8 * MIB)            /* the base; the image on it is twice as large, so half of it is absent memory */
 #define SIZE (2 * BASE_SIZE)
 #define FILL 0x5a
@@ -117,6 +119,54 @@ static void test_scattered_stores(void **state)
         free(model);
         finish(image, map);
     }
+}
+
+struct kernel_storer {
+    pthread_t thread;
+    unsigned char *address;
+};
+
+static void *store_by_kernel(void *opaque)
+{
+    const struct kernel_storer *storer = opaque;
+
+    return kernel_store(storer->address, 3) == 1 ? NULL : opaque;
+}
+
+/*
+ * The store is reported, and before it is served somebody else maps all of its slab for stores. The
+ * watch has found it, and is over.
+ */
+static void test_slab_that_becomes_whole(void **state)
+{
+    pcow_image *image = make_image();
+    pcow_map *map = must_map_by(image, PCOW_ENGINE_KVM, 0);
+    unsigned char *memory = pcow_map_address(map);
+    struct kernel_storer storer = {.address = memory + 511 * PCOW_PAGE_SIZE};
+    void *failed;
+
+    (void)state;
+    chain_claim(image->chain, 0);
+    assert_int_equal(layout_own(map, 0, 0, 511, NULL), 0);
+    assert_int_equal(layout_map_own(map, 0, 0, 511), 0);
+    chain_release(image->chain, 0);
+    MUST(pcow_map_watch(map, &error));
+    chain_claim(image->chain, 0);
+    assert_int_equal(pthread_create(&storer.thread, NULL, store_by_kernel, &storer), 0);
+    usleep(100000);
+    if (!page_set_has(&map->slabs[0].writable, 511)) {
+        assert_int_equal(layout_own(map, 0, 511, 1, NULL), 0);
+        assert_int_equal(layout_map_own(map, 0, 511, 1), 0);
+    }
+    chain_release(image->chain, 0);
+    pthread_join(storer.thread, &failed);
+    assert_null(failed);
+    for (unsigned tries = 0; tries < 1000 && __atomic_load_n(&map->watching, __ATOMIC_ACQUIRE);
+         tries++)
+        usleep(1000);
+    assert_false(__atomic_load_n(&map->watching, __ATOMIC_ACQUIRE));
+    assert_only_changed(memory, 511 * PCOW_PAGE_SIZE, 3);
+    finish(image, map);
 }
 
 /* A slab of too many pieces has no mappings at all; a store there is an EFAULT as well. */
@@ -370,6 +420,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_store_is_found, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_scattered_stores, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_slab_that_becomes_whole, scratch_setup,
+                                        scratch_teardown),
         cmocka_unit_test_setup_teardown(test_cold_slabs, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_loads_under_watch, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_load_and_store_of_one_instruction, scratch_setup,

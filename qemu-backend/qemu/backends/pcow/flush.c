@@ -23,7 +23,7 @@
 #define LITTLE_NS (10 * SCALE_MS)
 #define MOST_ROUNDS 4
 
-int hostmem_pcow_flush(HostMemPcow *pcow, Error **errp)
+static int flush_map(HostMemPcow *pcow, Error **errp)
 {
     struct pcow_error error;
     int ret = pcow_map_flush(pcow->map, 0, pcow_size(pcow->image), &error);
@@ -34,17 +34,42 @@ int hostmem_pcow_flush(HostMemPcow *pcow, Error **errp)
     return ret;
 }
 
+/*
+ * The kernel tells one flush that data was lost, and the library one: the next
+ * is another matter.  If it was not the guest's, his next one has to say it.
+ */
+int hostmem_pcow_flush(HostMemPcow *pcow, Error **errp)
+{
+    int ret = flush_map(pcow, errp);
+
+    if (ret < 0) {
+        qatomic_set(&pcow->untold_to_guest, true);
+    }
+    return ret;
+}
+
 void hostmem_pcow_begin_flush(HostMemPcow *pcow)
 {
     qatomic_inc(&pcow->flushes);
 }
 
-int hostmem_pcow_end_flush(HostMemPcow *pcow, Error **errp)
+static void end_flush(HostMemPcow *pcow)
 {
-    int ret = hostmem_pcow_flush(pcow, errp);
-
     qatomic_dec(&pcow->flushes);
     aio_wait_kick();
+}
+
+int hostmem_pcow_end_flush(HostMemPcow *pcow, Error **errp)
+{
+    int ret = flush_map(pcow, errp);
+
+    if (qatomic_xchg(&pcow->untold_to_guest, false) && ret == 0) {
+        error_setg(errp, "what was stored to pcow image '%s' could not be "
+                   "written when it was flushed last",
+                   pcow_path(pcow->image));
+        ret = -EIO;
+    }
+    end_flush(pcow);
     return ret;
 }
 
@@ -62,8 +87,10 @@ typedef struct FlushArgs {
 static int flush_worker(void *opaque)
 {
     FlushArgs *args = opaque;
+    int ret = hostmem_pcow_flush(args->pcow, &args->err);
 
-    return hostmem_pcow_end_flush(args->pcow, &args->err);
+    end_flush(args->pcow);
+    return ret;
 }
 
 int coroutine_fn hostmem_pcow_co_flush(HostMemPcow *pcow, Error **errp)
@@ -88,14 +115,17 @@ void coroutine_fn qmp_pcow_flush(const char *id, Error **errp)
     }
 }
 
-/* An error comes again, when it counts */
 static void coroutine_mixed_fn
 flush_ahead(HostMemPcow *pcow, int (*flush)(HostMemPcow *pcow, Error **errp))
 {
     for (unsigned round = 0; !pcow->readonly && round < MOST_ROUNDS; round++) {
         int64_t start = get_clock();
 
-        if (flush(pcow, NULL) < 0 || get_clock() - start < LITTLE_NS) {
+        if (flush(pcow, NULL) < 0) {
+            qatomic_set(&pcow->untold_to_snapshot, true);
+            return;
+        }
+        if (get_clock() - start < LITTLE_NS) {
             return;
         }
     }
@@ -133,8 +163,9 @@ static int flush_unlocked(HostMemPcow *pcow, Error **errp)
 
     hostmem_pcow_begin_flush(pcow);
     bql_unlock();
-    ret = hostmem_pcow_end_flush(pcow, errp);
+    ret = hostmem_pcow_flush(pcow, errp);
     bql_lock();
+    end_flush(pcow);
     return ret;
 }
 
@@ -145,7 +176,15 @@ void hostmem_pcow_all_flush_ahead(void)
 
 static bool flush(HostMemPcow *pcow, void *opaque, Error **errp)
 {
-    return pcow->readonly || hostmem_pcow_flush(pcow, errp) == 0;
+    if (pcow->readonly) {
+        return true;
+    }
+    if (qatomic_xchg(&pcow->untold_to_snapshot, false)) {
+        error_setg(errp, "what the guest had stored to pcow image '%s' before "
+                   "the snapshot could not be written", pcow_path(pcow->image));
+        return false;
+    }
+    return hostmem_pcow_flush(pcow, errp) == 0;
 }
 
 bool hostmem_pcow_all_flush(Error **errp)

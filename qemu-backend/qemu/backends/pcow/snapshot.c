@@ -7,6 +7,7 @@
 #include "hw/core/cpu.h"
 #include "qapi/error.h"
 #include "qapi/qapi-commands-pcow.h"
+#include "qemu/coroutine.h"
 #include "qemu/timer.h"
 #include "system/hostmem-pcow.h"
 #include "system/pcow-compat.h"
@@ -73,7 +74,11 @@ typedef struct Creation {
     HostMemPcow *pcow;
     const char *id, *name;
     int64_t date_us;
+    uint64_t token;
 } Creation;
+
+#define BUSY_TRIES 5
+#define BUSY_NS (100 * SCALE_MS)
 
 static bool may_go_on(const Creation *creation, Error **errp)
 {
@@ -95,7 +100,7 @@ static bool told(int ret, const struct pcow_error *error, Error **errp)
     return ret >= 0;
 }
 
-static bool coroutine_fn prepare(const Creation *creation, Error **errp)
+static bool coroutine_fn prepare(Creation *creation, Error **errp)
 {
     struct pcow_error error;
     int ret;
@@ -106,7 +111,8 @@ static bool coroutine_fn prepare(const Creation *creation, Error **errp)
         }
         ret = pcow_snapshot_prepare(creation->pcow->image, creation->name,
                                     creation->date_us / 1000000,
-                                    creation->date_us % 1000000 * 1000, &error);
+                                    creation->date_us % 1000000 * 1000,
+                                    &creation->token, &error);
         if (!told(ret, &error, errp)) {
             return false;
         }
@@ -121,18 +127,24 @@ static bool freeze(const Creation *creation, Error **errp)
     struct pcow_error error;
 
     return may_go_on(creation, errp) &&
-           told(pcow_snapshot_freeze(creation->pcow->image, &error), &error,
-                errp);
+           told(pcow_snapshot_freeze(creation->pcow->image, creation->token,
+                                     &error), &error, errp);
 }
 
 /* What the guest has not flushed is part of it, too. */
 static bool coroutine_fn finish(const Creation *creation, Error **errp)
 {
     struct pcow_error error;
+    unsigned busy = 0;
     int ret;
 
     do {
-        ret = pcow_snapshot_finish(creation->pcow->image, NULL, &error);
+        /* Who reads the image, to make a fork for instance, is soon through */
+        while ((ret = pcow_snapshot_finish(creation->pcow->image,
+                                           creation->token, NULL, &error))
+               == -EBUSY && busy++ < BUSY_TRIES) {
+            qemu_co_sleep_ns(QEMU_CLOCK_REALTIME, BUSY_NS);
+        }
         if (!told(ret, &error, errp)) {
             return false;
         }
@@ -141,7 +153,7 @@ static bool coroutine_fn finish(const Creation *creation, Error **errp)
     return ret == 0;
 }
 
-static bool coroutine_fn create(const Creation *creation, uint32_t limit,
+static bool coroutine_fn create(Creation *creation, uint32_t limit,
                                 uint64_t *pause, Error **errp)
 {
     bool ok;
@@ -177,7 +189,7 @@ qmp_pcow_snapshot_create(const char *id, const char *name, bool has_max_wait,
         result->pause = pause;
     } else {
         /* What fails here is done by the next operation */
-        pcow_snapshot_abandon(creation.pcow->image, NULL);
+        pcow_snapshot_abandon(creation.pcow->image, creation.token, NULL);
     }
     object_unref(OBJECT(creation.pcow->backend));
     return result;

@@ -97,6 +97,11 @@ typedef struct HostMemPcow {
 
     uint32_t snapshot_id;       /* being saved, loaded or deleted; 0: none */
     unsigned flushes;           /* in worker threads, or about to be */
+    /*
+     * A flush has told the host that something is lost; the guest, and the
+     * snapshot that it was ahead of, are still to be told.  Atomic
+     */
+    bool untold_to_guest, untold_to_snapshot;
 
     /* migration/pcow/identity.c */
     VMStateDescription vmstate;
@@ -252,8 +257,9 @@ bool hostmem_pcow_fails_when_full(const void *address);
 /* Make everything stored so far durable.  Returns 0 or -errno.  Any thread. */
 int hostmem_pcow_flush(HostMemPcow *pcow, Error **errp);
 /*
- * The same in a worker thread: begin where the job is submitted, in the main
- * loop, and end is the job.  In between the image stays what it is.
+ * The same for the guest, in a worker thread: begin where the job is submitted,
+ * in the main loop, and end is the job.  In between the image stays what it is.
+ * What was lost is told to the guest, also if one of the others was told.
  */
 void hostmem_pcow_begin_flush(HostMemPcow *pcow);
 int hostmem_pcow_end_flush(HostMemPcow *pcow, Error **errp);
@@ -261,7 +267,10 @@ int hostmem_pcow_end_flush(HostMemPcow *pcow, Error **errp);
 void hostmem_pcow_await_flushes(HostMemPcow *pcow);
 /* The same in a worker thread, while the guest and the main loop run */
 int coroutine_fn hostmem_pcow_co_flush(HostMemPcow *pcow, Error **errp);
-/* Until not much can be left for a flush that the guest waits for */
+/*
+ * Until not much can be left for a flush that the guest waits for.  An error is
+ * one of hostmem_pcow_all_flush() after it.
+ */
 void coroutine_fn hostmem_pcow_co_all_flush_ahead(void);
 /* The same in the main thread, which keeps the guest from nothing meanwhile */
 void hostmem_pcow_all_flush_ahead(void);

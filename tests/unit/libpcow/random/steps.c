@@ -87,21 +87,23 @@ static int flush_all(struct world *world, struct pcow_error *error)
     return pcow_map_flush(world->map, 0, world->size, error);
 }
 
-static int prepare(struct world *world, const char *name, struct pcow_error *error)
+static int prepare(struct world *world, const char *name, uint64_t *token,
+                   struct pcow_error *error)
 {
     int ret;
 
-    while ((ret = pcow_snapshot_prepare(world->image, name, 1, 1, error)) == PCOW_FLUSH_FIRST)
+    while ((ret = pcow_snapshot_prepare(world->image, name, 1, 1, token, error))
+           == PCOW_FLUSH_FIRST)
         if ((ret = flush_all(world, error)))
             break;
     return ret;
 }
 
-static int finish(struct world *world, struct pcow_error *error)
+static int finish(struct world *world, uint64_t token, struct pcow_error *error)
 {
     int ret;
 
-    while ((ret = pcow_snapshot_finish(world->image, NULL, error)) == PCOW_FLUSH_FIRST)
+    while ((ret = pcow_snapshot_finish(world->image, token, NULL, error)) == PCOW_FLUSH_FIRST)
         if ((ret = flush_all(world, error)))
             break;
     return ret;
@@ -113,16 +115,17 @@ static void create_in_steps(struct world *world)
     struct saved *saved = &world->saved[world->snapshots];
     struct pcow_error error = {0};
     bool abandon = below(&world->seed, 5) == 0, frozen;
+    uint64_t token = 0;
     int ret;
 
     if (world->snapshots == MAX_SNAPSHOTS)
         return;
     snprintf(saved->name, sizeof saved->name, "s%u", world->next_name++);
     let_a_guest_work(world);
-    ret = prepare(world, saved->name, &error);
+    ret = prepare(world, saved->name, &token, &error);
     stop_guests(world);
     if (!ret)
-        ret = pcow_snapshot_freeze(world->image, &error);
+        ret = pcow_snapshot_freeze(world->image, token, &error);
     frozen = !ret;
     if (frozen) {
         saved->bytes = malloc(world->size);
@@ -133,9 +136,10 @@ static void create_in_steps(struct world *world)
     go_on(world);
     let_a_guest_work(world);
     if (!ret)
-        ret = abandon ? pcow_snapshot_abandon(world->image, &error) : finish(world, &error);
+        ret = abandon ? pcow_snapshot_abandon(world->image, token, &error)
+                      : finish(world, token, &error);
     else
-        pcow_snapshot_abandon(world->image, NULL);
+        pcow_snapshot_abandon(world->image, token, NULL);
     guest_await(&world->guest[1]);
     if (!ret && !abandon)
         world->snapshots++;
