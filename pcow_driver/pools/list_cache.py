@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where pcow-img remembers what it found out of the images of a pool, so that it looks only at
-those that have changed: a file for each pool, in ``lists`` under ``[pcow] state_path``.
+those that have changed: a file for each pool and user, in ``lists`` under ``[pcow] state_path``.
 
-What is in it is compared with each image, and may be lost at any time.
+What is in it is compared with each image, and may be lost at any time. pcow-img takes nobody
+else's.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from pcow_driver.common import locks
 def path(uuid: str) -> str | None:
     """Of the pool with this uuid; None: this user has nothing to do with such files."""
     try:
-        return os.path.join(locks.shared_directory('lists'), uuid)
+        return os.path.join(locks.shared_directory('lists'), f'{uuid}.{os.geteuid()}')
     except (OSError, exception.PcowError):
         return None
 
 
 def forget(uuid: str) -> None:
     """The pool is one of this host no longer."""
-    found = os.path.join(locks.state_path(), 'lists', uuid)
-    for name in (found, f'{found}.new'):
-        with contextlib.suppress(OSError):
-            os.unlink(name)
+    directory = os.path.join(locks.state_path(), 'lists')
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            if name.partition('.')[0] == uuid:
+                os.unlink(os.path.join(directory, name))

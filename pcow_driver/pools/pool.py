@@ -370,8 +370,8 @@ class Pool:
     def delete_image(self, name: str, *, force: bool = False) -> None:
         """Delete an image.
 
-        :param force: also if it is damaged, or if other images cannot be read; known children
-            still protect it, and so does whoever has it open, on any host
+        :param force: also if it is damaged, and then if other images cannot be read; known
+            children still protect it, and so does whoever has it open, on any host
         :raises ImageNotFound:
         :raises IsATemplate:
         :raises ImageHasChildren:
@@ -415,7 +415,8 @@ class Pool:
             except exception.ToolFailed as e:
                 if not force:
                     raise exception.ImageInUse(path=path, reason=str(e)) from None
-            children = self.children(name, known_only=force, uuid=uuid)
+            # force is about this image: what others stand on is told by one that can be read
+            children = self.children(name, known_only=force and uuid is None, uuid=uuid)
             if children:
                 raise exception.ImageHasChildren(
                     path=path,

@@ -211,10 +211,13 @@ def _info(path: str) -> model.ImageInfo | None:
     """None: it cannot be read.
 
     :raises ImageNotFound:
+    :raises ToolFailed: the program was killed, which says nothing of the image
     """
     try:
         return image.info(path, force_share=True)
-    except exception.ToolFailed:
+    except exception.ToolFailed as e:
+        if e.details['exit_code'] < 0:
+            raise
         return None
 
 

@@ -35,15 +35,29 @@ static int take_lock(const struct file *file, struct pcow_error *error)
     return error_set_errno(error, -errno, "cannot lock %s", file->path);
 }
 
+/* The same bytes once more, by a system call, which sets the time as well. */
+static bool write_again(int fd)
+{
+    char bytes[8];
+
+    return pread(fd, bytes, sizeof bytes, 0) == sizeof bytes
+           && pwrite(fd, bytes, sizeof bytes, 0) == sizeof bytes;
+}
+
 /*
  * Whoever remembers what the tables say (pcow_summarize()) sees by the time of the file that there
  * is a writer, also on tmpfs: there stores through a mapping change it for the first load at most.
- * Behind the lock, and before the first change. It takes no more than the permission to write.
+ * Before the first change; and on the medium, or a crash would bring back the old time with what was
+ * changed. futimens() asks what the process may do now, not what it could do when it got the file.
  */
-static void tell_of_writer(const struct file *file)
+static int tell_of_writer(const struct file *file, struct pcow_error *error)
 {
-    if (file->writable)
-        (void)!futimens(file->fd, NULL);
+    if (!file->writable)
+        return 0;
+    if ((futimens(file->fd, NULL) && !write_again(file->fd)) || fsync(file->fd))
+        return error_set_errno(error, -errno, "cannot set the time of %s, which writers have to",
+                               file->path);
+    return 0;
 }
 
 static int finish_open(struct file *file, unsigned flags, struct observer *observer,
@@ -61,7 +75,9 @@ static int finish_open(struct file *file, unsigned flags, struct observer *obser
         return error_set(error, -EFBIG, "%s is larger than an image can be", file->path);
     if (!(flags & FILE_FORCE_SHARE) && (ret = take_lock(file, error)))
         return ret;
-    tell_of_writer(file);
+    ret = tell_of_writer(file, error);
+    if (ret)
+        return ret;
     /* Again, now that no writer can be growing it. */
     if (fstat(file->fd, &st))
         return error_set_errno(error, -errno, "cannot stat %s", file->path);

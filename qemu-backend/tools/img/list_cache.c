@@ -24,13 +24,21 @@
 #define NEW_NAME ".new"
 
 /* The number at the end is that of the layout of struct pcow_summary: raise it with that. */
-static const char magic[8] = {'p', 'c', 'o', 'w', 'l', 's', 't', '1'};
+static const char magic[8] = {'p', 'c', 'o', 'w', 'l', 's', 't', '2'};
 _Static_assert(sizeof(struct pcow_summary) == 384, "the layout has changed");
+
+#define BOOT_ID "/proc/sys/kernel/random/boot_id"
+#define BOOT_ID_SIZE 40u
 
 struct head {
     char magic[8];
     uint32_t entry_size, count;
     uint64_t device;
+    /*
+     * After a crash of the host a file may have what was changed, and still the time of before: data
+     * can be made durable alone.
+     */
+    char boot_id[BOOT_ID_SIZE];
     uint64_t sum;                               /* of the entries */
 };
 
@@ -98,6 +106,19 @@ static bool write_whole(int fd, const void *buffer, size_t length)
     return true;
 }
 
+static bool read_boot_id(char id[BOOT_ID_SIZE])
+{
+    int fd = open(BOOT_ID, O_RDONLY | O_CLOEXEC);
+    bool found;
+
+    memset(id, 0, BOOT_ID_SIZE);
+    found = fd >= 0 && read(fd, id, BOOT_ID_SIZE) > 0;
+    if (fd >= 0) {
+        close(fd);
+    }
+    return found;
+}
+
 static uint32_t slot_of(const struct list_cache *cache, uint64_t inode)
 {
     return (uint32_t)(inode * UINT64_C(0x9e3779b97f4a7c15) >> 32) & (cache->slots - 1);
@@ -117,6 +138,11 @@ static bool make_index(struct list_cache *cache)
         uint32_t slot = slot_of(cache, cache->entries[i].version.inode);
 
         while (cache->index[slot]) {
+            /* Each file is there once, or it takes long to look for any. */
+            if (cache->entries[cache->index[slot] - 1].version.inode
+                == cache->entries[i].version.inode) {
+                return false;
+            }
             slot = (slot + 1) & (cache->slots - 1);
         }
         cache->index[slot] = i + 1;
@@ -146,8 +172,11 @@ static bool load(struct list_cache *cache, int fd)
     struct head head;
     struct stat st;
 
-    if (fstat(fd, &st) || !S_ISREG(st.st_mode) || !read_whole(fd, &head, sizeof(head))
+    /* What somebody else says of images is not believed, whoever may write to the directory. */
+    if (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_uid != geteuid()
+        || st.st_mode & (S_IWGRP | S_IWOTH) || !read_whole(fd, &head, sizeof(head))
         || memcmp(head.magic, magic, sizeof(magic))
+        || memcmp(head.boot_id, cache->boot_id, BOOT_ID_SIZE)
         || head.entry_size != sizeof(*cache->entries) || head.device != cache->device
         || head.count > MAX_ENTRIES
         || (uint64_t)st.st_size != sizeof(head) + (uint64_t)head.count * head.entry_size) {
@@ -203,6 +232,9 @@ void list_cache_open(struct list_cache *cache, const char *path, int directory)
     memset(cache, 0, sizeof(*cache));
     cache->place = -1;
     if (!path || fstat(directory, &st) || !has_one_kernel(directory)) {
+        return;
+    }
+    if (!read_boot_id(cache->boot_id)) {
         return;
     }
     cache->place = open_place(path, &cache->name);
@@ -269,10 +301,16 @@ void list_cache_add(struct list_cache *cache, const struct pcow_summary *summary
 /* To be replaced by rename(): -1 if somebody else just makes one, or this user may not. */
 static int open_new(int place, const char *name)
 {
-    int fd = openat(place, name,
-                    O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW, 0600);
     struct stat st, named;
+    int fd;
 
+    /* Somebody else's, who may have it open still. */
+    if (!fstatat(place, name, &named, AT_SYMLINK_NOFOLLOW)
+        && (named.st_uid != geteuid() || !S_ISREG(named.st_mode))
+        && unlinkat(place, name, S_ISDIR(named.st_mode) ? AT_REMOVEDIR : 0)) {
+        return -1;
+    }
+    fd = openat(place, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW, 0600);
     if (fd < 0) {
         return -1;
     }
@@ -280,21 +318,12 @@ static int open_new(int place, const char *name)
     if (flock(fd, LOCK_EX | LOCK_NB) || fstat(fd, &st)
         || fstatat(place, name, &named, AT_SYMLINK_NOFOLLOW)
         || st.st_dev != named.st_dev || st.st_ino != named.st_ino || !S_ISREG(st.st_mode)
-        || st.st_nlink != 1 || ftruncate(fd, 0)) {
+        || st.st_nlink != 1 || st.st_uid != geteuid() || fchmod(fd, 0600)
+        || ftruncate(fd, 0)) {
         close(fd);
         return -1;
     }
     return fd;
-}
-
-/* For whom the directory is that it lies in. */
-static void give(int fd, int place)
-{
-    struct stat st;
-
-    if (!fstat(place, &st) && !fchown(fd, geteuid() ? (uid_t)-1 : st.st_uid, st.st_gid)) {
-        (void)!fchmod(fd, 0660);
-    }
 }
 
 static void save(const struct list_cache *cache)
@@ -309,11 +338,11 @@ static void save(const struct list_cache *cache)
     int fd;
 
     memcpy(head.magic, magic, sizeof(magic));
+    memcpy(head.boot_id, cache->boot_id, BOOT_ID_SIZE);
     if (snprintf(name, sizeof(name), "%s" NEW_NAME, cache->name) >= (int)sizeof(name)
         || (fd = open_new(cache->place, name)) < 0) {
         return;
     }
-    give(fd, cache->place);
     /* Not flushed: what a power cut leaves of it has another sum. */
     if (!write_whole(fd, &head, sizeof(head))
         || !write_whole(fd, cache->entries, cache->count * sizeof(*cache->entries))

@@ -7,7 +7,10 @@
  * looked at. It is made only of what nobody had open for writing, and that had not been changed for
  * a while: whoever writes to an image changes its time first, to another one than that (see
  * pcow_summarize()). The time is set by the kernel, so only file systems count of which there is
- * one kernel.
+ * one kernel, and only until the host is started again.
+ *
+ * The file counts if it belongs to this user, and nobody else may write to it: what it says decides
+ * whether there is room, and what may be deleted.
  */
 #ifndef TOOLS_IMG_LIST_CACHE_H
 #define TOOLS_IMG_LIST_CACHE_H
@@ -21,6 +24,7 @@ struct list_cache {
     int place;                                  /* directory that it is in; -1: there is none */
     const char *name;
     uint64_t device;                            /* of the directory that is listed */
+    char boot_id[40];                           /* of the kernel that runs */
     int64_t now;                                /* when the list was begun */
     struct pcow_summary *entries;
     uint32_t count, room, added, used;

@@ -15,6 +15,8 @@ import random
 import subprocess
 import threading
 import time
+from typing import Any
+from unittest import mock
 
 from pcow_driver.common import exception
 from pcow_driver.common import tool
@@ -31,7 +33,21 @@ MIB = units.MIB
 SEED = int(os.environ.get('PCOW_TEST_SEED', '1'))
 IMAGES = 40
 ROUNDS = 5
+BOOT_ID = '/proc/sys/kernel/random/boot_id'
 SETTLED = 2.1  # seconds after which what does not change is remembered
+
+
+def fail_once(code: int, failing: int) -> Callable[..., Any]:
+    """image.info() that fails at this call."""
+    real = image.info
+    calls = iter(range(100))
+
+    def info(*args: Any, **kw: Any) -> Any:
+        if next(calls) == failing:
+            raise exception.ToolFailed(tool='pcow-img', exit_code=code, message='no')
+        return real(*args, **kw)
+
+    return info
 
 
 class ListCacheTest(base.TestCase):
@@ -312,6 +328,66 @@ class ListCacheTest(base.TestCase):
         self.assertEqual('', result.stderr)
         self.assertEqual(IMAGES, json.loads(result.stdout)['images'])
 
+    def test_what_somebody_else_says(self) -> None:
+        """Of what another user has written there, or can write, nothing is believed."""
+        self.settle()
+        good = self.cache.read_bytes()
+        for owner, mode in ((65534, 0o600), (0, 0o660), (0, 0o606), (0, 0o600)):
+            self.cache.unlink(missing_ok=True)
+            self.cache.write_bytes(good)
+            self.cache.chmod(mode)
+            os.chown(self.cache, owner, 0)
+            with (
+                self.subTest(owner=owner, mode=oct(mode)),
+                base.count_opened(self.pool.path) as opened,
+            ):
+                self.pool.account()
+            believed = (owner, mode) == (0, 0o600)
+            self.assertEqual(0 if believed else IMAGES, sum(opened.values()))
+
+    def test_another_start_of_the_host(self) -> None:
+        """After a crash the time of a file may be that of before, and what is in it not."""
+        self.settle()
+        other = self.directory / 'boot_id'
+        other.write_text('00000000-0000-0000-0000-000000000000\n')
+        subprocess.run(['mount', '--bind', other, BOOT_ID], check=True)
+        try:
+            with base.count_opened(self.pool.path) as opened:
+                self.pool.account()
+        finally:
+            subprocess.run(['umount', BOOT_ID], check=True)
+        self.assertEqual(IMAGES, sum(opened.values()))
+
+    def test_new_file_of_somebody_else(self) -> None:
+        """Who has it open writes to no file that is believed."""
+        self.settle()
+        new = Path(f'{self.cache}.new')
+        new.write_bytes(b'')
+        os.chown(new, 65534, 65534)
+        self.cache.unlink()
+        with new.open('ab') as his:
+            self.pool.listed()
+            his.write(b'mine')
+        self.assertFalse(os.path.lexists(new))
+        self.assertNotIn(b'mine', self.cache.read_bytes())
+
+    def test_look_that_fails_once(self) -> None:
+        """An image that cannot be read just now is no damaged one, of which nobody could tell what
+        stands on it.
+        """
+        rounds = [(code, failing) for code in (-9, 1) for failing in range(4)]
+        for number, (code, failing) in enumerate(rounds):
+            self.pool.create_image(f'child{number}', base=f'v{number}')
+            with Path(self.pool.existing_path(f'child{number}')).open('r+b') as file:
+                file.write(bytes(4096))
+            with (
+                self.subTest(code=code, failing=failing),
+                mock.patch.object(image, 'info', fail_once(code, failing)),
+                contextlib.suppress(exception.PcowError),
+            ):
+                trash.delete_image(self.pool, f'v{number}')
+            self.assertTrue(os.path.exists(self.pool.image_path(f'v{number}')), (code, failing))
+
     def test_goes_with_its_pool(self) -> None:
         self.settle()
         registry.PoolRegistry().remove('p', forget=True)
@@ -321,8 +397,7 @@ class ListCacheTest(base.TestCase):
         """For whom the state directory is; nobody else learns what is in a pool."""
         self.settle()
         status, directory = self.cache.stat(), self.cache.parent.stat()
-        self.assertEqual(0o660, status.st_mode & 0o777)
-        self.assertEqual(directory.st_gid, status.st_gid)
+        self.assertEqual(0o600, status.st_mode & 0o777)
         self.assertEqual(
             (self.directory / 'state').stat().st_mode & 0o777, directory.st_mode & 0o777
         )
