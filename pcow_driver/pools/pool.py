@@ -367,17 +367,18 @@ class Pool:
                 free=units.format_size(max(0, now.free - kept)),
             )
 
-    def delete_image(self, name: str, *, force: bool = False) -> None:
+    def delete_image(self, name: str, *, force: bool = False, damaged: bool = False) -> None:
         """Delete an image.
 
-        :param force: also if it is damaged, and then if other images cannot be read; known
-            children still protect it, and so does whoever has it open, on any host
+        :param force: also if it is damaged, or if other images cannot be read; known children
+            still protect it, and so does whoever has it open, on any host
+        :param damaged: force, if it cannot be read; one that can be is deleted as any other
         :raises ImageNotFound:
         :raises IsATemplate:
         :raises ImageHasChildren:
         :raises ImageInUse: somebody has it open
         """
-        self._delete(name, sealed=False, force=force)
+        self._delete(name, sealed=False, force=force, damaged=damaged)
 
     def delete_template(self, name: str) -> None:
         """Delete a template.
@@ -397,7 +398,9 @@ class Pool:
         """
         self._delete(name, sealed=None, force=False)
 
-    def _delete(self, name: str, *, sealed: bool | None, force: bool) -> None:
+    def _delete(
+        self, name: str, *, sealed: bool | None, force: bool, damaged: bool = False
+    ) -> None:
         """``sealed`` None: an image or a template, but one whose base is gone."""
         with self.lock():
             path, uuid = self.existing_path(name), None
@@ -413,10 +416,10 @@ class Pool:
                         path=path, reason=f'its base {info.base_filename or "(none)"} is there'
                     )
             except exception.ToolFailed as e:
-                if not force:
+                if not force and not damaged:
                     raise exception.ImageInUse(path=path, reason=str(e)) from None
-            # force is about this image: what others stand on is told by one that can be read
-            children = self.children(name, known_only=force and uuid is None, uuid=uuid)
+                force = True
+            children = self.children(name, known_only=force, uuid=uuid)
             if children:
                 raise exception.ImageHasChildren(
                     path=path,

@@ -187,8 +187,8 @@ def _delete_image(pool: pool_module.Pool, name: str) -> tuple[bool, str | None]:
         elif info is not None and info.sealed and _has_children(pool, name):
             return _keep(pool, mark), base
         try:
-            # force: also if it is damaged; no image that can be read stands on it
-            pool.delete_image(name, force=info is None)
+            # no image that can be read stands on it
+            pool.delete_image(name, damaged=info is None)
         except exception.ImageHasChildren as e:
             LOG.info('It is kept: %s', e)
             return _keep(pool, mark), base
