@@ -40,6 +40,15 @@ _MARKER_FORMAT = 1
 _MAX_MARKER_SIZE = 64 << 10
 
 
+def _is_damaged(path: str) -> bool:
+    """Not if only a writer was in the way of a look at it, or if the look was killed."""
+    try:
+        image.info(path, force_share=True)
+    except exception.ToolFailed as e:
+        return bool(e.details['exit_code'] >= 0)
+    return False
+
+
 @dataclasses.dataclass(frozen=True)
 class PoolEntry:
     """What the registry knows of a pool, without looking at its directory."""
@@ -416,7 +425,7 @@ class Pool:
                         path=path, reason=f'its base {info.base_filename or "(none)"} is there'
                     )
             except exception.ToolFailed as e:
-                if not force and not damaged:
+                if not force and not (damaged and _is_damaged(path)):
                     raise exception.ImageInUse(path=path, reason=str(e)) from None
                 force = True
             children = self.children(name, known_only=force, uuid=uuid)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * LD_PRELOAD: while the file $FAIL_FLUSH exists, the msync() and fdatasync() calls fail whose number
- * is in it, counted from when it was first seen.
+ * LD_PRELOAD: while the file $FAIL_FLUSH exists, the one call of msync() or fdatasync() fails whose
+ * number is in it, counted from 0 since it was first seen.
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * LD_PRELOAD: a disk that is slow to flush pcow images, for every thread but the main one (that
- * too with $SLOW_MAIN), and tells of it by the file $SLOW_FLUSH; and an end of the process that takes longer still, so that
- * whoever is left behind in a flush goes on with it.
+ * too with $SLOW_MAIN), and tells of it by the file $SLOW_FLUSH; and an end of the process that
+ * takes longer still, so that whoever is left behind in a flush goes on with it.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -108,7 +108,9 @@ static int store_error(const struct check *check, int ret, uint64_t offset)
 
 int check_store64(struct check *check, uint64_t offset, uint64_t word)
 {
-    return check->repair ? store_error(check, file_store64(&check->file, offset, word, false), offset) : 0;
+    return check->repair
+               ? store_error(check, file_store64(&check->file, offset, word, false), offset)
+               : 0;
 }
 
 int check_store(struct check *check, uint64_t offset, const void *from, size_t length)

@@ -47,14 +47,14 @@ static bool write_again(int fd)
 /*
  * Whoever remembers what the tables say (pcow_summarize()) sees by the time of the file that there
  * is a writer, also on tmpfs: there stores through a mapping change it for the first load at most.
- * Before the first change; and on the medium, or a crash would bring back the old time with what was
- * changed. futimens() asks what the process may do now, not what it could do when it got the file.
+ * Before the first change. Not who only marks a snapshot: nobody remembers that. futimens() asks
+ * what the process may do now, not when it got the file.
  */
-static int tell_of_writer(const struct file *file, struct pcow_error *error)
+static int tell_of_writer(const struct file *file, unsigned flags, struct pcow_error *error)
 {
-    if (!file->writable)
+    if (!file->writable || flags & FILE_FORCE_SHARE)
         return 0;
-    if ((futimens(file->fd, NULL) && !write_again(file->fd)) || fsync(file->fd))
+    if (futimens(file->fd, NULL) && !write_again(file->fd))
         return error_set_errno(error, -errno, "cannot set the time of %s, which writers have to",
                                file->path);
     return 0;
@@ -75,7 +75,7 @@ static int finish_open(struct file *file, unsigned flags, struct observer *obser
         return error_set(error, -EFBIG, "%s is larger than an image can be", file->path);
     if (!(flags & FILE_FORCE_SHARE) && (ret = take_lock(file, error)))
         return ret;
-    ret = tell_of_writer(file, error);
+    ret = tell_of_writer(file, flags, error);
     if (ret)
         return ret;
     /* Again, now that no writer can be growing it. */
@@ -83,6 +83,13 @@ static int finish_open(struct file *file, unsigned flags, struct observer *obser
         return error_set_errno(error, -errno, "cannot stat %s", file->path);
     file->size = (uint64_t)st.st_size;
     persist_init(&file->persist, persist_classify(file->fd), observer);
+    /*
+     * A crash would bring back the old time with what was changed. What cannot be written is what
+     * others have left: the first flush tells it, as it would without this.
+     */
+    if (file->writable && !(flags & FILE_FORCE_SHARE)
+        && file->persist.persistence != PCOW_PERSISTENCE_VOLATILE && fsync(file->fd))
+        failures_add(&file->persist.failures);
     if (file->writable)
         persist_find_fixed_blocks(&file->persist, file->fd);
     file->may_share = file->writable && file->persist.persistence != PCOW_PERSISTENCE_VOLATILE

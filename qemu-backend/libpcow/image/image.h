@@ -24,6 +24,7 @@ struct layer {
     enum layer_state state;
     unsigned flags, sequence;
     uint64_t virtual_size, parent_limit, state_size;
+    uint32_t frozen_for;              /* id: that was put on it then, by this writer */
     int64_t date_seconds;
     uint32_t date_nanoseconds;
     char name[PCOW_SNAPSHOT_NAME_SIZE];

@@ -143,8 +143,8 @@ void layout_populate(const struct pcow_map *map, uint64_t guest_slab, unsigned f
     const uint8_t *from = map->address + (guest_slab << SLAB_BITS) + first * PCOW_PAGE_SIZE;
 
     /*
-     * In a slab that is unmapped, as it could not be mapped, this would trap, and wait for the claim
-     * that it holds.
+     * In a slab that is unmapped, as it could not be mapped, this would trap, and wait for the
+     * claim that it holds.
      */
     if (map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE
         || slab_is_unmapped(&map->slabs[guest_slab].status))

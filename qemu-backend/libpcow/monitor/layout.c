@@ -144,7 +144,8 @@ static void remember(struct pcow_map *map, uint64_t guest_slab, enum slab_state 
     set_pieces(map, slab, pieces);
     slab_refresh(&slab->status);
     layout_enter(map, guest_slab, state);
-    if (state == SLAB_MAPPED && map->image->file.writable && map->image->view == image_active(map->image))
+    if (state == SLAB_MAPPED && map->image->file.writable
+        && map->image->view == image_active(map->image))
         chain_own_backed(map->image, guest_slab, &own);
     lost_take_out(map, guest_slab, &own);
     /* Looked at without the claim, so no page may disappear from it for a moment. */

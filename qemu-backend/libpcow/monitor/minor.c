@@ -151,7 +151,8 @@ bool minor_is_possible(const struct pcow_map *map, uint64_t guest_slab)
 
     return map->engine == PCOW_ENGINE_MINOR
            && slab_is_one_of(&slab->status, SLAB_BIT(SLAB_MAPPED) | SLAB_BIT(SLAB_BOUNCE))
-           && !__atomic_load_n(&slab->asked, __ATOMIC_RELAXED) && !slab->loaded && !map->lost && !page_set_full(&slab->writable);
+           && !__atomic_load_n(&slab->asked, __ATOMIC_RELAXED) && !slab->loaded && !map->lost
+           && !page_set_full(&slab->writable);
 }
 
 /*

@@ -2,18 +2,19 @@
 /*
  * The state of a guest slab (2 MiB): how its pages are mapped that are not mapped for stores.
  *
- *   state                  mapping                                    a load           to be left because
- *   ---------------------  -----------------------------------------  ---------------  ---------------------------------
- *   MAPPED                 each page where the chain has it           memory speed
- *   UNMAPPED               nothing                                    trap             of too many pieces, or copy-on-read
- *   UNKNOWN                UNMAPPED was due, the kernel refused       anything         a trap must map it anew
- *   BOUNCE                 one, of a copy in memory (bounce.c)        memory speed
- *   MINOR                  one, of the top file (minor.c)             of what is own   of a load of what is not own
- *   MINOR_FROZEN           the same, made read-only by a snapshot     trap             of any access
- *   WATCHED                anonymous, userfaultfd (watch.c)           trap once        the watch ends
- *   WATCHED_READ           the same, with copies of what was loaded   trap once        the watch ends
- *   WATCHED_UNMAPPED       as WATCHED, in the place of UNMAPPED       trap once        the watch ends
- *   WATCHED_UNMAPPED_READ  as WATCHED_READ, in that place             trap once        the watch ends
+ *   state                  mapping                               a load            left because
+ *   ---------------------  ------------------------------------  ----------------  ----------------
+ *   MAPPED                 each page where the chain has it      memory speed
+ *   UNMAPPED               nothing: too many pieces, or          trap              of any access
+ *                          copy-on-read
+ *   UNKNOWN                UNMAPPED was due, the kernel refused  anything          of any trap
+ *   BOUNCE                 one, of a copy in memory (bounce.c)   memory speed
+ *   MINOR                  one, of the top file (minor.c)        of what is own    of other loads
+ *   MINOR_FROZEN           the same, read-only by a snapshot     trap              of any access
+ *   WATCHED                anonymous, userfaultfd (watch.c)      trap once         the watch ends
+ *   WATCHED_READ           with copies of what was loaded        trap once         the watch ends
+ *   WATCHED_UNMAPPED       as WATCHED, in place of UNMAPPED      trap once         the watch ends
+ *   WATCHED_UNMAPPED_READ  as WATCHED_READ, in that place        trap once         the watch ends
  *
  * And beside it, whether that may be behind the chain: pages may have become own that are mapped to
  * where an older layer holds them, or not at all. Only who maps all of the slab takes that back.

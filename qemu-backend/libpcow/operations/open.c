@@ -11,6 +11,7 @@
 #include "format1/format1.h"
 #include "image/lock.h"
 #include "operations/operations.h"
+#include "snapshot/change.h"
 #include "snapshot/tree.h"
 #include "util/error.h"
 
@@ -328,8 +329,10 @@ void pcow_close(pcow_image *image)
     while (image) {
         struct pcow_image *base = image->base;
 
-        if (image->complete && !image_is_inherited(image))
+        if (image->complete && !image_is_inherited(image)) {
+            snapshot_close(image);
             reclaim_all(image);
+        }
         chain_free(image);
         format1_unload(image);
         slabs_unload(image);

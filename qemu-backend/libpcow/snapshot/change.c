@@ -16,8 +16,11 @@ static int lock(struct pcow_image *image, bool making, struct pcow_error *error)
     if (ret)
         return ret;
     ret = tree_free_stale_record(image, error);
-    if (!ret && !making)
+    if (!ret && !making && image->making.step != MAKING_NONE) {
+        change_hold(image);
         ret = making_settle(image, error);
+        change_let_go(image);
+    }
     if (ret)
         unlock_tree(&image->file);
     return ret;

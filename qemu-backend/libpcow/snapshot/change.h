@@ -20,4 +20,10 @@ void change_let_go(struct pcow_image *image);
 /* As change_begin(), for who makes a snapshot: it goes on where it was. */
 int change_begin_making(struct pcow_image *image, struct pcow_error *error);
 
+/*
+ * Before an image is closed that is no child's: what the file says of a snapshot that nobody was
+ * told of is taken back, as far as that can be done.
+ */
+void snapshot_close(struct pcow_image *image);
+
 #endif

@@ -97,9 +97,10 @@ int pcow_snapshot_freeze(pcow_image *image, uint64_t token, struct pcow_error *e
     return ret;
 }
 
+/* Without that lock, too: one word makes a snapshot of a layer that is hidden to who reads. */
 int pcow_snapshot_finish(pcow_image *image, uint64_t token, uint32_t *id, struct pcow_error *error)
 {
-    int ret = change_begin_making(image, error);
+    int ret = image_check_writable(image, error);
 
     if (ret)
         return ret;
@@ -108,8 +109,18 @@ int pcow_snapshot_finish(pcow_image *image, uint64_t token, uint32_t *id, struct
     do {
         ret = making_finish(image, token, true, error);
     } while (ret == PCOW_FLUSH_FIRST && sync_without_map(image, &ret, error));
-    change_end(image);
     return ret;
+}
+
+void snapshot_close(struct pcow_image *image)
+{
+    if (image->making.step < MAKING_MARKED)
+        return;
+    making_give_up(image, making_token(image));
+    if (change_begin_making(image, NULL))
+        return;
+    (void)making_settle(image, NULL);
+    change_end(image);
 }
 
 int pcow_snapshot_abandon(pcow_image *image, uint64_t token, struct pcow_error *error)

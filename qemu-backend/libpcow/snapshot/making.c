@@ -115,6 +115,11 @@ static uint64_t token_of(const struct making *making)
     return (uint64_t)making->next.id << 32 | making->layer;
 }
 
+uint64_t making_token(const struct pcow_image *image)
+{
+    return token_of(&image->making);
+}
+
 static bool is_mine(const struct making *making, uint64_t token)
 {
     return making->step != MAKING_NONE && token_of(making) == token;
@@ -157,6 +162,7 @@ int making_prepare(struct pcow_image *image, const char *name, int64_t date_seco
 int making_freeze(struct pcow_image *image, uint64_t token, struct pcow_error *error)
 {
     struct making *making = &image->making;
+    struct layer *frozen;
     int ret;
 
     if (making->step != MAKING_RECORDED || !is_mine(making, token) || !is_current(image)
@@ -170,7 +176,9 @@ int making_freeze(struct pcow_image *image, uint64_t token, struct pcow_error *e
     ret = tree_put_active(image, &making->next, true, error);
     if (!ret) {
         /* No snapshot before all of it is on the medium, and nobody's layer any more. */
-        layer_find(image, making->layer)->state = LAYER_HIDDEN;
+        frozen = layer_find(image, making->layer);
+        frozen->state = LAYER_HIDDEN;
+        frozen->frozen_for = making->next.id;
         if (image->map)
             ret = monitor_freeze(image->map, error);
         enter(image, MAKING_FROZEN);
@@ -216,7 +224,7 @@ static int find_finished(const struct pcow_image *image, uint64_t token, struct 
 {
     const struct layer *layer = layer_find(image, making_layer(token));
 
-    return layer && layer->state == LAYER_SNAPSHOT
+    return layer && layer->state == LAYER_SNAPSHOT && layer->frozen_for == (uint32_t)(token >> 32)
                ? 0
                : error_set(error, -ESTALE, "%s: the snapshot that was being made is gone",
                            image->file.path);

@@ -35,8 +35,8 @@ struct head {
     uint32_t entry_size, count;
     uint64_t device;
     /*
-     * After a crash of the host a file may have what was changed, and still the time of before: data
-     * can be made durable alone.
+     * After a crash of the host a file may have what was changed, and still the time of before:
+     * data can be made durable alone.
      */
     char boot_id[BOOT_ID_SIZE];
     uint64_t sum;                               /* of the entries */
@@ -310,7 +310,8 @@ static int open_new(int place, const char *name)
         && unlinkat(place, name, S_ISDIR(named.st_mode) ? AT_REMOVEDIR : 0)) {
         return -1;
     }
-    fd = openat(place, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW, 0600);
+    fd = openat(place, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW,
+                0600);
     if (fd < 0) {
         return -1;
     }

@@ -256,6 +256,13 @@ static void test_two_at_once(void **state)
     (void)state;
     begin(PCOW_PERSISTENCE_PAGE_CACHE);
     memory[0] = 1;
+    /* Not by the snapshot that another one has made of the same layer. */
+    prepare("a");
+    first = token;
+    MUST(pcow_snapshot_create(image, "e", &error));
+    MUST_FAIL(-ESTALE, pcow_snapshot_freeze(image, first, &error));
+    MUST_FAIL(-ESTALE, pcow_snapshot_finish(image, first, &id, &error));
+    MUST(pcow_snapshot_delete(image, "e", NULL, &error));
     prepare("a");
     first = token;
     prepare("b");
@@ -296,7 +303,7 @@ static void test_tree_that_is_read(void **state)
     MUST(lock_tree(&other, false, &error));
     MUST(pcow_snapshot_freeze(image, token, &error));
     memory[0] = 2;
-    MUST_FAIL(-EBUSY, pcow_snapshot_finish(image, token, NULL, &error));
+    assert_int_equal(pcow_snapshot_finish(image, token, NULL, NULL), PCOW_FLUSH_FIRST);
     MUST_FAIL(-EBUSY, pcow_snapshot_abandon(image, token, &error));
     file_close(&other);
     MUST_FAIL(-ESTALE, pcow_snapshot_finish(image, token, NULL, &error));
@@ -305,6 +312,37 @@ static void test_tree_that_is_read(void **state)
     assert_int_equal(image->layer_count, 2);
     expect_byte("t", 0, 2);
     end();
+}
+
+/* In the file it is one, and the image is closed before anybody was told. */
+static void test_closed_in_between(void **state)
+{
+    (void)state;
+    for (unsigned given_up = 0; given_up < 2; given_up++) {
+        struct file other;
+
+        begin(PCOW_PERSISTENCE_PAGE_CACHE);
+        memory[0] = 1;
+        prepare("s");
+        MUST(pcow_snapshot_freeze(image, token, &error));
+        memory[0] = 2;
+        assert_int_equal(pcow_snapshot_finish(image, token, NULL, NULL), PCOW_FLUSH_FIRST);
+        flush_map();
+        assert_int_equal(pcow_snapshot_finish(image, token, NULL, NULL), PCOW_FLUSH_FIRST);
+        if (given_up) {
+            MUST(file_open(&other, AT_FDCWD, scratch("t"), scratch("t"), FILE_FORCE_SHARE, NULL,
+                           &error));
+            MUST(lock_tree(&other, false, &error));
+            MUST_FAIL(-EBUSY, pcow_snapshot_abandon(image, token, &error));
+            file_close(&other);
+        }
+        end();
+        MUST(pcow_open(scratch("t"), 0, NULL, &image, &error));
+        assert_int_equal(count_snapshots(), 0);
+        assert_int_equal(image->layer_count, 1);
+        pcow_close(image);
+        expect_byte(NULL, 0, 2);
+    }
 }
 
 static void test_without_a_map(void **state)
@@ -389,6 +427,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_abandoned, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_two_at_once, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_tree_that_is_read, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_closed_in_between, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_without_a_map, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_resize_in_between, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_medium_that_fails, scratch_setup, scratch_teardown),

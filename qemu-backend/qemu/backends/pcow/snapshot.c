@@ -7,7 +7,6 @@
 #include "hw/core/cpu.h"
 #include "qapi/error.h"
 #include "qapi/qapi-commands-pcow.h"
-#include "qemu/coroutine.h"
 #include "qemu/timer.h"
 #include "system/hostmem-pcow.h"
 #include "system/pcow-compat.h"
@@ -77,9 +76,6 @@ typedef struct Creation {
     uint64_t token;
 } Creation;
 
-#define BUSY_TRIES 5
-#define BUSY_NS (100 * SCALE_MS)
-
 static bool may_go_on(const Creation *creation, Error **errp)
 {
     HostMemPcow *found = find_to_create(creation->id, creation->name, errp);
@@ -135,16 +131,11 @@ static bool freeze(const Creation *creation, Error **errp)
 static bool coroutine_fn finish(const Creation *creation, Error **errp)
 {
     struct pcow_error error;
-    unsigned busy = 0;
     int ret;
 
     do {
-        /* Who reads the image, to make a fork for instance, is soon through */
-        while ((ret = pcow_snapshot_finish(creation->pcow->image,
-                                           creation->token, NULL, &error))
-               == -EBUSY && busy++ < BUSY_TRIES) {
-            qemu_co_sleep_ns(QEMU_CLOCK_REALTIME, BUSY_NS);
-        }
+        ret = pcow_snapshot_finish(creation->pcow->image, creation->token,
+                                   NULL, &error);
         if (!told(ret, &error, errp)) {
             return false;
         }

@@ -37,13 +37,13 @@ BOOT_ID = '/proc/sys/kernel/random/boot_id'
 SETTLED = 2.1  # seconds after which what does not change is remembered
 
 
-def fail_once(code: int, failing: int) -> Callable[..., Any]:
-    """image.info() that fails at this call."""
+def fail(*codes: int) -> Callable[..., Any]:
+    """image.info() whose calls end with these codes, and the later ones as they do."""
     real = image.info
-    calls = iter(range(100))
+    left = list(codes)
 
     def info(*args: Any, **kw: Any) -> Any:
-        if next(calls) == failing:
+        if left and (code := left.pop(0)):
             raise exception.ToolFailed(tool='pcow-img', exit_code=code, message='no')
         return real(*args, **kw)
 
@@ -371,22 +371,23 @@ class ListCacheTest(base.TestCase):
         self.assertFalse(os.path.lexists(new))
         self.assertNotIn(b'mine', self.cache.read_bytes())
 
-    def test_look_that_fails_once(self) -> None:
+    def test_look_that_fails(self) -> None:
         """An image that cannot be read just now is no damaged one, of which nobody could tell what
         stands on it.
         """
-        rounds = [(code, failing) for code in (-9, 1) for failing in range(4)]
-        for number, (code, failing) in enumerate(rounds):
+        rounds = [(0,) * failing + (code,) for code in (-9, 1) for failing in range(4)]
+        rounds += [(1, 1), (1, -9), (1, 1, -9), (1, -9, -9)]
+        for number, codes in enumerate(rounds):
             self.pool.create_image(f'child{number}', base=f'v{number}')
             with Path(self.pool.existing_path(f'child{number}')).open('r+b') as file:
                 file.write(bytes(4096))
             with (
-                self.subTest(code=code, failing=failing),
-                mock.patch.object(image, 'info', fail_once(code, failing)),
+                self.subTest(codes=codes),
+                mock.patch.object(image, 'info', fail(*codes)),
                 contextlib.suppress(exception.PcowError),
             ):
                 trash.delete_image(self.pool, f'v{number}')
-            self.assertTrue(os.path.exists(self.pool.image_path(f'v{number}')), (code, failing))
+            self.assertTrue(os.path.exists(self.pool.image_path(f'v{number}')), codes)
 
     def test_goes_with_its_pool(self) -> None:
         self.settle()
