@@ -7,26 +7,37 @@
 #include <string.h>
 
 #include "image/lock.h"
+#include "image/mirror.h"
 #include "util/error.h"
 
 static int run(struct check *check)
 {
     /* Each step relies on what the ones before it have settled. */
     static int (*const step[])(struct check *) = {
-        check_header, check_length, check_owners, check_records, check_rebuild, check_tree,
+        check_mirror, check_header, check_length, check_cut_mirror, check_owners, check_records, check_rebuild, check_tree,
         check_dead_slabs, check_overlaps, check_state, check_free_blocks, check_header_copy,
     };
     int ret = 0;
 
     for (size_t i = 0; i < sizeof step / sizeof step[0] && ret == 0; i++)
         ret = step[i](check);
-    return ret;
+    /* What was put right is copied to the mirror. */
+    return ret || !check->repair ? ret : mirror_sync(&check->file);
+}
+
+/* Those that no group needs for its metadata. */
+static uint64_t count_data_slabs(const struct check *check)
+{
+    uint64_t whole = check->slab_count / SLABS_PER_GROUP,
+             rest = check->slab_count % SLABS_PER_GROUP, heads = check->file.heads;
+
+    return whole * (SLABS_PER_GROUP - heads) + (rest > heads ? rest - heads : 0);
 }
 
 static void count_slabs(struct check *check)
 {
     check->result->slabs =
-        check->slab_count - (check->slab_count + SLABS_PER_GROUP - 1) / SLABS_PER_GROUP;
+        count_data_slabs(check);
     for (size_t i = 0; i < check->count; i++)
         check->result->slabs_used += check->slabs[i].owner.kind != OWNER_NONE;
 }
@@ -76,6 +87,7 @@ int check_file(const char *path, unsigned flags, struct observer *observer, pcow
     free(check->layers);
     free(check->lost_slots);
     free(check->slot_taken);
+    free(check->overlay);
     free(check);
     return ret;
 }

@@ -68,6 +68,16 @@ struct check {
     size_t lost_count;
     bool *slot_taken;
     uint32_t slot_limit;                  /* slots that have a place */
+
+    /* pages that are damaged in the file and known from the mirror: those are read instead */
+    struct overlay *overlay;
+    size_t overlays;
+    unsigned checksums_damaged;           /* words of the page of checksums that is looked at */
+};
+
+struct overlay {
+    uint64_t offset;
+    uint8_t content[PCOW_PAGE_SIZE];
 };
 
 /* check.c: pcow_check(), seen by an observer (NULL: none) */
@@ -88,6 +98,8 @@ void check_end_of_findings(struct check *check);
 
 /* Read metadata; what lies behind the end of file reads as zeros. */
 int check_read(struct check *check, uint64_t offset, void *buffer, size_t length);
+/* From now on check_read() gives this for a page of metadata (4 KiB). 0 or -ENOMEM. */
+int check_overlay(struct check *check, uint64_t offset, const void *content);
 /* Without repair, these change nothing and return 0. Blocks are allocated first. */
 int check_store64(struct check *check, uint64_t offset, uint64_t word);
 int check_store(struct check *check, uint64_t offset, const void *from, size_t length);
@@ -97,9 +109,17 @@ int check_raise_generation(struct check *check);
 /* Store a word of the header. */
 int check_set_header_word(struct check *check, size_t field, uint64_t value);
 
+/* ---- mirror.c -------------------------------------------------------------------------------- */
+
+int check_mirror(struct check *check);
+/* After check_length(). */
+int check_cut_mirror(struct check *check);
+
 /* ---- header.c -------------------------------------------------------------------------------- */
 
 int check_header(struct check *check);
+/* Its magic number, version, sizes and checksum; the words are not looked at. */
+bool header_fixed_is_good(const struct header *header);
 /* At the end, when the words are settled. */
 int check_header_copy(struct check *check);
 

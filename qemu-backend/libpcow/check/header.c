@@ -58,7 +58,7 @@ static unsigned count_good(const struct header *header)
     return count;
 }
 
-static bool fixed_is_good(const struct header *header)
+bool header_fixed_is_good(const struct header *header)
 {
     struct header fixed = *header;
 
@@ -235,8 +235,8 @@ int check_header(struct check *check)
         ret = check_read(check, HEADER_COPY_OFFSET, &copy, sizeof copy);
     if (ret)
         return ret;
-    good = fixed_is_good(&check->header);
-    copy_is_good = fixed_is_good(&copy);
+    good = header_fixed_is_good(&check->header);
+    copy_is_good = header_fixed_is_good(&copy);
     if (!good && !copy_is_good)
         return refuse(check, &check->header, &copy);
     if (!good && check->header.crc == header_crc(&check->header)
@@ -244,7 +244,7 @@ int check_header(struct check *check)
         return -ENOTSUP;
     read_only =
         good ? check->header.read_only_compatible_features : copy.read_only_compatible_features;
-    if (check->repair && read_only)
+    if (check->repair && read_only & ~FEATURES_KNOWN)
         return error_set(check->error, -ENOTSUP,
                          "%s uses features (0x%llx) that this program can read but not repair; "
                          "use a newer pcow",

@@ -11,18 +11,22 @@
 
 int check_length(struct check *check)
 {
-    uint64_t rounded = (check->file.size + PCOW_SLAB_SIZE - 1) / PCOW_SLAB_SIZE * PCOW_SLAB_SIZE;
+    uint64_t rounded = (check->file.size + PCOW_SLAB_SIZE - 1) / PCOW_SLAB_SIZE * PCOW_SLAB_SIZE,
+             rest = (rounded >> SLAB_BITS) % SLABS_PER_GROUP;
     int ret;
 
+    /* No group ends before its data. */
+    if (rest && rest < check->file.heads)
+        rounded += (check->file.heads - rest) << SLAB_BITS;
     check->length = check->file.size;
     check->slab_count = rounded >> SLAB_BITS;
     if (rounded == check->length)
         return 0;
     check_corruption(check, true,
-                     "the length of the file, %llu bytes, is not a multiple of 2 MiB: it was cut "
-                     "short, or something was "
-                     "appended",
-                     (unsigned long long)check->length);
+                     "the length of the file, %llu bytes, %s", (unsigned long long)check->length,
+                     check->length % PCOW_SLAB_SIZE
+                         ? "is not a multiple of 2 MiB: it was cut short, or something was appended"
+                         : "ends inside the metadata: it was cut short");
     if (!check->repair)
         return 0;
     ret = file_set_size(&check->file, rounded);
@@ -70,7 +74,7 @@ int check_free_slab(struct check *check, uint64_t slab, bool lost)
         }
     }
     ret = check_store64(check, owner_offset(slab), 0);
-    return ret || slab >= check->slab_count || slab_is_group_head(slab) ? ret
+    return ret || slab >= check->slab_count || slab_is_group_head(slab, check->file.heads) ? ret
         : check_punch(check, slab << SLAB_BITS, PCOW_SLAB_SIZE);
 }
 
@@ -116,12 +120,12 @@ static int check_word(struct check *check, uint64_t slab, uint64_t word)
                          (unsigned long long)slab);
         return drop_word(check, slab, true);
     }
-    if (slab_is_group_head(slab) || !owner_is_possible(owner)) {
+    if (slab_is_group_head(slab, check->file.heads) || !owner_is_possible(owner)) {
         check_corruption(
             check, true,
             "the owner word of file slab %llu is impossible (kind %u, layer %u, number %u)",
             (unsigned long long)slab, (unsigned)owner.kind, owner.layer, owner.number);
-        return drop_word(check, slab, !slab_is_group_head(slab));
+        return drop_word(check, slab, !slab_is_group_head(slab, check->file.heads));
     }
     if (slab >= check->slab_count) {
         check_corruption(check, true,

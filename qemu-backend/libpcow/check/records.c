@@ -153,10 +153,20 @@ int check_take_slot(struct check *check, uint32_t *slot)
     return -ENOSPC;
 }
 
+/* The first slab behind the end of the file that may hold anything. */
+static uint64_t next_data_slab(const struct check *check)
+{
+    uint64_t slab = check->slab_count;
+
+    while (slab_is_group_head(slab, check->file.heads))
+        slab++;
+    return slab;
+}
+
 /* A table that must be there: an empty one at the end of the file takes its place. */
 static int replace_table(struct check *check, uint32_t number)
 {
-    uint64_t slab = check->slab_count + slab_is_group_head(check->slab_count);
+    uint64_t slab = next_data_slab(check);
     struct owner owner = {.kind = OWNER_TABLE, .number = number};
     int ret;
 

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "util/error.h"
@@ -79,6 +80,18 @@ void check_end_of_findings(struct check *check)
     check->finding(check->opaque, PCOW_FINDING_NOTE, message);
 }
 
+static void lay_over(const struct overlay *overlay, uint64_t offset, void *buffer, size_t length)
+{
+    uint64_t first = overlay->offset > offset ? overlay->offset : offset,
+             end = overlay->offset + PCOW_PAGE_SIZE < offset + length
+                       ? overlay->offset + PCOW_PAGE_SIZE
+                       : offset + length;
+
+    if (first < end)
+        memcpy((char *)buffer + (first - offset), overlay->content + (first - overlay->offset),
+               end - first);
+}
+
 int check_read(struct check *check, uint64_t offset, void *buffer, size_t length)
 {
     size_t there = offset >= check->file.size           ? 0
@@ -96,6 +109,24 @@ int check_read(struct check *check, uint64_t offset, void *buffer, size_t length
             "clear it first (ndctl clear-errors) or restore the file",
             length, (unsigned long long)offset, check->file.path);
     memset((char *)buffer + there, 0, length - there);
+    for (size_t i = 0; i < check->overlays; i++)
+        lay_over(&check->overlay[i], offset, buffer, length);
+    return 0;
+}
+
+int check_overlay(struct check *check, uint64_t offset, const void *content)
+{
+    struct overlay *grown;
+
+    /* In the file it is right by now. */
+    if (check->repair)
+        return 0;
+    grown = realloc(check->overlay, (check->overlays + 1) * sizeof *grown);
+    if (!grown)
+        return error_set(check->error, -ENOMEM, "out of memory");
+    check->overlay = grown;
+    grown[check->overlays].offset = offset;
+    memcpy(grown[check->overlays++].content, content, sizeof grown->content);
     return 0;
 }
 

@@ -257,7 +257,7 @@ int check_free_blocks(struct check *check)
         slab = (uint64_t)data >> SLAB_BITS;
         if (slab >= check->slab_count)
             return 0;
-        if (slab_is_group_head(slab) || is_known(check, slab))
+        if (slab_is_group_head(slab, check->file.heads) || is_known(check, slab))
             continue;
         check_leak(check, "file slab %llu has blocks, but no owner", (unsigned long long)slab);
         ret = check_punch(check, slab << SLAB_BITS, PCOW_SLAB_SIZE);

@@ -134,6 +134,49 @@ int base_record_validate(const struct base_record *record, const char *path,
  */
 bool base_name_is_safe(const char *name, size_t size);
 
+/* ---- the mirror: a second copy of the metadata, and checksums of its pages ------------------- */
+
+/* Read-only-compatible features. */
+enum { FEATURE_MIRROR = 1 };
+#define FEATURES_KNOWN ((uint64_t)FEATURE_MIRROR)
+
+/*
+ * With the mirror, the first three slabs of a group hold no data: the metadata, its mirror, and
+ * what is kept for checksums of data.
+ */
+#define MIRROR_HEADS 3u
+#define MAX_HEADS MIRROR_HEADS
+#define METADATA_PAGES (PCOW_SLAB_SIZE / PCOW_PAGE_SIZE)    /* of a group */
+/* Pages 2 to 15 of a group's first slab are none; in the mirror, page 2 is that of checksums. */
+#define METADATA_GAP_FIRST 2u
+#define METADATA_GAP_END 16u
+#define CHECKSUMS_PAGE 2u
+/* In the page of checksums, the place of a page that has none: is any mark of them to be trusted? */
+#define CHECKSUMS_UNORDERED CHECKSUMS_PAGE
+
+static inline bool metadata_page_counts(unsigned page)
+{
+    return page < METADATA_GAP_FIRST || page >= METADATA_GAP_END;
+}
+
+static inline unsigned header_heads(const struct header *header)
+{
+    return header->read_only_compatible_features & FEATURE_MIRROR ? MIRROR_HEADS : 1;
+}
+
+/* What a word in the page of checksums says. 0: nothing was ever stored to the page. */
+enum { CHECKSUM_VALID = 1, CHECKSUM_STALE = 2 };
+
+static inline uint64_t checksum_encode(unsigned what, uint32_t crc)
+{
+    return word_encode(crc | (uint64_t)what << 32);
+}
+
+static inline bool checksum_is(uint64_t word, unsigned what)
+{
+    return word_is_valid(word) && word_value(word) >> 32 == what;
+}
+
 /* ---- layers ---------------------------------------------------------------------------------- */
 
 enum layer_state { LAYER_FREE, LAYER_OPEN, LAYER_SNAPSHOT, LAYER_HIDDEN };
@@ -214,9 +257,16 @@ static inline uint64_t bitmap_offset(uint64_t slab)
            + (slab % SLABS_PER_GROUP) * sizeof(struct page_set);
 }
 
-static inline bool slab_is_group_head(uint64_t slab)
+/* Of the mirror of the metadata: of a page of it, or of its page of checksums. */
+static inline uint64_t mirror_offset(uint64_t group, unsigned page)
 {
-    return slab % SLABS_PER_GROUP == 0;
+    return group * GROUP_SIZE + PCOW_SLAB_SIZE + (uint64_t)page * PCOW_PAGE_SIZE;
+}
+
+/* heads: slabs at the begin of a group that hold no data, see header_heads(). */
+static inline bool slab_is_group_head(uint64_t slab, unsigned heads)
+{
+    return slab % SLABS_PER_GROUP < heads;
 }
 
 #endif

@@ -37,6 +37,11 @@ struct file {
      * of the end of file, of holes, with pwrite(): how many, and how many of them are on the medium
      */
     uint64_t changes, committed;
+    /* see mirror.h */
+    uint8_t uuid[PCOW_UUID_SIZE];
+    unsigned heads;                   /* slabs of a group that hold no data, at its begin */
+    uint64_t *marked;                 /* NULL: no mirror, or not open for writing */
+    uint64_t marked_groups[MAX_GROUPS / 64];
 };
 
 enum file_open_flags {
@@ -233,25 +238,9 @@ int file_end_flush(struct file *file, uint64_t told);
 int file_settle(struct file *file);
 
 /*
- * Metadata in the window: store, flush, fence. The blocks below must have been allocated
- * (file_allocate). One aligned word is the commit point of every update: everything that it
- * publishes must be durable before. In class page-cache -EIO, too, if another request was told of
- * what was lost. lazily: in class page-cache it is left to the next flush: for what may reach the
- * medium in any order.
+ * Settle what was stored in a window, in every class. since: of failures_count(), before it was
+ * stored, see file_check_since().
  */
-int file_store64(struct file *file, uint64_t offset, uint64_t value, bool lazily);
-int file_store64_at(struct file *file, uint64_t *where, uint64_t offset, uint64_t value,
-                    bool lazily);
-/*
- * Settle now what was stored lazily to [offset, offset + length), which lies in one group. since:
- * of failures_count(), before it was stored, see file_check_since().
- */
-int file_sync_range(struct file *file, uint64_t offset, size_t length, uint64_t since);
-/* What was stored in a window since then, in every class. */
 int file_put_on_medium(struct file *file, const void *where, size_t length, uint64_t since);
-int file_store(struct file *file, uint64_t offset, const void *from, size_t length);
-int file_store_lazily(struct file *file, uint64_t offset, const void *from, size_t length);
-/* Store the word that is there, so that its page is dirty. It has its block. */
-int file_touch(struct file *file, uint64_t offset);
 
 #endif

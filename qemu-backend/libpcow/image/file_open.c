@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "image/file.h"
+#include "image/mirror.h"
 #include "util/error.h"
 
 static int take_lock(const struct file *file, struct pcow_error *error)
@@ -128,6 +129,7 @@ static int open_once(struct file *file, int directory, const char *name, const c
     int ret, saved_errno;
 
     memset(file, 0, sizeof *file);
+    file->heads = 1;
     file->fd = -1;
     file->writable = flags & FILE_WRITE;
     file->path = strdup(shown_path);
@@ -178,6 +180,7 @@ int file_adopt(struct file *file, int fd, const char *path, struct observer *obs
     int ret;
 
     memset(file, 0, sizeof *file);
+    file->heads = 1;
     file->fd = fd;
     file->writable = true;
     file->path = strdup(path);
@@ -198,6 +201,7 @@ void file_close(struct file *file)
             munmap(file->settled_window[g], GROUP_SIZE);
     }
     file_free_filled(file);
+    mirror_detach(file);
     lost_close(file);
     if (file->fd >= 0)
         close(file->fd);

@@ -84,7 +84,7 @@ static int unshare_metadata(struct pcow_image *image)
     for (uint64_t p = 0; image->file.may_share && p < image_slab_count(image) && ret == 0; p++) {
         unsigned kind = slab_peek(image, p).kind;
 
-        if (slab_is_group_head(p) || kind == OWNER_STATE || kind == OWNER_TABLE)
+        if (slab_is_group_head(p, image->file.heads) || kind == OWNER_STATE || kind == OWNER_TABLE)
             ret = file_unshare(&image->file, p << SLAB_BITS, PCOW_SLAB_SIZE);
     }
     return ret;

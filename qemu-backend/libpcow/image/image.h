@@ -11,6 +11,7 @@
 
 #include "format/format2.h"
 #include "image/file.h"
+#include "image/store.h"
 
 struct format1;
 struct chain;

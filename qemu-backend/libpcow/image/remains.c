@@ -49,7 +49,7 @@ void remains_find(struct pcow_image *image, bool owned)
     for (uint64_t p = 1; p < image->slabs_at_open; p++) {
         off_t data;
 
-        if (slab_is_group_head(p))
+        if (slab_is_group_head(p, image->file.heads))
             continue;
         if (is_used(image, p)) {
             if (owned && slab_peek(image, p).kind == OWNER_DATA)

@@ -3,6 +3,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "image/mirror.h"
 #include "image/prepare.h"
 #include "image/remains.h"
 #include "util/error.h"
@@ -56,7 +57,7 @@ static uint64_t claim_slab(struct pcow_image *image)
             bits = __atomic_fetch_or(&image->used[w], UINT64_C(1) << bit, __ATOMIC_ACQ_REL);
             if (bits >> bit & 1)
                 continue;            /* somebody was faster */
-            if (slab_is_group_head(slab))
+            if (slab_is_group_head(slab, image->file.heads))
                 continue;            /* holds the tables of its group; stays marked as used */
             raise_hint(image, hint, slab + 1);
             return slab;
@@ -174,10 +175,10 @@ static int clear_bitmap(struct pcow_image *image, uint64_t slab)
     static const struct page_set empty;
     struct page_set *valid = file_address(&image->file, bitmap_offset(slab));
     uint64_t since = failures_count(&image->file.persist.failures);
-    int ret =
-        valid ? file_prepare_store(&image->file, valid, NULL, bitmap_offset(slab), sizeof *valid)
-              : -errno;
+    int ret = valid ? mirror_mark(&image->file, bitmap_offset(slab), sizeof *valid) : -errno;
 
+    if (!ret)
+        ret = file_prepare_store(&image->file, valid, NULL, bitmap_offset(slab), sizeof *valid);
     if (ret)
         return ret;
     persist_bytes(&image->file.persist, valid, &empty, sizeof empty);
@@ -243,6 +244,8 @@ static void *table_address(struct pcow_image *image, uint64_t slab, uint64_t off
     void *where = ret ? NULL : file_address_settled(&image->file, offset);
 
     if (where)
+        ret = mirror_mark(&image->file, offset, sizeof(uint64_t));
+    if (where && !ret)
         /* a bitmap is a line of one page */
         ret = file_prepare_store(&image->file, where, NULL, offset, sizeof(uint64_t));
     if (ret)
@@ -370,7 +373,7 @@ int slabs_release(struct pcow_image *image, slab_condition *condition, const voi
     int ret = 0;
 
     for (uint64_t group = 0; group < count && ret == 0; group += SLABS_PER_GROUP)
-        ret = release_in_group(image, group + 1,
+        ret = release_in_group(image, group + image->file.heads,
                                group + SLABS_PER_GROUP < count ? group + SLABS_PER_GROUP : count,
                                condition, opaque, hold);
     return ret;

@@ -144,7 +144,8 @@ static int load_group(struct pcow_image *image, uint64_t first, uint64_t count, 
 
     if (ret)
         return error_set_errno(error, ret, "%s: cannot read the slab table", image->file.path);
-    mark_used(image, first);
+    for (uint64_t i = 0; i < count && i < image->file.heads; i++)
+        mark_used(image, first + i);
     for (uint64_t i = 0; i < count; i++) {
         uint64_t p = first + i;
         struct owner owner = owner_decode(words[i]);
@@ -156,7 +157,7 @@ static int load_group(struct pcow_image *image, uint64_t first, uint64_t count, 
                 image->file.path, (unsigned long long)p);
         if (words[i] == 0)
             continue;
-        if (i == 0 || owner.kind == OWNER_NONE
+        if (i < image->file.heads || owner.kind == OWNER_NONE
             || (owner.kind == OWNER_DATA && owner.number >= MAX_GUEST_SLABS)
             || (owner.kind == OWNER_TABLE && (owner.number == 0 || owner.number > MAX_LAYER_TABLE)))
             return error_set(

@@ -107,6 +107,8 @@ struct pcow_create_options {
     bool copy_on_read;                         /* see pcow_set_copy_on_read() */
     /* record the base by name without opening it (as qemu-img create -u); needs virtual_size */
     bool base_unchecked;
+    /* without the second copy of the metadata and its checksums, as images were made before */
+    bool no_mirror;
 };
 
 /*

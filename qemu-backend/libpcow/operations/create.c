@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "image/mirror.h"
 #include "operations/operations.h"
 #include "util/error.h"
 
@@ -49,6 +50,19 @@ static int check_options(const char *path, const struct pcow_create_options *opt
     return 0;
 }
 
+/* A page of metadata, its copy, and its checksum. */
+static int write_page(const struct file *file, uint64_t offset, const void *content,
+                      uint64_t checksums[METADATA_PAGES])
+{
+    unsigned page = (unsigned)(offset / PCOW_PAGE_SIZE);
+    int ret = file_write(file, offset, content, PCOW_PAGE_SIZE);
+
+    if (!ret && file->heads > 1)
+        ret = file_write(file, mirror_offset(0, page), content, PCOW_PAGE_SIZE);
+    checksums[page] = checksum_encode(CHECKSUM_VALID, mirror_checksum(file, 0, page, content));
+    return ret;
+}
+
 /* Everything but the magic number, which makes the file an image. */
 static int write_image(struct file *file, struct header *header, uint64_t virtual_size)
 {
@@ -58,14 +72,17 @@ static int write_image(struct file *file, struct header *header, uint64_t virtua
         .virtual_size = word_encode(virtual_size),
         .parent_limit = word_encode(virtual_size),
     }};
-    int ret = file_set_size(file, PCOW_SLAB_SIZE);
+    uint64_t checksums[METADATA_PAGES] = {0};
+    int ret = file_set_size(file, (uint64_t)header_heads(header) << SLAB_BITS);
 
     if (!ret)
-        ret = file_write(file, LAYER_TABLE_OFFSET, records, sizeof records);
+        ret = write_page(file, LAYER_TABLE_OFFSET, records, checksums);
     if (!ret)
-        ret = file_write(file, HEADER_COPY_OFFSET, header, sizeof *header);
+        ret = write_page(file, HEADER_COPY_OFFSET, header, checksums);
     if (!ret)
-        ret = file_write(file, 0, header, sizeof *header);
+        ret = write_page(file, 0, header, checksums);
+    if (!ret && file->heads > 1)
+        ret = file_write(file, mirror_offset(0, CHECKSUMS_PAGE), checksums, sizeof checksums);
     return ret ? ret : file_commit(file);
 }
 
@@ -129,6 +146,8 @@ static int make_file(const char *path, struct header *header, uint64_t virtual_s
     named = !nameless;
     ret = file_adopt(&file, fd, path, observer, error);
     if (!ret) {
+        memcpy(file.uuid, header->uuid, sizeof file.uuid);
+        file.heads = header_heads(header);
         ret = write_image(&file, header, virtual_size);
         if (!ret && nameless) {
             ret = give_name(fd, path);
@@ -190,6 +209,7 @@ int image_create(const char *path, const struct pcow_create_options *options,
     if (!ret && make_uuid(header.uuid))
         ret = error_set(error, -EIO, "cannot make a uuid for %s", path);
     if (!ret) {
+        header.read_only_compatible_features = options->no_mirror ? 0 : FEATURE_MIRROR;
         header.cluster_bits = (uint32_t)__builtin_ctzll(cluster_size);
         header.crc = header_crc(&header);
         ret = make_file(path, &header, virtual_size, observer, error);

@@ -41,7 +41,7 @@ static void count_slabs(const struct pcow_image *image, struct pcow_info *info)
 
         if (slab->kind == OWNER_NONE
             || (slab->kind != OWNER_TABLE && !layer_find(image, slab->layer)))
-            info->free_size += slab_is_group_head(p) ? 0 : PCOW_SLAB_SIZE;
+            info->free_size += slab_is_group_head(p, image->file.heads) ? 0 : PCOW_SLAB_SIZE;
         else if (slab->kind == OWNER_DATA && slab->layer == image->view)
             info->data_size += page_set_count(&image->valid[p]) * PCOW_PAGE_SIZE;
     }

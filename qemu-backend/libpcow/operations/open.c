@@ -10,6 +10,7 @@
 #include "chain/reclaim.h"
 #include "format1/format1.h"
 #include "image/lock.h"
+#include "image/mirror.h"
 #include "operations/operations.h"
 #include "snapshot/change.h"
 #include "snapshot/tree.h"
@@ -29,13 +30,13 @@ static int load_header(struct pcow_image *image, struct pcow_error *error)
     ret = header_validate(&image->header, path, error);
     if (ret)
         return ret;
-    if (image->file.size < PCOW_SLAB_SIZE || image->file.size % PCOW_SLAB_SIZE)
+    if (image->file.size < (uint64_t)header_heads(&image->header) << SLAB_BITS || image->file.size % PCOW_SLAB_SIZE)
         return error_set(error, -EBADMSG,
                          "%s: its length (%llu bytes) is not a multiple of 2 MiB, so it was cut "
                          "short or extended; "
                          "try pcow-img check -r all",
                          path, (unsigned long long)image->file.size);
-    if (image->file.writable && image->header.read_only_compatible_features)
+    if (image->file.writable && image->header.read_only_compatible_features & ~FEATURES_KNOWN)
         return error_set(
             error, -ENOTSUP,
             "%s uses features (0x%llx) that this program can read but not write; use a newer pcow",
@@ -55,11 +56,18 @@ static int load_header(struct pcow_image *image, struct pcow_error *error)
                : 0;
 }
 
-static int load_image(struct pcow_image *image, const char *snapshot, struct pcow_error *error)
+/* is_locked: nobody writes to it. */
+static int load_image(struct pcow_image *image, const char *snapshot, bool is_locked,
+                      struct pcow_error *error)
 {
     struct layer *layer;
     int ret = load_header(image, error);
 
+    if (!ret && mirror_attach(&image->file, &image->header))
+        ret = error_set(error, -ENOMEM, "out of memory for the tables of %s", image->file.path);
+    /* Beside a writer nothing can be said. */
+    if (!ret && is_locked)
+        ret = mirror_verify(&image->file, error);
     if (!ret)
         ret = slabs_load(image, error);
     if (!ret)
@@ -155,7 +163,7 @@ static int load(struct pcow_image *image, int directory, const char *name, const
     if (ret)
         return ret;
     return flags & PCOW_OPEN_FORMAT_1 ? format1_load(image, error)
-                                      : load_image(image, snapshot, error);
+                                      : load_image(image, snapshot, !(file_flags & FILE_FORCE_SHARE), error);
 }
 
 static struct pcow_image *new_image(void)
@@ -332,6 +340,7 @@ void pcow_close(pcow_image *image)
         if (image->complete && !image_is_inherited(image)) {
             snapshot_close(image);
             reclaim_all(image);
+            mirror_sync(&image->file);
         }
         chain_free(image);
         format1_unload(image);

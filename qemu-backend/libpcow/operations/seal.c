@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 
+#include "image/mirror.h"
 #include "operations/operations.h"
 #include "util/error.h"
 
@@ -47,11 +48,22 @@ int image_unseal(const char *path, struct observer *observer, struct pcow_error 
                         "cannot read the header of %s", path);
     else
         ret = header_validate(&image.header, path, error);
+    if (!ret && image.header.read_only_compatible_features & ~FEATURES_KNOWN)
+        ret = error_set(error, -ENOTSUP,
+                        "%s uses features (0x%llx) that this program can read but not write; use a "
+                        "newer pcow",
+                        path, (unsigned long long)image.header.read_only_compatible_features);
+    if (!ret && mirror_attach(&image.file, &image.header))
+        ret = error_set(error, -ENOMEM, "out of memory");
+    if (!ret)
+        ret = mirror_verify(&image.file, error);
     if (!ret)
         ret = header_store_word(&image, offsetof(struct header, state),
                                 word_value(image.header.state) & ~(uint64_t)HEADER_SEALED, error);
     if (!ret)
         ret = header_write_copy(&image, error);
+    if (!ret)
+        mirror_sync(&image.file);
     file_close(&image.file);
     return ret;
 }

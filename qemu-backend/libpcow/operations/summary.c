@@ -235,7 +235,7 @@ static int count_others(const struct tables *t, uint64_t *others, struct pcow_er
         bool is_active =
             owner.kind == OWNER_DATA && owner.layer == active && owner.number < guest_slabs;
 
-        if (p % SLABS_PER_GROUP == 0)
+        if (slab_is_group_head(p, header_heads(&t->header)))
             continue;
         if (is_active && !(seen[owner.number / 64] >> owner.number % 64 & 1))
             seen[owner.number / 64] |= UINT64_C(1) << owner.number % 64;
@@ -251,7 +251,9 @@ static int describe_growth(const struct tables *t, struct pcow_summary *summary,
 {
     /* Each guest slab in a file slab, and the metadata of all groups. */
     uint64_t slabs = (t->virtual_size >> SLAB_BITS) + t->slabs,
-             whole = t->virtual_size + ((slabs / (SLABS_PER_GROUP - 1) + 1) << SLAB_BITS);
+             heads = header_heads(&t->header),
+             whole = t->virtual_size
+                     + (heads * (slabs / (SLABS_PER_GROUP - heads) + 1) << SLAB_BITS);
     uint64_t others, counts;
     int ret = count_others(t, &others, error);
 

@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include "image/lock.h"
+#include "image/mirror.h"
+#include "image/store.h"
 #include "snapshot/tree.h"
 #include "util/error.h"
 
@@ -33,6 +35,10 @@ static int reopen(const struct pcow_image *image, struct file *file, struct pcow
     snprintf(link, sizeof link, "/proc/self/fd/%d", image->file.fd);
     ret = file_open(file, AT_FDCWD, link, image->file.path, FILE_WRITE | FILE_FORCE_SHARE,
                     image->file.persist.observer, error);
+    if (!ret && mirror_attach(file, &image->header)) {
+        file_close(file);
+        return error_set(error, -ENOMEM, "out of memory");
+    }
     /* -EPERM: it is immutable, which the error tells with the way out. */
     if (ret == -EACCES || ret == -EROFS)
         error_set_errno(error, ret,
@@ -74,7 +80,7 @@ int pin_set(const struct pcow_image *base, struct pcow_error *error)
 
     if (layer->flags & LAYER_PINNED)
         return 0;
-    if (base->header.read_only_compatible_features)
+    if (base->header.read_only_compatible_features & ~FEATURES_KNOWN)
         return error_set(error, -ENOTSUP,
                          "%s uses features (0x%llx) that this program can read but not write, so "
                          "its snapshot cannot be "

@@ -67,7 +67,7 @@ static inline void make_image(void)
 
     unlink(IMAGE);
     memset(content, 0, sizeof content);
-    image = must_create(IMAGE, SIZE, 0, NULL);
+    image = must_create_without_mirror(IMAGE, SIZE);
     write_pages(image, content[0], 3, 20, &seed);
     write_pages(image, content[0], 512, 512, &seed);
     write_pages(image, content[0], 1030, 2, &seed);

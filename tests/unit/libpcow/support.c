@@ -146,13 +146,21 @@ pcow_image *must_open(const char *path, unsigned flags)
     return image;
 }
 
+static pcow_image *create(const char *path, const struct pcow_create_options *options)
+{
+    MUST(pcow_create(path, options, &error));
+    return must_open(path, PCOW_OPEN_WRITE);
+}
+
 pcow_image *must_create(const char *path, uint64_t size, uint64_t cluster_size, const char *base)
 {
-    struct pcow_create_options options = {
-        .virtual_size = size, .cluster_size = cluster_size, .base = base};
+    return create(path, &(struct pcow_create_options){
+                            .virtual_size = size, .cluster_size = cluster_size, .base = base});
+}
 
-    MUST(pcow_create(path, &options, &error));
-    return must_open(path, PCOW_OPEN_WRITE);
+pcow_image *must_create_without_mirror(const char *path, uint64_t size)
+{
+    return create(path, &(struct pcow_create_options){.virtual_size = size, .no_mirror = true});
 }
 
 pcow_image *must_create_overlay(uint64_t size, unsigned char fill)

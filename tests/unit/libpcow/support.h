@@ -70,6 +70,8 @@ void pool_fill_disk(uint64_t left);
 
 pcow_image *must_open(const char *path, unsigned flags);
 pcow_image *must_create(const char *path, uint64_t size, uint64_t cluster_size, const char *base);
+/* Damage of its metadata is not mended before the rest of the check sees it. */
+pcow_image *must_create_without_mirror(const char *path, uint64_t size);
 /*
  * "top.pcow" on a sealed "base.pcow" of this size, all bytes of which are fill; both in the scratch
  * directory.

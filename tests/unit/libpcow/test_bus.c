@@ -122,7 +122,7 @@ static void test_unreadable_base_is_told_at_the_store(void **state)
     unsigned char *memory = pcow_map_address(map);
 
     (void)state;
-    assert_int_equal(truncate(scratch("base.pcow"), 2 * (off_t)PCOW_SLAB_SIZE), 0);
+    assert_int_equal(truncate(scratch("base.pcow"), 4 * (off_t)PCOW_SLAB_SIZE), 0);
     install(skip_store);
     memset(&seen, 0, sizeof seen);
     store(memory + 3 * MIB);
@@ -148,7 +148,7 @@ static void store_to_what_can_be_read(bool own_handler)
     map = map_on_base(&image);
     memory = pcow_map_address(map);
     /* Of the second slab the first half is left. */
-    assert_int_equal(truncate(scratch("base.pcow"), 2 * (off_t)PCOW_SLAB_SIZE + MIB), 0);
+    assert_int_equal(truncate(scratch("base.pcow"), 4 * (off_t)PCOW_SLAB_SIZE + MIB), 0);
     if (own_handler)
         install(serve);
     for (size_t page = 0; page < 250; page++) {

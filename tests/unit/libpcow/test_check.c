@@ -73,7 +73,7 @@ static void test_unknown_features(void **state)
     poke(0, &header, sizeof header);
     MUST_FAIL(-ENOTSUP, pcow_check(IMAGE, 0, NULL, NULL, &result, &error));
     header.incompatible_features = 0;
-    header.read_only_compatible_features = 1;
+    header.read_only_compatible_features |= 1 << 7;
     header.crc = header_crc(&header);
     poke(0, &header, sizeof header);
     poke(HEADER_COPY_OFFSET, &header, sizeof header);
@@ -137,7 +137,7 @@ static void test_copy_of_another_header(void **state)
 
 static void make_overlay(void)
 {
-    struct pcow_create_options options = {.base = scratch("base.pcow")};
+    struct pcow_create_options options = {.base = scratch("base.pcow"), .no_mirror = true};
     uint8_t page[4096];
 
     pcow_close(must_create(scratch("base.pcow"), SIZE, 0, NULL));

@@ -162,7 +162,7 @@ static uint8_t page[4096];
  */
 static void make_overlay(bool second)
 {
-    struct pcow_create_options options = {.base = scratch("base.pcow")};
+    struct pcow_create_options options = {.base = scratch("base.pcow"), .no_mirror = true};
     pcow_image *image;
 
     unlink(IMAGE);

@@ -293,7 +293,7 @@ static void test_unknown_features(void **state)
     make_victim();
     fd = open(scratch("v"), O_RDWR | O_CLOEXEC);
     assert_int_equal(pread(fd, &header, sizeof header, 0), sizeof header);
-    header.read_only_compatible_features = 1;
+    header.read_only_compatible_features |= 1 << 7;
     header.crc = header_crc(&header);
     patch("v", 0, &header, sizeof header);
     MUST_FAIL(-ENOTSUP, pcow_open(scratch("v"), PCOW_OPEN_WRITE, NULL, &image, &error));

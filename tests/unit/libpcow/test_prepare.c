@@ -366,7 +366,7 @@ static void test_unreadable_source_is_an_error(void **state)
     struct pcow_error told = {0};
 
     wait_ready(map, 2);
-    assert_int_equal(truncate(scratch("base.pcow"), 2 * (off_t)SLAB), 0);
+    assert_int_equal(truncate(scratch("base.pcow"), 4 * (off_t)SLAB), 0);
     assert_int_equal(pcow_map_resolve(map, 3 * SLAB, 4096, true, &told), -EIO);
     assert_true(told.message[0] != 0);
     map->slabs[3].faults = 1;          /* hot: a cluster, which is copied in another way */

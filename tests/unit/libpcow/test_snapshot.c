@@ -165,7 +165,7 @@ static void test_overlay_on_a_snapshot_of_its_base(void **state)
 {
     struct pcow_create_options options = {.base = scratch("base"), .base_snapshot = "s"};
     pcow_image *base = must_create(scratch("base"), 4 * MIB, 0, NULL), *top;
-    char *bytes = malloc(2 * MIB);
+    char *bytes = malloc(6 * MIB);
     size_t length;
     FILE *file;
 
@@ -186,14 +186,14 @@ static void test_overlay_on_a_snapshot_of_its_base(void **state)
     pcow_close(top);
     /* The image keeps its snapshot (see test_fork.c), but not while it is elsewhere. */
     file = fopen(scratch("top"), "re");
-    length = fread(bytes, 1, 2 * MIB, file);
+    length = fread(bytes, 1, 6 * MIB, file);
     fclose(file);
     unlink(scratch("top"));
     base = must_open(scratch("base"), PCOW_OPEN_WRITE);
     MUST(pcow_snapshot_delete(base, "s", NULL, &error));
     pcow_close(base);
     file = fopen(scratch("top"), "we");
-    assert_int_equal(fwrite(bytes, 1, length, file), 2 * MIB);
+    assert_int_equal(fwrite(bytes, 1, length, file), 6 * MIB);
     fclose(file);
     free(bytes);
     MUST_FAIL(-ESTALE, pcow_open(scratch("top"), 0, NULL, &top, &error));

@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * A page of metadata, its copy in the mirror, and its checksum: if one of them is damaged, the two
+ * others agree, and it is put right from them. Every later step sees what they agreed on. A page
+ * that is stale (its writer did not close the image) is left to these.
+ */
+#include "check/check.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "check/held.h"
+#include "image/mirror.h"
+#include "util/error.h"
+
+struct page {
+    uint64_t group;
+    unsigned number;
+    uint64_t word;                     /* its checksum, as it is stored */
+    uint8_t content[PCOW_PAGE_SIZE], copy[PCOW_PAGE_SIZE];
+    bool content_is_lost, copy_is_lost;    /* the medium cannot read them */
+};
+
+static uint64_t offset_of(const struct page *page)
+{
+    return page->group * GROUP_SIZE + page->number * PCOW_PAGE_SIZE;
+}
+
+static uint64_t word_of(const struct check *check, const struct page *page, const void *content)
+{
+    return checksum_encode(CHECKSUM_VALID,
+                           mirror_checksum(&check->file, page->group, page->number, content));
+}
+
+static bool is_empty(const void *content)
+{
+    static const uint8_t zeros[PCOW_PAGE_SIZE];
+
+    return memcmp(content, zeros, sizeof zeros) == 0;
+}
+
+static int read_page(struct check *check, uint64_t offset, void *content, bool *lost)
+{
+    int ret = file_read(&check->file, offset, content, PCOW_PAGE_SIZE);
+
+    *lost = ret == -EIO;
+    if (ret && !*lost)
+        return error_set_errno(check->error, ret, "cannot read %s at offset %llu",
+                               check->file.path, (unsigned long long)offset);
+    if (*lost)
+        memset(content, 0, PCOW_PAGE_SIZE);
+    return 0;
+}
+
+/* The first page from one on, of a slab, that may hold anything: its number. */
+static unsigned next_page(const struct check *check, uint64_t slab_offset, unsigned number)
+{
+    off_t data = lseek(check->file.fd, (off_t)(slab_offset + number * PCOW_PAGE_SIZE), SEEK_DATA);
+
+    if (data < 0)
+        return errno == ENXIO ? METADATA_PAGES : number;
+    data -= (off_t)slab_offset;
+    return (uint64_t)data >= PCOW_SLAB_SIZE ? METADATA_PAGES : (unsigned)(data / PCOW_PAGE_SIZE);
+}
+
+/* The page is what the mirror has. */
+static int restore(struct check *check, const struct page *page)
+{
+    int ret = 0;
+
+    /*
+     * Not by a store, which marks the page as stale: if this is interrupted, the mirror must still
+     * count. And what the medium cannot read is mended by a write only.
+     */
+    if (check->repair)
+        ret = file_write(&check->file, offset_of(page), page->copy, sizeof page->copy);
+    if (!ret && check->repair)
+        ret = file_commit(&check->file);
+    return ret ? error_set_errno(check->error, ret, "cannot repair %s at offset %llu",
+                                 check->file.path, (unsigned long long)offset_of(page))
+               : check_overlay(check, offset_of(page), page->copy);
+}
+
+/* It is copied again at the end, see mirror_sync(). */
+static int make_stale(struct check *check, const struct page *page)
+{
+    int ret = check->repair ? mirror_mark_page(&check->file, offset_of(page) / PCOW_PAGE_SIZE) : 0;
+
+    return ret ? error_set_errno(check->error, ret, "cannot repair the mirror of %s",
+                                 check->file.path)
+               : 0;
+}
+
+static int restore_page(struct check *check, const struct page *page)
+{
+    char held[400];
+    int ret = restore(check, page);
+
+    /* What it held is told by the copy, which all steps read from now on. */
+    if (!ret)
+        ret = held_by_page(check, page->group, page->number, held, sizeof held);
+    if (ret)
+        return ret;
+    check_corruption(check, true,
+                     "the %s at byte %llu %s; its mirror is whole, and nothing is lost%s%s",
+                     mirror_page_name(page->number), (unsigned long long)offset_of(page),
+                     page->content_is_lost ? "cannot be read" : "is damaged",
+                     *held ? ": it holds " : "", held);
+    return 0;
+}
+
+static int check_page(struct check *check, const struct page *page, bool unordered)
+{
+    bool same = !page->content_is_lost && !page->copy_is_lost
+                && memcmp(page->content, page->copy, sizeof page->copy) == 0;
+    bool never = page->word == 0;      /* a page that was never stored to is zeros */
+    bool page_fits = !page->content_is_lost
+                     && (never ? is_empty(page->content)
+                               : page->word == word_of(check, page, page->content)),
+         copy_fits = !page->copy_is_lost
+                     && (never ? is_empty(page->copy)
+                               : page->word == word_of(check, page, page->copy));
+    char held[400];
+    int ret;
+
+    if (page_fits && copy_fits)
+        return 0;
+    if (checksum_is(page->word, CHECKSUM_STALE) || unordered)
+        return page->content_is_lost ? 0 : make_stale(check, page);
+    if (page_fits) {
+        check_corruption(check, true, "the mirror of the %s at byte %llu is damaged",
+                         mirror_page_name(page->number), (unsigned long long)offset_of(page));
+        return make_stale(check, page);
+    }
+    if (copy_fits)
+        return restore_page(check, page);
+    if (same) {
+        check->checksums_damaged++;
+        return make_stale(check, page);
+    }
+    ret = held_by_page(check, page->group, page->number, held, sizeof held);
+    if (ret)
+        return ret;
+    check_corruption(check, true,
+                     "the %s at byte %llu and its mirror are both damaged, or its checksum and one "
+                     "of them: what it says is taken as it is%s%s",
+                     mirror_page_name(page->number), (unsigned long long)offset_of(page),
+                     *held ? ": it holds " : "", held);
+    return make_stale(check, page);
+}
+
+static int check_pages(struct check *check, uint64_t group, const uint64_t *words,
+                       bool unordered)
+{
+    struct page *page = malloc(sizeof *page);
+    int ret = page ? 0 : error_set(check->error, -ENOMEM, "out of memory");
+
+    for (unsigned number = 0, there = 0, copied = 0; number < METADATA_PAGES && !ret; number++) {
+        there = there < number ? next_page(check, group * GROUP_SIZE, number) : there;
+        copied = copied < number ? next_page(check, mirror_offset(group, 0), number) : copied;
+        if (!metadata_page_counts(number)
+            || (!words[number] && there > number && copied > number))
+            continue;
+        *page = (struct page){.group = group, .number = number, .word = words[number]};
+        ret = read_page(check, offset_of(page), page->content, &page->content_is_lost);
+        if (!ret)
+            ret = read_page(check, mirror_offset(group, number), page->copy, &page->copy_is_lost);
+        if (!ret)
+            ret = check_page(check, page, unordered);
+    }
+    free(page);
+    return ret;
+}
+
+/* The words of places that have no page. */
+static int check_gap(struct check *check, uint64_t group, const uint64_t *words)
+{
+    static const uint64_t zero;
+    uint64_t at = mirror_offset(group, CHECKSUMS_PAGE);
+    int ret = 0;
+
+    for (unsigned i = METADATA_GAP_FIRST; i < METADATA_GAP_END && !ret; i++) {
+        bool good = i == CHECKSUMS_UNORDERED ? word_is_valid(words[i]) && word_value(words[i]) <= 1
+                                             : words[i] == 0;
+
+        if (good)
+            continue;
+        check->checksums_damaged++;
+        ret = check_store(check, at + i * sizeof zero, &zero, sizeof zero);
+    }
+    return ret;
+}
+
+static int check_group(struct check *check, uint64_t group)
+{
+    uint64_t words[METADATA_PAGES], at = mirror_offset(group, CHECKSUMS_PAGE);
+    bool lost;
+    int ret = read_page(check, at, words, &lost);
+
+    check->checksums_damaged = lost;
+    if (!ret)
+        ret = check_gap(check, group, words);
+    if (!ret)
+        ret = check_pages(check, group, words,
+                          words[CHECKSUMS_UNORDERED] == word_encode(1));
+    if (!ret && check->checksums_damaged)
+        check_corruption(check, true,
+                         "the checksums of metadata at byte %llu are damaged; the metadata and its "
+                         "mirror are whole",
+                         (unsigned long long)at);
+    return ret;
+}
+
+int check_mirror(struct check *check)
+{
+    struct header header[2];
+    const struct header *good = NULL;
+    int ret = check_read(check, 0, header, sizeof header);
+
+    for (unsigned i = 0; i < 2 && !ret && !good; i++)
+        if (header_fixed_is_good(&header[i]))
+            good = &header[i];
+    /* What neither tells is refused by the next step. */
+    if (ret || !good || good->read_only_compatible_features & ~FEATURES_KNOWN)
+        return ret;
+    if (mirror_attach(&check->file, good))
+        return error_set(check->error, -ENOMEM, "out of memory");
+    if (check->file.heads == 1)
+        return 0;
+    /* Beside a writer nothing can be said, and of a file that was cut short the rest says more. */
+    for (uint64_t group = 0; !check->unlocked && !ret
+                             && mirror_offset(group, METADATA_PAGES) <= check->file.size;
+         group++)
+        ret = check_group(check, group);
+    return ret;
+}
+
+/* A group whose mirror lay behind the end of file has it again, and nothing in it. */
+int check_cut_mirror(struct check *check)
+{
+    int ret = 0;
+
+    for (uint64_t group = check->length / GROUP_SIZE;
+         check->repair && check->file.heads > 1 && !ret && group * GROUP_SIZE < check->file.size;
+         group++)
+        for (unsigned number = 0; number < METADATA_PAGES && !ret; number++) {
+            struct page page = {.group = group, .number = number};
+
+            if (mirror_offset(group, METADATA_PAGES) > check->length
+                && metadata_page_counts(number)
+                && next_page(check, group * GROUP_SIZE, number) == number)
+                ret = make_stale(check, &page);
+        }
+    return ret;
+}

@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include "image/mirror.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "image/lock.h"
+#include "util/crc.h"
+#include "util/error.h"
+
+#define MARKED_SIZE (MAX_GROUPS * METADATA_PAGES / 8)
+
+/* A page whose copy was made, and which is to get its checksum. */
+struct copied {
+    uint64_t group;
+    unsigned page;
+    uint32_t checksum;
+};
+
+struct copies {
+    struct copied *list;
+    size_t count, capacity;
+};
+
+int mirror_attach(struct file *file, const struct header *header)
+{
+    memcpy(file->uuid, header->uuid, sizeof file->uuid);
+    file->heads = header_heads(header);
+    if (file->heads == 1 || !file->writable || file->marked)
+        return 0;
+    file->marked = mmap(NULL, MARKED_SIZE, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (file->marked != MAP_FAILED)
+        return 0;
+    file->marked = NULL;
+    return -ENOMEM;
+}
+
+void mirror_detach(struct file *file)
+{
+    if (file->marked)
+        munmap(file->marked, MARKED_SIZE);
+    file->marked = NULL;
+}
+
+uint32_t mirror_checksum(const struct file *file, uint64_t group, unsigned page,
+                         const void *content)
+{
+    const uint64_t place[2] = {group, page};
+    uint32_t crc = crc32c(file->uuid, sizeof file->uuid);
+
+    return crc32c_of_more(crc32c_of_more(crc, place, sizeof place), content, PCOW_PAGE_SIZE);
+}
+
+const char *mirror_page_name(unsigned page)
+{
+    uint64_t offset = (uint64_t)page * PCOW_PAGE_SIZE;
+
+    return offset >= BITMAP_OFFSET        ? "page bitmaps"
+           : offset >= LAYER_TABLE_OFFSET ? "layer records"
+           : offset >= SLAB_TABLE_OFFSET  ? "slab table"
+           : page == 0                    ? "header"
+                                          : "copy of the header";
+}
+
+/* ---- mark ------------------------------------------------------------------------------------ */
+
+/* Where the word of a page is stored to, or one beside it; NULL with errno set. */
+static uint64_t *word_address(struct file *file, uint64_t group, unsigned page)
+{
+    uint64_t offset = mirror_offset(group, CHECKSUMS_PAGE) + page * sizeof(uint64_t);
+    int ret = file_allocate_metadata(file, offset, sizeof(uint64_t));
+    uint64_t *where = ret ? NULL : file_address(file, offset);
+
+    if (where)
+        ret = file_prepare_store(file, where, NULL, offset, sizeof(uint64_t));
+    if (ret)
+        errno = -ret;
+    return ret ? NULL : where;
+}
+
+static int store_word(struct file *file, uint64_t *where, uint64_t value, bool synced)
+{
+    uint64_t since = failures_count(&file->persist.failures);
+
+    if (*where == value)
+        return 0;
+    persist_word(&file->persist, where, value);
+    return synced || file->persist.persistence != PCOW_PERSISTENCE_PAGE_CACHE
+               ? file_put_on_medium(file, where, sizeof *where, since)
+               : 0;
+}
+
+static int store_unordered(struct file *file, uint64_t group, bool unordered, bool synced)
+{
+    uint64_t *where = word_address(file, group, CHECKSUMS_UNORDERED);
+
+    return where ? store_word(file, where, word_encode(unordered), synced) : -errno;
+}
+
+static void set_marked(struct file *file, uint64_t page)
+{
+    uint64_t group = page / (GROUP_SIZE / PCOW_PAGE_SIZE), bit = mirror_bit(page);
+
+    __atomic_fetch_or(&file->marked_groups[group / 64], UINT64_C(1) << group % 64,
+                      __ATOMIC_RELAXED);
+    __atomic_fetch_or(&file->marked[bit / 64], UINT64_C(1) << bit % 64, __ATOMIC_ACQ_REL);
+}
+
+int mirror_mark_page(struct file *file, uint64_t page)
+{
+    uint64_t group = page / (GROUP_SIZE / PCOW_PAGE_SIZE);
+    unsigned number = (unsigned)(page % METADATA_PAGES);
+    int ret = file_grow(file, mirror_offset(group, METADATA_PAGES));
+    uint64_t *where = ret ? NULL : word_address(file, group, number);
+
+    if (!ret && !where)
+        ret = -errno;
+    if (!ret && file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE)
+        ret = store_unordered(file, group, true, true);
+    if (!ret)
+        ret = store_word(file, where, checksum_encode(CHECKSUM_STALE, 0), false);
+    /* Not before: another thread stores to the page when it sees the bit. */
+    if (!ret)
+        set_marked(file, page);
+    return ret;
+}
+
+/* ---- sync ------------------------------------------------------------------------------------ */
+
+static bool group_is_marked(const struct file *file, uint64_t group)
+{
+    return file->marked_groups[group / 64] >> group % 64 & 1;
+}
+
+static int note_copied(struct copies *copies, struct copied copied)
+{
+    if (copies->count == copies->capacity) {
+        size_t capacity = copies->capacity ? 2 * copies->capacity : 64;
+        struct copied *list = realloc(copies->list, capacity * sizeof *list);
+
+        if (!list)
+            return -ENOMEM;
+        copies->list = list;
+        copies->capacity = capacity;
+    }
+    copies->list[copies->count++] = copied;
+    return 0;
+}
+
+static int copy_page(struct file *file, uint64_t group, unsigned page, struct copies *copies)
+{
+    uint64_t to = mirror_offset(group, page), content[PCOW_PAGE_SIZE / sizeof(uint64_t)];
+    int ret = file_read(file, group * GROUP_SIZE + page * PCOW_PAGE_SIZE, content, sizeof content);
+    void *where;
+
+    if (!ret)
+        ret = file_allocate_metadata(file, to, sizeof content);
+    if (ret)
+        return ret;
+    where = file_address(file, to);
+    ret = where ? file_prepare_store(file, where, NULL, to, sizeof content) : -errno;
+    if (ret)
+        return ret;
+    persist_bytes(&file->persist, where, content, sizeof content);
+    if (file->persist.persistence == PCOW_PERSISTENCE_PMEM)
+        ret = persist_range(&file->persist, where, sizeof content);
+    return ret ? ret
+               : note_copied(copies, (struct copied){
+                                         .group = group,
+                                         .page = page,
+                                         .checksum = mirror_checksum(file, group, page, content),
+                                     });
+}
+
+static int copy_group(struct file *file, uint64_t group, struct copies *copies)
+{
+    uint64_t words[METADATA_PAGES];
+    int ret = file_read(file, mirror_offset(group, CHECKSUMS_PAGE), words, sizeof words);
+
+    /* All that are stale: another process may have marked some (a snapshot was pinned). */
+    for (unsigned page = 0; page < METADATA_PAGES && !ret; page++)
+        if (metadata_page_counts(page) && checksum_is(words[page], CHECKSUM_STALE))
+            ret = copy_page(file, group, page, copies);
+    return ret;
+}
+
+static int store_checksums(struct file *file, const struct copies *copies)
+{
+    int ret = 0;
+
+    for (size_t i = 0; i < copies->count && !ret; i++) {
+        const struct copied *copied = &copies->list[i];
+        uint64_t *where = word_address(file, copied->group, copied->page);
+
+        ret = where ? store_word(file, where, checksum_encode(CHECKSUM_VALID, copied->checksum),
+                                 false)
+                    : -errno;
+    }
+    return ret;
+}
+
+/* The marks of these are trusted again: each page has its checksum. */
+static int store_ordered(struct file *file, const struct copies *copies)
+{
+    int ret = 0;
+
+    for (size_t i = 0; i < copies->count && !ret; i++)
+        if (i == 0 || copies->list[i].group != copies->list[i - 1].group)
+            ret = store_unordered(file, copies->list[i].group, false, false);
+    return ret;
+}
+
+static int sync_marked(struct file *file, struct copies *copies)
+{
+    bool cached = file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE;
+    uint64_t since = failures_count(&file->persist.failures);
+    int ret = 0;
+
+    for (uint64_t group = 0; group < MAX_GROUPS && !ret; group++)
+        if (group_is_marked(file, group))
+            ret = copy_group(file, group, copies);
+    if (ret || !copies->count)
+        return ret;
+    /* Pages and copies, then checksums, then the word that says so: each is on the medium first. */
+    ret = cached ? file_sync(file) : file_settle(file);
+    if (!ret)
+        ret = store_checksums(file, copies);
+    if (!ret && cached)
+        ret = file_sync(file);
+    if (!ret && cached)
+        ret = file_check_since(file, since);
+    return ret ? ret : store_ordered(file, copies);
+}
+
+static void forget_marks(struct file *file)
+{
+    for (uint64_t group = 0; group < MAX_GROUPS; group++)
+        if (group_is_marked(file, group))
+            memset(&file->marked[group * METADATA_PAGES / 64], 0, METADATA_PAGES / 8);
+    memset(file->marked_groups, 0, sizeof file->marked_groups);
+}
+
+int mirror_sync(struct file *file)
+{
+    struct copies copies = {0};
+    int ret;
+
+    if (!file->marked)
+        return 0;
+    ret = lock_tree(file, true, NULL);
+    if (ret)
+        return ret;
+    ret = sync_marked(file, &copies);
+    if (!ret)
+        forget_marks(file);
+    free(copies.list);
+    unlock_tree(file);
+    return ret;
+}
+
+/* ---- verify ---------------------------------------------------------------------------------- */
+
+static int verify_page(struct file *file, uint64_t group, unsigned page, uint64_t word,
+                       bool unordered, struct pcow_error *error)
+{
+    uint64_t content[PCOW_PAGE_SIZE / sizeof(uint64_t)],
+        offset = group * GROUP_SIZE + page * PCOW_PAGE_SIZE;
+    int ret;
+
+    if (checksum_is(word, CHECKSUM_STALE)) {
+        if (file->marked)
+            set_marked(file, offset / PCOW_PAGE_SIZE);
+        return 0;
+    }
+    /* Never stored to, as far as the word tells. */
+    if (!word && (!unordered || file_is_hole(file, offset, sizeof content)))
+        return 0;
+    ret = file_read(file, offset, content, sizeof content);
+    if (ret)
+        return error_set_errno(error, ret, "%s: cannot read its %s at byte %llu", file->path,
+                               mirror_page_name(page), (unsigned long long)offset);
+    if (checksum_encode(CHECKSUM_VALID, mirror_checksum(file, group, page, content)) == word)
+        return 0;
+    if (unordered)
+        return file->marked ? mirror_mark_page(file, offset / PCOW_PAGE_SIZE) : 0;
+    return error_set(error, -EBADMSG,
+                     "%s: its %s at byte %llu, or the checksum of that, is damaged; pcow-img check "
+                     "tells what it held, and pcow-img check -r all puts it right",
+                     file->path, mirror_page_name(page), (unsigned long long)offset);
+}
+
+static int verify_group(struct file *file, uint64_t group, struct pcow_error *error)
+{
+    uint64_t words[METADATA_PAGES];
+    int ret = file_read(file, mirror_offset(group, CHECKSUMS_PAGE), words, sizeof words);
+    bool unordered;
+
+    if (ret)
+        return error_set_errno(error, ret, "%s: cannot read the checksums of its metadata",
+                               file->path);
+    unordered = word_value(words[CHECKSUMS_UNORDERED]);
+    for (unsigned page = 0; page < METADATA_PAGES && !ret; page++)
+        if (metadata_page_counts(page))
+            ret = verify_page(file, group, page, words[page], unordered, error);
+    if (!ret && group == 0 && !words[0])
+        ret = error_set(error, -EBADMSG,
+                        "%s: the checksums of its metadata are gone; pcow-img check -r all makes "
+                        "them anew",
+                        file->path);
+    return ret;
+}
+
+int mirror_verify(struct file *file, struct pcow_error *error)
+{
+    int ret = 0;
+
+    if (file->heads == 1)
+        return 0;
+    for (uint64_t group = 0; mirror_offset(group, METADATA_PAGES) <= file->size && !ret; group++)
+        ret = verify_group(file, group, error);
+    return ret;
+}

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * The mirror: a second copy of each page of metadata, and a checksum of it in a third place. While
+ * nobody changes a page, the three agree; if one of them is damaged, the two others tell which one,
+ * and have what it held. No store of metadata pays for that but the first one to a page:
+ *
+ *   mark   before the first store to a page since it was opened, its checksum becomes *stale*;
+ *   sync   when the writer closes the image, each stale page is copied to the mirror, and then its
+ *          checksum is stored.
+ *
+ * Invariant: where a checksum is valid, page and copy have it. So a mark is durable before the
+ * store that it announces, and a checksum is stored when page and copy are on the medium. Class
+ * page-cache does not sync each mark: one word, which is synced, says that a writer came whose
+ * marks may be lost; after a crash a page without its checksum may then be one that was stored to.
+ * "The mirror" in doc/source/reference/format.rst.
+ */
+#ifndef PCOW_IMAGE_MIRROR_H
+#define PCOW_IMAGE_MIRROR_H
+
+#include "image/file.h"
+
+/*
+ * Once the header of a file was read: does it have a mirror? For a writer: it is to be kept. 0 or
+ * -ENOMEM.
+ */
+int mirror_attach(struct file *file, const struct header *header);
+void mirror_detach(struct file *file);         /* by file_close() */
+
+/* page: of the file. */
+int mirror_mark_page(struct file *file, uint64_t page);
+
+static inline uint64_t mirror_bit(uint64_t page)
+{
+    return page / (GROUP_SIZE / PCOW_PAGE_SIZE) * METADATA_PAGES + page % METADATA_PAGES;
+}
+
+static inline bool mirror_is_marked(const struct file *file, uint64_t page)
+{
+    uint64_t bit = mirror_bit(page);
+
+    return __atomic_load_n(&file->marked[bit / 64], __ATOMIC_ACQUIRE) >> bit % 64 & 1;
+}
+
+/*
+ * Metadata at [offset, offset + length) is about to be stored to: 0, or -ENOSPC or -EIO and it must
+ * not be. What is no metadata, or has no mirror, is none of its business. Async-signal-safe.
+ */
+static inline int mirror_mark(struct file *file, uint64_t offset, size_t length)
+{
+    uint64_t page = offset / PCOW_PAGE_SIZE, end = (offset + length - 1) / PCOW_PAGE_SIZE + 1;
+    int ret = 0;
+
+    if (!file->marked || (offset >> SLAB_BITS) % SLABS_PER_GROUP)
+        return 0;
+    for (; page < end && !ret; page++)
+        if (!mirror_is_marked(file, page))
+            ret = mirror_mark_page(file, page);
+    return ret;
+}
+
+/*
+ * Bring the mirror up to date; nobody stores to the metadata. On an error, or if somebody else has
+ * the tree, what is left stays stale, which the next writer mends.
+ */
+int mirror_sync(struct file *file);
+
+/*
+ * Does each page of metadata that has a checksum have this one? Nobody else may be writing. A
+ * writer takes over the pages that another one has left stale. 0, -EBADMSG, or another negative
+ * errno.
+ */
+int mirror_verify(struct file *file, struct pcow_error *error);
+
+/* Of a page of metadata (4 KiB) of a group, with the image and the place in it. */
+uint32_t mirror_checksum(const struct file *file, uint64_t group, unsigned page,
+                         const void *content);
+/* What it holds: "header", "page bitmaps", ... */
+const char *mirror_page_name(unsigned page);
+
+#endif
