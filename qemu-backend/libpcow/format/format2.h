@@ -71,7 +71,7 @@ static inline uint64_t word_value(uint64_t word)
 
 /* ---- header ---------------------------------------------------------------------------------- */
 
-enum header_state { HEADER_SEALED = 1, HEADER_COPY_ON_READ = 2 };
+enum header_state { HEADER_SEALED = 1, HEADER_COPY_ON_READ = 2, HEADER_AMENDING = 4 };
 enum base_flags { BASE_UNCHECKED = 1 };
 
 struct base_record {

@@ -160,6 +160,7 @@ struct pcow_info {
     /* grows whenever the image is changed by a new writer */
     uint64_t generation;
     uint64_t incompatible_features, read_only_compatible_features, compatible_features;
+    bool mirror;                               /* a second copy of the metadata, with checksums */
     /* to which stores go: another one after each snapshot and each revert; 0 for format 1 */
     uint32_t active_layer;
     bool sealed;                               /* a template: no writer may open it */
@@ -275,6 +276,12 @@ int pcow_commit(pcow_image *image, pcow_progress_fn progress, void *opaque,
  */
 int pcow_seal(pcow_image *image, struct pcow_error *error);
 int pcow_unseal(const char *path, struct pcow_error *error);
+/*
+ * Give an image that has none a mirror of its metadata, in place: what lies where it is to be is
+ * moved, so the pool needs up to 4 MiB for each 32 GiB of file. An interrupted call leaves an image
+ * that can be read, and for writing asks to be called again. Nothing happens to one that has it.
+ */
+int pcow_add_mirror(const char *path, struct pcow_error *error);
 /*
  * A switch of the image, kept in it: where a map finds data in an older layer or a base, the first
  * load copies the slab (2 MiB) into the active layer, as a store would. Costs that copy and its

@@ -46,6 +46,12 @@ static int load_header(struct pcow_image *image, struct pcow_error *error)
                          "%s is sealed (a template): make an image on it with pcow-img create -b, "
                          "or unseal it with pcow-img unseal",
                          path);
+    if (image->file.writable && word_value(image->header.state) & HEADER_AMENDING
+        && !(image->open_flags & OPEN_AMENDING))
+        return error_set(error, -EROFS,
+                         "%s: giving it a mirror of its metadata was interrupted; run pcow-img "
+                         "amend -o mirror=on once more, which finishes it",
+                         path);
     record = image_base_record(image);
     /*
      * A record that is being replaced (rebase -u -b, with NO_BASE) may be damaged: that is the way

@@ -35,6 +35,13 @@ static int apply_options(char *list, struct create_request *request, struct pcow
             if (!parse_switch(key, value, &request->options.copy_on_read, error)) {
                 return -EINVAL;
             }
+        } else if (!strcmp(key, "mirror")) {
+            bool mirror;
+
+            if (!parse_switch(key, value, &mirror, error)) {
+                return -EINVAL;
+            }
+            request->options.no_mirror = !mirror;
         } else if (!strcmp(key, "backing_file")) {
             request->base = value;
         } else if (!strcmp(key, "backing_fmt")) {
@@ -43,7 +50,7 @@ static int apply_options(char *list, struct create_request *request, struct pcow
             return fail(
                 error, -EINVAL,
                 "create option '%s' is not known; there are size, cluster_size, base_snapshot, "
-                "copy_on_read, backing_file and backing_fmt",
+                "copy_on_read, mirror, backing_file and backing_fmt",
                 key);
         }
     }
@@ -173,6 +180,8 @@ const struct command create_command = {
             "  -o base_snapshot=NAME      stand on this snapshot of BASE\n"
             "  -o copy_on_read=on|off     have data that a VM reads from older layers copied into "
             "the newest one\n"
+            "  -o mirror=on|off           keep a second copy of the metadata, with checksums "
+            "(default: on)\n"
             "  SIZE                       default: that of BASE; rounded up to 2 MiB\n",
     .run = run,
 };
