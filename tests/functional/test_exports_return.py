@@ -10,6 +10,7 @@ import subprocess
 import uuid
 
 from pcow_driver.images import info_block
+from tests.functional import linux_guest
 from tests.functional import test_pcowctl
 from tests.functional.test_pcowctl import BIN
 from tests.functional.test_pcowctl import MIB
@@ -25,7 +26,7 @@ def _forged(offset: int) -> bytes:
     return bytes(block[:-8]) + struct.pack('<Q', info_block.fletcher64(bytes(block)))
 
 
-class ExportsReturnTest(test_pcowctl.TestCase):
+class _ExportCase(test_pcowctl.TestCase):
     def setUp(self) -> None:
         super().setUp()
         self.ctl('pool', 'create', 'p', self.pool)
@@ -72,6 +73,8 @@ class ExportsReturnTest(test_pcowctl.TestCase):
         self.ctl('template', 'build', source, f'p/{name}', '--source-format', image_format, *more)
         self.ctl('image', 'create', f'p/{name}-vm', '--template', name)
 
+
+class ExportsReturnTest(_ExportCase):
     def test_a_template_of_an_export(self) -> None:
         image = self.make_image()
         offset, data = self.view(image)
@@ -177,3 +180,34 @@ class ExportsReturnTest(test_pcowctl.TestCase):
             file.seek(info_block.BLOCK_OFFSET)
             file.write(_forged(offset))
         return self.fails('template', 'build', source, 'p/x', '--source-format', 'raw')
+
+
+class BootTest(_ExportCase):
+    """A guest's kernel finds its root file system in what came back."""
+
+    def nvdimm(self, number: int, name: str) -> tuple[str, ...]:
+        path = self.pool / f'{name}.pcow'
+        return (
+            '-object',
+            f'memory-backend-file,id=mem{number},mem-path={path},share=on',
+            '-device',
+            f'nvdimm,memdev=mem{number},id=nv{number}',
+        )
+
+    def test_roots(self) -> None:
+        self.make_image()
+        for image_format in ('qcow2', 'raw'):
+            self.build(self.exported(image_format), image_format, image_format=image_format)
+        kernel = linux_guest.Kernel()
+        self.addCleanup(kernel.close)
+        devices = [
+            word
+            for number, name in enumerate(('qcow2-vm', 'raw-vm'))
+            for word in self.nvdimm(number, name)
+        ]
+        with linux_guest.LinuxGuest(kernel, self.directory, *devices) as guest:
+            for device in ('pmem0', 'pmem1'):
+                guest.run(f'mount -t ext4 -o dax=always /dev/{device} /mnt')
+                self.assertIn('web1', guest.run('cat /mnt/etc/hostname'), device)
+                guest.run('umount /mnt')
+            guest.quit()
