@@ -138,7 +138,10 @@ def virtual_size(source_size: int, page_map: info_block.PageMap, size: int | Non
     """
     needed = info_block.namespace_size(source_size, page_map)
     total = needed if size is None else units.round_up(size, units.SLAB_SIZE)
-    limit = min(units.parse_size(str(conf.CONF.pcow.max_image_size)), units.MAX_VIRTUAL_SIZE)
+    try:
+        limit = min(units.parse_size(str(conf.CONF.pcow.max_image_size)), units.MAX_VIRTUAL_SIZE)
+    except exception.InvalidSize as e:
+        raise exception.ConfigInvalid(reason=f'[pcow] max_image_size: {e}') from None
     if total - info_block.data_offset(total, page_map) < source_size:
         raise exception.InvalidSize(
             size=total, reason=f'the source and the DAX info block need {needed} bytes'

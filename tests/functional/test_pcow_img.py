@@ -135,7 +135,7 @@ class CreateTest(images.ImageTestCase):
         self.img('create', '-q', '-o', 'cluster_size=16KiB', 'a.pcow', '2M')
         self.assertEqual(16 * KIB, self.img_json('info', 'a.pcow')['cluster-size'])
 
-    def test_name_that_QEMU_would_map_raw(self):
+    def test_name_that_qemu_would_map_raw(self):
         for name in ('a.qcow2', 'a.img', 'a', '.pcow', 'a.pcow.bak'):
             self.img_fails('create', name, '2M', message=r'not called \*.pcow.*-f pcow')
         self.assertEqual([], os.listdir(self.directory))
