@@ -113,10 +113,12 @@ class Create(show.ShowOne):
     """Create an image in a pool: empty, or thin on a template."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        parser = super().get_parser(prog_name)
+        parser = common.takes_sizes(super().get_parser(prog_name))
         parser.add_argument('image', help=common.POOL_IMAGE_HELP)
         parser.add_argument(
-            '--template', metavar='NAME', help='Template or image of the same pool to stand on.'
+            '--template',
+            metavar='NAME',
+            help='Template or image of the same pool to stand on; POOL/NAME too.',
         )
         parser.add_argument(
             '--template-snapshot', metavar='NAME', help='Snapshot of it to stand on.'
@@ -124,7 +126,7 @@ class Create(show.ShowOne):
         parser.add_argument(
             '--size',
             type=common.size_argument,
-            help='Virtual size, a multiple of 2 MiB; default: that of the template.',
+            help='Virtual size, rounded up to 2 MiB; default: that of the template.',
         )
         parser.add_argument(
             '--cluster-size',
@@ -135,11 +137,12 @@ class Create(show.ShowOne):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
         found, name = common.split_reference(parsed_args.image)
+        size, template = parsed_args.size, parsed_args.template
         return show_path(
             found.create_image(
                 name,
-                size=parsed_args.size,
-                base=parsed_args.template,
+                size=None if size is None else common.image_size(self, size),
+                base=None if template is None else common.base_name(found, template),
                 base_snapshot=parsed_args.template_snapshot,
                 cluster_size=parsed_args.cluster_size or conf.CONF.pcow.cluster_size,
             )
@@ -184,7 +187,7 @@ class Delete(command.Command):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        found, name = common.split_reference(parsed_args.image)
+        found, name = common.existing_image(parsed_args.image)
         found.delete_image(name, force=parsed_args.force)
 
 
@@ -242,10 +245,10 @@ class Resize(show.ShowOne):
     """Change the virtual size of an image that nobody has open."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        parser = super().get_parser(prog_name)
+        parser = common.takes_sizes(super().get_parser(prog_name))
         parser.add_argument('image', help=common.IMAGE_HELP)
         parser.add_argument(
-            'size', type=common.size_argument, help='New virtual size, a multiple of 2 MiB.'
+            'size', type=common.size_argument, help='New virtual size, rounded up to 2 MiB.'
         )
         parser.add_argument(
             '--shrink', action='store_true', help='Allow giving up data beyond the new end.'
@@ -254,10 +257,11 @@ class Resize(show.ShowOne):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
         path = common.image_path(parsed_args.image)
+        size = common.image_size(self, parsed_args.size)
         found = registry.PoolRegistry().find(os.path.dirname(path))
         with contextlib.nullcontext() if found is None else found.lock():
-            growth = parsed_args.size - image.info(path, force_share=True).virtual_size
+            growth = size - image.info(path, force_share=True).virtual_size
             if found is not None and growth > 0:
                 found.check_room(growth)
-            image.resize(path, parsed_args.size, shrink=parsed_args.shrink)
+            image.resize(path, size, shrink=parsed_args.shrink)
         return show_path(path)

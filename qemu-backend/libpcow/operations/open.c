@@ -84,9 +84,7 @@ static int load_image(struct pcow_image *image, const char *snapshot, bool is_lo
     if (snapshot) {
         layer = layer_find_name(image, snapshot);
         if (!layer)
-            return error_set(error, -ENOENT,
-                             "%s has no snapshot '%s'; pcow-img snapshot -l lists them",
-                             image->file.path, snapshot);
+            return layer_name_unknown(image, snapshot, error);
         image->view = layer->id;
     }
     image->size = layer_find(image, image->view)->virtual_size;
