@@ -3,14 +3,14 @@
  * What an NVDIMM keeps when the power fails, under TCG.
  *
  * The memory of a guest is what its CPUs see, caches included.  With the
- * property x-media=FILE of an nvdimm, FILE gets what has left the caches: a line
- * (64 bytes) that was written back by CLWB, CLFLUSHOPT, CLFLUSH or a
+ * property x-media=FILE of an nvdimm, FILE gets what has left the caches: a
+ * line (64 bytes) that was written back by CLWB, CLFLUSHOPT, CLFLUSH or a
  * non-temporal store, and then ordered by SFENCE, MFENCE or CLFLUSH of any CPU.
  * Whoever kills QEMU and goes on with FILE has cut the power of a machine whose
  * caches are lost.  For tests: it finds what was not flushed, or not fenced.
  *
- * Not seen: writes of devices (DMA) into the NVDIMM, and the order that a locked
- * instruction gives.
+ * Not seen: writes of devices (DMA) into the NVDIMM, and the order that a
+ * locked instruction gives.
  */
 #ifndef HW_MEM_NVDIMM_MEDIA_H
 #define HW_MEM_NVDIMM_MEDIA_H
