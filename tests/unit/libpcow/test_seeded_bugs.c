@@ -12,7 +12,8 @@
 #include <string.h>
 
 #define MAX_KINDS 128u
-#define ALL_STEPS 50u                          /* more combinations for a bug that a sample does not show */
+/* more combinations for a bug that a sample does not show */
+#define ALL_STEPS 50u
 
 /*
  * What became of the bugs of one kind: the place of the flush that was dropped, or of the updates
