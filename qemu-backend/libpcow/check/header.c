@@ -244,7 +244,7 @@ int check_header(struct check *check)
         return -ENOTSUP;
     read_only =
         good ? check->header.read_only_compatible_features : copy.read_only_compatible_features;
-    if (check->repair && read_only)
+    if (check->intended && read_only)
         return error_set(check->error, -ENOTSUP,
                          "%s uses features (0x%llx) that this program can read but not repair; "
                          "use a newer pcow",

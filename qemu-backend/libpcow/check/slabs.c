@@ -25,7 +25,51 @@ int check_dead_slabs(struct check *check)
             continue;
         check_leak(check, "file slab %llu belongs to layer %u, which is deleted",
                    (unsigned long long)slab->slab, slab->owner.layer);
-        ret = check_drop_slab(check, slab, false);
+        ret = check_drop_slab(check, slab, NULL);
+    }
+    return ret;
+}
+
+/*
+ * A slab whose bitmap names no page. Either it never came to that (class page-cache: a host crash
+ * may keep the owner word of a first store and lose the bitmap; and a resize empties bitmaps), or
+ * the bitmap is what was lost. If it holds nothing, no matter: the next store there uses it.
+ */
+static int check_empty_slab(struct check *check, struct check_slab *slab)
+{
+    struct page_set pages;
+    int ret = check_bitmap(check, slab->slab, &pages);
+
+    if (ret || !page_set_empty(&pages))
+        return ret;
+    check_content(check, slab->slab, &pages);
+    if (page_set_empty(&pages))
+        return 0;
+    check_doubtful(check,
+                   "file slab %llu (guest bytes from %llu of layer %u) has %u pages of content, "
+                   "and its bitmap names none: what a crash or a resize left, or the bitmap is what "
+                   "was lost",
+                   (unsigned long long)slab->slab,
+                   (unsigned long long)slab->owner.number << SLAB_BITS, slab->owner.layer,
+                   page_set_count(&pages));
+    ret = check_lose_pages(check, slab->slab, slab->owner, &pages, PCOW_ESTIMATE);
+    return ret ? ret : check_drop_slab(check, slab, NULL);
+}
+
+int check_empty_slabs(struct check *check)
+{
+    int ret = 0;
+
+    /* Who has the image open is about to fill some. */
+    for (size_t i = 0; i < check->count && ret == 0 && !check->unlocked; i++) {
+        struct check_slab *slab = &check->slabs[i];
+        const struct check_layer *found = slab->owner.kind == OWNER_DATA
+                                              ? check_find_layer(check, slab->owner.layer)
+                                              : NULL;
+
+        /* A deletion takes pages out of hidden layers. */
+        if (found && found->alive && found->layer.state != LAYER_HIDDEN)
+            ret = check_empty_slab(check, slab);
     }
     return ret;
 }
@@ -139,15 +183,54 @@ int check_overlaps(struct check *check)
 
 /* ---- VM state -------------------------------------------------------------------------------- */
 
-/* Are pieces 0 to needed - 1 there? */
-static bool state_is_whole(struct check_slab *const *sorted, size_t count, uint64_t needed)
+/* The slab that holds this piece; 0: there is none. */
+static uint64_t find_piece(struct check_slab *const *sorted, size_t count, uint64_t number)
 {
-    uint64_t next = 0;
+    size_t low = 0, high = count;
 
-    for (size_t i = 0; i < count && next < needed; i++)
-        if (sorted[i]->owner.number == next)
-            next++;
-    return next >= needed;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+
+        if (sorted[middle]->owner.number < number)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < count && sorted[low]->owner.number == number ? sorted[low]->slab : 0;
+}
+
+/* Are all pieces there, and the last one up to its end? */
+static bool state_is_whole(const struct check *check, uint64_t size,
+                           struct check_slab *const *sorted, size_t count)
+{
+    for (uint64_t offset = 0; offset < size; offset += PCOW_SLAB_SIZE) {
+        uint64_t slab = find_piece(sorted, count, offset >> SLAB_BITS), rest = size - offset;
+
+        if (!slab
+            || (slab << SLAB_BITS) + (rest < PCOW_SLAB_SIZE ? rest : PCOW_SLAB_SIZE)
+                   > check->length)
+            return false;
+    }
+    return true;
+}
+
+static int give_state_up(struct check *check, struct check_layer *found,
+                         struct check_slab *const *sorted, size_t count, uint64_t needed)
+{
+    int ret = 0;
+
+    check_corruption(check, true,
+                     "the VM state of snapshot '%s' is not whole and is given up; its memory "
+                     "can still be used",
+                     found->layer.name);
+    for (uint64_t number = 0; number < needed && ret == 0; number++)
+        ret = check_lose_state(check, found, number, find_piece(sorted, count, number));
+    found->layer.state_size = 0;
+    return ret ? ret
+               : check_store64(check,
+                               check_record_offset(check, found->layer.slot)
+                                   + offsetof(struct layer_record, state_size),
+                               0);
 }
 
 /* The pieces of one layer, by number. */
@@ -160,16 +243,9 @@ static int check_pieces(struct check *check, struct check_layer *found,
 
     if (found->layer.state != LAYER_SNAPSHOT)
         needed = 0;
-    if (!state_is_whole(sorted, count, needed)) {
-        check_corruption(check, true,
-                         "the VM state of snapshot '%s' is not whole and is given up; its memory "
-                         "can still be used",
-                         found->layer.name);
-        found->layer.state_size = needed = 0;
-        ret = check_store64(check,
-                            check_record_offset(check, found->layer.slot)
-                                + offsetof(struct layer_record, state_size),
-                            0);
+    if (needed && !state_is_whole(check, found->layer.state_size, sorted, count)) {
+        ret = give_state_up(check, found, sorted, count, needed);
+        needed = 0;
     }
     for (size_t i = 0; i < count && ret == 0; i++) {
         struct check_slab *slab = sorted[i];
@@ -177,14 +253,14 @@ static int check_pieces(struct check *check, struct check_layer *found,
         if (slab->owner.number >= needed) {
             check_leak(check, "file slab %llu holds VM state of layer %u behind its end",
                        (unsigned long long)slab->slab, found->layer.id);
-            ret = check_drop_slab(check, slab, false);
+            ret = check_drop_slab(check, slab, NULL);
         } else if (slab->owner.number == previous) {
             check_corruption(check, true,
                              "file slab %llu holds a piece of the VM state of snapshot '%s' for "
                              "the second time; "
                              "the first counts",
                              (unsigned long long)slab->slab, found->layer.name);
-            ret = check_drop_slab(check, slab, false);
+            ret = check_drop_slab(check, slab, NULL);
         } else {
             previous = slab->owner.number;
         }
