@@ -63,6 +63,7 @@ struct check {
 
     struct header header;                 /* as it should be */
     bool ids_uncertain;                   /* next_layer_id was lost and comes from the copy */
+    bool slots_uncertain;                 /* the same of layer_slots */
     bool generation_raised;
 
     uint64_t slab_count;
@@ -204,6 +205,12 @@ int check_tree(struct check *check);
 int check_dead_slabs(struct check *check);
 int check_empty_slabs(struct check *check);
 int check_overlaps(struct check *check);
+/* Slabs of one kind, by owner; the caller frees the list. */
+int check_sort_by_owner(struct check *check, enum owner_kind kind, struct check_slab ***sorted,
+                        size_t *count);
+
+/* ---- state.c, free.c ------------------------------------------------------------------------- */
+
 int check_state(struct check *check);
 int check_free_blocks(struct check *check);
 

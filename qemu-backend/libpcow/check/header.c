@@ -187,6 +187,8 @@ static int check_words(struct check *check, const struct header *copy, bool copy
             value += GENERATION_GAP;
         if (offset == offsetof(struct header, next_layer_id))
             check->ids_uncertain = true;
+        if (offset == offsetof(struct header, layer_slots))
+            check->slots_uncertain = true;
         check_corruption(check, true, "the word %s of the header is damaged; its copy %s",
                          header_word[i].name,
                          from_copy ? "can be used" : "is damaged too, so it is worked out again");

@@ -240,7 +240,9 @@ static int drop_lost_records(struct check *check)
                          "own, that is gone",
                          slot);
         check->slot_taken[slot] = false;
-        ret = check_lose_record(check, 0, check_record_offset(check, slot));
+        /* A slot that was never used held nothing. */
+        if (slot < word_value(check->header.layer_slots) || check->slots_uncertain)
+            ret = check_lose_record(check, 0, check_record_offset(check, slot));
         if (!ret)
             ret = check_store64(check, check_record_offset(check, slot), 0);
     }

@@ -214,6 +214,15 @@ static int check_free_record(struct check *check, const struct layer_record *rec
     return ret;
 }
 
+/* Random bytes pass for a state word, once in 256 times: not with an id that was never given out. */
+static bool state_is_possible(const struct check *check, const struct layer_record *record,
+                              const struct check_layer *found)
+{
+    return word_is_valid(record->state) && found->layer.state <= LAYER_HIDDEN && found->layer.id
+           && (!(found->damage & DAMAGED_SIZE) || check->ids_uncertain
+               || found->layer.id < word_value(check->header.next_layer_id));
+}
+
 static int load_record(struct check *check, const struct layer_record *record, uint32_t slot)
 {
     struct check_layer found = {0};
@@ -222,7 +231,7 @@ static int load_record(struct check *check, const struct layer_record *record, u
     if (record->state == 0)
         return 0;
     found.damage = check_decode(record, slot, &found.layer);
-    if (!word_is_valid(record->state) || found.layer.state > LAYER_HIDDEN || found.layer.id == 0) {
+    if (!state_is_possible(check, record, &found)) {
         check->lost_slots[check->lost_count++] = slot;
         check->slot_taken[slot] = true;
         return 0;

@@ -4,25 +4,19 @@
  * written before the repair begins, so a crash loses nothing: either the image is as it was, or the
  * file is whole.
  */
-#include "check/check.h"
+#include "check/rescue.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <libgen.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "util/error.h"
 
-#define MAX_ATTEMPTS 1000u
 #define LINE_SIZE 1024u
-static const char finished[] = "{\"repaired\": true}\n";
 
 struct rescue {
     struct check *check;
@@ -180,124 +174,18 @@ static void put_snapshots(struct rescue *rescue)
     }
 }
 
-static void format_uuid(const struct check *check, char text[PCOW_UUID_SIZE * 2 + 1])
-{
-    for (unsigned i = 0; i < PCOW_UUID_SIZE; i++)
-        snprintf(text + i * 2, 3, "%02x", check->header.uuid[i]);
-}
-
 static void put_all(struct rescue *rescue)
 {
     const struct check *check = rescue->check;
-    char uuid[PCOW_UUID_SIZE * 2 + 1];
+    char first[RESCUE_FIRST_SIZE];
 
-    format_uuid(check, uuid);
-    put_line(rescue, "{\"pcow-rescue\": 1, \"uuid\": \"%s\", \"date\": %lld}\n", uuid,
-             (long long)time(NULL));
+    rescue_first_words(check, first);
+    put_line(rescue, "%s, \"date\": %lld}\n", first, (long long)time(NULL));
     put_snapshots(rescue);
     for (size_t i = 0; i < check->loss_count && rescue->error == 0; i++)
         put_loss(rescue, &check->losses[i]);
     put_line(rescue, "{\"end\": %zu, \"lost-size\": %llu}\n", check->loss_count,
              (unsigned long long)check->result->lost_size);
-}
-
-/* ---- the name -------------------------------------------------------------------------------- */
-
-/* Was it left by a repair of this image that was interrupted? */
-static bool is_unfinished(const struct check *check, const char *path)
-{
-    char uuid[PCOW_UUID_SIZE * 2 + 1], expected[128], found[128], end[sizeof finished - 1];
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK), length;
-    struct stat st;
-    bool ours, ended;
-
-    format_uuid(check, uuid);
-    length = snprintf(expected, sizeof expected, "{\"pcow-rescue\": 1, \"uuid\": \"%s\"", uuid);
-    if (fd < 0 || fstat(fd, &st) || !S_ISREG(st.st_mode)) {
-        if (fd >= 0)
-            close(fd);
-        return false;
-    }
-    /* A crash may have come before what was written first was on the medium. */
-    ours = pread(fd, found, (size_t)length, 0) < length || found[0] == 0
-           || !memcmp(found, expected, (size_t)length);
-    ended = st.st_size >= (off_t)sizeof end
-            && pread(fd, end, sizeof end, st.st_size - (off_t)sizeof end) == (ssize_t)sizeof end
-            && !memcmp(end, finished, sizeof end);
-    close(fd);
-    return ours && !ended;
-}
-
-/* The first name that is free; those before are of repairs that were interrupted. */
-static int create(struct check *check, char **path)
-{
-    struct pcow_check_result *result = check->result;
-    size_t size = strlen(check->file.path) + sizeof result->rescue_suffix;
-    int fd = -1;
-
-    *path = malloc(size);
-    if (!*path)
-        return error_set(check->error, -ENOMEM, "out of memory");
-    for (unsigned i = 1; i <= MAX_ATTEMPTS; i++) {
-        if (i == 1)
-            snprintf(result->rescue_suffix, sizeof result->rescue_suffix, ".rescue");
-        else
-            snprintf(result->rescue_suffix, sizeof result->rescue_suffix, ".rescue-%u", i);
-        snprintf(*path, size, "%s%s", check->file.path, result->rescue_suffix);
-        fd = open(*path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-        if (fd >= 0)
-            return fd;
-        if (errno != EEXIST || !is_unfinished(check, *path))
-            break;
-    }
-    result->rescue_suffix[0] = 0;
-    return errno == EEXIST
-               ? error_set(check->error, -EEXIST,
-                           "%s is there, which keeps what an earlier repair dropped; look at it "
-                           "with pcow-img rescue, and move it away or delete it first. Nothing was "
-                           "repaired",
-                           *path)
-               : error_set_errno(check->error, -errno, "cannot create %s; nothing was repaired",
-                                 *path);
-}
-
-/* Who may read the image may read what was in it, and nobody else. */
-static int take_mode(const struct check *check, int fd)
-{
-    struct stat st;
-
-    if (fstat(check->file.fd, &st))
-        return -errno;
-    if (fchown(fd, st.st_uid, st.st_gid))
-        st.st_mode &= ~(mode_t)(S_IRWXG | S_IRWXO);
-    return fchmod(fd, st.st_mode & 0666) ? -errno : 0;
-}
-
-static int sync_directory(const char *path)
-{
-    char *copy = strdup(path);
-    int fd = copy ? open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1,
-        ret = fd < 0 || fsync(fd) ? -errno : 0;
-
-    if (fd >= 0)
-        close(fd);
-    free(copy);
-    return ret;
-}
-
-/* A pool that is filled to the brim stops the guests that are in it. */
-static int check_room(struct check *check, uint64_t needed)
-{
-    struct statvfs room;
-
-    if (fstatvfs(check->file.fd, &room) || room.f_blocks == 0
-        || needed / room.f_frsize + 1 <= room.f_bavail)
-        return 0;
-    return error_set(check->error, -ENOSPC,
-                     "%s: what a repair would drop needs %llu bytes beside it, and there are %llu; "
-                     "make room there, or repair a copy elsewhere. Nothing was repaired",
-                     check->file.path, (unsigned long long)needed,
-                     (unsigned long long)room.f_bavail * room.f_frsize);
 }
 
 static int write_all(struct check *check, int fd, const char *path)
@@ -310,11 +198,11 @@ static int write_all(struct check *check, int fd, const char *path)
         close(fd);
         return rescue.error;
     }
-    rescue.error = take_mode(check, fd);
+    rescue.error = rescue_take_mode(check, fd);
     put_all(&rescue);
     if (!rescue.error && (fflush(rescue.to) || fsync(fd)))
         rescue.error = -errno;
-    return rescue.error ? rescue.error : sync_directory(path);
+    return rescue.error ? rescue.error : rescue_sync_directory(path);
 }
 
 int check_keep_losses(struct check *check)
@@ -324,10 +212,10 @@ int check_keep_losses(struct check *check)
     int ret, fd;
 
     put_all(&count);
-    ret = check_room(check, count.size);
+    ret = rescue_check_room(check, count.size);
     if (ret)
         return ret;
-    fd = create(check, &path);
+    fd = rescue_create(check, &path);
     ret = fd < 0 ? fd : write_all(check, fd, path);
     if (fd >= 0 && ret) {
         unlink(path);
@@ -342,7 +230,7 @@ int check_end_rescue(struct check *check)
 {
     struct rescue rescue = {.check = check, .to = check->rescue};
 
-    put(&rescue, finished, sizeof finished - 1);
+    put(&rescue, RESCUE_FINISHED, sizeof RESCUE_FINISHED - 1);
     if (!rescue.error && (fflush(rescue.to) || fsync(fileno(rescue.to))))
         rescue.error = -errno;
     return rescue.error

@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/*
- * What the layers own: slabs of the dead, pages held twice, VM state, and blocks that belong to
- * nobody.
- */
+/* What the layers own: slabs of the dead, empty ones, pages held twice. */
 #include "check/check.h"
 
 #include <errno.h>
 #include <stdlib.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "util/error.h"
 
@@ -31,9 +26,10 @@ int check_dead_slabs(struct check *check)
 }
 
 /*
- * A slab whose bitmap names no page. Either it never came to that (class page-cache: a host crash
- * may keep the owner word of a first store and lose the bitmap; and a resize empties bitmaps), or
- * the bitmap is what was lost. If it holds nothing, no matter: the next store there uses it.
+ * A slab whose bitmap names no page, and which holds something. A host crash in class page-cache
+ * leaves that, where it may keep the owner word of a first store and lose the bitmap; and who knows
+ * where the file lay then. Or the bitmap is what was lost. If it holds nothing, no matter: the next
+ * store there uses it.
  */
 static int check_empty_slab(struct check *check, struct check_slab *slab)
 {
@@ -47,8 +43,8 @@ static int check_empty_slab(struct check *check, struct check_slab *slab)
         return 0;
     check_doubtful(check,
                    "file slab %llu (guest bytes from %llu of layer %u) has %u pages of content, "
-                   "and its bitmap names none: what a crash or a resize left, or the bitmap is what "
-                   "was lost",
+                   "and its bitmap names none: what a host crash left of a first store that was "
+                   "not flushed, or the bitmap was lost",
                    (unsigned long long)slab->slab,
                    (unsigned long long)slab->owner.number << SLAB_BITS, slab->owner.layer,
                    page_set_count(&pages));
@@ -88,9 +84,8 @@ static int by_owner(const void *left, const void *right)
     return a->slab < b->slab ? -1 : a->slab > b->slab;
 }
 
-/* Those of one kind by owner; the caller frees the list. */
-static int sort_by_owner(struct check *check, enum owner_kind kind, struct check_slab ***sorted,
-                         size_t *count)
+int check_sort_by_owner(struct check *check, enum owner_kind kind, struct check_slab ***sorted,
+                        size_t *count)
 {
     *count = 0;
     *sorted = malloc((check->count + 1) * sizeof **sorted);
@@ -169,7 +164,7 @@ int check_overlaps(struct check *check)
 {
     struct check_slab **sorted;
     size_t count;
-    int ret = sort_by_owner(check, OWNER_DATA, &sorted, &count);
+    int ret = check_sort_by_owner(check, OWNER_DATA, &sorted, &count);
 
     for (size_t i = 0, end; ret == 0 && i < count; i = end) {
         for (end = i + 1; end < count && same_owner(sorted[i], sorted[end]); end++)
@@ -179,166 +174,4 @@ int check_overlaps(struct check *check)
     }
     free(sorted);
     return ret;
-}
-
-/* ---- VM state -------------------------------------------------------------------------------- */
-
-/* The slab that holds this piece; 0: there is none. */
-static uint64_t find_piece(struct check_slab *const *sorted, size_t count, uint64_t number)
-{
-    size_t low = 0, high = count;
-
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-
-        if (sorted[middle]->owner.number < number)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < count && sorted[low]->owner.number == number ? sorted[low]->slab : 0;
-}
-
-/* Are all pieces there, and the last one up to its end? */
-static bool state_is_whole(const struct check *check, uint64_t size,
-                           struct check_slab *const *sorted, size_t count)
-{
-    for (uint64_t offset = 0; offset < size; offset += PCOW_SLAB_SIZE) {
-        uint64_t slab = find_piece(sorted, count, offset >> SLAB_BITS), rest = size - offset;
-
-        if (!slab
-            || (slab << SLAB_BITS) + (rest < PCOW_SLAB_SIZE ? rest : PCOW_SLAB_SIZE)
-                   > check->length)
-            return false;
-    }
-    return true;
-}
-
-static int give_state_up(struct check *check, struct check_layer *found,
-                         struct check_slab *const *sorted, size_t count, uint64_t needed)
-{
-    int ret = 0;
-
-    check_corruption(check, true,
-                     "the VM state of snapshot '%s' is not whole and is given up; its memory "
-                     "can still be used",
-                     found->layer.name);
-    for (uint64_t number = 0; number < needed && ret == 0; number++)
-        ret = check_lose_state(check, found, number, find_piece(sorted, count, number));
-    found->layer.state_size = 0;
-    return ret ? ret
-               : check_store64(check,
-                               check_record_offset(check, found->layer.slot)
-                                   + offsetof(struct layer_record, state_size),
-                               0);
-}
-
-/* The pieces of one layer, by number. */
-static int check_pieces(struct check *check, struct check_layer *found,
-                        struct check_slab *const *sorted, size_t count)
-{
-    uint64_t needed = (found->layer.state_size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS,
-             previous = UINT64_MAX;
-    int ret = 0;
-
-    if (found->layer.state != LAYER_SNAPSHOT)
-        needed = 0;
-    if (needed && !state_is_whole(check, found->layer.state_size, sorted, count)) {
-        ret = give_state_up(check, found, sorted, count, needed);
-        needed = 0;
-    }
-    for (size_t i = 0; i < count && ret == 0; i++) {
-        struct check_slab *slab = sorted[i];
-
-        if (slab->owner.number >= needed) {
-            check_leak(check, "file slab %llu holds VM state of layer %u behind its end",
-                       (unsigned long long)slab->slab, found->layer.id);
-            ret = check_drop_slab(check, slab, NULL);
-        } else if (slab->owner.number == previous) {
-            check_corruption(check, true,
-                             "file slab %llu holds a piece of the VM state of snapshot '%s' for "
-                             "the second time; "
-                             "the first counts",
-                             (unsigned long long)slab->slab, found->layer.name);
-            ret = check_drop_slab(check, slab, NULL);
-        } else {
-            previous = slab->owner.number;
-        }
-    }
-    return ret;
-}
-
-int check_state(struct check *check)
-{
-    struct check_slab **sorted;
-    size_t count, at = 0;
-    int ret = sort_by_owner(check, OWNER_STATE, &sorted, &count);
-
-    /* Both lists are in order of layers. Slabs of dead layers are gone by now. */
-    for (size_t i = 0; i < check->layer_count && ret == 0; i++) {
-        size_t first = at;
-
-        if (!check->layers[i].alive)
-            continue;
-        while (at < count && sorted[at]->owner.layer == check->layers[i].layer.id)
-            at++;
-        ret = check_pieces(check, &check->layers[i], sorted + first, at - first);
-    }
-    free(sorted);
-    return ret;
-}
-
-/* ---- blocks of free slabs -------------------------------------------------------------------- */
-
-/* Some file systems call everything data: then there is nothing to be learnt. */
-static bool holes_are_known(const struct check *check)
-{
-    struct stat st;
-    off_t hole = lseek(check->file.fd, 0, SEEK_HOLE);
-
-    return hole >= 0 && fstat(check->file.fd, &st) == 0
-        && ((uint64_t)hole < check->file.size || (uint64_t)st.st_blocks * 512 >= check->file.size);
-}
-
-/* Owned, or dealt with already. */
-static bool is_known(const struct check *check, uint64_t slab)
-{
-    size_t low = 0, high = check->count;
-
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-
-        if (check->slabs[middle].slab < slab)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < check->count && check->slabs[low].slab == slab;
-}
-
-int check_free_blocks(struct check *check)
-{
-    /* Who has the image open keeps slabs ready that have no owner yet. */
-    if (!holes_are_known(check) || check->unlocked)
-        return 0;
-    for (uint64_t slab = 1; slab < check->slab_count; slab++) {
-        off_t data = lseek(check->file.fd, (off_t)(slab << SLAB_BITS), SEEK_DATA);
-        int ret;
-
-        if (data < 0)
-            return errno == ENXIO
-                       ? 0
-                       : error_set_errno(check->error, -errno, "cannot look for blocks in %s",
-                                         check->file.path);
-        slab = (uint64_t)data >> SLAB_BITS;
-        if (slab >= check->slab_count)
-            return 0;
-        if (slab_is_group_head(slab) || is_known(check, slab))
-            continue;
-        check_leak(check, "file slab %llu has blocks, but no owner", (unsigned long long)slab);
-        ret = check_punch(check, slab << SLAB_BITS, PCOW_SLAB_SIZE);
-        if (ret)
-            return ret;
-    }
-    return 0;
 }
