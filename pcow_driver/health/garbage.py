@@ -162,9 +162,7 @@ def _leaks(item: pool_module.ListedImage) -> Iterator[Finding]:
         if image_locks.is_in_use(item.path):
             return  # it is looked at when that ends
         result = image.check(item.path, force_share=True)
-        if not result.leaks or result.corruptions or result.lost:
-            return  # it is no garbage if it may be somebody's data
-        if not image_locks.is_in_use(item.path):
+        if result.leaks and not result.corruptions and not image_locks.is_in_use(item.path):
             yield Finding(Kind.LEAK, item.path, 0, f'{result.leaks} slabs belong to nothing')
     except (exception.PcowError, OSError) as e:
         LOG.debug('%s is not looked at: %s', item.path, e)  # deleted meanwhile, for instance
@@ -239,7 +237,11 @@ def delete(pool: pool_module.Pool, finding: Finding) -> None:
         return
     look_again(pool, finding)
     if finding.kind is Kind.LEAK:
-        image.check(finding.path, repair=True)
+        if image.check(finding.path, repair=True).refused:
+            raise exception.ImageInUse(
+                path=finding.path,
+                reason='some of what nothing refers to may be data: see pcowctl image check',
+            )
     elif finding.kind is Kind.SNAPSHOT and finding.snapshot is not None:
         if not trash.delete_snapshot(pool, name, finding.snapshot):
             raise exception.ImageInUse(

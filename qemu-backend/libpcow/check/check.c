@@ -13,8 +13,9 @@ static int run(struct check *check)
 {
     /* Each step relies on what the ones before it have settled. */
     static int (*const step[])(struct check *) = {
-        check_header, check_length, check_owners, check_records, check_rebuild, check_tree,
-        check_dead_slabs, check_empty_slabs, check_overlaps, check_state, check_free_blocks, check_header_copy,
+        check_header,   check_length, check_owners,      check_records,
+        check_rebuild,  check_tree,   check_dead_slabs,  check_empty_slabs,
+        check_overlaps, check_state,  check_free_blocks, check_header_copy,
     };
     int ret = 0;
 
@@ -81,9 +82,9 @@ static int open_file(struct check *check, const struct check_request *request, u
 /* Find out, and change nothing. */
 static int look(struct check *check, const struct check_request *request, bool tell)
 {
-    int ret = open_file(check, request,
-                        request->flags & PCOW_CHECK_FORCE_SHARE ? FILE_FORCE_SHARE : 0,
-                        request->flags & PCOW_CHECK_REPAIR ? NULL : request->observer);
+    int ret =
+        open_file(check, request, request->flags & PCOW_CHECK_FORCE_SHARE ? FILE_FORCE_SHARE : 0,
+                  request->flags & PCOW_CHECK_REPAIR ? NULL : request->observer);
 
     if (ret)
         return ret;

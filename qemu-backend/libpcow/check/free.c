@@ -17,7 +17,8 @@ static bool holes_are_known(const struct check *check)
     off_t hole = lseek(check->file.fd, 0, SEEK_HOLE);
 
     return hole >= 0 && fstat(check->file.fd, &st) == 0
-        && ((uint64_t)hole < check->file.size || (uint64_t)st.st_blocks * 512 >= check->file.size);
+           && ((uint64_t)hole < check->file.size
+               || (uint64_t)st.st_blocks * 512 >= check->file.size);
 }
 
 /* Of the list, the first slab that is not below. */

@@ -57,9 +57,8 @@ int check_lose_pages(struct check *check, uint64_t slab, struct owner owner,
             continue;
         loss.is.kind = PCOW_LOSS_DATA;
         loss.is.layer = known ? owner.layer : 0;
-        loss.is.guest_offset = known
-                                   ? ((uint64_t)owner.number << SLAB_BITS) + first * PCOW_PAGE_SIZE
-                                   : PCOW_NOWHERE;
+        loss.is.guest_offset =
+            known ? ((uint64_t)owner.number << SLAB_BITS) + first * PCOW_PAGE_SIZE : PCOW_NOWHERE;
         loss.is.length = (end - first) * PCOW_PAGE_SIZE;
         find_content(check, &loss.is, (slab << SLAB_BITS) + first * PCOW_PAGE_SIZE, loss.is.length);
         ret = add(check, &loss);

@@ -6,9 +6,8 @@ const char *check_snapshot_name(const struct check *check, uint32_t layer)
 {
     const struct check_layer *found = layer ? check_find_layer(check, layer) : NULL;
 
-    return found && found->layer.state == LAYER_SNAPSHOT && found->layer.name[0]
-               ? found->layer.name
-               : NULL;
+    return found && found->layer.state == LAYER_SNAPSHOT && found->layer.name[0] ? found->layer.name
+                                                                                 : NULL;
 }
 
 /* What lies above the size of its layer is seen by nobody. */

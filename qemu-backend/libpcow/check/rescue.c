@@ -20,7 +20,7 @@
 
 struct rescue {
     struct check *check;
-    FILE *to;                             /* NULL: only count */
+    FILE *to; /* NULL: only count */
     uint64_t size;
     int error;
 };
@@ -77,7 +77,7 @@ static const char *kind_name(enum pcow_loss_kind kind)
     return names[kind];
 }
 
-#define BATCH 16u                      /* pages */
+#define BATCH 16u /* pages */
 
 /* Read some pages; which of them hold anything but zeros. Gives how many bytes could not be read. */
 static uint64_t read_pages(const struct check *check, uint64_t offset, uint8_t *pages,
@@ -169,8 +169,7 @@ static void put_snapshots(struct rescue *rescue)
         if (check->layers[i].alive)
             put_line(rescue, "{\"layer\": %u, \"parent\": %u, \"size\": %llu%s}\n", layer->id,
                      layer->parent, (unsigned long long)layer->virtual_size,
-                     as_json(name, sizeof name, "snapshot",
-                             check_snapshot_name(check, layer->id)));
+                     as_json(name, sizeof name, "snapshot", check_snapshot_name(check, layer->id)));
     }
 }
 

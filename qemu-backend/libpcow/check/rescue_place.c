@@ -21,8 +21,8 @@ void rescue_first_words(const struct check *check, char words[RESCUE_FIRST_SIZE]
     int used = snprintf(words, RESCUE_FIRST_SIZE, "{\"pcow-rescue\": 1, \"uuid\": \"");
 
     for (unsigned i = 0; i < PCOW_UUID_SIZE; i++)
-        used += snprintf(words + used, RESCUE_FIRST_SIZE - (size_t)used, "%02x",
-                         check->header.uuid[i]);
+        used +=
+            snprintf(words + used, RESCUE_FIRST_SIZE - (size_t)used, "%02x", check->header.uuid[i]);
     snprintf(words + used, RESCUE_FIRST_SIZE - (size_t)used, "\"");
 }
 

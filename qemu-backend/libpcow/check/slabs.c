@@ -59,9 +59,8 @@ int check_empty_slabs(struct check *check)
     /* Who has the image open is about to fill some. */
     for (size_t i = 0; i < check->count && ret == 0 && !check->unlocked; i++) {
         struct check_slab *slab = &check->slabs[i];
-        const struct check_layer *found = slab->owner.kind == OWNER_DATA
-                                              ? check_find_layer(check, slab->owner.layer)
-                                              : NULL;
+        const struct check_layer *found =
+            slab->owner.kind == OWNER_DATA ? check_find_layer(check, slab->owner.layer) : NULL;
 
         /* A deletion takes pages out of hidden layers. */
         if (found && found->alive && found->layer.state != LAYER_HIDDEN)

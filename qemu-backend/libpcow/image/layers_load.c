@@ -47,8 +47,7 @@ static int decode(struct pcow_image *image, const struct layer_record *record, u
     if (layer->state != LAYER_OPEN
         && (record->crc != layer_record_crc(record)
             || !snapshot_name_is_valid(layer->name, sizeof layer->name)))
-        return error_set(error, -EBADMSG,
-                         "%s: the name of layer %u is damaged; see pcow-img check",
+        return error_set(error, -EBADMSG, "%s: the name of layer %u is damaged; see pcow-img check",
                          image->file.path, layer->id);
     layer->name[sizeof layer->name - 1] = 0;
     return 0;
@@ -141,10 +140,9 @@ static int read_records(struct pcow_image *image, uint32_t slots, struct pcow_er
         if (ret || layer.state == LAYER_FREE)
             continue;
         if (layer.id >= word_value(image->header.next_layer_id))
-            ret = error_set(
-                error, -EBADMSG,
-                "%s: layer %u has an id that was never given out; see pcow-img check",
-                image->file.path, layer.id);
+            ret = error_set(error, -EBADMSG,
+                            "%s: layer %u has an id that was never given out; see pcow-img check",
+                            image->file.path, layer.id);
         else if (!layers_make_room(image))
             ret = error_set(error, -ENOMEM, "out of memory");
         else
@@ -162,10 +160,9 @@ int layers_load(struct pcow_image *image, struct pcow_error *error)
 
     if (slots == 0 || slots > MAX_LAYERS || active > MAX_LAYER_ID
         || word_value(image->header.next_layer_id) > MAX_LAYER_ID + 1)
-        return error_set(
-            error, -EBADMSG,
-            "%s: the header has impossible counts of layers; see pcow-img check",
-            image->file.path);
+        return error_set(error, -EBADMSG,
+                         "%s: the header has impossible counts of layers; see pcow-img check",
+                         image->file.path);
     ret = read_records(image, (uint32_t)slots, error);
     if (ret)
         return ret;

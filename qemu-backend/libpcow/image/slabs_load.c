@@ -151,19 +151,17 @@ static int load_group(struct pcow_image *image, uint64_t first, uint64_t count, 
         struct owner owner = owner_decode(words[i]);
 
         if (!word_is_valid(words[i]))
-            return error_set(
-                error, -EBADMSG,
-                "%s: the owner of file slab %llu is damaged; see pcow-img check",
-                image->file.path, (unsigned long long)p);
+            return error_set(error, -EBADMSG,
+                             "%s: the owner of file slab %llu is damaged; see pcow-img check",
+                             image->file.path, (unsigned long long)p);
         if (words[i] == 0)
             continue;
         if (i == 0 || owner.kind == OWNER_NONE
             || (owner.kind == OWNER_DATA && owner.number >= MAX_GUEST_SLABS)
             || (owner.kind == OWNER_TABLE && (owner.number == 0 || owner.number > MAX_LAYER_TABLE)))
-            return error_set(
-                error, -EBADMSG,
-                "%s: the owner of file slab %llu is impossible; see pcow-img check",
-                image->file.path, (unsigned long long)p);
+            return error_set(error, -EBADMSG,
+                             "%s: the owner of file slab %llu is impossible; see pcow-img check",
+                             image->file.path, (unsigned long long)p);
         image->slabs[p].layer = owner.layer;
         image->slabs[p].number = owner.number;
         image->slabs[p].kind = (unsigned)owner.kind & 3;
@@ -191,8 +189,7 @@ static int check_end(const struct pcow_image *image, uint64_t *words, struct pco
         struct stat st;
 
         if (words[i] == 0
-            || (fstat(image->file.fd, &st) == 0
-                && (uint64_t)st.st_size >> SLAB_BITS > end + i))
+            || (fstat(image->file.fd, &st) == 0 && (uint64_t)st.st_size >> SLAB_BITS > end + i))
             continue;
         return error_set(error, -EBADMSG,
                          "%s was cut short: file slab %llu, which holds data, lies behind its end. "

@@ -118,8 +118,7 @@ const char *losses_text(const struct pcow_check_result *result, char *text, size
         snprintf(text, size, "%s%" PRIu64 " bytes of guest data and VM state",
                  prefix[result->lost_certainty], result->lost_size);
     } else {
-        snprintf(text, size, "what %" PRIu64 " damaged parts of the metadata said",
-                 result->losses);
+        snprintf(text, size, "what %" PRIu64 " damaged parts of the metadata said", result->losses);
     }
     return text;
 }

@@ -17,12 +17,12 @@
 
 struct listing {
     const char *path;
-    int directory;                             /* to take the content out to; -1: not to */
-    int fd;                                    /* of the range; -1: none */
-    char name[96];                             /* of its file; "": none */
-    uint64_t count, kept;                      /* ranges; of this one, bytes */
-    json_object *lost;                         /* the range, NULL: none yet */
-    json_object *result;                       /* NULL: print a table */
+    int directory; /* to take the content out to; -1: not to */
+    int fd; /* of the range; -1: none */
+    char name[96]; /* of its file; "": none */
+    uint64_t count, kept; /* ranges; of this one, bytes */
+    json_object *lost; /* the range, NULL: none yet */
+    json_object *result; /* NULL: print a table */
     bool whole, repaired;
 };
 
@@ -262,7 +262,8 @@ const struct command rescue_command = {
     .name = "rescue",
     .arguments = "[--output human|json] [-x DIRECTORY] FILE.rescue",
     .summary = "List what a repair has dropped from an image, and take it out",
-    .help = "  -x, --extract DIRECTORY    write each range to a file of its own in this new directory\n"
-            "  --output human|json        default: human\n",
+    .help =
+        "  -x, --extract DIRECTORY    write each range to a file of its own in this new directory\n"
+        "  --output human|json        default: human\n",
     .run = run,
 };

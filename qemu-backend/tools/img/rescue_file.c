@@ -14,10 +14,10 @@
 struct rescue_file {
     const char *path;
     FILE *from;
-    json_object *object;                       /* of the line that was read last */
-    uint64_t left;                             /* of its content */
-    bool content;                              /* a newline follows it */
-    uint64_t number;                           /* of the line */
+    json_object *object; /* of the line that was read last */
+    uint64_t left; /* of its content */
+    bool content; /* a newline follows it */
+    uint64_t number; /* of the line */
 };
 
 int rescue_open(const char *path, struct rescue_file **file, struct pcow_error *error)
@@ -104,7 +104,10 @@ static int pass_over(struct rescue_file *file, struct pcow_error *error)
 
 static int kind_of(json_object *object)
 {
-    static const struct { const char *key; enum rescue_line kind; } kinds[] = {
+    static const struct {
+        const char *key;
+        enum rescue_line kind;
+    } kinds[] = {
         {"pcow-rescue", RESCUE_HEADER}, {"lost", RESCUE_LOST},     {"layer", RESCUE_LAYER},
         {"at", RESCUE_CONTENT},         {"unread", RESCUE_UNREAD}, {"end", RESCUE_END},
         {"repaired", RESCUE_REPAIRED},

@@ -18,7 +18,7 @@ static struct rich *rich;
 
 struct told {
     struct pcow_check_result result;
-    uint64_t bytes;                            /* of all ranges */
+    uint64_t bytes; /* of all ranges */
     char text[8192];
 };
 
@@ -135,8 +135,7 @@ static void expect_rest(uint64_t length)
             uint64_t page = (uint64_t)owner->number * PAGES_PER_SLAB + i;
             uint8_t expected[PCOW_PAGE_SIZE];
 
-            if (!layer->page[page]
-                || (slab << SLAB_BITS) + (i + 1) * PCOW_PAGE_SIZE > length)
+            if (!layer->page[page] || (slab << SLAB_BITS) + (i + 1) * PCOW_PAGE_SIZE > length)
                 continue;
             rich_page(owner->layer, page, expected);
             assert_reads(image, page * PCOW_PAGE_SIZE, expected, sizeof expected);
@@ -287,9 +286,9 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_healthy),     cmocka_unit_test(test_truncation),
-        cmocka_unit_test(test_slab_table),  cmocka_unit_test(test_owner_words),
-        cmocka_unit_test(test_bitmaps),     cmocka_unit_test(test_records),
+        cmocka_unit_test(test_healthy),    cmocka_unit_test(test_truncation),
+        cmocka_unit_test(test_slab_table), cmocka_unit_test(test_owner_words),
+        cmocka_unit_test(test_bitmaps),    cmocka_unit_test(test_records),
     };
 
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -260,14 +260,14 @@ static bool repair_until(unsigned step)
         struct pcow_check_result result;
         struct pcow_error error;
 
-        _exit(check_file(&(struct check_request){
-                  .path = IMAGE,
-                  .flags = PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS,
-                  .result = &result,
-                  .error = &error,
-                  .observer = &killer.observer})
-                  ? 2
-                  : 0);
+        _exit(
+            check_file(&(struct check_request){.path = IMAGE,
+                                               .flags = PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS,
+                                               .result = &result,
+                                               .error = &error,
+                                               .observer = &killer.observer})
+                ? 2
+                : 0);
     }
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) < 2);
