@@ -10,13 +10,18 @@ from typing import Any
 from cliff import command
 from cliff import lister
 from cliff import show
+from oslo_log import log as logging
 
 from pcow_driver.cli import common
 from pcow_driver.common import conf
+from pcow_driver.common import exception
 from pcow_driver.images import image
+from pcow_driver.images import model
 from pcow_driver.pools import pool
 from pcow_driver.pools import registry
 from pcow_driver.snapshots import trash
+
+LOG = logging.getLogger(__name__)
 
 Shown = tuple[tuple[str, ...], tuple[Any, ...]]
 Rows = tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]
@@ -191,6 +196,12 @@ class Delete(command.Command):
         found.delete_image(name, force=parsed_args.force)
 
 
+def _loss(item: model.Loss) -> str:
+    whose = f'snapshot {item.snapshot}' if item.snapshot else f'layer {item.layer or "unknown"}'
+    where = '' if item.guest_offset is None else f' from byte {item.guest_offset} on'
+    return f'{item.kind}: {item.length} bytes of {whose}{where}'
+
+
 class Check(show.ShowOne):
     """Check an image for damage; exit code 2 if damage was found and not repaired, 3 if only space
     is lost.
@@ -201,11 +212,33 @@ class Check(show.ShowOne):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument('image', help=common.IMAGE_HELP)
-        parser.add_argument('--repair', action='store_true', help='Repair what can be repaired.')
+        parser.add_argument(
+            '--repair',
+            action='store_true',
+            help='Repair what can be repaired, if nothing is lost by it.',
+        )
+        parser.add_argument(
+            '--accept-loss',
+            action='store_true',
+            help='With --repair: also if something is lost; what is dropped is kept beside it.',
+        )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
-        result = image.check(common.image_path(parsed_args.image), repair=parsed_args.repair)
+        if parsed_args.accept_loss and not parsed_args.repair:
+            raise exception.PcowError(reason='--accept-loss is for a repair: give --repair, too')
+        result = image.check(
+            common.image_path(parsed_args.image),
+            repair=parsed_args.repair,
+            accept_loss=parsed_args.accept_loss,
+        )
+        if result.refused:
+            LOG.warning(
+                'Nothing was repaired, as data would be lost. Keep a copy of %s first, then go on '
+                'with: pcowctl image check --repair --accept-loss %s',
+                result.filename,
+                parsed_args.image,
+            )
         if result.corruptions > result.corruptions_fixed:
             self._status = 2
         elif result.leaks > result.leaks_fixed:
@@ -219,6 +252,9 @@ class Check(show.ShowOne):
                 'leaked slabs',
                 'leaked slabs fixed',
                 'lost data',
+                'lost data is',
+                'lost',
+                'kept in',
                 'slabs',
                 'slabs used',
                 'findings',
@@ -231,6 +267,9 @@ class Check(show.ShowOne):
                 result.leaks,
                 result.leaks_fixed,
                 common.Size(result.lost_size),
+                result.lost_size_is,
+                '\n'.join(_loss(item) for item in result.lost),
+                result.rescue or '',
                 result.slabs,
                 result.slabs_used,
                 '\n'.join(f'{finding.kind}: {finding.message}' for finding in result.findings),

@@ -34,7 +34,7 @@ static int load_header(struct pcow_image *image, struct pcow_error *error)
         return error_set(error, -EBADMSG,
                          "%s: its length (%llu bytes) is not a multiple of 2 MiB, so it was cut "
                          "short or extended; "
-                         "try pcow-img check -r all",
+                         "see pcow-img check",
                          path, (unsigned long long)image->file.size);
     if (image->file.writable && image->header.read_only_compatible_features & ~FEATURES_KNOWN)
         return error_set(
