@@ -103,7 +103,10 @@ static void load(struct rich *rich)
 struct rich *rich_make(void)
 {
     struct rich *rich = calloc(1, sizeof *rich);
-    struct pcow_create_options options = {.virtual_size = RICH_SIZE, .cluster_size = 4096},
+    /* A mirror would mend what these tests damage. */
+    struct pcow_create_options options = {.virtual_size = RICH_SIZE,
+                                          .cluster_size = 4096,
+                                          .no_mirror = true},
                                fork = {.base_snapshot = "first"};
     char base[512], image_path[512];
     uint8_t bytes[PCOW_PAGE_SIZE];

@@ -319,7 +319,7 @@ static void test_no_room(void **state)
     (void)state;
     snprintf(path, sizeof path, "%s/image.pcow", pool_directory());
     snprintf(rescue, sizeof rescue, "%s.rescue", path);
-    image = must_create(path, RICH_SIZE, 4096, NULL);
+    image = must_create_without_mirror(path, RICH_SIZE);
     memset(page, 9, sizeof page);
     for (uint64_t i = 0; i < 512; i++)
         MUST(pcow_write(image, i * PCOW_PAGE_SIZE, page, sizeof page, &error));
