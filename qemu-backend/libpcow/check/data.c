@@ -56,26 +56,25 @@ static void __attribute__((format(printf, 2, 3))) damage(struct verify *verify, 
     verify->finding(verify->opaque, PCOW_FINDING_CORRUPTION, message);
 }
 
-/* "guest bytes 0 to 2097151 of snapshot 's1' (file slab 3)" */
+/* "the 2 MiB from guest byte 0 of snapshot 's1' (file slab 3)" */
 static const char *describe(const struct verify *verify, char *text, size_t size)
 {
     const struct datasum_subject *subject = &verify->subject;
     const struct pcow_image *image = verify->image;
     const struct layer *layer = layer_find(image, subject->owner.layer);
     uint64_t first = (uint64_t)subject->owner.number << SLAB_BITS;
-    const char *what = subject->owner.kind == OWNER_STATE ? "VM state" : "guest",
-               *file = image->file.path;
+    const char *what = subject->owner.kind == OWNER_STATE ? "VM state" : "guest";
+
+    char whose[PCOW_SNAPSHOT_NAME_SIZE + 16];
 
     if (layer && layer->id == image_active(image))
-        snprintf(text, size, "%s: the 2 MiB from %s byte %" PRIu64 " of the active layer "
-                 "(file slab %" PRIu64 ")", file, what, first, subject->slab);
+        snprintf(whose, sizeof whose, "the active layer");
     else if (layer && layer->state == LAYER_SNAPSHOT)
-        snprintf(text, size, "%s: the 2 MiB from %s byte %" PRIu64 " of snapshot '%s' "
-                 "(file slab %" PRIu64 ")", file, what, first, layer->name, subject->slab);
+        snprintf(whose, sizeof whose, "snapshot '%s'", layer->name);
     else
-        snprintf(text, size, "%s: the 2 MiB from %s byte %" PRIu64 " of layer %u "
-                 "(file slab %" PRIu64 ")", file, what, first, subject->owner.layer,
-                 subject->slab);
+        snprintf(whose, sizeof whose, "layer %u", subject->owner.layer);
+    snprintf(text, size, "the 2 MiB from %s byte %" PRIu64 " of %s (file slab %" PRIu64 ")", what,
+             first, whose, subject->slab);
     return text;
 }
 
@@ -150,8 +149,8 @@ static int verify_with(struct verify *verify)
     if (!is_still_there(verify)) {
         result->without += owned ? bytes_of(subject) : 0;
     } else if (!owned) {
-        damage(verify, "%s: file slab %" PRIu64 " holds no data but has a checksum, which is damaged",
-               file->path, subject->slab);
+        damage(verify, "file slab %" PRIu64 " holds no data but has a checksum, which is damaged",
+               subject->slab);
     } else if (!good) {
         result->unjudged += bytes_of(subject);
         damage(verify, "%.600s: its checksum is damaged, so the data cannot be judged",

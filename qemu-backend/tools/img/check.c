@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check_data.h"
 #include "command.h"
 #include "image.h"
 #include "json_output.h"
@@ -19,6 +20,8 @@ enum repair { REPAIR_NOTHING, REPAIR_LEAKS, REPAIR_ALL };
 struct check_request {
     enum repair repair;
     bool json, quiet, force_share;
+    bool data;                                 /* and this is of it */
+    struct check_data of_data;
 };
 
 struct finding_list {
@@ -83,7 +86,7 @@ static void print_result(const struct pcow_check_result *result)
 }
 
 static int print_json(const char *path, const struct pcow_check_result *result,
-                      json_object *findings)
+                      const struct check_data *data, json_object *findings)
 {
     json_object *object = json_object_new_object();
 
@@ -97,6 +100,9 @@ static int print_json(const char *path, const struct pcow_check_result *result,
     json_put_size(object, "lost-size", result->lost_size);
     json_put_size(object, "slabs", result->slabs);
     json_put_size(object, "slabs-used", result->slabs_used);
+    if (data) {
+        check_data_put_json(data, object);
+    }
     json_object_object_add(object, "findings", findings);
     return json_print(object);
 }
@@ -160,7 +166,7 @@ static void warn_if_not_opened(const char *path, bool clean, struct finding_list
     }
 }
 
-static int check(const char *path, const struct check_request *request)
+static int check(const char *path, struct check_request *request)
 {
     struct finding_list list = {.array = request->json ? json_object_new_array() : NULL,
                                 .quiet = request->quiet};
@@ -168,6 +174,11 @@ static int check(const char *path, const struct check_request *request)
     struct pcow_error error;
     int r = check_image(path, request, &list, &result, &error);
 
+    if (!r && request->data) {
+        request->of_data.finding = note_finding;
+        request->of_data.opaque = &list;
+        r = check_data(path, request->force_share, &request->of_data, &result, &error);
+    }
     if (r) {
         json_object_put(list.array);
         report_error(&error);
@@ -175,11 +186,14 @@ static int check(const char *path, const struct check_request *request)
     }
     warn_if_not_opened(path, result.corruptions == result.corruptions_fixed, &list);
     if (request->json) {
-        if (print_json(path, &result, list.array)) {
+        if (print_json(path, &result, request->data ? &request->of_data : NULL, list.array)) {
             return NOT_CHECKED;
         }
     } else if (!request->quiet) {
         print_result(&result);
+        if (request->data) {
+            check_data_print(&request->of_data);
+        }
     }
     if (result.corruptions > result.corruptions_fixed) {
         return CORRUPTED;
@@ -189,10 +203,12 @@ static int check(const char *path, const struct check_request *request)
 
 static int run(int argc, char **argv)
 {
-    enum { OUTPUT = 256 };
+    enum { OUTPUT = 256, DATA, RATE };
     static const struct option names[] = {
         HELP_OPTION,
+        {"data", no_argument, NULL, DATA},
         {"output", required_argument, NULL, OUTPUT},
+        {"rate", required_argument, NULL, RATE},
         {"repair", required_argument, NULL, 'r'},
         {"force-share", no_argument, NULL, 'U'},
         END_OF_OPTIONS,
@@ -211,6 +227,12 @@ static int run(int argc, char **argv)
             request.repair = !strcmp(optarg, "leaks") ? REPAIR_LEAKS : REPAIR_ALL;
             if (strcmp(optarg, "leaks") && strcmp(optarg, "all")) {
                 report("check: -r takes 'leaks' or 'all', not '%s'", optarg);
+                return NOT_CHECKED;
+            }
+            break;
+        case DATA: request.data = true; break;
+        case RATE:
+            if (!parse_size_option("rate", optarg, &request.of_data.pace.rate)) {
                 return NOT_CHECKED;
             }
             break;
@@ -239,9 +261,12 @@ static int run(int argc, char **argv)
 
 const struct command check_command = {
     .name = "check",
-    .arguments = "[-q] [-U] [-f pcow] [--output human|json] [-r leaks|all] FILE",
+    .arguments = "[-q] [-U] [-f pcow] [--data [--rate BYTES]] [--output human|json] [-r "
+                 "leaks|all] FILE",
     .summary = "Look for damage in an image file, and repair it",
-    .help = "  -r leaks                   give back lost space, if nothing worse is found\n"
+    .help = "  --data                     compare all data that has checksums with them\n"
+            "  --rate BYTES               look at no more data a second\n"
+            "  -r leaks                   give back lost space, if nothing worse is found\n"
             "  -r all                     repair everything that can be\n"
             "  -U, --force-share          take no lock: also while the image is in use (findings "
             "may then be false)\n"
