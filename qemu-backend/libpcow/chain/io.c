@@ -7,6 +7,7 @@
 
 #include "chain/chain.h"
 #include "chain/reclaim.h"
+#include "image/datasum.h"
 #include "util/error.h"
 
 struct position {
@@ -108,7 +109,9 @@ static int overwrite(struct pcow_image *image, struct position at, const char *f
 
         if (piece > length)
             piece = length;
-        ret = file_overwrite(&image->file, place.offset + at.in_page, from, piece);
+        ret = datasum_drop(&image->file, place.offset >> SLAB_BITS);
+        if (!ret)
+            ret = file_overwrite(&image->file, place.offset + at.in_page, from, piece);
         if (ret)
             return ret;
         at.page += place.pages;
@@ -225,8 +228,11 @@ int chain_write_pages(struct pcow_image *image, uint64_t guest_slab, const struc
 /* They are own. */
 static int empty_pages(struct pcow_image *image, const struct place *place)
 {
+    int ret = datasum_drop(&image->file, place->offset >> SLAB_BITS);
+
     slab_forget_backed(image, place->offset >> SLAB_BITS);
-    return file_punch(&image->file, place->offset, place->pages * PCOW_PAGE_SIZE);
+    return ret ? ret
+               : file_punch(&image->file, place->offset, place->pages * PCOW_PAGE_SIZE);
 }
 
 /* Clear or empty whole pages of one guest slab. */

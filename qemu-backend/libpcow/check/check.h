@@ -177,6 +177,11 @@ int check_mirror(struct check *check);
 /* After check_length(). */
 int check_cut_mirror(struct check *check);
 
+/* ---- data.c ---------------------------------------------------------------------------------- */
+
+/* What is repaired from now on loses its checksum of data. */
+int check_datasums(struct check *check);
+
 /* ---- header.c -------------------------------------------------------------------------------- */
 
 int check_header(struct check *check);

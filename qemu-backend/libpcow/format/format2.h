@@ -71,7 +71,12 @@ static inline uint64_t word_value(uint64_t word)
 
 /* ---- header ---------------------------------------------------------------------------------- */
 
-enum header_state { HEADER_SEALED = 1, HEADER_COPY_ON_READ = 2, HEADER_AMENDING = 4 };
+enum header_state {
+    HEADER_SEALED = 1,
+    HEADER_COPY_ON_READ = 2,
+    HEADER_AMENDING = 4,               /* see operations/amend.c */
+    HEADER_CHECKSUMS = 8,              /* when it was sealed, all its data had checksums */
+};
 enum base_flags { BASE_UNCHECKED = 1 };
 
 struct base_record {
@@ -261,6 +266,31 @@ static inline uint64_t bitmap_offset(uint64_t slab)
 static inline uint64_t mirror_offset(uint64_t group, unsigned page)
 {
     return group * GROUP_SIZE + PCOW_SLAB_SIZE + (uint64_t)page * PCOW_PAGE_SIZE;
+}
+
+/* ---- checksums of data: in the third slab of a group ----------------------------------------- */
+
+/* Of a file slab, whose data is final; "Checksums of data" in format.rst. */
+struct datasum {
+    uint64_t word;                     /* checked word, the commit of the rest: see below */
+    uint64_t crc;                      /* CRC-32C of the rest and the place, see datasum_crc() */
+    uint64_t hash[2];
+    uint64_t reserved[4];
+};
+
+static_assert(sizeof(struct datasum) == 64, "checksum of data");
+
+#define DATASUM_XXH3 1u                /* how the hash was made; there is no other way */
+
+static inline uint64_t datasum_word(uint32_t layer)
+{
+    return word_encode(layer | (uint64_t)DATASUM_XXH3 << LAYER_ID_BITS);
+}
+
+static inline uint64_t datasum_offset(uint64_t slab)
+{
+    return slab_group_offset(slab) + 2 * PCOW_SLAB_SIZE
+           + (slab % SLABS_PER_GROUP) * sizeof(struct datasum);
 }
 
 /* heads: slabs at the begin of a group that hold no data, see header_heads(). */

@@ -42,6 +42,8 @@ struct file {
     unsigned heads;                   /* slabs of a group that hold no data, at its begin */
     uint64_t *marked;                 /* NULL: no mirror, or not open for writing */
     uint64_t marked_groups[MAX_GROUPS / 64];
+    /* one bit a slab that may have a checksum of its data; NULL: none has; see datasum.h */
+    uint64_t *summed;
 };
 
 enum file_open_flags {

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "image/datasum.h"
 #include "image/file.h"
 #include "image/mirror.h"
 #include "util/error.h"
@@ -202,6 +203,7 @@ void file_close(struct file *file)
     }
     file_free_filled(file);
     mirror_detach(file);
+    datasum_detach(file);
     lost_close(file);
     if (file->fd >= 0)
         close(file->fd);

@@ -3,6 +3,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "image/datasum.h"
 #include "image/mirror.h"
 #include "image/prepare.h"
 #include "image/remains.h"
@@ -151,7 +152,10 @@ int slab_back(struct pcow_image *image, uint64_t slab, unsigned first, unsigned 
 
     if (slab_is_backed(image, slab))
         return 0;
-    ret = slab_allocate_tables(image, slab);
+    /* It is to be stored to. */
+    ret = datasum_drop(&image->file, slab);
+    if (!ret)
+        ret = slab_allocate_tables(image, slab);
     for (unsigned page = first; page < first + count && ret == 0;) {
         unsigned end = page_set_run_end(&image->valid[slab], page, first + count);
         uint64_t offset = (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE,
@@ -177,6 +181,8 @@ static int clear_bitmap(struct pcow_image *image, uint64_t slab)
     uint64_t since = failures_count(&image->file.persist.failures);
     int ret = valid ? mirror_mark(&image->file, bitmap_offset(slab), sizeof *valid) : -errno;
 
+    if (!ret)
+        ret = datasum_drop(&image->file, slab);
     if (!ret)
         ret = file_prepare_store(&image->file, valid, NULL, bitmap_offset(slab), sizeof *valid);
     if (ret)
@@ -245,6 +251,8 @@ static void *table_address(struct pcow_image *image, uint64_t slab, uint64_t off
 
     if (where)
         ret = mirror_mark(&image->file, offset, sizeof(uint64_t));
+    if (where && !ret)
+        ret = datasum_drop(&image->file, slab);
     if (where && !ret)
         /* a bitmap is a line of one page */
         ret = file_prepare_store(&image->file, where, NULL, offset, sizeof(uint64_t));
@@ -340,12 +348,24 @@ static bool fulfils(const struct pcow_image *image, uint64_t slab, slab_conditio
     return owner.kind != OWNER_NONE && condition(image, &owner, opaque);
 }
 
+/* Of all at once, rather than of each before its owner word is stored. */
+static int drop_checksums(struct pcow_image *image, uint64_t first, uint64_t end,
+                          slab_condition *condition, const void *opaque)
+{
+    int ret = 0;
+
+    for (uint64_t p = first; p < end && ret == 0; p++)
+        if (datasum_may_be(&image->file, p) && fulfils(image, p, condition, opaque))
+            ret = datasum_drop_lazily(&image->file, p);
+    return ret ? ret : datasum_settle(&image->file, first, end);
+}
+
 /* The slabs [first, end) of one group, whose owner words lie together. */
 static int release_in_group(struct pcow_image *image, uint64_t first, uint64_t end,
                             slab_condition *condition, const void *opaque, slab_hold *hold)
 {
     uint64_t from = 0, to = 0, since = failures_count(&image->file.persist.failures);
-    int ret = 0;
+    int ret = image->file.summed ? drop_checksums(image, first, end, condition, opaque) : 0;
 
     for (uint64_t p = first; p < end && ret == 0; p++)
         if (fulfils(image, p, condition, opaque)) {

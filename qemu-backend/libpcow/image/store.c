@@ -4,6 +4,7 @@
 
 #include <errno.h>
 
+#include "image/datasum.h"
 #include "image/mirror.h"
 
 int file_store64_at(struct file *file, uint64_t *where, uint64_t offset, uint64_t value,
@@ -44,6 +45,8 @@ static void *address_to_store(struct file *file, uint64_t offset, size_t length)
 
     if (!ret)
         ret = mirror_mark(file, offset, length);
+    if (!ret && file->summed)
+        ret = datasum_drop_for(file, offset, length);
     if (ret) {
         errno = -ret;
         return NULL;

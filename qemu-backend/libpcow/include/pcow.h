@@ -164,6 +164,7 @@ struct pcow_info {
     /* to which stores go: another one after each snapshot and each revert; 0 for format 1 */
     uint32_t active_layer;
     bool sealed;                               /* a template: no writer may open it */
+    bool checksums;                            /* and all of its data has checksums */
     bool copy_on_read;                         /* see pcow_set_copy_on_read() */
     unsigned snapshots;
     unsigned chain_depth;                      /* files, this one included; 1 without a base */
@@ -282,6 +283,15 @@ int pcow_unseal(const char *path, struct pcow_error *error);
  * that can be read, and for writing asks to be called again. Nothing happens to one that has it.
  */
 int pcow_add_mirror(const char *path, struct pcow_error *error);
+/*
+ * Make checksums of data that is final: that of a snapshot and those below it in this file, or of
+ * all (NULL). with_active: of the active layer as well, for pcow_seal(): whoever stores to what has
+ * one drops it. The image must be open for writing, and have no map. What has one keeps it, so this
+ * can be cancelled and called again. For progress, bytes of slabs. -ENOTSUP: the file has no place
+ * for them.
+ */
+int pcow_checksum(pcow_image *image, const char *snapshot, bool with_active,
+                  pcow_progress_fn progress, void *opaque, struct pcow_error *error);
 /*
  * A switch of the image, kept in it: where a map finds data in an older layer or a base, the first
  * load copies the slab (2 MiB) into the active layer, as a store would. Costs that copy and its
@@ -647,6 +657,23 @@ int pcow_check(const char *path, unsigned flags, pcow_finding_fn finding, void *
 /* The same, and tell what is lost, or would be, range by range. loss: NULL, too. */
 int pcow_check_losses(const char *path, unsigned flags, pcow_finding_fn finding, pcow_loss_fn loss,
                       void *opaque, struct pcow_check_result *result, struct pcow_error *error);
+
+struct pcow_data_result {
+    uint64_t verified;                         /* bytes that have the checksum that they should */
+    uint64_t damaged;                          /* bytes of slabs that do not, or cannot be read */
+    uint64_t unjudged;                         /* of slabs whose checksum is itself damaged */
+    uint64_t without;                          /* bytes that have none */
+    uint64_t corruptions;                      /* findings of damage; none can be repaired */
+};
+
+/*
+ * Does the data of one file (not of its bases) have the checksums that were made of it? Nothing is
+ * changed. The image must be one that can be opened, see pcow_check(). flags: with
+ * PCOW_CHECK_FORCE_SHARE also while somebody writes to it.
+ */
+int pcow_check_data(const char *path, unsigned flags, pcow_finding_fn finding,
+                    pcow_progress_fn progress, void *opaque, struct pcow_data_result *result,
+                    struct pcow_error *error);
 
 #ifdef __cplusplus
 }

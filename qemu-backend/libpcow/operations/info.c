@@ -92,6 +92,7 @@ void pcow_get_info(const pcow_image *image, struct pcow_info *info)
     info->compatible_features = image->header.compatible_features;
     info->active_layer = image_active(image);
     info->sealed = word_value(image->header.state) & HEADER_SEALED;
+    info->checksums = word_value(image->header.state) & HEADER_CHECKSUMS;
     info->copy_on_read = image_copies_on_read(image);
     for (size_t i = 0; i < image->layer_count; i++)
         info->snapshots += image->layers[i].state == LAYER_SNAPSHOT;

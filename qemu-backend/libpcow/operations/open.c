@@ -9,6 +9,7 @@
 #include "chain/chain.h"
 #include "chain/reclaim.h"
 #include "format1/format1.h"
+#include "image/datasum.h"
 #include "image/lock.h"
 #include "image/mirror.h"
 #include "operations/operations.h"
@@ -74,6 +75,9 @@ static int load_image(struct pcow_image *image, const char *snapshot, bool is_lo
     /* Beside a writer nothing can be said. */
     if (!ret && is_locked)
         ret = mirror_verify(&image->file, error);
+    if (!ret && (ret = datasum_attach(&image->file)))
+        error_set_errno(error, ret, "%s: cannot read the checksums of its data",
+                        image->file.path);
     if (!ret)
         ret = slabs_load(image, error);
     if (!ret)

@@ -2,9 +2,22 @@
 #include <errno.h>
 #include <fcntl.h>
 
+#include "image/datasum.h"
 #include "image/mirror.h"
 #include "operations/operations.h"
 #include "util/error.h"
+
+static bool all_have_checksums(const struct pcow_image *image)
+{
+    for (uint64_t p = 1; p < image_slab_count(image); p++) {
+        struct slab owner = slab_peek(image, p);
+
+        if ((owner.kind == OWNER_DATA || owner.kind == OWNER_STATE)
+            && !datasum_may_be(&image->file, p))
+            return false;
+    }
+    return image->file.summed;
+}
 
 int pcow_seal(pcow_image *image, struct pcow_error *error)
 {
@@ -14,7 +27,9 @@ int pcow_seal(pcow_image *image, struct pcow_error *error)
         ret = pcow_flush(image, error);
     if (!ret)
         ret = header_store_word(image, offsetof(struct header, state),
-                                word_value(image->header.state) | HEADER_SEALED, error);
+                                word_value(image->header.state) | HEADER_SEALED
+                                    | (all_have_checksums(image) ? HEADER_CHECKSUMS : 0),
+                                error);
     return ret ? ret : header_write_copy(image, error);
 }
 
@@ -59,7 +74,9 @@ int image_unseal(const char *path, struct observer *observer, struct pcow_error 
         ret = mirror_verify(&image.file, error);
     if (!ret)
         ret = header_store_word(&image, offsetof(struct header, state),
-                                word_value(image.header.state) & ~(uint64_t)HEADER_SEALED, error);
+                                word_value(image.header.state)
+                                    & ~(uint64_t)(HEADER_SEALED | HEADER_CHECKSUMS),
+                                error);
     if (!ret)
         ret = header_write_copy(&image, error);
     if (!ret)

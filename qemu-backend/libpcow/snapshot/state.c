@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "chain/reclaim.h"
+#include "image/datasum.h"
 #include "image/remains.h"
 #include "snapshot/tree.h"
 #include "util/error.h"
@@ -132,8 +133,8 @@ static int write_piece(struct pcow_image *image, uint32_t layer, uint64_t offset
     int ret = find_piece(image, layer, number, &slab);
     bool is_new = slab == 0;
 
-    if (!ret && is_new)
-        ret = slab_take(image, &slab);
+    if (!ret)
+        ret = is_new ? slab_take(image, &slab) : datasum_drop(&image->file, slab);
     if (ret)
         return ret;
     ret =

@@ -8,6 +8,7 @@
 #include "chain/chain.h"
 #include "chain/index.h"
 #include "chain/reclaim.h"
+#include "image/datasum.h"
 #include "image/lock.h"
 #include "image/remains.h"
 #include "monitor/monitor.h"
@@ -299,7 +300,10 @@ static int note_shadow(struct merge *merge, uint64_t slab)
 
     find_shadow(merge, slab, &merge->shadow[merge->next++]);
     release_slab(merge->image, &claim);
-    return 0;
+    /* On the medium with all others, by the flush. */
+    return datasum_may_be(&merge->image->file, slab)
+               ? datasum_drop_lazily(&merge->image->file, slab)
+               : 0;
 }
 
 /*

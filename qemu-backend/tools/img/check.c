@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check_data.h"
 #include "command.h"
 #include "image.h"
 #include "json_output.h"
@@ -20,6 +21,8 @@ enum repair { REPAIR_NOTHING, REPAIR_LEAKS, REPAIR_ALL };
 struct check_request {
     enum repair repair;
     bool accept_loss, json, quiet, force_share;
+    bool data;                                 /* and this is of it */
+    struct check_data of_data;
 };
 
 struct finding_list {
@@ -89,7 +92,7 @@ static void print_result(const struct pcow_check_result *result)
 }
 
 static int print_json(const char *path, const struct pcow_check_result *result,
-                      const struct finding_list *list)
+                      const struct check_data *data, const struct finding_list *list)
 {
     json_object *object = json_object_new_object();
 
@@ -109,6 +112,9 @@ static int print_json(const char *path, const struct pcow_check_result *result,
     }
     json_put_size(object, "slabs", result->slabs);
     json_put_size(object, "slabs-used", result->slabs_used);
+    if (data) {
+        check_data_put_json(data, object);
+    }
     json_object_object_add(object, "findings", list->array);
     return json_print(object);
 }
@@ -184,7 +190,7 @@ static void warn_if_not_opened(const char *path, bool clean, struct finding_list
     }
 }
 
-static int check(const char *path, const struct check_request *request)
+static int check(const char *path, struct check_request *request)
 {
     struct finding_list list = {
         .array = request->json ? json_object_new_array() : NULL,
@@ -196,6 +202,11 @@ static int check(const char *path, const struct check_request *request)
     struct pcow_error error;
     int r = check_image(path, request, &list, &result, &error);
 
+    if (!r && request->data) {
+        request->of_data.finding = note_finding;
+        request->of_data.opaque = &list;
+        r = check_data(path, request->force_share, &request->of_data, &result, &error);
+    }
     if (r) {
         json_object_put(list.array);
         json_object_put(list.losses.array);
@@ -204,12 +215,15 @@ static int check(const char *path, const struct check_request *request)
     }
     warn_if_not_opened(path, result.corruptions == result.corruptions_fixed, &list);
     if (request->json) {
-        if (print_json(path, &result, &list)) {
+        if (print_json(path, &result, request->data ? &request->of_data : NULL, &list)) {
             return NOT_CHECKED;
         }
     } else if (!request->quiet) {
         losses_print(path, &list.losses, &result, result.rescue_suffix[0]);
         print_result(&result);
+        if (request->data) {
+            check_data_print(&request->of_data);
+        }
     }
     if (result.refused && !request->quiet) {
         report_refused(path, request, &result);
@@ -222,11 +236,13 @@ static int check(const char *path, const struct check_request *request)
 
 static int run(int argc, char **argv)
 {
-    enum { OUTPUT = 256, ACCEPT_LOSS };
+    enum { OUTPUT = 256, ACCEPT_LOSS, DATA, RATE };
     static const struct option names[] = {
         HELP_OPTION,
         {"accept-loss", no_argument, NULL, ACCEPT_LOSS},
+        {"data", no_argument, NULL, DATA},
         {"output", required_argument, NULL, OUTPUT},
+        {"rate", required_argument, NULL, RATE},
         {"repair", required_argument, NULL, 'r'},
         {"force-share", no_argument, NULL, 'U'},
         END_OF_OPTIONS,
@@ -249,6 +265,12 @@ static int run(int argc, char **argv)
             }
             break;
         case ACCEPT_LOSS: request.accept_loss = true; break;
+        case DATA: request.data = true; break;
+        case RATE:
+            if (!parse_size_option("rate", optarg, &request.of_data.pace.rate)) {
+                return NOT_CHECKED;
+            }
+            break;
         case OUTPUT:
             if (!parse_output(optarg, &request.json)) {
                 return NOT_CHECKED;
@@ -278,9 +300,12 @@ static int run(int argc, char **argv)
 
 const struct command check_command = {
     .name = "check",
-    .arguments = "[-q] [-U] [-f pcow] [--output human|json] [-r leaks|all [--accept-loss]] FILE",
+    .arguments = "[-q] [-U] [-f pcow] [--data [--rate BYTES]] [--output human|json] "
+                 "[-r leaks|all [--accept-loss]] FILE",
     .summary = "Look for damage in an image file, and repair it",
-    .help = "  -r leaks                   give back lost space, if nothing worse is found\n"
+    .help = "  --data                     compare all data that has checksums with them\n"
+            "  --rate BYTES               look at no more data a second\n"
+            "  -r leaks                   give back lost space, if nothing worse is found\n"
             "  -r all                     repair everything that can be, if nothing is lost by it\n"
             "  --accept-loss              also if something is: what is dropped is kept in "
             "FILE.rescue\n"

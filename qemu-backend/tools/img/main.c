@@ -9,9 +9,10 @@
 #include "report.h"
 
 static const struct command *const commands[] = {
-    &amend_command,    &check_command,  &commit_command, &compare_command, &convert_command,
-    &create_command,   &info_command,   &list_command,   &map_command,     &measure_command,
-    &probe_command,    &rebase_command, &rescue_command, &resize_command,  &seal_command,
+    &amend_command,    &check_command,  &checksum_command, &commit_command, &compare_command,
+    &convert_command,  &create_command, &info_command,     &list_command,   &map_command,
+    &measure_command,  &probe_command,  &rebase_command,   &rescue_command, &resize_command,
+    &seal_command,
     &snapshot_command, &unseal_command,
 };
 

@@ -5,9 +5,15 @@
 #include "command.h"
 #include "image.h"
 #include "options.h"
+#include "pace.h"
 #include "report.h"
 
-static int seal(const char *path, struct pcow_error *error)
+struct seal_request {
+    bool quiet, checksums;
+    struct pace pace;
+};
+
+static int seal(const char *path, struct seal_request *request, struct pcow_error *error)
 {
     pcow_image *image;
     int r = pcow_open(path, PCOW_OPEN_WRITE, NULL, &image, error);
@@ -15,13 +21,60 @@ static int seal(const char *path, struct pcow_error *error)
     if (r) {
         return r;
     }
-    r = pcow_seal(image, error);
+    if (request->checksums) {
+        progress_begin(&request->pace.progress, request->pace.progress.enabled && !request->quiet);
+        r = pcow_checksum(image, NULL, true, pace_update, &request->pace, error);
+        progress_end(&request->pace.progress, r == 0);
+    }
+    r = r ? r : pcow_seal(image, error);
     pcow_close(image);
     return r;
 }
 
-static int run(const struct command *command, int (*change)(const char *, struct pcow_error *),
-               int argc, char **argv)
+static int run_seal(int argc, char **argv)
+{
+    enum { CHECKSUMS = 256, NO_CHECKSUMS, RATE };
+    static const struct option names[] = {
+        HELP_OPTION,
+        {"checksums", no_argument, NULL, CHECKSUMS},
+        {"no-checksums", no_argument, NULL, NO_CHECKSUMS},
+        {"rate", required_argument, NULL, RATE},
+        END_OF_OPTIONS,
+    };
+    struct seal_request request = {0};
+    struct pcow_error error;
+    const char *path;
+    int option;
+
+    while ((option = next_option(argc, argv, ":hqp", names)) != -1) {
+        switch (option) {
+        case 'h': return command_help(&seal_command, stdout);
+        case 'q': request.quiet = true; break;
+        case 'p': request.pace.progress.enabled = true; break;
+        case CHECKSUMS: request.checksums = true; break;
+        case NO_CHECKSUMS: request.checksums = false; break;
+        case RATE:
+            if (!parse_size_option("rate", optarg, &request.pace.rate)) {
+                return EXIT_FAILURE;
+            }
+            break;
+        default: return EXIT_FAILURE;
+        }
+    }
+    path = only_operand(&seal_command, argc, argv);
+    if (!path) {
+        return EXIT_FAILURE;
+    }
+    if (seal(path, &request, &error)) {
+        return report_error(&error);
+    }
+    if (!request.quiet) {
+        puts(request.checksums ? "Image sealed, with checksums." : "Image sealed.");
+    }
+    return EXIT_SUCCESS;
+}
+
+static int run_unseal(int argc, char **argv)
 {
     static const struct option names[] = {HELP_OPTION, END_OF_OPTIONS};
     bool quiet = false;
@@ -31,39 +84,33 @@ static int run(const struct command *command, int (*change)(const char *, struct
 
     while ((option = next_option(argc, argv, ":hq", names)) != -1) {
         switch (option) {
-        case 'h': return command_help(command, stdout);
+        case 'h': return command_help(&unseal_command, stdout);
         case 'q': quiet = true; break;
         default: return EXIT_FAILURE;
         }
     }
-    path = only_operand(command, argc, argv);
+    path = only_operand(&unseal_command, argc, argv);
     if (!path) {
         return EXIT_FAILURE;
     }
-    if (change(path, &error)) {
+    if (pcow_unseal(path, &error)) {
         return report_error(&error);
     }
     if (!quiet) {
-        printf("Image %sed.\n", command->name);
+        puts("Image unsealed.");
     }
     return EXIT_SUCCESS;
 }
 
-static int run_seal(int argc, char **argv)
-{
-    return run(&seal_command, seal, argc, argv);
-}
-
-static int run_unseal(int argc, char **argv)
-{
-    return run(&unseal_command, pcow_unseal, argc, argv);
-}
-
 const struct command seal_command = {
     .name = "seal",
-    .arguments = "[-q] FILE",
+    .arguments = "[-p] [-q] [--checksums [--rate BYTES] | --no-checksums] FILE",
     .summary = "Make an image a template that nobody can change",
-    .help = "  -q                         print nothing on success\n",
+    .help = "  --checksums                make checksums of all its data before, for 'check --data'\n"
+            "  --no-checksums             make none (default)\n"
+            "  --rate BYTES               look at no more a second\n"
+            "  -p                         show progress\n"
+            "  -q                         print nothing on success\n",
     .run = run_seal,
 };
 

@@ -283,6 +283,54 @@ static void seal(struct crash *c)
     step_put(c, 30, 1);
 }
 
+/* It flushes first. */
+static void make_checksums(struct crash *c)
+{
+    if (c->persistence == PCOW_PERSISTENCE_PAGE_CACHE)
+        step_flush(c);
+    OPERATION(c, (void)0, pcow_checksum(c->image, NULL, true, NULL, NULL, &error));
+}
+
+static void with_checksums(struct crash *c)
+{
+    crash_two_snapshots(c);
+    MUST(pcow_checksum(c->image, NULL, true, NULL, NULL, &error));
+}
+
+static void checksums(struct crash *c)
+{
+    step_put(c, 30, 1);
+    make_checksums(c);
+    step_put(c, 8, 2);
+    step_flush(c);
+    make_checksums(c);
+}
+
+/* Whoever changes a slab drops its checksum first. */
+static void change_with_checksums(struct crash *c)
+{
+    step_put(c, 8, 2);
+    step_put(c, 31, 1);
+    step_zero(c, 9, 1);
+    step_flush(c);
+}
+
+static void delete_with_checksums(struct crash *c)
+{
+    step_delete(c, "s1");
+    step_delete(c, "s2");
+    step_put(c, 1010, 2);
+    step_flush(c);
+}
+
+static void revert_with_checksums(struct crash *c)
+{
+    step_revert(c, "s1");
+    step_put(c, 4, 1);
+    step_put(c, 900, 1);
+    step_flush(c);
+}
+
 static void write_over_base(struct crash *c)
 {
     step_put(c, 100, 3);
@@ -398,6 +446,10 @@ const struct scenario scenarios[] = {
     {"prepared slabs, reuse", used_space, scenario_prepared},
     {"after a crash", dead_record, crash_go_on},
     {"seal", some_pages, seal},
+    {"checksums", some_pages, checksums},
+    {"checksums, change", with_checksums, change_with_checksums},
+    {"checksums, delete", with_checksums, delete_with_checksums},
+    {"checksums, revert", with_checksums, revert_with_checksums},
     {"write over a base", crash_on_a_base, write_over_base},
     {"rebase", crash_on_a_base, rebase_to_nothing},
     {"rebase to another base", crash_beside_another_base, rebase_to_another},

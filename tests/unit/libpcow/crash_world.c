@@ -321,6 +321,7 @@ static void collect(void *opaque, enum pcow_finding_kind kind, const char *messa
 const char *world_check(const char *path, const char *when, bool tidied)
 {
     struct pcow_check_result result;
+    struct pcow_data_result data;
     struct pcow_error error;
     struct found found = {0};
 
@@ -328,6 +329,10 @@ const char *world_check(const char *path, const char *when, bool tidied)
         return WRONG("check %s: %s", when, error.message);
     if (result.corruptions)
         return WRONG("check %s: %s", when, found.text);
+    if (pcow_check_data(path, 0, collect, NULL, &found, &data, &error))
+        return WRONG("check of data %s: %s", when, error.message);
+    if (data.corruptions)
+        return WRONG("check of data %s: %s", when, found.text);
     /*
      * Where leaks may be: what an interrupted operation and what a killed writer has left, until
      * the next writer closes.

@@ -1,0 +1,546 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * Checksums of data: damage of any of it is found and named, and of the checksums too; whoever
+ * changes what has one drops it first; and to make them can be broken off at any time.
+ */
+#include "support.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "format/format2.h"
+
+#define SLABS 8u
+#define SIZE (SLABS * 2 * MIB)
+#define PAGE 4096u
+#define IMAGE scratch("image.pcow")
+
+static char findings[16384];
+
+static void collect(void *opaque, enum pcow_finding_kind kind, const char *message)
+{
+    size_t used = strlen(findings);
+
+    (void)opaque;
+    (void)kind;
+    snprintf(findings + used, sizeof findings - used, "%s\n", message);
+}
+
+static struct pcow_data_result verify(void)
+{
+    struct pcow_data_result result;
+
+    findings[0] = 0;
+    MUST(pcow_check_data(IMAGE, 0, collect, NULL, NULL, &result, &error));
+    return result;
+}
+
+static void expect_verified(uint64_t verified, uint64_t without)
+{
+    struct pcow_data_result result = verify();
+
+    if (result.corruptions)
+        fail_msg("%s", findings);
+    assert_int_equal(result.verified, verified);
+    assert_int_equal(result.without, without);
+    must_be_clean(IMAGE);
+}
+
+static void store(pcow_image *image, unsigned slab, unsigned page, int fill)
+{
+    uint8_t content[PAGE];
+
+    memset(content, fill, sizeof content);
+    MUST(pcow_write(image, slab * PCOW_SLAB_SIZE + page * PAGE, content, sizeof content, &error));
+}
+
+static void checksum(const char *snapshot, bool with_active)
+{
+    pcow_image *image = must_open(IMAGE, PCOW_OPEN_WRITE);
+
+    MUST(pcow_checksum(image, snapshot, with_active, NULL, NULL, &error));
+    pcow_close(image);
+}
+
+static void seal(void)
+{
+    pcow_image *image = must_open(IMAGE, PCOW_OPEN_WRITE);
+
+    MUST(pcow_checksum(image, NULL, true, NULL, NULL, &error));
+    MUST(pcow_seal(image, &error));
+    pcow_close(image);
+}
+
+/* "one": slabs 0 to 3, with VM state; "two": slabs 2 to 5; active: slab 2 and 6. Two pages each. */
+static void make_image(void)
+{
+    pcow_image *image = must_create(IMAGE, SIZE, 4 * KIB, NULL);
+
+    for (unsigned slab = 0; slab < 4; slab++) {
+        store(image, slab, 3, 0x10 + (int)slab);
+        store(image, slab, 400, 0x20 + (int)slab);
+    }
+    MUST(pcow_snapshot_create(image, "one", &error));
+    MUST(pcow_snapshot_write_state(image, "one", 0, "state", 5, &error));
+    MUST(pcow_snapshot_set_state_size(image, "one", 5, &error));
+    for (unsigned slab = 2; slab < 6; slab++) {
+        store(image, slab, 3, 0x30 + (int)slab);
+        store(image, slab, 5, 0x40 + (int)slab);
+    }
+    MUST(pcow_snapshot_create(image, "two", &error));
+    store(image, 2, 3, 0x50);
+    store(image, 2, 4, 0x51);
+    store(image, 6, 3, 0x52);
+    store(image, 6, 4, 0x53);
+    pcow_close(image);
+}
+
+#define ONE (8 * PAGE + PCOW_SLAB_SIZE)        /* bytes with data */
+#define TWO (8 * PAGE)
+#define ACTIVE (4 * PAGE)
+#define ALL (ONE + TWO + ACTIVE)
+
+static void transfer(void *buffer, size_t length, uint64_t offset, bool write)
+{
+    int fd = open(IMAGE, O_RDWR | O_CLOEXEC);
+
+    assert_true(fd >= 0);
+    assert_int_equal(write ? pwrite(fd, buffer, length, (off_t)offset)
+                           : pread(fd, buffer, length, (off_t)offset),
+                     length);
+    close(fd);
+}
+
+static void flip(uint64_t offset)
+{
+    uint8_t byte;
+
+    transfer(&byte, 1, offset, false);
+    byte ^= 0x04;
+    transfer(&byte, 1, offset, true);
+}
+
+/* The file slab that is the n-th with an owner of this kind, or 0. */
+static uint64_t owned_slab(unsigned n, struct owner *owner)
+{
+    for (uint64_t slab = MIRROR_HEADS; slab < 64; slab++) {
+        uint64_t word;
+
+        transfer(&word, sizeof word, owner_offset(slab), false);
+        *owner = owner_decode(word);
+        if (word && n-- == 0)
+            return slab;
+    }
+    return 0;
+}
+
+static uint64_t slab_of(uint32_t layer, uint32_t number, enum owner_kind kind)
+{
+    struct owner owner;
+    uint64_t slab;
+
+    for (unsigned n = 0; (slab = owned_slab(n, &owner)); n++)
+        if (owner.layer == layer && owner.number == number && owner.kind == kind)
+            return slab;
+    fail_msg("no slab of layer %u, number %u", layer, number);
+    return 0;
+}
+
+static uint64_t entry_word(uint64_t slab)
+{
+    uint64_t word;
+
+    transfer(&word, sizeof word, datasum_offset(slab), false);
+    return word;
+}
+
+static void expect_found(const char *first, const char *second, uint64_t damaged, uint64_t unjudged)
+{
+    struct pcow_data_result result = verify();
+
+    assert_int_equal(result.corruptions, 1);
+    assert_int_equal(result.damaged, damaged);
+    assert_int_equal(result.unjudged, unjudged);
+    if (!strstr(findings, first) || !strstr(findings, second))
+        fail_msg("neither %s nor %s, but: %s", first, second, findings);
+}
+
+/* ---- tests ----------------------------------------------------------------------------------- */
+
+static void test_finds_nothing_where_nothing_is(void **state)
+{
+    (void)state;
+    make_image();
+    expect_verified(0, ALL);
+    checksum("one", false);
+    expect_verified(ONE, TWO + ACTIVE);
+    checksum(NULL, false);
+    expect_verified(ONE + TWO, ACTIVE);
+    seal();
+    expect_verified(ALL, 0);
+}
+
+/* Each byte that is valid, in each kind of layer; what is not valid does not count. */
+static void test_finds_damaged_data(void **state)
+{
+    struct owner owner;
+    uint64_t slab;
+    unsigned n;
+
+    (void)state;
+    make_image();
+    seal();
+    for (n = 0; (slab = owned_slab(n, &owner)); n++) {
+        uint64_t data = slab << SLAB_BITS, size = PCOW_SLAB_SIZE;
+        char where[64], what[64];
+        unsigned page = 0;
+
+        if (owner.kind == OWNER_DATA) {
+            struct page_set valid;
+
+            transfer(&valid, sizeof valid, bitmap_offset(slab), false);
+            page = page_set_has(&valid, 0) ? 0 : page_set_run_end(&valid, 0, PAGES_PER_SLAB);
+            size = page_set_count(&valid) * PAGE;
+            flip(data + 200 * PAGE);
+            assert_int_equal(verify().corruptions, 0);
+            flip(data + 200 * PAGE);
+        }
+        snprintf(where, sizeof where, "from %s byte %llu of ",
+                 owner.kind == OWNER_DATA ? "guest" : "VM state",
+                 (unsigned long long)owner.number << SLAB_BITS);
+        snprintf(what, sizeof what, "(file slab %llu): it is not what",
+                 (unsigned long long)slab);
+        flip(data + page * PAGE + 1234);
+        expect_found(where, what, size, 0);
+        assert_non_null(strstr(findings, owner.layer == 1   ? "snapshot 'one'"
+                                         : owner.layer == 2 ? "snapshot 'two'"
+                                                            : "the active layer"));
+        flip(data + page * PAGE + 1234);
+        assert_int_equal(verify().corruptions, 0);
+    }
+    assert_int_equal(n, 4 + 1 + 4 + 2);
+}
+
+/* A slab that was written to another's place, or two that changed places. */
+static void test_finds_data_in_a_wrong_place(void **state)
+{
+    static uint8_t a[PCOW_SLAB_SIZE], b[PCOW_SLAB_SIZE];
+    uint64_t first, second;
+
+    (void)state;
+    make_image();
+    seal();
+    first = slab_of(1, 0, OWNER_DATA);
+    second = slab_of(1, 1, OWNER_DATA);
+    transfer(a, sizeof a, first << SLAB_BITS, false);
+    transfer(b, sizeof b, second << SLAB_BITS, false);
+    transfer(b, sizeof b, first << SLAB_BITS, true);
+    transfer(a, sizeof a, second << SLAB_BITS, true);
+    assert_int_equal(verify().corruptions, 2);
+    /* with their checksums, too */
+    transfer(a, 64, datasum_offset(first), false);
+    transfer(b, 64, datasum_offset(second), false);
+    transfer(b, 64, datasum_offset(first), true);
+    transfer(a, 64, datasum_offset(second), true);
+    assert_int_equal(verify().corruptions, 2);
+    assert_non_null(strstr(findings, "its checksum is damaged"));
+}
+
+/* Each bit of a checksum; a page of them that is zeros, or an older one. */
+static void test_finds_damaged_checksums(void **state)
+{
+    static uint8_t page[PAGE], kept[PAGE];
+    uint64_t slab, at;
+
+    (void)state;
+    make_image();
+    transfer(page, sizeof page, datasum_offset(0), false);
+    seal();
+    slab = slab_of(2, 4, OWNER_DATA);
+    at = datasum_offset(slab);
+    for (unsigned byte = 0; byte < 64; byte++) {
+        flip(at + byte);
+        expect_found("from guest byte 8388608 of snapshot 'two'", "its checksum is damaged", 0,
+                     2 * PAGE);
+        flip(at + byte);
+    }
+    flip(datasum_offset(60));
+    expect_found("file slab 60 holds no data", "has a checksum", 0, 0);
+    flip(datasum_offset(60));
+    transfer(kept, sizeof kept, datasum_offset(0), false);
+    transfer(page, sizeof page, datasum_offset(0), true);
+    assert_int_equal(verify().corruptions, 11);
+    assert_non_null(strstr(findings, "its checksum is gone"));
+    transfer(kept, sizeof kept, datasum_offset(0), true);
+    expect_verified(ALL, 0);
+}
+
+/* What is damaged keeps its checksum when others are made, and stays found. */
+static void test_damage_is_not_blessed(void **state)
+{
+    (void)state;
+    make_image();
+    checksum(NULL, false);
+    flip((slab_of(1, 0, OWNER_DATA) << SLAB_BITS) + 3 * PAGE);
+    flip(datasum_offset(slab_of(1, 1, OWNER_DATA)) + 20);
+    assert_int_equal(verify().corruptions, 2);
+    seal();
+    expect_found("guest byte 0 of snapshot 'one'", "it is not what", 2 * PAGE, 0);
+}
+
+static void test_writers_drop_them(void **state)
+{
+    uint64_t first = 0, second = 0;
+    pcow_image *image;
+
+    (void)state;
+    make_image();
+    seal();
+    image = NULL;
+    MUST_FAIL(-EROFS, pcow_open(IMAGE, PCOW_OPEN_WRITE, NULL, &image, &error));
+    MUST(pcow_unseal(IMAGE, &error));
+    expect_verified(ALL, 0);
+    first = slab_of(3, 2, OWNER_DATA);
+    second = slab_of(3, 6, OWNER_DATA);
+    image = must_open(IMAGE, PCOW_OPEN_WRITE);
+    assert_int_not_equal(entry_word(first), 0);
+    /* over a page that is there */
+    store(image, 2, 3, 0x77);
+    assert_int_equal(entry_word(first), 0);
+    assert_int_not_equal(entry_word(second), 0);
+    pcow_close(image);
+    expect_verified(ALL - 2 * PAGE, 2 * PAGE);
+    /* a new page of a slab that is there */
+    image = must_open(IMAGE, PCOW_OPEN_WRITE);
+    store(image, 6, 100, 0x78);
+    assert_int_equal(entry_word(second), 0);
+    pcow_close(image);
+    expect_verified(ONE + TWO, 5 * PAGE);
+    /* zeros */
+    checksum(NULL, true);
+    expect_verified(ALL + PAGE, 0);
+    image = must_open(IMAGE, PCOW_OPEN_WRITE);
+    MUST(pcow_write_zeroes(image, 2 * PCOW_SLAB_SIZE + 3 * PAGE, PAGE, &error));
+    pcow_close(image);
+    expect_verified(ONE + TWO + 3 * PAGE, 2 * PAGE);
+}
+
+/* The guest comes another way. */
+static void test_guests_drop_them(void **state)
+{
+    FOR_EACH_ENGINE(engine)
+    {
+        pcow_image *image;
+        pcow_map *map;
+        uint8_t *memory;
+        uint64_t slab;
+
+        if (engine == PCOW_ENGINE_MINOR && !serve_bus())
+            continue;
+        scratch_teardown(state);
+        scratch_setup(state);
+        make_image();
+        checksum(NULL, true);
+        slab = slab_of(3, 6, OWNER_DATA);
+        image = must_open(IMAGE, PCOW_OPEN_WRITE);
+        map = must_map_by(image, engine, 0);
+        memory = pcow_map_address(map);
+        /* a load changes nothing */
+        assert_int_equal(memory[6 * PCOW_SLAB_SIZE + 3 * PAGE], 0x52);
+        assert_int_not_equal(entry_word(slab), 0);
+        memory[6 * PCOW_SLAB_SIZE + 3 * PAGE] = 0x99;
+        assert_int_equal(entry_word(slab), 0);
+        pcow_map_destroy(map);
+        pcow_close(image);
+        expect_verified(ALL - 2 * PAGE, 2 * PAGE);
+    }
+}
+
+static void test_merges_drop_them(void **state)
+{
+    pcow_image *image;
+    struct pcow_data_result result;
+
+    (void)state;
+    make_image();
+    checksum(NULL, true);
+    image = must_open(IMAGE, PCOW_OPEN_WRITE);
+    /* what is left of "one" becomes "two"'s: without checksums */
+    MUST(pcow_snapshot_delete(image, "one", NULL, &error));
+    pcow_close(image);
+    result = verify();
+    assert_int_equal(result.corruptions, 0);
+    assert_int_equal(result.verified, TWO + ACTIVE);
+    assert_int_equal(result.without, 6 * PAGE);
+    checksum(NULL, true);
+    image = must_open(IMAGE, PCOW_OPEN_WRITE);
+    MUST(pcow_snapshot_revert(image, "two", &error));
+    store(image, 0, 3, 0x60);
+    MUST(pcow_snapshot_create(image, "three", &error));
+    MUST(pcow_snapshot_delete(image, "two", NULL, &error));
+    MUST(pcow_snapshot_revert(image, "three", &error));
+    pcow_close(image);
+    assert_int_equal(verify().corruptions, 0);
+    must_be_clean(IMAGE);
+    /* and slabs that were freed are others' then */
+    image = must_open(IMAGE, PCOW_OPEN_WRITE);
+    MUST(pcow_snapshot_delete(image, "three", NULL, &error));
+    for (unsigned slab = 0; slab < SLABS; slab++)
+        store(image, slab, slab + 7, 0x61);
+    pcow_close(image);
+    assert_int_equal(verify().corruptions, 0);
+    must_be_clean(IMAGE);
+}
+
+static int stop_after(void *opaque, uint64_t done, uint64_t total)
+{
+    assert_true(done <= total);
+    return done >= *(uint64_t *)opaque ? -ECANCELED : 0;
+}
+
+static int kill_after(void *opaque, uint64_t done, uint64_t total)
+{
+    (void)total;
+    if (done >= *(uint64_t *)opaque)
+        kill(getpid(), SIGKILL);
+    return 0;
+}
+
+/* Cancelled or killed after each slab, and begun again. */
+static void test_goes_on_where_it_was(void **state)
+{
+    (void)state;
+    make_image();
+    for (uint64_t slab = 1; slab < 11; slab++) {
+        uint64_t done = slab * PCOW_SLAB_SIZE;
+        pcow_image *image;
+        pid_t child;
+
+        image = must_open(IMAGE, PCOW_OPEN_WRITE);
+        MUST_FAIL(-ECANCELED, pcow_checksum(image, NULL, true, stop_after, &done, &error));
+        pcow_close(image);
+        assert_int_equal(verify().corruptions, 0);
+        assert_true(verify().verified > 0 && verify().without > 0);
+        done += PCOW_SLAB_SIZE;
+        child = fork();
+        if (child == 0) {
+            struct pcow_error error;
+
+            if (!pcow_open(IMAGE, PCOW_OPEN_WRITE, NULL, &image, &error))
+                pcow_checksum(image, NULL, true, kill_after, &done, &error);
+            _exit(1);
+        }
+        assert_int_equal(waitpid(child, NULL, 0), child);
+        assert_int_equal(verify().corruptions, 0);
+    }
+    checksum(NULL, true);
+    expect_verified(ALL, 0);
+}
+
+/* A hash that was stored and not published counts for nothing. */
+static void test_half_a_checksum(void **state)
+{
+    uint64_t slab, zero = 0;
+    uint8_t content = 1;
+
+    (void)state;
+    make_image();
+    checksum(NULL, true);
+    slab = slab_of(1, 3, OWNER_DATA);
+    transfer(&zero, sizeof zero, datasum_offset(slab), true);
+    expect_verified(ALL - 2 * PAGE, 2 * PAGE);
+    transfer(&content, 1, (slab << SLAB_BITS) + 3 * PAGE, true);
+    checksum(NULL, true);
+    expect_verified(ALL, 0);
+}
+
+/* A repair frees slabs and takes pages out of others. */
+static void test_repair_drops_them(void **state)
+{
+    struct owner owner = {OWNER_DATA, 3, 2};
+    uint64_t slab, word = owner_encode(owner);
+    struct pcow_check_result result;
+    static const uint64_t stale[512];
+
+    (void)state;
+    make_image();
+    checksum(NULL, true);
+    slab = slab_of(3, 6, OWNER_DATA);
+    /* two slabs for the same 2 MiB, in a file whose mirror cannot tell */
+    transfer(&word, sizeof word, owner_offset(slab), true);
+    transfer((void *)stale, sizeof stale, mirror_offset(0, CHECKSUMS_PAGE), true);
+    MUST(pcow_check(IMAGE, PCOW_CHECK_REPAIR, NULL, NULL, &result, &error));
+    assert_true(result.corruptions > 0 && result.corruptions == result.corruptions_fixed);
+    must_be_clean(IMAGE);
+    /* it is another's now, which its checksum tells */
+    assert_true(verify().corruptions <= 1);
+}
+
+static void test_others(void **state)
+{
+    pcow_image *image;
+    struct pcow_info info;
+    struct pcow_data_result result;
+
+    (void)state;
+    image = must_create_without_mirror(IMAGE, SIZE);
+    store(image, 0, 0, 1);
+    MUST_FAIL(-ENOTSUP, pcow_checksum(image, NULL, true, NULL, NULL, &error));
+    pcow_close(image);
+    result = verify();
+    assert_int_equal(result.corruptions, 0);
+    assert_int_equal(result.without, PAGE);
+    unlink(IMAGE);
+    make_image();
+    image = must_open(IMAGE, PCOW_OPEN_WRITE);
+    MUST_FAIL(-ENOENT, pcow_checksum(image, "three", false, NULL, NULL, &error));
+    MUST(pcow_seal(image, &error));
+    pcow_get_info(image, &info);
+    assert_false(info.checksums);
+    pcow_close(image);
+    expect_verified(0, ALL);
+    MUST(pcow_unseal(IMAGE, &error));
+    seal();
+    image = must_open(IMAGE, 0);
+    pcow_get_info(image, &info);
+    assert_true(info.checksums);
+    MUST_FAIL(-EROFS, pcow_checksum(image, NULL, true, NULL, NULL, &error));
+    pcow_close(image);
+    MUST(pcow_unseal(IMAGE, &error));
+    image = must_open(IMAGE, 0);
+    pcow_get_info(image, &info);
+    assert_false(info.checksums);
+    pcow_close(image);
+    MUST_FAIL(-ENOENT, pcow_check_data(scratch("none"), 0, NULL, NULL, NULL, &result, &error));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_finds_nothing_where_nothing_is, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_finds_damaged_data, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_finds_data_in_a_wrong_place, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_finds_damaged_checksums, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_damage_is_not_blessed, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_writers_drop_them, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_guests_drop_them, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_merges_drop_them, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_goes_on_where_it_was, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_half_a_checksum, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_repair_drops_them, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_others, scratch_setup, scratch_teardown),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
