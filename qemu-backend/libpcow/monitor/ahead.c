@@ -161,7 +161,7 @@ static bool serve_queue(struct pcow_map *map)
     while (head != tail) {
         uint32_t found =
             __atomic_exchange_n(&ahead->queue[head++ % AHEAD_QUEUE_SIZE], 0, __ATOMIC_ACQUIRE);
-        bool hot, grown, minor, complete;
+        bool hot, grown, kept, complete;
         slab_ref first;
 
         /* Who took this place has not filled it yet, and will be found in it much later. */
@@ -173,7 +173,7 @@ static bool serve_queue(struct pcow_map *map)
         chain_claim(map->image->chain, found - 1);
         hot = map->slabs[found - 1].queued && is_hot(&map->slabs[found - 1]);
         grown = map->slabs[found - 1].grown > 0;
-        minor = slab_is_minor(&map->slabs[found - 1].status);
+        kept = slab_is_kept(&map->slabs[found - 1].status);
         first = map->image->chain->head[found - 1];
         complete =
             !is_own_slab(map, first) || page_set_full(&map->image->prepared[slab_ref_slab(first)]);
@@ -185,10 +185,10 @@ static bool serve_queue(struct pcow_map *map)
             if (!complete && ahead->opened < MAX_OPENED)
                 ahead_complete_blocks(map, found - 1);
             /*
-             * Of a slab in minor mode a page here and there is copied: to fill the page table for
-             * them takes longer than it saves.
+             * Of a slab that the engine keeps a page here and there is copied: to fill the page
+             * table for them takes longer than it saves.
              */
-            if (grown || !minor)
+            if (grown || !kept)
                 ahead_touch_source(map, found - 1, grown);
         }
         __atomic_store_n(&ahead->queue_head, head, __ATOMIC_RELAXED);

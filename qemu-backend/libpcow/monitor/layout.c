@@ -254,8 +254,8 @@ void layout_unmap_slab(struct pcow_map *map, uint64_t guest_slab)
     bool unmapped;
 
     /*
-     * Who has a system call load from it looks at this without the claim. Who asks for a slab in
-     * minor mode relies on writable, too, once it is not in that mode: so that one comes last.
+     * Who has a system call load from it looks at this without the claim. Who asks for a slab that
+     * is kept relies on writable, too, once it is not: so that one comes last.
      */
     if (slab_can_be_loaded_from(&slab->status))
         layout_enter(map, guest_slab, SLAB_UNMAPPED);
@@ -375,12 +375,14 @@ static int map_own_run(struct pcow_map *map, uint64_t guest_slab, unsigned page,
 {
     struct slab_map *slab = &map->slabs[guest_slab];
     uint8_t *address = map->address + (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE;
-    bool shown = minor_shows(map, guest_slab, page, place->offset);
+    const struct slab_keeper *keeper =
+        slab_is_kept(&slab->status) ? slab_keeper(map, guest_slab) : NULL;
+    bool shown = keeper && keeper->shows(map, guest_slab, page, place->offset);
     unsigned pieces = slab->pieces + (shown ? 0 : more_pieces(map, guest_slab, page, place));
     int ret;
 
     /* A merge has given the layer another file slab. */
-    if (slab_is_minor(&slab->status) && !shown)
+    if (keeper && !shown)
         return layout_map_slab(map, guest_slab);
     ret = shown ? 0
                 : map_file(address, place->pages * PCOW_PAGE_SIZE, map->image, place->offset, true,
@@ -434,6 +436,16 @@ int layout_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsign
     return ret;
 }
 
+int layout_own_whole(struct pcow_map *map, uint64_t guest_slab)
+{
+    uint64_t copied = 0;
+    int ret = layout_own(map, guest_slab, 0, layout_pages(map, guest_slab), &copied);
+
+    if (!ret && copied)
+        __atomic_fetch_add(&map->stats.slabs_promoted, 1, __ATOMIC_RELAXED);
+    return ret;
+}
+
 int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
@@ -460,8 +472,8 @@ int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, un
     if (is_one_piece(map, guest_slab)) {
         set_pieces(map, slab, 1);
         slab_refresh(&slab->status);
-        if (slab_is_minor(&slab->status))
-            minor_is_whole(map, guest_slab);
+        if (slab_is_kept(&slab->status))
+            slab_keeper(map, guest_slab)->whole(map, guest_slab);
         else
             layout_enter(map, guest_slab, SLAB_MAPPED);
         if (map->image->file.huge && largest < pages)

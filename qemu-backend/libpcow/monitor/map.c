@@ -88,18 +88,6 @@ static void free_slabs(struct pcow_map *map)
         munmap(map->slabs, slabs_size(map));
 }
 
-static void prepare_engine(struct pcow_map *map)
-{
-    /*
-     * The watch will need it, perhaps after privileges were dropped; if it cannot be had now, it
-     * may be then.
-     */
-    if (map->engine == PCOW_ENGINE_KVM && map->image->file.writable)
-        uffd_open(map, NULL);
-    if (map->engine == PCOW_ENGINE_MINOR)
-        minor_prepare(map, map->serves_sigbus || signal_serves_bus());
-}
-
 int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, pcow_map **result,
                     struct pcow_error *error)
 {
@@ -110,12 +98,12 @@ int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, p
     *result = NULL;
     if (!options)
         options = &defaults;
-    if (!ret && options->engine > PCOW_ENGINE_MINOR)
+    if (!ret && !engine_find(options->engine))
         ret = error_set(error, -EINVAL,
                         "there is no engine %d; the engines are signal, kvm and minor",
                         (int)options->engine);
     if (!ret)
-        ret = signal_prepare(error);
+        ret = dispatch_prepare(error);
     if (ret)
         return ret;
     map = calloc(1, sizeof *map);
@@ -127,9 +115,9 @@ int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, p
     map->vma_budget = options->vma_budget ? options->vma_budget : default_vma_budget();
     map->shares_vmas = !options->vma_budget;
     map->serves_sigbus = options->serves_sigbus;
-    map->engine = options->engine == PCOW_ENGINE_AUTO ? PCOW_ENGINE_SIGNAL : options->engine;
+    map->engine = engine_find(options->engine);
     pthread_mutex_init(&map->watch_lock, NULL);
-    map->uffd = map->minor.fd = -1;
+    map->uffd = -1;
     map->density.pagemap = -1;
     map->events.fd = -1;
     map->slabs = make_slabs(map);
@@ -142,12 +130,13 @@ int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, p
         ret = note_lost(map, error);
     if (ret)
         goto fail;
-    prepare_engine(map);
+    if (!map->engine->prepare(map))
+        map->engine = engine_find(PCOW_ENGINE_SIGNAL);
     image->map = map;
     ret = layout_begin(map, error);
     /* Not before: a trap in memory that others have in a hole of the range is not ours. */
     if (!ret)
-        ret = signal_register(map, error);
+        ret = dispatch_register(map, error);
     if (ret) {
         pcow_map_destroy(map);
         return ret;
@@ -158,9 +147,9 @@ int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, p
     return 0;
 
 fail:
-    signal_end();
+    dispatch_end();
     reserve_release(map);
-    minor_close(map);
+    map->engine->close(map);
     events_destroy(&map->events);
     free_slabs(map);
     free(map);
@@ -176,7 +165,7 @@ static void forget(struct pcow_map *map)
     /* not retire_end(): what it unmaps counts among the parent's mappings */
     free(map->retired.moved);
     reserve_release(map);
-    minor_close(map);
+    map->engine->close(map);
     map->image->map = NULL;
     events_destroy(&map->events);
     free_slabs(map);
@@ -200,13 +189,13 @@ void pcow_map_destroy(pcow_map *map)
      * Who waits for space may have found some: no page is taken from what he copies to, nor the
      * ring from under him.
      */
-    signal_leave(map);
+    dispatch_leave(map);
     ahead_end(map);
     retire_end(map);
-    signal_end();
+    dispatch_end();
     density_close(&map->density);
     reserve_release(map);
-    minor_close(map);
+    map->engine->close(map);
     vmas_add(map, -(int)map->vmas);
     map->image->map = NULL;
     events_destroy(&map->events);
@@ -264,7 +253,7 @@ void pcow_map_get_stats(const pcow_map *map, struct pcow_map_stats *stats)
     const struct pcow_image *image = map->image;
 
     *stats = (struct pcow_map_stats){
-        .engine = map->engine,
+        .engine = map->engine->number,
         .write_traps = __atomic_load_n(&map->stats.write_traps, __ATOMIC_RELAXED),
         .read_traps = __atomic_load_n(&map->stats.read_traps, __ATOMIC_RELAXED),
         .pages_copied = __atomic_load_n(&map->stats.pages_copied, __ATOMIC_RELAXED),
@@ -362,8 +351,8 @@ int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
             layout_recount(map, v);
         map->slabs[v].faults = 0;
         map->slabs[v].queued = 0;
-        if (slab_is_minor(&map->slabs[v].status))
-            layout_enter(map, v, SLAB_MINOR_FROZEN);
+        if (slab_is_kept(&map->slabs[v].status))
+            slab_keeper(map, v)->freeze(map, v);
         slab_freeze_stale(&map->slabs[v].status);
         map->slabs[v].loaded = 0;
         map->slabs[v].grown = 0;

@@ -5,7 +5,7 @@
  * State of a page of the range          mapping                                   a load         a store
  * ------------------------------------  ----------------------------------------  -------------  -----------------------------
  * absent (no layer holds it)            anonymous, read-only                      zeros          trap: expansion
- * of a slab in state MINOR (minor.c)    the top file, writable, page by page      of what is own straight; else trap
+ * of a slab in state MINOR              the top file, writable, page by page      of what is own straight; else trap
  * held by an older layer or a base      that file, read-only                      memory speed   trap: copy-on-write
  * own, not yet mapped (slab is STALE)   as before it became own                   memory speed   trap: map
  * own, mapped                           the top file, writable                    memory speed   memory speed
@@ -25,6 +25,7 @@
 
 #include "chain/chain.h"
 #include "monitor/ahead.h"
+#include "monitor/engine.h"
 #include "monitor/slab_state.h"
 #include "util/signals.h"
 
@@ -72,13 +73,6 @@ struct trappers {
     uint8_t turns;
 };
 
-/* Of engine minor, see minor.c. */
-struct minor_mode {
-    int fd;                            /* userfaultfd; -1: none */
-    int gain;                          /* a guess of what such slabs are worth in traps; relaxed */
-    uint32_t tries;                    /* slabs that were not worth it by that; relaxed */
-};
-
 /* See gate.c. */
 struct gate {
     unsigned inside;                   /* who look at the chain and change mappings; atomic */
@@ -96,7 +90,7 @@ struct slab_map {
     uint8_t grown;                     /* traps that came to a cluster a second time (saturates) */
     /* the window of the last trap: page after it, pages; to notice a sequence */
     uint16_t run_end, run;
-    /* what was not own was loaded from since the last snapshot: not in minor mode any more */
+    /* what was not own was loaded from since the last snapshot: it is not kept any more */
     uint8_t loaded;
     struct slab_status status;         /* of what is not in writable */
     /*
@@ -122,7 +116,10 @@ struct pcow_map {
         uint64_t from, to;
         bool wanted;                   /* the first layout goes on */
     } hole;
-    enum pcow_engine engine;           /* the one in force */
+    const struct engine *engine;       /* the one in force */
+    void *of_engine;                   /* what it knows of this map */
+    /* by enum slab_state; NULL: whoever serves a trap knows how */
+    const struct slab_keeper *keepers[SLAB_STATES];
     enum pcow_full_policy full_policy;
     /*
      * By guest slab; zero, and not touched, where nothing was ever stored to nor claimed
@@ -153,7 +150,6 @@ struct pcow_map {
     uint64_t bounced;                  /* slabs in state BOUNCE; relaxed */
     /* pages that pcow_map_resolve() had to serve; no traps, whoever asks counts them; relaxed */
     uint64_t asked;
-    struct minor_mode minor;
     /* handlers of SIGSEGV that will look at this map again; atomic */
     unsigned traps_under_way;
     int uffd;
@@ -209,6 +205,8 @@ void layout_forget_lists(struct layout_lists *lists);
  */
 int layout_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count,
                uint64_t *copied);
+/* All that is not; the slab counts as promoted if anything was copied. */
+int layout_own_whole(struct pcow_map *map, uint64_t guest_slab);
 /*
  * As the chain is now; the claim is held. On failure nothing is mapped: the next access tries
  * again.
@@ -243,19 +241,26 @@ int layout_prepare_store(const struct pcow_map *map, uint64_t guest_slab, unsign
 void layout_unmap_slab(struct pcow_map *map, uint64_t guest_slab);
 bool layout_is_hot(const struct slab_map *slab, unsigned share);
 
-/*
- * monitor/slab_map.c: of one slab; the claim is held. Async-signal-safe but for minor_is_whole().
- */
+/* monitor/slab_map.c: of one slab; the claim is held. Async-signal-safe. */
 /* 512, but fewer at the end of an image of format 1 */
 unsigned layout_pages(const struct pcow_map *map, uint64_t guest_slab);
-/* mappings that it needs, if not in minor mode */
+/* mappings that it needs, if it is not kept */
 unsigned layout_count_pieces(const struct pcow_map *map, uint64_t guest_slab);
 /* slab_enter(), and the copies in memory are counted. */
 void layout_enter(struct pcow_map *map, uint64_t guest_slab, enum slab_state state);
-/* Does it show this place of the file there, once it is let in? */
-bool minor_shows(const struct pcow_map *map, uint64_t guest_slab, unsigned page, uint64_t offset);
-/* Every page is own and in writable. */
-void minor_is_whole(struct pcow_map *map, uint64_t guest_slab);
+/* pages of a cluster */
+unsigned layout_cluster(const struct pcow_map *map);
+static inline const struct slab_keeper *slab_keeper(const struct pcow_map *map,
+                                                    uint64_t guest_slab)
+{
+    return map->keepers[slab_state(&map->slabs[guest_slab].status)];
+}
+/*
+ * Without the claim: somebody is about to have a system call access it. False: it has to be mapped
+ * anew before, see resolve(). / Somebody was, and it is accessible for him.
+ */
+bool slab_ask(struct pcow_map *map, uint64_t guest_slab);
+bool slab_was_asked(const struct pcow_map *map, uint64_t guest_slab);
 
 /*
  * monitor/bounce.c: as layout_map_slab(), of a slab of which nothing is mapped for stores. Where
@@ -272,36 +277,6 @@ void flush_await_mapped(struct pcow_map *map, uint64_t offset, uint64_t end);
  * held. Async-signal-safe.
  */
 int layout_map_rest(struct pcow_map *map, uint64_t guest_slab);
-
-/*
- * monitor/minor.c. The map gets engine signal where there is no such userfaultfd, or nobody who
- * serves SIGBUS.
- */
-void minor_prepare(struct pcow_map *map, bool served);
-/* The range is unmapped. */
-void minor_close(struct pcow_map *map);
-/*
- * Of the others the claim is held, and they are async-signal-safe. Could this slab be in minor
- * mode?
- */
-bool minor_is_possible(const struct pcow_map *map, uint64_t guest_slab);
-/*
- * It is now; else all is as before, or mapped anew. at_once: after the first trap already, as
- * mappings are short.
- */
-bool minor_begin(struct pcow_map *map, uint64_t guest_slab, bool at_once);
-/* Pages that are in writable; the second: those around a page in its cluster of so many pages. */
-int minor_let_in(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count);
-int minor_let_in_around(struct pcow_map *map, uint64_t guest_slab, unsigned page, unsigned pages);
-/* The slab is left because of a load. */
-void minor_loaded(struct pcow_map *map, uint64_t guest_slab);
-/*
- * Without the claim: somebody is about to have a system call access it. False: it has to be mapped
- * anew before, see resolve().
- */
-bool minor_ask(struct pcow_map *map, uint64_t guest_slab);
-/* Without the claim: somebody was, and it is accessible for him. */
-bool minor_was_asked(const struct pcow_map *map, uint64_t guest_slab);
 
 /*
  * monitor/retire.c: move the page tables of all that is mapped for stores out of the way, as far as
@@ -378,19 +353,19 @@ void events_wake(struct event_queue *queue);           /* for what is not in it 
 bool events_next(struct event_queue *queue, struct pcow_event *event);
 
 /*
- * monitor/signal.c: SIGSEGV in any map of the process, for every engine (copy-on-write of read-only
- * mappings)
+ * monitor/dispatch.c: SIGSEGV in any map of the process, for every engine (copy-on-write of
+ * read-only mappings), and SIGBUS
  */
-int signal_prepare(struct pcow_error *error);      /* before any mapping of a map is counted */
-int signal_register(struct pcow_map *map, struct pcow_error *error);
-/* Is SIGBUS served by the library: was there nobody else? Until signal_end(). */
-bool signal_serves_bus(void);
+int dispatch_prepare(struct pcow_error *error);      /* before any mapping of a map is counted */
+int dispatch_register(struct pcow_map *map, struct pcow_error *error);
+/* Is SIGBUS served by the library: was there nobody else? Until dispatch_end(). */
+bool dispatch_serves_bus(void);
 /*
  * No trap in this map is served any more, and none is under way when it returns. The handlers stay
- * for what else the library accesses: signal_end().
+ * for what else the library accesses: dispatch_end().
  */
-void signal_leave(struct pcow_map *map);
-void signal_end(void);
+void dispatch_leave(struct pcow_map *map);
+void dispatch_end(void);
 
 /* monitor/vmas.c. Async-signal-safe. */
 /* Mappings that a map has more (or less) than before; what counts against its budget. */

@@ -13,7 +13,6 @@
 #define MAX_COPY_RUN 128u              /* pages that one trap copies at most: others wait for the slab meanwhile */
 #define GROWN_SHARE 3u                 /* one trap in so many comes to a cluster again: then clusters are copied at the first one */
 #define MANY_PIECES 8u                 /* of a slab */
-#define MOST_LET_IN 16u                /* pages around one that was not used since it became own */
 #define ENOUGH_SPACE (UINT64_C(64) << 20)
 #define WAIT_INTERVAL_NS 10000000L     /* between two tries on a full pool */
 
@@ -24,11 +23,6 @@ struct range {
 static void count_up(uint64_t *counter, uint64_t by)
 {
     __atomic_fetch_add(counter, by, __ATOMIC_RELAXED);
-}
-
-static unsigned cluster_pages(const struct pcow_map *map)
-{
-    return 1u << (map->image->header.cluster_bits - 12);
 }
 
 /* Does the guest come back to clusters of this slab? A part of the first traps asks anew. */
@@ -62,14 +56,14 @@ static bool wants_page_alone(const struct slab_map *slab, struct range cluster)
  * more than one.
  */
 static struct range choose(const struct pcow_map *map, uint64_t guest_slab, unsigned page,
-                           bool present, bool minor)
+                           bool present, bool keepable)
 {
     const struct slab_map *slab = &map->slabs[guest_slab];
     unsigned pages = layout_pages(map, guest_slab);
-    unsigned cluster = cluster_pages(map);
+    unsigned cluster = layout_cluster(map);
     struct range range = {page / cluster * cluster, cluster};
 
-    if (slab_is_unmapped(&slab->status) || (!minor && vmas_are_short(map)))
+    if (slab_is_unmapped(&slab->status) || (!keepable && vmas_are_short(map)))
         return (struct range){0, pages};
     if (range.first + range.count > pages)
         range.count = pages - range.first;
@@ -91,7 +85,7 @@ static bool wants_rest(const struct pcow_map *map, uint64_t guest_slab, unsigned
 {
     const struct slab_map *slab = &map->slabs[guest_slab];
     slab_ref head = map->image->chain->head[guest_slab];
-    bool sequence = page == slab->run_end && slab->run > cluster_pages(map);
+    bool sequence = page == slab->run_end && slab->run > layout_cluster(map);
 
     if (map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE
         || page_set_count(&slab->writable) < PAGES_PER_SLAB / HOT_SHARE_ABSENT)
@@ -165,60 +159,6 @@ static void note_thread(struct trappers *trappers)
                      __ATOMIC_RELAXED);
 }
 
-/* Make the rest own as well. */
-static int own_whole(struct pcow_map *map, uint64_t guest_slab)
-{
-    uint64_t copied = 0;
-    int ret = layout_own(map, guest_slab, 0, layout_pages(map, guest_slab), &copied);
-
-    if (!ret && copied)
-        count_up(&map->stats.slabs_promoted, 1);
-    return ret;
-}
-
-/*
- * Mapped as under signal. If there are not as many mappings left as that takes the slab is made
- * whole; where that cannot be (a full pool), they come from what is kept for others, as nobody must
- * wait who only loads. What is mapped for stores stays so all the time: system calls may be using
- * it.
- */
-static int leave_minor(struct pcow_map *map, uint64_t guest_slab)
-{
-    if (vmas_used(map) + layout_count_pieces(map, guest_slab) >= map->vma_budget)
-        own_whole(map, guest_slab);
-    return layout_map_slab(map, guest_slab);
-}
-
-/*
- * Or could be, as the kernel refused to unmap it: to make all of it own for one access would take
- * space for nothing.
- */
-static bool may_be_minor(const struct pcow_map *map, uint64_t guest_slab)
-{
-    const struct slab_status *status = &map->slabs[guest_slab].status;
-
-    return slab_is_minor(status)
-           || (map->engine == PCOW_ENGINE_MINOR && slab_state(status) == SLAB_UNKNOWN);
-}
-
-static bool was_asked_for(const struct slab_map *slab)
-{
-    return __atomic_load_n(&slab->asked, __ATOMIC_SEQ_CST);
-}
-
-/* A page that is mapped for stores already. */
-static int meet(struct pcow_map *map, uint64_t guest_slab, unsigned page)
-{
-    struct slab_map *slab = &map->slabs[guest_slab];
-    unsigned cluster = cluster_pages(map);
-
-    if (!slab_is_minor(&slab->status))
-        return 0;                      /* another thread was here first */
-    return was_asked_for(slab) ? leave_minor(map, guest_slab)
-                               : minor_let_in_around(map, guest_slab, page,
-                                                     cluster < MOST_LET_IN ? cluster : MOST_LET_IN);
-}
-
 /*
  * Of pages that have just become own: all of what was copied; else the one that is stored to, as a
  * guest that uses more of them is no such guest.
@@ -226,24 +166,26 @@ static int meet(struct pcow_map *map, uint64_t guest_slab, unsigned page)
 static int let_in(struct pcow_map *map, uint64_t guest_slab, unsigned page, struct range range,
                   bool copied)
 {
-    if (copied || range.count > cluster_pages(map) || density_is_high(&map->density))
-        return minor_let_in(map, guest_slab, range.first, range.count);
-    return minor_let_in(map, guest_slab, page, 1);
+    const struct slab_keeper *keeper = slab_keeper(map, guest_slab);
+
+    if (copied || range.count > layout_cluster(map) || density_is_high(&map->density))
+        return keeper->page_ready(map, guest_slab, range.first, range.count);
+    return keeper->page_ready(map, guest_slab, page, 1);
 }
 
 /*
  * Of a guest that stores here and there: not where it comes back to what it has begun, or goes on
  * in a sequence, as the slab will be one mapping soon in any case.
  */
-static void try_minor(struct pcow_map *map, uint64_t guest_slab, struct range range, bool copied,
+static void try_to_keep(struct pcow_map *map, uint64_t guest_slab, struct range range, bool copied,
                       bool again)
 {
-    if (slab_is_minor(&map->slabs[guest_slab].status))
+    if (slab_is_kept(&map->slabs[guest_slab].status))
         return;
     if (vmas_are_short(map)
-        || (!again && range.count <= cluster_pages(map)
+        || (!again && range.count <= layout_cluster(map)
             && (copied || !density_is_high(&map->density))))
-        minor_begin(map, guest_slab, vmas_are_short(map));
+        map->engine->keep(map, guest_slab, vmas_are_short(map));
 }
 
 /*
@@ -252,7 +194,7 @@ static void try_minor(struct pcow_map *map, uint64_t guest_slab, struct range ra
  */
 static void populate(struct pcow_map *map, uint64_t guest_slab, unsigned page, struct range range)
 {
-    if (range.first == page && range.count > cluster_pages(map))
+    if (range.first == page && range.count > layout_cluster(map))
         layout_populate(map, guest_slab, range.first, range.count);
     else if (density_wants(&map->density,
                            map->address + (guest_slab << SLAB_BITS) + range.first * PCOW_PAGE_SIZE,
@@ -267,24 +209,18 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
     uint64_t copied = 0;
     struct place place;
     struct range range;
-    bool alone, again, minor;
+    bool alone, again, keepable;
     int ret;
 
     if (page_set_has(&slab->writable, page))
-        return meet(map, guest_slab, page);
+        return 0;                      /* another thread was here first */
     note_thread(&map->trappers);
-    if (may_be_minor(map, guest_slab)
-        && (slab_state(&slab->status) != SLAB_MINOR || was_asked_for(slab))) {
-        ret = leave_minor(map, guest_slab);
-        if (ret || page_set_has(&slab->writable, page))
-            return ret;
-    }
     ret = back_own(map, guest_slab, page, &alone);
     if (ret || page_set_has(&slab->writable, page))
         return ret;
     place = chain_find(map->image, guest_slab, page, 1);
-    minor = slab_is_minor(&slab->status) || minor_is_possible(map, guest_slab);
-    range = alone ? (struct range){page, 1} : choose(map, guest_slab, page, place.present, minor);
+    keepable = slab_is_kept(&slab->status) || map->engine->can_keep(map, guest_slab);
+    range = alone ? (struct range){page, 1} : choose(map, guest_slab, page, place.present, keepable);
     /* the guest was here before: larger copies pay, now or later on */
     again = has_page_in(&slab->writable, range);
     if (!alone && range.count < layout_pages(map, guest_slab)) {
@@ -320,7 +256,7 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
                    ? layout_map_slab(map, guest_slab)
                    : layout_map_own(map, guest_slab, 0, range.count);
     }
-    try_minor(map, guest_slab, range, copied > 0, again);
+    try_to_keep(map, guest_slab, range, copied > 0, again);
     /*
      * It was, or has become so as the kernel refused: one that is unmapped has no page that is
      * mapped for stores, nothing would protect it.
@@ -334,38 +270,31 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
      * What was hoped for is not to be: then as for any slab, and as there, the page alone if the
      * rest cannot be had.
      */
-    if (minor && !slab_is_minor(&slab->status) && vmas_are_short(map)
-        && own_whole(map, guest_slab) == 0)
+    if (keepable && !slab_is_kept(&slab->status) && vmas_are_short(map)
+        && layout_own_whole(map, guest_slab) == 0)
         return layout_map_slab(map, guest_slab);
     ret = layout_map_own(map, guest_slab, range.first, range.count);
-    if (!ret && slab_is_minor(&slab->status))
+    if (!ret && slab_is_kept(&slab->status))
         ret = let_in(map, guest_slab, page, range, copied > 0);
     if (ret)
         return ret;
-    if (!slab_is_minor(&slab->status))
+    if (!slab_is_kept(&slab->status))
         populate(map, guest_slab, page, range);
     ahead_served(map, guest_slab, copied > 0, again && slab->grown == 1);
     return 0;
 }
 
 /* A load from memory where nothing is mapped. */
-static int resolve_read(struct pcow_map *map, uint64_t guest_slab, unsigned page)
+static int resolve_read(struct pcow_map *map, uint64_t guest_slab)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
 
-    if (slab_is_minor(&slab->status) && page_set_has(&slab->writable, page))
-        return meet(map, guest_slab, page);
-    if (may_be_minor(map, guest_slab)) {
-        if (slab_state(&slab->status) == SLAB_MINOR && !was_asked_for(slab))
-            minor_loaded(map, guest_slab);
-        return leave_minor(map, guest_slab);
-    }
     if (slab_is_unmapped(&slab->status)) {
         /*
          * To have it in one piece saves time or mappings. No load waits for space for that, nor
          * suffers for a page that it does not want.
          */
-        return map->image->file.writable && own_whole(map, guest_slab) == 0
+        return map->image->file.writable && layout_own_whole(map, guest_slab) == 0
                    ? layout_map_slab(map, guest_slab)
                    : bounce_slab(map, guest_slab);
     }
@@ -388,13 +317,14 @@ static void pause_between_tries(signal_mask mask)
 
 static int resolve_once(struct pcow_map *map, uint64_t guest_slab, unsigned page, bool write)
 {
+    const struct slab_keeper *keeper = slab_keeper(map, guest_slab);
     int ret;
 
     index_update(map->image, guest_slab);
-    if (!write)
-        return resolve_read(map, guest_slab, page);
-    ret = resolve_write(map, guest_slab, page);
-    return ret ? ret : layout_prepare_store(map, guest_slab, page);
+    ret = keeper ? keeper->serve(map, guest_slab, page, write) : KEEPER_GO_ON;
+    if (ret == KEEPER_GO_ON)
+        ret = write ? resolve_write(map, guest_slab, page) : resolve_read(map, guest_slab);
+    return ret || !write ? ret : layout_prepare_store(map, guest_slab, page);
 }
 
 static bool is_for_stores(const struct pcow_image *image)
@@ -459,7 +389,7 @@ static uint64_t mapped_already(struct pcow_map *map, uint64_t offset, bool write
     const struct slab_map *slab = &map->slabs[offset >> SLAB_BITS];
     unsigned page = (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB);
 
-    if (kernel && !minor_ask(map, offset >> SLAB_BITS))
+    if (kernel && !slab_ask(map, offset >> SLAB_BITS))
         return 0;
     if (page_set_has(&slab->writable, page))
         return (page_set_run_end(&slab->writable, page, PAGES_PER_SLAB) - page) * PCOW_PAGE_SIZE;

@@ -9,12 +9,14 @@
  *                          copy-on-read
  *   UNKNOWN                UNMAPPED was due, the kernel refused  anything          of any trap
  *   BOUNCE                 one, of a copy in memory (bounce.c)   memory speed
- *   MINOR                  one, of the top file (minor.c)        of what is own    of other loads
+ *   MINOR                  one, of the top file                  of what is own    of other loads
  *   MINOR_FROZEN           the same, read-only by a snapshot     trap              of any access
  *   WATCHED                anonymous, userfaultfd (watch.c)      trap once         the watch ends
  *   WATCHED_READ           with copies of what was loaded        trap once         the watch ends
  *   WATCHED_UNMAPPED       as WATCHED, in place of UNMAPPED      trap once         the watch ends
  *   WATCHED_UNMAPPED_READ  as WATCHED_READ, in that place        trap once         the watch ends
+ *
+ * MINOR and MINOR_FROZEN are kept by engine minor (engine_minor.c): what is mapped only it knows.
  *
  * And beside it, whether that may be behind the chain: pages may have become own that are mapped to
  * where an older layer holds them, or not at all. Only who maps all of the slab takes that back.
@@ -94,7 +96,7 @@ static inline bool slab_is_stale(const struct slab_status *status)
 }
 
 #define SLAB_BIT(state) (1u << (state))
-#define SLAB_MINORS (SLAB_BIT(SLAB_MINOR) | SLAB_BIT(SLAB_MINOR_FROZEN))
+#define SLAB_KEPT (SLAB_BIT(SLAB_MINOR) | SLAB_BIT(SLAB_MINOR_FROZEN))
 #define SLAB_UNMAPPEDS                                                                         \
     (SLAB_BIT(SLAB_UNMAPPED) | SLAB_BIT(SLAB_UNKNOWN) | SLAB_BIT(SLAB_WATCHED_UNMAPPED)        \
      | SLAB_BIT(SLAB_WATCHED_UNMAPPED_READ))
@@ -107,9 +109,10 @@ static inline bool slab_is_one_of(const struct slab_status *status, unsigned sta
     return SLAB_BIT(slab_state(status)) & states;
 }
 
-static inline bool slab_is_minor(const struct slab_status *status)
+/* Only its keeper knows what is mapped, see engine.h. */
+static inline bool slab_is_kept(const struct slab_status *status)
 {
-    return slab_is_one_of(status, SLAB_MINORS);
+    return slab_is_one_of(status, SLAB_KEPT);
 }
 
 /* A load traps there, and is told by the slab's pages. */
@@ -126,7 +129,7 @@ static inline bool slab_is_watched(const struct slab_status *status)
 /* The kernel may load from it, in a system call. */
 static inline bool slab_can_be_loaded_from(const struct slab_status *status)
 {
-    return !slab_is_one_of(status, SLAB_MINORS | SLAB_UNMAPPEDS);
+    return !slab_is_one_of(status, SLAB_KEPT | SLAB_UNMAPPEDS);
 }
 
 #endif
