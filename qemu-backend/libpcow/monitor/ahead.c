@@ -13,6 +13,7 @@
 #include "image/prepare.h"
 #include "image/remains.h"
 #include "monitor/monitor.h"
+#include "monitor/policy.h"
 #include "util/order.h"
 
 #define SOON_NS 10000000L              /* while guesses are left, they are looked for after this time */
@@ -40,7 +41,9 @@ static void enqueue(struct ahead *ahead, uint64_t guest_slab)
 
 static bool is_hot(const struct slab_map *slab)
 {
-    return layout_is_hot(slab, HOT_SHARE) && !page_set_full(&slab->writable);
+    return slab->faults >= HOT_FAULTS
+           && policy_is_hot(slab->faults, page_set_count(&slab->writable), HOT_SHARE)
+           && !page_set_full(&slab->writable);
 }
 
 /*
@@ -51,33 +54,55 @@ static bool is_own_slab(const struct pcow_map *map, slab_ref head)
     return head && slab_ref_level(head) == map->image->chain->levels;
 }
 
+static enum policy_job job_after(const struct pcow_map *map, uint64_t guest_slab, bool copied,
+                                 bool comes_back)
+{
+    const struct slab_map *slab = &map->slabs[guest_slab];
+    slab_ref head = map->image->chain->head[guest_slab];
+    bool owns = is_own_slab(map, head);
+    const struct policy_trap trap = {
+        .faults = slab->faults,
+        .copied = copied,
+        .comes_back = comes_back,
+        .owns = owns,
+        .is_ready = owns && slab->faults == 1
+                    && page_set_full(&map->image->prepared[slab_ref_slab(head)]),
+        .queued = slab->queued,
+        .hot = copied && !slab->queued && is_hot(slab),
+        .is_busy = ahead_queued(map) >= AHEAD_QUEUE_SIZE / 2,
+    };
+
+    return policy_job(&trap);
+}
+
 void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied, bool comes_back)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
     struct ahead *ahead = &map->ahead;
-    slab_ref head = map->image->chain->head[guest_slab];
 
     slab->recent = 1;
     if (!__atomic_load_n(&ahead->running, __ATOMIC_RELAXED))
         return;
-    if (is_own_slab(map, head)
-        && ((comes_back && copied)
-            || (slab->faults == 1 && !page_set_full(&map->image->prepared[slab_ref_slab(head)])))) {
-        enqueue(ahead, guest_slab);
-        wake(ahead);
-    } else if (copied && !slab->queued && is_hot(slab)) {
+    switch (job_after(map, guest_slab, copied, comes_back)) {
+    case POLICY_JOB_WHOLE:
         slab->queued = 1;
+        /* fall through */
+    case POLICY_JOB_SLAB:
         enqueue(ahead, guest_slab);
         wake(ahead);
-    } else if (slab->faults == 1 && copied && ahead_queued(map) < AHEAD_QUEUE_SIZE / 2) {
+        break;
+    case POLICY_JOB_GUESS:
         /*
-         * For its source only. To wake the thread takes longer than that may save: the first one
-         * does, and it looks for more, see rest().
+         * To wake the thread takes longer than that may save: the first one does, and it looks for
+         * more, see rest().
          */
         enqueue(ahead, guest_slab);
         __atomic_fetch_add(&ahead->guesses, 1, __ATOMIC_SEQ_CST);
         if (!__atomic_load_n(&ahead->expecting, __ATOMIC_SEQ_CST))
             wake(ahead);
+        break;
+    case POLICY_JOB_NONE:
+        break;
     }
     if (slab->faults == 1
         && prepared_count(map->image) <= __atomic_load_n(&ahead->lead, __ATOMIC_RELAXED) / 2

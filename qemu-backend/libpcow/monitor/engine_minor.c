@@ -263,7 +263,8 @@ static int meet(struct pcow_map *map, uint64_t guest_slab, unsigned page)
 
     return was_asked_for(&map->slabs[guest_slab])
                ? leave(map, guest_slab)
-               : let_in_around(map, guest_slab, page, cluster < MOST_LET_IN ? cluster : MOST_LET_IN);
+               : let_in_around(map, guest_slab, page,
+                               cluster < MOST_LET_IN ? cluster : MOST_LET_IN);
 }
 
 /*

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Engine "signal": what is not to be stored to is mapped for loads alone, and the store is a SIGSEGV
- * (dispatch.c). It keeps no slab, and adds nothing. Engine "kvm" is the same, for a range that vCPUs
- * store to as well.
+ * Engine "signal": what is not to be stored to is mapped for loads alone, and the store is a
+ * SIGSEGV (dispatch.c). It keeps no slab, and adds nothing. Engine "kvm" is the same, for a range
+ * that vCPUs store to as well.
  */
 #include "monitor/monitor.h"
 

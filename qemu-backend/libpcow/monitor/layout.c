@@ -7,6 +7,7 @@
 #include "chain/index.h"
 #include "image/prepare.h"
 #include "monitor/monitor.h"
+#include "monitor/policy.h"
 #include "util/error.h"
 #include "util/map_at.h"
 
@@ -102,11 +103,6 @@ static bool continues(const struct pcow_map *map, const struct piece *piece,
 
     return piece->level == level && piece->store == may_store(map, place)
         && (level == 0 || place->offset == piece->offset + (piece->to - piece->from));
-}
-
-bool layout_is_hot(const struct slab_map *slab, unsigned share)
-{
-    return slab->faults >= HOT_FAULTS && page_set_count(&slab->writable) >= PAGES_PER_SLAB / share;
 }
 
 static void set_pieces(struct pcow_map *map, struct slab_map *slab, unsigned pieces)
@@ -552,7 +548,7 @@ int layout_map_all(struct pcow_map *map, struct pcow_error *error)
         ret = add_absent(map, v << SLAB_BITS, &piece);
         if (ret)
             break;
-        if ((pieces > 1 && vmas_used(map) + pieces + reserved > map->vma_budget)
+        if (policy_is_too_much(pieces, vmas_used(map), reserved, map->vma_budget)
             || layout_is_to_be_copied(map, v)) {
             ret = map_piece(map, &piece);
             piece = (struct piece){.from = (v + 1) << SLAB_BITS, .to = (v + 1) << SLAB_BITS};
@@ -591,7 +587,7 @@ int layout_map_changed(struct pcow_map *map, const struct layout_lists *lists)
         if (layout_is_as_noted(map, lists, v))
             continue;
         pieces = layout_count_pieces(map, v);
-        if (pieces > 1 && vmas_used(map) + pieces > map->vma_budget) {
+        if (policy_is_too_much(pieces, vmas_used(map), 0, map->vma_budget)) {
             ret = map_nothing(map, v);
             continue;
         }

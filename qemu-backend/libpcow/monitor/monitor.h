@@ -239,7 +239,6 @@ int layout_prepare_store(const struct pcow_map *map, uint64_t guest_slab, unsign
  * in struct pcow_map.
  */
 void layout_unmap_slab(struct pcow_map *map, uint64_t guest_slab);
-bool layout_is_hot(const struct slab_map *slab, unsigned share);
 
 /* monitor/slab_map.c: of one slab; the claim is held. Async-signal-safe. */
 /* 512, but fewer at the end of an image of format 1 */
@@ -310,10 +309,6 @@ void gate_leave(struct pcow_map *map);
 /* For an operation. Blocks signals, and lets them through again. */
 void gate_close(struct pcow_map *map);
 void gate_open(struct pcow_map *map);
-
-#define HOT_FAULTS 8u                 /* a slab with so many traps */
-#define HOT_SHARE 2u                  /* and one part in so many own is made own whole: that at most doubles its space, */
-#define HOT_SHARE_ABSENT 3u           /* or makes it three times as much where nothing is copied and the guest uses page for page */
 
 /*
  * monitor/density.c: should the page table be filled for this window of mapped pages?

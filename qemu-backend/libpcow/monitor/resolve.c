@@ -8,27 +8,15 @@
 #include "chain/reclaim.h"
 #include "image/prepare.h"
 #include "monitor/monitor.h"
+#include "monitor/policy.h"
 #include "util/error.h"
 
-#define MAX_COPY_RUN 128u              /* pages that one trap copies at most: others wait for the slab meanwhile */
-#define GROWN_SHARE 3u                 /* one trap in so many comes to a cluster again: then clusters are copied at the first one */
-#define MANY_PIECES 8u                 /* of a slab */
 #define ENOUGH_SPACE (UINT64_C(64) << 20)
 #define WAIT_INTERVAL_NS 10000000L     /* between two tries on a full pool */
-
-struct range {
-    unsigned first, count;             /* pages of the slab */
-};
 
 static void count_up(uint64_t *counter, uint64_t by)
 {
     __atomic_fetch_add(counter, by, __ATOMIC_RELAXED);
-}
-
-/* Does the guest come back to clusters of this slab? A part of the first traps asks anew. */
-static bool comes_back(const struct slab_map *slab)
-{
-    return slab->grown * GROWN_SHARE > slab->faults;
 }
 
 static bool has_page_in(const struct page_set *set, struct range range)
@@ -40,60 +28,50 @@ static bool has_page_in(const struct page_set *set, struct range range)
 
 static bool vmas_are_short(const struct pcow_map *map)
 {
-    return vmas_used(map) + 2 >= map->vma_budget;
+    return policy_is_short(vmas_used(map), map->vma_budget);
 }
 
-static bool wants_page_alone(const struct slab_map *slab, struct range cluster)
-{
-    return !comes_back(slab) && !has_page_in(&slab->writable, cluster);
-}
-
-/*
- * How much to bring in around a page. Absent memory: its cluster. Memory that has to be copied: the
- * page alone when the guest comes to a cluster for the first time (fine-grained copy-on-write), the
- * rest of it when it comes back, or at once where it was seen to do so. Where the last trap's
- * window ends, a sequence goes on: twice as much. The whole slab if mappings run short and it takes
- * more than one.
- */
-static struct range choose(const struct pcow_map *map, uint64_t guest_slab, unsigned page,
-                           bool present, bool keepable)
+/* Of a store to a page that is not mapped for stores. The claim is held. */
+static struct policy_seen look(const struct pcow_map *map, uint64_t guest_slab, unsigned page)
 {
     const struct slab_map *slab = &map->slabs[guest_slab];
-    unsigned pages = layout_pages(map, guest_slab);
-    unsigned cluster = layout_cluster(map);
-    struct range range = {page / cluster * cluster, cluster};
+    unsigned pages = layout_pages(map, guest_slab), cluster = layout_cluster(map),
+             first = page / cluster * cluster;
 
-    if (slab_is_unmapped(&slab->status) || (!keepable && vmas_are_short(map)))
-        return (struct range){0, pages};
-    if (range.first + range.count > pages)
-        range.count = pages - range.first;
-    if (page == slab->run_end && slab->run >= cluster)
-        range = (struct range){page, present && slab->run >= MAX_COPY_RUN ? MAX_COPY_RUN
-                                                                          : slab->run * 2u};
-    else if (present && wants_page_alone(slab, range))
-        range = (struct range){page, 1};
-    if (range.first + range.count > pages)
-        range.count = pages - range.first;
-    return range;
+    return (struct policy_seen){
+        .pages = pages,
+        .cluster = cluster,
+        .page = page,
+        .faults = slab->faults,
+        .grown = slab->grown,
+        .run_end = slab->run_end,
+        .run = slab->run,
+        .begun = has_page_in(&slab->writable, (struct range){first, cluster < pages - first
+                                                                        ? cluster
+                                                                        : pages - first}),
+        .present = chain_find(map->image, guest_slab, page, 1).present,
+        .unmapped = slab_is_unmapped(&slab->status),
+        .keepable = slab_is_kept(&slab->status) || map->engine->can_keep(map, guest_slab),
+        .is_short = vmas_are_short(map),
+        .dense = density_is_high(&map->density),
+    };
 }
 
-/*
- * Absent memory in a slab that is used page for page, or in a sequence, and a third of which is
- * own: the rest in one go, as for a hot slab of an older layer.
- */
-static bool wants_rest(const struct pcow_map *map, uint64_t guest_slab, unsigned page)
+/* Nothing older is on its list, so nothing has to be copied. */
+static bool is_alone_on_list(const struct pcow_map *map, uint64_t guest_slab)
 {
-    const struct slab_map *slab = &map->slabs[guest_slab];
     slab_ref head = map->image->chain->head[guest_slab];
-    bool sequence = page == slab->run_end && slab->run > layout_cluster(map);
 
-    if (map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE
-        || page_set_count(&slab->writable) < PAGES_PER_SLAB / HOT_SHARE_ABSENT)
-        return false;
-    /* Nothing older on the list, so nothing to copy. */
-    return (sequence || (slab->faults >= HOT_FAULTS && density_is_high(&map->density)))
-           && slab_ref_level(head) == map->image->chain->levels
+    return slab_ref_level(head) == map->image->chain->levels
            && map->image->slabs[slab_ref_slab(head)].next == 0;
+}
+
+static bool wants_rest(const struct pcow_map *map, uint64_t guest_slab,
+                       const struct policy_seen *seen)
+{
+    return map->image->file.persist.persistence == PCOW_PERSISTENCE_VOLATILE
+           && policy_wants_rest(seen, page_set_count(&map->slabs[guest_slab].writable))
+           && is_alone_on_list(map, guest_slab);
 }
 
 /*
@@ -129,14 +107,14 @@ static int back_own(struct pcow_map *map, uint64_t guest_slab, unsigned page, bo
  * The whole slab or the rest of it, where that seems worth it. -EAGAIN: it does not, or cannot be
  * had.
  */
-static int resolve_all(struct pcow_map *map, uint64_t guest_slab, unsigned page)
+static int resolve_all(struct pcow_map *map, uint64_t guest_slab, const struct policy_seen *seen)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
     bool whole = wants_whole(map, guest_slab);
     int ret;
 
-    if ((!whole && !wants_rest(map, guest_slab, page))
-        || layout_own(map, guest_slab, 0, layout_pages(map, guest_slab), NULL))
+    if ((!whole && !wants_rest(map, guest_slab, seen))
+        || layout_own(map, guest_slab, 0, seen->pages, NULL))
         return -EAGAIN;
     if (!whole)
         density_completed(&map->density);
@@ -159,47 +137,37 @@ static void note_thread(struct trappers *trappers)
                      __ATOMIC_RELAXED);
 }
 
-/*
- * Of pages that have just become own: all of what was copied; else the one that is stored to, as a
- * guest that uses more of them is no such guest.
- */
-static int let_in(struct pcow_map *map, uint64_t guest_slab, unsigned page, struct range range,
-                  bool copied)
+static void try_to_keep(struct pcow_map *map, uint64_t guest_slab, enum policy_keep keep)
 {
-    const struct slab_keeper *keeper = slab_keeper(map, guest_slab);
-
-    if (copied || range.count > layout_cluster(map) || density_is_high(&map->density))
-        return keeper->page_ready(map, guest_slab, range.first, range.count);
-    return keeper->page_ready(map, guest_slab, page, 1);
-}
-
-/*
- * Of a guest that stores here and there: not where it comes back to what it has begun, or goes on
- * in a sequence, as the slab will be one mapping soon in any case.
- */
-static void try_to_keep(struct pcow_map *map, uint64_t guest_slab, struct range range, bool copied,
-                      bool again)
-{
-    if (slab_is_kept(&map->slabs[guest_slab].status))
-        return;
-    if (vmas_are_short(map)
-        || (!again && range.count <= layout_cluster(map)
-            && (copied || !density_is_high(&map->density))))
-        map->engine->keep(map, guest_slab, vmas_are_short(map));
+    if (keep != POLICY_KEEP_NOT && !slab_is_kept(&map->slabs[guest_slab].status))
+        map->engine->keep(map, guest_slab, keep == POLICY_KEEP_AT_ONCE);
 }
 
 /*
  * What a sequence will touch next; or the page, which brings its neighbours with it and saves the
  * fault of the store.
  */
-static void populate(struct pcow_map *map, uint64_t guest_slab, unsigned page, struct range range)
+static void populate(struct pcow_map *map, uint64_t guest_slab, const struct policy_seen *seen,
+                     struct range range)
 {
-    if (range.first == page && range.count > layout_cluster(map))
+    if (policy_fills_window(seen, range))
         layout_populate(map, guest_slab, range.first, range.count);
     else if (density_wants(&map->density,
                            map->address + (guest_slab << SLAB_BITS) + range.first * PCOW_PAGE_SIZE,
                            range.count))
-        layout_populate(map, guest_slab, page, 1);
+        layout_populate(map, guest_slab, seen->page, 1);
+}
+
+/* The window is own and mapped. What is not in the page table yet? */
+static int fill(struct pcow_map *map, uint64_t guest_slab, const struct policy_seen *seen,
+                struct range range, bool copied)
+{
+    if (!slab_is_kept(&map->slabs[guest_slab].status)) {
+        populate(map, guest_slab, seen, range);
+        return 0;
+    }
+    range = policy_let_in(seen, range, copied);
+    return slab_keeper(map, guest_slab)->page_ready(map, guest_slab, range.first, range.count);
 }
 
 /* Make the page own and map it for stores. The claim is held. */
@@ -207,9 +175,9 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
 {
     struct slab_map *slab = &map->slabs[guest_slab];
     uint64_t copied = 0;
-    struct place place;
+    struct policy_seen seen;
     struct range range;
-    bool alone, again, keepable;
+    bool alone, again;
     int ret;
 
     if (page_set_has(&slab->writable, page))
@@ -218,13 +186,12 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
     ret = back_own(map, guest_slab, page, &alone);
     if (ret || page_set_has(&slab->writable, page))
         return ret;
-    place = chain_find(map->image, guest_slab, page, 1);
-    keepable = slab_is_kept(&slab->status) || map->engine->can_keep(map, guest_slab);
-    range = alone ? (struct range){page, 1} : choose(map, guest_slab, page, place.present, keepable);
+    seen = look(map, guest_slab, page);
+    range = alone ? (struct range){page, 1} : policy_window(&seen);
     /* the guest was here before: larger copies pay, now or later on */
     again = has_page_in(&slab->writable, range);
-    if (!alone && range.count < layout_pages(map, guest_slab)) {
-        ret = resolve_all(map, guest_slab, page);
+    if (!alone && range.count < seen.pages) {
+        ret = resolve_all(map, guest_slab, &seen);
         if (ret != -EAGAIN)
             return ret;
     }
@@ -245,18 +212,19 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
         slab->grown++;
     slab->run_end = (uint16_t)(range.first + range.count);
     slab->run = (uint16_t)range.count;
-    if (range.count == layout_pages(map, guest_slab) && range.count > 1) {
+    seen.is_short = vmas_are_short(map);
+    if (range.count == seen.pages && range.count > 1) {
         if (copied)
             count_up(&map->stats.slabs_promoted, 1);
         /*
          * If mappings run short it has to become one, and if it has many that is cheaper; else what
          * the guest uses stays as it is.
          */
-        return slab_is_unmapped(&slab->status) || slab->pieces > MANY_PIECES || vmas_are_short(map)
+        return policy_maps_anew(&seen, slab->pieces)
                    ? layout_map_slab(map, guest_slab)
                    : layout_map_own(map, guest_slab, 0, range.count);
     }
-    try_to_keep(map, guest_slab, range, copied > 0, again);
+    try_to_keep(map, guest_slab, policy_keep(&seen, range.count, copied > 0, again));
     /*
      * It was, or has become so as the kernel refused: one that is unmapped has no page that is
      * mapped for stores, nothing would protect it.
@@ -270,16 +238,14 @@ static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned pag
      * What was hoped for is not to be: then as for any slab, and as there, the page alone if the
      * rest cannot be had.
      */
-    if (keepable && !slab_is_kept(&slab->status) && vmas_are_short(map)
+    if (seen.keepable && !slab_is_kept(&slab->status) && vmas_are_short(map)
         && layout_own_whole(map, guest_slab) == 0)
         return layout_map_slab(map, guest_slab);
     ret = layout_map_own(map, guest_slab, range.first, range.count);
-    if (!ret && slab_is_kept(&slab->status))
-        ret = let_in(map, guest_slab, page, range, copied > 0);
+    if (!ret)
+        ret = fill(map, guest_slab, &seen, range, copied > 0);
     if (ret)
         return ret;
-    if (!slab_is_kept(&slab->status))
-        populate(map, guest_slab, page, range);
     ahead_served(map, guest_slab, copied > 0, again && slab->grown == 1);
     return 0;
 }
