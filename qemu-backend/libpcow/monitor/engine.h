@@ -26,6 +26,12 @@ struct slab_keeper {
     /* A trap. 0: it is served; or a negative errno; or KEEPER_GO_ON. */
     int (*serve)(struct pcow_map *map, uint64_t guest_slab, unsigned page, bool write);
 
+    /*
+     * All of it is about to be mapped as the chain has it: nothing of it may be anywhere but in the
+     * files then. 0, or a negative errno: it stays as it is. NULL: nothing ever is.
+     */
+    int (*leave)(struct pcow_map *map, uint64_t guest_slab);
+
     /* The others only where slab_is_kept(). Is this place of the file mapped at this page? */
     bool (*shows)(const struct pcow_map *map, uint64_t guest_slab, unsigned page, uint64_t offset);
     /* These pages have come into the set of what is mapped for stores: let them be accessed. */

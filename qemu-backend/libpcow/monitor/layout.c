@@ -212,8 +212,10 @@ static uint64_t count_used(const struct chain *chain)
 int layout_map_slab(struct pcow_map *map, uint64_t guest_slab)
 {
     struct piece piece = {0};
-    int ret;
+    int ret = slab_leave(map, guest_slab);
 
+    if (ret)
+        return ret;
     ret = add_slab(map, guest_slab, &piece);
     if (!ret)
         ret = map_piece(map, &piece);

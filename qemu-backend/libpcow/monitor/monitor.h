@@ -254,6 +254,12 @@ static inline const struct slab_keeper *slab_keeper(const struct pcow_map *map,
 {
     return map->keepers[slab_state(&map->slabs[guest_slab].status)];
 }
+static inline int slab_leave(struct pcow_map *map, uint64_t guest_slab)
+{
+    const struct slab_keeper *keeper = slab_keeper(map, guest_slab);
+
+    return keeper && keeper->leave ? keeper->leave(map, guest_slab) : 0;
+}
 /*
  * Without the claim: somebody is about to have a system call access it. False: it has to be mapped
  * anew before, see resolve(). / Somebody was, and it is accessible for him.

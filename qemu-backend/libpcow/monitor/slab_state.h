@@ -25,9 +25,10 @@
  *   STALE         own pages of the active layer may be, which tell whether they are still
  *   STALE_FROZEN  and of layers that were frozen since, which do not
  *
- * slab_state.c alone writes either, and has the table of which may follow which: a build without
- * NDEBUG stops at another one, and test_slab_state goes through all of them. The claim of the
- * slab is held, or everybody stopped; anybody may look. Async-signal-safe.
+ * slab_state.c alone writes either. slab_states.h is the table of the states and of which may
+ * follow which: a build without NDEBUG stops at another one, and test_slab_state goes through all
+ * of them. The claim of the slab is held, or everybody stopped; anybody may look.
+ * Async-signal-safe.
  */
 #ifndef PCOW_MONITOR_SLAB_STATE_H
 #define PCOW_MONITOR_SLAB_STATE_H
@@ -35,19 +36,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum slab_state {
-    SLAB_MAPPED,
-    SLAB_UNMAPPED,
-    SLAB_UNKNOWN,
-    SLAB_BOUNCE,
-    SLAB_MINOR,
-    SLAB_MINOR_FROZEN,
-    SLAB_WATCHED,
-    SLAB_WATCHED_READ,
-    SLAB_WATCHED_UNMAPPED,
-    SLAB_WATCHED_UNMAPPED_READ,
-    SLAB_STATES,
-};
+#include "monitor/slab_states.h"
+
+#define SLAB_ROW_NUMBER(state, name, is, to, from) SLAB_##state,
+enum slab_state { SLAB_STATE_ROWS(SLAB_ROW_NUMBER) SLAB_STATES };
 
 enum slab_age {
     SLAB_FRESH,
@@ -96,13 +88,17 @@ static inline bool slab_is_stale(const struct slab_status *status)
 }
 
 #define SLAB_BIT(state) (1u << (state))
-#define SLAB_KEPT (SLAB_BIT(SLAB_MINOR) | SLAB_BIT(SLAB_MINOR_FROZEN))
-#define SLAB_UNMAPPEDS                                                                         \
-    (SLAB_BIT(SLAB_UNMAPPED) | SLAB_BIT(SLAB_UNKNOWN) | SLAB_BIT(SLAB_WATCHED_UNMAPPED)        \
-     | SLAB_BIT(SLAB_WATCHED_UNMAPPED_READ))
-#define SLAB_WATCHEDS                                                                          \
-    (SLAB_BIT(SLAB_WATCHED) | SLAB_BIT(SLAB_WATCHED_READ) | SLAB_BIT(SLAB_WATCHED_UNMAPPED)    \
-     | SLAB_BIT(SLAB_WATCHED_UNMAPPED_READ))
+
+/* Which states are so: sets of bits. */
+#define SLAB_ROW_UNMAPPED(state, name, is, to, from)                                           \
+    | ((is) & SLAB_IS_UNMAPPED ? SLAB_BIT(SLAB_##state) : 0u)
+#define SLAB_ROW_KEPT(state, name, is, to, from)                                               \
+    | ((is) & SLAB_IS_KEPT ? SLAB_BIT(SLAB_##state) : 0u)
+#define SLAB_ROW_WATCHED(state, name, is, to, from)                                            \
+    | ((is) & SLAB_IS_WATCHED ? SLAB_BIT(SLAB_##state) : 0u)
+#define SLAB_UNMAPPEDS (0u SLAB_STATE_ROWS(SLAB_ROW_UNMAPPED))
+#define SLAB_KEPT (0u SLAB_STATE_ROWS(SLAB_ROW_KEPT))
+#define SLAB_WATCHEDS (0u SLAB_STATE_ROWS(SLAB_ROW_WATCHED))
 
 static inline bool slab_is_one_of(const struct slab_status *status, unsigned states)
 {
