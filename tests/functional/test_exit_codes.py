@@ -37,6 +37,12 @@ class ExitCodesTest(test_pcowctl.TestCase):
         self.pool.mkdir()
         self.ctl('pool', 'create', 'p', self.pool)
         self.ctl('image', 'create', '--size', '8M', 'p/vm')
+        # A mirror would mend what is done to its metadata.
+        (self.pool / 'vm.pcow').unlink()
+        self.run_program(
+            test_pcowctl.BIN / 'pcow-img',
+            *('create', '-q', '-o', 'mirror=off', self.pool / 'vm.pcow', '8M'),
+        )
         self.image = self.pool / 'vm.pcow'
         self.healthy = self.image.read_bytes()
 

@@ -128,6 +128,9 @@ class ImageTest(unittest.TestCase):
 
     def test_repair_that_loses(self) -> None:
         self.make_chain()
+        Path(self.top).unlink()  # one without a mirror, which would mend it
+        self.create_plain('top.pcow', None, '-b', Path(self.base).name)
+        self.io(self.top, 'write -P 2 1M 64k')
         with open(self.top, 'r+b') as file:  # the owner word of its only slab
             file.seek((64 << 10) + 8)
             file.write(b'\xff' * 8)

@@ -23,7 +23,7 @@ class RescueTest(images.ImageTestCase):
         self.io(self.base, 'write -P 0xba 0 8M')
         self.img('seal', self.base)
         self.top = self.path('top.pcow')
-        self.img('create', '-q', '-b', 'base.pcow', '-F', 'pcow', self.top)
+        self.create_plain('top.pcow', None, '-b', 'base.pcow', '-F', 'pcow')
         self.io(self.top, 'write -P 1 0 64k', 'write -P 2 2M 64k')
         self.img('snapshot', '-c', 'before "it"', self.top)
         self.io(self.top, 'write -P 3 4M 64k')

@@ -61,6 +61,10 @@ class UnusedImageTest(base.TestCase):
         path = self.make('mine')
         self.name(path)
         programs = Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin'))
+        os.unlink(path)  # one without a mirror, which would mend what is done to it
+        subprocess.run(
+            [programs / 'pcow-img', 'create', '-q', '-o', 'mirror=off', path, '2M'], check=True
+        )
         subprocess.run([programs / 'pcow-io', '-c', 'write -q 0 64k', path], check=True)
         word = (2 << 54 | 1 << 26).to_bytes(7, 'little')  # VM state, of the active layer
         with open(path, 'r+b') as file:  # owns file slab 20
