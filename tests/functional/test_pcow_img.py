@@ -57,6 +57,7 @@ class CommandLineTest(images.ImageTestCase):
     def test_words_name_what_is_meant(self):
         self.img_fails('chek', 'a.pcow', message="did you mean 'check'")
         self.img_fails('create', message='create: FILE SIZE is missing')
+        self.img_fails('resize', message='resize: FILE SIZE is missing')
         self.img_fails('create', 'a.pcow', '2M', 'x', message="'x' is one word too many")
         self.img_fails('convert', 'a.pcow', message='convert: DESTINATION is missing')
         path = self.create('a.pcow')

@@ -151,8 +151,8 @@ int parse_size_of(const char *what, const char *text, uint64_t *size, struct pco
     case SIZE_OK: return 0;
     case SIZE_TOO_LARGE: return fail(error, -ERANGE, "%s '%s' is too large", what, text);
     case SIZE_SIGNED:
-        return fail(error, -EINVAL, "%s '%s' has a sign, which a size has not: write %s", what, text,
-                    text + 1);
+        return fail(error, -EINVAL, "%s '%s' has a sign, which a size has not: write %s", what,
+                    text, text + 1);
     case SIZE_DECIMAL:
         return fail(error, -EINVAL,
                     "%s '%s' could count in 1000 or in 1024: write %.*s%c or %.*s%ciB, which count "

@@ -5,15 +5,11 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #define MAX_SIZE ((uint64_t)INT64_MAX)
 
 static const char units[] = "kmgtpe";
-
-static bool is_letter(char c, char letter)
-{
-    return tolower((unsigned char)c) == letter;
-}
 
 /* What stands behind the number: SIZE_OK and the power of two. */
 static enum size_verdict parse_unit(const char *text, unsigned *shift)
@@ -25,7 +21,7 @@ static enum size_verdict parse_unit(const char *text, unsigned *shift)
         return SIZE_OK;
     }
     text += strspn(text, " ");
-    if (is_letter(text[0], 'b') && text[1] == '\0') {
+    if (!strcasecmp(text, "b")) {
         return SIZE_OK;
     }
     found = *text ? strchr(units, tolower((unsigned char)*text)) : NULL;
@@ -33,10 +29,11 @@ static enum size_verdict parse_unit(const char *text, unsigned *shift)
         return SIZE_NONE;
     }
     *shift = 10 * (unsigned)(found - units + 1);
-    if (text[1] == '\0' || (is_letter(text[1], 'i') && is_letter(text[2], 'b') && text[3] == '\0')) {
+    text++;
+    if (*text == '\0' || !strcasecmp(text, "ib")) {
         return SIZE_OK;
     }
-    return is_letter(text[1], 'b') && text[2] == '\0' ? SIZE_DECIMAL : SIZE_NONE;
+    return !strcasecmp(text, "b") ? SIZE_DECIMAL : SIZE_NONE;
 }
 
 /*
@@ -89,7 +86,7 @@ static enum size_verdict parse_unsigned(const char *text, uint64_t *size)
     size_t count = 0;
     unsigned shift;
 
-    if (text[0] == '0' && is_letter(text[1], 'x')) {
+    if (text[0] == '0' && (text[1] == 'x' || text[1] == 'X')) {
         return parse_hexadecimal(text + 2, size);
     }
     end = parse_number(text, 10, &value);

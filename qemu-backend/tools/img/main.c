@@ -52,7 +52,8 @@ static int help(void)
     puts("\n'pcow-img COMMAND --help' shows the options of a command.\n"
          "Formats: pcow (format 2), pcow1 (format 1, read-only), raw, qcow2. A format is never "
          "guessed from content.\n"
-         "Sizes: a number of bytes, or one with K, M, G, T, P, E, which count in 1024 (1.5G, 2 MiB).");
+         "Sizes: a number of bytes, or one with K, M, G, T, P, E, which count in 1024 "
+         "(1.5G, 2 MiB).");
     return EXIT_SUCCESS;
 }
 

@@ -74,11 +74,11 @@ static void check_words(const char *text, const char *expected)
 static void test_words(void **state)
 {
     (void)state;
-    check_words("lots", "image size 'lots' is not a size: write a number of bytes, or one with K, M, G, "
-                        "T, P or E, which count in 1024");
+    check_words("lots", "image size 'lots' is not a size: write a number of bytes, or one with K, "
+                        "M, G, T, P or E, which count in 1024");
     check_words("-5G", "image size '-5G' has a sign, which a size has not: write 5G");
-    check_words("1.5 gb", "image size '1.5 gb' could count in 1000 or in 1024: write 1.5G or 1.5GiB, "
-                          "which count in 1024, or a number of bytes");
+    check_words("1.5 gb", "image size '1.5 gb' could count in 1000 or in 1024: write 1.5G or "
+                          "1.5GiB, which count in 1024, or a number of bytes");
     check_words("8E", "image size '8E' is too large");
 }
 
