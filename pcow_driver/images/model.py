@@ -251,6 +251,12 @@ class CheckResult:
     slabs: int
     slabs_used: int
     findings: tuple[Finding, ...]
+    # of the data, if that was to be compared with its checksums; bytes
+    data_checked: bool = False
+    data_verified: int = 0
+    data_damaged: int = 0
+    data_unjudged: int = 0
+    data_without: int = 0
 
     @property
     def clean(self) -> bool:
@@ -272,6 +278,11 @@ class CheckResult:
             findings=tuple(
                 Finding(item.string('kind'), item.string('message')) for item in findings
             ),
+            data_checked=data.boolean('data-checked', False),
+            data_verified=data.integer('data-verified', 0),
+            data_damaged=data.integer('data-damaged', 0),
+            data_unjudged=data.integer('data-unjudged', 0),
+            data_without=data.integer('data-without-checksum', 0),
         )
 
 
