@@ -204,6 +204,7 @@ class Check(command.Command):
             try:
                 found = pools.get(name)
                 usage = _with_class(found, capacity.usage(found, with_shared=with_figures))
+                usage = _with_damage(usage)
             except (exception.PcowError, OSError) as e:
                 worst = self._unknown(f' {name}', e)
                 unknown.append(name)
@@ -247,6 +248,19 @@ def _with_class(found: pool.Pool, usage: capacity.PoolUsage) -> capacity.PoolUsa
             f'{found.path} was class pmem when it was made, and is {now} now: what guests flush is '
             f'not durable (pcowctl doctor); '
             f'{usage.reason}'
+        ),
+    )
+
+
+def _with_damage(usage: capacity.PoolUsage) -> capacity.PoolUsage:
+    if not usage.damaged:
+        return usage
+    return dataclasses.replace(
+        usage,
+        state=capacity.State.CRITICAL,
+        reason=(
+            f'a scrub has found these damaged: {", ".join(usage.damaged)} (pcowctl pool scrub '
+            f'{usage.name}); {usage.reason}'
         ),
     )
 

@@ -17,6 +17,7 @@ from pcow_driver.common import units
 from pcow_driver.pmem import filesystem
 from pcow_driver.pools import pool
 from pcow_driver.pools import registry
+from pcow_driver.pools import scrubs
 from pcow_driver.provision import adopt
 from pcow_driver.provision import dismantle
 from pcow_driver.provision import durability
@@ -37,7 +38,7 @@ def _region(path: str) -> ndctl.Region | None:
 
 
 def _show(found: pool.Pool) -> Shown:
-    capacity, images = found.capacity(), found.listed()
+    capacity, images, scrub = found.capacity(), found.listed(), scrubs.read(found.uuid)
     infos = [item.summary for item in images if item.summary]
     persistence = found.persistence()
     kept = durability.of(persistence, _region(found.path) if persistence == 'pmem' else None)
@@ -58,6 +59,8 @@ def _show(found: pool.Pool) -> Shown:
             'virtual size',
             'allocated size',
             'unreadable',
+            'last scrub',
+            'damaged',
         ),
         (
             found.name,
@@ -75,6 +78,8 @@ def _show(found: pool.Pool) -> Shown:
             common.Size(sum(info.virtual_size for info in infos)),
             common.Size(sum(info.actual_size for info in infos)),
             ', '.join(item.name for item in images if not item.summary),
+            scrub.told(),
+            ', '.join(scrub.damaged()),
         ),
     )
 

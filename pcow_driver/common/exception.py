@@ -87,6 +87,16 @@ class ImageProtected(PcowError):
     )
 
 
+class ImageDamaged(PcowError):
+    """What stands on it would be damaged, too."""
+
+    msg_fmt = (
+        '%(path)s is damaged, so nothing new may stand on it (found by the scrub of %(when)s: '
+        '%(finding)s): put a whole copy in its place and run pcowctl pool scrub %(pool)s, or '
+        'accept the damage with pcowctl pool scrub %(pool)s --accept %(name)s'
+    )
+
+
 class DeviceInvalid(PcowError):
     """An image that a guest could not use as a persistent memory device with DAX."""
 

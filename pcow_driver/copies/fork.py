@@ -65,6 +65,7 @@ def fork(path: str, snapshot: str, name: str) -> str:
     :raises ImageNotFound: ``path`` is not there
     :raises PoolDraining:
     :raises NoRoom: the operator's limits have no room for it
+    :raises ImageDamaged: a scrub has found the image damaged
     """
     names.check_snapshot_name(snapshot)
     directory = os.path.dirname(os.path.abspath(path))
@@ -73,6 +74,7 @@ def fork(path: str, snapshot: str, name: str) -> str:
     with contextlib.nullcontext() if found is None else found.lock():
         if found is not None:
             found.check_room(_snapshot_size(path, snapshot))
+            found.check_sound(os.path.basename(path).removesuffix(names.IMAGE_SUFFIX))
         image.create_overlay(target, path, base_snapshot=snapshot)
     return target
 

@@ -216,6 +216,24 @@ def check(
         )
 
 
+def check_data(path: str, *, rate: int = 0, force_share: bool = False) -> model.CheckResult:
+    """As :func:`check`, and compare the data of the file with their checksums.
+
+    :param rate: bytes of data a second at most; 0: as fast as it goes
+    :raises ImageNotFound:
+    """
+    return model.CheckResult.from_json(
+        _json(
+            'check',
+            '--data',
+            *([f'--rate={rate}'] if rate else []),
+            *_share(force_share),
+            _existing(path),
+            ok_exit_codes=(0, 2, 3),
+        )
+    )
+
+
 def map_extents(path: str, *, force_share: bool = False) -> list[model.Extent]:
     """Where the guest's data lies, in order of guest address.
 
@@ -394,12 +412,13 @@ def compare(first: str, first_format: str, second: str, second_format: str) -> b
     return True
 
 
-def seal(path: str) -> None:
+def seal(path: str, *, checksums: bool = False) -> None:
     """Make a template of it: no writer may open it any more.
 
+    :param checksums: make some of its data before, see :func:`check_data`
     :raises ImageNotFound:
     """
-    _run('seal', _existing(path))
+    _run('seal', *(['--checksums'] if checksums else []), _existing(path))
 
 
 def unseal(path: str) -> None:

@@ -278,6 +278,12 @@ class CheckResult:
     lost: tuple[Loss, ...]
     refused: bool  # nothing was repaired, as something would be lost
     rescue: str | None  # the file that keeps what a repair has dropped
+    # of the data, if that was to be compared with its checksums; bytes
+    data_checked: bool = False
+    data_verified: int = 0
+    data_damaged: int = 0
+    data_unjudged: int = 0
+    data_without: int = 0
 
     @property
     def clean(self) -> bool:
@@ -303,6 +309,11 @@ class CheckResult:
             lost=tuple(Loss.from_json(item) for item in data.array('lost')),
             refused=data.boolean('refused', False),
             rescue=data.optional_string('rescue'),
+            data_checked=data.boolean('data-checked', False),
+            data_verified=data.integer('data-verified', 0),
+            data_damaged=data.integer('data-damaged', 0),
+            data_unjudged=data.integer('data-unjudged', 0),
+            data_without=data.integer('data-without-checksum', 0),
         )
 
 

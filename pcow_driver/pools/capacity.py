@@ -14,6 +14,7 @@ from pcow_driver.common import exception
 from pcow_driver.images import image
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import provisioned
+from pcow_driver.pools import scrubs
 from pcow_driver.pools import watermark
 
 State = watermark.State
@@ -46,6 +47,8 @@ class PoolUsage:
     state: State
     reason: str  # of the state
     read_only: bool = False
+    scrubbed: int = 0  # when the last scrub came to its end, in seconds since the epoch
+    damaged: tuple[str, ...] = ()  # images of which that, or a later one, says so
 
     @property
     def provisioned(self) -> int:
@@ -116,6 +119,7 @@ def usage(pool: pool_module.Pool, *, with_shared: bool = True) -> PoolUsage:
             unreadable.append(item.name)
     account, capacity, settings = pool.account(), pool.capacity(), pool.settings
     state, reason = judge(capacity, settings)
+    scrub = scrubs.read(pool.uuid)
     return PoolUsage(
         name=pool.name,
         total=account.total,
@@ -127,6 +131,8 @@ def usage(pool: pool_module.Pool, *, with_shared: bool = True) -> PoolUsage:
         state=state,
         reason=reason,
         read_only=capacity.read_only,
+        scrubbed=scrub.ended_seconds,
+        damaged=tuple(scrub.damaged()),
     )
 
 
@@ -155,6 +161,16 @@ _METRICS: tuple[tuple[str, str, Callable[[PoolUsage], int]], ...] = (
     ('pcow_pool_allocated_bytes', 'Blocks that images and templates hold.', lambda p: p.allocated),
     ('pcow_pool_images', 'Images and templates in a pool.', lambda p: len(p.images)),
     ('pcow_pool_unreadable_images', 'Images that could not be read.', lambda p: len(p.unreadable)),
+    (
+        'pcow_pool_damaged_images',
+        'Images that a scrub has found damaged.',
+        lambda p: len(p.damaged),
+    ),
+    (
+        'pcow_pool_scrubbed_time_seconds',
+        'When the last scrub came to its end, since the epoch; 0: never.',
+        lambda p: p.scrubbed,
+    ),
     (_STATE, _STATE_HELP, lambda p: int(p.state)),
 )
 _IMAGE_METRICS: tuple[tuple[str, str, Callable[[ImageUsage], int]], ...] = (

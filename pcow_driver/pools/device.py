@@ -87,6 +87,7 @@ def create_on(
     :raises ImageNotFound: the base is not there
     :raises InvalidSize:
     :raises DeviceInvalid: the base has no info block
+    :raises ImageDamaged: a scrub has found the base damaged
     :raises: as :func:`create`
     """
     with staging.building(pool, name) as part, pool.lock():
@@ -100,6 +101,7 @@ def create_on(
             )
         size = below.offset + data_size
         pool.check_room(size)
+        pool.check_sound(base)
         image.create_overlay(
             part, path, size=size, base_snapshot=base_snapshot, cluster_size=cluster_size
         )

@@ -31,6 +31,7 @@ from pcow_driver.images import model
 from pcow_driver.images import protection
 from pcow_driver.pools import list_cache
 from pcow_driver.pools import provisioned
+from pcow_driver.pools import scrubs
 from pcow_driver.pools import settings as settings_module
 from pcow_driver.pools import watermark
 
@@ -241,6 +242,13 @@ class Pool:
                 found.append(item.name)
         return found
 
+    def check_sound(self, base: str) -> None:
+        """Before something is made to stand on this image.
+
+        :raises ImageDamaged: a scrub has found it damaged
+        """
+        scrubs.check_sound(self.uuid, self.name, os.path.realpath(self.image_path(base)), base)
+
     def create_image(
         self,
         name: str,
@@ -258,11 +266,13 @@ class Pool:
         :raises InvalidSize:
         :raises ImageExists:
         :raises ImageNotFound: the base is not there
+        :raises ImageDamaged: a scrub has found it damaged
         """
         path = self.image_path(names.check_new_name('image', name))
         with self.lock():
             self.check_room(size, base)
             if base is not None:
+                self.check_sound(base)
                 image.create_overlay(
                     path,
                     self.existing_path(base),

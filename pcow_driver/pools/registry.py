@@ -17,6 +17,7 @@ from pcow_driver.common import locks
 from pcow_driver.common import names
 from pcow_driver.pools import list_cache
 from pcow_driver.pools import pool as pool_module
+from pcow_driver.pools import scrubs
 from pcow_driver.pools import settings as settings_module
 from pcow_driver.pools import staging
 
@@ -210,6 +211,7 @@ class PoolRegistry:
             del pools[name]
             self._write(pools)
         list_cache.forget(entry.uuid)
+        scrubs.forget(entry.uuid)
 
     def begin_end(self, name: str, ending: Ending) -> None:
         """Let nothing new come into a pool whose ground is taken away; its name stays until that is

@@ -208,7 +208,7 @@ def build(
                 pool.check_room(0, fixed=most)
                 staging.reserve(pool, name, fixed=most)
             image.convert(raw, 'raw', part, cluster_size=cluster_size)
-        image.seal(part)
+        image.seal(part, checksums=True)
         with pool.lock():
             pool.check_room(0)
             staging.finish(pool, name, part)

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A scrub: the data of all images of a pool are compared with their checksums, as politely as it
+goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+import datetime
+import os
+
+from oslo_log import log as logging
+
+from pcow_driver.common import exception
+from pcow_driver.common import tool
+from pcow_driver.images import image
+from pcow_driver.pools import pool as pool_module
+from pcow_driver.pools import scrubs
+
+LOG = logging.getLogger(__name__)
+
+
+def be_polite() -> None:
+    """This process and those that it starts wait for all others."""
+    tool.run(tool.find_system('ionice', 'util-linux'), '-c', '3', '-p', str(os.getpid()))
+    os.nice(max(19 - os.nice(0), 0))
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec='microseconds')
+
+
+def _check(item: pool_module.ListedImage, rate: int) -> scrubs.Result:
+    """Look at one image. Guests write to those that are not sealed: of these only what the
+    checksums say counts.
+    """
+    inode, checked = os.stat(item.path).st_ino, _now()
+    if item.summary is None:
+        return scrubs.Result(inode, checked, problem=item.error or 'it cannot be read')
+    try:
+        found = image.check_data(item.path, rate=rate, force_share=not item.summary.sealed)
+    except exception.ToolFailed as e:
+        return scrubs.Result(inode, checked, problem=str(e))
+    findings = [one.message for one in found.findings if one.kind == 'corruption']
+    if not found.data_checked and not item.summary.sealed:
+        return scrubs.Result(inode, checked, problem='it is in use, or its metadata is damaged')
+    return scrubs.Result(
+        inode,
+        checked,
+        verified=found.data_verified,
+        damaged=found.data_damaged,
+        unjudged=found.data_unjudged,
+        without=found.data_without,
+        findings=scrubs.limited(findings),
+    )
+
+
+def _is_done(known: scrubs.Scrub, item: pool_module.ListedImage) -> bool:
+    one = known.images.get(item.name)
+    return one is not None and one.checked >= known.begun and one.inode == os.stat(item.path).st_ino
+
+
+def scrub(
+    pool: pool_module.Pool,
+    *,
+    rate: int = 0,
+    resume: bool = False,
+    tell: Callable[[str, scrubs.Result], None],
+) -> scrubs.Scrub:
+    """Look at the images of a pool one after the other; each result is kept at once.
+
+    :param rate: bytes a second at most; 0: as fast as it goes
+    :param resume: go on where the last one was interrupted
+    :raises StateInvalid: results cannot be kept
+    """
+    known = scrubs.read(pool.uuid)
+    if not (resume and known.is_interrupted):
+        known = dataclasses.replace(known, begun=_now())
+        scrubs.write(pool.uuid, known)
+    names = set()
+    for item in pool.listed():
+        names.add(item.name)
+        try:
+            if _is_done(known, item):
+                continue
+            result, before = _check(item, rate), known.images.get(item.name)
+        except (FileNotFoundError, exception.ImageNotFound):  # deleted meanwhile
+            continue
+        if before is not None and before.accepted and before.same_damage(result):
+            result = dataclasses.replace(result, accepted=True)
+        if result.is_damaged:
+            LOG.error('%s is damaged: %s', item.path, '; '.join(result.findings))
+        known = dataclasses.replace(known, images=known.images | {item.name: result})
+        scrubs.write(pool.uuid, known)
+        tell(item.name, result)
+    left = {name: one for name, one in known.images.items() if name in names}
+    known = dataclasses.replace(known, ended=_now(), images=left)
+    scrubs.write(pool.uuid, known)
+    return known
+
+
+def accept(pool: pool_module.Pool, name: str) -> None:
+    """Let an image be used although it is damaged, until it is damaged in another way.
+
+    :raises UsageInvalid: no scrub has found damage of it
+    """
+    known = scrubs.read(pool.uuid)
+    result = known.images.get(name)
+    if result is None or not result.is_damaged:
+        raise exception.UsageInvalid(
+            reason=f'no scrub of pool {pool.name} has found {name} damaged'
+        )
+    LOG.info('%s of pool %s is used although it is damaged', name, pool.name)
+    accepted = dataclasses.replace(result, accepted=True)
+    scrubs.write(pool.uuid, dataclasses.replace(known, images=known.images | {name: accepted}))

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scrubs of a pool have found: for each image whether its data are what their checksums
+were made of. In ``scrubs`` under ``[pcow] state_path``, a file for each pool.
+
+A result is of a file and not of a name: what is put in its place is another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+from typing import Any
+
+from oslo_log import log as logging
+
+from pcow_driver.common import durable
+from pcow_driver.common import exception
+from pcow_driver.common import locks
+
+LOG = logging.getLogger(__name__)
+
+_MAX_FINDINGS = 20  # of an image that are kept
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """Of one image; bytes."""
+
+    inode: int
+    checked: str  # when, in UTC
+    verified: int = 0
+    damaged: int = 0
+    unjudged: int = 0  # its checksum is damaged
+    without: int = 0  # there is none
+    problem: str = ''  # why it could not be looked at
+    findings: tuple[str, ...] = ()
+    accepted: bool = False  # the operator knows, and wants it to be used
+
+    @property
+    def is_damaged(self) -> bool:
+        return bool(self.findings)
+
+    def same_damage(self, other: Result) -> bool:
+        return self.inode == other.inode and self.findings == other.findings
+
+
+@dataclasses.dataclass(frozen=True)
+class Scrub:
+    """``begun`` and not ended since: it was interrupted, or is under way."""
+
+    begun: str = ''
+    ended: str = ''  # the last one that came to its end
+    images: dict[str, Result] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_interrupted(self) -> bool:
+        return self.begun > self.ended
+
+    def told(self) -> str:
+        """When, for people."""
+        ended = self.ended[:19] + ' UTC' if self.ended else 'never'
+        return f'{ended}; begun again {self.begun[:19]} UTC' if self.is_interrupted else ended
+
+    @property
+    def ended_seconds(self) -> int:
+        """Since the epoch; 0: never."""
+        with contextlib.suppress(ValueError):
+            return int(datetime.datetime.fromisoformat(self.ended).timestamp())
+        return 0
+
+    def damaged(self) -> list[str]:
+        """Those that nobody has accepted."""
+        return sorted(
+            name for name, one in self.images.items() if one.is_damaged and not one.accepted
+        )
+
+
+def _path(uuid: str) -> str:
+    return os.path.join(locks.state_path(), 'scrubs', f'{uuid}.json')
+
+
+def _result(value: Any) -> Result:
+    fields = {field.name: value[field.name] for field in dataclasses.fields(Result)}
+    return Result(**(fields | {'findings': tuple(map(str, fields['findings']))}))
+
+
+def read(uuid: str) -> Scrub:
+    """Of the pool with this uuid; of what cannot be read, as if there had been none."""
+    try:
+        with open(_path(uuid), encoding='utf-8') as f:
+            value = json.load(f)
+        return Scrub(
+            begun=str(value['begun']),
+            ended=str(value['ended']),
+            images={str(name): _result(one) for name, one in value['images'].items()},
+        )
+    except FileNotFoundError:
+        return Scrub()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        LOG.warning('What scrubs have found cannot be read (%s: %s)', _path(uuid), e)
+        return Scrub()
+
+
+def write(uuid: str, scrub: Scrub) -> None:
+    """:raises StateInvalid: it cannot be kept"""
+    text = json.dumps(dataclasses.asdict(scrub), indent=1)
+    try:
+        locks.shared_directory('scrubs')
+        durable.replace(_path(uuid), text + '\n', mode=0o644)
+    except OSError as e:
+        raise exception.StateInvalid(path=_path(uuid), reason=str(e.strerror)) from None
+
+
+def limited(findings: list[str]) -> tuple[str, ...]:
+    """As many as are kept."""
+    more = len(findings) - _MAX_FINDINGS
+    return tuple(findings[:_MAX_FINDINGS] + ([f'and {more} more'] if more > 0 else []))
+
+
+def forget(uuid: str) -> None:
+    """The pool is one of this host no longer."""
+    with contextlib.suppress(OSError):
+        os.unlink(_path(uuid))
+
+
+def check_sound(uuid: str, pool: str, path: str, name: str) -> None:
+    """Before something is made to stand on an image.
+
+    :raises ImageDamaged: a scrub has found damage of this file that nobody has accepted
+    """
+    found = read(uuid).images.get(name)
+    if found is None or not found.is_damaged or found.accepted:
+        return
+    with contextlib.suppress(OSError):
+        if os.stat(path).st_ino == found.inode:
+            raise exception.ImageDamaged(
+                path=path, when=found.checked, finding=found.findings[0], pool=pool, name=name
+            )
