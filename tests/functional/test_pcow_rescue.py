@@ -88,6 +88,21 @@ class RescueTest(images.ImageTestCase):
         self.img('check', '-q', '-r', 'all', '--accept-loss', self.top)
         self.io(self.top, 'read -P 1 0 64k', 'read -P 0xba 2M 64k')
 
+    def test_next_to_nothing_is_left(self):
+        """What would have told how much there was is gone, too."""
+        for size, words in (
+            (64 * KIB, 'guest data and VM state, and nothing tells how much'),
+            (128 * KIB, 'about 6291456 bytes'),
+            (MIB, 'at most 6291456 bytes'),
+            (MIB + 64 * KIB, '196608 bytes'),
+        ):
+            cut = self.path('cut.pcow')
+            cut.write_bytes(self.top.read_bytes()[:size])
+            self.assertIn(f'A repair would lose {words}', self.img('check', cut, code=2))
+            result = self.run_program('pcow-img', 'check', '-r', 'all', cut, code=2)
+            self.assertIn(f'it would lose {words}', result.stderr)
+            self.assertEqual(size, cut.stat().st_size)
+
     def test_the_way_back(self):
         """What the runbook says: keep, repair, list, take out, put back."""
         self.damage()

@@ -4,7 +4,8 @@
  * is damaged. Each step finds what is wrong with one structure, says so, and puts it right in
  * memory, so that the next step does not stumble over it; with PCOW_CHECK_REPAIR it also puts it
  * right in the file, by the same kind of stores as every other update: a repair that is interrupted
- * is simply done again.
+ * is simply done again. What is dropped is noted before, alike with and without repair (lost.c): so
+ * a pass without repair tells what one with repair will lose.
  */
 #ifndef PCOW_CHECK_CHECK_H
 #define PCOW_CHECK_CHECK_H

@@ -117,6 +117,8 @@ const char *losses_text(const struct pcow_check_result *result, char *text, size
     if (result->lost_size) {
         snprintf(text, size, "%s%" PRIu64 " bytes of guest data and VM state",
                  prefix[result->lost_certainty], result->lost_size);
+    } else if (result->lost_certainty == PCOW_ESTIMATE) {
+        snprintf(text, size, "guest data and VM state, and nothing tells how much");
     } else {
         snprintf(text, size, "what %" PRIu64 " damaged parts of the metadata said", result->losses);
     }
