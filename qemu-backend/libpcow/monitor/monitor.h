@@ -100,9 +100,6 @@ struct pcow_map {
         bool wanted;                   /* the first layout goes on */
     } hole;
     const struct engine *engine;       /* the one in force */
-    void *of_engine;                   /* what it knows of this map */
-    /* by enum slab_state; NULL: whoever serves a trap knows how */
-    const struct slab_keeper *keepers[SLAB_STATES];
     enum pcow_full_policy full_policy;
     /*
      * By guest slab; zero, and not touched, where nothing was ever stored to nor claimed
@@ -143,6 +140,9 @@ struct pcow_map {
     pthread_mutex_t watch_lock;        /* of pcow_map_watch() against itself */
     bool watching;                     /* the store is still looked for */
     uint64_t watch_found;              /* offset + 1 of a store that could not be served; 0: none */
+    void *of_engine;                   /* what the engine knows of this map */
+    /* by enum slab_state; NULL: whoever serves a trap knows how; not beside what traps count up */
+    const struct slab_keeper *keepers[SLAB_STATES];
 };
 
 /* monitor/find.c: lost pages, at which nothing is mapped */
