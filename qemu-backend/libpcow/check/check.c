@@ -10,20 +10,33 @@
 #include "image/mirror.h"
 #include "util/error.h"
 
+/* What was put right. */
+static int copy_to_mirror(struct check *check)
+{
+    int ret = mirror_sync_alone(&check->file);
+
+    if (ret == -ENOSPC)
+        check_note(check,
+                   "the pool is full, so pages of metadata stay without a copy in the mirror");
+    else if (ret)
+        return error_set_errno(check->error, ret, "cannot bring the mirror of %s up to date",
+                               check->file.path);
+    return 0;
+}
+
 static int run(struct check *check)
 {
     /* Each step relies on what the ones before it have settled. */
     static int (*const step[])(struct check *) = {
-        check_mirror,   check_header,     check_length,      check_cut_mirror,  check_datasums,
-        check_owners,   check_records,    check_rebuild,     check_tree,        check_dead_slabs,
-        check_empty_slabs, check_overlaps, check_state,      check_free_blocks, check_header_copy,
+        check_mirror,      check_header,   check_length,  check_cut_mirror,  check_datasums,
+        check_owners,      check_records,  check_rebuild, check_tree,        check_dead_slabs,
+        check_empty_slabs, check_overlaps, check_state,   check_free_blocks, check_header_copy,
     };
     int ret = 0;
 
     for (size_t i = 0; i < sizeof step / sizeof step[0] && ret == 0; i++)
         ret = step[i](check);
-    /* What was put right is copied to the mirror. */
-    return ret || !check->repair ? ret : mirror_sync(&check->file);
+    return ret || !check->repair ? ret : copy_to_mirror(check);
 }
 
 /* Those that no group needs for its metadata. */

@@ -86,15 +86,17 @@ struct check {
     FILE *rescue;                         /* that keeps them; NULL: none */
 
     /* pages that are damaged in the file and known from the mirror: those are read instead */
-    struct overlay *overlay;
-    size_t overlays;
+    uint64_t *overlay;                    /* their offsets, ascending */
+    size_t overlays, overlay_capacity;
     unsigned checksums_damaged;           /* words of the page of checksums that is looked at */
 };
 
-struct overlay {
-    uint64_t offset;
-    uint8_t content[PCOW_PAGE_SIZE];
-};
+
+/* Slabs are being moved: some have two places, which hold the same, until that is finished. */
+static inline bool check_is_amending(const struct check *check)
+{
+    return word_value(check->header.state) & HEADER_AMENDING;
+}
 
 struct check_request {
     const char *path;
@@ -161,8 +163,11 @@ void check_end_of_findings(struct check *check);
 
 /* Read metadata; what lies behind the end of file reads as zeros. */
 int check_read(struct check *check, uint64_t offset, void *buffer, size_t length);
-/* From now on check_read() gives this for a page of metadata (4 KiB). 0 or -ENOMEM. */
-int check_overlay(struct check *check, uint64_t offset, const void *content);
+/*
+ * From now on check_read() gives what the mirror has for a page of metadata (4 KiB), which lies
+ * behind the one before. 0 or -ENOMEM.
+ */
+int check_overlay(struct check *check, uint64_t offset);
 /* Without repair, these change nothing and return 0. Blocks are allocated first. */
 int check_store64(struct check *check, uint64_t offset, uint64_t word);
 int check_store(struct check *check, uint64_t offset, const void *from, size_t length);

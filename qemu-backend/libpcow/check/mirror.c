@@ -9,9 +9,9 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "check/held.h"
+#include "image/lock.h"
 #include "image/mirror.h"
 #include "util/error.h"
 
@@ -57,12 +57,10 @@ static int read_page(struct check *check, uint64_t offset, void *content, bool *
 /* The first page from one on, of a slab, that may hold anything: its number. */
 static unsigned next_page(const struct check *check, uint64_t slab_offset, unsigned number)
 {
-    off_t data = lseek(check->file.fd, (off_t)(slab_offset + number * PCOW_PAGE_SIZE), SEEK_DATA);
+    uint64_t data = file_next_data(&check->file, slab_offset + number * PCOW_PAGE_SIZE,
+                                   slab_offset + PCOW_SLAB_SIZE);
 
-    if (data < 0)
-        return errno == ENXIO ? METADATA_PAGES : number;
-    data -= (off_t)slab_offset;
-    return (uint64_t)data >= PCOW_SLAB_SIZE ? METADATA_PAGES : (unsigned)(data / PCOW_PAGE_SIZE);
+    return (unsigned)((data - slab_offset) / PCOW_PAGE_SIZE);
 }
 
 /* The page is what the mirror has. */
@@ -80,7 +78,7 @@ static int restore(struct check *check, const struct page *page)
         ret = file_commit(&check->file);
     return ret ? error_set_errno(check->error, ret, "cannot repair %s at offset %llu",
                                  check->file.path, (unsigned long long)offset_of(page))
-               : check_overlay(check, offset_of(page), page->copy);
+               : check_overlay(check, offset_of(page));
 }
 
 /* It is copied again at the end, see mirror_sync(). */
@@ -115,10 +113,10 @@ static int check_page(struct check *check, const struct page *page, bool unorder
 {
     bool same = !page->content_is_lost && !page->copy_is_lost
                 && memcmp(page->content, page->copy, sizeof page->copy) == 0;
-    bool never = page->word == 0;      /* a page that was never stored to is zeros */
-    bool page_fits = !page->content_is_lost
-                     && (never ? is_empty(page->content)
-                               : page->word == word_of(check, page, page->content)),
+    /* A page that was never stored to is zeros; but no word is no vote against what it holds. */
+    bool never = page->word == 0 && !page->content_is_lost && is_empty(page->content);
+    bool page_fits = never
+                     || (!page->content_is_lost && page->word == word_of(check, page, page->content)),
          copy_fits = !page->copy_is_lost
                      && (never ? is_empty(page->copy)
                                : page->word == word_of(check, page, page->copy));
@@ -136,7 +134,7 @@ static int check_page(struct check *check, const struct page *page, bool unorder
     }
     if (copy_fits)
         return restore_page(check, page);
-    if (same) {
+    if (same || (!page->word && !page->content_is_lost)) {
         check->checksums_damaged++;
         return make_stale(check, page);
     }
@@ -204,12 +202,22 @@ static int check_group(struct check *check, uint64_t group)
         ret = check_gap(check, group, words);
     if (!ret)
         ret = check_pages(check, group, words,
-                          words[CHECKSUMS_UNORDERED] == word_encode(1));
+                          checksums_are_unordered(words));
     if (!ret && check->checksums_damaged)
         check_corruption(check, true,
                          "the checksums of metadata at byte %llu are damaged; the metadata and its "
                          "mirror are whole",
                          (unsigned long long)at);
+    return ret;
+}
+
+static int check_all(struct check *check)
+{
+    int ret = 0;
+
+    for (uint64_t group = 0; !ret && mirror_offset(group, METADATA_PAGES) <= check->file.size;
+         group++)
+        ret = check_group(check, group);
     return ret;
 }
 
@@ -230,10 +238,16 @@ int check_mirror(struct check *check)
     if (check->file.heads == 1)
         return 0;
     /* Beside a writer nothing can be said, and of a file that was cut short the rest says more. */
-    for (uint64_t group = 0; !check->unlocked && !ret
-                             && mirror_offset(group, METADATA_PAGES) <= check->file.size;
-         group++)
-        ret = check_group(check, group);
+    if (check->unlocked)
+        return 0;
+    /* Who repairs has the tree already. */
+    if (check->file.writable)
+        return check_all(check);
+    ret = lock_tree(&check->file, false, check->error);
+    if (!ret) {
+        ret = check_all(check);
+        unlock_tree(&check->file);
+    }
     return ret;
 }
 

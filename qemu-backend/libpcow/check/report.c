@@ -92,19 +92,23 @@ void check_end_of_findings(struct check *check)
     check->finding(check->opaque, PCOW_FINDING_NOTE, message);
 }
 
-static void lay_over(const struct overlay *overlay, uint64_t offset, void *buffer, size_t length)
+/* The first page of the overlay that ends behind offset. */
+static size_t find_overlay(const struct check *check, uint64_t offset)
 {
-    uint64_t first = overlay->offset > offset ? overlay->offset : offset,
-             end = overlay->offset + PCOW_PAGE_SIZE < offset + length
-                       ? overlay->offset + PCOW_PAGE_SIZE
-                       : offset + length;
+    size_t low = 0, high = check->overlays;
 
-    if (first < end)
-        memcpy((char *)buffer + (first - offset), overlay->content + (first - overlay->offset),
-               end - first);
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+
+        if (check->overlay[middle] + PCOW_PAGE_SIZE <= offset)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
 }
 
-int check_read(struct check *check, uint64_t offset, void *buffer, size_t length)
+static int read_piece(struct check *check, uint64_t offset, char *buffer, size_t length)
 {
     size_t there = offset >= check->file.size           ? 0
                    : check->file.size - offset < length ? check->file.size - offset
@@ -120,25 +124,47 @@ int check_read(struct check *check, uint64_t offset, void *buffer, size_t length
             "cannot read %zu bytes at offset %llu of %s; if it is a media error, "
             "clear it first (ndctl clear-errors) or restore the file",
             length, (unsigned long long)offset, check->file.path);
-    memset((char *)buffer + there, 0, length - there);
-    for (size_t i = 0; i < check->overlays; i++)
-        lay_over(&check->overlay[i], offset, buffer, length);
+    memset(buffer + there, 0, length - there);
     return 0;
 }
 
-int check_overlay(struct check *check, uint64_t offset, const void *content)
+int check_read(struct check *check, uint64_t offset, void *buffer, size_t length)
 {
-    struct overlay *grown;
+    char *at = buffer;
 
+    while (length > 0) {
+        size_t i = find_overlay(check, offset), piece;
+        uint64_t page = i < check->overlays ? check->overlay[i] : UINT64_MAX;
+        bool covered = page <= offset;
+        uint64_t end = covered ? page + PCOW_PAGE_SIZE : page;
+        int ret;
+
+        piece = end - offset < length ? (size_t)(end - offset) : length;
+        ret = read_piece(check, offset + (covered ? PCOW_SLAB_SIZE : 0), at, piece);
+        if (ret)
+            return ret;
+        at += piece;
+        offset += piece;
+        length -= piece;
+    }
+    return 0;
+}
+
+int check_overlay(struct check *check, uint64_t offset)
+{
     /* In the file it is right by now. */
     if (check->repair)
         return 0;
-    grown = realloc(check->overlay, (check->overlays + 1) * sizeof *grown);
-    if (!grown)
-        return error_set(check->error, -ENOMEM, "out of memory");
-    check->overlay = grown;
-    grown[check->overlays].offset = offset;
-    memcpy(grown[check->overlays++].content, content, sizeof grown->content);
+    if (check->overlays == check->overlay_capacity) {
+        size_t capacity = check->overlay_capacity ? 2 * check->overlay_capacity : 64;
+        uint64_t *grown = realloc(check->overlay, capacity * sizeof *grown);
+
+        if (!grown)
+            return error_set(check->error, -ENOMEM, "out of memory");
+        check->overlay = grown;
+        check->overlay_capacity = capacity;
+    }
+    check->overlay[check->overlays++] = offset;
     return 0;
 }
 

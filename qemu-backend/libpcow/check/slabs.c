@@ -163,8 +163,11 @@ int check_overlaps(struct check *check)
 {
     struct check_slab **sorted;
     size_t count;
-    int ret = check_sort_by_owner(check, OWNER_DATA, &sorted, &count);
+    int ret;
 
+    if (check_is_amending(check))
+        return 0;
+    ret = check_sort_by_owner(check, OWNER_DATA, &sorted, &count);
     for (size_t i = 0, end; ret == 0 && i < count; i = end) {
         for (end = i + 1; end < count && same_owner(sorted[i], sorted[end]); end++)
             ;

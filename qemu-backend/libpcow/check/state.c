@@ -75,7 +75,7 @@ static int check_pieces(struct check *check, struct check_layer *found,
             check_leak(check, "file slab %llu holds VM state of layer %u behind its end",
                        (unsigned long long)slab->slab, found->layer.id);
             ret = check_drop_slab(check, slab, NULL);
-        } else if (slab->owner.number == previous) {
+        } else if (slab->owner.number == previous && !check_is_amending(check)) {
             check_corruption(check, true,
                              "file slab %llu holds a piece of the VM state of snapshot '%s' for "
                              "the second time; "

@@ -232,6 +232,15 @@ bool file_is_hole(const struct file *file, uint64_t offset, uint64_t length)
     return data < 0 ? errno == ENXIO : (uint64_t)data >= offset + length;
 }
 
+uint64_t file_next_data(const struct file *file, uint64_t offset, uint64_t end)
+{
+    off_t data = lseek(file->fd, (off_t)offset, SEEK_DATA);
+
+    if (data < 0)
+        return errno == ENXIO ? end : offset;
+    return (uint64_t)data < end ? (uint64_t)data / PCOW_PAGE_SIZE * PCOW_PAGE_SIZE : end;
+}
+
 bool file_has_hole(const struct file *file, uint64_t offset, uint64_t length)
 {
     off_t hole = lseek(file->fd, (off_t)offset, SEEK_HOLE);

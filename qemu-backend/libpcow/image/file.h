@@ -42,6 +42,8 @@ struct file {
     unsigned heads;                   /* slabs of a group that hold no data, at its begin */
     uint64_t *marked;                 /* NULL: no mirror, or not open for writing */
     uint64_t marked_groups[MAX_GROUPS / 64];
+    /* class page-cache: groups of which the medium says that marks may be lost */
+    uint64_t unordered_groups[MAX_GROUPS / 64];
     /* one bit a slab that may have a checksum of its data; NULL: none has; see datasum.h */
     uint64_t *summed;
 };
@@ -189,6 +191,8 @@ int file_allocate_written(const struct file *file, uint64_t offset, uint64_t len
  * Are there no blocks in the range? (Where the file system cannot tell: false.) Async-signal-safe.
  */
 bool file_is_hole(const struct file *file, uint64_t offset, uint64_t length);
+/* The first page (4 KiB) from offset on, before end, that may hold anything; end if none does. */
+uint64_t file_next_data(const struct file *file, uint64_t offset, uint64_t end);
 /*
  * May there be a part without blocks? (Where the file system cannot tell: true.) Async-signal-safe.
  */

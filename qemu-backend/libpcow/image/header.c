@@ -77,7 +77,7 @@ int header_write_copy(struct pcow_image *image, struct pcow_error *error)
 }
 
 /* Metadata is stored through mappings: none of it may share blocks with a copy of the file. */
-static int unshare_metadata(struct pcow_image *image)
+int image_unshare(struct pcow_image *image, struct pcow_error *error)
 {
     int ret = 0;
 
@@ -87,7 +87,11 @@ static int unshare_metadata(struct pcow_image *image)
         if (slab_is_group_head(p, image->file.heads) || kind == OWNER_STATE || kind == OWNER_TABLE)
             ret = file_unshare(&image->file, p << SLAB_BITS, PCOW_SLAB_SIZE);
     }
-    return ret;
+    return ret ? error_set_errno(error, ret,
+                                 "%s shares blocks with a copy of it, and the pool has no space "
+                                 "for its own",
+                                 image->file.path)
+               : 0;
 }
 
 int image_begin_change(struct pcow_image *image, struct pcow_error *error)
@@ -96,11 +100,9 @@ int image_begin_change(struct pcow_image *image, struct pcow_error *error)
 
     if (ret || image->changed)
         return ret;
-    ret = unshare_metadata(image);
+    ret = image_unshare(image, error);
     if (ret)
-        return error_set_errno(
-            error, ret, "%s shares blocks with a copy of it, and the pool has no space for its own",
-            image->file.path);
+        return ret;
     /*
      * Before the first change: an image that was based on the old content must see that it is gone.
      */

@@ -316,6 +316,8 @@ bool slab_is_backed(const struct pcow_image *image, uint64_t slab);
 void slab_forget_backed(struct pcow_image *image, uint64_t slab);
 
 /* image/header.c */
+/* Before any store to the metadata: it gets blocks of its own. By image_begin_change() as well. */
+int image_unshare(struct pcow_image *image, struct pcow_error *error);
 int image_begin_change(struct pcow_image *image, struct pcow_error *error);
 int header_store_word(struct pcow_image *image, size_t field, uint64_t value,
                       struct pcow_error *error);

@@ -81,23 +81,30 @@ static uint64_t *word_address(struct file *file, uint64_t group, unsigned page)
     return ret ? NULL : where;
 }
 
+/* Also the value that is there: it may be another thread's, and not on the medium yet. */
 static int store_word(struct file *file, uint64_t *where, uint64_t value, bool synced)
 {
     uint64_t since = failures_count(&file->persist.failures);
 
-    if (*where == value)
-        return 0;
     persist_word(&file->persist, where, value);
     return synced || file->persist.persistence != PCOW_PERSISTENCE_PAGE_CACHE
                ? file_put_on_medium(file, where, sizeof *where, since)
                : 0;
 }
 
-static int store_unordered(struct file *file, uint64_t group, bool unordered, bool synced)
+/* Marks of this group may be lost from now on: on the medium before the first one is made. */
+static int store_unordered(struct file *file, uint64_t group)
 {
-    uint64_t *where = word_address(file, group, CHECKSUMS_UNORDERED);
+    uint64_t bit = UINT64_C(1) << group % 64, *where;
+    int ret;
 
-    return where ? store_word(file, where, word_encode(unordered), synced) : -errno;
+    if (__atomic_load_n(&file->unordered_groups[group / 64], __ATOMIC_ACQUIRE) & bit)
+        return 0;
+    where = word_address(file, group, CHECKSUMS_UNORDERED);
+    ret = where ? store_word(file, where, word_encode(1), true) : -errno;
+    if (!ret)
+        __atomic_fetch_or(&file->unordered_groups[group / 64], bit, __ATOMIC_ACQ_REL);
+    return ret;
 }
 
 static void set_marked(struct file *file, uint64_t page)
@@ -119,7 +126,7 @@ int mirror_mark_page(struct file *file, uint64_t page)
     if (!ret && !where)
         ret = -errno;
     if (!ret && file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE)
-        ret = store_unordered(file, group, true, true);
+        ret = store_unordered(file, group);
     if (!ret)
         ret = store_word(file, where, checksum_encode(CHECKSUM_STALE, 0), false);
     /* Not before: another thread stores to the page when it sees the bit. */
@@ -175,15 +182,23 @@ static int copy_page(struct file *file, uint64_t group, unsigned page, struct co
                                      });
 }
 
+/* What cannot be copied stays stale, and the others are not: gives the first error. */
 static int copy_group(struct file *file, uint64_t group, struct copies *copies)
 {
     uint64_t words[METADATA_PAGES];
     int ret = file_read(file, mirror_offset(group, CHECKSUMS_PAGE), words, sizeof words);
 
+    if (ret)
+        return ret;
     /* All that are stale: another process may have marked some (a snapshot was pinned). */
-    for (unsigned page = 0; page < METADATA_PAGES && !ret; page++)
-        if (metadata_page_counts(page) && checksum_is(words[page], CHECKSUM_STALE))
-            ret = copy_page(file, group, page, copies);
+    for (unsigned page = 0; page < METADATA_PAGES; page++) {
+        int failed = metadata_page_counts(page) && checksum_is(words[page], CHECKSUM_STALE)
+                         ? copy_page(file, group, page, copies)
+                         : 0;
+
+        if (!ret)
+            ret = failed;
+    }
     return ret;
 }
 
@@ -203,13 +218,17 @@ static int store_checksums(struct file *file, const struct copies *copies)
 }
 
 /* The marks of these are trusted again: each page has its checksum. */
-static int store_ordered(struct file *file, const struct copies *copies)
+static int store_ordered(struct file *file)
 {
     int ret = 0;
 
-    for (size_t i = 0; i < copies->count && !ret; i++)
-        if (i == 0 || copies->list[i].group != copies->list[i - 1].group)
-            ret = store_unordered(file, copies->list[i].group, false, false);
+    for (uint64_t group = 0; group < MAX_GROUPS && !ret; group++)
+        if (group_is_marked(file, group)) {
+            uint64_t *where = word_address(file, group, CHECKSUMS_UNORDERED);
+
+            ret = !where ? -errno : *where ? store_word(file, where, 0, false) : 0;
+        }
+    memset(file->unordered_groups, 0, sizeof file->unordered_groups);
     return ret;
 }
 
@@ -219,11 +238,16 @@ static int sync_marked(struct file *file, struct copies *copies)
     uint64_t since = failures_count(&file->persist.failures);
     int ret = 0;
 
-    for (uint64_t group = 0; group < MAX_GROUPS && !ret; group++)
-        if (group_is_marked(file, group))
-            ret = copy_group(file, group, copies);
-    if (ret || !copies->count)
-        return ret;
+    int failed = 0;
+
+    for (uint64_t group = 0; group < MAX_GROUPS; group++) {
+        int of_group = group_is_marked(file, group) ? copy_group(file, group, copies) : 0;
+
+        if (!failed)
+            failed = of_group;
+    }
+    if (!copies->count)
+        return failed;
     /* Pages and copies, then checksums, then the word that says so: each is on the medium first. */
     ret = cached ? file_sync(file) : file_settle(file);
     if (!ret)
@@ -232,7 +256,9 @@ static int sync_marked(struct file *file, struct copies *copies)
         ret = file_sync(file);
     if (!ret && cached)
         ret = file_check_since(file, since);
-    return ret ? ret : store_ordered(file, copies);
+    if (ret || failed)
+        return ret ? ret : failed;
+    return store_ordered(file);
 }
 
 static void forget_marks(struct file *file)
@@ -243,69 +269,104 @@ static void forget_marks(struct file *file)
     memset(file->marked_groups, 0, sizeof file->marked_groups);
 }
 
-int mirror_sync(struct file *file)
+int mirror_sync_alone(struct file *file)
 {
     struct copies copies = {0};
     int ret;
 
     if (!file->marked)
         return 0;
-    ret = lock_tree(file, true, NULL);
-    if (ret)
-        return ret;
     ret = sync_marked(file, &copies);
     if (!ret)
         forget_marks(file);
     free(copies.list);
+    return ret;
+}
+
+static bool is_marked(const struct file *file)
+{
+    for (unsigned w = 0; file->marked && w < MAX_GROUPS / 64; w++)
+        if (file->marked_groups[w])
+            return true;
+    return false;
+}
+
+int mirror_sync(struct file *file)
+{
+    int ret;
+
+    if (!is_marked(file))
+        return 0;
+    /* All that the guest has left to write: nobody has to wait for the tree meanwhile. */
+    if (file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE)
+        file_sync(file);
+    ret = lock_tree(file, true, NULL);
+    if (ret)
+        return ret;
+    ret = mirror_sync_alone(file);
     unlock_tree(file);
     return ret;
 }
 
 /* ---- verify ---------------------------------------------------------------------------------- */
 
-static int verify_page(struct file *file, uint64_t group, unsigned page, uint64_t word,
-                       bool unordered, struct pcow_error *error)
+/* What is looked at of a group. */
+struct verified {
+    uint64_t group;
+    uint64_t words[METADATA_PAGES];
+    bool unordered;                    /* a crash may have lost marks, or stored pages without */
+    uint64_t there;                    /* offset of the next page that may hold anything */
+};
+
+static int verify_page(struct file *file, struct verified *v, unsigned page,
+                       struct pcow_error *error)
 {
-    uint64_t content[PCOW_PAGE_SIZE / sizeof(uint64_t)],
-        offset = group * GROUP_SIZE + page * PCOW_PAGE_SIZE;
+    static const uint8_t zeros[PCOW_PAGE_SIZE];
+    uint8_t content[PCOW_PAGE_SIZE];
+    uint64_t offset = v->group * GROUP_SIZE + page * PCOW_PAGE_SIZE, word = v->words[page];
     int ret;
 
+    if (v->there < offset)
+        v->there = file_next_data(file, offset, v->group * GROUP_SIZE + PCOW_SLAB_SIZE);
     if (checksum_is(word, CHECKSUM_STALE)) {
         if (file->marked)
             set_marked(file, offset / PCOW_PAGE_SIZE);
         return 0;
     }
-    /* Never stored to, as far as the word tells. */
-    if (!word && (!unordered || file_is_hole(file, offset, sizeof content)))
+    /* Copies may be others than their pages say, too: all are made anew. */
+    if (v->unordered)
+        return file->marked && (word || v->there == offset)
+                   ? mirror_mark_page(file, offset / PCOW_PAGE_SIZE)
+                   : 0;
+    if (!word)
         return 0;
-    ret = file_read(file, offset, content, sizeof content);
+    ret = v->there == offset ? file_read(file, offset, content, sizeof content) : 0;
     if (ret)
         return error_set_errno(error, ret, "%s: cannot read its %s at byte %llu", file->path,
                                mirror_page_name(page), (unsigned long long)offset);
-    if (checksum_encode(CHECKSUM_VALID, mirror_checksum(file, group, page, content)) == word)
+    if (checksum_encode(CHECKSUM_VALID, mirror_checksum(file, v->group, page,
+                                                        v->there == offset ? content : zeros))
+        == word)
         return 0;
-    if (unordered)
-        return file->marked ? mirror_mark_page(file, offset / PCOW_PAGE_SIZE) : 0;
     return error_set(error, -EBADMSG,
                      "%s: its %s at byte %llu, or the checksum of that, is damaged; pcow-img check "
                      "tells what it held, and pcow-img check -r all puts it right",
                      file->path, mirror_page_name(page), (unsigned long long)offset);
 }
 
-static int verify_group(struct file *file, uint64_t group, struct pcow_error *error)
+static int verify_group(struct file *file, struct verified *v, struct pcow_error *error)
 {
-    uint64_t words[METADATA_PAGES];
-    int ret = file_read(file, mirror_offset(group, CHECKSUMS_PAGE), words, sizeof words);
-    bool unordered;
+    int ret = file_read(file, mirror_offset(v->group, CHECKSUMS_PAGE), v->words, sizeof v->words);
 
     if (ret)
         return error_set_errno(error, ret, "%s: cannot read the checksums of its metadata",
                                file->path);
-    unordered = word_value(words[CHECKSUMS_UNORDERED]);
+    v->unordered = checksums_are_unordered(v->words);
+    v->there = 0;
     for (unsigned page = 0; page < METADATA_PAGES && !ret; page++)
         if (metadata_page_counts(page))
-            ret = verify_page(file, group, page, words[page], unordered, error);
-    if (!ret && group == 0 && !words[0])
+            ret = verify_page(file, v, page, error);
+    if (!ret && v->group == 0 && !v->words[0])
         ret = error_set(error, -EBADMSG,
                         "%s: the checksums of its metadata are gone; pcow-img check -r all makes "
                         "them anew",
@@ -315,11 +376,22 @@ static int verify_group(struct file *file, uint64_t group, struct pcow_error *er
 
 int mirror_verify(struct file *file, struct pcow_error *error)
 {
-    int ret = 0;
+    struct verified *v;
+    int ret;
 
     if (file->heads == 1)
         return 0;
-    for (uint64_t group = 0; mirror_offset(group, METADATA_PAGES) <= file->size && !ret; group++)
-        ret = verify_group(file, group, error);
+    v = malloc(sizeof *v);
+    if (!v)
+        return error_set(error, -ENOMEM, "out of memory");
+    /* Who marks a snapshot has no other lock. */
+    ret = lock_tree(file, false, error);
+    if (!ret) {
+        for (v->group = 0; mirror_offset(v->group, METADATA_PAGES) <= file->size && !ret;
+             v->group++)
+            ret = verify_group(file, v, error);
+        unlock_tree(file);
+    }
+    free(v);
     return ret;
 }

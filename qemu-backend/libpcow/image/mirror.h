@@ -11,7 +11,8 @@
  * Invariant: where a checksum is valid, page and copy have it. So a mark is durable before the
  * store that it announces, and a checksum is stored when page and copy are on the medium. Class
  * page-cache does not sync each mark: one word, which is synced, says that a writer came whose
- * marks may be lost; after a crash a page without its checksum may then be one that was stored to.
+ * marks may be lost; after a crash no word of the group then tells anything, and the pages count.
+ * The word 0 is no vote: that a page was never stored to cannot be told from a lost checksum.
  * "The mirror" in doc/source/reference/format.rst.
  */
 #ifndef PCOW_IMAGE_MIRROR_H
@@ -63,6 +64,14 @@ static inline int mirror_mark(struct file *file, uint64_t offset, size_t length)
  * the tree, what is left stays stale, which the next writer mends.
  */
 int mirror_sync(struct file *file);
+/* The same for who has the tree, and keeps it. */
+int mirror_sync_alone(struct file *file);
+
+/* May words of this page of checksums be older than what they are of? Also if that is damaged. */
+static inline bool checksums_are_unordered(const uint64_t words[METADATA_PAGES])
+{
+    return words[CHECKSUMS_UNORDERED] != 0;
+}
 
 /*
  * Does each page of metadata that has a checksum have this one? Nobody else may be writing. A

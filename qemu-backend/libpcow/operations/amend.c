@@ -16,6 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "image/lock.h"
 #include "image/mirror.h"
 #include "operations/operations.h"
 #include "util/error.h"
@@ -71,8 +72,12 @@ static bool holds_all(const struct page_set *all, const struct page_set *of)
     return true;
 }
 
-/* Has an interrupted run copied it already? */
-static bool is_copied(const struct pcow_image *image, uint64_t slab)
+/*
+ * Where an interrupted run has copied it to; 0: nowhere. If a version that knows nothing of this
+ * has written to the image since, one of both is older: who reads takes the table of the lower
+ * number, and data from the higher one.
+ */
+static uint64_t find_copy(const struct pcow_image *image, uint64_t slab)
 {
     const struct slab *owner = &image->slabs[slab];
 
@@ -82,9 +87,23 @@ static bool is_copied(const struct pcow_image *image, uint64_t slab)
         if (p % SLABS_PER_GROUP >= MIRROR_HEADS && other->kind == owner->kind
             && other->layer == owner->layer && other->number == owner->number
             && (owner->kind != OWNER_DATA || holds_all(&image->valid[p], &image->valid[slab])))
-            return true;
+            return p;
     }
-    return false;
+    return 0;
+}
+
+static bool copy_counts(const struct pcow_image *image, uint64_t slab, uint64_t copy)
+{
+    return image->slabs[slab].kind == OWNER_TABLE ? copy < slab : copy > slab;
+}
+
+static int disown(struct pcow_image *image, uint64_t slab)
+{
+    int ret = file_store64(&image->file, owner_offset(slab), 0, false);
+
+    if (!ret)
+        image->slabs[slab] = (struct slab){0};
+    return ret;
 }
 
 static int copy_slab(struct pcow_image *image, uint64_t slab)
@@ -111,15 +130,21 @@ static int copy_slab(struct pcow_image *image, uint64_t slab)
 static int move_slab(struct pcow_image *image, uint64_t slab)
 {
     static const struct page_set empty;
+    uint64_t copy = image->slabs[slab].kind == OWNER_NONE ? 0 : find_copy(image, slab);
     int ret = 0;
 
-    if (image->slabs[slab].kind != OWNER_NONE && !is_copied(image, slab))
+    if (copy && !copy_counts(image, slab, copy)) {
+        ret = disown(image, copy);
+        if (!ret)
+            slab_untake(image, copy);
+        copy = 0;
+    }
+    if (!ret && image->slabs[slab].kind != OWNER_NONE && !copy)
         ret = copy_slab(image, slab);
     if (!ret && image->slabs[slab].kind != OWNER_NONE)
-        ret = file_store64(&image->file, owner_offset(slab), 0, false);
+        ret = disown(image, slab);
     if (ret)
         return ret;
-    image->slabs[slab] = (struct slab){0};
     ret = slab_store_valid(image, slab, &empty, false);
     if (!ret)
         ret = file_punch(&image->file, slab << SLAB_BITS, PCOW_SLAB_SIZE);
@@ -160,7 +185,34 @@ static int make_mirror(struct pcow_image *image, const struct header *header)
         ret = mirror_attach(&image->file, header);
     for (uint64_t group = 0; !ret && group * GROUP_SIZE < image->file.size; group++)
         ret = mark_pages(image, group);
-    return ret ? ret : mirror_sync(&image->file);
+    return ret ? ret : mirror_sync_alone(&image->file);
+}
+
+/*
+ * The pool is full. What was moved lies where it is as well as before, so the image is whole
+ * without a mirror: nobody shall have to wait for space to use it.
+ */
+static void go_back(struct pcow_image *image, unsigned heads)
+{
+    uint64_t count = image_slab_count(image);
+    int ret = 0;
+
+    for (uint64_t slab = 1; slab < count && !ret; slab++)
+        if (slab_is_group_head(slab, MIRROR_HEADS) && slab % SLABS_PER_GROUP
+            && image->slabs[slab].kind != OWNER_NONE && find_copy(image, slab))
+            ret = -EEXIST;
+    if (ret)
+        return;
+    mirror_detach(&image->file);
+    image->file.heads = heads;
+    for (uint64_t slab = 1; slab < count && !ret; slab++)
+        if (slab_is_group_head(slab, MIRROR_HEADS) && slab % SLABS_PER_GROUP
+            && image->slabs[slab].kind == OWNER_NONE)
+            ret = file_punch(&image->file, slab << SLAB_BITS, PCOW_SLAB_SIZE);
+    if (!ret)
+        ret = file_settle(&image->file);
+    if (!ret)
+        set_amending(image, false, NULL);
 }
 
 /* ---- tell ------------------------------------------------------------------------------------ */
@@ -182,8 +234,14 @@ static int store_feature(struct pcow_image *image, const struct header *header)
 static int add_mirror(struct pcow_image *image, struct pcow_error *error)
 {
     struct header header;
-    int ret = image_begin_change(image, error);
+    /*
+     * No change of the content: images on this one need not notice. But nobody may read it: not a
+     * snapshot either, of which a slab would be given back under the reader.
+     */
+    int ret = lock_everything(&image->file, error);
 
+    if (!ret)
+        ret = image_unshare(image, error);
     if (!ret)
         ret = set_amending(image, true, error);
     if (ret)
@@ -194,7 +252,9 @@ static int add_mirror(struct pcow_image *image, struct pcow_error *error)
     ret = make_room(image);
     if (!ret)
         ret = make_mirror(image, &header);
-    if (!ret)
+    if (ret == -ENOSPC)
+        go_back(image, 1);
+    else if (!ret)
         ret = store_feature(image, &header);
     if (ret)
         return error_set_errno(error, ret,

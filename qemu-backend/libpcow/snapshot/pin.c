@@ -35,10 +35,6 @@ static int reopen(const struct pcow_image *image, struct file *file, struct pcow
     snprintf(link, sizeof link, "/proc/self/fd/%d", image->file.fd);
     ret = file_open(file, AT_FDCWD, link, image->file.path, FILE_WRITE | FILE_FORCE_SHARE,
                     image->file.persist.observer, error);
-    if (!ret && mirror_attach(file, &image->header)) {
-        file_close(file);
-        return error_set(error, -ENOMEM, "out of memory");
-    }
     /* -EPERM: it is immutable, which the error tells with the way out. */
     if (ret == -EACCES || ret == -EROFS)
         error_set_errno(error, ret,
@@ -72,6 +68,28 @@ static int store_flags(struct file *file, uint64_t offset, const struct layer *l
                : 0;
 }
 
+/*
+ * With the tree locked: what the header says now of the mirror. It may have got one since the image
+ * was opened.
+ */
+static int attach_mirror(struct file *file, struct pcow_error *error)
+{
+    struct header header;
+    int ret = file_read(file, 0, &header, sizeof header);
+
+    if (ret)
+        return error_set_errno(error, ret, "cannot read the header of %s", file->path);
+    ret = header_validate(&header, file->path, error);
+    if (ret)
+        return ret;
+    if (word_value(header.state) & HEADER_AMENDING)
+        return error_set(error, -EBUSY,
+                         "%s is getting a mirror of its metadata; finish that first (pcow-img "
+                         "amend -o mirror=on)",
+                         file->path);
+    return mirror_attach(file, &header) ? error_set(error, -ENOMEM, "out of memory") : 0;
+}
+
 int pin_set(const struct pcow_image *base, struct pcow_error *error)
 {
     const struct layer *layer = layer_find(base, base->view);
@@ -91,6 +109,8 @@ int pin_set(const struct pcow_image *base, struct pcow_error *error)
     if (ret)
         return ret;
     ret = lock_tree(&file, true, error);
+    if (!ret)
+        ret = attach_mirror(&file, error);
     if (!ret)
         ret = store_flags(&file, layer_record_offset(base, layer->slot), layer,
                           layer->flags | LAYER_PINNED, error);
@@ -204,6 +224,8 @@ int pin_clear(struct pcow_image *image, const char *name, struct pcow_error *err
     ret = lock_tree(&file, true, error);
     if (!ret)
         ret = pin_check_free(image, &file, layer, error);
+    if (!ret)
+        ret = attach_mirror(&file, error);
     if (!ret)
         ret = store_flags(&file, layer_record_offset(image, layer->slot), layer,
                           layer->flags & ~(unsigned)LAYER_PINNED, error);

@@ -201,9 +201,10 @@ static void try_damage(unsigned page, enum damage damage, uint64_t *seed)
         fail_msg("%s: not repaired: %s", what, findings);
     expect_clean(what);
     read_pages(after);
+    /* What nothing was ever stored to cannot be told from a lost checksum: it is kept. */
     for (unsigned i = 0; i < PAGES; i++)
-        if (metadata_page_counts(i % METADATA_PAGES) && i != 1 && i != METADATA_PAGES + 1
-            && memcmp(after[i], pristine[i], PAGE))
+        if (metadata_page_counts(i % METADATA_PAGES) && i % METADATA_PAGES != 1
+            && !is_empty(page) && memcmp(after[i], pristine[i], PAGE))
             fail_msg("%s: page %u is another one after the repair", what, i);
     for (unsigned i = 0; i < PAGES; i++)
         if (memcmp(after[i], pristine[i], PAGE))
