@@ -17,6 +17,7 @@
 
 #define DISKS_MAX 16
 #define PARTITIONS_MAX 128
+#define MODULE_MAX ((size_t)16 << 20)
 #define VIRTIO_PMEM_ID "0x105b\n"
 
 static const char *const no_file_system[] = {"LUKS", "LVM"};
@@ -31,12 +32,13 @@ void drivers_load(struct arena *arena, const char *const *names)
     for (; dependencies && *names; names++)
         modules_add(arena, &modules, dependencies, *names);
     for (size_t i = 0; i < modules.count; i++) {
-        int fd = volume_open(&shim, modules.path[i]);
+        char *data = volume_read(arena, &shim, modules.path[i], MODULE_MAX, &length);
 
-        if (fd < 0)
-            continue;
-        (void)syscall(SYS_finit_module, fd, "", 0);
-        close(fd);
+        /* those of few guests are compressed */
+        if (data)
+            data = module_unpack(arena, modules.path[i], data, &length);
+        if (data)
+            (void)syscall(SYS_init_module, data, length, "");
     }
     close(shim.root);
 }
