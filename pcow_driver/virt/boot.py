@@ -11,8 +11,9 @@ from pcow_driver.common import conf
 from pcow_driver.common import exception
 from pcow_driver.common import tool
 
-# 'quiet': what its kernel has to say is not of the guest
-SHIM_CMDLINE = 'console=ttyS0 quiet'
+# 'quiet': what its kernel has to say is not of the guest. On a busy host an emulated timer is late,
+# and a kernel that checks it gives up.
+SHIM_CMDLINE = 'console=ttyS0 quiet no_timer_check'
 _PLACES = ('/usr/local/share', '/usr/share')
 
 

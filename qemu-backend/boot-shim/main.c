@@ -20,7 +20,6 @@
 #include "machine/console.h"
 #include "machine/disks.h"
 #include "machine/initrd.h"
-#include "machine/kernel.h"
 #include "machine/saves.h"
 
 #define MEMORY_LIMIT ((size_t)64 << 20)
@@ -147,28 +146,26 @@ static const char *dax_word(const struct volume *root, const struct kernel *kern
     return version >= 5008 ? "dax=always" : "dax";
 }
 
-static int load_kernel(struct shim *shim, const struct choice *choice, struct kernel *kernel)
+static int load_kernel(struct shim *shim, const struct choice *choice, const struct kernel *kernel)
 {
     struct arena *arena = &shim->arena;
     struct additions additions = {.console = shim->console, .more = shim->more};
     struct guest_modules modules;
+    struct piece pieces[INITRDS_MAX + 1];
     const char *next, *options;
-    int initrd, result;
+    size_t count = 0;
+    int result;
 
-    result = kernel_look(kernel->fd, choice->kernel.path, kernel, &shim->failure);
-    if (result)
-        return result;
     result = guest_modules_find(arena, &shim->volumes, kernel->release,
                                 !machine_has_nvdimm() && machine_has_virtio_pmem(), &modules,
                                 &shim->failure);
     if (result)
         return result;
     if (modules.modules.count && !choice->initrds_count)
-        return fail_with(
-            &shim->failure, -ENODEV,
-            "\"%s\" has no initrd, and the kernel %s has its driver for persistent memory "
-            "as a module",
-            choice->title, kernel->release);
+        return fail_with(&shim->failure, -ENODEV,
+                         "\"%s\" has no initrd, and the kernel %s has its driver for persistent "
+                         "memory as a module",
+                         choice->title, kernel->release);
     if (!modules.directory)
         printf("pcow boot: no file system has the modules of the kernel %s: its own initrd must "
                "have the driver\n",
@@ -178,30 +175,26 @@ static int load_kernel(struct shim *shim, const struct choice *choice, struct ke
     additions.dax = dax_word(additions.root, kernel, modules.fs_dax);
     additions.rdinit = modules.modules.count ? FIRST_INIT : NULL;
     options = options_make(arena, choice->options, &additions);
-    initrd = -1;
-    if (choice->initrds_count) {
-        initrd = initrd_make(arena, choice, &modules, "/first-init", next, &shim->failure);
-        if (initrd < 0)
-            return initrd;
-    }
-    result = kernel_load(kernel, initrd, options, &shim->failure);
-    if (initrd >= 0)
-        close(initrd);
-    return result;
+    if (choice->initrds_count)
+        result = initrd_make(arena, choice, &modules, "/first-init", next, pieces, &count,
+                             &shim->failure);
+    return result ? result : kernel_load(kernel, pieces, count, options, &shim->failure);
 }
 
 static int load(struct shim *shim, size_t item)
 {
-    struct kernel kernel = {.fd = -1};
+    struct kernel kernel;
     struct choice choice;
+    struct piece file;
     jmp_buf outer;
     int result = menu_choose(&shim->menu, item, &choice, &shim->failure);
 
+    if (!result)
+        result = boot_file_map(&choice.kernel, &file, &shim->failure);
+    if (!result)
+        result = kernel_look(&file, choice.kernel.path, &kernel, &shim->failure);
     if (result)
         return result;
-    kernel.fd = boot_file_open(&choice.kernel, &shim->failure);
-    if (kernel.fd < 0)
-        return kernel.fd;
     memcpy(outer, shim->arena.out, sizeof outer);
     if (setjmp(shim->arena.out))
         result =
@@ -209,7 +202,6 @@ static int load(struct shim *shim, size_t item)
     else
         result = load_kernel(shim, &choice, &kernel);
     memcpy(shim->arena.out, outer, sizeof outer);
-    close(kernel.fd);
     return result;
 }
 
@@ -269,7 +261,7 @@ int main(int argc, char **argv)
     }
     if (result)
         say(shim->failure.text);
-    say("nothing boots; mend the guest's image, or give it the property or option bus=virtio");
+    say("nothing boots: the image must be mended, from another guest or by mounting it");
     for (;;)
         pause();
 }

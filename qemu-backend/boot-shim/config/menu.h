@@ -11,7 +11,7 @@
 #include "config/fail.h"
 #include "config/volume.h"
 
-#define INITRDS_MAX 16
+#define INITRDS_MAX 8
 #define CONFIG_MAX ((size_t)1 << 20) /* bytes of a configuration file */
 
 /* A file of the guest, or a part of one (a section of a unified kernel image). */

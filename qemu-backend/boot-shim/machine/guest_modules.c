@@ -78,8 +78,7 @@ int guest_modules_find(struct arena *arena, const struct volumes *volumes, const
             return fail_with(
                 failure, -ENODEV,
                 "the kernel %s has no driver %s (looked for in %s of %s), so it cannot "
-                "boot from persistent memory: give the image the property or option "
-                "bus=virtio, or install a kernel with it",
+                "boot from persistent memory: install a kernel that has it",
                 release, *name, found->directory, found->volume->device);
     return 0;
 }
