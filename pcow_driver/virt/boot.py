@@ -12,8 +12,8 @@ from pcow_driver.common import exception
 from pcow_driver.common import tool
 
 # 'quiet': what its kernel has to say is not of the guest. On a busy host an emulated timer is late,
-# and a kernel that checks it gives up.
-SHIM_CMDLINE = 'console=ttyS0 quiet no_timer_check'
+# and a kernel that checks it gives up. The rest is what this kernel need not do.
+SHIM_CMDLINE = 'console=ttyS0 quiet no_timer_check cryptomgr.notests ipv6.disable=1 init_on_alloc=0'
 _PLACES = ('/usr/local/share', '/usr/share')
 
 

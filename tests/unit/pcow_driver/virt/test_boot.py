@@ -21,7 +21,7 @@ class ShimTest(base.TestCase):
         self.configure(boot_shim=str(place))
         start = boot.shim()
         self.assertEqual((f'{place}/kernel', f'{place}/initrd'), (start.kernel, start.initrd))
-        self.assertEqual('console=ttyS0 quiet no_timer_check', start.cmdline)
+        self.assertEqual(boot.SHIM_CMDLINE, start.cmdline)
 
     def test_a_name_is_looked_for_in_the_checkout(self) -> None:
         place = self._make(self.directory / 'build/share/pcow-boot-shim')
@@ -31,7 +31,7 @@ class ShimTest(base.TestCase):
 
     def test_words_go_to_the_guest(self) -> None:
         self.configure(boot_shim=str(self._make(self.directory / 'shim')))
-        self.assertEqual('console=ttyS0 quiet no_timer_check -- a=b c', boot.shim('a=b c').cmdline)
+        self.assertEqual(f'{boot.SHIM_CMDLINE} -- a=b c', boot.shim('a=b c').cmdline)
 
     def test_half_of_one_is_none(self) -> None:
         place = self._make(self.directory / 'shim')
