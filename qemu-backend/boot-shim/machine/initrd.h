@@ -13,8 +13,8 @@ int boot_file_map(const struct boot_file *file, struct piece *piece, struct fail
 
 /*
  * The choice's initrds, in front of them the guest's modules and the program that loads them (its
- * path in the shim: @first_init), if there are any. @next is what that program shall run (rdinit= of
- * the guest; NULL: /init). @pieces has room for INITRDS_MAX + 1.
+ * path in the shim: @first_init), if there are any. @next is what that program shall run (rdinit=
+ * of the guest; NULL: /init). @pieces has room for INITRDS_MAX + 1.
  */
 int initrd_make(struct arena *arena, const struct choice *choice,
                 const struct guest_modules *modules, const char *first_init, const char *next,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Where a kernel and its initrd go in memory, and how it is entered. Not by kexec_file_load(), which
- * keeps a copy of all of it and computes digests of that, twice: much of the time of an emulated
- * processor, and of the memory of a small guest.
+ * Where a kernel and its initrd go in memory, and how it is entered. Not by kexec_file_load(),
+ * which keeps a copy of all of it and computes digests of that, twice: much of the time of an
+ * emulated processor, and of the memory of a small guest.
  */
 #include "machine/kernel.h"
 
