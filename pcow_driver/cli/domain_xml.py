@@ -11,23 +11,28 @@ from pcow_driver.common import exception
 from pcow_driver.common import tool
 from pcow_driver.common import units
 from pcow_driver.images import image
+from pcow_driver.virt import boot
 from pcow_driver.virt import domain_xml
 from pcow_driver.virt import libvirt_xml
 
 
 class DomainXml(command.Command):
-    """Print libvirt XML of a guest that boots a kernel directly, with its root on a pcow image."""
+    """Print libvirt XML of a guest with its root on a pcow image."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument('image', help=common.IMAGE_HELP)
         parser.add_argument('--name', help='Name of the domain; default: that of the image.')
-        parser.add_argument('--kernel', required=True, help='Kernel file.')
-        parser.add_argument('--initrd', help='Initial RAM disk.')
+        parser.add_argument(
+            '--kernel',
+            help='Kernel file of the guest; default: the boot shim ([pcow] boot_shim), which takes '
+            'the kernel that the boot loader in the image would take.',
+        )
+        parser.add_argument('--initrd', help='Initial RAM disk of that kernel.')
         parser.add_argument(
             '--cmdline',
-            default=domain_xml.DEFAULT_CMDLINE,
-            help='Kernel command line; default: %(default)s',
+            help=f'Kernel command line; default: {domain_xml.DEFAULT_CMDLINE}. Without --kernel: '
+            'words that are added to that of the guest.',
         )
         parser.add_argument(
             '--memory',
@@ -82,6 +87,8 @@ class DomainXml(command.Command):
         for path in (parsed_args.kernel, parsed_args.initrd, parsed_args.carrier_disk):
             if path is not None and not os.path.isfile(path):
                 raise exception.UsageInvalid(reason=f'{path} is not a file')
+        if parsed_args.initrd is not None and parsed_args.kernel is None:
+            raise exception.UsageInvalid(reason='--initrd is for --kernel')
         path = common.image_path(parsed_args.image)
         info = image.info(path, force_share=True)
         if info.sealed:
@@ -103,18 +110,30 @@ class DomainXml(command.Command):
                     "take --device virtio-pmem, or say --volatile if that may be"
                 )
             )
+        if parsed_args.kernel is None:
+            start = boot.shim(parsed_args.cmdline or '')
+        else:
+            start = boot.Start(
+                kernel=os.path.abspath(parsed_args.kernel),
+                initrd=absolute(parsed_args.initrd),
+                cmdline=(
+                    domain_xml.DEFAULT_CMDLINE
+                    if parsed_args.cmdline is None
+                    else parsed_args.cmdline
+                ),
+            )
         name = parsed_args.name or os.path.basename(path).removesuffix('.pcow')
         domain = domain_xml.Domain(
             name=name,
             memory=parsed_args.memory,
-            kernel=os.path.abspath(parsed_args.kernel),
+            kernel=start.kernel,
             nvdimms=[
                 libvirt_xml.Nvdimm(
                     path=path, size=info.virtual_size, pmem=parsed_args.pmem, model=model
                 )
             ],
-            initrd=absolute(parsed_args.initrd),
-            cmdline=parsed_args.cmdline,
+            initrd=start.initrd,
+            cmdline=start.cmdline,
             vcpus=parsed_args.vcpus,
             type=parsed_args.type,
             emulator=absolute(parsed_args.emulator) or tool.find('emulator', build_first=True),

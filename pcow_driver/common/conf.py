@@ -67,6 +67,13 @@ OPTS: list[cfg.Opt] = [
         'backend).',
     ),
     cfg.StrOpt(
+        'boot_shim',
+        default='pcow-boot-shim',
+        help='The directory of the boot shim (its files kernel and initrd), from which a guest '
+        'boots that is given no kernel: a path, or a name looked for in build/share of the '
+        'checkout that this package runs from and then in /usr/local/share and /usr/share.',
+    ),
+    cfg.StrOpt(
         'libvirt_uri',
         default='qemu:///system',
         help='Connection over which running domains are controlled.',

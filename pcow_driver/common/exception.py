@@ -31,6 +31,13 @@ class ToolNotFound(PcowError):
     msg_fmt = '%(tool)s was not found: install it, or set [pcow] %(option)s to its path'
 
 
+class BootShimMissing(PcowError):
+    msg_fmt = (
+        'the boot shim %(name)s was not found: build it (tools/build), set [pcow] boot_shim to its '
+        'directory, or give a kernel'
+    )
+
+
 class PackageMissing(PcowError):
     msg_fmt = '%(tool)s was not found: install it (apt install %(package)s)'
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A complete libvirt domain that boots a kernel directly with its root on an NVDIMM."""
+"""A complete libvirt domain with its root on an NVDIMM, whose kernel QEMU loads."""
 
 from __future__ import annotations
 

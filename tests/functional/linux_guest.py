@@ -9,6 +9,7 @@ import subprocess
 import time
 from types import TracebackType
 from typing import Any
+from typing import Protocol
 from typing import Self
 
 from pcow_driver.images import info_block
@@ -21,7 +22,7 @@ from tools.lib.quickstart import state
 from tools.lib.quickstart import teardown
 
 MODULES = ('virtio_pci', 'nfit', 'nd_pmem', 'virtio_pmem', 'virtio_blk', 'crc32c_generic', 'ext4')
-MEMORY = '192M'
+MEMORY = 192  # MiB
 # Intel: a guest of that kind goes on after a machine check that it can recover from
 CPU = 'Skylake-Client-v1'
 BOOT_SECONDS = 180
@@ -73,6 +74,13 @@ def make_file_system(directory: Path, tree: Path, image: Path, size: str = '48M'
     return info_block.data_offset(total, info_block.PageMap.RAM)
 
 
+class Bootable(Protocol):
+    """What QEMU loads."""
+
+    kernel: Path
+    initrd: Path
+
+
 class Kernel:
     """Kernel and initramfs; close() leaves nothing but the cache."""
 
@@ -102,9 +110,23 @@ class LinuxGuest:
     """Context manager: a booted guest."""
 
     def __init__(
-        self, kernel: Kernel, directory: Path, *arguments: str, cpus: int = 1, more: str = ''
+        self,
+        kernel: Bootable,
+        directory: Path,
+        *arguments: str,
+        cpus: int = 1,
+        more: str = '',
+        memory: int = MEMORY,
+        ready: bytes = rb'pcow-ready\r?\n',
+        boot_seconds: float = BOOT_SECONDS,
     ) -> None:
-        """:param more: for the kernel's command line"""
+        """
+        :param more: for the kernel's command line
+        :param memory: MiB
+        :param ready: what it says in the end of its start, as a pattern
+        """
+        self._ready = re.compile(ready)
+        self._boot_seconds = boot_seconds
         self._sockets = {name: directory / f'{name}.sock' for name in ('qmp', 'serial')}
         self.log = directory / 'qemu.log'
         self._command = [
@@ -118,7 +140,7 @@ class LinuxGuest:
             '-smp',
             str(cpus),
             '-m',
-            f'{MEMORY},slots=2,maxmem=8G',
+            f'{memory}M,slots=2,maxmem=8G',
             '-nodefaults',
             '-no-user-config',
             '-display',
@@ -154,7 +176,7 @@ class LinuxGuest:
             except (OSError, AssertionError) as e:
                 raise AssertionError(f'QEMU does not start: {self.log.read_text()}') from e
             self._open.append(self.monitor)
-            self._wait_for(re.compile(rb'pcow-ready\r?\n'), BOOT_SECONDS)
+            self._wait_for(self._ready, self._boot_seconds)
         except BaseException:
             self.__exit__(None, None, None)
             raise

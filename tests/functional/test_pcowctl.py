@@ -245,6 +245,24 @@ class LifeTest(TestCase):
             self.fails('domain-xml', 'p/vm', '--kernel', '/no/kernel', '--emulator', '/opt/qemu'),
         )
 
+    def test_domain_xml_with_the_boot_shim(self) -> None:
+        self.make_template()
+        self.ctl('image', 'create', 'p/vm', '--template', 't')
+        shim = self.directory / 'shim'
+        with self.config.open('a') as config:
+            config.write(f'boot_shim = {shim}\n')
+        command = ('domain-xml', 'p/vm', '--emulator', '/opt/qemu')
+        self.assertIn(f'the boot shim {shim} was not found', self.fails(*command))
+        shim.mkdir()
+        for name in ('kernel', 'initrd'):
+            (shim / name).touch()
+        xml = self.ctl(*command)
+        self.assertIn(f'<kernel>{shim}/kernel</kernel>', xml)
+        self.assertIn(f'<initrd>{shim}/initrd</initrd>', xml)
+        self.assertNotIn(' -- ', xml)
+        self.assertIn(' -- a=b c</cmdline>', self.ctl(*command, '--cmdline', 'a=b c'))
+        self.assertIn('--kernel', self.fails(*command, '--initrd', shim / 'initrd'))
+
 
 def _on_tmpfs(path: Path) -> bool:
     return (

@@ -4,8 +4,8 @@
 # For libpcow, its tools and QEMU.
 packages_build=(build-essential ccache pkg-config ninja-build git ca-certificates xz-utils dpkg-dev flex bison
     python3 python3-venv python3-dev
-    libglib2.0-dev libpixman-1-dev zlib1g-dev libfdt-dev libseccomp-dev libslirp-dev libnuma-dev liburing-dev libaio-dev
-    libjson-c-dev libnbd-dev nbdkit-plugin-dev libcmocka-dev libvirt-dev libxxhash-dev)
+    libglib2.0-dev libpixman-1-dev zlib1g-dev liblzma-dev libzstd-dev libfdt-dev libseccomp-dev libslirp-dev libnuma-dev
+    liburing-dev libaio-dev libjson-c-dev libnbd-dev nbdkit-plugin-dev libcmocka-dev libvirt-dev libxxhash-dev)
 # To run images and virtual machines.
 packages_run=(qemu-utils qemu-system-data seabios ipxe-qemu libvirt-daemon libvirt-daemon-system libvirt-clients
     debootstrap e2fsprogs util-linux cpio busybox-static acl nbdkit libnbd-bin fuse3)
@@ -13,7 +13,7 @@ packages_run=(qemu-utils qemu-system-data seabios ipxe-qemu libvirt-daemon libvi
 packages_openstack=(mariadb-server mariadb-client rabbitmq-server erlang-base genisoimage
     openssh-client openssh-server)
 # For the tests only.
-packages_test=(clang libclang-rt-14-dev ndctl xfsprogs apparmor openssh-client checkpolicy semodule-utils)
+packages_test=(clang libclang-rt-14-dev ndctl xfsprogs fdisk apparmor openssh-client checkpolicy semodule-utils)
 
 packages_missing() {
     local package

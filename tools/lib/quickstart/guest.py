@@ -84,8 +84,11 @@ class Cache:
         return path
 
 
-def _make_root(mirror: apt.Mirror, packages: tuple[str, ...], part: Path) -> None:
-    tree, raw = part.with_name('root'), part.with_name('root.raw')
+def debootstrap(mirror: apt.Mirror, packages: tuple[str, ...], tree: Path) -> None:
+    """Make Debian's minimum and some packages in a directory.
+
+    :raises ToolFailed:
+    """
     tree.mkdir(mode=0o755)
     environment = [f'{key}={value}' for key, value in apt.proxy_environment().items()]
     # In namespaces of its own, debootstrap leaves no mount and no process whenever it is ended.
@@ -108,6 +111,11 @@ def _make_root(mirror: apt.Mirror, packages: tuple[str, ...], part: Path) -> Non
     )
     for package in (tree / 'var/cache/apt/archives').glob('*.deb'):
         package.unlink()
+
+
+def _make_root(mirror: apt.Mirror, packages: tuple[str, ...], part: Path) -> None:
+    tree, raw = part.with_name('root'), part.with_name('root.raw')
+    debootstrap(mirror, packages, tree)
     (tree / 'etc/hostname').write_text('pcow-guest\n')
     # No lazy initialization: the kernel would finish it in the background of every guest, in the
     # guest's own layer.

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include "machine/disks.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "config/probe.h"
+
+#define DISKS_MAX 16
+#define PARTITIONS_MAX 128
+#define MODULE_MAX ((size_t)16 << 20)
+#define VIRTIO_PMEM_ID "0x105b\n"
+
+static const char *const no_file_system[] = {"LUKS", "LVM"};
+
+void drivers_load(struct arena *arena, const char *const *names)
+{
+    struct volume shim = {.root = open("/modules", O_PATH | O_DIRECTORY | O_CLOEXEC)};
+    struct modules modules = {.count = 0};
+    size_t length;
+    char *dependencies = volume_read(arena, &shim, "modules.dep", CONFIG_MAX, &length);
+
+    for (; dependencies && *names; names++)
+        modules_add(arena, &modules, dependencies, *names);
+    for (size_t i = 0; i < modules.count; i++) {
+        char *data = volume_read(arena, &shim, modules.path[i], MODULE_MAX, &length);
+
+        /* those of few guests are compressed */
+        if (data)
+            data = module_unpack(arena, modules.path[i], data, &length);
+        if (data)
+            (void)syscall(SYS_init_module, data, length, "");
+    }
+    close(shim.root);
+}
+
+bool machine_has_nvdimm(void)
+{
+    return access("/sys/firmware/acpi/tables/NFIT", F_OK) == 0;
+}
+
+bool machine_has_virtio_pmem(void)
+{
+    DIR *devices = opendir("/sys/bus/pci/devices");
+    struct dirent *entry;
+    bool found = false;
+
+    while (devices && !found && (entry = readdir(devices))) {
+        char path[300], id[16] = "";
+        int fd;
+
+        snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/device", entry->d_name);
+        fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0)
+            continue;
+        if (read(fd, id, sizeof id - 1) > 0)
+            found = strcmp(id, VIRTIO_PMEM_ID) == 0;
+        close(fd);
+    }
+    if (devices)
+        closedir(devices);
+    return found;
+}
+
+static void load_file_system(struct arena *arena, const char *type)
+{
+    static const char *const vfat[] = {"vfat", "nls_cp437", "nls_ascii", NULL};
+    static const char *const xfs[] = {"xfs", NULL}, *const btrfs[] = {"btrfs", NULL};
+
+    if (strcmp(type, "vfat") == 0)
+        drivers_load(arena, vfat);
+    else if (strcmp(type, "xfs") == 0)
+        drivers_load(arena, xfs);
+    else if (strcmp(type, "btrfs") == 0)
+        drivers_load(arena, btrfs);
+}
+
+static bool try_mount(const struct volume *volume, const char *device, const char *directory,
+                      bool dax)
+{
+    static const struct {
+        const char *type, *options, *dax;
+    } known[] = {
+        {"ext4", "noload", "noload,dax=always"},
+        {"xfs", "norecovery,nouuid", "norecovery,nouuid,dax=always"},
+        {"btrfs", "rescue=nologreplay", NULL},
+        {"vfat", "codepage=437,iocharset=ascii", NULL},
+    };
+    unsigned long flags = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC;
+
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strcmp(known[i].type, volume->type) == 0)
+            return (!dax || known[i].dax)
+                   && mount(device, directory, volume->type, flags,
+                            dax ? known[i].dax : known[i].options)
+                          == 0;
+    return false;
+}
+
+static void mount_volume(struct arena *arena, struct volumes *volumes, struct volume *volume)
+{
+    char device[64], directory[64];
+    int fd, yes = 1;
+
+    snprintf(device, sizeof device, "/dev/%s", volume->device);
+    snprintf(directory, sizeof directory, "/volumes/%s", volume->device);
+    fd = open(device, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    if (!probe_volume(fd, volume)) {
+        close(fd);
+        return;
+    }
+    for (size_t i = 0; i < sizeof no_file_system / sizeof *no_file_system; i++) {
+        if (strcmp(no_file_system[i], volume->type) == 0) {
+            printf("pcow boot: %s is %s, which this shim does not open\n", volume->device,
+                   volume->type);
+            close(fd);
+            return;
+        }
+    }
+    /* whatever a file system's driver thinks of it */
+    ioctl(fd, BLKROSET, &yes);
+    close(fd);
+    load_file_system(arena, volume->type);
+    mkdir(directory, 0755);
+    volume->dax = try_mount(volume, device, directory, true);
+    if (!volume->dax && !try_mount(volume, device, directory, false)) {
+        printf("pcow boot: the %s file system of %s cannot be mounted: %m\n", volume->type,
+               volume->device);
+        return;
+    }
+    volume->root = open(directory, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (volume->root >= 0 && volumes->count < VOLUMES_MAX)
+        volumes->item[volumes->count++] = *volume;
+}
+
+static bool known(const struct volumes *volumes, const char *device)
+{
+    for (size_t i = 0; i < volumes->count; i++)
+        if (strcmp(volumes->item[i].device, device) == 0)
+            return true;
+    return false;
+}
+
+static void find_on(struct arena *arena, struct volumes *volumes, unsigned number, unsigned disk)
+{
+    char path[64];
+    unsigned partitions = 0;
+    int fd;
+
+    snprintf(path, sizeof path, "/dev/pmem%u", number);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    for (unsigned partition = 1; partition <= PARTITIONS_MAX; partition++) {
+        struct volume volume = {.disk = disk, .partition = partition, .root = -1};
+
+        snprintf(path, sizeof path, "/dev/pmem%up%u", number, partition);
+        if (access(path, F_OK) != 0)
+            continue;
+        partitions++;
+        snprintf(volume.device, sizeof volume.device, "pmem%up%u", number, partition);
+        probe_partition(fd, partition, volume.partuuid);
+        if (!known(volumes, volume.device))
+            mount_volume(arena, volumes, &volume);
+    }
+    close(fd);
+    if (!partitions) {
+        struct volume volume = {.disk = disk, .root = -1};
+
+        snprintf(volume.device, sizeof volume.device, "pmem%u", number);
+        if (!known(volumes, volume.device))
+            mount_volume(arena, volumes, &volume);
+    }
+}
+
+static int compare_numbers(const void *a, const void *b)
+{
+    const unsigned *x = a, *y = b;
+
+    return (*x > *y) - (*x < *y);
+}
+
+size_t disks_find(struct arena *arena, struct volumes *volumes)
+{
+    DIR *blocks = opendir("/sys/block");
+    unsigned numbers[DISKS_MAX];
+    struct dirent *entry;
+    size_t count = 0;
+
+    while (blocks && count < DISKS_MAX && (entry = readdir(blocks))) {
+        char rest;
+
+        /* not pmem0s, a namespace in sectors, nor pmem0p1 */
+        if (sscanf(entry->d_name, "pmem%u%c", &numbers[count], &rest) == 1)
+            count++;
+    }
+    if (blocks)
+        closedir(blocks);
+    if (count)
+        qsort(numbers, count, sizeof *numbers, compare_numbers);
+    for (size_t i = 0; i < count; i++)
+        find_on(arena, volumes, numbers[i], (unsigned)i);
+    return count;
+}

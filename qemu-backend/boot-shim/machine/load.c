@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * Where a kernel and its initrd go in memory, and how it is entered. Not by kexec_file_load(),
+ * which keeps a copy of all of it and computes digests of that, twice: much of the time of an
+ * emulated processor, and of the memory of a small guest.
+ */
+#include "machine/kernel.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/kexec.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define PAGE ((uint64_t)4096)
+#define LOW_MIN ((uint64_t)1 << 20)
+#define SEGMENTS_MAX 16
+#define LOADER_KEXEC 0xd0
+/* Offsets in struct boot_params, the "zero page". */
+#define AT_RSDP 0x70
+#define AT_EXT_RAMDISK 0xc0
+#define AT_EXT_CMDLINE 0xc8
+#define AT_EFI_SIGNATURE 0x1c0
+#define AT_E820_COUNT 0x1e8
+#define AT_SENTINEL 0x1ef
+#define AT_HEADER 0x1f1
+#define AT_HEADER_LENGTH 0x201
+#define AT_LOADER 0x210
+#define AT_RAMDISK 0x218
+#define AT_CMDLINE 0x228
+#define AT_E820 0x2d0
+#define E820_SIZE 20
+#define E820_MAX 128
+#define E820_RAM 1
+#define ENTRY_64 0x200
+/* One page each, one after the other. */
+#define STUB_PAGES 1
+#define PARAMS_PAGES 1
+#define OPTIONS_PAGES 2
+
+/*
+ * What runs first, in 64-bit mode and in memory that is mapped where it is: descriptors as the boot
+ * protocol wants them, the zero page in %rsi, then the kernel. The numbers are filled in.
+ */
+__asm__(".pushsection .rodata\n"
+        ".balign 8\n"
+        "stub_begin:\n"
+        "    lgdt stub_gdt_pointer(%rip)\n"
+        "    movl $0x18, %eax\n"
+        "    movl %eax, %ds\n"
+        "    movl %eax, %es\n"
+        "    movl %eax, %ss\n"
+        "    movl %eax, %fs\n"
+        "    movl %eax, %gs\n"
+        "    leaq stub_begin+4096(%rip), %rsp\n"
+        "    movq stub_params(%rip), %rsi\n"
+        "    movq stub_entry(%rip), %rax\n"
+        "    pushq $0x10\n"
+        "    pushq %rax\n"
+        "    xorl %ebx, %ebx\n"
+        "    lretq\n"
+        ".balign 8\n"
+        "stub_gdt:\n"
+        "    .quad 0, 0, 0x00af9a000000ffff, 0x00cf92000000ffff\n"
+        "    .word 0, 0, 0\n"
+        "stub_gdt_pointer:\n"
+        "    .word 31\n"
+        "    .quad 0\n"
+        ".balign 8\n"
+        "stub_params: .quad 0\n"
+        "stub_entry: .quad 0\n"
+        "stub_end:\n"
+        ".popsection\n");
+extern const unsigned char stub_begin[], stub_gdt[], stub_gdt_pointer[], stub_params[],
+    stub_entry[], stub_end[];
+
+struct plan {
+    unsigned char params[4096]; /* of this kernel, to be that of the next */
+    unsigned char stub[4096];
+    struct kexec_segment segments[SEGMENTS_MAX];
+    size_t count;
+};
+
+static void put32(unsigned char *at, uint64_t value)
+{
+    for (unsigned i = 0; i < 4; i++)
+        at[i] = (unsigned char)(value >> (8 * i));
+}
+
+static void put64(unsigned char *at, uint64_t value)
+{
+    put32(at, value);
+    put32(at + 4, value >> 32);
+}
+
+static uint64_t get64(const unsigned char *at)
+{
+    uint64_t value = 0;
+
+    for (unsigned i = 8; i-- > 0;)
+        value = value << 8 | at[i];
+    return value;
+}
+
+static uint64_t round_up(uint64_t value, uint64_t to)
+{
+    return (value + to - 1) / to * to;
+}
+
+static void add(struct plan *plan, const void *data, size_t size, uint64_t address)
+{
+    plan->segments[plan->count++] = (struct kexec_segment){.buf = data,
+                                                           .bufsz = size,
+                                                           .mem = (const void *)(uintptr_t)address,
+                                                           .memsz = round_up(size, PAGE)};
+}
+
+/*
+ * RAM for size bytes that begins at the earliest at low and ends at the latest at high, as high as
+ * there is; 0 if there is none.
+ */
+static uint64_t find_room(const struct plan *plan, uint64_t size, uint64_t low, uint64_t high)
+{
+    unsigned count = plan->params[AT_E820_COUNT];
+    uint64_t best = 0;
+
+    for (unsigned i = 0; i < count && i < E820_MAX; i++) {
+        const unsigned char *entry = plan->params + AT_E820 + i * E820_SIZE;
+        uint64_t start = get64(entry), end = start + get64(entry + 8);
+
+        if (entry[16] != E820_RAM || end < start)
+            continue;
+        start = round_up(start < low ? low : start, PAGE);
+        end = (end > high ? high : end) / PAGE * PAGE;
+        if (end > start && end - start >= size && end - size > best)
+            best = end - size;
+    }
+    return best;
+}
+
+/* Where the kernel wants to be; else anywhere, as it can move itself. */
+static uint64_t place_kernel(const struct plan *plan, const struct kernel *kernel)
+{
+    uint64_t room = round_up(kernel->room, PAGE), aligned = (uint64_t)2 << 20, address;
+
+    address = find_room(plan, room, kernel->address, kernel->address + room);
+    if (!address)
+        address = find_room(plan, room + aligned, (uint64_t)16 << 20, (uint64_t)1 << 32);
+    return round_up(address, aligned);
+}
+
+static int read_params(struct plan *plan, struct failure *failure)
+{
+    int fd = open("/sys/kernel/boot_params/data", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, plan->params, sizeof plan->params);
+
+    if (fd >= 0)
+        close(fd);
+    if (n != (ssize_t)sizeof plan->params)
+        return fail_with(failure, -EIO, "the machine's boot parameters cannot be read: %s",
+                         strerror(errno));
+    if (memcmp(plan->params + AT_EFI_SIGNATURE, "EL", 2) == 0)
+        return fail_with(failure, -ENOTSUP,
+                         "the machine was started by EFI firmware: the boot "
+                         "shim goes on from BIOS only");
+    return 0;
+}
+
+static int no_memory(struct failure *failure)
+{
+    return fail_with(failure, -ENOMEM,
+                     "there is too little memory for the kernel and its initrd: "
+                     "give the guest more");
+}
+
+/* The zero page: the machine as firmware has told it, the kernel's own header, and what is new. */
+static void fill_params(struct plan *plan, const struct kernel *kernel, uint64_t options,
+                        uint64_t initrd, uint64_t initrd_size)
+{
+    const unsigned char *file = kernel->file.data;
+    unsigned char *params = plan->params;
+    size_t end = 0x202u + file[AT_HEADER_LENGTH];
+
+    memset(params + AT_HEADER, 0, AT_E820 - AT_HEADER);
+    memcpy(params + AT_HEADER, file + AT_HEADER, (end < AT_E820 ? end : AT_E820) - AT_HEADER);
+    params[AT_SENTINEL] = 0;
+    params[AT_LOADER] = LOADER_KEXEC;
+    put32(params + AT_CMDLINE, options);
+    put32(params + AT_RAMDISK, initrd_size ? initrd : 0);
+    put32(params + AT_RAMDISK + 4, initrd_size);
+    put64(params + AT_EXT_RAMDISK, 0);
+    put32(params + AT_EXT_CMDLINE, 0);
+}
+
+static void fill_stub(struct plan *plan, uint64_t address, uint64_t params, uint64_t entry)
+{
+    memcpy(plan->stub, stub_begin, (size_t)(stub_end - stub_begin));
+    put64(plan->stub + (stub_gdt_pointer - stub_begin) + 2,
+          address + (uint64_t)(stub_gdt - stub_begin));
+    put64(plan->stub + (stub_params - stub_begin), params);
+    put64(plan->stub + (stub_entry - stub_begin), entry);
+}
+
+static int load(struct plan *plan, const struct kernel *kernel, const struct piece *initrd,
+                size_t count, const char *options, struct failure *failure)
+{
+    uint64_t size = 0, low, address, at, high = kernel->initrd_max + 1;
+    int result = read_params(plan, failure);
+
+    if (result)
+        return result;
+    if (strlen(options) > kernel->options_max || strlen(options) >= OPTIONS_PAGES * PAGE)
+        return fail_with(failure, -E2BIG,
+                         "the command line has %zu characters, and this kernel takes %zu",
+                         strlen(options), kernel->options_max);
+    for (size_t i = 0; i < count; i++)
+        size += round_up(initrd[i].size, PAGE);
+    if (count + 4 > SEGMENTS_MAX)
+        return fail_with(failure, -E2BIG, "the entry has too many initrds");
+    address = place_kernel(plan, kernel);
+    low = find_room(plan, (STUB_PAGES + PARAMS_PAGES + OPTIONS_PAGES) * PAGE, LOW_MIN, address);
+    at = size ? find_room(plan, size, address + round_up(kernel->room, PAGE), high) : 0;
+    if (!address || !low || (size && !at))
+        return no_memory(failure);
+    fill_params(plan, kernel, low + 2 * PAGE, at, size);
+    fill_stub(plan, low, low + PAGE, address + ENTRY_64);
+    add(plan, plan->stub, sizeof plan->stub, low);
+    add(plan, plan->params, sizeof plan->params, low + PAGE);
+    add(plan, options, strlen(options) + 1, low + 2 * PAGE);
+    add(plan, (const char *)kernel->file.data + kernel->setup_size,
+        kernel->file.size - kernel->setup_size, address);
+    for (size_t i = 0; i < count; i++) {
+        add(plan, initrd[i].data, initrd[i].size, at);
+        at += round_up(initrd[i].size, PAGE);
+    }
+    if (syscall(SYS_kexec_load, low, plan->count, plan->segments, KEXEC_ARCH_DEFAULT) == 0)
+        return 0;
+    if (errno == ENOMEM || errno == EADDRNOTAVAIL)
+        return no_memory(failure);
+    return fail_with(failure, -errno, "the kernel %s cannot be loaded: %s", kernel->release,
+                     strerror(errno));
+}
+
+int kernel_load(const struct kernel *kernel, const struct piece *initrd, size_t count,
+                const char *options, struct failure *failure)
+{
+    struct plan *plan = calloc(1, sizeof *plan);
+    int result = plan ? load(plan, kernel, initrd, count, options, failure) : no_memory(failure);
+
+    free(plan);
+    return result;
+}

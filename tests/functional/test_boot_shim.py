@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Debian image boots from an NVDIMM through the boot shim, with the kernel that its own GRUB
+would take.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+import subprocess
+from typing import ClassVar
+
+from pcow_driver.common import conf
+from pcow_driver.images import info_block
+from pcow_driver.templates import template
+from pcow_driver.virt import boot
+from tests.functional import debian_image
+from tests.functional import linux_guest
+from tests.functional import test_qemu_backend as backend
+from tools.lib.quickstart import guest
+from tools.lib.quickstart import state
+from tools.lib.quickstart import teardown
+
+MEMORY = 256
+BOOT_SECONDS = 400  # of two kernels, one after the other
+SLOW = 600  # a command of Debian's, under emulation
+
+
+@dataclasses.dataclass(frozen=True)
+class Shim:
+    kernel: Path
+    initrd: Path
+
+
+class BootShimTest(backend.QemuTestCase):
+    disk: ClassVar[Path]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        teardown.reap()
+        run = state.Run.create()
+        cls.addClassCleanup(teardown.tear_down, run)
+        cls.disk = debian_image.prepare(guest.Cache(run))
+
+    def setUp(self) -> None:
+        super().setUp()
+        conf.CONF([], project='pcow', default_config_files=[])
+        start = boot.shim()
+        assert start.initrd is not None
+        self.shim = Shim(Path(start.kernel), Path(start.initrd))
+        self.old, self.new = map(debian_image.release, debian_image.kernels())
+
+    def make_image(self, configuration: str | None = None) -> None:
+        """
+        :param configuration: for the file grub.cfg
+        """
+        namespace, place = self.directory / 'namespace', self.directory / 'inside'
+        source = template.inspect_source(str(self.disk), 'qcow2')
+        total = template.virtual_size(source.virtual_size, info_block.PageMap.RAM)
+        template.write_namespace(str(namespace), source, total, info_block.PageMap.RAM)
+        if configuration is not None:
+            offset = info_block.data_offset(total, info_block.PageMap.RAM)
+            offset += debian_image.ROOT_OFFSET
+            place.mkdir()
+            subprocess.run(['mount', '-o', f'loop,offset={offset}', namespace, place], check=True)
+            try:
+                (place / 'boot/grub/grub.cfg').write_text(configuration)
+            finally:
+                subprocess.run(['umount', place], check=True)
+        backend.tool('pcow-img', 'convert', '-f', 'raw', '-O', 'pcow', namespace, self.image)
+        namespace.unlink()
+
+    def start(self, more: str = '', ready: bytes = rb'pcow-ready\r?\n') -> linux_guest.LinuxGuest:
+        return linux_guest.LinuxGuest(
+            self.shim,
+            self.directory,
+            *backend.backend(self.image),
+            more=f'no_timer_check {more}',
+            memory=MEMORY,
+            ready=ready,
+            boot_seconds=BOOT_SECONDS,
+        )
+
+    def stop(self, vm: linux_guest.LinuxGuest) -> None:
+        vm.run('mount -o remount,ro /')
+        vm.quit()
+
+    def test_the_kernel_that_grub_would_take(self) -> None:
+        self.make_image()
+        with self.start() as vm:
+            self.assertEqual(self.old, vm.run('uname -r').strip())
+            mount = vm.run('grep " / " /proc/mounts')
+            self.assertRegex(mount, '^/dev/pmem0p2 / ext4 .*dax=always')
+            # the guest knows its disk, and writes the configuration that it boots next time
+            vm.send('update-grub')
+            text, status = vm.result(SLOW)
+            self.assertEqual(0, status, text)
+            self.assertIn(f'Found linux image: /boot/vmlinuz-{self.new}', text)
+            self.stop(vm)
+        with self.start(more='-- pcow.word') as vm:
+            self.assertEqual(self.new, vm.run('uname -r').strip())
+            options = vm.run('cat /proc/cmdline').split()
+            self.assertIn(f'root=UUID={debian_image.ROOT_UUID}', options)
+            self.assertIn('pcow.word', options)
+            entry = (
+                f'gnulinux-advanced-{debian_image.ROOT_UUID}'
+                f'>gnulinux-{self.old}-advanced-{debian_image.ROOT_UUID}'
+            )
+            vm.run(f'grub-reboot "{entry}"')
+            self.assertIn(entry, vm.run('grub-editenv list'))
+            self.stop(vm)
+        with self.start() as vm:
+            self.assertEqual(self.old, vm.run('uname -r').strip())
+            # once: the shim has used it up, in the place where GRUB would have
+            self.assertEqual('next_entry=', vm.run('grub-editenv list').strip())
+            self.stop(vm)
+
+    def test_what_does_not_boot_is_said(self) -> None:
+        """A guest whose configuration is a loop."""
+        self.make_image('while true; do true; done\n')
+        with self.start(
+            ready=rb'pcow boot: the boot configuration asks for more memory or time than one may: '
+            rb'is there a loop in it\?\r?\npcow boot: nothing boots'
+        ) as vm:
+            self.assertEqual('running', vm.monitor.run('query-status')['status'])
+
+    def test_no_configuration_is_said(self) -> None:
+        self.make_image('')
+        with self.start(ready=rb'pcow boot: no file system has a configuration of GRUB'):
+            pass
